@@ -10,27 +10,26 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// counterReading is a reading of a device's counter for an Allocate.
+// counterReading returns a reading for an Allocate with the energy of GPU-0.
 func counterReading(joules float64) device.Reading {
 	return device.Reading{GPU: "GPU-0", Samples: []device.Sample{
 		{Device: "GPU-0", Metric: powerRow, Value: 1}, {Device: "GPU-1", Metric: energyRow, Value: 2}, {Device: "GPU-0", Metric: energyRow, Value: joules},
 	}}
 }
 
-// TestLedgerSums holds the ledger to its promise over random lives of a device: the counts of all
-// owners, and what waits for a name, sum up to what the device's own counter rose by. No count
-// falls, and a reading for an Allocate that is late, or fails, loses nothing.
-func TestLedgerSums(t *testing.T) {
+// TestAttributionSums checks over random histories of a device that the counts of all owners and the pending share sum up to the increase
+// of the device's counter. No count falls, and late or failed readings for an Allocate lose nothing.
+func TestAttributionSums(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		l := newAttribution(testMetrics)
 		ids := []device.ID{"GPU-0"}
 		raw, rose := r.Float64()*1e6, 0.0
-		known, taken := false, raw // whether the ledger has a reading, and which
+		known, taken := false, raw // the newest reading, if there is one
 		shown := map[device.Owner]float64{}
 		awaited := 0
 		read := func() {
-			if !known { // what the counter was at the first reading is counted for no owner
+			if !known { // the count before the first reading belongs to no owner
 				known, rose = true, 0
 			}
 			taken = raw
@@ -42,8 +41,8 @@ func TestLedgerSums(t *testing.T) {
 				owner.Pod = string(rune('a' + r.IntN(3)))
 			}
 			switch event := r.IntN(20); {
-			case event == 0 && taken > 10 && awaited == 0: // the driver is loaded again
-				rose -= raw - taken // what was burned after the last reading is lost with the counter
+			case event == 0 && taken > 10 && awaited == 0: // the driver is reloaded
+				rose -= raw - taken // the increase after the last reading is lost
 				raw = r.Float64() * 10
 				rose += raw
 			case event < 4:
@@ -84,9 +83,9 @@ func TestLedgerSums(t *testing.T) {
 	}
 }
 
-// TestLedgerIsBounded: however many pods come and go, a device has eight counts and that of no
-// owner. The last eight go on when their pods return, others begin at 0, and no sum is changed.
-func TestLedgerIsBounded(t *testing.T) {
+// TestAttributionIsBounded checks that a device keeps the counts of eight owners. A recent owner continues its count after a return, any
+// other restarts at 0.
+func TestAttributionIsBounded(t *testing.T) {
 	l := newAttribution(testMetrics)
 	raw := 100.0
 	l.add("GPU-0", energyRow, raw, device.Unallocated, device.Owner{})
@@ -100,76 +99,76 @@ func TestLedgerIsBounded(t *testing.T) {
 	}
 	d := l.devices["GPU-0"]
 	if len(l.devices) != 1 || len(d.owners) != maxOwners || cap(d.owners) > 2*maxOwners {
-		t.Errorf("%d counts of %d devices are kept, want %d of one", len(d.owners), len(l.devices), maxOwners)
+		t.Errorf("kept %d counts of %d devices, want %d of one", len(d.owners), len(l.devices), maxOwners)
 	}
 	if got := l.add("GPU-0", energyRow, raw, device.Allocated, pod(pods-maxOwners)); got != 10 {
-		t.Errorf("the eighth last pod is back, and has %v J, want 10", got)
+		t.Errorf("count of the returned eighth last pod: %v J, want 10", got)
 	}
 	if got := l.add("GPU-0", energyRow, raw, device.Allocated, pod(0)); got != 0 {
-		t.Errorf("the first pod is back, and has %v J, want 0", got)
+		t.Errorf("count of the returned first pod: %v J, want 0", got)
 	}
 	if got := l.add("GPU-0", energyRow, raw, device.Unallocated, device.Owner{}); got != pods {
-		t.Errorf("no owner has %v J, want %d", got, pods)
+		t.Errorf("count without owner: %v J, want %d", got, pods)
 	}
 }
 
-// A pod is turned away after Allocate, or ends, before anybody names it, and the device is
-// allocated to another: that one does not pay for the time before.
-func TestLedgerBooksNothingOfBeforeAnAllocation(t *testing.T) {
+// TestIncreaseBeforeAllocationIsNotTheNewOwners covers a pod that is rejected after Allocate, or ends, without ever being named: the next
+// owner does not get the increase before.
+func TestIncreaseBeforeAllocationIsNotTheNewOwners(t *testing.T) {
 	l := newAttribution(testMetrics)
 	book := func(raw float64, hold device.AllocationState, owner device.Owner, want float64) {
 		t.Helper()
 		l.beginCollection()
 		if sum := l.add("GPU-0", energyRow, raw, hold, owner); sum != want {
-			t.Errorf("at %v J %q has %v J, want %v", raw, owner.Pod, sum, want)
+			t.Errorf("at %v J: count of %q is %v J, want %v", raw, owner.Pod, sum, want)
 		}
 	}
 	allocate := func(id device.ID, r device.Reading) {
 		l.expectAllocateReading([]device.ID{id})
 		l.addAllocateReading([]device.ID{id}, r)
 	}
-	nobody, second := device.Owner{}, device.Owner{Pod: "second"}
-	book(100, device.Unallocated, nobody, 0)
+	noOwner, second := device.Owner{}, device.Owner{Pod: "second"}
+	book(100, device.Unallocated, noOwner, 0)
 	allocate("GPU-0", counterReading(110))
-	book(110, device.AllocatedOwnerUnknown, nobody, 10) // the first, which is never named
+	book(110, device.AllocatedOwnerUnknown, noOwner, 10) // the first owner, never named
 	allocate("GPU-1", counterReading(200))
-	book(210, device.AllocatedOwnerUnknown, nobody, 10) // another device was allocated
+	book(210, device.AllocatedOwnerUnknown, noOwner, 10) // another device was allocated
 	allocate("GPU-0", counterReading(300))
-	book(310, device.AllocatedOwnerUnknown, nobody, 200)
-	book(330, device.AllocatedOwnerUnknown, nobody, 200)
+	book(310, device.AllocatedOwnerUnknown, noOwner, 200)
+	book(330, device.AllocatedOwnerUnknown, noOwner, 200)
 	book(340, device.Allocated, second, 40)
-	book(350, device.Unallocated, nobody, 200)
+	book(350, device.Unallocated, noOwner, 200)
 	allocate("GPU-0", counterReading(360))
-	book(400, device.Allocated, second, 90) // its own share, though it was never allocated again
+	book(400, device.Allocated, second, 90) // its own share
 	allocate("GPU-0", counterReading(410))
 	allocate("GPU-0", device.Reading{Err: errors.New("stalled")})
-	book(500, device.Allocated, second, 100) // what waited could not be told apart
-	book(510, device.Unallocated, nobody, 300)
+	book(500, device.Allocated, second, 100) // the pending share
+	book(510, device.Unallocated, noOwner, 300)
 }
 
-// TestLedgerOfAnUnknownOwner: what is burned while nobody can name the owner is counted without
-// labels, once, and neither count falls when the owner is known.
-func TestLedgerOfAnUnknownOwner(t *testing.T) {
+// TestAttributionWithUnknownOwner checks that the increase while the owner is unknown counts once, without labels, and no count falls
+// afterward.
+func TestAttributionWithUnknownOwner(t *testing.T) {
 	l := newAttribution(testMetrics)
-	nobody, train := device.Owner{}, device.Owner{Namespace: "n", Pod: "train", Container: "c"}
+	noOwner, train := device.Owner{}, device.Owner{Namespace: "n", Pod: "train", Container: "c"}
 	for _, step := range []struct {
 		raw   float64
 		hold  device.AllocationState
 		owner device.Owner
 		want  float64
 	}{
-		{1000, device.AllocationUnknown, nobody, 0},
-		{1300, device.AllocationUnknown, nobody, 300},
+		{1000, device.AllocationUnknown, noOwner, 0},
+		{1300, device.AllocationUnknown, noOwner, 300},
 		{1500, device.Allocated, train, 0},
 		{1700, device.Allocated, train, 200},
-		{1800, device.AllocationUnknown, nobody, 500},
+		{1800, device.AllocationUnknown, noOwner, 500},
 		{1900, device.Allocated, train, 300},
 	} {
 		if got := l.add("GPU-0", energyRow, step.raw, step.hold, step.owner); got != step.want {
-			t.Errorf("at %v J %q has %v J, want %v", step.raw, step.owner.Pod, got, step.want)
+			t.Errorf("at %v J: count of %q is %v J, want %v", step.raw, step.owner.Pod, got, step.want)
 		}
 	}
-	if got := l.add("GPU-0", energyRow, 1900, device.Unallocated, nobody); got+300 != 900 {
-		t.Errorf("no owner has %v J: with the pod's 300 not what the device burned", got)
+	if got := l.add("GPU-0", energyRow, 1900, device.Unallocated, noOwner); got+300 != 900 {
+		t.Errorf("count without owner: %v J, want 600", got)
 	}
 }

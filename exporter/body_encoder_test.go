@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-func TestTakesGzip(t *testing.T) {
+func TestAcceptsGzip(t *testing.T) {
 	for header, want := range map[string]bool{
 		"": false, "gzip": true, "identity": false, "gzip;q=0": false, "gzip; q=0.0": false, "gzip;q=0.5": true,
 		"deflate, gzip;q=1.0, *;q=0.5": true, "br,GZIP": true, "x-gzip": false, "gzipped": false, "gzip;q=10": true,
@@ -27,7 +27,7 @@ func TestScrapeIsCompressed(t *testing.T) {
 		d := newScrapeFixture(2)
 		h := newHandler(New(d.sources(), Options{}))
 		plain := scrape(t, h)
-		for range 2 { // the second with the first one's writer
+		for range 2 { // the second with a used compressor
 			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
 			r.Header.Set("Accept-Encoding", "gzip")
 			w := httptest.NewRecorder()
@@ -38,13 +38,13 @@ func TestScrapeIsCompressed(t *testing.T) {
 			}
 			text, err := io.ReadAll(z)
 			if err != nil || string(text) != plain {
-				t.Errorf("%v, and %d bytes instead of %d", err, len(text), len(plain))
+				t.Errorf("%v; body of %d bytes, want %d", err, len(text), len(plain))
 			}
 		}
 	})
 }
 
-// TestErrorIsCompressed: an error of a page has its status, and the headers of the body that is sent.
+// TestErrorIsCompressed checks the status and the headers of a compressed error.
 func TestErrorIsCompressed(t *testing.T) {
 	var e bodyEncoder
 	server := httptest.NewServer(e.compress(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -78,7 +78,7 @@ func TestErrorIsCompressed(t *testing.T) {
 	}
 }
 
-// writeObserver is a client that is asked, when it gets something, how many still use the page.
+// writeObserver calls onWrite before each write to the client.
 type writeObserver struct {
 	*httptest.ResponseRecorder
 	onWrite func()
@@ -89,9 +89,9 @@ func (r *writeObserver) Write(b []byte) (int, error) {
 	return r.ResponseRecorder.Write(b)
 }
 
-// TestAClientKeepsNoPage: the page is given back before the first byte is sent, so that
-// clients that read slowly do not have one more made with each scrape.
-func TestAClientKeepsNoPage(t *testing.T) {
+// TestSlowClientReleasesCollection checks that the collection is released before the first byte is sent: slow clients must not cause more
+// renderings.
+func TestSlowClientReleasesCollection(t *testing.T) {
 	for _, encoding := range []string{"gzip", "identity"} {
 		synctest.Test(t, func(t *testing.T) {
 			e := New(newScrapeFixture(2).sources(), Options{})
@@ -103,18 +103,18 @@ func TestAClientKeepsNoPage(t *testing.T) {
 				e.mu.Lock()
 				defer e.mu.Unlock()
 				if reads++; e.newest.users != 1 {
-					t.Errorf("%s: %d use the page while the client reads, want the exporter alone", encoding, e.newest.users)
+					t.Errorf("%s: collection has %d users while the client reads, want 1", encoding, e.newest.users)
 				}
 			}}, r)
 			if reads == 0 {
-				t.Errorf("%s: nothing is sent", encoding)
+				t.Errorf("%s: empty body", encoding)
 			}
 		})
 	}
 }
 
-// TestSparePages: of pages that were in use at the same time one is kept.
-func TestSparePages(t *testing.T) {
+// TestSpareRenderings checks that one of several unused renderings is kept.
+func TestSpareRenderings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := New(newScrapeFixture(1).sources(), Options{})
 		var used []*scrapeCollection
@@ -126,7 +126,7 @@ func TestSparePages(t *testing.T) {
 			e.release(f)
 		}
 		if n := len(e.free); n != maxFreeRendered {
-			t.Errorf("%d pages are kept, want %d", n, maxFreeRendered)
+			t.Errorf("%d renderings are kept, want %d", n, maxFreeRendered)
 		}
 	})
 }

@@ -9,8 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// nvlinkFixture has 8 GPUs with the counters that --metrics.nvlink-links gives an H100, and what
-// other counters there are.
+// nvlinkFixture has 8 GPUs with the counters of --metrics.nvlink-links on an H100, and other counters.
 func nvlinkFixture() *scrapeFixture {
 	d := newScrapeFixture(8)
 	for link := range 18 {
@@ -29,8 +28,7 @@ func nvlinkFixture() *scrapeFixture {
 	return d
 }
 
-// BenchmarkScrapeAfterAnHourOfPods is a scrape after 3,600 pods have come and gone, and what they
-// have left in memory.
+// BenchmarkScrapeAfterAnHourOfPods measures a collection after 3,600 pods, and the memory in use.
 func BenchmarkScrapeAfterAnHourOfPods(b *testing.B) {
 	for _, pods := range []int{8, 3600} {
 		b.Run(fmt.Sprint(pods, " pods"), func(b *testing.B) {

@@ -9,7 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// dcgmSeriesLabels are the labels of a series of GPU-0 as dcgm-exporter writes them.
+// dcgmSeriesLabels returns the labels of GPU-0's series in dcgm-exporter's form.
 func dcgmSeriesLabels(more, container, namespace, pod string) string {
 	return `{DCGM_FI_DRIVER_VERSION="580.95.05",` + more + `Hostname="node-a",UUID="GPU-0",container="` + container +
 		`",device="nvidia0",gpu="0",modelName="NVIDIA H100",namespace="` + namespace + `",pci_bus_id="00000000:1A:00.0",pod="` + pod + `"}`
@@ -47,18 +47,18 @@ func TestDCGMFamilies(t *testing.T) {
 		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+of+" 3")
 		assertSeries(t, text, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"+of+" 2500") // the driver's own counter
 		assertSeries(t, text, "DCGM_FI_DEV_XID_ERRORS"+of+" 31")
-		assertAbsent(t, text, "DCGM_FI_PROF_PCIE_TX_BYTES{") // one look at a counter is no rate
-		assertAbsent(t, text, "DCGM_FI_DEV_GPU_UTIL{")       // what is not read is not there
+		assertAbsent(t, text, "DCGM_FI_PROF_PCIE_TX_BYTES{") // a rate needs two readings
+		assertAbsent(t, text, "DCGM_FI_DEV_GPU_UTIL{")       // not read
 
 		time.Sleep(2 * time.Second)
 		d.extraSamples[1].Value = 5000
-		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // the time of a rate has not passed
+		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // within minRateWindow
 		time.Sleep(8 * time.Second)
 		d.extraSamples[1].Value = 21000
 		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000")
 		time.Sleep(2 * time.Second)
 		d.extraSamples[1].Value = 25000
-		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000") // another reader changes nothing
+		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000") // unchanged by another reader
 		time.Sleep(8 * time.Second)
 		d.extraSamples[1].Value = 10 // the driver restarted
 		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{")
@@ -67,7 +67,7 @@ func TestDCGMFamilies(t *testing.T) {
 		d.extraSamples[1].Value = 10010
 		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 1000")
 		d.allocate("GPU-0=team/next/main")
-		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // that rate is the owner's before
+		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // a rate of the previous owner
 		time.Sleep(10 * time.Second)
 		d.extraSamples[1].Value = 10110
 		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+dcgmSeriesLabels("", "main", "team", "next")+" 10")
@@ -75,17 +75,17 @@ func TestDCGMFamilies(t *testing.T) {
 		d.allocate()
 		assertSeries(t, scrape(t, h), "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels("", "", "", "")+" 300")
 		if text := scrape(t, newHandler(New(d.sources(), Options{}))); strings.Contains(text, "DCGM") {
-			t.Error("families of DCGM that nobody asked for")
+			t.Error("DCGM families without Options.DCGM")
 		}
 	})
 }
 
-// A partitioned GPU is its instances, each once, with what only the GPU has.
-func TestDCGMFamiliesOfSlices(t *testing.T) {
+// TestDCGMFamiliesOfMIGDevices checks that a partitioned GPU has a series per GPU instance, with the values of the whole GPU on each.
+func TestDCGMFamiliesOfMIGDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := dcgmFixture(1)
 		d.partition()
-		for range 2 { // a second compute instance of the first's
+		for range 2 { // a second compute instance of the same GPU instance
 			d.statuses = append(d.statuses, d.statuses[1])
 		}
 		d.statuses[3].ID, d.statuses[4].ID = "MIG-2", "MIG-3"
@@ -99,16 +99,16 @@ func TestDCGMFamiliesOfSlices(t *testing.T) {
 		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+held+" 300")
 		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+held+" 1")
 		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")+" 300")
-		assertAbsent(t, text, "DCGM_FI_DEV_FB_USED"+dcgmSeriesLabels(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")) // its GPU's is not its own
+		assertAbsent(t, text, "DCGM_FI_DEV_FB_USED"+dcgmSeriesLabels(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")) // unlike values of the whole GPU
 		if n := strings.Count(text, "\nDCGM_FI_DEV_POWER_USAGE{"); n != 3 {
 			t.Errorf("%d series of three instances\n%s", n, text)
 		}
 	})
 }
 
-// A slice that is made anew has the numbers of the one before it, which stays on the board
-// for as long as somebody holds it: nothing of the new one is that one's holder's.
-func TestASliceInThePlaceOfOneThatIsGone(t *testing.T) {
+// TestMIGDeviceWithReusedInstance checks that a new MIG device with the instance number of a gone one, which a container still has, does
+// not get that owner.
+func TestMIGDeviceWithReusedInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := dcgmFixture(1)
 		d.partition()
@@ -125,7 +125,7 @@ func TestASliceInThePlaceOfOneThatIsGone(t *testing.T) {
 			t.Errorf("%d series of one instance\n%s", n, text)
 		}
 
-		// Nobody says any more who uses it; and with no other there is the GPU alone.
+		// The owner of the gone device is not known; without MIG devices the GPU has the series.
 		d.statuses[2].Gone = true
 		d.board.Set(d.statuses)
 		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {}}

@@ -13,9 +13,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 )
 
-// TestPagesAreWrittenAsExpfmtWritesThem: the kept lines are the library's bytes,
-// whatever stands in labels, help and values.
-func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
+// TestTextEqualsExpfmt compares the text with the output of expfmt, with special characters in labels, help and values.
+func TestTextEqualsExpfmt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, v := range []float64{0, 1, -1, 0.1, 1e21, 1.5e-9, 12345678, 2 << 52, math.Inf(1), math.Inf(-1), math.NaN()} {
 			d := newScrapeFixture(3)
@@ -33,7 +32,7 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 			} {
 				var want bytes.Buffer
 				encoder := expfmt.NewEncoder(&want, format)
-				families, err := f.rendered.metricFamilies() // which reads the page's text, with the library's parser
+				families, err := f.rendered.metricFamilies() // parsed from the text
 				if err != nil || len(families) == 0 {
 					t.Fatal(len(families), err)
 				}
@@ -57,25 +56,25 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 	})
 }
 
-func TestOtherFormatsAreTheLibrarys(t *testing.T) {
+func TestProtobuf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
 		const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 		body := scrape(t, h, "Accept", protobuf)
 		if !bytes.Contains([]byte(body), []byte("nvidia_gpu_power_watts")) || bytes.Contains([]byte(body), []byte("# HELP")) {
-			t.Errorf("asked for protobuf, got\n%q", body)
+			t.Errorf("no protobuf:\n%q", body)
 		}
 	})
 }
 
-// fixedGatherer are families that are there.
+// fixedGatherer gathers itself.
 type fixedGatherer []*dto.MetricFamily
 
-// Gather is prometheus.Gatherer's.
+// Gather implements prometheus.Gatherer.
 func (g fixedGatherer) Gather() ([]*dto.MetricFamily, error) { return g, nil }
 
-// One family that cannot be written costs nobody else's.
-func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
+// TestFamilyThatCannotBeEncodedIsMissing checks that the other families are still exported.
+func TestFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 	family := func(name string) *dto.MetricFamily {
 		return &dto.MetricFamily{Name: &name, Type: dto.MetricType_GAUGE.Enum(), Metric: []*dto.Metric{{Gauge: &dto.Gauge{Value: new(float64)}}}}
 	}
@@ -91,8 +90,8 @@ func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 	}
 }
 
-// OpenMetrics has no counter whose name does not end in _total.
-func TestHeads(t *testing.T) {
+// TestHeaders checks types in OpenMetrics, where each counter ends in _total.
+func TestHeaders(t *testing.T) {
 	for d, want := range map[*familyDesc][2]string{
 		{name: "a_total", help: `say "a"`, counter: true}: {"# HELP a_total say \"a\"\n# TYPE a_total counter\n", "# HELP a say \\\"a\\\"\n# TYPE a counter\n"},
 		{name: "B", counter: true}:                        {"# HELP B \n# TYPE B counter\n", "# HELP B \n# TYPE B unknown\n"},

@@ -25,8 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// scrapeFixture is what a test has the exporter ask. Its zero value is a node of which
-// nothing is known.
+// scrapeFixture implements Sources.
 type scrapeFixture struct {
 	mu                   sync.Mutex
 	board                device.Inventory
@@ -34,11 +33,11 @@ type scrapeFixture struct {
 	changed              pubsub.Value[struct{}] // set with the allocations
 	watts                float64
 	joules               map[device.ID]float64
-	joulesPerMillisecond float64 // of each GPU, in joules a millisecond, from born on
+	joulesPerMillisecond float64 // of each GPU, since started
 	started              time.Time
 	readCalls            int
 	listCalls            int
-	hang                 chan struct{} // reads do not return before it is closed
+	hang                 chan struct{} // reads return after close
 	readErr              map[device.GPU]error
 	stalled              map[device.GPU]bool
 	driver               device.Driver
@@ -46,8 +45,8 @@ type scrapeFixture struct {
 	statuses             []device.Status
 	extraSamples         []device.Sample // of any device
 	uses                 map[device.GPU][]device.ProcessUsage
-	processOwners        map[uint32]device.Owner // the container of each process that is in one
-	processesHidden      bool                    // no process can be looked up
+	processOwners        map[uint32]device.Owner // of processes in a container
+	processesHidden      bool                    // not Visible
 	pods                 map[string]device.PodMeta
 	incidents            incident.Snapshot
 	healthStored         bool
@@ -77,7 +76,7 @@ var testMetrics = []device.Metric{
 	widthRow:    {Name: "nvidia_gpu_pcie_link_width", Help: "Lanes.", Kind: device.StateGauge},
 }
 
-// newScrapeFixture is a node of n idle GPUs.
+// newScrapeFixture returns a node of n idle GPUs.
 func newScrapeFixture(n int) *scrapeFixture {
 	d := &scrapeFixture{
 		joules: map[device.ID]float64{}, started: time.Now(), metrics: testMetrics,
@@ -95,18 +94,17 @@ func newScrapeFixture(n int) *scrapeFixture {
 	return d
 }
 
-// expireCollection has the next scrape make a collection of its own.
+// expireCollection makes the next scrape start a collection.
 func (d *scrapeFixture) expireCollection() { time.Sleep(maxCollectionAge) }
 
-// publish publishes the first GPU changed.
+// publish publishes a change of the first GPU.
 func (d *scrapeFixture) publish(change func(*device.Status)) {
-	d.statuses = slices.Clone(d.statuses) // what is posted is not written
+	d.statuses = slices.Clone(d.statuses) // a published slice is not written
 	change(&d.statuses[0])
 	d.board.Set(d.statuses)
 }
 
-// allocate says who holds what: rows of "id=namespace/pod/container"; "id=" is an
-// allocation without a name.
+// allocate sets the allocations from rows of "id=namespace/pod/container", or "id=" without a name.
 func (d *scrapeFixture) allocate(rows ...string) {
 	h := device.Allocations{At: time.Now(), Complete: true}
 	for _, row := range rows {
@@ -218,7 +216,7 @@ func (d *scrapeFixture) addEnergy(id device.ID, joules float64) {
 	d.joules[id] += joules
 }
 
-// newHandler is the exporter's handler, with a registry that is empty.
+// newHandler returns the exporter's handler with an empty registry.
 func newHandler(e *Exporter) http.Handler {
 	return e.Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 }
@@ -241,7 +239,7 @@ func scrape(t *testing.T, h http.Handler, header ...string) string {
 	return string(body)
 }
 
-// assertSeries tells whether the text has a series: its name and labels, and its value.
+// assertSeries checks that the text has a series: name, labels and value.
 func assertSeries(t *testing.T, text, series string) {
 	t.Helper()
 	if !strings.Contains("\n"+text, "\n"+series+"\n") {
@@ -260,7 +258,7 @@ func seriesLabels(uuid, gpu, namespace, pod, container string) string {
 	return fmt.Sprintf(`{container="%s",gpu="%s",mig_uuid="",namespace="%s",pod="%s",uuid="%s"}`, container, gpu, namespace, pod, uuid)
 }
 
-func TestScrapeShowsTheHolder(t *testing.T) {
+func TestScrapeHasOwnerLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.watts = 300
@@ -279,7 +277,7 @@ func TestScrapeShowsTheHolder(t *testing.T) {
 	})
 }
 
-func TestScrapeShowsNoHolderWhereThereAreSeveralOrNone(t *testing.T) {
+func TestOwnerLabelsAreEmptyWithoutSingleOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.allocate("GPU-0::0=team/a/main", "GPU-0::1=team/b/main", "GPU-1=")
@@ -291,9 +289,8 @@ func TestScrapeShowsNoHolderWhereThereAreSeveralOrNone(t *testing.T) {
 	})
 }
 
-// TestScrapeKeepsThePodOfItsContainers: only the container label is empty where one pod
-// has several containers on a device.
-func TestScrapeKeepsThePodOfItsContainers(t *testing.T) {
+// TestContainersOfOnePodKeepPodLabels checks that only the container label is empty if one pod has several containers on a device.
+func TestContainersOfOnePodKeepPodLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.allocate("GPU-0::0=team/a/main", "GPU-0::1=team/a/side")
@@ -310,12 +307,12 @@ func TestScrapeKeepsThePodOfItsContainers(t *testing.T) {
 	})
 }
 
-// migSeriesLabels are those of a slice of GPU-0.
+// migSeriesLabels returns the labels of a MIG device of GPU-0.
 func migSeriesLabels(id, namespace, pod, container string) string {
 	return strings.Replace(seriesLabels("GPU-0", "0", namespace, pod, container), `mig_uuid=""`, `mig_uuid="`+id+`"`, 1)
 }
 
-// partition makes two slices of GPU-0.
+// partition makes two MIG devices of GPU-0.
 func (d *scrapeFixture) partition() {
 	gpu := d.statuses[0]
 	gpu.MIGEnabled = true
@@ -338,12 +335,12 @@ func TestScrapeOfAPartitionedGPU(t *testing.T) {
 		e := New(d.sources(), Options{})
 		text := scrape(t, newHandler(e))
 		parent, idle, held := seriesLabels("GPU-0", "0", "", "", ""), migSeriesLabels("MIG-0", "", "", ""), migSeriesLabels("MIG-1", "team", "train", "main")
-		// What the GPU reads goes on, once and without a holder: its slices share it.
+		// Readings of the GPU have one series without an owner.
 		assertSeries(t, text, "nvidia_gpu_power_watts"+parent+" 300")
 		assertSeries(t, text, "nvidia_gpu_energy_joules_total"+parent+" 0")
 		assertSeries(t, text, "nvidia_gpu_pcie_replays_total"+parent+" 7")
 		assertSeries(t, text, "nvidia_gpu_up"+parent+" 1")
-		// What the kubelet is told is of its slices, and sums over it count no GPU twice.
+		// Families about allocation have series of MIG devices only, so that sums count no GPU twice.
 		assertSeries(t, text, "nvidia_gpu_healthy"+idle+" 1")
 		assertSeries(t, text, "nvidia_gpu_healthy"+held+" 1")
 		assertSeries(t, text, "nvidia_gpu_allocated"+idle+" 0")
@@ -358,8 +355,8 @@ func TestScrapeOfAPartitionedGPU(t *testing.T) {
 		assertSeries(t, text, `nvidia_gpu_info{ci="1",container="",gi="8",gpu="0",mig_profile="1c.3g.40gb+me",mig_uuid="MIG-1",minor="0",`+facts)
 		assertSeries(t, text, `nvidia_gpu_info{container="",gpu="0",mig_uuid="",minor="0",`+facts)
 
-		d.statuses = slices.Clone(d.statuses) // what is posted is not written
-		d.statuses[1].Profile = "2g.20gb"     // the same id, partitioned anew
+		d.statuses = slices.Clone(d.statuses) // a published slice is not written
+		d.statuses[1].Profile = "2g.20gb"     // the same id after another partitioning
 		d.board.Set(d.statuses)
 		text = scrape(t, newHandler(e))
 		assertSeries(t, text, `nvidia_gpu_info{ci="0",container="",gi="7",gpu="0",mig_profile="2g.20gb",mig_uuid="MIG-0",minor="0",`+facts)
@@ -368,14 +365,12 @@ func TestScrapeOfAPartitionedGPU(t *testing.T) {
 		d.allocations = device.Allocations{Err: errors.New("no kubelet")}
 		time.Sleep(time.Minute)
 		text = scrape(t, newHandler(e))
-		assertSeries(t, text, "nvidia_gpu_power_watts"+parent+" 300") // that nobody holds it is known
+		assertSeries(t, text, "nvidia_gpu_power_watts"+parent+" 300") // a partitioned GPU has no owner
 		assertAbsent(t, text, "nvidia_gpu_allocated")
 	})
 }
 
-// TestScrapeOfABrokenPartitionedGPU has one without a slice, too: what is wrong
-// with it is shown.
-func TestScrapeOfABrokenPartitionedGPU(t *testing.T) {
+func TestUnhealthyPartitionedGPUWithoutMIGDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.partition()
@@ -390,9 +385,9 @@ func TestScrapeOfABrokenPartitionedGPU(t *testing.T) {
 	})
 }
 
-// TestAnUnknownOwnerCostsTheLabels: without an answer of the kubelet each reading is shown, with
-// empty labels. Only nvidia_gpu_allocated is absent, so that no device reads as idle.
-func TestAnUnknownOwnerCostsTheLabels(t *testing.T) {
+// TestUnknownOwnerHasEmptyLabels checks that readings are exported while the kubelet does not answer. Only nvidia_gpu_allocated is
+// absent, so that no device looks idle.
+func TestUnknownOwnerHasEmptyLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.joulesPerMillisecond, d.watts = 1, 300
@@ -414,9 +409,9 @@ func TestAnUnknownOwnerCostsTheLabels(t *testing.T) {
 			t.Errorf("no DCGM_FI_DEV_POWER_USAGE in\n%s", text)
 		}
 		assertAbsent(t, text, "nvidia_gpu_alloc")
-		assertAbsent(t, text, "nvidia_gpu_unattributed") // whose the processes are cannot be told
+		assertAbsent(t, text, "nvidia_gpu_unattributed") // owners of processes are unknown
 
-		// The kubelet answers, and has just started: who is not listed is not known yet.
+		// A restarted kubelet answers: unlisted devices are still unknown.
 		time.Sleep(10 * time.Second)
 		d.allocations = device.Allocations{At: time.Now()}
 		text = scrape(t, newHandler(e))
@@ -424,7 +419,7 @@ func TestAnUnknownOwnerCostsTheLabels(t *testing.T) {
 		assertSeries(t, text, "podgauge_kubelet_up 1")
 		assertAbsent(t, text, "nvidia_gpu_alloc")
 
-		// A pod is listed. Both counts go on from where they are, and are what the GPU burned.
+		// A pod is listed. Both counts continue, and sum up to the energy of the GPU.
 		time.Sleep(10 * time.Second)
 		d.allocate("GPU-0=team/train/main")
 		train := seriesLabels("GPU-0", "0", "team", "train", "main")
@@ -441,7 +436,7 @@ func TestAnUnknownOwnerCostsTheLabels(t *testing.T) {
 	})
 }
 
-func TestScrapeDropsTheGPUThatFails(t *testing.T) {
+func TestScrapeWithoutFailedGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.readErr["GPU-1"] = device.ErrStalled
@@ -461,7 +456,7 @@ func TestScrapeDropsTheGPUThatFails(t *testing.T) {
 	})
 }
 
-func TestScrapeKeepsLabelsWhole(t *testing.T) {
+func TestLabelsAreEscaped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.statuses[0].Model = "a \"quoted\"\nmodel\xff"
@@ -469,12 +464,12 @@ func TestScrapeKeepsLabelsWhole(t *testing.T) {
 		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_power_watts"+seriesLabels("GPU-0", "0", `te\"am`, `po\nd`, "c\uFFFD")+" 0")
 		if !strings.Contains(text, `model="a \"quoted\"\nmodel`+"\uFFFD\"") {
-			t.Errorf("the model is not escaped in\n%s", text)
+			t.Errorf("model is not escaped in\n%s", text)
 		}
 	})
 }
 
-func TestScrapesShareAFlight(t *testing.T) {
+func TestScrapesShareCollection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		h := newHandler(New(d.sources(), Options{}))
@@ -508,7 +503,7 @@ func TestScrapesShareAFlight(t *testing.T) {
 	})
 }
 
-func TestScrapeWaitsNoLongerThanItMay(t *testing.T) {
+func TestScrapeTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.hang = make(chan struct{})
@@ -517,22 +512,22 @@ func TestScrapeWaitsNoLongerThanItMay(t *testing.T) {
 		began := time.Now()
 		assertAbsent(t, scrape(t, h, "X-Prometheus-Scrape-Timeout-Seconds", "0.5"), "nvidia_gpu")
 		if took := time.Since(began); took != 450*time.Millisecond {
-			t.Errorf("a scrape that may take 0.5 s took %s", took)
+			t.Errorf("scrape with a timeout of 0.5 s took %s", took)
 		}
 		text := scrape(t, h, "X-Prometheus-Scrape-Timeout-Seconds", "10")
 		if took := time.Since(began); took != collectionTimeout {
-			t.Errorf("the flight took %s, its budget is %s", took, collectionTimeout)
+			t.Errorf("collection took %s, want at most %s", took, collectionTimeout)
 		}
 		assertSeries(t, text, "nvidia_gpu_up"+seriesLabels("GPU-0", "0", "", "", "")+" 0")
 		assertAbsent(t, text, "nvidia_gpu_power_watts")
 		if d.readCalls != 1 {
-			t.Errorf("read %d times, want one flight for both scrapes", d.readCalls)
+			t.Errorf("read %d times, want one collection for both scrapes", d.readCalls)
 		}
 		e.Drain()
 	})
 }
 
-func TestEnergyIsBookedOnWhoBurnedIt(t *testing.T) {
+func TestEnergyIsAttributedToOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		e := New(d.sources(), Options{})
@@ -544,28 +539,27 @@ func TestEnergyIsBookedOnWhoBurnedIt(t *testing.T) {
 		}
 		const name = "nvidia_gpu_energy_joules_total"
 		a, b := seriesLabels("GPU-0", "0", "n", "a", "c"), seriesLabels("GPU-0", "0", "n", "b", "c")
-		nobody := seriesLabels("GPU-0", "0", "", "", "")
-		assertSeries(t, at(5000), name+nobody+" 0")            // what was burned before podgauge came is nobody's
-		assertSeries(t, at(1, "GPU-0=n/a/c"), name+a+" 0")     // a holding begins at 0
-		assertSeries(t, at(100, "GPU-0=n/a/c"), name+a+" 100") // and is booked what it burns
-		assertSeries(t, at(10), name+nobody+" 1")              // its tail is its own, not idle time's
-		assertSeries(t, at(0, "GPU-0="), name+nobody+" 1")     // Allocate: somebody is about to hold it
-		assertSeries(t, at(40, "GPU-0="), name+nobody+" 1")    // what burns now waits for a name
-		assertSeries(t, at(2, "GPU-0=n/b/c"), name+b+" 42")    // and is that container's
+		noOwner := seriesLabels("GPU-0", "0", "", "", "")
+		assertSeries(t, at(5000), name+noOwner+" 0")           // energy before the start is not counted
+		assertSeries(t, at(1, "GPU-0=n/a/c"), name+a+" 0")     // a count begins at 0
+		assertSeries(t, at(100, "GPU-0=n/a/c"), name+a+" 100") // and has the increase
+		assertSeries(t, at(10), name+noOwner+" 1")             // the rest belongs to the pod
+		assertSeries(t, at(0, "GPU-0="), name+noOwner+" 1")    // Allocate
+		assertSeries(t, at(40, "GPU-0="), name+noOwner+" 1")   // pending until the owner has a name
+		assertSeries(t, at(2, "GPU-0=n/b/c"), name+b+" 42")    // and then of this owner
 		text := at(500, "GPU-0=n/b/c")
 		assertSeries(t, text, name+b+" 542")
-		assertAbsent(t, text, `pod="a",uuid="GPU-0"} 1`)     // a's counter is gone with it
-		assertSeries(t, at(0, "GPU-0=n/a/c"), name+a+" 110") // and goes on when it is back
+		assertAbsent(t, text, `pod="a",uuid="GPU-0"} 1`)     // the series of a has ended
+		assertSeries(t, at(0, "GPU-0=n/a/c"), name+a+" 110") // and continues with the pod
 	})
 }
 
-// TestEnergyIsDividedAtAllocate: a GPU is allocated while a collection has read it and waits, for
-// the kubelet or for another GPU. What it burned before is its predecessor's, to the joule, and
-// what it burns from then on is the new owner's.
+// TestEnergyIsDividedAtAllocate allocates a GPU after a running collection has read it, while the collection waits for the kubelet or
+// another GPU. The energy before belongs to the previous owner, to the joule.
 func TestEnergyIsDividedAtAllocate(t *testing.T) {
 	for name, c := range map[string]struct {
-		list  time.Duration // that a List takes
-		hangs bool          // another GPU does
+		list  time.Duration // duration of List
+		hangs bool          // another GPU hangs
 	}{
 		"the kubelet takes 300 ms":    {list: 300 * time.Millisecond},
 		"the kubelet takes 1.5 s":     {list: 1500 * time.Millisecond},
@@ -592,13 +586,13 @@ func TestEnergyIsDividedAtAllocate(t *testing.T) {
 				e := New(d.sources(), Options{})
 				h := newHandler(e)
 				const name = "nvidia_gpu_energy_joules_total"
-				nobody, b := seriesLabels("GPU-0", "0", "", "", ""), seriesLabels("GPU-0", "0", "n", "b", "c")
+				noOwner, b := seriesLabels("GPU-0", "0", "", "", ""), seriesLabels("GPU-0", "0", "n", "b", "c")
 				at := func(offset time.Duration) { time.Sleep(time.Until(d.started.Add(offset))) }
 				scrape(t, h)
 
 				at(10 * time.Second)
 				var slow sync.WaitGroup
-				slow.Go(func() { scrape(t, h) }) // a collection that has read at 10 s
+				slow.Go(func() { scrape(t, h) }) // reads at 10 s
 				at(10*time.Second + 100*time.Millisecond)
 				e.ReadAllocated("GPU-0")
 				d.allocate("GPU-0=")
@@ -608,7 +602,7 @@ func TestEnergyIsDividedAtAllocate(t *testing.T) {
 				assertSeries(t, scrape(t, h), name+b+" 9900") // read at 20 s
 				at(30 * time.Second)
 				d.allocate()
-				assertSeries(t, scrape(t, h), name+nobody+" 10100")
+				assertSeries(t, scrape(t, h), name+noOwner+" 10100")
 				at(40 * time.Second)
 				d.allocate("GPU-0=n/b/c")
 				assertSeries(t, scrape(t, h), name+b+" 19900")
@@ -619,8 +613,8 @@ func TestEnergyIsDividedAtAllocate(t *testing.T) {
 	}
 }
 
-// The kubelet's answer to a collection that began before the Allocate has the new owner's name.
-func TestEnergyIsDividedAtAllocateWhenTheNameIsEarly(t *testing.T) {
+// TestEnergyIsDividedIfOwnerIsKnownEarly covers a collection that began before the Allocate and already lists the new owner.
+func TestEnergyIsDividedIfOwnerIsKnownEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.joulesPerMillisecond = 1
@@ -629,7 +623,7 @@ func TestEnergyIsDividedAtAllocateWhenTheNameIsEarly(t *testing.T) {
 		e := New(d.sources(), Options{})
 		h := newHandler(e)
 		const name = "nvidia_gpu_energy_joules_total"
-		nobody, b := seriesLabels("GPU-0", "0", "", "", ""), seriesLabels("GPU-0", "0", "n", "b", "c")
+		noOwner, b := seriesLabels("GPU-0", "0", "", "", ""), seriesLabels("GPU-0", "0", "n", "b", "c")
 		scrape(t, h)
 		time.Sleep(time.Second)
 		list = 500 * time.Millisecond
@@ -643,14 +637,13 @@ func TestEnergyIsDividedAtAllocateWhenTheNameIsEarly(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		assertSeries(t, scrape(t, h), name+b+" 1900")
 		d.allocate()
-		assertSeries(t, scrape(t, h), name+nobody+" 1100")
+		assertSeries(t, scrape(t, h), name+noOwner+" 1100")
 		e.Drain()
 	})
 }
 
-// An Allocate costs the reading of its GPU, and neither a question to the kubelet nor a
-// collection. Nothing has to be asked where counters are the driver's own.
-func TestMarkReadsOneGPU(t *testing.T) {
+// TestReadAllocatedReadsOneGPU checks that an Allocate costs one reading of its GPU, and nothing if counters are the driver's own.
+func TestReadAllocatedReadsOneGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, stable := range []bool{false, true} {
 			d := newScrapeFixture(8)
@@ -660,15 +653,14 @@ func TestMarkReadsOneGPU(t *testing.T) {
 			e.ReadAllocated("GPU-3", "GPU-3", "GPU-that-is-not-there")
 			e.Drain()
 			if want := map[bool]int{false: 1, true: 0}[stable]; len(asked) != want || d.readCalls != 0 || d.listCalls != 0 {
-				t.Errorf("stable %v: %v were read, beside %d collections and %d questions", stable, asked, d.readCalls, d.listCalls)
+				t.Errorf("stable %v: read %v, with %d collections and %d List calls", stable, asked, d.readCalls, d.listCalls)
 			}
 		}
 	})
 }
 
-// A pod is turned away after its Allocate, nobody ever names it, and the device is allocated to
-// the next one.
-func TestEnergyOfWhoWasNeverNamedIsNobodys(t *testing.T) {
+// TestEnergyOfUnnamedOwnerIsUnattributed allocates a device to a pod that is never named, and then to another pod.
+func TestEnergyOfUnnamedOwnerIsUnattributed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		e := New(d.sources(), Options{})
@@ -689,8 +681,8 @@ func TestEnergyOfWhoWasNeverNamedIsNobodys(t *testing.T) {
 	})
 }
 
-// A driver that was started anew may say other things of a GPU.
-func TestInfoFollowsTheDevice(t *testing.T) {
+// TestInfoFollowsDevice covers a restarted driver that describes a GPU differently.
+func TestInfoFollowsDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		h := newHandler(New(d.sources(), Options{}))
@@ -710,9 +702,8 @@ func TestInfoFollowsTheDevice(t *testing.T) {
 	})
 }
 
-// Where slices are not offered a partitioned GPU is held as a whole.
-// TestEmptyFacts: what the driver does not tell of a device has no label on its info series.
-func TestEmptyFacts(t *testing.T) {
+// TestEmptyInfoLabels checks that an empty value has no label on the info series.
+func TestEmptyInfoLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		s := slices.Clone(d.statuses)

@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-func TestChoice(t *testing.T) {
+func TestFamilyFilter(t *testing.T) {
 	for _, c := range []struct {
 		include, exclude string
 		takes, leaves    []string
@@ -28,12 +28,12 @@ func TestChoice(t *testing.T) {
 		}
 		for _, name := range c.takes {
 			if !choice.Matches(name) {
-				t.Errorf("%+v leaves %s", c, name)
+				t.Errorf("%+v excludes %s", c, name)
 			}
 		}
 		for _, name := range c.leaves {
 			if choice.Matches(name) {
-				t.Errorf("%+v takes %s", c, name)
+				t.Errorf("%+v includes %s", c, name)
 			}
 		}
 	}
@@ -48,8 +48,8 @@ func split(list string) []string {
 	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
 }
 
-// What is not wanted is in no scrape, whoever makes it.
-func TestScrapeOfAChoice(t *testing.T) {
+// TestScrapeWithFilter checks that excluded families are in no scrape.
+func TestScrapeWithFilter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		choice, err := NewFamilyFilter(nil, []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"})
 		if err != nil {
@@ -65,13 +65,13 @@ func TestScrapeOfAChoice(t *testing.T) {
 		}
 		assertSeries(t, text, "nvidia_gpu_healthy"+seriesLabels("GPU-0", "0", "", "", "")+" 1")
 		if !strings.Contains(text, "podgauge_build_info{") {
-			t.Error("podgauge_build_info is gone as well")
+			t.Error("podgauge_build_info is missing")
 		}
 	})
 }
 
-// What costs more than it tells is not even collected where it is not chosen.
-func TestRuntimeOnlyWhereChosen(t *testing.T) {
+// TestRuntimeMetricsOnlyIfSelected checks that excluded families of the runtime, which are expensive, are not collected.
+func TestRuntimeMetricsOnlyIfSelected(t *testing.T) {
 	for exclude, want := range map[string][2]bool{"": {true, true}, "go_*": {false, true}, "go_*,process_*": {false, false}, "process_open_fds": {true, true}} {
 		choice, err := NewFamilyFilter(nil, split(exclude))
 		if err != nil {
@@ -94,7 +94,7 @@ func TestRuntimeOnlyWhereChosen(t *testing.T) {
 	}
 }
 
-// A mistake somewhere cannot drown Prometheus: what is too much is left out, and said.
+// TestSeriesLimit checks that series above the limit are left out and counted.
 func TestSeriesLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(8)
@@ -112,12 +112,12 @@ func TestSeriesLimit(t *testing.T) {
 			if want := min(limit+7, all); series != want {
 				t.Errorf("limit %d: %d series, want %d\n%s", limit, series, want, text)
 			}
-			assertSeries(t, text, "podgauge_nvml_up 1") // these are never too much
+			assertSeries(t, text, "podgauge_nvml_up 1") // exempt from the limit
 		}
 	})
 }
 
-func TestHoldingsSayMoreOfThePod(t *testing.T) {
+func TestAllocationInfoHasPodMeta(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.allocate("GPU-0=n/p/c")
@@ -134,9 +134,8 @@ func TestHoldingsSayMoreOfThePod(t *testing.T) {
 	})
 }
 
-// What there is no room for is not even made, and a plugin may have more devices than there
-// is room for: how many they are is said first.
-func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
+// TestSeriesLimitOfResources checks that no series above the limit are made, and the counts of devices come first.
+func TestSeriesLimitOfResources(t *testing.T) {
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10})
 	r := device.NodeResources{AllocatableKnown: true}
 	for i := range 1000 {
@@ -149,17 +148,16 @@ func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
 			t.Errorf("made %d series and dropped %d, shown for devices: %d; want 10, 993 and 7", len(p.resources.entries), p.seriesDropped, devices)
 		}
 		if n := p.byName["podgauge_resource_allocatable_devices"].series; len(n) != 1 || n[0].value != 1000 {
-			t.Errorf("the counts are %v", n)
+			t.Errorf("counts: %v", n)
 		}
 	}
 }
 
-// No label of a pod's is another's, whatever they are called: a series with one label twice
-// costs the whole scrape.
+// TestPodLabels checks that label names are unique: a series with one label twice would invalidate the whole scrape.
 func TestPodLabels(t *testing.T) {
 	for names, want := range map[string]string{
 		"app.kubernetes.io/name":    "label_app_kubernetes_io_name",
-		"nodePool jobUID2Hash GPU":  "label_node_pool label_job_uid2_hash label_gpu", // as kube-state-metrics has them
+		"nodePool jobUID2Hash GPU":  "label_node_pool label_job_uid2_hash label_gpu", // as in kube-state-metrics
 		"a-b a.b a_b a_b_conflict2": "label_a_b label_a_b_conflict2 label_a_b_conflict3 label_a_b_conflict2_conflict2",
 		"a-b a_b_conflict2 a.b a/b": "label_a_b label_a_b_conflict2 label_a_b_conflict3 label_a_b_conflict4",
 	} {
@@ -177,8 +175,7 @@ func TestPodLabels(t *testing.T) {
 	}
 }
 
-// With stable series no device's begins or ends with a pod, and its counters are the
-// driver's own.
+// TestStableSeries checks that series have no owner and counters are the driver's own.
 func TestStableSeries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
@@ -192,11 +189,11 @@ func TestStableSeries(t *testing.T) {
 			assertSeries(t, text, "nvidia_gpu_power_watts"+nobody+" 0")
 			assertSeries(t, text, "nvidia_gpu_healthy"+nobody+" 1")
 			if !strings.Contains(text, "\nDCGM_FI_DEV_POWER_USAGE{") {
-				t.Error("none of dcgm-exporter's families")
+				t.Error("no family of dcgm-exporter")
 			}
 			for line := range strings.Lines(text) {
 				if strings.HasPrefix(line, "DCGM") && !strings.Contains(line, `,pod=""}`) {
-					t.Errorf("a series of dcgm-exporter's ends with its pod: %s", line)
+					t.Errorf("series of dcgm-exporter with a pod: %s", line)
 				}
 			}
 		}
@@ -207,14 +204,14 @@ func TestStableSeries(t *testing.T) {
 		d.allocations = device.Allocations{}
 		d.mu.Unlock()
 		d.expireCollection()
-		text = scrape(t, h) // nobody needs to know who holds it
+		text = scrape(t, h) // without owners
 		assertSeries(t, text, "nvidia_gpu_power_watts"+nobody+" 0")
 		assertAbsent(t, text, "nvidia_gpu_allocated")
 	})
 }
 
-// A limit, or a mode, is no holder's doing: it is shown whoever holds the device.
-func TestStatesHaveNoHolder(t *testing.T) {
+// TestStateGaugesHaveNoOwner checks that state gauges, such as limits and modes, are independent of owners.
+func TestStateGaugesHaveNoOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: widthRow, Value: 16}}
@@ -222,7 +219,7 @@ func TestStatesHaveNoHolder(t *testing.T) {
 		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_pcie_link_width"+seriesLabels("GPU-0", "0", "", "", "")+" 16")
 		if !strings.Contains(text, "# TYPE nvidia_gpu_pcie_link_width gauge\n") {
-			t.Error("a state is no gauge")
+			t.Error("state is not exported as a gauge")
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// slowWriter is a client that does not read its answer before it is let go on.
+// slowWriter is a client that blocks in its first read.
 type slowWriter struct {
 	http.ResponseWriter
 	onWrite func()
@@ -26,9 +26,8 @@ func (s slowWriter) Write(b []byte) (int, error) {
 	return s.ResponseWriter.Write(b)
 }
 
-// TestSlowReaders: who does not read is not waited for, and there are only so many who ask for
-// JSON, and as many who look at the page. The others are answered all the while, and so are
-// scrapes and probes.
+// TestSlowReaders checks that slow readers of JSON and of the page are limited separately, and block neither others nor scrapes and
+// probes.
 func TestSlowReaders(t *testing.T) {
 	data := []string{api.DevicesPath, api.IncidentsPath, api.HoldersPath}
 	for _, c := range []struct{ slow, refused, answered []string }{
@@ -45,7 +44,7 @@ func TestSlowReaders(t *testing.T) {
 	}
 }
 
-// occupy has as many as there may be read these answers slowly, until they are let go on.
+// occupy blocks as many requests as allowed, until released.
 func occupy(h http.Handler, paths []string) (resume func()) {
 	var answered, gone sync.WaitGroup
 	resumed := make(chan struct{})
@@ -71,18 +70,18 @@ func assertStatus(t *testing.T, h http.Handler, status int, paths ...string) {
 		if w.Code != status || status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") != "1" {
 			t.Errorf("%s: %d, %v, want %d", path, w.Code, w.Header(), status)
 		}
-		var said api.ErrorResponse
+		var response api.ErrorResponse
 		if status == http.StatusOK || !strings.HasPrefix(path, api.Root) {
 			continue
 		}
-		if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || said.Error != errBusy.Error() {
+		if err := json.Unmarshal(w.Body.Bytes(), &response); err != nil || response.Error != errBusy.Error() {
 			t.Errorf("%s: %v, %q", path, err, w.Body)
 		}
 	}
 }
 
-// TestHeaders: what is no scrape has headers that browsers obey, and errors have them, too.
-func TestHeaders(t *testing.T) {
+// TestSecurityHeaders checks the headers of all responses but scrapes, errors included.
+func TestSecurityHeaders(t *testing.T) {
 	s := HandlerOptions{TelemetryPath: "/metrics", Pprof: true, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}
 	all, probes := New(newScrapeFixture(1).sources(), Options{}).Handler(s), s.Probes()
 	for _, c := range []struct {
@@ -92,7 +91,7 @@ func TestHeaders(t *testing.T) {
 		status int
 	}{
 		{all, http.MethodGet, "/", http.StatusOK},
-		{all, http.MethodGet, "//healthz", http.StatusTemporaryRedirect}, // which says so in HTML
+		{all, http.MethodGet, "//healthz", http.StatusTemporaryRedirect}, // with a body in HTML
 		{all, http.MethodGet, "/static/nothing", http.StatusNotFound},
 		{all, http.MethodGet, "/healthz", http.StatusOK},
 		{all, http.MethodGet, api.DevicesPath, http.StatusOK},
@@ -121,7 +120,7 @@ func TestHeaders(t *testing.T) {
 		}
 		if policy := w.Header()["Content-Security-Policy"]; len(policy) != 1 || !strings.HasPrefix(policy[0], "default-src 'none'; ") ||
 			!strings.HasSuffix(policy[0], "base-uri 'none'; form-action 'none'; frame-ancestors 'none'") {
-			t.Errorf("%s %s: the policy is %q", c.method, c.path, policy)
+			t.Errorf("%s %s: policy %q", c.method, c.path, policy)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-func TestScrapeShowsWhereADeviceStands(t *testing.T) {
+func TestHealthState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.allocate("GPU-0=team/train/main")
@@ -28,7 +28,7 @@ func TestScrapeShowsWhereADeviceStands(t *testing.T) {
 		}
 		assertSeries(t, text, state("1", "healthy")+" 1")
 		assertSeries(t, text, "nvidia_gpu_health_since_timestamp_seconds"+seriesLabels("GPU-0", "0", "", "", "")+" 1.7e+09")
-		assertAbsent(t, text, "nvidia_gpu_health_since_timestamp_seconds"+seriesLabels("GPU-1", "1", "", "", "")) // it was never judged
+		assertAbsent(t, text, "nvidia_gpu_health_since_timestamp_seconds"+seriesLabels("GPU-1", "1", "", "", "")) // not checked yet
 		assertSeries(t, text, "nvidia_gpu_health_flaps_total"+seriesLabels("GPU-0", "0", "", "", "")+" 3")
 		assertSeries(t, text, "nvidia_gpu_health_flaps_total"+seriesLabels("GPU-1", "1", "", "", "")+" 0")
 		assertSeries(t, text, "podgauge_incidents 0")
@@ -37,12 +37,12 @@ func TestScrapeShowsWhereADeviceStands(t *testing.T) {
 	})
 }
 
-// withReason are a device's labels, and what happened to it.
+// withReason adds the reason to labels.
 func withReason(labels, reason string) string {
 	return strings.Replace(labels, `,uuid=`, `,reason="`+reason+`",uuid=`, 1)
 }
 
-func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
+func TestIncidents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		then := time.Unix(1_700_000_000, 0)
@@ -51,7 +51,7 @@ func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
 		*known = incident.Snapshot{
 			Persisted: true, Incidents: make([]incident.Incident, 4),
 			Devices: []incident.DeviceCount{
-				{Device: "GPU-0", GPU: "GPU-0", Index: 5, Reason: "xid_79", Count: 2, Last: then}, // it was another's index then
+				{Device: "GPU-0", GPU: "GPU-0", Index: 5, Reason: "xid_79", Count: 2, Last: then}, // recorded with another index
 				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Reason: "xid_94", Count: 1, Last: then},
 				{Device: "GPU-8", Reason: "lost", Count: 1, Last: then},
 			},
@@ -77,7 +77,7 @@ func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
 			assertSeries(t, text, series)
 		}
 
-		// The store and the file fail, and the next incident shows.
+		// Both stores fail, and another incident is recorded.
 		known.Err, d.healthErr = errors.New("disk full"), errors.New("disk full")
 		known.Devices = []incident.DeviceCount{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
 		d.expireCollection()
@@ -87,14 +87,14 @@ func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
 		assertSeries(t, text, "podgauge_state_up 0")
 		assertAbsent(t, text, `reason="lost"`)
 
-		// No store is wanted.
+		// Without a store.
 		known.Err, known.Persisted = nil, false
 		d.expireCollection()
 		assertAbsent(t, scrape(t, newHandler(e)), "podgauge_incident_store_up")
 	})
 }
 
-// newFailures are n containers' failures, each later than the one before.
+// newFailures returns n failures of containers, oldest first.
 func newFailures(n int) (list []incident.AffectedCount) {
 	for i := range n {
 		list = append(list, incident.AffectedCount{
@@ -105,7 +105,7 @@ func newFailures(n int) (list []incident.AffectedCount) {
 	return list
 }
 
-func TestTheNewestFailuresAreShown(t *testing.T) {
+func TestNewestFailuresAreShown(t *testing.T) {
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
 	p.render(&nodeSnapshot{incidents: incident.Snapshot{Affected: newFailures(maxShownFailures + 7)}}, newAttribution(nil))
 	shown := p.byName["nvidia_gpu_allocation_device_failures_total"].series
@@ -118,12 +118,11 @@ func TestTheNewestFailuresAreShown(t *testing.T) {
 		}
 	}
 	if dropped := p.byName["podgauge_allocation_device_failures_dropped"].series[0].value; dropped != 7 {
-		t.Errorf("%v are said to be left out, want 7", dropped)
+		t.Errorf("%v failures are counted as dropped, want 7", dropped)
 	}
 }
 
-// What is remembered is not rendered anew while it stays, nor is health.
-func TestIncidentsThatStayAreNotMadeAnew(t *testing.T) {
+func TestUnchangedIncidentsAllocateNothing(t *testing.T) {
 	known := incident.Snapshot{Affected: newFailures(300), Devices: []incident.DeviceCount{{Device: "GPU-0", Count: 300}}, Persisted: true}
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
 	d := newScrapeFixture(8)
@@ -139,11 +138,11 @@ func TestIncidentsThatStayAreNotMadeAnew(t *testing.T) {
 	made := p.incidents.entries[0].series
 	s.incidents.Affected = newFailures(300)
 	if p.render(s, l); p.incidents.entries[0].series == made {
-		t.Error("what is remembered has changed, and what is shown has not")
+		t.Error("series are kept although incidents changed")
 	}
 	made = p.incidents.entries[0].series
 	s.statuses = append([]device.Status{}, s.statuses...)
 	if p.render(s, l); p.incidents.entries[0].series == made {
-		t.Error("the devices have changed, and what is shown of incidents has not")
+		t.Error("series are kept although devices changed")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// getPage is what somebody sees who opens the page.
+// getPage returns the status page.
 func getPage(t *testing.T, h http.Handler) string {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -25,15 +25,14 @@ func getPage(t *testing.T, h http.Handler) string {
 	return w.Body.String()
 }
 
-// TestPageFlights: who looks has the GPUs read every two seconds at most, however many look
-// and whatever happens meanwhile; nobody's looking costs nothing.
-func TestPageFlights(t *testing.T) {
+// TestPageCollections checks that viewers together cause a collection every two seconds at most, and none without viewers.
+func TestPageCollections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		h := newHandler(New(d.sources(), Options{}))
 		time.Sleep(time.Minute)
 		if d.readCalls != 0 {
-			t.Fatalf("%d flights while nobody looks", d.readCalls)
+			t.Fatalf("%d collections before the first viewer", d.readCalls)
 		}
 		for i := range 100 { // ten seconds
 			d.allocate([]string{"GPU-0=team/a/main", "GPU-0=team/b/main"}[i%2])
@@ -43,17 +42,16 @@ func TestPageFlights(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		if d.readCalls != 5 {
-			t.Errorf("%d flights in ten seconds, want 5", d.readCalls)
+			t.Errorf("%d collections in ten seconds, want 5", d.readCalls)
 		}
 		time.Sleep(time.Minute)
 		if d.readCalls != 5 {
-			t.Errorf("%d flights while nobody looks any more", d.readCalls-5)
+			t.Errorf("%d collections after the last viewer", d.readCalls-5)
 		}
 	})
 }
 
-// TestPageSharesScrapes: where Prometheus has just had the GPUs read, they are not read again.
-func TestPageSharesScrapes(t *testing.T) {
+func TestPageSharesCollectionOfScrape(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		h := newHandler(New(d.sources(), Options{}))
@@ -61,17 +59,16 @@ func TestPageSharesScrapes(t *testing.T) {
 		time.Sleep(maxPageReadingsAge - time.Millisecond)
 		getPage(t, h)
 		if d.readCalls != 1 {
-			t.Errorf("%d flights", d.readCalls)
+			t.Errorf("%d collections", d.readCalls)
 		}
-		scrape(t, h) // which wants what is at most a second old
+		scrape(t, h) // accepts a collection of up to a second
 		if d.readCalls != 2 {
-			t.Errorf("%d flights with the next scrape", d.readCalls)
+			t.Errorf("%d collections with the next scrape", d.readCalls)
 		}
 	})
 }
 
-// TestPageShowsHealthAtOnce: a device that has failed is shown with the next look, whatever
-// was read when.
+// TestPageShowsHealthAtOnce checks that a failed device is shown by the next request, at any age of the readings.
 func TestPageShowsHealthAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
@@ -84,13 +81,12 @@ func TestPageShowsHealthAtOnce(t *testing.T) {
 		failed[1].Healthy, failed[1].Health, failed[1].Reason = false, device.Unhealthy, "xid_79"
 		d.board.Set(failed)
 		if page := getPage(t, h); !strings.Contains(page, "Unhealthy: 1 of 2 devices.") || d.readCalls != 1 {
-			t.Errorf("%d flights: %s", d.readCalls, page)
+			t.Errorf("%d collections: %s", d.readCalls, page)
 		}
 	})
 }
 
-// TestPageShowsNoOldReading: what a GPU gave once is not shown of a flight in which it gave
-// nothing.
+// TestPageShowsNoOldReading checks that a GPU not read in the newest collection has no values.
 func TestPageShowsNoOldReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
@@ -105,8 +101,7 @@ func TestPageShowsNoOldReading(t *testing.T) {
 	})
 }
 
-// TestPageIsReadOnly: HEAD is taken beside GET, and nothing else; where the metrics are at /
-// there is no page, and nothing of it.
+// TestPageIsReadOnly checks methods, and the absence of the page if metrics are at /.
 func TestPageIsReadOnly(t *testing.T) {
 	h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
 	at := func(h http.Handler, method, path string) int {

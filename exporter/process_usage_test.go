@@ -7,7 +7,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// memoryOnlyUse is a use of which the driver tells the memory alone, as under MIG.
+// memoryOnlyUse returns a use of which the driver reports only the memory, as under MIG.
 func memoryOnlyUse(d device.ID, pid uint32, bytes float64) device.ProcessUsage {
 	return device.ProcessUsage{Device: d, PID: pid, MemoryBytes: bytes, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}
 }
@@ -16,9 +16,8 @@ func busyUse(d device.ID, pid uint32, bytes, sm float64) device.ProcessUsage {
 	return device.ProcessUsage{Device: d, PID: pid, MemoryBytes: bytes, SM: sm, MemoryController: sm / 2}
 }
 
-// A time-sliced GPU: each container has its processes' share, what is left over its own
-// series, and the sum is the device's.
-func TestEachContainerHasItsShare(t *testing.T) {
+// TestUsageByContainer covers a time-sliced GPU: the parts of containers and the unattributed part sum up to the device's use.
+func TestUsageByContainer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		a, b := device.Owner{Namespace: "n", Pod: "a", Container: "c"}, device.Owner{Namespace: "n", Pod: "b", Container: "c"}
@@ -47,17 +46,16 @@ func TestEachContainerHasItsShare(t *testing.T) {
 		} {
 			assertSeries(t, text, series)
 		}
-		assertAbsent(t, text, "stranger") // who does not hold the device is shown nothing of it
+		assertAbsent(t, text, "stranger") // the device is not allocated to this pod
 
 		d.uses["GPU-0"] = []device.ProcessUsage{memoryOnlyUse("GPU-0", 1, 100)}
 		text = scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_container_memory_used_bytes"+of("a")+" 100")
-		assertAbsent(t, text, "nvidia_gpu_container_sm_utilization_ratio") // it is not told, and so not 0
+		assertAbsent(t, text, "nvidia_gpu_container_sm_utilization_ratio") // not reported, which is not 0
 	})
 }
 
-// What cannot be known is absent: it is not 0.
-func TestNoShareIsGuessed(t *testing.T) {
+func TestUnknownUsageIsAbsent(t *testing.T) {
 	for name, unknown := range map[string]func(*scrapeFixture){
 		"no process can be looked up":   func(d *scrapeFixture) { d.processesHidden = true },
 		"the driver names no processes": func(d *scrapeFixture) { d.uses = nil },
@@ -77,9 +75,8 @@ func TestNoShareIsGuessed(t *testing.T) {
 	}
 }
 
-// Two compute instances share the memory of their GPU instance: what is read of it has
-// a holder only where one container has both.
-func TestComputeInstancesShareTheirReadings(t *testing.T) {
+// TestComputeInstancesShareReadings checks that readings of a GPU instance have an owner only if one container has all compute instances.
+func TestComputeInstancesShareReadings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.partition()
@@ -95,7 +92,7 @@ func TestComputeInstancesShareTheirReadings(t *testing.T) {
 		assertSeries(t, text, "nvidia_gpu_container_memory_used_bytes"+migSeriesLabels("MIG-0", "n", "a", "c")+" 100")
 		assertSeries(t, text, "nvidia_gpu_container_memory_used_bytes"+migSeriesLabels("MIG-1", "n", "b", "c")+" 200")
 		assertSeries(t, text, "nvidia_gpu_unattributed_memory_used_bytes"+migSeriesLabels("MIG-0", "", "", "")+" 700")
-		assertAbsent(t, text, "nvidia_gpu_unattributed_memory_used_bytes"+migSeriesLabels("MIG-1", "", "", "")) // it is in the other's
+		assertAbsent(t, text, "nvidia_gpu_unattributed_memory_used_bytes"+migSeriesLabels("MIG-1", "", "", "")) // included in that of MIG-0
 		assertSeries(t, text, "nvidia_gpu_unattributed_processes"+migSeriesLabels("MIG-1", "", "", "")+" 1")
 		assertAbsent(t, text, "nvidia_gpu_unattributed_processes"+seriesLabels("GPU-0", "0", "", "", ""))
 

@@ -15,9 +15,8 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// FuzzPages: whatever is true of a node, a page is one that Prometheus takes as a whole.
-// No two series are one, no label stands twice, and what the containers use of a device
-// and what is nobody's are together what the device says.
+// FuzzPages checks on random nodes that Prometheus can parse the text: series are unique, no label is repeated, and the parts of
+// containers and the unattributed part sum up to the device's use.
 func FuzzPages(f *testing.F) {
 	for seed := range uint64(100) {
 		f.Add(seed)
@@ -26,7 +25,7 @@ func FuzzPages(f *testing.F) {
 		gen := fixtureGenerator{rand.New(rand.NewPCG(seed, 4))}
 		d, o := gen.node(), gen.options()
 		p, l := newRenderedMetrics(new(d.sources()), &o), newAttribution(d.metrics)
-		for range 3 { // what is kept from one rendering is used in the next
+		for range 3 { // renderings reuse series
 			s := gen.snapshot(d)
 			p.render(s, l)
 			assertUniqueSeries(t, p)
@@ -37,8 +36,7 @@ func FuzzPages(f *testing.F) {
 	})
 }
 
-// assertUniqueSeries checks that no two lines are of one series. Labels are ordered by name, so
-// that a series has one line.
+// assertUniqueSeries checks that no series is repeated. Labels are ordered by name, so that a series has one text.
 func assertUniqueSeries(t *testing.T, p *renderedMetrics) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -46,7 +44,7 @@ func assertUniqueSeries(t *testing.T, p *renderedMetrics) {
 		for _, s := range f.series {
 			line := f.name + string(s.labels)
 			if seen[line] {
-				t.Errorf("twice: %s", line)
+				t.Errorf("repeated: %s", line)
 			}
 			seen[line] = true
 		}
@@ -56,8 +54,7 @@ func assertUniqueSeries(t *testing.T, p *renderedMetrics) {
 	}
 }
 
-// assertParses reads the page with the library's parser, and has the library write what it
-// has read: names, label names, escapes and types are as it knows them.
+// assertParses parses the text, and compares it with the library's output for the result.
 func assertParses(t *testing.T, p *renderedMetrics) {
 	t.Helper()
 	text := renderText(t, p, false)
@@ -83,7 +80,6 @@ func assertParses(t *testing.T, p *renderedMetrics) {
 	}
 }
 
-// renderText is the page as text.
 func renderText(t *testing.T, p *renderedMetrics, openMetrics bool) []byte {
 	t.Helper()
 	var text bytes.Buffer
@@ -95,8 +91,8 @@ func renderText(t *testing.T, p *renderedMetrics, openMetrics bool) []byte {
 	return text.Bytes()
 }
 
-// assertSums checks that what containers use and what nobody does add up, where a device's
-// processes use no more than it says. Slices of one GPU instance are one sum.
+// assertSums checks that containers' and unattributed memory sum up to the device's memory in use. MIG devices of one GPU instance have
+// one sum.
 func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetrics) {
 	t.Helper()
 	if p.seriesDropped > 0 || !s.processesVisible || !p.options.Filter.Matches("nvidia_gpu_container_memory_used_bytes") {
@@ -118,7 +114,7 @@ func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetr
 	}
 	for i, status := range s.statuses {
 		used, has := memoryUsedBy(d, status.ID)
-		if d.uses[status.GPU] == nil { // the driver names no processes
+		if d.uses[status.GPU] == nil { // processes are not reported
 			continue
 		}
 		if state, _ := s.allocations.State(status.ID); !has || status.MIGEnabled || state == device.AllocationUnknown {
@@ -134,12 +130,12 @@ func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetr
 		}
 		sum += of("nvidia_gpu_unattributed_memory_used_bytes", status)
 		if all && sum != used {
-			t.Errorf("device %s uses %.0f, and its parts are %.0f\n%s", status.ID, used, sum, renderText(t, p, false))
+			t.Errorf("device %s: use %.0f, sum of its parts %.0f\n%s", status.ID, used, sum, renderText(t, p, false))
 		}
 	}
 }
 
-// memoryUsedBy is what a device says that it uses.
+// memoryUsedBy returns the device's memory in use.
 func memoryUsedBy(d *scrapeFixture, id device.ID) (float64, bool) {
 	i := slices.IndexFunc(d.extraSamples, func(s device.Sample) bool { return s.Device == id && s.Metric == memoryRow })
 	if i < 0 {
@@ -148,10 +144,10 @@ func memoryUsedBy(d *scrapeFixture, id device.ID) (float64, bool) {
 	return d.extraSamples[i].Value, true
 }
 
-// fixtureGenerator makes up what a node may be like.
+// fixtureGenerator generates random nodes.
 type fixtureGenerator struct{ *rand.Rand }
 
-// hostileTexts are texts that nobody should have sent.
+// hostileTexts are names and values with special characters.
 var hostileTexts = []string{"", "a", "a", "b", "c", `"`, "\n", `\`, "\xff", "\xfe", "é", "{", "}", ",", "a_conflict2", "a-b", "a.b", "a_b", "a_b_conflict2", "a_b_conflict3", strings.Repeat("x", 300)}
 
 func (g fixtureGenerator) text() string { return hostileTexts[g.IntN(len(hostileTexts))] }
@@ -198,7 +194,7 @@ func (g fixtureGenerator) node() *scrapeFixture {
 	return d
 }
 
-// change makes up what changes from flight to flight.
+// change changes the parts of a node that may change between collections.
 func (g fixtureGenerator) change(d *scrapeFixture) {
 	d.watts, d.processesHidden = g.Float64(), g.IntN(4) == 0
 	d.allocations = device.Allocations{Complete: g.IntN(4) > 0, At: time.Unix(100, 0), Resources: g.resources()}
@@ -237,8 +233,7 @@ func (g fixtureGenerator) change(d *scrapeFixture) {
 	}
 }
 
-// useDevice has processes use a device, no more of its memory than there is, which for slices of
-// one instance is read of the first.
+// useDevice adds processes to a device, within its memory; MIG devices of one GPU instance share the memory of the first.
 func (g fixtureGenerator) useDevice(d *scrapeFixture, i int) {
 	s := d.statuses[i]
 	if s.Gone {
@@ -263,7 +258,7 @@ func (g fixtureGenerator) useDevice(d *scrapeFixture, i int) {
 	d.extraSamples = append(d.extraSamples, device.Sample{Device: s.ID, Metric: memoryRow, Value: used + float64(g.IntN(100))})
 }
 
-// resources are made up as podresources publishes them: each thing once.
+// resources returns resources as podresources publishes them: without duplicates.
 func (g fixtureGenerator) resources() (r device.NodeResources) {
 	r.AllocatableKnown = g.coin()
 	nodes := func() []int { return [][]int{nil, {0}, {1}, {0, 1}}[g.IntN(4)] }
@@ -279,7 +274,7 @@ func (g fixtureGenerator) resources() (r device.NodeResources) {
 		r.AllocatedMemory = append(r.AllocatedMemory, device.AllocatedMemory{Owner: g.owner(), Memory: r.AllocatableMemory[0]})
 		r.Claims = append(r.Claims, device.Claim{Owner: g.owner(), ClaimName: "c", Driver: "gpu.nvidia.com", Pool: "p", Device: "gpu-0", ShareID: []string{"", "s"}[g.IntN(2)]})
 	}
-	r.AllocatedCPUs = append(r.AllocatedCPUs, device.AllocatedCPUs{Owner: device.Owner{Namespace: "n", Pod: "p0"}, CPUs: []int64{9}}) // the pod's as a whole
+	r.AllocatedCPUs = append(r.AllocatedCPUs, device.AllocatedCPUs{Owner: device.Owner{Namespace: "n", Pod: "p0"}, CPUs: []int64{9}}) // of the whole pod
 	r.AllocatableDevices = uniqueBy(r.AllocatableDevices, func(d device.ResourceDevice) string { return d.Resource + d.ID })
 	r.AllocatedDevices = uniqueBy(r.AllocatedDevices, func(d device.AllocatedDevice) string { return fmt.Sprint(d.Owner) + d.Resource + d.ID })
 	r.AllocatedCPUs = uniqueBy(r.AllocatedCPUs, func(c device.AllocatedCPUs) string { return fmt.Sprint(c.Owner) })
@@ -289,7 +284,7 @@ func (g fixtureGenerator) resources() (r device.NodeResources) {
 	return r
 }
 
-// uniqueBy has the first of those that have the same key.
+// uniqueBy returns the first row of each key.
 func uniqueBy[T any](rows []T, key func(T) string) (kept []T) {
 	seen := map[string]bool{}
 	for _, row := range rows {

@@ -7,7 +7,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-func TestScrapeShowsAllThatTheKubeletGivesAway(t *testing.T) {
+func TestResources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		owner := device.Owner{Namespace: "n", Pod: "p", Container: "c"}
@@ -41,7 +41,7 @@ func TestScrapeShowsAllThatTheKubeletGivesAway(t *testing.T) {
 			assertSeries(t, text, series)
 		}
 
-		// The kubelet does not say what it would give away: that is not nothing.
+		// Allocatable resources are unknown, which is not 0.
 		d.allocations.Resources.AllocatableKnown = false
 		d.expireCollection()
 		text = scrape(t, newHandler(e))
@@ -51,8 +51,7 @@ func TestScrapeShowsAllThatTheKubeletGivesAway(t *testing.T) {
 	})
 }
 
-// The same answer makes nothing anew, however much it has.
-func TestResourcesThatStayAreNotMadeAnew(t *testing.T) {
+func TestUnchangedResourcesAllocateNothing(t *testing.T) {
 	r := device.NodeResources{AllocatableKnown: true}
 	for range 500 {
 		r.AllocatableDevices = append(r.AllocatableDevices, device.ResourceDevice{Resource: "r", ID: "d"})

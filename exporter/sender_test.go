@@ -18,8 +18,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// TestReadersShareABody: the scrapes of one collection are encoded once for each representation, however many read them.
-func TestReadersShareABody(t *testing.T) {
+// TestReadersShareBody checks that scrapes of one collection are encoded once for each representation.
+func TestReadersShareBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var gathered atomic.Int32
 		registry := prometheus.NewRegistry()
@@ -41,16 +41,16 @@ func TestReadersShareABody(t *testing.T) {
 				}
 			}
 			scrapes.Wait()
-			if got, want := int(gathered.Load()), 4*(collections+1); got != want { // both versions of OpenMetrics are one
-				t.Errorf("%d bodies were encoded in %d collections, want %d", got, collections+1, want)
+			if got, want := int(gathered.Load()), 4*(collections+1); got != want { // both versions of OpenMetrics share a body
+				t.Errorf("encoded %d bodies in %d collections, want %d", got, collections+1, want)
 			}
 			time.Sleep(maxCollectionAge)
 		}
 	})
 }
 
-// TestSharedBodiesHaveTheirHeaders: each reader gets the type that it asked for, and the length.
-func TestSharedBodiesHaveTheirHeaders(t *testing.T) {
+// TestHeadersOfSharedBodies checks the type and the length of each response.
+func TestHeadersOfSharedBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
 		for _, accept := range []string{"application/openmetrics-text;version=1.0.0", "application/openmetrics-text;version=0.0.1", "text/plain"} {
@@ -65,19 +65,19 @@ func TestSharedBodiesHaveTheirHeaders(t *testing.T) {
 					t.Errorf("%s, %q: %v", accept, encoding, w.Header())
 				}
 				if w.Result().ContentLength != int64(w.Body.Len()) {
-					t.Errorf("%s, %q: %d bytes are announced, %d sent", accept, encoding, w.Result().ContentLength, w.Body.Len())
+					t.Errorf("%s, %q: Content-Length %d, body of %d bytes", accept, encoding, w.Result().ContentLength, w.Body.Len())
 				}
 			}
 		}
 	})
 }
 
-// TestHalfClosedConnection: a client that has closed its sending half, as nc -N does, gets the whole collection.
+// TestHalfClosedConnection checks that a client that has closed its sending half, as nc -N does, gets the whole collection.
 func TestHalfClosedConnection(t *testing.T) {
 	server := httptest.NewUnstartedServer(nil)
 	h := newHandler(New(newScrapeFixture(2).sources(), Options{}))
 	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		<-r.Context().Done() // net/http has seen the end of what the client sends
+		<-r.Context().Done() // net/http has read the end of the request
 		h.ServeHTTP(w, r)
 	})
 	server.Start()
@@ -99,7 +99,7 @@ func TestHalfClosedConnection(t *testing.T) {
 	}
 }
 
-// stalledWriter is a client that reads nothing until its time is over.
+// stalledWriter is a client that reads nothing until cut off.
 type stalledWriter struct {
 	*httptest.ResponseRecorder
 	started, closed chan struct{}
@@ -115,7 +115,7 @@ func (s *stalledWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// SetWriteDeadline is a connection's.
+// SetWriteDeadline implements the method of a connection.
 func (s *stalledWriter) SetWriteDeadline(at time.Time) error {
 	if at.Before(time.Now()) {
 		close(s.closed)
@@ -132,9 +132,9 @@ func (s *stalledWriter) isClosed() bool {
 	}
 }
 
-// TestTheOldestReadersMakeRoom: bodies that are being sent take so much memory and no more. Those that read the oldest are cut
-// off, and readers of the newest never are, even where it alone is larger.
-func TestTheOldestReadersMakeRoom(t *testing.T) {
+// TestOldestReadersAreCutOff checks that readers of the oldest bodies are cut off at the limit, and readers of the newest body never,
+// even if it is larger than the limit.
+func TestOldestReadersAreCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s sender
 		begin := func(b *scrapeBody) *stalledWriter {
@@ -157,34 +157,34 @@ func TestTheOldestReadersMakeRoom(t *testing.T) {
 			return is
 		}
 		if got := cut(); slices.Contains(got, true) {
-			t.Errorf("cut off below the bound: %v", got)
+			t.Errorf("cut off below the limit: %v", got)
 		}
 		readers = append(readers, begin(third(4)))
 		if got, want := cut(), []bool{true, true, false, false, false}; !slices.Equal(got, want) {
-			t.Errorf("one body more: %v are cut off, want %v", got, want)
+			t.Errorf("with a fourth body: cut off %v, want %v", got, want)
 		}
-		readers = append(readers, begin(second)) // a reader more of one that is sent already
+		readers = append(readers, begin(second)) // another reader of the same body
 		if got, want := cut(), []bool{true, true, false, false, false, false}; !slices.Equal(got, want) {
-			t.Errorf("one reader more: %v are cut off, want %v", got, want)
+			t.Errorf("with another reader: cut off %v, want %v", got, want)
 		}
 		readers = append(readers, begin(&scrapeBody{data: make([]byte, 2*maxSendingBytes), collection: began.Add(5 * time.Second)}))
 		if got, want := cut(), []bool{true, true, true, true, true, true, false}; !slices.Equal(got, want) {
-			t.Errorf("a body above the bound: %v are cut off, want %v", got, want)
+			t.Errorf("with a body above the limit: cut off %v, want %v", got, want)
 		}
-		readers = append(readers, begin(first)) // of an older collection, which comes late
+		readers = append(readers, begin(first)) // of an older collection
 		if got, want := cut(), []bool{true, true, true, true, true, true, false, true}; !slices.Equal(got, want) {
-			t.Errorf("another: %v are cut off, want %v", got, want)
+			t.Errorf("with a late reader: cut off %v, want %v", got, want)
 		}
 		close(readers[6].closed)
 		synctest.Wait()
 		if s.totalBytes != 0 || len(s.bodies) != 0 {
-			t.Errorf("at the end %d bytes of %d bodies are counted", s.totalBytes, len(s.bodies))
+			t.Errorf("at the end: %d bytes of %d bodies", s.totalBytes, len(s.bodies))
 		}
 	})
 }
 
-// TestCompressedBodiesStay: clients that ask for all representations of a collection, and read none, cost each other their
-// connections. The compressed bodies of the newest collection are sent to their end.
+// TestCompressedBodiesStay checks that clients of all representations of a collection cost each other their connections, but never the
+// compressed bodies of the newest collection.
 func TestCompressedBodiesStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s sender
@@ -200,37 +200,37 @@ func TestCompressedBodiesStay(t *testing.T) {
 		small := begin(2, maxSendingBytes/10, true)
 		text := begin(2, maxSendingBytes/3, false)
 		if old.isClosed() || small.isClosed() || text.isClosed() {
-			t.Error("cut off below the bound")
+			t.Error("cut off below the limit")
 		}
 		protobuf := begin(2, maxSendingBytes/2, false)
 		if !old.isClosed() || small.isClosed() || text.isClosed() || protobuf.isClosed() {
-			t.Error("not the oldest collection's body is cut off, compressed or not")
+			t.Error("want only the oldest collection's body cut off")
 		}
 		openMetrics := begin(2, maxSendingBytes/3, false)
 		if small.isClosed() || text.isClosed() || !protobuf.isClosed() || openMetrics.isClosed() {
-			t.Error("not the largest body of the collection is cut off")
+			t.Error("want only the largest body cut off")
 		}
 		large := begin(2, 2*maxSendingBytes, false)
 		if small.isClosed() || !text.isClosed() || !openMetrics.isClosed() || large.isClosed() {
-			t.Error("the compressed body, or the latest one, is cut off")
+			t.Error("the compressed body or the latest one is cut off")
 		}
 		late := begin(1, maxSendingBytes/10, true)
 		if small.isClosed() || large.isClosed() || !late.isClosed() {
-			t.Error("a body of an older collection makes those of the newest be cut off")
+			t.Error("want only the older collection's body cut off")
 		}
 		close(small.closed)
 		close(large.closed)
 		synctest.Wait()
 		if s.totalBytes != 0 || len(s.bodies) != 0 {
-			t.Errorf("at the end %d bytes of %d bodies are counted", s.totalBytes, len(s.bodies))
+			t.Errorf("at the end: %d bytes of %d bodies", s.totalBytes, len(s.bodies))
 		}
 	})
 }
 
-// TestAReaderThatIsCutOff: its connection ends, with less than was announced, and a fast reader has the body whole.
-func TestAReaderThatIsCutOff(t *testing.T) {
+// TestCutOffReader checks that its connection ends early, and a fast reader gets the whole body.
+func TestCutOffReader(t *testing.T) {
 	var s sender
-	// The old one is larger than what two sockets hold.
+	// The old body is larger than two socket buffers.
 	old, fresh := &scrapeBody{data: make([]byte, 4*maxSendingBytes)}, &scrapeBody{data: make([]byte, maxSendingBytes), collection: time.Now()}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/old" {
@@ -240,7 +240,7 @@ func TestAReaderThatIsCutOff(t *testing.T) {
 		s.send(w, fresh)
 	}))
 	defer server.Close()
-	slowly, err := server.Client().Get(server.URL + "/old") // its headers are there, and the rest is on its way
+	slowly, err := server.Client().Get(server.URL + "/old") // returns after the headers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,10 +253,10 @@ func TestAReaderThatIsCutOff(t *testing.T) {
 		n, err := io.Copy(io.Discard, answer.Body)
 		answer.Body.Close()
 		if n != maxSendingBytes {
-			t.Errorf("a fast reader has %d bytes, want %d: %v", n, maxSendingBytes, err)
+			t.Errorf("fast reader got %d bytes, want %d: %v", n, maxSendingBytes, err)
 		}
 	}
 	if n, err := io.Copy(io.Discard, slowly.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("a reader of an old body has %d bytes of it, and not less: %v", n, err)
+		t.Errorf("slow reader got %d bytes: error %v, want an unexpected EOF", n, err)
 	}
 }
