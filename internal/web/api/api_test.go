@@ -18,7 +18,7 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// apiFixture is what a test has the sources say.
+// apiFixture implements NodeState.
 type apiFixture struct {
 	statuses    []device.Status
 	allocations device.Allocations
@@ -31,7 +31,7 @@ func (s *apiFixture) Allocations() (device.Allocations, <-chan struct{}) { retur
 func (s *apiFixture) Driver() device.Driver                              { return s.driver }
 func (s *apiFixture) Incidents() incident.Snapshot                       { return s.incidents }
 
-// request asks, and wants all answers to be what they have in common.
+// request checks the headers common to all responses.
 func (s *apiFixture) request(t *testing.T, method, url string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -49,7 +49,7 @@ func (s *apiFixture) request(t *testing.T, method, url string) *httptest.Respons
 	return w
 }
 
-// getJSON is that of a question which has one.
+// getJSON decodes a successful response.
 func getJSON[T any](t *testing.T, s *apiFixture, url string) T {
 	t.Helper()
 	w := s.request(t, http.MethodGet, url)
@@ -60,7 +60,7 @@ func getJSON[T any](t *testing.T, s *apiFixture, url string) T {
 	return v
 }
 
-// zone is where times come from that are not UTC's.
+// zone is a time zone other than UTC.
 var zone = time.FixedZone("elsewhere", 2*60*60)
 
 func migDevice(gpu device.GPU, index, n int) device.Device {
@@ -84,8 +84,8 @@ var (
 	past  = device.Owner{Namespace: "research", Pod: "past", Container: "main"}
 )
 
-// newAPIFixture is GPU 0, held; GPU 1 with two slices, one shared; GPU 2, unhealthy and allocated
-// without a name; and what became of GPU 7.
+// newAPIFixture returns a node with GPU 0, allocated; GPU 1 with two MIG devices, one of them shared; GPU 2, unhealthy and allocated
+// without a name; and incidents of GPU 7, which is gone.
 func newAPIFixture(now time.Time) *apiFixture {
 	now = now.In(zone)
 	partitioned := wholeGPU(1)
@@ -153,7 +153,7 @@ func TestDevices(t *testing.T) {
 			states = append(states, dev.AllocationState)
 		}
 		if want := []string{"held", "partitioned", "shared", "idle", "unnamed"}; !slices.Equal(states, want) {
-			t.Errorf("holds are %v, want %v", states, want)
+			t.Errorf("allocation states %v, want %v", states, want)
 		}
 		for query, want := range map[string]int{"?device=0": 1, "?device=GPU-1": 3, "?device=1": 3, "?device=MIG-1-1": 1, "?device=8": 0} {
 			if some := getJSON[DevicesResponse](t, s, DevicesPath+query).Devices; len(some) != want {
@@ -165,19 +165,19 @@ func TestDevices(t *testing.T) {
 			t.Errorf("GPU 0: %+v", gpu)
 		}
 		if got := podNames(gpu.Owners); got != "train" || !gpu.Owners[0].FirstSeen.Equal(now.Add(-time.Hour)) {
-			t.Errorf("GPU 0 is held by %s since %s", got, gpu.Owners[0].FirstSeen)
+			t.Errorf("GPU 0: owners %s, since %s", got, gpu.Owners[0].FirstSeen)
 		}
 		if got := podNames(gpu.PastOwners); got != "embed past" {
-			t.Errorf("GPU 0 was held by %s", got)
+			t.Errorf("GPU 0: past owners %s", got)
 		}
 		if mig.Profile != "1g.10gb" || *mig.MIGDeviceIndex != 0 || *mig.GI != 7 || mig.NUMANode != nil || podNames(mig.Owners) != "train embed" || len(mig.Owners[1].Resources) != 2 {
-			t.Errorf("slice: %+v", mig)
+			t.Errorf("MIG device: %+v", mig)
 		}
 		if bad.Healthy || bad.Health != "unhealthy" || bad.Reason != "xid_79" || bad.Action != "reset_gpu" || bad.Flaps != 2 || bad.Xids[0].Xid != 79 || len(bad.Owners) != 0 {
 			t.Errorf("GPU 2: %+v", bad)
 		}
 		if body := s.request(t, http.MethodGet, DevicesPath).Body.String(); strings.Contains(body, "+02:00") {
-			t.Errorf("times that are not UTC: %s", body)
+			t.Errorf("times other than UTC: %s", body)
 		}
 	})
 }
@@ -190,7 +190,7 @@ func podNames(owners []OwnerJSON) string {
 	return strings.Join(list, " ")
 }
 
-// Nothing is known yet, or any more: that is no error, and no list is null.
+// TestNothingIsKnown checks that unknown state is no error, and no list is null.
 func TestNothingIsKnown(t *testing.T) {
 	s := &apiFixture{driver: device.Driver{Err: errors.New("no\nlibrary")}, allocations: device.Allocations{Err: errors.New("connection refused")}}
 	d := getJSON[DevicesResponse](t, s, DevicesPath)
@@ -215,11 +215,11 @@ func TestHolders(t *testing.T) {
 		for _, c := range []struct{ query, want string }{
 			{"", "GPU-0/train GPU-0-embed GPU-0-past MIG-1-0/train MIG-1-0/embed GPU-7-past"},
 			{"?device=GPU-0", "GPU-0/train GPU-0-embed GPU-0-past"},
-			{"?device=GPU-1", "MIG-1-0/train MIG-1-0/embed"}, // its slices
+			{"?device=GPU-1", "MIG-1-0/train MIG-1-0/embed"}, // its MIG devices
 			{"?device=MIG-1-0&pod=embed", "MIG-1-0/embed"},
 			{"?device=1", "MIG-1-0/train MIG-1-0/embed"},
 			{"?device=GPU-7", "GPU-7-past"},
-			{"?device=7", ""}, // nobody can say any more which that was
+			{"?device=7", ""}, // a GPU that is gone has no index
 			{"?device=-1", ""},
 			{"?namespace=serving", "GPU-0-embed MIG-1-0/embed"},
 			{"?pod=past", "GPU-0-past GPU-7-past"},
@@ -250,15 +250,15 @@ func TestIncidents(t *testing.T) {
 			{"?limit=2", "[5 4]", 5},
 			{"?device=GPU-0", "[3 1]", 2},
 			{"?device=0", "[3 1]", 2},
-			{"?device=GPU-1", "[4]", 1}, // its slices
+			{"?device=GPU-1", "[4]", 1}, // its MIG devices
 			{"?device=1", "[4]", 1},
 			{"?device=MIG-1-0", "[4]", 1},
 			{"?device=MIG-1-1", "[]", 0},
-			{"?device=7", "[2]", 1}, // no GPU has that index now, and one had
+			{"?device=7", "[2]", 1}, // of a GPU that is gone
 			{"?device=-1", "[]", 0},
 			{"?namespace=research", "[4 3 2 1]", 4},
 			{"?namespace=serving&pod=embed", "[4]", 1},
-			{"?namespace=serving&pod=train", "[]", 0}, // it is one container that is meant
+			{"?namespace=serving&pod=train", "[]", 0}, // both of one container
 			{"?pod=past&reason=xid_31", "[3 1]", 2},
 			{"?since=90m", "[5 4]", 2},
 			{"?since=1h", "[5 4]", 2},
@@ -278,17 +278,17 @@ func TestIncidents(t *testing.T) {
 			t.Errorf("%s", body)
 		}
 		if s.incidents.Incidents[1].RecoveredAt.Location() != zone || s.incidents.Incidents[1].Affected[0].Since.Location() != zone {
-			t.Error("what was published has been written")
+			t.Error("published incidents were modified")
 		}
 	})
 }
 
-func TestWrongQuestions(t *testing.T) {
+func TestInvalidRequests(t *testing.T) {
 	s := newAPIFixture(time.Now())
 	for _, c := range []struct {
 		method, url string
 		status      int
-		says        string
+		message     string
 	}{
 		{"GET", DevicesPath + "?pod=a", 400, `unknown parameter "pod": want device`},
 		{"GET", HoldersPath + "?since=1h", 400, `unknown parameter "since": want device, namespace, pod`},
@@ -310,8 +310,8 @@ func TestWrongQuestions(t *testing.T) {
 	} {
 		w := s.request(t, c.method, c.url)
 		var response ErrorResponse
-		if err := json.Unmarshal(w.Body.Bytes(), &response); err != nil || w.Code != c.status || !strings.HasPrefix(response.Error, c.says) {
-			t.Errorf("%s %s: %d %s, want %d %s", c.method, c.url, w.Code, w.Body, c.status, c.says)
+		if err := json.Unmarshal(w.Body.Bytes(), &response); err != nil || w.Code != c.status || !strings.HasPrefix(response.Error, c.message) {
+			t.Errorf("%s %s: %d %s, want %d %s", c.method, c.url, w.Code, w.Body, c.status, c.message)
 		}
 		if allow := w.Header().Get("Allow"); (c.status == 405) != (allow == "GET, HEAD") {
 			t.Errorf("%s %s: Allow: %s", c.method, c.url, allow)
@@ -329,11 +329,11 @@ func TestHead(t *testing.T) {
 	}
 	response.Body.Close()
 	if response.StatusCode != http.StatusOK || response.ContentLength < 100 {
-		t.Errorf("%s, of %d bytes", response.Status, response.ContentLength)
+		t.Errorf("status %s, length %d", response.Status, response.ContentLength)
 	}
 }
 
-// Names come from others, and so may anything in them.
+// TestHostileNames checks that names survive the encoding.
 func TestHostileNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hostile := "a\"b\n\x1b[31m<script>\u2028\xff"
@@ -355,8 +355,8 @@ func TestHostileNames(t *testing.T) {
 	})
 }
 
-// What cannot be written as JSON is an error, and not half an answer.
-func TestWhatCannotBeEncoded(t *testing.T) {
+// TestEncodingFails checks that a failed encoding is an error and not half a response.
+func TestEncodingFails(t *testing.T) {
 	w := httptest.NewRecorder()
 	writeJSON(w, http.StatusOK, math.NaN())
 	if w.Code != http.StatusInternalServerError || !strings.HasPrefix(w.Body.String(), `{"error":"encode response: `) {
@@ -369,8 +369,7 @@ func TestWhatCannotBeEncoded(t *testing.T) {
 	}
 }
 
-// FuzzParseQuery: what is taken is within its bounds and is taken again when it is written
-// out; what is not costs one line.
+// FuzzParseQuery checks that parsed queries are within limits, and errors have one line.
 func FuzzParseQuery(f *testing.F) {
 	params := []string{"device", "namespace", "pod", "reason", "since", "limit"}
 	for _, seed := range []string{"", "device=0&limit=5", "since=1h", "since=2026-01-02T03:04:05Z", "pod=a&pod=b", "x=1", "limit=-1", "a;b", "pod=%00", "%ff=%ff"} {
@@ -381,7 +380,7 @@ func FuzzParseQuery(f *testing.F) {
 		q, err := ParseQuery(raw, params, now)
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") {
-				t.Errorf("%q: %q has more lines than one", raw, err)
+				t.Errorf("%q: error of several lines: %q", raw, err)
 			}
 			return
 		}
@@ -389,10 +388,10 @@ func FuzzParseQuery(f *testing.F) {
 			t.Errorf("%q: %+v", raw, q)
 		}
 		if raw == "" && q != (Query{Limit: DefaultLimit}) {
-			t.Errorf("nothing: %+v", q)
+			t.Errorf("empty query: %+v", q)
 		}
 		if _, err := ParseQuery(raw, nil, now); (err == nil) != (q == Query{Limit: DefaultLimit} && !strings.ContainsAny(raw, "=")) {
-			t.Errorf("%q: taken where nothing is: %v", raw, err)
+			t.Errorf("%q without parameters: %v", raw, err)
 		}
 	})
 }

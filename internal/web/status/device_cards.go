@@ -125,7 +125,7 @@ func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
 }
 
 var healthNotes = map[string]string{
-	"suspect":   "A fault was reported. Checks are running; the device stays allocatable.",
+	"suspect":    "A fault was reported. Checks are running; the device stays allocatable.",
 	"recovering": "The fault is gone. The device is healthy after more passed checks.",
 }
 

@@ -12,12 +12,12 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// now is when the pages of the golden files were made.
+// now is the time of the golden pages.
 var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func beforeNow(d time.Duration) time.Time { return now.Add(-d) }
 
-// pageFixture is what a test has the sources say.
+// pageFixture implements PageState.
 type pageFixture struct {
 	statuses        []device.Status
 	allocations     device.Allocations
@@ -27,7 +27,7 @@ type pageFixture struct {
 	pluginResources []PluginResource
 	podsAPI         PodsAPIStatus
 	stalled         map[device.GPU]bool
-	changed         chan struct{} // of the Board
+	changed         chan struct{} // of the statuses
 	reads           int
 }
 
@@ -62,7 +62,7 @@ func (f *pageFixture) pageView() *pageView {
 	return newPageView(f, &pageOptions, f.readings, now)
 }
 
-// newEmptyFixture is a node of which all parts work, without a GPU.
+// newEmptyFixture returns a healthy node without a GPU.
 func newEmptyFixture() *pageFixture {
 	return &pageFixture{
 		driver: device.Driver{State: device.DriverUp}, podsAPI: PodsAPIStatus{Synced: true}, pluginResources: []PluginResource{},
@@ -71,7 +71,7 @@ func newEmptyFixture() *pageFixture {
 	}
 }
 
-// addGPU puts a GPU into the node.
+// addGPU adds a GPU.
 func (f *pageFixture) addGPU(model string, memory float64, capability string) *device.Status {
 	i := len(f.statuses)
 	for _, s := range f.statuses {
@@ -94,7 +94,7 @@ func (f *pageFixture) addGPU(model string, memory float64, capability string) *d
 	return &f.statuses[len(f.statuses)-1]
 }
 
-// reads says what was read of a device: in shares, GiB, watts and °C. What is negative was not.
+// addReading adds a reading in ratios, GiB, watts and °C; negative values are unknown.
 func (f *pageFixture) addReading(id device.ID, utilization, used, total, power, limit, temperature float64) {
 	r := DeviceReading{Device: id}
 	for q, v := range map[Quantity]float64{
@@ -107,7 +107,7 @@ func (f *pageFixture) addReading(id device.ID, utilization, used, total, power, 
 	f.readings.Devices = append(f.readings.Devices, r)
 }
 
-// allocate has containers ("namespace/pod/container") hold an id.
+// allocate allocates an id to containers ("namespace/pod/container").
 func (f *pageFixture) allocate(resource string, id device.AdvertisedID, since time.Duration, owners ...string) {
 	for _, o := range owners {
 		parts := strings.SplitN(o, "/", 3)
@@ -122,7 +122,7 @@ const (
 	migResource = "nvidia.com/mig-1g.10gb"
 )
 
-// newH100Fixture is a node of H100s in full use.
+// newH100Fixture returns a node of H100s in use.
 func newH100Fixture() *pageFixture {
 	n := newEmptyFixture()
 	var ids []device.AdvertisedID
@@ -146,7 +146,7 @@ func newH100Fixture() *pageFixture {
 	return n
 }
 
-// newFailedFixture is the same node, with GPUs in all states that there are.
+// newFailedFixture returns the same node with GPUs in all health states.
 func newFailedFixture() *pageFixture {
 	n := newH100Fixture()
 	setHealth := func(i int, h device.Health, reason, action string, since time.Duration, flaps uint64) {
@@ -187,7 +187,7 @@ func newFailedFixture() *pageFixture {
 	return n
 }
 
-// addMIGDevice adds a slice to the GPU that was added last.
+// addMIGDevice adds a MIG device to the last GPU.
 func (f *pageFixture) addMIGDevice(profile string, gi, ci int, memory float64, at device.Placement) *device.Status {
 	gpu := 0
 	for i := range f.statuses {
@@ -203,7 +203,7 @@ func (f *pageFixture) addMIGDevice(profile string, gi, ci int, memory float64, a
 	return &f.statuses[len(f.statuses)-1]
 }
 
-// addEngineReading says how busy a slice is.
+// addEngineReading adds a reading of a MIG device.
 func (f *pageFixture) addEngineReading(id device.ID, active, used, total float64) {
 	f.addReading(id, -1, used, total, -1, -1, -1)
 	if active >= 0 {
@@ -211,7 +211,7 @@ func (f *pageFixture) addEngineReading(id device.ID, active, used, total float64
 	}
 }
 
-// newMIGFixture is a node of GPUs that are whole, cut into like parts, into unlike ones and not yet.
+// newMIGFixture returns a node with a whole GPU, and GPUs with equal, different and no MIG devices.
 func newMIGFixture() *pageFixture {
 	n := newEmptyFixture()
 	ids := map[string][]device.AdvertisedID{}
@@ -271,7 +271,7 @@ func newMIGFixture() *pageFixture {
 	return n
 }
 
-// newFullMIGFixture is a node of 56 slices.
+// newFullMIGFixture returns a node of 56 MIG devices.
 func newFullMIGFixture() *pageFixture {
 	n := newEmptyFixture()
 	var ids []device.AdvertisedID
@@ -292,7 +292,7 @@ func newFullMIGFixture() *pageFixture {
 	return n
 }
 
-// newSharedFixture is a node whose GPUs are offered several times.
+// newSharedFixture returns a node with replicas.
 func newSharedFixture() *pageFixture {
 	n := newEmptyFixture()
 	addShared := func(resource, sharing string, replicas int) *device.Status {
@@ -315,8 +315,7 @@ func newSharedFixture() *pageFixture {
 	return n
 }
 
-// newUnsettledFixture is a node that has just started: the kubelet has named some holders, and that it
-// names no more says nothing yet.
+// newUnsettledFixture returns a node whose kubelet has listed only some allocations after a start.
 func newUnsettledFixture() *pageFixture {
 	n := newMIGFixture()
 	s := n.addGPU("Tesla T4", 15, "7.5")
@@ -330,7 +329,7 @@ func newUnsettledFixture() *pageFixture {
 	return n
 }
 
-// fixtures are all that have a golden file, by its name.
+// fixtures are the nodes with a golden file, by name.
 var fixtures = map[string]func() *pageFixture{
 	"h100": newH100Fixture, "failed": newFailedFixture, "mig": newMIGFixture, "mig_full": newFullMIGFixture, "shared": newSharedFixture,
 	"one": func() *pageFixture {
@@ -342,7 +341,7 @@ var fixtures = map[string]func() *pageFixture{
 		return n
 	},
 	"no_gpu": newEmptyFixture,
-	// One GPU is gone, and another has come in its place, with its index.
+	// A GPU is gone, and its replacement has the same index.
 	"replaced": func() *pageFixture {
 		n := newH100Fixture()
 		gone := n.statuses[1]
@@ -375,10 +374,10 @@ var fixtures = map[string]func() *pageFixture{
 	"unsettled": newUnsettledFixture, "hostile": newHostileFixture,
 }
 
-// hostileText is what might break out of wherever it is put.
+// hostileText has markup, templates and control characters.
 const hostileText = "</title></svg>\"'><script>alert(1)</script><img src=x onerror=alert(2)>\u202e{{.}}\x00\x1b[31m javascript:alert(3) &lt;b&gt;"
 
-// newHostileFixture is a node on which every name is evil.
+// newHostileFixture returns a node with a hostile text in each name.
 func newHostileFixture() *pageFixture {
 	n := newEmptyFixture()
 	s := n.addGPU(hostileText, 80, hostileText)

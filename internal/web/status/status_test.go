@@ -20,10 +20,9 @@ import (
 	"golang.org/x/net/html"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "update the golden files")
 
-// TestGolden holds the page of each node against its file. The names of what the page
-// asks for are without their hashes there, so that a colour changes no file.
+// TestGolden compares each page with its golden file. Paths of assets have no hash there, so that a change of style changes no file.
 func TestGolden(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(fixtures)) {
 		t.Run(name, func(t *testing.T) {
@@ -40,7 +39,7 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(got, want) {
-				t.Errorf("differs from %s; if that is meant, run make golden:\n%s", file, got)
+				t.Errorf("differs from %s; if intended, run make golden:\n%s", file, got)
 			}
 		})
 	}
@@ -50,7 +49,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// page is the node's page.
+// page returns the page without hashes.
 func (f *pageFixture) page(t *testing.T) []byte {
 	t.Helper()
 	body, err := f.newPage().render(f.readings, now)
@@ -64,9 +63,7 @@ func (f *pageFixture) page(t *testing.T) []byte {
 	return body
 }
 
-// checkHTML wants every element closed in its turn, every id once, every name that is pointed
-// at there, and nothing that the policy forbids: no script or style but by reference, and
-// nothing from elsewhere.
+// checkHTML checks that elements are closed, ids are unique, link targets exist, and the page has only what its policy allows.
 func checkHTML(t *testing.T, page []byte) {
 	t.Helper()
 	var open []string
@@ -77,11 +74,11 @@ func checkHTML(t *testing.T, page []byte) {
 		switch kind {
 		case html.ErrorToken:
 			if len(open) > 0 {
-				t.Errorf("not closed: %v", open)
+				t.Errorf("elements not closed: %v", open)
 			}
 			for id := range wanted {
 				if !ids[id] {
-					t.Errorf("nothing has the id %q", id)
+					t.Errorf("no element has the id %q", id)
 				}
 			}
 			return
@@ -97,38 +94,37 @@ func checkHTML(t *testing.T, page []byte) {
 			open = open[:len(open)-1]
 		case html.TextToken:
 			if n := len(open); n > 0 && (open[n-1] == "script" || open[n-1] == "style") && strings.TrimSpace(token.Data) != "" {
-				t.Errorf("<%s> has a text: %q", open[n-1], token.Data)
+				t.Errorf("<%s> has inline content: %q", open[n-1], token.Data)
 			}
 		}
 	}
 }
 
-// allowedElements are those that a page may have.
 var allowedElements = strings.Fields("html head meta title link noscript script body a header p span h1 h2 h3 bdi main ul li dl dt dd div b code q " +
 	"section svg rect details summary time table caption thead tbody tr th td footer nav")
 
 func checkAttributes(t *testing.T, token html.Token, ids, wanted map[string]bool) {
 	t.Helper()
 	if !slices.Contains(allowedElements, token.Data) {
-		t.Errorf("<%s> is no element of the page's", token.Data)
+		t.Errorf("element <%s> is not allowed", token.Data)
 	}
 	for _, a := range token.Attr {
 		switch {
 		case strings.HasPrefix(a.Key, "on") || a.Key == "style":
 			t.Errorf("<%s %s=%q>", token.Data, a.Key, a.Val)
 		case a.Key == "id" && ids[a.Val]:
-			t.Errorf("the id %q is there twice", a.Val)
+			t.Errorf("id %q is not unique", a.Val)
 		case a.Key == "id":
 			ids[a.Val] = true
 		case a.Key == "aria-labelledby", a.Key == "href" && strings.HasPrefix(a.Val, "#"):
 			wanted[strings.TrimPrefix(a.Val, "#")] = true
 		case (a.Key == "href" || a.Key == "src") && (strings.Contains(a.Val, ":") || strings.HasPrefix(a.Val, "/")):
-			t.Errorf("<%s %s=%q> leads elsewhere", token.Data, a.Key, a.Val)
+			t.Errorf("<%s %s=%q> links to another server", token.Data, a.Key, a.Val)
 		}
 	}
 }
 
-// TestHostileNames: what a pod is called stays text.
+// TestHostileNames checks that names are escaped.
 func TestHostileNames(t *testing.T) {
 	page := string(newHostileFixture().page(t))
 	for _, out := range []string{"<script>alert", "<img", "\u202e", "\x00", "\x1b", "{{.}}<", "</title></svg>"} {
@@ -137,18 +133,17 @@ func TestHostileNames(t *testing.T) {
 		}
 	}
 	if n := strings.Count(page, "&lt;script&gt;alert(1)"); n < 20 {
-		t.Errorf("the name is there %d times only", n)
+		t.Errorf("the name occurs %d times, want 20 or more", n)
 	}
-	for root := range strings.SplitSeq(page, "<") { // each begins with a tag's name
+	for root := range strings.SplitSeq(page, "<") { // each part begins with the name of an element
 		if strings.HasPrefix(root, "script") && !strings.HasPrefix(root, `script src="static/page.js" defer>`) {
-			t.Errorf("a script: %q", root)
+			t.Errorf("unexpected script: %q", root)
 		}
 	}
 }
 
-// TestUnknownIsNotFree: as long as the kubelet may have holders to name yet, nothing is shown
-// as free, nor counted as not held, where it has named none.
-func TestUnknownIsNotFree(t *testing.T) {
+// TestUnknownIsNotUnallocated checks that no device is shown or counted as unallocated while the list of allocations is incomplete.
+func TestUnknownIsNotUnallocated(t *testing.T) {
 	n := newUnsettledFixture()
 	p := string(n.page(t))
 	for _, out := range []string{`<p class="no-owner">unallocated</p>`, "1 of 4 replicas allocated", `class="map-part healthy" href`, `<span class="replica">`} {
@@ -159,17 +154,16 @@ func TestUnknownIsNotFree(t *testing.T) {
 	v := n.pageView()
 	for _, r := range v.Resources {
 		if r.AllocatedKnown {
-			t.Errorf("%s: %d held, and nobody knows", r.Name, r.Allocated)
+			t.Errorf("%s: %d allocated although unknown", r.Name, r.Allocated)
 		}
 	}
 	n.allocations.Complete = true
 	if v = n.pageView(); !v.Resources[0].AllocatedKnown || v.Resources[0].Allocated != 1 {
-		t.Errorf("held, and known: %+v", v.Resources[0])
+		t.Errorf("with a complete list: %+v", v.Resources[0])
 	}
 }
 
-// TestSums: a sum says of how many GPUs it is, where it is not of all; and what it is of are the
-// same GPUs.
+// TestSums checks that sums cover the same GPUs, and have their number if others were not read.
 func TestSums(t *testing.T) {
 	sums := func(n *pageFixture) string {
 		var stats []string
@@ -194,19 +188,18 @@ func TestSums(t *testing.T) {
 	} {
 		n.addReading(n.statuses[i].ID, -1, c.used, c.total, c.power, c.limit, -1)
 		if got := sums(n); got != c.want {
-			t.Errorf("%d GPUs are read: %q, want %q", i+1, got, c.want)
+			t.Errorf("%d GPUs read: %q, want %q", i+1, got, c.want)
 		}
 	}
 	n.statuses[2].Gone = true
 	n.readings.Devices = n.readings.Devices[:2]
 	if got, want := sums(n), "Memory 38 % of 40 GiB; Power 80 W"; strings.TrimSpace(got) != want {
-		t.Errorf("one is gone: %q, want %q", got, want)
+		t.Errorf("one GPU gone: %q, want %q", got, want)
 	}
 }
 
-// TestMap: slices are drawn where they lie, by their own length and not by their compute share, in
-// as many parts as the GPU's memory has.
-func TestMap(t *testing.T) {
+// TestPartitionMap checks that MIG devices are drawn at the place of their memory.
+func TestPartitionMap(t *testing.T) {
 	type migDevice struct {
 		profile string
 		memory  float64
@@ -225,8 +218,8 @@ func TestMap(t *testing.T) {
 		}, "8: at-0 span-2, at-2 span-1, at-4 span-2"},
 		{"A100, of 40 GB", 40, []migDevice{{"1g.10gb", 9.6, device.Placement{Start: 6, Size: 2}}}, "8: at-6 span-2"},
 		{"A30", 24, []migDevice{{"1g.6gb", 5.8, device.Placement{Start: 3, Size: 1}}, {"2g.12gb", 11.7, device.Placement{Start: 0, Size: 2}}}, "4: at-3 span-1, at-0 span-2"},
-		{"one that does not tell its memory", 0, []migDevice{{"3g.40gb", 39.5, device.Placement{Start: 4, Size: 4}}}, "8: at-4 span-4"},
-		{"one that does not tell where", 80, []migDevice{{"3g.40gb", 39.5, device.Placement{Start: -1}}}, "8: span-1"},
+		{"unknown memory", 0, []migDevice{{"3g.40gb", 39.5, device.Placement{Start: 4, Size: 4}}}, "8: at-4 span-4"},
+		{"unknown place", 80, []migDevice{{"3g.40gb", 39.5, device.Placement{Start: -1}}}, "8: span-1"},
 	} {
 		n := newEmptyFixture()
 		n.addGPU("NVIDIA "+c.name, c.memory, "9.0").MIGEnabled = true
@@ -270,19 +263,19 @@ func TestAssets(t *testing.T) {
 			t.Errorf("%s: %d %v", a.Path, w.Code, w.Header())
 		}
 		if !strings.Contains(page, `"`+a.Path+`"`) {
-			t.Errorf("the page does not ask for %s", name)
+			t.Errorf("the page does not use %s", name)
 		}
 		if !bytes.HasPrefix(a.body, []byte("<svg")) && bytes.Contains(a.body, []byte("http")) {
-			t.Errorf("%s has an address", name)
+			t.Errorf("%s has a URL", name)
 		}
 	}
 	if w := get(t, Assets(), "/static/page.0123456789ab.css"); w.Code != http.StatusNotFound {
-		t.Errorf("another version's: %d", w.Code)
+		t.Errorf("asset of another version: status %d", w.Code)
 	}
 }
 
-// TestManyLook: a page is made twice a second at most, unless a device's health changes.
-func TestManyLook(t *testing.T) {
+// TestViewersShareAPage checks that a page is rendered twice a second at most, or after a change of health.
+func TestViewersShareAPage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newH100Fixture()
 		n.changed = make(chan struct{})
@@ -291,27 +284,27 @@ func TestManyLook(t *testing.T) {
 			get(t, p, "/")
 		}
 		if n.reads != 1 {
-			t.Errorf("%d pages were made at once", n.reads)
+			t.Errorf("rendered %d pages at once, want 1", n.reads)
 		}
 		n.statuses = slices.Clone(n.statuses)
 		n.statuses[3].Healthy, n.statuses[3].Health, n.statuses[3].Reason = false, 2, "xid_79"
 		close(n.changed)
 		n.changed = nil
 		if page := get(t, p, "/").Body.String(); n.reads != 2 || !strings.Contains(page, "Unhealthy: 1 of 8 devices.") {
-			t.Errorf("%d pages were made after the change", n.reads)
+			t.Errorf("rendered %d pages after the change, want 2", n.reads)
 		}
 		for range 100 {
 			get(t, p, "/")
 			time.Sleep(50 * time.Millisecond)
 		}
-		if n.reads != 2+9 { // the first of them is the one before
-			t.Errorf("%d pages were made within five seconds", n.reads-2)
+		if n.reads != 2+9 { // without the page before
+			t.Errorf("rendered %d pages in five seconds, want 9", n.reads-2)
 		}
 	})
 }
 
-// TestWhoLeavesSpoilsNothing: the page that is made for one who has gone is others' too.
-func TestWhoLeavesSpoilsNothing(t *testing.T) {
+// TestPageOfDisconnectedClient checks that the page for a client that disconnected is complete, since other viewers share it.
+func TestPageOfDisconnectedClient(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	w := httptest.NewRecorder()
@@ -321,8 +314,7 @@ func TestWhoLeavesSpoilsNothing(t *testing.T) {
 	}
 }
 
-// TestPageAllocations: what a page costs does not grow unseen. It is counted without the
-// race detector.
+// TestPageAllocations limits the allocations per page. It runs without the race detector.
 func TestPageAllocations(t *testing.T) {
 	for name, most := range map[string]float64{"h100": 4000, "mig_full": 17000} {
 		n := fixtures[name]()
