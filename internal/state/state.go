@@ -54,7 +54,7 @@ func Open(o Options) (*HealthFile, device.HealthHistory) {
 	h := read.Value
 	if read.Err != nil {
 		h.Lost = true
-		o.Log.Warn("health of an earlier process is unknown: devices are unhealthy until their checks pass", "err", read.Err)
+		o.Log.Warn("health of an earlier process is unknown: devices are checked before publication", "err", read.Err)
 	}
 	f.lastSaved = h
 	if errors.Is(read.Err, disk.ErrDiskTimeout) { // Decode may still run
