@@ -125,7 +125,7 @@ func lineSubject(line string) []string {
 	switch {
 	case !known:
 		n = len(words)
-	case words[0] == "gpu" && len(words) > 3 && slices.Contains([]string{"field", "metric", "process", "slice", "link"}, words[2]):
+	case words[0] == "gpu" && len(words) > 3 && slices.Contains([]string{"field", "metric", "call", "process", "slice", "link"}, words[2]):
 		n = 4
 	}
 	return words[:min(n, len(words))]

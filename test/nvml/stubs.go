@@ -22,6 +22,8 @@ var (
 	commentPattern     = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
 	declarationPattern = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\)\s+)?([\w ]+?)\s+DECLDIR\s+([\w *]*?)(nvml\w+)\s*\(([^)]*)\)\s*;`)
 	devicePattern      = regexp.MustCompile(`^nvmlDevice_t (\w+)`)
+	// numberPattern matches the parameters of a function that returns a number of a GPU, or of a part of it.
+	numberPattern = regexp.MustCompile(`^nvmlDevice_t (\w+), (?:unsigned int (\w+), )?((?:unsigned )?(?:int|long long)) ?\* ?(\w+)$`)
 )
 
 // parseHeader returns the functions that the header declares, ordered by name.
@@ -49,8 +51,8 @@ func functionsHeader(functions []nvmlFunction) string {
 	return b.String()
 }
 
-// stubSource gives every function a body that is not supported. They are weak: where
-// standin has a body of its own, the linker takes that one.
+// stubSource gives every function a body: a number of the scenario if the function returns one, otherwise NOT_SUPPORTED. Bodies are weak:
+// the linker prefers those of standin.
 func stubSource(functions []nvmlFunction) string {
 	var b strings.Builder
 	b.WriteString("#include \"call.h\"\n\n#pragma GCC diagnostic ignored \"-Wunused-parameter\"\n")
@@ -62,13 +64,22 @@ func stubSource(functions []nvmlFunction) string {
 		if m := devicePattern.FindStringSubmatch(f.params); m != nil {
 			gpu = "gpu_of(" + m[1] + ")"
 		}
+		number := ""
+		if m := numberPattern.FindStringSubmatch(f.params); m != nil {
+			number = fmt.Sprintf(`    int64_t number;
+    if (%s && !is_slice(%s) && read_result(&call, %s, &number)) {
+        *%s = (%s)number;
+        return NVML_SUCCESS;
+    }
+`, m[4], m[1], cmp.Or(m[2], "0"), m[4], m[3])
+		}
 		fmt.Fprintf(&b, `
 __attribute__((weak)) nvmlReturn_t %s(%s)
 {
     CALL(%s);
-    return NVML_ERROR_NOT_SUPPORTED;
+%s    return NVML_ERROR_NOT_SUPPORTED;
 }
-`, f.name, f.params, gpu)
+`, f.name, f.params, gpu, number)
 	}
 	return b.String()
 }

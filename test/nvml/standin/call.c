@@ -194,6 +194,18 @@ bool read_value(const struct call *c, enum value value, int64_t *out)
     return true;
 }
 
+bool read_result(const struct call *c, unsigned int part, int64_t *out)
+{
+    if (c->gpu == NO_GPU)
+        return false;
+    for (size_t i = c->scenario->results.count; i-- > 0;) {
+        const struct result *r = &c->scenario->results.items[i];
+        if (r->function == c->function && r->gpus & (gpu_set)1 << c->gpu && (r->scope.kind == ANY_SCOPE || r->scope.number == part))
+            return curve_at(c->scenario, &r->curve, c->now, out);
+    }
+    return false;
+}
+
 nvmlReturn_t give_text(const char *text, char *out, unsigned int size)
 {
     NEEDS(out);

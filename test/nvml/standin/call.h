@@ -64,6 +64,9 @@ bool library_started(void);
 /* Reads a value of the call's GPU, of now. Returns false when the GPU has none. */
 bool read_value(const struct call *, enum value, int64_t *out);
 
+/* Reads the number that the scenario has for the call's function and a part of the GPU. Returns false if there is none. */
+bool read_result(const struct call *, unsigned int part, int64_t *out);
+
 /* Copies a text into a caller's buffer, if it fits. */
 nvmlReturn_t give_text(const char *text, char *out, unsigned int size);
 

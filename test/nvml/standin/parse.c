@@ -296,6 +296,8 @@ static void forget(struct scenario *s, gpu_set gpus)
         s->fields.items[i].gpus &= ~gpus;
     for (size_t i = 0; i < s->metrics.count; i++)
         s->metrics.items[i].gpus &= ~gpus;
+    for (size_t i = 0; i < s->results.count; i++)
+        s->results.items[i].gpus &= ~gpus;
 }
 
 bool parse_model(struct scenario *s, gpu_set gpus, struct line *l)

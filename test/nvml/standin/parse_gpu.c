@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "line.h"
+#include "names.h"
 
 static const struct {
     const char *name;
@@ -88,6 +89,30 @@ static bool parse_metric(struct scenario *s, gpu_set gpus, struct line *l)
     if (!take_curve(l, &m.curve))
         return false;
     APPEND(&s->metrics, m);
+    return true;
+}
+
+/* gpu <sel> call <function>[/<part>] <value> */
+static bool parse_result(struct scenario *s, gpu_set gpus, struct line *l)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s", take(l));
+    struct result r = {.gpus = gpus, .scope = {.kind = ANY_SCOPE}};
+    char *slash = strchr(name, '/');
+    if (slash) {
+        const char *end = slash + 1;
+        int64_t part;
+        if (!scan_number(&end, &part) || *end)
+            return complain(l, "\"%s\" is no part of a GPU", slash + 1);
+        r.scope = (struct scope){ONE_SCOPE, (unsigned int)part};
+        *slash = '\0';
+    }
+    r.function = function_named(name);
+    if (r.function < 0)
+        return complain(l, "\"%s\" is no function", name);
+    if (!take_curve(l, &r.curve))
+        return false;
+    APPEND(&s->results, r);
     return true;
 }
 
@@ -276,6 +301,7 @@ static const struct {
     bool (*parse)(struct scenario *, gpu_set, struct line *);
 } subjects[] = {
     {"model", parse_model},     {"field", parse_field}, {"metric", parse_metric},
+    {"call", parse_result},
     {"process", parse_process}, {"slice", parse_slice}, {"link", parse_link},
     {"lost", lose},             {"reset", parse_reset},
 };

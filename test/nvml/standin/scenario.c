@@ -54,6 +54,7 @@ static void release_locked(struct scenario *s)
     free(s->rules.items);
     free(s->fields.items);
     free(s->metrics.items);
+    free(s->results.items);
     free(s->processes.items);
     free(s->events.items);
     free(s);

@@ -139,6 +139,14 @@ struct metric {
     struct curve curve;
 };
 
+/* The number that a function returns, of the GPU or of a numbered part of it. */
+struct result {
+    gpu_set gpus;
+    int function;
+    struct scope scope; /* ONE_SCOPE: this part */
+    struct curve curve;
+};
+
 /* What a process is: several of these at the same time, perhaps. */
 enum { COMPUTE = 1, GRAPHICS = 2, MPS = 4 };
 
@@ -176,6 +184,7 @@ struct scenario {
     LIST(struct rule) rules;
     LIST(struct field) fields;
     LIST(struct metric) metrics;
+    LIST(struct result) results;
     LIST(struct process) processes;
     LIST(struct event) events;
 };
