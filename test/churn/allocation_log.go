@@ -5,47 +5,46 @@ import (
 	"time"
 )
 
-// KubeletListing is who holds what at one moment between Asked and Came, as the kubelet says.
+// KubeletListing is the kubelet's list of allocations at one moment of Span.
 type KubeletListing struct {
-	Span // from when it was asked to when it had answered
-	// Allocated are the devices with their holders. A kubelet gives a device to two pods now and
-	// then: one that is asked List while it allocates, and frees an ended pod's devices to
-	// answer, forgets what it is about to allocate (UpdateAllocatedDevices in
-	// pkg/kubelet/cm/devicemanager/manager.go).
+	Span // from the request to the response
+	// Allocated are the devices with their containers. The kubelet sometimes allocates a device to two pods: a List call
+	// during an allocation releases the devices of ended pods, and the allocation in progress with them
+	// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go).
 	Allocated []DeviceOwner
-	// Complete says that what it does not name is not held. An answer that never came is not,
-	// nor is one of a kubelet that was just started: that names nobody at first.
+	// Complete is true if each device outside Allocated is unallocated. False after a failed call, and for a kubelet that
+	// has just started, because its first lists are empty.
 	Complete bool
 }
 
-// AllocationLog makes answers into holdings. They have to be taken in one after the other.
+// AllocationLog turns lists, added in order of time, into allocation periods.
 type AllocationLog struct {
 	allocations     []AllocationPeriod
-	openAllocations map[DeviceOwner]int        // those that last, by their place
-	lastComplete    time.Time                  // when the newest whole answer was asked for
-	outages         []Span                     // from a whole answer to the next, with others between them
+	openAllocations map[DeviceOwner]int        // index of each period without an end
+	lastComplete    time.Time                  // request time of the newest complete list
+	outages         []Span                     // from a complete list to the next, with incomplete lists between
 	inOutage        bool                       // the newest outage lasts
 	created         map[ContainerKey]time.Time // by pod
-	lastListed      []DeviceOwner              // what was named last
+	lastListed      []DeviceOwner              // of the newest list
 }
 
-// DeviceOwner is a device and a container that has it.
+// DeviceOwner is a device with a container of its allocation.
 type DeviceOwner struct {
 	Device string
 	Owner  ContainerKey
 }
 
-// NewAllocationLog begins at a moment at which nobody holds anything.
-func NewAllocationLog(begin time.Time) *AllocationLog {
-	return &AllocationLog{openAllocations: map[DeviceOwner]int{}, lastComplete: begin, created: map[ContainerKey]time.Time{}}
+// NewAllocationLog returns a log that starts at a time without allocations.
+func NewAllocationLog(start time.Time) *AllocationLog {
+	return &AllocationLog{openAllocations: map[DeviceOwner]int{}, lastComplete: start, created: map[ContainerKey]time.Time{}}
 }
 
-// PodCreated notes that a pod is about to be given to the node.
+// PodCreated records the creation time of a pod, before the node gets the pod.
 func (r *AllocationLog) PodCreated(namespace, pod string, at time.Time) {
 	r.created[ContainerKey{Namespace: namespace, Pod: pod}] = at
 }
 
-// Add takes an answer in.
+// Add adds a list of the kubelet.
 func (r *AllocationLog) Add(a KubeletListing) {
 	for _, h := range a.Allocated {
 		at, known := r.openAllocations[h]
@@ -76,7 +75,7 @@ func (r *AllocationLog) Add(a KubeletListing) {
 	}
 }
 
-// DeviceCount counts what a pod held by the newest answer.
+// DeviceCount returns the number of a pod's devices in the newest list.
 func (r *AllocationLog) DeviceCount(namespace, pod string) (n int) {
 	for _, h := range r.lastListed {
 		if h.Owner.podKey() == (ContainerKey{Namespace: namespace, Pod: pod}) {
@@ -86,10 +85,10 @@ func (r *AllocationLog) DeviceCount(namespace, pod string) (n int) {
 	return n
 }
 
-// LastComplete is when the newest whole answer was asked for.
+// LastComplete returns the request time of the newest complete list.
 func (r *AllocationLog) LastComplete() time.Time { return r.lastComplete }
 
-// Allocations are all that were ever named. What lasts at the end has no end.
+// Allocations returns all periods; the open periods last until end.
 func (r *AllocationLog) Allocations(end time.Time) []AllocationPeriod {
 	for _, at := range r.openAllocations {
 		r.allocations[at].End.To = end
@@ -97,7 +96,7 @@ func (r *AllocationLog) Allocations(end time.Time) []AllocationPeriod {
 	return r.allocations
 }
 
-// Outages are the times without a whole answer.
+// Outages returns the times without a complete list.
 func (r *AllocationLog) Outages(end time.Time) []Span {
 	if r.inOutage {
 		r.outages[len(r.outages)-1].To = end

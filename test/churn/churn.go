@@ -1,21 +1,20 @@
-// Package churn holds what /metrics says of who holds what against what the kubelet
-// says, while pods come and go and the kubelet is restarted under them.
+// Package churn compares the container labels of /metrics with the kubelet's allocations while pods start and end and the
+// kubelet restarts.
 //
-// Run is the churn: it has a Node's pods come and go, asks its kubelet all the while and
-// scrapes it. Record makes the kubelet's answers into Holdings, each with what is not
-// known of its beginning and its end, since an answer is true of one moment only. Judge
-// compares every Snapshot, over the time of its flight, with all of them.
+// Run creates and deletes pods on a NodeUnderTest, lists the kubelet's allocations and scrapes podgauge. AllocationLog turns
+// the lists into AllocationPeriods, whose start and end are known within limits because a list shows a single moment. Verify
+// compares each MetricsSnapshot, over the time of its collection, with all periods.
 package churn
 
 import "time"
 
-// ContainerKey is a container, as the kubelet names it. The zero Owner is nobody.
+// ContainerKey identifies a container as the kubelet does. The zero key stands for no container.
 type ContainerKey struct{ Namespace, Pod, Container string }
 
-// Pod tells whose container it is.
+// podKey returns the key of the container's pod.
 func (o ContainerKey) podKey() ContainerKey { return ContainerKey{Namespace: o.Namespace, Pod: o.Pod} }
 
-// Span is a time, or the limits between which a moment lies.
+// Span is a time range, or the limits of an unknown moment.
 type Span struct{ From, To time.Time }
 
 func (s Span) String() string {
@@ -23,34 +22,34 @@ func (s Span) String() string {
 	return s.From.Format(clock) + "-" + s.To.Format(clock)
 }
 
-// overlaps tells whether two times have a moment in common.
+// overlaps reports whether two spans have a moment in common.
 func (s Span) overlaps(o Span) bool { return !s.From.After(o.To) && !s.To.Before(o.From) }
 
-// AllocationPeriod is a time in which a container had a device.
+// AllocationPeriod is the allocation of a device to a container, with its time.
 type AllocationPeriod struct {
 	Device    string
 	Container ContainerKey
-	// Since and Until are the limits between which it began, and ended.
+	// Start and End are the limits of the period's first and last moment.
 	Start, End Span
-	// Created is when its pod was given to the node: no sooner was the device allocated.
+	// Created is when the pod was created, the earliest time of the allocation.
 	Created time.Time
 }
 
-// possiblyDuring tells whether it can have lasted at some moment of a time.
+// possiblyDuring reports whether the period may include a moment of s.
 func (h AllocationPeriod) possiblyDuring(s Span) bool {
 	return Span{h.Start.From, h.End.To}.overlaps(s)
 }
 
-// certainlyDuring tells whether it lasted through all of a time, for sure.
+// certainlyDuring reports whether the period includes all of s.
 func (h AllocationPeriod) certainlyDuring(s Span) bool {
 	return h.Start.To.Before(s.From) && h.End.From.After(s.To)
 }
 
-// allocatedSpan is the time in which the device can have been allocated to the container: the
-// kubelet names nobody before Allocate has returned and it has noted what it gave.
+// allocatedSpan returns the longest possible time of the allocation.
+// The kubelet lists a container only after Allocate has returned and the checkpoint is written.
 func (h AllocationPeriod) allocatedSpan() Span { return Span{h.Created, h.End.To} }
 
-// overlaps tells whether two containers had the same device at the same time, for sure.
+// overlaps reports whether two containers certainly had the same device at the same time.
 func (h AllocationPeriod) overlaps(o AllocationPeriod) bool {
 	return h.Device == o.Device && h.Container != o.Container && h.Start.To.Before(o.End.From) && o.Start.To.Before(h.End.From)
 }

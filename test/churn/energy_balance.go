@@ -6,29 +6,25 @@ import (
 	"time"
 )
 
-// EnergyBalance is a device's energy counter, and what its holders' accounts show of it.
+// EnergyBalance compares a device's energy counter with the energy of its containers and of its idle time, in joules.
 type EnergyBalance struct {
 	Device string
-	// Measured is what it rose by from the begin of the first snapshot to the end of the last,
-	// in joules.
+	// Measured is the increase of the counter from the start of the first snapshot to the end of the last.
 	Measured float64
-	// Attributed is what the accounts rose by: those that were not shown to the end count with
-	// what they showed last.
+	// Attributed is the increase of all owner counters; an owner that ended counts with the last exported value.
 	Attributed float64
-	// MaxUnseen is the most that accounts can have got after they were last shown: what the
-	// device burns from a pod's last snapshot to the next is that pod's
-	// (docs/adr/0003-holder-counters.md).
+	// MaxUnseen limits the energy attributed to owners after their last snapshot. The energy between a pod's last snapshot
+	// and the next belongs to that pod (docs/adr/0003-holder-counters.md).
 	MaxUnseen float64
-	// Uncertainty is how much of it was burned while these two were taken: a flight reads the
-	// counter at a moment that it does not tell.
+	// Uncertainty is the energy during the first and the last snapshot. A collection reads the counter at an unknown moment.
 	Uncertainty float64
 }
 
-// counterResolution is how far a counter's value may lie beside the truth, in joules: it counts whole
-// millijoules, and a float64 of seconds since 1970 has steps of a quarter of a microsecond.
+// counterResolution is the error of a counter's value, in joules.
+// NVML counts millijoules, and a float64 of Unix seconds has a resolution of 0.25 µs.
 const counterResolution = 0.01
 
-// Deviation is how much the accounts are off, beyond what is hidden; 0 where they add up.
+// Deviation returns the difference of both sides beyond the unseen energy; 0 if the balance holds.
 func (c EnergyBalance) Deviation() float64 {
 	switch {
 	case c.Attributed > c.Measured+counterResolution:
@@ -40,7 +36,7 @@ func (c EnergyBalance) Deviation() float64 {
 	}
 }
 
-// checkBalance adds a device's accounts up, and judges each of them.
+// checkBalance adds up the owner counters of a device and checks each of them.
 func (v *verifier) checkBalance(device string, snapshots []MetricsSnapshot) EnergyBalance {
 	known := slices.DeleteFunc(slices.Clone(snapshots), func(s MetricsSnapshot) bool {
 		visible := s.Devices[device]
@@ -50,7 +46,7 @@ func (v *verifier) checkBalance(device string, snapshots []MetricsSnapshot) Ener
 	if len(known) == 0 {
 		return c
 	}
-	// The idle account may have something from before the first snapshot.
+	// The counter of the idle time may include energy from before the first snapshot.
 	first, last := known[0], known[len(known)-1]
 	c.Attributed = -first.Devices[device].AttributedJoules
 	accounts := map[ContainerKey]*attributedEnergy{}
@@ -68,8 +64,7 @@ func (v *verifier) checkBalance(device string, snapshots []MetricsSnapshot) Ener
 		v.checkAttribution(device, owner, *a, known)
 	}
 	for i := range known[1:] {
-		// What is burned between two is booked on whom the first shows, or on somebody who
-		// was there in between.
+		// Energy between two snapshots is attributed to the owner in the first, or to a container between both.
 		between := Span{known[i].From, known[i+1].To}
 		unseen := func(o ContainerKey) bool { return accounts[o] == nil || accounts[o].lastSnapshot <= i }
 		if unseen(known[i].Devices[device].EnergyOwner) || slices.ContainsFunc(v.allocationsByDevice[device], func(h AllocationPeriod) bool {
@@ -83,36 +78,35 @@ func (v *verifier) checkBalance(device string, snapshots []MetricsSnapshot) Ener
 	return c
 }
 
-// attributedEnergy is what a container was shown to have burned of a device.
+// attributedEnergy is the energy of a device that the snapshots attribute to a container.
 type attributedEnergy struct {
-	firstSnapshot, lastSnapshot int // the snapshots
+	firstSnapshot, lastSnapshot int // indexes
 	joules                      float64
 }
 
+// consumed returns the increase of the device's counter over s.
 func (v *verifier) consumed(device string, s Span) float64 {
 	return v.EnergyAt(device, s.To) - v.EnergyAt(device, s.From)
 }
 
-// checkAttribution judges what was booked on a pod: what was burned between its first snapshot and
-// its last, and nothing from before it was given to the node. A flight reads the counters at
-// one moment of its time and has the holders of another, so that what is booked may have been
-// burned the length of a flight before. A pod that had the device twice, or together with
-// another, is not judged.
+// checkAttribution checks the energy of a pod: all energy between its first and last snapshot, none from before its creation.
+// A collection reads counters and owners at different moments, so the pod's energy may start one collection earlier. Pods
+// that had the device twice, or together with a second pod, are not checked.
 func (v *verifier) checkAttribution(device string, owner ContainerKey, a attributedEnergy, snapshots []MetricsSnapshot) {
-	var held []AllocationPeriod
+	var periods []AllocationPeriod
 	for _, h := range v.allocationsByDevice[device] {
 		if h.Container == owner {
-			held = append(held, h)
+			periods = append(periods, h)
 		}
 	}
-	if len(held) != 1 || slices.ContainsFunc(v.allocationsByDevice[device], held[0].overlaps) {
+	if len(periods) != 1 || slices.ContainsFunc(v.allocationsByDevice[device], periods[0].overlaps) {
 		return
 	}
 	first, last := snapshots[a.firstSnapshot].Span, snapshots[a.lastSnapshot].Span
-	least := v.consumed(device, Span{first.To, last.From}) // the first and the last may be one
-	most := v.consumed(device, Span{held[0].Created.Add(-v.longestCollection), last.To})
+	least := v.consumed(device, Span{first.To, last.From}) // negative if both are the same snapshot
+	most := v.consumed(device, Span{periods[0].Created.Add(-v.longestCollection), last.To})
 	if a.joules < max(0, least)-counterResolution || a.joules > most+counterResolution {
-		v.Misattributed = append(v.Misattributed, fmt.Sprintf("%s: %.3f J are booked on %v, which burned %.3f to %.3f J from %s to %s",
-			device, a.joules, owner, max(0, least), most, held[0].Created.Format(time.TimeOnly), last))
+		v.Misattributed = append(v.Misattributed, fmt.Sprintf("%s: %.3f J are attributed to %v, want %.3f to %.3f J from %s to %s",
+			device, a.joules, owner, max(0, least), most, periods[0].Created.Format(time.TimeOnly), last))
 	}
 }

@@ -8,27 +8,28 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// modelNode is a made-up node: its kubelet is honest, and its podgauge as honest as lie has it.
+// modelNode is a simulated node with a correct kubelet; distortion changes the snapshots of its podgauge.
 type modelNode struct {
 	distortion distortion
 	mu         sync.Mutex
 	owners     map[string]ContainerKey // guarded by mu, as all below
-	// kubeletDown is while there is no kubelet, and back when there was one again: it names nobody
-	// for 100 ms.
+	// kubeletDown is true without a kubelet; for 100 ms after kubeletUpAt the lists are incomplete.
 	kubeletDown    bool
 	kubeletUpAt    time.Time
-	knownOwners    map[string]ContainerKey // what podgauge knows
+	knownOwners    map[string]ContainerKey // by podgauge
 	energyByDevice map[string]*energyAttribution
 	ownerHistory   []ownerRecord
 	snapshotCount  int
 }
 
-// distortion distorts a snapshot of the made-up podgauge; n counts its snapshots.
+// distortion changes snapshot number n of podgauge.
 type distortion func(m *modelNode, s *MetricsSnapshot, n int)
 
-// ownerRecord is who held what at a time.
+// ownerRecord has the owners of all devices at a time.
 type ownerRecord struct {
 	at     time.Time
 	owners map[string]ContainerKey
@@ -42,10 +43,10 @@ type energyAttribution struct {
 
 const (
 	gpus            = 8
-	joulesPerSecond = 100 // joules a second of GPU 0; GPU 1 burns twice as much, and so on
+	joulesPerSecond = 100 // of GPU 0; GPU n uses n+1 times as much
 )
 
-// unnamedOwner is who has been allocated a device and was not named yet.
+// unnamedOwner is the owner of a device between Allocate and the next list.
 var unnamedOwner = ContainerKey{Pod: "unnamed"}
 
 func newModelNode(l distortion) *modelNode {
@@ -65,18 +66,18 @@ func (m *modelNode) PodName(name string) string { return name + "-node" }
 func (m *modelNode) CreatePod(_ context.Context, name string, wanted int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var free []string
+	var unallocated []string
 	for i := range gpus {
-		if _, held := m.owners[gpuID(i)]; !held {
-			free = append(free, gpuID(i))
+		if _, ok := m.owners[gpuID(i)]; !ok {
+			unallocated = append(unallocated, gpuID(i))
 		}
 	}
-	if m.kubeletDown || len(free) < wanted {
-		return errors.New("turned away")
+	if m.kubeletDown || len(unallocated) < wanted {
+		return errors.New("rejected")
 	}
-	for _, id := range free[:wanted] {
+	for _, id := range unallocated[:wanted] {
 		m.owners[id] = ContainerKey{PodNamespace, m.PodName(name), ContainerName}
-		m.knownOwners[id] = unnamedOwner // by Allocate
+		m.knownOwners[id] = unnamedOwner // from Allocate
 	}
 	m.recordOwners()
 	return nil
@@ -98,7 +99,7 @@ func (m *modelNode) RestartKubelet(ctx context.Context, _ int, wait time.Duratio
 	m.mu.Lock()
 	m.kubeletDown = true
 	m.mu.Unlock()
-	err := sleep(ctx, wait)
+	err := retry.Sleep(ctx, wait)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.kubeletDown, m.kubeletUpAt = false, time.Now()
@@ -123,7 +124,7 @@ func (m *modelNode) Scrape(ctx context.Context) (MetricsSnapshot, error) {
 	a, err := m.ListAllocations(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if a.Complete { // else the last holders stand
+	if a.Complete { // otherwise the last owners stay
 		m.knownOwners = maps.Clone(m.owners)
 	}
 	s := MetricsSnapshot{Span: a.Span, KubeletUp: !m.kubeletDown, Devices: map[string]ShownDevice{}}
@@ -148,17 +149,17 @@ func (m *modelNode) Scrape(ctx context.Context) (MetricsSnapshot, error) {
 
 func (m *modelNode) attribute(id string, owner ContainerKey, at time.Time) float64 {
 	raw := energyAt(id, at)
-	b := m.energyByDevice[id]
-	if b == nil {
-		b = &energyAttribution{raw, owner, map[ContainerKey]float64{}}
-		m.energyByDevice[id] = b
+	a := m.energyByDevice[id]
+	if a == nil {
+		a = &energyAttribution{raw, owner, map[ContainerKey]float64{}}
+		m.energyByDevice[id] = a
 	}
-	b.sums[b.owner] += raw - b.counter
-	b.counter, b.owner = raw, owner
-	return b.sums[owner]
+	a.sums[a.owner] += raw - a.counter
+	a.counter, a.owner = raw, owner
+	return a.sums[owner]
 }
 
-// setOwner has a snapshot name another holder of a device, or none.
+// setOwner changes the owner of a device; the zero key makes the device idle.
 func (s *MetricsSnapshot) setOwner(id string, o ContainerKey) {
 	d := s.Devices[id]
 	d.State, d.Owner, d.EnergyOwner, d.Owners = StateNamed, o, o, []ContainerKey{o}
@@ -168,9 +169,7 @@ func (s *MetricsSnapshot) setOwner(id string, o ContainerKey) {
 	s.Devices[id] = d
 }
 
-// The lies.
-
-// staleOwners shows who held what a second and a half ago.
+// staleOwners reports the owners of 1.5 s ago.
 func staleOwners(m *modelNode, s *MetricsSnapshot, _ int) {
 	then := map[string]ContainerKey{}
 	for _, p := range m.ownerHistory {
@@ -183,21 +182,21 @@ func staleOwners(m *modelNode, s *MetricsSnapshot, _ int) {
 	}
 }
 
-// swappedOwners names the holder of another device once.
+// swappedOwners reports the owner of GPU 1 for GPU 0.
 func swappedOwners(_ *modelNode, s *MetricsSnapshot, _ int) {
 	if a, b := s.Devices[gpuID(0)], s.Devices[gpuID(1)]; a.State == StateNamed && b.State == StateNamed && a.Owner != b.Owner {
 		s.setOwner(gpuID(0), b.Owner)
 	}
 }
 
-// inventedOwner names a container that never was.
+// inventedOwner reports a container that never existed, once.
 func inventedOwner(_ *modelNode, s *MetricsSnapshot, n int) {
 	if n == 50 {
-		s.setOwner(gpuID(gpus-1), ContainerKey{"default", "nobody", "main"})
+		s.setOwner(gpuID(gpus-1), ContainerKey{"default", "invented", "main"})
 	}
 }
 
-// stickyOwner goes on naming whoever has gone for two seconds, until somebody else comes.
+// stickyOwner reports an ended owner for two seconds, until a new owner replaces it.
 func stickyOwner() distortion {
 	last, when := map[string]ContainerKey{}, map[string]time.Time{}
 	return func(_ *modelNode, s *MetricsSnapshot, _ int) {
@@ -211,7 +210,7 @@ func stickyOwner() distortion {
 	}
 }
 
-// falselyIdle calls a device idle now and then.
+// falselyIdle reports all devices idle in every 100th snapshot.
 func falselyIdle(_ *modelNode, s *MetricsSnapshot, n int) {
 	if n%100 == 0 {
 		for id := range s.Devices {
@@ -220,7 +219,7 @@ func falselyIdle(_ *modelNode, s *MetricsSnapshot, n int) {
 	}
 }
 
-// sometimesUnknown has every 30th snapshot not know who holds a device.
+// sometimesUnknown reports the owner of GPU 2 as unknown in every 30th snapshot.
 func sometimesUnknown(_ *modelNode, s *MetricsSnapshot, n int) {
 	if n%30 == 0 {
 		d := s.Devices[gpuID(2)]
@@ -229,12 +228,12 @@ func sometimesUnknown(_ *modelNode, s *MetricsSnapshot, n int) {
 	}
 }
 
-// falselyKubeletDown has the kubelet be down every 30th time.
+// falselyKubeletDown reports the kubelet down in every 30th snapshot.
 func falselyKubeletDown(_ *modelNode, s *MetricsSnapshot, n int) {
 	s.KubeletUp = s.KubeletUp && n%30 != 0
 }
 
-// neverNamed does not say who holds one of the GPUs.
+// neverNamed omits the owner of GPU 0.
 func neverNamed(_ *modelNode, s *MetricsSnapshot, _ int) {
 	if d := s.Devices[gpuID(0)]; d.State == StateNamed {
 		d.State, d.Owner, d.EnergyOwner, d.Owners = StateUnnamed, ContainerKey{}, ContainerKey{}, nil
@@ -242,7 +241,7 @@ func neverNamed(_ *modelNode, s *MetricsSnapshot, _ int) {
 	}
 }
 
-// inconsistentSeries has one series name the holder, and another nobody.
+// inconsistentSeries omits the owner of GPU 0 in the energy counter only.
 func inconsistentSeries(_ *modelNode, s *MetricsSnapshot, n int) {
 	if d := s.Devices[gpuID(0)]; n > 50 && d.State == StateNamed {
 		d.EnergyOwner = ContainerKey{}
@@ -250,7 +249,7 @@ func inconsistentSeries(_ *modelNode, s *MetricsSnapshot, n int) {
 	}
 }
 
-// lostIdleEnergy forgets what is burned while nobody holds a device.
+// lostIdleEnergy omits the energy of GPU 3 while idle.
 func lostIdleEnergy(_ *modelNode, s *MetricsSnapshot, _ int) {
 	if d := s.Devices[gpuID(3)]; d.EnergyOwner == (ContainerKey{}) {
 		d.AttributedJoules = 0
@@ -258,7 +257,7 @@ func lostIdleEnergy(_ *modelNode, s *MetricsSnapshot, _ int) {
 	}
 }
 
-// doubleCountedEnergy books on idle time, too, what a pod burned.
+// doubleCountedEnergy attributes the energy of pods to the idle time as well.
 func doubleCountedEnergy(_ *modelNode, s *MetricsSnapshot, _ int) {
 	d := s.Devices[gpuID(0)]
 	if d.State == StateIdle {
@@ -267,7 +266,7 @@ func doubleCountedEnergy(_ *modelNode, s *MetricsSnapshot, _ int) {
 	}
 }
 
-// inheritedEnergy has pods pay for what was burned before them: the device's own counter is shown.
+// inheritedEnergy attributes all earlier energy of a device to the current pod.
 func inheritedEnergy(_ *modelNode, s *MetricsSnapshot, _ int) {
 	for id, d := range s.Devices {
 		d.AttributedJoules = energyAt(id, s.From)
@@ -275,16 +274,16 @@ func inheritedEnergy(_ *modelNode, s *MetricsSnapshot, _ int) {
 	}
 }
 
-// undercountedEnergy lets each pod off a part of what it burned, and books that on idle time.
+// undercountedEnergy attributes half of each pod's energy to the idle time.
 func undercountedEnergy() distortion {
-	spared := map[DeviceOwner]float64{}
+	moved := map[DeviceOwner]float64{}
 	return func(_ *modelNode, s *MetricsSnapshot, _ int) {
 		for id, d := range s.Devices {
 			if d.State == StateNamed {
-				spared[DeviceOwner{id, d.Owner}] = d.AttributedJoules / 2
+				moved[DeviceOwner{id, d.Owner}] = d.AttributedJoules / 2
 				d.AttributedJoules /= 2
 			} else {
-				for l, j := range spared {
+				for l, j := range moved {
 					if l.Device == id {
 						d.AttributedJoules += j
 					}
@@ -295,24 +294,24 @@ func undercountedEnergy() distortion {
 	}
 }
 
-// distortions are all of them, and what has to be said of each.
+// distortions has each distortion and a part of the expected error.
 var distortions = map[string]struct {
-	lie  func() distortion
+	make func() distortion
 	want string
 }{
-	"late":      {constantDistortion(staleOwners), "was wrong about a holder"},
-	"swapped":   {constantDistortion(swappedOwners), "was wrong about a holder"},
-	"stranger":  {constantDistortion(inventedOwner), "1 times a snapshot was wrong about a holder"},
-	"sticky":    {stickyOwner, "was wrong about a holder"},
-	"idle":      {constantDistortion(falselyIdle), "is said to be idle"},
-	"halting":   {constantDistortion(sometimesUnknown), "snapshots outside restarts did not know a holder"},
-	"deaf":      {constantDistortion(falselyKubeletDown), "snapshots outside restarts did not know a holder"},
-	"shy":       {constantDistortion(neverNamed), "holdings of a second or more were labelled"},
-	"torn":      {constantDistortion(inconsistentSeries), "its energy is booked on"},
-	"lossy":     {constantDistortion(lostIdleEnergy), "GPU-3 burned"},
-	"twofold":   {constantDistortion(doubleCountedEnergy), "GPU-0 burned"},
-	"inherited": {constantDistortion(inheritedEnergy), "J are booked on"},
-	"generous":  {undercountedEnergy, "J are booked on"},
+	"stale":               {constantDistortion(staleOwners), "wrong owners in snapshots"},
+	"swapped":             {constantDistortion(swappedOwners), "wrong owners in snapshots"},
+	"invented":            {constantDistortion(inventedOwner), "1 wrong owners in snapshots"},
+	"sticky":              {stickyOwner, "wrong owners in snapshots"},
+	"idle":                {constantDistortion(falselyIdle), "is reported idle"},
+	"unknown":             {constantDistortion(sometimesUnknown), "snapshots outside restarts have an unknown owner"},
+	"down":                {constantDistortion(falselyKubeletDown), "snapshots outside restarts have an unknown owner"},
+	"unnamed":             {constantDistortion(neverNamed), "allocations of a second or more are labeled"},
+	"inconsistent":        {constantDistortion(inconsistentSeries), "but energy of"},
+	"lost idle energy":    {constantDistortion(lostIdleEnergy), "GPU-3 used"},
+	"double energy":       {constantDistortion(doubleCountedEnergy), "GPU-0 used"},
+	"inherited energy":    {constantDistortion(inheritedEnergy), "J are attributed to"},
+	"undercounted energy": {undercountedEnergy, "J are attributed to"},
 }
 
 func constantDistortion(l distortion) func() distortion { return func() distortion { return l } }

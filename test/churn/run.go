@@ -11,62 +11,62 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// Namespace and Container are those of all pods that Run makes.
+// Namespace and container name of all pods of Run.
 const (
 	PodNamespace  = "default"
 	ContainerName = "main"
 )
 
-// NodeUnderTest is where pods come and go.
+// NodeUnderTest is a node with a kubelet and podgauge.
 type NodeUnderTest interface {
-	// PodName is how the kubelet calls a pod of that name.
+	// PodName returns the kubelet's name of a pod.
 	PodName(name string) string
-	// CreatePod gives the node a pod whose only container wants so many GPUs. It may return before
-	// the kubelet has seen the pod. An error says that the pod was turned away.
+	// CreatePod creates a pod with one container and the given number of GPUs, possibly before the kubelet sees the pod. An
+	// error means that the pod was rejected.
 	CreatePod(ctx context.Context, name string, gpus int) error
-	// DeletePod takes a pod away again; it may return before it is gone.
+	// DeletePod deletes a pod. The pod may still run when the call returns.
 	DeletePod(name string) error
-	// RestartKubelet ends the kubelet, waits, and returns when another answers. It is called
-	// with a number that rises, so that restarts can differ.
+	// RestartKubelet stops the kubelet, waits, and starts a new one that answers. The restarts are numbered so that they can differ.
 	RestartKubelet(ctx context.Context, n int, wait time.Duration) error
-	// ListAllocations asks the kubelet who holds what. A kubelet that does not answer is no error, but
-	// gives an answer that is not whole.
+	// ListAllocations returns the kubelet's list, or an incomplete list if the kubelet does not answer.
 	ListAllocations(ctx context.Context) (KubeletListing, error)
-	// Scrape asks podgauge.
+	// Scrape returns podgauge's metrics.
 	Scrape(ctx context.Context) (MetricsSnapshot, error)
 }
 
-// Plan is how much churn there is.
+// Plan is the amount of churn.
 type Plan struct {
-	// Transitions are how many beginnings and ends of pods there are at least.
+	// Transitions is the minimum number of starts and ends of pods.
 	Transitions int
-	// KubeletRestarts are the kubelet's, spread over the time.
+	// KubeletRestarts are spread over the transitions.
 	KubeletRestarts int
-	// ListInterval is how often the kubelet is asked, ScrapeEvery how often podgauge is.
+	// ListInterval is the pause between lists of the kubelet, ScrapeInterval between scrapes of podgauge.
 	ListInterval, ScrapeInterval time.Duration
-	// GPUsPerPod are how many GPUs each of the pods wants that are there at the same time.
+	// GPUsPerPod has the number of GPUs of each concurrent pod.
 	GPUsPerPod []int
 	Seed       uint64
 }
 
 const (
-	// waitTimeout is for what takes a moment where nothing is wrong.
+	// waitTimeout limits waits for a state that a correct node reaches in a moment.
 	waitTimeout = 30 * time.Second
-	// admissionTimeout is how long a pod may go without its devices before it counts as
-	// turned away: by a kubelet that has just come back, and has no plugin yet.
+	// admissionTimeout is the time after which a pod without devices counts as rejected: a restarted kubelet may lack the plugin.
 	admissionTimeout = 10 * time.Second
-	// maxPause is how long a pod's successor is waited for.
+	// maxPause is the longest pause between a pod and its successor.
 	maxPause = 300 * time.Millisecond
 	// noTimeout is longer than any churn.
 	noTimeout = 24 * time.Hour
 )
 
-// Run has pods come and go, and returns what the kubelet and what podgauge said meanwhile.
-// All devices have to be idle before, and are so again at its end.
+// Run creates and deletes pods and returns the lists of the kubelet and the snapshots of podgauge.
+// All devices must be idle before, and are idle afterwards.
 func Run(ctx context.Context, node NodeUnderTest, plan Plan) (*AllocationLog, []MetricsSnapshot, error) {
-	r := &churnRun{node: node, plan: plan, allocations: NewAllocationLog(time.Now()), updated: make(chan struct{}), kubelet: semaphore.NewWeighted(int64(len(plan.GPUsPerPod)))}
+	r := &churnRun{node: node, plan: plan, allocations: NewAllocationLog(time.Now()), kubelet: semaphore.NewWeighted(int64(len(plan.GPUsPerPod)))}
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	watch, watching := errgroup.WithContext(watching)
@@ -80,26 +80,25 @@ func Run(ctx context.Context, node NodeUnderTest, plan Plan) (*AllocationLog, []
 	return r.allocations, r.snapshots, errors.Join(err, watch.Wait())
 }
 
-// churnRun is a churn under way.
+// churnRun is the state of Run.
 type churnRun struct {
 	node NodeUnderTest
 	plan Plan
 
-	// kubelet has a place for each pod that is deleted, and a restart takes them all: a pod
-	// whose owner takes it away meanwhile is listed until a kubelet has ended it. That one
-	// comes meanwhile is nothing special.
+	// kubelet has one unit for each deletion of a pod; a restart takes all units. A pod that is deleted during a restart stays
+	// in the lists until the new kubelet has stopped the containers. Pods may be created during a restart.
 	kubelet *semaphore.Weighted
+	// updated changes with each list.
+	updated pubsub.Value[struct{}]
 
-	mu sync.Mutex
-	// All below are guarded by mu.
+	mu          sync.Mutex // guards the fields below
 	allocations *AllocationLog
-	updated     chan struct{} // closed with each answer
 	snapshots   []MetricsSnapshot
 	podsCreated int
 	transitions int
 }
 
-// runEvery does something at each tick until ctx is done.
+// runEvery calls do at once and at each tick until ctx is done.
 func runEvery(ctx context.Context, tick time.Duration, do func(context.Context) error) error {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
@@ -116,15 +115,14 @@ func runEvery(ctx context.Context, tick time.Duration, do func(context.Context) 
 }
 
 func (r *churnRun) list(ctx context.Context) error {
-	answer, err := r.node.ListAllocations(ctx)
+	l, err := r.node.ListAllocations(ctx)
 	if err != nil {
-		return fmt.Errorf("ask the kubelet: %w", err)
+		return fmt.Errorf("list allocations: %w", err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.allocations.Add(answer)
-	close(r.updated)
-	r.updated = make(chan struct{})
+	r.allocations.Add(l)
+	r.updated.Set(struct{}{})
 	return nil
 }
 
@@ -137,7 +135,7 @@ func (r *churnRun) scrape(ctx context.Context) error {
 	scrape.To = time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := len(r.snapshots); n == 0 || !s.From.Equal(r.snapshots[n-1].From) { // else the flight is one that was seen
+	if n := len(r.snapshots); n == 0 || !s.From.Equal(r.snapshots[n-1].From) { // a new collection
 		r.snapshots = append(r.snapshots, s)
 	}
 	newest := &r.snapshots[len(r.snapshots)-1]
@@ -145,27 +143,27 @@ func (r *churnRun) scrape(ctx context.Context) error {
 	return nil
 }
 
-// waitUntil waits until the kubelet's answers, or the snapshots, are as they should be. is is
-// called with mu held.
-func (r *churnRun) waitUntil(ctx context.Context, timeout time.Duration, what string, cond func() bool) error {
+// waitUntil waits until cond, which runs with mu locked, holds after a list of the kubelet.
+func (r *churnRun) waitUntil(ctx context.Context, timeout time.Duration, description string, cond func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
+		_, updated := r.updated.Get()
 		r.mu.Lock()
-		ok, heard := cond(), r.updated
+		ok := cond()
 		r.mu.Unlock()
 		if ok {
 			return nil
 		}
 		select {
-		case <-heard:
+		case <-updated:
 		case <-ctx.Done():
-			return fmt.Errorf("wait until %s: %w", what, ctx.Err())
+			return fmt.Errorf("wait until %s: %w", description, ctx.Err())
 		}
 	}
 }
 
-// churn has pods come and go until there were enough of them.
+// churn creates and deletes pods until the planned number of transitions.
 func (r *churnRun) churn(ctx context.Context) error {
 	pods, ctx := errgroup.WithContext(ctx)
 	for i, gpus := range r.plan.GPUsPerPod {
@@ -174,7 +172,7 @@ func (r *churnRun) churn(ctx context.Context) error {
 			for r.wantsMorePods() {
 				err := r.runPod(ctx, random, gpus)
 				if err == nil {
-					err = sleep(ctx, time.Duration(random.Int64N(int64(maxPause))))
+					err = retry.Sleep(ctx, time.Duration(random.Int64N(int64(maxPause))))
 				}
 				if err != nil {
 					return err
@@ -187,19 +185,19 @@ func (r *churnRun) churn(ctx context.Context) error {
 	return pods.Wait()
 }
 
-// wantsMorePods tells whether there is to be another pod.
+// wantsMorePods reports whether transitions are missing.
 func (r *churnRun) wantsMorePods() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.transitions < r.plan.Transitions
 }
 
-// restartKubelets restarts the kubelet each time that so much of the churn is over.
+// restartKubelets restarts the kubelet at equal distances over the transitions.
 func (r *churnRun) restartKubelets(ctx context.Context) error {
 	random := rand.New(rand.NewPCG(r.plan.Seed, 1<<32))
 	for n := range r.plan.KubeletRestarts {
 		due := (2*n + 1) * r.plan.Transitions / (2 * r.plan.KubeletRestarts)
-		err := r.waitUntil(ctx, noTimeout, fmt.Sprintf("there were %d transitions", due), func() bool { return r.transitions >= due })
+		err := r.waitUntil(ctx, noTimeout, fmt.Sprintf("%d transitions are done", due), func() bool { return r.transitions >= due })
 		if err == nil {
 			err = r.restartKubelet(ctx, n, time.Duration(random.Int64N(int64(time.Second))))
 		}
@@ -219,11 +217,11 @@ func (r *churnRun) restartKubelet(ctx context.Context, n int, wait time.Duration
 	if err := r.node.RestartKubelet(ctx, n, wait); err != nil {
 		return fmt.Errorf("restart the kubelet: %w", err)
 	}
-	back := time.Now()
-	return r.waitUntil(ctx, waitTimeout, "the restarted kubelet names all", func() bool { return r.allocations.LastComplete().After(back) })
+	restarted := time.Now()
+	return r.waitUntil(ctx, waitTimeout, "the restarted kubelet lists all allocations", func() bool { return r.allocations.LastComplete().After(restarted) })
 }
 
-// runPod is the life of one pod.
+// runPod creates a pod, waits for a random lifetime and deletes the pod.
 func (r *churnRun) runPod(ctx context.Context, random *rand.Rand, gpus int) error {
 	r.mu.Lock()
 	r.podsCreated++
@@ -231,14 +229,14 @@ func (r *churnRun) runPod(ctx context.Context, random *rand.Rand, gpus int) erro
 	full := r.node.PodName(name)
 	r.allocations.PodCreated(PodNamespace, full, time.Now())
 	r.mu.Unlock()
-	holds := func(n int) func() bool {
+	hasDevices := func(n int) func() bool {
 		return func() bool { return r.allocations.DeviceCount(PodNamespace, full) == n }
 	}
 
-	if r.node.CreatePod(ctx, name, gpus) == nil && r.waitUntil(ctx, admissionTimeout, "it is listed", holds(gpus)) == nil {
+	if r.node.CreatePod(ctx, name, gpus) == nil && r.waitUntil(ctx, admissionTimeout, name+" is listed", hasDevices(gpus)) == nil {
 		r.countTransition()
 		defer r.countTransition()
-		if err := sleep(ctx, podLifetime(random)); err != nil {
+		if err := retry.Sleep(ctx, podLifetime(random)); err != nil {
 			return err
 		}
 	}
@@ -249,17 +247,17 @@ func (r *churnRun) runPod(ctx context.Context, random *rand.Rand, gpus int) erro
 	if err := r.node.DeletePod(name); err != nil {
 		return fmt.Errorf("delete %s: %w", name, err)
 	}
-	return r.waitUntil(ctx, waitTimeout, "the kubelet lists "+name+" no more", holds(0))
+	return r.waitUntil(ctx, waitTimeout, "the kubelet no longer lists "+name, hasDevices(0))
 }
 
-// countTransition counts a pod's beginning, or its end.
+// countTransition counts a start or an end of a pod.
 func (r *churnRun) countTransition() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.transitions++
 }
 
-// podLifetime is how long a pod lives: one in five is gone before anybody would look.
+// podLifetime returns a random lifetime; every fifth pod ends within a second.
 func podLifetime(random *rand.Rand) time.Duration {
 	if random.IntN(5) == 0 {
 		return 50*time.Millisecond + time.Duration(random.Int64N(int64(900*time.Millisecond)))
@@ -267,19 +265,8 @@ func podLifetime(random *rand.Rand) time.Duration {
 	return time.Second + time.Duration(random.Int64N(int64(2*time.Second)))
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// waitUntilIdle waits for a snapshot that has all devices idle: all accounts are complete then. The
-// last holder before a restart may stand for as long.
+// waitUntilIdle waits for a snapshot with all devices idle, which completes the energy of all owners.
+// The last owner before a restart may be exported for maxStaleOwner.
 func (r *churnRun) waitUntilIdle(ctx context.Context) error {
 	var busy []string
 	err := r.waitUntil(ctx, maxStaleOwner+waitTimeout, "all devices are idle", func() bool {

@@ -14,57 +14,56 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// MetricsSnapshot is what an answer of /metrics says of who holds what.
+// MetricsSnapshot is the state of all devices in a response of /metrics.
 type MetricsSnapshot struct {
-	Span             // of its flight
-	Scrapes   []Span // that returned it, each from request to response
+	Span             // of the collection
+	Scrapes   []Span // with this snapshot, each from request to response
 	KubeletUp bool
 	Devices   map[string]ShownDevice
 }
 
-// OwnerState is what a snapshot says of a device.
+// OwnerState is the allocation of a device according to a snapshot.
 type OwnerState uint8
 
 // The states of a device.
 const (
-	StateUnknown OwnerState = iota // nothing
+	StateUnknown OwnerState = iota // no nvidia_gpu_allocated
 	StateIdle
-	StateUnnamed // somebody has it, and nobody is named
-	StateNamed   // by its holder
+	StateUnnamed // allocated, with empty container labels
+	StateNamed   // allocated, with the container's labels
 )
 
 func (h OwnerState) String() string {
-	return [...]string{"unknown", "idle", "allocated without a name", "held"}[h]
+	return [...]string{"unknown", "idle", "allocated without an owner", "allocated"}[h]
 }
 
-// ShownDevice is what a snapshot says of one device.
+// ShownDevice is the state of a device in a snapshot.
 type ShownDevice struct {
 	State OwnerState
-	Owner ContainerKey // when Named
-	// Owners are all whom any series of the device has in its labels, each once.
+	Owner ContainerKey // if StateNamed
+	// Owners are the containers in the labels of all series of the device, each once.
 	Owners []ContainerKey
-	// AttributedJoules are what is booked on Booked, which is shown where Counted.
+	// AttributedJoules is the energy counter of EnergyOwner; only valid if HasEnergy.
 	AttributedJoules float64
 	EnergyOwner      ContainerKey
 	HasEnergy        bool
 }
 
-// isShared tells whether several are named, and none alone: so is a device shown that several
-// containers hold.
+// isShared reports whether the device has several containers, and therefore no single owner.
 func (s ShownDevice) isShared() bool { return s.State == StateUnnamed && len(s.Owners) > 1 }
 
-// The families that are read by name.
+// Metric families that Parse reads by name.
 const (
 	familyAllocated       = "nvidia_gpu_allocated"
 	familyEnergy          = "nvidia_gpu_energy_joules_total"
 	familyKubeletUp       = "podgauge_kubelet_up"
 	familyCollectionBegin = "podgauge_flight_begin_timestamp_seconds"
 	familyCollectionEnd   = "podgauge_flight_end_timestamp_seconds"
-	// familyLastSeen names those of the past, and says so.
+	// familyLastSeen also has containers of past allocations.
 	familyLastSeen = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
 )
 
-// Parse reads an answer in the text format.
+// Parse reads a response in the text format.
 func Parse(text io.Reader) (MetricsSnapshot, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(text)
@@ -73,7 +72,7 @@ func Parse(text io.Reader) (MetricsSnapshot, error) {
 	}
 	s := MetricsSnapshot{Devices: map[string]ShownDevice{}}
 	if families[familyCollectionBegin] == nil || families[familyCollectionEnd] == nil {
-		return s, errors.New("parse a scrape: it does not say when its flight was")
+		return s, errors.New("parse a scrape: time of the collection is missing")
 	}
 	s.From, s.To = unixTime(sampleValue(families[familyCollectionBegin].Metric[0])), unixTime(sampleValue(families[familyCollectionEnd].Metric[0]))
 	s.KubeletUp = families[familyKubeletUp] != nil && sampleValue(families[familyKubeletUp].Metric[0]) == 1
@@ -109,8 +108,7 @@ func (s *MetricsSnapshot) add(name string, m *dto.Metric) {
 	s.Devices[id] = d
 }
 
-// deviceAndOwner are the device of a series, empty where it is of none, and the container in its
-// labels.
+// deviceAndOwner returns the device of a series, empty for other series, and the container in its labels.
 func deviceAndOwner(m *dto.Metric) (id string, owner ContainerKey) {
 	labels := map[string]string{}
 	for _, pair := range m.Label {
@@ -119,7 +117,7 @@ func deviceAndOwner(m *dto.Metric) (id string, owner ContainerKey) {
 	owner = ContainerKey{labels["namespace"], labels["pod"], labels["container"]}
 	for _, name := range []string{"mig_uuid", "uuid", "device_id"} {
 		if id := labels[name]; id != "" {
-			id, _, _ = strings.Cut(id, "::") // of a replica
+			id, _, _ = strings.Cut(id, "::") // replica number
 			return id, owner
 		}
 	}

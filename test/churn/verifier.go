@@ -8,83 +8,82 @@ import (
 	"time"
 )
 
-// GroundTruth is what was so, whatever /metrics says.
+// GroundTruth is the state of the node from sources other than podgauge.
 type GroundTruth struct {
 	Allocations []AllocationPeriod
-	// Outages are the times in which the kubelet was no witness: it was restarted.
+	// Outages are the times of kubelet restarts, without a complete list.
 	Outages []Span
-	// EnergyAt is a device's own energy counter, in joules, at a time.
+	// EnergyAt returns a device's energy counter in joules at a time.
 	EnergyAt func(device string, at time.Time) float64
 }
 
 const (
-	// minLabelledDuration is how long a holding has to last to be one that has to be labelled.
+	// minLabelledDuration is the shortest allocation that must be labeled.
 	minLabelledDuration = time.Second
-	// minScrapes is how many scrapes must begin and end within such a holding: on a loaded
-	// machine a scrape may take a second, and the flight that it joins may have begun before.
+	// minScrapes is the minimum number of whole scrapes within such an allocation. On a loaded machine a scrape may take a
+	// second, and the collection that a scrape joins may have started before the allocation.
 	minScrapes = 2
-	// maxStaleOwner is how long after the kubelet's return a holder may be shown that it does
-	// not name (docs/adr/0004-unknown-holders.md): a minute from the connection, which is
-	// made when podgauge asks next, a second later at most.
+	// maxStaleOwner is the longest time after a kubelet restart for an owner that the kubelet does not list
+	// (docs/adr/0004-unknown-holders.md): a minute from the connection, which podgauge makes within a second.
 	maxStaleOwner = time.Minute + time.Second
-	// maxUnnamed is how long after a restart a device may be said to be allocated without a
-	// name that nobody has: to a pod that the restart cut short, which the kubelet never
-	// named, or turned away. Such a one is looked for for ten seconds (ADR 4).
+	// maxUnnamed is the longest time after a restart for an unallocated device that podgauge reports as allocated without an
+	// owner. The restart interrupted the pod, and the kubelet never listed or rejected the pod. Podgauge searches for ten
+	// seconds (ADR 4).
 	maxUnnamed = 11 * time.Second
 )
 
-// Verify compares snapshots, in the order of their flights, with the truth.
+// Verify compares snapshots, in the order of their collections, with the ground truth.
 func Verify(t GroundTruth, snapshots []MetricsSnapshot) VerifyResult {
-	j := verifier{GroundTruth: t, longestCollection: time.Second / 10, allocationsByDevice: map[string][]AllocationPeriod{}, ownerSeen: map[DeviceOwner][]time.Time{}}
+	v := verifier{GroundTruth: t, longestCollection: time.Second / 10, allocationsByDevice: map[string][]AllocationPeriod{}, ownerSeen: map[DeviceOwner][]time.Time{}}
 	pods := map[ContainerKey]bool{}
 	for _, h := range t.Allocations {
-		j.allocationsByDevice[h.Device] = append(j.allocationsByDevice[h.Device], h)
+		v.allocationsByDevice[h.Device] = append(v.allocationsByDevice[h.Device], h)
 		pods[h.Container.podKey()] = true
 	}
-	j.Transitions, j.Restarts, j.Snapshots = 2*len(pods), len(t.Outages), len(snapshots)
+	v.Transitions, v.Restarts, v.Snapshots = 2*len(pods), len(t.Outages), len(snapshots)
 	for _, o := range t.Outages {
-		j.kubeletUnseen = append(j.kubeletUnseen, unseenSpan(o, snapshots))
+		v.kubeletUnseen = append(v.kubeletUnseen, unseenSpan(o, snapshots))
 	}
 	for i := range snapshots {
-		j.checkSnapshot(&snapshots[i])
-		j.scrapes = append(j.scrapes, snapshots[i].Scrapes...)
+		v.checkSnapshot(&snapshots[i])
+		v.scrapes = append(v.scrapes, snapshots[i].Scrapes...)
 	}
 	for _, h := range t.Allocations {
-		j.checkAllocation(h)
+		v.checkAllocation(h)
 	}
 	for i, h := range t.Allocations {
 		for _, other := range t.Allocations[:i] {
 			if h.overlaps(other) {
-				j.DoubleAllocated++
+				v.DoubleAllocated++
 			}
 		}
 	}
 	for _, s := range snapshots {
-		j.longestCollection = max(j.longestCollection, s.To.Sub(s.From))
+		v.longestCollection = max(v.longestCollection, s.To.Sub(s.From))
 	}
-	for _, device := range slices.Sorted(maps.Keys(j.allocationsByDevice)) {
-		j.EnergyBalances = append(j.EnergyBalances, j.checkBalance(device, snapshots))
+	for _, device := range slices.Sorted(maps.Keys(v.allocationsByDevice)) {
+		v.EnergyBalances = append(v.EnergyBalances, v.checkBalance(device, snapshots))
 	}
-	return j.VerifyResult
+	return v.VerifyResult
 }
 
-// verifier is a verdict in the making.
+// verifier is the state of Verify.
 type verifier struct {
 	GroundTruth
 	VerifyResult
 	allocationsByDevice map[string][]AllocationPeriod
-	// longestCollection is how long the longest flight took, and a tenth of a second at least.
+	// longestCollection is the duration of the longest collection, at least 100 ms.
 	longestCollection time.Duration
-	// kubeletUnseen are, for each outage, when podgauge did not see the kubelet.
+	// kubeletUnseen has for each outage the time without a connection between podgauge and the kubelet.
 	kubeletUnseen []Span
-	// ownerSeen are the ends of the flights that named a holder.
+	// ownerSeen has the ends of the collections with an owner.
 	ownerSeen map[DeviceOwner][]time.Time
 	scrapes   []Span
 }
 
-// unseenSpan is the time around an outage in which podgauge did not see the kubelet: from the
-// begin of the last flight before it to the end of the first one after it that the kubelet
-// answered. Whoever ended in it, podgauge cannot know to have ended.
+// unseenSpan returns the time around an outage in which podgauge cannot notice the end of an allocation.
+// The span lasts from the start of the last collection before the outage to the end of the first collection after it with a
+// response of the kubelet.
 func unseenSpan(o Span, snapshots []MetricsSnapshot) Span {
 	u := Span{To: o.To}
 	for _, s := range snapshots {
@@ -105,53 +104,52 @@ func unseenSpan(o Span, snapshots []MetricsSnapshot) Span {
 func (v *verifier) checkSnapshot(s *MetricsSnapshot) {
 	var unknown []string
 	if !s.KubeletUp {
-		unknown = append(unknown, "the kubelet is said not to answer")
+		unknown = append(unknown, "the kubelet is reported down")
 	}
 	for device := range v.allocationsByDevice {
-		if hold := v.checkDevice(s, device); hold != "" {
-			unknown = append(unknown, hold)
+		if state := v.checkDevice(s, device); state != "" {
+			unknown = append(unknown, state)
 		}
 	}
 	for device := range s.Devices {
-		if v.allocationsByDevice[device] == nil { // nobody ever had it
+		if v.allocationsByDevice[device] == nil { // never allocated
 			v.checkDevice(s, device)
 		}
 	}
-	switch away := slices.ContainsFunc(v.Outages, func(o Span) bool { return o.overlaps(s.Span) }); {
-	case away:
+	switch restarting := slices.ContainsFunc(v.Outages, func(o Span) bool { return o.overlaps(s.Span) }); {
+	case restarting:
 		v.DuringRestarts++
 	case len(unknown) > 0:
 		v.Unknown = append(v.Unknown, fmt.Sprintf("%s: %s", s.Span, strings.Join(unknown, "; ")))
 	}
 }
 
-// checkDevice judges what a snapshot says of one device, and says what it does not know of what
-// the kubelet knew.
+// checkDevice checks a device in a snapshot and describes a state that the kubelet knew and the snapshot lacks.
 func (v *verifier) checkDevice(s *MetricsSnapshot, device string) (unknown string) {
 	shown := s.Devices[device]
 	for _, owner := range shown.Owners {
 		v.checkOwner(s, DeviceOwner{device, owner})
 		if owner != shown.Owner && !shown.isShared() {
-			v.reportWrong(s, device, "is held by %v in some series, and in others by %v", owner, shown.Owner)
+			v.reportWrong(s, device, "has owner %v in some series and %v in others", owner, shown.Owner)
 		}
 	}
 	if shown.HasEnergy && shown.EnergyOwner != shown.Owner {
-		v.reportWrong(s, device, "is held by %v, and its energy is booked on %v", shown.Owner, shown.EnergyOwner)
+		v.reportWrong(s, device, "has owner %v, but energy of %v", shown.Owner, shown.EnergyOwner)
 	}
-	held := slices.ContainsFunc(v.allocationsByDevice[device], func(h AllocationPeriod) bool { return h.certainlyDuring(s.Span) })
+	allocated := slices.ContainsFunc(v.allocationsByDevice[device], func(h AllocationPeriod) bool { return h.certainlyDuring(s.Span) })
 	switch {
-	case held && shown.State == StateIdle:
-		v.reportWrong(s, device, "is said to be idle")
+	case allocated && shown.State == StateIdle:
+		v.reportWrong(s, device, "is reported idle")
 		return ""
 	case shown.State == StateNamed || shown.State == StateIdle || shown.isShared():
 		return ""
-	case !held && v.isUnknownAllowed(s, device, shown.State):
+	case !allocated && v.isUnknownAllowed(s, device, shown.State):
 		return ""
 	}
-	return fmt.Sprintf("%s is %s; in truth %s", device, shown.State, v.describeAllocations(device, s.Span))
+	return fmt.Sprintf("%s is %s; kubelet: %s", device, shown.State, v.describeAllocations(device, s.Span))
 }
 
-// checkOwner judges a label.
+// checkOwner checks the container labels of a device.
 func (v *verifier) checkOwner(s *MetricsSnapshot, l DeviceOwner) {
 	switch {
 	case slices.ContainsFunc(v.allocationsByDevice[l.Device], func(h AllocationPeriod) bool { return h.Container == l.Owner && h.possiblyDuring(s.Span) }):
@@ -159,33 +157,32 @@ func (v *verifier) checkOwner(s *MetricsSnapshot, l DeviceOwner) {
 	case v.isStaleAllowed(s, l):
 		v.StaleAllowed++
 	default:
-		v.reportWrong(s, l.Device, "is said to be held by %v", l.Owner)
+		v.reportWrong(s, l.Device, "has owner %v", l.Owner)
 	}
 }
 
-// isUnknownAllowed tells whether nobody need know who has a device: between Allocate and the kubelet's
-// own bookkeeping somebody has it whom nobody can name, and a restart can cut that short.
-func (v *verifier) isUnknownAllowed(s *MetricsSnapshot, device string, hold OwnerState) bool {
+// isUnknownAllowed reports whether the snapshot may lack an owner.
+// Between Allocate and the kubelet's checkpoint the owner is unknown, and a restart can interrupt that allocation.
+func (v *verifier) isUnknownAllowed(s *MetricsSnapshot, device string, state OwnerState) bool {
 	if slices.ContainsFunc(v.allocationsByDevice[device], func(h AllocationPeriod) bool { return h.allocatedSpan().overlaps(s.Span) }) {
 		return true
 	}
-	cut := hold == StateUnnamed && slices.ContainsFunc(v.Outages, func(o Span) bool {
+	interrupted := state == StateUnnamed && slices.ContainsFunc(v.Outages, func(o Span) bool {
 		return Span{o.From, o.To.Add(maxUnnamed)}.overlaps(s.Span)
 	})
-	if cut {
+	if interrupted {
 		v.UnnamedAllowed++
 	}
-	return cut
+	return interrupted
 }
 
-func (v *verifier) reportWrong(s *MetricsSnapshot, device, what string, args ...any) {
-	v.Wrong = append(v.Wrong, fmt.Sprintf("%s: %s %s; in truth %s", s.Span, device, fmt.Sprintf(what, args...), v.describeAllocations(device, s.Span)))
+func (v *verifier) reportWrong(s *MetricsSnapshot, device, format string, args ...any) {
+	v.Wrong = append(v.Wrong, fmt.Sprintf("%s: %s %s; kubelet: %s", s.Span, device, fmt.Sprintf(format, args...), v.describeAllocations(device, s.Span)))
 }
 
-// isStaleAllowed tells whether a label is of the last holder that podgauge can have known when the
-// kubelet went away, and that ended before podgauge saw the kubelet again. Such a one may be
-// shown until the kubelet has been back for a while (docs/adr/0004-unknown-holders.md), unless
-// the kubelet has named somebody else since.
+// isStaleAllowed reports whether a label may belong to the last owner before a kubelet restart.
+// An owner that ended while podgauge could not see the kubelet may be exported for maxStaleOwner, unless the kubelet has
+// listed a different owner since (docs/adr/0004-unknown-holders.md).
 func (v *verifier) isStaleAllowed(s *MetricsSnapshot, l DeviceOwner) bool {
 	for i, o := range v.Outages {
 		if s.To.Before(o.From) || s.From.After(o.To.Add(maxStaleOwner)) {
@@ -200,15 +197,14 @@ func (v *verifier) isStaleAllowed(s *MetricsSnapshot, l DeviceOwner) bool {
 	return false
 }
 
-// wasReplaced tells whether the kubelet named another for a holding's device before a flight.
+// wasReplaced reports whether the kubelet listed a new owner of the device before the collection.
 func (v *verifier) wasReplaced(h AllocationPeriod, collected time.Time) bool {
 	return slices.ContainsFunc(v.allocationsByDevice[h.Device], func(other AllocationPeriod) bool {
 		return other.Container != h.Container && other.Start.To.After(h.End.From) && !other.Start.To.After(collected)
 	})
 }
 
-// checkAllocation judges whether a holding was ever shown, if it surely lasted for long while the
-// kubelet could be asked.
+// checkAllocation checks that snapshots have the label of an allocation of minLabelledDuration outside restarts.
 func (v *verifier) checkAllocation(h AllocationPeriod) {
 	lasted := h.End.From.Sub(h.Start.To)
 	for _, o := range v.Outages {
@@ -225,10 +221,10 @@ func (v *verifier) checkAllocation(h AllocationPeriod) {
 			return
 		}
 	}
-	v.Unlabelled = append(v.Unlabelled, fmt.Sprintf("%s was held by %v for %s", h.Device, h.Container, lasted))
+	v.Unlabelled = append(v.Unlabelled, fmt.Sprintf("%s was allocated to %v for %s", h.Device, h.Container, lasted))
 }
 
-// scrapesIn counts the scrapes that began and ended within a span.
+// scrapesIn returns the number of whole scrapes within s.
 func (v *verifier) scrapesIn(s Span) (n int) {
 	for _, scrape := range v.scrapes {
 		if !scrape.From.Before(s.From) && !scrape.To.After(s.To) {
@@ -238,36 +234,26 @@ func (v *verifier) scrapesIn(s Span) (n int) {
 	return n
 }
 
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
+func earlier(a, b time.Time) time.Time { return slices.MinFunc([]time.Time{a, b}, time.Time.Compare) }
 
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
+func later(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b}, time.Time.Compare) }
 
-// describeAllocations is who held a device around a time.
+// describeAllocations describes the allocations of a device within three seconds of s.
 func (v *verifier) describeAllocations(device string, s Span) string {
 	around := Span{s.From.Add(-3 * time.Second), s.To.Add(3 * time.Second)}
-	var words []string
+	var descriptions []string
 	for _, h := range v.allocationsByDevice[device] {
 		if h.possiblyDuring(around) {
-			words = append(words, fmt.Sprintf("%v had it from %s to %s", h.Container, h.Start, h.End))
+			descriptions = append(descriptions, fmt.Sprintf("allocated to %v from %s to %s", h.Container, h.Start, h.End))
 		}
 	}
 	for _, o := range v.Outages {
 		if o.overlaps(around) {
-			words = append(words, "the kubelet was away "+o.String())
+			descriptions = append(descriptions, "restart at "+o.String())
 		}
 	}
-	if len(words) == 0 {
-		return "nobody had it within three seconds"
+	if len(descriptions) == 0 {
+		return "unallocated within three seconds"
 	}
-	return strings.Join(words, "; ")
+	return strings.Join(descriptions, "; ")
 }
