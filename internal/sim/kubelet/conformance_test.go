@@ -15,8 +15,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestConformance runs the table that real kubelets pass (test/e2e), once on a kubelet for each
-// habit and once with one kubelet for all.
+// TestConformance runs the table of real kubelets (test/e2e) with a new kubelet for each case.
 func TestConformance(t *testing.T) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		for _, habit := range conformance.All() {
@@ -67,8 +66,7 @@ func (k simulatedKubelet) Restart(ctx context.Context, signal syscall.Signal, wh
 	return k.Kubelet.Restart(ctx, kubelet.RestartOptions{Signal: signal, While: while})
 }
 
-// start runs a kubelet until the test ends, in a folder with a short path where the options
-// name none.
+// start runs a kubelet until the test ends, in a new folder unless the options have one.
 func start(t testing.TB, o kubelet.Options) *kubelet.Kubelet {
 	t.Helper()
 	if o.Dir == "" {
@@ -82,7 +80,7 @@ func start(t testing.TB, o kubelet.Options) *kubelet.Kubelet {
 	return k
 }
 
-// run runs a kubelet until the test ends or the function that it returns is called.
+// run runs a kubelet until the test ends or stop is called.
 func run(t testing.TB, k *kubelet.Kubelet) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -98,8 +96,7 @@ func run(t testing.TB, k *kubelet.Kubelet) (stop func()) {
 	return stop
 }
 
-// shortDir is a temporary folder whose name leaves room for sockets: t.TempDir spells out the
-// test's.
+// shortDir returns a temporary folder with a path that is short enough for sockets, unlike t.TempDir.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kubelet")

@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// A kubelet, a pod, and a restart that the pod survives.
+// A pod survives a restart of the kubelet.
 func Example() {
 	dir, err := os.MkdirTemp("", "kubelet")
 	if err != nil {

@@ -17,13 +17,13 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-func TestTroubleWithRegister(t *testing.T) {
+func TestRegisterFaults(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	p := servePlugin(t, k)
-	k.SetFaults(kubelet.Faults{RegisterErr: status.Error(codes.Unavailable, "come back later")})
+	k.SetFaults(kubelet.Faults{RegisterErr: status.Error(codes.Unavailable, "try again")})
 	if err := p.register(t.Context(), k); status.Code(err) != codes.Unavailable {
-		t.Errorf("the refused registration: %v", err)
+		t.Errorf("rejected registration: %v; want code Unavailable", err)
 	}
 	hold := make(chan struct{})
 	k.SetFaults(kubelet.Faults{HoldRegister: hold})
@@ -31,13 +31,13 @@ func TestTroubleWithRegister(t *testing.T) {
 		waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Calls["Register"] == 2 })
 	})
 	if status.Code(err) != codes.Canceled {
-		t.Errorf("the held registration: %v", err)
+		t.Errorf("blocked registration: %v; want code Canceled", err)
 	}
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Registrations) == 2 }) // the kubelet has given it up as well
 	var registered sync.WaitGroup
 	registered.Go(func() {
 		if err := p.register(t.Context(), k); err != nil {
-			t.Errorf("the released registration: %v", err)
+			t.Errorf("released registration: %v", err)
 		}
 	})
 	close(hold)
@@ -46,7 +46,7 @@ func TestTroubleWithRegister(t *testing.T) {
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Registrations) == 3 && s.Registrations[2].Err == nil })
 }
 
-// callAndCancel makes a call that is held up, and gives it up when it has arrived.
+// callAndCancel makes a call that blocks, and cancels the call after its arrival.
 func callAndCancel(t *testing.T, call func(context.Context) error, arrived func()) error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -56,7 +56,7 @@ func callAndCancel(t *testing.T, call func(context.Context) error, arrived func(
 	arrived()
 	select {
 	case err := <-ended:
-		t.Errorf("it was not held up: %v", err)
+		t.Errorf("call returned %v; want it to block", err)
 		return err
 	default:
 	}
@@ -64,14 +64,14 @@ func callAndCancel(t *testing.T, call func(context.Context) error, arrived func(
 	return <-ended
 }
 
-func TestTroubleWithList(t *testing.T) {
+func TestListFaults(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	client := lister(t, k)
 	k.SetFaults(kubelet.Faults{ListErr: errors.New("out of lists")})
 	_, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{})
 	if status.Code(err) != codes.Unknown || status.Convert(err).Message() != "out of lists" {
-		t.Errorf("the failed List: %v", err)
+		t.Errorf("List: %v; want code Unknown, out of lists", err)
 	}
 	hold := make(chan struct{})
 	k.SetFaults(kubelet.Faults{HoldList: hold})
@@ -83,27 +83,27 @@ func TestTroubleWithList(t *testing.T) {
 		waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Calls["List"] == 2 })
 	})
 	if status.Code(err) != codes.Canceled {
-		t.Errorf("the held List: %v", err)
+		t.Errorf("blocked List: %v; want code Canceled", err)
 	}
 	if _, err := client.GetAllocatableResources(t.Context(), &podresources.AllocatableResourcesRequest{}); err != nil {
-		t.Errorf("GetAllocatableResources beside it: %v", err)
+		t.Errorf("GetAllocatableResources during the blocked List: %v", err)
 	}
 	close(hold)
 	if _, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{}); err != nil {
-		t.Errorf("the released List: %v", err)
+		t.Errorf("released List: %v", err)
 	}
 	const size = 5 << 20
 	k.SetFaults(kubelet.Faults{ListBytes: size})
 	answer, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{})
 	if got := proto.Size(answer); err != nil || got < size || got > size*5/4 {
-		t.Errorf("the padded List has %d bytes, %v", got, err)
+		t.Errorf("padded List: %d bytes, %v", got, err)
 	}
 	if s := k.State(); s.Calls["List"] != 4 || s.Calls["GetAllocatableResources"] != 1 {
-		t.Errorf("counted calls: %v", s.Calls)
+		t.Errorf("calls: %v", s.Calls)
 	}
 }
 
-// TestBoundNotListening is the moment of a start in which a kubelet that is alive refuses.
+// TestBoundNotListening checks that a starting kubelet refuses connections.
 func TestBoundNotListening(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
@@ -120,9 +120,9 @@ func TestBoundNotListening(t *testing.T) {
 		return err == nil && ctime(now) != ctime(old)
 	})
 	if _, err := net.Dial("unix", k.RegistrationSocket()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("connect: %v", err)
+		t.Errorf("connect: %v; want %v", err, syscall.ECONNREFUSED)
 	}
-	list(t, k) // PodResources answers meanwhile
+	list(t, k) // PodResources responds
 	close(hold)
 	restarted.Wait()
 	registerPlugin(t, k, "a")

@@ -11,8 +11,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// FuzzRegister sends requests by plugins that do not serve: each is answered with one of the
-// kubelet's own texts, and by the first rule that it breaks.
+// FuzzRegister sends requests of plugins that do not listen: the response is the kubelet's text for the first violated rule.
 func FuzzRegister(f *testing.F) {
 	for _, seed := range [][3]string{
 		{"v1beta1", "gpu.sock", "nvidia.com/gpu"},
@@ -41,10 +40,10 @@ func FuzzRegister(f *testing.F) {
 			want = fmt.Sprintf("the ResourceName %q is invalid", resource)
 		}
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("the answer is %v; want %s", err, want)
+			t.Errorf("error %v; want %s", err, want)
 		}
 		if len(kp.endpoints) != 0 || len(kp.clients) != 0 {
-			t.Errorf("left behind: %v, %v", kp.endpoints, kp.clients)
+			t.Errorf("endpoints %v, clients %v; want none", kp.endpoints, kp.clients)
 		}
 		for _, c := range kp.conns {
 			_ = c.conn.Close()
@@ -53,7 +52,7 @@ func FuzzRegister(f *testing.F) {
 	})
 }
 
-// isExtendedReference is isExtendedResource letter by letter.
+// isExtendedReference is a reference for isExtendedResource without regular expressions.
 func isExtendedReference(name string) bool {
 	parts := strings.Split(name, "/")
 	if len(parts) != 2 || strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
@@ -72,7 +71,7 @@ func isExtendedReference(name string) bool {
 	return consistsOf(last, lower+upper, "-_.")
 }
 
-// consistsOf says whether a word is made of letters, with others only inside.
+// consistsOf reports whether a word begins and ends with letters and has letters and others between.
 func consistsOf(word, letters, others string) bool {
 	return word != "" && strings.Trim(word, letters+others) == "" &&
 		strings.ContainsAny(word[:1], letters) && strings.ContainsAny(word[len(word)-1:], letters)

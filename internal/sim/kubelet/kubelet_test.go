@@ -22,7 +22,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// waitTimeout is how long a test waits for what takes milliseconds.
+// waitTimeout is the limit of waits that take milliseconds.
 const waitTimeout = 20 * time.Second
 
 func TestRunMayBeCalledAgain(t *testing.T) {
@@ -35,16 +35,16 @@ func TestRunMayBeCalledAgain(t *testing.T) {
 	stop()
 	for _, path := range []string{k.RegistrationSocket(), k.PodResourcesSocket()} {
 		if _, err := net.Dial("unix", path); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("connect to %s: %v", path, err)
+			t.Errorf("connect to %s: %v; want %v", path, err, syscall.ECONNREFUSED)
 		}
 	}
 	if s := k.State(); s.Serving || s.Resources[gpuResource].Registered || len(s.Pods) != 1 || s.Pods[0].InList {
-		t.Errorf("without a kubelet the state is %+v", s)
+		t.Errorf("state without a kubelet: %+v", s)
 	}
 	run(t, k)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Serving && s.PodsRead && s.Starts == 2 })
 	if got, want := list(t, k), map[string][]string{"default/one/main": {"a"}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("List has %v; want %v", got, want)
+		t.Errorf("List: %v; want %v", got, want)
 	}
 	p.stop()
 }
@@ -66,7 +66,7 @@ func TestRunFails(t *testing.T) {
 	}
 }
 
-func TestSincePosesAsOld(t *testing.T) {
+func TestRunningSince(t *testing.T) {
 	t.Parallel()
 	since := time.Now().Add(-time.Hour).Truncate(time.Second)
 	k := start(t, kubelet.Options{RunningSince: since})
@@ -78,15 +78,15 @@ func TestSincePosesAsOld(t *testing.T) {
 		return info.ModTime()
 	}
 	if got := modified(); !got.Equal(since) {
-		t.Errorf("the socket is of %v; want %v", got, since)
+		t.Errorf("socket from %v; want %v", got, since)
 	}
 	restart(t, k, kubelet.RestartOptions{})
 	if got := modified(); time.Since(got) > time.Minute {
-		t.Errorf("after a restart the socket is of %v", got)
+		t.Errorf("socket after a restart from %v; want now", got)
 	}
 }
 
-func TestCapacityOutlivesThePluginByFiveMinutes(t *testing.T) {
+func TestCapacityWithoutPluginForFiveMinutes(t *testing.T) {
 	t.Parallel()
 	var clock fakeClock
 	k := start(t, kubelet.Options{Now: clock.now})
@@ -96,13 +96,13 @@ func TestCapacityOutlivesThePluginByFiveMinutes(t *testing.T) {
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable == 0 })
 	clock.add(5 * time.Minute)
 	if got := k.Resource(gpuResource); got.Capacity != 2 || !got.Registered || len(got.Sockets) != 0 || got.Devices[0].Healthy {
-		t.Errorf("after five minutes the kubelet has %+v", got)
+		t.Errorf("after five minutes: %+v; want capacity 2", got)
 	}
 	clock.add(time.Second)
 	if got := k.Resource(gpuResource); got.Capacity != 0 || got.Registered {
-		t.Errorf("later it has %+v", got)
+		t.Errorf("after the grace period: %+v; want no capacity", got)
 	}
-	// From here on a container that is restarted does not come back.
+	// A container cannot restart without an endpoint.
 	ctx, cancel := context.WithCancel(t.Context())
 	var restarted sync.WaitGroup
 	defer restarted.Wait()
@@ -113,9 +113,8 @@ func TestCapacityOutlivesThePluginByFiveMinutes(t *testing.T) {
 	})
 }
 
-// TestAnEmptyListIsNoCapacity is how a plugin takes a resource away: it stays registered, for
-// more than five minutes too, and has nothing.
-func TestAnEmptyListIsNoCapacity(t *testing.T) {
+// TestEmptyListHasNoCapacity has a plugin withdraw a resource, which stays registered for more than five minutes.
+func TestEmptyListHasNoCapacity(t *testing.T) {
 	t.Parallel()
 	var clock fakeClock
 	k := start(t, kubelet.Options{Now: clock.now})
@@ -125,16 +124,16 @@ func TestAnEmptyListIsNoCapacity(t *testing.T) {
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Updates == 2 })
 	clock.add(time.Hour)
 	if got := k.Resource(gpuResource); got.Capacity != 0 || got.Allocatable != 0 || !got.Registered || len(got.Devices) != 0 || len(got.Sockets) != 1 {
-		t.Errorf("the kubelet has %+v", got)
+		t.Errorf("resource %+v; want registered, without devices", got)
 	}
 	if got := list(t, k); len(got["default/holder/main"]) != 1 {
-		t.Errorf("List has %v", got)
+		t.Errorf("List: %v; want a device of container main", got)
 	}
 	p.lists <- healthy("a", "b")
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Capacity == 2 })
 }
 
-func TestCapacityCountsContradictionsTwice(t *testing.T) {
+func TestCapacityCountsContradictoryIDsTwice(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	p := registerPlugin(t, k, "a", "b")
@@ -142,11 +141,11 @@ func TestCapacityCountsContradictionsTwice(t *testing.T) {
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Capacity == 3 })
 	want := []kubelet.DeviceState{{ID: "a", Health: "Healthy", Healthy: true}, {ID: "b", Health: "Unhealthy", Healthy: true}}
 	if got := k.Resource(gpuResource).Devices; !reflect.DeepEqual(got, want) || k.Resource(gpuResource).Allocatable != 2 {
-		t.Errorf("the kubelet has %+v", k.Resource(gpuResource))
+		t.Errorf("resource %+v; want devices %+v", k.Resource(gpuResource), want)
 	}
 }
 
-func TestRepeatsAreCounted(t *testing.T) {
+func TestRepeatedLists(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	p := registerPlugin(t, k, "a", "b")
@@ -158,15 +157,15 @@ func TestRepeatsAreCounted(t *testing.T) {
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable == 0 })
 	next := registerPlugin(t, k, "a", "b") // the first list of a stream is no repeat
 	if got := k.Resource(gpuResource); got.Updates != 5 || got.Repeats != 1 || !reflect.DeepEqual(got.Sockets, []string{next.socket}) {
-		t.Errorf("the kubelet has %+v", got)
+		t.Errorf("resource %+v; want 5 lists, one of them repeated", got)
 	}
 	want := []kubelet.Registration{{Resource: gpuResource, Endpoint: p.socket}, {Resource: gpuResource, Endpoint: next.socket}}
 	if got := k.State().Registrations; !reflect.DeepEqual(got, want) {
-		t.Errorf("registrations are %v; want %v", got, want)
+		t.Errorf("registrations %v; want %v", got, want)
 	}
 }
 
-func TestDeletedPodStaysForItsGrace(t *testing.T) {
+func TestDeletedPodStaysForGracePeriod(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	registerPlugin(t, k, "a", "b")
@@ -178,11 +177,11 @@ func TestDeletedPodStaysForItsGrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := list(t, k); len(got["default/stubborn/main"]) != 1 {
-		t.Errorf("while it ends, List has %v", got)
+		t.Errorf("List during the grace period: %v", got)
 	}
 	var rejected *kubelet.AdmissionError
 	if err := k.RunPod(t.Context(), podWithGPUs("next", 1)); !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" {
-		t.Errorf("its device was given away: %v", err)
+		t.Errorf("pod with the device of a terminating pod: %v; want a rejection", err)
 	}
 	deleted := time.Now()
 	if err := k.DeletePod(brief); err != nil {
@@ -190,42 +189,42 @@ func TestDeletedPodStaysForItsGrace(t *testing.T) {
 	}
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Pods) == 2 })
 	if took := time.Since(deleted); took < brief.GracePeriod {
-		t.Errorf("it was gone after %v", took)
+		t.Errorf("pod was gone after %v", took)
 	}
 	if err := k.DeletePod(brief); !errors.Is(err, kubelet.ErrNoPod) {
-		t.Errorf("to delete it again: %v", err)
+		t.Errorf("second deletion: %v; want ErrNoPod", err)
 	}
 	runPod(t, k, podWithGPUs("next", 1)) // the name of a pod that has failed is free
 }
 
-func TestEndedPodIsRemembered(t *testing.T) {
+func TestEndedPodStaysUntilDeletion(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	registerPlugin(t, k, "a")
 	p := podWithGPUs("brief", 1)
 	runPod(t, k, p)
 	if err := k.RunPod(t.Context(), p); err == nil {
-		t.Error("two pods of one name run")
+		t.Error("a second pod of the name runs")
 	}
 	if err := k.EndPod(p); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := k.Pod(p); err != nil || got.Phase != "Succeeded" || got.InList || got.Containers[0].Running {
-		t.Errorf("the pod is %+v, %v", got, err)
+		t.Errorf("pod %+v, %v; want Succeeded and unlisted", got, err)
 	}
 	restart(t, k, kubelet.RestartOptions{})
 	if got, err := k.Pod(p); err != nil || got.Phase != "Succeeded" {
-		t.Errorf("after a restart the pod is %+v, %v", got, err)
+		t.Errorf("pod after a restart: %+v, %v; want Succeeded", got, err)
 	}
 	if err := k.DeletePod(p); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := k.Pod(p); !errors.Is(err, kubelet.ErrNoPod) {
-		t.Errorf("the deleted pod: %v", err)
+		t.Errorf("deleted pod: %v; want ErrNoPod", err)
 	}
 }
 
-func TestListAfterAStart(t *testing.T) {
+func TestListAfterStart(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{ReadPodsAtOnce: true})
 	registerPlugin(t, k, "a", "b")
@@ -237,26 +236,26 @@ func TestListAfterAStart(t *testing.T) {
 	k.SetFaults(kubelet.Faults{HoldStaticPods: holdStatic, HoldAPIPods: holdRest})
 	restart(t, k, kubelet.RestartOptions{Signal: syscall.SIGKILL})
 	if got := list(t, k); len(got) != 0 {
-		t.Errorf("at first List has %v", got)
+		t.Errorf("List before any pod is read: %v", got)
 	}
 	if _, err := lister(t, k).Get(t.Context(), &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: "api"}); status.Code(err) != codes.Unknown {
-		t.Errorf("at first Get says %v", err)
+		t.Errorf("Get before any pod is read: %v; want code Unknown", err)
 	}
 	close(holdStatic)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].InList })
 	if got := list(t, k); len(got) != 1 || len(got["default/static-node-a/main"]) != 1 {
-		t.Errorf("then List has %v", got)
+		t.Errorf("List with static pods: %v", got)
 	}
 	close(holdRest)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if got := list(t, k); len(got) != 2 || len(got["default/api/main"]) != 1 {
-		t.Errorf("at last List has %v", got)
+		t.Errorf("List with all pods: %v", got)
 	}
 }
 
 func ctime(info fs.FileInfo) syscall.Timespec { return info.Sys().(*syscall.Stat_t).Ctim }
 
-func TestCorruptCheckpointIsAStartFromNothing(t *testing.T) {
+func TestCorruptCheckpointIsIgnored(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	registerPlugin(t, k, "a")
@@ -269,11 +268,11 @@ func TestCorruptCheckpointIsAStartFromNothing(t *testing.T) {
 	}})
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if got, want := list(t, k), map[string][]string{"default/holder/main": {}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("List has %v; want %v", got, want)
+		t.Errorf("List: %v; want %v", got, want)
 	}
 }
 
-func TestAllocateThatHangsHoldsUpTheNextPod(t *testing.T) {
+func TestHangingAllocateBlocksNextPod(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	p := servePlugin(t, k)
@@ -288,7 +287,7 @@ func TestAllocateThatHangsHoldsUpTheNextPod(t *testing.T) {
 	defer pods.Wait()
 	pods.Go(func() {
 		if err := k.RunPod(t.Context(), podWithGPUs("hung", 1)); err == nil {
-			t.Error("a pod runs whose Allocate never ended")
+			t.Error("a pod runs before the end of Allocate")
 		}
 	})
 	<-entered
@@ -296,17 +295,17 @@ func TestAllocateThatHangsHoldsUpTheNextPod(t *testing.T) {
 		waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Pods) == 2 })
 	})
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("the next pod: %v", err)
+		t.Errorf("next pod: %v; want it to wait", err)
 	}
 	if got, want := list(t, k), map[string][]string{"default/hung/main": {}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("List has %v; want %v", got, want)
+		t.Errorf("List: %v; want %v", got, want)
 	}
-	// The next kubelet admits both again, and there is no plugin to hang in.
+	// The next kubelet admits both pods again, without a plugin.
 	restart(t, k, kubelet.RestartOptions{Signal: syscall.SIGKILL})
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].Phase == "Failed" && s.Pods[1].Phase == "Running" })
 }
 
-func TestDroppedDuringAllocateCrashes(t *testing.T) {
+func TestDeviceDroppedDuringAllocateCrashes(t *testing.T) {
 	t.Parallel()
 	k := kubelet.New(kubelet.Options{Dir: shortDir(t)})
 	ended := make(chan error)
@@ -324,11 +323,11 @@ func TestDroppedDuringAllocateCrashes(t *testing.T) {
 	defer cancel()
 	pods.Go(func() { _ = k.RunPod(ctx, podWithGPUs("unlucky", 1)) })
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "device a of nvidia.com/gpu was dropped from the list during its Allocate") {
-		t.Errorf("Run: %v", err)
+		t.Errorf("Run: %v; want a crash", err)
 	}
 }
 
-func TestPreStartIsTriedAgain(t *testing.T) {
+func TestPreStartBeforeEachStart(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	p := servePlugin(t, k)
@@ -339,14 +338,14 @@ func TestPreStartIsTriedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := p.prestart.Load(); n != 2 {
-		t.Errorf("PreStartContainer was called %d times", n)
+		t.Errorf("%d PreStartContainer calls; want 2", n)
 	}
 	if err := k.RestartContainer(t.Context(), podWithGPUs("holder", 1), "nobody"); err == nil {
-		t.Error("a container that does not exist was restarted")
+		t.Error("a missing container was restarted")
 	}
 }
 
-func TestWaitSaysWhatItWaitedFor(t *testing.T) {
+func TestWaitsEndWithTheContext(t *testing.T) {
 	t.Parallel()
 	k := kubelet.New(kubelet.Options{Dir: shortDir(t)})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -371,7 +370,7 @@ func restart(t testing.TB, k *kubelet.Kubelet, o kubelet.RestartOptions) {
 	}
 }
 
-// fakeClock stands still until it is told otherwise; its zero value is ready for use.
+// fakeClock is a clock that add moves. The zero value is ready for use.
 type fakeClock struct {
 	mu     sync.Mutex // guards passed
 	offset time.Duration

@@ -20,7 +20,7 @@ import (
 
 const gpuResource = "nvidia.com/gpu"
 
-// testPlugin is a device plugin that sends what it gets from lists, and ends with the test.
+// testPlugin is a device plugin that sends the values of lists until the test ends.
 type testPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	socket   string
@@ -33,7 +33,7 @@ type testPlugin struct {
 
 var socketCount atomic.Int32 // so that each plugin has a name of its own
 
-// servePlugin starts a plugin that has not registered.
+// servePlugin starts a plugin without registering.
 func servePlugin(t testing.TB, k *kubelet.Kubelet) *testPlugin {
 	t.Helper()
 	p := &testPlugin{
@@ -60,7 +60,7 @@ func servePlugin(t testing.TB, k *kubelet.Kubelet) *testPlugin {
 	return p
 }
 
-// registerPlugin is serve, and the kubelet has the plugin's GPUs.
+// registerPlugin starts a plugin and returns when the kubelet has its GPUs.
 func registerPlugin(t testing.TB, k *kubelet.Kubelet, ids ...string) *testPlugin {
 	t.Helper()
 	p := servePlugin(t, k)
@@ -145,7 +145,7 @@ func poll(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// podWithGPUs is a pod of the API server's with one container that asks for n GPUs.
+// podWithGPUs returns a pod of the API server with a container that requests n GPUs.
 func podWithGPUs(name string, n int) kubelet.PodSpec {
 	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource: n}}}}
 }
@@ -159,8 +159,7 @@ func runPod(t testing.TB, k *kubelet.Kubelet, p kubelet.PodSpec) {
 	}
 }
 
-// lister is a connection of its own to PodResources, so that no backoff of an earlier life is
-// in its way.
+// lister returns a new connection to PodResources, without the backoff of an earlier kubelet.
 func lister(t testing.TB, k *kubelet.Kubelet) podresources.PodResourcesListerClient {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+k.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -172,7 +171,7 @@ func lister(t testing.TB, k *kubelet.Kubelet) podresources.PodResourcesListerCli
 	return podresources.NewPodResourcesListerClient(conn)
 }
 
-// list is what List says: "namespace/pod/container" to ids.
+// list returns the ids of List by "namespace/pod/container".
 func list(t testing.TB, k *kubelet.Kubelet) map[string][]string {
 	t.Helper()
 	answer, err := lister(t, k).List(t.Context(), &podresources.ListPodResourcesRequest{})

@@ -40,7 +40,7 @@ func watchPods(t testing.TB, k *kubelet.Kubelet) podsapi.Pods_WatchPodsClient {
 	return stream
 }
 
-// nextEvent are the events up to the first one of a kind, and that one's pod.
+// nextEvent returns the kinds of events up to the first event of a kind, and the pod of the latter.
 func nextEvent(t testing.TB, stream podsapi.Pods_WatchPodsClient, kind podsapi.EventType) (kinds []string, pod []byte) {
 	t.Helper()
 	for {
@@ -64,32 +64,32 @@ func TestWatchPods(t *testing.T) {
 	stream := watchPods(t, k)
 	kinds, _ := nextEvent(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
 	if want := []string{"ADDED", "INITIAL_SYNC_COMPLETE"}; !slices.Equal(kinds, want) {
-		t.Errorf("it begins with %v", kinds)
+		t.Errorf("first events %v", kinds)
 	}
 	runPod(t, k, podWithGPUs("second", 0))
 	if kinds, _ = nextEvent(t, stream, podsapi.EventType_ADDED); len(kinds) != 1 {
-		t.Errorf("before a pod is added there are %v", kinds)
+		t.Errorf("events before ADDED: %v", kinds)
 	}
 	if err := k.EndPodWith(before, kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 3}}}); err != nil {
 		t.Fatal(err)
 	}
 	kinds, pod := nextEvent(t, stream, podsapi.EventType_DELETED)
 	if n := len(kinds); n < 2 || kinds[n-2] != "MODIFIED" {
-		t.Errorf("before it is deleted there are %v", kinds)
+		t.Errorf("events before DELETED: %v", kinds)
 	}
 	uid := k.State().Pods[0].UID
 	if !bytes.Contains(pod, []byte(uid)) || bytes.Contains(pod, []byte("team")) || bytes.Contains(pod, []byte("Failed")) {
-		t.Errorf("the deleted pod is %q", pod)
+		t.Errorf("pod of DELETED: %q; want names alone", pod)
 	}
 	if got, err := podsClient(t, k).GetPod(t.Context(), &podsapi.GetPodRequest{PodUID: uid}); err != nil || !bytes.Contains(got.Pod, []byte("Failed")) {
-		t.Errorf("the API server still has %q, %v", got.GetPod(), err)
+		t.Errorf("GetPod of an ended pod: %q, %v; want phase Failed", got.GetPod(), err)
 	}
-	// Another watcher gets it once more, and nobody tells that one of its end.
+	// Later watchers get the ended pod as ADDED, without DELETED.
 	if kinds, _ = nextEvent(t, watchPods(t, k), podsapi.EventType_INITIAL_SYNC_COMPLETE); len(kinds) != 3 {
-		t.Errorf("later it begins with %v", kinds)
+		t.Errorf("later first events %v", kinds)
 	}
 	if k.State().Calls["WatchPods"] != 2 {
-		t.Errorf("the calls are %v", k.State().Calls)
+		t.Errorf("calls %v; want two of WatchPods", k.State().Calls)
 	}
 }
 
@@ -105,7 +105,7 @@ func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
 	_, watched := watchPods(t, k).Recv()
 	for _, err := range []error{got, watched} {
 		if status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("while it starts: %v", err)
+			t.Errorf("during the start: %v; want code FailedPrecondition", err)
 		}
 	}
 	close(hold)
@@ -114,7 +114,7 @@ func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
 		t.Errorf("events after the start: %v", kinds)
 	}
 	if _, err := c.GetPod(t.Context(), &podsapi.GetPodRequest{PodUID: "x"}); status.Code(err) != codes.NotFound {
-		t.Errorf("a pod that is not there: %v", err)
+		t.Errorf("missing pod: %v; want code NotFound", err)
 	}
 }
 
@@ -122,11 +122,11 @@ func TestNoPodsAPIBefore137(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{Version: kubelet.V136})
 	if _, err := os.Stat(k.PodsSocket()); !os.IsNotExist(err) {
-		t.Errorf("the socket: %v, want %v", err, fs.ErrNotExist)
+		t.Errorf("socket: %v; want %v", err, fs.ErrNotExist)
 	}
 }
 
-func TestWatcherThatIsTooSlowIsDropped(t *testing.T) {
+func TestSlowWatcherIsDropped(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	p := kubelet.PodSpec{Name: "big", Labels: map[string]string{"x": strings.Repeat("x", 100_000)}, Containers: []kubelet.ContainerSpec{{Name: "main"}}}
@@ -143,11 +143,11 @@ func TestWatcherThatIsTooSlowIsDropped(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "watch client channel closed") {
-		t.Errorf("the stream ended with %v", err)
+		t.Errorf("end of the stream: %v", err)
 	}
 }
 
-func TestContainersHaveIDsOfTheirOwn(t *testing.T) {
+func TestContainerIDsAreUnique(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	p := kubelet.PodSpec{Name: "one", Containers: []kubelet.ContainerSpec{{Name: "a"}, {Name: "b"}}}
@@ -157,7 +157,7 @@ func TestContainersHaveIDsOfTheirOwn(t *testing.T) {
 		for _, c := range []string{"a", "b"} {
 			id, err := k.ContainerID(p, c)
 			if again, _ := k.ContainerID(p, c); err != nil || len(id) != 64 || seen[id] || again != id {
-				t.Errorf("the id of %s is %q, then %q, %v", c, id, again, err)
+				t.Errorf("id of %s: %q, then %q, %v", c, id, again, err)
 			}
 			seen[id] = true
 			if err := k.RestartContainer(t.Context(), p, c); err != nil {
@@ -165,16 +165,15 @@ func TestContainersHaveIDsOfTheirOwn(t *testing.T) {
 			}
 		}
 	}
-	if _, err := k.ContainerID(p, "nobody"); err == nil {
-		t.Error("a container that does not exist has an id")
+	if _, err := k.ContainerID(p, "missing"); err == nil {
+		t.Error("a missing container has an id")
 	}
-	if _, err := k.ContainerID(podWithGPUs("nobody", 0), "main"); err == nil {
-		t.Error("a pod that does not exist has an id")
+	if _, err := k.ContainerID(podWithGPUs("missing", 0), "main"); err == nil {
+		t.Error("a missing pod has an id")
 	}
 }
 
-// TestEndsOfPods says who has failed.
-func TestEndsOfPods(t *testing.T) {
+func TestPhaseOfEndedPods(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	for name, test := range map[string]struct {
@@ -191,7 +190,7 @@ func TestEndsOfPods(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := k.Pod(p); err != nil || !reflect.DeepEqual([2]string{got.Phase, got.Reason}, test.want) {
-			t.Errorf("%s is %+v, %v", name, got, err)
+			t.Errorf("%s: %+v, %v; want %v", name, got, err, test.want)
 		}
 	}
 }

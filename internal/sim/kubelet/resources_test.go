@@ -15,7 +15,7 @@ import (
 
 const gib = 1 << 30
 
-// reservations is what containers have of CPUs, memory and claims, a line each, sorted.
+// reservations returns the CPUs, memory and claims of List, one per line, sorted.
 func reservations(t testing.TB, k *kubelet.Kubelet) (lines []string) {
 	t.Helper()
 	answer, err := lister(t, k).List(t.Context(), &podresources.ListPodResourcesRequest{})
@@ -59,7 +59,7 @@ func nodes(topology *podresources.TopologyInfo) (list []int64) {
 func wantReservations(t *testing.T, k *kubelet.Kubelet, want ...string) {
 	t.Helper()
 	if got := reservations(t, k); !slices.Equal(got, want) {
-		t.Errorf("List has\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("List:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -125,7 +125,7 @@ func TestClaims(t *testing.T) {
 	wantReservations(t, k, want...)
 }
 
-func TestGetInTrouble(t *testing.T) {
+func TestGetFaults(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	runPod(t, k, kubelet.PodSpec{Name: "one"})
