@@ -21,7 +21,7 @@ var testRows = []device.Metric{
 	{Name: "nvidia_gpu_power_watts", Help: "Power."},
 	{Name: "nvidia_gpu_energy_joules_total", Help: "Energy.", Kind: device.OwnerCounter},
 	{Name: "nvidia_gpu_clock_hertz", Help: "Clock.", Labels: []device.Label{{Name: "clock", Value: "sm"}}},
-	{Name: "nvidia_gpu_row_that_nobody_simulates", Help: "Nothing."},
+	{Name: "nvidia_gpu_unsimulated", Help: "No value."},
 }
 
 func TestMachineConforms(t *testing.T) {
@@ -40,7 +40,7 @@ func TestPartitionedMachineConforms(t *testing.T) {
 	devicetest.TestBackend(t, m)
 }
 
-// migDeviceList lists a machine's slices as "index:GI/CI profile".
+// migDeviceList lists a machine's MIG devices as "index:GI/CI profile".
 func migDeviceList(t *testing.T, m *sim.Machine) (list []string) {
 	t.Helper()
 	devices, err := m.Devices(t.Context())
@@ -55,18 +55,17 @@ func migDeviceList(t *testing.T, m *sim.Machine) (list []string) {
 	return list
 }
 
-// TestMachineKnowsAFewXids has those be harmless that NVIDIA's GPUs survive.
-func TestMachineKnowsAFewXids(t *testing.T) {
+func TestDefaultXidEvents(t *testing.T) {
 	m := sim.NewMachine(testRows, 1, time.Now)
 	for xid, fatal := range map[uint64]bool{31: false, 63: false, 92: false, 94: false, 154: false, 64: true, 95: true, 999: true} {
 		m.Fail(m.AllocatableIDs()[0], fmt.Sprintf("xid %d", xid))
 		if e, err := m.Wait(t.Context()); err != nil || e.Xid != xid || (e.Recovery == device.RecoveryAfterReset) != fatal {
-			t.Errorf("xid %d: %+v, %v; want it fatal: %v", xid, e, err, fatal)
+			t.Errorf("xid %d: %+v, %v; want a reset needed: %v", xid, e, err, fatal)
 		}
 	}
 }
 
-func TestMachineIsPartitioned(t *testing.T) {
+func TestPartition(t *testing.T) {
 	m := sim.NewMachine(testRows, 2, time.Now)
 	gpu := m.GPUs()[0]
 	m.Partition(gpu, "1c.3g.40gb", "2c.3g.40gb", "1c.3g.40gb", "1g.10gb")
@@ -75,10 +74,10 @@ func TestMachineIsPartitioned(t *testing.T) {
 	}
 	before := m.AllocatableIDs()
 	if len(before) != 5 || before[4] != device.ID(m.GPUs()[1]) {
-		t.Errorf("held can be %v", before)
+		t.Errorf("allocatable ids %v", before)
 	}
 	if e, err := m.Wait(t.Context()); err != nil || e != (device.Event{GPU: gpu, PartitionChanged: true}) {
-		t.Errorf("the report is %+v, %v", e, err)
+		t.Errorf("event %+v, %v", e, err)
 	}
 	m.Partition(gpu, "", "2c.3g.40gb", "2g.20gb", "1g.10gb")
 	if got, want := migDeviceList(t, m), []string{"1:1/1 2c.3g.40gb", "2:2/0 2g.20gb", "3:3/0 1g.10gb"}; !slices.Equal(got, want) {
@@ -86,19 +85,19 @@ func TestMachineIsPartitioned(t *testing.T) {
 	}
 	after := m.AllocatableIDs()
 	if after[0] != before[1] || after[1] == before[2] || after[2] != before[3] {
-		t.Errorf("%v became %v: what goes on keeps its UUID, what is new has another", before, after)
+		t.Errorf("ids %v became %v; want the same UUID for kept devices and new UUIDs for new devices", before, after)
 	}
 	m.SetUtilization(after[0], 1) // two sevenths of the GPU
 	if got := readValues(t, m, device.ID(gpu))[0]; got != 70+630*2.0/7 {
-		t.Errorf("the GPU draws %f W", got)
+		t.Errorf("power %f W", got)
 	}
 	m.Unpartition(gpu)
 	if got := m.AllocatableIDs(); len(got) != 2 || got[0] != device.ID(gpu) || migDeviceList(t, m) != nil {
-		t.Errorf("after that, held can be %v", got)
+		t.Errorf("allocatable ids after Unpartition: %v", got)
 	}
 }
 
-func TestMachineReportsTheSliceThatFailed(t *testing.T) {
+func TestXidOfMIGDevice(t *testing.T) {
 	m := sim.NewMachine(testRows, 1, time.Now)
 	gpu := m.GPUs()[0]
 	m.Partition(gpu, "3g.40gb", "3g.40gb")
@@ -117,11 +116,11 @@ func TestMachineReportsTheSliceThatFailed(t *testing.T) {
 		}
 	}
 	if _, err := m.Check(gpu); !errors.Is(err, device.ErrLost) {
-		t.Errorf("its GPU answers %v", err)
+		t.Errorf("Check of the GPU: %v", err)
 	}
 }
 
-func TestMachineGrows(t *testing.T) {
+func TestAddGPU(t *testing.T) {
 	m := sim.NewMachine(testRows, 2, time.Now)
 	gpu := m.AddGPU()
 	devices, err := m.Devices(t.Context())
@@ -145,7 +144,7 @@ func readValues(t *testing.T, m *sim.Machine, id device.ID) map[int]float64 {
 	return values
 }
 
-func TestMachineBurnsWhatItsLoadAsksFor(t *testing.T) {
+func TestPowerAndEnergyFollowLoad(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	m := sim.NewMachine(testRows, 1, func() time.Time { return now })
 	id := m.AllocatableIDs()[0]
@@ -158,50 +157,50 @@ func TestMachineBurnsWhatItsLoadAsksFor(t *testing.T) {
 		t.Errorf("after 10 s busy and 10 s idle: %.0f W and %.0f J, want 70 W and 7700 J", got[0], got[1])
 	}
 	if _, ok := got[3]; ok {
-		t.Error("a row that is not simulated has a value")
+		t.Error("an unsimulated row has a value")
 	}
 	m.SetValue(id, `nvidia_gpu_clock_hertz{clock="sm"}`, 42)
 	if got := readValues(t, m, id); got[2] != 42 {
-		t.Errorf("a value that was set reads %f", got[2])
+		t.Errorf("fixed value: got %f", got[2])
 	}
 	m.ResetGPU(id)
 	if got := readValues(t, m, id); got[1] != 0 {
-		t.Errorf("a reset leaves %f J on the counter", got[1])
+		t.Errorf("energy after a reset: %f J", got[1])
 	}
 }
 
-func TestMachineObeys(t *testing.T) {
+func TestFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := sim.NewMachine(testRows, 2, time.Now)
 		id := m.AllocatableIDs()[0]
 		gpu := device.GPU(id)
 		m.Fail(id, "xid 79")
 		if e, err := m.Wait(t.Context()); err != nil || e.GPU != gpu || e.Xid != 79 || e.Recovery != device.RecoveryAfterReset {
-			t.Errorf("the report is %+v, %v", e, err)
+			t.Errorf("event %+v, %v", e, err)
 		}
 		if _, err := m.Check(gpu); !errors.Is(err, device.ErrLost) {
-			t.Errorf("a GPU with Xid 79 answers %v", err)
+			t.Errorf("Read after Xid 79: %v", err)
 		}
 		m.ResetGPU(id)
 		if v, err := m.Check(gpu); v != (device.ResetEvidence{Resets: 1, EnergyCounter: 1}) || err != nil {
-			t.Errorf("after a reset: %+v, %v", v, err)
+			t.Errorf("Check after a reset: %+v, %v", v, err)
 		}
 		m.Fail(id, "a fan stands still")
 		if _, err := m.Check(gpu); err == nil || err.Error() != "a fan stands still" {
-			t.Errorf("its check answers %v", err)
+			t.Errorf("Check: %v", err)
 		}
 		m.RemoveGPU(id)
 		if devices, err := m.Devices(t.Context()); err != nil || len(devices) != 1 {
-			t.Errorf("after one was taken out: %d, %v", len(devices), err)
+			t.Errorf("devices after RemoveGPU: %d, %v", len(devices), err)
 		}
 		m.SetDriverError(errors.New("rmmod"))
 		if _, err := m.Devices(t.Context()); !errors.Is(err, device.ErrNoDriver) {
-			t.Errorf("without a driver: %v", err)
+			t.Errorf("Devices without a driver: %v", err)
 		}
 	})
 }
 
-func TestMachineHangsUntilItIsReleased(t *testing.T) {
+func TestHangsUntilRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := sim.NewMachine(testRows, 2, time.Now)
 		m.HangAll()
@@ -211,7 +210,7 @@ func TestMachineHangsUntilItIsReleased(t *testing.T) {
 		go func() { _, err := m.Wait(context.Background()); calls <- err }()
 		time.Sleep(time.Hour)
 		if len(calls) > 0 {
-			t.Error("a call returned though the driver hangs")
+			t.Error("a call returned during a hang")
 		}
 		m.ReleaseHangs()
 		for range 3 {
@@ -222,7 +221,7 @@ func TestMachineHangsUntilItIsReleased(t *testing.T) {
 	})
 }
 
-func TestMachineIsConnected(t *testing.T) {
+func TestLinks(t *testing.T) {
 	m := sim.NewMachine(testRows, 4, time.Now)
 	gpus := m.GPUs()
 	m.RemoveGPU(device.ID(gpus[3]))
@@ -236,17 +235,16 @@ func TestMachineIsConnected(t *testing.T) {
 		{A: gpus[2], B: gpus[0], NVLinks: 18, Path: device.PathSystem},
 	} {
 		if !slices.Contains(links, want) {
-			t.Errorf("no %+v in %+v", want, links)
+			t.Errorf("missing %+v in %+v", want, links)
 		}
 	}
 	m.Fail(device.ID(gpus[0]), "lost")
 	if links, err := m.Links(t.Context()); len(links) != 4 || !errors.Is(err, device.ErrLost) {
-		t.Errorf("with one lost: %+v, %v", links, err)
+		t.Errorf("links with a lost GPU: %+v, %v", links, err)
 	}
 }
 
-// TestPlacements: GPU instances lie in memory as NVML tells of real ones, beside each other,
-// and what goes on stays where it is.
+// TestPlacements compares placements with NVML's on real GPUs: instances do not overlap, and kept instances stay.
 func TestPlacements(t *testing.T) {
 	for _, c := range []struct {
 		model *sim.Model
@@ -276,14 +274,13 @@ func TestPlacements(t *testing.T) {
 			got = append(got, d.Placement)
 		}
 		if fmt.Sprint(got) != c.want {
-			t.Errorf("%v after %v lie at %v, want %s", c.is, c.was, got, c.want)
+			t.Errorf("placements of %v after %v: %v, want %s", c.is, c.was, got, c.want)
 		}
 	}
 }
 
-// TestMachineTellsItsVitals: the odometer rises but for a reset, which also ends faults
-// and does what waits for it.
-func TestMachineTellsItsVitals(t *testing.T) {
+// TestResetEvidence checks that the energy counter grows until a reset, which also ends faults and pending repairs.
+func TestResetEvidence(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	m := sim.NewMachine(testRows, 1, func() time.Time { return now })
 	id := m.AllocatableIDs()[0]
@@ -293,19 +290,19 @@ func TestMachineTellsItsVitals(t *testing.T) {
 	now = now.Add(time.Second)
 	v, err := m.Check(m.GPUs()[0])
 	if got := new(device.Fault); !errors.As(err, &got) || *got != *fault || v != (device.ResetEvidence{EnergyCounter: 70_001, RepairPending: true}) {
-		t.Errorf("it answers %+v, %v", v, err)
+		t.Errorf("Check: %+v, %v", v, err)
 	}
 	m.SetCheckError(id, device.ErrLost)
 	now = now.Add(time.Second)
 	if v, err := m.Check(m.GPUs()[0]); !errors.Is(err, device.ErrLost) || v.EnergyCounter != 70_001 {
-		t.Errorf("when it is lost it answers %+v, %v", v, err)
+		t.Errorf("Check of a lost GPU: %+v, %v", v, err)
 	}
 	m.SetCheckError(id, nil)
 	if v, err := m.Check(m.GPUs()[0]); err != nil || v.EnergyCounter != 140_001 || !v.RepairPending {
-		t.Errorf("when it is back it answers %+v, %v", v, err)
+		t.Errorf("Check of a recovered GPU: %+v, %v", v, err)
 	}
 	m.ResetGPU(id)
 	if v, err := m.Check(m.GPUs()[0]); err != nil || v != (device.ResetEvidence{Resets: 1, EnergyCounter: 1}) {
-		t.Errorf("after a reset it answers %+v, %v", v, err)
+		t.Errorf("Check after a reset: %+v, %v", v, err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// parseMetric makes a row of a name as the text format writes it: family{label="value"}.
+// parseMetric returns the row of a name in the text format: family{label="value"}.
 func parseMetric(name string) device.Metric {
 	family, rest, _ := strings.Cut(name, "{")
 	m := device.Metric{Name: family, Help: "Help."}
@@ -32,7 +32,7 @@ func parseMetrics(names ...string) (list []device.Metric) {
 	return list
 }
 
-// metricValues returns what is read of each device of a GPU, by row.
+// metricValues reads a GPU and returns the values by device and row.
 func metricValues(t *testing.T, m *sim.Machine, gpu device.GPU) map[device.ID]map[string]float64 {
 	t.Helper()
 	samples, err := m.Read(gpu, nil)
@@ -57,7 +57,7 @@ func metricValues(t *testing.T, m *sim.Machine, gpu device.GPU) map[device.ID]ma
 	return got
 }
 
-func TestModelsHaveWhatSuchGPUsHave(t *testing.T) {
+func TestRowsOfModels(t *testing.T) {
 	const h100, a100, gb200, t4 = 1, 2, 4, 8
 	has := map[string]int{
 		"nvidia_gpu_power_watts":                                                            h100 | a100 | gb200 | t4,
@@ -94,7 +94,7 @@ func TestModelsHaveWhatSuchGPUsHave(t *testing.T) {
 				key += " " + l.Value
 			}
 			if _, ok := got[key]; ok != (models&(1<<i) != 0) {
-				t.Errorf("GPU %d has %s: %v", i, name, ok)
+				t.Errorf("GPU %d has row %s: %v", i, name, ok)
 			}
 		}
 	}
@@ -104,7 +104,7 @@ func TestModelsHaveWhatSuchGPUsHave(t *testing.T) {
 	}
 	links, err := m.Links(t.Context())
 	if err != nil || slices.ContainsFunc(links, func(l device.Link) bool { return l.NVLinks != 0 }) {
-		t.Errorf("GPUs of several models have NVLinks to each other: %+v, %v", links, err)
+		t.Errorf("links between models: %+v, %v; want no NVLinks", links, err)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestNamedMachinesConform(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := sim.NewNamedMachine(name, rows, time.Now)
 			if got := len(m.GPUs()); got != gpus {
-				t.Errorf("it has %d GPUs", got)
+				t.Errorf("%d GPUs, want %d", got, gpus)
 			}
 			if name == "a100" {
 				for range 3 { // its partitioning is reported
@@ -127,11 +127,11 @@ func TestNamedMachinesConform(t *testing.T) {
 		})
 	}
 	if sim.NewNamedMachine("v100", rows, time.Now) != nil {
-		t.Error("there is a machine of a name that nobody gave")
+		t.Error("an unknown name has a machine")
 	}
 }
 
-// TestReadingFollowsLoadAndClock: while the clock stands, so does all else.
+// TestReadingFollowsLoadAndClock checks that values stay the same while the clock stands still.
 func TestReadingFollowsLoadAndClock(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	m := sim.NewMachine(parseMetrics("nvidia_gpu_sm_active_ratio", "nvidia_gpu_pcie_transmit_bytes_total", "nvidia_gpu_nvlink_transmit_bytes_total",
@@ -141,28 +141,28 @@ func TestReadingFollowsLoadAndClock(t *testing.T) {
 	idle := read()
 	now = now.Add(time.Minute)
 	if after := read(); after != idle {
-		t.Errorf("an idle GPU goes from %s to %s", idle, after)
+		t.Errorf("idle GPU changed from %s to %s", idle, after)
 	}
 	m.SetUtilization(device.ID(gpu), 0.5)
 	now = now.Add(time.Second)
 	busy := metricValues(t, m, gpu)[device.ID(gpu)]
 	if again := fmt.Sprint(busy); again != read() {
-		t.Error("two readings of one moment differ")
+		t.Error("two readings at the same time differ")
 	}
 	if busy["nvidia_gpu_sm_active_ratio"] != 0.45 || busy["nvidia_gpu_pcie_transmit_bytes_total"] != 6e9 {
-		t.Errorf("half busy for a second, it reads %v", busy)
+		t.Errorf("after a second at half load: %v", busy)
 	}
 	if one, all := busy["nvidia_gpu_nvlink_link_transmit_bytes_total 3"], busy["nvidia_gpu_nvlink_transmit_bytes_total"]; one <= 0 || all != 18*one {
-		t.Errorf("one link has sent %f, all %f", one, all)
+		t.Errorf("bytes of a link %f, of all links %f; want 18 times as many", one, all)
 	}
 	m.ResetGPU(device.ID(gpu))
 	if got := metricValues(t, m, gpu)[device.ID(gpu)]["nvidia_gpu_pcie_transmit_bytes_total"]; got != 0 {
-		t.Errorf("a reset leaves %f on the counter", got)
+		t.Errorf("counter after a reset: %f", got)
 	}
 }
 
-// TestInstancesAreRead gives what a GPU instance has to one of its slices alone.
-func TestInstancesAreRead(t *testing.T) {
+// TestInstanceValues checks that a GPU instance has values for the first MIG device only.
+func TestInstanceValues(t *testing.T) {
 	m := sim.NewMachine(parseMetrics("nvidia_gpu_power_watts", "nvidia_gpu_utilization_ratio", "nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_used_bytes",
 		"nvidia_gpu_bar1_memory_total_bytes", "nvidia_gpu_sm_active_ratio"), 1, time.Now)
 	gpu := m.GPUs()[0]
@@ -173,38 +173,38 @@ func TestInstancesAreRead(t *testing.T) {
 	m.StartProcess(ids[0], 200, 1<<30, 0)
 	got := metricValues(t, m, gpu)
 	if _, ok := got[device.ID(gpu)]["nvidia_gpu_utilization_ratio"]; ok || len(got) != 3 {
-		t.Errorf("read are %v", got)
+		t.Errorf("values %v; want three devices without utilization of the GPU", got)
 	}
 	first, third := got[ids[0]], got[ids[2]]
 	if got[ids[1]] != nil {
-		t.Errorf("the second compute instance of an instance reads %v", got[ids[1]])
+		t.Errorf("second compute instance: %v; want no values", got[ids[1]])
 	}
 	if _, ok := first["nvidia_gpu_power_watts"]; ok {
-		t.Error("a slice draws power of its own")
+		t.Error("a MIG device has a power value")
 	}
 	if first["nvidia_gpu_memory_total_bytes"] != 40<<30 || third["nvidia_gpu_memory_total_bytes"] != 10<<30 || first["nvidia_gpu_bar1_memory_total_bytes"] != 48<<30 {
 		t.Errorf("sizes: %v, %v", first, third)
 	}
 	if sm := first["nvidia_gpu_sm_active_ratio"]; sm < 0.59 || sm > 0.61 { // 0.9 of two thirds
-		t.Errorf("two of three compute slices are busy, and the instance is to %f", sm)
+		t.Errorf("SM activity with two of three compute slices busy: %f", sm)
 	}
 	if third["nvidia_gpu_sm_active_ratio"] != 0 || third["nvidia_gpu_memory_used_bytes"] != 0 {
-		t.Errorf("another instance reads %v", third)
+		t.Errorf("idle instance: %v", third)
 	}
 	if used := first["nvidia_gpu_memory_used_bytes"]; used != 20<<30+2<<30+2<<30 {
-		t.Errorf("the instance uses %f GiB", used/(1<<30))
+		t.Errorf("memory of the instance: %f GiB", used/(1<<30))
 	}
 	m.Unpartition(gpu)
 	if got := metricValues(t, m, gpu); len(got) != 1 {
-		t.Errorf("of a whole GPU %v is read", got)
+		t.Errorf("values of a whole GPU: %v", got)
 	}
 }
 
-func TestCannotPartitionWhatHasNoMIG(t *testing.T) {
+func TestPartitionWithoutMIGPanics(t *testing.T) {
 	m := sim.NewMachineWithModels(nil, time.Now, sim.T4)
 	defer func() {
-		if said := recover(); said == nil || !strings.Contains(fmt.Sprint(said), "Tesla T4") {
-			t.Errorf("it says %v", said)
+		if cause := recover(); cause == nil || !strings.Contains(fmt.Sprint(cause), "Tesla T4") {
+			t.Errorf("panic %v; want the model", cause)
 		}
 	}()
 	m.Partition(m.GPUs()[0], "1g.10gb")

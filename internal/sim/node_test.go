@@ -14,11 +14,10 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// waitTimeout is how long a test waits for what must happen, on the busiest machine.
+// waitTimeout is ample, for a machine under load.
 const waitTimeout = 5 * time.Minute
 
-// anyBusy tells whether a GPU draws more than one at rest. The workload has one fail
-// after a while: that one is not read.
+// anyBusy reports whether a GPU draws more than idle power. A failed GPU of the workload is skipped.
 func anyBusy(m *sim.Machine) bool {
 	for _, gpu := range m.GPUs() {
 		if samples, err := m.Read(gpu, nil); err == nil && samples[0].Value > 70 {
@@ -28,9 +27,8 @@ func anyBusy(m *sim.Machine) bool {
 	return false
 }
 
-// TestNodeLives: with a device plugin on it, the node's workload gets its devices
-// and keeps them busy, and the end leaves nothing behind.
-func TestNodeLives(t *testing.T) {
+// TestWorkload runs a node with a device plugin: pods get devices, processes keep the GPUs busy, and Close leaves no file.
+func TestWorkload(t *testing.T) {
 	m := sim.NewMachine(testRows, 8, time.Now)
 	log := slog.New(slog.DiscardHandler)
 	n, err := sim.NewVirtualNode(m, nil, log)
@@ -51,7 +49,7 @@ func TestNodeLives(t *testing.T) {
 	}
 	err = n.Kubelet.Wait(ctx, func(s kubelet.KubeletState) bool { return len(s.Pods) >= 2 && s.Pods[0].Phase == "Running" })
 	if err != nil {
-		t.Errorf("no pods run: %v", err)
+		t.Errorf("no pod runs: %v", err)
 	}
 	poll := time.NewTicker(10 * time.Millisecond)
 	defer poll.Stop()
@@ -71,6 +69,6 @@ func TestNodeLives(t *testing.T) {
 	readers.Drain(context.Background())
 	n.Close()
 	if left, err := filepath.Glob(filepath.Join(os.TempDir(), filepath.Base(n.Dir()))); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("remaining files: %v, %v", left, err)
 	}
 }

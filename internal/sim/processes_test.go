@@ -10,12 +10,12 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// requireSameProcesses demands that what uses a device and who has memory on it are the same.
+// requireSameProcesses checks that ReadProcessUsage and Processes return the same processes.
 func requireSameProcesses(t *testing.T, m *sim.Machine, gpu device.GPU) []device.ProcessUsage {
 	t.Helper()
 	uses, known := m.ReadProcessUsage(gpu, nil)
 	if !known {
-		t.Fatal("it is not known who uses the GPU")
+		t.Fatal("process usage is unknown")
 	}
 	devices, err := m.Devices(t.Context())
 	if err != nil {
@@ -33,7 +33,7 @@ func requireSameProcesses(t *testing.T, m *sim.Machine, gpu device.GPU) []device
 		}
 		slices.Sort(want)
 		if got, err := m.Processes(d); err != nil || !slices.Equal(got, slices.Compact(want)) {
-			t.Errorf("%s is used by %v and occupied by %v, %v", d.ID, want, got, err)
+			t.Errorf("device %s: usage of %v, processes %v, %v", d.ID, want, got, err)
 		}
 	}
 	return uses
@@ -45,7 +45,7 @@ func TestProcesses(t *testing.T) {
 	gpu, other := m.GPUs()[0], m.GPUs()[1]
 	id := device.ID(gpu)
 	if uses := requireSameProcesses(t, m, gpu); len(uses) != 0 {
-		t.Errorf("an idle GPU is used by %+v", uses)
+		t.Errorf("usage of an idle GPU: %+v", uses)
 	}
 	m.StartProcess(id, 200, 4<<30, 0.25)
 	m.StartProcess(id, 100, 1<<30, 0.5)
@@ -58,25 +58,25 @@ func TestProcesses(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if got, want := requireSameProcesses(t, m, other), (device.ProcessUsage{Device: device.ID(other), PID: 100, MemoryBytes: -1, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}); len(got) != 1 || got[0] != want {
-		t.Errorf("of what the driver does not tell it tells %+v", got)
+		t.Errorf("unreported usage: %+v, want -1", got)
 	}
 	now = now.Add(10 * time.Second)
 	got := metricValues(t, m, gpu)[id]
 	if got["nvidia_gpu_memory_used_bytes"] != 5<<30 || got["nvidia_gpu_power_watts"] != 70+630*0.75 || got["nvidia_gpu_energy_joules_total"] != 10*(70+630*0.75) {
-		t.Errorf("with two processes it reads %v", got)
+		t.Errorf("values with two processes: %v", got)
 	}
 	m.StartProcess(id, 100, 2<<30, 0.5) // it grows
 	m.StopProcess(200)
 	if got := requireSameProcesses(t, m, gpu); len(got) != 1 || got[0].PID != 100 || got[0].MemoryBytes != 2<<30 {
-		t.Errorf("one has grown, the other has ended: %+v", got)
+		t.Errorf("usage after a change and an end: %+v", got)
 	}
 	m.StopProcess(100)
 	if got := len(requireSameProcesses(t, m, gpu)) + len(requireSameProcesses(t, m, other)); got != 0 {
-		t.Errorf("%d have not ended", got)
+		t.Errorf("%d processes after the end of all", got)
 	}
 }
 
-func TestProcessesOfSlices(t *testing.T) {
+func TestProcessesOfMIGDevices(t *testing.T) {
 	m := sim.NewMachine(nil, 1, time.Now)
 	gpu := m.GPUs()[0]
 	m.StartProcess(device.ID(gpu), 1, 1, 0)
@@ -89,22 +89,22 @@ func TestProcessesOfSlices(t *testing.T) {
 	}
 	m.Partition(gpu, "1g.10gb")
 	if got := requireSameProcesses(t, m, gpu); len(got) != 0 {
-		t.Errorf("on a slice that is gone: %+v", got)
+		t.Errorf("usage of a removed MIG device: %+v", got)
 	}
 }
 
-func TestProcessesThatCannotBeTold(t *testing.T) {
+func TestProcessesOfLostGPU(t *testing.T) {
 	m := sim.NewMachine(nil, 1, time.Now)
 	gpu := m.GPUs()[0]
 	m.StartProcess(device.ID(gpu), 1, 1, 0)
 	m.Fail(device.ID(gpu), "lost")
 	if _, known := m.ReadProcessUsage(gpu, nil); known {
-		t.Error("a lost GPU tells who uses it")
+		t.Error("process usage of a lost GPU is known")
 	}
 	if _, err := m.Processes(device.Device{GPU: gpu, ID: device.ID(gpu), MIGDeviceIndex: -1}); !errors.Is(err, device.ErrLost) {
-		t.Errorf("a lost GPU answers %v", err)
+		t.Errorf("Processes of a lost GPU: %v", err)
 	}
-	if _, known := m.ReadProcessUsage("GPU-that-is-not-there", nil); known {
-		t.Error("a GPU that is not there tells who uses it")
+	if _, known := m.ReadProcessUsage("GPU-missing", nil); known {
+		t.Error("process usage of a missing GPU is known")
 	}
 }

@@ -14,14 +14,14 @@ import (
 )
 
 func TestReadScript(t *testing.T) {
-	s, err := sim.ReadScript(strings.NewReader("# a life\nmachine t4\n\n0s pod a/b main=1 # one\n1m30s xid a/b 79\n"))
+	s, err := sim.ReadScript(strings.NewReader("# a comment\nmachine t4\n\n0s pod a/b main=1 # one\n1m30s xid a/b 79\n"))
 	if err != nil || s.Machine != "t4" || len(s.Steps) != 2 {
 		t.Fatal(s, err)
 	}
 	if got := s.Steps[1]; got.At != 90*time.Second || got.String() != "line 5: xid a/b 79" {
 		t.Error(got)
 	}
-	for text, says := range map[string]string{
+	for text, want := range map[string]string{
 		"machine k80":             `line 1: unknown machine "k80"`,
 		"\nsoon wedge":            `line 2: "soon": want a time`,
 		"5s":                      `line 1: "5s": want TIME ACTION`,
@@ -34,8 +34,8 @@ func TestReadScript(t *testing.T) {
 		"5s set 3 nvidia_gpu_x":   "line 1: set: want DEVICE ROW VALUE",
 		"5s kubelet well forever": "line 1: kubelet: want well, silent, refuses or restarts",
 	} {
-		if _, err := sim.ReadScript(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%q: %v, want %s", text, err, says)
+		if _, err := sim.ReadScript(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}
 }
@@ -55,13 +55,13 @@ func FuzzReadScript(f *testing.F) {
 	})
 }
 
-// scriptNode is a node on which the script is played, with a device plugin on it.
+// scriptNode is a node with a script and a device plugin.
 type scriptNode struct {
 	*sim.VirtualNode
 	exited chan error
 }
 
-func playScript(t *testing.T, text string) scriptNode {
+func runScript(t *testing.T, text string) scriptNode {
 	t.Helper()
 	script, err := sim.ReadScript(strings.NewReader(text))
 	if err != nil {
@@ -97,9 +97,9 @@ func playScript(t *testing.T, text string) scriptNode {
 	return s
 }
 
-// TestPlay: what a script says happens, to pods, devices and the kubelet.
-func TestPlay(t *testing.T) {
-	s := playScript(t, `
+// TestScript checks the effects of actions on pods, devices and the kubelet.
+func TestScript(t *testing.T) {
+	s := runScript(t, `
 		0s pod a/works main=1
 		0s pod a/rests main=1 idle
 		0s set a/rests nvidia_gpu_power_watts 42
@@ -124,7 +124,7 @@ func TestPlay(t *testing.T) {
 		seen = phases(state)
 		return seen == "rests Succeeded"
 	}); err != nil {
-		t.Errorf("the pods are %s: %v", seen, err)
+		t.Errorf("pods %s: %v", seen, err)
 	}
 	fixed, lost := 0, 0
 	for _, gpu := range s.Machine.GPUs() {
@@ -140,13 +140,13 @@ func TestPlay(t *testing.T) {
 		}
 	}
 	if fixed != 2 || lost != 0 {
-		t.Errorf("%d values are fixed, and %d GPUs lost, want two and none: it was reset", fixed, lost)
+		t.Errorf("%d fixed values and %d lost GPUs, want two and none after the reset", fixed, lost)
 	}
 }
 
-// TestPlayRefuses: what cannot happen ends the node, and says which line it was.
-func TestPlayRefuses(t *testing.T) {
-	for text, says := range map[string]string{
+// TestScriptErrors checks that an invalid action ends the node, with the line in the error.
+func TestScriptErrors(t *testing.T) {
+	for text, want := range map[string]string{
 		"0s xid 9 79":                           `run the script: line 1: xid 9 79: "9" is not a device`,
 		"0s reset 0.3":                          "has no MIG device 3",
 		"0s set 0 nvidia_gpu_x 1":               "unknown row nvidia_gpu_x",
@@ -164,20 +164,20 @@ func TestPlayRefuses(t *testing.T) {
 		"machine t4\n0s partition 0 1g.10gb":    "Tesla T4 cannot be partitioned",
 		"0s partition 0 1g.10gb\n0s busy 0.1 1": "has no MIG device 1",
 	} {
-		s := playScript(t, text)
+		s := runScript(t, text)
 		select {
 		case err := <-s.exited:
-			if err == nil || !strings.Contains(err.Error(), says) {
-				t.Errorf("%q: %v, want %s", text, err, says)
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: %v, want %s", text, err, want)
 			}
 		case <-time.After(waitTimeout):
-			t.Fatalf("%q: nothing was refused", text)
+			t.Fatalf("%q: no error", text)
 		}
 	}
 }
 
-// TestRise: a value grows with the clock from what it was, until it is set.
-func TestRise(t *testing.T) {
+// TestSetRate checks that a value grows with the clock until SetValue.
+func TestSetRate(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	m := sim.NewMachine(testRows, 1, func() time.Time { return now })
 	gpu := m.GPUs()[0]
@@ -191,7 +191,7 @@ func TestRise(t *testing.T) {
 				return s.Value
 			}
 		}
-		t.Fatal("no power is read")
+		t.Fatal("no power value")
 		return 0
 	}
 	m.SetValue(device.ID(gpu), "nvidia_gpu_power_watts", 100)
@@ -202,6 +202,6 @@ func TestRise(t *testing.T) {
 	}
 	m.SetValue(device.ID(gpu), "nvidia_gpu_power_watts", 7)
 	if got := read(); got != 7 {
-		t.Errorf("after it was set: %v", got)
+		t.Errorf("after SetValue: %v", got)
 	}
 }

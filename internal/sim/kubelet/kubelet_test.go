@@ -91,7 +91,7 @@ func TestCapacityWithoutPluginForFiveMinutes(t *testing.T) {
 	var clock fakeClock
 	k := start(t, kubelet.Options{Now: clock.now})
 	p := registerPlugin(t, k, "a", "b")
-	runPod(t, k, podWithGPUs("holder", 1))
+	runPod(t, k, podWithGPUs("owner", 1))
 	p.stop()
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable == 0 })
 	clock.add(5 * time.Minute)
@@ -107,7 +107,7 @@ func TestCapacityWithoutPluginForFiveMinutes(t *testing.T) {
 	var restarted sync.WaitGroup
 	defer restarted.Wait()
 	defer cancel()
-	restarted.Go(func() { _ = k.RestartContainer(ctx, podWithGPUs("holder", 1), "main") })
+	restarted.Go(func() { _ = k.RestartContainer(ctx, podWithGPUs("owner", 1), "main") })
 	waitForState(t, k, func(s kubelet.KubeletState) bool {
 		return s.Pods[0].Containers[0].WaitingReason == "endpoint not found in cache for a registered resource: "+gpuResource
 	})
@@ -119,14 +119,14 @@ func TestEmptyListHasNoCapacity(t *testing.T) {
 	var clock fakeClock
 	k := start(t, kubelet.Options{Now: clock.now})
 	p := registerPlugin(t, k, "a", "b")
-	runPod(t, k, podWithGPUs("holder", 1))
+	runPod(t, k, podWithGPUs("owner", 1))
 	p.lists <- nil
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Updates == 2 })
 	clock.add(time.Hour)
 	if got := k.Resource(gpuResource); got.Capacity != 0 || got.Allocatable != 0 || !got.Registered || len(got.Devices) != 0 || len(got.Sockets) != 1 {
 		t.Errorf("resource %+v; want registered, without devices", got)
 	}
-	if got := list(t, k); len(got["default/holder/main"]) != 1 {
+	if got := list(t, k); len(got["default/owner/main"]) != 1 {
 		t.Errorf("List: %v; want a device of container main", got)
 	}
 	p.lists <- healthy("a", "b")
@@ -259,7 +259,7 @@ func TestCorruptCheckpointIsIgnored(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	registerPlugin(t, k, "a")
-	runPod(t, k, podWithGPUs("holder", 1))
+	runPod(t, k, podWithGPUs("owner", 1))
 	restart(t, k, kubelet.RestartOptions{While: func() {
 		path := filepath.Join(filepath.Dir(k.RegistrationSocket()), "kubelet_internal_checkpoint")
 		if err := os.WriteFile(path, []byte(`{"Data":`), 0o644); err != nil {
@@ -267,7 +267,7 @@ func TestCorruptCheckpointIsIgnored(t *testing.T) {
 		}
 	}})
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
-	if got, want := list(t, k), map[string][]string{"default/holder/main": {}}; !reflect.DeepEqual(got, want) {
+	if got, want := list(t, k), map[string][]string{"default/owner/main": {}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("List: %v; want %v", got, want)
 	}
 }
@@ -333,14 +333,14 @@ func TestPreStartBeforeEachStart(t *testing.T) {
 	p := servePlugin(t, k)
 	p.options.PreStartRequired = true
 	p.sendHealthy(t, k, "a")
-	runPod(t, k, podWithGPUs("holder", 1))
-	if err := k.RestartContainer(t.Context(), podWithGPUs("holder", 1), "main"); err != nil {
+	runPod(t, k, podWithGPUs("owner", 1))
+	if err := k.RestartContainer(t.Context(), podWithGPUs("owner", 1), "main"); err != nil {
 		t.Fatal(err)
 	}
 	if n := p.prestart.Load(); n != 2 {
 		t.Errorf("%d PreStartContainer calls; want 2", n)
 	}
-	if err := k.RestartContainer(t.Context(), podWithGPUs("holder", 1), "nobody"); err == nil {
+	if err := k.RestartContainer(t.Context(), podWithGPUs("owner", 1), "missing"); err == nil {
 		t.Error("a missing container was restarted")
 	}
 }
