@@ -45,7 +45,7 @@ type Handler interface {
 
 // Reader follows the kernel log from the boot on: no other source has Xids from before the start of this process.
 //
-// The log does not tell whether a GPU was reset since, except if the driver was loaded again. So a historical Xid does not make a
+// The log does not show a reset of a GPU, except if the driver was loaded again. So a historical Xid does not make a
 // device unhealthy: the GPU is checked, once per kind of Xid, and Xids without a need for recovery are ignored.
 type Reader struct {
 	source  kernelLog
