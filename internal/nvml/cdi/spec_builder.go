@@ -3,6 +3,7 @@ package cdi
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -223,34 +224,30 @@ func (b *specBuilder) migEdits(d device.Device, gpuEdits *specs.ContainerEdits) 
 	graphics := strings.Contains(d.Profile, "+gfx")
 	for _, n := range gpuEdits.DeviceNodes {
 		if graphics || n.Path == gpuNode(d) {
-			own := *n // hostTransform changes paths in place
-			edits.DeviceNodes = append(edits.DeviceNodes, &own)
+			edits.DeviceNodes = append(edits.DeviceNodes, new(*n)) // hostTransform changes paths in place
 		}
 	}
 	for _, h := range gpuEdits.Hooks {
 		// A GPU's other hook limits memory by the GPU's UUID.
 		if graphics && slices.Contains(h.Args, string(nvcdi.CreateSymlinksHook)) {
-			own := *h
-			edits.Hooks = append(edits.Hooks, &own)
+			edits.Hooks = append(edits.Hooks, new(*h))
 		}
 	}
-	found := false
+	gpuNodes := len(edits.DeviceNodes)
 	for _, path := range d.DeviceNodes {
 		if !strings.HasPrefix(path, "/dev/nvidia-caps/") {
 			continue
 		}
-		found = true
-		host := filepath.Join(b.devRoot, path)
-		if !isCharDevice(host) {
-			return nil, fmt.Errorf("no device node %s", host)
+		n := &specs.DeviceNode{Path: path, HostPath: filepath.Join(b.devRoot, path)}
+		if !isCharDevice(n.HostPath) {
+			return nil, fmt.Errorf("no device node %s", n.HostPath)
 		}
-		n := &specs.DeviceNode{Path: path, HostPath: host}
-		if host == path {
+		if n.HostPath == path {
 			n.HostPath = "" // unknown to older runtimes
 		}
 		edits.DeviceNodes = append(edits.DeviceNodes, n)
 	}
-	if !found {
+	if len(edits.DeviceNodes) == gpuNodes {
 		return nil, errors.New("device nodes of the capabilities unknown")
 	}
 	return edits, nil
@@ -266,6 +263,29 @@ func (b *specBuilder) imexSpec() (*specs.Spec, error) {
 		}})
 	}
 	return newSpec(imexClass, devices, specs.ContainerEdits{})
+}
+
+// FindIMEXChannels splits channels by whether the node has the device node. Like NVIDIA's plugin, it also looks in this process's /dev:
+// a runtime puts the nodes there.
+func FindIMEXChannels(devRoot string, ids []int) (present, missing []int) {
+	for _, id := range ids {
+		node := imexChannelNode(id)
+		if isCharDevice(filepath.Join("/", devRoot, node)) || isCharDevice(node) {
+			present = append(present, id)
+		} else {
+			missing = append(missing, id)
+		}
+	}
+	return present, missing
+}
+
+func imexChannelNode(id int) string {
+	return fmt.Sprintf("/dev/nvidia-caps-imex-channels/channel%d", id)
+}
+
+func isCharDevice(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode()&fs.ModeCharDevice != 0
 }
 
 // modeSpec builds the spec of a class with the single device "all"; nil if the node has no such devices, as in NVIDIA's plugin.
