@@ -15,17 +15,17 @@ import (
 	"strings"
 )
 
-// ociImage is what an OCI archive holds.
+// ociImage is the image in an OCI archive.
 type ociImage struct {
 	name   string
 	config imageConfig
-	// files is the file system by absolute path. Links are as they stand in it.
+	// files is the file system by absolute path, with unresolved links.
 	files map[string]*imageFile
-	// compressed and uncompressed are the bytes of the layers.
+	// compressed and uncompressed are the sizes of all layers in bytes.
 	compressed, uncompressed int64
 }
 
-// imageConfig is what an image says of itself.
+// imageConfig is the part of an image's configuration that the checks read.
 // https://github.com/opencontainers/image-spec/blob/main/config.md
 type imageConfig struct {
 	Architecture string `json:"architecture"`
@@ -42,16 +42,16 @@ type imageConfig struct {
 	} `json:"rootfs"`
 }
 
-// imageFile is an entry of a layer. Mode has the type as well.
+// imageFile is an entry of a layer. The mode includes the file type.
 type imageFile struct {
 	mode     fs.FileMode
 	uid, gid int
-	link     string // of a symbolic link
+	link     string // target of a symbolic link
 	xattrs   map[string]string
 	content  []byte
 }
 
-// programName is the name of the command that the image has.
+// programName returns the name of the image's command.
 func (img *ociImage) programName() string {
 	if strings.HasPrefix(img.name, registry+simulatorName+":") {
 		return simulatorName
@@ -67,10 +67,10 @@ type blobDescriptor struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// archiveBlobs are the files of an archive, by their path in it.
+// archiveBlobs are the files of an archive by path.
 type archiveBlobs map[string][]byte
 
-// readImage reads an archive that holds one image.
+// readImage reads an archive with one image.
 // https://github.com/opencontainers/image-spec/blob/main/image-layout.md
 func readImage(archive string) (*ociImage, error) {
 	f, err := os.Open(archive)
@@ -112,7 +112,7 @@ func (b archiveBlobs) image() (*ociImage, error) {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	if got, want := len(manifest.Layers), len(img.config.RootFS.DiffIDs); got != want {
-		return nil, fmt.Errorf("the manifest has %d layers, the configuration %d", got, want)
+		return nil, fmt.Errorf("manifest has %d layers, configuration has %d", got, want)
 	}
 	for i, layer := range manifest.Layers {
 		if err := img.applyLayer(b, layer, img.config.RootFS.DiffIDs[i]); err != nil {
@@ -122,7 +122,7 @@ func (b archiveBlobs) image() (*ociImage, error) {
 	return img, nil
 }
 
-// imageName is the name that containerd imports an image by: its own annotation, or a reference in the specification's.
+// imageName returns the name under which containerd imports an image: containerd's annotation, or the OCI reference name.
 func imageName(annotations map[string]string) string {
 	if name := annotations["io.containerd.image.name"]; name != "" {
 		return name
@@ -130,14 +130,14 @@ func imageName(annotations map[string]string) string {
 	return annotations["org.opencontainers.image.ref.name"]
 }
 
-// get finds a blob, whose content is what its digest says.
+// get returns a blob and checks its digest.
 func (b archiveBlobs) get(d blobDescriptor) ([]byte, error) {
 	content, found := b["blobs/"+strings.Replace(d.Digest, ":", "/", 1)]
 	if !found {
 		return nil, fmt.Errorf("%s is missing", d.Digest)
 	}
 	if got := digest(content); got != d.Digest {
-		return nil, fmt.Errorf("%s has the content of %s", d.Digest, got)
+		return nil, fmt.Errorf("%s has digest %s", d.Digest, got)
 	}
 	return content, nil
 }
@@ -150,7 +150,7 @@ func (b archiveBlobs) decode(d blobDescriptor, into any) error {
 	return json.Unmarshal(content, into)
 }
 
-// applyLayer lays a layer over those below it.
+// applyLayer applies a layer to the file system of the lower layers.
 func (i *ociImage) applyLayer(b archiveBlobs, d blobDescriptor, diffID string) error {
 	content, err := b.get(d)
 	if err != nil {
@@ -163,7 +163,7 @@ func (i *ociImage) applyLayer(b archiveBlobs, d blobDescriptor, diffID string) e
 		}
 	}
 	if got := digest(content); got != diffID {
-		return fmt.Errorf("the configuration has %s, the layer is %s", diffID, got)
+		return fmt.Errorf("layer has digest %s, configuration has %s", got, diffID)
 	}
 	i.uncompressed += int64(len(content))
 	for entry, err := range layerEntries(bytes.NewReader(content)) {
@@ -177,7 +177,7 @@ func (i *ociImage) applyLayer(b archiveBlobs, d blobDescriptor, diffID string) e
 	return nil
 }
 
-// whiteout marks what a layer takes away.
+// whiteout is the prefix of files that a layer removes.
 // https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
 const whiteout = ".wh."
 
@@ -185,7 +185,7 @@ func (i *ociImage) applyEntry(e layerEntry) error {
 	name := path.Join("/", e.header.Name)
 	if hidden, found := strings.CutPrefix(path.Base(name), whiteout); found {
 		if hidden == whiteout+".opq" {
-			return fmt.Errorf("%s: opaque folders are not looked into", name)
+			return fmt.Errorf("%s: opaque folders are not supported", name)
 		}
 		i.remove(path.Join(path.Dir(name), hidden))
 		return nil
@@ -195,11 +195,11 @@ func (i *ociImage) applyEntry(e layerEntry) error {
 		xattrs: e.header.PAXRecords, content: e.content,
 	}
 	if e.header.Typeflag == tar.TypeLink {
-		first, found := i.files[path.Join("/", e.header.Linkname)]
+		target, found := i.files[path.Join("/", e.header.Linkname)]
 		if !found {
-			return fmt.Errorf("%s is a link to %s, which is missing", name, e.header.Linkname)
+			return fmt.Errorf("%s is a link to a missing file, %s", name, e.header.Linkname)
 		}
-		f = first
+		f = target
 	}
 	i.files[name] = f
 	return nil
@@ -213,7 +213,7 @@ func (i *ociImage) remove(name string) {
 	}
 }
 
-// followLinks follows links, as the kernel would with the image as its root.
+// followLinks resolves symbolic links as the kernel does with the image as root, and returns the file and its path.
 func (i *ociImage) followLinks(name string) (*imageFile, string, bool) {
 	at := "/"
 	rest := strings.Split(strings.Trim(name, "/"), "/")
@@ -243,7 +243,7 @@ type layerEntry struct {
 	content []byte
 }
 
-// layerEntries are those of a tar, until the first error.
+// layerEntries iterates over the entries of a tar until the first error.
 func layerEntries(r io.Reader) func(yield func(layerEntry, error) bool) {
 	return func(yield func(layerEntry, error) bool) {
 		for t := tar.NewReader(r); ; {

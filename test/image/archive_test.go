@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// layers are those of a small image: the second takes away what the first has, and changes it.
+// layers returns two layers of a small image. The second removes and replaces files of the first.
 func layers() []map[string]*imageFile {
 	return []map[string]*imageFile{
 		{
@@ -34,7 +34,7 @@ func layers() []map[string]*imageFile {
 	}
 }
 
-// archive is an image as a builder writes it.
+// archive returns the archive of an image, as a builder writes it.
 func archive(name string, c imageConfig, layers ...map[string]*imageFile) archiveBlobs {
 	b := archiveBlobs{}
 	put := func(mediaType string, content []byte) blobDescriptor {
@@ -100,7 +100,7 @@ func gzipBytes(content []byte) []byte {
 	return b.Bytes()
 }
 
-func TestLaysLayersOverEachOther(t *testing.T) {
+func TestReadImageAppliesLayers(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "image.tar")
 	stored := map[string]*imageFile{}
 	for path, content := range archive("x/y:1", imageConfig{Architecture: "amd64"}, layers()...) {
@@ -114,30 +114,30 @@ func TestLaysLayersOverEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	if img.name != "x/y:1" || img.config.Architecture != "amd64" {
-		t.Errorf("it is %s for %s", img.name, img.config.Architecture)
+		t.Errorf("image %s for %s, want x/y:1 for amd64", img.name, img.config.Architecture)
 	}
 	if _, found := img.files["/etc/secret"]; found {
-		t.Error("a file that the second layer takes away is there")
+		t.Error("/etc/secret exists, but the second layer removes it")
 	}
 	for path, want := range map[string]string{"/usr/lib/a": "/usr/lib/a", "/lib/a": "/usr/lib/a", "/lib/b": "/usr/lib/a"} {
 		f, at, found := img.followLinks(path)
 		if !found || at != want || string(f.content) != "new" {
-			t.Errorf("%s leads to %s with %q, %v", path, at, f.content, found)
+			t.Errorf("%s resolves to %s with %q, %v", path, at, f.content, found)
 		}
 	}
 	for _, path := range []string{"/usr/lib/c", "/lib/d"} {
 		if _, at, found := img.followLinks(path); found {
-			t.Errorf("%s leads to %s", path, at)
+			t.Errorf("%s resolves to %s, want an error", path, at)
 		}
 	}
 }
 
-func TestRefusesWhatIsNotWhatItSays(t *testing.T) {
+func TestReadImageRejectsInvalidArchives(t *testing.T) {
 	for name, spoil := range map[string]func(archiveBlobs){
 		"no index":    func(b archiveBlobs) { delete(b, "index.json") },
 		"two images":  func(b archiveBlobs) { b["index.json"] = []byte(`{"manifests":[{},{}]}`) },
 		"no manifest": func(b archiveBlobs) { b["index.json"] = []byte(`{"manifests":[{"digest":"sha256:00"}]}`) },
-		"another content": func(b archiveBlobs) {
+		"changed content": func(b archiveBlobs) {
 			for path := range b {
 				if strings.HasPrefix(path, "blobs/") {
 					b[path] = append(slices.Clone(b[path]), ' ')
@@ -148,13 +148,13 @@ func TestRefusesWhatIsNotWhatItSays(t *testing.T) {
 		b := archive("x/y:1", imageConfig{}, layers()...)
 		spoil(b)
 		if _, err := b.image(); err == nil {
-			t.Errorf("%s is read without an error", name)
+			t.Errorf("%s is accepted", name)
 		}
 	}
 	b := archive("x/y:1", imageConfig{RootFS: struct {
 		DiffIDs []string `json:"diff_ids"`
 	}{[]string{"sha256:00"}}}, layers()[0])
 	if _, err := b.image(); err == nil {
-		t.Error("a configuration of other layers is read without an error")
+		t.Error("a configuration with wrong layer digests is accepted")
 	}
 }

@@ -8,16 +8,16 @@ import (
 	"testing"
 )
 
-// fakeDocker stands for the program of that name: it has this driver and this store, and writes down what it was asked.
+// fakeDocker replaces docker, with the driver $DRIVER and the store $STORE, and records all calls in $CALLS.
 const fakeDocker = `#!/bin/sh
-echo "$*" >> "$ASKED"
+echo "$*" >> "$CALLS"
 case "$*" in
     "buildx inspect") printf 'Name:          default\nDriver:        %s\n' "$DRIVER" ;;
     "info --format"*) echo "$STORE" ;;
 esac
 `
 
-// dockerCalls is what build.sh asks of such a docker.
+// dockerCalls returns the docker commands of build.sh.
 func dockerCalls(t *testing.T, driver, store string) []string {
 	t.Helper()
 	dir := t.TempDir()
@@ -25,8 +25,8 @@ func dockerCalls(t *testing.T, driver, store string) []string {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("sh", copyBuildScript(t), "amd64")
-	log := filepath.Join(dir, "asked")
-	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "XDG_CACHE_HOME="+dir, "BUILDER=docker", "VERSION=v9", "ASKED="+log, "DRIVER="+driver, "STORE="+store)
+	log := filepath.Join(dir, "calls")
+	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "XDG_CACHE_HOME="+dir, "BUILDER=docker", "VERSION=v9", "CALLS="+log, "DRIVER="+driver, "STORE="+store)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -37,7 +37,7 @@ func dockerCalls(t *testing.T, driver, store string) []string {
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-// copyBuildScript is build.sh in a folder of its own, so that no archive of the repository is removed.
+// copyBuildScript copies build.sh to a temporary folder, because the script removes old archives.
 func copyBuildScript(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "deploy", "image", "build.sh")
@@ -50,37 +50,37 @@ func copyBuildScript(t *testing.T) string {
 	return path
 }
 
-// TestDocker: docker as it comes writes no OCI archive, but a builder of another driver does, which is there for the build only.
-func TestDocker(t *testing.T) {
+// TestDockerBuilder: docker's default driver writes no OCI archive, so build.sh creates a temporary builder.
+func TestDockerBuilder(t *testing.T) {
 	for name, c := range map[string]struct {
 		driver, store string
-		makes         bool
+		creates       bool
 	}{
-		"as it comes":               {"docker", "[[Backing Filesystem extfs]]", true},
-		"with containerd's storage": {"docker", "[[driver-type io.containerd.snapshotter.v1]]", false},
-		"with a builder":            {"docker-container", "[[Backing Filesystem extfs]]", false},
+		"default":                {"docker", "[[Backing Filesystem extfs]]", true},
+		"containerd image store": {"docker", "[[driver-type io.containerd.snapshotter.v1]]", false},
+		"builder selected":       {"docker-container", "[[Backing Filesystem extfs]]", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var made, used, removed bool
+			var created, used, removed bool
 			built := 0
 			all := dockerCalls(t, c.driver, c.store)
 			for _, line := range all {
-				made = made || line == "buildx create --name podgauge-image --driver docker-container"
-				removed = line == "buildx rm podgauge-image" // comes last
+				created = created || line == "buildx create --name podgauge-image --driver docker-container"
+				removed = line == "buildx rm podgauge-image" // last command
 				if strings.HasPrefix(line, "buildx build ") {
 					built++
 					used = strings.Contains(line, "--builder podgauge-image ")
 				}
 			}
-			if built != 1 || made != c.makes || used != c.makes || removed != c.makes {
-				t.Errorf("made %v, used %v, removed %v:\n%s", made, used, removed, strings.Join(all, "\n"))
+			if built != 1 || created != c.creates || used != c.creates || removed != c.creates {
+				t.Errorf("created %v, used %v, removed %v:\n%s", created, used, removed, strings.Join(all, "\n"))
 			}
 		})
 	}
 }
 
-// TestNoSuchBuilder: what is wrong with BUILDER is said.
-func TestNoSuchBuilder(t *testing.T) {
+// TestUnknownBuilder: the error has the valid values of BUILDER.
+func TestUnknownBuilder(t *testing.T) {
 	cmd := exec.Command("sh", copyBuildScript(t), "amd64")
 	cmd.Env = append(os.Environ(), "XDG_CACHE_HOME="+t.TempDir(), "BUILDER=kaniko", "VERSION=v9")
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "BUILDER=kaniko: want docker, podman or buildah") {

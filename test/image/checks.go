@@ -14,22 +14,22 @@ import (
 	"strings"
 )
 
-// programPath is where an image has podgauge, or podgauge-sim.
+// programPath is the path of podgauge, or podgauge-sim, in an image.
 const programPath = "/usr/bin/podgauge"
 
-// registry is where the images are.
+// registry is the prefix of image names.
 const registry = "ghcr.io/podgauge/"
 
-// simulatorName is podgauge on a simulated machine, which has an image of its own.
+// simulatorName is the command of the simulator image.
 const simulatorName = "podgauge-sim"
 
-// elfMachines are the architectures that there are images for, as Go calls them and as ELF does.
+// elfMachines maps Go's names of the supported architectures to ELF's.
 var elfMachines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// imageCheck is one thing that must hold for an image.
+// imageCheck is a check of an image.
 type imageCheck struct {
 	name string
-	// run looks. The text is what it has found.
+	// run returns a short description of the result.
 	run func(*ociImage) (string, error)
 }
 
@@ -44,36 +44,36 @@ var imageChecks = []imageCheck{
 	{"libraries", checkLibraries},
 	{"build info", checkBuildInfo},
 	{"packages", checkPackages},
-	{"licence", checkLicense},
+	{"license", checkLicense},
 }
 
-// checkName: containerd imports the image under a name with the version that its label has.
+// checkName checks that containerd imports the image under a name with the version of its label.
 func checkName(img *ociImage) (string, error) {
 	want := registry + img.programName() + ":" + img.config.Config.Labels["org.opencontainers.image.version"]
 	if img.name != want {
-		return "", fmt.Errorf("it is %q, want %q", img.name, want)
+		return "", fmt.Errorf("name is %q, want %q", img.name, want)
 	}
 	return img.name, nil
 }
 
-// checkStart: podgauge and nothing else, as uid 0, with no variable that asks for GPUs.
+// checkStart checks that the image starts podgauge without arguments as uid 0, and requests no GPUs.
 func checkStart(img *ociImage) (string, error) {
 	c := img.config.Config
 	switch {
 	case !slices.Equal(c.Entrypoint, []string{programPath}) || len(c.Cmd) > 0:
-		return "", fmt.Errorf("it starts %q %q, want %s", c.Entrypoint, c.Cmd, programPath)
+		return "", fmt.Errorf("command is %q %q, want %s", c.Entrypoint, c.Cmd, programPath)
 	case c.User != "0:0":
-		return "", fmt.Errorf("the user is %q, want 0:0: the kubelet's pod-resources folder is root's", c.User)
+		return "", fmt.Errorf("user is %q, want 0:0: only root can read the kubelet's pod-resources folder", c.User)
 	}
 	for _, variable := range c.Env {
 		if strings.HasPrefix(variable, "NVIDIA_") {
-			return "", fmt.Errorf("%s: pods ask for GPUs, and not the image", variable)
+			return "", fmt.Errorf("%s: the image must not request GPUs", variable)
 		}
 	}
 	return fmt.Sprintf("%s as %s", programPath, c.User), nil
 }
 
-// wantLabels are patterns, of the whole value.
+// wantLabels maps labels to patterns of the whole value.
 // https://github.com/opencontainers/image-spec/blob/main/annotations.md
 var wantLabels = map[string]string{
 	"title":         "podgauge",
@@ -86,6 +86,7 @@ var wantLabels = map[string]string{
 	"revision":      "[0-9a-f]{40}",
 }
 
+// checkLabels checks the OCI annotations of the image.
 func checkLabels(img *ociImage) (string, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(wantLabels)) {
@@ -94,13 +95,13 @@ func checkLabels(img *ociImage) (string, error) {
 			errs = append(errs, fmt.Errorf("%s is %q, want %s", name, value, wantLabels[name]))
 		}
 	}
-	return fmt.Sprintf("%d of them", len(wantLabels)), errors.Join(errs...)
+	return fmt.Sprintf("%d labels", len(wantLabels)), errors.Join(errs...)
 }
 
-// forbiddenPrograms are what lets somebody look around who should not, wherever it lies.
+// forbiddenPrograms are shells and tools that would help an intruder, in any folder.
 var forbiddenPrograms = []string{"ash", "bash", "busybox", "dash", "ksh", "sh", "toybox", "zsh", "apt", "apt-get", "dpkg", "perl", "python3"}
 
-// checkContents: there is nothing to run but podgauge and the dynamic linker, which the base brings with its C library.
+// checkContents checks that podgauge and the dynamic linker of the base image are the only programs.
 func checkContents(img *ociImage) (string, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(img.files)) {
@@ -110,24 +111,22 @@ func checkContents(img *ociImage) (string, error) {
 		}
 		folder := path.Base(path.Dir(name))
 		switch {
-		case slices.Contains(forbiddenPrograms, path.Base(name)):
-			errs = append(errs, fmt.Errorf("%s", name))
-		case (folder == "bin" || folder == "sbin") && !isLibrary(img, name):
-			errs = append(errs, fmt.Errorf("%s", name))
-		case f.executable() && bytes.HasPrefix(f.content, []byte("\x7fELF")) && !isLibrary(img, name):
-			errs = append(errs, fmt.Errorf("%s can be run", name))
+		case slices.Contains(forbiddenPrograms, path.Base(name)),
+			(folder == "bin" || folder == "sbin") && !isLibrary(img, name),
+			f.executable() && bytes.HasPrefix(f.content, []byte("\x7fELF")) && !isLibrary(img, name):
+			errs = append(errs, fmt.Errorf("unexpected program: %s", name))
 		}
 	}
-	return "podgauge alone", errors.Join(errs...)
+	return "podgauge only", errors.Join(errs...)
 }
 
-// isLibrary: the C library and the dynamic linker are executable, and say only what they are.
+// isLibrary reports whether a file is the C library or the dynamic linker, which are executable but harmless.
 func isLibrary(img *ociImage, name string) bool {
 	_, at, found := img.followLinks(name)
 	return found && regexp.MustCompile(`^/usr/lib/[^/]+/(ld-linux-[^/]+|libc)\.so\.\d+$`).MatchString(at)
 }
 
-// checkPermissions: nothing gives rights that its caller has not, and nothing but /tmp can be written to by everybody.
+// checkPermissions checks that no file grants privileges and that only sticky folders are world-writable.
 func checkPermissions(img *ociImage) (string, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(img.files)) {
@@ -140,16 +139,16 @@ func checkPermissions(img *ociImage) (string, error) {
 		}
 		sticky := f.mode.IsDir() && f.mode&fs.ModeSticky != 0
 		if f.mode&fs.ModeSymlink == 0 && f.mode.Perm()&0o002 != 0 && !sticky {
-			errs = append(errs, fmt.Errorf("%s is %v: everybody may write", name, f.mode))
+			errs = append(errs, fmt.Errorf("%s is %v: world-writable", name, f.mode))
 		}
 	}
 	if f := img.files[programPath]; f == nil || f.mode.Perm() != 0o755 || f.uid != 0 || f.gid != 0 {
-		errs = append(errs, fmt.Errorf("%s is not root's with mode 0755", programPath))
+		errs = append(errs, fmt.Errorf("%s is not owned by root with mode 0755", programPath))
 	}
 	return fmt.Sprintf("%d files and folders", len(img.files)), errors.Join(errs...)
 }
 
-// checkBuildInfo: `go version -m` says what the binary is made of, and nothing where.
+// checkBuildInfo checks that the binary has build information without local paths.
 func checkBuildInfo(img *ociImage) (string, error) {
 	f, found := img.files[programPath]
 	if !found {
@@ -172,12 +171,12 @@ func checkBuildInfo(img *ociImage) (string, error) {
 		}
 	}
 	if want := "github.com/podgauge/podgauge/cmd/" + img.programName(); info.Path != want {
-		errs = append(errs, fmt.Errorf("it is %s, want %s", info.Path, want))
+		errs = append(errs, fmt.Errorf("command is %s, want %s", info.Path, want))
 	}
 	return fmt.Sprintf("%s, %d modules", info.GoVersion, len(info.Deps)), errors.Join(errs...)
 }
 
-// checkPackages: scanners find the packages of the base, and certificates are there.
+// checkPackages checks that scanners find the packages of the base image, and that certificates exist.
 func checkPackages(img *ociImage) (string, error) {
 	var found []string
 	for _, name := range []string{"base-files", "ca-certificates", "libc6", "tzdata"} {
@@ -193,16 +192,16 @@ func checkPackages(img *ociImage) (string, error) {
 	}
 	f, _, has := img.followLinks("/etc/ssl/certs/ca-certificates.crt")
 	if !has || !bytes.Contains(f.content, []byte("BEGIN CERTIFICATE")) {
-		return "", errors.New("no certificates")
+		return "", errors.New("certificates are missing")
 	}
 	return strings.Join(found, ", "), nil
 }
 
-// checkLicense: the licence goes where the program goes.
+// checkLicense checks that the image has the license.
 func checkLicense(img *ociImage) (string, error) {
 	const name = "/usr/share/doc/podgauge/LICENSE"
 	if f, found := img.files[name]; !found || !bytes.Contains(f.content, []byte("Apache License")) {
-		return "", fmt.Errorf("%s is not the licence", name)
+		return "", fmt.Errorf("%s is not the license", name)
 	}
 	return name, nil
 }

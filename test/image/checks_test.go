@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// fileInfo is a file as package tar wants to be told of it.
+// fileInfo implements fs.FileInfo for package tar.
 type fileInfo struct {
 	*imageFile
 	name string
@@ -26,7 +26,7 @@ func (i fileInfo) ModTime() time.Time { return time.Unix(0, 0) }
 func (i fileInfo) IsDir() bool        { return i.mode.IsDir() }
 func (i fileInfo) Sys() any           { return nil }
 
-// goodImage is an image with which nothing is wrong: make build's binary on this machine's glibc.
+// goodImage returns a valid image with the binary of `make build` and this machine's glibc.
 func goodImage(t *testing.T) *ociImage {
 	t.Helper()
 	img := &ociImage{name: registry + "podgauge:v1.2.3", files: map[string]*imageFile{
@@ -88,52 +88,52 @@ func goodImage(t *testing.T) *ociImage {
 	return img
 }
 
-// brokenImages are images with which one thing is wrong, and the check that must say so.
+// brokenImages has images with one defect and the check that must find the defect.
 var brokenImages = []struct {
-	what, check string
-	spoil       func(img *ociImage)
+	defect, check string
+	spoil         func(img *ociImage)
 }{
-	{"another version", "name", func(img *ociImage) { img.name = registry + "podgauge:v1.2.4" }},
+	{"wrong version", "name", func(img *ociImage) { img.name = registry + "podgauge:v1.2.4" }},
 	{"no name", "name", func(img *ociImage) { img.name = "" }},
 	{"the simulator's name", "build info", func(img *ociImage) { img.name = registry + simulatorName + ":v1.2.3" }},
-	{"a shell starts it", "start", func(img *ociImage) { img.config.Config.Entrypoint = []string{"sh", "-c", programPath} }},
+	{"started by a shell", "start", func(img *ociImage) { img.config.Config.Entrypoint = []string{"sh", "-c", programPath} }},
 	{"with arguments", "start", func(img *ociImage) { img.config.Config.Cmd = []string{"--simulate"} }},
-	{"another user", "start", func(img *ociImage) { img.config.Config.User = "65532" }},
-	{"asks for GPUs", "start", func(img *ociImage) { img.config.Config.Env = []string{"NVIDIA_VISIBLE_DEVICES=all"} }},
+	{"wrong user", "start", func(img *ociImage) { img.config.Config.User = "65532" }},
+	{"GPUs requested", "start", func(img *ociImage) { img.config.Config.Env = []string{"NVIDIA_VISIBLE_DEVICES=all"} }},
 	{"no revision", "labels", func(img *ociImage) { img.config.Config.Labels["org.opencontainers.image.revision"] = "unknown" }},
-	{"another licence's name", "labels", func(img *ociImage) { img.config.Config.Labels["org.opencontainers.image.licenses"] = "MIT" }},
+	{"wrong license name", "labels", func(img *ociImage) { img.config.Config.Labels["org.opencontainers.image.licenses"] = "MIT" }},
 	{"a shell", "programs", func(img *ociImage) { img.files["/busybox/sh"] = &imageFile{mode: 0o755} }},
 	{"a link to a shell", "programs", func(img *ociImage) { img.files["/opt/bash"] = &imageFile{mode: fs.ModeSymlink | 0o777, link: "/opt/x"} }},
-	{"another program", "programs", func(img *ociImage) { img.files["/usr/sbin/ldconfig"] = &imageFile{mode: 0o755} }},
-	{"a program elsewhere", "programs", func(img *ociImage) { img.files["/opt/tool"] = &imageFile{mode: 0o755, content: []byte("\x7fELF")} }},
+	{"additional program", "programs", func(img *ociImage) { img.files["/usr/sbin/ldconfig"] = &imageFile{mode: 0o755} }},
+	{"program outside bin", "programs", func(img *ociImage) { img.files["/opt/tool"] = &imageFile{mode: 0o755, content: []byte("\x7fELF")} }},
 	{"setuid", "permissions", func(img *ociImage) { img.files["/opt/x"] = &imageFile{mode: fs.ModeSetuid | 0o755} }},
 	{"a capability of a file", "permissions", func(img *ociImage) {
 		img.files["/opt/x"] = &imageFile{mode: 0o755, xattrs: map[string]string{"SCHILY.xattr.security.capability": "\x01"}}
 	}},
-	{"a folder for everybody", "permissions", func(img *ociImage) { img.files["/opt"] = &imageFile{mode: fs.ModeDir | 0o777} }},
-	{"not root's", "permissions", func(img *ociImage) { img.files[programPath].uid = 1000 }},
-	{"for a machine that there is not", "architecture", func(img *ociImage) { img.config.Architecture = "s390x" }},
-	{"for another system", "architecture", func(img *ociImage) { img.config.OS = "windows" }},
-	{"another machine's binary", "architecture", func(img *ociImage) {
+	{"world-writable folder", "permissions", func(img *ociImage) { img.files["/opt"] = &imageFile{mode: fs.ModeDir | 0o777} }},
+	{"wrong file owner", "permissions", func(img *ociImage) { img.files[programPath].uid = 1000 }},
+	{"unsupported architecture", "architecture", func(img *ociImage) { img.config.Architecture = "s390x" }},
+	{"wrong operating system", "architecture", func(img *ociImage) { img.config.OS = "windows" }},
+	{"binary of a different architecture", "architecture", func(img *ociImage) {
 		binary.LittleEndian.PutUint16(img.files[programPath].content[18:], uint16(elf.EM_RISCV)) // e_machine
 	}},
-	{"bound at its start", "lazy binding", func(img *ociImage) { replaceDynTag(img, elf.DT_DEBUG, elf.DT_BIND_NOW) }},
+	{"bound at start", "lazy binding", func(img *ociImage) { replaceDynTag(img, elf.DT_DEBUG, elf.DT_BIND_NOW) }},
 	{"without cgo", "lazy binding", func(img *ociImage) { replace(img, "nvml", "mlvn") }},
 	{"no C library", "libraries", func(img *ociImage) { remove(img, "libc.so.6") }},
 	{"no dynamic linker", "libraries", func(img *ociImage) { remove(img, "ld-linux") }},
-	{"another library in the C library's place", "libraries", func(img *ociImage) {
+	{"wrong C library", "libraries", func(img *ociImage) {
 		libc, libm := find(img, "libc.so.6"), find(img, "libm.so.6")
 		img.files[libc] = img.files[libm]
 	}},
-	{"paths of the machine", "build info", func(img *ociImage) { replace(img, "-trimpath=true", "-trimpath=fals") }},
-	{"another program's name", "build info", func(img *ociImage) { replace(img, "path\tgithub.com/podgauge", "path\tgithub.com/podgaugf") }},
-	{"a package without its list", "packages", func(img *ociImage) { delete(img.files, "/var/lib/dpkg/status.d/libc6") }},
-	{"a list without a version", "packages", func(img *ociImage) { img.files["/var/lib/dpkg/status.d/libc6"].content = []byte("Package: libc6\n") }},
+	{"local paths", "build info", func(img *ociImage) { replace(img, "-trimpath=true", "-trimpath=fals") }},
+	{"wrong program name", "build info", func(img *ociImage) { replace(img, "path\tgithub.com/podgauge", "path\tgithub.com/podgaugf") }},
+	{"unlisted package", "packages", func(img *ociImage) { delete(img.files, "/var/lib/dpkg/status.d/libc6") }},
+	{"package without a version", "packages", func(img *ociImage) { img.files["/var/lib/dpkg/status.d/libc6"].content = []byte("Package: libc6\n") }},
 	{"no certificates", "packages", func(img *ociImage) { delete(img.files, "/etc/ssl/certs/ca-certificates.crt") }},
-	{"no licence", "licence", func(img *ociImage) { delete(img.files, "/usr/share/doc/podgauge/LICENSE") }},
+	{"no license", "license", func(img *ociImage) { delete(img.files, "/usr/share/doc/podgauge/LICENSE") }},
 }
 
-// replaceDynTag makes another entry of one of the binary's dynamic section.
+// replaceDynTag changes the tag of an entry of the binary's dynamic section.
 func replaceDynTag(img *ociImage, from, to elf.DynTag) {
 	bin, err := img.openELF(programPath)
 	if err != nil {
@@ -150,29 +150,29 @@ func replaceDynTag(img *ociImage, from, to elf.DynTag) {
 	panic(from.String() + " is not in the binary")
 }
 
-func replace(img *ociImage, old, by string) {
+func replace(img *ociImage, old, replacement string) {
 	if !bytes.Contains(img.files[programPath].content, []byte(old)) {
 		panic(old + " is not in the binary")
 	}
-	img.files[programPath].content = bytes.ReplaceAll(img.files[programPath].content, []byte(old), []byte(by))
+	img.files[programPath].content = bytes.ReplaceAll(img.files[programPath].content, []byte(old), []byte(replacement))
 }
 
-func find(img *ociImage, beginning string) string {
+func find(img *ociImage, prefix string) string {
 	for name, f := range img.files {
-		if strings.HasPrefix(filepath.Base(name), beginning) && f.mode.IsRegular() {
+		if strings.HasPrefix(filepath.Base(name), prefix) && f.mode.IsRegular() {
 			return name
 		}
 	}
-	panic(beginning + " is not in the image")
+	panic(prefix + " is not in the image")
 }
 
-func remove(img *ociImage, beginning string) { delete(img.files, find(img, beginning)) }
+func remove(img *ociImage, prefix string) { delete(img.files, find(img, prefix)) }
 
 func TestChecks(t *testing.T) {
 	for _, check := range imageChecks {
 		found, err := check.run(goodImage(t))
 		if err != nil || found == "" {
-			t.Errorf("%s: %q, %v of an image with which nothing is wrong", check.name, found, err)
+			t.Errorf("%s: valid image: %q, %v", check.name, found, err)
 		}
 	}
 	tried := map[string]bool{}
@@ -185,13 +185,13 @@ func TestChecks(t *testing.T) {
 			}
 			tried[check.name] = true
 			if _, err := check.run(img); err == nil {
-				t.Errorf("%s: nothing is said of an image with %s", check.name, c.what)
+				t.Errorf("%s: no error for %q", check.name, c.defect)
 			}
 		}
 	}
 	for _, check := range imageChecks {
 		if !tried[check.name] {
-			t.Errorf("%s was never seen to fail", check.name)
+			t.Errorf("%s: no broken image", check.name)
 		}
 	}
 }

@@ -21,20 +21,20 @@ import (
 	"time"
 )
 
-// waitTimeout is how long something that takes no time may take on a machine that is busy, or emulated.
+// waitTimeout limits short operations on a busy or emulated machine.
 const waitTimeout = time.Minute
 
-// runcBundle is an image's file system on disk and what is mounted into it, from which runc makes containers.
+// runcBundle is a runc bundle: an image's file system on disk, mounts and devices.
 type runcBundle struct {
 	dir string
-	// emulator is the program on this machine that runs those of the image; empty: the kernel does.
+	// emulator is the path of the emulator for the image's architecture; empty on the same architecture.
 	emulator string
 	mounts   []bindMount
 	env      []string
 	devices  []cgroupDevice
 }
 
-// cgroupDevice is one that the cgroup says something of. All others are refused but those that every container has.
+// cgroupDevice is a device rule of the cgroup. All devices without a rule are denied, except the default devices.
 type cgroupDevice struct {
 	Allow  bool   `json:"allow"`
 	Type   string `json:"type,omitempty"`
@@ -56,7 +56,7 @@ func (i *ociImage) unpack(dir string) error {
 		return err
 	}
 	defer root.Close()
-	for _, name := range slices.Sorted(maps.Keys(i.files)) { // folders before what is in them
+	for _, name := range slices.Sorted(maps.Keys(i.files)) { // folders before their files
 		f, at := i.files[name], strings.TrimPrefix(name, "/")
 		switch {
 		case at == "":
@@ -80,22 +80,22 @@ func (i *ociImage) unpack(dir string) error {
 	return nil
 }
 
-// addFile puts a file of this machine into the bundle's root.
+// addFile copies a file of this machine into the bundle's root.
 func (b *runcBundle) addFile(source, name string) error {
 	content, err := os.ReadFile(source)
 	if err != nil {
 		return err
 	}
 	at := filepath.Join(b.dir, "rootfs", name)
-	// One rename: a process that is looking for it finds all of it or nothing.
+	// A rename, so that a reader sees the whole file or no file.
 	if err := os.WriteFile(at+".new", content, 0o755); err != nil {
 		return err
 	}
 	return os.Rename(at+".new", at)
 }
 
-// spec is what Kubernetes asks for by drop ALL, no privilege escalation and a read-only root. The network is this
-// machine's, so that the container can be reached.
+// spec returns a configuration as for a pod that drops all capabilities, without privilege escalation, on a read-only root.
+// The container uses the host network, for requests of the checks.
 // https://github.com/opencontainers/runtime-spec/blob/main/config.md
 func (b *runcBundle) spec(args []string) map[string]any {
 	mounts := append([]bindMount{
@@ -124,17 +124,17 @@ func (b *runcBundle) spec(args []string) map[string]any {
 	}
 }
 
-// runningContainer is a running one.
+// runningContainer is a container that runs podgauge.
 type runningContainer struct {
 	id      string
-	address string // that podgauge listens on
+	address string // listen address
 	process *exec.Cmd
-	log     *bytes.Buffer // complete when ended is closed
+	log     *bytes.Buffer // complete after exited is closed
 	exited  chan struct{}
-	err     error // of the process; written before ended is closed
+	err     error // of the process; written before exited is closed
 }
 
-// command is runc, asked to start the image's program with these arguments.
+// command returns the runc command that starts the image's program.
 func (b *runcBundle) command(ctx context.Context, id string, args ...string) (*exec.Cmd, error) {
 	spec, err := json.Marshal(b.spec(append([]string{programPath}, args...)))
 	if err != nil {
@@ -146,7 +146,7 @@ func (b *runcBundle) command(ctx context.Context, id string, args ...string) (*e
 	return exec.CommandContext(ctx, "runc", "run", "--bundle", b.dir, id), nil
 }
 
-// output runs podgauge to its end.
+// output runs podgauge until exit and returns the output.
 func (b *runcBundle) output(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
@@ -163,7 +163,7 @@ func (b *runcBundle) output(ctx context.Context, args ...string) (string, error)
 
 func (b *runcBundle) id() string { return "podgauge-image-" + path.Base(b.dir) }
 
-// launch runs podgauge until stop, and returns when it listens.
+// launch starts podgauge and returns when the server listens.
 func (b *runcBundle) launch(ctx context.Context, args ...string) (*runningContainer, error) {
 	cmd, err := b.command(ctx, b.id(), append(args, "--web.listen-address=127.0.0.1:0", "--log.format=json")...)
 	if err != nil {
@@ -177,34 +177,34 @@ func (b *runcBundle) launch(ctx context.Context, args ...string) (*runningContai
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	listens := make(chan string, 1)
+	addresses := make(chan string, 1)
 	go func() { // ends with the process; stop waits for it
-		c.readLog(lines, listens)
+		c.readLog(lines, addresses)
 		c.err = cmd.Wait()
 		close(c.exited)
 	}()
 	select {
-	case c.address = <-listens:
+	case c.address = <-addresses:
 		return c, nil
 	case <-c.exited:
-		return nil, fmt.Errorf("podgauge ended: %w: %s", c.err, c.log)
+		return nil, fmt.Errorf("podgauge exited: %w: %s", c.err, c.log)
 	case <-time.After(waitTimeout):
-		return nil, errors.Join(errors.New("podgauge does not say where it listens"), c.stop())
+		return nil, errors.Join(errors.New("podgauge logs no listen address"), c.stop())
 	}
 }
 
-// readLog keeps what podgauge logs, and says where it listens.
-func (c *runningContainer) readLog(r io.Reader, listens chan<- string) {
+// readLog stores the log and sends the listen address.
+func (c *runningContainer) readLog(r io.Reader, addresses chan<- string) {
 	for lines := bufio.NewScanner(r); lines.Scan(); {
 		fmt.Fprintln(c.log, lines.Text())
 		var line struct{ Listen string }
 		if json.Unmarshal(lines.Bytes(), &line) == nil && line.Listen != "" {
-			listens <- line.Listen
+			addresses <- line.Listen
 		}
 	}
 }
 
-// exec runs podgauge once more in the container, as `kubectl exec` does.
+// exec runs a podgauge command in the container, as `kubectl exec` does.
 func (c *runningContainer) exec(ctx context.Context, b *runcBundle, args ...string) (string, error) {
 	command := append([]string{"exec", c.id}, b.emulatorArgs()...)
 	out, err := exec.CommandContext(ctx, "runc", append(append(command, programPath), args...)...).CombinedOutput()
@@ -221,21 +221,21 @@ func (b *runcBundle) emulatorArgs() []string {
 	return []string{"/emulator"}
 }
 
-// stop asks podgauge to end, which is no error. It is killed when it does not.
+// stop terminates podgauge and returns the error of the process. After waitTimeout the container is killed.
 func (c *runningContainer) stop() error {
 	err := exec.Command("runc", "kill", c.id, "TERM").Run()
 	select {
 	case <-c.exited:
 		return c.err
 	case <-time.After(waitTimeout):
-		err = errors.Join(err, fmt.Errorf("%s does not end when asked to", c.id), exec.Command("runc", "delete", "--force", c.id).Run())
+		err = errors.Join(err, fmt.Errorf("%s ignores SIGTERM", c.id), exec.Command("runc", "delete", "--force", c.id).Run())
 		_ = c.process.Process.Signal(syscall.SIGKILL)
 		<-c.exited
 		return err
 	}
 }
 
-// fetch asks podgauge for a page.
+// fetch returns a page of podgauge.
 func (c *runningContainer) fetch(ctx context.Context, page string) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.address+page, nil)
 	if err != nil {
@@ -253,7 +253,7 @@ func (c *runningContainer) fetch(ctx context.Context, page string) (string, erro
 	return string(body), err
 }
 
-// waitForLines asks for /metrics until it has all of these beginnings of lines.
+// waitForLines scrapes /metrics until the page has a line with each prefix.
 func (c *runningContainer) waitForLines(ctx context.Context, want ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
@@ -265,9 +265,9 @@ func (c *runningContainer) waitForLines(ctx context.Context, want ...string) err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("/metrics has no %q: %w", missing, errors.Join(err, ctx.Err()))
+			return fmt.Errorf("/metrics lacks %q: %w", missing, errors.Join(err, ctx.Err()))
 		case <-c.exited:
-			return fmt.Errorf("podgauge ended: %w: %s", c.err, c.log)
+			return fmt.Errorf("podgauge exited: %w: %s", c.err, c.log)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// read is a file of the repository.
+// read returns the content of a file of the repository.
 func read(t *testing.T, name string) string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join("..", "..", name))
@@ -21,7 +21,7 @@ func read(t *testing.T, name string) string {
 	return string(content)
 }
 
-// findInFile finds what a file says, by an expression with one group.
+// findInFile returns the match of an expression with one group in a file.
 func findInFile(t *testing.T, file, expression string) string {
 	t.Helper()
 	found := regexp.MustCompile(`(?m)` + expression).FindStringSubmatch(read(t, file))
@@ -31,7 +31,7 @@ func findInFile(t *testing.T, file, expression string) string {
 	return found[1]
 }
 
-// TestImageHasTheBinaryOfMakeBuild: what is tested by make is what is delivered in an image.
+// TestImageHasTheBinaryOfMakeBuild: image and `make build` use the same flags, so that the delivered binary is the tested binary.
 func TestImageHasTheBinaryOfMakeBuild(t *testing.T) {
 	flags := findInFile(t, "Makefile", `^build:.*\n\tgo build (.*) -o `)
 	flags = strings.NewReplacer("$(TAGS)", findInFile(t, "Makefile", `^TAGS = (.*)$`), "$(VERSION)", "$VERSION", "'", `"`).Replace(flags)
@@ -46,7 +46,7 @@ func TestImageHasTheBinaryOfMakeBuild(t *testing.T) {
 	}
 }
 
-// TestImageIsBuiltByTheModulesGo, and on the glibc on which it runs: a newer one's symbols would not be there.
+// TestImageIsBuiltByTheModulesGo also checks that the build uses the glibc of the base image, which lacks symbols of newer versions.
 func TestImageIsBuiltByTheModulesGo(t *testing.T) {
 	version := findInFile(t, "go.mod", `^go (\d+\.\d+)`)
 	if got := findInFile(t, "Dockerfile", `^FROM .*/golang:([\d.]+)-`); got != version && !strings.HasPrefix(got, version+".") {
@@ -55,15 +55,15 @@ func TestImageIsBuiltByTheModulesGo(t *testing.T) {
 	suite := findInFile(t, "Dockerfile", `^FROM .*/golang:[\d.]+-(\w+) AS build$`)
 	debian := findInFile(t, "Dockerfile", `^FROM .*distroless/\S+-debian(\d+)$`)
 	if want := map[string]string{"12": "bookworm", "13": "trixie"}[debian]; suite != want {
-		t.Errorf("it is built on %s and runs on Debian %s, %s", suite, debian, want)
+		t.Errorf("built on %s, but runs on Debian %s, %s", suite, debian, want)
 	}
 	base := findInFile(t, "Dockerfile", `^FROM --platform=\$TARGETPLATFORM (\S+)$`)
 	if got := findInFile(t, "Dockerfile", `image\.base\.name="([^"]*)"`); got != base {
-		t.Errorf("the label says that the base is %s, it is %s", got, base)
+		t.Errorf("label has base %s, want %s", got, base)
 	}
 }
 
-// TestNothingOfTheBinaryIsIgnored: the builder sees each file of each package.
+// TestNothingOfTheBinaryIsIgnored: the build context includes each file of each package.
 func TestNothingOfTheBinaryIsIgnored(t *testing.T) {
 	list := exec.Command("go", "list", "-deps", "-json=Dir,Module,GoFiles,CgoFiles,CFiles,HFiles,EmbedFiles", "./cmd/podgauge", "./cmd/podgauge-sim")
 	list.Dir = filepath.Join("..", "..")
@@ -114,7 +114,7 @@ func TestNothingOfTheBinaryIsIgnored(t *testing.T) {
 	}
 }
 
-// ignoringPattern names the pattern that ignores a file, or a folder in which it is.
+// ignoringPattern returns the pattern that ignores a file or one of its folders.
 func ignoringPattern(patterns []string, file string) string {
 	for _, pattern := range patterns {
 		name, anywhere := strings.CutPrefix(pattern, "**/")

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// openELF reads a file of the image as a program or library.
+// openELF parses a program or library of the image.
 func (i *ociImage) openELF(name string) (*elf.File, error) {
 	f, _, found := i.followLinks(name)
 	if !found {
@@ -23,66 +23,55 @@ func (i *ociImage) openELF(name string) (*elf.File, error) {
 	return parsed, nil
 }
 
-// checkArchitecture: the binary is for the machine that the image says it is for.
+// checkArchitecture checks that the binary matches the image's architecture.
 func checkArchitecture(img *ociImage) (string, error) {
 	want, known := elfMachines[img.config.Architecture]
 	if !known || img.config.OS != "linux" {
-		return "", fmt.Errorf("no image is made for %s/%s", img.config.OS, img.config.Architecture)
+		return "", fmt.Errorf("unsupported platform %s/%s", img.config.OS, img.config.Architecture)
 	}
 	bin, err := img.openELF(programPath)
 	if err != nil {
 		return "", err
 	}
 	if bin.Machine != want {
-		return "", fmt.Errorf("%s is for %v, the image for %s", programPath, bin.Machine, img.config.Architecture)
+		return "", fmt.Errorf("%s is for %v, image is for %s", programPath, bin.Machine, img.config.Architecture)
 	}
 	return fmt.Sprintf("%s, %v", img.config.Architecture, bin.Machine), nil
 }
 
-// checkLazyBinding: functions of the driver are bound when they are called. One that the driver lacks would else end the process at
-// its start.
+// checkLazyBinding checks that functions of the driver are bound at the first call.
+// Otherwise a function that the driver lacks ends the process at its start.
 func checkLazyBinding(img *ociImage) (string, error) {
 	bin, err := img.openELF(programPath)
 	if err != nil {
 		return "", err
 	}
-	now, err := bin.DynValue(elf.DT_BIND_NOW)
-	if err != nil {
-		return "", err
-	}
-	flags, err := bin.DynValue(elf.DT_FLAGS)
-	if err != nil {
-		return "", err
-	}
-	flags1, err := bin.DynValue(elf.DT_FLAGS_1)
-	if err != nil {
-		return "", err
-	}
-	if len(now) > 0 || hasFlag(flags, uint64(elf.DF_BIND_NOW)) || hasFlag(flags1, uint64(elf.DF_1_NOW)) {
-		return "", fmt.Errorf("all of %s is bound at its start", programPath)
-	}
-	undefined, err := bin.ImportedSymbols()
-	if err != nil {
-		return "", err
-	}
-	ofDriver := 0
-	for _, symbol := range undefined {
-		if strings.HasPrefix(symbol.Name, "nvml") {
-			ofDriver++
+	for tag, mask := range map[elf.DynTag]uint64{elf.DT_BIND_NOW: 0, elf.DT_FLAGS: uint64(elf.DF_BIND_NOW), elf.DT_FLAGS_1: uint64(elf.DF_1_NOW)} {
+		values, err := bin.DynValue(tag)
+		if err != nil {
+			return "", err
+		}
+		if slices.ContainsFunc(values, func(v uint64) bool { return v&mask == mask }) {
+			return "", fmt.Errorf("%s is bound at its start", programPath)
 		}
 	}
-	if ofDriver == 0 {
-		return "", errors.New("it needs nothing of NVML: it was built without cgo")
+	imported, err := bin.ImportedSymbols()
+	if err != nil {
+		return "", err
 	}
-	return fmt.Sprintf("%d functions of NVML", ofDriver), nil
+	functions := 0
+	for _, symbol := range imported {
+		if strings.HasPrefix(symbol.Name, "nvml") {
+			functions++
+		}
+	}
+	if functions == 0 {
+		return "", errors.New("no NVML functions: built without cgo")
+	}
+	return fmt.Sprintf("%d NVML functions", functions), nil
 }
 
-func hasFlag(values []uint64, flag uint64) bool {
-	return slices.ContainsFunc(values, func(v uint64) bool { return v&flag != 0 })
-}
-
-// checkLibraries: the dynamic linker and each library that is needed are in the image, with the versions of symbols that are
-// asked of them.
+// checkLibraries checks that the image has the dynamic linker and all required libraries and symbol versions.
 func checkLibraries(img *ociImage) (string, error) {
 	bin, err := img.openELF(programPath)
 	if err != nil {
@@ -93,7 +82,7 @@ func checkLibraries(img *ociImage) (string, error) {
 		return "", err
 	}
 	if _, err := img.openELF(loader); err != nil {
-		return "", fmt.Errorf("the dynamic linker: %w", err)
+		return "", fmt.Errorf("dynamic linker: %w", err)
 	}
 	seen := map[string]bool{}
 	if err := img.resolveLibraries(bin, programPath, seen); err != nil {
@@ -101,12 +90,13 @@ func checkLibraries(img *ociImage) (string, error) {
 	}
 	for name := range seen {
 		if strings.HasPrefix(name, "libnvidia") || strings.HasPrefix(name, "libcuda") {
-			return "", fmt.Errorf("it needs %s to start", name)
+			return "", fmt.Errorf("%s is required at the start", name)
 		}
 	}
-	return fmt.Sprintf("%s and %d more", path.Base(loader), len(seen)), nil
+	return fmt.Sprintf("%s and %d libraries", path.Base(loader), len(seen)), nil
 }
 
+// interpreter returns the path of the dynamic linker.
 func interpreter(bin *elf.File) (string, error) {
 	for _, p := range bin.Progs {
 		if p.Type != elf.PT_INTERP {
@@ -118,10 +108,10 @@ func interpreter(bin *elf.File) (string, error) {
 		}
 		return strings.TrimRight(string(name), "\x00"), nil
 	}
-	return "", errors.New("it is linked statically: it could not load the driver's library")
+	return "", errors.New("statically linked, cannot load the driver's library")
 }
 
-// resolveLibraries finds what a file needs, and what that needs.
+// resolveLibraries checks the libraries of a file, recursively.
 func (i *ociImage) resolveLibraries(bin *elf.File, name string, seen map[string]bool) error {
 	needs, err := bin.DynamicVersionNeeds()
 	if err != nil {
@@ -134,10 +124,10 @@ func (i *ociImage) resolveLibraries(bin *elf.File, name string, seen map[string]
 	for _, library := range libraries {
 		parsed, err := i.findLibrary(library, bin.Machine)
 		if err != nil {
-			return fmt.Errorf("%s needs %w", name, err)
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		if err := checkSymbolVersions(parsed, library, needs); err != nil {
-			return fmt.Errorf("%s needs %w", name, err)
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		if seen[library] {
 			continue
@@ -150,12 +140,12 @@ func (i *ociImage) resolveLibraries(bin *elf.File, name string, seen map[string]
 	return nil
 }
 
-// libraryDir is the folder of Debian's libraries, and that into which NVIDIA's runtime mounts its own.
+// libraryDir returns the folder of Debian's libraries, into which NVIDIA's runtime mounts the driver's libraries.
 func (i *ociImage) libraryDir() string {
 	return "/usr/lib/" + map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[i.config.Architecture]
 }
 
-// findLibrary finds one where the dynamic linker of Debian looks without a cache.
+// findLibrary finds a library in the default folders of Debian's dynamic linker.
 func (i *ociImage) findLibrary(name string, machine elf.Machine) (*elf.File, error) {
 	for _, folder := range []string{i.libraryDir(), "/lib", "/usr/lib"} {
 		parsed, err := i.openELF(path.Join(folder, name))
@@ -163,10 +153,10 @@ func (i *ociImage) findLibrary(name string, machine elf.Machine) (*elf.File, err
 			return parsed, nil
 		}
 	}
-	return nil, fmt.Errorf("%s, which is not in the image", name)
+	return nil, fmt.Errorf("%s is missing", name)
 }
 
-// checkSymbolVersions wants a library to define each version of symbols that is needed of it.
+// checkSymbolVersions checks that a library defines all required symbol versions.
 func checkSymbolVersions(library *elf.File, name string, needs []elf.DynamicVersionNeed) error {
 	defined, err := library.DynamicVersions()
 	if err != nil {
@@ -178,7 +168,7 @@ func checkSymbolVersions(library *elf.File, name string, needs []elf.DynamicVers
 		}
 		for _, version := range need.Needs {
 			if !slices.ContainsFunc(defined, func(d elf.DynamicVersion) bool { return d.Name == version.Dep }) {
-				return fmt.Errorf("%s of %s", version.Dep, name)
+				return fmt.Errorf("%s lacks %s", name, version.Dep)
 			}
 		}
 	}

@@ -1,7 +1,7 @@
-// Command image looks into podgauge's container images, as OCI archives, and runs them.
+// Command image checks podgauge's container images, given as OCI archives, and runs them.
 //
-// It reads the archives itself, so that nothing stands between it and what is delivered. Its exit status is 0 where all
-// holds.
+// The command reads the archives directly, without a container runtime, to check the files as delivered. Exit status 0 means
+// that all checks pass.
 package main
 
 import (
@@ -28,7 +28,7 @@ func runMain(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("image", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.Usage = func() { fmt.Fprint(stderr, usage); flags.PrintDefaults() }
-	run := flags.Bool("run", false, "run podgauge from the images as well, as root with runc; with qemu-user-static those of other machines")
+	run := flags.Bool("run", false, "also run podgauge from the images, as root with runc; qemu-user-static runs images of other architectures")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
@@ -45,13 +45,13 @@ func runMain(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return status
 }
 
-// checkImage says of each check whether it holds, and returns whether all do.
+// checkImage reports the result of each check and returns whether all pass.
 func checkImage(ctx context.Context, archive string, run bool, out io.Writer) bool {
-	holds := true
+	passed := true
 	report := func(name, found string, err error) {
 		verdict := "ok"
 		if err != nil {
-			holds, verdict, found = false, "FAILED", err.Error()
+			passed, verdict, found = false, "FAILED", err.Error()
 		}
 		fmt.Fprintf(out, "%-7s %s: %s\n", verdict, name, found)
 	}
@@ -68,7 +68,7 @@ func checkImage(ctx context.Context, archive string, run bool, out io.Writer) bo
 	if run {
 		runScenarios(ctx, img, report)
 	}
-	return holds
+	return passed
 }
 
 func runScenarios(ctx context.Context, img *ociImage, report func(name, found string, err error)) {

@@ -13,20 +13,20 @@ import (
 	"syscall"
 )
 
-// startScenario is one way in which podgauge is started from the image.
+// startScenario starts podgauge from the image and checks its behavior.
 type startScenario struct {
 	name string
 	run  func(ctx context.Context, r *scenarioRunner) error
-	// nativeOnly: it loads a library, which is built for this machine.
+	// nativeOnly: the scenario loads a library that is built for this machine.
 	nativeOnly bool
 }
 
-// startScenarios are of each program, by its name.
+// startScenarios has the scenarios of each program.
 var startScenarios = map[string][]startScenario{
 	"podgauge": {
 		{"--version", runVersion, false},
-		{"a driver that was injected", runInjected, true},
-		{"a driver of the host that comes late", runLateDriver, true},
+		{"an injected driver", runInjected, true},
+		{"a host driver after the start", runLateDriver, true},
 		{"device nodes of the host", runDeviceNodes, false},
 	},
 	simulatorName: {
@@ -35,18 +35,18 @@ var startScenarios = map[string][]startScenario{
 	},
 }
 
-// scenarioRunner has an image on disk.
+// scenarioRunner runs the scenarios of an unpacked image.
 type scenarioRunner struct {
 	*runcBundle
 	img *ociImage
-	// library is the stand-in for the driver's.
+	// library is the path of the NVML stand-in.
 	library string
 }
 
-// soname is what the driver's library is called.
+// soname is the file name of the driver's library.
 const soname = "libnvidia-ml.so.1"
 
-// newScenarioRunner makes a runner, whose files lie below dir.
+// newScenarioRunner unpacks the image below dir and builds the NVML stand-in.
 func newScenarioRunner(ctx context.Context, img *ociImage, dir string) (*scenarioRunner, error) {
 	r := &scenarioRunner{img: img, runcBundle: &runcBundle{dir: dir, env: img.config.Config.Env}}
 	if err := os.Mkdir(filepath.Join(dir, "rootfs"), 0o755); err != nil {
@@ -68,13 +68,13 @@ func newScenarioRunner(ctx context.Context, img *ociImage, dir string) (*scenari
 	build.Dir = filepath.Join("..", "..")
 	out, err := build.CombinedOutput()
 	if err != nil {
-		return nil, fmt.Errorf("build the driver's stand-in: %w: %s", err, out)
+		return nil, fmt.Errorf("build the NVML stand-in: %w: %s", err, out)
 	}
 	r.library = strings.TrimSpace(string(out))
 	return r, nil
 }
 
-// findTool finds a program of this machine, and asks Debian for it where it is missing.
+// findTool returns the path of a program and installs its Debian package if missing.
 func findTool(ctx context.Context, name, pkg string) (string, error) {
 	if at, err := exec.LookPath(name); err == nil {
 		return at, nil
@@ -87,31 +87,31 @@ func findTool(ctx context.Context, name, pkg string) (string, error) {
 	return exec.LookPath(name)
 }
 
-// runAll makes all runs, one after another, and says how each went.
+// runAll runs all scenarios in sequence.
 func (r *scenarioRunner) runAll(ctx context.Context, report func(name, found string, err error)) {
-	for _, run := range startScenarios[r.img.programName()] {
-		if run.nativeOnly && r.emulator != "" {
+	for _, s := range startScenarios[r.img.programName()] {
+		if s.nativeOnly && r.emulator != "" {
 			continue
 		}
 		r.reset()
-		report(run.name, "as uid 0 without a capability, on a read-only root", run.run(ctx, r))
+		report(s.name, "as uid 0 without capabilities, on a read-only root", s.run(ctx, r))
 	}
 }
 
-// reset takes back what a run has asked for.
+// reset removes the changes of a scenario.
 func (r *scenarioRunner) reset() { r.env, r.mounts, r.devices = r.img.config.Config.Env, nil, nil }
 
-// runVersion: it says the version that its label has.
+// runVersion checks that --version prints the version of the image's label.
 func runVersion(ctx context.Context, r *scenarioRunner) error {
 	got, err := r.output(ctx, "--version")
 	want := "podgauge " + r.img.config.Config.Labels["org.opencontainers.image.version"]
 	if err == nil && got != want {
-		err = fmt.Errorf("it says %q, want %q", got, want)
+		err = fmt.Errorf("output is %q, want %q", got, want)
 	}
 	return err
 }
 
-// runSimulated: a whole node, which `status` can be asked about as by `kubectl exec`.
+// runSimulated checks the metrics and the `status` command of a simulated node.
 func runSimulated(ctx context.Context, r *scenarioRunner) error {
 	c, err := r.launch(ctx)
 	if err != nil {
@@ -125,16 +125,16 @@ func runSimulated(ctx context.Context, r *scenarioRunner) error {
 		var table string
 		table, err = c.exec(ctx, r.runcBundle, "status", "--web.listen-address="+c.address)
 		if err == nil && !strings.Contains(table, "8 of 8 devices healthy") {
-			err = fmt.Errorf("status says %q", table)
+			err = fmt.Errorf("status: %q", table)
 		}
 	}
 	return errors.Join(err, c.stop())
 }
 
-// driverSeries is what /metrics has once the stand-in was loaded.
+// driverSeries are prefixes of series after the stand-in is loaded.
 var driverSeries = []string{"podgauge_nvml_up 1", "nvidia_gpu_info{"}
 
-// addScenario has the stand-in show a machine, and the container see it.
+// addScenario mounts a scenario with eight GPUs for the stand-in.
 func (r *scenarioRunner) addScenario() error {
 	if err := os.WriteFile(filepath.Join(r.dir, "scenario"), []byte("gpus 8\n"), 0o644); err != nil {
 		return err
@@ -144,7 +144,7 @@ func (r *scenarioRunner) addScenario() error {
 	return nil
 }
 
-// runInjected: the library is where NVIDIA's runtime puts it, and no cache of the linker's knows it.
+// runInjected checks that podgauge loads the library from the folder of NVIDIA's runtime, without a linker cache.
 func runInjected(ctx context.Context, r *scenarioRunner) error {
 	at := r.img.libraryDir() + "/" + soname
 	if err := errors.Join(r.addScenario(), r.addFile(r.library, at)); err != nil {
@@ -158,7 +158,7 @@ func runInjected(ctx context.Context, r *scenarioRunner) error {
 	return errors.Join(c.waitForLines(ctx, driverSeries...), c.stop())
 }
 
-// runLateDriver: the library appears below the mounted driver root while podgauge runs.
+// runLateDriver checks that podgauge loads a library that appears below the driver root at run time.
 func runLateDriver(ctx context.Context, r *scenarioRunner) error {
 	host := filepath.Join(r.dir, "host", "usr", "lib64")
 	if err := errors.Join(r.addScenario(), os.MkdirAll(host, 0o755)); err != nil {
@@ -179,8 +179,8 @@ func runLateDriver(ctx context.Context, r *scenarioRunner) error {
 	return errors.Join(err, c.stop())
 }
 
-// runDeviceNodes: mounting the host's nodes is not enough. The container's cgroup says which ones may be opened, and only
-// NVIDIA's runtime, a device plugin, CDI or `privileged` have it say so.
+// runDeviceNodes checks that `doctor` reports device nodes that the container's cgroup denies.
+// A mount of the node does not suffice: NVIDIA's runtime, a device plugin, CDI or `privileged` must allow access.
 func runDeviceNodes(ctx context.Context, r *scenarioRunner) error {
 	node := filepath.Join(r.dir, "nvidiactl")
 	if err := syscall.Mknod(node, syscall.S_IFCHR|0o666, 195<<8|255); err != nil { // documented in the kernel's devices.txt
@@ -188,14 +188,14 @@ func runDeviceNodes(ctx context.Context, r *scenarioRunner) error {
 	}
 	defer os.Remove(node)
 	r.mounts = []bindMount{{"/dev/nvidiactl", "none", node, []string{"bind"}}}
-	const refused = "/dev/nvidiactl: operation not permitted"
-	// doctor ends with status 1: there is no kubelet here.
-	if table, _ := r.output(ctx, "doctor"); !strings.Contains(table, refused) {
-		return fmt.Errorf("doctor does not say %q: %s", refused, table)
+	const denied = "/dev/nvidiactl: operation not permitted"
+	// doctor ends with status 1 without a kubelet.
+	if table, _ := r.output(ctx, "doctor"); !strings.Contains(table, denied) {
+		return fmt.Errorf("output of doctor lacks %q: %s", denied, table)
 	}
 	r.devices = []cgroupDevice{{Allow: true, Type: "c", Major: 195, Access: "rwm"}}
-	if table, _ := r.output(ctx, "doctor"); !strings.Contains(table, "device nodes") || strings.Contains(table, refused) {
-		return fmt.Errorf("doctor may not open what the cgroup allows: %s", table)
+	if table, _ := r.output(ctx, "doctor"); !strings.Contains(table, "device nodes") || strings.Contains(table, denied) {
+		return fmt.Errorf("doctor cannot open an allowed device node: %s", table)
 	}
 	return nil
 }
