@@ -29,9 +29,9 @@ type actionFunc func(ctx context.Context, n *VirtualNode, args []string) error
 // scriptActions are all actions by name.
 var scriptActions = map[string]scriptAction{
 	"pod":    {"NAMESPACE/NAME CONTAINER=COUNT[,RESOURCE]… [idle]", 2, unlimitedArgs, runPod},
-	"fail":   {"NAMESPACE/NAME", 1, 1, endPod(kubelet.ContainerExit{Code: 1})},
-	"finish": {"NAMESPACE/NAME", 1, 1, endPod(kubelet.ContainerExit{})},
-	"delete": {"NAMESPACE/NAME", 1, 1, deletePod},
+	"fail":   {"NAMESPACE/NAME", 1, 1, onPod(failPod)},
+	"finish": {"NAMESPACE/NAME", 1, 1, onPod((*kubelet.Kubelet).EndPod)},
+	"delete": {"NAMESPACE/NAME", 1, 1, onPod((*kubelet.Kubelet).DeletePod)},
 
 	"busy":   {"DEVICE SHARE", 2, 2, setDeviceValue(func(m *Machine, id device.ID, _ string, v float64) { m.SetUtilization(id, v) })},
 	"set":    {"DEVICE ROW VALUE", 3, 3, setDeviceValue((*Machine).SetValue)},
@@ -99,30 +99,27 @@ func parseContainer(text string) (kubelet.ContainerSpec, error) {
 	return kubelet.ContainerSpec{Name: name, Limits: map[string]int{resource: wanted}}, nil
 }
 
-func endPod(exit kubelet.ContainerExit) actionFunc {
+func onPod(do func(k *kubelet.Kubelet, p kubelet.PodSpec) error) actionFunc {
 	return func(_ context.Context, n *VirtualNode, args []string) error {
 		p, err := parsePod(args[0])
 		if err != nil {
 			return err
 		}
-		status, err := n.Kubelet.Pod(p)
-		if err != nil {
-			return err
-		}
-		end := kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{}}
-		for _, c := range status.Containers {
-			end.Exits[c.Name] = exit
-		}
-		return n.Kubelet.EndPodWith(p, end)
+		return do(n.Kubelet, p)
 	}
 }
 
-func deletePod(_ context.Context, n *VirtualNode, args []string) error {
-	p, err := parsePod(args[0])
+// failPod ends all containers with status 1.
+func failPod(k *kubelet.Kubelet, p kubelet.PodSpec) error {
+	status, err := k.Pod(p)
 	if err != nil {
 		return err
 	}
-	return n.Kubelet.DeletePod(p)
+	end := kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{}}
+	for _, c := range status.Containers {
+		end.Exits[c.Name] = kubelet.ContainerExit{Code: 1}
+	}
+	return k.EndPodWith(p, end)
 }
 
 // findDevice returns the device for a name in a script.

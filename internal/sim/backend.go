@@ -35,18 +35,10 @@ func (m *Machine) Close() {
 }
 
 // ClosedDuringCall reports whether Close was ever called during a call: NVML would crash.
-func (m *Machine) ClosedDuringCall() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.closedDuringCall
-}
+func (m *Machine) ClosedDuringCall() bool { return locked(m, &m.closedDuringCall) }
 
 // Closed reports whether the driver is closed.
-func (m *Machine) Closed() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.closed
-}
+func (m *Machine) Closed() bool { return locked(m, &m.closed) }
 
 // Devices returns the present GPUs and MIG devices.
 func (m *Machine) Devices(context.Context) ([]device.Device, error) {
@@ -100,11 +92,7 @@ func linkBetween(a, b *simGPU) device.Link {
 }
 
 // LinkReads returns the number of Links calls.
-func (m *Machine) LinkReads() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.linkReads
-}
+func (m *Machine) LinkReads() int { return locked(m, &m.linkReads) }
 
 // Read appends the values of all rows with a rule.
 func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {

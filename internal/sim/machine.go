@@ -153,6 +153,13 @@ func (m *Machine) update(change func()) {
 	m.changes.Set(struct{}{})
 }
 
+// locked returns a field of the machine.
+func locked[T any](m *Machine, field *T) T {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return *field
+}
+
 // beginCall locks mu when no hang blocks the call. endCall unlocks.
 func (m *Machine) beginCall(hung func() bool) {
 	m.mu.Lock()
