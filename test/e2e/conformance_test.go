@@ -15,7 +15,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestConformance plays the table that internal/sim/kubelet passes against a real kubelet: where the two differ, this fails, and internal/sim/kubelet is to be mended.
+// TestConformance runs the table of internal/sim/kubelet against a real kubelet: if the two differ, internal/sim/kubelet is wrong.
 func TestConformance(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
@@ -29,7 +29,7 @@ type realKubelet struct{ n *node.RealNode }
 
 func (k realKubelet) Dir() string { return k.n.KubeletDir() }
 
-// Version is that of the table's columns: a kubelet that is newer than the last is expected to have its habits.
+// Version returns the newest simulated version for newer kubelets.
 func (k realKubelet) Version() kubelet.Version {
 	if strings.HasPrefix(k.n.KubeletVersion, "v1.36.") {
 		return kubelet.V136
@@ -47,7 +47,7 @@ func (k realKubelet) Pod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodSta
 	return toSimStatus(status), err
 }
 
-// EndPod: box exits 0 when it is told to end.
+// EndPod sends SIGTERM: testcmd exits 0.
 func (k realKubelet) EndPod(ctx context.Context, p kubelet.PodSpec) error {
 	for _, c := range p.Containers {
 		pid, err := k.n.ContainerPID(ctx, toStaticPod(p), c.Name)
