@@ -140,17 +140,10 @@ func (t *deviceTracker) handleEvent(e Event, source int, at, now time.Time) {
 	if e.Xid == 0 && e.Kind == "" {
 		return
 	}
-	counter := g.eventCounters.find(e)
-	if counter == nil { // too many kinds
-		counter = &eventCounter{reason: e.reason()}
-	}
-	t.countsChanged = true
-	if e.Historical {
-		counter.LastHistorical = latest(counter.LastHistorical, at)
-	} else if !counter.record(source, at, now, t.lastOutageAt) {
+	counter := t.countEvent(g, e, source, at, now)
+	if counter == nil {
 		return
 	}
-	t.countsUnpublished = true
 	policy := PolicyDefault
 	if t.options.Policy != nil && e.Xid != 0 {
 		policy = t.options.Policy(e.Xid)
@@ -186,6 +179,22 @@ func (t *deviceTracker) handleEvent(e Event, source int, at, now time.Time) {
 	}
 	t.notify(event)
 	g.checkNow = true // a check may read more about the event
+}
+
+// countEvent counts a report, and returns the counter; nil for a duplicate from the other source.
+func (t *deviceTracker) countEvent(g *trackedGPU, e Event, source int, at, now time.Time) *eventCounter {
+	counter := g.eventCounters.find(e)
+	if counter == nil { // too many kinds
+		counter = &eventCounter{reason: e.reason()}
+	}
+	t.countsChanged = true
+	if e.Historical {
+		counter.LastHistorical = latest(counter.LastHistorical, at)
+	} else if !counter.record(source, at, now, t.lastOutageAt) {
+		return nil
+	}
+	t.countsUnpublished = true
+	return counter
 }
 
 // handleCheckResult handles the result of a check.
