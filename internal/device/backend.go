@@ -7,9 +7,9 @@ import (
 
 // Errors that callers branch on. A Backend wraps them.
 var (
-	// ErrNoDriver means that no driver or library is present, or that it refuses to start. It may appear later.
+	// ErrNoDriver means that the driver or its library is missing, or refuses to start. Both may appear later.
 	ErrNoDriver = errors.New("no driver")
-	// ErrDriverReplaced accompanies ErrNoDriver if the loaded library does not match the new driver: only a new process can load it.
+	// ErrDriverReplaced accompanies ErrNoDriver if the loaded library does not match the new driver: only a new process can load the new library.
 	ErrDriverReplaced = errors.New("the driver was replaced, and only a restart of this process loads its library")
 	// ErrLost means that the GPU has fallen off the bus.
 	ErrLost = errors.New("GPU is lost")
@@ -22,7 +22,7 @@ var (
 type Backend interface {
 	// Metrics returns the rows that Read fills, indexed by Sample.Metric. They never change.
 	Metrics() []Metric
-	// Devices lists all GPUs and MIG devices. It loads the driver's library if needed, and returns ErrNoDriver if it cannot. A device
+	// Devices lists all GPUs and MIG devices. Devices loads the driver's library if needed; ErrNoDriver means that the library cannot be loaded. A device
 	// that cannot be described is left out: then the list comes with an error.
 	Devices(ctx context.Context) ([]Device, error)
 	// Read appends the values of a GPU and its devices to buf. Unsupported values are left out. The error is about the whole GPU:
@@ -70,7 +70,7 @@ type ResetEvidence struct {
 type Event struct {
 	GPU      GPU
 	Device   ID       // the affected MIG device; empty: the whole GPU, or no device
-	Xid      uint64   // 0 if the report is of another kind
+	Xid      uint64   // 0 if the report is no Xid
 	Kind     string   // of a report other than an Xid, one word: "gpu_unavailable"
 	Class    string   // of the report in the Backend's table: "application"
 	Recovery Recovery // what ends the fault

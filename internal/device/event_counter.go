@@ -19,13 +19,13 @@ const (
 //
 // An event reported by both sources happened once. Either source may miss events, since the driver's events can be interrupted and
 // the kernel log can be overwritten or unreadable; either may be first; and no field identifies an event. So each source has a count, and
-// a report counts if it raises the higher one. De-duplication by (GPU, Xid, 10 s) is not enough: it drops the second of two Xids in
-// the kernel log of which the driver reported one, and counts both sources after an interruption (TestTwoSources).
+// a report counts if it raises the higher one. De-duplication by (GPU, Xid, 10 s) is not enough: the second of two Xids is dropped in
+// the kernel log if the driver reported only the first, and both sources count after an interruption (TestTwoSources).
 //
 // After sourceMatchWindow without a report, both counts restart at 0; otherwise the lagging source's next event looks like a
 // duplicate. During and right after an interruption the driver may still report all events, so the counts continue.
 type eventCounter struct {
-	Xid          // Code is 0 for reports of another kind
+	Xid          // Code is 0 if the report is no Xid
 	kind         string
 	reason       string    // of a fault by such a report
 	counts       [2]uint64 // by source

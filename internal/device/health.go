@@ -11,7 +11,7 @@ const (
 	minPassedChecks      = 3                // in a row, before a device is healthy again
 	flapWindow           = time.Hour        // turns to unhealthy count for this long
 	maxUnhealthyTimes    = 9                // more make no difference to recoveryPeriod
-	minRecoveryPeriod    = 6 * time.Second  // after two turns in the window; each further turn doubles it
+	minRecoveryPeriod    = 6 * time.Second  // after two turns in the window; each further turn doubles the period
 	maxRecoveryPeriod    = 10 * time.Minute //
 	maxFailedResets      = 2                // then the action is ActionReplace
 	failedResetsWindow   = 7 * 24 * time.Hour
@@ -49,14 +49,14 @@ const ActionReplace = "replace"
 //	third check passed in a row           healthy    healthy    healthy     healthy
 //	third within the recovery period      healthy    healthy    recovering  recovering
 //
-// The zero healthState is healthy. Slices are never written after they were set.
+// The zero healthState is healthy. Slices are replaced, never written.
 type healthState struct {
 	state     Health
 	cause     healthCause // of Unhealthy and Recovering
 	resetSeen bool        // a reset was seen since the cause, which needs a reset
 
 	passedChecks  int       // in a row
-	firstPassedAt time.Time // start of the first of them
+	firstPassedAt time.Time // start of the first check in the row
 	lastPassedAt  time.Time
 	softFailedAt  time.Time // a check failed without a reason; zero: none since a passed check
 
@@ -77,7 +77,7 @@ type healthCause struct {
 	since   time.Time
 	faultAt time.Time // of the newest fault of this cause
 
-	// A reset ends the cause if it follows notedAt, before which checksBegun checks had begun. resetBaseline counts the earlier resets,
+	// A reset after notedAt ends the cause; checksBegun checks had begun by then. resetBaseline counts the earlier resets,
 	// nil: not known yet. energyCounter is the GPU's in an earlier process; 0: unknown.
 	notedAt       time.Time
 	checksBegun   uint64
@@ -228,7 +228,7 @@ func (s *healthState) addFault(c healthCause, now time.Time) (isNew, save bool) 
 	return true, !c.noFault
 }
 
-// addFault starts a new count if the fault is another one, or the last one was long ago.
+// addFault starts a new count if the fault has a different reason, or came back after failedResetsWindow.
 func (r *FailedResets) addFault(c healthCause, now time.Time) {
 	if !c.needsReset || c.byPolicy {
 		return

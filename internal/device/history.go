@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// maxAbsentRecords bounds the records of absent devices. They do not expire by age: a clock that is ahead must not erase them.
+	// maxAbsentRecords bounds the records of absent devices. Records do not expire by age: a clock that is ahead must not erase any.
 	maxAbsentRecords = 256
 	// historySaveInterval is between saves of the energy counters of devices that need a reset.
 	historySaveInterval = time.Minute
@@ -203,7 +203,7 @@ func (t *deviceTracker) restoreRecord(g *trackedGPU, id ID, s *healthState, now 
 }
 
 // restoreAbsent adds GPUs of an earlier process that the listing lacks, since a kubelet takes an unlisted device for healthy. Such a GPU
-// expires like any that is gone; if the GPU was gone for long, it is added only if allocated.
+// expires like any gone GPU; a GPU gone for longer than goneGPUTTL is added only if allocated.
 func (t *deviceTracker) restoreAbsent(now time.Time) {
 	for key, r := range t.absentRecords {
 		if r.GoneSince.IsZero() || r.GoneSince.After(now) { // the clock was set back

@@ -19,7 +19,7 @@ const (
 )
 
 // A driver may hang as a whole, as its locks are shared by all GPUs. The Monitor finds the hang within five seconds: the first call
-// that does not return makes checks of all other GPUs due, and due again every maxCheckSpacing, as the driver may hang later.
+// that does not return makes checks of all GPUs due, and due again every maxCheckSpacing, as the driver may hang later.
 const (
 	hangSuspectTimeout = 500 * time.Millisecond // for one call, before the other GPUs are checked
 	driverHangTimeout  = 2 * time.Second        // for calls about all GPUs
@@ -92,7 +92,7 @@ func (m *Monitor) setDriver(s DriverState, err error) { m.driver.set(Driver{s, e
 // one. While the driver's library initializes, no listing returns.
 func (m *Monitor) FirstListing() <-chan struct{} { return m.firstListing }
 
-// Links returns the connections of the GPUs; nil before the first reading and without a LinkReader. Callers must not change them.
+// Links returns the connections of the GPUs; nil before the first reading and without a LinkReader. The slice must not be changed.
 func (m *Monitor) Links() []Link {
 	if links := m.topology.links.Load(); links != nil {
 		return *links
