@@ -12,7 +12,7 @@ var update = flag.Bool("update", false, "write the dashboards and the recording 
 
 const rulesFile = "../deploy/rules/podgauge.recording.yaml"
 
-// TestFiles: what lies in the repository is what is made, and nothing else does.
+// TestFiles: the files of the repository are up to date, and no other dashboard exists.
 func TestFiles(t *testing.T) {
 	want := Files()
 	want[rulesFile] = RecordingRules()
@@ -23,7 +23,7 @@ func TestFiles(t *testing.T) {
 			}
 		}
 		if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, text) {
-			t.Errorf("%s is not what is made (%v); make golden writes it anew", file, err)
+			t.Errorf("%s is out of date (%v): run make golden", file, err)
 		}
 	}
 	found, err := filepath.Glob("*.json")
@@ -32,29 +32,29 @@ func TestFiles(t *testing.T) {
 	}
 	for _, file := range found {
 		if want[file] == nil {
-			t.Errorf("nothing makes %s", file)
+			t.Errorf("%s is not generated", file)
 		}
 	}
 }
 
-// TestFilesAreTheSameEachTime: they are made of maps in part.
-func TestFilesAreTheSameEachTime(t *testing.T) {
+// TestFilesAreDeterministic: map order must not change the files.
+func TestFilesAreDeterministic(t *testing.T) {
 	first := Files()
 	for range 10 {
 		for file, text := range Files() {
 			if !bytes.Equal(text, first[file]) {
-				t.Fatalf("%s is made differently each time", file)
+				t.Fatalf("%s differs between calls", file)
 			}
 		}
 	}
 }
 
-// TestPanels: each has a number and a place of its own, and says what it shows.
+// TestPanels: each panel has a unique number, an area without overlap and a description.
 func TestPanels(t *testing.T) {
 	uids, names := map[string]bool{}, map[string]bool{}
 	for _, d := range []dashboard{fleetDashboard(false), fleetDashboard(true), workloadDashboard(), deviceDashboard(), podgaugeDashboard()} {
 		if uids[d.UID] || names[d.Title] || d.Description == "" || len(d.UID) > 40 {
-			t.Errorf("%s, %q: uid and title have to be its own, with a description", d.UID, d.Title)
+			t.Errorf("%s, %q: want a unique uid and title, and a description", d.UID, d.Title)
 		}
 		uids[d.UID], names[d.Title] = true, true
 		for _, fault := range dashboardFaults(d) {
@@ -63,18 +63,18 @@ func TestPanels(t *testing.T) {
 	}
 }
 
-// TestFaultsAreFound: what TestPanels looks for is found where it is.
+// TestFaultsAreFound: dashboardFaults finds each fault.
 func TestFaultsAreFound(t *testing.T) {
 	for name, spoil := range map[string]func(d *dashboard){
-		"same number":    func(d *dashboard) { d.Panels[2].ID = d.Panels[1].ID },
-		"overlap":        func(d *dashboard) { d.Panels[2].GridPos = d.Panels[1].GridPos },
-		"too wide":       func(d *dashboard) { d.Panels[1].GridPos.W = 25 },
-		"no description": func(d *dashboard) { d.Panels[1].Description = "" },
-		"no unit":        func(d *dashboard) { d.Panels[1].FieldConfig.Defaults.Unit = "" },
-		"no query":       func(d *dashboard) { d.Panels[1].Targets = nil },
-		"datasource":     func(d *dashboard) { d.Panels[1].Datasource = &datasource{"prometheus", "P1809F7CD0C75ACF3"} },
-		"of a query":     func(d *dashboard) { d.Panels[1].Targets[0].Datasource.UID = "P1809F7CD0C75ACF3" },
-		"of a variable":  func(d *dashboard) { d.Templating.List[1].Datasource = nil },
+		"same number":         func(d *dashboard) { d.Panels[2].ID = d.Panels[1].ID },
+		"overlap":             func(d *dashboard) { d.Panels[2].GridPos = d.Panels[1].GridPos },
+		"too wide":            func(d *dashboard) { d.Panels[1].GridPos.W = 25 },
+		"no description":      func(d *dashboard) { d.Panels[1].Description = "" },
+		"no unit":             func(d *dashboard) { d.Panels[1].FieldConfig.Defaults.Unit = "" },
+		"no query":            func(d *dashboard) { d.Panels[1].Targets = nil },
+		"panel datasource":    func(d *dashboard) { d.Panels[1].Datasource = &datasource{"prometheus", "P1809F7CD0C75ACF3"} },
+		"query datasource":    func(d *dashboard) { d.Panels[1].Targets[0].Datasource.UID = "P1809F7CD0C75ACF3" },
+		"variable datasource": func(d *dashboard) { d.Templating.List[1].Datasource = nil },
 	} {
 		d := fleetDashboard(false)
 		if spoil(&d); len(dashboardFaults(d)) == 0 {
@@ -83,20 +83,20 @@ func TestFaultsAreFound(t *testing.T) {
 	}
 }
 
-// dashboardFaults are what is wrong with a dashboard's panels and variables.
+// dashboardFaults returns the faults of a dashboard's panels and variables.
 func dashboardFaults(d dashboard) (all []string) {
 	numbers, titles := map[int]bool{}, map[string]bool{}
 	for i, p := range d.Panels {
 		g := p.GridPos
 		if numbers[p.ID] || p.ID == 0 {
-			all = append(all, p.Title+": has another's number")
+			all = append(all, p.Title+": number is not unique")
 		}
 		if titles[p.Title] {
-			all = append(all, p.Title+": two are called so")
+			all = append(all, p.Title+": title is not unique")
 		}
 		numbers[p.ID], titles[p.Title] = true, true
 		if g.X < 0 || g.W <= 0 || g.H <= 0 || g.X+g.W > gridWidth {
-			all = append(all, p.Title+": is not within the width")
+			all = append(all, p.Title+": exceeds the width")
 		}
 		for _, o := range d.Panels[:i] {
 			if q := o.GridPos; g.X < q.X+q.W && q.X < g.X+g.W && g.Y < q.Y+q.H && q.Y < g.Y+g.H {
@@ -109,37 +109,37 @@ func dashboardFaults(d dashboard) (all []string) {
 	}
 	for _, v := range d.Templating.List {
 		if v.Description == "" || (v.Type == "query") != (v.Datasource != nil) || v.Datasource != nil && *v.Datasource != selectedDatasource {
-			all = append(all, v.Name+": no description, or not of the chosen Prometheus")
+			all = append(all, v.Name+": no description, or wrong datasource")
 		}
 	}
 	for _, a := range d.Annotations.List {
 		if a.Datasource != selectedDatasource || a.Target.Datasource != selectedDatasource {
-			all = append(all, a.Name+": not of the chosen Prometheus")
+			all = append(all, a.Name+": wrong datasource")
 		}
 	}
 	return all
 }
 
-// panelFaults is what a panel does not have and should.
+// panelFaults returns the faults of a panel.
 func panelFaults(p *panel) (all []string) {
 	if p.Description == "" {
-		all = append(all, p.Title+": says not what it shows")
+		all = append(all, p.Title+": no description")
 	}
 	if p.FieldConfig.Defaults.Unit == "" && (p.Type == "stat" || p.Type == "timeseries") {
-		all = append(all, p.Title+": has no unit")
+		all = append(all, p.Title+": no unit")
 	}
 	if len(p.Targets) == 0 {
-		all = append(all, p.Title+": asks for nothing")
+		all = append(all, p.Title+": no query")
 	}
 	if p.Datasource == nil || *p.Datasource != selectedDatasource {
-		all = append(all, p.Title+": is not of the chosen Prometheus")
+		all = append(all, p.Title+": wrong datasource")
 	}
 	for _, t := range p.Targets {
 		if t.Datasource != selectedDatasource {
-			all = append(all, p.Title+": a query is not of the chosen Prometheus")
+			all = append(all, p.Title+": wrong datasource of a query")
 		}
 		if t.Range == t.Instant || t.Range && t.LegendFormat == "" {
-			all = append(all, p.Title+": a query is of a range, with names, or of an instant")
+			all = append(all, p.Title+": want a range query with a legend, or an instant query")
 		}
 	}
 	return all

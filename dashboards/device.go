@@ -1,9 +1,9 @@
 package dashboards
 
-// deviceLegend is what a series of a device is called.
+// deviceLegend is the legend of a device's series.
 const deviceLegend = "{{node}} GPU {{gpu}} {{mig_uuid}}"
 
-// deviceDashboard is one GPU in depth: what happened to it, and under whom.
+// deviceDashboard returns the dashboard of single GPUs: health, incidents and affected containers.
 func deviceDashboard() dashboard {
 	return newDashboard("device", "Device and incidents", "One GPU, or several, in depth: health, what happened and who held it then, and every reading.",
 		[]variable{varSource, varNode, varGPU},
@@ -45,7 +45,7 @@ func deviceNow() []*panel {
 }
 
 func deviceIncidents() []*panel {
-	// Pods that failed, and the devices that they held last.
+	// Failed pods with the last devices of each pod.
 	const failed = `and on (namespace, pod) max by (namespace, pod) (max_over_time(kube_pod_status_phase{phase="Failed"}[$__range])) == 1`
 	const lastAllocated = `max by (node, namespace, pod, container, uuid, mig_uuid) (
 		last_over_time(nvidia_gpu_allocation_last_seen_timestamp_seconds{` + matchGPU + `}[$__range]))`
@@ -161,7 +161,7 @@ func deviceFaults() []*panel {
 	)
 }
 
-// yesIsBad is for what had better not be.
+// yesIsBad shows 1 in red.
 var yesIsBad = []mappedValue{{Text: "no", Color: "green"}, {Text: "yes", Color: "red"}}
 
 func deviceLinks() []*panel {

@@ -2,7 +2,7 @@ package dashboards
 
 import "slices"
 
-// fleetDashboard is all nodes at a glance.
+// fleetDashboard returns the overview of all nodes.
 func fleetDashboard(recorded bool) dashboard {
 	uid, title, expr := "fleet", "Fleet", liveExpr
 	description := "GPUs of all nodes: how many there are, who has them, what of them is idle or broken."
@@ -15,7 +15,7 @@ func fleetDashboard(recorded bool) dashboard {
 	return newDashboard(uid, title, description, []variable{varSource, varNode}, nil, fleetNow(expr), fleetTrends(expr), fleetBreakdown(expr), attention)
 }
 
-// sumOrZero is a sum that is 0 where there is nothing to sum up.
+// sumOrZero returns a sum that is 0 without series.
 func sumOrZero(expr string) string { return "sum(" + expr + ") or vector(0)" }
 
 func fleetNow(expr exprFunc) []*panel {
@@ -59,12 +59,12 @@ func fleetTrends(expr exprFunc) []*panel {
 	)
 }
 
-// labelUnattributed gives what has no namespace a name.
+// labelUnattributed adds a namespace label to series without namespace.
 func labelUnattributed(expr string) string {
 	return `label_replace(` + expr + `, "namespace", "(unattributed)", "namespace", "")`
 }
 
-// breakdownQueries are a table's columns of what there is by node or by model, and its queries.
+// breakdownQueries adds the queries of breakdownColumns, by node or model.
 func breakdownQueries(p *panel, by string, expr exprFunc) *panel {
 	sum := func(r recordingRule) string { return `sum by (` + by + `) (` + expr(r) + `)` }
 	return p.query(sum(deviceCount), "").query(sum(allocatedSum), "").query(sum(unhealthySum), "").query(sum(idleAllocatedSum), "").
@@ -98,7 +98,7 @@ func fleetBreakdown(expr exprFunc) []*panel {
 	)
 }
 
-// unhealthyDevices are the few series that say what is wrong, which need no rule.
+// unhealthyDevices reads nvidia_gpu_unhealthy_info, which has too few series to need a recording rule.
 func unhealthyDevices() *panel {
 	return tablePanel("Unhealthy devices", "Why each cannot be used, what that asks for, and who holds it nevertheless: the kubelet takes none from a container.",
 		column{key: "node", title: "Node", link: deviceURL},
@@ -116,7 +116,7 @@ func unhealthyDevices() *panel {
 		noValue("all are healthy")
 }
 
-// idleDevices takes half an hour of all devices: it is not for the largest fleets.
+// idleDevices reads half an hour of all devices, too slow for the largest fleets.
 func idleDevices() *panel {
 	return tablePanel("Held and idle", "Containers that have held a device for half an hour in which nothing ran on it.",
 		column{key: "namespace", title: "Namespace"},

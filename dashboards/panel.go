@@ -2,7 +2,7 @@ package dashboards
 
 import "fmt"
 
-// panel is one of Grafana's. Its place and number are given by place.
+// panel is a panel of a dashboard. layout sets number and position.
 type panel struct {
 	ID              int              `json:"id"`
 	Type            string           `json:"type"`
@@ -15,10 +15,10 @@ type panel struct {
 	Targets         []panelTarget    `json:"targets,omitempty"`
 	Transformations []transformation `json:"transformations,omitempty"`
 	Collapsed       *bool            `json:"collapsed,omitempty"`
-	Panels          *[]panel         `json:"panels,omitempty"` // a row's, when it is collapsed
+	Panels          *[]panel         `json:"panels,omitempty"` // of a collapsed row
 }
 
-// gridPos is in units of which a dashboard is 24 wide.
+// gridPos is a position in grid units; a dashboard has gridWidth columns.
 type gridPos struct {
 	X int `json:"x"`
 	Y int `json:"y"`
@@ -61,13 +61,13 @@ type thresholds struct {
 	Steps []thresholdStep `json:"steps"`
 }
 
-// thresholdStep is the colour from a value on; the first one's is null.
+// thresholdStep is a color from Value upwards; the first step has a null value.
 type thresholdStep struct {
 	Color string   `json:"color"`
 	Value *float64 `json:"value"`
 }
 
-// valueMapping shows values as words.
+// valueMapping maps values to texts.
 type valueMapping struct {
 	Type    string                 `json:"type"`
 	Options map[string]mappedValue `json:"options"`
@@ -101,7 +101,7 @@ type transformation struct {
 
 const gridWidth = 24
 
-// layout numbers the panels of the rows, and lays them out from left to right.
+// layout numbers the panels and places each row from left to right.
 func layout(rows [][]*panel) []*panel {
 	all := []*panel{}
 	x, y, height := 0, 0, 0
@@ -120,10 +120,9 @@ func layout(rows [][]*panel) []*panel {
 	return all
 }
 
-// newRow is a heading and the panels below it.
+// newRow returns a heading and the panels below the heading.
 func newRow(title string, panels ...*panel) []*panel {
-	open := false
-	return append([]*panel{{Type: "row", Title: title, GridPos: gridPos{W: gridWidth, H: 1}, Collapsed: &open, Panels: &[]panel{}}}, panels...)
+	return append([]*panel{{Type: "row", Title: title, GridPos: gridPos{W: gridWidth, H: 1}, Collapsed: new(false), Panels: &[]panel{}}}, panels...)
 }
 
 func newPanel(kind, title, description string, w, h int) *panel {
@@ -133,7 +132,7 @@ func newPanel(kind, title, description string, w, h int) *panel {
 	}
 }
 
-// statPanel is one number.
+// statPanel returns a panel with a single number.
 func statPanel(title, description, expr string) *panel {
 	p := newPanel("stat", title, description, 4, 4)
 	p.Options = map[string]any{
@@ -145,7 +144,7 @@ func statPanel(title, description, expr string) *panel {
 	return p.thresholds("text")
 }
 
-// timeSeriesPanel is a number's course in time.
+// timeSeriesPanel returns a panel with numbers over time.
 func timeSeriesPanel(title, description, unit string) *panel {
 	p := newPanel("timeseries", title, description, 12, 8)
 	p.Options = map[string]any{
@@ -156,7 +155,7 @@ func timeSeriesPanel(title, description, unit string) *panel {
 	return p.unit(unit)
 }
 
-// stateTimelinePanel is a course in time of what has a few values only.
+// stateTimelinePanel returns a panel with states over time.
 func stateTimelinePanel(title, description string, values ...mappedValue) *panel {
 	p := newPanel("state-timeline", title, description, 24, 7)
 	p.Options = map[string]any{
@@ -168,17 +167,17 @@ func stateTimelinePanel(title, description string, values ...mappedValue) *panel
 	return p.mappings(values...)
 }
 
-// column is a label of a table's rows, or the value of one of its queries ("A", "B").
+// column is a label of a table's rows, or the value of a query ("A", "B").
 type column struct {
 	key, title string
 	unit       string
 	mappings   []mappedValue
-	thresholds []threshold // colours of values
-	link       string      // where the cell leads to
-	hidden     bool        // a query that only says which lines there are
+	thresholds []threshold // colors of values
+	link       string      // URL of the cell's link
+	hidden     bool        // a query that only selects the rows
 }
 
-// tablePanel has a line for each set of labels. Queries of the same labels share their lines.
+// tablePanel returns a table with a row for each set of labels, shared by all queries.
 func tablePanel(title, description string, columns ...column) *panel {
 	p := newPanel("table", title, description, 24, 8)
 	p.Options = map[string]any{"cellHeight": "sm", "frameIndex": 0, "showHeader": true}
@@ -190,7 +189,7 @@ func tablePanel(title, description string, columns ...column) *panel {
 			keys = []string{"Value #" + c.key}
 		}
 		if c.key == "A" {
-			keys = append(keys, "Value") // what an only query's is called
+			keys = append(keys, "Value") // name of the value in a table with a single query
 		}
 		for _, name := range keys {
 			order[name], names[name] = i, c.title
@@ -225,7 +224,7 @@ func (c column) properties() (all []overrideProperty) {
 	return all
 }
 
-// query adds a query, and what its series are called. A table's has no legend.
+// query adds a query with the legend of its series; tables have no legend.
 func (p *panel) query(expr, legend string) *panel {
 	t := panelTarget{Datasource: selectedDatasource, Expr: oneLine(expr), RefID: string(rune('A' + len(p.Targets))), LegendFormat: legend}
 	if p.Type == "table" {
@@ -242,49 +241,46 @@ func (p *panel) unit(unit string) *panel {
 	return p
 }
 
-// size is in units of which a dashboard is 24 wide.
+// size sets the size in grid units.
 func (p *panel) size(w, h int) *panel {
 	p.GridPos.W, p.GridPos.H = w, h
 	return p
 }
 
-// ratio has the axis go from nothing to all.
+// ratio sets the axis to 0–100 %.
 func (p *panel) ratio() *panel {
-	none, all := 0.0, 1.0
-	p.FieldConfig.Defaults.Min, p.FieldConfig.Defaults.Max = &none, &all
+	p.FieldConfig.Defaults.Min, p.FieldConfig.Defaults.Max = new(0.0), new(1.0)
 	return p.unit("percentunit")
 }
 
-// stack draws series upon each other: they are parts of a whole.
+// stack stacks the series as parts of a whole.
 func (p *panel) stack() *panel {
-	none := 0.0
-	p.FieldConfig.Defaults.Min = &none
+	p.FieldConfig.Defaults.Min = new(0.0)
 	p.FieldConfig.Defaults.Custom["stacking"] = map[string]any{"group": "A", "mode": "normal"}
 	p.FieldConfig.Defaults.Custom["fillOpacity"] = 30
 	return p
 }
 
-// bars is for what happens now and then.
+// bars draws bars, for rare events.
 func (p *panel) bars() *panel {
 	p.FieldConfig.Defaults.Custom["drawStyle"] = "bars"
 	p.FieldConfig.Defaults.Custom["fillOpacity"] = 80
 	return p
 }
 
-// noValue is what a panel says where there is no series.
+// noValue sets the text of a panel without series.
 func (p *panel) noValue(text string) *panel {
 	p.FieldConfig.Defaults.NoValue = text
 	return p
 }
 
-// threshold is the colour from a value on.
+// threshold is a color from a value upwards.
 type threshold struct {
 	value float64
 	color string
 }
 
-// thresholds are the colours of values: the first from the lowest on. In a course of time they
-// are drawn as lines.
+// thresholds sets the colors of values, and dashed lines in a time series.
 func (p *panel) thresholds(lowest string, above ...threshold) *panel {
 	p.FieldConfig.Defaults.Thresholds = newThresholds(lowest, above)
 	if p.Type == "timeseries" {
@@ -303,7 +299,7 @@ func newThresholds(lowest string, above []threshold) *thresholds {
 	return t
 }
 
-// mappings are what the values 0, 1, 2 … mean; what has no text is shown as it is.
+// mappings sets the texts of the values 0, 1, 2 …; a value without text is shown as a number.
 func (p *panel) mappings(values ...mappedValue) *panel {
 	p.FieldConfig.Defaults.Mappings = newMappings(values)
 	return p
@@ -324,7 +320,7 @@ var (
 	allocationValues = []mappedValue{{Text: "free", Color: "transparent"}, {Text: "held", Color: "blue"}}
 )
 
-// deviceURL and the others lead from a line of a table to the dashboard of what it is about.
+// Links from a table row to the dashboard of the device, node, namespace or pod.
 const (
 	deviceURL    = "/d/podgauge-device?${datasource:queryparam}&var-node=${__data.fields.Node}&var-gpu=${__data.fields.UUID}&${__url_time_range}"
 	nodeURL      = "/d/podgauge-device?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"

@@ -1,6 +1,6 @@
 package dashboards
 
-// podgaugeDashboard is how podgauge does, and what it says of driver and kubelet.
+// podgaugeDashboard returns the dashboard of podgauge, driver and kubelet on each node.
 func podgaugeDashboard() dashboard {
 	return newDashboard("itself", "podgauge itself", "Whether podgauge, the driver and the kubelets do their part on each node, and what it costs.",
 		[]variable{varSource, varNode}, nil, podgaugeNow(), podgaugePlugin(), podgaugeOwners(), podgaugeCost())

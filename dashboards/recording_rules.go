@@ -5,22 +5,22 @@ import (
 	"strings"
 )
 
-// recordingRule is an expression over the whole fleet and the series it is recorded as. OF stands for
-// what the reader chose, RATE for the window of a rate.
+// recordingRule is an expression over the whole fleet with its series name.
+// OF is a placeholder for the matchers of the dashboard's selections, RATE for the window of a rate.
 type recordingRule struct {
 	record  string
 	comment string // a comment in the file
 	expr    string
-	// recordedExpr is what takes its place where it comes of another's series.
+	// recordedExpr replaces the series of the rule if a dashboard derives the value from a different series.
 	recordedExpr string
 }
 
-// joinModel has a series for each device, to be joined: a device has one model. Partitioned GPUs are
-// among them, which are no devices that can be held, and have what is read of the whole GPU.
+// joinModel adds the model label to the series of a device.
+// nvidia_gpu_info includes partitioned GPUs, which cannot be allocated but have readings of the whole GPU.
 const joinModel = ` * on (node, uuid, mig_uuid) group_left (model) max by (node, uuid, mig_uuid, model) (nvidia_gpu_info{OF})`
 
-// idleExpr are devices that one container has held for half an hour in which nothing ran on them.
-// Of slices without GPM it is not known what runs on them.
+// idleExpr selects devices that a single container has had for half an hour without any use.
+// MIG devices without GPM have no utilization.
 const idleExpr = `
 	nvidia_gpu_allocated{namespace!="",OF} == 1
 	and on (node, uuid, mig_uuid, namespace, pod, container) (
@@ -31,8 +31,8 @@ const idleExpr = `
 	)
 	and on (node, uuid, mig_uuid, namespace, pod, container) nvidia_gpu_allocated{OF} offset 30m == 1`
 
-// Rules of the fleet. A family summed up over labels of single devices is right whoever holds
-// them; a partitioned GPU's readings are its own where mig_uuid is empty.
+// Rules of the fleet. `max by` the device's labels counts a device once, independent of owner labels; readings with an empty
+// mig_uuid belong to whole GPUs.
 var (
 	deviceCount = recordingRule{
 		record: "node_model:podgauge_devices:count", comment: "Devices that can be held, whole GPUs and MIG slices.",
@@ -87,8 +87,7 @@ var (
 		expr: `count by (node, reason) (time() - max by (node, uuid, mig_uuid, reason) (nvidia_gpu_incident_last_timestamp_seconds{OF}) < 3600)`,
 	}
 
-	// energyByNamespace is the energy of the range of time that is shown, likewise. Recorded it is what powerByNamespace
-	// was, minute by minute.
+	// energyByNamespace is the energy in the dashboard's time range. The recorded form sums powerByNamespace by minute.
 	energyByNamespace = recordingRule{
 		expr:         `sum by (node, namespace) (increase(nvidia_gpu_energy_joules_total{OF}[$__range]))`,
 		recordedExpr: `60 * sum_over_time(node_namespace:nvidia_gpu_energy_joules:rate5m{OF}[$__range])`,
@@ -97,15 +96,15 @@ var (
 	recordingRules = []recordingRule{deviceCount, allocatedSum, allocatedCount, unhealthySum, idleAllocatedSum, utilizationSum, utilizationCount, memoryUsedSum, memoryTotalSum, powerSum, devicesByNamespace, powerByNamespace, devicesWithIncidents}
 )
 
-// exprFunc says where the fleet's panels take a rule's series from.
+// exprFunc returns the expression of a rule for the fleet's panels: live or recorded.
 type exprFunc = func(recordingRule) string
 
-// liveExpr works a rule's series out anew for each panel.
+// liveExpr returns the rule's expression for evaluation by the panel.
 func liveExpr(r recordingRule) string {
 	return "(" + oneLine(strings.NewReplacer("OF", matchNode, "RATE", "$__rate_interval").Replace(r.expr)) + ")"
 }
 
-// recordedSeries takes what Prometheus has worked out already.
+// recordedSeries returns a selector of the recorded series.
 func recordedSeries(r recordingRule) string {
 	if r.recordedExpr != "" {
 		return "(" + strings.ReplaceAll(r.recordedExpr, "OF", matchNode) + ")"
@@ -113,7 +112,7 @@ func recordedSeries(r recordingRule) string {
 	return r.record + "{" + matchNode + "}"
 }
 
-// RecordingRules are deploy/rules/podgauge.recording.yaml.
+// RecordingRules returns the content of deploy/rules/podgauge.recording.yaml.
 func RecordingRules() []byte {
 	var text strings.Builder
 	text.WriteString(`# What the dashboard "Fleet, recorded" shows, worked out once a minute: some ten series a node in

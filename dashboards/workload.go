@@ -1,9 +1,9 @@
 package dashboards
 
-// ownerLegend is what a series of a container's device is called.
+// ownerLegend is the legend of a series of a container's device.
 const ownerLegend = "{{namespace}}/{{pod}} {{container}} · {{node}} GPU {{gpu}} {{mig_uuid}}"
 
-// workloadDashboard is what namespaces, pods and containers make of their devices.
+// workloadDashboard returns the dashboard of namespaces, pods and containers with their devices.
 func workloadDashboard() dashboard {
 	return newDashboard("workload", "Workload", "What namespaces, pods and containers make of the devices they hold.",
 		[]variable{varSource, varNode, varNamespace, varPod, varContainer, varGPU},
