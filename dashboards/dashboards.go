@@ -135,7 +135,7 @@ func newDashboard(uid, title, description string, vars []variable, notes []annot
 		Time:          timeRange{From: "now-6h", To: "now"},
 		Timezone:      "browser",
 		Links: []dashboardLink{{
-			Type: "dashboards", Title: "podgauge", Tooltip: "podgauge's other dashboards, with time and variables", Icon: "external link", Tags: []string{"podgauge"}, IncludeVars: true, KeepTime: true,
+			Type: "dashboards", Title: "podgauge", Tooltip: "All podgauge dashboards, with the same time range and variables", Icon: "external link", Tags: []string{"podgauge"}, IncludeVars: true, KeepTime: true,
 		}},
 		Templating:  variables{List: vars},
 		Annotations: annotations{List: notes},
@@ -168,14 +168,14 @@ var (
 		Name: "datasource", Label: "Prometheus", Description: "The Prometheus that scrapes podgauge and kube-state-metrics.",
 		Type: "datasource", Query: "prometheus",
 	}
-	varNode = queryVariable("node", "Node", "Nodes, by the label that relabelling adds.", `label_values(podgauge_nvml_up, node)`, ".*")
-	varGPU  = queryVariable("gpu", "GPU", "GPUs of the chosen nodes, by UUID.", `label_values(nvidia_gpu_up{`+matchNode+`}, uuid)`, ".*")
+	varNode = queryVariable("node", "Node", "Nodes, by the label from relabeling.", `label_values(podgauge_nvml_up, node)`, ".*")
+	varGPU  = queryVariable("gpu", "GPU", "GPUs of the selected nodes, by UUID.", `label_values(nvidia_gpu_up{`+matchNode+`}, uuid)`, ".*")
 	// "All" excludes unallocated devices, whose namespace label is empty.
-	varNamespace = queryVariable("namespace", "Namespace", "Namespaces with pods that hold devices of the chosen nodes.",
+	varNamespace = queryVariable("namespace", "Namespace", "Namespaces with allocated devices of the selected nodes.",
 		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+matchNode+`}, namespace)`, ".+")
-	varPod = queryVariable("pod", "Pod", "Pods that hold, or held lately, devices of the chosen nodes.",
+	varPod = queryVariable("pod", "Pod", "Pods with current or recent allocations on the selected nodes.",
 		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+matchNode+`,namespace=~"$namespace"}, pod)`, ".+")
-	varContainer = queryVariable("container", "Container", "Containers of those pods.",
+	varContainer = queryVariable("container", "Container", "Containers of the selected pods.",
 		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+matchNode+`,namespace=~"$namespace",pod=~"$pod"}, container)`, ".+")
 )
 

@@ -317,7 +317,7 @@ func newMappings(values []mappedValue) []valueMapping {
 
 var (
 	yesIsGood        = []mappedValue{{Text: "no", Color: "red"}, {Text: "yes", Color: "green"}}
-	allocationValues = []mappedValue{{Text: "free", Color: "transparent"}, {Text: "held", Color: "blue"}}
+	allocationValues = []mappedValue{{Text: "unallocated", Color: "transparent"}, {Text: "allocated", Color: "blue"}}
 )
 
 // Links from a table row to the dashboard of the device, node, namespace or pod.

@@ -35,31 +35,31 @@ const idleExpr = `
 // mig_uuid belong to whole GPUs.
 var (
 	deviceCount = recordingRule{
-		record: "node_model:podgauge_devices:count", comment: "Devices that can be held, whole GPUs and MIG slices.",
+		record: "node_model:podgauge_devices:count", comment: "Allocatable devices, whole GPUs and MIG devices.",
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_healthy{OF} >= bool 0)` + joinModel + `)`,
 	}
 	allocatedSum = recordingRule{
-		record: "node_model:podgauge_devices_allocated:sum", comment: "Those that are allocated.",
+		record: "node_model:podgauge_devices_allocated:sum", comment: "Allocated devices.",
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_allocated{OF})` + joinModel + `)`,
 	}
 	allocatedCount = recordingRule{
-		record: "node_model:podgauge_devices_allocated:count", comment: "Devices of which it is known whether they are allocated, to divide the sum by.",
+		record: "node_model:podgauge_devices_allocated:count", comment: "Devices with a known allocation, as divisor of the sum.",
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_allocated{OF} >= bool 0)` + joinModel + `)`,
 	}
 	unhealthySum = recordingRule{
-		record: "node_model:podgauge_devices_unhealthy:sum", comment: "Those that cannot be used.",
+		record: "node_model:podgauge_devices_unhealthy:sum", comment: "Unhealthy devices.",
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_healthy{OF} == bool 0)` + joinModel + `)`,
 	}
 	idleAllocatedSum = recordingRule{
-		record: "node_model:podgauge_devices_idle_held:sum", comment: "Those that one container has held for half an hour in which nothing ran on them; absent where there are none.",
+		record: "node_model:podgauge_devices_idle_held:sum", comment: "Devices allocated to a single container for half an hour without any use; absent if there are no such devices.",
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (` + idleExpr + `)` + joinModel + `)`,
 	}
 	utilizationSum = recordingRule{
-		record: "node_model:nvidia_gpu_utilization_ratio:sum", comment: "Utilisation, to be divided by the next.",
+		record: "node_model:nvidia_gpu_utilization_ratio:sum", comment: "Sum of utilization, to be divided by the count below.",
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_utilization_ratio{OF})` + joinModel + `)`,
 	}
 	utilizationCount = recordingRule{
-		record: "node_model:nvidia_gpu_utilization_ratio:count", comment: "GPUs whose utilisation is read: those that are not partitioned.",
+		record: "node_model:nvidia_gpu_utilization_ratio:count", comment: "GPUs with a utilization: GPUs without MIG.",
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_utilization_ratio{OF} >= bool 0)` + joinModel + `)`,
 	}
 	memoryUsedSum = recordingRule{
@@ -67,7 +67,7 @@ var (
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_memory_used_bytes{mig_uuid="",OF})` + joinModel + `)`,
 	}
 	memoryTotalSum = recordingRule{
-		record: "node_model:nvidia_gpu_memory_total_bytes:sum", comment: "Memory that there is.",
+		record: "node_model:nvidia_gpu_memory_total_bytes:sum", comment: "Total memory.",
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_memory_total_bytes{mig_uuid="",OF})` + joinModel + `)`,
 	}
 	powerSum = recordingRule{
@@ -75,15 +75,15 @@ var (
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_power_watts{mig_uuid="",OF})` + joinModel + `)`,
 	}
 	devicesByNamespace = recordingRule{
-		record: "node_namespace:podgauge_devices_allocated:count", comment: "Devices by the namespace that holds them; one that several hold counts in each.",
+		record: "node_namespace:podgauge_devices_allocated:count", comment: "Allocated devices by namespace; a shared device counts in each namespace.",
 		expr: `count by (node, namespace) (max by (node, namespace, uuid, mig_uuid) (nvidia_gpu_allocation_info{OF}))`,
 	}
 	powerByNamespace = recordingRule{
-		record: "node_namespace:nvidia_gpu_energy_joules:rate5m", comment: "Power by the namespace that holds the GPU, from the energy; empty for GPUs that are unallocated, shared or partitioned, or whose owner is unknown.",
+		record: "node_namespace:nvidia_gpu_energy_joules:rate5m", comment: "Power by namespace, from the energy counters; the namespace is empty for unallocated, shared and partitioned GPUs, and for unknown owners.",
 		expr: `sum by (node, namespace) (rate(nvidia_gpu_energy_joules_total{OF}[RATE]))`,
 	}
 	devicesWithIncidents = recordingRule{
-		record: "node_reason:podgauge_devices_hit:count1h", comment: "Devices to which it happened within the hour; by its time, since no increase shows a series' first event.",
+		record: "node_reason:podgauge_devices_hit:count1h", comment: "Devices with an incident in the last hour, by time, because increase() misses the first event of a series.",
 		expr: `count by (node, reason) (time() - max by (node, uuid, mig_uuid, reason) (nvidia_gpu_incident_last_timestamp_seconds{OF}) < 3600)`,
 	}
 
@@ -115,9 +115,9 @@ func recordedSeries(r recordingRule) string {
 // RecordingRules returns the content of deploy/rules/podgauge.recording.yaml.
 func RecordingRules() []byte {
 	var text strings.Builder
-	text.WriteString(`# What the dashboard "Fleet, recorded" shows, worked out once a minute: some ten series a node in
-# place of some hundred a GPU. Also what to keep for years, or to send elsewhere. They take
-# honor_labels and a label "node" (docs/operations.md). Made by package dashboards: make golden.
+	text.WriteString(`# The series of the dashboard "Fleet, recorded", evaluated once a minute: about ten series per node instead of
+# about a hundred per GPU. Suitable for long retention and remote write. The rules need honor_labels and a label
+# "node" (docs/operations.md). Generated by package dashboards (make golden).
 groups:
   - name: podgauge-recording
     interval: 1m

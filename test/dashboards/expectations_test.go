@@ -14,7 +14,7 @@ import (
 // expectedEmpty are the queries to which nothing is the right answer here, and why. One that is answered
 // is an error, and so is one that no dashboard asks.
 var expectedEmpty = map[string]string{
-	"podgauge: Families that the driver lacks: A": "a simulated driver lacks nothing",
+	"podgauge: Unsupported families: A": "a simulated driver supports all families",
 }
 
 // expectedAlert is where an alert has to be active in a run, and by what.

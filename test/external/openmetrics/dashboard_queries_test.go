@@ -19,14 +19,14 @@ import (
 
 // expectedEmpty are the panels with queries that the golden files' nodes answer with nothing, and why.
 var expectedEmpty = map[string]string{
-	"Time to answer the kubelet":  "the golden files leave out durations",
-	"Time that the kubelet takes": "the golden files leave out durations",
-	"Registrations":               "nothing is registered anew",
-	"Refusals":                    "nothing is refused",
-	"Throttled, by reason":        "counters stand still",
-	"Questions without an answer": "the golden files leave them out",
-	"What the GPU asks for":       "nothing is asked for",
-	"PCIe errors":                 "there are none",
+	"Plugin response time":  "the golden files omit durations",
+	"Kubelet response time": "the golden files omit durations",
+	"Registrations":         "no registration is repeated",
+	"Rejected requests":     "no request is rejected",
+	"Throttled, by reason":  "counters are constant",
+	"Kubelet errors":        "the golden files omit failed requests",
+	"Required actions":      "no action is required",
+	"PCIe errors":           "no errors",
 }
 
 // TestDashboardsAnswer asks what the dashboards ask of a fleet that has each golden file as a
