@@ -128,7 +128,7 @@ func (e *Exporter) metricsHandler(o HandlerOptions) http.Handler {
 		c := e.waitForCollection(ctx, e.isReusable)
 		b, err := e.encodeScrape(c, repr, self)
 		if err != nil {
-			o.Log.Warn("encode a scrape", "err", err)
+			o.Log.Warn("scrape encoding failed", "err", err)
 		}
 		w.Header().Set("Content-Type", string(format))
 		w.Header().Set("Vary", "Accept, Accept-Encoding")
