@@ -47,7 +47,7 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"asset": func(name string) string { return assets[name].Path },
 }).Parse(pageText))
 
-// Assets serves the style, script and icon. Their names have a hash of the content, so caches may keep them.
+// Assets serves the style, script and icon. Names have a hash of the content, so caches may keep them.
 func Assets() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setSecurityHeaders(w.Header())

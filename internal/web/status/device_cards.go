@@ -113,7 +113,7 @@ func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
 		card.Name += ", MIG device " + card.ShortName
 		card.Anchor += "-" + card.ShortName
 	}
-	if b.anchors[card.Anchor]++; b.anchors[card.Anchor] > 1 { // a replacement has the index of a GPU that is gone
+	if b.anchors[card.Anchor]++; b.anchors[card.Anchor] > 1 { // a replacement has the index of a removed GPU
 		card.Anchor += "." + strconv.Itoa(b.anchors[card.Anchor])
 	}
 	if card.HealthNote = healthNotes[card.Health]; card.Gone {
@@ -277,7 +277,7 @@ func (i instanceBlock) CSSClass() string {
 	return "at-" + strconv.Itoa(i.Start) + " span-" + strconv.Itoa(i.Size)
 }
 
-// maxMemorySlices is the number of memory slices of all GPUs except the A30, which has half.
+// maxMemorySlices is the number of memory slices of a GPU; the A30 has half.
 const maxMemorySlices = 8
 
 func (b *viewBuilder) partitionMap(gpu *deviceCard) *partitionMap {

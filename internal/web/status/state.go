@@ -54,7 +54,7 @@ const (
 	NotShown = quantities // not on the page
 )
 
-// quantitySource is the name of a row and the value of its label.
+// quantitySource is the name of a row and the value of the label.
 type quantitySource struct{ name, label string }
 
 var quantitySources = [quantities]quantitySource{

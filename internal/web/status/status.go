@@ -1,7 +1,7 @@
 // Package status renders the status page of a node.
 //
-// The page shows the content of the JSON API (internal/web/api), and the readings of the newest collection. It starts a collection
-// only if there is no recent one, so it costs nothing without viewers. All files come from this server. The page's script only
+// The page shows the content of the JSON API (internal/web/api), and the readings of the newest collection. A request starts a collection
+// only if there is no recent one, so a page without viewers costs nothing. All files come from this server. The page's script only
 // refreshes the page.
 package status
 
@@ -36,7 +36,7 @@ type Page struct {
 	stale      [2]<-chan struct{} // closed by a change of health or allocations since
 }
 
-// New returns a page. It reads nothing before the first request.
+// New returns a page. Nothing is read before the first request.
 func New(state PageState, o PageOptions) *Page { return &Page{state: state, options: o} }
 
 // ServeHTTP implements http.Handler.
