@@ -34,6 +34,7 @@ const (
 	featureJPEG
 	featureHBM
 	featureAveragePower
+	featureFans
 	featureTemperatureLimits  // in °C
 	featureTemperatureMargins // to the limits, instead of the limits
 	featurePCIeErrors
@@ -97,10 +98,10 @@ var (
 		idleCelsius: 28, idleMemoryCelsius: 32, maxCelsius: 88, maxMemoryCelsius: 95, slowdownCelsius: 90, shutdownCelsius: 96,
 		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 53.125e9, remapBanks: 4608, maxMIGDevices: computeSlicesPerGPU,
 	}
-	// T4 has no NVLinks, MIG or profiling counters.
+	// T4 has no NVLinks, MIG or profiling counters. The real board has no fans; the simulated one represents boards with fans.
 	T4 = &Model{
 		name: "Tesla T4", vbios: "90.04.96.00.9F", capability: "7.5",
-		features: featureTemperatureLimits | featureLegacyECC | featurePageRetirement,
+		features: featureTemperatureLimits | featureLegacyECC | featurePageRetirement | featureFans,
 		memory:   15 * gib, reserved: 448 * mib, bar1: 256 * mib,
 		idleWatts: 9, maxLimitWatts: 70, minLimitWatts: 60,
 		idleSM: 300e6, maxSM: 1590e6, idleMemory: 405e6, maxMemory: 5001e6, idleVideo: 540e6, maxVideo: 1470e6,

@@ -31,6 +31,8 @@ var capacityRules = []valueRule{
 	{"nvidia_gpu_temperature_margin_limit_celsius", `type="slowdown"`, featureTemperatureMargins, fromModel(func(m *Model) float64 { return m.maxCelsius - m.slowdownCelsius })},
 	{"nvidia_gpu_temperature_margin_limit_celsius", "", featureTemperatureMargins, constant(0)},
 
+	{"nvidia_gpu_fan_speed_ratio", "", featureFans, linearInLoad(0.3, 0.6)},
+
 	{"nvidia_gpu_clock_hertz", `clock="memory"`, 0, fromModel(func(m *Model) float64 { return m.maxMemory })},
 	{"nvidia_gpu_clock_hertz", `clock="video"`, 0, interpolateByLoad(func(m *Model) float64 { return m.idleVideo }, func(m *Model) float64 { return m.maxVideo })},
 	{"nvidia_gpu_clock_hertz", "", 0, interpolateByLoad(func(m *Model) float64 { return m.idleSM }, func(m *Model) float64 { return m.maxSM })},

@@ -45,8 +45,9 @@ var BusyGPU = []string{
 	"gpu 0 persistence_mode 1", "gpu 0 compute_mode 3", "gpu 0 field 1 1", "gpu 0 field 2 1",
 }
 
-// OldMemoryScenario is what GPUs before Ampere have instead of an SRAM status.
+// OldMemoryScenario is what GPUs before Ampere have instead of an SRAM status, and the fans of a board.
 var OldMemoryScenario = []string{
+	"gpu 0 call nvmlDeviceGetNumFans 3", "gpu 0 call nvmlDeviceGetFanSpeed_v2/0 41", "gpu 0 call nvmlDeviceGetFanSpeed_v2/1 42", "gpu 0 call nvmlDeviceGetFanSpeed_v2/2 143",
 	"gpu 0 sram_threshold none", "gpu 0 field 7-10 1007", "gpu 0 field 8 1008", "gpu 0 field 9 1009", "gpu 0 field 10 1010",
 	"gpu 0 field 13 1013", "gpu 0 field 14 1014", "gpu 0 field 15 1015", "gpu 0 field 16 1016", "gpu 0 field 17 1017",
 	"gpu 0 field 18 1018", "gpu 0 field 19 1019", "gpu 0 field 20 1020", "gpu 0 field 21 1021",
@@ -251,6 +252,7 @@ var BusyValues = map[string]float64{
 
 // OldDriverValues are what OldMemoryScenario adds.
 var OldDriverValues = map[string]float64{
+	`nvidia_gpu_fan_speed_ratio{fan="0"}`: 0.41, `nvidia_gpu_fan_speed_ratio{fan="1"}`: 0.42, `nvidia_gpu_fan_speed_ratio{fan="2"}`: 1.43,
 	`nvidia_gpu_ecc_aggregate_location_errors_total{location="cbu",severity="uncorrected"}`:           1028,
 	`nvidia_gpu_ecc_aggregate_location_errors_total{location="l1",severity="corrected"}`:              1018,
 	`nvidia_gpu_ecc_aggregate_location_errors_total{location="l1",severity="uncorrected"}`:            1019,

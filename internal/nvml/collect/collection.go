@@ -160,7 +160,7 @@ func (g *GPUReader) canFind(i int) bool { return g.session.Symbols[metric.Calls[
 // canCall reports whether the i-th call could succeed.
 func (g *GPUReader) canCall(i int, t *readTarget, now time.Time) bool {
 	c := &metric.Calls[i]
-	if c.Targets&t.kind == 0 || !g.canFind(i) || t.callStates[i].denials.shouldSkip(now) {
+	if c.Targets&t.kind == 0 || !g.canFind(i) || g.lacksPart[i] || t.callStates[i].denials.shouldSkip(now) {
 		return false
 	}
 	// A fast fallback also replaces a call that failed once.
@@ -319,6 +319,7 @@ func (g *GPUReader) Initialize() {
 	g.fastFields = newFieldReader(has, g.plan.Fast, g.mayHaveField)
 	g.slowFields = newFieldReader(has, g.plan.Slow, g.mayHaveField)
 	g.collection, g.lastCollection = collection{budget: unlimitedCalls}, now
+	g.findParts()
 	if g.readSlowFields(now) {
 		g.readSlowFields(now)
 	}
@@ -336,6 +337,25 @@ func (g *GPUReader) Initialize() {
 	}
 	if g.takeSample(&g.readTarget, noGPUInstance, now); g.isAborted() {
 		g.forgetAbsences()
+	}
+}
+
+// findParts finds the calls about parts that the GPU lacks, such as fans, so that they take no turns.
+func (g *GPUReader) findParts() {
+	g.lacksPart = make([]bool, len(metric.Calls))
+	counts := map[*metric.PartCount]float64{}
+	for i := range metric.Calls {
+		parts := metric.Calls[i].Parts
+		if parts == nil {
+			continue
+		}
+		if _, known := counts[parts]; !known && g.session.Symbols[parts.Symbol] {
+			counts[parts] = 0
+			if n, ret := parts.Read(g.Handle); ret == nvml.SUCCESS {
+				counts[parts] = n
+			}
+		}
+		g.lacksPart[i] = float64(metric.Calls[i].Part) >= counts[parts]
 	}
 }
 

@@ -40,6 +40,7 @@ type GPUReader struct {
 	links                               [metric.ScopeC2CLink + 1]uint32 // number of links of each kind, up or not
 	collection                          collection
 	rotaPosition                        int
+	lacksPart                           []bool    // by metric.Calls
 	lastCollection                      time.Time // begin of the newest collection
 	collected                           bool      // there was a collection
 	seenResets                          uint64    // resets of history before the newest values

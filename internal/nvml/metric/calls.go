@@ -26,6 +26,15 @@ type Call struct {
 	Values  []ValueID
 	// IsFallback marks the older form of the call before it, which reads less.
 	IsFallback bool
+	// Part is the number of the part of a GPU that the call is about, below the count of Parts; Parts is nil for the GPU as a whole.
+	Part  int
+	Parts *PartCount
+}
+
+// PartCount counts the parts of a GPU, such as fans.
+type PartCount struct {
+	Symbol string
+	Read   readFunc
 }
 
 // Provides reports whether the call reads a value.
@@ -33,20 +42,30 @@ func (c *Call) Provides(id ValueID) bool { return slices.Contains(c.Values, id) 
 
 // sharedCalls read several values, or a value that something other than one row needs. A fallback follows its newer form.
 var sharedCalls = []Call{
-	{"nvmlDeviceGetMemoryInfo_v2", device.PaceFast, TargetGPU | TargetMIG, getMemory, []ValueID{memoryTotal, memoryReserved, memoryUsed, memoryFree}, false},
-	{"nvmlDeviceGetMemoryInfo", device.PaceFast, TargetGPU | TargetMIG, getMemoryV1, []ValueID{memoryTotal, memoryUsed, memoryFree}, true},
-	{"nvmlDeviceGetUtilizationRates", device.PaceFast, TargetGPU, getUtilization, []ValueID{gpuUtilization, memoryUtilization}, false},
-	{"nvmlDeviceGetCurrentClocksEventReasons", device.PaceFast, TargetGPU, getClockEventReasons, []ValueID{ClockEventReasons}, false},
-	{"nvmlDeviceGetCurrentClocksThrottleReasons", device.PaceFast, TargetGPU, getClockThrottleReasons, []ValueID{ClockEventReasons}, true}, // up to driver 530
-	{"nvmlDeviceGetBAR1MemoryInfo", device.PaceSlow, TargetGPU | TargetMIG, getBAR1Memory, []ValueID{bar1Total, bar1Used}, false},
-	{"nvmlDeviceGetSramEccErrorStatus", device.PaceSlow, TargetGPU, getSRAMErrors, valueRange(sramVolatileCorrected, SRAMThresholdExceeded), false},
-	{"nvmlDeviceGetRowRemapperHistogram", device.PaceSlow, TargetGPU, getRemapBanks, valueRange(banksMax, banksNone), false},
-	{"nvmlDeviceGetRepairStatus", device.PaceSlow, TargetGPU, getRepairStatus, []ValueID{channelRepairPending, tpcRepairPending}, false},
-	{"nvmlDeviceGetUnrepairableMemoryFlag_v1", device.PaceSlow, TargetGPU, getUnrepairableMemory, []ValueID{UnrepairableMemory}, false},
-	{"nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfo, fabricValues, false},
-	{"nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfoV2, fabricValues, true},
+	newCall("nvmlDeviceGetMemoryInfo_v2", device.PaceFast, TargetGPU | TargetMIG, getMemory, []ValueID{memoryTotal, memoryReserved, memoryUsed, memoryFree}),
+	newFallback("nvmlDeviceGetMemoryInfo", device.PaceFast, TargetGPU | TargetMIG, getMemoryV1, []ValueID{memoryTotal, memoryUsed, memoryFree}),
+	newCall("nvmlDeviceGetUtilizationRates", device.PaceFast, TargetGPU, getUtilization, []ValueID{gpuUtilization, memoryUtilization}),
+	newCall("nvmlDeviceGetCurrentClocksEventReasons", device.PaceFast, TargetGPU, getClockEventReasons, []ValueID{ClockEventReasons}),
+	newFallback("nvmlDeviceGetCurrentClocksThrottleReasons", device.PaceFast, TargetGPU, getClockThrottleReasons, []ValueID{ClockEventReasons}), // up to driver 530
+	newCall("nvmlDeviceGetBAR1MemoryInfo", device.PaceSlow, TargetGPU | TargetMIG, getBAR1Memory, []ValueID{bar1Total, bar1Used}),
+	newCall("nvmlDeviceGetSramEccErrorStatus", device.PaceSlow, TargetGPU, getSRAMErrors, valueRange(sramVolatileCorrected, SRAMThresholdExceeded)),
+	newCall("nvmlDeviceGetRowRemapperHistogram", device.PaceSlow, TargetGPU, getRemapBanks, valueRange(banksMax, banksNone)),
+	newCall("nvmlDeviceGetRepairStatus", device.PaceSlow, TargetGPU, getRepairStatus, []ValueID{channelRepairPending, tpcRepairPending}),
+	newCall("nvmlDeviceGetUnrepairableMemoryFlag_v1", device.PaceSlow, TargetGPU, getUnrepairableMemory, []ValueID{UnrepairableMemory}),
+	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfo, fabricValues),
+	newFallback("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfoV2, fabricValues),
 	// NVML counts only these errors of a MIG device, and no volatile ones of a MIG-enabled GPU (nvml.h, nvmlDeviceGetMemoryErrorCounter).
-	{"nvmlDeviceGetMemoryErrorCounter", device.PaceSlow, TargetMIG, getMIGDeviceErrors, []ValueID{sramVolatileUncorrected}, false},
+	newCall("nvmlDeviceGetMemoryErrorCounter", device.PaceSlow, TargetMIG, getMIGDeviceErrors, []ValueID{sramVolatileUncorrected}),
+}
+
+func newCall(symbol string, pace device.ReadPace, targets Target, get func(nvml.Device, *Values) nvml.Return, values []ValueID) Call {
+	return Call{Symbol: symbol, Pace: pace, Targets: targets, Get: get, Values: values}
+}
+
+func newFallback(symbol string, pace device.ReadPace, targets Target, get func(nvml.Device, *Values) nvml.Return, values []ValueID) Call {
+	c := newCall(symbol, pace, targets, get, values)
+	c.IsFallback = true
+	return c
 }
 
 var fabricValues = append(valueRange(fabricState, FabricNotJoined), HasFabric)

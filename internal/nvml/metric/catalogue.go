@@ -17,11 +17,21 @@ type GPMValue struct {
 	ID     ValueID
 }
 
-// Calls are all functions that read values: the shared ones, and those of single rows. GPMValues are the GPM metrics of rows. Both give
-// their rows a ValueID.
-var Calls, GPMValues = assignValues(Rows)
+// Calls are all functions that read values: the shared ones, and those of single rows.
+var Calls = assigned.calls
 
-func assignValues(rows []Row) ([]Call, []GPMValue) {
+// GPMValues are the GPM metrics of rows.
+var GPMValues = assigned.gpm
+
+var assigned = assignValues(Rows)
+
+// assignedValues are the sources of rows with a ValueID of their own.
+type assignedValues struct {
+	calls []Call
+	gpm   []GPMValue
+}
+
+func assignValues(rows []Row) assignedValues {
 	calls, next := slices.Clone(sharedCalls), firstOwnValue
 	own, gpm := map[*ownFunction]ValueID{}, []GPMValue(nil)
 	for i := range rows {
@@ -37,15 +47,17 @@ func assignValues(rows []Row) ([]Call, []GPMValue) {
 			r.ValueID = own[r.function]
 		default:
 			id, f := next, r.function
-			calls = append(calls, Call{f.symbol, f.pace, TargetGPU, func(d nvml.Device, values *Values) nvml.Return {
+			c := newCall(f.symbol, f.pace, TargetGPU, func(d nvml.Device, values *Values) nvml.Return {
 				v, ret := f.read(d)
 				values.Set(ret, id, v)
 				return ret
-			}, []ValueID{id}, false})
+			}, []ValueID{id})
+			c.Part, c.Parts = f.part, f.parts
+			calls = append(calls, c)
 			r.ValueID, own[f], next = id, id, next+1
 		}
 	}
-	return calls, gpm
+	return assignedValues{calls, gpm}
 }
 
 // UnsetGPM drops the values of GPM.
@@ -58,11 +70,13 @@ func (vs *Values) UnsetGPM() {
 // Symbols returns the functions of all calls.
 func Symbols() (symbols []string) {
 	for i := range Calls {
-		if !slices.Contains(symbols, Calls[i].Symbol) {
-			symbols = append(symbols, Calls[i].Symbol)
+		symbols = append(symbols, Calls[i].Symbol)
+		if parts := Calls[i].Parts; parts != nil {
+			symbols = append(symbols, parts.Symbol)
 		}
 	}
-	return symbols
+	slices.Sort(symbols)
+	return slices.Compact(symbols)
 }
 
 // Metrics returns the rows as the exporter knows them, in the order in which Backend.Read numbers them.

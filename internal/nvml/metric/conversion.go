@@ -24,6 +24,7 @@ var (
 	inKibibytes     = Conversion{Multiplier: 1 << 10, Divisor: 1, max: 1 << 62}
 	inMegabytes     = Conversion{Multiplier: 1e6, Divisor: 1, max: 1e9} // per second
 	inPercent       = Conversion{Multiplier: 1, Divisor: 100, max: 100} // divided: 29 * 0.01 is not 0.29
+	inFanPercent    = Conversion{Multiplier: 1, Divisor: 100, max: 200} // may exceed 100 (nvml.h, nvmlDeviceGetFanSpeed_v2)
 	inCyclePercent  = Conversion{Multiplier: 1, Divisor: 100, max: 102, capAtOne: true}
 	inCelsius       = Conversion{Multiplier: 1, Divisor: 1, max: 1000}
 	inCelsiusMargin = Conversion{Multiplier: 1, Divisor: 1, min: -1000, max: 1000} // degrees below a limit

@@ -2,6 +2,7 @@ package metric
 
 import (
 	"slices"
+	"strconv"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
@@ -76,7 +77,7 @@ var powerRows = slices.Concat([]Row{
 		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, maxClock(nvml.CLOCK_VIDEO)),
 	gaugeRow("nvidia_gpu_performance_state", "Performance state, from 0, the fastest, to 15.").
 		fromFunction("nvmlDeviceGetPerformanceState", device.PaceSlow, inPState, getter(nvml.Device.GetPerformanceState)),
-}, throttleRows(), fieldRows(ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp), "reason", inNanoseconds,
+}, fanRows(), throttleRows(), fieldRows(ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp), "reason", inNanoseconds,
 	labeledField{"sw_power_cap", nvml.FI_DEV_PERF_POLICY_POWER},
 	labeledField{"thermal", nvml.FI_DEV_PERF_POLICY_THERMAL},
 	labeledField{"sync_boost", nvml.FI_DEV_PERF_POLICY_SYNC_BOOST},
@@ -92,6 +93,21 @@ var powerRows = slices.Concat([]Row{
 // EnergyField counts mJ since the driver was loaded or the GPU was reset. That it
 // went down is the cheapest proof of either.
 const EnergyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION
+
+// maxFans is the highest number of fans on a board.
+const maxFans = 3
+
+var fans = &PartCount{"nvmlDeviceGetNumFans", getter(nvml.Device.GetNumFans)}
+
+// fanRows has a row for each fan.
+func fanRows() (rows []Row) {
+	for fan := range maxFans {
+		rows = append(rows, gaugeRow("nvidia_gpu_fan_speed_ratio", "Intended speed of the fan as a share of its maximum, which some boards exceed.", "fan", strconv.Itoa(fan)).
+			fromFunction("nvmlDeviceGetFanSpeed_v2", device.PaceSlow, inFanPercent, func(d nvml.Device) (float64, nvml.Return) { return number(d.GetFanSpeed_v2(fan)) }).
+			ofPart(fan, fans).onHardware("boards with fans"))
+	}
+	return rows
+}
 
 // throttleRows has a row for each bit of nvml.h's nvmlClocksEventReason, from the second bit on: an idle GPU (0x1) is not throttled.
 func throttleRows() (rows []Row) {

@@ -48,6 +48,8 @@ type ownFunction struct {
 	symbol string
 	pace   device.ReadPace
 	read   readFunc
+	part   int
+	parts  *PartCount
 }
 
 // derivedState describes a value that comes from a listing or from slow fields.
@@ -232,7 +234,13 @@ func (r Row) fromFlag(id ValueID, bit uint64) Row {
 
 // fromFunction gives the row a function of its own.
 func (r Row) fromFunction(symbol string, pace device.ReadPace, c Conversion, read readFunc) Row {
-	r.function, r.Conversion = &ownFunction{symbol, pace, read}, c
+	r.function, r.Conversion = &ownFunction{symbol: symbol, pace: pace, read: read}, c
+	return r
+}
+
+// ofPart limits the row's function to GPUs with this part.
+func (r Row) ofPart(part int, parts *PartCount) Row {
+	r.function.part, r.function.parts = part, parts
 	return r
 }
 
