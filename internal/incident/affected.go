@@ -19,7 +19,7 @@ const (
 	maxAffected = 256
 )
 
-// attribute adds the containers that had the device at the event, or until just before.
+// attribute adds the containers with the device at the event, or until just before.
 func (t *tracker) attribute(e *trackedIncident, h *device.Allocations, now time.Time) {
 	if e.Historical {
 		e.AffectedUnknown = true
@@ -104,7 +104,7 @@ func (t *tracker) resolveOwners(e *trackedIncident, h *device.Allocations, now t
 		if i >= 0 && (allocations[i].Owner == (device.Owner{}) || slices.ContainsFunc(e.Affected, func(o AffectedContainer) bool { return o.owner() == allocations[i].Owner })) {
 			return allocations[i].Owner != (device.Owner{})
 		}
-		endedOwners-- // the owner was named, and its allocation has ended
+		endedOwners-- // named, and ended
 		return endedOwners >= 0
 	})
 	if len(remaining) < len(e.unnamedAllocations) {

@@ -9,7 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// incidentCounter counts the events of a device with one reason; with an owner, those that affected the owner.
+// incidentCounter counts the events of a device by reason; with an owner, the events with this affected container.
 type incidentCounter struct {
 	key   counterKey
 	gpu   device.GPU // at the newest event

@@ -1,14 +1,14 @@
 // Package incident records which containers had a device when the device failed.
 //
-// The Monitor reports health events to Log.Record, which stores each event with the allocations at that moment, without waiting. Log.Run
-// follows each incident: containers that the kubelet names later, the end of their allocations, the device's recovery, and the termination
+// The Monitor reports health events to Log.Record, which stores each event with the current allocations, without waiting. Log.Run
+// follows each incident: containers named later by the kubelet, the end of their allocations, the device's recovery, and the termination
 // of the pods. Snapshots are published at most ten times a second.
 //
 // A container is affected only if the allocation history shows the device allocated to it at the time of the event. A late answer of the
-// kubelet therefore names the right containers, and a container that got the device after the event is not affected.
+// kubelet therefore names the right containers, and later containers of the device are not affected.
 //
-// One file keeps all incidents: it is replaced at most once a second, and at once after a device turned unhealthy (internal/state/disk).
-// While the file cannot be written, incidents stay in memory. Counts are published after they are stored: what a scrape has shown survives a
+// All incidents are in a file, replaced at most once a second, and at once after a device turned unhealthy (internal/state/disk).
+// While the file cannot be written, incidents stay in memory. Counts are published after the write: scraped counts survive a
 // SIGKILL.
 package incident
 
@@ -45,7 +45,7 @@ type Incident struct {
 
 	// RecoveredAt is nil if the device was not marked unhealthy, or has not recovered.
 	RecoveredAt *time.Time `json:"healed,omitempty"`
-	// Affected are the containers that had the device at the event, or until just before.
+	// Affected are the containers with the device at the event, or until just before.
 	Affected []AffectedContainer `json:"holders"`
 	// OwnersIncomplete reports that the kubelet did not name the owner of some allocation.
 	OwnersIncomplete bool `json:"nameless,omitempty"`
@@ -53,7 +53,7 @@ type Incident struct {
 	AffectedUnknown bool `json:"holders_unknown,omitempty"`
 }
 
-// AffectedContainer is a container that had the device.
+// AffectedContainer is a container with the device at the event.
 type AffectedContainer struct {
 	Namespace   string          `json:"namespace"`
 	Pod         string          `json:"pod"`
@@ -76,15 +76,15 @@ type PodTermination struct {
 // Snapshot is the published state. It is immutable.
 type Snapshot struct {
 	Incidents []Incident // newest ID first
-	// Counts include incidents that were removed. They rise; an expired row is removed and starts from 0. They are those in the file,
-	// up to a second old.
+	// Counts include removed incidents. Counts rise; an expired row is removed and starts from 0. The values are those in the file, up to a
+	// second old.
 	Devices   []DeviceCount   // by device and reason
 	Affected  []AffectedCount // by device, container and reason
 	Persisted bool            // the file has all incidents, or will within a second
 	Err       error           // of writing the file; nil without a file
 }
 
-// DeviceCount counts the events of a device with one reason.
+// DeviceCount counts the events of a device by reason.
 type DeviceCount struct {
 	Device device.ID
 	GPU    device.GPU // of the newest incident
@@ -94,7 +94,7 @@ type DeviceCount struct {
 	Last   time.Time
 }
 
-// AffectedCount counts the events of a device with one reason that affected a container.
+// AffectedCount counts the events of a device by reason and affected container.
 type AffectedCount struct {
 	Device device.ID
 	GPU    device.GPU // of the newest incident

@@ -19,7 +19,7 @@ const (
 	heartbeatInterval = 10 * time.Second
 )
 
-// StateSource has the states that incidents depend on. The channels are closed when the state changes.
+// StateSource has the input of incidents. The channels are closed when the state changes.
 type StateSource interface {
 	Allocations() (device.Allocations, <-chan struct{})
 	Statuses() ([]device.Status, <-chan struct{})
@@ -50,7 +50,7 @@ type Log struct {
 	// All below are guarded by mu.
 	tracker          *tracker
 	publishedVersion uint64       // of the tracker
-	storedCounts     *storedState // the counts of the snapshot are those of it; nil: none
+	storedCounts     *storedState // counts of the snapshot; nil: no counts
 	loggedID         uint64       // the newest incident in the log
 }
 
@@ -90,7 +90,7 @@ func (l *Log) load(found disk.ReadResult[storedState]) {
 	l.publish() // before the first scrape: a count must not disappear and return
 }
 
-// Record records a health event with the current allocations. It does not block, and allocates nothing for a repeated event: a storm of
+// Record records a health event with the current allocations. A repeated event costs no allocation: a storm of
 // events must not delay the Monitor.
 func (l *Log) Record(o device.HealthEvent) {
 	allocations, _ := l.opts.Sources.Allocations()
@@ -115,7 +115,7 @@ func (l *Log) Run(ctx context.Context) error {
 	if l.file != nil {
 		writing, stop := context.WithCancel(context.WithoutCancel(ctx))
 		var writer sync.WaitGroup
-		writer.Go(func() { l.file.Run(writing) }) //nolint:errcheck // it returns nil
+		writer.Go(func() { l.file.Run(writing) }) //nolint:errcheck // returns nil
 		defer l.file.End()
 		defer writer.Wait()
 		defer stop()
@@ -150,7 +150,7 @@ func (l *Log) Run(ctx context.Context) error {
 	}
 }
 
-// update applies the state of the sources and publishes changes. It returns the channels to wait for.
+// update applies the state of the sources and publishes changes. The results are the channels to wait for.
 func (l *Log) update(now time.Time) (stored, statusesChanged, allocationsChanged, terminationsChanged <-chan struct{}) {
 	statuses, statusesChanged := l.opts.Sources.Statuses()
 	allocations, allocationsChanged := l.opts.Sources.Allocations()
@@ -175,7 +175,7 @@ func (l *Log) update(now time.Time) (stored, statusesChanged, allocationsChanged
 
 // publish publishes a snapshot if anything has changed, and returns the new incidents. The caller holds mu.
 //
-// Incidents are published at once, counts after they are stored: a count that a scrape has shown must not fall after a SIGKILL.
+// Incidents are published at once, counts after the write: a scraped count must not fall after a SIGKILL.
 func (l *Log) publish() (added []Incident, stored <-chan struct{}) {
 	t := l.tracker
 	next, _ := l.snapshot.Get()

@@ -33,7 +33,7 @@ type tracker struct {
 	urgent  bool   // a device turned unhealthy since the last snapshot
 }
 
-// incidentKey identifies the incident that an event may repeat.
+// incidentKey identifies the incident of an event.
 type incidentKey struct {
 	device device.ID
 	reason string
@@ -58,7 +58,7 @@ func newTracker(o Options, now time.Time) *tracker {
 	return &tracker{maxIncidents: o.MaxIncidents, maxAge: o.MaxAge, startedAt: now, byKey: map[incidentKey]*trackedIncident{}}
 }
 
-// load adds the incidents of an earlier process. It is called once, before record.
+// load adds the incidents of an earlier process, before the first record.
 func (t *tracker) load(s storedState) {
 	for _, i := range slices.Backward(s.incidents) {
 		t.entries = append(t.entries, &trackedIncident{Incident: i, terminationFinal: make([]bool, len(i.Affected)), fromEarlierProcess: true})
@@ -131,7 +131,7 @@ func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device
 	return e
 }
 
-// countReport counts an event. It allocates nothing: events may be many.
+// countReport counts an event without allocations: events may be many.
 func (t *tracker) countReport(e *trackedIncident, o *device.HealthEvent, now time.Time) {
 	e.Count++
 	e.recordedAt = now
@@ -169,7 +169,7 @@ func (h AffectedContainer) owner() device.Owner {
 	return device.Owner{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container}
 }
 
-// drop removes an incident from the indexes. Counters keep its events.
+// drop removes an incident from the indexes, and leaves the counters.
 func (t *tracker) drop(e *trackedIncident) {
 	if t.byKey[incidentKey{e.Device, e.Reason}] == e {
 		delete(t.byKey, incidentKey{e.Device, e.Reason})
@@ -236,7 +236,7 @@ func (t *tracker) markRecovered(statuses []device.Status, now time.Time) {
 	}
 }
 
-// storedState returns a copy of the state that is never written.
+// storedState returns an immutable copy of the state.
 func (t *tracker) storedState() (s storedState) {
 	s.incidents = make([]Incident, len(t.entries))
 	for i, e := range t.entries {

@@ -27,15 +27,15 @@ const (
 )
 
 var (
-	// ErrInvalidFile reports a file that podgauge did not write, or did not write completely. Decoders return it.
+	// ErrInvalidFile is the error of decoders for a foreign or incomplete file.
 	ErrInvalidFile = errors.New("not a file of podgauge")
-	// ErrNewerVersion reports a file of a newer version. Decoders return it.
+	// ErrNewerVersion is the error of decoders for a file of a newer version.
 	ErrNewerVersion = errors.New("file of a newer version")
-	// ErrDiskTimeout reports a disk that hangs. Read returns it.
+	// ErrDiskTimeout is the error of Read for a disk that hangs.
 	ErrDiskTimeout = errors.New("the disk does not answer")
 
-	// errLateRead blocks writes: the file has state that this process has not read.
-	errLateRead = errors.New("the disk answered too late, and the stored state stays as it is: restart podgauge to read it")
+	// errLateRead blocks writes: the file has unread state.
+	errLateRead = errors.New("the disk answered too late, and the stored state stays as it is: restart podgauge to read the state")
 )
 
 // Format is how a value is stored.
@@ -221,7 +221,7 @@ func (f *File[T]) Save(v T, urgent bool) {
 	}
 }
 
-// Run writes saved values until ctx is done. It does not wait for a write in progress.
+// Run writes saved values until ctx is done, without waiting for a write in progress.
 func (f *File[T]) Run(ctx context.Context) error {
 	timer := time.NewTimer(0) // Read may have failed
 	defer timer.Stop()
@@ -299,7 +299,7 @@ func (f *File[T]) Flush() error {
 	return err
 }
 
-// End writes the newest saved value. It does not wait for a disk that hangs.
+// End writes the newest saved value, without waiting for a disk that hangs.
 func (f *File[T]) End() {
 	ended := make(chan struct{})
 	go func() { // ends with the process if the disk hangs

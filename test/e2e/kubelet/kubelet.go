@@ -49,7 +49,7 @@ func kubeletProgram(version string) (buildcache.BuildSpec, error) {
 	}, nil
 }
 
-// LinkerFlags returns the flags that stamp a version on a program of Kubernetes, as its release process does.
+// LinkerFlags returns the flags for the version of a program of Kubernetes, as in a release.
 func LinkerFlags(version string) string {
 	const pkg = "k8s.io/component-base/version."
 	numbers := strings.Split(strings.TrimPrefix(version, "v"), ".")

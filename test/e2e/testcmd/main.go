@@ -1,5 +1,5 @@
-// Command box is the only program in the test image: what a container of a scenario does is its arguments. It is also the first process
-// of the node's PID namespace.
+// Command testcmd is the program of the test image, and the first process of the node's PID namespace. The arguments select the action of a
+// container.
 package main
 
 import (
@@ -16,9 +16,9 @@ import (
 )
 
 const usage = `box pause              until SIGTERM
-box sleep <duration>   for so long; SIGTERM ends it with status 143
+box sleep <duration>   SIGTERM ends with status 143
 box stubborn           until SIGKILL: SIGTERM is ignored
-box family <children>  like pause, with so many children that do the same
+box family <children>  like pause, with this number of children
 box exit <status>      at once
 box env                prints its environment, sorted
 `
@@ -73,24 +73,24 @@ func runCommand(args []string, terminated <-chan os.Signal, stdout io.Writer) (s
 			return 128 + int(syscall.SIGTERM), nil
 		}
 	}
-	return 0, errors.New("what should it do?")
+	return 0, errors.New("unknown arguments")
 }
 
-// startChildren starts processes that pause. In a container they end with its first one.
+// startChildren starts processes with the command pause. A container ends with its first process.
 func startChildren(children int) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	for range children {
-		if err := exec.Command(self, "pause").Start(); err != nil { // reap waits for it
+		if err := exec.Command(self, "pause").Start(); err != nil { // reapOrphans waits
 			return err
 		}
 	}
 	return nil
 }
 
-// reapOrphans collects orphans: a PID namespace hands them to its first process, and containerd's shims are orphans by design.
+// reapOrphans waits for orphans, such as the shims of containerd: their parent is the first process of the PID namespace.
 func reapOrphans() {
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, syscall.SIGCHLD)

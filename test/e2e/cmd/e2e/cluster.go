@@ -71,7 +71,7 @@ var imagePattern = regexp.MustCompile(`(?m)^ +image: "?([^"\n]+)"?$`)
 // pauseImage is the image of deploy/pod.yaml. The program of the tests replaces it.
 const pauseImage = "registry.k8s.io/pause:3.10"
 
-const instructions = `%s is ready: Kubernetes %s, with the image %s. Ctrl-C ends it and leaves nothing. In another terminal, as root:
+const instructions = `%s is ready: Kubernetes %s, with the image %s. Ctrl-C removes the cluster. In another terminal, as root:
 
   export KUBECONFIG=%s PATH=%s:$PATH
   helm install podgauge deploy/helm/podgauge -n podgauge --create-namespace --set simulate=hardware --wait
