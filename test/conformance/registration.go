@@ -52,7 +52,7 @@ var registrationCases = []Case{
 			s.Errorf("%d ListAndWatch calls; want none", c.streams)
 		}
 	}},
-	// A plugin can tell the kubelet's stream from clients' streams by the connection.
+	// A plugin can distinguish the kubelet's stream from clients' streams by the connection.
 	{"options and stream share one connection", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a")...)
 		if c := p.recorded(); c.options != 1 || c.connections != 1 {

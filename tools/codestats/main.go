@@ -1,4 +1,4 @@
-// Command codestats measures the code of this repository and holds it to the limits of limits.json.
+// Command codestats measures the code of the repository and checks the limits of limits.json.
 //
 // Usage: codestats [-check] ROOT
 package main
@@ -51,7 +51,7 @@ func run(root string, check bool) error {
 	return l.check(files)
 }
 
-// kind is what a file's lines count as.
+// kind of a file in the count of lines.
 type kind int
 
 const (
@@ -75,7 +75,7 @@ type file struct {
 	types     []string // package-level type names
 	comments  words
 	strings   words
-	uses      map[*file]bool // files of the same package whose declarations this file uses
+	uses      map[*file]bool // files of the same package with declarations for this file
 }
 
 func kindOf(path string) kind {
@@ -91,17 +91,17 @@ func kindOf(path string) kind {
 	}
 }
 
-// limits are the bars that the code keeps. Those of one package are exceptions, to be lowered until they can go.
+// limits of the code. The limits of single packages are exceptions, and only fall.
 type limits struct {
 	Production  int                // lines
 	NonTest     int                // lines
 	Upward      int                // references against the order of a package's files
 	Pronouns    float64            // percent of a package's words
-	Shared      []string           // type names that several packages may have
+	Shared      []string           // type names for several packages
 	UpwardOf    map[string]int     // exceptions
 	PronounsOf  map[string]float64 // exceptions
-	DuplicateOf map[string]bool    // type names that still stand in several packages
-	BannedOf    map[string]int     // banned words that a package still has
+	DuplicateOf map[string]bool    // type names still in several packages
+	BannedOf    map[string]int     // banned words still in a package
 }
 
 func (l limits) check(files []*file) error {
@@ -119,7 +119,7 @@ func (l limits) check(files []*file) error {
 	}
 	for name, dirs := range duplicates(files) {
 		if !slices.Contains(l.Shared, name) && !l.DuplicateOf[name] {
-			fail("type %s stands in %s: name one of them otherwise", name, strings.Join(dirs, " and "))
+			fail("type %s is declared in %s", name, strings.Join(dirs, " and "))
 		}
 	}
 	for dir, p := range packagesOf(files) {
@@ -193,7 +193,7 @@ func printTable(files []*file) {
 	fmt.Printf("all\t\t\t%.1f\t%d\n", all.share(), len(all.banned))
 }
 
-// counts returns each word with its number.
+// counts returns the number of each word.
 func counts(ws []string) string {
 	n := map[string]int{}
 	for _, w := range ws {
@@ -227,7 +227,7 @@ func wordsOf(files []*file) words {
 	return w
 }
 
-// duplicates returns the folders of each type name that several packages declare.
+// duplicates returns the folders of type names in several packages.
 func duplicates(files []*file) map[string][]string {
 	dirs := map[string][]string{}
 	for _, f := range files {

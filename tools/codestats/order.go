@@ -34,7 +34,7 @@ func upward(files []*file) (up, all int, which []string) {
 	return up, all, which
 }
 
-// bestPlace returns the index to which the file at i moves with the greatest gain; i if no move gains.
+// bestPlace returns the best new index of the file at i; i without a gain.
 func bestPlace(order []*file, i int) int {
 	best, at := 0, i
 	for _, step := range []int{-1, 1} {
@@ -59,7 +59,7 @@ func bestPlace(order []*file, i int) int {
 	return at
 }
 
-// used returns the number of files that use f.
+// used returns the number of users of f.
 func used(f *file, files []*file) int {
 	n := 0
 	for _, g := range files {

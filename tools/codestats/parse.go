@@ -17,7 +17,7 @@ import (
 	"golang.org/x/tools/go/packages"
 )
 
-// parse reads the Go files that git tracks, generated ones excepted.
+// parse reads the Go files in git, without generated files.
 func parse(root string) ([]*file, error) {
 	out, err := exec.Command("git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.go").Output()
 	if err != nil {
@@ -58,10 +58,10 @@ func parse(root string) ([]*file, error) {
 	return files, nil
 }
 
-// sentence matches strings that people read: at least three words.
+// sentence matches prose: at least three words.
 var sentence = regexp.MustCompile(`^[^<>{}]*[A-Za-z]+ [a-z]+ [a-z]+[^<>{}]*$`)
 
-// resolve finds which file of a package uses declarations of which other one.
+// resolve finds the references between the files of each package.
 func resolve(root string, files []*file) error {
 	byPath := map[string]*file{}
 	modules := map[string]bool{}
@@ -104,7 +104,7 @@ func declaration(obj types.Object) bool {
 	return ok && f.Signature().Recv() != nil && !types.IsInterface(f.Signature().Recv().Type())
 }
 
-// moduleOf returns the folder of the module that a folder belongs to.
+// moduleOf returns the folder of the module of a folder.
 func moduleOf(root, dir string) string {
 	for ; ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(root, dir, "go.mod")); err == nil {

@@ -38,8 +38,8 @@ var (
 	pronouns     = set(pronounList)
 	bannedPhrase = regexp.MustCompile(`(?i)\b(` + strings.ReplaceAll(strings.TrimSpace(bannedList), "\n", "|") + `)\b`)
 	word         = regexp.MustCompile(`[A-Za-z]+('[a-z]+)?`)
-	// name matches paths, keys and identifiers.
-	name = regexp.MustCompile(`\S*[/_"\x60]\S*`)
+	// name matches paths, keys, identifiers and flags.
+	name = regexp.MustCompile(`\S*[/_"\x60]\S*|--\S+`)
 )
 
 func set(list string) map[string]bool {

@@ -1,4 +1,4 @@
-// Command e2e prepares a machine for the end-to-end tests and cleans up after them.
+// Command e2e sets up and cleans up a machine for the end-to-end tests.
 package main
 
 import (
