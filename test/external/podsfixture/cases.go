@@ -19,7 +19,7 @@ func trainingPod() *v1.Pod {
 	return p
 }
 
-// crashloopPod waits for its eighth start.
+// crashloopPod waits for the eighth start.
 func crashloopPod() *v1.Pod {
 	p := newPod("team-b", "crashloop-x7k2p", 2, "main")
 	s := newContainerStatus("main", 7, waitingState("CrashLoopBackOff"))
@@ -37,7 +37,7 @@ func oomKilledPod() *v1.Pod {
 	return p
 }
 
-// evictedPod has failed, and its container still runs.
+// evictedPod has failed with a running container.
 func evictedPod() *v1.Pod {
 	p := newPod("team-c", "evicted-1", 4, "main")
 	p.Status.Phase, p.Status.Reason = v1.PodFailed, "Evicted"
@@ -49,7 +49,7 @@ func evictedPod() *v1.Pod {
 	return p
 }
 
-// staticPod comes from a manifest: its uid is the hash of that.
+// staticPod comes from a manifest: the UID is the hash of the manifest.
 func staticPod() *v1.Pod {
 	p := newPod("kube-system", "dcgm-node-a", 5, "main")
 	p.UID, p.GenerateName, p.OwnerReferences, p.ManagedFields = "d41d8cd98f00b204e9800998ecf8427e", "", nil, nil
@@ -81,13 +81,13 @@ func terminatingPod() *v1.Pod {
 	return p
 }
 
-// deletedPod has what a DELETED event has.
+// deletedPod is the pod of a DELETED event.
 func deletedPod() *v1.Pod {
 	p := newPod("team-a", "web-0", 7)
 	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, UID: p.UID}}
 }
 
-// rejectedPod has failed at its admission.
+// rejectedPod has failed at admission.
 func rejectedPod() *v1.Pod {
 	p := newPod("team-c", "rejected-9", 8, "main")
 	p.Status = v1.PodStatus{
@@ -117,8 +117,7 @@ func startingPod() *v1.Pod {
 	return p
 }
 
-// signalledPod was killed, and its runtime said by what. Its exit code is negative, as
-// a runtime may have it.
+// signalledPod was killed by a signal. The exit code is negative, as some runtimes report.
 func signalledPod() *v1.Pod {
 	p := newPod("team-a", "signalled", 11, "main", "other")
 	p.Status.Phase = v1.PodFailed

@@ -1,10 +1,9 @@
-// Command podsfixture writes pods as the kubelet's Pods API marshals them, for the
-// tests of the package pods: each as name.pb, and as name.json, which Kubernetes
-// made of the same object and against which the decoded pod is held.
+// Command podsfixture writes the pods for the tests of internal/pods: NAME.pb as marshaled by the kubelet's Pods API, and NAME.json as marshaled
+// by Kubernetes, for comparison with the decoded pod.
 //
 //	cd test/external/podsfixture && go run . ../../../internal/pods/testdata
 //
-// It is a module of its own, so that the daemon's does not know k8s.io/api.
+// The module test/external keeps k8s.io/api out of the daemon.
 package main
 
 import (

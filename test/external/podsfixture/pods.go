@@ -11,14 +11,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// startedAt is when all pods did, and later that much after it.
+// startedAt is the start of all pods; later returns a time after startedAt.
 var startedAt = time.Date(2026, 9, 1, 8, 0, 0, 0, time.UTC)
 
 func afterStart(seconds int) metav1.Time {
 	return metav1.NewTime(startedAt.Add(time.Duration(seconds) * time.Second))
 }
 
-// fixturePods are pods as a kubelet of 1.37 sends them, by name.
+// fixturePods returns pods by name, as sent by a kubelet 1.37.
 func fixturePods() map[string]*v1.Pod {
 	return map[string]*v1.Pod{
 		"training": trainingPod(), "crashloop": crashloopPod(), "oomkilled": oomKilledPod(), "evicted": evictedPod(),
@@ -27,7 +27,7 @@ func fixturePods() map[string]*v1.Pod {
 	}
 }
 
-// newPod is one with what an API server and a kubelet add to any.
+// newPod returns a pod with the fields that API server and kubelet set.
 func newPod(namespace, name string, number int, containers ...string) *v1.Pod {
 	p := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -94,7 +94,7 @@ func newContainer(name string) v1.Container {
 	}
 }
 
-// newContainerStatus is of a container that has started restarts times after the first.
+// newContainerStatus returns the status of a container after a number of restarts.
 func newContainerStatus(name string, restarts int32, state v1.ContainerState) v1.ContainerStatus {
 	return v1.ContainerStatus{
 		Name: name, State: state, RestartCount: restarts, Ready: state.Running != nil, Started: new(state.Running != nil),
@@ -108,7 +108,7 @@ func newContainerStatus(name string, restarts int32, state v1.ContainerState) v1
 	}
 }
 
-// containerID is 64 hexadecimal digits that are another's for each name and start.
+// containerID returns 64 hexadecimal digits, unique for a name and start.
 func containerID(name string, start int32) string {
 	return fmt.Sprintf("%064x", fmt.Sprintf("%s/%d", name, start))
 }

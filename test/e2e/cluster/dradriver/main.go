@@ -1,6 +1,6 @@
-// Command dradriver is a DRA driver for the GPUs of the stand-in, on the kubelet plugin helper that real drivers use.
+// Command dradriver is a DRA driver for the GPUs of the stand-in, with the kubelet plugin helper of real drivers.
 //
-// It names devices and CDI devices as NVIDIA's driver does since v0.4 (kubernetes-sigs/dra-driver-nvidia-gpu,
+// The names of devices and CDI devices are those of NVIDIA's driver since v0.4 (kubernetes-sigs/dra-driver-nvidia-gpu,
 // cmd/gpu-kubelet-plugin/deviceinfo.go and cdi.go): gpu-<minor number> and k8s.gpu.nvidia.com/claim=<claim UID>-<device>.
 package main
 
@@ -73,7 +73,7 @@ func run(ctx context.Context, kubeconfig, node, cdiDir string, uuids []string) e
 	return nil
 }
 
-// driverResources is a pool with one device for each GPU.
+// driverResources returns a pool with a device for each GPU.
 func driverResources(node string, uuids []string) resourceslice.DriverResources {
 	kind := "gpu"
 	devices := []resource.Device{}
@@ -94,7 +94,7 @@ func driverResources(node string, uuids []string) resourceslice.DriverResources 
 // claimDriver prepares claims by a CDI spec each.
 type claimDriver struct{ node, cdiDir string }
 
-// PrepareResourceClaims writes each claim's CDI spec and returns its devices.
+// PrepareResourceClaims writes the CDI specs of claims and returns the devices.
 func (d claimDriver) PrepareResourceClaims(_ context.Context, claims []*resource.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
@@ -124,7 +124,7 @@ func (d claimDriver) prepare(claim *resource.ResourceClaim) (devices []kubeletpl
 	if err != nil {
 		return nil, err
 	}
-	// The runtime reads the folder at any time: it must not see half a file.
+	// The runtime reads the folder at any time: a file must be complete.
 	temporary := d.specFile(claim.UID) + ".tmp"
 	return devices, errors.Join(os.WriteFile(temporary, content, 0o644), os.Rename(temporary, d.specFile(claim.UID)))
 }
@@ -145,7 +145,7 @@ func (d claimDriver) UnprepareResourceClaims(_ context.Context, claims []kubelet
 	return results, nil
 }
 
-// HandleError logs what the helper reports of its work in the background.
+// HandleError logs the background errors of the helper.
 func (claimDriver) HandleError(_ context.Context, err error, msg string) {
 	log.Printf("%s: %v", msg, err)
 }
