@@ -26,9 +26,8 @@ var libraryDirs = [...]string{
 	"usr/local/nvidia/lib64", "nvidia/lib64", "lib",
 }
 
-// FindLibrary returns the first usable library below the roots, or the dynamic linker's. go-nvml binds its calls to the first library
-// that they reach, for the whole process, so a library is examined before that. The dynamic linker alone is not enough: it never again
-// looks into a folder that was absent at first.
+// FindLibrary returns the first usable library below the roots, or the dynamic linker's. go-nvml binds its calls to the first library for
+// the whole process, so each library is examined first. The dynamic linker alone misses folders created after its first search.
 func FindLibrary(roots []string) (nvml.Interface, error) {
 	var errs []error
 	for _, root := range roots {
@@ -62,7 +61,7 @@ func FindLibrary(roots []string) (nvml.Interface, error) {
 	return nil, err
 }
 
-// checkComplete rejects a library that is still being written: SIGBUS ends the process when the missing part is touched.
+// checkComplete rejects a partially written library: access to the missing part would end the process by SIGBUS.
 func checkComplete(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -85,7 +84,7 @@ func checkComplete(path string) error {
 	return nil
 }
 
-// checkUsable opens a library without binding calls to it. A usable library stays open, so that Init gets the same file.
+// checkUsable opens a library without binding calls. A usable library stays open: Init gets the same file.
 func checkUsable(name string) error {
 	library := dl.New(name, dl.RTLD_LAZY|dl.RTLD_LOCAL)
 	if err := library.Open(); err != nil {

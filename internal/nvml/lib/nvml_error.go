@@ -8,8 +8,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
-// Error is a return code of NVML. nvml.Return is no substitute: its text comes from a call into the library, through a variable that
-// another thread may write. So no nvml.Return is ever printed.
+// Error is a return code of NVML. The text of an nvml.Return comes from a call into the library, through a variable shared by threads, so
+// no nvml.Return is ever printed.
 type Error nvml.Return
 
 // errorNames are nvml.h's names after NVML_ERROR_.
@@ -53,7 +53,7 @@ func (e Error) Error() string {
 	return "NVML answers " + strconv.Itoa(int(e))
 }
 
-// Unwrap returns the fault of the GPU that the code reports: device.ErrLost, a *device.Fault or nil.
+// Unwrap returns the GPU's fault: device.ErrLost, a *device.Fault or nil.
 func (e Error) Unwrap() error {
 	switch nvml.Return(e) {
 	case nvml.ERROR_GPU_IS_LOST:

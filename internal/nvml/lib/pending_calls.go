@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// PendingCalls counts calls on goroutines of their own. A call that hangs is left behind and keeps the lock of its GPU.
+// PendingCalls counts calls on separate goroutines. A hanging call keeps the lock of its GPU.
 type PendingCalls struct {
 	wg    sync.WaitGroup
 	count atomic.Int64
@@ -27,8 +27,8 @@ func (p *PendingCalls) Start(call func()) {
 	})
 }
 
-// CallWithTimeout makes a call and waits for its result until the timeout. A later result is passed to onLate, if set. So a GPU that
-// hangs does not hold up what concerns all GPUs.
+// CallWithTimeout makes a call and waits for the result until the timeout; onLate, if set, gets a later result. So a hanging GPU does not
+// delay calls about all GPUs.
 func CallWithTimeout[T any](p *PendingCalls, timeout time.Duration, call func() T, onLate func(T)) (result T, ok bool) {
 	results, expired := make(chan T), make(chan struct{})
 	p.Start(func() {

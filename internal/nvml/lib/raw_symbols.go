@@ -28,24 +28,18 @@ static int gpm_metrics(void *f, void *get) { return ((int (*)(void *))f)(get); }
 */
 import "C"
 
-// A few functions are called here and not by go-nvml, which spends too much on them:
-// its GpmMetricsGet copies 19 KB twice for each slice and flight, its lists of processes
-// ask once more for each doubling of a buffer, and its GetProcessUtilization asks
-// twice, and panics when a process appears in between (go-nvml v0.13.4,
-// pkg/nvml/device.go:2017). The buffers here stay from flight to flight.
-//
-// The library was opened by go-nvml for all to see (RTLD_GLOBAL), so its symbols are
-// found by name. One that is absent is nil, and is not called.
+// go-nvml is too expensive for a few functions (v0.13.4): GpmMetricsGet copies 19 KB twice per GPU instance and collection, process lists
+// double a buffer call by call, and GetProcessUtilization calls twice and panics if a process appears in between
+// (pkg/nvml/device.go:2017). Here the caller keeps the buffers. go-nvml opens the library with RTLD_GLOBAL, so dlsym finds the symbols.
 
-// RawSymbols are functions of the library that was loaded. It is never written.
+// RawSymbols are functions of the loaded library; nil: absent. It is never written.
 type RawSymbols struct {
 	ProcessLists  [3]unsafe.Pointer // by kind of process
 	Utilization   unsafe.Pointer
 	GPMMetricsGet unsafe.Pointer
 }
 
-// ProcessListSymbols are the kinds of process, each with the functions that list them: the
-// newer one says more. What is older than both knows no slices.
+// ProcessListSymbols are the lists of processes, the newer version first. Even older versions have no MIG devices.
 var ProcessListSymbols = [3][2]string{
 	{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"},
 	{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"},
@@ -71,8 +65,7 @@ func lookupSymbol(symbol string) unsafe.Pointer {
 	return C.look_up((*C.char)(unsafe.Pointer(&name[0])))
 }
 
-// PointerOf is what C knows as a handle. go-nvml keeps it in a struct of one field, which
-// it does not export; its own functions get it in the same way.
+// PointerOf returns the C pointer of a handle, the only field of go-nvml's unexported struct.
 func PointerOf(handle any) unsafe.Pointer {
 	v := reflect.ValueOf(handle)
 	if v.Kind() != reflect.Struct || v.NumField() != 1 || v.Field(0).Kind() != reflect.Pointer {
@@ -81,33 +74,34 @@ func PointerOf(handle any) unsafe.Pointer {
 	return v.Field(0).UnsafePointer()
 }
 
-// ListProcesses fills infos, and says in count how many there are, also where they do not fit.
+// ListProcesses fills infos. The count is that of all processes, even if infos is too short.
 func ListProcesses(f, device unsafe.Pointer, infos []nvml.ProcessInfo, count *uint32) nvml.Return {
 	*count = uint32(len(infos))
 	return nvml.Return(C.list_processes(f, device, (*C.uint)(unsafe.Pointer(count)), unsafe.Pointer(&infos[0])))
 }
 
-// ProcessUtilization fills samples with what is newer than since, in µs. The same goes for count.
+// ProcessUtilization fills samples newer than since, in µs. The count is that of all samples.
 func ProcessUtilization(f, device unsafe.Pointer, samples []nvml.ProcessUtilizationSample, count *uint32, since uint64) nvml.Return {
 	*count = uint32(len(samples))
 	return nvml.Return(C.process_utilization(f, device, unsafe.Pointer(&samples[0]), (*C.uint)(unsafe.Pointer(count)), C.ulonglong(since)))
 }
 
-// GPMRequest is nvml.h's nvmlGpmMetricsGet_t. It has room for as many metrics as the oldest
-// driver's header gives it, which no driver may look beyond, since the version that
-// follows the struct has never changed.
+// GPMRequest is nvml.h's nvmlGpmMetricsGet_t, with as many metrics as in the oldest driver's header: no driver reads further, since the
+// version of the struct has never changed.
 type GPMRequest struct {
 	Version, Count uint32
 	Earlier, Later uintptr // samples
 	Metrics        [98]GPMMetric
 }
 
+// GPMMetric is nvml.h's nvmlGpmMetric_t.
 type GPMMetric struct {
 	ID, Ret uint32
 	Value   float64
 	info    [3]uintptr // texts of the library
 }
 
+// GPMMetrics computes the metrics between two samples.
 func GPMMetrics(f unsafe.Pointer, request *GPMRequest) nvml.Return {
 	return nvml.Return(C.gpm_metrics(f, unsafe.Pointer(request)))
 }

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// go-nvml binds each function of the library at its first call. A call of a function that the driver lacks ends the process with
-// status 127, and so does any call without a loaded library: neither defer nor recover run. So every function is looked up after each
-// Init, and is called only if it was found. A test compares the calls in the source with Functions and the metrics' functions.
+// go-nvml binds each function at its first call. A call of an absent function, or without a loaded library, ends the process with status
+// 127, past defer and recover. So all functions are looked up after each Init, and only present ones are called. A test compares the calls
+// in the source with Functions and the metrics' functions.
 
 // Function is a function of the library.
 type Function struct {
@@ -100,7 +100,7 @@ func lookUp(lookup func(symbol string) error, more []string) Symbols {
 	return has
 }
 
-// checkRequired returns an error that names a needed function that is absent.
+// checkRequired returns an error with the first absent needed function.
 func (s Symbols) checkRequired() error {
 	for _, f := range Functions {
 		if f.Needed && !s[f.Symbol] {
