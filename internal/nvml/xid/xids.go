@@ -1,4 +1,4 @@
-// Package xid is the table of Xids, the driver's error reports: what each one means and what it asks for.
+// Package xid is the table of Xids, the driver's error reports: their meaning and the action of the operator.
 package xid
 
 import (
@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// What a fault can ask for.
+// Actions of faults and events.
 const (
 	ActionRestartApp = "restart_app"
 	ActionResetGPU   = "reset_gpu"
@@ -18,127 +18,119 @@ const (
 	ActionInspect    = "inspect"
 )
 
-// Info is what is known of one of the driver's error reports.
+// Info describes an Xid.
 type Info struct {
 	Number uint64
-	Name   string // what happened, in a few words
-	Class  string // as in device.Event
-	// Origin is who brought it about: "application", "driver", "hardware" or "environment",
-	// which is the machine around the GPU. It is empty where only the report that it
-	// accompanies can tell.
+	Name   string // of the event, in a few words
+	Class  string // device.Event.Class
+	// Origin is "application", "driver", "hardware" or "environment", the machine around the GPU. It is empty if only the accompanying
+	// report can tell.
 	Origin   string
-	Action   string // what it asks for, as in device.Status
+	Action   string // device.Status.Action
 	Recovery device.Recovery
-	// WholeGPU says that it hits the whole GPU, also where the driver names a slice.
-	WholeGPU bool
-	// Effect is what podgauge makes of it, in a sentence.
-	Effect string
+	WholeGPU bool   // concerns the whole GPU, even if the driver names a MIG device
+	Effect   string // in podgauge, in a sentence
 }
 
-// UnknownEffect is what podgauge makes of an Xid that the table does not have.
+// UnknownEffect is the effect of an Xid without a row.
 const UnknownEffect = "checked at once: as the driver's recovery action says; suspect until checks pass where it has none"
 
-// All are the rows of the table, by number.
+// All returns the rows of the table by number.
 func All() []Info {
 	list := make([]Info, 0, len(xids))
 	for _, number := range slices.Sorted(maps.Keys(xids)) {
 		row := xids[number]
 		c := classes[row.class]
-		list = append(list, Info{number, row.name, c.name, string(row.fault), c.action, c.heals, c.wholeGPU, c.means})
+		list = append(list, Info{number, row.name, c.name, string(row.origin), c.action, c.recovery, c.wholeGPU, c.effect})
 	}
 	return list
 }
 
-// Event says whether an Xid is fatal, what it asks for, and whether it hits alone the
-// slice that its report names. Of one that depends on the GPU it says the worst.
+// Event returns the event of an Xid, and whether it concerns only the MIG device of the report. If the meaning depends on the GPU, the
+// event is the worst case.
 func Event(xid uint64) (e device.Event, singleDevice bool) {
 	c := ClassOf(xid)
 	return c.Event(), !c.WholeGPU()
 }
 
-// Class is what the driver's report means for the GPU.
+// Class is the meaning of a report for the GPU.
 type Class uint8
 
+// The classes of reports.
 const (
-	// Unknown Xids have no row. They do not mark a GPU unhealthy by themselves: checks do,
-	// which read the driver's recovery action.
+	// Unknown Xids have no row. Only checks, with the driver's recovery action, mark the GPU unhealthy.
 	Unknown Class = iota
-	// Application: a program did something wrong, and the next one will run.
+	// Application errors leave the next program unaffected.
 	Application
-	// Information: a report that accompanies another one, or of something mended.
+	// Information accompanies another report, or reports a repair.
 	Information
-	// Contained: the hardware failed under a program, which alone is hit.
+	// Contained hardware errors affect only the running program.
 	Contained
-	// Undecided: what it means stands in the driver's recovery action, which Check reads.
+	// Undecided reports have their meaning in the driver's recovery action, which Check reads.
 	Undecided
-	// Memory: as the recovery action says, or broken if the driver has none.
+	// Memory errors are Undecided, or Broken without a recovery action.
 	Memory
-	// Broken: nothing runs before the GPU was reset.
+	// Broken GPUs need a reset.
 	Broken
-	// Fallen: nothing runs before the node was booted or its power cycled. A GPU that is off
-	// the bus cannot be reset.
+	// Fallen GPUs are off the bus: only a reboot or a power cycle of the node helps.
 	Fallen
-	// Locked: nothing runs before the virtual machine was started anew.
+	// Locked GPUs need a restart of the virtual machine.
 	Locked
-	// Unpowered: somebody has to look at the machine.
+	// Unpowered GPUs need an inspection of the machine.
 	Unpowered
 )
 
-// classes say what a class asks for, how it heals, and whether it is of the hardware: then
-// all slices of a GPU share it, whichever the driver names.
+// classes have the action and recovery of each class. Hardware classes concern all MIG devices of a GPU.
 var classes = [...]struct {
 	name, action string
-	heals        device.Recovery
+	recovery     device.Recovery
 	wholeGPU     bool
-	means        string
+	effect       string
 }{
 	Unknown:     {"unknown", ActionInspect, device.RecoveryChecksPass, false, UnknownEffect},
 	Application: {"application", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy"},
 	Information: {"information", "", device.RecoveryNone, false, "counted; the device stays healthy"},
-	Contained:   {"contained", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy, and who held it has to start anew"},
+	Contained:   {"contained", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy, and the affected program needs a restart"},
 	Undecided:   {"undecided", "", device.RecoveryChecksPass, true, "checked at once: as the driver's recovery action says"},
-	Memory:      {"memory", ActionResetGPU, device.RecoveryAfterReset, true, "as the driver's recovery action says; unhealthy until a reset was seen where it has none"},
-	Broken:      {"broken", ActionResetGPU, device.RecoveryAfterReset, true, "unhealthy until a reset was seen"},
-	Fallen:      {"fallen", ActionReboot, device.RecoveryAfterReset, true, "unhealthy until the GPU answers again after a reboot or a power cycle of the node"},
-	Locked:      {"locked", ActionRestartVM, device.RecoveryAfterReset, true, "unhealthy until the virtual machine was started anew"},
-	Unpowered:   {"unpowered", ActionInspect, device.RecoveryAfterReset, true, "unhealthy until a reset was seen: somebody has to look at the machine"},
+	Memory:      {"memory", ActionResetGPU, device.RecoveryAfterReset, true, "as the driver's recovery action says; unhealthy until a reset where it has none"},
+	Broken:      {"broken", ActionResetGPU, device.RecoveryAfterReset, true, "unhealthy until a reset"},
+	Fallen:      {"fallen", ActionReboot, device.RecoveryAfterReset, true, "unhealthy until the GPU answers after a reboot or a power cycle of the node"},
+	Locked:      {"locked", ActionRestartVM, device.RecoveryAfterReset, true, "unhealthy until a restart of the virtual machine"},
+	Unpowered:   {"unpowered", ActionInspect, device.RecoveryAfterReset, true, "unhealthy until a reset, after an inspection of the machine"},
 }
 
-// ClassOf returns the class of an Xid, Unknown if the table lacks it.
+// ClassOf returns the class of an Xid.
 func ClassOf(xid uint64) Class { return xids[xid].class }
 
-// Event returns a report of the class, without its GPU.
+// Event returns an event of the class, without a GPU.
 func (c Class) Event() device.Event {
-	return device.Event{Class: classes[c].name, Recovery: classes[c].heals, Action: classes[c].action}
+	return device.Event{Class: classes[c].name, Recovery: classes[c].recovery, Action: classes[c].action}
 }
 
 // WholeGPU reports whether the class concerns the whole GPU, even if the driver names a MIG device.
 func (c Class) WholeGPU() bool { return classes[c].wholeGPU }
 
-// Effect returns what podgauge does with a report of the class, in a sentence.
-func (c Class) Effect() string { return classes[c].means }
+// Effect returns the effect of the class in podgauge, in a sentence.
+func (c Class) Effect() string { return classes[c].effect }
 
-// faultOrigin is who brought something about.
-type faultOrigin string
+// origin is the cause of an error.
+type origin string
 
 const (
-	originApplication faultOrigin = "application"
-	originDriver      faultOrigin = "driver"
-	originHardware    faultOrigin = "hardware"
-	originEnvironment faultOrigin = "environment"
-	originAccompanied faultOrigin = "" // as the report says that it accompanies
+	originApplication origin = "application"
+	originDriver      origin = "driver"
+	originHardware    origin = "hardware"
+	originEnvironment origin = "environment"
+	originAccompanied origin = "" // in the accompanying report
 )
 
-// xids are NVIDIA's catalogue of error reports
-// (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), each with what it
-// means here. Where the catalogue gives a workflow, those of NVLink are undecided, and so
-// is 48 where the driver can say whether the error was contained. What the catalogue calls
-// unused has no row, except the encoders', which other GPUs have. The test holds the rows
-// against testdata/xids.txt.
+// xids are NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Of the Xids with a workflow, NVLink errors are
+// undecided, and 48 is memory, since the driver may know about containment. Unused numbers have no row, apart from encoders of other GPUs.
+// The test compares the rows with testdata/xids.txt.
 var xids = map[uint64]struct {
-	name  string
-	class Class
-	fault faultOrigin
+	name   string
+	class  Class
+	origin origin
 }{
 	8:   {"GPU stopped processing", Application, originApplication},
 	11:  {"invalid or corrupted push buffer stream", Application, originApplication},
