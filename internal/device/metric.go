@@ -33,7 +33,7 @@ type ReadPace uint8
 // The paces.
 const (
 	PaceFast   ReadPace = iota // with every collection
-	PaceSlow                   // every half minute, the most overdue first
+	PaceSlow                   // every half minute, in turns
 	PaceStatic                 // when the device is first listed, and after a start of the driver
 )
 

@@ -42,12 +42,12 @@ func (c *Call) Provides(id ValueID) bool { return slices.Contains(c.Values, id) 
 
 // sharedCalls read several values, or a value that something other than one row needs. A fallback follows its newer form.
 var sharedCalls = []Call{
-	newCall("nvmlDeviceGetMemoryInfo_v2", device.PaceFast, TargetGPU | TargetMIG, getMemory, []ValueID{memoryTotal, memoryReserved, memoryUsed, memoryFree}),
-	newFallback("nvmlDeviceGetMemoryInfo", device.PaceFast, TargetGPU | TargetMIG, getMemoryV1, []ValueID{memoryTotal, memoryUsed, memoryFree}),
+	newCall("nvmlDeviceGetMemoryInfo_v2", device.PaceFast, TargetGPU|TargetMIG, getMemory, []ValueID{memoryTotal, memoryReserved, memoryUsed, memoryFree}),
+	newFallback("nvmlDeviceGetMemoryInfo", device.PaceFast, TargetGPU|TargetMIG, getMemoryV1, []ValueID{memoryTotal, memoryUsed, memoryFree}),
 	newCall("nvmlDeviceGetUtilizationRates", device.PaceFast, TargetGPU, getUtilization, []ValueID{gpuUtilization, memoryUtilization}),
 	newCall("nvmlDeviceGetCurrentClocksEventReasons", device.PaceFast, TargetGPU, getClockEventReasons, []ValueID{ClockEventReasons}),
 	newFallback("nvmlDeviceGetCurrentClocksThrottleReasons", device.PaceFast, TargetGPU, getClockThrottleReasons, []ValueID{ClockEventReasons}), // up to driver 530
-	newCall("nvmlDeviceGetBAR1MemoryInfo", device.PaceSlow, TargetGPU | TargetMIG, getBAR1Memory, []ValueID{bar1Total, bar1Used}),
+	newCall("nvmlDeviceGetBAR1MemoryInfo", device.PaceSlow, TargetGPU|TargetMIG, getBAR1Memory, []ValueID{bar1Total, bar1Used}),
 	newCall("nvmlDeviceGetSramEccErrorStatus", device.PaceSlow, TargetGPU, getSRAMErrors, valueRange(sramVolatileCorrected, SRAMThresholdExceeded)),
 	newCall("nvmlDeviceGetRowRemapperHistogram", device.PaceSlow, TargetGPU, getRemapBanks, valueRange(banksMax, banksNone)),
 	newCall("nvmlDeviceGetRepairStatus", device.PaceSlow, TargetGPU, getRepairStatus, []ValueID{channelRepairPending, tpcRepairPending}),

@@ -8,27 +8,27 @@ import (
 // The helps that several rows share, and what they are had on.
 const (
 	videoHelp = " in the driver's last sampling period. Not in MIG mode."
-	pipeHelp  = "Share of cycles in the latest window of ten seconds in which the pipe was active, over all multiprocessors."
+	pipeHelp  = "Share of cycles with an active pipe in the latest window of ten seconds, averaged over all multiprocessors."
 )
 
 var engineRows = []Row{
-	gaugeRow("nvidia_gpu_utilization_ratio", "Share of the driver's last sampling period, 1/6 to 1 s, in which a kernel ran. Not in MIG mode.").
+	gaugeRow("nvidia_gpu_utilization_ratio", "Share of the driver's last sampling period (1/6 to 1 s) with a running kernel. Not in MIG mode.").
 		fromCall(gpuUtilization, inPercent),
-	gaugeRow("nvidia_gpu_memory_controller_utilization_ratio", "Share of the driver's last sampling period in which memory was read or written. Not in MIG mode.").
+	gaugeRow("nvidia_gpu_memory_controller_utilization_ratio", "Share of the driver's last sampling period with memory reads or writes. Not in MIG mode.").
 		fromCall(memoryUtilization, inPercent),
-	gaugeRow("nvidia_gpu_encoder_utilization_ratio", "How busy the video encoders were"+videoHelp).
+	gaugeRow("nvidia_gpu_encoder_utilization_ratio", "Utilization of the video encoders"+videoHelp).
 		fromFunction("nvmlDeviceGetEncoderUtilization", device.PaceFast, inPercent, utilization(nvml.Device.GetEncoderUtilization)),
-	gaugeRow("nvidia_gpu_decoder_utilization_ratio", "How busy the video decoders were"+videoHelp).
+	gaugeRow("nvidia_gpu_decoder_utilization_ratio", "Utilization of the video decoders"+videoHelp).
 		fromFunction("nvmlDeviceGetDecoderUtilization", device.PaceFast, inPercent, utilization(nvml.Device.GetDecoderUtilization)),
-	gaugeRow("nvidia_gpu_jpeg_utilization_ratio", "How busy the JPEG decoders were"+videoHelp).
+	gaugeRow("nvidia_gpu_jpeg_utilization_ratio", "Utilization of the JPEG decoders"+videoHelp).
 		fromFunction("nvmlDeviceGetJpgUtilization", device.PaceFast, inPercent, utilization(nvml.Device.GetJpgUtilization)).onHardware("Ampere and newer"),
-	gaugeRow("nvidia_gpu_ofa_utilization_ratio", "How busy the optical flow accelerator was"+videoHelp).
+	gaugeRow("nvidia_gpu_ofa_utilization_ratio", "Utilization of the optical flow accelerator"+videoHelp).
 		fromFunction("nvmlDeviceGetOfaUtilization", device.PaceFast, inPercent, utilization(nvml.Device.GetOfaUtilization)).onHardware("Turing and newer"),
-	gaugeRow("nvidia_gpu_graphics_engine_active_ratio", "Share of time in the latest window of ten seconds in which the graphics or compute engine was active.").
+	gaugeRow("nvidia_gpu_graphics_engine_active_ratio", "Share of time with an active graphics or compute engine in the latest window of ten seconds.").
 		fromGPM(nvml.GPM_METRIC_GRAPHICS_UTIL, "GRAPHICS_UTIL"),
-	gaugeRow("nvidia_gpu_sm_active_ratio", "Share of cycles in the latest window of ten seconds in which a multiprocessor had a warp, over all multiprocessors.").
+	gaugeRow("nvidia_gpu_sm_active_ratio", "Share of cycles with a resident warp in the latest window of ten seconds, averaged over all multiprocessors.").
 		fromGPM(nvml.GPM_METRIC_SM_UTIL, "SM_UTIL"),
-	gaugeRow("nvidia_gpu_sm_occupancy_ratio", "Warps on the multiprocessors in the latest window of ten seconds, as a share of those that fit.").
+	gaugeRow("nvidia_gpu_sm_occupancy_ratio", "Resident warps in the latest window of ten seconds as a share of the maximum.").
 		fromGPM(nvml.GPM_METRIC_SM_OCCUPANCY, "SM_OCCUPANCY"),
 	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "tensor").
 		fromGPM(nvml.GPM_METRIC_ANY_TENSOR_UTIL, "ANY_TENSOR_UTIL"),
@@ -46,6 +46,6 @@ var engineRows = []Row{
 		fromGPM(nvml.GPM_METRIC_FP16_UTIL, "FP16_UTIL"),
 	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "int").
 		fromGPM(nvml.GPM_METRIC_INTEGER_UTIL, "INTEGER_UTIL"),
-	gaugeRow("nvidia_gpu_dram_bandwidth_utilization_ratio", "Memory bandwidth used in the latest window of ten seconds, as a share of what there is.").
+	gaugeRow("nvidia_gpu_dram_bandwidth_utilization_ratio", "Share of the memory bandwidth used in the latest window of ten seconds.").
 		fromGPM(nvml.GPM_METRIC_DRAM_BW_UTIL, "DRAM_BW_UTIL"),
 }

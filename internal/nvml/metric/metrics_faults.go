@@ -9,17 +9,17 @@ import (
 // Errors are counted in total and by location, since the driver was loaded and in the GPU's life. These are four families, not two more
 // labels, so that each family can be summed.
 const (
-	volatileHelp          = "ECC errors since the driver was loaded or the GPU was reset."
-	aggregateHelp         = "ECC errors in the GPU's life."
-	volatileLocationHelp  = "ECC errors since the driver was loaded or the GPU was reset, by the memory that they were in."
-	aggregateLocationHelp = "ECC errors in the GPU's life, by the memory that they were in."
-	unitHelp              = "Uncorrected ECC errors of SRAM in the GPU's life, by the unit that they were in."
-	remappedHelp          = "Rows of the GPU's memory that were replaced by spare ones."
-	inactiveHelp          = "Rows that were replaced by spare ones, and which the GPU has taken back into use."
-	banksHelp             = "Banks of memory by how many of their spare rows are left."
-	retiredHelp           = "Pages of the GPU's memory that are not used any more."
-	repairHelp            = "Whether a repair waits for the next reset."
-	recoveryHelp          = "What the driver says the GPU needs before it can be used again."
+	volatileHelp          = "ECC errors since the last driver load or GPU reset."
+	aggregateHelp         = "ECC errors in the lifetime of the GPU."
+	volatileLocationHelp  = "ECC errors since the last driver load or GPU reset, by location."
+	aggregateLocationHelp = "ECC errors in the lifetime of the GPU, by location."
+	unitHelp              = "Uncorrected ECC errors of SRAM in the lifetime of the GPU, by unit."
+	remappedHelp          = "Memory rows replaced by spare rows."
+	inactiveHelp          = "Replaced memory rows back in use."
+	banksHelp             = "Banks of memory by the number of remaining spare rows."
+	retiredHelp           = "Retired pages of GPU memory."
+	repairHelp            = "1 if a repair is pending until the next reset."
+	recoveryHelp          = "1 for the recovery action required by the driver before further use of the GPU."
 	turingAndOlder        = "up to Turing"
 	ampereAndNewer        = "Ampere and newer"
 	withECC               = "GPUs with ECC"
@@ -55,7 +55,7 @@ var faultRows = slices.Concat(
 	valueRows(faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp).onHardware(ampereAndNewer), "unit", inCount,
 		labeledValue{"l2", sramInL2}, labeledValue{"sm", sramInSM}, labeledValue{"pcie", sramInPCIe}, labeledValue{"microcontroller", sramInMCU}, labeledValue{"other", sramInOther}),
 	[]Row{
-		stateRow("nvidia_gpu_ecc_sram_threshold_exceeded", "Whether SRAM has had so many uncorrected errors that the GPU is to be replaced.").
+		stateRow("nvidia_gpu_ecc_sram_threshold_exceeded", "1 if uncorrected SRAM errors exceed the threshold for replacing the GPU.").
 			fromCall(SRAMThresholdExceeded, inBool).onHardware(ampereAndNewer),
 	},
 	fieldRows(stateRow("nvidia_gpu_remapped_rows", remappedHelp).slowPace().onHardware(ampereAndNewer), "cause", inCount,
@@ -63,20 +63,20 @@ var faultRows = slices.Concat(
 	fieldRows(stateRow("nvidia_gpu_remapped_rows_inactive", inactiveHelp).slowPace().onHardware(blackwell), "cause", inCount,
 		labeledField{"correctable", nvml.FI_DEV_REMAPPED_ROWS_COR_INACTIVE}, labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_ROWS_UNC_INACTIVE}),
 	[]Row{
-		stateRow("nvidia_gpu_row_remap_pending", "Whether rows wait for the next reset to be replaced by spare ones.").fromField(nvml.FI_DEV_REMAPPED_PENDING, inBool).slowPace().onHardware(ampereAndNewer),
-		stateRow("nvidia_gpu_row_remap_failure", "Whether a row could not be replaced, so that the GPU is to be replaced.").fromField(nvml.FI_DEV_REMAPPED_FAILURE, inBool).slowPace().onHardware(ampereAndNewer),
+		stateRow("nvidia_gpu_row_remap_pending", "1 if row remappings are pending until the next reset.").fromField(nvml.FI_DEV_REMAPPED_PENDING, inBool).slowPace().onHardware(ampereAndNewer),
+		stateRow("nvidia_gpu_row_remap_failure", "1 if a memory row could not be remapped and the GPU needs replacement.").fromField(nvml.FI_DEV_REMAPPED_FAILURE, inBool).slowPace().onHardware(ampereAndNewer),
 	},
 	valueRows(stateRow("nvidia_gpu_row_remap_banks", banksHelp).onHardware(ampereAndNewer), "availability", inCount,
 		labeledValue{"max", banksMax}, labeledValue{"high", banksHigh}, labeledValue{"partial", banksPartial}, labeledValue{"low", banksLow}, labeledValue{"none", banksNone}),
 	fieldRows(stateRow("nvidia_gpu_retired_pages", retiredHelp).slowPace().onHardware(turingAndOlder), "cause", inCount,
 		labeledField{"single_bit", nvml.FI_DEV_RETIRED_SBE}, labeledField{"double_bit", nvml.FI_DEV_RETIRED_DBE}),
 	[]Row{
-		stateRow("nvidia_gpu_retired_pages_pending", "Whether pages wait for the next boot to be retired.").fromField(nvml.FI_DEV_RETIRED_PENDING, inBool).slowPace().onHardware(turingAndOlder),
+		stateRow("nvidia_gpu_retired_pages_pending", "1 if page retirements are pending until the next boot.").fromField(nvml.FI_DEV_RETIRED_PENDING, inBool).slowPace().onHardware(turingAndOlder),
 	},
 	valueRows(stateRow("nvidia_gpu_repair_pending", repairHelp).onHardware("Hopper and newer"), "unit", inBool,
 		labeledValue{"channel", channelRepairPending}, labeledValue{"tpc", tpcRepairPending}),
 	[]Row{
-		stateRow("nvidia_gpu_unrepairable_memory", "Whether the GPU's memory has errors that cannot be repaired.").fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, with driver 590"),
+		stateRow("nvidia_gpu_unrepairable_memory", "1 if the GPU's memory has unrepairable errors.").fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, with driver 590"),
 	},
 	enumRows(stateRow("nvidia_gpu_recovery_action", recoveryHelp).fromField(RecoveryField, inRecoveryAction).slowPace().onHardware("any, with driver 565 and newer"),
 		"action", recoveryActions, 0, false),

@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	linkErrorsHelp   = "Errors on the GPU's NVLinks, all links together; which types there are depends on their generation."
-	c2cErrorsHelp    = "Errors on the GPU's links to its CPU, all together."
-	recoveriesHelp   = "How often an NVLink that was up had to recover, all links together."
-	fabricStateHelp  = "How far the GPU is with joining the fabric of NVSwitches; CUDA starts only when that is completed."
-	fabricFaultHelp  = "What ails the GPU's place in the fabric; only what the driver can tell."
+	linkErrorsHelp   = "Errors over all NVLinks; the types depend on the NVLink generation."
+	c2cErrorsHelp    = "Errors over all links between GPU and CPU."
+	recoveriesHelp   = "Recoveries of NVLinks in use, over all links."
+	fabricStateHelp  = "1 for the current state of joining the NVSwitch fabric; CUDA starts only after completion."
+	fabricFaultHelp  = "1 for each NVSwitch fabric fault reported by the driver."
 	voltaToHopper    = "Volta to Hopper"
 	blackwell        = "Blackwell and newer"
 	withNVLink       = "GPUs with NVLink"
@@ -23,17 +23,17 @@ const (
 
 var linkRows = slices.Concat([]Row{
 	ownerCounterRow("nvidia_gpu_nvlink_transmit_bytes_total",
-		"Data that the GPU sent over its NVLinks while this container, or nobody, held it; from 0 at podgauge's first reading.").
+		"Data sent over all NVLinks, by owner; from 0 at podgauge's first reading.").
 		fromScope(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, allLinks, inKibibytes).
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, inByteCount).counterUpTo(maxNVLinkRate).onHardware(withNVLink),
 	ownerCounterRow("nvidia_gpu_nvlink_receive_bytes_total",
-		"Data that the GPU received over its NVLinks while this container, or nobody, held it; from 0 at podgauge's first reading.").
+		"Data received over all NVLinks, by owner; from 0 at podgauge's first reading.").
 		fromScope(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, allLinks, inKibibytes).
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_BYTES, inByteCount).counterUpTo(maxNVLinkRate).onHardware(withNVLink),
-	stateRow("nvidia_gpu_nvlink_links", "NVLinks that the GPU has.").fromField(nvml.FI_DEV_NVLINK_LINK_COUNT, inCount).slowPace().onHardware(withNVLink),
-	stateRow("nvidia_gpu_nvlink_links_up", "NVLinks of the GPU that are active or asleep. A link whose traffic is disabled is down.").
+	stateRow("nvidia_gpu_nvlink_links", "NVLinks of the GPU.").fromField(nvml.FI_DEV_NVLINK_LINK_COUNT, inCount).slowPace().onHardware(withNVLink),
+	stateRow("nvidia_gpu_nvlink_links_up", "Active or sleeping NVLinks. A link with disabled traffic is down.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_GET_STATE, inLinkState).slowPace().onHardware(withNVLink),
-	stateRow("nvidia_gpu_nvlink_speed_bytes_per_second", "Speed of each NVLink that is up.").
+	stateRow("nvidia_gpu_nvlink_speed_bytes_per_second", "Speed of each active NVLink.").
 		fromField(nvml.FI_DEV_NVLINK_SPEED_MBPS_COMMON, inMegabytes).slowPace().onHardware(withNVLink),
 	linkErrorRow("crc_flit").fromField(nvml.FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, inCount).onHardware(voltaToHopper),
 	linkErrorRow("crc_data").fromField(nvml.FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, inCount).onHardware(voltaToHopper),
@@ -54,15 +54,15 @@ var linkRows = slices.Concat([]Row{
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
 	faultCounterRow("nvidia_gpu_nvlink_recoveries_total", recoveriesHelp, "result", "failure").
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
-	faultCounterRow("nvidia_gpu_nvlink_symbol_errors_total", "Symbols that were received wrongly on NVLinks, all links together; most are corrected.").
+	faultCounterRow("nvidia_gpu_nvlink_symbol_errors_total", "Symbol errors over all NVLinks; most are corrected.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
-	faultCounterRow("nvidia_gpu_nvlink_effective_errors_total", "Errors on NVLinks that were left after correction, all links together.").
+	faultCounterRow("nvidia_gpu_nvlink_effective_errors_total", "Errors left after correction, over all NVLinks.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
 },
 	enumRows(stateRow("nvidia_gpu_fabric_state", fabricStateHelp).fromCall(fabricState, inCount).onHardware(withNVSwitch),
 		"state", []string{"not_started", "in_progress", "completed"}, nvml.GPU_FABRIC_STATE_NOT_STARTED, true),
 	[]Row{
-		stateRow("nvidia_gpu_fabric_healthy", "Whether the GPU has joined the fabric and the driver finds nothing wrong with that; absent until it has joined.").
+		stateRow("nvidia_gpu_fabric_healthy", "1 if the GPU has joined the NVSwitch fabric without faults; absent until the GPU has joined.").
 			fromCall(fabricHealthy, inBool).onHardware(withNVSwitch),
 	}, valueRows(stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp).onHardware(withNVSwitch), "fault", inBool,
 		labeledValue{"degraded_bandwidth", fabricDegradedBandwidth},
@@ -71,9 +71,9 @@ var linkRows = slices.Concat([]Row{
 		labeledValue{"access_timeout_recovery", fabricAccessTimeout},
 		labeledValue{"incorrect_configuration", fabricMisconfigured},
 	), []Row{
-		stateRow("nvidia_gpu_c2c_links", "Links that the GPU has to its CPU.").fromField(nvml.FI_DEV_C2C_LINK_COUNT, inCount).slowPace().onHardware(grace),
-		stateRow("nvidia_gpu_c2c_links_up", "Links of the GPU to its CPU that are up.").sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_STATUS, inBool).slowPace().onHardware(grace),
-		stateRow("nvidia_gpu_c2c_bandwidth_max_bytes_per_second", "What the links to the CPU that are up can carry together.").
+		stateRow("nvidia_gpu_c2c_links", "Links between GPU and CPU.").fromField(nvml.FI_DEV_C2C_LINK_COUNT, inCount).slowPace().onHardware(grace),
+		stateRow("nvidia_gpu_c2c_links_up", "Active links between GPU and CPU.").sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_STATUS, inBool).slowPace().onHardware(grace),
+		stateRow("nvidia_gpu_c2c_bandwidth_max_bytes_per_second", "Total bandwidth of the active links between GPU and CPU.").
 			sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_MAX_BW, inMegabytes).slowPace().onHardware(grace),
 		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "crc").sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_INTR, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
 		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "replay").sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_REPLAY, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
@@ -107,14 +107,14 @@ func perLinkRows() []Row {
 	var transmit, receive, errors, up []Row
 	for link := range uint32(MaxNVLinks) {
 		n := strconv.Itoa(int(link))
-		sent := ownerCounterRow("nvidia_gpu_nvlink_link_transmit_bytes_total", "Data that the GPU sent over the link; otherwise as nvidia_gpu_nvlink_transmit_bytes_total.", "link", n)
-		got := ownerCounterRow("nvidia_gpu_nvlink_link_receive_bytes_total", "Data that the GPU received over the link; otherwise as nvidia_gpu_nvlink_receive_bytes_total.", "link", n)
+		sent := ownerCounterRow("nvidia_gpu_nvlink_link_transmit_bytes_total", "Data sent over the NVLink; see nvidia_gpu_nvlink_transmit_bytes_total.", "link", n)
+		got := ownerCounterRow("nvidia_gpu_nvlink_link_receive_bytes_total", "Data received over the NVLink; see nvidia_gpu_nvlink_receive_bytes_total.", "link", n)
 		transmit = append(transmit, sent.fromLink(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, link, inByteCount).
 			fromLink(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, link, inKibibytes).counterUpTo(maxNVLinkRate).onHardware(withNVLink))
 		receive = append(receive, got.fromLink(nvml.FI_DEV_NVLINK_COUNT_RCV_BYTES, link, inByteCount).
 			fromLink(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, link, inKibibytes).counterUpTo(maxNVLinkRate).onHardware(withNVLink))
 		for _, e := range perLinkErrors {
-			errors = append(errors, faultCounterRow("nvidia_gpu_nvlink_link_errors_total", "Errors on the NVLink; which types there are depends on its generation.", "link", n, "type", e.kind).
+			errors = append(errors, faultCounterRow("nvidia_gpu_nvlink_link_errors_total", "Errors on the NVLink; the types depend on the NVLink generation.", "link", n, "type", e.kind).
 				fromLink(e.field, link, inCount).slowPace().onHardware(e.hardware))
 		}
 		up = append(up, stateRow("nvidia_gpu_nvlink_up", "1 if the NVLink is active or asleep, 0 if it is inactive or its traffic is disabled.", "link", n).

@@ -9,17 +9,17 @@ import (
 )
 
 const (
-	computeModeHelp = "Who may use the GPU at the same time."
-	eccHelp         = "Whether ECC is on now, and whether it will be after the next reset."
-	migHelp         = "Whether MIG mode is on now, and whether it will be after the next reset."
-	featureHelp     = "Whether the GPU, with this driver, has a feature on which whole families depend; absent where that could not be told."
+	computeModeHelp = "1 for the current compute mode, the permission for concurrent use of the GPU."
+	eccHelp         = "1 if ECC is enabled, now and after the next reset."
+	migHelp         = "1 if MIG mode is enabled, now and after the next reset."
+	featureHelp     = "1 if GPU and driver support a feature required by whole families; absent if unknown."
 )
 
 // computeModes are the states of nvmlComputeMode_t, from 0 on.
 var computeModes = []string{"default", "exclusive_thread", "prohibited", "exclusive_process"}
 
 var modeRows = slices.Concat([]Row{
-	stateRow("nvidia_gpu_persistence_mode_enabled", "Whether the driver keeps the GPU initialised while nobody uses it.").
+	stateRow("nvidia_gpu_persistence_mode_enabled", "1 if the driver keeps an unused GPU initialized.").
 		fromFunction("nvmlDeviceGetPersistenceMode", device.PaceSlow, inBool, getter(nvml.Device.GetPersistenceMode)),
 }, enumRows(stateRow("nvidia_gpu_compute_mode", computeModeHelp).
 	fromFunction("nvmlDeviceGetComputeMode", device.PaceSlow, inCount, getter(nvml.Device.GetComputeMode)), "mode", computeModes, 0, true), []Row{

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	pcieErrorsHelp = "Errors on the PCIe link, as the GPU counts them; also how often the link had to recover, and packets that were refused."
+	pcieErrorsHelp = "Errors on the PCIe link, counted by the GPU, including recoveries and rejected packets."
 	// maxPCIeRate is more bytes than cross a PCIe link of 16 lanes in a second, of the
 	// seventh generation.
 	maxPCIeRate = 256e9
@@ -16,13 +16,13 @@ const (
 
 var pcieRows = slices.Concat([]Row{
 	ownerCounterRow("nvidia_gpu_pcie_transmit_bytes_total",
-		"What the GPU sent over PCIe while this container, or nobody, held it; from 0 at podgauge's first reading.").
+		"Data sent over PCIe, by owner; from 0 at podgauge's first reading.").
 		fromField(nvml.FI_DEV_PCIE_COUNT_TX_BYTES, inByteCount).counterUpTo(maxPCIeRate),
 	ownerCounterRow("nvidia_gpu_pcie_receive_bytes_total",
-		"What the GPU received over PCIe while this container, or nobody, held it; from 0 at podgauge's first reading.").
+		"Data received over PCIe, by owner; from 0 at podgauge's first reading.").
 		fromField(nvml.FI_DEV_PCIE_COUNT_RX_BYTES, inByteCount).counterUpTo(maxPCIeRate),
-	faultCounterRow("nvidia_gpu_pcie_replays_total", "PCIe packets that had to be sent again.").fromField(nvml.FI_DEV_PCIE_REPLAY_COUNTER, inCount).slowPace(),
-	faultCounterRow("nvidia_gpu_pcie_replay_rollovers_total", "How often the link was trained anew, since a PCIe packet was sent again and again.").
+	faultCounterRow("nvidia_gpu_pcie_replays_total", "Replays of PCIe packets.").fromField(nvml.FI_DEV_PCIE_REPLAY_COUNTER, inCount).slowPace(),
+	faultCounterRow("nvidia_gpu_pcie_replay_rollovers_total", "Retrainings of the PCIe link after repeated replays of a packet.").
 		fromField(nvml.FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER, inCount).slowPace(),
 }, fieldRows(faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp).slowPace().onHardware("Hopper and newer; older ones with newer drivers have some"), "type", inCount,
 	labeledField{"l0_to_recovery", nvml.FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER},
@@ -38,12 +38,12 @@ var pcieRows = slices.Concat([]Row{
 	labeledField{"lcrc", nvml.FI_DEV_PCIE_COUNT_LCRC_ERROR},
 	labeledField{"lane", nvml.FI_DEV_PCIE_COUNT_LANE_ERROR},
 ), []Row{
-	stateRow("nvidia_gpu_pcie_link_generation", "Generation of PCIe that the link runs at now; idle GPUs lower it.").
+	stateRow("nvidia_gpu_pcie_link_generation", "Current PCIe generation of the link; idle GPUs lower it.").
 		fromFunction("nvmlDeviceGetCurrPcieLinkGeneration", device.PaceSlow, inCount, getter(nvml.Device.GetCurrPcieLinkGeneration)),
-	stateRow("nvidia_gpu_pcie_link_width", "Lanes that the PCIe link has now.").
+	stateRow("nvidia_gpu_pcie_link_width", "Current lanes of the PCIe link.").
 		fromFunction("nvmlDeviceGetCurrPcieLinkWidth", device.PaceSlow, inCount, getter(nvml.Device.GetCurrPcieLinkWidth)),
-	stateRow("nvidia_gpu_pcie_link_generation_max", "Generation of PCIe that the GPU and its slot can run at.").
+	stateRow("nvidia_gpu_pcie_link_generation_max", "Maximum PCIe generation of GPU and slot.").
 		fromFunction("nvmlDeviceGetMaxPcieLinkGeneration", device.PaceStatic, inCount, getter(nvml.Device.GetMaxPcieLinkGeneration)),
-	stateRow("nvidia_gpu_pcie_link_width_max", "Lanes that the GPU and its slot have.").
+	stateRow("nvidia_gpu_pcie_link_width_max", "Maximum PCIe lanes of GPU and slot.").
 		fromFunction("nvmlDeviceGetMaxPcieLinkWidth", device.PaceStatic, inCount, getter(nvml.Device.GetMaxPcieLinkWidth)),
 })

@@ -9,26 +9,26 @@ import (
 )
 
 const (
-	powerLimitHelp   = "Power limits: the one that is enforced now, the one that was asked for, the one after boot, and the range that can be asked for."
+	powerLimitHelp   = "Power limits: enforced, requested, default after boot, and the permitted range."
 	temperatureHelp  = "Temperature of the GPU's core or of its memory."
-	thresholdHelp    = "Temperatures at which the GPU shuts down, slows down, or that its core or memory may reach without that."
-	marginHelp       = "At what nvidia_gpu_temperature_margin_celsius the GPU shuts down, slows down, or that its core or memory may reach without that."
+	thresholdHelp    = "Temperatures of shutdown and slowdown, and the maximum for normal operation of core and memory."
+	marginHelp       = "Values of nvidia_gpu_temperature_margin_celsius for shutdown, for slowdown, and the maximum for normal operation of core and memory."
 	clockHelp        = "Clock of the GPU's multiprocessors, memory, graphics or video engines."
-	clockMaxHelp     = "The highest that the clock of the GPU's multiprocessors, memory, graphics or video engines can be."
-	throttleHelp     = "1 if this reason currently limits the clocks; only reasons that the GPU can give, and not that it is idle."
-	throttleTimeHelp = "How long this was a reason why the clocks were not higher while this container, or nobody, held the GPU; from 0 at podgauge's first reading."
+	clockMaxHelp     = "Maximum clock of the GPU's multiprocessors, memory, graphics or video engines."
+	throttleHelp     = "1 if this reason currently limits the clocks; only reasons supported by the GPU, without idleness."
+	throttleTimeHelp = "Time during which this reason limited the clocks, by owner; from 0 at podgauge's first reading."
 
 	ada   = "Ada, Hopper and newer"
 	grace = "Grace superchips"
 )
 
 var powerRows = slices.Concat([]Row{
-	gaugeRow("nvidia_gpu_power_watts", "Power that the GPU draws; a second's average where the driver has nothing newer.").
+	gaugeRow("nvidia_gpu_power_watts", "Power draw of the GPU; the average of a second with older drivers.").
 		fromField(nvml.FI_DEV_POWER_INSTANT, inMilliwatts).
 		fromFunction("nvmlDeviceGetPowerUsage", device.PaceFast, inMilliwatts, getter(nvml.Device.GetPowerUsage)),
-	gaugeRow("nvidia_gpu_power_average_watts", "Power that the GPU drew in the last second.").
+	gaugeRow("nvidia_gpu_power_average_watts", "Average power draw of the GPU in the last second.").
 		fromField(nvml.FI_DEV_POWER_AVERAGE, inMilliwatts).onHardware("Ampere, GA100 apart, and newer"),
-	gaugeRow("nvidia_gpu_module_power_watts", "Power that the module draws that the GPU and its CPU sit on.").
+	gaugeRow("nvidia_gpu_module_power_watts", "Power draw of the module with GPU and CPU.").
 		fromScope(nvml.FI_DEV_POWER_INSTANT, 1, inMilliwatts).onHardware(grace),
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "enforced").
 		fromField(nvml.FI_DEV_POWER_CURRENT_LIMIT, inMilliwatts).
@@ -38,13 +38,13 @@ var powerRows = slices.Concat([]Row{
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "min").fromField(nvml.FI_DEV_POWER_MIN_LIMIT, inMilliwatts).slowPace(),
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "max").fromField(nvml.FI_DEV_POWER_MAX_LIMIT, inMilliwatts).slowPace(),
 	ownerCounterRow("nvidia_gpu_energy_joules_total",
-		"Energy that the GPU consumed while this container, or nobody, held it; from 0 at podgauge's first reading.").
+		"Energy consumed by the GPU, by owner; from 0 at podgauge's first reading.").
 		fromField(EnergyField, inMillijoules).onHardware("Volta and newer"),
 
 	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "gpu").
 		fromFunction("nvmlDeviceGetTemperature", device.PaceFast, inCelsius, getTemperature),
 	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "memory").fromField(nvml.FI_DEV_MEMORY_TEMP, inCelsius).onHardware("GPUs with HBM"),
-	gaugeRow("nvidia_gpu_temperature_margin_celsius", "How much warmer the GPU may get before it slows down.").
+	gaugeRow("nvidia_gpu_temperature_margin_celsius", "Temperature margin before the GPU slows down.").
 		fromFunction("nvmlDeviceGetMarginTemperature", device.PaceSlow, inCelsiusMargin, getTemperatureMargin).onHardware(ada),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "shutdown").
 		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, threshold(nvml.TEMPERATURE_THRESHOLD_SHUTDOWN)).onHardware("up to Ampere"),
@@ -75,7 +75,7 @@ var powerRows = slices.Concat([]Row{
 		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, maxClock(nvml.CLOCK_GRAPHICS)),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "video").
 		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, maxClock(nvml.CLOCK_VIDEO)),
-	gaugeRow("nvidia_gpu_performance_state", "Performance state, from 0, the fastest, to 15.").
+	gaugeRow("nvidia_gpu_performance_state", "Performance state from 0 (fastest) to 15.").
 		fromFunction("nvmlDeviceGetPerformanceState", device.PaceSlow, inPState, getter(nvml.Device.GetPerformanceState)),
 }, fanRows(), throttleRows(), fieldRows(ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp), "reason", inNanoseconds,
 	labeledField{"sw_power_cap", nvml.FI_DEV_PERF_POLICY_POWER},
