@@ -13,15 +13,14 @@ import (
 	"sync"
 )
 
-// libraryName is what go-nvml and everyone else opens.
+// libraryName is the file name that programs open.
 const libraryName = "libnvidia-ml.so.1"
 
 //go:embed standin
 var sources embed.FS
 
-// Build makes the stand-in in dir and returns the library's path. The hidden
-// functions are left out, as an older driver lacks them. It needs gcc, and the go
-// command in a module that requires go-nvml, for NVML's header.
+// Build builds the stand-in in dir without the hidden functions, as in an older driver, and returns the library's path.
+// Build needs gcc, and the go command in a module that requires go-nvml, for NVML's header.
 func Build(dir string, hidden ...string) (lib string, err error) {
 	o, err := compileOnce()
 	if err != nil {
@@ -32,13 +31,12 @@ func Build(dir string, hidden ...string) (lib string, err error) {
 			return "", fmt.Errorf("hide %s: NVML has no such function", name)
 		}
 	}
-	// Linked beside its place, it gets there by one rename: a program that has
-	// the old one open keeps it whole.
+	// A rename, so that programs that have loaded the old library keep the old file.
 	work, err := os.MkdirTemp(dir, "standin-")
 	if err != nil {
-		return "", fmt.Errorf("make a folder to link in: %w", err)
+		return "", fmt.Errorf("create link folder: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(work) }() // what is left over does no harm
+	defer func() { _ = os.RemoveAll(work) }() // leftovers are harmless
 	if err := o.link(work, hidden); err != nil {
 		return "", fmt.Errorf("link the stand-in: %w", err)
 	}
@@ -52,8 +50,7 @@ type compiledObject struct {
 	code      []byte // a relocatable object file
 }
 
-// compileOnce compiles the stand-in once in a process: that takes two seconds of CPU, and tests
-// build a dozen libraries.
+// compileOnce compiles the stand-in once per process, because tests build a dozen libraries and compiling takes 2 s of CPU.
 var compileOnce = sync.OnceValues(func() (o compiledObject, err error) {
 	include, err := nvmlHeaderDir()
 	if err != nil {
@@ -66,7 +63,7 @@ var compileOnce = sync.OnceValues(func() (o compiledObject, err error) {
 	o.functions = parseHeader(string(header))
 	work, err := os.MkdirTemp("", "standin-")
 	if err != nil {
-		return o, fmt.Errorf("make a folder to compile in: %w", err)
+		return o, fmt.Errorf("create compile folder: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(work) }()
 	if err := writeSources(work, o.functions); err != nil {
@@ -78,12 +75,12 @@ var compileOnce = sync.OnceValues(func() (o compiledObject, err error) {
 	return o, nil
 })
 
-// nvmlHeaderDir is where go-nvml keeps nvml.h: the stand-in has the very functions
-// and structs that the program was compiled against.
+// nvmlHeaderDir returns the folder of go-nvml's nvml.h.
+// With this header the stand-in has the functions and structs of the compiled program.
 func nvmlHeaderDir() (string, error) {
 	out, err := command("", "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml")
 	if err != nil {
-		return "", fmt.Errorf("look for go-nvml: %w", err)
+		return "", fmt.Errorf("find go-nvml: %w", err)
 	}
 	return filepath.Join(strings.TrimSpace(out), "pkg", "nvml"), nil
 }
@@ -112,8 +109,8 @@ func writeSources(dir string, functions []nvmlFunction) error {
 	return nil
 }
 
-// compile never asks for the unversioned names to be mapped to the newest, as
-// go-nvml does not: both are functions of the library.
+// compile returns the stand-in as an object file.
+// Unversioned names stay functions of the library, as in go-nvml, and are not mapped to the newest version.
 func compile(dir, include string) ([]byte, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.c"))
 	if err != nil {
@@ -130,7 +127,7 @@ func compile(dir, include string) ([]byte, error) {
 	return os.ReadFile(filepath.Join(dir, name))
 }
 
-// link makes the library in dir.
+// link links the library in dir.
 func (o compiledObject) link(dir string, hidden []string) error {
 	const code, visible = "standin.o", "exports.map"
 	if err := os.WriteFile(filepath.Join(dir, code), o.code, 0o600); err != nil {
@@ -143,16 +140,15 @@ func (o compiledObject) link(dir string, hidden []string) error {
 	return err
 }
 
-// command runs a command and returns what it prints. What it complains about
-// becomes part of the error.
+// command runs a command and returns the standard output. The error includes the standard error output.
 func command(dir, name string, args ...string) (string, error) {
-	var complaint bytes.Buffer
+	var stderr bytes.Buffer
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir
-	cmd.Stderr = &complaint
+	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s: %w\n%s", name, err, complaint.String())
+		return "", fmt.Errorf("%s: %w\n%s", name, err, stderr.String())
 	}
 	return string(out), nil
 }

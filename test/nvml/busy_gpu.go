@@ -1,7 +1,6 @@
 package nvmltest
 
-// BusyGPU is a GPU that has all there is, each value another one. Fields that the
-// stand-in has no other word for are 1000 and their number.
+// BusyGPU has all readings of a GPU, each with a different value. Fields without a key have the value 1000 + id.
 var BusyGPU = []string{
 	"gpu 0 memory_total 85899345920", "gpu 0 memory_reserved 620756992", "gpu 0 memory_used 1073741824",
 	"gpu 0 bar1_total 137438953472", "gpu 0 bar1_used 2097152",
@@ -24,7 +23,7 @@ var BusyGPU = []string{
 	"gpu 0 field 177 1177 u32", "gpu 0 field 178 1178 u32", "gpu 0 field 179 1179 u32", "gpu 0 field 180 1180 u32", "gpu 0 field 181 1181 u32",
 	"gpu 0 field 182 1182 u32", "gpu 0 field 183 1183 u32",
 	"gpu 0 pcie_generation 4", "gpu 0 pcie_width 8", "gpu 0 pcie_generation_max 5", "gpu 0 pcie_width_max 16",
-	"gpu 0 link 0-9 switch", "gpu 0 link 10-17 none", "gpu 0 link 9 off", "gpu 0 nvlink_speed 26562", // nine of ten are up
+	"gpu 0 link 0-9 switch", "gpu 0 link 10-17 none", "gpu 0 link 9 off", "gpu 0 nvlink_speed 26562", // nine of ten up
 	"gpu 0 field 138/link 100", "gpu 0 field 139/link 200",
 	"gpu 0 field 38 1038", "gpu 0 field 45 1045", "gpu 0 field 160 1160", "gpu 0 field 52 1052", "gpu 0 field 59 1059", "gpu 0 field 163/link 1163",
 	"gpu 0 field 206/link 1206", "gpu 0 field 207/link 1207", "gpu 0 field 208/link 1208", "gpu 0 field 209/link 1209", "gpu 0 field 210/link 1210",
@@ -45,7 +44,7 @@ var BusyGPU = []string{
 	"gpu 0 persistence_mode 1", "gpu 0 compute_mode 3", "gpu 0 field 1 1", "gpu 0 field 2 1",
 }
 
-// OldMemoryScenario is what GPUs before Ampere have instead of an SRAM status, and the fans of a board.
+// OldMemoryScenario replaces the SRAM status by the counters of GPUs before Ampere, and adds the fans of a board.
 var OldMemoryScenario = []string{
 	"gpu 0 call nvmlDeviceGetNumFans 3", "gpu 0 call nvmlDeviceGetFanSpeed_v2/0 41", "gpu 0 call nvmlDeviceGetFanSpeed_v2/1 42", "gpu 0 call nvmlDeviceGetFanSpeed_v2/2 143",
 	"gpu 0 sram_threshold none", "gpu 0 field 7-10 1007", "gpu 0 field 8 1008", "gpu 0 field 9 1009", "gpu 0 field 10 1010",
@@ -54,8 +53,7 @@ var OldMemoryScenario = []string{
 	"gpu 0 field 24 1024", "gpu 0 field 25 1025", "gpu 0 field 26 1026", "gpu 0 field 27 1027", "gpu 0 field 28 1028",
 }
 
-// BusyValues is what each row shows of it: a row without one here or in OldDriverValues fails
-// the test.
+// BusyValues has the series of BusyGPU. The test requires a series here or in OldDriverValues for each row.
 var BusyValues = map[string]float64{
 	"nvidia_gpu_bar1_memory_total_bytes":                                                     137438953472,
 	"nvidia_gpu_bar1_memory_used_bytes":                                                      2097152,
@@ -250,7 +248,7 @@ var BusyValues = map[string]float64{
 	"nvidia_gpu_utilization_ratio":                                                           0.29,
 }
 
-// OldDriverValues are what OldMemoryScenario adds.
+// OldDriverValues has the additional series of OldMemoryScenario.
 var OldDriverValues = map[string]float64{
 	`nvidia_gpu_fan_speed_ratio{fan="0"}`: 0.41, `nvidia_gpu_fan_speed_ratio{fan="1"}`: 0.42, `nvidia_gpu_fan_speed_ratio{fan="2"}`: 1.43,
 	`nvidia_gpu_ecc_aggregate_location_errors_total{location="cbu",severity="uncorrected"}`:           1028,

@@ -7,17 +7,17 @@ import (
 	"os"
 )
 
-// NoGPU stands where a GPU's index would, for calls that concern none.
+// NoGPU replaces a GPU's index for calls without a GPU.
 const NoGPU = MaxGPUs
 
-// CallCounts are the counts of each function's calls since the library was loaded.
+// CallCounts has the number of calls of each function since the load of the library.
 type CallCounts struct {
 	records  callRecords
 	baseline callRecords // subtracted from the functions' counts; may be empty
 }
 
-// callRecords is the content of the file: an array of struct record of standin/counter.c. Tests read
-// it thousands of times with the race detector on, so it is not decoded as a whole.
+// callRecords is the content of the file, an array of struct record of standin/counter.c.
+// Records are decoded on access, because tests read the file thousands of times with the race detector.
 type callRecords []byte
 
 const (
@@ -32,7 +32,7 @@ func (r callRecords) name(i int) string {
 	return string(name)
 }
 
-// count is 0 for a record that the file lacks.
+// count returns the value of a record, 0 for a missing record.
 func (r callRecords) count(i, gpu int) uint64 {
 	if i >= r.len() {
 		return 0
@@ -40,16 +40,15 @@ func (r callRecords) count(i, gpu int) uint64 {
 	return binary.NativeEndian.Uint64(r[i*recordSize+nameSize+8*gpu:])
 }
 
-// The records before those of the functions.
+// Records before the records of the functions.
 const (
 	inFlight = iota
 	maxInFlight
 	gpmSamples
-	gaugeCount // how many these are
+	gaugeCount // number of gauges
 )
 
-// ReadCalls reads the file that NVML_STANDIN_CALLS named when the library was
-// loaded. It may be read while the program runs.
+// ReadCalls reads the file of NVML_STANDIN_CALLS, also while the program runs.
 func ReadCalls(path string) (CallCounts, error) {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -62,8 +61,7 @@ func ReadCalls(path string) (CallCounts, error) {
 	return c, nil
 }
 
-// Count is how often a function was called on a GPU, or on NoGPU. To ask for a
-// function that NVML does not have is a mistake, and panics.
+// Count returns the number of calls of a function on a GPU, or on NoGPU, and panics for an unknown function.
 func (c CallCounts) Count(function string, gpu int) uint64 {
 	for i := gaugeCount; i < c.records.len(); i++ {
 		if c.records.name(i) == function {
@@ -77,7 +75,7 @@ func (c CallCounts) count(i, gpu int) uint64 {
 	return c.records.count(i, gpu) - c.baseline.count(i, gpu)
 }
 
-// GPUTotal is how many calls of any function there were on a GPU, or on NoGPU.
+// GPUTotal returns the number of all calls on a GPU, or on NoGPU.
 func (c CallCounts) GPUTotal(gpu int) uint64 {
 	var sum uint64
 	for i := gaugeCount; i < c.records.len(); i++ {
@@ -86,17 +84,16 @@ func (c CallCounts) GPUTotal(gpu int) uint64 {
 	return sum
 }
 
-// InFlight is how many calls are under way on a GPU, or on NoGPU.
+// InFlight returns the number of running calls on a GPU, or on NoGPU.
 func (c CallCounts) InFlight(gpu int) uint64 { return c.records.count(inFlight, gpu) }
 
-// MaxInFlight is how many there ever were at the same time.
+// MaxInFlight returns the largest number of concurrent calls so far.
 func (c CallCounts) MaxInFlight(gpu int) uint64 { return c.records.count(maxInFlight, gpu) }
 
-// GPMSamples is how many are allocated now and were not freed.
+// GPMSamples returns the number of allocated GPM samples.
 func (c CallCounts) GPMSamples() uint64 { return c.records.count(gpmSamples, NoGPU) }
 
-// Since leaves the calls that were made after the earlier count. What is and was
-// in flight, and what is allocated, stays as it is.
+// Since returns the calls after the earlier count. Gauges such as InFlight and GPMSamples are not changed.
 func (c CallCounts) Since(earlier CallCounts) CallCounts {
 	return CallCounts{c.records, earlier.records}
 }

@@ -20,7 +20,7 @@ func (n *testNode) eventSet() nvml.EventSet {
 	return set
 }
 
-// wantEvent waits for an event that is exactly this one.
+// wantEvent waits for the next event and compares all fields.
 func (n *testNode) wantEvent(set nvml.EventSet, want nvml.EventData) {
 	n.Helper()
 	got, ret := set.Wait(uint32(waitTimeout.Milliseconds()))
@@ -39,7 +39,7 @@ func TestEvents(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
 		one, two, three := n.gpu(1), n.gpu(2), n.gpu(3)
-		n.event(1, "xid 62") // before anybody asked: nobody is told
+		n.event(1, "xid 62") // before the registration, not delivered
 		xids, all := n.eventSet(), n.eventSet()
 		n.want(nvml.SUCCESS, one.RegisterEvents(xidEvent, xids))
 		n.want(nvml.SUCCESS, two.RegisterEvents(xidEvent, xids))
@@ -59,7 +59,7 @@ func TestEvents(t *testing.T) {
 		n.wantEvent(all, nvml.EventData{Device: one, EventType: dbeEvent, GpuInstanceId: none, ComputeInstanceId: none})
 		n.wantNoEvent(all)
 
-		n.want(nvml.SUCCESS, three.RegisterEvents(xidEvent, xids)) // its xid 48 came before
+		n.want(nvml.SUCCESS, three.RegisterEvents(xidEvent, xids)) // after its xid 48
 		n.wantNoEvent(xids)
 		n.want(nvml.SUCCESS, all.Free())
 		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(all.Wait(0)))
@@ -67,7 +67,7 @@ func TestEvents(t *testing.T) {
 	})
 }
 
-// TestEventTypes are told by their names, each to who has registered for it.
+// TestEventTypes: each event type is delivered by name to the event sets with a registration.
 func TestEventTypes(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setLines("gpu 0 event_types 0xff9f")
@@ -80,7 +80,7 @@ func TestEventTypes(t *testing.T) {
 			"fatal_poison": 8192, "gpu_unavailable": 16384, "recovery_action": 32768, "0x40": 0,
 		} {
 			n.event(0, "type "+name)
-			if mask == 0 { // nobody has registered for it
+			if mask == 0 { // without registration
 				n.wantNoEvent(set)
 				continue
 			}
@@ -90,7 +90,7 @@ func TestEventTypes(t *testing.T) {
 	})
 }
 
-// TestEventStorm is told to the last, and so is what comes after it.
+// TestEventStorm: all events of a storm are delivered, and all later events.
 func TestEventStorm(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -101,28 +101,28 @@ func TestEventStorm(t *testing.T) {
 		n.event(0, "xid 31 x 10000")
 		n.event(1, "xid 13")
 		n.event(0, "xid 62")
-		told := map[uint64]int{}
+		delivered := map[uint64]int{}
 		for range times + 2 {
 			e, ret := set.Wait(0)
 			n.want(nvml.SUCCESS, ret)
-			told[e.EventData]++
+			delivered[e.EventData]++
 		}
 		n.wantNoEvent(set)
-		if told[31] != times || told[13] != 1 || told[62] != 1 {
-			n.Errorf("told are %v", told)
+		if delivered[31] != times || delivered[13] != 1 || delivered[62] != 1 {
+			n.Errorf("delivered events: %v", delivered)
 		}
 	})
 }
 
-// TestRefusedEventType is claimed, and cannot be registered.
-func TestRefusedEventType(t *testing.T) {
+// TestRejectedEventType: a type of event_types_refused is supported, but registration fails.
+func TestRejectedEventType(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setLines("gpu 0 event_types_refused 0x4000")
 		n.setup()
 		supported, ret := n.gpu(0).GetSupportedEventTypes()
 		n.want(nvml.SUCCESS, ret)
 		if supported&0x4000 == 0 {
-			n.Fatalf("supported are %#x", supported)
+			n.Fatalf("supported types are %#x", supported)
 		}
 		set := n.eventSet()
 		n.want(nvml.ERROR_NOT_SUPPORTED, n.gpu(0).RegisterEvents(supported, set))
@@ -130,7 +130,7 @@ func TestRefusedEventType(t *testing.T) {
 	})
 }
 
-// TestReset has the energy of one GPU begin anew, and ends what ailed it.
+// TestReset: a reset restarts the energy counter of a GPU and clears its faults.
 func TestReset(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setLines("gpu * energy 1000000+1000/s", "gpu 0 recovery_action 1", "gpu 0 remapped_pending 1", "gpu 0 power 5", "gpu 0 lost")
@@ -144,30 +144,30 @@ func TestReset(t *testing.T) {
 			return e
 		}
 		if one, other := energy(0), energy(1); one >= 1000000 || other < 1000000 {
-			n.Errorf("the GPU that was reset has used %d mJ, the other %d", one, other)
+			n.Errorf("energy is %d mJ after the reset, %d mJ without reset", one, other)
 		}
 		values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION}, {FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}, {FieldId: nvml.FI_DEV_REMAPPED_PENDING}}
 		n.want(nvml.SUCCESS, n.gpu(0).GetFieldValues(values))
 		if got := decodeEventField(values[0]); got >= 1000000 {
-			n.Errorf("the field says %d mJ", got)
+			n.Errorf("energy field is %d mJ", got)
 		}
 		if values[1].Value[0] != 0 || values[2].Value[0] != 0 {
-			n.Errorf("it asks for %d, and %d is pending", values[1].Value[0], values[2].Value[0])
+			n.Errorf("recovery action is %d, pending remappings are %d", values[1].Value[0], values[2].Value[0])
 		}
 		if power, ret := n.gpu(0).GetPowerUsage(); ret != nvml.SUCCESS || power != 5 {
-			n.Errorf("what has nothing to do with it has changed: %d, %v", power, ret)
+			n.Errorf("power changed by the reset: %d, %v", power, ret)
 		}
 		n.setLines("gpu 1 reset x")
-		energy(1) // the line is not understood, and the old ones stand
+		energy(1) // an invalid line changes nothing
 		if one := energy(0); one >= 1000000 {
-			n.Errorf("now it has used %d mJ", one)
+			n.Errorf("energy is %d mJ", one)
 		}
 	})
 }
 
 func decodeEventField(f nvml.FieldValue) uint64 { return binary.NativeEndian.Uint64(f.Value[:]) }
 
-// TestEventWakesWait has the event come while the wait sleeps.
+// TestEventWakesWait: an event ends a sleeping wait.
 func TestEventWakesWait(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -186,8 +186,7 @@ func TestEventWakesWait(t *testing.T) {
 	})
 }
 
-// TestUnsupportedEventType asks for one type too many: none is registered, and the
-// set can still be used.
+// TestUnsupportedEventType: a registration with an unsupported type registers no type, and the set stays usable.
 func TestUnsupportedEventType(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -195,7 +194,7 @@ func TestUnsupportedEventType(t *testing.T) {
 		supported, ret := gpu.GetSupportedEventTypes()
 		n.want(nvml.SUCCESS, ret)
 		if supported&xidEvent == 0 || supported&nvml.EventTypePowerSourceChange != 0 {
-			n.Fatalf("supported are %#x", supported)
+			n.Fatalf("supported types are %#x", supported)
 		}
 		n.want(nvml.ERROR_NOT_SUPPORTED, gpu.RegisterEvents(xidEvent|nvml.EventTypePowerSourceChange, set))
 		n.event(0, "xid 79")

@@ -22,12 +22,12 @@ func TestLost(t *testing.T) {
 		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(lost.GetPowerUsage()))
 		n.want(nvml.ERROR_GPU_IS_LOST, lost.GetFieldValues(make([]nvml.FieldValue, 1)))
 		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(n.DeviceGetHandleByIndex(3)))
-		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(n.DeviceGetHandleByUUID(uuid))) // the search meets the lost one
+		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(n.DeviceGetHandleByUUID(uuid))) // the search includes the lost GPU
 		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(n.DeviceGetHandleByPciBusId("0000:13:00.0")))
 		n.want(nvml.SUCCESS, returnOf(n.DeviceGetHandleByPciBusId("0000:14:00.0")))
 		n.want(nvml.SUCCESS, returnOf(well.GetPowerUsage()))
 		if count, _ := n.DeviceGetCount(); count != 8 {
-			n.Errorf("%d GPUs are counted, want 8", count)
+			n.Errorf("%d GPUs, want 8", count)
 		}
 		begin := time.Now()
 		for range 100 {
@@ -68,7 +68,7 @@ func TestFail(t *testing.T) {
 		n.want(nvml.ERROR_RESET_REQUIRED, returnOf(gpu.GetUUID()))
 		n.want(nvml.ERROR_RESET_REQUIRED, returnOf(n.DeviceGetHandleByIndex(2)))
 		n.want(nvml.SUCCESS, returnOf(n.DeviceGetCount()))
-		n.setLines("fail nvmlDeviceGetUUID gpu * 4242") // a code from the future, and a later line
+		n.setLines("fail nvmlDeviceGetUUID gpu * 4242") // an unknown code, and a later line
 		n.want(nvml.Return(4242), returnOf(gpu.GetUUID()))
 
 		n.clear("fail")
@@ -92,13 +92,13 @@ func TestSlow(t *testing.T) {
 			n.Errorf("the slow call took %v", took)
 		}
 		if latency := time.Duration(values[0].LatencyUsec) * time.Microsecond; latency < delay {
-			n.Errorf("the slow call says that it took %v", latency)
+			n.Errorf("latency of the slow call: %v", latency)
 		}
 		n.clear("slow")
 		begin = time.Now()
 		n.want(nvml.SUCCESS, slow.GetFieldValues(values))
 		if latency := time.Duration(values[0].LatencyUsec) * time.Microsecond; latency > time.Since(begin) {
-			n.Errorf("the quick call says that it took %v", latency)
+			n.Errorf("latency of the fast call: %v", latency)
 		}
 	})
 }
@@ -122,7 +122,7 @@ func TestHang(t *testing.T) {
 		n.setLines("hang * gpu 3")
 		answer = startCall(power)
 		n.wantHang(3, answer)
-		n.setLines("fail * gpu 3 GPU_IS_LOST") // what it answers is what holds when it ends
+		n.setLines("fail * gpu 3 GPU_IS_LOST") // the hanging call returns the error that applies at its end
 		n.clear("hang")
 		n.wantReturn(nvml.ERROR_GPU_IS_LOST, answer)
 		n.clear("fail")
@@ -134,7 +134,7 @@ func TestHangOfInit(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setLines("hang nvmlInit_v2 gpu -")
 		answer := startCall(n.Init)
-		// The calls are counted from the moment that the library is loaded.
+		// Calls are counted from the load of the library.
 		n.waitUntil("the library is loaded", func() bool { _, err := ReadCalls(n.calls); return err == nil })
 		n.wantHang(NoGPU, answer)
 		n.clear("hang")
@@ -173,7 +173,7 @@ func TestDriverLock(t *testing.T) {
 		}
 		n.wantReturn(nvml.ERROR_TIMEOUT, wait)
 
-		// A wait that finds nothing sleeps without the lock.
+		// A wait without events sleeps without the lock.
 		wait = startCall(func() nvml.Return { return returnOf(set.Wait(60_000)) })
 		n.wantHang(NoGPU, wait)
 		n.want(nvml.SUCCESS, returnOf(gpus[5].GetPowerUsage()))
@@ -182,8 +182,7 @@ func TestDriverLock(t *testing.T) {
 	})
 }
 
-// TestDriverUnlocked takes the lock away while a call hangs under it: those behind
-// it go on.
+// TestDriverUnlocked removes the lock during a hanging call; the waiting calls continue.
 func TestDriverUnlocked(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -222,7 +221,7 @@ func TestCalls(t *testing.T) {
 		done.Wait()
 		since := n.readCalls().Since(before)
 		for _, c := range []struct {
-			what      string
+			name      string
 			got, want uint64
 		}{
 			{"power on GPU 7", since.Count("nvmlDeviceGetPowerUsage", 7), 4000},
@@ -233,14 +232,14 @@ func TestCalls(t *testing.T) {
 			{"in flight on GPU 7", since.InFlight(7), 0},
 		} {
 			if c.got != c.want {
-				n.Errorf("%s: counted %d, want %d", c.what, c.got, c.want)
+				n.Errorf("%s: got %d, want %d", c.name, c.got, c.want)
 			}
 		}
 	})
 }
 
-// TestMostInFlight has three calls on one GPU at the same time, and one on another.
-func TestMostInFlight(t *testing.T) {
+// TestMaxInFlight has three concurrent calls on a GPU, and a call on a second GPU.
+func TestMaxInFlight(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
 		two, five := n.gpu(2), n.gpu(5)
@@ -249,7 +248,7 @@ func TestMostInFlight(t *testing.T) {
 		for _, gpu := range []nvml.Device{two, two, two, five} {
 			answers = append(answers, startCall(func() nvml.Return { return returnOf(gpu.GetUUID()) }))
 		}
-		n.waitUntil("all are under way", func() bool { return n.readCalls().InFlight(2) == 3 && n.readCalls().InFlight(5) == 1 })
+		n.waitUntil("all calls are running", func() bool { return n.readCalls().InFlight(2) == 3 && n.readCalls().InFlight(5) == 1 })
 		n.clear("hang")
 		for _, answer := range answers {
 			n.wantReturn(nvml.SUCCESS, answer)

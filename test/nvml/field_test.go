@@ -36,13 +36,13 @@ func TestFieldScopes(t *testing.T) {
 				n.Errorf("entry %d is %d, want %d", i, decodeField(v), want.value)
 			}
 			if age := time.UnixMicro(v.Timestamp).Sub(before); age < -time.Second || age > waitTimeout {
-				n.Errorf("entry %d was taken %v after the call began", i, age)
+				n.Errorf("entry %d has timestamp %v after the start of the call", i, age)
 			}
 		}
 	})
 }
 
-// TestAddFields has the driver add to what the caller left in an entry, in each type.
+// TestAddFields: the driver adds to the caller's value in an entry, for each type.
 func TestAddFields(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("add fields", "gpu 0 field 3 10 u64", "gpu 0 field 4 10 u32", "gpu 0 field 5 10 u16", "gpu 0 field 6 10 f64", "fail field:11 gpu 0 UNKNOWN")
@@ -58,11 +58,10 @@ func TestAddFields(t *testing.T) {
 	})
 }
 
-// allLinks is the scope that asks for the sum of all NVLinks.
+// allLinks is the scope of the sum of all NVLinks.
 const allLinks = 1<<32 - 1
 
-// readScopes reads fields of one id with several scopes, and returns what each answers;
-// -1 for one that has no value.
+// readScopes returns the values of a field with several scopes, -1 without a value.
 func (n *testNode) readScopes(gpu nvml.Device, id uint32, scopes ...uint32) (got []int64) {
 	n.Helper()
 	values := make([]nvml.FieldValue, len(scopes))
@@ -80,8 +79,7 @@ func (n *testNode) readScopes(gpu nvml.Device, id uint32, scopes ...uint32) (got
 	return got
 }
 
-// TestFieldsOfLinks has a link say otherwise than the rest, and one be off: the sum
-// is of what each says.
+// TestFieldsOfLinks: the sum includes a link with a different value and excludes a link that is off.
 func TestFieldsOfLinks(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 field 138/link 100", "gpu 0 field 138/3 7", "gpu 0 link 17 off", "gpu 0 nvlink_speed 26562")

@@ -10,7 +10,7 @@ import (
 
 var fieldPattern = regexp.MustCompile(`(?m)^#define\s+(NVML_FI_\w+)\s+(\d+)\b`)
 
-// FieldNames returns nvml.h's names of the fields.
+// FieldNames returns the names of the NVML fields by id, from nvml.h.
 func FieldNames() (map[int]string, error) {
 	dir, err := nvmlHeaderDir()
 	if err != nil {

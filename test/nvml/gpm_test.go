@@ -9,13 +9,13 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// timedSample is a GPM sample and when it was taken, at the earliest and at the latest.
+// timedSample is a GPM sample with its earliest and latest possible time.
 type timedSample struct {
 	nvml.GpmSample
 	notBefore, notAfter time.Time
 }
 
-// takeSample takes one of a GPU or a slice or, with gi of 0 and above, of an instance.
+// takeSample takes a sample of a GPU or MIG device or, with gi ≥ 0, of a GPU instance.
 func (n *testNode) takeSample(d nvml.Device, gi int) timedSample {
 	n.Helper()
 	s, ret := n.GpmSampleAlloc()
@@ -31,7 +31,7 @@ func (n *testNode) takeSample(d nvml.Device, gi int) timedSample {
 	return taken
 }
 
-// metrics are computed from two samples.
+// metrics computes metrics from two samples.
 func (n *testNode) metrics(from, to timedSample, ids ...nvml.GpmMetricId) []nvml.GpmMetric {
 	n.Helper()
 	get := nvml.GpmMetricsGetType{NumMetrics: uint32(len(ids)), Sample1: from.GpmSample, Sample2: to.GpmSample}
@@ -42,14 +42,13 @@ func (n *testNode) metrics(from, to timedSample, ids ...nvml.GpmMetricId) []nvml
 	return get.Metrics[:len(ids)]
 }
 
-// waitAfter waits until a while has passed since a sample was taken: what is measured
-// over a time needs one.
+// waitAfter waits until the given time has passed since a sample, for a window of that length.
 func (n *testNode) waitAfter(s timedSample, while time.Duration) {
 	n.Helper()
-	n.waitUntil("time passes", func() bool { return time.Since(s.notAfter) > while })
+	n.waitUntil("the window is over", func() bool { return time.Since(s.notAfter) > while })
 }
 
-// wantNear demands a metric's value.
+// wantNear checks a metric's value.
 func (n *testNode) wantNear(m nvml.GpmMetric, want, slack float64) {
 	n.Helper()
 	n.want(nvml.SUCCESS, nvml.Return(m.NvmlReturn))
@@ -60,7 +59,7 @@ func (n *testNode) wantNear(m nvml.GpmMetric, want, slack float64) {
 
 func TestGPM(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
-		// A wave of two milliseconds: over any longer time its mean is in the middle.
+		// A wave with a period of 2 ms, whose mean over longer windows is the middle.
 		n.setup("gpu 1 metric 1-2 40", "gpu 1 metric 2 20~60/0.002s", "gpu 1 metric 20 100+1000/s", fmt.Sprintf("epoch %d", time.Now().Unix()),
 			"gpu 1 metric 5 none", "fail metric:3 gpu 1 UNKNOWN")
 		first := n.takeSample(n.gpu(1), -1)
@@ -75,23 +74,23 @@ func TestGPM(t *testing.T) {
 		n.want(nvml.ERROR_NOT_SUPPORTED, nvml.Return(got[4].NvmlReturn))
 		n.wantNear(got[5], 0, 0)
 		n.want(nvml.ERROR_NOT_SUPPORTED, nvml.Return(got[6].NvmlReturn))
-		// What rises has the value of the middle of the window as its mean.
+		// The mean of a rising value is the value at the middle of the window.
 		middle := first.notBefore.Add(last.notAfter.Sub(first.notBefore) / 2)
 		n.wantNear(got[7], 100+1000*middle.Sub(time.Unix(testEpoch(n), 0)).Seconds(), 100)
 
-		// A line that changes in between counts for as long as it held.
+		// A changed line is weighted with the time before the change.
 		n.setLines("gpu 1 metric 1 80")
 		n.takeSample(n.gpu(1), -1)
 		n.waitAfter(last, last.notAfter.Sub(first.notBefore))
 		end := n.takeSample(n.gpu(1), -1)
 		whole := n.metrics(first, end, nvml.GPM_METRIC_GRAPHICS_UTIL)[0]
 		if whole.Value < 45 || whole.Value > 75 {
-			n.Errorf("of 40 and then 80 the mean is %f", whole.Value)
+			n.Errorf("mean of 40, then 80, is %f", whole.Value)
 		}
 	})
 }
 
-// testEpoch is what TestGPM set: the second in which it began.
+// testEpoch returns the epoch of the scenario.
 func testEpoch(n *testNode) int64 {
 	n.Helper()
 	n.scenario.mu.Lock()
@@ -102,7 +101,7 @@ func testEpoch(n *testNode) int64 {
 			return epoch
 		}
 	}
-	n.Fatal("no epoch was set")
+	n.Fatal("scenario lacks an epoch")
 	return 0
 }
 
@@ -128,12 +127,11 @@ func TestGPMOfInstances(t *testing.T) {
 		n.want(nvml.SUCCESS, ret)
 		n.want(nvml.ERROR_INVALID_ARGUMENT, other.MigGet(gpu, 5))
 
-		// The instance is made anew: its counters begin anew, and what is computed over
-		// that is nonsense.
+		// A recreated instance has new counters, so that the mean over both is wrong.
 		old := firsts[entity{gpu, 7}]
 		n.setLines("gpu 0 slice 2 1g.10gb gi 7 ci 0 uuid MIG-another")
 		if m := n.metrics(old, n.takeSample(gpu, 7), nvml.GPM_METRIC_SM_UTIL)[0]; math.Abs(m.Value-70) < 1 {
-			n.Error("an instance that was made anew goes on as the one before")
+			n.Error("a recreated instance continues the counters")
 		}
 	})
 }
@@ -148,7 +146,7 @@ func TestGPMSamples(t *testing.T) {
 		empty, ret := n.GpmSampleAlloc()
 		n.want(nvml.SUCCESS, ret)
 		for name, pair := range map[string][2]nvml.GpmSample{
-			"of two GPUs": {first.GpmSample, other.GpmSample}, "not taken": {first.GpmSample, empty}, "the same": {first.GpmSample, first.GpmSample},
+			"two GPUs": {first.GpmSample, other.GpmSample}, "not taken": {first.GpmSample, empty}, "equal": {first.GpmSample, first.GpmSample},
 		} {
 			get := nvml.GpmMetricsGetType{NumMetrics: 1, Sample1: pair[0], Sample2: pair[1]}
 			if ret := n.GpmMetricsGet(&get); ret != nvml.ERROR_INVALID_ARGUMENT {
@@ -164,7 +162,7 @@ func TestGPMSamples(t *testing.T) {
 		n.want(nvml.ERROR_INVALID_ARGUMENT, first.Get(n.gpu(0)))
 		calls := n.readCalls()
 		if calls.GPMSamples() != 0 || calls.Count("nvmlGpmMetricsGet", 0) != 1 || calls.Count("nvmlGpmSampleGet", 0) != 2 {
-			n.Errorf("%d samples are allocated; of GPU 0 %d were taken and computed %d times", calls.GPMSamples(), calls.Count("nvmlGpmSampleGet", 0), calls.Count("nvmlGpmMetricsGet", 0))
+			n.Errorf("%d samples are allocated; GPU 0 has %d samples and %d computations", calls.GPMSamples(), calls.Count("nvmlGpmSampleGet", 0), calls.Count("nvmlGpmMetricsGet", 0))
 		}
 	})
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// waitTimeout is how long a test waits for what must happen. Nothing takes that long.
+// waitTimeout limits all waits; correct code needs far less.
 const waitTimeout = 20 * time.Second
 
-// childEnv names the library to load in the process that a test runs its body in.
+// childEnv is the environment variable with the library's path, set in the child process of a test.
 const childEnv = "NVMLTEST_LIBRARY"
 
-// testNode is a program's view of the stand-in, and the hand that moves it.
+// testNode is the stand-in with its scenario, seen through go-nvml.
 type testNode struct {
 	*testing.T
 	nvml.Interface
@@ -26,9 +26,8 @@ type testNode struct {
 	calls    string // path
 }
 
-// runOnNode runs a test against the stand-in, through go-nvml. A process can load one
-// NVML in its life, so it runs this very test again in a process of its own, and
-// the body there. Without these functions the library is that of an older driver.
+// runOnNode runs a test body against the stand-in without the hidden functions, through go-nvml.
+// A process can load NVML only once, so runOnNode runs the test again in a child process, with the body there.
 func runOnNode(t *testing.T, body func(n *testNode), without ...string) {
 	t.Helper()
 	if lib := os.Getenv(childEnv); lib != "" {
@@ -37,7 +36,7 @@ func runOnNode(t *testing.T, body func(n *testNode), without ...string) {
 	}
 	out, err := runChild(t, without...)
 	if err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
-		t.Fatalf("in its own process: %v\n%s", err, out)
+		t.Fatalf("child process: %v\n%s", err, out)
 	}
 }
 
@@ -48,11 +47,11 @@ func runChild(t *testing.T, without ...string) (out []byte, err error) {
 	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
 	cmd.Env = append(os.Environ(), childEnv+"="+library(t, without...),
 		EnvScenario+"="+filepath.Join(dir, "scenario"), EnvCalls+"="+filepath.Join(dir, "calls"),
-		"GORACE=atexit_sleep_ms=0") // else the race detector holds up each exit by a second
+		"GORACE=atexit_sleep_ms=0") // otherwise the race detector delays each exit by a second
 	return cmd.CombinedOutput()
 }
 
-// library returns the whole library, or one without some functions.
+// library returns the library's path, without the hidden functions.
 func library(t *testing.T, without ...string) string {
 	t.Helper()
 	build := wholeLibrary
@@ -66,7 +65,7 @@ func library(t *testing.T, without ...string) string {
 	return lib
 }
 
-// wholeLibrary builds the library once. TestMain sets it and removes what it built.
+// wholeLibrary builds the library once. TestMain sets the function and removes the library.
 var wholeLibrary func() (lib string, err error)
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
@@ -84,7 +83,7 @@ func runTests(m *testing.M) int {
 	return m.Run()
 }
 
-// setup sets up the machine and initializes NVML.
+// setup writes the scenario and initializes NVML.
 func (n *testNode) setup(lines ...string) {
 	n.Helper()
 	n.setLines(lines...)
@@ -95,9 +94,9 @@ func (n *testNode) setLines(lines ...string) { n.Helper(); n.mustSucceed(n.scena
 
 func (n *testNode) clear(words string) { n.Helper(); n.mustSucceed(n.scenario.Clear(words)) }
 
-func (n *testNode) event(gpu int, what string) {
+func (n *testNode) event(gpu int, description string) {
 	n.Helper()
-	n.mustSucceed(n.scenario.Event(gpu, what))
+	n.mustSucceed(n.scenario.Event(gpu, description))
 }
 
 func (n *testNode) mustSucceed(err error) {
@@ -129,31 +128,30 @@ func (n *testNode) readCalls() CallCounts {
 	return c
 }
 
-// waitUntil waits until something is so.
-func (n *testNode) waitUntil(what string, so func() bool) {
+// waitUntil waits until the condition holds.
+func (n *testNode) waitUntil(condition string, holds func() bool) {
 	n.Helper()
-	for deadline := time.Now().Add(waitTimeout); !so(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			n.Fatalf("it never came to be that %s", what)
+			n.Fatalf("timeout: wait until %s", condition)
 		}
 	}
 }
 
-// startCall starts a call. What it returns can be received from the channel.
+// startCall starts a call and returns a channel with the result.
 func startCall(call func() nvml.Return) <-chan nvml.Return {
 	answer := make(chan nvml.Return, 1)
 	go func() { answer <- call() }() // ends with the call; the test receives
 	return answer
 }
 
-// wantHang waits until a call is under way that does not end: a second look, some
-// time later, finds it where the first did.
+// wantHang waits for a running call and checks that the call still runs some time later.
 func (n *testNode) wantHang(gpu int, answer <-chan nvml.Return) {
 	n.Helper()
-	n.waitUntil("a call is under way", func() bool { return n.readCalls().InFlight(gpu) > 0 })
+	n.waitUntil("a call is running", func() bool { return n.readCalls().InFlight(gpu) > 0 })
 	select {
 	case ret := <-answer:
-		n.Fatalf("the call did not hang, it answered %v", ret)
+		n.Fatalf("the call returned %v, want a hang", ret)
 	case <-time.After(50 * time.Millisecond):
 	}
 }
@@ -165,6 +163,6 @@ func (n *testNode) wantReturn(want nvml.Return, answer <-chan nvml.Return) {
 	case ret := <-answer:
 		n.want(want, ret)
 	case <-time.After(waitTimeout):
-		n.Fatal("the call does not return")
+		n.Fatal("timeout: the call does not return")
 	}
 }

@@ -14,8 +14,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// TestExports compares what the library exports with the functions that go-nvml
-// calls, which c-for-go drew from the same header by other means.
+// TestExports compares the exports with go-nvml's functions, which c-for-go generates from the same header.
 func TestExports(t *testing.T) {
 	dir, err := nvmlHeaderDir()
 	if err != nil {
@@ -63,8 +62,7 @@ func TestBuildRefusesWhatIsNoFunction(t *testing.T) {
 	}
 }
 
-// TestOlderDriver leaves functions out. go-nvml falls back where it knows how, and
-// LookupSymbol tells what is not there.
+// TestOlderDriver: without functions go-nvml uses its fallbacks, and LookupSymbol returns an error for missing functions.
 func TestOlderDriver(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -83,8 +81,7 @@ func TestOlderDriver(t *testing.T) {
 		n.event(1, "xid 79 gi 5 ci 6")
 		e, ret := set.Wait(1000)
 		n.want(nvml.SUCCESS, ret)
-		// The old struct ends before the ids of the instance. go-nvml hands out
-		// what it found behind it: zeros, which name an instance that may exist.
+		// The old struct lacks the instance ids, and go-nvml returns the zeros behind it, which are valid ids.
 		if e.EventData != 79 || e.GpuInstanceId != 0 || e.ComputeInstanceId != 0 {
 			n.Errorf("got %+v", e)
 		}
@@ -94,15 +91,15 @@ func TestOlderDriver(t *testing.T) {
 	}, "nvmlEventSetWait_v2", "nvmlDeviceGetFieldValues")
 }
 
-// TestMissingFunctionEndsTheProcess is why every symbol has to be looked up before
-// its first use: no error comes back, and no panic that could be recovered from.
+// TestMissingFunctionEndsTheProcess: a missing symbol ends the process without an error or a panic.
+// For this reason every symbol must be looked up before the first call.
 func TestMissingFunctionEndsTheProcess(t *testing.T) {
 	if lib := os.Getenv(childEnv); lib != "" {
 		runOnNode(t, func(n *testNode) {
 			n.setup()
 			defer func() { _ = recover() }()
 			_, ret := n.gpu(0).GetPowerUsage()
-			n.Errorf("it returned %v", ret)
+			n.Errorf("the call returned %v, want the end of the process", ret)
 		})
 		return
 	}
@@ -112,13 +109,13 @@ func TestMissingFunctionEndsTheProcess(t *testing.T) {
 		t.Fatalf("got %v, want exit status 127\n%s", err, out)
 	}
 	if want := "undefined symbol: nvmlDeviceGetPowerUsage"; !strings.Contains(string(out), want) {
-		t.Errorf("no %q in\n%s", want, out)
+		t.Errorf("want %q in\n%s", want, out)
 	}
 }
 
 func TestInit(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
-		n.want(nvml.ERROR_DRIVER_NOT_LOADED, n.Init()) // the scenario file is not there
+		n.want(nvml.ERROR_DRIVER_NOT_LOADED, n.Init()) // without a scenario file
 		n.setLines()
 		n.want(nvml.ERROR_UNINITIALIZED, returnOf(n.DeviceGetCount()))
 		n.want(nvml.SUCCESS, n.Init())
@@ -144,7 +141,7 @@ func TestInit(t *testing.T) {
 
 func returnOf[T any](_ T, ret nvml.Return) nvml.Return { return ret }
 
-// TestStubs calls functions that have no behaviour of their own.
+// TestStubs calls functions without behavior of their own.
 func TestStubs(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()

@@ -26,7 +26,7 @@ func TestLinks(t *testing.T) {
 			kind, ret := gpu.GetNvLinkRemoteDeviceType(3)
 			n.want(nvml.SUCCESS, ret)
 			if kind != want {
-				n.Errorf("the link leads to %d, want %d", kind, want)
+				n.Errorf("remote type is %d, want %d", kind, want)
 			}
 		}
 		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(direct.GetNvLinkRemoteDeviceType(2)))
@@ -34,10 +34,10 @@ func TestLinks(t *testing.T) {
 		n.want(nvml.SUCCESS, ret)
 		near, _ := n.gpu(1).GetPciInfo()
 		if far.Domain != 1 || far.Bus != 0x3b || far.BusId != near.BusId {
-			n.Errorf("the link leads to %+v, want %+v", far, near)
+			n.Errorf("remote PCI is %+v, want %+v", far, near)
 		}
 		if bridge, ret := switched.GetNvLinkRemotePciInfo(3); ret != nvml.SUCCESS || bridge.Bus != 0xc7 {
-			n.Errorf("the switch is at %+v, %v", bridge, ret)
+			n.Errorf("PCI of the switch is %+v, %v", bridge, ret)
 		}
 	})
 }
@@ -58,7 +58,7 @@ func TestAncestors(t *testing.T) {
 			got, ret := n.gpu(c.a).GetTopologyCommonAncestor(n.gpu(c.b))
 			n.want(nvml.SUCCESS, ret)
 			if got != c.want {
-				n.Errorf("%d and %d have %d in common, want %d", c.a, c.b, got, c.want)
+				n.Errorf("common ancestor of %d and %d is %d, want %d", c.a, c.b, got, c.want)
 			}
 		}
 		well, lost := n.gpu(0), n.gpu(2)

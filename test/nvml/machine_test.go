@@ -44,20 +44,20 @@ func checkIdentity(n *testNode, i int) {
 		got, ret := get()
 		n.want(nvml.SUCCESS, ret)
 		if got != want {
-			n.Errorf("GPU %d says %q, want %q", i, got, want)
+			n.Errorf("GPU %d: got %q, want %q", i, got, want)
 		}
 	}
 	for _, get := range []func() (int, nvml.Return){gpu.GetIndex, gpu.GetMinorNumber} {
 		got, ret := get()
 		n.want(nvml.SUCCESS, ret)
 		if got != i {
-			n.Errorf("GPU %d has index or minor %d", i, got)
+			n.Errorf("GPU %d: index or minor number is %d", i, got)
 		}
 	}
 	pci, ret := gpu.GetPciInfo()
 	n.want(nvml.SUCCESS, ret)
 	if pci.Bus != uint32(0x10+i) || pci.PciDeviceId != 0x233010DE {
-		n.Errorf("GPU %d is at %+v", i, pci)
+		n.Errorf("GPU %d: PCI is %+v", i, pci)
 	}
 	for _, address := range []string{fmt.Sprintf("0000:%02x:00.0", 0x10+i), fmt.Sprintf("00000000:%02X:00.0", 0x10+i)} {
 		found, ret := n.DeviceGetHandleByPciBusId(address)
@@ -107,7 +107,7 @@ func TestValuesOverTime(t *testing.T) {
 			before := time.Now()
 			energy, ret := gpu.GetTotalEnergyConsumption()
 			n.want(nvml.SUCCESS, ret)
-			// The stand-in's clock is read once and carried on, so it may be off a little.
+			// The stand-in extrapolates the clock, so that values may differ a little.
 			const slack = 100
 			if energy < last || energy < since(before)-slack || energy > since(time.Now())+slack {
 				n.Fatalf("energy is %d after %d, want about %d", energy, last, since(before))

@@ -6,7 +6,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// migDevice returns the handle of a slice.
+// migDevice returns the handle of a MIG device.
 func (n *testNode) migDevice(gpu nvml.Device, index int) nvml.Device {
 	n.Helper()
 	d, ret := gpu.GetMigDeviceHandleByIndex(index)
@@ -14,7 +14,7 @@ func (n *testNode) migDevice(gpu nvml.Device, index int) nvml.Device {
 	return d
 }
 
-// wantMIGDevice compares what a slice says of itself.
+// wantMIGDevice checks the identity of a MIG device.
 func (n *testNode) wantMIGDevice(d nvml.Device, uuid, name string, gi, ci int) {
 	n.Helper()
 	gotUUID, ret := d.GetUUID()
@@ -39,13 +39,13 @@ func TestSlices(t *testing.T) {
 		count, ret := gpu.GetMaxMigDeviceCount()
 		n.want(nvml.SUCCESS, ret)
 		if count != 0 {
-			n.Errorf("with its mode off a GPU can have %d slices", count)
+			n.Errorf("maximum is %d MIG devices without MIG mode", count)
 		}
 		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(gpu.GetMigDeviceHandleByIndex(0)))
 
 		n.setLines("gpu 1 mig_mode 1")
 		if count, _ = gpu.GetMaxMigDeviceCount(); count != 7 {
-			n.Errorf("a GPU can have %d slices, want 7", count)
+			n.Errorf("maximum is %d MIG devices, want 7", count)
 		}
 		for _, hole := range []int{1, 4, 5} {
 			n.want(nvml.ERROR_NOT_FOUND, returnOf(gpu.GetMigDeviceHandleByIndex(hole)))
@@ -57,7 +57,7 @@ func TestSlices(t *testing.T) {
 		n.wantMIGDevice(n.migDevice(gpu, 3), "MIG-GPU-11111111-2222-3333-4444-555555555555/2/1", model+"2c.3g.40gb", 2, 1)
 		n.wantMIGDevice(n.migDevice(gpu, 6), "MIG-of-mine", model+"1g.10gb+me", 9, 0)
 		if n.migDevice(gpu, 2) != n.migDevice(gpu, 2) {
-			n.Error("a slice has two handles")
+			n.Error("a MIG device has two handles")
 		}
 
 		slice := n.migDevice(gpu, 2)
@@ -80,7 +80,7 @@ func TestSlices(t *testing.T) {
 		isSlice, _ := slice.IsMigDeviceHandle()
 		gpuIsSlice, _ := gpu.IsMigDeviceHandle()
 		if index != 2 || parent != gpu || !isSlice || gpuIsSlice {
-			n.Errorf("index %d, parent %v, slice %v, GPU a slice %v", index, parent == gpu, isSlice, gpuIsSlice)
+			n.Errorf("index %d, parent %v, MIG device %v, GPU a MIG device %v", index, parent == gpu, isSlice, gpuIsSlice)
 		}
 		uuid, _ := slice.GetUUID()
 		if found, ret := n.DeviceGetHandleByUUID(uuid); ret != nvml.SUCCESS || found != slice {
@@ -88,7 +88,7 @@ func TestSlices(t *testing.T) {
 		}
 		n.want(nvml.ERROR_NOT_FOUND, returnOf(n.DeviceGetHandleByUUID("MIG-GPU-11111111-2222-3333-4444-555555555555/2/1")))
 
-		// What only the GPU can say, and what it no longer can.
+		// Readings of the GPU only, and readings without value in MIG mode.
 		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(slice.GetPowerUsage()))
 		n.want(nvml.SUCCESS, returnOf(gpu.GetPowerUsage()))
 		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(gpu.GetUtilizationRates()))
@@ -111,8 +111,7 @@ func TestProcessesOfASlice(t *testing.T) {
 	})
 }
 
-// TestStaleHandle has a slice go and another come in its place, with its index and
-// its instances' numbers.
+// TestStaleHandle replaces a MIG device by a new device with the same index and instance ids.
 func TestStaleHandle(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a")
@@ -123,14 +122,14 @@ func TestStaleHandle(t *testing.T) {
 		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(first.GetGpuInstanceId()))
 		second := n.migDevice(gpu, 0)
 		if second == first {
-			n.Error("a handle is used again, and nobody asked for that")
+			n.Error("a handle is reused without \"reuse handles\"")
 		}
 		n.wantMIGDevice(second, "MIG-b", "NVIDIA H100 80GB HBM3 MIG 2g.20gb", 1, 0)
 
 		n.setLines("reuse handles", "gpu 0 slice 0 3g.40gb gi 1 ci 0 uuid MIG-c")
 		third := n.migDevice(gpu, 0)
 		if third != first && third != second {
-			n.Error("no handle is used again")
+			n.Error("no handle is reused")
 		}
 		n.wantMIGDevice(third, "MIG-c", "NVIDIA H100 80GB HBM3 MIG 3g.40gb", 1, 0)
 
@@ -141,16 +140,16 @@ func TestStaleHandle(t *testing.T) {
 		_, ret = third.GetUUID()
 		n.want(nvml.ERROR_GPU_IS_LOST, ret)
 		n.clear("gpu 0 lost")
-		n.setLines("fail nvmlDeviceGetGpuInstanceId gpu 0 UNKNOWN") // a call on a slice is one on its GPU
+		n.setLines("fail nvmlDeviceGetGpuInstanceId gpu 0 UNKNOWN") // applies to the MIG devices of the GPU
 		_, ret = third.GetGpuInstanceId()
 		n.want(nvml.ERROR_UNKNOWN, ret)
 		if calls := n.readCalls(); calls.Count("nvmlDeviceGetGpuInstanceId", 0) != 4 {
-			n.Errorf("%d calls were counted", calls.Count("nvmlDeviceGetGpuInstanceId", 0))
+			n.Errorf("%d calls counted", calls.Count("nvmlDeviceGetGpuInstanceId", 0))
 		}
 	})
 }
 
-// TestManySlices makes more of them than there are slots to make handles of.
+// TestManySlices creates more MIG devices than the stand-in has handles.
 func TestManySlices(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 mig_mode 1")
@@ -175,7 +174,7 @@ func TestMIGEvent(t *testing.T) {
 	})
 }
 
-// TestInstanceSharesItsMemory has two compute instances in one GPU instance.
+// TestInstanceSharesItsMemory: two compute instances share the memory of a GPU instance.
 func TestInstanceSharesItsMemory(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 mig_mode 1", "gpu 0 bar1_total 8000", "gpu 0 slice 0 1c.3g.40gb gi 2 ci 0 memory 9000 used 100~300/5s bar1 16",
@@ -197,12 +196,12 @@ func TestInstanceSharesItsMemory(t *testing.T) {
 		memory, ret := apart.GetMemoryInfo_v2()
 		n.want(nvml.SUCCESS, ret)
 		if memory.Total != 10<<30 || memory.Used != 7 {
-			n.Errorf("memory of another instance is %+v", memory)
+			n.Errorf("memory of the second instance is %+v", memory)
 		}
 	})
 }
 
-// TestPartitionedGPU does not tell what the header says that it does not.
+// TestPartitionedGPU: a MIG-enabled GPU lacks the readings that nvml.h excludes.
 func TestPartitionedGPU(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 slice 0 1g.10gb gi 1 ci 0", "gpu 0 sram_volatile_parity 3", "gpu 0 sram_volatile_secded 4", "gpu 0 ecc_aggregate_corrected 5")
@@ -227,17 +226,17 @@ func TestPartitionedGPU(t *testing.T) {
 			n.want(nvml.ERROR_NOT_SUPPORTED, ask())
 		}
 		if got, ret := told(slice, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM); ret != nvml.SUCCESS || got != 7 {
-			n.Errorf("a slice has %d errors in its SRAM, %v", got, ret)
+			n.Errorf("SRAM errors of a MIG device: %d, %v", got, ret)
 		}
 		if got, ret := told(gpu, nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.AGGREGATE_ECC, nvml.MEMORY_LOCATION_DRAM); ret != nvml.SUCCESS || got != 5 {
-			n.Errorf("the GPU has %d errors in its life, %v", got, ret)
+			n.Errorf("aggregate errors of the GPU: %d, %v", got, ret)
 		}
 		if a, _ := slice.GetAttributes(); a.MultiprocessorCount != 16 {
-			n.Errorf("a seventh has %d multiprocessors", a.MultiprocessorCount)
+			n.Errorf("1g MIG device has %d multiprocessors", a.MultiprocessorCount)
 		}
 		n.setLines("gpu 0 slice_multiprocessors 14")
 		if a, _ := slice.GetAttributes(); a.MultiprocessorCount != 14 {
-			n.Errorf("a seventh of an A100 has %d multiprocessors", a.MultiprocessorCount)
+			n.Errorf("1g MIG device of an A100 has %d multiprocessors", a.MultiprocessorCount)
 		}
 	})
 }

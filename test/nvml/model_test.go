@@ -7,10 +7,10 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// isSupported tells whether a call answers.
+// isSupported reports whether a call succeeds.
 func isSupported[T any](_ T, ret nvml.Return) bool { return ret == nvml.SUCCESS }
 
-// capabilities are what tells the models apart.
+// capabilities are the features that differ between models.
 func capabilities(n *testNode, gpu nvml.Device) map[string]bool {
 	n.Helper()
 	support, _ := gpu.GpmQueryDeviceSupport()
@@ -68,9 +68,9 @@ func TestModels(t *testing.T) {
 				}
 				delete(got, has)
 			}
-			for what, has := range got {
+			for feature, has := range got {
 				if has {
-					n.Errorf("%s has %s", name, what)
+					n.Errorf("%s has %s", name, feature)
 				}
 			}
 			if minor, _ := gpu.GetMinorNumber(); minor != i {
@@ -82,10 +82,10 @@ func TestModels(t *testing.T) {
 		}
 		n.setLines("gpu 3 power 12345", "gpu 3 model t4", "gpu 3 utilization 50")
 		if watts, _ := n.gpu(3).GetPowerUsage(); watts != 9000 {
-			n.Errorf("a model leaves %d mW standing that were said before it", watts)
+			n.Errorf("power is %d mW after the model line, want 9000", watts)
 		}
 		if busy, _ := n.gpu(3).GetUtilizationRates(); busy.Gpu != 50 {
-			n.Errorf("what is said after the model reads %d", busy.Gpu)
+			n.Errorf("utilization is %d, want 50 from the line after the model line", busy.Gpu)
 		}
 	})
 }

@@ -14,10 +14,10 @@ func TestPlatform(t *testing.T) {
 		got, ret := n.gpu(0).GetPlatformInfo()
 		n.want(nvml.SUCCESS, ret)
 		if got.SlotNumber != 11 || got.TrayIndex != 4 || got.HostId != 2 || got.PeerType != 1 || got.ModuleId != 3 {
-			n.Errorf("it sits at %+v", got)
+			n.Errorf("platform is %+v", got)
 		}
 		if serial := string(got.ChassisSerialNumber[:]); strings.TrimRight(serial, "\x00") != "1821325191344" {
-			n.Errorf("the chassis is %q", serial)
+			n.Errorf("chassis serial is %q", serial)
 		}
 		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(n.gpu(1).GetPlatformInfo()))
 	})

@@ -64,7 +64,7 @@ func TestProcessUtilization(t *testing.T) {
 		got, ret := gpu.GetProcessUtilization(0)
 		n.want(nvml.SUCCESS, ret)
 		if len(got) != 3 {
-			n.Fatalf("got %+v, want those of three processes that use anything", got)
+			n.Fatalf("got %+v, want three active processes", got)
 		}
 		seen := got[0].TimeStamp
 		if age := began.Sub(time.UnixMicro(int64(seen))); age < -time.Second || age > time.Second {
@@ -79,7 +79,7 @@ func TestProcessUtilization(t *testing.T) {
 				n.Errorf("got %+v, want %+v", got[i], want)
 			}
 		}
-		// Nothing is newer than the newest, until the next sample is.
+		// No sample is newer than the newest until the next sample.
 		n.want(nvml.ERROR_NOT_FOUND, returnOf(gpu.GetProcessUtilization(seen+uint64(time.Hour.Microseconds()))))
 		n.waitUntil("there is a newer sample", func() bool {
 			newer, ret := gpu.GetProcessUtilization(seen)

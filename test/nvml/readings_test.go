@@ -12,7 +12,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// scenarioValue is a value that a scenario gives and a function that tells it.
+// scenarioValue is a scenario line and the function that reads its value.
 type scenarioValue struct {
 	line string
 	want uint64
@@ -26,7 +26,7 @@ func asUint64[T ~uint32 | ~uint64 | ~int32 | ~int](get func(nvml.Device) (T, nvm
 	}
 }
 
-// fieldOf takes one number out of a struct that a function fills.
+// fieldOf reads a number from a struct that a function fills.
 func fieldOf[T any](get func(nvml.Device) (T, nvml.Return), pick func(T) uint64) func(nvml.Device) (uint64, nvml.Return) {
 	return func(d nvml.Device) (uint64, nvml.Return) {
 		v, ret := get(d)
@@ -44,7 +44,7 @@ func ecc(e nvml.MemoryErrorType, c nvml.EccCounterType) func(nvml.Device) (uint6
 
 func negated(v uint64) uint64 { return -v }
 
-// utilizationOf reads how busy one is, and demands that the driver says over which time.
+// utilizationOf reads a utilization and requires a sampling period.
 func utilizationOf(get func(nvml.Device) (uint32, uint32, nvml.Return)) func(nvml.Device) (uint64, nvml.Return) {
 	return func(d nvml.Device) (uint64, nvml.Return) {
 		v, period, ret := get(d)
@@ -75,7 +75,7 @@ func fabric(pick func(nvml.GpuFabricInfo_v3) uint64) func(nvml.Device) (uint64, 
 	return fieldOf(func(d nvml.Device) (nvml.GpuFabricInfo_v3, nvml.Return) { return d.GetGpuFabricInfoV().V3() }, pick)
 }
 
-// fieldValue reads a field and demands that the driver says so in this type.
+// fieldValue reads a field and requires a value of the given type.
 func fieldValue(id uint32, t nvml.ValueType) func(nvml.Device) (uint64, nvml.Return) {
 	return func(d nvml.Device) (uint64, nvml.Return) {
 		v := []nvml.FieldValue{{FieldId: id}}
@@ -90,7 +90,7 @@ func fieldValue(id uint32, t nvml.ValueType) func(nvml.Device) (uint64, nvml.Ret
 	}
 }
 
-// decodeField takes the number out of a field's value, which may have any type.
+// decodeField returns the number of a field's value of any type.
 func decodeField(v nvml.FieldValue) uint64 {
 	bits := binary.NativeEndian.Uint64(v.Value[:])
 	switch nvml.ValueType(v.ValueType) {
@@ -233,13 +233,13 @@ var scenarioValues = []scenarioValue{
 	{"field 173-175 8 u32", 8, fieldValue(nvml.FI_DEV_PCIE_COUNT_NAKS_RECEIVED, u32)},
 	{"field 164 26562 u32", 26562, fieldValue(nvml.FI_DEV_NVLINK_GET_SPEED, u32)},
 	{"field 9997 -5 i32", 0xFFFFFFFB, fieldValue(9997, i32)},
-	{"field 4 77", 77, fieldValue(nvml.FI_DEV_ECC_DBE_VOL_TOTAL, u64)}, // known otherwise
+	{"field 4 77", 77, fieldValue(nvml.FI_DEV_ECC_DBE_VOL_TOTAL, u64)}, // has a key
 	{"field 9998 99 f64", 99, fieldValue(9998, f64)},
 	{"field 9999 0xFFFFFFFFFFFFFFFF", 1<<64 - 1, fieldValue(9999, u64)},
-	{"mig_mode 1", 1, asUint64(func(d nvml.Device) (int, nvml.Return) { mode, _, ret := d.GetMigMode(); return mode, ret })}, // the last: some of the others are not told then
+	{"mig_mode 1", 1, asUint64(func(d nvml.Device) (int, nvml.Return) { mode, _, ret := d.GetMigMode(); return mode, ret })}, // last, because MIG mode removes some readings
 }
 
-// TestValues sets each value and reads it, and then takes it away.
+// TestValues sets, reads and removes each value.
 func TestValues(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -259,23 +259,23 @@ func TestValues(t *testing.T) {
 		for _, r := range scenarioValues {
 			n.setLines(strings.Join(lineSubject("gpu 3 "+r.line), " ") + " none")
 			if _, ret := r.get(gpu); ret != nvml.ERROR_NOT_SUPPORTED {
-				n.Errorf("%s: without it the answer is %v", r.line, ret)
+				n.Errorf("%s: after removal got %v", r.line, ret)
 			}
 		}
 	})
 }
 
-// TestEveryValueIsRead holds TestValues to the list of what there is.
+// TestEveryValueIsRead: TestValues includes each key of scenario.h.
 func TestEveryValueIsRead(t *testing.T) {
 	read := map[string]bool{}
 	for _, r := range scenarioValues {
 		read[lineSubject("gpu 0 " + r.line)[2]] = true
 	}
-	for _, elsewhere := range []string{"platform_slot", "platform_tray", "platform_host", "platform_peer", "platform_module", "slice_multiprocessors", "event_types_refused"} {
-		read[elsewhere] = true // in tests of their own
+	for _, key := range []string{"platform_slot", "platform_tray", "platform_host", "platform_peer", "platform_module", "slice_multiprocessors", "event_types_refused"} {
+		read[key] = true // in separate tests
 	}
 	delete(read, "field")
 	if want, got := scenarioKeys(t, "GPU_VALUES"), slices.Sorted(maps.Keys(read)); !slices.Equal(want, got) {
-		t.Errorf("the values are\n%v\nand those read are\n%v", want, got)
+		t.Errorf("keys are\n%v\nTestValues reads\n%v", want, got)
 	}
 }

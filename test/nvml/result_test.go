@@ -6,7 +6,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// TestResults gives functions without a behavior of their own the numbers of the scenario.
+// TestResults: functions without behavior of their own return the numbers of the scenario.
 func TestResults(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpus 2", "gpu 0 call nvmlDeviceGetNumFans 2", "gpu 0 call nvmlDeviceGetFanSpeed_v2/1 40")
@@ -18,10 +18,10 @@ func TestResults(t *testing.T) {
 			t.Errorf("got speed %d, %d", speed, ret)
 		}
 		if _, ret := first.GetFanSpeed_v2(0); ret != nvml.ERROR_NOT_SUPPORTED {
-			t.Errorf("of another fan: got %d", ret)
+			t.Errorf("second fan: got %d", ret)
 		}
 		if _, ret := second.GetNumFans(); ret != nvml.ERROR_NOT_SUPPORTED {
-			t.Errorf("of another GPU: got %d", ret)
+			t.Errorf("second GPU: got %d", ret)
 		}
 	})
 }

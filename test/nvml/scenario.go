@@ -10,37 +10,34 @@ import (
 	"time"
 )
 
-// Scenario writes the file that the stand-in obeys. Each change is one rename, so
-// that a program sees all of it or nothing. There is no driver until the first.
+// Scenario writes the scenario file of the stand-in. Each change is a rename, so that programs see whole changes only.
+// Before the first change the node has no driver.
 type Scenario struct {
 	path string
 
-	mu sync.Mutex
-	// All below are guarded by mu.
+	mu        sync.Mutex // guards the fields below
 	lines     []string
-	lastEvent int       // of the newest event, the last time that it happens
-	lastWrite time.Time // the file's time of change
+	lastEvent int       // serial of the newest event's last occurrence
+	lastWrite time.Time // modification time of the file
 }
 
-// NewScenario will write to path, which has to lie in a folder that exists.
+// NewScenario returns a scenario that writes to path, in an existing folder.
 func NewScenario(path string) *Scenario { return &Scenario{path: path} }
 
-// Set adds lines. Each replaces the one that said something about the same thing
-// before: "gpu 3 power 200000" takes the place of "gpu 3 power 100000".
+// Set adds lines. A line replaces the earlier line with the same subject: "gpu 3 power 200000" replaces "gpu 3 power 100000".
 func (s *Scenario) Set(lines ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, line := range lines {
-		if about := lineSubject(line); len(about) > 0 {
-			s.remove(about)
+		if subject := lineSubject(line); len(subject) > 0 {
+			s.remove(subject)
 		}
 		s.lines = append(s.lines, line)
 	}
 	return s.write()
 }
 
-// Clear removes the lines that begin with these words: Clear("gpu 3 lost"),
-// Clear("hang"), and with Clear("") all of them.
+// Clear removes the lines that begin with the words, as in Clear("gpu 3 lost") and Clear("hang"). Clear("") removes all lines.
 func (s *Scenario) Clear(words string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,19 +45,19 @@ func (s *Scenario) Clear(words string) error {
 	return s.write()
 }
 
-// Event has something happen to a GPU: "xid 79", "xid 43 gi 1 ci 0", "type fatal_poison",
-// "xid 31 x 10000". Programs that have registered for it by now are told of each time once.
-func (s *Scenario) Event(gpu int, what string) error {
+// Event adds an event of a GPU: "xid 79", "xid 43 gi 1 ci 0", "type fatal_poison", "xid 31 x 10000".
+// Event sets with a registration receive each occurrence once.
+func (s *Scenario) Event(gpu int, description string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lines = append(s.lines, fmt.Sprintf("event %d gpu %d %s", s.lastEvent+1, gpu, what))
-	s.lastEvent += repeatCount(what)
+	s.lines = append(s.lines, fmt.Sprintf("event %d gpu %d %s", s.lastEvent+1, gpu, description))
+	s.lastEvent += repeatCount(description)
 	return s.write()
 }
 
-// repeatCount is how often an event happens.
-func repeatCount(what string) int {
-	words := strings.Fields(what)
+// repeatCount returns the number of occurrences of an event.
+func repeatCount(description string) int {
+	words := strings.Fields(description)
 	if i := slices.Index(words, "x"); i >= 0 && i+1 < len(words) {
 		if n, err := strconv.Atoi(words[i+1]); err == nil && n > 0 {
 			return n
@@ -69,14 +66,14 @@ func repeatCount(what string) int {
 	return 1
 }
 
-// Reset has a GPU have been reset, as nvidia-smi or a boot does it: it is there, asks for
-// nothing, has nothing pending, and its energy counts from 0.
+// Reset resets a GPU, as nvidia-smi or a boot does: the GPU is present, without recovery action and pending repairs, and the
+// energy counter restarts at 0.
 func (s *Scenario) Reset(gpu int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	of := []string{"gpu", strconv.Itoa(gpu)}
-	for _, what := range [...]string{"lost", "recovery_action", "remapped_pending", "retired_pending", "reset"} {
-		s.remove(append(slices.Clone(of), what))
+	subject := []string{"gpu", strconv.Itoa(gpu)}
+	for _, key := range [...]string{"lost", "recovery_action", "remapped_pending", "retired_pending", "reset"} {
+		s.remove(append(slices.Clone(subject), key))
 	}
 	now := float64(time.Now().UnixMilli()) / 1000
 	s.lines = append(s.lines, fmt.Sprintf("gpu %d reset %.3f", gpu, now))
@@ -93,29 +90,22 @@ func (s *Scenario) write() error {
 	if err := os.WriteFile(fresh, []byte(text), 0o644); err != nil {
 		return fmt.Errorf("write scenario: %w", err)
 	}
-	// The kernel's clock for files moves in steps of milliseconds. Two versions
-	// of one length within a step would look the same.
-	s.lastWrite = maxTime(time.Now(), s.lastWrite.Add(1))
+	// The kernel's clock for files has a resolution of milliseconds. Without the addition, two versions of the same length
+	// within a step look the same.
+	s.lastWrite = slices.MaxFunc([]time.Time{time.Now(), s.lastWrite.Add(1)}, time.Time.Compare)
 	if err := os.Chtimes(fresh, s.lastWrite, s.lastWrite); err != nil {
 		return fmt.Errorf("date scenario: %w", err)
 	}
 	return os.Rename(fresh, s.path)
 }
 
-func maxTime(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-// subjectWords is how many words of a line say what the line is about; what
-// follows is what it says.
+// subjectWords is the number of words that form a line's subject; the value follows.
 var subjectWords = map[string]int{
 	"gpus": 1, "driver": 1, "epoch": 1, "lock": 2, "gpu": 3,
 	"event": 2, "fail": 4, "slow": 4, "hang": 4, "reuse": 2, "add": 2, "ancestor": 3, "confidential": 1,
 }
 
+// lineSubject returns the words that identify a line; Set replaces the earlier line with the same words.
 func lineSubject(line string) []string {
 	words := strings.Fields(line)
 	if len(words) == 0 {

@@ -54,12 +54,11 @@ func TestScenarioFile(t *testing.T) {
 		}
 	}
 	if err := NewScenario(filepath.Join(path, "nowhere")).Set(); err == nil {
-		t.Error("a scenario was written into a file")
+		t.Error("no error for a path without a folder")
 	}
 }
 
-// TestScenarioChanges changes one number again and again, each time in a file of
-// the same length: every call sees the newest.
+// TestScenarioChanges: each call sees the newest value, also if the file's length does not change.
 func TestScenarioChanges(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -75,8 +74,7 @@ func TestScenarioChanges(t *testing.T) {
 	})
 }
 
-// TestInvalidScenario writes files that say nothing valid: the scenario before
-// stands, and each is complained about in one line, once.
+// TestInvalidScenario: an invalid file leaves the scenario unchanged and causes a single line on standard error.
 func TestInvalidScenario(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		complaints := redirectStderr(n)
@@ -145,13 +143,12 @@ func TestInvalidScenario(t *testing.T) {
 		}
 		n.setLines("gpu 0 temperature 43")
 		if celsius, _ := gpu.GetTemperature(nvml.TEMPERATURE_GPU); celsius != 43 {
-			n.Errorf("after all that the temperature is %d, want 43", celsius)
+			n.Errorf("temperature is %d, want 43", celsius)
 		}
 	})
 }
 
-// redirectStderr sends standard error into a file. What it returns reads what came
-// since it was last called.
+// redirectStderr redirects standard error to a file and returns a function that reads the new content.
 func redirectStderr(n *testNode) func() string {
 	path := filepath.Join(n.TempDir(), "stderr")
 	in, err := os.Create(path)
@@ -166,7 +163,7 @@ func redirectStderr(n *testNode) func() string {
 	}
 }
 
-// scenarioKeys lists what an X macro of scenario.h names.
+// scenarioKeys returns the names of an X macro of scenario.h.
 func scenarioKeys(t *testing.T, macro string) []string {
 	t.Helper()
 	header, err := fs.ReadFile(sources, "standin/scenario.h")
@@ -182,7 +179,7 @@ func scenarioKeys(t *testing.T, macro string) []string {
 	return keys
 }
 
-// TestReadme holds the page to what the stand-in understands.
+// TestReadme: README.md documents each key and model.
 func TestReadme(t *testing.T) {
 	page, err := os.ReadFile("README.md")
 	if err != nil {
@@ -190,7 +187,7 @@ func TestReadme(t *testing.T) {
 	}
 	for _, key := range slices.Concat(scenarioKeys(t, "GPU_VALUES"), scenarioKeys(t, "GPU_TEXTS")) {
 		if !strings.Contains(string(page), "`"+key+"`") {
-			t.Errorf("README.md does not say what %s is", key)
+			t.Errorf("README.md lacks %s", key)
 		}
 	}
 	models, err := fs.Glob(sources, "standin/models/*.scenario")
@@ -200,7 +197,7 @@ func TestReadme(t *testing.T) {
 	for _, file := range models {
 		name := strings.TrimSuffix(filepath.Base(file), ".scenario")
 		if !regexp.MustCompile(`model [^ ]*\b` + name + `\b`).Match(page) {
-			t.Errorf("README.md does not name the model %s", name)
+			t.Errorf("README.md lacks model %s", name)
 		}
 	}
 }

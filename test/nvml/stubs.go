@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// nvmlFunction is one that NVML's header declares.
+// nvmlFunction is a function of NVML's header.
 type nvmlFunction struct {
 	name    string
-	returns string // "nvmlReturn_t", but for one
+	returns string // "nvmlReturn_t" with one exception
 	params  string // "nvmlDevice_t device, unsigned int *power"
 }
 
@@ -22,11 +22,11 @@ var (
 	commentPattern     = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
 	declarationPattern = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\)\s+)?([\w ]+?)\s+DECLDIR\s+([\w *]*?)(nvml\w+)\s*\(([^)]*)\)\s*;`)
 	devicePattern      = regexp.MustCompile(`^nvmlDevice_t (\w+)`)
-	// numberPattern matches the parameters of a function that returns a number of a GPU, or of a part of it.
+	// numberPattern matches the parameters of a function that returns a number of a GPU or GPU part.
 	numberPattern = regexp.MustCompile(`^nvmlDevice_t (\w+), (?:unsigned int (\w+), )?((?:unsigned )?(?:int|long long)) ?\* ?(\w+)$`)
 )
 
-// parseHeader returns the functions that the header declares, ordered by name.
+// parseHeader returns the functions of the header, ordered by name.
 func parseHeader(header string) []nvmlFunction {
 	var functions []nvmlFunction
 	for _, m := range declarationPattern.FindAllStringSubmatch(commentPattern.ReplaceAllString(header, ""), -1) {
@@ -40,7 +40,7 @@ func parseHeader(header string) []nvmlFunction {
 	return functions
 }
 
-// functionsHeader lists all functions as an X macro.
+// functionsHeader returns all functions as an X macro.
 func functionsHeader(functions []nvmlFunction) string {
 	var b strings.Builder
 	b.WriteString("#define FUNCTIONS(X)")
@@ -51,8 +51,8 @@ func functionsHeader(functions []nvmlFunction) string {
 	return b.String()
 }
 
-// stubSource gives every function a body: a number of the scenario if the function returns one, otherwise NOT_SUPPORTED. Bodies are weak:
-// the linker prefers those of standin.
+// stubSource returns a body for each function, with a number of the scenario or NOT_SUPPORTED.
+// The bodies are weak, so that the linker prefers the functions of standin.
 func stubSource(functions []nvmlFunction) string {
 	var b strings.Builder
 	b.WriteString("#include \"call.h\"\n\n#pragma GCC diagnostic ignored \"-Wunused-parameter\"\n")
@@ -84,8 +84,7 @@ __attribute__((weak)) nvmlReturn_t %s(%s)
 	return b.String()
 }
 
-// defaultHeader makes strings of C of the scenario that all begin with and of the
-// models, which it lists as an X macro.
+// defaultHeader returns the default scenario and the models as C strings, with an X macro of all models.
 func defaultHeader(standin fs.FS) (string, error) {
 	defaults, err := fs.ReadFile(standin, "default.scenario")
 	if err != nil {
@@ -108,7 +107,7 @@ func defaultHeader(standin fs.FS) (string, error) {
 	return b.String(), nil
 }
 
-// quoteC makes a text a string of C, in pieces of a line each.
+// quoteC returns a text as a C string literal per line.
 func quoteC(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -117,8 +116,7 @@ func quoteC(text string) string {
 	return b.String()
 }
 
-// versionScript is a version script for the linker: it shows NVML's functions, but for
-// the hidden ones, and nothing else.
+// versionScript returns a version script for the linker that exports NVML's functions except the hidden functions.
 func versionScript(hidden []string) string {
 	local := append(slices.Clone(hidden), "*")
 	return "{ global: nvml*; local: " + strings.Join(local, "; ") + "; };\n"

@@ -1,5 +1,4 @@
-// Build compiles the stand-in for libnvidia-ml.so.1 into a folder and prints
-// where it lies.
+// Command build compiles the stand-in for libnvidia-ml.so.1 into a folder and prints the library's path.
 package main
 
 import (
@@ -17,7 +16,7 @@ func main() { os.Exit(runMain(os.Args[1:], os.Stdout, os.Stderr)) }
 func runMain(args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("build", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	dir := flags.String("o", "", "`folder` for the library; it is made if need be")
+	dir := flags.String("o", "", "`folder` for the library; created if missing")
 	hide := flags.String("hide", "", "`functions` to leave out, separated by commas")
 	if err := flags.Parse(args); err != nil {
 		return 2
