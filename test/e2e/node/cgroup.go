@@ -14,38 +14,39 @@ import (
 	"syscall"
 )
 
-// nodeCgroups are the node's cgroups, one in each of the machine's hierarchies. They hold every process of the node and nothing else, so that
-// membership is the record of what belongs to it: no file of process ids can be stale.
+// nodeCgroups are the node's cgroups, one per hierarchy of the machine.
+// The cgroups contain exactly the processes of the node, so no file of process ids is necessary.
 type nodeCgroups []nodeCgroup
 
 type nodeCgroup struct {
-	hierarchy string // where the machine has it mounted: /sys/fs/cgroup/memory
-	options   string // what mounts it once more: memory, or none,name=systemd
-	name      string // its own in the hierarchy
+	hierarchy string // mount point: /sys/fs/cgroup/memory
+	options   string // mount options for a second mount: memory, or none,name=systemd
+	name      string // of the cgroup in the hierarchy
 }
 
-// newNodeCgroups are a node's cgroups in the hierarchies of cgroup v1. A machine with cgroup v2 alone cannot be a host yet: there the node's first process
-// would have to move out of the root of its cgroup namespace before the kubelet may use it, and threads could not be moved one by one.
-func newNodeCgroups(of Number) (nodeCgroups, error) {
+// newNodeCgroups returns the cgroups of a node in the hierarchies of cgroup v1.
+// Machines with cgroup v2 only are not supported: the node's first process would have to leave the root of its cgroup namespace
+// before the kubelet starts, and single threads cannot be moved.
+func newNodeCgroups(number Number) (nodeCgroups, error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
 	var all nodeCgroups
 	for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
-		// https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html: the place is the fifth field, type and options stand at the end.
-		place, kind, found := strings.Cut(lines.Text(), " - cgroup ")
-		if fields := strings.Fields(place); found && len(fields) > 4 {
-			all = append(all, nodeCgroup{hierarchy: fields[4], options: hierarchyOptions(kind), name: of.name()})
+		// https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html: the mount point is the fifth field, type and options are at the end.
+		mount, kind, found := strings.Cut(lines.Text(), " - cgroup ")
+		if fields := strings.Fields(mount); found && len(fields) > 4 {
+			all = append(all, nodeCgroup{hierarchy: fields[4], options: hierarchyOptions(kind), name: number.name()})
 		}
 	}
 	if len(all) == 0 {
-		return nil, errors.New("this machine has no cgroup v1 hierarchies (boot it with systemd.unified_cgroup_hierarchy=0)")
+		return nil, errors.New("this machine has no cgroup v1 hierarchies: boot with systemd.unified_cgroup_hierarchy=0")
 	}
 	return all, nil
 }
 
-// hierarchyOptions keeps of the mount's options those that name the hierarchy.
+// hierarchyOptions returns the mount options that select the hierarchy.
 func hierarchyOptions(kind string) string {
 	options := strings.Split(kind[strings.LastIndexByte(kind, ' ')+1:], ",")
 	options = slices.DeleteFunc(options, func(o string) bool {
@@ -60,7 +61,7 @@ func hierarchyOptions(kind string) string {
 
 func (c nodeCgroup) dir() string { return filepath.Join(c.hierarchy, c.name) }
 
-// mounts lists the hierarchies for the script that mounts them inside: folder=options.
+// mounts returns the hierarchies as folder=options, for the script that mounts the hierarchies in the node.
 func (c nodeCgroups) mounts() string {
 	var all []string
 	for _, c := range c {
@@ -72,49 +73,49 @@ func (c nodeCgroups) mounts() string {
 func (c nodeCgroups) create() error {
 	for _, c := range c {
 		if err := os.MkdirAll(c.dir(), 0o755); err != nil {
-			return fmt.Errorf("make a cgroup: %w", err)
+			return fmt.Errorf("create cgroup: %w", err)
 		}
-		// A new cpuset takes nobody in before it has processors and memory.
+		// A new cpuset accepts no processes before processors and memory are set.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			whole, err := os.ReadFile(filepath.Join(c.hierarchy, file))
 			if errors.Is(err, fs.ErrNotExist) {
-				break // another hierarchy
+				break // not a cpuset
 			}
 			if err == nil {
 				err = os.WriteFile(filepath.Join(c.dir(), file), whole, 0o644)
 			}
 			if err != nil {
-				return fmt.Errorf("fill a cpuset: %w", err)
+				return fmt.Errorf("fill cpuset: %w", err)
 			}
 		}
 	}
 	return nil
 }
 
-// addThread moves the calling thread in, alone: what it starts later is born there.
+// addThread moves the calling thread into the cgroups. Processes that the thread starts later are in the cgroups as well.
 func (c nodeCgroups) addThread() error {
 	for _, c := range c {
 		if err := os.WriteFile(filepath.Join(c.dir(), "tasks"), []byte(strconv.Itoa(syscall.Gettid())), 0o644); err != nil {
-			return fmt.Errorf("join a cgroup: %w", err)
+			return fmt.Errorf("join cgroup: %w", err)
 		}
 	}
 	return nil
 }
 
-// remove removes the cgroups, which the kernel refuses while anybody is in them.
+// remove removes the cgroups, and fails while processes are left.
 func (c nodeCgroups) remove() error {
 	for _, c := range c {
 		dirs := subdirs(c.dir())
-		for _, dir := range slices.Backward(dirs) { // the innermost first
+		for _, dir := range slices.Backward(dirs) { // innermost first
 			if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("remove a cgroup: %w", err)
+				return fmt.Errorf("remove cgroup: %w", err)
 			}
 		}
 	}
 	return nil
 }
 
-// pids are the processes in the cgroups, this one left out: the door is a thread of it.
+// pids returns the processes in the cgroups except this process, whose nsenter thread is in the cgroups.
 func (c nodeCgroups) pids() []int {
 	var all []int
 	for _, c := range c {
@@ -134,7 +135,7 @@ func (c nodeCgroups) existingDirs() []string {
 	return dirs
 }
 
-// find returns the first cgroup of that name anywhere in the node: a container's bears its id.
+// find returns the node's first cgroup with the name. A container's cgroup is named after the container id.
 func (c nodeCgroups) find(name string) (dir string, found bool) {
 	for _, dir := range c.existingDirs() {
 		if filepath.Base(dir) == name {
@@ -144,7 +145,7 @@ func (c nodeCgroups) find(name string) (dir string, found bool) {
 	return "", false
 }
 
-// pidsIn is empty when the cgroup is gone.
+// pidsIn returns the processes of a cgroup, none if the cgroup does not exist.
 func pidsIn(dir string) []int {
 	b, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	var pids []int
@@ -156,7 +157,7 @@ func pidsIn(dir string) []int {
 	return pids
 }
 
-// subdirs lists a folder and all below, each before what it holds. What vanishes meanwhile is left out.
+// subdirs returns a folder and all folders below, outermost first. Folders that vanish during the walk are skipped.
 func subdirs(dir string) []string {
 	var dirs []string
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

@@ -11,10 +11,10 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/kubelet"
 )
 
-// CheckRequirements says what keeps this machine from hosting such a node, and how to mend it.
+// CheckRequirements returns an error with the remedy if this machine cannot run a node.
 func CheckRequirements(o Options) error {
 	if os.Geteuid() != 0 {
-		return errors.New("the end-to-end tests make namespaces, mounts and cgroups: run them as root")
+		return errors.New("end-to-end tests create namespaces, mounts and cgroups: run as root")
 	}
 	missing := []string{}
 	for _, tool := range MissingTools() {
@@ -36,10 +36,10 @@ func CheckRequirements(o Options) error {
 	return err
 }
 
-// RequiredTool is a program that the tests run, and the Debian package that has it.
+// RequiredTool is a program of the tests and its Debian package.
 type RequiredTool struct{ File, Package string }
 
-// MissingTools are the tools that this machine lacks.
+// MissingTools returns the missing tools of this machine.
 func MissingTools() []RequiredTool {
 	var missing []RequiredTool
 	for _, tool := range []RequiredTool{
@@ -48,7 +48,7 @@ func MissingTools() []RequiredTool {
 		{"runc", "runc"},
 		{"ip", "iproute2"},
 		{"mount", "mount"},
-		{"iptables", "iptables"}, // the kubelet looks for it even where it is told to leave it alone
+		{"iptables", "iptables"}, // required by the kubelet, even if not used
 		{cniPlugins + "/ptp", "containernetworking-plugins"},
 		{cniPlugins + "/host-local", "containernetworking-plugins"},
 		{"prometheus", "prometheus"},
@@ -60,5 +60,5 @@ func MissingTools() []RequiredTool {
 	return missing
 }
 
-// cniPlugins is where Debian puts them; containerd.toml names it too.
+// cniPlugins is Debian's folder of CNI plugins, also set in containerd.toml.
 const cniPlugins = "/usr/lib/cni"

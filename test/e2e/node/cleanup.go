@@ -13,17 +13,17 @@ import (
 	"time"
 )
 
-// LockRun returns when no other run of tests is under way on this machine, of those that use a node of the environment's number; closing it
-// ends the run. Without it two runs would take turns
-// node by node, and the time that one waits would count as the time that its test takes.
+// LockRun waits until no test run on this machine uses a node with the environment's number; Close releases the lock.
+// Without the lock two runs would take turns node by node, and waiting would count as test time.
 func LockRun(ctx context.Context, logf func(string, ...any)) (io.Closer, error) {
-	return acquireLock(ctx, "@"+Options{}.withDefaults().Number.name()+"-run", "another run of these tests is under way on this machine: waiting for it to end", logf)
+	return acquireLock(ctx, "@"+Options{}.withDefaults().Number.name()+"-run", "waiting for a running test run on this machine", logf)
 }
 
-// lockNode returns when no other node of the number is up on this machine; closing the listener ends the turn. The abstract socket is a lock that leaves
-// no file, and the kernel releases it with the process, however that ends: whatever lies around during one's turn is nobody's.
+// lockNode waits until no node with the number is up on this machine; Close releases the lock.
+// The lock is an abstract socket, without a file, and the kernel releases the lock at the end of the process. Resources found
+// under the lock are therefore leftovers.
 func lockNode(ctx context.Context, options Options) (net.Listener, error) {
-	return acquireLock(ctx, "@"+options.Number.name(), "another process has a node up on this machine: waiting for it to end", options.Logf)
+	return acquireLock(ctx, "@"+options.Number.name(), "waiting for a running node on this machine", options.Logf)
 }
 
 func acquireLock(ctx context.Context, lock, waiting string, logf func(string, ...any)) (net.Listener, error) {
@@ -38,37 +38,37 @@ func acquireLock(ctx context.Context, lock, waiting string, logf func(string, ..
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for another process to end: %w", context.Cause(ctx))
+			return nil, fmt.Errorf("wait for lock: %w", context.Cause(ctx))
 		}
 	}
 }
 
-// CleanUp removes what a dead run left, its logs included. It waits for a live one to end.
+// CleanUp waits for the end of a running node and removes all leftovers, including logs.
 func CleanUp(ctx context.Context, o Options) error {
 	if os.Geteuid() != 0 {
-		return errors.New("only root can clean up after a node")
+		return errors.New("clean up requires root")
 	}
 	o = o.withDefaults()
-	turn, err := lockNode(ctx, o)
+	lock, err := lockNode(ctx, o)
 	if err != nil {
 		return err
 	}
-	defer turn.Close()
+	defer lock.Close()
 	return errors.Join(removeLeftovers(ctx, o), os.RemoveAll(o.Dir))
 }
 
-// Leftovers says what a dead run left on this machine, logs apart: nothing after Down or Clean. It waits for a live one to end.
+// Leftovers waits for the end of a running node and returns all leftovers except logs: none after Down or CleanUp.
 func Leftovers(ctx context.Context, o Options) ([]string, error) {
 	o = o.withDefaults()
-	turn, err := lockNode(ctx, o)
+	lock, err := lockNode(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	defer turn.Close()
+	defer lock.Close()
 	return nodeResources(o)
 }
 
-// Resources says what there is of the node on this machine, logs apart: its processes, cgroups, network link, folder and mounts.
+// Resources returns the node's processes, cgroups, network link, folder and mounts on this machine.
 func (n *RealNode) Resources() ([]string, error) { return nodeResources(n.options) }
 
 func nodeResources(o Options) ([]string, error) {
@@ -100,15 +100,15 @@ func nodeResources(o Options) ([]string, error) {
 	return found, err
 }
 
-// removeLeftovers ends and removes everything of a node; the caller has the turn. The kernel ends a namespace's mounts, its network and its
-// cgroups' last members a moment after their processes, hence the second tries.
+// removeLeftovers ends all processes and removes all resources of a node; the caller has the lock.
+// The kernel removes mounts, network and cgroup members shortly after the processes, so the removal is repeated.
 func removeLeftovers(ctx context.Context, o Options) error {
 	all, err := newNodeCgroups(o.Number)
 	if err != nil {
 		return err
 	}
 	link := o.Number.name()
-	return Until(ctx, "nothing is left of the node", func(ctx context.Context) error {
+	return Until(ctx, "all resources of the node are removed", func(ctx context.Context) error {
 		if pids := all.pids(); len(pids) > 0 {
 			for _, pid := range pids {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -117,7 +117,7 @@ func removeLeftovers(ctx context.Context, o Options) error {
 		}
 		if _, err := net.InterfaceByName(link); err == nil {
 			out, err := exec.CommandContext(ctx, "ip", "link", "del", link).CombinedOutput()
-			if _, still := net.InterfaceByName(link); err != nil && still == nil {
+			if _, exists := net.InterfaceByName(link); err != nil && exists == nil {
 				return fmt.Errorf("remove network link %s: %w: %s", link, err, out)
 			}
 		}

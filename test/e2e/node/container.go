@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// ContainerPID is the id, on the machine, of a running container's first process.
+// ContainerPID returns the machine's id of a running container's first process.
 func (n *RealNode) ContainerPID(ctx context.Context, p StaticPod, container string) (int, error) {
 	pids, err := n.ContainerPIDs(ctx, p, container)
 	if err != nil {
@@ -21,7 +21,7 @@ func (n *RealNode) ContainerPID(ctx context.Context, p StaticPod, container stri
 	return pids[0], nil
 }
 
-// ContainerPIDs are the ids, on the machine, of a running container's processes: at least one, the first one first.
+// ContainerPIDs returns the machine's ids of a running container's processes, sorted; never empty without an error.
 func (n *RealNode) ContainerPIDs(ctx context.Context, p StaticPod, container string) ([]int, error) {
 	pod, err := n.Pod(ctx, p)
 	if err != nil {
@@ -40,14 +40,14 @@ func (n *RealNode) ContainerPIDs(ctx context.Context, p StaticPod, container str
 	return nil, fmt.Errorf("container %s of pod %s has no process (%s %s)", container, p.Name, c.State, c.Reason)
 }
 
-// PIDInside is what a process is called in the node's own pid namespace, as the node's driver would call it.
+// PIDInside returns the id of a process in the node's pid namespace, as in the node's driver.
 func (n *RealNode) PIDInside(pid int) (int, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(b)) {
-		// NSpid: its id in this namespace, in the node's, in that of its container.
+		// NSpid: ids in the namespaces of the machine, the node and the container.
 		if ids := strings.Fields(line); len(ids) > 2 && ids[0] == "NSpid:" {
 			return strconv.Atoi(ids[2])
 		}
@@ -55,7 +55,7 @@ func (n *RealNode) PIDInside(pid int) (int, error) {
 	return 0, fmt.Errorf("process %d is not in the node", pid)
 }
 
-// ContainerEnv is the environment of a running container's first process, as the kernel knows it.
+// ContainerEnv returns the environment of a running container's first process, from /proc.
 func (n *RealNode) ContainerEnv(ctx context.Context, p StaticPod, container string) (map[string]string, error) {
 	pid, err := n.ContainerPID(ctx, p, container)
 	if err != nil {
@@ -63,13 +63,13 @@ func (n *RealNode) ContainerEnv(ctx context.Context, p StaticPod, container stri
 	}
 	var b []byte
 	err = Until(ctx, "the container's program runs", func(context.Context) (err error) {
-		// The runtime says that it does a moment before runc's process becomes it.
+		// The runtime reports the start shortly before runc executes the program.
 		if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || bytes.HasPrefix(comm, []byte("runc:")) {
-			return fmt.Errorf("it is %q: %w", comm, err)
+			return fmt.Errorf("process is %q: %w", comm, err)
 		}
 		b, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err == nil && len(b) == 0 { // in the midst of it
-			err = errors.New("it has no environment yet")
+		if err == nil && len(b) == 0 { // during exec
+			err = errors.New("environment is empty")
 		}
 		return err
 	})
@@ -84,7 +84,7 @@ func (n *RealNode) ContainerEnv(ctx context.Context, p StaticPod, container stri
 	return env, nil
 }
 
-// ContainerMounts is where something is mounted in a running container, by path.
+// ContainerMounts returns the mount points of a running container.
 func (n *RealNode) ContainerMounts(ctx context.Context, p StaticPod, container string) ([]string, error) {
 	pid, err := n.ContainerPID(ctx, p, container)
 	if err != nil {
@@ -96,26 +96,26 @@ func (n *RealNode) ContainerMounts(ctx context.Context, p StaticPod, container s
 	}
 	paths := []string{}
 	for line := range strings.Lines(string(b)) {
-		if fields := strings.Fields(line); len(fields) > 4 { // the place is the fifth, as in cgroup.go
+		if fields := strings.Fields(line); len(fields) > 4 { // the mount point is the fifth field
 			paths = append(paths, fields[4])
 		}
 	}
 	return paths, nil
 }
 
-// ContainerLog is what a container has printed in all its lives, also after its end.
+// ContainerLog returns the output of a container including all restarts, also after its end.
 func (n *RealNode) ContainerLog(p StaticPod, container string) (string, error) {
-	lives, err := filepath.Glob(filepath.Join(n.PodLogs(), p.namespace()+"_"+p.FullName()+"_*", container, "*.log"))
+	logs, err := filepath.Glob(filepath.Join(n.PodLogs(), p.namespace()+"_"+p.FullName()+"_*", container, "*.log"))
 	if err != nil {
 		return "", err
 	}
 	var out strings.Builder
-	for _, life := range lives {
-		b, err := os.ReadFile(life)
+	for _, log := range logs {
+		b, err := os.ReadFile(log)
 		if err != nil {
 			return "", err
 		}
-		for line := range strings.Lines(string(b)) { // time, stream, whether the line is whole, what was printed
+		for line := range strings.Lines(string(b)) { // time, stream, partial or full, output
 			if fields := strings.SplitN(line, " ", 4); len(fields) == 4 {
 				out.WriteString(fields[3])
 			}

@@ -9,7 +9,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ContainerAnnotations are those with which the kubelet had a container made, as containerd tells.
+// ContainerAnnotations returns the kubelet's annotations of a container, from containerd.
 func (n *RealNode) ContainerAnnotations(ctx context.Context, p StaticPod, container string) (map[string]string, error) {
 	pod, err := n.Pod(ctx, p)
 	if err != nil {
@@ -26,7 +26,7 @@ func (n *RealNode) ContainerAnnotations(ctx context.Context, p StaticPod, contai
 	defer conn.Close()
 	answer, err := cri.NewRuntimeServiceClient(conn).ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.ID})
 	if err != nil {
-		return nil, fmt.Errorf("ask containerd: %w", err)
+		return nil, fmt.Errorf("query containerd: %w", err)
 	}
 	return answer.GetStatus().GetAnnotations(), nil
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// ForTest brings a node up and takes it down when the test ends, and then says where the logs are if the test has failed; otherwise they go.
-// Subtests may share the node. ctx bounds the start alone.
+// ForTest starts a node and stops it at the end of the test. The logs of a failed test are kept, and their folder is logged.
+// Subtests may share the node. ctx limits the start only.
 func ForTest(ctx context.Context, t testing.TB, o Options) *RealNode {
 	t.Helper()
 	o.LogName = firstNonEmpty(o.LogName, t.Name())

@@ -15,38 +15,38 @@ import (
 
 const (
 	healthPort = 10248
-	podsPort   = 10255 // the kubelet's read-only port: plain HTTP, no identity asked for
+	podsPort   = 10255 // the kubelet's read-only port: HTTP without authentication
 )
 
-// KubeletDir is where the machine finds what is /var/lib/kubelet inside.
+// KubeletDir returns the machine's path of the node's /var/lib/kubelet.
 func (n *RealNode) KubeletDir() string { return n.path("root") }
 
-// DevicePluginSocket is where the machine finds the kubelet's registration socket.
+// DevicePluginSocket returns the machine's path of the kubelet's registration socket.
 func (n *RealNode) DevicePluginSocket() string {
 	return n.path("root", "device-plugins", "kubelet.sock")
 }
 
-// PodResourcesSocket is where the machine finds the kubelet's PodResources socket.
+// PodResourcesSocket returns the machine's path of the kubelet's pod-resources socket.
 func (n *RealNode) PodResourcesSocket() string {
 	return n.path("root", "pod-resources", "kubelet.sock")
 }
 
-// PodLogs is where the kubelet has the pods' logs, inside and outside.
+// PodLogs returns the folder of the pods' logs, the same inside and outside the node.
 func (n *RealNode) PodLogs() string { return filepath.Join(n.Logs, "pods") }
 
-// Kubelet is the kubelet's process; nil before the first start and after a stop.
+// Kubelet returns the kubelet's process; nil before the first start and after a stop.
 func (n *RealNode) Kubelet() *Process { return n.kubelet }
 
-// StartKubelet starts the kubelet, with these arguments beside its own, and returns when it answers on every socket, with the time of its start.
+// StartKubelet starts the kubelet with additional arguments, waits until all sockets answer, and returns the start time.
 func (n *RealNode) StartKubelet(ctx context.Context, args ...string) (time.Time, error) {
 	if n.kubelet != nil && n.kubelet.Alive() == nil {
-		return time.Time{}, errors.New("the kubelet runs already")
+		return time.Time{}, errors.New("kubelet is already running")
 	}
 	config, err := n.writeKubeletConfig()
 	if err != nil {
 		return time.Time{}, err
 	}
-	before, err := n.KubeletSocketTime() // the sockets of a kubelet that has ended stay, and refuse
+	before, err := n.KubeletSocketTime() // sockets of an ended kubelet stay and reject connections
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return time.Time{}, err
 	}
@@ -67,10 +67,10 @@ func (n *RealNode) StartKubelet(ctx context.Context, args ...string) (time.Time,
 	})
 }
 
-// StopKubelet ends the kubelet, with SIGTERM or SIGKILL. Pods keep running, and the kubelet's sockets stay on disk.
+// StopKubelet stops the kubelet with SIGTERM or SIGKILL. Pods keep running, and the kubelet's sockets stay on disk.
 func (n *RealNode) StopKubelet(ctx context.Context, signal syscall.Signal) error {
 	if n.kubelet == nil {
-		return errors.New("the kubelet does not run")
+		return errors.New("kubelet is not running")
 	}
 	_, err := n.kubelet.Stop(ctx, signal)
 	if err == nil {
@@ -79,8 +79,9 @@ func (n *RealNode) StopKubelet(ctx context.Context, signal syscall.Signal) error
 	return err
 }
 
-// KubeletSocketTime is when the registration socket was made, in the file system's clock: that lags time.Now by a tick of the kernel, some
-// milliseconds. The inode number would not do to tell sockets apart: the new one often gets the old one's.
+// KubeletSocketTime returns the creation time of the registration socket, by the file system's clock.
+// This clock lags time.Now by a few milliseconds. Inode numbers do not distinguish sockets, because a new socket often reuses
+// the old number.
 func (n *RealNode) KubeletSocketTime() (time.Time, error) {
 	info, err := os.Lstat(n.DevicePluginSocket())
 	if err != nil {
@@ -98,7 +99,7 @@ func (n *RealNode) writeKubeletConfig() (path string, err error) {
 	return path, os.WriteFile(path, b, 0o644)
 }
 
-// kubeletConfig is a kubelet without API server: its pods are the manifests in a folder.
+// kubeletConfig returns the configuration of a kubelet without API server, with static pods from a folder.
 // https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/
 func (n *RealNode) kubeletConfig() map[string]any {
 	return map[string]any{
@@ -107,9 +108,9 @@ func (n *RealNode) kubeletConfig() map[string]any {
 		"staticPodPath":            n.path("manifests"),
 		"podLogsDir":               n.PodLogs(),
 		"containerRuntimeEndpoint": "unix://" + n.runtimeSocket(),
-		"resolvConf":               "", // pods resolve nothing
+		"resolvConf":               "", // no DNS for pods
 
-		// Only the machine can reach the node's network.
+		// Safe, because only the machine can reach the node's network.
 		"address":            "0.0.0.0",
 		"readOnlyPort":       podsPort,
 		"healthzBindAddress": "0.0.0.0",
@@ -119,13 +120,13 @@ func (n *RealNode) kubeletConfig() map[string]any {
 		},
 		"authorization": map[string]any{"mode": "AlwaysAllow"},
 
-		// The machine is what it is: these would be reasons not to start.
+		// Properties of the machine that must not prevent the start.
 		"cgroupDriver":           "cgroupfs",
 		"failCgroupV1":           false,
 		"failSwapOn":             false,
 		"enforceNodeAllocatable": []string{},
 
-		// A full disk of the machine's is no reason to evict a test's pod or its image.
+		// A full disk of the machine must not evict pods and images of tests.
 		"evictionHard": map[string]any{
 			"imagefs.available": "0%", "imagefs.inodesFree": "0%", "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
 		},
@@ -140,7 +141,7 @@ func (n *RealNode) kubeletConfig() map[string]any {
 	}
 }
 
-// mergeMaps returns under with over laid on it: maps are merged, everything else is replaced.
+// mergeMaps returns under with the keys of over: maps are merged, all other values replaced.
 func mergeMaps(under, over map[string]any) map[string]any {
 	merged := maps.Clone(under)
 	for key, value := range over {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// makeFolders also empties the folder of an earlier run's logs under the same name.
+// makeFolders creates the folders and empties the log folder of an earlier run with the same name.
 func (n *RealNode) makeFolders(context.Context) error {
 	const longest, limit = "containerd/containerd.sock", 107
 	if len(filepath.Join(n.work, longest)) > limit {
@@ -29,7 +29,7 @@ func (n *RealNode) makeFolders(context.Context) error {
 	return nil
 }
 
-// enterNamespaces opens the door: the node's namespaces, with box as their first process.
+// enterNamespaces creates the node's namespaces with box as the first process.
 func (n *RealNode) enterNamespaces(ctx context.Context) error {
 	testcmd := n.path("box")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", testcmd, "github.com/podgauge/podgauge/test/e2e/testcmd")
@@ -48,7 +48,7 @@ func (n *RealNode) enterNamespaces(ctx context.Context) error {
 	return err
 }
 
-// setUpNetwork lays a cable from the machine to the node, so that tests reach the ports of the node and of its pods with plain HTTP clients.
+// setUpNetwork connects machine and node by a veth pair, so that tests reach the ports of node and pods with HTTP clients.
 func (n *RealNode) setUpNetwork(ctx context.Context) error {
 	number := n.options.Number
 	for _, command := range []string{
@@ -68,8 +68,8 @@ func (n *RealNode) setUpNetwork(ctx context.Context) error {
 //go:embed inside.sh
 var systemSetupScript string
 
-// setUpSystem mounts what a node needs and brings up its end of the network. It is a shell script since it is a list of mount and ip commands,
-// and since /proc can only be mounted by a process inside the PID namespace.
+// setUpSystem mounts the node's file systems and configures the node's network interface.
+// A shell script suits the list of mount and ip commands, and only a process in the PID namespace can mount /proc.
 func (n *RealNode) setUpSystem(ctx context.Context) error {
 	_, err := n.Shell(ctx, systemSetupScript, "NODE="+Name, "WORK="+n.work, "CGROUPS="+n.cgroups.mounts(), "IP="+n.IP(),
 		"MACHINE_IP="+n.options.Number.machineIP())

@@ -9,13 +9,13 @@ import (
 	"net/http"
 )
 
-// getJSON decodes an answer of 200 into v; nil drops it.
+// getJSON decodes a response with status 200 into v, unless v is nil.
 func getJSON(ctx context.Context, url string, v any) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
-	request.Close = true // the next node has the same address, and knows nothing of this one's connections
+	request.Close = true // the next node has the same address, and would reset the connection
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return err

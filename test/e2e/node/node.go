@@ -1,11 +1,11 @@
 // Package node is a Kubernetes node for tests: a real kubelet, containerd and runc in private namespaces of one machine.
 //
-// A node costs a second or two, and nothing of it outlives the process that brought it up, not even one that is killed: the node's first
-// process dies with its parent, and with it everything that runs inside. What the kernel cannot take back by itself (cgroups, folders) goes
-// at the next Up or with Clean. There is one node at a time of a number on a machine; Up waits for its turn.
+// A node starts in one or two seconds and ends with the process that started the node, even if that process is killed: the node's
+// first process dies with its parent, and all other processes with the first. The next Up, or CleanUp, removes cgroups and
+// folders, which the kernel does not remove. A machine has a single node per number at a time; Up waits for the lock.
 //
-// The node shares the machine's file system under its own /dev, /proc, /run, /sys, /var/lib and /var/log: a path elsewhere means the same
-// file inside and outside.
+// The node shares the machine's file system except /dev, /proc, /run, /sys, /var/lib and /var/log. All other paths are the same
+// inside and outside.
 package node
 
 import (
@@ -23,33 +23,33 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/kubelet"
 )
 
-// Name is the node's name in the kubelet's eyes, and the ending of every static pod's name.
+// Name is the kubelet's node name, and the suffix of all static pod names.
 const Name = "node-a"
 
 // Options of a node; the zero value is a node with the default kubelet.
 type Options struct {
-	// KubeletVersion is one of kubelet.Versions. Empty means the environment's KUBELET_VERSION, or else kubelet.DefaultVersion.
+	// KubeletVersion is a version of kubelet.Versions, by default the environment's KUBELET_VERSION or kubelet.DefaultVersion.
 	KubeletVersion string
-	// KubeletConfig is laid over the node's own KubeletConfiguration, key by key.
+	// KubeletConfig is merged into the node's KubeletConfiguration.
 	KubeletConfig map[string]any
-	// Containerd2 runs containerd 2, which knows CDI, in place of Debian's.
+	// Containerd2 runs containerd 2, which supports CDI, instead of Debian's version.
 	Containerd2 bool
-	// Number tells apart the nodes that a machine has at the same time. Zero means the environment's PODGAUGE_E2E_NODE, or else zero.
+	// Number distinguishes concurrent nodes of a machine, by default the environment's PODGAUGE_E2E_NODE or 0.
 	Number Number
-	// Dir holds the node's folder and its logs. It must be short, since the path of a unix socket ends at 108 bytes, and outside the folders
-	// that the node has of its own. No two numbers share one. Empty means the environment's PODGAUGE_E2E_DIR, or else /var/tmp/podgauge-e2e,
-	// with the number where there is one.
+	// Dir contains the node's folder and the logs. The path must be short, because unix socket paths have at most 108 bytes, and
+	// outside the private folders of the node. Each number needs a separate Dir. The default is the environment's
+	// PODGAUGE_E2E_DIR or /var/tmp/podgauge-e2e, with the number if not 0.
 	Dir string
-	// LogName names the folder below Dir/logs that takes the node's logs. Empty means "node".
+	// LogName is the folder of the node's logs below Dir/logs, by default "node".
 	LogName string
-	// Logf gets a line where something takes long. Nil drops it.
+	// Logf logs a line before long waits. Nil disables the log.
 	Logf func(format string, args ...any)
 }
 
 func (o Options) withDefaults() Options {
 	o.KubeletVersion = firstNonEmpty(o.KubeletVersion, os.Getenv("KUBELET_VERSION"), kubelet.DefaultVersion)
 	if o.Number == 0 {
-		o.Number, _ = parseNumber(os.Getenv("PODGAUGE_E2E_NODE")) // Check says what is wrong with it
+		o.Number, _ = parseNumber(os.Getenv("PODGAUGE_E2E_NODE")) // CheckRequirements returns the error
 	}
 	o.Dir = firstNonEmpty(o.Dir, os.Getenv("PODGAUGE_E2E_DIR"), filepath.Join("/var/tmp", o.Number.name()))
 	o.LogName = strings.ReplaceAll(firstNonEmpty(o.LogName, "node"), "/", "-")
@@ -61,29 +61,29 @@ func (o Options) withDefaults() Options {
 
 func (o Options) work() string { return filepath.Join(o.Dir, "node") }
 
-// RealNode is a node that is up. Its methods may be called from several goroutines, except that one caller at a time starts and stops the kubelet.
+// RealNode is a running node. All methods are safe for concurrent use, except start and stop of the kubelet.
 type RealNode struct {
-	// Logs is the folder with a file for each process and with pods/ for the containers. It outlives Down.
+	// Logs is the folder with a file for each process and with pods/ for the containers. Down keeps the folder.
 	Logs string
-	// KubeletVersion is that under test.
+	// KubeletVersion is the version under test.
 	KubeletVersion string
 
-	// The parts, in the order in which Up makes them; fixed from then on until Down.
+	// The parts in the order of creation by Up; constant until Down.
 	options Options
-	work    string       // the folder of everything but the logs; removed by Down
+	work    string       // folder of all files except logs; removed by Down
 	binary  string       // the kubelet's
-	lock    net.Listener // nil when the node is down
+	lock    net.Listener // nil after Down
 	cgroups nodeCgroups
 	nsenter *nsenterThread
 
 	procs   processList
-	kubelet *Process // the kubelet's last process, written by StartKubelet and StopKubelet; nil before the first and after a stop
+	kubelet *Process // written by StartKubelet and StopKubelet; nil before the first start and after a stop
 
-	shell sync.Mutex // held while a script runs: all scripts print to one file
+	shell sync.Mutex // locked while a script runs, because all scripts share an output file
 }
 
-// Up brings a node up: namespaces, network, containerd and the test image. The kubelet is not started yet. Where it fails it leaves nothing
-// but the logs.
+// Up starts a node without kubelet: namespaces, network, containerd and the test image.
+// After an error only the logs remain.
 func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
 	if err := CheckRequirements(o); err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("bring the node up (logs in %s): %w", n.Logs, err), n.Down(context.WithoutCancel(ctx)))
+			err = errors.Join(fmt.Errorf("start node (logs in %s): %w", n.Logs, err), n.Down(context.WithoutCancel(ctx)))
 		}
 	}()
 	for _, step := range []func(context.Context) error{
@@ -112,7 +112,7 @@ func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
 	return n, nil
 }
 
-// Down ends everything that runs in the node and removes everything but the logs. It may be called again.
+// Down ends all processes of the node and removes all files except the logs. Further calls have no effect.
 func (n *RealNode) Down(ctx context.Context) error {
 	if n.lock == nil {
 		return nil
@@ -128,31 +128,31 @@ func (n *RealNode) Down(ctx context.Context) error {
 	n.lock.Close()
 	n.lock = nil
 	if err != nil {
-		return fmt.Errorf("take the node down: %w", err)
+		return fmt.Errorf("stop node: %w", err)
 	}
 	return nil
 }
 
-// RemoveLogs removes the node's logs, and Dir when nothing else is in it.
+// RemoveLogs removes the node's logs, and Dir if empty.
 func (n *RealNode) RemoveLogs() error {
 	err := os.RemoveAll(n.Logs)
 	for dir := filepath.Dir(n.Logs); dir != filepath.Dir(n.options.Dir); dir = filepath.Dir(dir) {
-		_ = os.Remove(dir) // refused where other logs lie
+		_ = os.Remove(dir) // fails if not empty
 	}
 	return err
 }
 
-// Path is a place in the node's folder, the same inside and outside. Down removes it.
+// Path returns a path in the node's folder, the same inside and outside. Down removes the folder.
 func (n *RealNode) Path(elem ...string) string { return n.path(elem...) }
 
 func (n *RealNode) path(elem ...string) string {
 	return filepath.Join(append([]string{n.work}, elem...)...)
 }
 
-// URL is where the machine reaches a port of the node.
+// URL returns the machine's URL of a port of the node.
 func (n *RealNode) URL(port int) string { return fmt.Sprintf("http://%s:%d", n.IP(), port) }
 
-// IP is the node's address. The machine reaches every port of the node there.
+// IP returns the node's address, reachable from the machine.
 func (n *RealNode) IP() string { return n.options.Number.nodeIP() }
 
 func firstNonEmpty(values ...string) string {

@@ -13,14 +13,14 @@ import (
 	"time"
 )
 
-// The main thread does not end with its goroutine: a door on it would keep the node's mounts and cgroups for the rest of the process.
+// The main thread does not end with its goroutine, and would keep the node's mounts and cgroups until the process ends.
 func TestDoorIsNeverTheMainThread(t *testing.T) {
 	for range 200 {
 		d := &nsenterThread{init: &exec.Cmd{}, funcs: make(chan func()), closed: make(chan struct{})}
 		go d.run()
 		err := d.call(func() error {
 			if syscall.Gettid() == os.Getpid() {
-				return errors.New("the door is the main thread")
+				return errors.New("nsenter thread is the main thread")
 			}
 			return nil
 		})
@@ -52,11 +52,11 @@ func TestOverlay(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if under["logging"].(m)["verbosity"] != 4 {
-		t.Error("what lay below was changed")
+		t.Error("mergeMaps changed its first argument")
 	}
 }
 
-// kubeletPod has the shape of the kubelet's answer; TestNode in test/e2e reads a real one.
+// kubeletPod has the format of the kubelet's response; TestNode in test/e2e reads a real response.
 const kubeletPod = `{"metadata":{"name":"one-node-a","namespace":"default","uid":"u1"},"status":{"phase":"Running","containerStatuses":[
 {"name":"main","containerID":"containerd://abc","restartCount":1,"state":{"running":{"startedAt":"2026-01-02T03:04:05Z"}},
 "allocatedResourcesStatus":[{"name":"nvidia.com/gpu","resources":[{"resourceID":"GPU-0","health":"Healthy"}]}]},
@@ -79,7 +79,7 @@ func TestPodStatus(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	if pod := (StaticPod{Containers: make([]StaticContainer, 3)}); got.hasStarted(pod) {
-		t.Error("a pod counts as started while a container waits")
+		t.Error("pod with a waiting container has started")
 	}
 }
 
@@ -110,11 +110,11 @@ func TestUntil(t *testing.T) {
 	reason := errors.New("7 of 8")
 	err = Until(ctx, "all are there", func(context.Context) error { return reason })
 	if !errors.Is(err, reason) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "all are there") {
-		t.Errorf("the deadline says: %v", err)
+		t.Errorf("error at the deadline: %v", err)
 	}
 
 	err = Until(t.Context(), "it lives", func(context.Context) error { return StopRetrying(reason) })
 	if !errors.Is(err, reason) {
-		t.Errorf("giving up says: %v", err)
+		t.Errorf("error of StopRetrying: %v", err)
 	}
 }

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nsenterThread is a thread of this process that has joined the node's cgroups and namespaces, so that what it starts runs inside the node and is
-// still this process's own child: its id on the machine and its exit status are known without a helper in between.
+// nsenterThread is a thread of this process in the node's cgroups and namespaces.
+// Programs that the thread starts run inside the node and are children of this process, with known id and exit status.
 type nsenterThread struct {
 	init   *exec.Cmd     // the first process of the namespaces; written by the thread before newNsenterThread returns
-	funcs  chan func()   // what the thread has to do; closed to end it
-	closed chan struct{} // closed when it has ended
+	funcs  chan func()   // work of the thread; closed to end the thread
+	closed chan struct{} // closed at the thread's end
 }
 
-// newNsenterThread makes the namespaces with init as their first process, and a door to them.
+// newNsenterThread creates the namespaces with init as the first process, and a thread inside.
 func newNsenterThread(in nodeCgroups, init *exec.Cmd) (*nsenterThread, error) {
 	d := &nsenterThread{init: init, funcs: make(chan func()), closed: make(chan struct{})}
 	go d.run()
@@ -29,11 +29,11 @@ func newNsenterThread(in nodeCgroups, init *exec.Cmd) (*nsenterThread, error) {
 	return d, nil
 }
 
-// run never unlocks: namespaces cannot be given back, so that the thread has to end with its goroutine.
+// run keeps the thread locked: a thread cannot leave the namespaces, so the thread must end with the goroutine.
 func (d *nsenterThread) run() {
 	runtime.LockOSThread()
 	if syscall.Gettid() == os.Getpid() {
-		// The main thread does not end with its goroutine. While this one holds it, another gets another.
+		// The main thread does not end with its goroutine. While this goroutine has the main thread, a new goroutine gets a different thread.
 		go d.run()
 		<-d.closed
 		runtime.UnlockOSThread()
@@ -46,24 +46,24 @@ func (d *nsenterThread) run() {
 }
 
 func (d *nsenterThread) enter(in nodeCgroups) error {
-	// First the cgroups: a cgroup namespace is rooted where the process that makes it is.
+	// Cgroups first: the root of a cgroup namespace is the cgroup of its creator.
 	if err := in.addThread(); err != nil {
 		return err
 	}
 	d.init.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
 		Setsid:     true,
-		// The kernel ends init when this thread ends, however that happens, and with init all that runs in its PID namespace.
+		// The kernel kills init at the end of this thread, and all processes of the PID namespace with init.
 		Pdeathsig: syscall.SIGKILL,
 	}
 	if err := d.init.Start(); err != nil {
-		return fmt.Errorf("make the node's namespaces: %w", err)
+		return fmt.Errorf("create namespaces: %w", err)
 	}
-	// A thread that shares its root and working folder with others may not change its mounts.
+	// A thread that shares root and working folder with other threads cannot join a mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("leave the other threads' file system: %w", err)
+		return fmt.Errorf("unshare file system: %w", err)
 	}
-	for _, kind := range []string{"cgroup", "ipc", "uts", "net", "pid", "mnt"} { // the mounts last: after them /proc is not this one
+	for _, kind := range []string{"cgroup", "ipc", "uts", "net", "pid", "mnt"} { // mounts last, because /proc changes with the mounts
 		if err := joinNamespace(fmt.Sprintf("/proc/%d/ns/%s", d.init.Process.Pid, kind)); err != nil {
 			return err
 		}
@@ -83,18 +83,18 @@ func joinNamespace(namespace string) error {
 	return nil
 }
 
-// call runs f on the door's thread, where paths are the node's.
+// call runs f on the thread, with the node's file system.
 func (d *nsenterThread) call(f func() error) error {
 	result := make(chan error)
 	d.funcs <- func() { result <- f() }
 	return <-result
 }
 
-// close ends everything inside and the thread. Callers have reaped what they started, or do so meanwhile.
+// close ends all processes of the node and the thread. Callers must reap their own children, at the latest during close.
 func (d *nsenterThread) close() {
 	if d.init.Process != nil {
 		_ = d.init.Process.Kill()
-		_ = d.init.Wait() // returns when the kernel has ended the whole PID namespace
+		_ = d.init.Wait() // returns at the end of the PID namespace
 	}
 	close(d.funcs)
 	<-d.closed

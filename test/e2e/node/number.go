@@ -5,10 +5,10 @@ import (
 	"strconv"
 )
 
-// Number is that of one of the nodes that a machine may have at the same time, 0 to 9. Whatever exists once on a machine has it in its name.
+// Number distinguishes up to ten nodes on a machine, 0 to 9. The names of the node's resources include the number.
 type Number int
 
-// parseNumber reads a number as the environment has it; empty is zero.
+// parseNumber parses the number of the environment; empty means 0.
 func parseNumber(s string) (Number, error) {
 	if s == "" {
 		return 0, nil
@@ -20,7 +20,7 @@ func parseNumber(s string) (Number, error) {
 	return Number(n), nil
 }
 
-// name is that of the machine's end of the node's network cable, which has 15 bytes at most, of the node's cgroups, and of the locks.
+// name returns the name of the machine's network link, with at most 15 bytes, of the node's cgroups, and of the locks.
 func (n Number) name() string {
 	if n == 0 {
 		return "podgauge-e2e"
@@ -32,5 +32,5 @@ func (n Number) nodeIP() string { return fmt.Sprintf("10.250.%d.2", n) }
 
 func (n Number) machineIP() string { return fmt.Sprintf("10.250.%d.1", n) }
 
-// podSubnet is where the node's pods get their addresses.
+// podSubnet returns the subnet of the node's pods.
 func (n Number) podSubnet() string { return fmt.Sprintf("10.251.%d.0/24", n) }

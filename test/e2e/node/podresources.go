@@ -10,10 +10,10 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// OwnerKey is a container that holds a device, as the kubelet's PodResources names it.
+// OwnerKey identifies the container of an allocation, as in the pod-resources API.
 type OwnerKey struct{ Namespace, Pod, Container string }
 
-// ListPodResources asks the kubelet which pods hold what.
+// ListPodResources returns the kubelet's allocations of all pods.
 func (n *RealNode) ListPodResources(ctx context.Context) ([]*podresources.PodResources, error) {
 	return callPodResources(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) ([]*podresources.PodResources, error) {
 		answer, err := c.List(ctx, &podresources.ListPodResourcesRequest{})
@@ -21,7 +21,7 @@ func (n *RealNode) ListPodResources(ctx context.Context) ([]*podresources.PodRes
 	})
 }
 
-// GetPodResources asks the kubelet what one pod holds.
+// GetPodResources returns the kubelet's allocations of a pod.
 func (n *RealNode) GetPodResources(ctx context.Context, p StaticPod) (*podresources.PodResources, error) {
 	return callPodResources(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.PodResources, error) {
 		answer, err := c.Get(ctx, &podresources.GetPodResourcesRequest{PodName: p.FullName(), PodNamespace: p.namespace()})
@@ -29,7 +29,7 @@ func (n *RealNode) GetPodResources(ctx context.Context, p StaticPod) (*podresour
 	})
 }
 
-// Allocatable asks the kubelet for the healthy devices of a resource and returns their ids, sorted.
+// Allocatable returns the ids of the resource's healthy devices from the kubelet, sorted.
 func (n *RealNode) Allocatable(ctx context.Context, resource string) ([]string, error) {
 	all, err := n.AllAllocatable(ctx)
 	if all[resource] == nil {
@@ -38,8 +38,7 @@ func (n *RealNode) Allocatable(ctx context.Context, resource string) ([]string, 
 	return all[resource], err
 }
 
-// AllAllocatable asks the kubelet for the healthy devices of all resources and returns their ids by resource, sorted. A resource without a
-// healthy device is not there.
+// AllAllocatable returns the sorted ids of healthy devices by resource, without resources that have no healthy device.
 func (n *RealNode) AllAllocatable(ctx context.Context) (map[string][]string, error) {
 	answer, err := n.AllocatableResources(ctx)
 	all := map[string][]string{}
@@ -47,20 +46,20 @@ func (n *RealNode) AllAllocatable(ctx context.Context) (map[string][]string, err
 		all[devices.ResourceName] = append(all[devices.ResourceName], devices.DeviceIds...)
 	}
 	for resource, ids := range all {
-		slices.Sort(ids) // the kubelet names a device once for each of its NUMA nodes, in any order
+		slices.Sort(ids) // the kubelet lists a device once per NUMA node, in any order
 		all[resource] = slices.Compact(ids)
 	}
 	return all, err
 }
 
-// AllocatableResources asks the kubelet for all that it would give away.
+// AllocatableResources returns the kubelet's allocatable resources.
 func (n *RealNode) AllocatableResources(ctx context.Context) (*podresources.AllocatableResourcesResponse, error) {
 	return callPodResources(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.AllocatableResourcesResponse, error) {
 		return c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 	})
 }
 
-// Owners is List the other way round: who holds each device of a resource. An id's several entries, one for each NUMA node, are one.
+// Owners returns the container of each allocated device of a resource, from List. Entries of an id for several NUMA nodes are merged.
 func (n *RealNode) Owners(ctx context.Context, resource string) (map[string]OwnerKey, error) {
 	pods, err := n.ListPodResources(ctx)
 	if err != nil {
@@ -81,7 +80,7 @@ func (n *RealNode) Owners(ctx context.Context, resource string) (map[string]Owne
 	return owners, nil
 }
 
-// callPodResources makes one call on a connection of its own: one that is kept would wait a second before it tries a restarted kubelet again.
+// callPodResources makes a call on a new connection, because a kept connection retries only a second after a kubelet restart.
 func callPodResources[A any](ctx context.Context, n *RealNode, call func(context.Context, podresources.PodResourcesListerClient) (A, error)) (answer A, err error) {
 	conn, err := grpc.NewClient("unix:"+n.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -89,7 +88,7 @@ func callPodResources[A any](ctx context.Context, n *RealNode, call func(context
 	}
 	defer conn.Close()
 	if answer, err = call(ctx, podresources.NewPodResourcesListerClient(conn)); err != nil {
-		return answer, fmt.Errorf("ask the kubelet's PodResources: %w", err)
+		return answer, fmt.Errorf("call pod-resources API: %w", err)
 	}
 	return answer, nil
 }

@@ -10,47 +10,48 @@ import (
 	"time"
 )
 
-// StaticPod is a static pod to run.
+// StaticPod is the configuration of a static pod.
 type StaticPod struct {
 	Name string
-	// Namespace is "default" when empty.
+	// Namespace is "default" if empty.
 	Namespace string
 	// InitContainers and Containers run the test image.
 	InitContainers, Containers []StaticContainer
-	// RestartPolicy is Kubernetes' own default, Always, when empty.
+	// RestartPolicy is Always if empty, as in Kubernetes.
 	RestartPolicy string
-	// Grace is the time between SIGTERM and SIGKILL, in whole seconds; one second when zero.
+	// Grace is the time between SIGTERM and SIGKILL in whole seconds, by default one second.
 	Grace time.Duration
-	// HostNetwork puts the pod into the node's network namespace instead of one of its own.
+	// HostNetwork puts the pod into the node's network namespace.
 	HostNetwork bool
-	// HostPID puts its containers into the node's pid namespace, and ShareProcesses into one of the pod; else each has its own.
+	// HostPID puts the containers into the node's pid namespace, ShareProcesses into a namespace of the pod. The default is a
+	// namespace per container.
 	HostPID, ShareProcesses bool
 	Labels                  map[string]string
-	// HostPaths are folders of the node, which the regular containers have at the same place.
+	// HostPaths are folders of the node, mounted into the regular containers at the same path.
 	HostPaths []string
 }
 
-// StaticContainer of a Pod.
+// StaticContainer is a container of a StaticPod.
 type StaticContainer struct {
 	Name string
-	// Command is a program in one of the pod's Paths, in place of box, the test image's.
+	// Command is a program in a folder of HostPaths that replaces the test image's box.
 	Command []string
-	// Args are for box; none means "pause".
+	// Args are the arguments of box, by default "pause".
 	Args []string
-	// Limits are the resources that it asks for: {"nvidia.com/gpu": 1}.
+	// Limits are the requested resources: {"nvidia.com/gpu": 1}.
 	Limits map[string]int
 	// RestartPolicy "Always" makes an init container a sidecar.
 	RestartPolicy string
 	Env           map[string]string
 }
 
-// FullName is what the kubelet calls the pod: a static pod bears the node's name at its end.
+// FullName returns the kubelet's name of the pod, with the node's name as suffix.
 func (p StaticPod) FullName() string { return p.Name + "-" + Name }
 
 func (p StaticPod) namespace() string { return firstNonEmpty(p.Namespace, "default") }
 
-// manifest is the pod as the kubelet reads it. The uid is new each time: the kubelet would derive the same one from the same manifest, and
-// takes a pod that comes back under its old uid for one that has not ended yet.
+// manifest returns the pod's manifest with a new uid.
+// Without a uid the kubelet derives the same uid from the same manifest, and takes a recreated pod for the earlier pod.
 func (p StaticPod) manifest(uid string) ([]byte, error) {
 	return json.MarshalIndent(map[string]any{
 		"apiVersion": "v1",
@@ -69,7 +70,7 @@ func (p StaticPod) manifest(uid string) ([]byte, error) {
 	}, "", "  ")
 }
 
-// volumes are named by their order.
+// volumes returns the volumes of the pod, named by index.
 func volumes(paths []string) []any {
 	all := []any{}
 	for i, path := range paths {
@@ -100,7 +101,7 @@ func containerManifests(containers []StaticContainer, paths []string) []any {
 	return all
 }
 
-// CreatePod hands the kubelet a pod and returns the pod's uid at once.
+// CreatePod writes a pod's manifest for the kubelet and returns the pod's uid at once.
 func (n *RealNode) CreatePod(p StaticPod) (uid string, err error) {
 	random := make([]byte, 16)
 	_, _ = rand.Read(random) // never fails
@@ -109,7 +110,7 @@ func (n *RealNode) CreatePod(p StaticPod) (uid string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("encode pod %s: %w", p.Name, err)
 	}
-	// The kubelet reads a file as soon as it appears, but none whose name begins with a dot: it never sees half a manifest.
+	// The kubelet ignores names that start with a dot, and reads the renamed file as a whole.
 	file := n.manifestFile(p)
 	hidden := filepath.Join(filepath.Dir(file), "."+filepath.Base(file))
 	if err := os.WriteFile(hidden, manifest, 0o644); err != nil {
@@ -118,14 +119,14 @@ func (n *RealNode) CreatePod(p StaticPod) (uid string, err error) {
 	return uid, os.Rename(hidden, file)
 }
 
-// DeletePod takes a pod's manifest away and returns at once: the kubelet drops the pod from every list, and ends its containers meanwhile.
+// DeletePod removes a pod's manifest and returns at once. The kubelet removes the pod from all lists while the containers end.
 func (n *RealNode) DeletePod(p StaticPod) error { return os.Remove(n.manifestFile(p)) }
 
 func (n *RealNode) manifestFile(p StaticPod) string {
 	return n.path("manifests", p.namespace()+"_"+p.Name+".json")
 }
 
-// RunPod hands the kubelet a pod and returns when each of its containers has been started, or the pod has failed: which one, the status says.
+// RunPod creates a pod, waits until all containers have started or the pod has failed, and returns the status.
 func (n *RealNode) RunPod(ctx context.Context, p StaticPod) (StaticPodStatus, error) {
 	uid, err := n.CreatePod(p)
 	if err != nil {
@@ -137,14 +138,14 @@ func (n *RealNode) RunPod(ctx context.Context, p StaticPod) (StaticPodStatus, er
 			return err
 		}
 		if status.UID != uid || !status.hasStarted(p) {
-			return fmt.Errorf("its status is %+v", status)
+			return fmt.Errorf("pod status is %+v", status)
 		}
 		return nil
 	})
 	return status, err
 }
 
-// RemovePod deletes a pod and returns when none of its processes is left.
+// RemovePod deletes a pod and waits until all processes have ended.
 func (n *RealNode) RemovePod(ctx context.Context, p StaticPod) error {
 	status, err := n.Pod(ctx, p)
 	if err != nil {
@@ -154,7 +155,7 @@ func (n *RealNode) RemovePod(ctx context.Context, p StaticPod) error {
 		return err
 	}
 	return Until(ctx, fmt.Sprintf("pod %s has ended", p.Name), func(context.Context) error {
-		dir, _ := n.cgroups.find("pod" + status.UID) // it stays for a while, empty
+		dir, _ := n.cgroups.find("pod" + status.UID) // stays empty for a while
 		for _, container := range subdirs(dir) {
 			if pids := pidsIn(container); len(pids) > 0 {
 				return fmt.Errorf("processes %v still run", pids)

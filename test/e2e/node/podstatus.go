@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// StaticPodStatus is what the kubelet says of a pod.
+// StaticPodStatus is the kubelet's status of a pod.
 type StaticPodStatus struct {
 	Namespace, Name, UID   string
 	Phase, Reason, Message string
@@ -17,25 +17,25 @@ type StaticPodStatus struct {
 	Containers             []StaticContainerStatus
 }
 
-// StaticContainerStatus is what the kubelet says of a container.
+// StaticContainerStatus is the kubelet's status of a container.
 type StaticContainerStatus struct {
 	Name string
-	// ID is the runtime's, without its scheme; empty while there is none.
+	// ID is the runtime's container id without scheme; empty before creation.
 	ID string
-	// State is waiting, running or terminated; Reason says why in a word, and Message, of one that waits, in several.
+	// State is waiting, running or terminated, with a one-word Reason. Message is only set for waiting containers.
 	State, Reason, Message string
 	Restarts               int
-	// ExitCode and Finished are those of a terminated container.
+	// ExitCode and Finished are only set for terminated containers.
 	ExitCode          int
 	Started, Finished time.Time
 	// Devices is the kubelet's allocatedResourcesStatus.
 	Devices []DeviceHealth
 }
 
-// DeviceHealth is what the kubelet says of a device that a container holds.
+// DeviceHealth is the kubelet's health of a container's device.
 type DeviceHealth struct{ Resource, ID, Health string }
 
-// hasStarted says whether each container has been started once, or never will be.
+// hasStarted reports whether all containers have started once, or the pod has ended.
 func (s StaticPodStatus) hasStarted(p StaticPod) bool {
 	if s.Phase == "Failed" || s.Phase == "Succeeded" {
 		return true
@@ -45,7 +45,7 @@ func (s StaticPodStatus) hasStarted(p StaticPod) bool {
 	})
 }
 
-// Container returns a container's status, the init containers' too.
+// Container returns the status of a container or init container.
 func (s StaticPodStatus) Container(name string) (StaticContainerStatus, error) {
 	for _, c := range slices.Concat(s.InitContainers, s.Containers) {
 		if c.Name == name {
@@ -55,10 +55,10 @@ func (s StaticPodStatus) Container(name string) (StaticContainerStatus, error) {
 	return StaticContainerStatus{}, fmt.Errorf("pod %s has no container %s", s.Name, name)
 }
 
-// ErrNoPod is the error where the kubelet does not know a pod.
-var ErrNoPod = errors.New("the kubelet does not know the pod")
+// ErrNoPod means that the kubelet does not list a pod.
+var ErrNoPod = errors.New("pod not found in the kubelet")
 
-// Pod returns what the kubelet says of a pod, or ErrNoPod.
+// Pod returns the kubelet's status of a pod, or ErrNoPod.
 func (n *RealNode) Pod(ctx context.Context, p StaticPod) (StaticPodStatus, error) {
 	all, err := n.Pods(ctx)
 	if err != nil {
@@ -72,7 +72,7 @@ func (n *RealNode) Pod(ctx context.Context, p StaticPod) (StaticPodStatus, error
 	return StaticPodStatus{}, fmt.Errorf("%s/%s: %w", p.namespace(), p.FullName(), ErrNoPod)
 }
 
-// Pods returns what the kubelet's read-only port says of all pods.
+// Pods returns the status of all pods from the kubelet's read-only port.
 func (n *RealNode) Pods(ctx context.Context) ([]StaticPodStatus, error) {
 	var list struct {
 		Items []podJSON
@@ -87,7 +87,7 @@ func (n *RealNode) Pods(ctx context.Context) ([]StaticPodStatus, error) {
 	return all, nil
 }
 
-// podJSON is the part of a v1.Pod that is read here.
+// podJSON is the part of a v1.Pod in use.
 type podJSON struct {
 	Metadata struct{ Namespace, Name, UID string }
 	Status   struct {

@@ -13,20 +13,20 @@ import (
 	"syscall"
 )
 
-// Process is a program that runs in the node, or has run.
+// Process is a running or ended program of the node.
 type Process struct {
 	Name string
-	// PID is its id on the machine: /proc/<PID> tells of it.
+	// PID is the process id on the machine.
 	PID int
-	// Log is the file that takes its stdout and stderr; processes of one name share it.
+	// Log is the file of stdout and stderr, shared by processes with the same name.
 	Log string
 
 	cmd   *exec.Cmd
-	start int64         // where in Log its own part begins
-	done  chan struct{} // closed when it has ended; cmd.ProcessState is valid then
+	start int64         // offset of the process's output in Log
+	done  chan struct{} // closed at the end of the process, after cmd.ProcessState is set
 }
 
-// processList are those that Exec started.
+// processList has the processes of Exec.
 type processList struct {
 	mu  sync.Mutex // guards all
 	all []*Process
@@ -38,7 +38,7 @@ func (ps *processList) add(p *Process) {
 	ps.all = append(ps.all, p)
 }
 
-// killAll kills and reaps them. The PID namespace would do the former, but it cannot end before the latter is done.
+// killAll kills and reaps all processes. The PID namespace would kill the processes too, but cannot end before all are reaped.
 func (ps *processList) killAll() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -48,18 +48,18 @@ func (ps *processList) killAll() {
 	}
 }
 
-// Exec starts a program in the node. Paths in argv are absolute and mean the same file inside, unless it lies below one of the folders that
-// the node has of its own. Its environment is env and a PATH. It runs until it ends, or until Down.
+// Exec starts a program in the node, with env and a PATH as environment. Down kills the program.
+// Paths in argv must be absolute, and are the same inside except below the node's private folders.
 func (n *RealNode) Exec(name string, argv []string, env ...string) (*Process, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}, env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C is the test's, not the kubelet's
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C ends the test, not the kubelet
 	p := &Process{Name: name, Log: filepath.Join(n.Logs, name+".log"), cmd: cmd, done: make(chan struct{})}
 	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close() // the process has its own
+	defer log.Close() // the process has a copy
 	cmd.Stdout, cmd.Stderr = log, log
 	if p.start, err = log.Seek(0, io.SeekEnd); err != nil {
 		return nil, err
@@ -71,12 +71,12 @@ func (n *RealNode) Exec(name string, argv []string, env ...string) (*Process, er
 	n.procs.add(p)
 	go func() { // killAll waits for it
 		defer close(p.done)
-		_ = cmd.Wait() // a bad status is no error here
+		_ = cmd.Wait() // the status is in cmd.ProcessState
 	}()
 	return p, nil
 }
 
-// Shell runs a shell script inside the node and returns what it printed. It stops at the first command that fails.
+// Shell runs a shell script in the node until the first failed command, and returns the output.
 func (n *RealNode) Shell(ctx context.Context, script string, env ...string) (string, error) {
 	n.shell.Lock()
 	defer n.shell.Unlock()
@@ -95,23 +95,23 @@ func (n *RealNode) Shell(ctx context.Context, script string, env ...string) (str
 	return out, err
 }
 
-// Signal sends a signal; os.ErrProcessDone says that the process has ended.
+// Signal sends a signal; the error is os.ErrProcessDone if the process has ended.
 func (p *Process) Signal(signal syscall.Signal) error { return p.cmd.Process.Signal(signal) }
 
-// Done is closed when the process has ended.
+// Done returns a channel that is closed at the end of the process.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Wait returns how the process ended.
+// Wait waits for the end of the process and returns its state.
 func (p *Process) Wait(ctx context.Context) (*os.ProcessState, error) {
 	select {
 	case <-p.done:
 		return p.cmd.ProcessState, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for %s to end: %w", p.Name, context.Cause(ctx))
+		return nil, fmt.Errorf("wait for end of %s: %w", p.Name, context.Cause(ctx))
 	}
 }
 
-// Stop sends a signal and waits for the end.
+// Stop sends a signal and waits for the end of the process.
 func (p *Process) Stop(ctx context.Context, signal syscall.Signal) (*os.ProcessState, error) {
 	if err := p.Signal(signal); err != nil {
 		return nil, fmt.Errorf("send %s to %s: %w", signal, p.Name, err)
@@ -119,7 +119,7 @@ func (p *Process) Stop(ctx context.Context, signal syscall.Signal) (*os.ProcessS
 	return p.Wait(ctx)
 }
 
-// Output is what this process has printed so far.
+// Output returns the output of this process so far.
 func (p *Process) Output() (string, error) {
 	f, err := os.Open(p.Log)
 	if err != nil {
@@ -134,10 +134,10 @@ func (p *Process) Output() (string, error) {
 	return string(b), err
 }
 
-// FDs counts its open file descriptors.
+// FDs returns the number of open file descriptors.
 func (p *Process) FDs() (int, error) { return p.count("fd") }
 
-// Threads counts its threads.
+// Threads returns the number of threads.
 func (p *Process) Threads() (int, error) { return p.count("task") }
 
 func (p *Process) count(dir string) (int, error) {
@@ -145,7 +145,7 @@ func (p *Process) count(dir string) (int, error) {
 	return len(entries), err
 }
 
-// Alive is an error with the last words of a process that has ended.
+// Alive returns an error with the last lines of output if the process has ended.
 func (p *Process) Alive() error {
 	select {
 	case <-p.done:

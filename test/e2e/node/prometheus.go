@@ -13,32 +13,32 @@ import (
 
 const prometheusPort = 9090
 
-// ScrapeTarget is what Prometheus scrapes.
+// ScrapeTarget is a scrape target of Prometheus.
 type ScrapeTarget struct {
 	Job string
 	// Address is host:port as seen from inside the node.
 	Address string
-	// Labels are what service discovery would add: pod, namespace and container of the exporter.
+	// Labels replace the labels of service discovery: pod, namespace and container of the exporter.
 	Labels map[string]string
-	// HonorLabels lets the scraped labels win over Labels.
+	// HonorLabels prefers scraped labels to Labels.
 	HonorLabels bool
 	// Interval is the time between two scrapes.
 	Interval time.Duration
-	// Path is /metrics when empty.
+	// Path is /metrics if empty.
 	Path string
 }
 
-// PrometheusServer is a real server that runs in the node.
+// PrometheusServer is a Prometheus server in the node.
 type PrometheusServer struct {
 	*Process
 	api string
 }
 
-// ConnectPrometheus is one that somebody else has started, as a pod for example.
+// ConnectPrometheus returns a server that is already running, for example as a pod.
 func ConnectPrometheus(url string) *PrometheusServer { return &PrometheusServer{api: url} }
 
-// StartPrometheus starts a server that scrapes the targets, and returns when it is ready. The first scrape comes up to 5 s later: so long the
-// server's discovery gathers targets, by a constant of its build.
+// StartPrometheus starts a server with the targets and waits until the server is ready.
+// The first scrape may be up to 5 s later, a constant of the server's target discovery.
 func (n *RealNode) StartPrometheus(ctx context.Context, targets ...ScrapeTarget) (*PrometheusServer, error) {
 	config, err := json.MarshalIndent(prometheusConfig(targets), "", "  ") // JSON is YAML
 	if err != nil {
@@ -52,7 +52,7 @@ func (n *RealNode) StartPrometheus(ctx context.Context, targets ...ScrapeTarget)
 	p.Process, err = n.Exec("prometheus", []string{
 		"prometheus", "--config.file=" + file, "--storage.tsdb.path=" + n.path("prometheus"),
 		fmt.Sprintf("--web.listen-address=0.0.0.0:%d", prometheusPort),
-		"--scrape.discovery-reload-interval=100ms", // else the first scrape waits for up to 5 s
+		"--scrape.discovery-reload-interval=100ms", // otherwise the first scrape may be delayed by 5 s
 	})
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func prometheusConfig(targets []ScrapeTarget) map[string]any {
 			"honor_labels":    t.HonorLabels,
 			"metrics_path":    firstNonEmpty(t.Path, "/metrics"),
 			"scrape_interval": milliseconds(t.Interval),
-			// Prometheus wants it no longer than the interval.
+			// Prometheus rejects timeouts longer than the interval.
 			"scrape_timeout": milliseconds(min(t.Interval, 10*time.Second)),
 			"static_configs": []any{map[string]any{"targets": []string{t.Address}, "labels": t.Labels}},
 		})
@@ -81,7 +81,7 @@ func prometheusConfig(targets []ScrapeTarget) map[string]any {
 	return map[string]any{"scrape_configs": scrapes}
 }
 
-// milliseconds writes a duration as Prometheus reads it, without fractions.
+// milliseconds formats a duration for Prometheus, without fractions.
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%dms", d.Milliseconds()) }
 
 // PromPoint is a value at a time.
@@ -96,13 +96,13 @@ type PromSample struct {
 	PromPoint
 }
 
-// PromSeries is what a range query found under one set of labels.
+// PromSeries is a series of a range query.
 type PromSeries struct {
 	Labels map[string]string // with __name__
 	Points []PromPoint
 }
 
-// Query evaluates PromQL now. The result must be a vector, which a range such as up[1m] is not.
+// Query evaluates PromQL now. The result must be a vector, not a range such as up[1m].
 func (p *PrometheusServer) Query(ctx context.Context, promql string) ([]PromSample, error) {
 	var found []struct {
 		Metric map[string]string
@@ -142,19 +142,19 @@ func (p *PrometheusServer) QueryRange(ctx context.Context, promql string, from, 
 }
 
 func (p *PrometheusServer) query(ctx context.Context, endpoint, kind string, arguments url.Values, result any) error {
-	var answer struct {
+	var response struct {
 		Data struct {
 			ResultType string
 			Result     json.RawMessage
 		}
 	}
-	if err := getJSON(ctx, fmt.Sprintf("%s/api/v1/%s?%s", p.api, endpoint, arguments.Encode()), &answer); err != nil {
+	if err := getJSON(ctx, fmt.Sprintf("%s/api/v1/%s?%s", p.api, endpoint, arguments.Encode()), &response); err != nil {
 		return fmt.Errorf("query %s: %w", arguments.Get("query"), err)
 	}
-	if answer.Data.ResultType != kind {
-		return fmt.Errorf("query %s: the result is a %s, not a %s", arguments.Get("query"), answer.Data.ResultType, kind)
+	if response.Data.ResultType != kind {
+		return fmt.Errorf("query %s: result is a %s, want a %s", arguments.Get("query"), response.Data.ResultType, kind)
 	}
-	if err := json.Unmarshal(answer.Data.Result, result); err != nil {
+	if err := json.Unmarshal(response.Data.Result, result); err != nil {
 		return fmt.Errorf("query %s: decode a %s: %w", arguments.Get("query"), kind, err)
 	}
 	return nil

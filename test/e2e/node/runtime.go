@@ -50,10 +50,10 @@ func (n *RealNode) startContainerd(ctx context.Context) error {
 	})
 }
 
-// runtimeSocket is where the machine finds containerd.
+// runtimeSocket returns the machine's path of containerd's socket.
 func (n *RealNode) runtimeSocket() string { return n.path("containerd", "containerd.sock") }
 
-// TestImage is the image of every container, the pods' sandboxes included.
+// TestImage is the image of all containers, including pod sandboxes.
 const TestImage = "local.test/box:1"
 
 func (n *RealNode) loadImage(ctx context.Context) error {
@@ -73,9 +73,9 @@ func (n *RealNode) loadImage(ctx context.Context) error {
 	return n.LoadImage(ctx, archive)
 }
 
-// LoadImage gives containerd the images of an OCI archive.
+// LoadImage imports the images of an OCI archive into containerd.
 func (n *RealNode) LoadImage(ctx context.Context, archive string) error {
-	archive, err := filepath.Abs(archive) // the node has a working folder of its own
+	archive, err := filepath.Abs(archive) // the node has a different working folder
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (n *RealNode) LoadImage(ctx context.Context, archive string) error {
 	return err
 }
 
-// TagImage gives an image that containerd has another name.
+// TagImage adds a name to an image in containerd.
 func (n *RealNode) TagImage(ctx context.Context, image, name string) error {
 	_, err := n.Shell(ctx, fmt.Sprintf("ctr -a %s -n k8s.io images tag --force %s %s", n.runtimeSocket(), image, name))
 	return err

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// Until tries every 20 ms until try returns nil. When ctx ends first, the error says what was waited for, and why try was not content.
-func Until(ctx context.Context, what string, try func(context.Context) error) error {
+// Until calls try every 20 ms until try returns nil. After the end of ctx the error has the condition and the last error of try.
+func Until(ctx context.Context, condition string, try func(context.Context) error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	var last error // of a try that was not cut short: that one would only say so
+	var last error // except errors caused by the end of ctx
 	for {
 		err := try(ctx)
 		if err == nil {
 			return nil
 		}
 		if final := (permanentError{}); errors.As(err, &final) {
-			return fmt.Errorf("wait until %s: %w", what, final.error)
+			return fmt.Errorf("wait until %s: %w", condition, final.error)
 		}
 		if ctx.Err() == nil || last == nil {
 			last = err
@@ -26,12 +26,12 @@ func Until(ctx context.Context, what string, try func(context.Context) error) er
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("wait until %s: %w; last: %w", what, context.Cause(ctx), last)
+			return fmt.Errorf("wait until %s: %w; last: %w", condition, context.Cause(ctx), last)
 		}
 	}
 }
 
-// StopRetrying marks an error after which Until need not try again.
+// StopRetrying marks an error that ends Until.
 func StopRetrying(err error) error { return permanentError{err} }
 
 type permanentError struct{ error }
