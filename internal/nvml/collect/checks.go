@@ -35,22 +35,22 @@ var checkBatch = func() metric.FieldBatch {
 	return metric.NewFieldBatch(keys...)
 }()
 
-// healthCheck is a condition that makes a GPU unhealthy.
+// healthCheck is a condition of an unhealthy GPU.
 type healthCheck struct {
 	name       string
-	fieldIndex int            // in checkedFields; 0: none
+	fieldIndex int            // in checkedFields; 0: no field
 	valueID    metric.ValueID // of a call, otherwise
-	// evaluate returns the fault that a value means, or nil.
+	// evaluate returns the fault for a value, or nil.
 	evaluate  func(g *GPUReader, c *healthCheck, value float64, now time.Time) *device.Fault
 	fault     device.Fault
 	condition string
 }
 
-// healthChecks name the fault in this order: a GPU that must be replaced needs no reset before. GPUs that are lost or answer
+// healthChecks name the fault in this order: a GPU in need of replacement needs no reset before. Lost GPUs and those with
 // RESET_REQUIRED need no row (lib.Error).
 //
 // A down NVLink is no fault: links are down for many reasons, from the wiring of the board to a reset of the other end, and programs
-// without NVLink run. If it makes the GPU unusable, the driver has a recovery action.
+// without NVLink run. For an unusable GPU the driver has a recovery action.
 var healthChecks = [...]healthCheck{
 	{
 		name: "row_remap_failure", fieldIndex: remapFailureIndex, condition: "a row of memory could not be replaced by a spare one",
@@ -86,7 +86,7 @@ func faultIfSet(_ *GPUReader, c *healthCheck, value float64, _ time.Time) *devic
 	return &fault
 }
 
-// recoveryActions are the faults of nvmlDeviceGpuRecoveryAction_t, which drivers from 565 on report.
+// recoveryActions are the faults of nvmlDeviceGpuRecoveryAction_t, reported by drivers from 565 on.
 var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
 	nvml.GPU_RECOVERY_ACTION_GPU_RESET:           {Reason: "gpu_reset", Action: xid.ActionResetGPU},
 	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         {Reason: "node_reboot", Action: xid.ActionReboot},
@@ -97,7 +97,7 @@ var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
 	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       {Reason: "system_reboot", Action: xid.ActionReboot},
 }
 
-// evaluateRecoveryAction passes the driver's action on. A value that NVML does not define is no fault.
+// evaluateRecoveryAction passes the driver's action on. An undefined value is no fault.
 func evaluateRecoveryAction(_ *GPUReader, _ *healthCheck, value float64, _ time.Time) *device.Fault {
 	if !metric.IsRecoveryAction(value) || value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
 		return nil
@@ -107,11 +107,11 @@ func evaluateRecoveryAction(_ *GPUReader, _ *healthCheck, value float64, _ time.
 	return &fault
 }
 
-// fabricJoinTimeout is the time for joining the fabric, which begins with the node's fabric manager.
+// fabricJoinTimeout is the time for joining the fabric, beginning with the node's fabric manager.
 const fabricJoinTimeout = 5 * time.Minute
 
 // evaluateFabricJoin waits, since pods of a booting node would be rejected for good. After the timeout CUDA does not start on the GPU. A
-// partitioned GPU, and one whose NVLinks are turned off, needs no fabric.
+// partitioned GPU, and a GPU with disabled NVLinks, needs no fabric.
 func evaluateFabricJoin(g *GPUReader, c *healthCheck, notJoined float64, now time.Time) *device.Fault {
 	since := &g.history.notJoinedSince
 	if notJoined == 0 || g.links[metric.ScopeNVLink] == 0 || g.mig.Load().Enabled {

@@ -20,9 +20,9 @@ const (
 )
 
 const (
-	// slowInterval is the age at which a slow value is due.
+	// slowInterval is the age of a due slow value.
 	slowInterval = 25 * time.Second
-	// maxAge is the maximum age of a slow value, or of a GPM window, in a collection. Shown for another second, it is below a minute.
+	// maxAge is the maximum age of a slow value, or of a GPM window, in a collection: below a minute, even if shown for another second.
 	maxAge = 55 * time.Second
 )
 
@@ -31,16 +31,16 @@ type collection struct {
 	budget   int  // remaining calls
 	answered bool // a call succeeded
 	failure  callFailure
-	aborted  bool // the GPU has reported that no further call can succeed
+	aborted  bool // no further call can succeed, by the GPU
 }
 
-// callFailure is the first failed call; the zero value is none.
+// callFailure is the first failed call; the zero value is no failure.
 type callFailure struct {
 	symbol string
 	ret    nvml.Return
 }
 
-// err is the error of a GPU that has returned nothing.
+// err is the error of a GPU without any value.
 func (f callFailure) err() error {
 	if f.ret == nvml.SUCCESS {
 		return errors.New("the GPU has nothing that can be read")
@@ -71,8 +71,7 @@ func (g *GPUReader) recordResult(symbol string, ret nvml.Return) {
 
 func (g *GPUReader) isAborted() bool { return g.collection.aborted }
 
-// processCallBudget is reserved for the processes, which are read last: a call for each list, and one for the utilization, which a
-// MIG-enabled GPU does not tell.
+// processCallBudget is reserved for the processes, read last: a call for each list, and on unpartitioned GPUs a call for the utilization.
 func (g *GPUReader) processCallBudget() int {
 	if g.groupedState.Enabled {
 		return len(lib.ProcessListSymbols)
@@ -80,7 +79,7 @@ func (g *GPUReader) processCallBudget() int {
 	return len(lib.ProcessListSymbols) + 1
 }
 
-// collect reads the fast values and the slow ones that are due.
+// collect reads the fast values and the due slow values.
 func (g *GPUReader) collect(now time.Time) {
 	g.updateInstances()
 	g.lastCollection = now
@@ -122,7 +121,7 @@ func (g *GPUReader) readFields(f *fieldReader, now time.Time) {
 	}
 }
 
-// updateSpared finds the values that fields provide. If a field failed once, the call replaces it.
+// updateSpared finds the values provided by fields. If a field failed once, the call replaces it.
 func (g *GPUReader) updateSpared() {
 	for _, i := range g.plan.SparingRows {
 		r := &g.plan.Rows[i]
@@ -163,16 +162,16 @@ func (g *GPUReader) canCall(i int, t *readTarget, now time.Time) bool {
 	if c.Targets&t.kind == 0 || !g.canFind(i) || g.lacksPart[i] || t.callStates[i].denials.shouldSkip(now) {
 		return false
 	}
-	// A fast fallback also replaces a call that failed once.
+	// A fast fallback also replaces a call after a single failure.
 	return !c.IsFallback || c.Pace == device.PaceFast || !g.canFind(i-1) || t.callStates[i-1].denials.Denied()
 }
 
-// shouldCall reports whether the i-th call could read a value that is missing.
+// shouldCall reports whether the i-th call could read a missing value.
 func (g *GPUReader) shouldCall(i int, t *readTarget, now time.Time) bool {
 	return g.canCall(i, t, now) && t.latest.MissesAny(&metric.Calls[i], &t.spared)
 }
 
-// makeCall makes the i-th call. A failure drops its earlier values, but not those that another call has read while this one is denied.
+// makeCall makes the i-th call. A failure drops the earlier values, unless the call was denied before: then a fallback has read them.
 func (g *GPUReader) makeCall(i int, t *readTarget, now time.Time) {
 	c, state := &metric.Calls[i], &t.callStates[i]
 	if !state.denials.Denied() {
@@ -184,10 +183,10 @@ func (g *GPUReader) makeCall(i int, t *readTarget, now time.Time) {
 	g.recordResult(c.Symbol, ret)
 }
 
-// The rota has a turn for the slow fields, then one for each call and target. A collection continues where the one before ended, and
-// reads what is due until the budget is used up.
+// The rota has a turn for the slow fields, then a turn for each call and target. A collection continues at the end of the previous collection, and takes
+// due turns until the budget is used up.
 
-// readSlow takes the turns of the rota that are due, then reads what would be shown for too long.
+// readSlow takes due turns of the rota, then reads values with an excessive age.
 func (g *GPUReader) readSlow(now time.Time) {
 	turns := 1 + len(metric.Calls)*(1+len(g.instances))
 	for range turns {
@@ -210,7 +209,7 @@ func (g *GPUReader) readSlow(now time.Time) {
 	}
 }
 
-// turnTarget returns the target and the call of a turn; i is negative for the slow fields. Instances that are not verified have no turn.
+// turnTarget returns the target and the call of a turn; i is negative for the slow fields. Unverified instances have no turn.
 func (g *GPUReader) turnTarget(turn int) (t *readTarget, i int) {
 	if turn == 0 {
 		return nil, -1
@@ -227,7 +226,7 @@ func (g *GPUReader) turnTarget(turn int) (t *readTarget, i int) {
 	}
 }
 
-// isDue reports whether a turn is due, and whether it must be taken since values that it has read are shown and too old.
+// isDue reports whether a turn is due, and whether values of the turn are shown and too old.
 func (g *GPUReader) isDue(turn int, now time.Time) (due, expired bool) {
 	t, i := g.turnTarget(turn)
 	var calledAt time.Time
@@ -261,7 +260,7 @@ func (g *GPUReader) takeTurn(turn int, now time.Time) {
 	}
 }
 
-// canCallSlow reports whether the i-th call is not fast and can be made. A static value that is present is not read again.
+// canCallSlow reports whether the i-th call is not fast and can be made. A present static value is not read again.
 func (g *GPUReader) canCallSlow(i int, t *readTarget, now time.Time) bool {
 	switch c := &metric.Calls[i]; c.Pace {
 	case device.PaceFast:
@@ -273,7 +272,7 @@ func (g *GPUReader) canCallSlow(i int, t *readTarget, now time.Time) bool {
 	}
 }
 
-// readSlowFields reports whether the GPU has links that were not known before. Their fields are due soon.
+// readSlowFields reports whether the GPU has new links. The fields of new links are due soon.
 func (g *GPUReader) readSlowFields(now time.Time) (newLinks bool) {
 	g.slowReadAt = now
 	g.readFields(&g.slowFields, now)
@@ -302,9 +301,9 @@ func (g *GPUReader) findLinks() (found bool) {
 	return found
 }
 
-// mayHaveField reports whether the GPU could have a field, by its links and its driver.
+// mayHaveField reports whether the GPU could have a field, by links and driver.
 func (g *GPUReader) mayHaveField(k metric.FieldKey) bool {
-	// These fields had other numbers up to driver 580.65 (docs.nvidia.com/deploy/nvml-api/known-issues.html).
+	// The fields of clock reasons had different numbers up to driver 580.65 (docs.nvidia.com/deploy/nvml-api/known-issues.html).
 	isClockReason := k.ID >= nvml.FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN && k.ID <= nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN
 	if isClockReason && !g.session.AtLeast58082() {
 		return false
@@ -312,7 +311,7 @@ func (g *GPUReader) mayHaveField(k metric.FieldKey) bool {
 	return k.Scope == metric.ScopeGPU || k.N < g.links[k.Scope]
 }
 
-// Initialize reads all static and slow values for a first time, so that the first collection has them. The caller holds the lock.
+// Initialize reads all static and slow values for the first collection. The caller holds the lock.
 func (g *GPUReader) Initialize() {
 	has, now := g.session.Symbols, time.Now()
 	g.checkFields = newFieldReader(has, checkBatch, func(metric.FieldKey) bool { return true })
@@ -340,7 +339,7 @@ func (g *GPUReader) Initialize() {
 	}
 }
 
-// findParts finds the calls about parts that the GPU lacks, such as fans, so that they take no turns.
+// findParts finds the calls about absent parts, such as fans, to exclude them from the rota.
 func (g *GPUReader) findParts() {
 	g.lacksPart = make([]bool, len(metric.Calls))
 	counts := map[*metric.PartCount]float64{}
@@ -359,7 +358,7 @@ func (g *GPUReader) findParts() {
 	}
 }
 
-// dropBeforeReset drops values from before a reset that was too fast for a call to fail. A reset that shows in the first collection was
+// dropBeforeReset drops values from before a reset without a failed call. A reset seen in the first collection was
 // before the GPU was listed, so all values are newer.
 func (g *GPUReader) dropBeforeReset() {
 	resets, first := g.history.resets.Load(), !g.collected
@@ -394,8 +393,8 @@ func (t *readTarget) dropSlow() {
 	}
 }
 
-// forgetAbsences forgets all denials and slow values: the GPU is in trouble, so its denials prove nothing, or its MIG mode has changed,
-// which changes what it has.
+// forgetAbsences forgets all denials and slow values: denials during trouble prove nothing, and a change of the MIG mode changes the GPU's
+// features.
 func (g *GPUReader) forgetAbsences() {
 	g.fastFields.requestAll()
 	g.checkFields.requestAll()

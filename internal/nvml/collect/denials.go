@@ -3,11 +3,11 @@ package collect
 import "time"
 
 const (
-	// DenialsToConfirm is the number of denials in a row that are believed: one stray NOT_SUPPORTED is no proof.
+	// DenialsToConfirm is the number of denials in a row needed as proof: a single NOT_SUPPORTED may be stray.
 	DenialsToConfirm = 3
-	// unconfirmedRetryInterval is the time until something denied less often is read again.
+	// unconfirmedRetryInterval is the time from fewer denials to the next try.
 	unconfirmedRetryInterval = 10 * time.Second
-	// confirmedRetryInterval is the time until something that the GPU lacks is read again.
+	// confirmedRetryInterval is the time from confirmed denials to the next try.
 	confirmedRetryInterval = 5 * time.Minute
 )
 

@@ -11,8 +11,8 @@ import (
 // fieldReader reads a batch of fields in one call. The driver answers each field separately.
 type fieldReader struct {
 	keys      []metric.FieldKey
-	supported []bool // keys that the GPU could have: it has so many links
-	// requests are the keys that were not dropped, and keyIndex their positions in keys. Both are reused for each call.
+	supported []bool // keys of existing links, and all others
+	// requests are the keys in use, and keyIndex the positions in keys. Both are reused for each call.
 	requests     []nvml.FieldValue
 	keyIndex     []int32
 	requestIndex []int32   // position of each key in requests; -1: dropped
@@ -21,7 +21,7 @@ type fieldReader struct {
 	unconfirmed  bool      // a key was dropped after fewer denials
 }
 
-// newFieldReader returns a reader of the keys that could exist. It reads nothing if the library lacks the function.
+// newFieldReader returns a reader of the possible keys, or of no key if the library lacks the function.
 func newFieldReader(has lib.Symbols, b metric.FieldBatch, exists func(metric.FieldKey) bool) fieldReader {
 	f := fieldReader{keys: b.Keys, supported: make([]bool, len(b.Keys)), requestIndex: make([]int32, len(b.Keys)), denialCounts: make([]uint8, len(b.Keys))}
 	for i, k := range f.keys {
@@ -53,7 +53,7 @@ func (f *fieldReader) request(i int) {
 	f.keyIndex = append(f.keyIndex, int32(i))
 }
 
-// enable adds keys that the GPU turns out to have.
+// enable adds keys of new links.
 func (f *fieldReader) enable(exists func(metric.FieldKey) bool) {
 	for i, k := range f.keys {
 		if !f.supported[i] && exists(k) {
@@ -64,13 +64,13 @@ func (f *fieldReader) enable(exists func(metric.FieldKey) bool) {
 }
 
 // newFieldRequest returns an entry without traces of an earlier call: a driver was reported to add to the old value
-// (https://github.com/NVIDIA/go-nvml/issues/46), and an entry that the driver leaves alone must not look answered.
+// (https://github.com/NVIDIA/go-nvml/issues/46), and an untouched entry must not look answered.
 func newFieldRequest(k metric.FieldKey) nvml.FieldValue {
 	return nvml.FieldValue{FieldId: k.ID, ScopeId: k.N, NvmlReturn: uint32(nvml.ERROR_UNKNOWN)}
 }
 
-// read fetches all values. The result of a field is returned if it reports that the GPU or the library is gone. Fields that the GPU lacks
-// are dropped, which makes the call faster: for a while, since checks need some of them, and only if other fields were answered.
+// read fetches all values. A field's report of a lost GPU or library is returned. Unsupported fields are dropped for a faster
+// call: only for a while, since checks need some, and only after an answer to at least a single field.
 func (f *fieldReader) read(handle nvml.Device, now time.Time) nvml.Return {
 	retry := confirmedRetryInterval
 	if f.unconfirmed {
@@ -116,7 +116,7 @@ func (f *fieldReader) anyAnswered() bool {
 	return false
 }
 
-// dropUnsupported drops the fields that the GPU lacks.
+// dropUnsupported drops unsupported fields.
 func (f *fieldReader) dropUnsupported(now time.Time) {
 	kept := 0
 	for i := range f.requests {
@@ -140,12 +140,12 @@ func (f *fieldReader) dropUnsupported(now time.Time) {
 	f.requests, f.keyIndex = f.requests[:kept], f.keyIndex[:kept]
 }
 
-// isConfirmedUnsupported reports whether the GPU could have a key and has denied it often enough.
+// isConfirmedUnsupported reports whether the GPU has denied a possible key often enough.
 func (f *fieldReader) isConfirmedUnsupported(i int) bool {
 	return f.supported[i] && f.requestIndex[i] < 0 && f.denialCounts[i] >= DenialsToConfirm
 }
 
-// failed reports whether the newest call returned no value for a key that the GPU has, so that the earlier value may still hold.
+// failed reports whether the newest call returned no value for a supported key: the earlier value may still hold.
 func (f *fieldReader) failed(i int) bool {
 	at := f.requestIndex[i]
 	if at < 0 {

@@ -9,17 +9,17 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// GPM replaces NVIDIA's profiler on Hopper and newer: counters of a GPU or GPU instance that anyone can sample. Metrics derive from two
-// samples. Checks take the samples, at a fixed distance: no call sleeps, and no reader changes the windows of another.
+// GPM replaces NVIDIA's profiler on Hopper and newer: counters of a GPU or GPU instance, without privileges. Metrics derive from two
+// samples. Checks take the samples, at a fixed distance: no call sleeps, and readers do not change windows.
 
 const (
-	// gpmWindow is the minimum time between two samples: a little less than two intervals of checks, which are not exact.
+	// gpmWindow is the minimum time between two samples: a little less than two inexact intervals of checks.
 	gpmWindow = 9500 * time.Millisecond
 	// gpmIdleTimeout is the time from the newest collection until sampling stops.
 	gpmIdleTimeout = 5 * time.Minute
 )
 
-// gpmSample is a buffer of the library. The zero value is none.
+// gpmSample is a buffer of the library. The zero value is no buffer.
 type gpmSample struct {
 	nvml.GpmSample
 	pointer unsafe.Pointer
@@ -39,7 +39,7 @@ func (s *gpmSampler) reset(values *metric.Values) {
 	values.UnsetGPM()
 }
 
-// expire drops the metrics of a window that ended too long ago, as it does while checks fail.
+// expire drops the metrics of an old window, as while checks fail.
 func (s *gpmSampler) expire(values *metric.Values, now time.Time) {
 	if now.Sub(s.takenAt) > maxAge {
 		values.UnsetGPM()
@@ -51,7 +51,7 @@ func (s *gpmSampler) due(now time.Time) bool {
 	return !s.denials.shouldSkip(now) && (s.takenAt.IsZero() || now.Sub(s.takenAt) >= gpmWindow)
 }
 
-// gpmState is what all samplers of a GPU share.
+// gpmState is shared by all samplers of a GPU.
 type gpmState struct {
 	probed, supported bool
 	denials           Denials   // of the probe
@@ -81,8 +81,7 @@ func (g *GPUReader) probeGPM(now time.Time) {
 // noGPUInstance selects the GPU itself.
 const noGPUInstance = -1
 
-// takeSamples takes the samples that are due, of the GPU and of its instances. Checks call it every five seconds or more often. It does
-// nothing while no collection comes.
+// takeSamples takes due samples of the GPU and the instances, unless collections have stopped. Checks call it every five seconds or more often.
 func (g *GPUReader) takeSamples(now time.Time) {
 	if !g.gpm.supported || now.Sub(g.lastCollection) > gpmIdleTimeout {
 		return
@@ -105,7 +104,7 @@ func (g *GPUReader) takeSamples(now time.Time) {
 	}
 }
 
-// takeSample takes a sample if it is due, and reads the metrics since the one before. It makes at most three calls.
+// takeSample takes a due sample, and reads the metrics since the previous sample, with at most three calls.
 func (g *GPUReader) takeSample(t *readTarget, instance int, now time.Time) {
 	s := &t.sampler
 	if !g.gpm.supported || !s.due(now) {
@@ -179,7 +178,7 @@ func (g *GPUReader) compareSamples(earlier, later gpmSample, values *metric.Valu
 	}
 }
 
-// FreeSamples frees all samples of a GPU that is no longer listed. Samples of an earlier Init went with it. The caller holds the lock.
+// FreeSamples frees all samples of an unlisted GPU. Samples of an earlier Init are already gone. The caller holds the lock.
 func (g *GPUReader) FreeSamples(current *lib.Session) {
 	free := func(s *gpmSample) {
 		if s.GpmSample != nil && g.session == current {

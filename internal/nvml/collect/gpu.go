@@ -1,4 +1,4 @@
-// Package collect reads a GPU: what, when and within which number of calls; and checks it.
+// Package collect schedules the readings of a GPU within a number of calls, and checks the GPU's health.
 package collect
 
 import (
@@ -16,23 +16,23 @@ import (
 // GPUReader reads a GPU as long as it is listed.
 type GPUReader struct {
 	ID      device.GPU
-	session *lib.Session // the library that Handle belongs to
+	session *lib.Session // of Handle
 	plan    *metric.ReadPlan
 	history *History
 	// mig is the partitioning by the newest successful listing; never nil, set by the backend.
 	mig atomic.Pointer[MIGState]
 	// responsive is false if the newest call returned no answer. The backend does not wait for such a GPU.
 	responsive atomic.Bool
-	// reportsRecovery is set by a check that read a recovery action, repairPending by one that found a repair for the next reset.
+	// reportsRecovery is set by a check with a recovery action, repairPending by a check with a repair pending until the next reset.
 	reportsRecovery, repairPending atomic.Bool
 
-	// inUse is set while a read or check is under way, possibly for ever. It is a lock without waiters.
+	// inUse is set while a read or check is under way, possibly for ever: a lock without waiters.
 	inUse atomic.Bool
-	// callMu is held during calls about the GPU, so that at most one thread hangs. Reads, checks and listings wait for it, each on a
-	// goroutine of its own.
+	// callMu is held during calls about the GPU, so that at most one thread hangs. Reads, checks and listings wait on separate
+	// goroutines.
 	callMu sync.Mutex
 
-	// The fields below belong to the call that has set inUse.
+	// The fields below belong to the owner of inUse.
 
 	readTarget                          // the GPU itself
 	fastFields, slowFields, checkFields fieldReader
@@ -48,21 +48,21 @@ type GPUReader struct {
 	gpm                                 gpmState
 	processes                           processBuffers
 	supportedReasons                    uint64 // for slower clocks
-	// instances follow groupedState, and unusedSamples belonged to instances that are gone.
+	// instances follow groupedState, and unusedSamples belonged to lost instances.
 	instances     []*instance
 	groupedState  *MIGState
 	unusedSamples []gpmSample
-	// samplesFreed is set when the GPU is no longer listed: a call that began before allocates no more samples. Guarded by callMu.
+	// samplesFreed is set when the GPU is no longer listed: calls under way allocate no further samples. Guarded by callMu.
 	samplesFreed bool
 }
 
-// readTarget is what calls are made about: a GPU or a GPU instance.
+// readTarget is the subject of calls: a GPU or a GPU instance.
 type readTarget struct {
 	Handle     nvml.Device // valid until the next Init
 	kind       metric.Target
 	latest     metric.Values
 	callStates []callState            // by metric.Calls
-	spared     [metric.MaxValues]bool // values that fields provide
+	spared     [metric.MaxValues]bool // values provided by fields
 	sampler    gpmSampler
 }
 
@@ -76,7 +76,7 @@ func newReadTarget(handle nvml.Device, kind metric.Target) readTarget {
 	return readTarget{Handle: handle, kind: kind, callStates: make([]callState, len(metric.Calls))}
 }
 
-// NewGPUReader returns a reader, which needs Initialize.
+// NewGPUReader returns a reader before Initialize.
 func NewGPUReader(id device.GPU, handle nvml.Device, session *lib.Session, plan *metric.ReadPlan, history *History) *GPUReader {
 	g := &GPUReader{ID: id, session: session, plan: plan, history: history, readTarget: newReadTarget(handle, metric.TargetGPU)}
 	g.responsive.Store(true)
@@ -85,7 +85,7 @@ func NewGPUReader(id device.GPU, handle nvml.Device, session *lib.Session, plan 
 	return g
 }
 
-// supportedClockReasons returns the reasons that a GPU can give; all if it cannot tell.
+// supportedClockReasons returns the reasons supported by a GPU; all if unknown.
 func supportedClockReasons(handle nvml.Device, has lib.Symbols) uint64 {
 	mask, ret := ^uint64(0), nvml.ERROR_FUNCTION_NOT_FOUND
 	if has["nvmlDeviceGetSupportedClocksEventReasons"] {
@@ -99,13 +99,13 @@ func supportedClockReasons(handle nvml.Device, has lib.Symbols) uint64 {
 	return mask
 }
 
-// Lock waits until no other call about the GPU is under way.
+// Lock waits for the end of calls about the GPU.
 func (g *GPUReader) Lock() { g.callMu.Lock() }
 
-// TryLock locks the GPU if no other call about it is under way.
+// TryLock locks the GPU unless a call is under way.
 func (g *GPUReader) TryLock() bool { return g.callMu.TryLock() }
 
-// Unlock ends what Lock or TryLock began.
+// Unlock unlocks the GPU.
 func (g *GPUReader) Unlock() { g.callMu.Unlock() }
 
 // Responsive reports whether the newest call about the GPU returned an answer.
@@ -120,10 +120,10 @@ func (g *GPUReader) CanReportRecovery() bool { return g.reportsRecovery.Load() }
 // MIGState returns the partitioning of the GPU.
 func (g *GPUReader) MIGState() *MIGState { return g.mig.Load() }
 
-// SetMIGState takes the partitioning that a listing found.
+// SetMIGState takes the partitioning of a listing.
 func (g *GPUReader) SetMIGState(s *MIGState) { g.mig.Store(s) }
 
-// tryAcquire begins a read or check, and returns false if another one is under way.
+// tryAcquire begins a read or check, and returns false during another read or check.
 func (g *GPUReader) tryAcquire() bool {
 	if !g.inUse.CompareAndSwap(false, true) {
 		return false
@@ -137,7 +137,7 @@ func (g *GPUReader) release() {
 	g.inUse.Store(false)
 }
 
-// ping reads the UUID, which every driver has. A GPU whose handle is invalid is lost.
+// ping reads the UUID, supported by every driver. A GPU with an invalid handle is lost.
 func (g *GPUReader) ping() error {
 	const symbol = "nvmlDeviceGetUUID"
 	switch _, ret := g.Handle.GetUUID(); ret {
@@ -150,7 +150,7 @@ func (g *GPUReader) ping() error {
 	}
 }
 
-// detectReset compares the energy counter with its last value. Reads and checks both do, so that a reset shows without checks too.
+// detectReset compares the energy counter with the previous value, in reads and checks: resets show without checks too.
 func (g *GPUReader) detectReset(f *fieldReader, at int) {
 	if v, ok := f.value(at); ok {
 		g.history.recordEnergy(uint64(v))

@@ -11,8 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// Check returns an error if the GPU is unhealthy. It reads a few fields in one call; a GPU that denies them has answered. Values without
-// a field are those of the newest call, which Check repeats at most once a minute.
+// Check returns an error if the GPU is unhealthy. A single call reads a few fields; denials are answers. Values without a field come from
+// the newest call, repeated by Check at most once a minute.
 func (g *GPUReader) Check() (device.ResetEvidence, error) {
 	if !g.tryAcquire() {
 		return g.resetEvidence(), device.ErrStalled
@@ -42,7 +42,7 @@ func isFault(err error) bool {
 	return errors.As(err, &fault)
 }
 
-// runChecks reads and evaluates. The error is that of a call.
+// runChecks reads and evaluates. The error is a call's.
 func (g *GPUReader) runChecks(now time.Time) (*device.Fault, error) {
 	f := &g.checkFields
 	ret := f.read(g.Handle, now)
@@ -51,7 +51,7 @@ func (g *GPUReader) runChecks(now time.Time) (*device.Fault, error) {
 	if ret != nvml.SUCCESS && !lib.IsNotSupported(ret) {
 		return nil, callFailure{lib.FieldValuesSymbol, ret}.err()
 	}
-	if ret != nvml.ERROR_NOT_SUPPORTED && !f.anyAnswered() { // the GPU may have none of the fields
+	if ret != nvml.ERROR_NOT_SUPPORTED && !f.anyAnswered() { // the GPU may support no field
 		if err := g.ping(); err != nil {
 			return nil, err
 		}
@@ -68,8 +68,8 @@ func (g *GPUReader) runChecks(now time.Time) (*device.Fault, error) {
 	return g.evaluateChecks(now), nil
 }
 
-// evaluateChecks returns the first fault. A fault stands until the GPU denies it: a partitioned GPU no longer tells of its rows, which
-// repairs none. A recovery action goes with the driver's report.
+// evaluateChecks returns the first fault. A fault stands until a value without fault: a partitioned GPU hides remapped rows
+// without repairing them. A recovery action ends with the driver's report.
 func (g *GPUReader) evaluateChecks(now time.Time) (first *device.Fault) {
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
@@ -94,13 +94,13 @@ func (g *GPUReader) evaluateChecks(now time.Time) (first *device.Fault) {
 }
 
 const (
-	// healthyCheckCallInterval is the age at which a check repeats a call. Collections make it more often, so checks seldom do.
+	// healthyCheckCallInterval is the age at which a check repeats a call. Collections make most calls more often.
 	healthyCheckCallInterval = time.Minute
-	// faultyCheckCallInterval is the same for a call that has found a fault.
+	// faultyCheckCallInterval is the same after a fault.
 	faultyCheckCallInterval = 10 * time.Second
 )
 
-// checkCalls are the calls that checks evaluate, with the names of the checks.
+// checkCalls are the calls evaluated by checks, with the names of the checks.
 var checkCalls = func() map[int][]string {
 	names := map[int][]string{}
 	for i := range metric.Calls {
@@ -113,7 +113,7 @@ var checkCalls = func() map[int][]string {
 	return names
 }()
 
-// makeCheckCall makes the most overdue call, if any is due. Its failure is returned only if the GPU is gone.
+// makeCheckCall makes the most overdue call, if any is due. Only the failure of a lost GPU is returned.
 func (g *GPUReader) makeCheckCall(now time.Time) callFailure {
 	maxLate, call := time.Duration(-1), -1
 	for i, names := range checkCalls {
@@ -153,7 +153,7 @@ type CheckInfo struct {
 	Fault     device.Fault
 }
 
-// Checks describes all checks, in the order in which they name a fault.
+// Checks describes all checks, in order of precedence.
 func Checks() []CheckInfo {
 	list := make([]CheckInfo, len(healthChecks))
 	for i := range healthChecks {

@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// History is the state of a GPU that outlives a listing and an Init.
+// History is the state of a GPU beyond a listing and an Init.
 type History struct {
 	resets            atomic.Uint64
 	energyMillijoules atomic.Uint64 // newest value of the counter
@@ -16,9 +16,9 @@ type History struct {
 	mu sync.Mutex
 	// counters of monotonic rows, by row; guarded by mu.
 	counters map[int]*monotonicCounter
-	// faults that checks have found, by check; guarded by mu.
+	// faults by check; guarded by mu.
 	faults map[string]*device.Fault
-	// notJoinedSince is the time since which the GPU has not joined its fabric; guarded by mu.
+	// notJoinedSince is the time of the first check before joining the fabric; guarded by mu.
 	notJoinedSince time.Time
 }
 
@@ -28,7 +28,7 @@ type Histories struct {
 	byGPU map[device.GPU]*History // guarded by mu
 }
 
-// Of returns the history of a GPU, which begins with the first call.
+// Of returns the history of a GPU, beginning with the first call.
 func (h *Histories) Of(id device.GPU) *History {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -57,8 +57,8 @@ func (h *History) recordEnergy(millijoules uint64) {
 	}
 }
 
-// monotonicCounter sums counters that may wrap, restart or be missing for a while, such as those of single links. It lives as long as the
-// process, so that a new listing of the GPU does not look like a reset.
+// monotonicCounter sums counters with wraps, restarts and gaps, such as counters of single links. A lifetime as long as the
+// process's tells new listings from resets.
 type monotonicCounter struct {
 	sourceIndex int // source of the row
 	counters    []counterState
@@ -74,7 +74,7 @@ type counterState struct {
 	seen bool
 }
 
-// selectSource begins a reading of n counters. A counter that is new after the first reading counts from its present value on.
+// selectSource begins a reading of n counters. After the first reading, a new counter counts from the present value on.
 func (mc *monotonicCounter) selectSource(source, n int) {
 	if mc.sourceIndex != source || len(mc.counters) != n {
 		mc.sourceIndex, mc.counters = source, make([]counterState, n)
@@ -88,7 +88,7 @@ func (mc *monotonicCounter) restart() {
 	}
 }
 
-// add adds the increase of the i-th counter. A decrease is a wrap if that explains it within maxRise; otherwise the counter was set to 0,
+// add adds the increase of the i-th counter. A decrease is a wrap if plausible within maxRise; otherwise the counter was set to 0,
 // as an administrator can do with errors of links.
 func (mc *monotonicCounter) add(i int, value, wraps, maxRise float64) {
 	counter := &mc.counters[i]

@@ -13,14 +13,14 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// instance is a GPU instance, with memory and engines of its own. Its compute instances share them, so only one MIG device gets the
-// values: sums over all devices must not count them twice.
+// instance is a GPU instance, with separate memory and engines. Compute instances share both, so only a single MIG device gets
+// the values: sums over all devices must not count values twice.
 type instance struct {
 	gi         int
-	membersKey string    // tells it from a later instance with this number
+	membersKey string    // differs for a later instance with this number
 	device     device.ID // gets the values
-	readTarget           // by that device's handle; nil: unknown to the newest listing
-	verified   bool      // in this collection the handle was still that device's
+	readTarget           // by the device's handle; nil: unknown to the newest listing
+	verified   bool      // in this collection the handle was still the device's
 }
 
 // updateInstances follows the newest listing.
@@ -29,7 +29,7 @@ func (g *GPUReader) updateInstances() {
 	if state == g.groupedState {
 		return
 	}
-	if g.groupedState != nil && g.groupedState.Enabled != state.Enabled { // what the GPU has depends on the mode
+	if g.groupedState != nil && g.groupedState.Enabled != state.Enabled { // features depend on the mode
 		g.forgetAbsences()
 	}
 	g.groupedState = state
@@ -76,13 +76,13 @@ func (g *GPUReader) readInstance(in *instance, now time.Time) {
 	}
 }
 
-// verifyHandle reports whether an instance's handle is still its device's.
+// verifyHandle reports whether an instance's handle is still the device's.
 func (g *GPUReader) verifyHandle(in *instance) bool {
 	if in.Handle == nil || !g.spendCall() {
 		return false
 	}
 	uuid, ret := in.Handle.GetUUID()
-	if lib.IsFinal(ret) { // other codes are about the device, which may be gone
+	if lib.IsFinal(ret) { // all further codes concern the device alone
 		g.recordResult("nvmlDeviceGetUUID", ret)
 	}
 	return ret == nvml.SUCCESS && device.ID(lib.ToValidUTF8(uuid)) == in.device

@@ -11,7 +11,7 @@ import (
 type MIGState struct {
 	Capable, Enabled bool
 	PendingEnabled   bool // after a reset
-	// Denied is set if the GPU has said often enough that it has no MIG mode.
+	// Denied is set after enough denials of the MIG mode.
 	Denied  bool
 	Devices []MIGDevice
 }
@@ -23,11 +23,11 @@ type MIGDevice struct {
 	Handle nvml.Device // nil: unknown to the listing
 }
 
-// NoInstanceID replaces the number of a GPU or compute instance in a report that names none.
+// NoInstanceID replaces the number of a GPU or compute instance in a report without instances.
 const NoInstanceID = math.MaxUint32
 
-// DeviceID returns the MIG device with these instances, or the only one in the GPU instance. It is empty for numbers that are missing,
-// since the driver gives them to the privileged only, or that no listed device has: then the report concerns the GPU.
+// DeviceID returns the MIG device with these instances, or the only device in the GPU instance. Without the numbers, reserved for the privileged, or with numbers of
+// no listed device the result is empty: the report concerns the GPU.
 func (s *MIGState) DeviceID(gi, ci uint32) device.ID {
 	var only device.ID
 	inside := 0

@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// runningProcessLists are the lists of processes, which go-nvml also reads in older forms.
+// runningProcessLists are the lists of processes; go-nvml reads older forms too.
 var runningProcessLists = [...]struct {
 	symbol string
 	read   func(nvml.Device) ([]nvml.ProcessInfo, nvml.Return)
@@ -51,7 +51,7 @@ func (g *GPUReader) ProcessIDs(d device.Device) ([]uint32, error) {
 	return slices.Compact(pids), nil
 }
 
-// processBuffers are kept from collection to collection, and grow when they are too small.
+// processBuffers are kept from collection to collection, and grow on demand.
 type processBuffers struct {
 	pointer      unsafe.Pointer // of the GPU's handle
 	infos        []nvml.ProcessInfo
@@ -70,13 +70,13 @@ const (
 	memoryNotAvailable = 1<<64 - 1
 	// notReported is the value for an unknown number of device.ProcessUsage.
 	notReported = -1
-	// utilizationWindow is the time before a collection that utilization is of. The driver samples once in 1/6 to 1 s (nvml.h,
-	// nvmlDeviceGetUtilizationRates), so a busy process has a sample in it, however soon one collection follows another.
+	// utilizationWindow is the period of utilization before a collection. The driver samples once in 1/6 to 1 s (nvml.h,
+	// nvmlDeviceGetUtilizationRates), so a busy process has a sample, regardless of the interval of collections.
 	utilizationWindow = 2 * time.Second
 )
 
-// ReadProcessUsage appends the processes with a context on the GPU or its MIG devices. It uses the calls that Read has reserved. A list
-// that has outgrown its buffer is unknown until the next collection.
+// ReadProcessUsage appends the processes with a context on the GPU or its MIG devices. The calls were reserved by Read. A list
+// longer than the buffer is unknown until the next collection.
 func (g *GPUReader) ReadProcessUsage(buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
 	if g.session.HasBrokenProcessInfo() || !g.tryAcquire() {
 		return buf, false
@@ -156,12 +156,12 @@ func (g *GPUReader) readProcessList(f unsafe.Pointer) nvml.Return {
 	return nvml.ERROR_INSUFFICIENT_SIZE
 }
 
-// grownLength returns the length of a new buffer, with room for processes that start until it is used.
+// grownLength returns the length of a new buffer, with room for new processes.
 func grownLength(count uint32, length int) int {
 	return min(2*max(int(min(count, maxProcesses)), length), maxProcesses)
 }
 
-// processDevice returns the device of a process. On a MIG-enabled GPU only the privileged are told; without that it is unknown.
+// processDevice returns the device of a process. On a MIG-enabled GPU the driver informs only the privileged; for all others the device is unknown.
 func (g *GPUReader) processDevice(info nvml.ProcessInfo) (device.ID, bool) {
 	mig := g.mig.Load()
 	if mig.Enabled && info.GpuInstanceId == NoInstanceID {
@@ -175,7 +175,7 @@ func (g *GPUReader) processDevice(info nvml.ProcessInfo) (device.ID, bool) {
 	return device.ID(g.ID), true
 }
 
-// addUsage adds a process, which may be on several lists with the same memory.
+// addUsage adds a process, possibly on several lists with the same memory.
 func addUsage(buf []device.ProcessUsage, from int, dev device.ID, info nvml.ProcessInfo) []device.ProcessUsage {
 	memory := float64(notReported)
 	if info.UsedGpuMemory != memoryNotAvailable {
@@ -193,7 +193,7 @@ func addUsage(buf []device.ProcessUsage, from int, dev device.ID, info nvml.Proc
 	})
 }
 
-// fillUtilization fills in the utilization in utilizationWindow. The driver lists active processes, and returns NOT_FOUND if there is none.
+// fillUtilization fills in the utilization in utilizationWindow. The driver lists active processes, and returns NOT_FOUND without active processes.
 func (g *GPUReader) fillUtilization(uses []device.ProcessUsage) {
 	p, f := &g.processes, g.session.Raw.Utilization
 	if f == nil || len(uses) == 0 || !g.spendCall() {

@@ -8,8 +8,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// Read appends the values of the GPU and of its MIG devices: all fast ones, and some slow ones anew. A call that fails costs its own rows.
-// If the GPU is lost, or nothing is answered, there is no value and an error.
+// Read appends the values of the GPU and of its MIG devices: all fast values, and some new slow values. A failed call costs only the
+// rows of the call. A lost GPU, and a GPU without any answer, has no value and an error.
 func (g *GPUReader) Read(buf []device.Sample) ([]device.Sample, error) {
 	if !g.tryAcquire() {
 		return buf, device.ErrStalled
@@ -29,8 +29,8 @@ func (g *GPUReader) Read(buf []device.Sample) ([]device.Sample, error) {
 	return buf, nil
 }
 
-// readError returns why the GPU has returned nothing. INVALID_ARGUMENT may be about the handle, or about fields that the driver is too
-// old for: ping tells which.
+// readError returns the reason for a reading without values. INVALID_ARGUMENT may concern the handle, or fields unknown to an old
+// driver: ping decides.
 func (g *GPUReader) readError() error {
 	if g.collection.failure.ret == nvml.ERROR_INVALID_ARGUMENT {
 		if err := g.ping(); err != nil {
@@ -40,9 +40,9 @@ func (g *GPUReader) readError() error {
 	return g.collection.failure.err()
 }
 
-// appendSamples appends the values in the order of the rows, those of MIG devices last.
+// appendSamples appends the values in the order of the rows, MIG devices last.
 func (g *GPUReader) appendSamples(buf []device.Sample, now time.Time) []device.Sample {
-	if g.latest.Present[metric.ClockEventReasons] { // a reason that was seen is supported, whatever the mask says
+	if g.latest.Present[metric.ClockEventReasons] { // a seen reason is supported, regardless of the mask
 		g.supportedReasons |= uint64(g.latest.Values[metric.ClockEventReasons])
 	}
 	g.fillFeatures()
@@ -64,7 +64,7 @@ func (g *GPUReader) appendSamples(buf []device.Sample, now time.Time) []device.S
 	return buf
 }
 
-// rowValue returns the value of a row, and false if there is none.
+// rowValue returns the value of a row, and false without a value.
 func (g *GPUReader) rowValue(i int, now time.Time) (float64, bool) {
 	r := &g.plan.Rows[i]
 	if r.UnlessValue != metric.NoValue && g.latest.Present[r.UnlessValue] {
@@ -100,7 +100,7 @@ func (g *GPUReader) sumSource(r *metric.Row, ref metric.FieldRange, c metric.Con
 	return sum, ok
 }
 
-// counterValue returns the value of a monotonic row; ok is false if its source has no value now.
+// counterValue returns the value of a monotonic row; ok is false without a value now.
 func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange, now time.Time) (total float64, ok bool) {
 	r, f := &g.plan.Rows[i], g.fieldsOf(&g.plan.Rows[i])
 	if r.Slow { // a value is as old as its reading
@@ -121,7 +121,7 @@ func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange, now time.
 		if !known || !valid {
 			continue
 		}
-		if !ok { // only a source with a value replaces the one before
+		if !ok { // only a source with a value replaces the previous source
 			counter.selectSource(source, ref.N)
 			if counter.resets != g.seenResets {
 				counter.restart()
@@ -136,7 +136,7 @@ func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange, now time.
 	return counter.total, ok
 }
 
-// featureFields are the fields that prove a feature by their presence, or by a value above 0.
+// featureFields are fields as proof of a feature, by presence or by a value above 0.
 var featureFields = [...]struct {
 	id       metric.ValueID
 	field    uint32
@@ -149,8 +149,7 @@ var featureFields = [...]struct {
 	{metric.HasC2C, nvml.FI_DEV_C2C_LINK_COUNT, true},
 }
 
-// fillFeatures sets the values that need no call: the listing's, and which features the GPU has. A feature is absent until its denials are
-// confirmed.
+// fillFeatures sets values without a call: MIG modes and features of the GPU. A feature is absent until denials are confirmed.
 func (g *GPUReader) fillFeatures() {
 	values, mig := &g.latest, g.mig.Load()
 	set := func(id metric.ValueID, known, value bool) {
@@ -171,7 +170,7 @@ func (g *GPUReader) fillFeatures() {
 	}
 }
 
-// lacksAllCalls reports whether the GPU has denied all calls for a value often enough, and there is one.
+// lacksAllCalls reports whether the GPU has at least one call for a value and has denied all of them often enough.
 func (g *GPUReader) lacksAllCalls(id metric.ValueID) bool {
 	lacks := false
 	for i := range metric.Calls {
