@@ -48,7 +48,7 @@ type Backend struct {
 
 	// inventory is the newest listing, nil before the first. Written by Devices and Close.
 	inventory atomic.Pointer[inventory]
-	// lastInventory is the last listing before Close, for XidEventAt. Its handles are invalid.
+	// lastInventory is the last listing before Close, for XidEventAt. The handles are invalid.
 	lastInventory   atomic.Pointer[inventory]
 	missingFamilies atomic.Pointer[[]string]    // written by Devices
 	libraryInfo     atomic.Pointer[LibraryInfo] // written by Devices
@@ -57,7 +57,7 @@ type Backend struct {
 	probeDone       chan struct{} // has an element after the end of a probe
 
 	mu sync.Mutex
-	// Devices holds mu, which guards the fields below.
+	// The fields below are guarded by mu, held by Devices.
 	lib             nvml.Interface  // nil: not found yet
 	libraryFile     lib.LibraryFile // loaded
 	session         *nvmlSession    // nil: not initialized
@@ -66,12 +66,12 @@ type Backend struct {
 	probes          map[int]*deviceProbe
 	delisted        []*gpu // with GPM samples
 
-	// eventsMu guards eventSet. Wait holds it.
+	// eventsMu guards eventSet, and is held by Wait.
 	eventsMu sync.Mutex
 	eventSet eventSet
 }
 
-// nvmlSession is the library after one Init. It is never written.
+// nvmlSession is the library after an Init, never written.
 type nvmlSession struct {
 	*lib.Session
 	pendingCalls *lib.PendingCalls
@@ -118,7 +118,7 @@ func (b *Backend) MissingFamilies() []string {
 	return nil
 }
 
-// Close shuts the library down, after all pending calls: NVML does not survive a shutdown during a call. No other call may be under way.
+// Close shuts the library down, after all pending calls: NVML does not survive a shutdown during a call. No further call may be under way.
 // A later Devices starts the library again.
 func (b *Backend) Close() {
 	b.mu.Lock()
@@ -142,7 +142,7 @@ func (b *Backend) Close() {
 		b.eventSet.free()
 	}
 	b.session = nil
-	_ = b.lib.Shutdown() // a failure changes nothing
+	_ = b.lib.Shutdown() // without consequences
 }
 
 // Idle reports whether no call of a listing is pending.

@@ -10,15 +10,15 @@ import (
 )
 
 // Timeouts of a listing count from the newest result, since a driver may serialize calls. A new GPU may take seconds to start. A known GPU
-// is listed without its result. An overdue probe has used up its time.
+// is listed without its result. An overdue probe has no time left.
 const (
 	newGPUTimeout       = 4 * time.Second
 	knownGPUTimeout     = time.Second
 	pendingProbeTimeout = 50 * time.Millisecond
 )
 
-// deviceProbe examines an index on a goroutine of its own, since a call may never return. A probe that hangs is kept and not repeated: a
-// GPU that hangs costs one thread and no listing.
+// deviceProbe examines an index on a separate goroutine, since a call may never return. A hanging probe is kept and not repeated: a
+// hanging GPU costs a thread and no listing.
 type deviceProbe struct {
 	session    *nvmlSession
 	timeout    time.Duration

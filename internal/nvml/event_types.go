@@ -5,7 +5,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
-// eventTypes are subscribed besides Xids and partitioning, on GPUs with these types. Most accompany an Xid with a class of its own, so
+// eventTypes are subscribed besides Xids and partitioning, on GPUs with these types. Most accompany an Xid with a separate class, so
 // repairs are information; the recovery action of the same drivers decides the rest. Single-bit errors, clocks, P-states and power
 // sources are metrics.
 var eventTypes = [...]struct {

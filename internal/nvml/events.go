@@ -99,7 +99,7 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 		b.eventSet.abandon()
 		return device.Event{}, err
 	}
-	// A lost GPU, which NVML does not name, would fail each further wait at once. A new set, without that GPU, is made here: until the
+	// A lost GPU, unnamed by NVML, would fail each further wait at once. A new set, without the lost GPU, is made here: until the
 	// next wait the events of the others would be lost.
 	b.eventSet.free()
 	if retryErr := b.eventSet.update(inv); retryErr != nil {
@@ -108,7 +108,7 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	return device.Event{}, err
 }
 
-// toEvent returns the meaning of the driver's report. A report about an unlisted GPU names none.
+// toEvent returns the meaning of the driver's report. A report about an unlisted GPU has no GPU.
 func (b *Backend) toEvent(data nvml.EventData) device.Event {
 	inv := b.inventory.Load() // a listing may have ended during the wait
 	var g *gpu
@@ -196,7 +196,7 @@ func (e *eventSet) outdated(inv *inventory) bool {
 }
 
 // update registers all listed GPUs. A set with undelivered events is kept as long as possible. A GPU that breaks the set is an error; the
-// others get a new set.
+// rest gets a new set.
 func (e *eventSet) update(inv *inventory) error {
 	if e.session != inv.nvmlSession { // the set is gone with its Init
 		*e = eventSet{session: inv.nvmlSession, registrations: map[*gpu]gpuRegistration{}}
@@ -241,7 +241,7 @@ func (g *gpu) tryLockUntil(deadline time.Time) bool {
 	return true
 }
 
-// registerAll adds the missing GPUs to the set, except those that would hang.
+// registerAll adds the missing GPUs to the set, except hanging GPUs.
 func (e *eventSet) registerAll(inv *inventory) error {
 	deadline := time.Now().Add(gpuLockTimeout)
 	for _, g := range inv.gpus {
@@ -257,7 +257,7 @@ func (e *eventSet) registerAll(inv *inventory) error {
 }
 
 // register adds a locked GPU to the set and unlocks it. A failure is an error only if it breaks the set, by nvml.h after UNKNOWN. A
-// refused GPU gets its next chance after a listing; one that has broken a set is tried with another set first.
+// refused GPU is tried again after a listing, after a broken set with a disposable set first.
 func (e *eventSet) register(inv *inventory, g *gpu) error {
 	r := e.registrations[g]
 	result, ok := e.registerWithTimeout(inv, g)
@@ -289,7 +289,7 @@ type registerResult struct {
 	setBroken bool
 }
 
-// registerWithTimeout abandons a GPU that hangs, with the set, which is freed after the call.
+// registerWithTimeout abandons a hanging GPU with the set. The end of the call frees the set.
 func (e *eventSet) registerWithTimeout(inv *inventory, g *gpu) (result registerResult, ok bool) {
 	breaksSet, set := e.registrations[g].breaksSet, e.set
 	return lib.CallWithTimeout(inv.pendingCalls, registerTimeout, func() (result registerResult) {
@@ -303,7 +303,7 @@ func (e *eventSet) registerWithTimeout(inv *inventory, g *gpu) (result registerR
 		return result
 	}, func(result registerResult) {
 		if result.ret != nvml.ERROR_UNINITIALIZED { // otherwise the set is gone with the library
-			_ = set.Free() // a failure changes nothing
+			_ = set.Free() // failures have no consequences
 		}
 	})
 }
@@ -332,7 +332,7 @@ func (inv *inventory) tryRegister(g *gpu) nvml.Return {
 		return nvml.ERROR_UNKNOWN
 	}
 	result := g.registerWith(set)
-	_ = set.Free() // a failure changes nothing
+	_ = set.Free() // failures have no consequences
 	return result.ret
 }
 
@@ -348,7 +348,7 @@ func (e *eventSet) hasRegistered() bool {
 // free frees the set.
 func (e *eventSet) free() {
 	if e.set != nil {
-		_ = e.set.Free() // a failure changes nothing
+		_ = e.set.Free() // failures have no consequences
 	}
 	e.abandon()
 }

@@ -41,7 +41,7 @@ func gpuLabels(handle nvml.Device, has lib.Symbols) []device.Label {
 	return labels
 }
 
-// unknownPosition is the byte of an unknown position, and all bytes outside of a rack. DCGM too treats it as invalid.
+// unknownPosition is the byte of an unknown position, and all bytes outside of a rack. DCGM too treats the byte as invalid.
 const unknownPosition = 0xFF
 
 // readPlatform returns the values of platformLabels, empty if unknown.

@@ -137,7 +137,7 @@ func (l *deviceListing) addError(g *gpu, text string) {
 	l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.ID, text))
 }
 
-// recordLayout gives a GPU its new partitioning.
+// recordLayout publishes the new partitioning of a GPU.
 func (l *deviceListing) recordLayout(result probeResult) {
 	g := result.gpu
 	for _, err := range result.migErrs {
@@ -158,7 +158,7 @@ func (l *deviceListing) recordLayout(result probeResult) {
 	g.SetMIGState(result.layout.state())
 }
 
-// appendDevices lists a GPU and its MIG devices.
+// appendDevices lists a GPU before the MIG devices.
 func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string) {
 	d := g.asDevice(index)
 	ownNodes := len(d.DeviceNodes)
@@ -238,7 +238,7 @@ func pciAddress(pci nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 }
 
-// asDevice returns the GPU with its current index and its own device nodes.
+// asDevice returns the GPU with the current index and the device nodes.
 func (g *gpu) asDevice(index int) device.Device {
 	d := g.device
 	d.Index, d.MIGEnabled = index, g.layout.Load().enabled

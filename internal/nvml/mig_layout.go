@@ -53,7 +53,7 @@ func (p *migLayout) withDenial(now time.Time) *migLayout {
 	return &after
 }
 
-// listedMIGDevice is a MIG device as long as it is listed. It has no handle, since NVML reuses handles: each listing gets a new one by
+// listedMIGDevice is a MIG device as long as it is listed. NVML reuses handles, so each listing gets a new handle by
 // index, and compares the identity.
 type listedMIGDevice struct {
 	instanceIdentity

@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// Target is what a call can be made about.
+// Target is the subject of a call.
 type Target uint8
 
 // The targets.
@@ -17,16 +17,16 @@ const (
 	TargetMIG
 )
 
-// Call is a function that reads values. The collector makes it if a value is missing that no call before it has read.
+// Call is a function for reading values. The collector makes a call for a value still missing after the calls before.
 type Call struct {
 	Symbol  string
 	Pace    device.ReadPace
 	Targets Target
 	Get     func(nvml.Device, *Values) nvml.Return
 	Values  []ValueID
-	// IsFallback marks the older form of the call before it, which reads less.
+	// IsFallback marks the older form of the previous call, with fewer values.
 	IsFallback bool
-	// Part is the number of the part of a GPU that the call is about, below the count of Parts; Parts is nil for the GPU as a whole.
+	// Part is the number of a part of the GPU, below the count of Parts; Parts is nil for the GPU as a whole.
 	Part  int
 	Parts *PartCount
 }
@@ -40,7 +40,7 @@ type PartCount struct {
 // Provides reports whether the call reads a value.
 func (c *Call) Provides(id ValueID) bool { return slices.Contains(c.Values, id) }
 
-// sharedCalls read several values, or a value that something other than one row needs. A fallback follows its newer form.
+// sharedCalls read several values, or a value for more than a row. A fallback follows the newer form.
 var sharedCalls = []Call{
 	newCall("nvmlDeviceGetMemoryInfo_v2", device.PaceFast, TargetGPU|TargetMIG, getMemory, []ValueID{memoryTotal, memoryReserved, memoryUsed, memoryFree}),
 	newFallback("nvmlDeviceGetMemoryInfo", device.PaceFast, TargetGPU|TargetMIG, getMemoryV1, []ValueID{memoryTotal, memoryUsed, memoryFree}),
@@ -54,7 +54,7 @@ var sharedCalls = []Call{
 	newCall("nvmlDeviceGetUnrepairableMemoryFlag_v1", device.PaceSlow, TargetGPU, getUnrepairableMemory, []ValueID{UnrepairableMemory}),
 	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfo, fabricValues),
 	newFallback("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfoV2, fabricValues),
-	// NVML counts only these errors of a MIG device, and no volatile ones of a MIG-enabled GPU (nvml.h, nvmlDeviceGetMemoryErrorCounter).
+	// NVML counts only uncorrected SRAM errors of a MIG device, and no volatile ones of a MIG-enabled GPU (nvml.h, nvmlDeviceGetMemoryErrorCounter).
 	newCall("nvmlDeviceGetMemoryErrorCounter", device.PaceSlow, TargetMIG, getMIGDeviceErrors, []ValueID{sramVolatileUncorrected}),
 }
 
@@ -86,12 +86,12 @@ func number[T ~int | ~int32 | ~uint32 | ~uint64](v T, ret nvml.Return) (float64,
 	return float64(v), ret
 }
 
-// getter reads the result of a method that takes no argument.
+// getter reads the result of a method without arguments.
 func getter[T ~int | ~int32 | ~uint32 | ~uint64](get func(nvml.Device) (T, nvml.Return)) readFunc {
 	return func(d nvml.Device) (float64, nvml.Return) { return number(get(d)) }
 }
 
-// utilization reads the percentage of a method that returns its period too.
+// utilization reads the percentage of a method with a period as second result.
 func utilization(get func(nvml.Device) (uint32, uint32, nvml.Return)) readFunc {
 	return func(d nvml.Device) (float64, nvml.Return) {
 		percent, _, ret := get(d)
@@ -111,7 +111,7 @@ func threshold(t nvml.TemperatureThresholds) readFunc {
 	return func(d nvml.Device) (float64, nvml.Return) { return number(d.GetTemperatureThreshold(t)) }
 }
 
-// getTemperature prefers the older function, although nvml.h recommends GetTemperatureV: older drivers lack that one.
+// getTemperature prefers the older function, although nvml.h recommends GetTemperatureV: older drivers lack the latter.
 func getTemperature(d nvml.Device) (float64, nvml.Return) {
 	return number(d.GetTemperature(nvml.TEMPERATURE_GPU))
 }
@@ -130,7 +130,7 @@ func getMemory(d nvml.Device, r *Values) nvml.Return {
 	return ret
 }
 
-// getMemoryV1 counts reserved memory as used: the older function does not tell them apart.
+// getMemoryV1 counts reserved memory as used: the older function cannot separate both.
 func getMemoryV1(d nvml.Device, r *Values) nvml.Return {
 	m, ret := d.GetMemoryInfo()
 	r.Set(ret, memoryTotal, float64(m.Total))
@@ -217,7 +217,7 @@ func getFabricInfo(d nvml.Device, r *Values) nvml.Return {
 	return ret
 }
 
-// getFabricInfoV2 is for drivers up to 570, which have no summary.
+// getFabricInfoV2 is for drivers up to 570, without a summary.
 func getFabricInfoV2(d nvml.Device, r *Values) nvml.Return {
 	f, ret := d.GetGpuFabricInfoV().V2()
 	r.setFabric(ret, f.State, f.Status, f.HealthMask)

@@ -11,13 +11,13 @@ import (
 // Rows are all metrics of a GPU, in the order of device.Sample.Metric.
 var Rows = slices.Concat(memoryRows, engineRows, powerRows, pcieRows, linkRows, faultRows, modeRows)
 
-// GPMValue is a GPM metric and its value.
+// GPMValue is a GPM metric with the value's ID.
 type GPMValue struct {
 	Metric nvml.GpmMetricId
 	ID     ValueID
 }
 
-// Calls are all functions that read values: the shared ones, and those of single rows.
+// Calls are all functions for values: shared functions, and functions of single rows.
 var Calls = assigned.calls
 
 // GPMValues are the GPM metrics of rows.
@@ -25,7 +25,7 @@ var GPMValues = assigned.gpm
 
 var assigned = assignValues(Rows)
 
-// assignedValues are the sources of rows with a ValueID of their own.
+// assignedValues are the sources of rows with a separate ValueID.
 type assignedValues struct {
 	calls []Call
 	gpm   []GPMValue
@@ -79,10 +79,10 @@ func Symbols() (symbols []string) {
 	return slices.Compact(symbols)
 }
 
-// Metrics returns the rows as the exporter knows them, in the order in which Backend.Read numbers them.
+// Metrics returns the rows for the exporter, in the order of Backend.Read's numbers.
 func Metrics() []device.Metric { return metricsOf(Rows) }
 
-// MetricsPerLink returns the rows of Metrics, then those of each NVLink.
+// MetricsPerLink returns the rows of Metrics, then the rows of each NVLink.
 func MetricsPerLink() []device.Metric { return metricsOf(slices.Concat(Rows, perLinkRows())) }
 
 func metricsOf(rows []Row) []device.Metric {
@@ -97,7 +97,7 @@ func metricsOf(rows []Row) []device.Metric {
 	return metrics
 }
 
-// DerivedFamilies are the families that the exporter derives from events and processes, with the functions that they need.
+// DerivedFamilies are the exporter's families from events and processes, with the required functions.
 var DerivedFamilies = [...]struct {
 	functions []string
 	Families  []string
@@ -115,7 +115,7 @@ var DerivedFamilies = [...]struct {
 	}},
 }
 
-// MissingFamilies returns the families of which the library cannot provide a row.
+// MissingFamilies returns the families with a row beyond the library's functions.
 func MissingFamilies(s lib.Symbols) (families []string) {
 	for i := range Rows {
 		r := &Rows[i]
@@ -131,7 +131,7 @@ func MissingFamilies(s lib.Symbols) (families []string) {
 	return families
 }
 
-// canRead reports whether the library has a function that reads the row. A GPU that lacks the field is another matter.
+// canRead reports whether the library has a function for the row, regardless of the GPU's fields.
 func (r *Row) canRead(s lib.Symbols) bool {
 	return len(r.Sources) > 0 && s[lib.FieldValuesSymbol] ||
 		slices.ContainsFunc(Calls, func(c Call) bool { return c.Provides(r.ValueID) && s[c.Symbol] }) ||

@@ -12,7 +12,7 @@ import (
 // encode "unknown" as a negative number or as all bits set.
 type Conversion struct {
 	Multiplier, Divisor, min, max float64
-	// trueStates are the states that count as 1, as bits; every other state counts as 0. None: the number is no state.
+	// trueStates are the states with the value 1, as bits; all further states have the value 0. 0: the number is no state.
 	trueStates uint64
 	// capAtOne caps ratios at 1: the driver measures a little more at times.
 	capAtOne bool
@@ -39,7 +39,7 @@ var (
 		Multiplier: 1, Divisor: 1, max: nvml.NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED,
 		trueStates: 1<<nvml.NVLINK_STATE_ACTIVE | 1<<nvml.NVLINK_STATE_SLEEP,
 	}
-	// inRecoveryAction accepts nvmlDeviceGpuRecoveryAction_t. A value that NVML does not define asks for nothing that has a name.
+	// inRecoveryAction accepts nvmlDeviceGpuRecoveryAction_t. Undefined values have no name.
 	inRecoveryAction = Conversion{Multiplier: 1, Divisor: 1, max: float64(nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT)}
 )
 
@@ -89,7 +89,7 @@ func DecodeField(valueType uint32, value [8]byte, ret nvml.Return) (float64, boo
 	}
 }
 
-// enumState is a state of an enumeration: value, or any state that is not known. A driver may be newer than the list of known states.
+// enumState is a state of an enumeration: value, or any unknown state of a newer driver.
 type enumState struct {
 	known []uint32
 	value uint32

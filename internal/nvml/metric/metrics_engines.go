@@ -5,7 +5,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// The helps that several rows share, and what they are had on.
+// Shared parts of help texts.
 const (
 	videoHelp = " in the driver's last sampling period. Not in MIG mode."
 	pipeHelp  = "Share of cycles with an active pipe in the latest window of ten seconds, averaged over all multiprocessors."

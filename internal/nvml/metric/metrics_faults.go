@@ -7,7 +7,7 @@ import (
 )
 
 // Errors are counted in total and by location, since the driver was loaded and in the GPU's life. These are four families, not two more
-// labels, so that each family can be summed.
+// labels, to allow sums over each family.
 const (
 	volatileHelp          = "ECC errors since the last driver load or GPU reset."
 	aggregateHelp         = "ECC errors in the lifetime of the GPU."
@@ -25,7 +25,7 @@ const (
 	withECC               = "GPUs with ECC"
 )
 
-// RecoveryField is the action that the GPU needs, by the driver.
+// RecoveryField is the recovery action required by the driver.
 const RecoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 
 // recoveryActions are the states of nvmlDeviceGpuRecoveryAction_t, from 0 on.
@@ -88,7 +88,7 @@ type locationFields struct {
 	corrected, uncorrected uint32
 }
 
-// locationRows returns the rows of a family by location. GPUs up to Turing have fields for parts of SRAM; newer ones have a total, which
+// locationRows returns the rows of a family by location. GPUs up to Turing have fields for parts of SRAM; newer GPUs have a total, which
 // hides the parts.
 func locationRows(family Row, sramCorrected, sramUncorrected ValueID, fields []locationFields) (rows []Row) {
 	family = family.slowPace()

@@ -18,7 +18,7 @@ const (
 	withNVLink       = "GPUs with NVLink"
 	withNVSwitch     = "Hopper and newer, with NVSwitches"
 	maxNVLinkRate    = 4e12 // bytes in a second over all links of a GPU: more than there are
-	maxLinkErrorRate = 1e6  // errors, likewise: with more of them nothing gets through
+	maxLinkErrorRate = 1e6  // errors, likewise: above any working link
 )
 
 var linkRows = slices.Concat([]Row{
@@ -84,7 +84,7 @@ func linkErrorRow(kind string) Row {
 	return faultCounterRow("nvidia_gpu_nvlink_errors_total", linkErrorsHelp, "type", kind).counterUpTo(maxLinkErrorRate).slowPace()
 }
 
-// perLinkErrors are the types that are counted for each link.
+// perLinkErrors are the error types with a counter for each link.
 var perLinkErrors = [...]struct {
 	kind, hardware string
 	field          uint32
@@ -101,8 +101,7 @@ var perLinkErrors = [...]struct {
 	{"transmit_discard", blackwell, nvml.FI_DEV_NVLINK_COUNT_XMIT_DISCARDS},
 }
 
-// perLinkRows are families of single links, which have names of their own, so that the
-// sums of neither count anything twice.
+// perLinkRows are families of single links, with separate names against double counting in sums.
 func perLinkRows() []Row {
 	var transmit, receive, errors, up []Row
 	for link := range uint32(MaxNVLinks) {

@@ -90,8 +90,7 @@ var powerRows = slices.Concat([]Row{
 	labeledField{"hw_power_brake", nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN},
 ))
 
-// EnergyField counts mJ since the driver was loaded or the GPU was reset. That it
-// went down is the cheapest proof of either.
+// EnergyField counts mJ since the last driver load or GPU reset. A decrease is the cheapest proof of either event.
 const EnergyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION
 
 // maxFans is the highest number of fans on a board.

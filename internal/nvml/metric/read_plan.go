@@ -6,7 +6,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// ReadPlan is what is read of each GPU. It is never written.
+// ReadPlan has the rows and fields of each GPU. The plan is never written.
 type ReadPlan struct {
 	Rows []Row
 	// Ranges are the sources of each row, as positions in the batch of the row's pace.
@@ -15,7 +15,7 @@ type ReadPlan struct {
 	Fast, Slow FieldBatch
 	// SparingRows are the rows whose fields spare a call.
 	SparingRows []int
-	// MIGRows are the rows that MIG devices have too.
+	// MIGRows are the rows of MIG devices.
 	MIGRows []int
 }
 
@@ -28,7 +28,7 @@ type FieldBatch struct {
 	Index map[FieldKey]int
 }
 
-// NewReadPlan returns the plan for all rows, with those of each NVLink if perLink is set.
+// NewReadPlan returns the plan for all rows, including the rows of each NVLink if perLink is set.
 func NewReadPlan(perLink bool) *ReadPlan {
 	p := &ReadPlan{Rows: Rows, Fast: NewFieldBatch(), Slow: NewFieldBatch()}
 	if perLink {
@@ -54,7 +54,7 @@ func NewReadPlan(perLink bool) *ReadPlan {
 	return p
 }
 
-// Metrics returns the rows as the exporter knows them.
+// Metrics returns the rows for the exporter.
 func (p *ReadPlan) Metrics() []device.Metric { return metricsOf(p.Rows) }
 
 // NewFieldBatch returns a batch of the keys, each once.
@@ -66,7 +66,7 @@ func NewFieldBatch(keys ...FieldKey) FieldBatch {
 	return b
 }
 
-// addSource returns the position of the source. The links of a sum stand together: the rows of single links come later and find them.
+// addSource returns the position of the source. The links of a sum stand together: later rows of single links reuse the positions.
 func (b *FieldBatch) addSource(s FieldSource) FieldRange {
 	if !s.sum {
 		return FieldRange{b.addKey(s.FieldKey), 1}

@@ -1,4 +1,4 @@
-// Package metric is the catalogue of what is read of a GPU: a row for each metric, with its sources and its conversion. The calls, the
+// Package metric is the catalogue of readings: a row for each metric, with sources and conversion. The calls, the
 // symbols to look up and the documentation derive from the rows.
 package metric
 
@@ -12,38 +12,38 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// Row is a metric: its name and its sources. The first source that a GPU has counts. Rows of a family stand together.
+// Row is a metric with name and sources. The first source present on a GPU counts. Rows of a family stand together.
 type Row struct {
 	name, help string
 	kind       device.Kind
 	labels     []device.Label
 	hardware   string
-	Slow       bool // its fields are read at the slow pace
+	Slow       bool // fields have the slow pace
 
-	// Sources are fields that have the metric.
+	// Sources are fields with the metric.
 	Sources []FieldSource
-	// ValueID is the value that a call reads. The call is spared if the GPU has the fields of all rows that need the value.
+	// ValueID is a call's value. A GPU with the fields of all such rows spares the call.
 	ValueID ValueID
-	// UnlessValue hides the row while that value is present: other rows show the same in more detail.
+	// UnlessValue hides the row while the value is present: more detailed rows replace this row.
 	UnlessValue ValueID
-	// function is the row's own function, which has no ValueID before the catalogue is built.
+	// function is the row's own function. The catalogue assigns the ValueID.
 	function *ownFunction
-	// gpm is the row's GPM metric, likewise; 0: none.
+	// gpm is the row's GPM metric, likewise; 0: no GPM metric.
 	gpm nvml.GpmMetricId
-	// state is what a value without a call derives from.
+	// state is the source of a value without a call.
 	state *derivedState
 
-	// Conversion is that of the value. Bit, if set, selects a flag of the value.
+	// Conversion converts the value. Bit, if set, selects a flag of the value.
 	Conversion Conversion
 	Bit        uint64
 	enum       enumState
-	// Monotonic counters may wrap or restart; the collector turns them into counters that only rise.
+	// Monotonic counters may wrap or restart; the collector produces counters without decreases.
 	Monotonic bool
 	// MaxRate is the highest plausible increase of a monotonic counter per second.
 	MaxRate float64
 }
 
-// ownFunction is a function of NVML that only rows with the same pointer need.
+// ownFunction is a function of NVML for all rows with the same pointer.
 type ownFunction struct {
 	symbol string
 	pace   device.ReadPace
@@ -52,7 +52,7 @@ type ownFunction struct {
 	parts  *PartCount
 }
 
-// derivedState describes a value that comes from a listing or from slow fields.
+// derivedState describes a value from a listing or from slow fields.
 type derivedState struct {
 	source  string
 	pace    device.ReadPace
@@ -78,18 +78,18 @@ type FieldScope uint8
 
 // The scopes.
 const (
-	ScopeGPU     FieldScope = iota // each field has its own numbers
+	ScopeGPU     FieldScope = iota // with numbers of the field's own
 	ScopeNVLink                    // NVLink N
 	ScopeC2CLink                   // link N to the CPU
 )
 
-// allLinks is the scope number of all links together, in fields that accept it.
+// allLinks is the scope number of all links together, in some fields.
 const allLinks = ^uint32(0)
 
 const (
 	// MaxNVLinks is the highest number of NVLinks in NVML.
 	MaxNVLinks = nvml.NVLINK_MAX_LINKS
-	// maxC2CLinks is above the number of links of any GPU to its CPU.
+	// maxC2CLinks is above the number of links between any GPU and CPU.
 	maxC2CLinks = 14
 )
 
@@ -105,13 +105,13 @@ func (r *Row) ToValue(v float64) float64 {
 	}
 }
 
-// Convert returns the row's value in a set of values, and false if there is none.
+// Convert returns the row's value in a set of values, and false without a value.
 func (r *Row) Convert(values *Values) (float64, bool) {
 	v, ok := r.Conversion.Convert(values.Values[r.ValueID])
 	return r.ToValue(v), ok && values.Present[r.ValueID]
 }
 
-// pace is that of the row's fields, or of its call, or of its state.
+// pace is the pace of the row's fields, call or state.
 func (r *Row) pace() device.ReadPace {
 	switch {
 	case r.Slow:
@@ -175,7 +175,7 @@ func faultCounterRow(name, help string, labels ...string) Row {
 	return newRow(device.FaultCounter, name, help, labels)
 }
 
-// enumRows returns a row for each state of an enumeration, whose values count from first; with other, one more for any other value.
+// enumRows returns a row for each state of an enumeration, counted from first; with other, an additional row for unknown values.
 func enumRows(r Row, label string, states []string, first uint32, other bool) []Row {
 	var known []uint32
 	for i := range states {
@@ -198,7 +198,7 @@ func (r Row) fromField(id uint32, c Conversion) Row {
 	return r.withSource(FieldSource{FieldKey: FieldKey{ID: id}, Conversion: c})
 }
 
-// fromScope adds a field with a scope number that is no link's.
+// fromScope adds a field with a scope number for something else than links.
 func (r Row) fromScope(id, n uint32, c Conversion) Row {
 	return r.withSource(FieldSource{FieldKey: FieldKey{ID: id, N: n}, Conversion: c})
 }
@@ -251,7 +251,7 @@ func (r Row) fromGPM(id nvml.GpmMetricId, name string) Row {
 	return r.onHardware("Hopper and newer")
 }
 
-// fromState takes a value that needs no call of its own.
+// fromState takes a value without a call.
 func (r Row) fromState(id ValueID, pace device.ReadPace, source string, symbols ...string) Row {
 	r.state = &derivedState{source, pace, symbols}
 	return r.fromCall(id, inBool)
@@ -283,7 +283,7 @@ type labeledField struct {
 	id    uint32
 }
 
-// fieldRows returns a row for each field, which the value of a label sets apart.
+// fieldRows returns a row for each field, distinguished by a label.
 func fieldRows(r Row, label string, c Conversion, fields ...labeledField) []Row {
 	rows := make([]Row, len(fields))
 	for i, f := range fields {
@@ -298,7 +298,7 @@ type labeledValue struct {
 	id    ValueID
 }
 
-// valueRows returns a row for each value of shared calls, which the value of a label sets apart.
+// valueRows returns a row for each value of shared calls, distinguished by a label.
 func valueRows(r Row, label string, c Conversion, values ...labeledValue) []Row {
 	rows := make([]Row, len(values))
 	for i, v := range values {

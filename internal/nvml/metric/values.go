@@ -4,10 +4,10 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// ValueID is the place of a number that does not come from a field.
+// ValueID is the place of a number from a source without fields.
 type ValueID uint8
 
-// The values of functions that fill several of them, or that something other than a row needs too. The values of rows' own functions
+// The values of shared calls and of derived states. The values of rows' own functions
 // follow firstOwnValue.
 const (
 	NoValue ValueID = iota
@@ -60,10 +60,10 @@ const (
 	firstOwnValue
 )
 
-// MaxValues is above the number of values; the catalogue panics if it does not suffice.
+// MaxValues is above the number of values; the catalogue panics otherwise.
 const MaxValues = 128
 
-// Values are the numbers that calls have read of a GPU or of a GPU instance.
+// Values are the numbers of a GPU or of a GPU instance.
 type Values struct {
 	Present [MaxValues]bool
 	Values  [MaxValues]float64
@@ -102,7 +102,7 @@ func (vs *Values) HasAny(c *Call) bool {
 	return false
 }
 
-// MissesAny reports whether a call would read a value that is neither present nor spared.
+// MissesAny reports whether a value of a call is neither present nor spared.
 func (vs *Values) MissesAny(c *Call, spared *[MaxValues]bool) bool {
 	for _, id := range c.Values {
 		if !vs.Present[id] && !spared[id] {
