@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// apiClient is the API server as the administrator asks it.
+// apiClient is an API client of the administrator.
 type apiClient struct {
 	server, token string
 	client        *http.Client
@@ -29,7 +29,7 @@ func newAPI(server string, ca []byte, token string) *apiClient {
 	}}
 }
 
-// Get decodes an object or a list of the API server into v; nil drops it.
+// Get decodes an object or list of the API server into v, unless v is nil.
 func (c *Cluster) Get(ctx context.Context, path string, v any) error {
 	body, err := c.Read(ctx, path)
 	if err != nil || v == nil {
@@ -41,7 +41,7 @@ func (c *Cluster) Get(ctx context.Context, path string, v any) error {
 	return nil
 }
 
-// Read is what the API server answers. It passes on what is asked of a pod: /api/v1/namespaces/<ns>/pods/<pod>:<port>/proxy/<path>.
+// Read returns a response of the API server, also as proxy of a pod: /api/v1/namespaces/<ns>/pods/<pod>:<port>/proxy/<path>.
 func (c *Cluster) Read(ctx context.Context, path string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.api.server+path, nil)
 	if err != nil {
@@ -51,7 +51,7 @@ func (c *Cluster) Read(ctx context.Context, path string) ([]byte, error) {
 	return doRequest(c.api.client, request)
 }
 
-// checkURL is nil where a URL answers with 200.
+// checkURL returns an error unless the URL returns status 200.
 func checkURL(ctx context.Context, url string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -78,7 +78,7 @@ func doRequest(client *http.Client, request *http.Request) ([]byte, error) {
 	return body, nil
 }
 
-// Kubectl runs kubectl as the administrator and returns what it printed.
+// Kubectl runs kubectl as the administrator and returns the output.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	binary, err := binaryPath(kubernetesProgram, "kubectl")
 	if err != nil {
@@ -87,7 +87,7 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return c.command(ctx, "", binary, args...)
 }
 
-// Apply has the API server take objects as YAML or JSON.
+// Apply applies objects in YAML or JSON.
 func (c *Cluster) Apply(ctx context.Context, objects string, args ...string) (string, error) {
 	binary, err := binaryPath(kubernetesProgram, "kubectl")
 	if err != nil {
@@ -96,7 +96,7 @@ func (c *Cluster) Apply(ctx context.Context, objects string, args ...string) (st
 	return c.command(ctx, objects, binary, append([]string{"apply", "--filename=-"}, args...)...)
 }
 
-// Helm runs helm as the administrator and returns what it printed.
+// Helm runs helm as the administrator and returns the output.
 func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
 	binary, err := binaryPath(helmProgram, "helm")
 	if err != nil {
@@ -105,15 +105,15 @@ func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
 	return c.command(ctx, "", binary, args...)
 }
 
-// command keeps what helm and kubectl remember in the node's folder.
+// command runs helm or kubectl with caches in the node's folder.
 func (c *Cluster) command(ctx context.Context, stdin, binary string, args ...string) (string, error) {
 	command := exec.CommandContext(ctx, binary, args...)
 	command.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "HOME="+c.Node.Path("home"))
 	command.Stdin = strings.NewReader(stdin)
-	var said, complained strings.Builder
-	command.Stdout, command.Stderr = &said, &complained
+	var stdout, stderr strings.Builder
+	command.Stdout, command.Stderr = &stdout, &stderr
 	if err := command.Run(); err != nil {
-		return said.String(), fmt.Errorf("%s: %w\n%s%s", strings.Join(command.Args, " "), err, said.String(), complained.String())
+		return stdout.String(), fmt.Errorf("%s: %w\n%s%s", strings.Join(command.Args, " "), err, stdout.String(), stderr.String())
 	}
-	return said.String(), nil
+	return stdout.String(), nil
 }

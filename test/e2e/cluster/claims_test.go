@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	observersNamespace = "observers" // its claims are ignored: see values
-	auditorsNamespace  = "auditors"  // its claims are not
+	observersNamespace = "observers" // claims are ignored by values
+	auditorsNamespace  = "auditors"  // claims are not ignored
 )
 
 // claimOwners compares the owner labels of claimed GPUs with the claims: two GPUs for one pod, one GPU for two containers of a pod, and every GPU for
@@ -69,7 +69,7 @@ func claimOwners(ctx context.Context, t *testing.T, s *clusterFixture) {
 	await(ctx, t, "labels end with the claims' pods", func(ctx context.Context) error { return s.checkOwners(ctx, want) })
 }
 
-// uuids of all GPUs, ordered by minor number.
+// uuids returns the UUIDs of all GPUs, ordered by minor number.
 func uuids() (all []string) {
 	for i := range gpuCount {
 		all = append(all, uuid(i))
@@ -77,10 +77,10 @@ func uuids() (all []string) {
 	return all
 }
 
-// ownerLabels is the owner labels of a series.
+// ownerLabels are the owner labels of a series.
 type ownerLabels struct{ namespace, pod, container string }
 
-// checkOwners compares the owner labels of each GPU with those wanted.
+// checkOwners compares the owner labels of each GPU with the expected labels.
 func (s *clusterFixture) checkOwners(ctx context.Context, want map[string]ownerLabels) error {
 	families, err := s.scrapeOne(ctx)
 	if err != nil {
@@ -98,12 +98,12 @@ func (s *clusterFixture) checkOwners(ctx context.Context, want map[string]ownerL
 	return err
 }
 
-// podWithClaim is a pod and its claim, both of this name: GPUs by UUID, or with admin all GPUs by adminAccess.
+// podWithClaim is a pod with a claim of the same name, for GPUs by UUID, or for all GPUs by adminAccess.
 type podWithClaim struct {
 	name       string
 	admin      bool
 	uuids      []string
-	containers []string // one named main if empty
+	containers []string // by default a container named main
 }
 
 // applyClaims creates the claim and the pod, and waits until the pod is ready.

@@ -1,9 +1,9 @@
-// Package cluster is a Kubernetes cluster of one node for tests: etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kubelet as
-// they are shipped, in the private namespaces of a node of package node.
+// Package cluster is a Kubernetes cluster with a single node for tests: unmodified etcd, kube-apiserver, kube-controller-manager,
+// kube-scheduler and kubelet, in the private namespaces of a node of package node.
 //
-// RBAC and the Node authorizer are on, and so are all admission plugins and controllers that a cluster has by default: pods get service
-// accounts, what is deleted takes what it owned with it, and a namespace without a label takes no privileged pod. What it lacks are name
-// service and proxy: pods reach the API server by its service's address, and no other service.
+// RBAC, the Node authorizer and all default admission plugins and controllers are enabled: pods have service accounts, garbage
+// collection works, and unlabeled namespaces reject privileged pods. DNS and kube-proxy are missing: pods reach the service of
+// the API server only.
 package cluster
 
 import (
@@ -15,41 +15,40 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// serviceIP is the API server's address for those who run in the cluster: the first of its services' subnet.
+// serviceIP is the address of the API server's service, the first of the service subnet.
 const (
 	serviceIP     = "10.96.0.1"
 	serviceSubnet = "10.96.0.0/24"
 	apiPort       = 6443
 )
 
-// Cluster is one that is up. It ends with its node.
+// Cluster is a running cluster, which ends with its node.
 type Cluster struct {
-	// Node is the cluster's only one.
+	// Node is the cluster's only node.
 	Node *node.RealNode
-	// Kubeconfig is that of the administrator, for programs on the machine or in the node.
+	// Kubeconfig is the administrator's kubeconfig, for programs on the machine or in the node.
 	Kubeconfig string
 
 	identities clusterIdentities
 	api        *apiClient
 }
 
-// Options are the node's for a cluster.
+// Options returns the node's options for a cluster.
 func Options() node.Options {
 	return node.Options{
 		KubeletVersion: Version,
 		Containerd2:    true,
 		KubeletConfig: map[string]any{
-			// The node's status says what changed within a second, where ten are the default: what is to be seen of a rollout is seen.
+			// Update the node's status within a second instead of ten, to show short changes during a rollout.
 			"nodeStatusUpdateFrequency": "1s",
 		},
 	}
 }
 
-// PodSecurity is the level of Pod Security admission for namespaces that have no label: privileged, which is Kubernetes' default and lets
-// everything be, baseline or restricted.
+// PodSecurity is the Pod Security level of unlabeled namespaces: privileged (Kubernetes' default), baseline or restricted.
 type PodSecurity string
 
-// Up starts the control plane in a node that is up, and then its kubelet, and returns when the node is ready.
+// Up starts the control plane and the kubelet in a running node and waits until the node is ready.
 func Up(ctx context.Context, n *node.RealNode, level PodSecurity) (*Cluster, error) {
 	ids, err := newIdentities(n.Path("pki"), net.ParseIP(n.IP()), net.ParseIP(serviceIP))
 	if err != nil {
@@ -67,13 +66,13 @@ func Up(ctx context.Context, n *node.RealNode, level PodSecurity) (*Cluster, err
 		c.startControllers, c.startKubelet,
 	} {
 		if err := step(ctx); err != nil {
-			return nil, fmt.Errorf("bring the cluster up (logs in %s): %w", n.Logs, err)
+			return nil, fmt.Errorf("start cluster (logs in %s): %w", n.Logs, err)
 		}
 	}
 	return c, nil
 }
 
-// startKubelet waits until pods can be scheduled: the node is ready and its taint is gone.
+// startKubelet starts the kubelet and waits until pods can be scheduled: the node is ready, without taint.
 func (c *Cluster) startKubelet(ctx context.Context) error {
 	if _, err := c.Node.StartKubelet(ctx, "--kubeconfig="+c.identities.kubeconfig("system:node:"+node.Name)); err != nil {
 		return err
@@ -87,7 +86,7 @@ func (c *Cluster) startKubelet(ctx context.Context) error {
 			return err
 		}
 		if len(n.Spec.Taints) > 0 || !isConditionTrue(n.Status.Conditions, "Ready") {
-			return fmt.Errorf("it has taints %v and conditions %v", n.Spec.Taints, n.Status.Conditions)
+			return fmt.Errorf("node has taints %v and conditions %v", n.Spec.Taints, n.Status.Conditions)
 		}
 		return nil
 	})
@@ -105,5 +104,5 @@ func isConditionTrue(conditions []statusCondition, kind string) bool {
 	return false
 }
 
-// waitTimeout is how long a command waits for what takes seconds.
+// waitTimeout limits commands that need seconds.
 const waitTimeout = time.Minute

@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestCluster goes through a release's life as an administrator does, from the chart that is refused to what is left after its end.
+// TestCluster tests the life of a release, from a rejected installation to the leftovers after uninstall.
 func TestCluster(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
@@ -23,27 +23,27 @@ func TestCluster(t *testing.T) {
 		play func(context.Context, *testing.T, *clusterFixture)
 	}{
 		{"others are there", installOthers},
-		{"a namespace without a label takes no podgauge", unlabelledNamespace},
+		{"unlabeled namespace rejects podgauge", unlabelledNamespace},
 		{"the API server takes every golden case", checkGoldens},
 		{"helm installs it", installRelease},
-		{"a pod that asks for a GPU gets one", workload},
+		{"pods get GPUs", workload},
 		{"Prometheus has the pod's name on the GPU's series", checkMonitors},
 		{"claims have the labels of their pods", claimOwners},
 		{"updates lose nothing", updateRelease},
-		{"a pod that fails on a broken GPU is an alert", checkAlert},
+		{"alert for a pod that failed on an unhealthy GPU", checkAlert},
 		{"helm uninstalls it", uninstallRelease},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.play(ctx, t, s) }) {
-			return // what follows stands on it
+			return // later steps depend on this step
 		}
 	}
 }
 
-// unlabelledNamespace installs the chart where Pod Security admission takes what is baseline only: the DaemonSet is there, its pods are refused, and
-// the event says which label the namespace lacks.
+// unlabelledNamespace installs the chart in a namespace with Pod Security level baseline.
+// The pods of the DaemonSet are rejected, and the event names the missing label.
 func unlabelledNamespace(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.helm(ctx, t, "install", releaseName, chartDir, "--namespace=unlabelled", "--create-namespace", "--values="+s.values)
-	await(ctx, t, "the DaemonSet's pods are refused", func(ctx context.Context) error {
+	await(ctx, t, "the DaemonSet's pods are rejected", func(ctx context.Context) error {
 		var events struct {
 			Items []struct {
 				Reason, Message string
@@ -59,14 +59,14 @@ func unlabelledNamespace(ctx context.Context, t *testing.T, s *clusterFixture) {
 				return nil
 			}
 		}
-		return fmt.Errorf("the events are %+v", events.Items)
+		return fmt.Errorf("events are %+v", events.Items)
 	})
 	s.helm(ctx, t, "uninstall", releaseName, "--namespace=unlabelled", "--wait")
 	s.kubectl(ctx, t, "delete", "namespace", "unlabelled")
 	s.kubectl(ctx, t, "label", "namespace", releaseNamespace, "pod-security.kubernetes.io/enforce=privileged")
 }
 
-// installRelease takes one command.
+// installRelease installs the chart with a single command.
 func installRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	before, err := s.objects(ctx)
 	if err != nil {
@@ -81,7 +81,7 @@ func installRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.checkConfinement(ctx, t)
 }
 
-// checkConfinement is what the chart promises of the process: no capability, nothing to be gained, system calls filtered.
+// checkConfinement checks the process: no capabilities, no new privileges, system call filter.
 func (s *clusterFixture) checkConfinement(ctx context.Context, t *testing.T) {
 	t.Helper()
 	all, err := s.podgaugePods(ctx)
@@ -91,12 +91,12 @@ func (s *clusterFixture) checkConfinement(ctx context.Context, t *testing.T) {
 	status := s.shell(ctx, t, all[0], "cat /proc/${PIDS%% *}/status")
 	for _, line := range []string{"Name:\tpodgauge", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
 		if !strings.Contains(status, line) {
-			t.Errorf("podgauge's process has no line %q:\n%s", line, status)
+			t.Errorf("status of podgauge's process lacks %q:\n%s", line, status)
 		}
 	}
 }
 
-// trainersManifest are pods that have a GPU each.
+// trainersManifest has pods with a GPU each.
 const trainersManifest = `
 apiVersion: apps/v1
 kind: Deployment
@@ -112,7 +112,7 @@ spec:
         - {name: main, image: "@IMAGE@", imagePullPolicy: Never, resources: {limits: {nvidia.com/gpu: 1}}}
 `
 
-// workload is scheduled by the scheduler, and named by /metrics on the GPU that the kubelet says it has.
+// workload runs pods with GPUs and compares the labels of /metrics with the kubelet's allocations.
 func workload(ctx context.Context, t *testing.T, s *clusterFixture) {
 	begin := time.Now()
 	s.apply(ctx, t, strings.ReplaceAll(trainersManifest, "@IMAGE@", node.TestImage))
@@ -125,9 +125,9 @@ func workload(ctx context.Context, t *testing.T, s *clusterFixture) {
 	await(ctx, t, "/metrics has the pods' names", func(ctx context.Context) error { return s.checkPodOwners(ctx, pods) })
 }
 
-// checkPodOwners holds a scrape against the kubelet's own word: each pod has one GPU, and its name is on that one.
+// checkPodOwners compares a scrape with the kubelet: each pod has one GPU, labeled with the pod.
 func (s *clusterFixture) checkPodOwners(ctx context.Context, pods []podObject) error {
-	holders, err := s.Node.Owners(ctx, gpuResource)
+	owners, err := s.Node.Owners(ctx, gpuResource)
 	if err != nil {
 		return err
 	}
@@ -137,21 +137,21 @@ func (s *clusterFixture) checkPodOwners(ctx context.Context, pods []podObject) e
 	}
 	for _, p := range pods {
 		found := false
-		for id, h := range holders {
+		for id, h := range owners {
 			if h.Pod != p.Metadata.Name {
 				continue
 			}
 			found = true
 			if name, err := ownerOf(families, id); err != nil || name != h.Pod {
-				return fmt.Errorf("%s is %q's, not %q's: %w", id, name, h.Pod, err)
+				return fmt.Errorf("%s has pod %q, want %q: %w", id, name, h.Pod, err)
 			}
 		}
 		if !found {
-			return errors.New("the kubelet knows of no GPU of " + p.Metadata.Name)
+			return errors.New("the kubelet lists no GPU of " + p.Metadata.Name)
 		}
 	}
-	if len(holders) != len(pods) {
-		return fmt.Errorf("the kubelet has holders %v", holders)
+	if len(owners) != len(pods) {
+		return fmt.Errorf("kubelet lists %v", owners)
 	}
 	return nil
 }

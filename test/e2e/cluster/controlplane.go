@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// start starts a program in the node and waits until it answers.
+// start starts a program in the node and waits for its first response.
 func (c *Cluster) start(ctx context.Context, name string, argv []string, answers func(context.Context) error) error {
 	process, err := c.Node.Exec(name, argv)
 	if err != nil {
@@ -22,7 +22,7 @@ func (c *Cluster) start(ctx context.Context, name string, argv []string, answers
 	})
 }
 
-// startEtcd starts Debian's. Nothing of it survives the node, so that it need not wait for the disk.
+// startEtcd starts Debian's etcd without fsync, because the data ends with the node.
 func (c *Cluster) startEtcd(ctx context.Context) error {
 	client := fmt.Sprintf("http://%s:2379", c.Node.IP())
 	return c.start(ctx, "etcd", []string{
@@ -31,7 +31,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	}, func(ctx context.Context) error { return checkURL(ctx, client+"/health") })
 }
 
-// podSecurity is the configuration of Pod Security admission.
+// podSecurity returns the configuration of Pod Security admission.
 const podSecurity = `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration", "plugins": [{
   "name": "PodSecurity",
   "configuration": {
@@ -46,7 +46,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
 	if err != nil {
 		return err
 	}
-	// Pods reach the API server by its service's address, with which a proxy would do the same.
+	// Pods reach the API server at the address of the service, without kube-proxy.
 	redirect := fmt.Sprintf("-d %s/32 -p tcp --dport 443 -j DNAT --to-destination %s:%d", serviceIP, c.Node.IP(), apiPort)
 	if _, err := c.Node.Shell(ctx, fmt.Sprintf("iptables -t nat -A PREROUTING %s\niptables -t nat -A OUTPUT %s", redirect, redirect)); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
 		"--bind-address=" + c.Node.IP(), fmt.Sprintf("--secure-port=%d", apiPort), "--service-cluster-ip-range=" + serviceSubnet,
 		"--tls-cert-file=" + c.identities.file("server.crt"), "--tls-private-key-file=" + c.identities.file("server.key"),
 		"--token-auth-file=" + c.identities.file("tokens.csv"), "--authorization-mode=Node,RBAC", "--allow-privileged",
-		"--enable-admission-plugins=NodeRestriction", // as kubeadm has it; all others are those that are on by default
+		"--enable-admission-plugins=NodeRestriction", // as in kubeadm, in addition to the defaults
 		"--admission-control-config-file=" + admission,
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + accounts, "--service-account-signing-key-file=" + accounts,
@@ -70,7 +70,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
 	}, func(ctx context.Context) error { return c.Get(ctx, "/readyz", nil) })
 }
 
-// startControllers starts the controller manager and the scheduler, which need no token of their own to be asked whether they are well.
+// startControllers starts the controller manager and the scheduler, whose health checks need no token.
 func (c *Cluster) startControllers(ctx context.Context) error {
 	manager, err := binaryPath(kubernetesProgram, "kube-controller-manager")
 	if err != nil {
@@ -92,7 +92,7 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 	if _, err := c.Node.Exec("kube-scheduler", append([]string{scheduler}, common("system:kube-scheduler")...)); err != nil {
 		return err
 	}
-	// Every namespace gets its service account from the one; what the other does is seen in the first pod.
+	// The controller manager creates service accounts; the scheduler is checked by the first pod.
 	return node.Until(ctx, "the controllers work", func(ctx context.Context) error {
 		return c.Get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", nil)
 	})

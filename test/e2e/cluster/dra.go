@@ -9,7 +9,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// deviceClass lets claims ask for the devices of the DRA driver.
+// deviceClass selects the devices of the DRA driver.
 const deviceClass = `
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
@@ -18,8 +18,7 @@ spec:
   selectors: [{cel: {expression: 'device.driver == "gpu.nvidia.com"'}}]
 `
 
-// DRADriver starts a DRA driver in the node that publishes GPUs with these UUIDs, ordered by minor number, and returns
-// when the API server has its devices.
+// DRADriver starts a DRA driver in the node with GPUs by UUID, ordered by minor number, and waits for the published devices.
 func (c *Cluster) DRADriver(ctx context.Context, uuids []string) error {
 	binary, err := binaryPath(draDriverProgram, "dradriver")
 	if err != nil {

@@ -12,12 +12,12 @@ import (
 	"testing"
 )
 
-// checkGoldens has the API server look at what the chart renders in each of its cases, and at the manifest for those without helm, as if they
-// were applied: unknown fields and wrong values are errors there.
+// checkGoldens applies each golden file of the chart, and the manifest without helm, as a server-side dry run.
+// The API server rejects unknown fields and invalid values.
 func checkGoldens(ctx context.Context, t *testing.T, s *clusterFixture) {
 	cases, err := filepath.Glob(repoRoot + "/test/external/chart/testdata/*.yaml")
 	if err != nil || len(cases) == 0 {
-		t.Fatalf("there are no golden cases: %v", err)
+		t.Fatalf("no golden cases: %v", err)
 	}
 	cases = append(cases, repoRoot+"/deploy/podgauge.yaml")
 	refused := 0
@@ -34,7 +34,7 @@ func checkGoldens(ctx context.Context, t *testing.T, s *clusterFixture) {
 			}
 		})
 	}
-	// It would say so: a field that there is not, and a value that cannot be, are refused.
+	// Check that the dry run rejects an unknown field and an invalid value.
 	manifest, err := os.ReadFile(repoRoot + "/deploy/podgauge.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -50,7 +50,7 @@ func checkGoldens(ctx context.Context, t *testing.T, s *clusterFixture) {
 
 var namespaced = regexp.MustCompile(`(?m)^  namespace: (\S+)$`)
 
-// createNamespaces makes the namespaces that a manifest speaks of, since what is not applied is not there.
+// createNamespaces creates the namespaces of a manifest, because a dry run creates none.
 func (s *clusterFixture) createNamespaces(ctx context.Context, t *testing.T, manifest string) {
 	t.Helper()
 	for _, match := range namespaced.FindAllStringSubmatch(manifest, -1) {

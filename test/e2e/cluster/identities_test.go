@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestIdentities holds the API server's certificate against the authority's, as its clients do.
+// TestIdentities verifies the API server's certificate with the CA, as clients do.
 func TestIdentities(t *testing.T) {
 	ids, err := newIdentities(filepath.Join(t.TempDir(), "pki"), net.ParseIP("10.250.0.2"), net.ParseIP(serviceIP))
 	if err != nil {
@@ -25,7 +25,7 @@ func TestIdentities(t *testing.T) {
 	roots.AppendCertsFromPEM(ids.ca)
 	for name, known := range map[string]bool{"10.250.0.2": true, serviceIP: true, "10.250.0.3": false} {
 		if _, err := server.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name}); (err == nil) != known {
-			t.Errorf("the certificate for %s: %v", name, err)
+			t.Errorf("certificate for %s: %v", name, err)
 		}
 	}
 
@@ -39,7 +39,7 @@ func TestIdentities(t *testing.T) {
 	}
 	for user, group := range userGroups("node-a") {
 		if line := tokens[user] + "," + user + "," + user + `,"` + group + `"`; !strings.Contains(string(list), line+"\n") {
-			t.Errorf("the API server does not know %s as %s:\n%s", user, line, list)
+			t.Errorf("tokens.csv lacks user %s with %s:\n%s", user, line, list)
 		}
 		if config, err := os.ReadFile(ids.kubeconfig(user)); err != nil || !strings.Contains(string(config), tokens[user]) {
 			t.Errorf("%s has no token: %s, %v", user, config, err)

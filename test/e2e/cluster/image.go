@@ -11,12 +11,12 @@ import (
 	"runtime"
 )
 
-// Archive is the image of podgauge or podgauge-sim that make image leaves for this machine, below the repository's root.
+// Archive returns the path of `make image`'s archive for this machine, relative to the repository's root.
 func Archive(root, program string) string {
 	return fmt.Sprintf("%s/bin/%s-image-%s.tar", root, program, runtime.GOARCH)
 }
 
-// LoadImage gives the node an OCI archive of one image, and returns the image's name.
+// LoadImage imports an OCI archive with one image into the node and returns the image's name.
 func (c *Cluster) LoadImage(ctx context.Context, archive string) (name string, err error) {
 	if name, err = imageName(archive); err != nil {
 		return "", fmt.Errorf("read %s: %w", archive, err)
@@ -24,7 +24,7 @@ func (c *Cluster) LoadImage(ctx context.Context, archive string) (name string, e
 	return name, c.Node.LoadImage(ctx, archive)
 }
 
-// imageName is that of an archive's first image.
+// imageName returns the name of an archive's first image.
 func imageName(archive string) (string, error) {
 	f, err := os.Open(archive)
 	if err != nil {
@@ -34,7 +34,7 @@ func imageName(archive string) (string, error) {
 	for files := tar.NewReader(f); ; {
 		header, err := files.Next()
 		if errors.Is(err, io.EOF) {
-			return "", errors.New("it has no index.json")
+			return "", errors.New("index.json is missing")
 		}
 		if err != nil {
 			return "", err
@@ -53,6 +53,6 @@ func imageName(archive string) (string, error) {
 				return name, nil
 			}
 		}
-		return "", errors.New("its image has no name")
+		return "", errors.New("image has no name")
 	}
 }

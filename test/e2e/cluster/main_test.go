@@ -1,6 +1,6 @@
 //go:build cluster
 
-// The tests of what is installed in a cluster have a tag, since they want programs that take ten minutes to build: make e2e-cluster.
+// The build tag excludes the tests from `go test ./...`, because their programs take ten minutes to build: make e2e-cluster.
 package cluster_test
 
 import (

@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/image"
 )
 
-// KubeStateMetrics runs kube-state-metrics as its own manifests have it, in kube-system.
+// KubeStateMetrics runs kube-state-metrics from its manifests, in kube-system.
 func (c *Cluster) KubeStateMetrics(ctx context.Context) error {
 	source, err := kubeStateMetrics.Source(ctx)
 	if err != nil {
@@ -26,7 +26,7 @@ func (c *Cluster) KubeStateMetrics(ctx context.Context) error {
 	return c.waitForRollout(ctx, "kube-system", "deployment/kube-state-metrics")
 }
 
-// PrometheusOperator runs the operator as its own manifests have it, in the namespace default.
+// PrometheusOperator runs the operator from its manifests, in the namespace default.
 func (c *Cluster) PrometheusOperator(ctx context.Context) error {
 	source, err := prometheusOperator.Source(ctx)
 	if err != nil {
@@ -44,7 +44,7 @@ func (c *Cluster) PrometheusOperator(ctx context.Context) error {
 	return c.waitForRollout(ctx, "default", "deployment/prometheus-operator")
 }
 
-// OpenShiftKinds teaches the API server the SecurityContextConstraints of OpenShift.
+// OpenShiftKinds installs the definition of OpenShift's SecurityContextConstraints.
 func (c *Cluster) OpenShiftKinds(ctx context.Context) error {
 	source, err := openShiftSource.Source(ctx)
 	if err != nil {
@@ -54,9 +54,9 @@ func (c *Cluster) OpenShiftKinds(ctx context.Context) error {
 	return c.applyDefinitions(ctx, filepath.Join(source, file))
 }
 
-// applyDefinitions has the API server learn the kinds of a file or folder, and waits until it has.
+// applyDefinitions installs the custom resource definitions of a file or folder and waits until all are established.
 func (c *Cluster) applyDefinitions(ctx context.Context, file string) error {
-	// Some definitions are longer than the annotation in which kubectl would keep them.
+	// Server-side, because some definitions exceed the size of kubectl's annotation.
 	if _, err := c.Kubectl(ctx, "apply", "--server-side", "--filename="+file); err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func (c *Cluster) applyDefinitions(ctx context.Context, file string) error {
 	return err
 }
 
-// load gives the node an image of one of a program's binaries, under the name by which manifests ask for it.
+// load imports an image of a program's binary into the node, under the name in the manifests.
 func (c *Cluster) load(ctx context.Context, p buildcache.BuildSpec, name, as string) error {
 	binary, err := binaryPath(p, name)
 	if err != nil {
@@ -85,7 +85,7 @@ func (c *Cluster) load(ctx context.Context, p buildcache.BuildSpec, name, as str
 	return c.Node.LoadImage(ctx, archive)
 }
 
-// waitForRollout waits until a workload is as it should be.
+// waitForRollout waits for the end of a workload's rollout.
 func (c *Cluster) waitForRollout(ctx context.Context, namespace, workload string) error {
 	if _, err := c.Kubectl(ctx, "rollout", "status", "--namespace="+namespace, workload, "--timeout="+waitTimeout.String()); err != nil {
 		return fmt.Errorf("wait for %s: %w", workload, err)

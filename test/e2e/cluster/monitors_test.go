@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// kubeStateMetrics is scraped as kube-prometheus has it.
+// kubeStateMetrics is the PodMonitor of kube-state-metrics, as in kube-prometheus.
 const kubeStateMetrics = `
 apiVersion: monitoring.coreos.com/v1
 kind: PodMonitor
@@ -24,8 +24,8 @@ spec:
     - {port: http-metrics, honorLabels: true}
 `
 
-// installOthers are there before podgauge comes: the operator with a Prometheus that takes all monitors and rules, kube-state-metrics, the kinds of
-// OpenShift, and a DRA driver.
+// installOthers installs the programs that podgauge finds in a cluster: Prometheus with operator, kube-state-metrics, OpenShift's
+// kinds, and a DRA driver.
 func installOthers(ctx context.Context, t *testing.T, s *clusterFixture) {
 	for _, step := range []func(context.Context) error{s.PrometheusOperator, s.OpenShiftKinds, s.KubeStateMetrics, func(ctx context.Context) error { return s.DRADriver(ctx, uuids()) }} {
 		if err := step(ctx); err != nil {
@@ -42,8 +42,8 @@ func installOthers(ctx context.Context, t *testing.T, s *clusterFixture) {
 	})
 }
 
-// checkMonitors holds what Prometheus has against the pods: by the configuration that the operator makes of the chart's PodMonitor, the series
-// bear the name of the pod that has the GPU, and of the node, and none bears podgauge's.
+// checkMonitors checks the labels of the series in Prometheus with the chart's PodMonitor: the pod with the GPU, and the node,
+// never podgauge's pod.
 func checkMonitors(ctx context.Context, t *testing.T, s *clusterFixture) {
 	pods, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil {
@@ -73,22 +73,22 @@ func checkMonitors(ctx context.Context, t *testing.T, s *clusterFixture) {
 		`up{job="podgauge"} == 1`:                                               1,
 		`kube_pod_status_phase{namespace="team",phase="Running"} == 1`:          len(pods),
 	} {
-		// Each target is scraped in its own time, and they have just begun anew with the configuration.
+		// Targets are scraped at different times, and restart with a new configuration.
 		await(ctx, t, "Prometheus is right", func(ctx context.Context) error { return s.checkSeriesCount(ctx, query, want) })
 	}
 }
 
-// checkSeriesCount says where a query does not find so many series.
+// checkSeriesCount returns an error unless a query returns the expected number of series.
 func (s *clusterFixture) checkSeriesCount(ctx context.Context, query string, want int) error {
 	found, err := s.prometheus.Query(ctx, query)
 	if err == nil && len(found) != want {
-		err = fmt.Errorf("%s has %d series, not %d: %.1000v", query, len(found), want, found)
+		err = fmt.Errorf("%s has %d series, want %d: %.1000v", query, len(found), want, found)
 	}
 	return err
 }
 
-// checkAlert has a GPU fall off the bus under a pod that ends by it: the rule that the chart brought fires, by the phase that kube-state-metrics
-// tells, and names pod, node, GPU and reason.
+// checkAlert removes a GPU from the bus, so that the pod fails, and checks that the chart's alert fires with pod, node, GPU and
+// reason. The alert needs the pod phase from kube-state-metrics.
 func checkAlert(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.apply(ctx, t, strings.ReplaceAll(victimManifest, "@IMAGE@", node.TestImage))
 	s.kubectl(ctx, t, "wait", "--namespace="+teamNamespace, "pod/victim", "--for=condition=Ready", "--timeout="+waitTimeout.String())
@@ -101,7 +101,7 @@ func checkAlert(ctx context.Context, t *testing.T, s *clusterFixture) {
 				return nil
 			}
 		}
-		return errors.Join(errors.New("it has none"), err)
+		return errors.Join(errors.New("pod has no GPU"), err)
 	})
 	await(ctx, t, "/metrics has its name", func(ctx context.Context) error {
 		families, err := s.scrapeOne(ctx)
@@ -109,7 +109,7 @@ func checkAlert(ctx context.Context, t *testing.T, s *clusterFixture) {
 			return err
 		}
 		if name, err := ownerOf(families, id); err != nil || name != "victim" {
-			return fmt.Errorf("the GPU is %q's: %w", name, err)
+			return fmt.Errorf("GPU has pod %q: %w", name, err)
 		}
 		return nil
 	})
@@ -121,23 +121,23 @@ func checkAlert(ctx context.Context, t *testing.T, s *clusterFixture) {
 	if err := s.Get(ctx, "/api/v1/namespaces/"+teamNamespace+"/pods/victim", &victim); err != nil {
 		t.Fatal(err)
 	}
-	// CDI brought it its own GPU's node and the one that all share, and no other.
+	// CDI injects the device node of the pod's GPU and the shared node only.
 	nodes := s.shell(ctx, t, victim, "cd /proc/${PIDS%% *}/root/dev && echo nvidia*")
 	if want := fmt.Sprintf("nvidia%d nvidiactl\n", index); nodes != want {
-		t.Errorf("its container has %q, not %q", nodes, want)
+		t.Errorf("container has device nodes %q, want %q", nodes, want)
 	}
 	if err := s.machine.Event(index, "xid 79"); err != nil {
 		t.Fatal(err)
 	}
 	await(ctx, t, "the node has one GPU less", s.hasAllocatable(gpuCount-1))
-	s.shell(ctx, t, victim, "kill -KILL $PIDS") // as a program ends whose GPU is gone
+	s.shell(ctx, t, victim, "kill -KILL $PIDS") // as a program with a lost GPU
 	s.kubectl(ctx, t, "wait", "--namespace="+teamNamespace, "pod/victim", "--for=jsonpath={.status.phase}=Failed", "--timeout="+waitTimeout.String())
 	begin := time.Now()
 	var fired map[string]string
 	await(ctx, t, "the alert fires", func(ctx context.Context) error {
 		found, err := s.prometheus.Query(ctx, `ALERTS{alertname="PodgaugePodFailedOnUnhealthyDevice",alertstate="firing"}`)
 		if err != nil || len(found) != 1 {
-			return fmt.Errorf("there are %v: %w", found, err)
+			return fmt.Errorf("alerts are %v: %w", found, err)
 		}
 		fired = found[0].Labels
 		return nil
@@ -147,7 +147,7 @@ func checkAlert(ctx context.Context, t *testing.T, s *clusterFixture) {
 		"namespace": teamNamespace, "pod": "victim", "container": "main", "node": node.Name, "uuid": id, "reason": "xid_79",
 	} {
 		if fired[name] != want {
-			t.Errorf("the alert has %s %q, not %q: %v", name, fired[name], want, fired)
+			t.Errorf("alert has %s %q, want %q: %v", name, fired[name], want, fired)
 		}
 	}
 }

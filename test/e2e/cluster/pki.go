@@ -15,13 +15,13 @@ import (
 	"time"
 )
 
-// clusterIdentities are the files by which the cluster's parts know each other. A certificate names the API server; everybody else has a token.
+// clusterIdentities are the credentials of the cluster: a certificate for the API server, and tokens for all clients.
 type clusterIdentities struct {
 	dir string
-	ca  []byte // the certificate, as PEM
+	ca  []byte // certificate in PEM
 }
 
-// userGroups of the API server, by the name and group with which Kubernetes' own RBAC rules know them.
+// userGroups returns the users of the API server with the groups of Kubernetes' default RBAC rules.
 // https://kubernetes.io/docs/reference/access-authn-authz/rbac/#core-component-roles
 func userGroups(node string) map[string]string {
 	return map[string]string{
@@ -34,7 +34,7 @@ func userGroups(node string) map[string]string {
 
 func (i clusterIdentities) file(name string) string { return filepath.Join(i.dir, name) }
 
-// newIdentities writes ca.crt, prometheusManifest.crt, prometheusManifest.key and service-accounts.key.
+// newIdentities writes ca.crt, server.crt, server.key and service-accounts.key.
 func newIdentities(dir string, server ...net.IP) (clusterIdentities, error) {
 	i := clusterIdentities{dir: dir}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -60,11 +60,11 @@ func newIdentities(dir string, server ...net.IP) (clusterIdentities, error) {
 	}
 	authority, err := x509.CreateCertificate(rand.Reader, ca, ca, keys[0].Public(), keys[0])
 	if err != nil {
-		return i, fmt.Errorf("make the authority's certificate: %w", err)
+		return i, fmt.Errorf("create CA certificate: %w", err)
 	}
 	certificate, err := x509.CreateCertificate(rand.Reader, serving, ca, keys[1].Public(), keys[0])
 	if err != nil {
-		return i, fmt.Errorf("make the API server's certificate: %w", err)
+		return i, fmt.Errorf("create API server certificate: %w", err)
 	}
 	i.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: authority})
 	files := map[string][]byte{
@@ -86,7 +86,7 @@ func newIdentities(dir string, server ...net.IP) (clusterIdentities, error) {
 	return i, nil
 }
 
-// addUsers gives each user a token, and writes them for the API server into tokens.csv and for themselves into <name>.kubeconfig.
+// addUsers creates a token per user and writes tokens.csv for the API server and <name>.kubeconfig for each user.
 func (i clusterIdentities) addUsers(server string, users map[string]string) (tokens map[string]string, err error) {
 	tokens = map[string]string{}
 	list := []byte{}

@@ -14,10 +14,10 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// Version is Kubernetes', of all that runs here: the control plane's and the kubelet's.
+// Version is the Kubernetes version of control plane and kubelet.
 const Version = "v1.37.1"
 
-// The programs of the cluster.
+// Programs of the cluster.
 var (
 	kubernetesProgram = buildcache.BuildSpec{
 		Name: "control-plane", Version: Version, Module: "k8s.io/kubernetes", Cache: Version,
@@ -39,17 +39,17 @@ var (
 	prometheusOperator = buildcache.BuildSpec{
 		Name: "prometheus-operator", Version: "v0.93.1", Module: "github.com/prometheus-operator/prometheus-operator", Cache: "prometheus-operator-v0.93.1",
 		Packages:    []string{"cmd/operator", "cmd/prometheus-config-reloader"},
-		Requires:    []string{"cloud.google.com/go v0.112.0"}, // an older one has a package that another module has today
+		Requires:    []string{"cloud.google.com/go v0.112.0"}, // older versions have a package that moved to a different module
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=0.93.1",
 	}
-	// Debian's is built without the discovery of pods.
+	// Debian's build lacks the discovery of pods.
 	prometheusProgram = buildcache.BuildSpec{
 		Name: "prometheus", Version: "v3.13.1", Module: "github.com/prometheus/prometheus", ModuleVersion: "v0.313.1", Cache: "prometheus-v3.13.1",
 		Packages:    []string{"cmd/prometheus"},
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=3.13.1",
 		Tags:        "remove_all_sd,enable_kubernetes_sd",
 	}
-	// Our own: NVIDIA's DRA driver needs a real GPU driver.
+	// A test driver, because NVIDIA's DRA driver needs a real GPU driver.
 	draDriverProgram = buildcache.BuildSpec{
 		Name: "dradriver", Version: "v0.37.2", Cache: "dradriver-v0.37.2",
 		Packages:    []string{"cluster/dradriver"},
@@ -57,26 +57,26 @@ var (
 	}
 )
 
-// openShiftSource is no program, and its folder no cache: the module of its API has the definitions of its kinds.
+// openShiftSource is the module of OpenShift's API, with the custom resource definitions.
 var openShiftSource = buildcache.BuildSpec{Name: "openshift", Module: "github.com/openshift/api", Version: "v0.0.0-20251015095338-264e80a2b6e7"}
 
-// Fetch fetches what the tests read of other modules' files, so that they need no network.
+// Fetch downloads the files of modules that the tests read, so that the tests need no network.
 func Fetch(ctx context.Context) error {
 	_, err := openShiftSource.Source(ctx)
 	return err
 }
 
-// BasePrograms are the programs of a cluster, and those with which one talks to it.
+// BasePrograms returns the programs and clients of a cluster.
 func BasePrograms() []buildcache.BuildSpec {
 	return []buildcache.BuildSpec{kubernetesProgram, helmProgram}
 }
 
-// AllPrograms are those that the tests have run in it, too.
+// AllPrograms returns BasePrograms and the programs that the tests run in the cluster.
 func AllPrograms() []buildcache.BuildSpec {
 	return append(BasePrograms(), kubeStateMetrics, prometheusOperator, prometheusProgram, draDriverProgram)
 }
 
-// Build builds what is not built yet, and says how long each took. From nothing Base takes about ten minutes on two cores.
+// Build builds missing programs and logs the time of each. BasePrograms take about ten minutes on two cores.
 func Build(ctx context.Context, programs []buildcache.BuildSpec, out io.Writer) error {
 	for _, p := range programs {
 		start := time.Now()
@@ -89,7 +89,7 @@ func Build(ctx context.Context, programs []buildcache.BuildSpec, out io.Writer) 
 	return nil
 }
 
-// ToolPath are the folders of kubectl and helm.
+// ToolPath returns the folders of kubectl and helm.
 func ToolPath() (string, error) {
 	folders := []string{}
 	for _, p := range BasePrograms() {
@@ -102,13 +102,13 @@ func ToolPath() (string, error) {
 	return strings.Join(folders, ":"), nil
 }
 
-// binaryPath is the path of one of a Program's binaries.
+// binaryPath returns the path of a program's binary.
 func binaryPath(p buildcache.BuildSpec, name string) (string, error) {
 	dir, err := p.BuiltDir()
 	return filepath.Join(dir, name), err
 }
 
-// CheckRequirements says what keeps this machine from hosting a cluster with these programs, and how to mend it.
+// CheckRequirements returns an error with the remedy if this machine cannot run a cluster with the programs.
 func CheckRequirements(programs []buildcache.BuildSpec) error {
 	if err := node.CheckRequirements(Options()); err != nil {
 		return err
@@ -124,7 +124,7 @@ func CheckRequirements(programs []buildcache.BuildSpec) error {
 	return nil
 }
 
-// MissingTools are the tools that this machine lacks, beside those of the node.
+// MissingTools returns the missing tools of this machine, in addition to node.MissingTools.
 func MissingTools() []node.RequiredTool {
 	if _, err := exec.LookPath("etcd"); err != nil {
 		return []node.RequiredTool{{File: "etcd", Package: "etcd-server"}}

@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// prometheusManifest is what the operator is asked for: a Prometheus that takes all monitors and rules that there are.
+// prometheusManifest requests a Prometheus with all monitors and rules from the operator.
 const prometheusManifest = `
 apiVersion: monitoring.coreos.com/v1
 kind: Prometheus
@@ -25,8 +25,8 @@ spec:
   ruleNamespaceSelector: {}
 `
 
-// Prometheus has the operator run a server, with what monitors and rules make of its configuration, in the namespace default. Its service
-// account has the rights that the operator's own example gives it.
+// Prometheus runs a server with all monitors and rules by the operator, in the namespace default.
+// The service account has the permissions of the operator's example.
 func (c *Cluster) Prometheus(ctx context.Context) (*node.PrometheusServer, error) {
 	source, err := prometheusOperator.Source(ctx)
 	if err != nil {

@@ -23,29 +23,29 @@ import (
 )
 
 const (
-	repoRoot = "../../.." // the repository's
+	repoRoot = "../../.." // repository root
 	chartDir = repoRoot + "/deploy/helm/podgauge"
 
 	releaseName      = "podgauge"
 	releaseNamespace = "podgauge"
-	teamNamespace    = "team" // where pods use GPUs
+	teamNamespace    = "team" // of pods with GPUs
 
 	gpuCount    = 8
 	gpuResource = "nvidia.com/gpu"
 
-	// waitTimeout is how long a test waits for what takes seconds. How long something may take is said where it is measured.
+	// waitTimeout limits waits for operations that need seconds. Measured operations have separate limits.
 	waitTimeout = time.Minute
 )
 
-// clusterFixture is the cluster, and the hardware that podgauge finds in it: a library that obeys the test.
+// clusterFixture is the cluster with the NVML stand-in as hardware.
 type clusterFixture struct {
 	*cluster.Cluster
 	machine        *nvmltest.Scenario
-	driver         string // a folder of the node: a driver's installation, with the library
-	values         string // the chart's, by which podgauge finds both
+	driver         string // folder of the node with a driver installation
+	values         string // chart values for library and scenario
 	prometheus     *node.PrometheusServer
-	objectsBefore  []string  // the objects that there were before the release
-	installStarted time.Time // when that began
+	objectsBefore  []string  // objects before the installation
+	installStarted time.Time // start of the installation
 }
 
 func newClusterFixture(ctx context.Context, t *testing.T) *clusterFixture {
@@ -67,7 +67,7 @@ func newClusterFixture(ctx context.Context, t *testing.T) *clusterFixture {
 		t.Fatal(err)
 	}
 	s.machine = nvmltest.NewScenario(filepath.Join(machine, "scenario"))
-	// It has been up for an hour: the counters of its GPUs go on when podgauge is started anew.
+	// An epoch an hour ago, so that the GPUs' counters continue after a restart of podgauge.
 	s.set(t, fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix()))
 	_, tag, _ := strings.Cut(image, ":")
 	values := strings.NewReplacer("@TAG@", tag, "@DRIVER@", s.driver, "@MACHINE@", machine).Replace(chartValues)
@@ -80,7 +80,7 @@ func newClusterFixture(ctx context.Context, t *testing.T) *clusterFixture {
 	return s
 }
 
-// installDriver leaves what the installation of a driver does: its files, and the GPUs' nodes.
+// installDriver creates the files and device nodes of a driver installation.
 func installDriver(ctx context.Context, s *clusterFixture) error {
 	libraries := filepath.Join(s.driver, "usr/lib64")
 	if err := os.MkdirAll(libraries, 0o755); err != nil {
@@ -99,7 +99,7 @@ func installDriver(ctx context.Context, s *clusterFixture) error {
 		os.WriteFile(filepath.Join(s.driver, "hook"), []byte("#!/bin/sh\n"), 0o755))
 }
 
-// chartValues have podgauge find the library as NVIDIA's runtime would inject it: mounted into the container, on its path.
+// chartValues mounts the library into podgauge's container, as NVIDIA's runtime does.
 const chartValues = `
 image: {tag: "@TAG@", pullPolicy: Never}
 runtimeClassName: ""
@@ -126,7 +126,7 @@ func (s *clusterFixture) set(t *testing.T, lines ...string) {
 	}
 }
 
-// uuid of the GPU with this index, as the stand-in names it.
+// uuid returns the stand-in's UUID of a GPU.
 func uuid(index int) string { return fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", index) }
 
 func (s *clusterFixture) kubectl(ctx context.Context, t *testing.T, args ...string) string {
@@ -154,7 +154,7 @@ func (s *clusterFixture) apply(ctx context.Context, t *testing.T, objects string
 	}
 }
 
-// await waits for something, for as long as a test has patience, and returns how long it took.
+// await waits for a condition for at most waitTimeout and returns the time.
 func await(ctx context.Context, t *testing.T, what string, try func(context.Context) error) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -166,7 +166,7 @@ func await(ctx context.Context, t *testing.T, what string, try func(context.Cont
 	return time.Since(begin)
 }
 
-// podObject is what the API server says of one.
+// podObject is a pod of the API server.
 type podObject struct {
 	Metadata struct{ Name, Namespace, UID string }
 	Status   struct {
@@ -185,12 +185,12 @@ func (s *clusterFixture) pods(ctx context.Context, namespace, label string) ([]p
 	return list.Items, err
 }
 
-// podgaugePods are the release's pods.
+// podgaugePods returns the release's pods.
 func (s *clusterFixture) podgaugePods(ctx context.Context) ([]podObject, error) {
 	return s.pods(ctx, releaseNamespace, "app.kubernetes.io/instance="+releaseName)
 }
 
-// shell runs a script in the node that knows a container's processes, the first one first, as $PIDS.
+// shell runs a script in the node with the sorted process ids of a container in $PIDS.
 func (s *clusterFixture) shell(ctx context.Context, t *testing.T, p podObject, script string) string {
 	t.Helper()
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
@@ -201,7 +201,7 @@ func (s *clusterFixture) shell(ctx context.Context, t *testing.T, p podObject, s
 	return out
 }
 
-// daemonSet is ready when its controller says so of what it was last told.
+// daemonSet returns an error unless the DaemonSet's current generation is ready.
 func (s *clusterFixture) daemonSet(ctx context.Context) error {
 	var set struct {
 		Metadata struct{ Generation int }
@@ -212,12 +212,12 @@ func (s *clusterFixture) daemonSet(ctx context.Context) error {
 	}
 	if st := set.Status; st.ObservedGeneration != set.Metadata.Generation || st.DesiredNumberScheduled != 1 ||
 		st.UpdatedNumberScheduled != 1 || st.NumberAvailable != 1 || st.NumberMisscheduled != 0 {
-		return fmt.Errorf("the DaemonSet is %+v", set)
+		return fmt.Errorf("DaemonSet is %+v", set)
 	}
 	return nil
 }
 
-// allocatable is how many GPUs the node's status has to give away.
+// allocatable returns the number of allocatable GPUs in the node's status.
 func (s *clusterFixture) allocatable(ctx context.Context) (string, error) {
 	var n struct {
 		Status struct{ Allocatable map[string]string }
@@ -229,13 +229,13 @@ func (s *clusterFixture) allocatable(ctx context.Context) (string, error) {
 func (s *clusterFixture) hasAllocatable(n int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if got, err := s.allocatable(ctx); err != nil || got != fmt.Sprint(n) {
-			return fmt.Errorf("the node has %q, %w", got, err)
+			return fmt.Errorf("node has %q GPUs: %w", got, err)
 		}
 		return nil
 	}
 }
 
-// scrape asks a podgauge for its metrics, through the API server.
+// scrape returns the metrics of a podgauge pod, through the API server.
 func (s *clusterFixture) scrape(ctx context.Context, p podObject) (map[string]*dto.MetricFamily, error) {
 	body, err := s.Read(ctx, fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:9400/proxy/metrics", p.Metadata.Namespace, p.Metadata.Name))
 	if err != nil {
@@ -245,19 +245,19 @@ func (s *clusterFixture) scrape(ctx context.Context, p podObject) (map[string]*d
 	return parser.TextToMetricFamilies(bytes.NewReader(body))
 }
 
-// scrapeOne asks the one podgauge that there is.
+// scrapeOne returns the metrics of the only podgauge pod.
 func (s *clusterFixture) scrapeOne(ctx context.Context) (map[string]*dto.MetricFamily, error) {
 	all, err := s.podgaugePods(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if len(all) != 1 {
-		return nil, fmt.Errorf("there are %d podgauges", len(all))
+		return nil, fmt.Errorf("%d podgauge pods, want 1", len(all))
 	}
 	return s.scrape(ctx, all[0])
 }
 
-// labelSets of a family's series.
+// labelSets returns the labels of a family's series.
 func labelSets(family *dto.MetricFamily) []map[string]string {
 	all := []map[string]string{}
 	for _, m := range family.GetMetric() {
@@ -270,7 +270,7 @@ func labelSets(family *dto.MetricFamily) []map[string]string {
 	return all
 }
 
-// ownerOf is the pod that has a GPU by what a scrape says, empty where none has.
+// ownerOf returns the pod label of a GPU in a scrape, empty for an unallocated GPU.
 func ownerOf(families map[string]*dto.MetricFamily, uuid string) (string, error) {
 	for _, l := range labelSets(families["nvidia_gpu_healthy"]) {
 		if l["uuid"] == uuid {
@@ -280,7 +280,7 @@ func ownerOf(families map[string]*dto.MetricFamily, uuid string) (string, error)
 	return "", errors.New("no series of " + uuid)
 }
 
-// printMeasurement prints what was measured, in the one form that docs/e2e.md copies.
+// printMeasurement logs a measurement in the format that docs/e2e.md copies.
 func printMeasurement(t *testing.T, what, value string) {
 	t.Helper()
 	t.Logf("figure: %s: %s", what, value)

@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// objects are all that the API server has, of every kind that it can list, as kind, namespace and name. Left out are what tells of others
-// (events, leases) and the pods' own namespace.
+// objects returns kind, namespace and name of all objects, except events, leases and the namespace of the pods.
 func (s *clusterFixture) objects(ctx context.Context) ([]string, error) {
 	kinds, err := s.Kubectl(ctx, "api-resources", "--verbs=list", "--output=name")
 	if err != nil {
@@ -34,7 +33,7 @@ func (s *clusterFixture) objects(ctx context.Context) ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// uninstallRelease leaves the cluster as it was before, and the pods with what they have. On the node it leaves what docs/install.md names.
+// uninstallRelease checks that uninstall removes all objects and keeps running pods. The files of docs/install.md stay on the node.
 func uninstallRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	running, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil {
@@ -54,25 +53,25 @@ func uninstallRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 		}
 		left = slices.DeleteFunc(after, func(object string) bool { return slices.Contains(s.objectsBefore, object) })
 		if len(left) > 0 {
-			return fmt.Errorf("left are %q", left)
+			return fmt.Errorf("leftover objects: %q", left)
 		}
 		return nil
 	})
 	printMeasurement(t, "helm uninstall → nothing of it is left", fmt.Sprintf("%s; %d objects gone", formatSeconds(time.Since(begin)), len(with)-len(s.objectsBefore)))
 	if left, err := filepath.Glob(filepath.Join(s.Node.KubeletDir(), "device-plugins", "podgauge*")); err != nil || len(left) != 1 || filepath.Base(left[0]) != "podgauge_resources.json" {
-		t.Errorf("in the device-plugin folder are %q, %v", left, err)
+		t.Errorf("leftovers in the device-plugin folder: %q, %v", left, err)
 	}
 	if specs, err := s.Node.Shell(ctx, "ls -A /var/run/cdi"); err != nil || specs != "k8s.device-plugin.nvidia.com-gpu.json\n" {
-		t.Errorf("the CDI specs are %q, %v", specs, err)
+		t.Errorf("leftover CDI specs: %q, %v", specs, err)
 	}
 	if state, err := s.Node.Shell(ctx, "ls -A /var/lib/podgauge"); err != nil || state == "" {
-		t.Errorf("what it remembered is gone: %q, %v", state, err)
+		t.Errorf("stored state is missing: %q, %v", state, err)
 	}
 	await(ctx, t, "the node has no GPU to give away", s.hasAllocatable(0))
 	comparePods(ctx, t, s, running)
 }
 
-// comparePods says where the pods are not those that were, with the containers that they had.
+// comparePods reports an error unless the pods have the same containers as before.
 func comparePods(ctx context.Context, t *testing.T, s *clusterFixture, before []podObject) {
 	t.Helper()
 	now, err := s.pods(ctx, teamNamespace, "app=trainer")
@@ -80,11 +79,11 @@ func comparePods(ctx context.Context, t *testing.T, s *clusterFixture, before []
 		t.Fatal(err)
 	}
 	if got, want := containerIDs(now), containerIDs(before); !slices.Equal(got, want) {
-		t.Errorf("the pods' containers were %q and are %q", want, got)
+		t.Errorf("pods' containers were %q, are %q", want, got)
 	}
 }
 
-// containerIDs of pods, by pod, id and restarts.
+// containerIDs returns the pods' containers by pod, id and restarts.
 func containerIDs(pods []podObject) []string {
 	all := []string{}
 	for _, p := range pods {

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// updateRelease changes the release twice while pods have GPUs: another log level, and then the driver from the host in place of the injected one,
-// with CDI in place of variables. The pods go on in the same containers; how long the kubelet and the node's status had fewer GPUs, and
-// /metrics and Prometheus no series of the pods, is watched and said.
+// updateRelease updates the release twice while pods have GPUs: a new log level, then the host's driver and CDI instead of an
+// injected driver and variables. The pods keep their containers. The test measures how long the kubelet and the node's status
+// lack GPUs, and /metrics and Prometheus lack series of the pods.
 func updateRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	before, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil {
@@ -34,7 +34,7 @@ func updateRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 		}},
 	} {
 		t.Run(change.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(ctx, 2*waitTimeout) // of the watch, if it never ends well
+			ctx, cancel := context.WithTimeout(ctx, 2*waitTimeout) // limit of the watch
 			w := watchUpdate(ctx, s, before)
 			defer w.wg.Wait()
 			defer cancel()
@@ -44,7 +44,7 @@ func updateRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 			took := time.Since(begin)
 			now, err := s.podgaugePods(ctx)
 			if err != nil || len(now) != 1 || now[0].Metadata.UID == old[0].Metadata.UID {
-				t.Fatalf("podgauge's pod is not a new one: %v, %v", now, err)
+				t.Fatalf("podgauge has the old pod: %v, %v", now, err)
 			}
 			old = now
 			await(ctx, t, "/metrics has the pods' names", func(ctx context.Context) error { return s.checkPodOwners(ctx, before) })
@@ -55,43 +55,43 @@ func updateRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 			for _, g := range w.gaps {
 				printMeasurement(t, fmt.Sprintf("… %s for", g.what), fmt.Sprintf("%s; may be %s", formatSeconds(g.longest), formatSeconds(g.limit)))
 				if g.longest > g.limit {
-					t.Errorf("%s for %s, which may be %s", g.what, formatSeconds(g.longest), formatSeconds(g.limit))
+					t.Errorf("%s for %s, limit %s", g.what, formatSeconds(g.longest), formatSeconds(g.limit))
 				}
 			}
 		})
 	}
 	if specs, err := s.Node.Shell(ctx, "ls /var/run/cdi/*.json"); err != nil {
-		t.Errorf("there is no CDI spec: %q, %v", specs, err)
+		t.Errorf("no CDI spec: %q, %v", specs, err)
 	}
 }
 
-// updateWatch is what goes on beside an update.
+// updateWatch measures unavailability during an update.
 type updateWatch struct {
 	closing chan struct{}
 	wg      sync.WaitGroup
 	gaps    []*unavailability
 }
 
-// unavailability is the longest time for which something was not so.
+// unavailability is the longest time of a failing check.
 type unavailability struct {
 	what           string
 	limit, longest time.Duration
 	check          func(context.Context) error
 }
 
-// watchUpdate looks every 50 ms whether all is there, each thing by itself.
+// watchUpdate runs each check every 50 ms.
 func watchUpdate(ctx context.Context, s *clusterFixture, pods []podObject) *updateWatch {
 	w := &updateWatch{closing: make(chan struct{}), gaps: []*unavailability{
 		{what: "the kubelet had fewer GPUs to give away", limit: 10 * time.Second, check: func(ctx context.Context) error {
 			ids, err := s.Node.Allocatable(ctx, gpuResource)
 			if err == nil && len(ids) != gpuCount {
-				err = fmt.Errorf("%d are", len(ids))
+				err = fmt.Errorf("%d GPUs are allocatable", len(ids))
 			}
 			return err
 		}},
 		{what: "the node's status had fewer", limit: 12 * time.Second, check: s.hasAllocatable(gpuCount)},
 		{what: "no /metrics had the pods' names", limit: 10 * time.Second, check: func(ctx context.Context) error { return s.checkPodOwners(ctx, pods) }},
-		// Its discovery tells of new pods every 5 s, and is heard every 5 s.
+		// Discovery takes up to 10 s: an update every 5 s, read every 5 s.
 		{what: "Prometheus had no series of the pods", limit: 20 * time.Second, check: func(ctx context.Context) error {
 			return s.checkSeriesCount(ctx, `nvidia_gpu_healthy{namespace="team"}`, len(pods))
 		}},
@@ -102,13 +102,13 @@ func watchUpdate(ctx context.Context, s *clusterFixture, pods []podObject) *upda
 	return w
 }
 
-// end waits until all is there, and ends the watch.
+// end waits until all checks pass and ends the watch.
 func (w *updateWatch) end() {
 	close(w.closing)
 	w.wg.Wait()
 }
 
-// checkBounded is good, bounded: who asks an address that is gone waits for an answer.
+// checkBounded runs the check with a timeout, because requests to a removed address hang.
 func (g *unavailability) checkBounded(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -122,7 +122,7 @@ func (g *unavailability) watch(ctx context.Context, closing <-chan struct{}) {
 	for ctx.Err() == nil {
 		err := g.checkBounded(ctx)
 		if missed = missed || err != nil; missed {
-			g.longest = max(g.longest, time.Since(good)) // so far
+			g.longest = max(g.longest, time.Since(good)) // until now
 		}
 		if err == nil {
 			good, missed = time.Now(), false
