@@ -183,23 +183,24 @@ func wholeGPUDevice(gpu device.GPU, board []device.Status) (device.ID, bool) {
 // findMIGDevice finds the MIG device by the place of its GPU instance, and among several by the profile. Lost devices do not count: the
 // driver gives their place, and so their name, to a device of the next claim.
 func (n draName) findMIGDevice(gpu device.GPU, board []device.Status) (device.ID, bool) {
-	var found, exact []device.ID
+	var found, exact int
+	var foundID, exactID device.ID
 	for i := range board {
 		s := &board[i]
 		p := s.Placement
 		if s.GPU != gpu || s.WholeGPU() || s.Gone || p.Size == 0 || p.Profile != n.profile || p.Start != n.start || n.size > 0 && p.Size != n.size {
 			continue
 		}
-		found = append(found, s.ID)
+		found, foundID = found+1, s.ID
 		if n.profileName != "" && matchesProfile(n.profileName, s.Profile) {
-			exact = append(exact, s.ID)
+			exact, exactID = exact+1, s.ID
 		}
 	}
 	switch {
-	case len(found) == 1:
-		return found[0], true
-	case len(exact) == 1:
-		return exact[0], true
+	case found == 1:
+		return foundID, true
+	case exact == 1:
+		return exactID, true
 	default:
 		return "", false
 	}
