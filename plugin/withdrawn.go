@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -32,6 +31,7 @@ type registeredResources struct {
 
 	mu    sync.Mutex
 	names []string // sorted; guarded by mu, replaced and never written
+	saved []string // the names last stored or read; guarded by mu
 }
 
 type registeredFileContent struct {
@@ -52,6 +52,7 @@ func loadRegistered(dir string, log *slog.Logger) *registeredResources {
 	}
 	slices.Sort(c.Resources)
 	r.names = slices.Compact(c.Resources)
+	r.saved = r.names
 	return r
 }
 
@@ -80,31 +81,30 @@ func (r *registeredResources) remove(resource string) {
 	})
 }
 
-// update changes the names and replaces a file with different content. After an error, this process uses the new names, and the next
-// update stores the names again.
+// update changes the names and stores changed names, and also unchanged ones if the file was deleted. During a rolling update the file may
+// have names of the next process, so unchanged names do not replace the file. After an error, the next update stores the names again.
 func (r *registeredResources) update(change func([]string) []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	names := change(slices.Clone(r.names))
 	slices.Sort(names)
 	r.names = slices.Compact(names)
-	stored, err := os.ReadFile(r.path)
-	if len(r.names) == 0 && errors.Is(err, fs.ErrNotExist) {
+	_, err := os.Lstat(r.path)
+	if missing := errors.Is(err, fs.ErrNotExist); slices.Equal(r.names, r.saved) && (len(r.names) == 0 || !missing) {
 		return
 	}
 	content, err := json.Marshal(registeredFileContent{r.names})
-	if content = append(content, '\n'); bytes.Equal(content, stored) {
-		return
-	}
 	if err == nil {
-		err = os.WriteFile(r.path+".tmp", content, 0o600)
+		err = os.WriteFile(r.path+".tmp", append(content, '\n'), 0o600)
 	}
 	if err == nil {
 		err = os.Rename(r.path+".tmp", r.path)
 	}
 	if err != nil {
 		r.log.Warn("resource file not stored: after a restart, renamed resources are not served", "err", err)
+		return
 	}
+	r.saved = r.names
 }
 
 // otherPlugin decides whether a foreign plugin serves a withdrawn resource. The kubelet's list of allocatable devices decides: only
@@ -115,7 +115,7 @@ func (r *registeredResources) update(change func([]string) []string) {
 //	yes                    yes                          yes, until the kubelet drops the old registration
 //	no                     no                           as before for kubeletStartTimeout, then no: a plugin registers again
 //	no                     yes                          no
-//	list unknown           no                           as before; without an answer before: yes for kubeletStartTimeout
+//	list unknown           no                           yes if yes before, or within kubeletStartTimeout of meeting the kubelet
 //	list unknown           yes                          no
 type otherPlugin struct {
 	seen            bool // by the newest answer

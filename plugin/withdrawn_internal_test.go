@@ -23,3 +23,15 @@ func TestDeletedResourceFile(t *testing.T) {
 		t.Errorf("resources %q, want nvidia.com/gpu", again.list())
 	}
 }
+
+// TestResourceFileInARollingUpdate: an unchanged registration of the old process keeps the entries of the new process.
+func TestResourceFileInARollingUpdate(t *testing.T) {
+	dir := t.TempDir()
+	old := loadRegistered(dir, slog.New(slog.DiscardHandler))
+	old.add("example.com/old")
+	loadRegistered(dir, old.log).add("example.com/new")
+	old.add("example.com/old")
+	if got, want := loadRegistered(dir, old.log).list(), []string{"example.com/new", "example.com/old"}; !slices.Equal(got, want) {
+		t.Errorf("resources %q, want %q", got, want)
+	}
+}
