@@ -30,9 +30,12 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1 # " + strings.Repeat("x", maxFileBytes), "config.yaml: more than 1 MiB"},
 		// Keys.
 		{"configs: {\"a\\nb\": {}, c: {}}\n", `config.yaml: several configs without a default; want --config-name of "a\nb", c`},
+		{"version: v1\nunknown: {a: 1,\n a: 2}\n", `config.yaml:3: unknown: mapping key "a" already defined at line 2`},
+		{"version: v1\nx: &x imex\n*x : {}\n", "config.yaml:3: want a name as key"},
+		{"version: v1\n~: {}\n", "config.yaml:2: want a name as key"},
 		{"version: v1\nversion: v1\n", `config.yaml:2: mapping key "version" already defined at line 1`},
 		{"{\"version\": \"v1\",\n\"imex\": {}, \"imex\": {}}", `config.yaml:2: mapping key "imex" already defined at line 2`},
-		{"version: v1\n? [a]\n: b\n", "config.yaml:2: cannot unmarshal !!seq into string"},
+		{"version: v1\n? [a]\n: b\n", "config.yaml:2: want a name as key"},
 		{"version: v1\nflags: mixed\n", "config.yaml:2: flags: want a mapping"},
 		{"version: v1\nflags: []\n", "config.yaml:2: flags: want a mapping"},
 		// Values.

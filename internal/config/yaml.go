@@ -86,24 +86,48 @@ func parseYAML(data []byte) (*yaml.Node, error) {
 		return nil, syntaxError(err, 0, "")
 	}
 	left := maxValues
-	return document.Content[0], checkSize(document.Content[0], &left, maxDepth)
+	return document.Content[0], checkTree(document.Content[0], "", &left, maxDepth)
 }
 
-// checkSize limits the values and the depth of a document. An alias counts with all values of the anchor: a few lines of aliases can
-// expand to billions of values.
-func checkSize(n *yaml.Node, left *int, depth int) error {
+// checkTree limits the values and the depth of a document, and checks all keys. An alias counts with all values of the anchor: a few lines of
+// aliases can expand to billions of values. Keys are checked everywhere, since other nodes may use other parts of the file.
+func checkTree(n *yaml.Node, path string, left *int, depth int) error {
 	switch *left--; {
 	case *left < 0:
 		return ParseError{line: n.Line, message: fmt.Sprintf("more than %d values", maxValues)}
 	case depth < 0:
 		return ParseError{line: n.Line, message: fmt.Sprintf("nested more than %d levels deep", maxDepth)}
 	case n.Kind == yaml.AliasNode:
-		return checkSize(n.Alias, left, depth-1)
-	}
-	for _, child := range n.Content {
-		if err := checkSize(child, left, depth-1); err != nil {
+		return checkTree(n.Alias, path, left, depth-1)
+	case n.Kind == yaml.MappingNode:
+		if err := checkKeys(n, path); err != nil {
 			return err
 		}
+	}
+	for i, child := range n.Content {
+		at := path
+		if n.Kind == yaml.MappingNode && i%2 == 1 {
+			at = strings.TrimPrefix(path+"."+n.Content[i-1].Value, ".")
+		}
+		if err := checkTree(child, at, left, depth-1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkKeys rejects keys of a mapping that are not names, and duplicate keys.
+func checkKeys(n *yaml.Node, path string) error {
+	lines := map[string]int{}
+	for i := 0; i < len(n.Content); i += 2 {
+		key := n.Content[i]
+		if key.Kind != yaml.ScalarNode || key.Tag == "!!null" {
+			return ParseError{key.Line, path, "want a name as key"}
+		}
+		if first, ok := lines[key.Value]; ok {
+			return ParseError{key.Line, path, fmt.Sprintf("mapping key %q already defined at line %d", key.Value, first)}
+		}
+		lines[key.Value] = key.Line
 	}
 	return nil
 }
