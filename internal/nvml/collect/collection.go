@@ -11,8 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// A collection makes at most this number of calls about a GPU. All fast values fit; slow values take turns in a rota. Only slow values
-// that would be shown for longer than maxAge are read beyond the budget, each call once: if collections are half a minute apart or more.
+// A collection makes at most this number of calls about a GPU. All fast values fit; slow values take turns in a rota. Only slow values older
+// than maxAge are read beyond the budget, each call once.
 const (
 	maxCallsPerGPU      = 20
 	maxCallsPerInstance = 3 // additionally, for each GPU instance
@@ -98,6 +98,9 @@ func (g *GPUReader) collect(now time.Time) {
 	g.updateSpared()
 	g.sampler.expire(&g.latest, now)
 	g.makeFastCalls(&g.readTarget, now)
+	if !g.partsKnown && !g.isAborted() && g.spendCall() {
+		g.findParts()
+	}
 	for _, in := range g.instances {
 		if g.isAborted() {
 			return
@@ -186,9 +189,15 @@ func (g *GPUReader) makeCall(i int, t *readTarget, now time.Time) {
 // The rota has a turn for the slow fields, then a turn for each call and target. A collection continues at the end of the previous collection, and takes
 // due turns until the budget is used up.
 
-// readSlow takes due turns of the rota, then reads values with an excessive age.
+// readSlow reads values older than maxAge, within the budget or not, then takes due turns of the rota.
 func (g *GPUReader) readSlow(now time.Time) {
 	turns := 1 + len(metric.Calls)*(1+len(g.instances))
+	for turn := range turns {
+		if due, expired := g.isDue(turn, now); due && expired && !g.isAborted() {
+			g.spendCall()
+			g.takeTurn(turn, now)
+		}
+	}
 	for range turns {
 		if g.isAborted() {
 			return
@@ -201,11 +210,6 @@ func (g *GPUReader) readSlow(now time.Time) {
 			g.takeTurn(turn, now)
 		}
 		g.rotaPosition = turn + 1
-	}
-	for turn := range turns {
-		if due, expired := g.isDue(turn, now); due && expired && !g.isAborted() {
-			g.takeTurn(turn, now)
-		}
 	}
 }
 
@@ -328,6 +332,9 @@ func (g *GPUReader) Initialize() {
 	for i := range metric.Calls {
 		if !g.isAborted() && metric.Calls[i].Pace != device.PaceFast && g.shouldCall(i, &g.readTarget, now) {
 			g.makeCall(i, &g.readTarget, now)
+			if i%2 == 1 { // half of the turns are due earlier, so that not all values expire in one collection
+				g.callStates[i].calledAt = now.Add(-slowInterval / 2)
+			}
 		}
 	}
 	if g.isAborted() {
@@ -339,9 +346,9 @@ func (g *GPUReader) Initialize() {
 	}
 }
 
-// findParts finds the calls about absent parts, such as fans, to exclude them from the rota.
+// findParts finds the calls about absent parts, such as fans, to exclude them from the rota. A failure other than an absence is retried.
 func (g *GPUReader) findParts() {
-	g.lacksPart = make([]bool, len(metric.Calls))
+	g.lacksPart, g.partsKnown = make([]bool, len(metric.Calls)), true
 	counts := map[*metric.PartCount]float64{}
 	for i := range metric.Calls {
 		parts := metric.Calls[i].Parts
@@ -350,7 +357,9 @@ func (g *GPUReader) findParts() {
 		}
 		if _, known := counts[parts]; !known && g.session.Symbols[parts.Symbol] {
 			counts[parts] = 0
-			if n, ret := parts.Read(g.Handle); ret == nvml.SUCCESS {
+			n, ret := parts.Read(g.Handle)
+			g.partsKnown = g.partsKnown && (ret == nvml.SUCCESS || lib.IsUnavailable(ret))
+			if ret == nvml.SUCCESS {
 				counts[parts] = n
 			}
 		}

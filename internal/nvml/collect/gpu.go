@@ -41,6 +41,7 @@ type GPUReader struct {
 	collection                          collection
 	rotaPosition                        int
 	lacksPart                           []bool    // by metric.Calls
+	partsKnown                          bool      // the numbers of parts were read
 	lastCollection                      time.Time // begin of the newest collection
 	collected                           bool      // there was a collection
 	seenResets                          uint64    // resets of history before the newest values

@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // TestRowFails has one thing after the other fail, and wants nothing but its own
@@ -264,5 +266,59 @@ func BenchmarkRead(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		buf, _ = s.Read(id, buf[:0])
+	}
+}
+
+// TestFansAfterTrouble: fans are found after a failed count at the listing.
+func TestFansAfterTrouble(t *testing.T) {
+	s := newListedFixture(t, "gpus 1", "gpu 0 model t4", "gpu 0 call nvmlDeviceGetNumFans 2", "gpu 0 call nvmlDeviceGetFanSpeed_v2/0 40", "gpu 0 call nvmlDeviceGetFanSpeed_v2/1 40")
+	fans := func() (n int) {
+		for name := range s.values(0) {
+			if strings.HasPrefix(name, "nvidia_gpu_fan_speed_ratio{") {
+				n++
+			}
+		}
+		return n
+	}
+	if n := fans(); n != 2 {
+		t.Fatalf("%d fans, want 2", n)
+	}
+	s.Close()
+	const failure = "fail nvmlDeviceGetNumFans gpu 0 UNKNOWN"
+	s.set(failure)
+	s.list(-1)
+	if n := fans(); n != 0 {
+		t.Fatalf("%d fans without a count, want 0", n)
+	}
+	s.clear(failure)
+	fans()
+	s.ageAll(0, 10*time.Minute)
+	if n := fans(); n != 2 {
+		t.Errorf("%d fans after the trouble, want 2", n)
+	}
+}
+
+// TestCallsOfScrapes: collections at usual intervals stay within the budget over an hour.
+func TestCallsOfScrapes(t *testing.T) {
+	for _, interval := range []time.Duration{10 * time.Second, 15 * time.Second} {
+		t.Run(interval.String(), func(t *testing.T) {
+			s := newPlanFixture(t, true, "gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000")
+			g := s.gpu(0)
+			limit := uint64(maxCallsPerGPU - len(lib.ProcessListSymbols) - 1) // without those for processes
+			over, most := 0, uint64(0)
+			now := time.Now()
+			for range int(time.Hour / interval) {
+				now = now.Add(interval)
+				before := s.calls()
+				g.collect(now)
+				calls := s.calls().Since(before).GPUTotal(0)
+				if most = max(most, calls); calls > limit {
+					over++
+				}
+			}
+			if over > 0 {
+				t.Errorf("%d collections with more than %d calls, at most %d", over, limit, most)
+			}
+		})
 	}
 }
