@@ -73,9 +73,12 @@ func splitName(entry, suffix string, n int) []string {
 	return nil
 }
 
-// soleDir returns the name of the only folder in dir; empty if there are none or several.
+// soleDir returns the name of the only folder in dir; empty without a folder, with several folders, or after an error.
 func soleDir(dir string) string {
-	entries, _ := os.ReadDir(dir) // empty after an error
+	entries, err := os.ReadDir(dir)
+	if err != nil { // with an error the entries may be incomplete
+		return ""
+	}
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return !e.IsDir() })
 	if len(entries) != 1 {
 		return ""

@@ -39,6 +39,7 @@ func (f *specFile) put(spec *specs.Spec) error {
 		return nil
 	}
 	if err := f.write(content); err != nil {
+		f.written = nil // the rename may have succeeded: the next put writes again
 		return err
 	}
 	f.content, f.devices = content, nil
