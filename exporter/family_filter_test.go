@@ -180,14 +180,14 @@ func TestStableSeries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		h := newHandler(New(d.sources(), Options{StableSeries: true, DCGM: true}))
-		nobody := seriesLabels("GPU-0", "0", "", "", "")
+		noOwner := seriesLabels("GPU-0", "0", "", "", "")
 		for _, held := range [][]string{{"GPU-0=n/a/c"}, nil, {"GPU-0::0=n/a/c", "GPU-0::1=n/b/c"}} {
 			d.addEnergy("GPU-0", 1000)
 			d.allocate(held...)
 			text := scrape(t, h)
-			assertSeries(t, text, fmt.Sprintf("nvidia_gpu_energy_joules_total%s %v", nobody, d.joules["GPU-0"]))
-			assertSeries(t, text, "nvidia_gpu_power_watts"+nobody+" 0")
-			assertSeries(t, text, "nvidia_gpu_healthy"+nobody+" 1")
+			assertSeries(t, text, fmt.Sprintf("nvidia_gpu_energy_joules_total%s %v", noOwner, d.joules["GPU-0"]))
+			assertSeries(t, text, "nvidia_gpu_power_watts"+noOwner+" 0")
+			assertSeries(t, text, "nvidia_gpu_healthy"+noOwner+" 1")
 			if !strings.Contains(text, "\nDCGM_FI_DEV_POWER_USAGE{") {
 				t.Error("no family of dcgm-exporter")
 			}
@@ -205,7 +205,7 @@ func TestStableSeries(t *testing.T) {
 		d.mu.Unlock()
 		d.expireCollection()
 		text = scrape(t, h) // without owners
-		assertSeries(t, text, "nvidia_gpu_power_watts"+nobody+" 0")
+		assertSeries(t, text, "nvidia_gpu_power_watts"+noOwner+" 0")
 		assertAbsent(t, text, "nvidia_gpu_allocated")
 	})
 }

@@ -29,20 +29,20 @@ func TestUsageByContainer(t *testing.T) {
 		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: memoryRow, Value: 200}}
 		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		of := func(pod string) string { return seriesLabels("GPU-0", "0", "n", pod, "c") }
-		nobody := seriesLabels("GPU-0", "0", "", "", "")
+		noOwner := seriesLabels("GPU-0", "0", "", "", "")
 		for _, series := range []string{
-			"nvidia_gpu_memory_used_bytes" + nobody + " 200",
+			"nvidia_gpu_memory_used_bytes" + noOwner + " 200",
 			"nvidia_gpu_container_memory_used_bytes" + of("a") + " 150",
 			"nvidia_gpu_container_memory_used_bytes" + of("b") + " 30",
 			"nvidia_gpu_container_memory_used_bytes" + of("idle") + " 0",
-			"nvidia_gpu_unattributed_memory_used_bytes" + nobody + " 20",
+			"nvidia_gpu_unattributed_memory_used_bytes" + noOwner + " 20",
 			"nvidia_gpu_container_sm_utilization_ratio" + of("a") + " 0.5",
 			"nvidia_gpu_container_sm_utilization_ratio" + of("b") + " 0.125",
-			"nvidia_gpu_unattributed_sm_utilization_ratio" + nobody + " 0.0625",
+			"nvidia_gpu_unattributed_sm_utilization_ratio" + noOwner + " 0.0625",
 			"nvidia_gpu_container_memory_controller_utilization_ratio" + of("a") + " 0.25",
 			"nvidia_gpu_container_processes" + of("a") + " 2",
 			"nvidia_gpu_container_processes" + of("idle") + " 0",
-			"nvidia_gpu_unattributed_processes" + nobody + " 2",
+			"nvidia_gpu_unattributed_processes" + noOwner + " 2",
 		} {
 			assertSeries(t, text, series)
 		}
@@ -59,7 +59,7 @@ func TestUnknownUsageIsAbsent(t *testing.T) {
 	for name, unknown := range map[string]func(*scrapeFixture){
 		"no process can be looked up":   func(d *scrapeFixture) { d.processesHidden = true },
 		"the driver names no processes": func(d *scrapeFixture) { d.uses = nil },
-		"nobody knows who holds it":     func(d *scrapeFixture) { d.allocations = device.Allocations{} },
+		"allocations are unknown":       func(d *scrapeFixture) { d.allocations = device.Allocations{} },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			d := newScrapeFixture(1)

@@ -165,7 +165,7 @@ func (s *doctorFixture) newHang() chan struct{} {
 	return hold
 }
 
-// TestHealthyNode: nothing is wrong, nothing was left behind and nobody was registered.
+// TestHealthyNode: all checks pass, without a registration or a new file.
 func TestHealthyNode(t *testing.T) {
 	s := newDoctorFixture(t)
 	s.startKubelet()
