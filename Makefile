@@ -19,17 +19,17 @@ IMAGES = $(ARCH:%=$(CURDIR)/bin/$(PROGRAM)-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test stress build image image-check lint rules golden dashboards-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench gpu
+.PHONY: demo test stress build image image-check lint rules golden dashboards-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench bench-peers gpu
 
 build: ## bin/podgauge, and bin/podgauge-sim on a simulated machine
 	go build -trimpath $(TAGS) -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
 
 image: ## OCI archives in bin; ARCH=amd64: one of them; PROGRAM=podgauge-sim: of that; BASES=local, as root: where no registry can be reached
 	VERSION=$(VERSION) PROGRAM=$(PROGRAM) deploy/image/build.sh $(ARCH)
-	go run ./test/image $(IMAGES)
+	PODGAUGE_IMAGES="$(IMAGES)" go test -count=1 -v -run 'TestImages$$' ./test/image
 
 image-check: ## podgauge runs from these archives, without a capability; as root
-	go run ./test/image -run $(IMAGES)
+	PODGAUGE_IMAGES="$(IMAGES)" go test -count=1 -v -run TestImages ./test/image
 
 demo: build ## a simulated node in this terminal
 	go build -o bin/demo ./cmd/demo && exec bin/demo bin
@@ -49,6 +49,7 @@ rules: ## the alerts, by the promtool that is installed; make test evaluates the
 
 golden: ## write the golden files anew
 	go test ./internal/app ./internal/config ./dashboards ./internal/web/status -update
+	cd test/external && go test ./podsfixture -run Fixtures -update
 	cd test/external/chart && go test -run Copies -update . && go test -run "Golden|Manifest|Readme" -update .
 
 dashboards-check: build ## real Prometheus answers what the dashboards ask, and Grafana's schema reads them
@@ -97,6 +98,12 @@ xids: build ## from the driver's report to the kubelet, 200 times; as root
 
 bench: ## results are in docs/benchmarks.md
 	go test -run '^$$' -bench . -benchmem ./...
+
+PEERS ?= $(HOME)/.cache/podgauge-peers
+
+bench-peers: build ## podgauge and its peers in one run, in turns; PEERS has the peers' sources or gets clones; as root
+	test/peers/build $(PEERS)
+	PODGAUGE_PEERS=$(PEERS) go test -count=1 -timeout 60m -v -run 'TestPeers$$' ./test/peers -write
 
 gpu: build ## on a machine with an NVIDIA GPU; results are in docs/hardware.md
 	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./internal/nvml/...

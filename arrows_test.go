@@ -18,11 +18,11 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":               {"internal/app", "internal/device", "internal/doctor", "internal/nvml"},
-	"cmd/podgauge-sim":           {"exporter", "internal/app", "internal/device", "internal/doctor", "internal/nvml", "internal/nvml/metric", "internal/nvml/xid", "internal/sim"},
+	"cmd/podgauge":               {"internal/app", "internal/doctor", "internal/nvml"},
+	"cmd/podgauge-sim":           {"internal/app", "internal/nvml", "internal/nvml/metric", "internal/nvml/xid", "internal/sim"},
 	"internal/app":               {"internal/config", "internal/cgroup", "internal/device", "internal/nvml/cdi", "internal/nvml/kmsg", "internal/doctor", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state", "internal/state/disk"},
 	"cmd/demo":                   {},
-	"internal/config":            {},
+	"internal/config":            {"internal/device"},
 	"dashboards":                 {},
 	"internal/cgroup":            {"internal/device"},
 	"internal/device":            {},
@@ -35,7 +35,7 @@ var arrows = map[string][]string{
 	"internal/nvml/cdi":          {"internal/device"},
 	"internal/nvml/kmsg":         {"internal/device"},
 	"internal/doctor":            {"internal/device"},
-	"plugin":                     {"internal/device", "plugin/response", "plugin/preferred"},
+	"plugin":                     {"internal/config", "internal/device", "plugin/response", "plugin/preferred"},
 	"plugin/response":            {"internal/device"},
 	"plugin/preferred":           {"internal/device"},
 	"podresources":               {"internal/device", "internal/wire"},
@@ -48,25 +48,27 @@ var arrows = map[string][]string{
 	"internal/web/status":        {"internal/device", "internal/web/api", "internal/incident"},
 	"internal/sim":               {"internal/device", "internal/sim/kubelet"},
 	"internal/sim/kubelet":       {},
-	"test/conformance":           {"internal/sim/kubelet"},
+	"test/conformance":           {"internal/wire"},
 	"internal/wire":              {},
 	"internal/atomicfile":        {},
 	"internal/loglimit":          {},
 	"internal/pubsub":            {},
 	"internal/retry":             {},
+	"internal/text":              {},
 	"test/churn":                 {},
 	"test/dashboards":            {"internal/sim"},
 	"test/image":                 {},
 	"test/nvml":                  {},
 	"test/nvml/build":            {"test/nvml"},
+	"test/peers":                 {},
 	"test/program":               {},
 }
 
 // leaves may be imported by any package.
-var leaves = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry"}
+var leaves = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
 
 // inTests may be imported by any test.
-var inTests = []string{"internal/device", "internal/device/devicetest", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/conformance", "test/churn", "test/nvml", "test/program"}
+var inTests = []string{"internal/device", "internal/device/devicetest", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/churn", "test/nvml", "test/program"}
 
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{

@@ -2,20 +2,31 @@ package dashboards
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"os"
 	"path/filepath"
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the dashboards and the recording rules")
+var update = flag.Bool("update", false, "write the dashboards")
 
-const rulesFile = "../deploy/rules/podgauge.recording.yaml"
+func generate(t *testing.T) map[string][]byte {
+	t.Helper()
+	rules, err := os.ReadFile("../deploy/rules/podgauge.recording.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := Files(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
 
 // TestFiles: the files of the repository are up to date, and no other dashboard exists.
 func TestFiles(t *testing.T) {
-	want := Files()
-	want[rulesFile] = RecordingRules()
+	want := generate(t)
 	for file, text := range want {
 		if *update {
 			if err := os.WriteFile(file, text, 0o644); err != nil {
@@ -39,9 +50,9 @@ func TestFiles(t *testing.T) {
 
 // TestFilesAreDeterministic: map order must not change the files.
 func TestFilesAreDeterministic(t *testing.T) {
-	first := Files()
+	first := generate(t)
 	for range 10 {
-		for file, text := range Files() {
+		for file, text := range generate(t) {
 			if !bytes.Equal(text, first[file]) {
 				t.Fatalf("%s differs between calls", file)
 			}
@@ -49,10 +60,58 @@ func TestFilesAreDeterministic(t *testing.T) {
 	}
 }
 
+// dashboardFile is the part of a dashboard's file that dashboardFaults checks.
+type dashboardFile struct {
+	UID, Title, Description string
+	Templating              struct {
+		List []struct {
+			Name, Type, Description string
+			Datasource              *datasource
+		}
+	}
+	Annotations struct {
+		List []struct {
+			Name       string
+			Datasource datasource
+			Target     panelTarget
+		}
+	}
+	Panels []*filePanel
+}
+
+type filePanel struct {
+	ID                       int
+	Type, Title, Description string
+	GridPos                  struct{ X, Y, W, H int }
+	Datasource               *datasource
+	FieldConfig              struct{ Defaults struct{ Unit string } }
+	Targets                  []panelTarget
+}
+
+type panelTarget struct {
+	Datasource     datasource
+	LegendFormat   string
+	Instant, Range bool
+}
+
+type datasource struct{ Type, UID string }
+
+// selectedDatasource is the Prometheus of the dashboard's selection.
+var selectedDatasource = datasource{Type: "prometheus", UID: "${datasource}"}
+
+func decode(t *testing.T, text []byte) (d dashboardFile) {
+	t.Helper()
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
 // TestPanels: each panel has a unique number, an area without overlap and a description.
 func TestPanels(t *testing.T) {
 	uids, names := map[string]bool{}, map[string]bool{}
-	for _, d := range []dashboard{fleetDashboard(false), fleetDashboard(true), workloadDashboard(), deviceDashboard(), podgaugeDashboard()} {
+	for _, text := range generate(t) {
+		d := decode(t, text)
 		if uids[d.UID] || names[d.Title] || d.Description == "" || len(d.UID) > 40 {
 			t.Errorf("%s, %q: want a unique uid and title, and a description", d.UID, d.Title)
 		}
@@ -65,18 +124,18 @@ func TestPanels(t *testing.T) {
 
 // TestFaultsAreFound: dashboardFaults finds each fault.
 func TestFaultsAreFound(t *testing.T) {
-	for name, spoil := range map[string]func(d *dashboard){
-		"same number":         func(d *dashboard) { d.Panels[2].ID = d.Panels[1].ID },
-		"overlap":             func(d *dashboard) { d.Panels[2].GridPos = d.Panels[1].GridPos },
-		"too wide":            func(d *dashboard) { d.Panels[1].GridPos.W = 25 },
-		"no description":      func(d *dashboard) { d.Panels[1].Description = "" },
-		"no unit":             func(d *dashboard) { d.Panels[1].FieldConfig.Defaults.Unit = "" },
-		"no query":            func(d *dashboard) { d.Panels[1].Targets = nil },
-		"panel datasource":    func(d *dashboard) { d.Panels[1].Datasource = &datasource{"prometheus", "P1809F7CD0C75ACF3"} },
-		"query datasource":    func(d *dashboard) { d.Panels[1].Targets[0].Datasource.UID = "P1809F7CD0C75ACF3" },
-		"variable datasource": func(d *dashboard) { d.Templating.List[1].Datasource = nil },
+	for name, spoil := range map[string]func(d *dashboardFile){
+		"same number":         func(d *dashboardFile) { d.Panels[2].ID = d.Panels[1].ID },
+		"overlap":             func(d *dashboardFile) { d.Panels[2].GridPos = d.Panels[1].GridPos },
+		"too wide":            func(d *dashboardFile) { d.Panels[1].GridPos.W = 25 },
+		"no description":      func(d *dashboardFile) { d.Panels[1].Description = "" },
+		"no unit":             func(d *dashboardFile) { d.Panels[1].FieldConfig.Defaults.Unit = "" },
+		"no query":            func(d *dashboardFile) { d.Panels[1].Targets = nil },
+		"panel datasource":    func(d *dashboardFile) { d.Panels[1].Datasource = &datasource{"prometheus", "P1809F7CD0C75ACF3"} },
+		"query datasource":    func(d *dashboardFile) { d.Panels[1].Targets[0].Datasource.UID = "P1809F7CD0C75ACF3" },
+		"variable datasource": func(d *dashboardFile) { d.Templating.List[1].Datasource = nil },
 	} {
-		d := fleetDashboard(false)
+		d := decode(t, generate(t)["fleet.json"])
 		if spoil(&d); len(dashboardFaults(d)) == 0 {
 			t.Errorf("%s: not found", name)
 		}
@@ -84,7 +143,7 @@ func TestFaultsAreFound(t *testing.T) {
 }
 
 // dashboardFaults returns the faults of a dashboard's panels and variables.
-func dashboardFaults(d dashboard) (all []string) {
+func dashboardFaults(d dashboardFile) (all []string) {
 	numbers, titles := map[int]bool{}, map[string]bool{}
 	for i, p := range d.Panels {
 		g := p.GridPos
@@ -121,7 +180,7 @@ func dashboardFaults(d dashboard) (all []string) {
 }
 
 // panelFaults returns the faults of a panel.
-func panelFaults(p *panel) (all []string) {
+func panelFaults(p *filePanel) (all []string) {
 	if p.Description == "" {
 		all = append(all, p.Title+": no description")
 	}

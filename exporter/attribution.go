@@ -19,7 +19,6 @@ const maxOwners = 8
 type attribution struct {
 	index    []int // of each row of Sources.Metrics among the attributed rows; -1: not attributed
 	rowCount int   // attributed rows
-	rates    rateTracker
 
 	mu      sync.Mutex // an Allocate may come during a collection
 	devices map[device.ID]*deviceCounters
@@ -53,7 +52,7 @@ type ownerCounters struct {
 }
 
 func newAttribution(metrics []device.Metric) *attribution {
-	a := &attribution{index: make([]int, len(metrics)), rates: rateTracker{}, devices: map[device.ID]*deviceCounters{}}
+	a := &attribution{index: make([]int, len(metrics)), devices: map[device.ID]*deviceCounters{}}
 	for i, m := range metrics {
 		a.index[i] = -1
 		if m.Kind == device.OwnerCounter {
@@ -133,25 +132,13 @@ func (d *deviceCounters) forOwner(owner device.Owner) *ownerCounters {
 		return d.unattributed
 	}
 	i := slices.IndexFunc(d.owners, func(counters *ownerCounters) bool { return counters.owner == owner })
-	if i == 0 {
-		return d.owners[0]
+	if i < 0 {
+		d.owners = slices.Insert(d.owners[:min(len(d.owners), maxOwners-1)], 0, &ownerCounters{owner, make([]float64, len(d.counters))})
+	} else if i > 0 {
+		counters := d.owners[i]
+		d.owners = slices.Insert(slices.Delete(d.owners, i, i+1), 0, counters)
 	}
-	counters := &ownerCounters{owner: owner}
-	switch {
-	case i > 0:
-		counters = d.owners[i]
-	case len(d.owners) < maxOwners:
-		i = len(d.owners)
-		d.owners = append(d.owners, nil)
-	default:
-		i = maxOwners - 1
-	}
-	if counters.sums == nil {
-		counters.sums = make([]float64, len(d.counters))
-	}
-	copy(d.owners[1:i+1], d.owners[:i])
-	d.owners[0] = counters
-	return counters
+	return d.owners[0]
 }
 
 // add adds a reading. The increase from now on belongs to owner, or to an owner without a name yet.

@@ -6,9 +6,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
+
+	"github.com/prometheus/common/expfmt"
 )
 
 func TestAcceptsGzip(t *testing.T) {
@@ -44,40 +46,6 @@ func TestScrapeIsCompressed(t *testing.T) {
 	})
 }
 
-// TestErrorIsCompressed checks the status and the headers of a compressed error.
-func TestErrorIsCompressed(t *testing.T) {
-	var e bodyEncoder
-	server := httptest.NewServer(e.compress(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "render page: failed", http.StatusInternalServerError)
-	})))
-	defer server.Close()
-	for _, encoding := range []string{"gzip", "identity"} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Accept-Encoding", encoding)
-		answer, err := server.Client().Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Body.Close()
-		body := io.Reader(answer.Body)
-		if encoding == "gzip" {
-			if body, err = gzip.NewReader(body); err != nil {
-				t.Fatal(err)
-			}
-		}
-		text, err := io.ReadAll(body)
-		if err != nil || string(text) != "render page: failed\n" || answer.StatusCode != http.StatusInternalServerError {
-			t.Errorf("%s: status %d, %q, %v", encoding, answer.StatusCode, text, err)
-		}
-		if got := answer.Header.Get("Content-Encoding"); (got == "gzip") != (encoding == "gzip") || answer.ContentLength <= 0 {
-			t.Errorf("%s: encoding %q, length %d", encoding, got, answer.ContentLength)
-		}
-	}
-}
-
 // writeObserver calls onWrite before each write to the client.
 type writeObserver struct {
 	*httptest.ResponseRecorder
@@ -89,44 +57,43 @@ func (r *writeObserver) Write(b []byte) (int, error) {
 	return r.ResponseRecorder.Write(b)
 }
 
-// TestSlowClientReleasesCollection checks that the collection is released before the first byte is sent: slow clients must not cause more
-// renderings.
-func TestSlowClientReleasesCollection(t *testing.T) {
+// TestSlowClientBlocksNothing checks that no lock is held while a body is sent.
+func TestSlowClientBlocksNothing(t *testing.T) {
 	for _, encoding := range []string{"gzip", "identity"} {
 		synctest.Test(t, func(t *testing.T) {
 			e := New(newScrapeFixture(2).sources(), Options{})
 			h := newHandler(e)
 			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
 			r.Header.Set("Accept-Encoding", encoding)
-			reads := 0
+			writes := 0
 			h.ServeHTTP(&writeObserver{httptest.NewRecorder(), func() {
-				e.mu.Lock()
-				defer e.mu.Unlock()
-				if reads++; e.newest.users != 1 {
-					t.Errorf("%s: collection has %d users while the client reads, want 1", encoding, e.newest.users)
+				writes++
+				for name, mu := range map[string]*sync.Mutex{"exporter": &e.mu, "encoder": &e.encoder.mu, "sender": &e.sender.mu} {
+					if !mu.TryLock() {
+						t.Fatalf("%s: %s is locked while the client reads", encoding, name)
+					}
+					mu.Unlock()
 				}
 			}}, r)
-			if reads == 0 {
+			if writes == 0 {
 				t.Errorf("%s: empty body", encoding)
 			}
 		})
 	}
 }
 
-// TestSpareRenderings checks that one of several unused renderings is kept.
-func TestSpareRenderings(t *testing.T) {
+// TestScrapeAfterLaterCollection checks that a scrape gets the newest rendering, if its own collection is no longer the newest one.
+func TestScrapeAfterLaterCollection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := New(newScrapeFixture(1).sources(), Options{})
-		var used []*scrapeCollection
-		for range 5 {
-			used = append(used, e.waitForCollection(t.Context(), e.isReusable))
-			time.Sleep(maxCollectionAge)
-		}
-		for _, f := range used {
-			e.release(f)
-		}
-		if n := len(e.free); n != maxFreeRendered {
-			t.Errorf("%d renderings are kept, want %d", n, maxFreeRendered)
+		d := newScrapeFixture(1)
+		e := New(d.sources(), Options{})
+		e.waitForCollection(t.Context(), e.isReusable)
+		d.watts = 312
+		d.expireCollection()
+		e.waitForCollection(t.Context(), e.isReusable)
+		b, err := e.encoder.body(representation{format: expfmt.TypeTextPlain}, fixedGatherer(nil))
+		if err != nil || !strings.Contains(string(b.data), "} 312\n") || !b.collection.Equal(e.newest.begin) {
+			t.Errorf("%v: %s", err, b.data)
 		}
 	})
 }

@@ -35,9 +35,7 @@ func BenchmarkScrapeAfterAnHourOfPods(b *testing.B) {
 			d := nvlinkFixture()
 			e := New(d.sources(), Options{})
 			collect := func() {
-				f := e.acquire(d.started, e.isReusable)
-				<-f.done
-				e.release(f)
+				<-e.collection(d.started, e.isReusable).done
 			}
 			for n := range pods {
 				d.allocate(fmt.Sprintf("GPU-%d=team/train-%d-of-a-job/main", n%8, n))

@@ -1,109 +1,82 @@
 package exporter
 
 import (
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// dcgmFamily is a family of dcgm-exporter. Existing dashboards, alerts and autoscalers work with these during a migration.
-type dcgmFamily struct {
-	name, help string
-	flags      dcgmFlags
-	sources    []dcgmSource // rows by name and label value; the family is their sum
-	scale      float64      // from podgauge's unit to dcgm-exporter's
+// DCGMFamily is a family of dcgm-exporter. Existing dashboards, alerts and autoscalers work with these during a migration.
+type DCGMFamily struct {
+	Family
+	flags   uint8
+	Sources []string // names of rows, as device.Metric.RowName; the family is their sum
+	scale   float64  // from podgauge's unit to dcgm-exporter's
 }
 
-type dcgmFlags uint8
-
+// Flags of a DCGMFamily.
 const (
-	dcgmCounter dcgmFlags = 1 << iota
 	// dcgmRate families are the sum's increase per second.
-	dcgmRate
+	dcgmRate = 1 << iota
 	// dcgmWholeGPU families have the GPU's value on each MIG device.
 	dcgmWholeGPU
 )
 
-func (f *dcgmFamily) has(flag dcgmFlags) bool { return f.flags&flag != 0 }
-
-type dcgmSource struct{ metric, label string }
-
 const mebi = 1.0 / (1 << 20)
 
-// dcgmFamilies are the families of dcgm-exporter's default-counters.csv available from NVML, with types and helps of that file
-// (https://github.com/NVIDIA/dcgm-exporter, etc/, 4.8). DCGM_FI_DEV_XID_ERRORS has no row, and
-// DCGM_FI_DEV_VGPU_LICENSE_STATUS exists in virtual machines only.
-var dcgmFamilies = [...]dcgmFamily{
-	{"DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz).", dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_clock_hertz", "sm"}}, 1e-6},
-	{"DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz).", dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_clock_hertz", "memory"}}, 1e-6},
-	{"DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (in C).", dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_temperature_celsius", "memory"}}, 1},
-	{"DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_temperature_celsius", "gpu"}}, 1},
-	{"DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_power_watts", ""}}, 1},
-	{"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Total energy consumption since boot (in mJ).", dcgmCounter | dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_energy_joules_total", ""}}, 1000},
-	{"DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "Total number of PCIe retries.", dcgmCounter | dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_pcie_replays_total", ""}}, 1},
-	{"DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).", 0, []dcgmSource{{"nvidia_gpu_utilization_ratio", ""}}, 100},
-	{"DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (in %).", 0, []dcgmSource{{"nvidia_gpu_memory_controller_utilization_ratio", ""}}, 100},
-	{"DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (in %).", 0, []dcgmSource{{"nvidia_gpu_encoder_utilization_ratio", ""}}, 100},
-	{"DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (in %).", 0, []dcgmSource{{"nvidia_gpu_decoder_utilization_ratio", ""}}, 100},
-	{"DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", 0, []dcgmSource{{"nvidia_gpu_memory_free_bytes", ""}}, mebi},
-	{"DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB).", 0, []dcgmSource{{"nvidia_gpu_memory_used_bytes", ""}}, mebi},
-	{"DCGM_FI_DEV_FB_RESERVED", "Framebuffer memory reserved (in MiB).", 0, []dcgmSource{{"nvidia_gpu_memory_reserved_bytes", ""}}, mebi},
-	{"DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "Total number of NVLink bandwidth counters for all lanes.", dcgmCounter | dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_nvlink_transmit_bytes_total", ""}, {"nvidia_gpu_nvlink_receive_bytes_total", ""}}, 1.0 / 1024},
-	{"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors", dcgmCounter | dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_remapped_rows", "uncorrectable"}}, 1},
-	{"DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors", dcgmCounter | dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_remapped_rows", "correctable"}}, 1},
-	{"DCGM_FI_DEV_ROW_REMAP_FAILURE", "Whether remapping of rows has failed", dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_row_remap_failure", ""}}, 1},
-	{"DCGM_FI_PROF_GR_ENGINE_ACTIVE", "Ratio of time the graphics engine is active.", 0, []dcgmSource{{"nvidia_gpu_graphics_engine_active_ratio", ""}}, 1},
-	{"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "Ratio of cycles the tensor (HMMA) pipe is active.", 0, []dcgmSource{{"nvidia_gpu_pipe_active_ratio", "tensor"}}, 1},
-	{"DCGM_FI_PROF_DRAM_ACTIVE", "Ratio of cycles the device memory interface is active sending or receiving data.", 0, []dcgmSource{{"nvidia_gpu_dram_bandwidth_utilization_ratio", ""}}, 1},
-	{"DCGM_FI_PROF_PCIE_TX_BYTES", "The rate of data transmitted over the PCIe bus - including both protocol headers and data payloads - in bytes per second.", dcgmRate | dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_pcie_transmit_bytes_total", ""}}, 1},
-	{"DCGM_FI_PROF_PCIE_RX_BYTES", "The rate of data received over the PCIe bus - including both protocol headers and data payloads - in bytes per second.", dcgmRate | dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_pcie_receive_bytes_total", ""}}, 1},
+// DCGMFamilies are the families of dcgm-exporter's default-counters.csv available from NVML, with types and helps of that file
+// (https://github.com/NVIDIA/dcgm-exporter, etc/, 4.8). DCGM_FI_DEV_VGPU_LICENSE_STATUS is
+// left out: it exists in virtual machines only.
+var DCGMFamilies = [...]DCGMFamily{
+	{gaugeDesc(dcgmXidFamily, "Value of the last XID error encountered."), 0, nil, 0}, // of the device's status
+	{gaugeDesc("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz)."), dcgmWholeGPU, []string{"nvidia_gpu_clock_hertz{sm}"}, 1e-6},
+	{gaugeDesc("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz)."), dcgmWholeGPU, []string{"nvidia_gpu_clock_hertz{memory}"}, 1e-6},
+	{gaugeDesc("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (in C)."), dcgmWholeGPU, []string{"nvidia_gpu_temperature_celsius{memory}"}, 1},
+	{gaugeDesc("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C)."), dcgmWholeGPU, []string{"nvidia_gpu_temperature_celsius{gpu}"}, 1},
+	{gaugeDesc("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W)."), dcgmWholeGPU, []string{"nvidia_gpu_power_watts"}, 1},
+	{counterDesc("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Total energy consumption since boot (in mJ)."), dcgmWholeGPU, []string{"nvidia_gpu_energy_joules_total"}, 1000},
+	{counterDesc("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "Total number of PCIe retries."), dcgmWholeGPU, []string{"nvidia_gpu_pcie_replays_total"}, 1},
+	{gaugeDesc("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %)."), 0, []string{"nvidia_gpu_utilization_ratio"}, 100},
+	{gaugeDesc("DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (in %)."), 0, []string{"nvidia_gpu_memory_controller_utilization_ratio"}, 100},
+	{gaugeDesc("DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (in %)."), 0, []string{"nvidia_gpu_encoder_utilization_ratio"}, 100},
+	{gaugeDesc("DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (in %)."), 0, []string{"nvidia_gpu_decoder_utilization_ratio"}, 100},
+	{gaugeDesc("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB)."), 0, []string{"nvidia_gpu_memory_free_bytes"}, mebi},
+	{gaugeDesc("DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB)."), 0, []string{"nvidia_gpu_memory_used_bytes"}, mebi},
+	{gaugeDesc("DCGM_FI_DEV_FB_RESERVED", "Framebuffer memory reserved (in MiB)."), 0, []string{"nvidia_gpu_memory_reserved_bytes"}, mebi},
+	{counterDesc("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "Total number of NVLink bandwidth counters for all lanes."), dcgmWholeGPU, []string{"nvidia_gpu_nvlink_transmit_bytes_total", "nvidia_gpu_nvlink_receive_bytes_total"}, 1.0 / 1024},
+	{counterDesc("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors"), dcgmWholeGPU, []string{"nvidia_gpu_remapped_rows{uncorrectable}"}, 1},
+	{counterDesc("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors"), dcgmWholeGPU, []string{"nvidia_gpu_remapped_rows{correctable}"}, 1},
+	{gaugeDesc("DCGM_FI_DEV_ROW_REMAP_FAILURE", "Whether remapping of rows has failed"), dcgmWholeGPU, []string{"nvidia_gpu_row_remap_failure"}, 1},
+	{gaugeDesc("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "Ratio of time the graphics engine is active."), 0, []string{"nvidia_gpu_graphics_engine_active_ratio"}, 1},
+	{gaugeDesc("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "Ratio of cycles the tensor (HMMA) pipe is active."), 0, []string{"nvidia_gpu_pipe_active_ratio{tensor}"}, 1},
+	{gaugeDesc("DCGM_FI_PROF_DRAM_ACTIVE", "Ratio of cycles the device memory interface is active sending or receiving data."), 0, []string{"nvidia_gpu_dram_bandwidth_utilization_ratio"}, 1},
+	{gaugeDesc("DCGM_FI_PROF_PCIE_TX_BYTES", "The rate of data transmitted over the PCIe bus - including both protocol headers and data payloads - in bytes per second."), dcgmRate | dcgmWholeGPU, []string{"nvidia_gpu_pcie_transmit_bytes_total"}, 1},
+	{gaugeDesc("DCGM_FI_PROF_PCIE_RX_BYTES", "The rate of data received over the PCIe bus - including both protocol headers and data payloads - in bytes per second."), dcgmRate | dcgmWholeGPU, []string{"nvidia_gpu_pcie_receive_bytes_total"}, 1},
 }
 
 const dcgmXidFamily = "DCGM_FI_DEV_XID_ERRORS"
 
-// dcgmDescs returns the descriptions of these families.
-func dcgmDescs() []familyDesc {
-	descs := []familyDesc{gaugeDesc(dcgmXidFamily, "Value of the last XID error encountered.")}
-	for _, f := range dcgmFamilies {
-		descs = append(descs, familyDesc{name: f.name, help: f.help, counter: f.has(dcgmCounter)})
-	}
-	return descs
-}
-
-// DCGMSources returns the rows of each of dcgm-exporter's families, for documentation.
-func DCGMSources() map[string][]string {
-	families := map[string][]string{}
-	for _, f := range dcgmFamilies {
-		for _, s := range f.sources {
-			row := s.metric
-			if s.label != "" {
-				row += "{" + s.label + "}"
-			}
-			families[f.name] = append(families[f.name], row)
-		}
-	}
-	return families
-}
-
-// dcgmSeries renders these families.
+// dcgmSeries renders the families.
 type dcgmSeries struct {
-	families [][]int // indexes of dcgmFamilies, by row of Sources.Metrics; nil without Options.DCGM
+	families [][]int // indexes of DCGMFamilies, by row of Sources.Metrics; nil without Options.DCGM
 	device   dcgmValues
 	gpu      dcgmValues // of the GPU of a MIG device
+	rates    rateTracker
 }
 
-// dcgmValues are sums by index of dcgmFamilies.
+// dcgmValues are sums by index of DCGMFamilies.
 type dcgmValues struct {
-	sums    [len(dcgmFamilies)]float64
-	present [len(dcgmFamilies)]bool
+	sums    [len(DCGMFamilies)]float64
+	present [len(DCGMFamilies)]bool
 }
 
 func newDCGMSeries(metrics []device.Metric) dcgmSeries {
-	s := dcgmSeries{families: make([][]int, len(metrics))}
+	s := dcgmSeries{families: make([][]int, len(metrics)), rates: rateTracker{}}
 	for i, m := range metrics {
-		for index, f := range dcgmFamilies {
-			if slices.ContainsFunc(f.sources, func(s dcgmSource) bool { return s.matches(m) }) {
+		for index, f := range DCGMFamilies {
+			if slices.Contains(f.Sources, m.RowName()) {
 				s.families[i] = append(s.families[i], index)
 			}
 		}
@@ -111,16 +84,8 @@ func newDCGMSeries(metrics []device.Metric) dcgmSeries {
 	return s
 }
 
-// matches reports whether a row is the source.
-func (s dcgmSource) matches(m device.Metric) bool {
-	if m.Name != s.metric || (len(m.Labels) == 0) != (s.label == "") {
-		return false
-	}
-	return len(m.Labels) == 0 || len(m.Labels) == 1 && m.Labels[0].Value == s.label
-}
-
 // render renders a device as dcgm-exporter does: a whole GPU, or each GPU instance of a partitioned GPU.
-func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample, rates rateTracker) {
+func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample) {
 	if c.families == nil {
 		return
 	}
@@ -133,22 +98,18 @@ func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample, rates r
 	} else if !isFirstOfInstance(d.status, d.gpu) {
 		return
 	}
-	owner := d.readingOwner
-	if d.store.options.StableSeries {
-		owner = device.Owner{}
-	}
-	group := d.store.group(dcgmLabels, d.status, owner)
-	for index := range dcgmFamilies {
-		f := &dcgmFamilies[index]
+	group := d.store.group(dcgmLabels, d.status, d.readingOwner)
+	for index := range DCGMFamilies {
+		f := &DCGMFamilies[index]
 		v, ok := c.device.sums[index], c.device.present[index]
-		if !ok && f.has(dcgmWholeGPU) {
+		if !ok && f.flags&dcgmWholeGPU != 0 {
 			v, ok = c.gpu.sums[index], c.gpu.present[index]
 		}
-		if ok && f.has(dcgmRate) {
-			v, ok = rates.update(rateKey{d.status.ID, index}, owner, v, d.snapshot.end)
+		if ok && f.flags&dcgmRate != 0 {
+			v, ok = c.rates.update(rateKey{d.status.ID, index}, d.readingOwner, v, d.snapshot.end)
 		}
 		if ok {
-			group.set(f.name, v)
+			group.set(f.Name, v)
 		}
 	}
 	group.set(dcgmXidFamily, latestXid(d.gpu[0].Xids))
@@ -160,7 +121,7 @@ func (c *dcgmSeries) sum(id device.ID, samples []device.Sample) {
 	for _, s := range samples {
 		if s.Device == id {
 			for _, index := range c.families[s.Metric] {
-				c.device.sums[index] += s.Value * dcgmFamilies[index].scale
+				c.device.sums[index] += s.Value * DCGMFamilies[index].scale
 				c.device.present[index] = true
 			}
 		}
@@ -234,9 +195,5 @@ func (t rateTracker) update(key rateKey, owner device.Owner, value float64, now 
 }
 
 func (t rateTracker) prune(now time.Time) {
-	for key, last := range t {
-		if now.Sub(last.begin) > maxRateAge {
-			delete(t, key)
-		}
-	}
+	maps.DeleteFunc(t, func(_ rateKey, last rateWindow) bool { return now.Sub(last.begin) > maxRateAge })
 }

@@ -11,16 +11,15 @@ import (
 
 // nodeSnapshot is the result of one collection.
 type nodeSnapshot struct {
-	begin, end       time.Time
-	statuses         []device.Status
-	readings         []device.Reading
-	allocations      device.Allocations
-	driver           device.Driver
-	stalled          func(device.GPU) bool
-	processesVisible bool
-	incidents        incident.Snapshot
-	healthStored     bool
-	healthErr        error // of the store
+	begin, end   time.Time
+	statuses     []device.Status
+	readings     []device.Reading
+	allocations  device.Allocations
+	driver       device.Driver
+	stalled      func(device.GPU) bool
+	incidents    incident.Snapshot
+	healthStored bool
+	healthErr    error // of the store
 }
 
 // deviceRendering is the rendering of one device.
@@ -47,26 +46,18 @@ func newDeviceRendering(st *seriesStore, s *nodeSnapshot, status device.Status, 
 	if status.MIGEnabled && len(s.allocations.ForDevice(status.ID)) == 0 {
 		d.state, d.owner = device.AllocatedShared, device.Owner{}
 	}
-	d.ownerSeries = d.seriesOf(d.owner)
 	d.readingState, d.readingOwner = d.state, d.owner
 	for _, other := range gpu {
 		if other.ID != status.ID && sameGPUInstance(status, other) {
 			d.readingState, d.readingOwner = combineAllocations(s.allocations, d.readingState, d.readingOwner, other.ID)
 		}
 	}
-	d.readingSeries = d.ownerSeries
-	if d.readingOwner != d.owner {
-		d.readingSeries = d.seriesOf(d.readingOwner)
+	if st.options.StableSeries {
+		d.owner, d.readingOwner = device.Owner{}, device.Owner{}
 	}
+	d.ownerSeries = st.group(deviceLabels, status, d.owner)
+	d.readingSeries = st.group(deviceLabels, status, d.readingOwner)
 	return d
-}
-
-// seriesOf returns the series with an owner. StableSeries removes the owner.
-func (d *deviceRendering) seriesOf(owner device.Owner) *seriesGroup {
-	if d.store.options.StableSeries {
-		owner = device.Owner{}
-	}
-	return d.store.group(deviceLabels, d.status, owner)
 }
 
 // sameGPUInstance reports whether two MIG devices are compute instances of one GPU instance and so share readings. A device

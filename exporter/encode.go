@@ -3,23 +3,18 @@ package exporter
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"errors"
-	"maps"
 	"math"
-	"slices"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 )
 
 // textBufferBytes is the size of the pieces of text to compress.
 const textBufferBytes = 16 << 10
 
-// write writes the text format, or OpenMetrics without its end, since other families may follow. It copies the label text of each
+// write writes the text format, or OpenMetrics without its end, since other families may follow. write copies the label text of each
 // series and formats one number: expfmt, which escapes each label in each scrape, took a third of a scrape. A test compares both.
 // Errors stay with w.
 func (st *seriesStore) write(w *bufio.Writer, openMetrics bool) {
@@ -33,26 +28,11 @@ func (st *seriesStore) write(w *bufio.Writer, openMetrics bool) {
 		}
 		w.Write(header) //nolint:errcheck // see above; likewise below
 		for _, s := range f.series {
-			w.WriteString(f.name)                                                         //nolint:errcheck
+			w.WriteString(f.Name)                                                         //nolint:errcheck
 			w.Write(s.labels)                                                             //nolint:errcheck
 			w.Write(append(appendValue(w.AvailableBuffer(), s.value, openMetrics), '\n')) //nolint:errcheck
 		}
 	}
-}
-
-// metricFamilies parses the text, for formats other than text.
-func (st *seriesStore) metricFamilies() ([]*dto.MetricFamily, error) {
-	var text bytes.Buffer
-	w := bufio.NewWriterSize(&text, textBufferBytes)
-	st.write(w, false)
-	if err := w.Flush(); err != nil {
-		return nil, err
-	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	byName, err := parser.TextToMetricFamilies(&text)
-	families := slices.Collect(maps.Values(byName))
-	slices.SortFunc(families, func(a, b *dto.MetricFamily) int { return cmp.Compare(a.GetName(), b.GetName()) })
-	return families, err
 }
 
 // appendValue appends a value as expfmt writes it: OpenMetrics requires a point in a number without an exponent.
@@ -78,13 +58,8 @@ func appendValue(b []byte, v float64, openMetrics bool) []byte {
 func encode(w *bufio.Writer, st *seriesStore, self prometheus.Gatherer, format expfmt.FormatType) error {
 	families, err := self.Gather()
 	errs := []error{err}
-	switch {
-	case st == nil:
-	case format == expfmt.TypeTextPlain, format == expfmt.TypeOpenMetrics:
+	if st != nil {
 		st.write(w, format == expfmt.TypeOpenMetrics)
-	default:
-		parsed, err := st.metricFamilies()
-		families, errs = append(parsed, families...), append(errs, err)
 	}
 	var buf bytes.Buffer
 	encoder := expfmt.NewEncoder(&buf, expfmt.NewFormat(format))
@@ -94,7 +69,7 @@ func encode(w *bufio.Writer, st *seriesStore, self prometheus.Gatherer, format e
 			errs = append(errs, err)
 			continue
 		}
-		w.Write(buf.Bytes()) //nolint:errcheck // Flush returns it
+		w.Write(buf.Bytes()) //nolint:errcheck // Flush returns the error
 	}
 	if format == expfmt.TypeOpenMetrics {
 		w.WriteString("# EOF\n") //nolint:errcheck // likewise

@@ -3,7 +3,10 @@ package exporter
 import (
 	"bufio"
 	"bytes"
+	"cmp"
+	"maps"
 	"math"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 )
 
 // TestTextEqualsExpfmt compares the text with the output of expfmt, with special characters in labels, help and values.
@@ -26,13 +30,14 @@ func TestTextEqualsExpfmt(t *testing.T) {
 			d.statuses[1].Xids = []device.Xid{{Code: 79, Count: 3, Last: time.Now()}}
 			d.allocate("GPU-0=te\"am/po\nd/c\\", "GPU-1=n/p/c")
 			e := New(d.sources(), Options{})
-			f := e.waitForCollection(t.Context(), e.isReusable)
+			e.waitForCollection(t.Context(), e.isReusable)
+			st := &e.encoder.rendered.seriesStore
 			for _, format := range []expfmt.Format{
 				expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics),
 			} {
 				var want bytes.Buffer
 				encoder := expfmt.NewEncoder(&want, format)
-				families, err := f.rendered.metricFamilies() // parsed from the text
+				families, err := metricFamilies(st)
 				if err != nil || len(families) == 0 {
 					t.Fatal(len(families), err)
 				}
@@ -47,24 +52,25 @@ func TestTextEqualsExpfmt(t *testing.T) {
 					}
 				}
 				var got bytes.Buffer
-				if err := encode(bufio.NewWriter(&got), &f.rendered.seriesStore, fixedGatherer(nil), format.FormatType()); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
+				if err := encode(bufio.NewWriter(&got), st, fixedGatherer(nil), format.FormatType()); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
 					t.Errorf("%s, %f: %v\ngot\n%s\nwant\n%s", format, v, err, got.Bytes(), want.Bytes())
 				}
 			}
-			e.release(f)
 		}
 	})
 }
 
-func TestProtobuf(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
-		const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
-		body := scrape(t, h, "Accept", protobuf)
-		if !bytes.Contains([]byte(body), []byte("nvidia_gpu_power_watts")) || bytes.Contains([]byte(body), []byte("# HELP")) {
-			t.Errorf("no protobuf:\n%q", body)
-		}
-	})
+// metricFamilies parses the text, in order of names.
+func metricFamilies(st *seriesStore) ([]*dto.MetricFamily, error) {
+	var text bytes.Buffer
+	if err := encode(bufio.NewWriter(&text), st, fixedGatherer(nil), expfmt.TypeTextPlain); err != nil {
+		return nil, err
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	byName, err := parser.TextToMetricFamilies(&text)
+	families := slices.Collect(maps.Values(byName))
+	slices.SortFunc(families, func(a, b *dto.MetricFamily) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	return families, err
 }
 
 // fixedGatherer gathers itself.
@@ -92,13 +98,13 @@ func TestFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 
 // TestHeaders checks types in OpenMetrics, where each counter ends in _total.
 func TestHeaders(t *testing.T) {
-	for d, want := range map[*familyDesc][2]string{
-		{name: "a_total", help: `say "a"`, counter: true}: {"# HELP a_total say \"a\"\n# TYPE a_total counter\n", "# HELP a say \\\"a\\\"\n# TYPE a counter\n"},
-		{name: "B", counter: true}:                        {"# HELP B \n# TYPE B counter\n", "# HELP B \n# TYPE B unknown\n"},
-		{name: "c_ratio"}:                                 {"# HELP c_ratio \n# TYPE c_ratio gauge\n", "# HELP c_ratio \n# TYPE c_ratio gauge\n"},
+	for d, want := range map[*Family][2]string{
+		{Name: "a_total", Help: `say "a"`, Type: "counter"}: {"# HELP a_total say \"a\"\n# TYPE a_total counter\n", "# HELP a say \\\"a\\\"\n# TYPE a counter\n"},
+		{Name: "B", Type: "counter"}:                        {"# HELP B \n# TYPE B counter\n", "# HELP B \n# TYPE B unknown\n"},
+		{Name: "c_ratio", Type: "gauge"}:                    {"# HELP c_ratio \n# TYPE c_ratio gauge\n", "# HELP c_ratio \n# TYPE c_ratio gauge\n"},
 	} {
 		if text, open := string(d.header(false)), string(d.header(true)); text != want[0] || open != want[1] {
-			t.Errorf("%s: %q and %q, want %q", d.name, text, open, want)
+			t.Errorf("%s: %q and %q, want %q", d.Name, text, open, want)
 		}
 	}
 }

@@ -140,7 +140,7 @@ func (d *scrapeFixture) Driver() device.Driver                    { return d.dri
 func (d *scrapeFixture) Incidents() incident.Snapshot             { return d.incidents }
 func (d *scrapeFixture) Stalled(g device.GPU) bool                { return d.stalled[g] }
 func (d *scrapeFixture) PluginResources() []status.PluginResource { return nil }
-func (d *scrapeFixture) PodsAPI() status.PodsAPIStatus            { return status.PodsAPIStatus{} }
+func (d *scrapeFixture) PodsAPI() (synced bool, err error)        { return false, nil }
 func (d *scrapeFixture) HealthStore() (used bool, err error)      { return d.healthStored, d.healthErr }
 
 func (d *scrapeFixture) PodMeta(namespace, pod string) device.PodMeta {
@@ -524,6 +524,31 @@ func TestScrapeTimeout(t *testing.T) {
 			t.Errorf("read %d times, want one collection for both scrapes", d.readCalls)
 		}
 		e.Drain()
+	})
+}
+
+// waitingResolver waits for the files of processes.
+type waitingResolver struct {
+	*scrapeFixture
+	files chan struct{}
+}
+
+func (r waitingResolver) Owner(uint32, []device.Owner) (device.Owner, bool) {
+	<-r.files
+	return device.Owner{}, false
+}
+
+// TestScrapeTimeoutWhileRendering checks that a disk that hangs leaves podgauge's own metrics.
+func TestScrapeTimeoutWhileRendering(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {memoryOnlyUse("GPU-0", 1, 100)}}
+		sources, files := d.sources(), make(chan struct{})
+		sources.Processes = waitingResolver{d, files}
+		h := newHandler(New(sources, Options{}))
+		assertAbsent(t, scrape(t, h, "X-Prometheus-Scrape-Timeout-Seconds", "2"), "nvidia_gpu")
+		close(files)
+		assertSeries(t, scrape(t, h), "nvidia_gpu_up"+seriesLabels("GPU-0", "0", "", "", "")+" 1")
 	})
 }
 

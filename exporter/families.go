@@ -3,10 +3,66 @@ package exporter
 import (
 	"cmp"
 	"slices"
+	"strings"
+
+	"github.com/podgauge/podgauge/internal/device"
 )
 
-// builtinDescs describes the families not made from rows of readings; usageDescs has more.
-var builtinDescs = []familyDesc{
+// Family is a metric family.
+type Family struct {
+	Name, Help string
+	Type       string   // "gauge" or "counter"
+	Labels     []string // in addition to uuid, gpu, mig_uuid, namespace, pod and container
+}
+
+func gaugeDesc(name, help string, labels ...string) Family {
+	return Family{name, help, "gauge", labels}
+}
+
+func counterDesc(name, help string, labels ...string) Family {
+	return Family{name, help, "counter", labels}
+}
+
+// rowDesc returns the family of a row. Sources.Metrics has the labels.
+func rowDesc(m device.Metric) Family {
+	if m.Kind == device.OwnerCounter || m.Kind == device.FaultCounter {
+		return counterDesc(m.Name, m.Help)
+	}
+	return gaugeDesc(m.Name, m.Help)
+}
+
+// labelled returns the family's own labels with their values.
+func (f *Family) labelled(values []string) []device.Label {
+	labels := make([]device.Label, len(values))
+	for i, value := range values {
+		labels[i] = device.Label{Name: f.Labels[i], Value: value}
+	}
+	return labels
+}
+
+// header returns the HELP and TYPE lines. OpenMetrics drops a counter's _total, has no counter without that suffix, as
+// dcgm-exporter has, and escapes quotes in the help as well.
+func (f *Family) header(openMetrics bool) []byte {
+	name, kind, escaper := f.Name, f.Type, helpEscaper
+	if openMetrics {
+		escaper = labelEscaper
+		if short, ok := strings.CutSuffix(name, "_total"); ok && kind == "counter" {
+			name = short
+		} else if kind == "counter" {
+			kind = "unknown"
+		}
+	}
+	return []byte("# HELP " + name + " " + escaper.Replace(f.Help) + "\n# TYPE " + name + " " + kind + "\n")
+}
+
+// Characters to escape in a help text, and in the value of a label.
+var (
+	helpEscaper  = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
+	labelEscaper = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
+)
+
+// builtinDescs describes the families not made from rows of readings; usageFamilies has more.
+var builtinDescs = []Family{
 	gaugeDesc("nvidia_gpu_info", "Properties of a device that stay the same while its driver is loaded; always 1."),
 	gaugeDesc("nvidia_gpu_healthy", "1 if the device is listed to the kubelet as healthy."),
 	gaugeDesc("nvidia_gpu_unhealthy_info", "Reason why the device is unhealthy and action that recovers it; always 1.", "reason", "action"),
@@ -67,17 +123,11 @@ var builtinDescs = []familyDesc{
 	gaugeDesc("podgauge_series_dropped", "Number of series left out of this scrape because of --metrics.series-limit."),
 }
 
-// Family is a metric family for documentation.
-type Family struct {
-	Name, Help, Type string
-	Labels           []string // in addition to uuid, gpu, mig_uuid, namespace, pod and container
-}
-
 // Families returns all families not made from rows of readings, by name. Podgauge's own, in a registry, are not included.
 func Families() []Family {
-	var families []Family
-	for _, d := range slices.Concat(builtinDescs, usageDescs()) {
-		families = append(families, Family{d.name, d.help, d.typeName(), d.labels})
+	families := slices.Clone(builtinDescs)
+	for _, f := range usageFamilies {
+		families = append(families, f.container, f.unattributed)
 	}
 	slices.SortFunc(families, func(a, b Family) int { return cmp.Compare(a.Name, b.Name) })
 	return families

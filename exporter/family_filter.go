@@ -35,18 +35,14 @@ func (f FamilyFilter) Matches(name string) bool {
 func (f FamilyFilter) matchesAny(collector prometheus.Collector) bool {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collector)
-	families, err := filteredGatherer{registry, f}.Gather()
+	families, err := f.gather(registry)()
 	return err != nil || len(families) > 0
 }
 
-// filteredGatherer gathers the selected families of a registry.
-type filteredGatherer struct {
-	registry *prometheus.Registry
-	filter   FamilyFilter
-}
-
-// Gather implements prometheus.Gatherer.
-func (g filteredGatherer) Gather() ([]*dto.MetricFamily, error) {
-	families, err := g.registry.Gather()
-	return slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return !g.filter.Matches(f.GetName()) }), err
+// gather returns a Gatherer of the selected families of a registry.
+func (f FamilyFilter) gather(registry *prometheus.Registry) prometheus.GathererFunc {
+	return func() ([]*dto.MetricFamily, error) {
+		families, err := registry.Gather()
+		return slices.DeleteFunc(families, func(family *dto.MetricFamily) bool { return !f.Matches(family.GetName()) }), err
+	}
 }

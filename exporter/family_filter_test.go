@@ -139,7 +139,7 @@ func TestSeriesLimitOfResources(t *testing.T) {
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10})
 	r := device.NodeResources{AllocatableKnown: true}
 	for i := range 1000 {
-		r.AllocatableDevices = append(r.AllocatableDevices, device.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)})
+		r.Allocatable.Devices = append(r.Allocatable.Devices, device.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)})
 	}
 	for range 2 {
 		p.render(&nodeSnapshot{allocations: device.Allocations{Resources: r}}, newAttribution(nil))

@@ -1,7 +1,6 @@
 package exporter
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +26,7 @@ const (
 	maxConcurrentRequests = 8
 )
 
-// HandlerOptions configure what is served besides the readings.
+// HandlerOptions configure the paths besides the readings.
 type HandlerOptions struct {
 	TelemetryPath string               // "/metrics"
 	Pprof         bool                 // serve /debug/pprof/
@@ -50,7 +49,7 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 		page := status.New(pageState{e.sources.Node, e}, status.PageOptions{
 			Node: e.options.Hostname, Version: o.Version, Simulated: o.Simulated, Links: o.linkPaths(),
 		})
-		mux.Handle("GET /{$}", make(requestLimiter, maxConcurrentRequests).limit(e.encoder.compress(page), writeError))
+		mux.Handle("GET /{$}", make(requestLimiter, maxConcurrentRequests).limit(page, writeError))
 		mux.Handle("GET "+status.AssetsPath, status.Assets())
 	}
 	o.handleProbes(mux)
@@ -62,22 +61,14 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != o.TelemetryPath {
-			setSecurityHeaders(w.Header())
-		}
-		mux.ServeHTTP(w, r)
-	})
+	return withSecurityHeaders(mux, o.TelemetryPath)
 }
 
 // Probes serves the probes only, for clients without a certificate or password.
 func (o HandlerOptions) Probes() http.Handler {
 	mux := http.NewServeMux()
 	o.handleProbes(mux)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		setSecurityHeaders(w.Header())
-		mux.ServeHTTP(w, r)
-	})
+	return withSecurityHeaders(mux, "")
 }
 
 func (o HandlerOptions) handleProbes(mux *http.ServeMux) {
@@ -104,7 +95,7 @@ func probeHandler(checks map[string]func() error) http.HandlerFunc {
 	}
 }
 
-// linkPaths returns the paths linked on the page. They are relative, since a proxy may serve the page below a path of its own.
+// linkPaths returns the paths linked on the page, relative, since a proxy may serve the page below a path of its own.
 func (o HandlerOptions) linkPaths() []string {
 	paths := []string{o.TelemetryPath, api.DevicesPath, api.HoldersPath, api.IncidentsPath, "/healthz", "/readyz"}
 	if o.Pprof {
@@ -118,15 +109,18 @@ func (o HandlerOptions) linkPaths() []string {
 
 // metricsHandler serves scrapes.
 func (e *Exporter) metricsHandler(o HandlerOptions) http.Handler {
-	self := filteredGatherer{o.Registry, e.options.Filter}
+	self := e.options.Filter.gather(o.Registry)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := scrapeContext(r)
 		defer cancel()
 		format := expfmt.NegotiateAccept(r.Header, formats...)
 		repr := representation{format.FormatType(), acceptsGzip(r.Header.Values("Accept-Encoding"))}
 		// A scrape whose timeout is too short for the collection gets podgauge's own metrics, never values of an earlier collection.
-		c := e.waitForCollection(ctx, e.isReusable)
-		b, err := e.encodeScrape(c, repr, self)
+		encoder := &e.encoder
+		if !e.waitForCollection(ctx, e.isReusable) {
+			encoder = &e.ownEncoder
+		}
+		b, err := encoder.body(repr, self)
 		if err != nil {
 			o.Log.Warn("scrape encoding failed", "err", err)
 		}
@@ -151,31 +145,6 @@ func scrapeContext(r *http.Request) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(r.Context()), wait-min(scrapeTimeoutMargin, wait/2))
 }
 
-// encodeScrape returns the body of a collection, which may be nil, and releases the collection. The first scrape of a
-// representation makes the body, and all others share it.
-func (e *Exporter) encodeScrape(c *scrapeCollection, repr representation, self filteredGatherer) (*scrapeBody, error) {
-	e.encoder.mu.Lock()
-	defer e.encoder.mu.Unlock()
-	var st *seriesStore
-	if c != nil {
-		defer e.release(c)
-		if b := c.bodies[repr]; b != nil {
-			return b, nil
-		}
-		st = &c.rendered.seriesStore
-	}
-	data, err := e.encoder.encode(repr, func(w *bufio.Writer) error { return encode(w, st, self, repr.format) })
-	b := &scrapeBody{data: data, compressed: repr.gzip}
-	if c != nil {
-		b.collection = c.begin
-		if c.bodies == nil {
-			c.bodies = map[representation]*scrapeBody{}
-		}
-		c.bodies[repr] = b
-	}
-	return b, err
-}
-
 // requestLimiter bounds concurrent requests. Scrapes share bodies, bounded by sender, and probe responses are tiny: both need none.
 type requestLimiter chan struct{}
 
@@ -197,11 +166,17 @@ var errBusy = errors.New("too many requests at a time")
 
 func writeError(w http.ResponseWriter, status int, err error) { http.Error(w, err.Error(), status) }
 
-// setSecurityHeaders prevents browsers from guessing a type, caching, sending referrers and running content. The page has a policy
-// of its own.
-func setSecurityHeaders(h http.Header) {
-	h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("Cache-Control", "no-store")
+// withSecurityHeaders prevents browsers from guessing a type, caching, sending referrers and running content, except for metrics. The
+// page has a policy of its own.
+func withSecurityHeaders(next http.Handler, metricsPath string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != metricsPath {
+			h := w.Header()
+			h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+			h.Set("X-Content-Type-Options", "nosniff")
+			h.Set("Referrer-Policy", "no-referrer")
+			h.Set("Cache-Control", "no-store")
+		}
+		next.ServeHTTP(w, r)
+	})
 }

@@ -19,7 +19,7 @@ type incidentSeries struct {
 	cachedSeries
 }
 
-// render also renders incidents of devices that are gone.
+// render also renders incidents of removed devices.
 func (c *incidentSeries) render(st *seriesStore, snapshot incident.Snapshot, statuses []device.Status) {
 	if c.store == nil || !sameIncidents(c.snapshot, snapshot) || !sameSlice(c.statuses, statuses) {
 		*c = incidentSeries{snapshot, statuses, cachedSeries{store: st}}
@@ -41,7 +41,7 @@ func (c *incidentSeries) addAll() {
 		c.add("nvidia_gpu_incidents_total", float64(n.Count), noOwner, &d, n.Reason)
 		c.add("nvidia_gpu_incident_last_timestamp_seconds", unixSeconds(n.Last), noOwner, &d, n.Reason)
 	}
-	failures := slices.SortedStableFunc(slices.Values(c.snapshot.Affected), func(a, b incident.AffectedCount) int { return b.Last.Compare(a.Last) })
+	failures := slices.SortedStableFunc(slices.Values(c.snapshot.Affected), func(a, b incident.EventCount) int { return b.Last.Compare(a.Last) })
 	shown := failures[:min(len(failures), maxShownFailures)]
 	for i := range shown {
 		n := &shown[i]

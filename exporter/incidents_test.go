@@ -50,12 +50,12 @@ func TestIncidents(t *testing.T) {
 		known := &d.incidents
 		*known = incident.Snapshot{
 			Persisted: true, Incidents: make([]incident.Incident, 4),
-			Devices: []incident.DeviceCount{
+			Devices: []incident.EventCount{
 				{Device: "GPU-0", GPU: "GPU-0", Index: 5, Reason: "xid_79", Count: 2, Last: then}, // recorded with another index
 				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Reason: "xid_94", Count: 1, Last: then},
 				{Device: "GPU-8", Reason: "lost", Count: 1, Last: then},
 			},
-			Affected: []incident.AffectedCount{
+			Affected: []incident.EventCount{
 				{Device: "GPU-0", GPU: "GPU-0", Owner: owner, Reason: "xid_79", Count: 2, Last: then},
 				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Owner: owner, Reason: "xid_94", Count: 1, Last: then},
 			},
@@ -79,7 +79,7 @@ func TestIncidents(t *testing.T) {
 
 		// Both stores fail, and another incident is recorded.
 		known.Err, d.healthErr = errors.New("disk full"), errors.New("disk full")
-		known.Devices = []incident.DeviceCount{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
+		known.Devices = []incident.EventCount{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
 		d.expireCollection()
 		text = scrape(t, newHandler(e))
 		assertSeries(t, text, "nvidia_gpu_incidents_total"+withReason(seriesLabels("GPU-0", "0", "", "", ""), "xid_79")+" 3")
@@ -95,9 +95,9 @@ func TestIncidents(t *testing.T) {
 }
 
 // newFailures returns n failures of containers, oldest first.
-func newFailures(n int) (list []incident.AffectedCount) {
+func newFailures(n int) (list []incident.EventCount) {
 	for i := range n {
-		list = append(list, incident.AffectedCount{
+		list = append(list, incident.EventCount{
 			Device: "GPU-0", GPU: "GPU-0", Reason: "xid_79", Count: 1, Last: time.Unix(int64(i), 0),
 			Owner: device.Owner{Namespace: "n", Pod: fmt.Sprint("p", i), Container: "c"},
 		})
@@ -123,7 +123,7 @@ func TestNewestFailuresAreShown(t *testing.T) {
 }
 
 func TestUnchangedIncidentsAllocateNothing(t *testing.T) {
-	known := incident.Snapshot{Affected: newFailures(300), Devices: []incident.DeviceCount{{Device: "GPU-0", Count: 300}}, Persisted: true}
+	known := incident.Snapshot{Affected: newFailures(300), Devices: []incident.EventCount{{Device: "GPU-0", Count: 300}}, Persisted: true}
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
 	d := newScrapeFixture(8)
 	s := &nodeSnapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }}

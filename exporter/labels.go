@@ -3,6 +3,7 @@ package exporter
 import (
 	"bytes"
 	"cmp"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,12 +24,16 @@ const (
 	allocationInfoLabels
 	// dcgmLabels are dcgm-exporter's labels.
 	dcgmLabels
+	// noLabels are for the series of the node.
+	noLabels
 )
 
 // labels returns the labels of a set, ordered by name.
 func (set labelSet) labels(s device.Status, owner device.Owner, meta device.PodMeta, o *Options) []device.Label {
 	labels := ownerLabels(owner)
 	switch set {
+	case noLabels:
+		return nil
 	case dcgmLabels:
 		labels = append(labels, dcgmDeviceLabels(s, o.Hostname)...)
 	case deviceLabels:
@@ -108,29 +113,14 @@ func podLabels(kubeLabels []device.Label) []device.Label {
 	return labels
 }
 
+var (
+	invalidLabelChar = regexp.MustCompile(`[^a-zA-Z0-9_]`)
+	wordStart        = regexp.MustCompile(`([a-z0-9])([A-Z])`)
+)
+
 // snakeCase returns "node_pool" for "node-pool" and for "nodePool".
 func snakeCase(name string) string {
-	var b strings.Builder
-	lower := false // the previous character was no capital
-	for _, r := range name {
-		switch {
-		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
-			lower = true
-		case r >= 'A' && r <= 'Z':
-			if lower {
-				b.WriteByte('_')
-			}
-			r, lower = r-'A'+'a', false
-		default:
-			r, lower = '_', false
-		}
-		b.WriteRune(r)
-	}
-	return b.String()
-}
-
-func equalPodMeta(a, b device.PodMeta) bool {
-	return a.UID == b.UID && slices.Equal(a.Labels, b.Labels)
+	return strings.ToLower(wordStart.ReplaceAllString(invalidLabelChar.ReplaceAllString(name, "_"), "${1}_$2"))
 }
 
 func sortLabels(labels []device.Label) {

@@ -23,13 +23,13 @@ const (
 type processUsage struct {
 	resolver      ProcessResolver
 	memoryUsedRow int // -1 without such a row
-	// Buffers. The first usage is the unattributed one; the others are of owners, in order.
-	usages []ownerUsage
+	// Buffers. The first sums are unattributed; the others are of owners, in order.
+	sums   [][usageKinds]float64
 	owners []device.Owner
 }
 
 // usageFamilies are the families of each kind: the use by a container, and the unattributed use.
-var usageFamilies = [usageKinds]struct{ container, unattributed familyDesc }{
+var usageFamilies = [usageKinds]struct{ container, unattributed Family }{
 	usedMemory: {
 		gaugeDesc("nvidia_gpu_container_memory_used_bytes", "Memory of the device used by the container's processes, in bytes."),
 		gaugeDesc("nvidia_gpu_unattributed_memory_used_bytes", "Memory of the device in use but not by a container to which the device is allocated, the driver's own included, in bytes."),
@@ -56,70 +56,42 @@ var usageFamilies = [usageKinds]struct{ container, unattributed familyDesc }{
 	},
 }
 
-func usageDescs() (descs []familyDesc) {
-	for _, f := range usageFamilies {
-		descs = append(descs, f.container, f.unattributed)
-	}
-	return descs
-}
-
-// ownerUsage is the use of a device by the processes of one owner. The driver reports some kinds only.
-type ownerUsage struct {
-	sums     [usageKinds]float64
-	reported [usageKinds]bool
-}
-
-func newProcessUsage(s *Sources) processUsage {
-	isMemoryUsed := func(m device.Metric) bool { return m.Name == "nvidia_gpu_memory_used_bytes" && len(m.Labels) == 0 }
-	return processUsage{resolver: s.Processes, memoryUsedRow: slices.IndexFunc(s.Metrics, isMemoryUsed)}
-}
-
-func (o *ownerUsage) add(u device.ProcessUsage) {
-	for i, v := range [...]float64{usedMemory: u.MemoryBytes, usedSM: u.SM, usedController: u.MemoryController, usedEncoder: u.Encoder, usedDecoder: u.Decoder} {
-		if v >= 0 {
-			o.sums[i] += v
-			o.reported[i] = true
-		}
-	}
-	o.sums[processCount]++
-}
-
 // render renders the use of a device by each owner, and the rest. If processes cannot be looked up it renders nothing: the
 // values would be guesses.
 func (p *processUsage) render(d *deviceRendering, r *device.Reading) {
-	if !r.ProcessUsageKnown || !d.snapshot.processesVisible || d.state == device.AllocationUnknown || d.status.Gone {
+	if !r.ProcessUsageKnown || !p.resolver.Visible() || d.state == device.AllocationUnknown || d.status.Gone {
 		return
 	}
-	p.sumByOwner(d, r.ProcessUsage)
-	unattributed := &p.usages[0]
-	if d.status.MIGEnabled && len(p.usages) == 1 && unattributed.sums[processCount] == 0 {
+	reported := p.sumByOwner(d, r.ProcessUsage)
+	unattributed := &p.sums[0]
+	if d.status.MIGEnabled && len(p.owners) == 0 && unattributed[processCount] == 0 {
 		return // all processes use MIG devices
 	}
-	reported := p.reportedKinds()
 	for i, owner := range p.owners {
 		group := d.store.group(deviceLabels, d.status, owner)
 		for kind, ok := range reported {
 			if ok {
-				group.set(usageFamilies[kind].container.name, p.usages[1+i].sums[kind])
+				group.set(usageFamilies[kind].container.Name, p.sums[1+i][kind])
 			}
 		}
 	}
 	if !d.status.MIGEnabled {
-		unattributed.sums[usedMemory], reported[usedMemory] = p.unattributedMemory(d, r)
+		unattributed[usedMemory], reported[usedMemory] = p.unattributedMemory(d, r)
 	}
 	for kind, ok := range reported {
 		if ok {
-			d.deviceSeries.set(usageFamilies[kind].unattributed.name, unattributed.sums[kind])
+			d.deviceSeries.set(usageFamilies[kind].unattributed.Name, unattributed[kind])
 		}
 	}
 }
 
-// sumByOwner sums the use of the device by owner. An owner without processes has a sum of 0.
-func (p *processUsage) sumByOwner(d *deviceRendering, uses []device.ProcessUsage) {
-	p.owners, p.usages = p.owners[:0], append(p.usages[:0], ownerUsage{})
+// sumByOwner sums the use of the device by owner, and returns the kinds that the driver reports for the device. An owner without
+// processes has a sum of 0. Without processes the driver reports memory and number.
+func (p *processUsage) sumByOwner(d *deviceRendering, uses []device.ProcessUsage) (reported [usageKinds]bool) {
+	p.owners, p.sums = p.owners[:0], append(p.sums[:0], [usageKinds]float64{})
 	for _, row := range d.snapshot.allocations.ForDevice(d.status.ID) {
 		if row.Owner != (device.Owner{}) && !slices.Contains(p.owners, row.Owner) {
-			p.owners, p.usages = append(p.owners, row.Owner), append(p.usages, ownerUsage{})
+			p.owners, p.sums = append(p.owners, row.Owner), append(p.sums, [usageKinds]float64{})
 		}
 	}
 	for _, u := range uses {
@@ -130,20 +102,17 @@ func (p *processUsage) sumByOwner(d *deviceRendering, uses []device.ProcessUsage
 		if owner, ok := p.resolver.Owner(u.PID, p.owners); ok {
 			index = 1 + slices.Index(p.owners, owner)
 		}
-		p.usages[index].add(u)
-	}
-}
-
-// reportedKinds returns the kinds that the driver reports for the device. Without processes it reports memory and number.
-func (p *processUsage) reportedKinds() (reported [usageKinds]bool) {
-	used := false
-	for i := range p.usages {
-		used = used || p.usages[i].sums[processCount] > 0
-		for kind, ok := range p.usages[i].reported {
-			reported[kind] = reported[kind] || ok
+		for kind, v := range [usageKinds]float64{
+			usedMemory: u.MemoryBytes, usedSM: u.SM, usedController: u.MemoryController,
+			usedEncoder: u.Encoder, usedDecoder: u.Decoder, processCount: 1,
+		} {
+			if v >= 0 {
+				p.sums[index][kind] += v
+				reported[kind] = true
+			}
 		}
 	}
-	reported[usedMemory] = reported[usedMemory] || !used
+	reported[usedMemory] = reported[usedMemory] || !reported[processCount]
 	reported[processCount] = true
 	return reported
 }
@@ -156,8 +125,8 @@ func (p *processUsage) unattributedMemory(d *deviceRendering, r *device.Reading)
 		return 0, false
 	}
 	remaining := r.Samples[i].Value
-	for _, u := range p.usages[1:] {
-		remaining -= u.sums[usedMemory]
+	for _, sums := range p.sums[1:] {
+		remaining -= sums[usedMemory]
 	}
 	for _, other := range d.gpu {
 		if other.ID != d.status.ID && sameGPUInstance(d.status, other) {

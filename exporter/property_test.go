@@ -42,7 +42,7 @@ func assertUniqueSeries(t *testing.T, p *renderedMetrics) {
 	seen := map[string]bool{}
 	for _, f := range p.families {
 		for _, s := range f.series {
-			line := f.name + string(s.labels)
+			line := f.Name + string(s.labels)
 			if seen[line] {
 				t.Errorf("repeated: %s", line)
 			}
@@ -62,7 +62,7 @@ func assertParses(t *testing.T, p *renderedMetrics) {
 	if _, err := parser.TextToMetricFamilies(bytes.NewReader(text)); err != nil {
 		t.Fatalf("%v in\n%s", err, text)
 	}
-	families, err := p.metricFamilies()
+	families, err := metricFamilies(&p.seriesStore)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func renderText(t *testing.T, p *renderedMetrics, openMetrics bool) []byte {
 // one sum.
 func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetrics) {
 	t.Helper()
-	if p.seriesDropped > 0 || !s.processesVisible || !p.options.Filter.Matches("nvidia_gpu_container_memory_used_bytes") {
+	if p.seriesDropped > 0 || d.processesHidden || !p.options.Filter.Matches("nvidia_gpu_container_memory_used_bytes") {
 		return
 	}
 	of := func(family string, d device.Status) (sum float64) {
@@ -105,7 +105,7 @@ func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetr
 		}
 		for _, f := range p.families {
 			for _, s := range f.series {
-				if f.name == family && bytes.Contains(s.labels, fmt.Appendf(nil, `mig_uuid=%q,`, migUUID)) && bytes.Contains(s.labels, fmt.Appendf(nil, `uuid=%q}`, d.GPU)) {
+				if f.Name == family && bytes.Contains(s.labels, fmt.Appendf(nil, `mig_uuid=%q,`, migUUID)) && bytes.Contains(s.labels, fmt.Appendf(nil, `uuid=%q}`, d.GPU)) {
 					sum += s.value
 				}
 			}
@@ -262,25 +262,31 @@ func (g fixtureGenerator) useDevice(d *scrapeFixture, i int) {
 func (g fixtureGenerator) resources() (r device.NodeResources) {
 	r.AllocatableKnown = g.coin()
 	nodes := func() []int { return [][]int{nil, {0}, {1}, {0, 1}}[g.IntN(4)] }
-	randomDevice := func() device.ResourceDevice {
-		return device.ResourceDevice{Resource: "r/" + strings.ToValidUTF8(g.text(), "?"), ID: strings.ToValidUTF8(g.text(), "?"), NUMANodes: nodes()}
+	var cpus []int64
+	randomDevice := func(owner device.Owner) device.ResourceDevice {
+		return device.ResourceDevice{Owner: owner, Resource: "r/" + strings.ToValidUTF8(g.text(), "?"), ID: strings.ToValidUTF8(g.text(), "?"), NUMANodes: nodes()}
 	}
 	for range g.IntN(10) {
-		r.AllocatableDevices = append(r.AllocatableDevices, randomDevice())
-		r.AllocatedDevices = append(r.AllocatedDevices, device.AllocatedDevice{Owner: g.owner(), ResourceDevice: randomDevice()})
-		r.AllocatableCPUs = append(r.AllocatableCPUs, int64(len(r.AllocatableCPUs)))
-		r.AllocatedCPUs = append(r.AllocatedCPUs, device.AllocatedCPUs{Owner: g.owner(), CPUs: []int64{int64(g.IntN(10))}})
-		r.AllocatableMemory = append(r.AllocatableMemory, device.Memory{Type: g.text(), Bytes: 1, NUMANodes: nodes()})
-		r.AllocatedMemory = append(r.AllocatedMemory, device.AllocatedMemory{Owner: g.owner(), Memory: r.AllocatableMemory[0]})
-		r.Claims = append(r.Claims, device.Claim{Owner: g.owner(), ClaimName: "c", Driver: "gpu.nvidia.com", Pool: "p", Device: "gpu-0", ShareID: []string{"", "s"}[g.IntN(2)]})
+		r.Allocatable.Devices = append(r.Allocatable.Devices, randomDevice(device.Owner{}))
+		r.Allocated.Devices = append(r.Allocated.Devices, randomDevice(g.owner()))
+		cpus = append(cpus, int64(len(cpus)))
+		r.Allocated.CPUs = append(r.Allocated.CPUs, device.ExclusiveCPUs{Owner: g.owner(), CPUs: []int64{int64(g.IntN(10))}})
+		r.Allocatable.Memory = append(r.Allocatable.Memory, device.ReservedMemory{Type: g.text(), Bytes: 1, NUMANodes: nodes()})
+		reserved := r.Allocatable.Memory[0]
+		reserved.Owner = g.owner()
+		r.Allocated.Memory = append(r.Allocated.Memory, reserved)
+		r.Allocated.Claims = append(r.Allocated.Claims, device.Claim{Owner: g.owner(), ClaimName: "c", Driver: "gpu.nvidia.com", Pool: "p", Device: "gpu-0", ShareID: []string{"", "s"}[g.IntN(2)]})
 	}
-	r.AllocatedCPUs = append(r.AllocatedCPUs, device.AllocatedCPUs{Owner: device.Owner{Namespace: "n", Pod: "p0"}, CPUs: []int64{9}}) // of the whole pod
-	r.AllocatableDevices = uniqueBy(r.AllocatableDevices, func(d device.ResourceDevice) string { return d.Resource + d.ID })
-	r.AllocatedDevices = uniqueBy(r.AllocatedDevices, func(d device.AllocatedDevice) string { return fmt.Sprint(d.Owner) + d.Resource + d.ID })
-	r.AllocatedCPUs = uniqueBy(r.AllocatedCPUs, func(c device.AllocatedCPUs) string { return fmt.Sprint(c.Owner) })
-	r.AllocatableMemory = uniqueBy(r.AllocatableMemory, func(g device.Memory) string { return fmt.Sprint(strings.ToValidUTF8(g.Type, "?"), g.NUMANodes) })
-	r.AllocatedMemory = uniqueBy(r.AllocatedMemory, func(g device.AllocatedMemory) string { return fmt.Sprint(g.Owner, g.Type, g.NUMANodes) })
-	r.Claims = uniqueBy(r.Claims, func(c device.Claim) string { return fmt.Sprint(c) })
+	if len(cpus) > 0 {
+		r.Allocatable.CPUs = []device.ExclusiveCPUs{{CPUs: cpus}}
+	}
+	r.Allocated.CPUs = append(r.Allocated.CPUs, device.ExclusiveCPUs{Owner: device.Owner{Namespace: "n", Pod: "p0"}, CPUs: []int64{9}}) // of the whole pod
+	r.Allocatable.Devices = uniqueBy(r.Allocatable.Devices, func(d device.ResourceDevice) string { return d.Resource + d.ID })
+	r.Allocated.Devices = uniqueBy(r.Allocated.Devices, func(d device.ResourceDevice) string { return fmt.Sprint(d.Owner) + d.Resource + d.ID })
+	r.Allocated.CPUs = uniqueBy(r.Allocated.CPUs, func(c device.ExclusiveCPUs) string { return fmt.Sprint(c.Owner) })
+	r.Allocatable.Memory = uniqueBy(r.Allocatable.Memory, func(g device.ReservedMemory) string { return fmt.Sprint(strings.ToValidUTF8(g.Type, "?"), g.NUMANodes) })
+	r.Allocated.Memory = uniqueBy(r.Allocated.Memory, func(g device.ReservedMemory) string { return fmt.Sprint(g.Owner, g.Type, g.NUMANodes) })
+	r.Allocated.Claims = uniqueBy(r.Allocated.Claims, func(c device.Claim) string { return fmt.Sprint(c) })
 	return r
 }
 
@@ -298,8 +304,12 @@ func uniqueBy[T any](rows []T, key func(T) string) (kept []T) {
 
 func (g fixtureGenerator) snapshot(d *scrapeFixture) *nodeSnapshot {
 	begin := time.Unix(100, 0)
+	var gpus []device.GPU
+	for gpu := range byGPU(d.statuses) {
+		gpus = append(gpus, gpu[0].GPU)
+	}
 	return &nodeSnapshot{
 		begin: begin, end: begin.Add(time.Second), statuses: d.statuses, allocations: d.allocations, driver: d.driver,
-		readings: d.readings(gpus(d.statuses)), stalled: func(device.GPU) bool { return false }, processesVisible: !d.processesHidden,
+		readings: d.readings(gpus), stalled: func(device.GPU) bool { return false },
 	}
 }

@@ -1,7 +1,9 @@
 package exporter
 
 import (
+	"maps"
 	"slices"
+	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/web/status"
@@ -17,11 +19,27 @@ type renderedMetrics struct {
 	page      pageReadings
 }
 
+// pageReadings are the readings shown on the status page.
+type pageReadings struct {
+	quantities []status.Quantity // by row of Sources.Metrics; empty: not shown
+	devices    map[device.ID]status.DeviceReading
+	at         time.Time
+}
+
 func newRenderedMetrics(s *Sources, o *Options) *renderedMetrics {
-	rm := &renderedMetrics{processes: newProcessUsage(s), page: pageReadings{quantities: status.QuantitiesByRow(s.Metrics)}}
-	descs := slices.Concat(builtinDescs, usageDescs())
+	page := pageReadings{quantities: make([]status.Quantity, len(s.Metrics)), devices: map[device.ID]status.DeviceReading{}}
+	for i, m := range s.Metrics {
+		if q := status.Quantity(m.RowName()); slices.Contains(status.Quantities, q) {
+			page.quantities[i] = q
+		}
+	}
+	memoryUsedRow := slices.Index(page.quantities, status.MemoryUsed)
+	rm := &renderedMetrics{processes: processUsage{resolver: s.Processes, memoryUsedRow: memoryUsedRow}, page: page}
+	descs := Families()
 	if o.DCGM {
-		descs = append(descs, dcgmDescs()...)
+		for _, f := range DCGMFamilies {
+			descs = append(descs, f.Family)
+		}
 		rm.dcgm = newDCGMSeries(s.Metrics)
 	}
 	rm.seriesStore = newSeriesStore(s, o, descs)
@@ -32,18 +50,13 @@ func newRenderedMetrics(s *Sources, o *Options) *renderedMetrics {
 func (rm *renderedMetrics) render(s *nodeSnapshot, a *attribution) {
 	rm.begin()
 	rm.page.store(s.readings, s.end)
-	for i := 0; i < len(s.statuses); {
-		n := i + 1
-		for n < len(s.statuses) && s.statuses[n].GPU == s.statuses[i].GPU { // MIG devices follow their GPU
-			n++
-		}
-		rm.renderGPU(s, s.statuses[i:n], a)
-		i = n
+	for gpu := range byGPU(s.statuses) {
+		rm.renderGPU(s, gpu, a)
 	}
 	rm.incidents.render(&rm.seriesStore, s.incidents, s.statuses)
 	rm.resources.render(&rm.seriesStore, s.allocations.Resources)
 	rm.renderNode(s) // counts the series before, and is exempt from the limit
-	a.rates.prune(s.end)
+	rm.dcgm.rates.prune(s.end)
 	rm.end()
 }
 
@@ -66,9 +79,31 @@ func (rm *renderedMetrics) renderGPU(s *nodeSnapshot, statuses []device.Status, 
 		d.renderReading(reading.Samples, a)
 		rm.processes.render(&d, reading)
 		if reading.GPU != "" {
-			rm.dcgm.render(&d, reading.Samples, a.rates)
+			rm.dcgm.render(&d, reading.Samples)
 		}
 	}
+}
+
+// store replaces the readings. The maps of known devices are used again: a collection without viewers allocates nothing.
+func (p *pageReadings) store(readings []device.Reading, at time.Time) {
+	p.at = at
+	for _, values := range p.devices {
+		clear(values)
+	}
+	for i := range readings {
+		if readings[i].Err != nil {
+			continue
+		}
+		for _, s := range readings[i].Samples {
+			if quantity := p.quantities[s.Metric]; quantity != "" {
+				if p.devices[s.Device] == nil {
+					p.devices[s.Device] = status.DeviceReading{}
+				}
+				p.devices[s.Device][quantity] = s.Value
+			}
+		}
+	}
+	maps.DeleteFunc(p.devices, func(_ device.ID, values status.DeviceReading) bool { return len(values) == 0 })
 }
 
 // maxNodeSeries is above the number of series of renderNode.
@@ -78,7 +113,7 @@ const maxNodeSeries = 16
 func (rm *renderedMetrics) renderNode(s *nodeSnapshot) {
 	count, dropped := rm.options.SeriesLimit-rm.seriesLeft, rm.seriesDropped
 	rm.seriesLeft = maxNodeSeries
-	group := rm.nodeGroup()
+	group := rm.group(noLabels, device.Status{}, device.Owner{})
 	group.set("podgauge_nvml_up", boolValue(s.driver.State == device.DriverUp))
 	group.set("podgauge_kubelet_up", boolValue(s.allocations.Err == nil && !s.allocations.At.IsZero()))
 	group.set("podgauge_flight_begin_timestamp_seconds", unixSeconds(s.begin))

@@ -27,56 +27,57 @@ func (c *resourceSeries) render(st *seriesStore, r device.NodeResources) {
 
 // sameResources reports whether two answers have the same slices.
 func sameResources(a, b device.NodeResources) bool {
-	return a.AllocatableKnown == b.AllocatableKnown && sameSlice(a.AllocatableDevices, b.AllocatableDevices) &&
-		sameSlice(a.AllocatableCPUs, b.AllocatableCPUs) && sameSlice(a.AllocatableMemory, b.AllocatableMemory) &&
-		sameSlice(a.AllocatedDevices, b.AllocatedDevices) && sameSlice(a.AllocatedCPUs, b.AllocatedCPUs) &&
-		sameSlice(a.AllocatedMemory, b.AllocatedMemory) && sameSlice(a.Claims, b.Claims) &&
-		sameSlice(a.Dropped, b.Dropped) && sameSlice(a.DroppedAllocated, b.DroppedAllocated)
+	return a.AllocatableKnown == b.AllocatableKnown && sameRows(a.Allocatable, b.Allocatable) && sameRows(a.Allocated, b.Allocated)
+}
+
+func sameRows(a, b device.ResourceSet) bool {
+	return sameSlice(a.Devices, b.Devices) && sameSlice(a.CPUs, b.CPUs) && sameSlice(a.Memory, b.Memory) &&
+		sameSlice(a.Claims, b.Claims) && sameSlice(a.Dropped, b.Dropped)
 }
 
 func (c *resourceSeries) addAllocatable() {
-	r := &c.resources
-	if !r.AllocatableKnown {
+	if !c.resources.AllocatableKnown {
 		return
 	}
+	r := &c.resources.Allocatable
 	for _, d := range r.Dropped {
 		c.add("podgauge_resource_dropped_ids", float64(d.IDs), nil, nil, d.Resource, "allocatable")
 	}
 	counts := map[[2]string]int{}
-	for _, d := range r.AllocatableDevices {
+	for _, d := range r.Devices {
 		counts[[2]string{d.Resource, formatNUMANodes(d.NUMANodes)}]++
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(counts), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
 		c.add("podgauge_resource_allocatable_devices", float64(counts[key]), nil, nil, key[:]...)
 	}
-	if len(r.AllocatableCPUs) > 0 {
-		c.add("podgauge_allocatable_cpus", float64(len(r.AllocatableCPUs)), nil, nil)
-		c.add("podgauge_shared_cpus", float64(countSharedCPUs(r)), nil, nil)
+	for _, cpus := range r.CPUs { // a single row
+		c.add("podgauge_allocatable_cpus", float64(len(cpus.CPUs)), nil, nil)
+		c.add("podgauge_shared_cpus", float64(countSharedCPUs(cpus.CPUs, c.resources.Allocated.CPUs)), nil, nil)
 	}
-	for _, m := range r.AllocatableMemory {
+	for _, m := range r.Memory {
 		c.add("podgauge_allocatable_memory_bytes", float64(m.Bytes), nil, nil, m.Type, formatNUMANodes(m.NUMANodes))
 	}
-	for _, d := range r.AllocatableDevices { // after the counts: at the limit, devices are left out first
+	for _, d := range r.Devices { // after the counts: at the limit, devices are left out first
 		c.add("podgauge_resource_device_info", 1, nil, nil, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
 	}
 }
 
 func (c *resourceSeries) addAllocated() {
-	r := &c.resources
-	for _, d := range r.DroppedAllocated {
+	r := &c.resources.Allocated
+	for _, d := range r.Dropped {
 		c.add("podgauge_resource_dropped_ids", float64(d.IDs), nil, nil, d.Resource, "allocated")
 	}
-	for i := range r.AllocatedDevices {
-		d := &r.AllocatedDevices[i]
+	for i := range r.Devices {
+		d := &r.Devices[i]
 		c.add("podgauge_resource_allocation_info", 1, &d.Owner, nil, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
 	}
-	for i := range r.AllocatedCPUs {
-		cpus := &r.AllocatedCPUs[i]
+	for i := range r.CPUs {
+		cpus := &r.CPUs[i]
 		c.add("podgauge_container_exclusive_cpus", float64(len(cpus.CPUs)), &cpus.Owner, nil)
 		c.add("podgauge_container_exclusive_cpus_info", 1, &cpus.Owner, nil, formatCPURanges(cpus.CPUs))
 	}
-	for i := range r.AllocatedMemory {
-		m := &r.AllocatedMemory[i]
+	for i := range r.Memory {
+		m := &r.Memory[i]
 		c.add("podgauge_container_reserved_memory_bytes", float64(m.Bytes), &m.Owner, nil, m.Type, formatNUMANodes(m.NUMANodes))
 	}
 	for i := range r.Claims {
@@ -96,15 +97,15 @@ func formatNUMANodes(nodes []int) string {
 
 // countSharedCPUs counts the CPUs that are not exclusive to a container
 // (https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/).
-func countSharedCPUs(r *device.NodeResources) int {
+func countSharedCPUs(allocatable []int64, allocated []device.ExclusiveCPUs) int {
 	exclusive := map[int64]bool{}
-	for _, c := range r.AllocatedCPUs {
+	for _, c := range allocated {
 		for _, cpu := range c.CPUs {
 			exclusive[cpu] = true
 		}
 	}
 	n := 0
-	for _, cpu := range r.AllocatableCPUs {
+	for _, cpu := range allocatable {
 		if !exclusive[cpu] {
 			n++
 		}

@@ -15,13 +15,18 @@ func TestResources(t *testing.T) {
 			return device.ResourceDevice{Resource: "example.com/nic", ID: id, NUMANodes: nodes}
 		}
 		d.allocations.Resources = device.NodeResources{
-			AllocatableKnown:   true,
-			AllocatableDevices: []device.ResourceDevice{nic("eth0", 0), nic("eth1", 0), nic("eth2", 0, 1), nic("eth\"3")},
-			AllocatableCPUs:    []int64{2, 3, 4, 5, 6, 7}, AllocatableMemory: []device.Memory{{Type: "hugepages-2Mi", Bytes: 4 << 20, NUMANodes: []int{1}}},
-			AllocatedDevices: []device.AllocatedDevice{{Owner: owner, ResourceDevice: nic("eth1", 0)}},
-			AllocatedCPUs:    []device.AllocatedCPUs{{Owner: owner, CPUs: []int64{7, 3, 2}}},
-			AllocatedMemory:  []device.AllocatedMemory{{Owner: owner, Memory: device.Memory{Type: "memory", Bytes: 1 << 30, NUMANodes: []int{0}}}},
-			Claims:           []device.Claim{{Owner: owner, ClaimNamespace: "n", ClaimName: "p-gpu", Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0"}},
+			AllocatableKnown: true,
+			Allocatable: device.ResourceSet{
+				Devices: []device.ResourceDevice{nic("eth0", 0), nic("eth1", 0), nic("eth2", 0, 1), nic("eth\"3")},
+				CPUs:    []device.ExclusiveCPUs{{CPUs: []int64{2, 3, 4, 5, 6, 7}}},
+				Memory:  []device.ReservedMemory{{Type: "hugepages-2Mi", Bytes: 4 << 20, NUMANodes: []int{1}}},
+			},
+			Allocated: device.ResourceSet{
+				Devices: []device.ResourceDevice{{Owner: owner, Resource: "example.com/nic", ID: "eth1", NUMANodes: []int{0}}},
+				CPUs:    []device.ExclusiveCPUs{{Owner: owner, CPUs: []int64{7, 3, 2}}},
+				Memory:  []device.ReservedMemory{{Owner: owner, Type: "memory", Bytes: 1 << 30, NUMANodes: []int{0}}},
+				Claims:  []device.Claim{{Owner: owner, ClaimNamespace: "n", ClaimName: "p-gpu", Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0"}},
+			},
 		}
 		e := New(d.sources(), Options{})
 		text := scrape(t, newHandler(e))
@@ -54,7 +59,7 @@ func TestResources(t *testing.T) {
 func TestUnchangedResourcesAllocateNothing(t *testing.T) {
 	r := device.NodeResources{AllocatableKnown: true}
 	for range 500 {
-		r.AllocatableDevices = append(r.AllocatableDevices, device.ResourceDevice{Resource: "r", ID: "d"})
+		r.Allocatable.Devices = append(r.Allocatable.Devices, device.ResourceDevice{Resource: "r", ID: "d"})
 	}
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 1000})
 	s := &nodeSnapshot{allocations: device.Allocations{Resources: r}}

@@ -1,124 +1,87 @@
 package exporter
 
 import (
-	"runtime/debug"
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // callBuckets fit calls on a unix socket: most take less than a millisecond; hanging calls end at a deadline of some seconds.
 var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5}
 
-// selfDescs describes podgauge's own families, one row each.
-var selfDescs = []struct {
-	name   string
-	kind   selfKind
-	help   string
-	labels []string
-}{
-	{"podgauge_registrations_total", selfCounter, "Registrations with the kubelet, by result.", []string{"resource", "result"}},
-	{"podgauge_plugin_streams", selfGauge, "Number of open ListAndWatch streams of the kubelet; 1 if the resource is registered.", []string{"resource"}},
-	{"podgauge_plugin_devices", selfGauge, "Number of devices in the latest device list sent to the kubelet.", []string{"resource", "health"}},
-	{"podgauge_plugin_request_duration_seconds", selfHistogram, "Duration of requests from the kubelet, in seconds.", []string{"method"}},
-	{"podgauge_plugin_request_errors_total", selfCounter, "Requests from the kubelet answered with an error.", []string{"method"}},
-	{"podgauge_plugin_refusals_total", selfCounter, "Containers whose device request was rejected, by the first reason found.", []string{"resource", "reason"}},
-	{"podgauge_pod_resources_request_duration_seconds", selfHistogram, "Duration of requests to the kubelet, in seconds.", []string{"method"}},
-	{"podgauge_pod_resources_request_errors_total", selfCounter, "Requests to the kubelet that failed.", []string{"method"}},
-	{"podgauge_build_info", selfGauge, "Version of podgauge and of Go; always 1.", []string{"version", "goversion"}},
-	{"podgauge_simulated", selfGauge, "1 if devices are simulated.", nil},
-	{"podgauge_events_up", selfComputed, "1 if driver events, including Xid errors, are received; 0 while waiting for events fails or hangs.", nil},
-	{"podgauge_config_unknown_keys", selfComputed, "Number of ignored unknown keys in the configuration file; the log names each.", nil},
-	{"podgauge_cdi_spec_up", selfComputed, "1 if the CDI spec of this class is written; 0 if the GPUs' spec is missing and a device list strategy needs it.", []string{"class"}},
-	{"podgauge_family_unsupported", selfComputed, "Metric family that is absent because the driver's library lacks a function; always 1.", []string{"family"}},
-}
-
-type selfKind int
-
-const (
-	selfCounter selfKind = iota
-	selfGauge
-	selfHistogram
-	selfComputed // a gauge
-)
-
 // SelfMetrics are podgauge's metrics about itself. Callers of the other packages feed it from their hooks, so that only this package
 // knows Prometheus.
 type SelfMetrics struct {
-	registry   *prometheus.Registry
-	counters   map[string]*prometheus.CounterVec
-	gauges     map[string]*prometheus.GaugeVec
-	histograms map[string]*prometheus.HistogramVec
-	computed   map[string]*prometheus.Desc
+	registry                  *prometheus.Registry
+	registrations, refusals   *prometheus.CounterVec
+	streams, devices          *prometheus.GaugeVec
+	pluginCalls, kubeletCalls callMetrics
 }
 
 // NewSelfMetrics registers podgauge's own metrics, and those of the Go runtime and the process if selected: to collect the latter
 // costs more than a scrape of eight GPUs.
 func NewSelfMetrics(registry *prometheus.Registry, version string, simulated bool, filter FamilyFilter) *SelfMetrics {
-	m := &SelfMetrics{
-		registry: registry, counters: map[string]*prometheus.CounterVec{}, gauges: map[string]*prometheus.GaugeVec{},
-		histograms: map[string]*prometheus.HistogramVec{}, computed: map[string]*prometheus.Desc{},
+	auto := promauto.With(registry)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
-	for _, d := range selfDescs {
-		switch opts := (prometheus.Opts{Name: d.name, Help: d.help}); d.kind {
-		case selfCounter:
-			m.counters[d.name] = prometheus.NewCounterVec(prometheus.CounterOpts(opts), d.labels)
-			registry.MustRegister(m.counters[d.name])
-		case selfGauge:
-			m.gauges[d.name] = prometheus.NewGaugeVec(prometheus.GaugeOpts(opts), d.labels)
-			registry.MustRegister(m.gauges[d.name])
-		case selfHistogram:
-			m.histograms[d.name] = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: opts.Name, Help: opts.Help, Buckets: callBuckets}, d.labels)
-			registry.MustRegister(m.histograms[d.name])
-		case selfComputed:
-			m.computed[d.name] = prometheus.NewDesc(opts.Name, opts.Help, d.labels, nil)
-		}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return auto.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 	}
-	m.gauges["podgauge_build_info"].WithLabelValues(version, goVersion()).Set(1)
-	m.gauges["podgauge_simulated"].WithLabelValues().Set(boolValue(simulated))
+	calls := func(prefix, durationHelp, errorsHelp string) callMetrics {
+		opts := prometheus.HistogramOpts{Name: prefix + "_duration_seconds", Help: durationHelp, Buckets: callBuckets}
+		return callMetrics{auto.NewHistogramVec(opts, []string{"method"}), counter(prefix+"_errors_total", errorsHelp, "method")}
+	}
+	gauge("podgauge_build_info", "Version of podgauge and of Go; always 1.", "version", "goversion").
+		WithLabelValues(version, runtime.Version()).Set(1)
+	gauge("podgauge_simulated", "1 if devices are simulated.").WithLabelValues().Set(boolValue(simulated))
 	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
 		if filter.matchesAny(c) {
 			registry.MustRegister(c)
 		}
 	}
-	return m
-}
-
-func goVersion() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		return info.GoVersion
+	return &SelfMetrics{
+		registry:      registry,
+		registrations: counter("podgauge_registrations_total", "Registrations with the kubelet, by result.", "resource", "result"),
+		refusals: counter("podgauge_plugin_refusals_total", "Containers whose device request was rejected, by the first reason found.",
+			"resource", "reason"),
+		streams: gauge("podgauge_plugin_streams", "Number of open ListAndWatch streams of the kubelet; 1 if the resource is registered.",
+			"resource"),
+		devices: gauge("podgauge_plugin_devices", "Number of devices in the latest device list sent to the kubelet.", "resource", "health"),
+		pluginCalls: calls("podgauge_plugin_request",
+			"Duration of requests from the kubelet, in seconds.", "Requests from the kubelet answered with an error."),
+		kubeletCalls: calls("podgauge_pod_resources_request",
+			"Duration of requests to the kubelet, in seconds.", "Requests to the kubelet that failed."),
 	}
-	return "unknown"
 }
 
-// InitResource makes the series of a resource before the first event: increase() misses the first event of a new counter.
-func (m *SelfMetrics) InitResource(resource string) {
-	m.counters["podgauge_registrations_total"].WithLabelValues(resource, "success")
-	m.counters["podgauge_registrations_total"].WithLabelValues(resource, "error")
-	m.gauges["podgauge_plugin_streams"].WithLabelValues(resource)
+// InitResource makes the series of a resource, and of the reasons to reject a container, before the first event: increase() misses
+// the first event of a new counter.
+func (m *SelfMetrics) InitResource(resource string, rejectReasons ...string) {
+	m.registrations.WithLabelValues(resource, "success")
+	m.registrations.WithLabelValues(resource, "error")
+	m.streams.WithLabelValues(resource)
 	for _, method := range []string{"Allocate", "GetPreferredAllocation"} {
-		m.histograms["podgauge_plugin_request_duration_seconds"].WithLabelValues(method)
-		m.counters["podgauge_plugin_request_errors_total"].WithLabelValues(method)
+		m.pluginCalls.duration.WithLabelValues(method)
+		m.pluginCalls.errors.WithLabelValues(method)
 	}
-}
-
-// InitRejections makes the series of the reasons to reject a container, likewise.
-func (m *SelfMetrics) InitRejections(resource string, reasons ...string) {
-	for _, reason := range reasons {
-		m.counters["podgauge_plugin_refusals_total"].WithLabelValues(resource, reason)
+	for _, reason := range rejectReasons {
+		m.refusals.WithLabelValues(resource, reason)
 	}
 }
 
 // DeleteResource removes the series of a resource that is no longer served.
 func (m *SelfMetrics) DeleteResource(resource string) {
-	m.gauges["podgauge_plugin_streams"].DeleteLabelValues(resource)
-	m.gauges["podgauge_plugin_devices"].DeletePartialMatch(prometheus.Labels{"resource": resource})
+	m.streams.DeleteLabelValues(resource)
+	m.devices.DeletePartialMatch(prometheus.Labels{"resource": resource})
 }
 
 // CountRejection counts a container whose request was rejected.
 func (m *SelfMetrics) CountRejection(resource, reason string) {
-	m.counters["podgauge_plugin_refusals_total"].WithLabelValues(resource, reason).Inc()
+	m.refusals.WithLabelValues(resource, reason).Inc()
 }
 
 // CountRegistration counts a registration.
@@ -127,33 +90,39 @@ func (m *SelfMetrics) CountRegistration(resource string, err error) {
 	if err != nil {
 		result = "error"
 	}
-	m.counters["podgauge_registrations_total"].WithLabelValues(resource, result).Inc()
+	m.registrations.WithLabelValues(resource, result).Inc()
 }
 
 // SetStreams sets the number of live streams.
 func (m *SelfMetrics) SetStreams(resource string, n int) {
-	m.gauges["podgauge_plugin_streams"].WithLabelValues(resource).Set(float64(n))
+	m.streams.WithLabelValues(resource).Set(float64(n))
 }
 
 // SetDevices sets the number of devices in the latest device list.
 func (m *SelfMetrics) SetDevices(resource string, devices, healthy int) {
-	m.gauges["podgauge_plugin_devices"].WithLabelValues(resource, "healthy").Set(float64(healthy))
-	m.gauges["podgauge_plugin_devices"].WithLabelValues(resource, "unhealthy").Set(float64(devices - healthy))
+	m.devices.WithLabelValues(resource, "healthy").Set(float64(healthy))
+	m.devices.WithLabelValues(resource, "unhealthy").Set(float64(devices - healthy))
 }
 
 // ObservePluginCall records a request of the kubelet.
 func (m *SelfMetrics) ObservePluginCall(method string, elapsed time.Duration, err error) {
-	m.observe("podgauge_plugin_request_duration_seconds", "podgauge_plugin_request_errors_total", method, elapsed, err)
+	m.pluginCalls.observe(method, elapsed, err)
 }
 
 // ObserveKubeletCall records a request to the kubelet.
 func (m *SelfMetrics) ObserveKubeletCall(method string, elapsed time.Duration, err error) {
-	m.observe("podgauge_pod_resources_request_duration_seconds", "podgauge_pod_resources_request_errors_total", method, elapsed, err)
+	m.kubeletCalls.observe(method, elapsed, err)
 }
 
-func (m *SelfMetrics) observe(calls, errors string, method string, elapsed time.Duration, err error) {
-	m.histograms[calls].WithLabelValues(method).Observe(elapsed.Seconds())
-	errorCount := m.counters[errors].WithLabelValues(method)
+// callMetrics are the metrics of calls, by method.
+type callMetrics struct {
+	duration *prometheus.HistogramVec
+	errors   *prometheus.CounterVec
+}
+
+func (c callMetrics) observe(method string, elapsed time.Duration, err error) {
+	c.duration.WithLabelValues(method).Observe(elapsed.Seconds())
+	errorCount := c.errors.WithLabelValues(method)
 	if err != nil {
 		errorCount.Inc()
 	}
@@ -161,50 +130,42 @@ func (m *SelfMetrics) observe(calls, errors string, method string, elapsed time.
 
 // ExportEventsUp exports whether events of the driver arrive.
 func (m *SelfMetrics) ExportEventsUp(isUp func() bool) {
-	m.export("podgauge_events_up", func() map[string]float64 { return map[string]float64{"": boolValue(isUp())} })
+	const help = "1 if driver events, including Xid errors, are received; 0 while waiting for events fails or hangs."
+	opts := prometheus.GaugeOpts{Name: "podgauge_events_up", Help: help}
+	promauto.With(m.registry).NewGaugeFunc(opts, func() float64 { return boolValue(isUp()) })
 }
 
 // ExportUnknownConfigKeys exports the number of unknown keys in the configuration file.
 func (m *SelfMetrics) ExportUnknownConfigKeys(count func() int) {
-	m.export("podgauge_config_unknown_keys", func() map[string]float64 { return map[string]float64{"": float64(count())} })
+	const help = "Number of ignored unknown keys in the configuration file; the log names each."
+	opts := prometheus.GaugeOpts{Name: "podgauge_config_unknown_keys", Help: help}
+	promauto.With(m.registry).NewGaugeFunc(opts, func() float64 { return float64(count()) })
 }
 
 // ExportCDISpecs exports by class whether the CDI spec is written.
 func (m *SelfMetrics) ExportCDISpecs(written func() map[string]float64) {
-	m.export("podgauge_cdi_spec_up", written)
+	const help = "1 if the CDI spec of this class is written; 0 if the GPUs' spec is missing and a device list strategy needs it."
+	m.exportGauge("podgauge_cdi_spec_up", help, "class", written)
 }
 
-// ExportUnsupportedFamilies exports the families that the driver does not support.
+// ExportUnsupportedFamilies exports the families without support in the driver.
 func (m *SelfMetrics) ExportUnsupportedFamilies(families func() []string) {
-	m.export("podgauge_family_unsupported", func() map[string]float64 {
-		values := map[string]float64{}
+	const help = "Metric family that is absent because the driver's library lacks a function; always 1."
+	m.exportGauge("podgauge_family_unsupported", help, "family", func() map[string]float64 {
+		unsupported := map[string]float64{}
 		for _, family := range families() {
-			values[family] = 1
+			unsupported[family] = 1
 		}
-		return values
+		return unsupported
 	})
 }
 
-func (m *SelfMetrics) export(name string, values func() map[string]float64) {
-	m.registry.MustRegister(computedGauge{m.computed[name], values})
-}
-
-// computedGauge collects a gauge by the value of its label; "" without a label.
-type computedGauge struct {
-	desc   *prometheus.Desc
-	values func() map[string]float64
-}
-
-// Describe implements prometheus.Collector.
-func (g computedGauge) Describe(ch chan<- *prometheus.Desc) { ch <- g.desc }
-
-// Collect implements prometheus.Collector.
-func (g computedGauge) Collect(ch chan<- prometheus.Metric) {
-	for label, value := range g.values() {
-		var labels []string
-		if label != "" {
-			labels = []string{label}
+// exportGauge exports a gauge by the value of its label. Each scrape calls values.
+func (m *SelfMetrics) exportGauge(name, help, label string, values func() map[string]float64) {
+	desc := prometheus.NewDesc(name, help, []string{label}, nil)
+	m.registry.MustRegister(prometheus.CollectorFunc(func(ch chan<- prometheus.Metric) {
+		for labelValue, value := range values() {
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labelValue)
 		}
-		ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, value, labels...)
-	}
+	}))
 }

@@ -2,6 +2,7 @@ package exporter
 
 import (
 	"cmp"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -15,19 +16,18 @@ const maxSendingBytes = 8 << 20
 type scrapeBody struct {
 	data       []byte
 	compressed bool
-	collection time.Time                         // its begin; zero for a body of podgauge's own metrics only
-	readers    map[*http.ResponseController]bool // guarded by sender.mu
+	collection time.Time // the begin; zero for a body of podgauge's own metrics only
 }
 
 // sender sends bodies to slow clients. Above maxSendingBytes it closes the connections of readers of the oldest collection's bodies,
 // the largest body first. It always keeps the compressed bodies of the newest collection, and the latest uncompressed one: a
 // client that reads at all finishes long before.
 type sender struct {
-	mu sync.Mutex
-	// All below are guarded by mu.
-	bodies     []*scrapeBody // with readers
-	totalBytes int           // of them
+	mu      sync.Mutex
+	readers map[*scrapeBody]map[*http.ResponseController]bool // guarded by mu; of the bodies in transfer
 }
+
+func newSender() sender { return sender{readers: map[*scrapeBody]map[*http.ResponseController]bool{}} }
 
 // send writes the body until the client is disconnected or cut off.
 func (s *sender) send(w http.ResponseWriter, b *scrapeBody) {
@@ -40,58 +40,46 @@ func (s *sender) send(w http.ResponseWriter, b *scrapeBody) {
 func (s *sender) addReader(b *scrapeBody, reader *http.ResponseController) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !slices.Contains(s.bodies, b) {
-		b.readers = map[*http.ResponseController]bool{}
-		s.bodies, s.totalBytes = append(s.bodies, b), s.totalBytes+len(b.data)
+	if s.readers[b] == nil {
+		s.readers[b] = map[*http.ResponseController]bool{}
 	}
-	b.readers[reader] = true
-	for s.totalBytes > maxSendingBytes {
+	s.readers[b][reader] = true
+	for s.readers[b] != nil && s.totalBytes() > maxSendingBytes {
 		evicted := s.findEvictable(b)
 		if evicted == nil {
 			return
 		}
-		for reader := range evicted.readers {
+		for reader := range s.readers[evicted] {
 			reader.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // only connections of tests lack deadlines
 		}
-		s.remove(evicted)
-		if evicted == b { // of an older collection
-			return
-		}
+		delete(s.readers, evicted) // possibly b, of an older collection
 	}
+}
+
+func (s *sender) totalBytes() (total int) {
+	for b := range s.readers {
+		total += len(b.data)
+	}
+	return total
 }
 
 // findEvictable returns the body to drop for latest, or nil. The caller holds mu.
 func (s *sender) findEvictable(latest *scrapeBody) *scrapeBody {
-	var newest time.Time
-	for _, b := range s.bodies {
-		if b.collection.After(newest) {
-			newest = b.collection
-		}
+	bodies := slices.SortedFunc(maps.Keys(s.readers), func(a, b *scrapeBody) int {
+		return cmp.Or(a.collection.Compare(b.collection), cmp.Compare(len(b.data), len(a.data)))
+	})
+	newest := bodies[len(bodies)-1].collection
+	i := slices.IndexFunc(bodies, func(b *scrapeBody) bool { return !b.collection.Equal(newest) || b != latest && !b.compressed })
+	if i < 0 {
+		return nil
 	}
-	var surplus *scrapeBody
-	for _, b := range s.bodies {
-		if b.collection.Equal(newest) && (b == latest || b.compressed) {
-			continue
-		}
-		if surplus == nil || cmp.Or(b.collection.Compare(surplus.collection), cmp.Compare(len(surplus.data), len(b.data))) < 0 {
-			surplus = b
-		}
-	}
-	return surplus
+	return bodies[i]
 }
 
 func (s *sender) removeReader(b *scrapeBody, reader *http.ResponseController) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if delete(b.readers, reader); len(b.readers) == 0 {
-		s.remove(b)
+	if delete(s.readers[b], reader); len(s.readers[b]) == 0 {
+		delete(s.readers, b)
 	}
-}
-
-// remove drops a body and its readers. The caller holds mu.
-func (s *sender) remove(b *scrapeBody) {
-	if i := slices.Index(s.bodies, b); i >= 0 {
-		s.bodies, s.totalBytes = slices.Delete(s.bodies, i, i+1), s.totalBytes-len(b.data)
-	}
-	b.readers = nil
 }

@@ -25,13 +25,12 @@ func TestReadersShareBody(t *testing.T) {
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "x", Help: "X."}, func() float64 { return float64(gathered.Add(1)) }))
 		h := New(newScrapeFixture(2).sources(), Options{}).Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
-		const delimited = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 		representations := [][2]string{
 			{"text/plain", ""},
 			{"text/plain", "gzip"},
 			{"application/openmetrics-text;version=1.0.0", "gzip"},
 			{"application/openmetrics-text;version=0.0.1", "gzip"},
-			{delimited, ""},
+			{"application/openmetrics-text;version=0.0.1", ""},
 		}
 		for collections := range 2 {
 			var scrapes sync.WaitGroup
@@ -136,7 +135,7 @@ func (s *stalledWriter) isClosed() bool {
 // even if it is larger than the limit.
 func TestOldestReadersAreCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s sender
+		s := newSender()
 		begin := func(b *scrapeBody) *stalledWriter {
 			w := newStalledWriter()
 			go s.send(w, b)
@@ -177,8 +176,8 @@ func TestOldestReadersAreCutOff(t *testing.T) {
 		}
 		close(readers[6].closed)
 		synctest.Wait()
-		if s.totalBytes != 0 || len(s.bodies) != 0 {
-			t.Errorf("at the end: %d bytes of %d bodies", s.totalBytes, len(s.bodies))
+		if len(s.readers) != 0 {
+			t.Errorf("at the end: %d bytes of %d bodies", s.totalBytes(), len(s.readers))
 		}
 	})
 }
@@ -187,7 +186,7 @@ func TestOldestReadersAreCutOff(t *testing.T) {
 // compressed bodies of the newest collection.
 func TestCompressedBodiesStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s sender
+		s := newSender()
 		began := time.Now()
 		begin := func(collection, bytes int, compressed bool) *stalledWriter {
 			w := newStalledWriter()
@@ -202,12 +201,12 @@ func TestCompressedBodiesStay(t *testing.T) {
 		if old.isClosed() || small.isClosed() || text.isClosed() {
 			t.Error("cut off below the limit")
 		}
-		protobuf := begin(2, maxSendingBytes/2, false)
-		if !old.isClosed() || small.isClosed() || text.isClosed() || protobuf.isClosed() {
+		other := begin(2, maxSendingBytes/2, false)
+		if !old.isClosed() || small.isClosed() || text.isClosed() || other.isClosed() {
 			t.Error("want only the oldest collection's body cut off")
 		}
 		openMetrics := begin(2, maxSendingBytes/3, false)
-		if small.isClosed() || text.isClosed() || !protobuf.isClosed() || openMetrics.isClosed() {
+		if small.isClosed() || text.isClosed() || !other.isClosed() || openMetrics.isClosed() {
 			t.Error("want only the largest body cut off")
 		}
 		large := begin(2, 2*maxSendingBytes, false)
@@ -221,15 +220,15 @@ func TestCompressedBodiesStay(t *testing.T) {
 		close(small.closed)
 		close(large.closed)
 		synctest.Wait()
-		if s.totalBytes != 0 || len(s.bodies) != 0 {
-			t.Errorf("at the end: %d bytes of %d bodies", s.totalBytes, len(s.bodies))
+		if len(s.readers) != 0 {
+			t.Errorf("at the end: %d bytes of %d bodies", s.totalBytes(), len(s.readers))
 		}
 	})
 }
 
 // TestCutOffReader checks that its connection ends early, and a fast reader gets the whole body.
 func TestCutOffReader(t *testing.T) {
-	var s sender
+	s := newSender()
 	// The old body is larger than two socket buffers.
 	old, fresh := &scrapeBody{data: make([]byte, 4*maxSendingBytes)}, &scrapeBody{data: make([]byte, maxSendingBytes), collection: time.Now()}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

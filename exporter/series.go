@@ -2,6 +2,7 @@ package exporter
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/podgauge/podgauge/internal/device"
@@ -27,7 +28,7 @@ type seriesStore struct {
 
 // family is a metric family with its series in the current rendering.
 type family struct {
-	familyDesc
+	Family
 	series                        []*series
 	textHeader, openMetricsHeader []byte
 	excluded                      bool // by the command line
@@ -64,13 +65,13 @@ type seriesID struct {
 }
 
 // newSeriesStore returns a store for the rows of readings and for the families of descs.
-func newSeriesStore(s *Sources, o *Options, descs []familyDesc) seriesStore {
+func newSeriesStore(s *Sources, o *Options, descs []Family) seriesStore {
 	st := seriesStore{sources: s, options: o, byName: map[string]*family{}, groups: map[groupKey]*seriesGroup{}}
-	add := func(d familyDesc) *family {
-		f := st.byName[d.name]
+	add := func(d Family) *family {
+		f := st.byName[d.Name]
 		if f == nil {
-			f = &family{familyDesc: d, textHeader: d.header(false), openMetricsHeader: d.header(true), excluded: !o.Filter.Matches(d.name)}
-			st.byName[d.name] = f
+			f = &family{Family: d, textHeader: d.header(false), openMetricsHeader: d.header(true), excluded: !o.Filter.Matches(d.Name)}
+			st.byName[d.Name] = f
 			st.families = append(st.families, f)
 		}
 		return f
@@ -81,7 +82,7 @@ func newSeriesStore(s *Sources, o *Options, descs []familyDesc) seriesStore {
 	for _, d := range descs {
 		add(d)
 	}
-	slices.SortFunc(st.families, func(a, b *family) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(st.families, func(a, b *family) int { return cmp.Compare(a.Name, b.Name) })
 	return st
 }
 
@@ -96,11 +97,7 @@ func (st *seriesStore) begin() {
 
 // end drops groups out of use.
 func (st *seriesStore) end() {
-	for key, group := range st.groups {
-		if st.renderings-group.lastRendering > maxUnusedRenderings {
-			delete(st.groups, key)
-		}
-	}
+	maps.DeleteFunc(st.groups, func(_ groupKey, g *seriesGroup) bool { return st.renderings-g.lastRendering > maxUnusedRenderings })
 }
 
 // group returns the series of a device and an owner.
@@ -111,21 +108,10 @@ func (st *seriesStore) group(set labelSet, s device.Status, owner device.Owner) 
 	if set == allocationInfoLabels {
 		meta = st.sources.Node.PodMeta(owner.Namespace, owner.Pod)
 	}
-	if group == nil || !group.device.Equal(s.Device) || !equalPodMeta(group.meta, meta) {
+	if group == nil || !group.device.Equal(s.Device) || group.meta.UID != meta.UID || !slices.Equal(group.meta.Labels, meta.Labels) {
 		group = &seriesGroup{store: st, device: s.Device, meta: meta, labels: set.labels(s, owner, meta, st.options), byID: map[seriesID]*series{}}
 		group.labelText = formatLabels(group.labels)
 		st.groups[key] = group
-	}
-	group.lastRendering = st.renderings
-	return group
-}
-
-// nodeGroup returns the series without common labels.
-func (st *seriesStore) nodeGroup() *seriesGroup {
-	group := st.groups[groupKey{}]
-	if group == nil {
-		group = &seriesGroup{store: st, byID: map[seriesID]*series{}, labelText: formatLabels(nil)}
-		st.groups[groupKey{}] = group
 	}
 	group.lastRendering = st.renderings
 	return group

@@ -25,7 +25,7 @@ type Node interface {
 	PodMeta(namespace, pod string) device.PodMeta
 	// PluginResources and PodsAPI implement status.PageState.
 	PluginResources() []status.PluginResource
-	PodsAPI() status.PodsAPIStatus
+	PodsAPI() (synced bool, err error)
 	// HealthStore reports whether devices' health is stored on disk, and the error if the store failed.
 	HealthStore() (used bool, err error)
 }

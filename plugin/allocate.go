@@ -67,10 +67,7 @@ func (e *endpoint) snapshot() callSnapshot {
 
 // responseOptions returns the options for a container. Without a replica among the ids, no MPS daemon serves the container.
 func (c callSnapshot) responseOptions(ids []device.AdvertisedID) response.Options {
-	var options response.Options
-	if c.rules.ResponseOptions != nil {
-		options = c.rules.ResponseOptions(c.resource)
-	}
+	options := c.rules.Response
 	options.Resource = c.resource
 	if !slices.ContainsFunc(ids, func(id device.AdvertisedID) bool { i, _ := c.find(id); return i.replica }) {
 		options.MPSRoot = ""
@@ -79,7 +76,7 @@ func (c callSnapshot) responseOptions(ids []device.AdvertisedID) response.Option
 }
 
 // resolveDevices returns the devices of a container's ids, and a fault for each rejected id.
-func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []response.GrantedDevice, errs []requestError) {
+func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []device.Device, errs []requestError) {
 	if len(ids) == 0 {
 		return nil, []requestError{{RejectNoIDs, "a container asks for no device"}}
 	}
@@ -93,7 +90,7 @@ func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []respo
 		case sameGPU && i.replica && c.rules.Policy == preferred.Distinct:
 			errs = append(errs, rejectf(RejectSameGPU, "%s is of the same GPU as %s", id, other))
 		default:
-			devices = append(devices, response.GrantedDevice{Device: s.Device, MIGIndex: s.MIGDeviceIndex})
+			devices = append(devices, s.Device)
 		}
 		if i.replica {
 			replicaOf[s.GPU] = id

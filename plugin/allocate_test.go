@@ -107,7 +107,7 @@ func TestAllocate(t *testing.T) {
 		t.Run(fmt.Sprintf("device specs %t", specs), func(t *testing.T) {
 			s := newFixture(t)
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-			s.source.GetRules = constantRules(plugin.Rules{ResponseOptions: func(string) response.Options { return response.Options{DeviceSpecs: specs} }})
+			s.source.GetRules = constantRules(plugin.Rules{Response: response.Options{DeviceSpecs: specs}})
 			s.inventory.Set(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
 			s.startKubelet()
 			s.startPlugin()
@@ -180,7 +180,7 @@ func TestPodsGetGPUs(t *testing.T) {
 	})
 }
 
-// TestPodStatusHasTheRejection: the newest statuses decide, since the kubelet may ask for a device before it knows of the failure.
+// TestPodStatusHasTheRejection: the newest statuses decide, since the kubelet may ask for a device before the kubelet has the failure.
 func TestPodStatusHasTheRejection(t *testing.T) {
 	for _, row := range []struct {
 		name      string

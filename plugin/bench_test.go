@@ -20,6 +20,7 @@ func startNode(b *testing.B, inventory *device.Inventory, rules plugin.Rules) (*
 	k := kubelet.New(kubelet.Options{Dir: dir})
 	p := plugin.New(plugin.Options{
 		Dir: dir + "/device-plugins", DeviceSource: &plugin.FakeSource{GetStatuses: inventory.Get, GetRules: constantRules(rules)}, Log: slog.New(slog.DiscardHandler),
+		Hooks: &hookRecorder{},
 	})
 	ctx, cancel := context.WithCancel(b.Context())
 	ended := make(chan error, 2)

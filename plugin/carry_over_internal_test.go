@@ -11,12 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"google.golang.org/grpc"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// serverWith returns the server of an endpoint that offers devices by the rules, while containers have ids from before.
+// serverWith returns the server of an endpoint with a list by the rules, while containers have earlier ids.
 func serverWith(rules Rules, statuses []device.Status, allocated ...device.AdvertisedID) *server {
 	e := endpointFor("", Rules{}, statuses...)
 	e.devices.Set(&deviceList{})
@@ -57,8 +58,8 @@ func (s *server) preferredIDs(t *testing.T, size int32, available ...string) []s
 
 // sharingAll returns rules with n replicas of each device.
 func sharingAll(n int) Rules {
-	return Rules{Sharing: func(_ string, devices []device.Device) []Sharing {
-		return slices.Repeat([]Sharing{{Replicas: n}}, len(devices))
+	return Rules{Sharing: func(_ string, devices []device.Device) []config.DeviceSharing {
+		return slices.Repeat([]config.DeviceSharing{{Replicas: n}}, len(devices))
 	}}
 }
 
@@ -161,7 +162,7 @@ func TestPreStartOfAWithdrawnGPU(t *testing.T) {
 func TestPreStartWithoutTheMPSDaemon(t *testing.T) {
 	rules := sharingAll(2)
 	rules.PreStartCheck = true
-	rules.UnusableReason = func(string) string { return "mps_daemon" }
+	rules.MPSErrors = map[string]string{gpuResource: "no daemon"}
 	checks, err := serverWith(rules, parseStatuses("0")).startChecks(t, "GPU-0::1")
 	if len(checks) > 0 || err == nil || !strings.Contains(err.Error(), "GPU-0::1 is unhealthy (mps_daemon)") {
 		t.Errorf("checks %+v, error %v", checks, err)

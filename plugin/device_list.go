@@ -18,7 +18,7 @@ const (
 	reasonAllocatedElsewhere = "allocated_elsewhere"
 	// maxMessageBytes is the kubelet's limit, gRPC's default. The kubelet ends the stream at a longer message.
 	maxMessageBytes = 4 << 20
-	// maxListBytes leaves room for withdrawn ids.
+	// maxListBytes leaves room for a thousand withdrawn ids.
 	maxListBytes = maxMessageBytes - 64<<10
 )
 
@@ -27,8 +27,8 @@ type deviceList struct {
 	rules     Rules
 	items     []listItem // ordered by id
 	withdrawn bool       // the rules do not have the resource: all items are withdrawn
-	// idCount is the number of ids by the rules; listBytes is the size of the longest message: with all devices unhealthy.
-	idCount, listBytes int
+	idCount   int        // ids by the rules
+	listBytes int        // an upper bound of the message with these ids
 }
 
 // listItem is an id of a list. A list may have tens of thousands of items, so replicas share the device.
@@ -47,14 +47,14 @@ func (l *deviceList) sort() {
 	slices.SortFunc(l.items, func(a, b listItem) int { return strings.Compare(string(a.id), string(b.id)) })
 }
 
-func (l *deviceList) find(id device.AdvertisedID) (listItem, bool) {
+func (l *deviceList) find(id device.AdvertisedID) (i listItem, found bool) {
 	n, found := slices.BinarySearchFunc(l.items, id, func(i listItem, id device.AdvertisedID) int {
 		return strings.Compare(string(i.id), string(id))
 	})
-	if !found {
-		return listItem{}, false
+	if found {
+		i = l.items[n]
 	}
-	return l.items[n], true
+	return i, found
 }
 
 func (l *deviceList) has(id device.AdvertisedID) bool {
@@ -72,11 +72,10 @@ func (l *deviceList) healthyCount() (n int) {
 }
 
 func findStatus(statuses []device.Status, id device.ID) (s device.Status, known bool) {
-	n := slices.IndexFunc(statuses, func(s device.Status) bool { return s.ID == id })
-	if n < 0 {
-		return device.Status{}, false
+	if n := slices.IndexFunc(statuses, func(s device.Status) bool { return s.ID == id }); n >= 0 {
+		return statuses[n], true
 	}
-	return statuses[n], true
+	return s, false
 }
 
 // retainedIDs are the reasons to keep withdrawn ids in a list.
@@ -123,7 +122,6 @@ func (l *deviceList) carryOver(newer *deviceList, statuses []device.Status, reta
 			next = earlier(next, i.removeAt)
 		}
 	}
-	newer.dropToFit(carried, l)
 	newer.items = append(newer.items, carried...)
 	newer.sort()
 	return next
@@ -155,22 +153,6 @@ func (r retainedIDs) allocatedNotListed(list *deviceList, statuses []device.Stat
 		items = append(items, listItem{id: id, device: &s.Device, healthy: s.Healthy, replica: id != s.ID.Advertised(), allocated: true})
 	}
 	return items
-}
-
-// dropToFit removes new ids until the list and the carried ids fit the kubelet's message. New ids can wait for the removal of
-// carried ids; an early removal may crash the kubelet.
-func (l *deviceList) dropToFit(carried []listItem, older *deviceList) {
-	excess := l.listBytes - maxMessageBytes
-	for _, i := range carried {
-		excess += listedIDSize(i.id, *i.device)
-	}
-	l.items = slices.DeleteFunc(l.items, func(i listItem) bool {
-		if excess <= 0 || older.has(i.id) {
-			return false
-		}
-		excess -= listedIDSize(i.id, *i.device)
-		return true
-	})
 }
 
 // conflicts returns the allocations of a device by different ids or resources. Each keeps the device from further containers.
@@ -214,18 +196,6 @@ func (l *deviceList) toResponse() *api.ListAndWatchResponse {
 		resp.Devices[n] = &api.Device{ID: string(i.id), Health: health, Topology: numaTopology(*i.device)}
 	}
 	return resp
-}
-
-// listSize returns the bytes of a device's ids in a message: of the device id, or of replicas. No id is made: a wrong configuration may
-// have millions of replicas.
-func listSize(d device.Device, replicas int) (bytes int) {
-	if replicas < 1 {
-		return listedIDSize(d.ID.Advertised(), d)
-	}
-	for from, to := 0, 10; from < replicas; from, to = to, 10*to { // numbers with the same count of digits
-		bytes += (min(to, replicas) - from) * listedIDSize(d.ID.Replica(from), d)
-	}
-	return bytes
 }
 
 // listedIDSize returns the bytes of an unhealthy id in a message.

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/loglimit"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -19,7 +22,8 @@ const (
 	// under the resource's name, and a late end of the old stream ends the new registration.
 	minBackoff        = 100 * time.Millisecond
 	maxBackoff        = 10 * time.Second
-	backoffResetAfter = time.Second // a longer stream was not rejected
+	minListenDelay    = time.Millisecond // after a refused connection, since the socket's creation
+	backoffResetAfter = time.Second      // a longer stream was not rejected
 	// kubeletStartTimeout is the time from a kubelet's start to the list of allocatable devices and the registrations of all plugins.
 	kubeletStartTimeout = 10 * time.Second
 )
@@ -30,7 +34,8 @@ type endpoint struct {
 	device.Heartbeat
 	resource   string
 	registered *registeredResources
-	rejections *rejectionLog
+	sockets    *folderWatch
+	rejections *loglimit.Limiter[string] // by operation and first fault
 
 	devices           pubsub.Value[*deviceList]      // set by Plugin.Run
 	sentList          atomic.Pointer[deviceList]     // newest list on the kubelet's stream; nil before the first of a server
@@ -44,8 +49,11 @@ type endpoint struct {
 	loggedErr   string // why the newest server failed, as logged
 }
 
-func newEndpoint(o Options, resource string, registered *registeredResources) *endpoint {
-	e := &endpoint{Options: o, resource: resource, registered: registered, rejections: newRejectionLog()}
+func newEndpoint(o Options, resource string, registered *registeredResources, sockets *folderWatch) *endpoint {
+	e := &endpoint{
+		Options: o, resource: resource, registered: registered, sockets: sockets, rejections: loglimit.New[string](rejectionLogInterval),
+		other: otherPlugin{since: time.Now()},
+	}
 	e.devices.Set(&deviceList{})
 	return e
 }
@@ -62,7 +70,7 @@ func (e *endpoint) list() *deviceList {
 // setDevices publishes a list with the withdrawn ids of the list before. The result is the time of the next removal; zero: never.
 func (e *endpoint) setDevices(list *deviceList, statuses []device.Status, allocations device.Allocations, now time.Time) (next time.Time) {
 	retained := retainedIDs{sent: e.sentList.Load()}
-	if !list.withdrawn || e.registered.has(e.resource) {
+	if !list.withdrawn || slices.Contains(e.registered.list(), e.resource) {
 		retained.allocated = allocations.DeviceIDs(e.resource)
 	}
 	next = e.list().carryOver(list, statuses, retained, now)
@@ -92,7 +100,7 @@ func (e *endpoint) run(ctx context.Context) error {
 			e.Hooks.OnResourceAdded(e.resource)
 		}
 		e.registered.add(e.resource)
-		e.other.onRegister()
+		e.other.registeredByUs = true
 		uptime, err := e.serveOnce(ctx, kubelet)
 		if ctx.Err() != nil {
 			return nil
@@ -107,47 +115,79 @@ func (e *endpoint) run(ctx context.Context) error {
 
 // waitForKubelet waits for a device and a listening kubelet, and returns the kubelet's socket. The pause holds for the kubelet of the
 // server before.
-//
-// A socket file is not enough: an ended kubelet leaves a socket, and a starting kubelet deletes all sockets in the folder, then listens.
-// The socket is identified after a successful connection, so the result is the connected socket or a newer socket.
 func (e *endpoint) waitForKubelet(ctx context.Context, pause backoff) socketID {
-	logged := ""
+	search := kubeletSearch{endpoint: e, refusals: retry.Backoff{Min: minListenDelay, Max: folderPollInterval}}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for ctx.Err() == nil {
 		e.Beat()
-		list, changed := e.devices.Get()
-		if len(list.items) == 0 {
-			select {
-			case <-ctx.Done():
-			case <-changed:
-			case <-time.After(heartbeatInterval):
+		list, listChanged := e.devices.Get()
+		_, socketsChanged := e.sockets.Get()
+		wait, left := heartbeatInterval, time.Until(pause.until)
+		switch {
+		case len(list.items) == 0:
+		case left > 0 && statSocket(e.kubeletSocket()) == pause.kubelet:
+			wait = min(wait, left)
+		default:
+			var found socketID
+			if found, wait = search.try(); found != (socketID{}) {
+				return found
 			}
-			continue
 		}
-		if left := time.Until(pause.until); left > 0 && statSocket(e.kubeletSocket()) == pause.kubelet {
-			_ = retry.Sleep(ctx, min(socketPollInterval, left))
-			continue
+		timer.Reset(wait)
+		select {
+		case <-ctx.Done():
+		case <-listChanged:
+		case <-socketsChanged:
+			search.refusals.Reset()
+		case <-timer.C:
 		}
-		err := checkListening(e.kubeletSocket())
-		id, wait := statSocket(e.kubeletSocket()), socketPollInterval
-		if err == nil && id != (socketID{}) {
-			if !list.withdrawn || !e.hasOtherPlugin(id) {
-				return id
-			}
-			e.registrationTried.Store(true)
-			wait = time.Second
-		} else if err != nil && err.Error() != logged {
-			logged = err.Error()
-			e.registrationTried.Store(true)
-			e.Log.Info("waiting for the kubelet", "resource", e.resource, "err", err)
-		}
-		_ = retry.Sleep(ctx, wait)
 	}
 	return socketID{}
 }
 
-func (e *endpoint) hasOtherPlugin(kubelet socketID) bool {
+// kubeletSearch is the state of a search for a listening kubelet.
+type kubeletSearch struct {
+	*endpoint
+	refusals retry.Backoff // since the newest change of the folder
+	away     bool
+	logged   string
+}
+
+// try returns the socket of a listening kubelet, or the delay of the next try if the folder does not change before.
+//
+// A socket file is not enough: an ended kubelet leaves a socket, and a starting kubelet deletes all sockets in the folder, then listens.
+// The socket is identified after a successful connection, so the result is the connected socket or a newer socket.
+func (k *kubeletSearch) try() (found socketID, wait time.Duration) {
+	err := checkListening(k.kubeletSocket())
+	if err != nil || k.away {
+		k.other.onKubeletAway(time.Now())
+	}
+	k.away = err != nil
+	id := statSocket(k.kubeletSocket())
+	switch {
+	case err == nil && id == (socketID{}):
+		return socketID{}, heartbeatInterval
+	case err == nil && k.list().withdrawn && k.hasOtherPlugin(): // the list may have changed during the connection
+		k.registrationTried.Store(true)
+		return socketID{}, time.Second
+	case err == nil:
+		return id, 0
+	}
+	if err.Error() != k.logged {
+		k.logged = err.Error()
+		k.registrationTried.Store(true)
+		k.Log.Info("waiting for the kubelet", "resource", k.resource, "err", err)
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) { // a starting kubelet listens without a change of the folder
+		return socketID{}, k.refusals.Next()
+	}
+	return socketID{}, heartbeatInterval
+}
+
+func (e *endpoint) hasOtherPlugin() bool {
 	allocations, _ := e.Allocations()
-	return e.other.serves(e.resource, kubelet, allocations.Resources, time.Now())
+	return e.other.serves(e.resource, allocations.Resources, time.Now())
 }
 
 // serveOnce runs a server. The results are the lifetime of the kubelet's stream and the reason of the end: nil if ctx is done.

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"context"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,35 +15,37 @@ import (
 // TestOtherPlugin has the rows of the table at otherPlugin, as steps of a node's life.
 func TestOtherPlugin(t *testing.T) {
 	type step struct {
-		name    string
-		after   time.Duration
-		kubelet uint64
-		known   bool // the kubelet's list of allocatable devices is known
-		listed  bool
-		want    bool
+		name   string
+		after  time.Duration
+		away   bool // until now, no kubelet listened
+		known  bool // the kubelet's list of allocatable devices is known
+		listed bool
+		want   bool
 	}
 	for name, steps := range map[string][]step{
 		"a foreign plugin": {
-			{"list unknown", 0, 1, false, false, true},
-			{"listed", 0, 1, true, true, true},
-			{"list unknown later", time.Hour, 1, false, false, true},
-			{"second kubelet, list unknown", time.Second, 2, false, false, true},
-			{"second kubelet, empty list", time.Second, 2, true, false, true},
-			{"the plugin registers again", kubeletStartTimeout - 2*time.Second, 2, true, true, true},
-			{"third kubelet, empty list", time.Hour, 3, true, false, true},
-			{"the plugin does not register again", kubeletStartTimeout, 3, true, false, false},
+			{"list unknown", 0, false, false, false, true},
+			{"listed", time.Hour, false, true, true, true},
+			{"list unknown later", time.Hour, false, false, false, true},
+			{"kubelet restarted, list unknown", time.Hour, true, false, false, true},
+			{"empty list", time.Second, false, true, false, true},
+			{"the plugin registers again", kubeletStartTimeout - 2*time.Second, false, true, true, true},
+			{"kubelet restarted again, empty list", time.Hour, true, true, false, true},
+			{"the plugin does not register again", kubeletStartTimeout, false, true, false, false},
 		},
 		"the foreign plugin is removed": {
-			{"listed", 0, 1, true, true, true},
-			{"an hour later, not listed", time.Hour, 1, true, false, false},
+			{"listed", 0, false, true, true, true},
+			{"an hour later, not listed", time.Hour, false, true, false, false},
 		},
 		"no foreign plugin": {
-			{"list unknown", 0, 1, false, false, true},
-			{"empty list", time.Second, 1, true, false, false},
+			{"list unknown", 0, false, false, false, true},
+			{"empty list", time.Second, false, true, false, false},
+			{"list unknown later", kubeletStartTimeout, false, false, false, false},
 		},
 		"the list stays unknown": {
-			{"at first", 0, 1, false, false, true},
-			{"later", kubeletStartTimeout, 1, false, false, false},
+			{"at first", 0, false, false, false, true},
+			{"kubelet restarted", time.Hour, true, false, false, true},
+			{"later", kubeletStartTimeout, false, false, false, false},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -50,12 +53,15 @@ func TestOtherPlugin(t *testing.T) {
 				e := endpointFor("", Rules{})
 				for _, s := range steps {
 					time.Sleep(s.after)
+					if s.away {
+						e.other.onKubeletAway(time.Now())
+					}
 					h := device.Allocations{Resources: device.NodeResources{AllocatableKnown: s.known}}
 					if s.listed {
-						h.Resources.AllocatableDevices = []device.ResourceDevice{{Resource: gpuResource, ID: "GPU-0"}}
+						h.Resources.Allocatable.Devices = []device.ResourceDevice{{Resource: gpuResource, ID: "GPU-0"}}
 					}
 					e.fakeSource().GetAllocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
-					if got := e.hasOtherPlugin(socketID{inode: s.kubelet}); got != s.want {
+					if got := e.hasOtherPlugin(); got != s.want {
 						t.Errorf("%s: foreign plugin: %t, want %t", s.name, got, s.want)
 					}
 				}
@@ -64,26 +70,42 @@ func TestOtherPlugin(t *testing.T) {
 	}
 }
 
+// TestOtherPluginWhileTheKubeletIsAway: a foreign plugin has time to register again, however long the kubelet was away.
+func TestOtherPluginWhileTheKubeletIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := endpointFor(t.TempDir(), Rules{}, parseStatuses("0")...)
+		e.other.seen = time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*kubeletStartTimeout)
+		defer cancel()
+		e.waitForKubelet(ctx, backoff{})
+		if !e.hasOtherPlugin() {
+			t.Error("no foreign plugin after 50 s without a kubelet")
+		}
+	})
+}
+
 // TestOtherPluginAfterAnOwnRegistration: the last answer of a restarted kubelet still lists the registration of this process.
 func TestOtherPluginAfterAnOwnRegistration(t *testing.T) {
 	e := endpointFor("", Rules{})
 	e.other.registeredByUs = true
-	h := device.Allocations{Resources: device.NodeResources{AllocatableKnown: true, AllocatableDevices: []device.ResourceDevice{{Resource: gpuResource, ID: "GPU-0"}}}}
+	h := device.Allocations{Resources: device.NodeResources{
+		AllocatableKnown: true, Allocatable: device.ResourceSet{Devices: []device.ResourceDevice{{Resource: gpuResource, ID: "GPU-0"}}},
+	}}
 	e.fakeSource().GetAllocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
-	if !e.hasOtherPlugin(socketID{inode: 2}) {
+	if !e.hasOtherPlugin() {
 		t.Error("no foreign plugin while the old registration is listed")
 	}
-	h.Resources.AllocatableDevices = nil
-	if e.hasOtherPlugin(socketID{inode: 2}) {
+	h.Resources.Allocatable.Devices = nil
+	if e.hasOtherPlugin() {
 		t.Error("foreign plugin, but the resource is not listed")
 	}
 	h.Resources.AllocatableKnown = false
-	if e.hasOtherPlugin(socketID{inode: 3}) {
+	if e.hasOtherPlugin() {
 		t.Error("foreign plugin, but this process registered the resource")
 	}
 }
 
-// TestSocketWithAReusedInode has a new socket that the file system gave the inode number of the old one.
+// TestSocketWithAReusedInode has a new socket with the inode number of the old socket.
 func TestSocketWithAReusedInode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubelet.sock")
 	listener, err := net.Listen("unix", path)

@@ -49,6 +49,18 @@ func constant[T any](value T) func() (T, <-chan struct{}) {
 	return func() (T, <-chan struct{}) { return value, nil }
 }
 
+// noHooks ignores all events.
+type noHooks struct{}
+
+func (noHooks) OnResourceAdded(string)                                        {}
+func (noHooks) OnRegistered(string, error)                                    {}
+func (noHooks) OnStreamCount(string, int)                                     {}
+func (noHooks) OnListSent(string, int, int)                                   {}
+func (noHooks) OnCallServed(string, time.Duration, error)                     {}
+func (noHooks) OnAllocated(string, []device.AdvertisedID)                     {}
+func (noHooks) OnRejected(string, []device.AdvertisedID, RejectReason, error) {}
+func (noHooks) OnResourceReleased(string)                                     {}
+
 // testHooks records the events for internal tests.
 type testHooks struct {
 	noHooks
@@ -65,7 +77,7 @@ func (h *testHooks) OnRejected(_ string, _ []device.AdvertisedID, reason RejectR
 // endpointFor returns an endpoint on a FakeSource, with the list of the devices by the rules.
 func endpointFor(dir string, rules Rules, statuses ...device.Status) *endpoint {
 	p := New(Options{Dir: dir, DeviceSource: &FakeSource{GetStatuses: constant(statuses)}, Log: slog.New(slog.DiscardHandler), Hooks: &testHooks{}})
-	e := newEndpoint(p.Options, gpuResource, &registeredResources{})
+	e := newEndpoint(p.Options, gpuResource, &registeredResources{}, &folderWatch{})
 	if lists, _ := rules.deviceLists(statuses); lists[gpuResource] != nil {
 		e.setDevices(lists[gpuResource], statuses, device.Allocations{}, time.Now())
 	}

@@ -188,9 +188,9 @@ func (s *fixture) socket() string {
 }
 
 // restart restarts the kubelet and waits until the new kubelet serves.
-func (s *fixture) restart(o kubelet.RestartOptions) {
+func (s *fixture) restart(while func()) {
 	s.Helper()
-	if err := s.kubelet.Restart(s.ctx, o); err != nil {
+	if err := s.kubelet.Restart(s.ctx, while); err != nil {
 		s.Fatal(err)
 	}
 }

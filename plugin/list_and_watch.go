@@ -14,8 +14,7 @@ func (e *endpoint) pluginOptions() *api.DevicePluginOptions {
 }
 
 // GetDevicePluginOptions returns the options. The kubelet asks from within Register.
-func (s *server) GetDevicePluginOptions(ctx context.Context, _ *api.Empty) (*api.DevicePluginOptions, error) {
-	s.recordOptionsCall(ctx)
+func (s *server) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
 	o := s.pluginOptions()
 	s.sentPreStartRequired.Store(o.PreStartRequired)
 	return o, nil
@@ -24,16 +23,22 @@ func (s *server) GetDevicePluginOptions(ctx context.Context, _ *api.Empty) (*api
 // ListAndWatch sends the device list, and again after each change of the message: the kubelet writes each list to disk.
 //
 // Changes during a Send show in the next list. All clients get the same lists, but only the kubelet's stream matters for the
-// registration.
+// registration. The first stream is the kubelet's: the name of the socket is new, and the kubelet knows the name first.
 func (s *server) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
-	ls := s.openStream(stream.Context())
-	defer s.closeStream(ls)
+	isKubelet := s.kubeletStream.CompareAndSwap(false, true)
+	if isKubelet {
+		close(s.kubeletStreamOpened)
+		s.Hooks.OnStreamCount(s.resource, 1)
+		defer func() {
+			close(s.kubeletStreamEnded)
+			s.Hooks.OnStreamCount(s.resource, 0)
+		}()
+	}
 	sent := &api.ListAndWatchResponse{} // an empty first list is not sent
 	for {
 		list, changed := s.devices.Get()
 		resp := list.toResponse()
 		if !proto.Equal(resp, sent) {
-			isKubelet := s.isKubeletStream(ls)
 			if isKubelet {
 				s.sentList.Store(list) // before Send: the kubelet may choose from the list before Send returns
 			}
@@ -52,22 +57,5 @@ func (s *server) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 		case <-stream.Context().Done():
 			return stream.Context().Err()
 		}
-	}
-}
-
-func (s *server) openStream(ctx context.Context) *listStream {
-	ls := &listStream{}
-	if s.addStream(ctx, ls) {
-		close(s.kubeletStreamOpened)
-		s.Hooks.OnStreamCount(s.resource, 1)
-	}
-	return ls
-}
-
-// closeStream ends the server with the kubelet's stream: the kubelet opens a single stream per registration.
-func (s *server) closeStream(ls *listStream) {
-	if s.isKubeletStream(ls) {
-		s.kubeletStreamEndOnce.Do(func() { close(s.kubeletStreamEnded) })
-		s.Hooks.OnStreamCount(s.resource, 0)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
@@ -19,12 +20,12 @@ func TestMPSIsForReplicas(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.source.GetRules = constantRules(plugin.Rules{
-		Sharing: func(_ string, devices []device.Device) []plugin.Sharing {
-			shares := make([]plugin.Sharing, len(devices))
+		Sharing: func(_ string, devices []device.Device) []config.DeviceSharing {
+			shares := make([]config.DeviceSharing, len(devices))
 			shares[0].Replicas = 2
 			return shares
 		},
-		ResponseOptions: func(string) response.Options { return response.Options{MPSRoot: "/run/nvidia/mps"} },
+		Response: response.Options{MPSRoot: "/run/nvidia/mps"},
 	})
 	s.inventory.Set(statuses(2))
 	s.startKubelet()

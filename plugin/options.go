@@ -13,7 +13,7 @@ type Options struct {
 	Dir string // the kubelet's device-plugins folder
 	DeviceSource
 	Log   *slog.Logger
-	Hooks EndpointHooks // may be nil
+	Hooks EndpointHooks
 }
 
 // DeviceSource is the input of device lists. Values are immutable; a change closes the value's channel.
@@ -47,15 +47,3 @@ type EndpointHooks interface {
 	OnRejected(resource string, ids []device.AdvertisedID, reason RejectReason, rejection error) // by Allocate or PreStartContainer
 	OnResourceReleased(resource string)                                                          // unregistered, without a device
 }
-
-// noHooks ignores all events.
-type noHooks struct{}
-
-func (noHooks) OnResourceAdded(string)                                        {}
-func (noHooks) OnRegistered(string, error)                                    {}
-func (noHooks) OnStreamCount(string, int)                                     {}
-func (noHooks) OnListSent(string, int, int)                                   {}
-func (noHooks) OnCallServed(string, time.Duration, error)                     {}
-func (noHooks) OnAllocated(string, []device.AdvertisedID)                     {}
-func (noHooks) OnRejected(string, []device.AdvertisedID, RejectReason, error) {}
-func (noHooks) OnResourceReleased(string)                                     {}

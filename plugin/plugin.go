@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/podgauge/podgauge/internal/device"
 	"golang.org/x/sync/errgroup"
 )
@@ -26,11 +27,14 @@ type Plugin struct {
 	Options
 	device.Heartbeat
 
+	newWatcher func() (*fsnotify.Watcher, error)
+
 	mu        sync.Mutex
 	endpoints map[string]*endpoint // by resource; guarded by mu; Run adds endpoints and removes none
 
 	// All below belong to Run.
 	registered     *registeredResources
+	sockets        *folderWatch
 	loggedWarnings []string
 	lastInput      updateInput
 	nextUpdate     time.Time // with the same input; zero: never
@@ -38,10 +42,7 @@ type Plugin struct {
 
 // New returns a plugin.
 func New(o Options) *Plugin {
-	if o.Hooks == nil {
-		o.Hooks = noHooks{}
-	}
-	return &Plugin{Options: o, endpoints: map[string]*endpoint{}}
+	return &Plugin{Options: o, newWatcher: fsnotify.NewWatcher, endpoints: map[string]*endpoint{}}
 }
 
 // Ready returns an error while the first registration of a resource is under way. A failed registration is logged and repeated.
@@ -69,16 +70,18 @@ func (p *Plugin) eachEndpoint(check func(*endpoint) error) error {
 // Run serves the devices until ctx is done.
 func (p *Plugin) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	p.registered = loadRegistered(p.Dir, p.Log)
+	p.registered, p.sockets = loadRegistered(p.Dir, p.Log), &folderWatch{dir: p.Dir, newWatcher: p.newWatcher, log: p.Log}
+	group.Go(func() error { return p.sockets.run(ctx) })
 	for ctx.Err() == nil {
 		p.Beat()
 		statuses, statusesChanged := p.Statuses()
 		rules, rulesChanged := p.Rules()
 		allocations, allocationsChanged := p.Allocations()
 		due := !p.nextUpdate.IsZero() && !time.Now().Before(p.nextUpdate)
-		if statuses != nil && (due || !p.inputOf(statuses, rulesChanged, allocations).equal(p.lastInput)) {
+		input := updateInput{statuses, rulesChanged, allocations}
+		if statuses != nil && (due || !input.equal(p.lastInput)) {
 			p.nextUpdate = p.update(ctx, group, rules, statuses, allocations)
-			p.lastInput = p.inputOf(statuses, rulesChanged, allocations)
+			p.lastInput = input
 		}
 		wait := heartbeatInterval
 		if !p.nextUpdate.IsZero() {
@@ -97,39 +100,18 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// updateInput is the input of an update. Pods start and end all the time, and an update with many replicas takes tens of milliseconds, so
-// Run leaves out an update with the same input.
+// updateInput is the input of an update. The kubelet's answers change all the time, and an update with many replicas takes tens of
+// milliseconds, so Run leaves out an update with the same input.
 type updateInput struct {
 	statuses     []device.Status
 	rulesChanged <-chan struct{}
-	complete     bool
-	allocations  []device.Allocation // with an effect on a list; without owners
+	allocations  device.Allocations
 }
 
 func (u updateInput) equal(other updateInput) bool {
-	return sameBacking(u.statuses, other.statuses) && u.rulesChanged == other.rulesChanged && u.complete == other.complete &&
-		slices.Equal(u.allocations, other.allocations)
-}
-
-func (p *Plugin) inputOf(statuses []device.Status, rulesChanged <-chan struct{}, allocations device.Allocations) updateInput {
-	input := updateInput{statuses: statuses, rulesChanged: rulesChanged, complete: allocations.Complete}
-	for _, a := range allocations.All {
-		if p.affectsList(statuses, a) {
-			input.allocations = append(input.allocations, device.Allocation{Resource: a.Resource, DeviceID: a.DeviceID})
-		}
-	}
-	return input
-}
-
-// affectsList reports whether an allocation may change a list. A listed replica does not, nor does a device of a foreign plugin.
-func (p *Plugin) affectsList(statuses []device.Status, a device.Allocation) bool {
-	if e := p.endpoints[a.Resource]; e != nil {
-		if i, found := e.list().find(a.DeviceID); found {
-			return !i.replica || !i.removeAt.IsZero()
-		}
-	}
-	_, known := findStatus(statuses, a.DeviceID.Device())
-	return known
+	sameDevice := func(a, b device.Allocation) bool { return a.Resource == b.Resource && a.DeviceID == b.DeviceID }
+	return sameBacking(u.statuses, other.statuses) && u.rulesChanged == other.rulesChanged &&
+		u.allocations.Complete == other.allocations.Complete && slices.EqualFunc(u.allocations.All, other.allocations.All, sameDevice)
 }
 
 // update publishes each resource's list. The result is the time of the next update with the same input; zero: never.
@@ -137,11 +119,21 @@ func (p *Plugin) update(
 	ctx context.Context, group *errgroup.Group, rules Rules, statuses []device.Status, allocations device.Allocations,
 ) (next time.Time) {
 	lists, warnings := rules.deviceLists(statuses)
-	p.logWarnings(warnings)
+	for _, w := range warnings {
+		if !slices.Contains(p.loggedWarnings, w) {
+			p.Log.Warn("devices not offered", "reason", w)
+		}
+	}
+	p.loggedWarnings = warnings
 	var added []*endpoint
 	for _, resource := range p.resources(lists, statuses, allocations) {
 		if p.endpoints[resource] == nil {
-			added = append(added, p.addEndpoint(resource))
+			e := newEndpoint(p.Options, resource, p.registered, p.sockets)
+			p.mu.Lock()
+			p.endpoints[resource] = e
+			p.mu.Unlock()
+			p.Hooks.OnResourceAdded(resource)
+			added = append(added, e)
 		}
 	}
 	for resource, e := range p.endpoints {
@@ -176,23 +168,4 @@ func (p *Plugin) resources(lists map[string]*deviceList, statuses []device.Statu
 		}
 	}
 	return resources
-}
-
-func (p *Plugin) addEndpoint(resource string) *endpoint {
-	e := newEndpoint(p.Options, resource, p.registered)
-	p.mu.Lock()
-	p.endpoints[resource] = e
-	p.mu.Unlock()
-	p.Hooks.OnResourceAdded(resource)
-	return e
-}
-
-// logWarnings logs each new warning once.
-func (p *Plugin) logWarnings(warnings []string) {
-	for _, w := range warnings {
-		if !slices.Contains(p.loggedWarnings, w) {
-			p.Log.Warn("devices not offered", "reason", w)
-		}
-	}
-	p.loggedWarnings = warnings
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/preferred"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -38,14 +39,14 @@ func randomNode(r *rand.Rand) []device.Status {
 
 // randomRules returns rules with most devices under the same name, some of them shared.
 func randomRules(r *rand.Rand) Rules {
-	sharings := map[device.ID]Sharing{}
+	sharings := map[device.ID]config.DeviceSharing{}
 	onePerContainer, mixed := r.IntN(2) == 0, r.IntN(4) == 0
 	rules := Rules{
-		MIGStrategy: MIGStrategy(r.IntN(3)), Policy: []preferred.AllocationPolicy{preferred.Distributed, preferred.Packed, preferred.Distinct}[r.IntN(3)],
-		Sharing: func(_ string, devices []device.Device) (all []Sharing) {
+		MIGStrategy: []string{config.MIGNone, config.MIGSingle, config.MIGMixed}[r.IntN(3)], Policy: []preferred.AllocationPolicy{preferred.Distributed, preferred.Packed, preferred.Distinct}[r.IntN(3)],
+		Sharing: func(_ string, devices []device.Device) (all []config.DeviceSharing) {
 			for _, d := range devices {
 				if _, known := sharings[d.ID]; !known {
-					sharings[d.ID] = Sharing{Replicas: max(0, r.IntN(6)-2), OnePerContainer: onePerContainer != (mixed && r.IntN(2) == 0)}
+					sharings[d.ID] = config.DeviceSharing{Replicas: max(0, r.IntN(6)-2), OnePerContainer: onePerContainer != (mixed && r.IntN(2) == 0)}
 				}
 				all = append(all, sharings[d.ID])
 			}
@@ -53,10 +54,10 @@ func randomRules(r *rand.Rand) Rules {
 		},
 	}
 	if r.IntN(3) > 0 {
-		rules.ResourceName = func(device.Device) string { return gpuResource }
+		rules.Resources.MIGs = []config.NamePattern{{Pattern: "*", Name: gpuResource}}
 	}
 	if r.IntN(8) == 0 {
-		rules.UnusableReason = func(string) string { return "mps_daemon" }
+		rules.MPSErrors = map[string]string{gpuResource: "no daemon", config.MIGResource("1g.10gb"): "no daemon"}
 	}
 	return rules
 }
@@ -138,8 +139,8 @@ func (s *server) acceptedAnswer(t *testing.T, r *rand.Rand, request *api.Contain
 				ids = append(ids, id)
 			}
 		}
-		settled := !slices.ContainsFunc(request.MustIncludeDeviceIDs, func(id string) bool { return !slices.Contains(ids, id) })
-		if len(ids) == int(request.AllocationSize) && settled && s.allocateAccepts(t, r, ids) {
+		required := !slices.ContainsFunc(request.MustIncludeDeviceIDs, func(id string) bool { return !slices.Contains(ids, id) })
+		if len(ids) == int(request.AllocationSize) && required && s.allocateAccepts(t, r, ids) {
 			return ids
 		}
 	}
@@ -177,7 +178,7 @@ func TestAllocateAcceptsPreferredIDs(t *testing.T) {
 
 // TestReplicaAndWholeGPUsOfAResource: a request for two ids gets whole GPUs if a container may have only a single replica.
 func TestReplicaAndWholeGPUsOfAResource(t *testing.T) {
-	rules := Rules{Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 4, OnePerContainer: true}})}
+	rules := Rules{Sharing: sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 4, OnePerContainer: true}})}
 	s := &server{endpoint: endpointFor("", rules, parseStatuses("0 1 2")...)}
 	if got := s.preferredIDs(t, 2, "GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3", "GPU-1", "GPU-2"); fmt.Sprint(got) != "[GPU-1 GPU-2]" {
 		t.Errorf("preferred %q", got)

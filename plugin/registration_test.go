@@ -3,6 +3,7 @@ package plugin_test
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -52,17 +53,18 @@ func TestWaitsForTheKubelet(t *testing.T) {
 
 func TestWaitsForTheKubeletToListen(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		hold := make(chan struct{})
-		s.kubelet.SetFaults(kubelet.Faults{HoldListen: hold})
-		s.background("kubelet", s.kubelet.Run)
-		s.poll("the socket is bound", func() bool { _, err := os.Lstat(s.sockets("kubelet.sock")); return err == nil })
+		s.must(os.MkdirAll(s.sockets(), 0o755))
+		socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.sockets("kubelet.sock"), Net: "unix"})
+		s.must(err)
+		socket.SetUnlinkOnClose(false)
+		s.must(socket.Close()) // and refuses connections
 		s.inventory.Set(statuses(4))
 		s.startPlugin()
 		s.waitLine(1, "connection refused")
 		if remaining := s.leftSockets(); len(remaining) > 0 {
 			s.Errorf("serves on %q; a starting kubelet deletes the socket", remaining)
 		}
-		close(hold)
+		s.startKubelet()
 		s.waitRegistered(4)
 		s.wantOutcomes(nil)
 	})
@@ -306,7 +308,7 @@ func TestKubeletRejectsRegister(t *testing.T) {
 		if lines := s.log.matching("no room"); len(lines) != 1 {
 			s.Errorf("the same rejection was logged as %q", lines)
 		}
-		s.restart(kubelet.RestartOptions{While: func() { s.kubelet.SetFaults(kubelet.Faults{}) }})
+		s.restart(func() { s.kubelet.SetFaults(kubelet.Faults{}) })
 		s.wantFast("a new kubelet had the registration", s.waitRegistered(4)) // without a new kubelet, after 3.2 s
 		s.wantCleanRegistrations()
 	})

@@ -2,14 +2,11 @@ package plugin
 
 import (
 	"fmt"
-	"hash/maphash"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/loglimit"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -55,32 +52,13 @@ func (e *endpoint) reject(operation string, ids []device.AdvertisedID, errs []re
 		messages[i] = err.message
 	}
 	err := fmt.Errorf("cannot %s: %s", operation, strings.Join(slices.Compact(messages), ", "))
-	if e.rejections.allow(operation, errs[0].reason, ids, time.Now()) {
+	if e.rejections.Allow(operation+" "+messages[0], time.Now()) {
 		e.Log.Warn("container rejected", "resource", e.resource, "ids", ids, "err", err)
 	}
 	e.Hooks.OnRejected(e.resource, ids, errs[0].reason, err)
 	return status.Error(codes.FailedPrecondition, err.Error())
 }
 
-// rejectionLogInterval is the interval between two messages about the same rejection: the kubelet repeats a rejected start every
-// few seconds, and a controller replaces a rejected pod.
+// rejectionLogInterval is the interval between two messages about the same fault: the kubelet repeats a rejected start every few
+// seconds, and a controller replaces a rejected pod.
 const rejectionLogInterval = time.Minute
-
-// rejectionLog limits the messages about rejections of a resource.
-type rejectionLog struct {
-	seed    maphash.Seed
-	mu      sync.Mutex
-	limiter *loglimit.Limiter[uint64] // by hash of the rejection, since a request has up to 4 MiB of ids; guarded by mu
-}
-
-func newRejectionLog() *rejectionLog {
-	return &rejectionLog{seed: maphash.MakeSeed(), limiter: loglimit.New[uint64](rejectionLogInterval)}
-}
-
-// allow reports whether to log a rejection. The order of the ids and the message do not matter: a message may name a process.
-func (r *rejectionLog) allow(operation string, reason RejectReason, ids []device.AdvertisedID, now time.Time) bool {
-	key := maphash.String(r.seed, fmt.Sprintf("%s %s %q", operation, reason, slices.Sorted(slices.Values(ids))))
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.limiter.Allow(key, now)
-}

@@ -8,7 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -36,8 +35,8 @@ func TestRepeatedRejection(t *testing.T) {
 			}
 			time.Sleep(10 * time.Second)
 		}
-		if line := refused("GPU-0"); line == "" {
-			t.Error("rejection of different ids is not logged")
+		if line := refused("GPU-1"); line == "" {
+			t.Error("rejection by a different fault is not logged")
 		}
 		time.Sleep(10 * time.Second)
 		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "ids=") {
@@ -54,27 +53,6 @@ func TestRepeatedRejection(t *testing.T) {
 			t.Errorf("%d rejections counted, want %d", counted, want)
 		}
 	})
-}
-
-// TestRejectionsAreLoggedApart: a rejection is the same only by operation, reason and ids together.
-func TestRejectionsAreLoggedApart(t *testing.T) {
-	r, now := newRejectionLog(), time.Unix(1e9, 0)
-	for _, c := range []struct {
-		operation string
-		reason    RejectReason
-		ids       []device.AdvertisedID
-		want      bool
-	}{
-		{"start", RejectUnusable, []device.AdvertisedID{"GPU-0", "GPU-1"}, true},
-		{"start", RejectUnusable, []device.AdvertisedID{"GPU-1", "GPU-0"}, false},
-		{"allocate", RejectUnusable, []device.AdvertisedID{"GPU-0", "GPU-1"}, true},
-		{"start", RejectUnhealthy, []device.AdvertisedID{"GPU-0", "GPU-1"}, true},
-		{"start", RejectUnusable, []device.AdvertisedID{"GPU-0"}, true},
-	} {
-		if got := r.allow(c.operation, c.reason, c.ids, now); got != c.want {
-			t.Errorf("%s %s %q: logged: %t, want %t", c.operation, c.reason, c.ids, got, c.want)
-		}
-	}
 }
 
 // TestReasonOfSeveralFaults: the kubelet sends ids in random order, and the counted reason does not depend on the order.

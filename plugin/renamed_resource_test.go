@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
@@ -24,10 +25,10 @@ const (
 
 // renamingRules returns rules with the new name for all devices.
 func renamingRules() plugin.Rules {
-	return plugin.Rules{ResourceName: func(device.Device) string { return renamedResource }}
+	return plugin.Rules{Resources: config.ResourceNames{GPUs: []config.NamePattern{{Pattern: "*", Name: renamedResource}}}}
 }
 
-// eachVersionWithClock runs a test with each version of the kubelet and a clock of the test. The kubelet has run for an hour, so its
+// eachVersionWithClock runs a test with each version of the kubelet and a clock of the test. The kubelet has run for an hour, so the kubelet's
 // answers are trusted at once.
 func eachVersionWithClock(t *testing.T, test func(s *fixture, later func(time.Duration))) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
@@ -164,7 +165,7 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 		s.inventory.Set(unhealthy(statuses(2), 0, "xid_79")) // in the pod's status
 		s.waitList(resource, "GPU-0!")
 		s.inventory.Set(statuses(2))
-		s.restart(kubelet.RestartOptions{})
+		s.restart(nil)
 		s.waitList(resource, "GPU-0")
 		s.waitNamedAllocations()
 		later(6 * time.Minute)
@@ -226,7 +227,7 @@ func TestForeignResourceIsNotRegistered(t *testing.T) {
 func TestUnreadableResourceFile(t *testing.T) {
 	t.Parallel()
 	eachVersionWithClock(t, func(s *fixture, _ func(time.Duration)) {
-		for i, content := range []string{"", "{", `{"resources":[7]}`, `[]`, `{"resources":["nvidia.com/gpu","nvidia.com/gpu",""]}`} {
+		for i, content := range []string{"", "{", `{"resources":[7]}`, `[]`, `{"resources":["nvidia.com/gpu","nvidia.com/gpu",""]}`, `{"resources":[],"version":2}`} {
 			s.must(os.WriteFile(s.sockets(registeredFile), []byte(content), 0o600))
 			s.inventory.Set(statuses(1))
 			end := s.startProcess(renamingRules())

@@ -24,31 +24,6 @@ func uuidStatuses(n int) (all []device.Status) {
 	return all
 }
 
-// TestListSize: the size of a list is known before the list is made.
-func TestListSize(t *testing.T) {
-	for _, replicas := range []int{0, 1, 2, 9, 10, 11, 99, 100, 101, 1000, 4096, 12345} {
-		for _, healthy := range []bool{false, true} {
-			statuses := uuidStatuses(3)
-			statuses[2].NUMANode = -1
-			for n := range statuses {
-				statuses[n].Healthy = healthy
-			}
-			lists, warnings := sharingAll(replicas).deviceLists(statuses)
-			l := lists[gpuResource]
-			if l == nil || len(warnings) > 0 {
-				t.Fatalf("%d replicas: %q", replicas, warnings)
-			}
-			list := l.toResponse()
-			for _, d := range list.Devices {
-				d.Health = api.Unhealthy
-			}
-			if got := proto.Size(list); l.listBytes != got || l.idCount != len(list.Devices) || l.idCount != 3*max(replicas, 1) {
-				t.Errorf("%d replicas: computed %d bytes and %d ids, list has %d and %d", replicas, l.listBytes, l.idCount, got, len(list.Devices))
-			}
-		}
-	}
-}
-
 // TestReplicasFitTheKubeletsMessage: a longer list would end the kubelet's stream each time, without a reason in any log.
 func TestReplicasFitTheKubeletsMessage(t *testing.T) {
 	of := func(gpus, replicas int) (*deviceList, string) {
@@ -70,56 +45,6 @@ func TestReplicasFitTheKubeletsMessage(t *testing.T) {
 		if list, warnings := of(c.gpus, most/c.gpus); list == nil {
 			t.Errorf("%d GPUs with %d replicas, the number in the warning: %q", c.gpus, most/c.gpus, warnings)
 		}
-	}
-}
-
-// TestWithdrawnIDsFitTheKubeletsMessage: withdrawn ids stay listed beside new ids. If both exceed the limit, some new ids wait for the
-// removal of withdrawn ids.
-func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
-	all, now := uuidStatuses(16), time.Now()
-	s := serverWith(sharingAll(4096), all[:8])
-	s.sentList.Store(s.list())
-	turn := func(rules Rules, statuses []device.Status) (due time.Time) {
-		before := s.list()
-		lists, _ := rules.deviceLists(statuses)
-		allocations, _ := s.Allocations()
-		due = s.setDevices(lists[gpuResource], statuses, allocations, now)
-		if bytes := proto.Size(s.list().toResponse()); bytes > maxMessageBytes {
-			t.Errorf("list of %d bytes", bytes)
-		}
-		if due.IsZero() {
-			return due
-		}
-		for _, i := range before.items {
-			if !s.list().has(i.id) {
-				t.Fatalf("%s vanished at once", i.id)
-			}
-		}
-		return due
-	}
-	if due := turn(sharingAll(4096), all[8:]); due.IsZero() || len(s.list().items) <= 8*4096 {
-		t.Errorf("%d ids until %s", len(s.list().items), due)
-	}
-	now = now.Add(removalDelay)
-	if due := turn(sharingAll(4096), all[8:]); !due.IsZero() || len(s.list().items) != 8*4096 || s.list().items[0].device.ID != all[8].ID {
-		t.Errorf("after removalDelay: %d ids until %s", len(s.list().items), due)
-	}
-
-	var allocated []device.AdvertisedID
-	for n := range 4000 {
-		allocated = append(allocated, all[8].ID.Replica(n))
-	}
-	s.fakeSource().GetAllocations = allocationsOf(gpuResource, allocated...)
-	turn(sharingAll(60_000), all[:1]) // 64,000 ids together
-	now = now.Add(removalDelay)
-	turn(sharingAll(60_000), all[:1])
-	for _, id := range allocated {
-		if !s.list().has(id) {
-			t.Fatalf("%s is allocated and not listed", id)
-		}
-	}
-	if n := len(s.list().items); n < 60_000 || n >= 64_000 {
-		t.Errorf("%d ids listed, want 60,000 to 64,000", n)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
@@ -55,7 +56,7 @@ func podRequesting(name, resource string, n int) kubelet.PodSpec {
 
 func TestResourcesComeAndGo(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		s.source.GetRules = constantRules(plugin.Rules{MIGStrategy: plugin.MIGMixed})
+		s.source.GetRules = constantRules(plugin.Rules{MIGStrategy: config.MIGMixed})
 		s.inventory.Set(partitioned(2, "1g.10gb", "1g.10gb", "3g.40gb"))
 		s.startKubelet()
 		s.startPlugin()
@@ -69,7 +70,7 @@ func TestResourcesComeAndGo(t *testing.T) {
 			return k.Resources["nvidia.com/mig-3g.40gb"].Capacity == 0
 		})
 		s.waitLine(1, "device list is empty")
-		s.restart(kubelet.RestartOptions{})
+		s.restart(nil)
 		s.waitCounts("gpu=1 mig-1g.10gb=2 mig-2g.20gb=1")
 		if r := s.kubelet.Resource("nvidia.com/mig-3g.40gb"); r.Capacity > 0 {
 			t.Errorf("withdrawn resource: %+v", r)
@@ -88,10 +89,10 @@ func TestResourcesComeAndGo(t *testing.T) {
 // TestFaultReachesReplicasAndMIGDevices: a fault of a GPU is in the lists of all resources.
 func TestFaultReachesReplicasAndMIGDevices(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		four := func(_ string, devices []device.Device) []plugin.Sharing {
-			return slices.Repeat([]plugin.Sharing{{Replicas: 4}}, len(devices))
+		four := func(_ string, devices []device.Device) []config.DeviceSharing {
+			return slices.Repeat([]config.DeviceSharing{{Replicas: 4}}, len(devices))
 		}
-		s.source.GetRules = constantRules(plugin.Rules{MIGStrategy: plugin.MIGMixed, Sharing: four})
+		s.source.GetRules = constantRules(plugin.Rules{MIGStrategy: config.MIGMixed, Sharing: four})
 		all := partitioned(3, "1g.10gb", "3g.40gb")
 		s.inventory.Set(all)
 		s.startKubelet()
@@ -154,8 +155,8 @@ func (a *allocationSource) get() (device.Allocations, <-chan struct{}) {
 }
 
 func sharedRules(n int) plugin.Rules {
-	return plugin.Rules{Sharing: func(_ string, devices []device.Device) []plugin.Sharing {
-		return slices.Repeat([]plugin.Sharing{{Replicas: n}}, len(devices))
+	return plugin.Rules{Sharing: func(_ string, devices []device.Device) []config.DeviceSharing {
+		return slices.Repeat([]config.DeviceSharing{{Replicas: n}}, len(devices))
 	}}
 }
 
@@ -168,7 +169,7 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		s.source.GetRules = rulesSrc.get
 		s.source.GetAllocations = allocations.get
 		s.start(1)
-		if err := s.kubelet.RunPod(s.ctx, pod("holder", 1)); err != nil {
+		if err := s.kubelet.RunPod(s.ctx, pod("owner", 1)); err != nil {
 			t.Fatal(err)
 		}
 		allocations.set(device.Allocation{Resource: resource, DeviceID: "GPU-0"})
@@ -183,7 +184,7 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		if _, err := s.allocate("GPU-0"); !strings.Contains(fmt.Sprint(err), "GPU-0 is withdrawn") {
 			t.Errorf("the withdrawn id was allocated: %v", err)
 		}
-		if err := s.kubelet.DeletePod(pod("holder", 1)); err != nil {
+		if err := s.kubelet.DeletePod(pod("owner", 1)); err != nil {
 			t.Fatal(err)
 		}
 		allocations.set()
@@ -200,8 +201,8 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 
 // TestRejections: the pod's status, a line of the log and the hook have the ids and the reason.
 func TestRejections(t *testing.T) {
-	onlyOne := func(_ string, devices []device.Device) []plugin.Sharing {
-		return slices.Repeat([]plugin.Sharing{{Replicas: 2, OnePerContainer: true}}, len(devices))
+	onlyOne := func(_ string, devices []device.Device) []config.DeviceSharing {
+		return slices.Repeat([]config.DeviceSharing{{Replicas: 2, OnePerContainer: true}}, len(devices))
 	}
 	for _, row := range []struct {
 		name  string
@@ -389,7 +390,7 @@ func TestAllocateFollowsTheRules(t *testing.T) {
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	var rulesSrc rulesSource
 	strategy := func(all ...response.DeviceListStrategy) plugin.Rules {
-		return plugin.Rules{MIGStrategy: plugin.MIGMixed, ResponseOptions: func(string) response.Options { return response.Options{Strategies: all, IDStrategy: response.Index} }}
+		return plugin.Rules{MIGStrategy: config.MIGMixed, Response: response.Options{Strategies: all, IDStrategy: response.Index}}
 	}
 	rulesSrc.set(strategy(response.EnvVar))
 	s.source.GetRules = rulesSrc.get

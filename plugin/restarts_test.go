@@ -26,8 +26,7 @@ func TestKubeletRestarts(t *testing.T) {
 			if i == warm {
 				goroutines, files = s.settledCounts()
 			}
-			signal := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i%2]
-			s.restart(kubelet.RestartOptions{Signal: signal})
+			s.restart(nil)
 			took = append(took, s.waitRegistered(8))
 		}
 		slices.Sort(took)
@@ -149,7 +148,7 @@ func TestSecondClientDisconnects(t *testing.T) {
 		if _, err := stream.Recv(); err == nil {
 			s.Error("the client's stream did not end")
 		}
-		s.waitPollInterval() // a wrong end would show within it
+		s.waitPollInterval() // a wrong end would show within the interval
 		s.inventory.Set(unhealthy(statuses(4), 2, "lost"))
 		s.waitRegistered(3)
 		if now := s.socket(); now != uptime {
@@ -209,7 +208,7 @@ func TestFolderIsRemovedAndRestored(t *testing.T) {
 		if now := s.socket(); now != uptime {
 			s.Errorf("stream on %s, before on %s", now, uptime)
 		}
-		s.restart(kubelet.RestartOptions{While: func() { s.must(os.RemoveAll(s.sockets())) }})
+		s.restart(func() { s.must(os.RemoveAll(s.sockets())) })
 		s.wantFast("registered with the next kubelet", s.waitRegistered(4))
 		s.wantRegistrations(2)
 	})
@@ -228,7 +227,7 @@ func TestKubeletSocketIsDeleted(t *testing.T) {
 			s.waitPollInterval()
 		}
 		s.waitRegistered(3)
-		s.restart(kubelet.RestartOptions{})
+		s.restart(nil)
 		s.wantFast("registered", s.waitRegistered(3))
 		s.wantRegistrations(2)
 	})
@@ -307,7 +306,7 @@ func TestStaleSocketsAreRemoved(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.startKubelet()
-	const prefix = "podgauge-nvidia-com_gpu-"
+	const prefix = "podgauge-nvidia-com_gpu-cbcbbfae-"
 	stale := s.staleSocket(prefix + "stale-1.sock")
 	s.must(stale.Close())
 	foreign := s.staleSocket("nvidia-gpu.sock")

@@ -4,50 +4,36 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/preferred"
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// MIGStrategy selects the resources of partitioned GPUs, with the names of NVIDIA's device plugin.
-type MIGStrategy uint8
-
-// Unlike NVIDIA's none, MIGNone does not offer a partitioned GPU as a whole (docs/adr/0008-mig-on-the-board.md).
-//
-//	          whole GPU        MIG device
-//	MIGNone   nvidia.com/gpu   not offered
-//	MIGSingle nvidia.com/gpu   nvidia.com/gpu, if all MIG devices have the same profile and no GPU is whole
-//	MIGMixed  nvidia.com/gpu   nvidia.com/mig-<profile>
-const (
-	MIGNone MIGStrategy = iota
-	MIGSingle
-	MIGMixed
-)
-
-const gpuResource = "nvidia.com/gpu"
-
-// Sharing is how a device is shared. The zero Sharing is not shared.
-type Sharing struct {
-	Resource        string // of the replicas; empty: the device's
-	Replicas        int    // below 1: a single id without a replica number
-	OnePerContainer bool   // a container with several replicas is rejected
-}
+// reasonMPSDown marks a healthy device without an MPS control daemon.
+const reasonMPSDown = "mps_daemon"
 
 // Rules map devices to resources. The zero Rules offer each whole GPU once, as nvidia.com/gpu. Rules are immutable.
 type Rules struct {
-	MIGStrategy MIGStrategy
+	// MIGStrategy is none (also if empty), single or mixed. Unlike in NVIDIA's plugin, none does not offer a partitioned GPU as a
+	// whole (docs/adr/0008-mig-on-the-board.md).
+	//
+	//	       whole GPU        MIG device
+	//	none   nvidia.com/gpu   not offered
+	//	single nvidia.com/gpu   nvidia.com/gpu, if all MIG devices have the same profile and no GPU is whole
+	//	mixed  nvidia.com/gpu   nvidia.com/mig-<profile>
+	MIGStrategy string
+	// Resources rename the resources of the strategy.
+	Resources config.ResourceNames
 	// Select reports whether a device is offered. Nil: each is.
 	Select func(device.Device) bool
-	// ResourceName returns the resource of a device. Nil: the default of the MIG strategy.
-	ResourceName func(d device.Device) string
 	// Sharing returns the sharing of each device of a resource, in the order of the node. Nil: not shared.
-	Sharing func(resource string, devices []device.Device) []Sharing
-	// UnusableReason returns a reason, as a label value, why replicas of healthy devices are unusable. Nil func or empty result: usable.
-	UnusableReason func(resource string) (reason string)
-	// ResponseOptions returns the options of Allocate for a resource. Nil: the zero Options.
-	ResponseOptions func(resource string) response.Options
+	Sharing func(resource string, devices []device.Device) []config.DeviceSharing
+	// MPSErrors are the reasons, by resource, why no MPS control daemon answers. Replicas of the resource are unusable.
+	MPSErrors map[string]string
+	// Response has the options of Allocate. The MPSRoot is for containers with a replica.
+	Response response.Options
 	// Policy is the order of replicas and MIG devices. With preferred.Distinct, a container with two replicas of a GPU is rejected.
 	Policy preferred.AllocationPolicy
 	// ReserveClaimed treats a device of a claim (Dynamic Resource Allocation) as allocated. The PodResources API does not show
@@ -62,7 +48,10 @@ func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceLi
 	byName := map[string][]device.Status{}
 	selected, warnings := r.selectDevices(statuses)
 	for _, s := range selected {
-		name := r.resourceName(s.Device)
+		name := r.Resources.GPU(s.Model)
+		if !s.WholeGPU() {
+			name = r.Resources.MIG(r.MIGStrategy, s.Profile)
+		}
 		byName[name] = append(byName[name], s)
 	}
 	lists = map[string]*deviceList{}
@@ -86,14 +75,15 @@ func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceLi
 func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status, warnings []string) {
 	profiles := map[string]bool{}
 	whole := false
+	strategyNone := r.MIGStrategy != config.MIGSingle && r.MIGStrategy != config.MIGMixed
 	for _, s := range statuses {
 		switch {
 		case r.Select != nil && !r.Select(s.Device):
 		case s.Unallocatable(statuses) == device.NoMIGDevices:
 			warnings = append(warnings, fmt.Sprintf("%s has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off", s.ID))
-		case s.MIGEnabled && r.MIGStrategy == MIGNone:
+		case s.MIGEnabled && strategyNone:
 			warnings = append(warnings, fmt.Sprintf("%s is partitioned: MIG strategy none offers neither the GPU nor its MIG devices", s.ID))
-		case s.MIGEnabled || !s.WholeGPU() && r.MIGStrategy == MIGNone:
+		case s.MIGEnabled || !s.WholeGPU() && strategyNone:
 		default:
 			selected = append(selected, s)
 			if whole = whole || s.WholeGPU(); !s.WholeGPU() {
@@ -101,7 +91,7 @@ func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status
 			}
 		}
 	}
-	if r.MIGStrategy != MIGSingle || len(profiles) == 0 || len(profiles) == 1 && !whole {
+	if r.MIGStrategy != config.MIGSingle || len(profiles) == 0 || len(profiles) == 1 && !whole {
 		return selected, warnings
 	}
 	warning := fmt.Sprintf("MIG strategy single needs the same profile on all GPUs: found %d profiles", len(profiles))
@@ -111,20 +101,9 @@ func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status
 	return slices.DeleteFunc(selected, func(s device.Status) bool { return !s.WholeGPU() }), append(warnings, warning)
 }
 
-func (r Rules) resourceName(d device.Device) string {
-	switch {
-	case r.ResourceName != nil:
-		return r.ResourceName(d)
-	case !d.WholeGPU() && r.MIGStrategy == MIGMixed:
-		return "nvidia.com/mig-" + strings.ReplaceAll(d.Profile, "+", ".")
-	default:
-		return gpuResource
-	}
-}
-
 // addDevices adds the devices of a resource to the lists: under the resource, or under the resource of the replicas.
 func (r Rules) addDevices(lists map[string]*deviceList, name string, statuses []device.Status) {
-	sharings := make([]Sharing, len(statuses))
+	sharings := make([]config.DeviceSharing, len(statuses))
 	if r.Sharing != nil {
 		devices := make([]device.Device, len(statuses))
 		for n, s := range statuses {
@@ -142,8 +121,12 @@ func (r Rules) addDevices(lists map[string]*deviceList, name string, statuses []
 			list = &deviceList{rules: r}
 			lists[sharing.Resource] = list
 		}
-		list.idCount += max(sharing.Replicas, 1)
-		list.listBytes += listSize(s.Device, sharing.Replicas)
+		ids, longest := max(sharing.Replicas, 1), s.ID.Advertised()
+		if sharing.Replicas > 0 {
+			longest = s.ID.Replica(sharing.Replicas - 1)
+		}
+		list.idCount += ids
+		list.listBytes += ids * listedIDSize(longest, s.Device)
 		if list.listBytes > maxListBytes {
 			list.items = nil // deviceLists drops the list
 			continue
@@ -154,8 +137,8 @@ func (r Rules) addDevices(lists map[string]*deviceList, name string, statuses []
 			continue
 		}
 		item.onePerContainer = sharing.OnePerContainer
-		if r.UnusableReason != nil {
-			item.unusableReason = r.UnusableReason(sharing.Resource)
+		if r.MPSErrors[sharing.Resource] != "" {
+			item.unusableReason = reasonMPSDown
 		}
 		item.healthy = s.Healthy && item.unusableReason == ""
 		list.items = slices.Grow(list.items, sharing.Replicas)

@@ -8,8 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 )
+
+const gpuResource = config.GPUResource
 
 // parseStatuses reads statuses: "0" is a GPU, "1m" a MIG-enabled GPU, "1/1g.10gb" a MIG device of GPU 1; "!" marks an unhealthy device.
 func parseStatuses(words string) []device.Status {
@@ -49,9 +52,9 @@ func formatLists(lists map[string]*deviceList) string {
 }
 
 // sharingByIndex shares the GPUs with these indices.
-func sharingByIndex(counts map[int]Sharing) func(string, []device.Device) []Sharing {
-	return func(_ string, devices []device.Device) []Sharing {
-		sharings := make([]Sharing, len(devices))
+func sharingByIndex(counts map[int]config.DeviceSharing) func(string, []device.Device) []config.DeviceSharing {
+	return func(_ string, devices []device.Device) []config.DeviceSharing {
+		sharings := make([]config.DeviceSharing, len(devices))
 		for i, d := range devices {
 			sharings[i] = counts[d.Index]
 		}
@@ -73,43 +76,45 @@ func TestRules(t *testing.T) {
 			cannot: "GPU-1 is partitioned: MIG strategy none offers neither the GPU nor its MIG devices",
 		},
 		{
-			name: "mixed", rules: Rules{MIGStrategy: MIGMixed}, inventory: "0 1m 1/1g.10gb 1/1g.10gb! 1/3g.40gb",
+			name: "mixed", rules: Rules{MIGStrategy: config.MIGMixed}, inventory: "0 1m 1/1g.10gb 1/1g.10gb! 1/3g.40gb",
 			want: "gpu: GPU-0; mig-1g.10gb: MIG-2 MIG-3!; mig-3g.40gb: MIG-4",
 		},
-		{name: "a profile with attributes", rules: Rules{MIGStrategy: MIGMixed}, inventory: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1"},
+		{name: "a profile with attributes", rules: Rules{MIGStrategy: config.MIGMixed}, inventory: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1"},
 		{
-			name: "MIG without a MIG device", rules: Rules{MIGStrategy: MIGMixed}, inventory: "0m 1", want: "gpu: GPU-1",
+			name: "MIG without a MIG device", rules: Rules{MIGStrategy: config.MIGMixed}, inventory: "0m 1", want: "gpu: GPU-1",
 			cannot: "GPU-0 has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off",
 		},
 		{
 			name: "MIG without a MIG device, strategy none", rules: Rules{}, inventory: "0m",
 			cannot: "GPU-0 has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off",
 		},
-		{name: "single", rules: Rules{MIGStrategy: MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/1g.10gb", want: "gpu: MIG-1 MIG-3"},
-		{name: "single, all GPUs whole", rules: Rules{MIGStrategy: MIGSingle}, inventory: "0 1", want: "gpu: GPU-0 GPU-1"},
+		{name: "single", rules: Rules{MIGStrategy: config.MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/1g.10gb", want: "gpu: MIG-1 MIG-3"},
+		{name: "single, all GPUs whole", rules: Rules{MIGStrategy: config.MIGSingle}, inventory: "0 1", want: "gpu: GPU-0 GPU-1"},
 		{
-			name: "single, two profiles", rules: Rules{MIGStrategy: MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/2g.20gb",
+			name: "single, two profiles", rules: Rules{MIGStrategy: config.MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/2g.20gb",
 			cannot: "MIG strategy single needs the same profile on all GPUs: found 2 profiles",
 		},
 		{
-			name: "single, some whole", rules: Rules{MIGStrategy: MIGSingle}, inventory: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
+			name: "single, some whole", rules: Rules{MIGStrategy: config.MIGSingle}, inventory: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
 			cannot: "MIG strategy single needs MIG devices on every GPU: some GPUs are whole",
 		},
 		{
-			name: "selected", rules: Rules{MIGStrategy: MIGMixed, Select: func(d device.Device) bool { return d.Index != 1 }},
+			name: "selected", rules: Rules{MIGStrategy: config.MIGMixed, Select: func(d device.Device) bool { return d.Index != 1 }},
 			inventory: "0 1m 1/1g.10gb 2", want: "gpu: GPU-0 GPU-2",
 		},
 		{
-			name: "named", rules: Rules{ResourceName: func(d device.Device) string { return fmt.Sprint("nvidia.com/gpu-", d.Index) }},
-			inventory: "0 1", want: "gpu-0: GPU-0; gpu-1: GPU-1",
+			name: "named", inventory: "0 1m 1/1g.10gb 1/2g.20gb", want: "large: GPU-0; mig-2g.20gb: MIG-3; small: MIG-2",
+			rules: Rules{MIGStrategy: config.MIGMixed, Resources: config.ResourceNames{
+				GPUs: []config.NamePattern{{Pattern: "*", Name: "nvidia.com/large"}}, MIGs: []config.NamePattern{{Pattern: "1g.*", Name: "nvidia.com/small"}},
+			}},
 		},
 		{
-			name: "shared", rules: Rules{Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2}, 1: {Replicas: 2}})}, inventory: "0 1!",
+			name: "shared", rules: Rules{Sharing: sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2}, 1: {Replicas: 2}})}, inventory: "0 1!",
 			want: "gpu: GPU-0::0 GPU-0::1 GPU-1::0! GPU-1::1!",
 		},
 		{
 			name: "some shared, under a second name", inventory: "0 1 2",
-			rules: Rules{Sharing: sharingByIndex(map[int]Sharing{
+			rules: Rules{Sharing: sharingByIndex(map[int]config.DeviceSharing{
 				0: {Replicas: 2, Resource: "nvidia.com/gpu.shared", OnePerContainer: true}, 1: {Replicas: 1}, 2: {Resource: "not/shared", OnePerContainer: true},
 			})},
 			want: "gpu: GPU-1::0 GPU-2; gpu.shared: GPU-0::0¹ GPU-0::1¹",
@@ -117,15 +122,13 @@ func TestRules(t *testing.T) {
 		{
 			name: "shared by a dead daemon", inventory: "0 1!",
 			rules: Rules{
-				Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2, Resource: "nvidia.com/gpu.shared"}, 1: {Replicas: 1}}),
-				UnusableReason: func(resource string) string {
-					return map[string]string{"nvidia.com/gpu.shared": "mps_daemon"}[resource]
-				},
+				Sharing:   sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2, Resource: "nvidia.com/gpu.shared"}, 1: {Replicas: 1}}),
+				MPSErrors: map[string]string{"nvidia.com/gpu.shared": "no daemon"},
 			},
 			want: "gpu: GPU-1::0!; gpu.shared: GPU-0::0! GPU-0::1!",
 		},
 		{
-			name: "shared MIG devices", rules: Rules{MIGStrategy: MIGMixed, Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2}})}, inventory: "0m 0/1g.10gb!",
+			name: "shared MIG devices", rules: Rules{MIGStrategy: config.MIGMixed, Sharing: sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2}})}, inventory: "0m 0/1g.10gb!",
 			want: "mig-1g.10gb: MIG-1::0! MIG-1::1!",
 		},
 	} {

@@ -8,7 +8,6 @@ import (
 	"net"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,10 +17,12 @@ import (
 )
 
 const (
-	socketPollInterval = 100 * time.Millisecond // of the sockets' state
-	registerTimeout    = 15 * time.Second       // the kubelet's own timeout for the connection to the plugin is 10 s
-	streamTimeout      = 5 * time.Second        // from the end of Register to the kubelet's ListAndWatch
-	emptyListTimeout   = 10 * time.Second       // of a resource without devices; then the kubelet may forget the resource
+	registerTimeout = 15 * time.Second // the kubelet's own timeout for the connection to the plugin is 10 s
+	streamTimeout   = 5 * time.Second  // from the end of Register to the kubelet's ListAndWatch
+	// emptyListTimeout is that of a resource without devices; after an early end of the stream, the kubelet keeps the old devices.
+	emptyListTimeout = 10 * time.Second
+	// deletionTimeout is the time for the end of a deletion of all sockets, file by file. Without the kubelet's socket, the stream is kept.
+	deletionTimeout = 100 * time.Millisecond
 )
 
 // server is a gRPC server on a new socket: serve, register, watch, stop. Then the endpoint starts the next server.
@@ -35,7 +36,7 @@ const (
 //	watch     the gRPC server stops                                  yes
 //	watch     the kubelet's socket is replaced                       yes
 //	watch     the kubelet's socket vanishes                          no: the stream still stands
-//	watch     the own socket vanishes, the kubelet's is there        yes
+//	watch     the own socket vanishes, the kubelet's stays 100 ms   yes
 //	watch     the list is empty for 10 s                             yes
 //	watch     the list is empty for less                             no
 //	watch     PreStartRequired changes                               yes: the kubelet asks for options once per registration
@@ -50,13 +51,13 @@ type server struct {
 	serveDone  chan struct{} // closed when Serve has returned
 	serveErr   error         // result of Serve; written before serveDone is closed
 
-	clientTracker
-	kubeletStreamOpened  chan struct{} // closed when the kubelet's stream opens
-	kubeletStreamEndOnce sync.Once     // closes kubeletStreamEnded
-	kubeletStreamEnded   chan struct{} // closed when the kubelet's stream ends
+	kubeletStream       atomic.Bool   // the kubelet's stream has opened
+	kubeletStreamOpened chan struct{} // closed when the kubelet's stream opens
+	kubeletStreamEnded  chan struct{} // closed when the kubelet's stream ends
 
 	sentPreStartRequired atomic.Bool // newest answer to the kubelet; written by GetDevicePluginOptions
 	emptySince           time.Time   // zero if the list has ids; belongs to watch
+	deletedSince         time.Time   // of the own socket; zero if there, or if the kubelet's is missing; likewise
 }
 
 // startServer listens on a socket with a new name: a kubelet from 1.37 on rejects the name of a socket with a live connection, then for
@@ -71,9 +72,6 @@ func (e *endpoint) startServer(ctx context.Context) (*server, error) {
 		stopping:   make(chan struct{}), serveDone: make(chan struct{}),
 		kubeletStreamOpened: make(chan struct{}), kubeletStreamEnded: make(chan struct{}),
 	}
-	if err := checkPathLength(s.socketPath); err != nil {
-		return nil, err
-	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", s.socketPath)
 	if err != nil {
 		return nil, err
@@ -81,7 +79,7 @@ func (e *endpoint) startServer(ctx context.Context) (*server, error) {
 	api.RegisterDevicePluginServer(s.grpcServer, s)
 	go func() { // until stop
 		defer close(s.serveDone)
-		s.serveErr = s.grpcServer.Serve(addressedListener{listener})
+		s.serveErr = s.grpcServer.Serve(listener)
 	}()
 	return s, nil
 }
@@ -112,7 +110,6 @@ func (s *server) register(ctx context.Context) error {
 	_, err = api.NewRegistrationClient(conn).Register(ctx, &api.RegisterRequest{
 		Version: api.Version, Endpoint: filepath.Base(s.socketPath), ResourceName: s.resource, Options: s.pluginOptions(),
 	})
-	s.recordRegisterReturn()
 	if err != nil {
 		return fmt.Errorf("register %s: %w", s.resource, err)
 	}
@@ -121,11 +118,20 @@ func (s *server) register(ctx context.Context) error {
 
 // watch returns when the registration is no longer certain: the lifetime of the kubelet's stream and the reason of the end.
 func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Duration, err error) {
-	tick := time.NewTicker(socketPollInterval)
-	defer tick.Stop()
 	timeout, opened := time.After(streamTimeout), s.kubeletStreamOpened
 	var openedAt time.Time
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for err == nil {
+		s.Beat()
+		_, socketsChanged := s.sockets.Get()
+		list, listChanged := s.devices.Get()
+		emptyLeft := timeLeft(&s.emptySince, len(list.items) == 0, emptyListTimeout)
+		deletedLeft := timeLeft(&s.deletedSince, s.ownSocketDeleted(), deletionTimeout)
+		if err = s.check(kubelet, emptyLeft, deletedLeft); err != nil {
+			break
+		}
+		timer.Reset(min(emptyLeft, deletedLeft))
 		select {
 		case <-ctx.Done():
 			return 0, nil
@@ -138,9 +144,9 @@ func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Durat
 			err = errors.New("kubelet's stream ended")
 		case <-s.serveDone:
 			err = fmt.Errorf("serve: %w", cmp.Or(s.serveErr, errors.New("server stopped")))
-		case <-tick.C:
-			s.Beat()
-			err = cmp.Or(s.checkSockets(kubelet), s.checkEmpty(time.Now()), s.checkOptions())
+		case <-socketsChanged:
+		case <-listChanged:
+		case <-timer.C:
 		}
 	}
 	if !openedAt.IsZero() {
@@ -149,38 +155,35 @@ func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Durat
 	return uptime, err
 }
 
-func (s *server) checkSockets(kubelet socketID) error {
-	switch statSocket(s.kubeletSocket()) {
-	case socketID{}:
-		return nil
-	case kubelet:
-		if statSocket(s.socketPath) == (socketID{}) {
-			return errors.New("own socket was deleted")
-		}
-		return nil
-	default:
+// check returns the reason why the registration is no longer certain.
+func (s *server) check(kubelet socketID, emptyLeft, deletedLeft time.Duration) error {
+	current := statSocket(s.kubeletSocket())
+	switch {
+	case current != (socketID{}) && current != kubelet:
 		return errors.New("kubelet's socket was replaced")
-	}
-}
-
-// checkEmpty gives the kubelet time to process an empty list: after an early end of the stream, the kubelet keeps the old devices.
-func (s *server) checkEmpty(now time.Time) error {
-	if len(s.list().items) > 0 {
-		s.emptySince = time.Time{}
-		return nil
-	}
-	if s.emptySince.IsZero() {
-		s.emptySince = now
-	}
-	if now.Sub(s.emptySince) < emptyListTimeout {
-		return nil
-	}
-	return errors.New("device list is empty")
-}
-
-func (s *server) checkOptions() error {
-	if s.pluginOptions().PreStartRequired != s.sentPreStartRequired.Load() {
+	case deletedLeft <= 0:
+		return errors.New("own socket was deleted")
+	case emptyLeft <= 0:
+		return errors.New("device list is empty")
+	case s.pluginOptions().PreStartRequired != s.sentPreStartRequired.Load():
 		return errors.New("plugin options changed")
 	}
 	return nil
+}
+
+// ownSocketDeleted reports whether only the kubelet's socket is there.
+func (s *server) ownSocketDeleted() bool {
+	return statSocket(s.kubeletSocket()) != (socketID{}) && statSocket(s.socketPath) == (socketID{})
+}
+
+// timeLeft returns the time until a condition has held for a timeout; heartbeatInterval while the condition does not hold.
+func timeLeft(since *time.Time, holds bool, timeout time.Duration) time.Duration {
+	if !holds {
+		*since = time.Time{}
+		return heartbeatInterval
+	}
+	if since.IsZero() {
+		*since = time.Now()
+	}
+	return time.Until(since.Add(timeout))
 }

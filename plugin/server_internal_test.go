@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/plugin/response"
@@ -41,23 +43,29 @@ func remove(t *testing.T, path string) {
 
 // TestServerEnds has the rows of the table at server, for the step watch.
 func TestServerEnds(t *testing.T) {
-	open := func(s *server) *listStream { return s.openStream(context.Background()) }
+	open := func(s *server) {
+		s.kubeletStream.Store(true)
+		close(s.kubeletStreamOpened)
+	}
 	for _, c := range []struct {
 		name   string
 		event  func(t *testing.T, s *server)
 		want   string        // reason of the end; empty: watch goes on
-		after  time.Duration // from event to end, apart from socketPollInterval
-		uptime time.Duration // of the kubelet's stream, apart from socketPollInterval
+		after  time.Duration // from event to end
+		uptime time.Duration // of the kubelet's stream
 	}{
 		{"the kubelet opens no stream", func(*testing.T, *server) {}, "kubelet opened no stream within 5s", streamTimeout, 0},
 		{"the kubelet's stream ends", func(t *testing.T, s *server) {
-			ls := open(s)
+			open(s)
 			time.Sleep(time.Minute)
-			s.closeStream(ls)
+			close(s.kubeletStreamEnded)
 		}, "kubelet's stream ended", 0, time.Minute},
 		{"the stream of a different client ends", func(t *testing.T, s *server) {
 			open(s)
-			s.closeStream(open(s))
+			err := s.ListAndWatch(nil, &fakeStream{ctx: t.Context(), send: func(*api.ListAndWatchResponse) error { return io.EOF }})
+			if !errors.Is(err, io.EOF) {
+				t.Errorf("second client: %v", err)
+			}
 		}, "", 0, 0},
 		{"the gRPC server stops", func(t *testing.T, s *server) { open(s); close(s.serveDone) }, "serve: server stopped", 0, 0},
 		{"the gRPC server fails", func(t *testing.T, s *server) {
@@ -71,7 +79,14 @@ func TestServerEnds(t *testing.T) {
 			bindSocket(t, s.kubeletSocket())
 		}, "kubelet's socket was replaced", 0, 0},
 		{"the kubelet's socket vanishes", func(t *testing.T, s *server) { open(s); remove(t, s.kubeletSocket()) }, "", 0, 0},
-		{"the own socket vanishes", func(t *testing.T, s *server) { open(s); remove(t, s.socketPath) }, "own socket was deleted", 0, 0},
+		{"the own socket vanishes", func(t *testing.T, s *server) { open(s); remove(t, s.socketPath) }, "own socket was deleted", deletionTimeout, deletionTimeout},
+		{"all sockets vanish, the own first", func(t *testing.T, s *server) {
+			open(s)
+			remove(t, s.socketPath)
+			s.sockets.Set(struct{}{})
+			time.Sleep(deletionTimeout / 2)
+			remove(t, s.kubeletSocket())
+		}, "", 0, 0},
 		{"the list is empty", func(t *testing.T, s *server) { open(s); s.devices.Set(&deviceList{}) }, "device list is empty", emptyListTimeout, emptyListTimeout},
 		{"the list is empty for less", func(t *testing.T, s *server) {
 			open(s)
@@ -115,13 +130,13 @@ func TestServerEnds(t *testing.T) {
 				}()
 				synctest.Wait()
 				c.event(t, s)
+				s.sockets.Set(struct{}{}) // as folderWatch does
 				event := time.Now()
 				time.Sleep(time.Hour)
 				synctest.Wait()
 				select {
 				case e := <-ended:
-					near := func(got, want time.Duration) bool { return got >= want && got <= want+2*socketPollInterval }
-					if e.err == nil || e.err.Error() != c.want || !near(e.at.Sub(event), c.after) || !near(e.uptime, c.uptime) {
+					if e.err == nil || e.err.Error() != c.want || e.at.Sub(event) != c.after || e.uptime != c.uptime {
 						t.Errorf("ended after %s with uptime %s: %v; want %s, %s, %q", e.at.Sub(event), e.uptime, e.err, c.after, c.uptime, c.want)
 					}
 				default:
@@ -138,7 +153,7 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// TestServerStopsAfterAFailure stops the gRPC server.
+// TestServerStopsAfterAFailure stops the gRPC server, before or after the call of Serve.
 func TestServerStopsAfterAFailure(t *testing.T) {
 	dir, err := os.MkdirTemp("", "pg")
 	if err != nil {
@@ -150,7 +165,7 @@ func TestServerStopsAfterAFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.grpcServer.Stop()
-	if _, err := s.watch(t.Context(), socketID{}); err == nil || err.Error() != "serve: grpc: the server has been stopped" {
+	if _, err := s.watch(t.Context(), socketID{}); err == nil || !strings.HasPrefix(err.Error(), "serve: ") {
 		t.Errorf("watch: %v", err)
 	}
 	s.stop() // returns
@@ -193,6 +208,13 @@ func TestCheckSockets(t *testing.T) {
 		t.Cleanup(func() { listener.Close() }) //nolint:errcheck // a test's
 	}
 	s := &server{endpoint: p, socketPath: "own.sock"}
+	check := func(kubelet socketID) error {
+		left := heartbeatInterval
+		if s.ownSocketDeleted() {
+			left = 0
+		}
+		return s.check(kubelet, heartbeatInterval, left)
+	}
 	bind("own.sock")
 	bind("kubelet.sock")
 	kubelet := statSocket(p.kubeletSocket())
@@ -210,13 +232,13 @@ func TestCheckSockets(t *testing.T) {
 	}
 	for _, step := range steps {
 		step.do()
-		if got := s.checkSockets(kubelet); (got == nil) != (step.want == "") || got != nil && got.Error() != step.want {
+		if got := check(kubelet); (got == nil) != (step.want == "") || got != nil && got.Error() != step.want {
 			t.Errorf("%s: %v; want %q", step.name, got, step.want)
 		}
 	}
 	rename(t, "new.sock", "kubelet.sock")
 	rename(t, "own.sock", "own.old")
-	if err := s.checkSockets(statSocket(p.kubeletSocket())); err == nil || err.Error() != "own socket was deleted" {
+	if err := check(statSocket(p.kubeletSocket())); err == nil || err.Error() != "own socket was deleted" {
 		t.Errorf("own socket deleted: %v", err)
 	}
 }
@@ -248,8 +270,8 @@ func FuzzAllocate(f *testing.F) {
 		return device.Status{Device: device.Device{ID: id, GPU: device.GPU(id), Index: index, DeviceNodes: nodes}, Healthy: healthy}
 	}
 	good := map[string]string{"GPU-b": "GPU-b", "GPU-a::0": "GPU-a", "GPU-a::1": "GPU-a"}
-	rules := Rules{ResponseOptions: func(string) response.Options { return response.Options{DeviceSpecs: true} }, Sharing: func(_ string, devices []device.Device) []Sharing {
-		shares := make([]Sharing, len(devices))
+	rules := Rules{Response: response.Options{DeviceSpecs: true}, Sharing: func(_ string, devices []device.Device) []config.DeviceSharing {
+		shares := make([]config.DeviceSharing, len(devices))
 		shares[slices.IndexFunc(devices, func(d device.Device) bool { return d.ID == "GPU-a" })].Replicas = 2
 		return shares
 	}}

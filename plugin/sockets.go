@@ -12,32 +12,19 @@ import (
 	"time"
 )
 
-const (
-	// maxNameLength is the longest part of a resource's name in a socket's name.
-	maxNameLength = 40
-	maxPathLength = 107 // of a socket; unix(7)
-)
-
-// socketPrefix returns the prefix of a resource's socket names. The rest of a name has a single dash.
+// socketPrefix returns the prefix of a resource's socket names: the beginning of the resource's name, and a checksum.
 func socketPrefix(resource string) string {
 	name := strings.NewReplacer("/", "_", ".", "-").Replace(resource)
-	if len(name) > maxNameLength {
-		name = fmt.Sprintf("%s_%08x", name[:maxNameLength-9], crc32.ChecksumIEEE([]byte(resource)))
-	}
-	return "podgauge-" + name + "-"
+	return fmt.Sprintf("podgauge-%.31s-%08x-", name, crc32.ChecksumIEEE([]byte(resource)))
 }
 
 // removeStaleSockets removes the sockets of a resource's killed servers. The kubelet removes sockets only at start.
 //
 // Sockets of a second, running podgauge stay: only a refused connection proves the end of a server.
 func removeStaleSockets(dir, resource string) {
-	entries, _ := os.ReadDir(dir) // listening in the folder returns the error
-	for _, f := range entries {
-		path := filepath.Join(dir, f.Name())
-		// The name of a resource may begin with the name of a second resource ("gpu.shared", "gpu").
-		rest, own := strings.CutPrefix(f.Name(), socketPrefix(resource))
-		own = own && strings.Count(rest, "-") == 1 && f.Type() == os.ModeSocket
-		if own && errors.Is(checkListening(path), syscall.ECONNREFUSED) {
+	paths, _ := filepath.Glob(filepath.Join(dir, socketPrefix(resource)+"*")) // listening in the folder returns the error
+	for _, path := range paths {
+		if statSocket(path) != (socketID{}) && errors.Is(checkListening(path), syscall.ECONNREFUSED) {
 			os.Remove(path) //nolint:errcheck // a stale socket does no harm
 		}
 	}
@@ -57,30 +44,16 @@ func statSocket(path string) socketID {
 	if err != nil || info.Mode()&os.ModeSocket == 0 {
 		return socketID{}
 	}
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return socketID{}
-	}
+	stat := info.Sys().(*syscall.Stat_t) // by os.Stat
 	return socketID{stat.Ino, stat.Mtim}
 }
 
 // checkListening returns the reason why no process accepts connections on a socket.
 func checkListening(path string) error {
-	if err := checkPathLength(path); err != nil {
-		return err
-	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
 		return err
 	}
 	conn.Close() //nolint:errcheck // unused
 	return nil
-}
-
-// checkPathLength returns an error for a path above the length limit of sockets: the system call returns only "invalid argument".
-func checkPathLength(path string) error {
-	if len(path) <= maxPathLength {
-		return nil
-	}
-	return fmt.Errorf("check path length: sockets in %s exceed %d bytes", filepath.Dir(path), maxPathLength)
 }

@@ -34,15 +34,11 @@ type registeredResources struct {
 	saved []string // the names last stored or read; guarded by mu
 }
 
-type registeredFileContent struct {
-	Resources []string `json:"resources"`
-}
-
 // loadRegistered reads the resources of earlier processes. An unreadable file has no resources.
 func loadRegistered(dir string, log *slog.Logger) *registeredResources {
 	r := &registeredResources{path: filepath.Join(dir, registeredFile), log: log}
 	content, err := os.ReadFile(r.path)
-	var c registeredFileContent
+	var c struct{ Resources []string } // a newer version may add keys
 	if err == nil {
 		err = json.Unmarshal(content, &c)
 	}
@@ -62,14 +58,12 @@ func (r *registeredResources) list() []string {
 	return r.names
 }
 
-func (r *registeredResources) has(resource string) bool { return slices.Contains(r.list(), resource) }
-
 // withdrawn returns the owned resources without a list by the rules.
 func (r *registeredResources) withdrawn(lists map[string]*deviceList) []string {
 	return slices.DeleteFunc(slices.Clone(r.list()), func(resource string) bool { return lists[resource] != nil })
 }
 
-// add records a resource before the registration, and restores a deleted file.
+// add records a resource before the registration.
 func (r *registeredResources) add(resource string) {
 	r.update(func(names []string) []string { return append(names, resource) })
 }
@@ -81,19 +75,17 @@ func (r *registeredResources) remove(resource string) {
 	})
 }
 
-// update changes the names and stores changed names, and also unchanged ones if the file was deleted. During a rolling update the file may
-// have names of the next process, so unchanged names do not replace the file. After an error, the next update stores the names again.
+// update changes the names and stores changed names. During a rolling update the file may have names of the next process, so unchanged
+// names do not replace the file. After an error, the next update stores the names again.
 func (r *registeredResources) update(change func([]string) []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	names := change(slices.Clone(r.names))
 	slices.Sort(names)
-	r.names = slices.Compact(names)
-	_, err := os.Lstat(r.path)
-	if missing := errors.Is(err, fs.ErrNotExist); slices.Equal(r.names, r.saved) && (len(r.names) == 0 || !missing) {
+	if r.names = slices.Compact(names); slices.Equal(r.names, r.saved) {
 		return
 	}
-	content, err := json.Marshal(registeredFileContent{r.names})
+	content, err := json.Marshal(map[string][]string{"resources": r.names})
 	if err == nil {
 		err = os.WriteFile(r.path+".tmp", append(content, '\n'), 0o600)
 	}
@@ -114,28 +106,31 @@ func (r *registeredResources) update(change func([]string) []string) {
 //	yes                    no                           yes
 //	yes                    yes                          yes, until the kubelet drops the old registration
 //	no                     no                           as before for kubeletStartTimeout, then no: a plugin registers again
-//	no                     yes                          no
-//	list unknown           no                           yes if yes before, or within kubeletStartTimeout of meeting the kubelet
-//	list unknown           yes                          no
+//	list unknown           no                           as before; at first yes for kubeletStartTimeout
+//	no, or list unknown    yes                          no
+//
+// The timeouts begin when the kubelet listens.
 type otherPlugin struct {
-	seen            bool // by the newest answer
-	registeredByUs  bool // by this process
-	kubelet         socketID
-	kubeletMetSince time.Time
+	since          time.Time // when the endpoint was made, or the kubelet was last away
+	seen           time.Time // newest list with the resource; zero: none
+	registeredByUs bool      // by this process
 }
 
-func (o *otherPlugin) serves(resource string, kubelet socketID, known device.NodeResources, now time.Time) bool {
-	if kubelet != o.kubelet {
-		o.kubelet, o.kubeletMetSince = kubelet, now
+func (o *otherPlugin) serves(resource string, known device.NodeResources, now time.Time) bool {
+	listed := slices.ContainsFunc(known.Allocatable.Devices, func(d device.ResourceDevice) bool { return d.Resource == resource })
+	if listed || !known.AllocatableKnown && !o.seen.IsZero() {
+		o.seen = now
 	}
-	starting := now.Sub(o.kubeletMetSince) < kubeletStartTimeout
-	if !known.AllocatableKnown {
-		return o.seen || starting && !o.registeredByUs
+	last := o.seen
+	if last.IsZero() && !known.AllocatableKnown {
+		last = o.since
 	}
-	listed := slices.ContainsFunc(known.AllocatableDevices, func(d device.ResourceDevice) bool { return d.Resource == resource })
-	o.seen = !o.registeredByUs && (listed || o.seen && starting)
-	return listed || o.seen
+	return listed || !o.registeredByUs && now.Sub(last) < kubeletStartTimeout
 }
 
-// onRegister records a registration by this process: from then on, the kubelet may list podgauge's devices.
-func (o *otherPlugin) onRegister() { o.registeredByUs, o.seen = true, false }
+// onKubeletAway restarts the timeouts.
+func (o *otherPlugin) onKubeletAway(now time.Time) {
+	if o.since = now; !o.seen.IsZero() {
+		o.seen = now
+	}
+}

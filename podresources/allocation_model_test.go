@@ -102,7 +102,7 @@ func (m *allocationModel) applyResponse(listed map[allocationKey][]device.Owner,
 		case owners != nil:
 			*f = modelEntry{owners: owners, epoch: epoch}
 		case !f.allocated.IsZero(): // pending: ends with the last possible owner
-			if m.hasEnded(f, func(podName) bool { return true }) {
+			if m.hasEnded(f) {
 				f.allocated = time.Time{}
 			}
 		case f.epoch == epoch: // over for all
@@ -164,12 +164,12 @@ func (m *allocationModel) applyGet(rows []device.Allocation, epoch kubeletEpoch,
 }
 
 // hasEnded reports whether no listed pod may own a pending allocation.
-func (m *allocationModel) hasEnded(f *modelEntry, mayBe func(podName) bool) bool {
+func (m *allocationModel) hasEnded(f *modelEntry) bool {
 	if m.trusted.IsZero() || m.requestedAt.Sub(f.allocated) < 10*time.Second {
 		return false
 	}
 	for _, p := range m.responses[len(m.responses)-1].pods {
-		if mayBe(p) && m.mayOwn(p, f) {
+		if m.mayOwn(p, f) {
 			return false
 		}
 	}
@@ -200,8 +200,8 @@ func (m *allocationModel) allocate(resource string, ids []device.AdvertisedID, n
 
 func (m *allocationModel) review(n kubeletCheckpoint, err error, now time.Time) {
 	for a, f := range m.entries {
-		uid, noted := n.allocated[a]
-		limit, gone := 10*time.Second, !noted || m.hasEnded(f, func(p podName) bool { return m.mayBe(n, p, uid, f.allocated) })
+		_, noted := n.allocated[a]
+		limit, gone := 10*time.Second, !noted
 		if err != nil {
 			limit, gone = time.Hour, true
 		}
@@ -240,9 +240,9 @@ func (m *allocationModel) review(n kubeletCheckpoint, err error, now time.Time) 
 	}
 }
 
-// addFromOutage applies the checkpoint after a failed call, or before the first List of a restarted kubelet.
+// addFromOutage applies the checkpoint after a failed call, or before the first List over a connection.
 func (m *allocationModel) addFromOutage(n kubeletCheckpoint, now time.Time) {
-	if !m.settled {
+	if !m.settled || m.requestedAt.Sub(n.writtenAt) >= 10*time.Millisecond {
 		return
 	}
 	for a, uid := range n.allocated {
@@ -250,33 +250,15 @@ func (m *allocationModel) addFromOutage(n kubeletCheckpoint, now time.Time) {
 		if len(f.owners) > 0 || !f.allocated.IsZero() {
 			continue // already allocated
 		}
-		since := m.requestedAt
+		var since time.Time
 		if m.checkpoint != nil {
 			if before, had := m.checkpoint.checkpoint.allocated[a]; had && before == uid {
 				continue // known before, and not named since
 			}
 			since = m.checkpoint.requestedAt
-		} else if m.requestedAt.Sub(n.writtenAt) >= 10*time.Millisecond {
-			continue
 		}
 		f.owners, f.since, f.allocated = nil, since, now
-		if n.writtenAt.Before(now) {
-			f.allocated = n.writtenAt
-		}
 	}
-}
-
-// mayBe reports whether a pod may have a UID: the checkpoint has no different UID for all devices of the pod.
-func (m *allocationModel) mayBe(n kubeletCheckpoint, p podName, uid string, allocated time.Time) bool {
-	theirs := map[string]bool{}
-	for a, f := range m.entries {
-		for _, o := range f.owners {
-			if a.resource != scenarioDriver && f.allocated.IsZero() && (podName{o.Namespace, o.Pod}) == p {
-				theirs[n.allocated[a]] = true
-			}
-		}
-	}
-	return len(theirs) != 1 || theirs[""] || theirs[uid] || uid == "" || allocated.Sub(n.writtenAt) > 10*time.Millisecond
 }
 
 func (m *allocationModel) allocations() (rows []device.Allocation) {
@@ -391,11 +373,7 @@ func (s *scenario) answer() bool {
 	}
 	raw.pods = pods
 	raw.allocations = append(raw.allocations, raw.allocations...)
-	partial := s.model.settled && s.model.epoch != s.epoch && requestedAt.Sub(s.epoch.kubeletStartedAt) < time.Minute
-	if s.tracker.mayBePartial(s.epoch, requestedAt) != partial {
-		s.t.Fatalf("mayBePartial is not %t", partial)
-	}
-	added := partial && s.outage(requestedAt)
+	added := s.model.epoch != s.epoch && s.outage(requestedAt)
 	s.model.applyResponse(listed, pods, s.epoch, requestedAt)
 	return s.tracker.merge(&raw, s.epoch, requestedAt) || added
 }
@@ -426,7 +404,7 @@ func (s *scenario) allocate() bool {
 func (s *scenario) outage(now time.Time) bool {
 	n := s.randomCheckpoint()
 	s.model.addFromOutage(n, now)
-	return s.tracker.addAllocatedInOutage(n, now)
+	return s.tracker.addAllocatedSince(n, now)
 }
 
 func (s *scenario) review() bool {

@@ -1,21 +1,7 @@
 package podresources
 
 // allocationPhase is the state of knowledge about an allocation. An absence in a List proves little after a restart: a kubelet first
-// lists no pods, then static pods, then the API server's pods (docs/adr/0004-unknown-holders.md). The rules are a table:
-//
-//	event                | absent    | pending   | confirmed | retained
-//	---------------------|-----------|-----------|-----------|----------
-//	allocated            | pending   | pending   | pending   | pending
-//	named                | confirmed | confirmed | confirmed | confirmed
-//	reconnected          | absent    | pending   | retained  | retained
-//	listedWithout        | absent    | pending   | absent    | absent
-//	omitted              | absent    | pending   | absent    | absent
-//	omittedUnproven      | absent    | pending   | absent    | retained
-//	podEnded             | absent    | pending   | absent    | absent
-//	noOwnerLeft          | absent    | absent    | confirmed | retained
-//	checkpointDropped    | absent    | absent    | confirmed | absent
-//	checkpointUnreadable | absent    | absent    | confirmed | retained
-//	checkpointAdded      | pending   | pending   | confirmed | retained
+// lists no pods, then static pods, then the API server's pods (docs/adr/0004-unknown-holders.md). The rules are the table nextPhases.
 type allocationPhase uint8
 
 const (
@@ -44,6 +30,7 @@ const (
 )
 
 var nextPhases = [...][4]allocationPhase{
+	// phase before:       absent, pending, confirmed, retained
 	unaffected:           {absent, pending, confirmed, retained},
 	allocated:            {pending, pending, pending, pending},
 	named:                {confirmed, confirmed, confirmed, confirmed},

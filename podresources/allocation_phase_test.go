@@ -3,8 +3,6 @@ package podresources
 import (
 	"errors"
 	"fmt"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -121,7 +119,7 @@ func TestAllocationPhases(t *testing.T) {
 		}},
 		{checkpointAdded, "checkpoint, the kubelet is away", func(f *phaseFixture) {
 			f.checkpointAsOf = f.now
-			f.addAllocatedInOutage(kubeletCheckpoint{entry, f.now}, f.now)
+			f.addAllocatedSince(kubeletCheckpoint{entry, f.now}, f.now)
 		}},
 		{checkpointAdded, "checkpoint after the first List", func(f *phaseFixture) {
 			f.requestedAt = f.now.Add(2 * time.Second)
@@ -157,44 +155,6 @@ func TestAPIPodsPhases(t *testing.T) {
 			if returned := tracker.phase == apiPodsReturned && apiPodsPhase(phase) == apiPodsMissing; returned == tracker.returnedAt.IsZero() {
 				t.Errorf("event %d in phase %v: returned at %v", event, apiPodsPhase(phase), tracker.returnedAt)
 			}
-		}
-	}
-}
-
-// TestDocumentedPhases compares the tables in the doc comments with the code.
-func TestDocumentedPhases(t *testing.T) {
-	rows := func(file string) (rows []string) {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(b)) {
-			if cells := strings.Split(strings.TrimPrefix(line, "//\t"), "|"); strings.HasPrefix(line, "//\t") && len(cells) > 1 {
-				rows = append(rows, strings.Join(strings.Fields(strings.Join(cells[1:], " ")), " "))
-			}
-		}
-		return rows[2:] // without the head
-	}
-	want := []string{}
-	for _, row := range nextPhases[allocated:] {
-		want = append(want, fmt.Sprintln(row[0], row[1], row[2], row[3]))
-	}
-	compareRows(t, rows("allocation_phase.go"), want)
-	want = nil
-	for _, row := range nextAPIPodsPhases {
-		want = append(want, fmt.Sprintln(row[0], row[1], row[2]))
-	}
-	compareRows(t, rows("api_pods.go"), want)
-}
-
-func compareRows(t *testing.T, got, want []string) {
-	t.Helper()
-	if len(got) != len(want) {
-		t.Fatalf("the comment has %d rows, want %d", len(got), len(want))
-	}
-	for i := range got {
-		if got[i] != strings.TrimSpace(want[i]) {
-			t.Errorf("row %d of the comment is %q, want %q", i, got[i], want[i])
 		}
 	}
 }

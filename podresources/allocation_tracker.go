@@ -11,9 +11,6 @@ import (
 // settleTimeout is the time after its start within which a kubelet may omit pods.
 const settleTimeout = 60 * time.Second
 
-// minPruneSize is the number of confirmed keys up to which all are kept.
-const minPruneSize = 64
-
 // allocationTracker tracks allocations from response to response, without a lock or a clock. Responses are merged in the order of requests,
 // and count for the time of the request.
 type allocationTracker struct {
@@ -72,18 +69,10 @@ type timeInterval struct {
 	latest   time.Time
 }
 
-// ownedSince returns the time since when the named owner has had the allocation for certain.
-func (i timeInterval) ownedSince(namedAt time.Time) time.Time {
-	if i.earliest.IsZero() {
-		return namedAt
-	}
-	return i.latest
-}
-
 func newAllocationTracker() allocationTracker {
 	return allocationTracker{
 		pending: map[allocationKey]timeInterval{}, confirmed: map[device.Allocation]bool{}, endedPods: map[podName]time.Time{},
-		podUIDs: map[allocationKey]string{}, lifetimes: newPodLifetimes(), history: newOwnerHistory(),
+		podUIDs: map[allocationKey]string{}, lifetimes: podLifetimes{pods: map[podName]podPresence{}}, history: newOwnerHistory(),
 	}
 }
 
@@ -200,8 +189,12 @@ func (t *allocationTracker) recordPodUIDs(include func(device.Allocation) bool) 
 func (t *allocationTracker) confirm(a device.Allocation, allocatedAt timeInterval, requestedAt time.Time) {
 	delete(t.pending, keyOf(a))
 	t.confirmed[confirmedKey(a)] = true
+	ownedSince := allocatedAt.latest
+	if allocatedAt.earliest.IsZero() {
+		ownedSince = requestedAt
+	}
 	if t.own.has(a.DeviceID.Device()) {
-		t.history.recordOwner(a, allocatedAt.ownedSince(requestedAt), requestedAt)
+		t.history.recordOwner(a, ownedSince, requestedAt)
 	}
 }
 
@@ -211,7 +204,9 @@ func (t *allocationTracker) listEvent(a device.Allocation, pods []podName) alloc
 	_, ended := t.endedPods[pod]
 	allocatedAt, isPending := t.pending[keyOf(a)]
 	switch {
-	case isPending && t.hasNoOwnerLeft(allocatedAt, func(podName) bool { return false }):
+	// The pod was rejected after Allocate, or ended before a List named it, or used the device in an init container only.
+	case isPending && !t.trustedSince.IsZero() && t.requestedAt.Sub(allocatedAt.latest) >= ownerLookupTimeout &&
+		!t.lifetimes.mayOwn(allocatedAt):
 		return noOwnerLeft
 	case isPending || t.confirmed[confirmedKey(a)]:
 		return omitted
@@ -223,12 +218,6 @@ func (t *allocationTracker) listEvent(a device.Allocation, pods []podName) alloc
 		return omittedUnproven
 	}
 	return omitted
-}
-
-// hasNoOwnerLeft reports whether no listed pod can own a pending allocation, ignoring pods of a different UID. The pod was rejected after
-// Allocate, or ended before a List named it, or used the device in an init container only.
-func (t *allocationTracker) hasNoOwnerLeft(allocatedAt timeInterval, isOther func(podName) bool) bool {
-	return !t.trustedSince.IsZero() && t.requestedAt.Sub(allocatedAt.latest) >= ownerLookupTimeout && !t.lifetimes.mayOwn(allocatedAt, isOther)
 }
 
 // isKeptInAPIOutage reports whether an allocation of a pod of the API server goes on while the kubelet lacks such pods: the checkpoint has
@@ -244,9 +233,6 @@ func (t *allocationTracker) isKeptInAPIOutage(a device.Allocation) bool {
 
 // pruneConfirmed drops keys without an allocation, except the keys needed by catchUp.
 func (t *allocationTracker) pruneConfirmed(now time.Time) {
-	if len(t.confirmed) <= 2*len(t.allocations)+minPruneSize {
-		return
-	}
 	needed := !t.caughtUp && (t.trustedSince.IsZero() || t.isCatchingUp(now))
 	maps.DeleteFunc(t.confirmed, func(a device.Allocation, _ bool) bool {
 		if a.Claimed() {
@@ -262,11 +248,6 @@ func (t *allocationTracker) has(key allocationKey) bool {
 	target := device.Allocation{Resource: key.resource, DeviceID: key.id} // sorts before all with an owner
 	i, _ := slices.BinarySearchFunc(t.allocations, target, device.CompareAllocations)
 	return i < len(t.allocations) && keyOf(t.allocations[i]) == key
-}
-
-// hasAllocation reports whether a pod has an allocation.
-func (t *allocationTracker) hasAllocation(p podName) bool {
-	return slices.ContainsFunc(t.allocations, func(a device.Allocation) bool { return podNameOf(a) == p })
 }
 
 // confirmPod merges a response of Get. Get only adds the owners of pending allocations. The result reports whether there were any.
@@ -292,7 +273,7 @@ func (t *allocationTracker) confirmPod(rows []device.Allocation, epoch kubeletEp
 // markPodEnded records the end of a pod by the Pods API, and reports whether the pod has allocations. The kubelet may still list the pod
 // for a moment.
 func (t *allocationTracker) markPodEnded(p podName, now time.Time) bool {
-	if !t.hasAllocation(p) {
+	if !slices.ContainsFunc(t.allocations, func(a device.Allocation) bool { return podNameOf(a) == p }) {
 		return false
 	}
 	t.endedPods[p] = now
@@ -313,18 +294,17 @@ func (t *allocationTracker) dropEndedPods(now time.Time) bool {
 
 // expectsUpdate reports whether the next List or checkpoint may soon name an owner or an allocation.
 func (t *allocationTracker) expectsUpdate(now time.Time) bool {
-	_, found := t.oldestPending(now)
-	return found || t.isCatchingUp(now) || t.awaitsConfirmation(now)
+	return t.isLookingUp(now) || t.isCatchingUp(now) || t.awaitsConfirmation(now)
 }
 
-// oldestPending returns the earliest time of pending allocations within ownerLookupTimeout.
-func (t *allocationTracker) oldestPending(now time.Time) (since time.Time, found bool) {
+// isLookingUp reports whether an allocation is pending for less than ownerLookupTimeout.
+func (t *allocationTracker) isLookingUp(now time.Time) bool {
 	for _, allocatedAt := range t.pending {
-		if now.Sub(allocatedAt.latest) < ownerLookupTimeout && (!found || allocatedAt.earliest.Before(since)) {
-			since, found = allocatedAt.earliest, true
+		if now.Sub(allocatedAt.latest) < ownerLookupTimeout {
+			return true
 		}
 	}
-	return since, found
+	return false
 }
 
 // awaitsConfirmation reports whether allocations are retained and the kubelet will soon confirm them. An allocation that ends unconfirmed
@@ -337,9 +317,4 @@ func (t *allocationTracker) awaitsConfirmation(now time.Time) bool {
 // isCatchingUp reports whether the checkpoint may still have allocations from before this process began.
 func (t *allocationTracker) isCatchingUp(now time.Time) bool {
 	return !t.caughtUp && !t.trustedSince.IsZero() && now.Sub(t.trustedSince) < ownerLookupTimeout
-}
-
-// mayBePartial reports whether a response may omit pods because of an unnoticed kubelet restart.
-func (t *allocationTracker) mayBePartial(epoch kubeletEpoch, requestedAt time.Time) bool {
-	return t.settled && epoch != t.epoch && requestedAt.Sub(epoch.kubeletStartedAt) < settleTimeout
 }

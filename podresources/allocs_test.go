@@ -29,7 +29,7 @@ func TestAllocationsOfList(t *testing.T) {
 		}
 		a, l, now := newListResponse(), resourceTracker{}, time.Now()
 		got := testing.AllocsPerRun(100, func() {
-			if err := a.Read(b); err != nil || len(a.allocations) != 8 || len(a.resources.claims) != 8 {
+			if err := a.Read(b); err != nil || len(a.allocations) != 8 || len(a.resources.Claims) != 8 {
 				t.Fatalf("allocations: %v, %v", a.allocations, err)
 			}
 			l.merge(&a.resources, a.pods, kubeletEpoch{now, now}, true) // the most expensive case: a young connection
@@ -63,12 +63,12 @@ func TestAllocationsOfAllocatable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, l := newAllocatableResponse(), resourceTracker{}
+	a, l := rawAllocatableResponse{newResourceRows()}, resourceTracker{}
 	if n := testing.AllocsPerRun(100, func() {
-		if err := a.Read(b); err != nil || len(a.resources.devices) != 8 {
-			t.Fatalf("allocatable devices: %v, %v", a.resources.devices, err)
+		if err := a.Read(b); err != nil || len(a.resources.Devices) != 8 {
+			t.Fatalf("allocatable devices: %v, %v", a.resources.Devices, err)
 		}
-		l.setAllocatable(&a.resources)
+		replaceRows(&l.allocatable, &a.resources)
 	}); n > 0 {
 		t.Errorf("%v allocations, want 0", n)
 	}

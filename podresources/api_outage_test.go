@@ -149,8 +149,8 @@ func TestAPIOutageKeepsClaims(t *testing.T) {
 		for range 3 {
 			h := c.ListAllocations(t.Context())
 			wantDevice(t, h, "a", "allocated to one")
-			if len(h.Resources.Claims) != 1 {
-				t.Errorf("claims: %v", h.Resources.Claims)
+			if len(h.Resources.Allocated.Claims) != 1 {
+				t.Errorf("claims: %v", h.Resources.Allocated.Claims)
 			}
 			time.Sleep(time.Hour)
 		}
@@ -177,7 +177,7 @@ func TestSimulatedAPIOutage(t *testing.T) {
 	c.refreshCheckpoint()
 	rest := make(chan struct{})
 	k.SetFaults(kubelet.Faults{HoldAPIPods: rest})
-	if err := k.Restart(t.Context(), kubelet.RestartOptions{}); err != nil {
+	if err := k.Restart(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	runPod(t, k, kubelet.PodSpec{Name: "static", Static: true, Containers: []kubelet.ContainerSpec{{Name: "main"}}})

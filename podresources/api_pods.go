@@ -8,18 +8,10 @@ import (
 
 // apiPodsPhase is whether the kubelet lists the pods of the API server. A kubelet restarted in an outage of the API server lists static
 // pods alone until the end of the outage, and frees no device (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go returns
-// early). The phase follows from each List:
+// early). The phase follows from each List, by the table nextAPIPodsPhases.
 //
-//	List                                         | listed   | missing   | returned
-//	---------------------------------------------|----------|-----------|---------
-//	first over a connection, with API pods       | listed   | listed    | listed
-//	first, without API pods, but with before     | missing  | missing   | missing
-//	first, without API pods, and without before  | listed   | missing   | listed
-//	later, with API pods                         | listed   | returned  | returned
-//	later, without API pods                      | listed   | missing   | returned
-//
-// After settleTimeout, "returned" counts as "listed". The phase "missing" ends even if all user pods were deleted: podgauge's own pod,
-// of a DaemonSet, is an API pod.
+// After settleTimeout, apiPodsReturned counts as apiPodsListed. The phase apiPodsMissing ends even if all user pods were deleted:
+// podgauge's own pod, of a DaemonSet, is an API pod.
 type apiPodsPhase uint8
 
 const (
@@ -29,14 +21,15 @@ const (
 )
 
 const (
-	firstWith = iota
-	firstLost
-	firstWithout
-	laterWith
+	firstWith    = iota // the first List over a connection has API pods
+	firstLost           // the first has none, but the List before had
+	firstWithout        // the first has none, and the List before had none
+	laterWith           // a later List has API pods
 	laterWithout
 )
 
 var nextAPIPodsPhases = [...][3]apiPodsPhase{
+	// phase before: apiPodsListed, apiPodsMissing, apiPodsReturned
 	firstWith:    {apiPodsListed, apiPodsListed, apiPodsListed},
 	firstLost:    {apiPodsMissing, apiPodsMissing, apiPodsMissing},
 	firstWithout: {apiPodsListed, apiPodsMissing, apiPodsListed},

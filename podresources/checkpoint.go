@@ -29,36 +29,13 @@ type kubeletCheckpoint struct {
 	writtenAt time.Time
 }
 
-// otherPods returns a function for pods that cannot own a pending allocation: the checkpoint has a different UID for their devices. A
-// checkpoint from before the allocation may still have the UID of an earlier owner.
-func (c kubeletCheckpoint) otherPods(key allocationKey, allocatedAt timeInterval, uids map[podName]string) func(podName) bool {
-	uid := c.allocated[key]
-	known := uid != "" && !c.writtenAt.Add(maxMtimeLag).Before(allocatedAt.latest)
-	return func(p podName) bool { return known && uids[p] != "" && uids[p] != uid }
-}
-
-// checkpointTime returns when a checkpoint was written.
-func checkpointTime(path string) (time.Time, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return time.Time{}, err
-	}
-	return info.ModTime(), nil
-}
-
 // readCheckpoint reads a checkpoint. The kubelet replaces the file as a whole.
-func readCheckpoint(path string) (kubeletCheckpoint, error) {
-	if path == "" {
-		return kubeletCheckpoint{}, errors.New("read the kubelet's checkpoint: its path is not configured")
-	}
-	c, err := openCheckpoint(path)
-	if err != nil {
-		return kubeletCheckpoint{}, fmt.Errorf("read the kubelet's checkpoint %s: %w", path, err)
-	}
-	return c, nil
-}
-
-func openCheckpoint(path string) (c kubeletCheckpoint, err error) {
+func readCheckpoint(path string) (c kubeletCheckpoint, err error) {
+	defer func() {
+		if err != nil {
+			c, err = kubeletCheckpoint{}, fmt.Errorf("read the kubelet's checkpoint %s: %w", path, err)
+		}
+	}()
 	file, err := os.Open(path)
 	if err != nil {
 		return c, err

@@ -176,7 +176,7 @@ func runCheckpointed(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c
 	f := newCheckpointFile(t)
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		var log kubeletLogBuffer
-		c.log, c.options.CheckpointPath = log.log(), f.path
+		c.options.Log, c.options.CheckpointPath = log.log(), f.path
 		defer c.startRun(t)()
 		time.Sleep(time.Minute)
 		test(t, k, c, f, &log)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -52,13 +53,10 @@ type Options struct {
 type Client struct {
 	device.Heartbeat
 	options   Options
-	log       *slog.Logger
 	kubelet   *kubeletConn
 	published pubsub.Value[device.Allocations]
 	// refreshRequested makes Run call the kubelet soon: the owner of an allocation is unknown, or a concurrent call failed.
 	refreshRequested chan struct{}
-	// podAdded makes Run call Get for recent pods soon, in place of List.
-	podAdded chan struct{}
 	// callLock is held from a call until the response is merged: two concurrent responses have no known order, and the older response could
 	// bring back an ended allocation. callLock guards response.
 	callLock chan struct{}
@@ -71,14 +69,13 @@ type Client struct {
 
 	mu sync.Mutex
 	// The fields below are guarded by mu.
-	tracker             allocationTracker
-	resources           resourceTracker
-	recentPods          recentPods
-	respondedAt         time.Time // newest response of List
-	lastErr             error     // of the newest call of List
-	lastAllocateAt      time.Time // newest return of Allocate
-	allocatableStale    bool      // the allocatable resources have changed since the last call
-	getUnsupportedEpoch kubeletEpoch
+	tracker          allocationTracker
+	resources        resourceTracker
+	recentPods       []podName // added since the newest call by Run, at most maxGetPods+1
+	respondedAt      time.Time // newest response of List
+	lastErr          error     // of the newest call of List
+	lastAllocateAt   time.Time // newest return of Allocate
+	allocatableStale bool      // the allocatable resources have changed since the last call
 }
 
 // New returns a client of the kubelet's socket. The first call connects.
@@ -92,12 +89,12 @@ func newClient(socket string, dial dialFunc, options Options) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{
-		options: options, log: options.Log, kubelet: kubelet, tracker: newAllocationTracker(),
-		response: newListResponse(), allocatableResponse: newAllocatableResponse(),
-		refreshRequested: make(chan struct{}, 1), podAdded: make(chan struct{}, 1), callLock: make(chan struct{}, 1),
+		options: options, kubelet: kubelet, tracker: newAllocationTracker(),
+		response: newListResponse(), allocatableResponse: rawAllocatableResponse{newResourceRows()},
+		refreshRequested: make(chan struct{}, 1), callLock: make(chan struct{}, 1),
 	}
-	if c.log == nil {
-		c.log = slog.New(slog.DiscardHandler)
+	if c.options.Log == nil {
+		c.options.Log = slog.New(slog.DiscardHandler)
 	}
 	c.tracker.apiPods.nodeName = strings.ToLower(options.NodeName)
 	if options.OwnerRetention > 0 {
@@ -158,13 +155,10 @@ func (c *Client) OnRegistered() { notify(c.refreshRequested) }
 
 // OnPodAdded records a new pod on the node: the possible owner of a pending allocation.
 func (c *Client) OnPodAdded(namespace, pod string) {
-	now := time.Now()
 	c.mu.Lock()
-	c.recentPods.add(podName{namespace, pod}, now)
-	_, isPending := c.tracker.oldestPending(now)
-	c.mu.Unlock()
-	if isPending {
-		notify(c.podAdded)
+	defer c.mu.Unlock()
+	if len(c.recentPods) <= maxGetPods {
+		c.recentPods = append(c.recentPods, podName{namespace, pod})
 	}
 }
 
@@ -190,34 +184,25 @@ func notify(requests chan<- struct{}) {
 // ListAllocations calls List and returns the allocations. If the kubelet does not answer before ctx is done, the allocations are unchanged
 // and Err has the reason.
 func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
-	calledAt := time.Now()
 	if err := c.lockCalls(ctx); err != nil {
-		return c.recordFailure(ctx, err)
+		return c.recordFailure(err)
 	}
-	defer c.unlockCalls()
-	if allocations, ok := c.responseSince(calledAt); ok {
-		return allocations
-	}
+	defer func() { <-c.callLock }()
 	c.waitAfterAllocate(ctx)
 	requestedAt := time.Now()
 	c.setOwnIDs(&c.response.resources)
 	epoch, err := c.kubelet.call(ctx, service+"List", nil, &c.response)
 	if err != nil {
-		return c.recordFailure(ctx, err)
+		return c.recordFailure(err)
 	}
 	c.addClaimAllocations(&c.response)
-	c.mu.Lock()
-	partial := c.tracker.mayBePartial(epoch, requestedAt)
-	c.mu.Unlock()
-	var checkpoint kubeletCheckpoint
-	if partial {
-		checkpoint = c.changedCheckpoint()
+	restarted := epoch != c.tracker.epoch // written with callLock only
+	if restarted {
+		c.addAllocatedSince(requestedAt)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	restarted := epoch != c.tracker.epoch
-	added := partial && c.tracker.addAllocatedInOutage(checkpoint, requestedAt)
-	changed := c.tracker.merge(&c.response, epoch, requestedAt) || added
+	changed := c.tracker.merge(&c.response, epoch, requestedAt)
 	incomplete := requestedAt.Sub(epoch.connectedAt) < settleTimeout || c.tracker.apiPods.isIncomplete(requestedAt)
 	changed = c.resources.merge(&c.response.resources, c.response.pods, epoch, incomplete) || changed
 	c.respondedAt, c.lastErr = time.Now(), nil
@@ -237,16 +222,6 @@ func (c *Client) lockCalls(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("wait for an earlier call: %w", ctx.Err())
 	}
-}
-
-func (c *Client) unlockCalls() { <-c.callLock }
-
-// responseSince returns the allocations if a concurrent List was answered since calledAt.
-func (c *Client) responseSince(calledAt time.Time) (device.Allocations, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	allocations, _ := c.Snapshot()
-	return allocations, c.lastErr == nil && c.tracker.requestedAt.After(calledAt)
 }
 
 // waitAfterAllocate waits until the kubelet has recorded the last allocation, or ctx is done.
@@ -271,56 +246,50 @@ func (c *Client) addClaimAllocations(r *rawListResponse) {
 	if c.options.Devices == nil {
 		return
 	}
-	for _, claim := range r.resources.claims {
+	for _, claim := range r.resources.Claims {
 		if id, isOwn := c.options.Devices.ClaimedDevice(claim); isOwn && claim.Driver != "" && !strings.Contains(claim.Driver, "/") {
 			r.allocations = append(r.allocations, device.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
 		}
 	}
 }
 
-// recordFailure returns the unchanged allocations with an error, and publishes the error. A cancellation by the caller is not published:
-// the kubelet did not fail.
-func (c *Client) recordFailure(ctx context.Context, err error) device.Allocations {
-	if errors.Is(ctx.Err(), context.Canceled) {
-		allocations, _ := c.Snapshot()
-		allocations.Err = err
-		return allocations
-	}
-	now := time.Now()
-	checkpoint := c.changedCheckpoint()
+// recordFailure returns the unchanged allocations with an error, and publishes the error.
+func (c *Client) recordFailure(err error) device.Allocations {
+	c.addAllocatedSince(time.Now())
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lastErr == nil {
 		notify(c.refreshRequested) // Run has to log the outage and to retry sooner
 	}
 	c.lastErr = err
-	c.resources.clearAllocatable()
-	dropped := c.tracker.dropEndedPods(now)
-	c.publish(c.tracker.addAllocatedInOutage(checkpoint, now) || dropped)
+	c.resources.allocatableKnown = false
+	c.publish(c.tracker.dropEndedPods(time.Now()))
 	allocations, _ := c.Snapshot()
 	return allocations
 }
 
+// addAllocatedSince adds the allocations since the newest List, if the checkpoint has changed and is readable.
+func (c *Client) addAllocatedSince(now time.Time) {
+	if !c.hasCheckpointChanged() {
+		return
+	}
+	checkpoint, _ := readCheckpoint(c.options.CheckpointPath) // no entries after an error
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.publish(c.tracker.addAllocatedSince(checkpoint, now))
+}
+
 // hasCheckpointChanged reports whether the checkpoint differs from the tracker's. An unchanged checkpoint counts as read again.
 func (c *Client) hasCheckpointChanged() bool {
-	writtenAt, err := checkpointTime(c.options.CheckpointPath)
+	info, err := os.Stat(c.options.CheckpointPath)
 	if err != nil {
 		return false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !writtenAt.Equal(c.tracker.checkpoint.writtenAt) {
+	if !info.ModTime().Equal(c.tracker.checkpoint.writtenAt) {
 		return true
 	}
 	c.tracker.storeCheckpoint(c.tracker.checkpoint)
 	return false
-}
-
-// changedCheckpoint returns the checkpoint if changed and readable, and otherwise an empty checkpoint.
-func (c *Client) changedCheckpoint() kubeletCheckpoint {
-	if !c.hasCheckpointChanged() {
-		return kubeletCheckpoint{}
-	}
-	checkpoint, _ := readCheckpoint(c.options.CheckpointPath) // an error counts as not read
-	return checkpoint
 }

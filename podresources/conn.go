@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
@@ -26,11 +25,6 @@ const (
 	callTimeout = 5 * time.Second
 	// connectTimeout is the wait for a new connection after a failure. A running kubelet accepts a connection within a millisecond.
 	connectTimeout = 50 * time.Millisecond
-	// maxResponseBytes allows for hundreds of pods and thousands of replicas. gRPC's default of 4 MiB was too small in the field
-	// (dcgm-exporter#509).
-	maxResponseBytes = 64 << 20
-	// windowBytes holds nearly all responses. A fixed window also avoids gRPC's pings for bandwidth estimates.
-	windowBytes = 1 << 20
 	// minBackoff and maxBackoff limit the pause after a rejection. The kubelet accepts 100 calls per second from all clients of the node
 	// (pkg/kubelet/apis/podresources/constants.go).
 	minBackoff, maxBackoff = 100 * time.Millisecond, 5 * time.Second
@@ -60,8 +54,7 @@ type dialFunc func(ctx context.Context, target string) (net.Conn, error)
 // newDialer returns a dialFunc for a kubelet's socket.
 func newDialer(socket string) dialFunc {
 	return func(ctx context.Context, _ string) (net.Conn, error) {
-		var d net.Dialer
-		conn, err := d.DialContext(ctx, "unix", socket)
+		conn, err := new(net.Dialer).DialUnix(ctx, "unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 		if err != nil {
 			return nil, err
 		}
@@ -87,18 +80,11 @@ type kubeletConn struct {
 	retryAt     time.Time     // guarded by mu; no call before
 }
 
-// newKubeletConn returns a kubeletConn. The first call connects.
+// newKubeletConn returns a kubeletConn. Without an idle timeout, a new connection means a possible kubelet restart.
 func newKubeletConn(socket string, dial dialFunc, onCall callObserver) (*kubeletConn, error) {
-	// The target is a name, since a path would need escaping. Without an idle timeout, a new connection means a possible kubelet restart.
-	conn, err := grpc.NewClient("passthrough:///kubelet",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(dial), grpc.WithIdleTimeout(0), grpc.WithAuthority("localhost"),
-		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
-		grpc.WithInitialWindowSize(windowBytes), grpc.WithInitialConnWindowSize(windowBytes),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: minBackoff, Multiplier: 2, MaxDelay: outageInterval},
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxResponseBytes)))
+	conn, err := wire.NewConn(dial, grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff: backoff.Config{BaseDelay: minBackoff, Multiplier: 2, MaxDelay: outageInterval},
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", socket, err)
 	}
@@ -107,15 +93,15 @@ func newKubeletConn(socket string, dial dialFunc, onCall callObserver) (*kubelet
 
 // call calls a method of service, and returns the epoch of the response. During the pause after a rejection, call fails at once.
 func (c *kubeletConn) call(ctx context.Context, method string, request wire.Request, response wire.Message) (kubeletEpoch, error) {
-	if err := c.checkRejection(time.Now()); err != nil {
-		return kubeletEpoch{}, err
+	if pause, err := c.pause(time.Now()); pause > 0 {
+		return kubeletEpoch{}, fmt.Errorf("wait for the kubelet's rate limit: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	c.reconnect(ctx)
 	var from peer.Peer
 	name, started := strings.TrimPrefix(method, service), time.Now()
-	err := c.Invoke(ctx, method, request, response, grpc.ForceCodecV2(wire.Codec{}), grpc.Peer(&from))
+	err := c.Invoke(ctx, method, request, response, grpc.Peer(&from))
 	if c.onCall != nil {
 		c.onCall(name, time.Since(started), err)
 	}
@@ -125,11 +111,7 @@ func (c *kubeletConn) call(ctx context.Context, method string, request wire.Requ
 		return kubeletEpoch{}, err
 	}
 	c.recordRejection(nil)
-	epoch, ok := from.LocalAddr.(kubeletEpoch)
-	if !ok {
-		return kubeletEpoch{}, fmt.Errorf("%s pod resources at %s: unknown connection %v", name, c.socket, from.LocalAddr)
-	}
-	return epoch, nil
+	return from.LocalAddr.(kubeletEpoch), nil // by the dialer
 }
 
 // reconnect retries a failed connection at once, where gRPC would wait. gRPC ends calls before changing the state of the connection, so
@@ -159,19 +141,9 @@ func (c *kubeletConn) recordRejection(err error) {
 	}
 }
 
-// checkRejection returns an error if the pause after a rejection is not over.
-func (c *kubeletConn) checkRejection(now time.Time) error {
+// pause returns the rest of the pause after a rejection, not positive without a pause, and the rejection.
+func (c *kubeletConn) pause(now time.Time) (time.Duration, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if now.Before(c.retryAt) {
-		return fmt.Errorf("wait for the kubelet's rate limit: %w", c.rejectedErr)
-	}
-	return nil
-}
-
-// untilRetry returns the rest of the pause after a rejection; not positive without a pause.
-func (c *kubeletConn) untilRetry(now time.Time) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.retryAt.Sub(now)
+	return c.retryAt.Sub(now), c.rejectedErr
 }

@@ -48,13 +48,14 @@ func TestForeignIDsAreLimited(t *testing.T) {
 		l.merge(&a.resources, a.pods, over, false)
 	}
 	ours := device.Allocation{Resource: gpu, DeviceID: "a::1", Owner: newOwner("ours")}
+	answers(many) // the first response keeps some
 	for range 3 {
 		answers(many)
-		if !slices.Equal(m.allocations, []device.Allocation{ours}) || len(l.allocated.AllocatedDevices) != 1 {
-			t.Fatalf("%d allocations, %d devices", len(m.allocations), len(l.allocated.AllocatedDevices))
+		if !slices.Equal(m.allocations, []device.Allocation{ours}) || len(l.allocated.Devices) != 1 {
+			t.Fatalf("%d allocations, %d devices", len(m.allocations), len(l.allocated.Devices))
 		}
-		if want := []device.DroppedIDs{{Resource: memoryIDs, IDs: 65000}}; !slices.Equal(l.allocated.DroppedAllocated, want) {
-			t.Errorf("dropped: %v, want %v", l.allocated.DroppedAllocated, want)
+		if want := []device.DroppedIDs{{Resource: memoryIDs, IDs: 65000}}; !slices.Equal(l.allocated.Dropped, want) {
+			t.Errorf("dropped: %v, want %v", l.allocated.Dropped, want)
 		}
 	}
 	if n := testing.AllocsPerRun(3, func() { answers(many) }); n > 20 {
@@ -62,8 +63,8 @@ func TestForeignIDsAreLimited(t *testing.T) {
 	}
 	answers(few) // the limit applies again from the next response
 	answers(few)
-	if len(m.allocations) != 1+maxForeignIDs || l.allocated.DroppedAllocated != nil {
-		t.Errorf("%d allocations, dropped: %v", len(m.allocations), l.allocated.DroppedAllocated)
+	if len(m.allocations) != 1+maxForeignIDs || l.allocated.Dropped != nil {
+		t.Errorf("%d allocations, dropped: %v", len(m.allocations), l.allocated.Dropped)
 	}
 	if seen := m.history.records(); len(seen) != 1 || seen[0].Device != "a" {
 		t.Errorf("history of %d devices, want that of a", len(seen))
@@ -96,7 +97,7 @@ func TestForeignIDsInCheckpoint(t *testing.T) {
 	}
 	m.checkpoint, m.checkpointAsOf = kubeletCheckpoint{}, time.Time{}
 	n.writtenAt = now.Add(time.Second)
-	m.addAllocatedInOutage(n, now.Add(2*time.Second))
+	m.addAllocatedSince(n, now.Add(2*time.Second))
 	if len(m.allocations) != 2 {
 		t.Errorf("%d allocations in the outage, want 2", len(m.allocations))
 	}
@@ -110,7 +111,7 @@ func TestForeignIDsBeforeInventory(t *testing.T) {
 	now := time.Unix(1<<30, 0)
 	over := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
 	a.resources.foreign.setOwn(nil)
-	for _, ids := range []int{maxForeignIDs, 65000} {
+	for _, ids := range []int{maxForeignIDs, 65000, 65000} {
 		b := bytes.ReplaceAll(foreignIDsResponse(t, ids), []byte("a::1"), []byte("b::1"))
 		answer, err := proto.Marshal(&api.ListPodResourcesResponse{PodResources: []*api.PodResources{newPod("early", id+"::7")}})
 		if err != nil {
@@ -144,7 +145,7 @@ func TestConfirmedKeysAreLimited(t *testing.T) {
 		m.merge(&a, over, now)
 		now = now.Add(10 * time.Second)
 	}
-	if entries := len(m.confirmed); entries > minPruneSize+2*len(m.allocations)+2 {
+	if entries := len(m.confirmed); entries > 2*len(m.allocations)+2 {
 		t.Errorf("%d confirmed keys, %d allocations", entries, len(m.allocations))
 	}
 }

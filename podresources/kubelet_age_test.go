@@ -1,6 +1,7 @@
 package podresources
 
 import (
+	"net"
 	"os"
 	"testing"
 	"time"
@@ -27,7 +28,7 @@ func TestKubeletAgeAfterClockJump(t *testing.T) {
 
 // TestKubeletAgeWithoutSocketFile takes a kubelet of unknown age for young.
 func TestKubeletAgeWithoutSocketFile(t *testing.T) {
-	if age := kubeletAge(nil, t.TempDir()+"/none"); age != 0 {
+	if age := kubeletAge(&net.UnixConn{}, t.TempDir()+"/none"); age != 0 {
 		t.Errorf("age: %s, want 0", age)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -383,11 +382,10 @@ func TestAllocationsAcrossRestarts(t *testing.T) {
 
 	var files int
 	for round := range 20 {
-		signal := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[round%2]
 		holdStatic, holdRest := make(chan struct{}), make(chan struct{})
 		k.SetFaults(kubelet.Faults{HoldStaticPods: holdStatic, HoldAPIPods: holdRest})
 		away := func() { c.ListAllocations(t.Context()) }
-		if err := k.Restart(t.Context(), kubelet.RestartOptions{Signal: signal, While: away}); err != nil {
+		if err := k.Restart(t.Context(), away); err != nil {
 			t.Fatal(err)
 		}
 		awaitLists(t, k, 3) // without any pod

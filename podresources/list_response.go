@@ -1,8 +1,6 @@
 package podresources
 
 import (
-	"slices"
-
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -23,36 +21,30 @@ func (r *rawListResponse) Read(b []byte) error {
 	r.allocations, r.pods = r.allocations[:0], r.pods[:0]
 	r.resources.reset()
 	err := wire.WalkTag(b, 1<<3|wire.Length, r.readPod)
-	if r.resources.dropForeignDevices() {
-		foreign := &r.resources.foreign
-		r.allocations = slices.DeleteFunc(r.allocations, func(a device.Allocation) bool { return foreign.isDropped(a.Resource, a.DeviceID) })
-	}
+	r.resources.foreign.finishResponse()
 	return err
 }
 
 // readPod reads the names and resources of a pod, and then the containers: fields may come in any order.
 func (r *rawListResponse) readPod(f wire.Field) error {
 	var pod, namespace []byte
-	b := f.Bytes
-	rows := &r.resources
+	b, rows := f.Bytes, &r.resources
 	start := rows.offsets()
-	err := wire.WalkFields(b, func(f wire.Field) (err error) {
+	err := wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
 		case 1<<3 | wire.Length: // name
 			pod = f.Bytes
 		case 2<<3 | wire.Length: // namespace
 			namespace = f.Bytes
-		case 4<<3 | wire.Varint, 4<<3 | wire.Length: // cpu_ids
-			rows.cpuIDs, err = f.AppendVarints(rows.cpuIDs)
-		case 5<<3 | wire.Length: // memory
-			err = rows.addMemory(f.Bytes)
+		case 4<<3 | wire.Varint, 4<<3 | wire.Length, 5<<3 | wire.Length: // cpu_ids, memory
+			return rows.addField(f, 3)
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return err
 	}
-	name := podName{r.resources.interner.Intern(namespace), r.resources.interner.Intern(pod)}
+	name := podName{rows.interner.Intern(namespace), rows.interner.Intern(pod)}
 	r.pods = append(r.pods, name)
 	rows.setOwner(device.Owner{Namespace: name.namespace, Pod: name.pod}, start)
 	return wire.WalkTag(b, 3<<3|wire.Length, func(f wire.Field) error { return r.readContainer(f.Bytes, name) })
@@ -62,26 +54,17 @@ func (r *rawListResponse) readContainer(b []byte, pod podName) error {
 	var container []byte
 	rows := &r.resources
 	start := rows.offsets()
-	err := wire.WalkFields(b, func(f wire.Field) (err error) {
-		switch f.Tag {
-		case 1<<3 | wire.Length: // name
+	err := wire.WalkFields(b, func(f wire.Field) error {
+		if f.Tag == 1<<3|wire.Length { // name
 			container = f.Bytes
-		case 2<<3 | wire.Length: // devices
-			err = rows.addDevices(f.Bytes)
-		case 3<<3 | wire.Varint, 3<<3 | wire.Length: // cpu_ids
-			rows.cpuIDs, err = f.AppendVarints(rows.cpuIDs)
-		case 4<<3 | wire.Length: // memory
-			err = rows.addMemory(f.Bytes)
-		case 5<<3 | wire.Length: // dynamic_resources
-			err = rows.addClaims(f.Bytes)
 		}
-		return err
+		return rows.addField(f, 2)
 	})
 	if rows.offsets() == start { // most containers: the name is not needed
 		return err
 	}
-	rows.setOwner(device.Owner{Namespace: pod.namespace, Pod: pod.pod, Container: r.resources.interner.Intern(container)}, start)
-	for _, d := range rows.devices[start.devices:] {
+	rows.setOwner(device.Owner{Namespace: pod.namespace, Pod: pod.pod, Container: rows.interner.Intern(container)}, start)
+	for _, d := range rows.Devices[start.devices:] {
 		r.allocations = append(r.allocations, device.Allocation{Resource: d.Resource, DeviceID: device.AdvertisedID(d.ID), Owner: d.Owner})
 	}
 	return err
@@ -90,26 +73,17 @@ func (r *rawListResponse) readContainer(b []byte, pod podName) error {
 // rawAllocatableResponse decodes GetAllocatableResources, into rows without an owner.
 type rawAllocatableResponse struct{ resources resourceRows }
 
-func newAllocatableResponse() rawAllocatableResponse {
-	return rawAllocatableResponse{newResourceRows()}
-}
-
 // Read implements wire.Message.
 func (r *rawAllocatableResponse) Read(b []byte) error {
 	rows := &r.resources
 	rows.reset()
-	err := wire.WalkFields(b, func(f wire.Field) (err error) {
-		switch f.Tag {
-		case 1<<3 | wire.Length: // devices
-			err = rows.addDevices(f.Bytes)
-		case 2<<3 | wire.Varint, 2<<3 | wire.Length: // cpu_ids
-			rows.cpuIDs, err = f.AppendVarints(rows.cpuIDs)
-		case 3<<3 | wire.Length: // memory
-			err = rows.addMemory(f.Bytes)
+	err := wire.WalkFields(b, func(f wire.Field) error {
+		if f.Tag < 4<<3 { // devices, cpu_ids, memory
+			return rows.addField(f, 1)
 		}
-		return err
+		return nil
 	})
-	rows.dropForeignDevices()
+	rows.foreign.finishResponse()
 	rows.setOwner(device.Owner{}, rowOffsets{})
 	return err
 }

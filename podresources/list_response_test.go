@@ -141,8 +141,8 @@ func decodeReference(b []byte) (held []device.Allocation, pods []podName, r devi
 	for _, p := range answer.PodResources {
 		pods = append(pods, podName{p.Namespace, p.Name})
 		whole := device.Owner{Namespace: p.Namespace, Pod: p.Name}
-		r.AllocatedCPUs = append(r.AllocatedCPUs, cpusOf(whole, p.CpuIds)...)
-		r.AllocatedMemory = append(r.AllocatedMemory, memoryOf(whole, p.Memory)...)
+		r.Allocated.CPUs = append(r.Allocated.CPUs, cpusOf(whole, p.CpuIds)...)
+		r.Allocated.Memory = append(r.Allocated.Memory, memoryOf(whole, p.Memory)...)
 		for _, c := range p.Containers {
 			owner := device.Owner{Namespace: p.Namespace, Pod: p.Name, Container: c.Name}
 			for _, d := range c.Devices {
@@ -151,59 +151,49 @@ func decodeReference(b []byte) (held []device.Allocation, pods []podName, r devi
 				}
 			}
 			devices[owner] = append(devices[owner], c.Devices...)
-			r.AllocatedCPUs = append(r.AllocatedCPUs, cpusOf(owner, c.CpuIds)...)
-			r.AllocatedMemory = append(r.AllocatedMemory, memoryOf(owner, c.Memory)...)
-			r.Claims = append(r.Claims, claimsOf(owner, c.DynamicResources)...)
+			r.Allocated.CPUs = append(r.Allocated.CPUs, cpusOf(owner, c.CpuIds)...)
+			r.Allocated.Memory = append(r.Allocated.Memory, memoryOf(owner, c.Memory)...)
+			r.Allocated.Claims = append(r.Allocated.Claims, claimsOf(owner, c.DynamicResources)...)
 		}
 	}
 	for owner, list := range devices {
 		for _, d := range devicesOf(list) {
-			r.AllocatedDevices = append(r.AllocatedDevices, device.AllocatedDevice{Owner: owner, ResourceDevice: d})
+			d.Owner = owner
+			r.Allocated.Devices = append(r.Allocated.Devices, d)
 		}
 	}
-	r.AllocatedCPUs, r.AllocatedMemory, r.Claims = cpusOnce(r.AllocatedCPUs), memoryOnce(r.AllocatedMemory), claimsOnce(r.Claims)
-	slices.SortFunc(r.AllocatedDevices, device.AllocatedDevice.Compare)
-	slices.SortFunc(r.AllocatedCPUs, device.AllocatedCPUs.Compare)
-	slices.SortFunc(r.AllocatedMemory, device.AllocatedMemory.Compare)
-	slices.SortFunc(r.Claims, device.Claim.Compare)
+	r.Allocated.CPUs, r.Allocated.Memory, r.Allocated.Claims = cpusOnce(r.Allocated.CPUs), memoryOnce(r.Allocated.Memory), claimsOnce(r.Allocated.Claims)
+	slices.SortFunc(r.Allocated.Devices, device.ResourceDevice.Compare)
+	slices.SortFunc(r.Allocated.CPUs, device.ExclusiveCPUs.Compare)
+	slices.SortFunc(r.Allocated.Memory, device.ReservedMemory.Compare)
+	slices.SortFunc(r.Allocated.Claims, device.Claim.Compare)
 	return held, pods, r, nil
 }
 
-func cpusOnce(rows []device.AllocatedCPUs) (once []device.AllocatedCPUs) {
-	of := map[device.Owner][]int64{}
-	for _, row := range rows {
-		of[row.Owner] = append(of[row.Owner], row.CPUs...)
-	}
-	for owner, cpus := range of {
-		once = append(once, cpusOf(owner, cpus)...)
-	}
-	return once
+func cpusOnce(rows []device.ExclusiveCPUs) []device.ExclusiveCPUs {
+	return rowsOnce(rows, func(c device.ExclusiveCPUs) string { return fmt.Sprintf("%q", c.Owner) })
 }
 
-func memoryOnce(rows []device.AllocatedMemory) (once []device.AllocatedMemory) {
-	of := map[string]device.AllocatedMemory{}
-	for _, row := range rows {
-		key := fmt.Sprintf("%q %q %v", row.Owner, row.Type, row.NUMANodes)
-		row.Bytes += of[key].Bytes
-		of[key] = row
-	}
-	return slices.AppendSeq(once, maps.Values(of))
+func memoryOnce(rows []device.ReservedMemory) []device.ReservedMemory {
+	return rowsOnce(rows, func(m device.ReservedMemory) string { return fmt.Sprintf("%q %q %v", m.Owner, m.Type, m.NUMANodes) })
 }
 
-func claimsOnce(rows []device.Claim) (once []device.Claim) {
-	of := map[string]device.Claim{}
+func claimsOnce(rows []device.Claim) []device.Claim {
+	return rowsOnce(rows, func(c device.Claim) string {
+		c.CDI = nil
+		return fmt.Sprintf("%q", c)
+	})
+}
+
+// rowsOnce returns the least row of each key.
+func rowsOnce[T interface{ Compare(T) int }](rows []T, key func(T) string) (once []T) {
+	least := map[string]T{}
 	for _, row := range rows {
-		plain := row
-		plain.CDI = nil
-		key := fmt.Sprintf("%q", plain)
-		if before, twice := of[key]; twice && !slices.Equal(before.CDI, row.CDI) {
-			row.CDI = slices.Concat(before.CDI, row.CDI)
-			slices.Sort(row.CDI)
-			row.CDI = slices.Compact(row.CDI)
+		if before, twice := least[key(row)]; !twice || row.Compare(before) < 0 {
+			least[key(row)] = row
 		}
-		of[key] = row
 	}
-	return slices.AppendSeq(once, maps.Values(of))
+	return slices.AppendSeq(once, maps.Values(least))
 }
 
 // devicesOf returns each device of a list with all NUMA nodes.
@@ -230,18 +220,18 @@ func nodesOf(t *api.TopologyInfo) (nodes []int) {
 	return slices.Compact(nodes)
 }
 
-func cpusOf(o device.Owner, ids []int64) []device.AllocatedCPUs {
+func cpusOf(o device.Owner, ids []int64) []device.ExclusiveCPUs {
 	if len(ids) == 0 {
 		return nil
 	}
 	ids = slices.Clone(ids)
 	slices.Sort(ids)
-	return []device.AllocatedCPUs{{Owner: o, CPUs: slices.Compact(ids)}}
+	return []device.ExclusiveCPUs{{Owner: o, CPUs: slices.Compact(ids)}}
 }
 
-func memoryOf(o device.Owner, list []*api.ContainerMemory) (rows []device.AllocatedMemory) {
+func memoryOf(o device.Owner, list []*api.ContainerMemory) (rows []device.ReservedMemory) {
 	for _, m := range list {
-		rows = append(rows, device.AllocatedMemory{Owner: o, Memory: device.Memory{Type: m.MemoryType, Bytes: m.Size, NUMANodes: nodesOf(m.Topology)}})
+		rows = append(rows, device.ReservedMemory{Owner: o, Type: m.MemoryType, Bytes: m.Size, NUMANodes: nodesOf(m.Topology)})
 	}
 	return rows
 }
@@ -282,21 +272,17 @@ func wantDecoded(t testing.TB, a *rawListResponse, b []byte) {
 		t.Fatalf("allocations and pods:\n%q, %q; protobuf has:\n%q, %q", a.allocations, a.pods, held, pods)
 	}
 	a.resources.normalize()
-	wantRows(t, device.NodeResources{AllocatedDevices: a.resources.devices, AllocatedCPUs: a.resources.cpus, AllocatedMemory: a.resources.memory, Claims: a.resources.claims}, want)
+	wantRows(t, device.NodeResources{Allocated: a.resources.ResourceSet}, want)
 }
 
 // wantRows compares resources. Nil and empty slices are equal.
 func wantRows(t testing.TB, got, want device.NodeResources) {
 	t.Helper()
-	if got.AllocatableKnown != want.AllocatableKnown || !slices.Equal(got.AllocatableCPUs, want.AllocatableCPUs) ||
-		!sameRows(got.AllocatableDevices, want.AllocatableDevices) || !sameRows(got.AllocatableMemory, want.AllocatableMemory) || !sameRows(got.AllocatedDevices, want.AllocatedDevices) ||
-		!sameRows(got.AllocatedCPUs, want.AllocatedCPUs) || !sameRows(got.AllocatedMemory, want.AllocatedMemory) || !sameRows(got.Claims, want.Claims) {
+	if got.AllocatableKnown != want.AllocatableKnown || !sameRows(got.Allocatable.CPUs, want.Allocatable.CPUs) ||
+		!sameRows(got.Allocatable.Devices, want.Allocatable.Devices) || !sameRows(got.Allocatable.Memory, want.Allocatable.Memory) || !sameRows(got.Allocated.Devices, want.Allocated.Devices) ||
+		!sameRows(got.Allocated.CPUs, want.Allocated.CPUs) || !sameRows(got.Allocated.Memory, want.Allocated.Memory) || !sameRows(got.Allocated.Claims, want.Allocated.Claims) {
 		t.Fatalf("resources:\n%+v\nwant:\n%+v", got, want)
 	}
-}
-
-func sameRows[T interface{ Compare(T) int }](a, b []T) bool {
-	return slices.EqualFunc(a, b, func(a, b T) bool { return a.Compare(b) == 0 })
 }
 
 // messageShape has the known fields of a message.
@@ -352,7 +338,7 @@ func TestDecodeAgainstProtobuf(t *testing.T) {
 		wantDecoded(t, &a, b)
 		if _, _, r, err := decodeReference(b); err == nil {
 			accepted++
-			for i, n := range []int{len(r.AllocatedDevices), len(r.AllocatedCPUs), len(r.AllocatedMemory), len(r.Claims)} {
+			for i, n := range []int{len(r.Allocated.Devices), len(r.Allocated.CPUs), len(r.Allocated.Memory), len(r.Allocated.Claims)} {
 				rows[i] += n
 			}
 		}
@@ -372,24 +358,20 @@ func wantAllocatableDecoded(t testing.TB, a *rawAllocatableResponse, b []byte) (
 	if err := a.Read(b); err != nil {
 		t.Fatalf("protobuf accepts the message, Read does not: %v", err)
 	}
-	var l resourceTracker
-	l.setAllocatable(&a.resources)
-	want := device.NodeResources{AllocatableKnown: true, AllocatableDevices: devicesOf(answer.Devices)}
-	slices.SortFunc(want.AllocatableDevices, device.ResourceDevice.Compare)
-	for _, c := range cpusOf(device.Owner{}, answer.CpuIds) {
-		want.AllocatableCPUs = c.CPUs
-	}
-	for _, m := range memoryOnce(memoryOf(device.Owner{}, answer.Memory)) {
-		want.AllocatableMemory = append(want.AllocatableMemory, m.Memory)
-	}
-	slices.SortFunc(want.AllocatableMemory, device.Memory.Compare)
+	l := resourceTracker{allocatableKnown: true}
+	replaceRows(&l.allocatable, &a.resources)
+	want := device.NodeResources{AllocatableKnown: true, Allocatable: device.ResourceSet{Devices: devicesOf(answer.Devices)}}
+	slices.SortFunc(want.Allocatable.Devices, device.ResourceDevice.Compare)
+	want.Allocatable.CPUs = cpusOf(device.Owner{}, answer.CpuIds)
+	want.Allocatable.Memory = memoryOnce(memoryOf(device.Owner{}, answer.Memory))
+	slices.SortFunc(want.Allocatable.Memory, device.ReservedMemory.Compare)
 	wantRows(t, l.snapshot(nil), want)
-	return len(want.AllocatableDevices) + len(want.AllocatableCPUs) + len(want.AllocatableMemory)
+	return len(want.Allocatable.Devices) + len(want.Allocatable.CPUs) + len(want.Allocatable.Memory)
 }
 
 func TestDecodeAllocatableAgainstProtobuf(t *testing.T) {
 	chance := rand.New(rand.NewPCG(3, 4))
-	a := newAllocatableResponse()
+	a := rawAllocatableResponse{newResourceRows()}
 	rows := 0
 	for range 20000 {
 		rows += wantAllocatableDecoded(t, &a, randomMessage(chance, allocatableShape))
@@ -417,7 +399,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		wantDecoded(t, &a, b)
 		// GetAllocatableResources has the same messages in different fields.
-		offer := newAllocatableResponse()
+		offer := rawAllocatableResponse{newResourceRows()}
 		wantAllocatableDecoded(t, &offer, b)
 	})
 }

@@ -185,7 +185,7 @@ func TestSimulatedOutageAfterAdmission(t *testing.T) {
 	hold := make(chan struct{})
 	k.SetFaults(kubelet.Faults{HoldStaticPods: hold})
 	var down device.Allocations
-	if err := k.Restart(t.Context(), kubelet.RestartOptions{While: func() { down = c.ListAllocations(t.Context()) }}); err != nil {
+	if err := k.Restart(t.Context(), func() { down = c.ListAllocations(t.Context()) }); err != nil {
 		t.Fatal(err)
 	}
 	wantDevice(t, down, "a", "pending")

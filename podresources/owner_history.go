@@ -21,14 +21,12 @@ type ownerHistory struct {
 
 func newOwnerHistory() ownerHistory { return ownerHistory{retention: defaultRetention} }
 
-func compareRecords(a, b device.AllocationRecord) int {
-	return cmp.Or(cmp.Compare(a.Device, b.Device), a.Owner.Compare(b.Owner))
-}
-
 // recordOwner records an owner named by a response. A new owner has had the device since first.
 func (h *ownerHistory) recordOwner(a device.Allocation, first, now time.Time) {
 	record := device.AllocationRecord{Device: a.DeviceID.Device(), Owner: a.Owner, FirstSeen: first, LastSeen: now}
-	i, found := slices.BinarySearchFunc(h.all, record, compareRecords)
+	i, found := slices.BinarySearchFunc(h.all, record, func(r, s device.AllocationRecord) int {
+		return cmp.Or(cmp.Compare(r.Device, s.Device), r.Owner.Compare(s.Owner))
+	})
 	switch {
 	case !found:
 		h.all = slices.Insert(h.all, i, record)
@@ -60,13 +58,13 @@ func (h *ownerHistory) prune(now time.Time) {
 			end++
 		}
 		for ; end-begin > maxRecentOwners; end-- {
-			oldest := begin
-			for i := begin + 1; i < end; i++ {
-				if h.all[i].LastSeen.Before(h.all[oldest].LastSeen) {
+			oldest := -1
+			for i := begin; i < end; i++ {
+				if !h.all[i].EndedAt.IsZero() && (oldest < 0 || h.all[i].LastSeen.Before(h.all[oldest].LastSeen)) {
 					oldest = i
 				}
 			}
-			if !h.all[oldest].LastSeen.Before(now) {
+			if oldest < 0 {
 				break
 			}
 			h.all = slices.Delete(h.all, oldest, oldest+1)

@@ -57,6 +57,18 @@ func TestHistoryIsLimitedPerDevice(t *testing.T) {
 	}
 }
 
+// TestHistoryKeepsCurrentOwners: owners of a shared device stay while a restarted kubelet does not list them.
+func TestHistoryKeepsCurrentOwners(t *testing.T) {
+	h := newOwnerHistory()
+	begin := time.Unix(1<<30, 0)
+	for i := range 12 {
+		h.recordOwner(newAllocation(device.ID("a").Replica(i), fmt.Sprint("pod-", i)), begin, begin)
+	}
+	if h.prune(begin.Add(time.Second)); len(h.all) != 12 {
+		t.Errorf("%d owners, want 12", len(h.all))
+	}
+}
+
 func TestHistoryIsKeptForAnHour(t *testing.T) {
 	r := newHistoryTracker()
 	start := r.now

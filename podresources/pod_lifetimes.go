@@ -29,8 +29,6 @@ type podPresence struct {
 	lastResponse int       // number of the newest response with the pod
 }
 
-func newPodLifetimes() podLifetimes { return podLifetimes{pods: map[podName]podPresence{}} }
-
 // update records the pods of a response. A complete response omits no pod.
 func (l *podLifetimes) update(pods []podName, requestedAt time.Time, complete bool) {
 	l.responses++
@@ -48,10 +46,10 @@ func (l *podLifetimes) update(pods []podName, requestedAt time.Time, complete bo
 	}
 }
 
-// mayOwn reports whether a listed pod may own an allocation, ignoring pods of a different UID.
-func (l *podLifetimes) mayOwn(allocatedAt timeInterval, isOther func(podName) bool) bool {
-	for p, presence := range l.pods {
-		if presence.absentAt.Before(allocatedAt.latest) && presence.firstListed.After(allocatedAt.earliest.Add(-maxAdmissionDelay)) && !isOther(p) {
+// mayOwn reports whether a listed pod may own an allocation.
+func (l *podLifetimes) mayOwn(allocatedAt timeInterval) bool {
+	for _, presence := range l.pods {
+		if presence.absentAt.Before(allocatedAt.latest) && presence.firstListed.After(allocatedAt.earliest.Add(-maxAdmissionDelay)) {
 			return true
 		}
 	}

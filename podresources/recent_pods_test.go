@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // callsSince returns the number of Lists and the pods of Get since a time.
@@ -75,15 +73,15 @@ func TestGetReplacesList(t *testing.T) {
 	}
 }
 
-// TestGetOfDifferentPod adds pods without the device: at most two calls of Get each, and the owner is still found.
+// TestGetOfDifferentPod adds pods without the device, or a kubelet without Get: List finds the owner.
 func TestGetOfDifferentPod(t *testing.T) {
 	for name, change := range map[string]struct {
 		arrive []string
 		get    error
 		want   string
 	}{
-		"pod without devices": {[]string{"other"}, nil, "1 lists, [other other]"},
-		"deleted pod":         {[]string{"gone"}, nil, "1 lists, [gone gone]"},
+		"pod without devices": {[]string{"other"}, nil, "1 lists, [other]"},
+		"deleted pod":         {[]string{"gone"}, nil, "1 lists, [gone]"},
 		"second of two pods":  {[]string{"other", "new"}, nil, "0 lists, [other new]"},
 		"too many pods":       {[]string{"1", "2", "3", "new"}, nil, "1 lists, []"},
 		"kubelet 1.26":        {[]string{"new"}, status.Error(codes.Unimplemented, "unknown method Get for service v1.PodResourcesLister"), "1 lists, [new]"},
@@ -117,73 +115,6 @@ func TestGetOfDifferentPod(t *testing.T) {
 	}
 }
 
-// TestUnsupportedGetIsCalledOnce calls an unsupported Get a single time per kubelet.
-func TestUnsupportedGetIsCalledOnce(t *testing.T) {
-	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
-		k.setGetError(status.Error(codes.Unimplemented, "unknown method Get"))
-		defer runUntilIdle(t, c)()
-		var pods []*api.PodResources
-		arrives := func(name string) {
-			c.OnPodAdded("team", name)
-			c.OnAllocated(gpu, []device.AdvertisedID{device.AdvertisedID(name)})
-			pods = append(pods, newPod(name, name))
-			k.setPods(pods...)
-			time.Sleep(time.Second)
-			wantDevice(t, c.current(), device.ID(name), "allocated to "+name)
-		}
-		begin := time.Now()
-		arrives("a")
-		arrives("b")
-		arrives("c")
-		if got := k.callsSince(begin); got != "3 lists, [a]" {
-			t.Errorf("calls: %s", got)
-		}
-		k.restart()
-		k.setGetError(nil)
-		c.ListAllocations(t.Context())
-		begin = time.Now().Add(1)
-		arrives("d")
-		if got := k.callsSince(begin); got != "0 lists, [a d]" {
-			t.Errorf("calls of the next kubelet: %s", got)
-		}
-	})
-}
-
-// TestGetOfManyPods adds many pods without devices, while an init container's device has no owner: as many Lists as without pods, and a
-// limited number of Gets.
-func TestGetOfManyPods(t *testing.T) {
-	lists := func(arrive bool) (n int) {
-		runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
-			k.setPods(newPod("init"))
-			defer runUntilIdle(t, c)()
-			begin := time.Now()
-			c.OnAllocated(gpu, []device.AdvertisedID{"a"})
-			for i := range 100 {
-				if arrive {
-					c.OnPodAdded("team", fmt.Sprint(i))
-				}
-				time.Sleep(90 * ms)
-			}
-			n = len(k.listCallsSince(begin))
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			if most := maxGetAttempts * 100; len(k.getCalls) > most || arrive && len(k.getCalls) < 50 {
-				t.Errorf("Get was called %d times", len(k.getCalls))
-			}
-			for _, name := range k.getCalls {
-				if count := len(slices.DeleteFunc(slices.Clone(k.getCalls), func(other string) bool { return other != name })); count > maxGetAttempts {
-					t.Errorf("Get was called for %s %d times", name, count)
-				}
-			}
-		})
-		return n
-	}
-	without, with := lists(false), lists(true)
-	if without < 8 || with > without {
-		t.Errorf("%d Lists with new pods, %d without", with, without)
-	}
-}
-
 // TestGetAfterRestart ignores Get over a connection without a List: the kubelet may be new.
 func TestGetAfterRestart(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
@@ -191,7 +122,7 @@ func TestGetAfterRestart(t *testing.T) {
 		c.ListAllocations(t.Context())
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
 		k.setPods(newPod("new", "a", "b"))
-		if err := c.fetchRecentPod(t.Context(), podName{"team", "new"}); err != nil {
+		if err := c.confirmPod(t.Context(), podName{"team", "new"}); err != nil {
 			t.Fatal(err)
 		}
 		wantDevice(t, c.current(), "a", "allocated to new")
@@ -199,7 +130,7 @@ func TestGetAfterRestart(t *testing.T) {
 		c.OnAllocated(gpu, []device.AdvertisedID{"c"})
 		k.setPods(newPod("newer", "c"))
 		k.restart()
-		if err := c.fetchRecentPod(t.Context(), podName{"team", "newer"}); err != nil {
+		if err := c.confirmPod(t.Context(), podName{"team", "newer"}); err != nil {
 			t.Fatal(err)
 		}
 		wantDevice(t, c.current(), "c", "pending")

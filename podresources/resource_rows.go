@@ -13,10 +13,7 @@ const maxInternedNames = 4096
 
 // resourceRows are the resources of a response. The next response reuses the memory, so rows are copied before publication.
 type resourceRows struct {
-	devices []device.AllocatedDevice
-	cpus    []device.AllocatedCPUs
-	memory  []device.AllocatedMemory
-	claims  []device.Claim
+	device.ResourceSet
 	foreign foreignIDs
 
 	interner wire.Interner // kept from response to response
@@ -32,31 +29,33 @@ func newResourceRows() resourceRows {
 }
 
 func (r *resourceRows) reset() {
-	r.devices, r.cpus, r.memory, r.claims = r.devices[:0], r.cpus[:0], r.memory[:0], r.claims[:0]
+	r.Devices, r.CPUs, r.Memory, r.Claims = r.Devices[:0], r.CPUs[:0], r.Memory[:0], r.Claims[:0]
 	r.numaNodes, r.cpuIDs, r.cdiNames = r.numaNodes[:0], r.cpuIDs[:0], r.cdiNames[:0]
-	r.foreign.startResponse()
+	for _, f := range r.foreign.resources {
+		f.ids = 0
+	}
 }
 
 // rowOffsets are the numbers of rows at a point of the response.
 type rowOffsets struct{ devices, cpuIDs, memory, claims int }
 
 func (r *resourceRows) offsets() rowOffsets {
-	return rowOffsets{len(r.devices), len(r.cpuIDs), len(r.memory), len(r.claims)}
+	return rowOffsets{len(r.Devices), len(r.cpuIDs), len(r.Memory), len(r.Claims)}
 }
 
 // setOwner sets the owner of the rows since start.
 func (r *resourceRows) setOwner(owner device.Owner, start rowOffsets) {
-	for i := range r.devices[start.devices:] {
-		r.devices[start.devices+i].Owner = owner
+	for i := range r.Devices[start.devices:] {
+		r.Devices[start.devices+i].Owner = owner
 	}
-	for i := range r.memory[start.memory:] {
-		r.memory[start.memory+i].Owner = owner
+	for i := range r.Memory[start.memory:] {
+		r.Memory[start.memory+i].Owner = owner
 	}
-	for i := range r.claims[start.claims:] {
-		r.claims[start.claims+i].Owner = owner
+	for i := range r.Claims[start.claims:] {
+		r.Claims[start.claims+i].Owner = owner
 	}
 	if cpus := sortedTail(r.cpuIDs, start.cpuIDs); cpus != nil {
-		r.cpus = append(r.cpus, device.AllocatedCPUs{Owner: owner, CPUs: cpus})
+		r.CPUs = append(r.CPUs, device.ExclusiveCPUs{Owner: owner, CPUs: cpus})
 	}
 }
 
@@ -75,20 +74,27 @@ func sortedTail[T cmp.Ordered](all []T, start int) []T {
 	return slices.Compact(part)
 }
 
-// dropForeignDevices ends a response, drops the ids of resources newly above maxForeignIDs, and reports whether there were any.
-func (r *resourceRows) dropForeignDevices() bool {
-	newlyDropped := r.foreign.finishResponse()
-	if newlyDropped {
-		r.devices = slices.DeleteFunc(r.devices, func(d device.AllocatedDevice) bool { return r.foreign.isDropped(d.Resource, device.AdvertisedID(d.ID)) })
-	}
-	return newlyDropped
-}
-
 // Numbers and names of fields follow k8s.io/kubelet/pkg/apis/podresources/v1/api.proto.
+
+// addField adds the rows of a field. The fields devices, cpu_ids, memory and dynamic_resources have consecutive numbers in each message,
+// from first on.
+func (r *resourceRows) addField(f wire.Field, first uint64) (err error) {
+	switch f.Tag - first<<3 {
+	case 0<<3 | wire.Length: // devices
+		err = r.addDevices(f.Bytes)
+	case 1<<3 | wire.Varint, 1<<3 | wire.Length: // cpu_ids
+		r.cpuIDs, err = f.AppendVarints(r.cpuIDs)
+	case 2<<3 | wire.Length: // memory
+		err = r.addMemory(f.Bytes)
+	case 3<<3 | wire.Length: // dynamic_resources
+		err = r.addClaims(f.Bytes)
+	}
+	return err
+}
 
 // addDevices adds a row for each id.
 func (r *resourceRows) addDevices(b []byte) error {
-	start, nodesStart := len(r.devices), len(r.numaNodes)
+	start, nodesStart := len(r.Devices), len(r.numaNodes)
 	resource, err := wire.Last(b, 1<<3|wire.Length) // may follow the ids
 	if err != nil {
 		return err
@@ -97,19 +103,19 @@ func (r *resourceRows) addDevices(b []byte) error {
 		switch f.Tag {
 		case 2<<3 | wire.Length: // device_ids
 			if r.foreign.admit(resource.Bytes, f.Bytes) {
-				r.devices = append(r.devices, device.AllocatedDevice{ResourceDevice: device.ResourceDevice{ID: r.interner.Intern(f.Bytes)}})
+				r.Devices = append(r.Devices, device.ResourceDevice{ID: r.interner.Intern(f.Bytes)})
 			}
 		case 3<<3 | wire.Length: // topology
 			return r.addNodes(f.Bytes)
 		}
 		return nil
 	})
-	if start == len(r.devices) {
+	if start == len(r.Devices) {
 		return err
 	}
 	name, nodes := r.interner.Intern(resource.Bytes), sortedTail(r.numaNodes, nodesStart)
-	for i := range r.devices[start:] {
-		d := &r.devices[start+i]
+	for i := range r.Devices[start:] {
+		d := &r.Devices[start+i]
 		d.Resource, d.NUMANodes = name, nodes
 	}
 	return err
@@ -124,7 +130,7 @@ func (r *resourceRows) addNodes(b []byte) error {
 }
 
 func (r *resourceRows) addMemory(b []byte) error {
-	var m device.AllocatedMemory
+	var m device.ReservedMemory
 	nodesStart := len(r.numaNodes)
 	err := wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
@@ -138,14 +144,14 @@ func (r *resourceRows) addMemory(b []byte) error {
 		return nil
 	})
 	m.NUMANodes = sortedTail(r.numaNodes, nodesStart)
-	r.memory = append(r.memory, m)
+	r.Memory = append(r.Memory, m)
 	return err
 }
 
 // addClaims adds a row for each device of a claim.
 func (r *resourceRows) addClaims(b []byte) error {
 	var claim, namespace string
-	start := len(r.claims)
+	start := len(r.Claims)
 	err := wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
 		case 2<<3 | wire.Length: // claim_name
@@ -157,7 +163,7 @@ func (r *resourceRows) addClaims(b []byte) error {
 		}
 		return nil
 	})
-	rows := r.claims[start:]
+	rows := r.Claims[start:]
 	for i := range rows {
 		rows[i].ClaimNamespace, rows[i].ClaimName = namespace, claim
 	}
@@ -186,7 +192,7 @@ func (r *resourceRows) addClaim(b []byte) error {
 		return nil
 	})
 	c.CDI = tail(r.cdiNames, start)
-	r.claims = append(r.claims, c)
+	r.Claims = append(r.Claims, c)
 	return err
 }
 
@@ -203,56 +209,34 @@ func trimCDI(rows []device.Claim) {
 	}
 }
 
-// normalize sorts the rows and merges duplicates: a device has a row per NUMA node, two requests of a claim may have the same device, and a
-// pod and its replacement of the same name are listed together for a moment.
+// normalize sorts the rows and drops duplicates: two requests of a claim may have the same device, and a pod and its replacement of the same
+// name are listed together for a moment. A device has a row per NUMA node.
 func (r *resourceRows) normalize() {
-	r.devices = mergeRows(r.devices, func(d *device.AllocatedDevice, e device.AllocatedDevice) bool {
-		same := d.Owner == e.Owner && d.Resource == e.Resource && d.ID == e.ID
-		if same {
-			d.NUMANodes = union(&r.numaNodes, d.NUMANodes, e.NUMANodes)
+	slices.SortFunc(r.Devices, device.ResourceDevice.Compare)
+	devices := r.Devices[:0]
+	for _, d := range r.Devices {
+		last := len(devices) - 1
+		if last < 0 || devices[last].Owner != d.Owner || devices[last].Resource != d.Resource || devices[last].ID != d.ID {
+			devices = append(devices, d)
+			continue
 		}
-		return same
-	})
-	r.cpus = mergeRows(r.cpus, func(c *device.AllocatedCPUs, d device.AllocatedCPUs) bool {
-		same := c.Owner == d.Owner
-		if same {
-			c.CPUs = union(&r.cpuIDs, c.CPUs, d.CPUs)
-		}
-		return same
-	})
-	r.memory = mergeRows(r.memory, func(m *device.AllocatedMemory, n device.AllocatedMemory) bool {
-		same := m.Owner == n.Owner && m.Type == n.Type && slices.Equal(m.NUMANodes, n.NUMANodes)
-		if same {
-			m.Bytes += n.Bytes
-		}
-		return same
-	})
-	r.claims = mergeRows(r.claims, func(c *device.Claim, d device.Claim) bool {
-		a, b := *c, d
-		a.CDI, b.CDI = nil, nil
-		same := a.Compare(b) == 0
-		if same && !slices.Equal(c.CDI, d.CDI) {
-			c.CDI = union(&r.cdiNames, c.CDI, d.CDI)
-		}
-		return same
-	})
-}
-
-// mergeRows sorts rows, and merges each into the row before if merge returns true.
-func mergeRows[T interface{ Compare(T) int }](rows []T, merge func(before *T, row T) bool) []T {
-	slices.SortFunc(rows, T.Compare)
-	kept := rows[:0]
-	for _, row := range rows {
-		if last := len(kept) - 1; last < 0 || !merge(&kept[last], row) {
-			kept = append(kept, row)
-		}
+		start := len(r.numaNodes)
+		r.numaNodes = append(append(r.numaNodes, devices[last].NUMANodes...), d.NUMANodes...)
+		devices[last].NUMANodes = sortedTail(r.numaNodes, start)
 	}
-	return kept
+	r.Devices = devices
+	r.CPUs = unique(r.CPUs, func(c, d device.ExclusiveCPUs) bool { return c.Owner == d.Owner })
+	r.Memory = unique(r.Memory, func(m, n device.ReservedMemory) bool {
+		return m.Owner == n.Owner && m.Type == n.Type && slices.Equal(m.NUMANodes, n.NUMANodes)
+	})
+	r.Claims = unique(r.Claims, func(c, d device.Claim) bool {
+		c.CDI, d.CDI = nil, nil
+		return c.Compare(d) == 0
+	})
 }
 
-// union returns the elements of both slices, sorted, as a part of all.
-func union[T cmp.Ordered](all *[]T, a, b []T) []T {
-	start := len(*all)
-	*all = append(append(*all, a...), b...)
-	return sortedTail(*all, start)
+// unique sorts rows and keeps the first of the same rows.
+func unique[T interface{ Compare(T) int }](rows []T, same func(a, b T) bool) []T {
+	slices.SortFunc(rows, T.Compare)
+	return slices.CompactFunc(rows, same)
 }

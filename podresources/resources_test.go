@@ -44,16 +44,33 @@ func TestResourcesOfNode(t *testing.T) {
 	c.fetchAllocatable(t.Context())
 	r := c.current().Resources
 	mine := h.All[0].DeviceID // chosen by the kubelet
-	want := fmt.Sprintf("{AllocatableKnown:true "+
-		"AllocatableDevices:[{Resource:example.com/nic ID:nic-0 NUMANodes:[0 1]} {Resource:example.com/nic ID:nic-1 NUMANodes:[0 1]} {Resource:nvidia.com/gpu ID:a NUMANodes:[]} {Resource:nvidia.com/gpu ID:b NUMANodes:[]}] "+
-		"AllocatableCPUs:[2 3 4 5] AllocatableMemory:[{Type:memory Bytes:8589934592 NUMANodes:[0]} {Type:memory Bytes:8589934592 NUMANodes:[1]}] "+
-		"AllocatedDevices:[{Owner:{Namespace:team Pod:one Container:main} ResourceDevice:{Resource:example.com/nic ID:nic-0 NUMANodes:[0 1]}} "+
-		"{Owner:{Namespace:team Pod:one Container:main} ResourceDevice:{Resource:example.com/nic ID:nic-1 NUMANodes:[0 1]}} "+
-		"{Owner:{Namespace:team Pod:one Container:main} ResourceDevice:{Resource:nvidia.com/gpu ID:%s NUMANodes:[]}}] "+
-		"AllocatedCPUs:[{Owner:{Namespace:team Pod:one Container:} CPUs:[2]} {Owner:{Namespace:team Pod:one Container:main} CPUs:[3 4]}] "+
-		"AllocatedMemory:[{Owner:{Namespace:team Pod:one Container:} Memory:{Type:memory Bytes:2147483648 NUMANodes:[0]}} "+
-		"{Owner:{Namespace:team Pod:one Container:main} Memory:{Type:memory Bytes:12884901888 NUMANodes:[0 1]}}] "+
-		"Claims:[{Owner:{Namespace:team Pod:one Container:main} ClaimNamespace:team ClaimName:ours Driver:gpu.nvidia.com Pool:node-a Device:gpu-1 ShareID: CDI:[x/y=gpu-1]}] Dropped:[] DroppedAllocated:[]}", mine)
+	pod, main := device.Owner{Namespace: "team", Pod: "one"}, device.Owner{Namespace: "team", Pod: "one", Container: "main"}
+	const nic = "example.com/nic"
+	want := fmt.Sprintf("%+v", device.NodeResources{
+		AllocatableKnown: true,
+		Allocatable: device.ResourceSet{
+			Devices: []device.ResourceDevice{
+				{Resource: nic, ID: "nic-0", NUMANodes: []int{0, 1}},
+				{Resource: nic, ID: "nic-1", NUMANodes: []int{0, 1}},
+				{Resource: gpu, ID: "a"},
+				{Resource: gpu, ID: "b"},
+			},
+			CPUs:   []device.ExclusiveCPUs{{CPUs: []int64{2, 3, 4, 5}}},
+			Memory: []device.ReservedMemory{{Type: "memory", Bytes: 8 << 30, NUMANodes: []int{0}}, {Type: "memory", Bytes: 8 << 30, NUMANodes: []int{1}}},
+		},
+		Allocated: device.ResourceSet{
+			Devices: []device.ResourceDevice{
+				{Owner: main, Resource: nic, ID: "nic-0", NUMANodes: []int{0, 1}},
+				{Owner: main, Resource: nic, ID: "nic-1", NUMANodes: []int{0, 1}},
+				{Owner: main, Resource: gpu, ID: string(mine)},
+			},
+			CPUs:   []device.ExclusiveCPUs{{Owner: pod, CPUs: []int64{2}}, {Owner: main, CPUs: []int64{3, 4}}},
+			Memory: []device.ReservedMemory{{Owner: pod, Type: "memory", Bytes: 2 << 30, NUMANodes: []int{0}}, {Owner: main, Type: "memory", Bytes: 12 << 30, NUMANodes: []int{0, 1}}},
+			Claims: []device.Claim{{
+				Owner: main, ClaimNamespace: "team", ClaimName: "ours", Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1", CDI: []string{"x/y=gpu-1"},
+			}},
+		},
+	})
 	if got := fmt.Sprintf("%+v", r); got != want {
 		t.Errorf("resources:\n%s\nwant:\n%s", got, want)
 	}
@@ -68,12 +85,12 @@ func TestResourcesOfNode(t *testing.T) {
 	same := func(when string) {
 		t.Helper()
 		now := c.ListAllocations(t.Context()).Resources
-		if unsafe.SliceData(now.AllocatedDevices) != unsafe.SliceData(r.AllocatedDevices) || unsafe.SliceData(now.AllocatedCPUs) != unsafe.SliceData(r.AllocatedCPUs) ||
-			unsafe.SliceData(now.AllocatedMemory) != unsafe.SliceData(r.AllocatedMemory) || unsafe.SliceData(now.Claims) != unsafe.SliceData(r.Claims) {
+		if unsafe.SliceData(now.Allocated.Devices) != unsafe.SliceData(r.Allocated.Devices) || unsafe.SliceData(now.Allocated.CPUs) != unsafe.SliceData(r.Allocated.CPUs) ||
+			unsafe.SliceData(now.Allocated.Memory) != unsafe.SliceData(r.Allocated.Memory) || unsafe.SliceData(now.Allocated.Claims) != unsafe.SliceData(r.Allocated.Claims) {
 			t.Errorf("%s: %v", when, now)
 		}
 	}
-	if err := k.Restart(t.Context(), kubelet.RestartOptions{While: func() { same("while it is away") }}); err != nil {
+	if err := k.Restart(t.Context(), func() { same("while it is away") }); err != nil {
 		t.Fatal(err)
 	}
 	same("before it has read its pods")
@@ -82,7 +99,7 @@ func TestResourcesOfNode(t *testing.T) {
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	same("when it has")
 	c.fetchAllocatable(t.Context())
-	if now := c.current().Resources; !now.AllocatableKnown || len(now.AllocatableDevices) > 0 || unsafe.SliceData(now.AllocatableCPUs) != unsafe.SliceData(r.AllocatableCPUs) {
+	if now := c.current().Resources; !now.AllocatableKnown || len(now.Allocatable.Devices) > 0 || unsafe.SliceData(now.Allocatable.CPUs) != unsafe.SliceData(r.Allocatable.CPUs) {
 		t.Errorf("allocatable before the plugins registered again: %v", now)
 	}
 	if err := k.EndPod(kubelet.PodSpec{Namespace: "team", Name: "one"}); err != nil {

@@ -2,13 +2,9 @@ package podresources
 
 import (
 	"context"
-	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/retry"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 const (
@@ -20,50 +16,36 @@ const (
 	allocatableInterval = time.Second
 	// minRefreshDelay and maxRefreshDelay limit the delay of List after Allocate. The delay doubles with each List.
 	minRefreshDelay, maxRefreshDelay = 50 * time.Millisecond, 2 * time.Second
+	// maxGetPods limits the calls of Get in place of a List: a List is a single call of the kubelet's limit.
+	maxGetPods = 3
 )
 
 // Run keeps the allocations fresh between scrapes, and looks up the owners of new allocations, until ctx is done.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.kubelet.Close() //nolint:errcheck // no more calls follow
 	due, refresh := time.Now(), retry.Backoff{Min: minRefreshDelay, Max: maxRefreshDelay}
-	var podsDue time.Time // zero without a new pod
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		c.Beat()
-		next := due
-		if !podsDue.IsZero() {
-			next = earlier(due, podsDue)
-		}
-		timer.Reset(time.Until(next))
+		timer.Reset(time.Until(due))
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.refreshRequested:
 			// An earlier List stays due: otherwise a burst of allocations would postpone List.
 			refresh.Reset()
-			due = earlier(due, time.Now().Add(refresh.Next()))
-			continue
-		case <-c.podAdded:
-			if podsDue.IsZero() {
-				podsDue = time.Now().Add(minRefreshDelay)
+			if soon := time.Now().Add(refresh.Next()); soon.Before(due) {
+				due = soon
 			}
 			continue
 		case <-timer.C:
 		}
-		podsDue = time.Time{}
-		if !c.fetchRecentPods(ctx) {
-			if time.Now().Before(due) {
-				continue
-			}
+		if !c.confirmRecentPods(ctx) {
 			c.refresh(ctx)
 		}
 		now := time.Now()
-		expectsUpdate := c.expectsUpdate(now)
-		if now.Before(due) && expectsUpdate {
-			continue // Get was earlier than the due List
-		}
-		delay := c.refreshDelay(now)
+		delay, expectsUpdate := c.refreshDelay(now)
 		if expectsUpdate {
 			delay = min(delay, refresh.Next())
 		}
@@ -71,32 +53,20 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-// expectsUpdate reports whether the kubelet should be called soon.
-func (c *Client) expectsUpdate(now time.Time) bool {
+// refreshDelay returns the delay of the next List, and whether the next List may change allocations. Calls by scrapes count.
+func (c *Client) refreshDelay(now time.Time) (delay time.Duration, expectsUpdate bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.tracker.expectsUpdate(now)
-}
-
-// refreshDelay returns the delay of the next List. Calls by scrapes count.
-func (c *Client) refreshDelay(now time.Time) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	expectsUpdate = c.tracker.expectsUpdate(now)
 	if c.lastErr != nil {
-		return max(outageInterval, c.kubelet.untilRetry(now))
+		pause, _ := c.kubelet.pause(now)
+		return max(outageInterval, pause), expectsUpdate
 	}
-	delay := c.respondedAt.Add(idleInterval).Sub(now)
+	delay = c.respondedAt.Add(idleInterval).Sub(now)
 	if c.allocatableStale {
 		delay = min(delay, c.allocatableAt.Add(allocatableInterval).Sub(now))
 	}
-	return max(delay, minRefreshDelay)
+	return max(delay, minRefreshDelay), expectsUpdate
 }
 
 // refresh calls List, reads the checkpoint if needed, and calls GetAllocatableResources.
@@ -119,9 +89,9 @@ func (c *Client) refresh(ctx context.Context) {
 func (c *Client) logOutage(err error) {
 	switch inOutage := err != nil; {
 	case inOutage && !c.loggedOutage:
-		c.log.Warn("pod-resources API unavailable, last allocations stand", "err", err)
+		c.options.Log.Warn("pod-resources API unavailable, last allocations stand", "err", err)
 	case !inOutage && c.loggedOutage:
-		c.log.Info("pod-resources API recovered")
+		c.options.Log.Info("pod-resources API recovered")
 	}
 	c.loggedOutage = err != nil
 }
@@ -143,7 +113,7 @@ func (c *Client) refreshCheckpoint() {
 	case err == nil:
 		c.loggedCheckpointError = false
 	case overdue && !c.loggedCheckpointError:
-		c.log.Warn("checkpoint unreadable, allocations without an owner stand for an hour", "err", err)
+		c.options.Log.Warn("checkpoint unreadable, allocations without an owner stand for an hour", "err", err)
 		c.loggedCheckpointError = true
 	}
 }
@@ -158,70 +128,51 @@ func (c *Client) fetchAllocatable(ctx context.Context) {
 	_, err := c.kubelet.call(ctx, service+"GetAllocatableResources", nil, &c.allocatableResponse)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.resources.allocatableKnown = err == nil
 	if err == nil {
-		c.resources.setAllocatable(&c.allocatableResponse.resources)
-	} else {
-		c.resources.clearAllocatable()
+		replaceRows(&c.resources.allocatable, &c.allocatableResponse.resources)
 	}
 	c.publish(false)
 }
 
-// fetchRecentPods calls Get for the possible owners of a pending allocation, and reports whether the kubelet answered. If so, List can
-// wait.
-func (c *Client) fetchRecentPods(ctx context.Context) bool {
+// confirmRecentPods calls Get for the newest pods, the possible owners of a pending allocation, and reports whether all owners are known.
+// If so, List can wait: Get returns a single pod, and List all pods of the node.
+func (c *Client) confirmRecentPods(ctx context.Context) bool {
 	now := time.Now()
 	c.mu.Lock()
-	var names []podName
-	since, isPending := c.tracker.oldestPending(now)
+	names := c.recentPods
+	c.recentPods = nil
 	// Get must not delay an overdue or failed List.
-	if isPending && c.lastErr == nil && now.Sub(c.respondedAt) < idleInterval && c.getUnsupportedEpoch != c.tracker.epoch {
-		names = c.recentPods.nextCandidates(since, c.tracker.hasAllocation)
-	}
+	isUseful := c.tracker.isLookingUp(now) && c.lastErr == nil && now.Sub(c.respondedAt) < idleInterval && len(names) <= maxGetPods
 	c.mu.Unlock()
+	if !isUseful {
+		return false
+	}
 	for _, name := range names {
-		if err := c.fetchRecentPod(ctx, name); err != nil {
+		if c.confirmPod(ctx, name) != nil { // also a missing pod
 			return false
 		}
 	}
-	return len(names) > 0
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.tracker.isLookingUp(now)
 }
 
-// fetchRecentPod calls Get for a pod. A missing pod is no error.
-func (c *Client) fetchRecentPod(ctx context.Context, name podName) error {
+// confirmPod calls Get for a pod. The response has the fields of a List with a single pod.
+func (c *Client) confirmPod(ctx context.Context, name podName) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err := c.lockCalls(ctx); err != nil {
 		return err
 	}
-	defer c.unlockCalls()
-	requestedAt := time.Now()
-	allocations, epoch, err := c.getPod(ctx, name)
+	defer func() { <-c.callLock }()
+	requestedAt, response := time.Now(), newListResponse()
+	epoch, err := c.kubelet.call(ctx, service+"Get", getRequest(name), &response)
+	if err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case err == nil:
-		c.publish(c.tracker.confirmPod(allocations, epoch, requestedAt))
-	case isGetUnsupported(err):
-		c.getUnsupportedEpoch = c.tracker.epoch
-	case status.Code(err) == codes.Unknown: // missing or ended pod (server_v1.go never returns NotFound)
-		return nil
-	}
-	return err
-}
-
-// getPod calls Get. The response has the fields of a List with a single pod.
-func (c *Client) getPod(ctx context.Context, name podName) ([]device.Allocation, kubeletEpoch, error) {
-	response := newListResponse()
-	epoch, err := c.kubelet.call(ctx, service+"Get", getRequest(name), &response)
-	if err == nil {
-		c.addClaimAllocations(&response)
-	}
-	return response.allocations, epoch, err
-}
-
-// isGetUnsupported reports whether a kubelet lacks Get: before 1.27, or up to 1.33 with the feature gate KubeletPodResourcesGet off, the
-// default (pkg/kubelet/apis/podresources/server_v1.go).
-func isGetUnsupported(err error) bool {
-	return status.Code(err) == codes.Unimplemented ||
-		status.Code(err) == codes.Unknown && strings.Contains(err.Error(), "Get method disabled")
+	c.publish(c.tracker.confirmPod(response.allocations, epoch, requestedAt))
+	return nil
 }

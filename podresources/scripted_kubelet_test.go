@@ -269,7 +269,7 @@ func (c *Client) allocatableCounts() map[string]int {
 		return nil
 	}
 	counts := map[string]int{}
-	for _, d := range r.AllocatableDevices {
+	for _, d := range r.Allocatable.Devices {
 		counts[d.Resource]++
 	}
 	return counts

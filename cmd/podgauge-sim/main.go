@@ -4,13 +4,11 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/app"
-	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
@@ -31,73 +29,61 @@ const (
 )
 
 // simulatedPlatform is the platform of a simulated machine.
-type simulatedPlatform struct{ mode string }
-
-func (p *simulatedPlatform) Simulated() bool { return true }
+type simulatedPlatform struct {
+	mode   string
+	script *sim.Script // of modeScriptPrefix
+}
 
 func (p *simulatedPlatform) AddFlags(f *pflag.FlagSet) {
-	f.StringVar(&p.mode, "simulate", modeNode, "simulated `machine`: node (with kubelet and pods), hardware (for a real kubelet) or script:FILE (a node with the events of a file)")
+	p.mode = modeNode
+	f.Func("simulate", "simulated `machine`: node (the default: with kubelet and pods), hardware (for a real kubelet) or script:FILE (a node with the events of a file)", p.setMode)
 }
 
-func (p *simulatedPlatform) CheckFlags(forDoctor bool) error {
-	script := strings.HasPrefix(p.mode, modeScriptPrefix)
+// setMode checks the value of --simulate, and reads the script.
+func (p *simulatedPlatform) setMode(mode string) (err error) {
+	p.mode, p.script = mode, nil
+	file, isScript := strings.CutPrefix(mode, modeScriptPrefix)
 	switch {
-	case p.mode != modeNode && p.mode != modeHardware && !script:
-		return fmt.Errorf("--simulate=%s: want node, hardware or script:FILE", p.mode)
-	case forDoctor && p.mode != modeHardware:
-		return fmt.Errorf("--simulate=%s: want hardware: no real node to examine", p.mode)
+	case isScript:
+		p.script, err = readScript(file)
+	case mode != modeNode && mode != modeHardware:
+		err = fmt.Errorf("%q: want node, hardware or script:FILE", mode)
 	}
-	return nil
+	return err
 }
 
-func (p *simulatedPlatform) Open(o app.OpenOptions) (device.Backend, app.SimulatedNode, error) {
+func (p *simulatedPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
 	rows := metric.Metrics()
 	if o.PerLink {
 		rows = metric.MetricsPerLink()
 	}
 	machine := sim.NewMachine(rows, defaultGPUs, time.Now)
-	script, err := p.readScript()
-	if err != nil {
-		return nil, nil, err
-	}
-	if script != nil {
-		machine = sim.NewNamedMachine(script.Machine, rows, time.Now)
+	if p.script != nil {
+		machine = sim.NewNamedMachine(p.script.Machine, rows, time.Now)
 	}
 	machine.SetXidClassifier(xid.Event)
+	m := &app.Hardware{Backend: machine, Simulated: true, ClaimedDevice: nvml.ClaimedDevice}
 	if p.mode == modeHardware {
-		return machine, nil, nil
+		return m, nil
 	}
-	simNode, err := sim.NewVirtualNode(machine, script, o.Log)
+	node, err := sim.NewVirtualNode(machine, p.script, o.Log)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return machine, simulatedNode{simNode}, nil
+	m.Node, m.Processes = node, node.ProcessTable
+	m.KubeletDir, m.DevicePluginDir, m.CDIDir = node.Dir(), node.DevicePluginDir(), filepath.Join(node.Dir(), "cdi")
+	return m, nil
 }
 
-// readScript reads the script that --simulate names; nil: it names none.
-func (p *simulatedPlatform) readScript() (*sim.Script, error) {
-	name, ok := strings.CutPrefix(p.mode, modeScriptPrefix)
-	if !ok {
-		return nil, nil
-	}
+func readScript(name string) (*sim.Script, error) {
 	file, err := os.Open(name)
 	if err != nil {
-		return nil, fmt.Errorf("--simulate: %w", err)
+		return nil, err
 	}
 	defer file.Close() //nolint:errcheck // it was read
 	script, err := sim.ReadScript(file)
 	if err != nil {
-		return nil, fmt.Errorf("--simulate: %s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return script, nil
 }
-
-func (p *simulatedPlatform) Driver([]string) doctor.DriverProbe { return nil }
-
-func (p *simulatedPlatform) ClaimedDevice(c device.Claim, statuses []device.Status) (device.ID, bool) {
-	return nvml.ClaimedDevice(c, statuses)
-}
-
-type simulatedNode struct{ *sim.VirtualNode }
-
-func (n simulatedNode) Processes() exporter.ProcessResolver { return n.ProcessTable }

@@ -1,59 +1,44 @@
 package main
 
 import (
-	"io"
+	"errors"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/app"
-	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/program"
-	"github.com/spf13/pflag"
 )
 
 func TestMain(m *testing.M) { program.Main(m, main) }
 
-// TestWrongFlags: each value of --simulate that means nothing is rejected, and doctor without a node to examine.
-func TestWrongFlags(t *testing.T) {
-	for _, c := range []struct {
-		args   []string
-		doctor bool
-		want   string
-	}{
-		{want: ""},
-		{args: []string{"--simulate=hardware"}, doctor: true},
-		{args: []string{"--simulate=cluster"}, want: "--simulate=cluster: want node, hardware or script:FILE"},
-		{doctor: true, want: "--simulate=node: want hardware: no real node to examine"},
-		{args: []string{"--simulate=script:x"}, doctor: true, want: "--simulate=script:x: want hardware: no real node to examine"},
+// TestWrongMode: a wrong value, or script, gives one line and exit status 2.
+func TestWrongMode(t *testing.T) {
+	for mode, want := range map[string]string{
+		"cluster":     `podgauge: --simulate: "cluster": want node, hardware or script:FILE` + "\n",
+		"script:none": "podgauge: --simulate: open none: no such file or directory\n",
 	} {
-		s, f := &simulatedPlatform{}, pflag.NewFlagSet("", pflag.ContinueOnError)
-		f.SetOutput(io.Discard)
-		s.AddFlags(f)
-		if err := f.Parse(c.args); err != nil {
-			t.Fatal(err)
-		}
-		got := ""
-		if err := s.CheckFlags(c.doctor); err != nil {
-			got = err.Error()
-		}
-		if got != c.want {
-			t.Errorf("%v, doctor %v: %q, want %q", c.args, c.doctor, got, c.want)
+		command := exec.Command(os.Args[0], "--simulate="+mode)
+		command.Env = append(os.Environ(), program.Env+"=1")
+		output, err := command.CombinedOutput()
+		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 2 || string(output) != want {
+			t.Errorf("%s: %v, %q", mode, err, output)
 		}
 	}
 }
 
 // TestSimulatedNodeIsItsOwn: nothing of the machine that it runs on is touched.
 func TestSimulatedNodeIsItsOwn(t *testing.T) {
-	_, node, err := (&simulatedPlatform{mode: modeNode}).Open(app.OpenOptions{Log: slog.New(slog.DiscardHandler)})
+	m, err := (&simulatedPlatform{mode: modeNode}).Open(app.OpenOptions{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer node.Close()
-	if !strings.HasPrefix(node.Dir(), os.TempDir()) || !strings.HasPrefix(node.DevicePluginDir(), node.Dir()+"/") {
-		t.Errorf("it writes into %q and %q", node.Dir(), node.DevicePluginDir())
+	defer m.Node.Close()
+	if !strings.HasPrefix(m.KubeletDir, os.TempDir()) || !strings.HasPrefix(m.DevicePluginDir, m.KubeletDir+"/") {
+		t.Errorf("it writes into %q and %q", m.KubeletDir, m.DevicePluginDir)
 	}
 }
 
@@ -69,25 +54,26 @@ func TestScript(t *testing.T) {
 		}
 		return file
 	}
-	open := func(file string) (device.Backend, app.SimulatedNode, error) {
-		return (&simulatedPlatform{mode: modeScriptPrefix + file}).Open(app.OpenOptions{Log: slog.New(slog.DiscardHandler)})
-	}
+	p := &simulatedPlatform{}
 	for file, wantErr := range map[string]string{
 		filepath.Join(dir, "none"):         "no such file",
 		write("odd", "\n5s explode\n"):     `odd: line 2: unknown action "explode"`,
 		write("k80", "machine k80\n"):      `k80: line 1: unknown machine "k80"`,
 		write("late", "5s wedge\n4s load"): "late: line 2: 4s is before the time 5s",
 	} {
-		if _, _, err := open(file); err == nil || !strings.HasPrefix(err.Error(), "--simulate: ") || !strings.Contains(err.Error(), wantErr) {
+		if err := p.setMode(modeScriptPrefix + file); err == nil || !strings.Contains(err.Error(), wantErr) {
 			t.Errorf("%s: %v, want %s", file, err, wantErr)
 		}
 	}
-	machine, node, err := open(write("good", "machine t4\n0s wedge\n"))
+	if err := p.setMode(modeScriptPrefix + write("good", "machine t4\n0s wedge\n")); err != nil {
+		t.Fatal(err)
+	}
+	m, err := p.Open(app.OpenOptions{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer node.Close()
-	if devices, err := machine.Devices(t.Context()); err != nil || len(devices) != 4 || devices[0].Model != "Tesla T4" {
+	defer m.Node.Close()
+	if devices, err := m.Devices(t.Context()); err != nil || len(devices) != 4 || devices[0].Model != "Tesla T4" {
 		t.Errorf("the machine has %v, %v", devices, err)
 	}
 }

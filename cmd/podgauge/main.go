@@ -6,7 +6,6 @@ import (
 	"os"
 
 	"github.com/podgauge/podgauge/internal/app"
-	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/spf13/pflag"
@@ -17,28 +16,16 @@ func main() { os.Exit(app.Main(nvidiaPlatform{})) }
 // nvidiaPlatform is the platform of NVIDIA's driver.
 type nvidiaPlatform struct{}
 
-func (nvidiaPlatform) Simulated() bool { return false }
-
 func (nvidiaPlatform) AddFlags(*pflag.FlagSet) {}
 
-func (nvidiaPlatform) CheckFlags(bool) error { return nil }
-
-func (nvidiaPlatform) Open(o app.OpenOptions) (device.Backend, app.SimulatedNode, error) {
-	return nvml.New(nvml.Options{DriverRoots: o.DriverRoots, PerLink: o.PerLink}), nil, nil
+func (nvidiaPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
+	b := nvml.New(nvml.Options{DriverRoots: o.DriverRoots, PerLink: o.PerLink})
+	return &app.Hardware{Backend: b, Library: driverLibrary{b}, ClaimedDevice: nvml.ClaimedDevice}, nil
 }
 
-func (nvidiaPlatform) Driver(roots []string) doctor.DriverProbe {
-	return driverProbe{nvml.New(nvml.Options{DriverRoots: roots})}
-}
+type driverLibrary struct{ *nvml.Backend }
 
-func (nvidiaPlatform) ClaimedDevice(c device.Claim, statuses []device.Status) (device.ID, bool) {
-	return nvml.ClaimedDevice(c, statuses)
-}
-
-// driverProbe is the driver as doctor reads it.
-type driverProbe struct{ *nvml.Backend }
-
-func (d driverProbe) Library() doctor.Library {
+func (d driverLibrary) Library() doctor.Library {
 	info := d.LibraryInfo()
 	return doctor.Library{Path: info.Library, Version: info.Version, MissingFunctions: info.MissingFunctions, MissingFamilies: d.MissingFamilies()}
 }

@@ -65,7 +65,7 @@ func jsonFields(typ reflect.Type) (names []string) {
 			return nil
 		}
 		for f := range typ.Fields() {
-			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
+			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
 				names = append(names, name)
 			}
 			names = append(names, jsonFields(f.Type)...)

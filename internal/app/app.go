@@ -10,43 +10,83 @@ import (
 	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 )
 
+// app is the process: components and shared state.
+type app struct {
+	o       options
+	machine *Hardware
+	log     *slog.Logger
+
+	registry      *prometheus.Registry
+	selfMetrics   *exporter.SelfMetrics
+	inventory     *device.Inventory
+	configWatcher *config.Watcher
+	readers       *device.Readers
+	podResources  *podresources.Client
+	pods          *pods.Client
+	state         *state.HealthFile // nil without --state-dir
+	incidents     *incident.Log
+	monitor       *device.Monitor
+	metrics       *exporter.Exporter
+	rules         *rulesWatcher // nil with --device-plugin=false
+	registrations registrationTracker
+
+	components map[string]component
+	tasks      []func(context.Context) error // tasks without health checks
+}
+
+// component is a task with health checks.
+type component interface {
+	Run(ctx context.Context) error
+	Alive() error
+	Ready() error
+}
+
 // newApp assembles the components. Components with mutual dependencies get the app, and read the app's fields once they run.
-func newApp(o options, nb *nodeBackend, log *slog.Logger) (a *app, err error) {
-	a = &app{o: o, nb: nb, log: log, registry: prometheus.NewRegistry(), inventory: &device.Inventory{}}
-	exporterOptions := o.metrics.exporterOptions(o.hostname)
-	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, o.platform.Simulated(), exporterOptions.Filter)
+func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
+	a = &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry(), inventory: &device.Inventory{}}
+	a.registrations.byResource = map[string]status.PluginResource{}
+	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, m.Simulated, o.metrics.Filter)
 	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Reload: o.reload, Log: log.With("component", "config")})
-	a.readers = device.NewReaders(nb.Backend) // without the wrapper: the backend may have more methods than device.Backend
-	if a.podResources, err = podresources.New(filepath.Join(nb.kubeletDir, "pod-resources", "kubelet.sock"), podresources.Options{
-		Log: log.With("component", "podresources"), CheckpointPath: filepath.Join(nb.devicePluginDir, podresources.CheckpointFile),
-		NodeName: o.hostname, OwnerRetention: o.health.ownersMaxAge, Devices: ownDevices{a}, OnCall: a.selfMetrics.ObserveKubeletCall,
+	a.readers = device.NewReaders(m.Backend) // without the wrapper: the backend may have more methods than device.Backend
+	if a.podResources, err = podresources.New(filepath.Join(m.KubeletDir, "pod-resources", "kubelet.sock"), podresources.Options{
+		Log: log.With("component", "podresources"), CheckpointPath: filepath.Join(m.DevicePluginDir, podresources.CheckpointFile),
+		NodeName: o.hostname, OwnerRetention: o.health.ownersMaxAge, Devices: exportedNode{a}, OnCall: a.selfMetrics.ObserveKubeletCall,
 	}); err != nil {
 		return nil, err
 	}
-	if a.pods, err = pods.New(filepath.Join(nb.kubeletDir, "pods-api", "pods-api.sock"), pods.Options{
-		Labels: o.metrics.labelsAllowlist, Log: log.With("component", "pods"), Observer: podObserver{a},
+	if a.pods, err = pods.New(filepath.Join(m.KubeletDir, "pods-api", "pods-api.sock"), pods.Options{
+		Labels: o.metrics.labelsAllowlist, Log: log.With("component", "pods"), Observer: exportedNode{a},
 	}); err != nil {
 		return nil, err
 	}
 	history := a.addHealth()
-	processes := nb.processes()
+	processes := m.Processes
 	if processes == nil {
-		processes = cgroup.New(cgroup.Options{Proc: nb.procDir, Pods: o.podLogsDir, ResolveOwner: a.containerOwner, Log: log.With("component", "containers")})
+		processes = cgroup.New(cgroup.Options{Proc: m.ProcDir, Pods: o.podLogsDir, ResolveOwner: a.containerOwner, Log: log.With("component", "containers")})
 	}
-	a.metrics = exporter.New(exporter.Sources{Metrics: nb.Metrics(), Node: exportedNode{a}, Readers: a.readers, Processes: processes}, exporterOptions)
-	a.selfMetrics.ExportUnsupportedFamilies(nb.missingFamilies)
+	a.metrics = exporter.New(exporter.Sources{Metrics: m.Metrics(), Node: exportedNode{a}, Readers: a.readers, Processes: processes}, o.metrics.Options)
+	if m.Library != nil {
+		a.selfMetrics.ExportUnsupportedFamilies(m.Library.MissingFamilies)
+		a.tasks = append(a.tasks, a.logMissingFamilies)
+	}
 	a.selfMetrics.ExportUnknownConfigKeys(a.configWatcher.UnknownKeys)
-	a.selfMetrics.ExportEventsUp(func() bool { return a.monitor.EventOutage() == 0 })
+	a.selfMetrics.ExportEventsUp(func() bool { return !a.monitor.EventsInterrupted() })
 
 	a.components = map[string]component{"monitor": a.monitor, "podresources": a.podResources, "pods": a.pods, "incidents": a.incidents}
-	a.tasks = append(a.tasks, nb.run, a.configWatcher.Run, a.logMissingFamilies, a.handleDriverSignals)
+	a.tasks = append(a.tasks, a.configWatcher.Run, a.handleDriverSignals)
+	if m.Node != nil {
+		a.tasks = append(a.tasks, m.Node.Run)
+	}
 	if o.loaded.Settings.FailOnInitError {
 		a.tasks = append(a.tasks, func(ctx context.Context) error { return requireDriver(ctx, a.monitor) })
 	}
@@ -59,13 +99,13 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (a *app, err error) {
 
 // addDevicePlugin adds the device plugin, the plugin's rules and the CDI specs.
 func (a *app) addDevicePlugin() {
-	specs := &cdiSpecs{settings: a.configWatcher, inventory: a.inventory, dir: a.nb.cdiDir, log: a.log.With("component", "cdi")}
+	specs := &cdiSpecs{settings: a.configWatcher, inventory: a.inventory, dir: a.machine.CDIDir, log: a.log.With("component", "cdi")}
 	a.selfMetrics.ExportCDISpecs(specs.Written)
 	a.rules = newRulesWatcher(a.configWatcher, specs, a.log.With("component", "plugin"))
 	a.tasks = append(a.tasks, a.rules.Run)
 	a.components["cdi"] = specs
 	a.components["plugin"] = gatedPlugin{rules: a.rules, Plugin: plugin.New(plugin.Options{
-		Dir: a.nb.devicePluginDir, DeviceSource: pluginSource{a}, Hooks: pluginHooks{a}, Log: a.log.With("component", "plugin"),
+		Dir: a.machine.DevicePluginDir, DeviceSource: pluginSource{exportedNode{a}}, Hooks: pluginHooks{a}, Log: a.log.With("component", "plugin"),
 	})}
 }
 
@@ -79,7 +119,7 @@ func (a *app) run(ctx context.Context, l listeners) error {
 	}
 	handler := exporter.HandlerOptions{
 		TelemetryPath: a.o.web.telemetryPath, Pprof: a.o.web.pprof, Registry: a.registry, Alive: alive, Ready: ready,
-		Log: a.log.With("component", "exporter"), Version: version, Simulated: a.o.platform.Simulated(),
+		Log: a.log.With("component", "exporter"), Version: version, Simulated: a.machine.Simulated,
 	}
 	for _, task := range append(a.tasks, a.o.web.serveTasks(a.metrics, handler, l, a.log)...) {
 		g.Go(func() error { return task(ctx) })
@@ -89,7 +129,7 @@ func (a *app) run(ctx context.Context, l listeners) error {
 	if a.state != nil {
 		a.state.End()
 	}
-	a.nb.shutdown(a.readers, a.monitor)
+	a.machine.shutdown(a.readers, a.monitor)
 	if errors.Is(err, device.ErrDriverReplaced) { // a restart loads the new library
 		a.log.Info("exiting: driver was replaced, restart loads the new library", "err", err)
 		return nil

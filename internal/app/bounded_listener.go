@@ -32,43 +32,33 @@ const (
 type boundedListener struct {
 	net.Listener
 
-	mu   sync.Mutex
-	open []*clientConn // guarded by mu; oldest first
-	// active counts the connections before their release by the server. A closed connection counts while its handler runs, and for
-	// half a second if net/http has not read the whole request.
-	active         int                // guarded by mu
-	activeByClient map[netip.Addr]int // guarded by mu
+	mu sync.Mutex
+	// active are the connections before their release by the server, oldest first. A closed connection counts while its handler runs,
+	// and for half a second if net/http has not read the whole request.
+	active []*clientConn // guarded by mu
 }
 
-// clientConn is an open connection.
+// clientConn is a connection.
 type clientConn struct {
-	net.Conn
+	*net.TCPConn
 	client netip.Addr
+	closed bool // as surplus; guarded by the listener's mu
+}
+
+// drop closes the connection without unread bytes.
+func (c *clientConn) drop() {
+	c.SetLinger(0) //nolint:errcheck // the connection may be closed
+	c.Close()      //nolint:errcheck // cut off
 }
 
 // Write implements net.Conn. At the deadline, unread bytes are dropped: otherwise the kernel keeps the bytes for minutes, in
 // podgauge's memory.
 func (c *clientConn) Write(b []byte) (int, error) {
-	n, err := c.Conn.Write(b)
+	n, err := c.TCPConn.Write(b)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		c.discardUnsent()
+		c.SetLinger(0) //nolint:errcheck // the connection may be closed
 	}
 	return n, err
-}
-
-// CloseWrite ends the response. net/http calls CloseWrite before a request was read completely.
-func (c *clientConn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return nil
-}
-
-// discardUnsent makes Close drop unread bytes.
-func (c *clientConn) discardUnsent() {
-	if tcp, ok := c.Conn.(*net.TCPConn); ok {
-		tcp.SetLinger(0) //nolint:errcheck // the connection may be closed
-	}
 }
 
 // listenTCP listens with small socket buffers.
@@ -87,7 +77,7 @@ func listenTCP(address string) (net.Listener, error) {
 
 // newBoundedListener returns a listener, and sets the server's ConnState to count released connections.
 func newBoundedListener(server *http.Server, l net.Listener) *boundedListener {
-	bounded := &boundedListener{Listener: l, activeByClient: map[netip.Addr]int{}}
+	bounded := &boundedListener{Listener: l}
 	server.ConnState = func(conn net.Conn, state http.ConnState) {
 		if state == http.StateClosed || state == http.StateHijacked {
 			bounded.release(conn)
@@ -104,12 +94,11 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &clientConn{conn, clientAddr(conn.RemoteAddr().String())}
+		c := &clientConn{TCPConn: conn.(*net.TCPConn), client: clientAddr(conn.RemoteAddr().String())}
 		if l.admit(c) {
 			return c, nil
 		}
-		c.discardUnsent()
-		c.Close() //nolint:errcheck // rejected
+		c.drop()
 	}
 }
 
@@ -118,29 +107,26 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 func (l *boundedListener) admit(c *clientConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.activeByClient[c.client] >= clientShare*(maxActive-l.active) {
+	active, open, mostOpen := map[netip.Addr]int{}, map[netip.Addr]int{c.client: 1}, 1
+	total := 1
+	for _, other := range l.active {
+		active[other.client]++
+		if !other.closed {
+			open[other.client]++
+			mostOpen = max(mostOpen, open[other.client])
+			total++
+		}
+	}
+	if active[c.client] >= clientShare*(maxActive-len(l.active)) {
 		return false
 	}
-	l.active++
-	l.activeByClient[c.client]++
-	l.open = append(l.open, c)
-	if len(l.open) > maxConnections {
-		i := l.surplusIndex()
-		l.open[i].discardUnsent()
-		l.open[i].Close() //nolint:errcheck // cut off
-		l.open = slices.Delete(l.open, i, i+1)
+	l.active = append(l.active, c)
+	if total > maxConnections {
+		oldest := slices.IndexFunc(l.active, func(other *clientConn) bool { return !other.closed && open[other.client] == mostOpen })
+		l.active[oldest].closed = true
+		l.active[oldest].drop()
 	}
 	return true
-}
-
-// surplusIndex returns the index of the oldest connection of the client with the most. The caller holds mu.
-func (l *boundedListener) surplusIndex() int {
-	perClient, most := map[netip.Addr]int{}, 0
-	for _, c := range l.open {
-		perClient[c.client]++
-		most = max(most, perClient[c.client])
-	}
-	return slices.IndexFunc(l.open, func(c *clientConn) bool { return perClient[c.client] == most })
 }
 
 // release removes a connection after its release by the server.
@@ -151,11 +137,7 @@ func (l *boundedListener) release(conn net.Conn) {
 	c := conn.(*clientConn)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.active--
-	if l.activeByClient[c.client]--; l.activeByClient[c.client] == 0 {
-		delete(l.activeByClient, c.client)
-	}
-	l.open = slices.DeleteFunc(l.open, func(other *clientConn) bool { return other == c })
+	l.active = slices.DeleteFunc(l.active, func(other *clientConn) bool { return other == c })
 }
 
 // clientAddr returns the address of a client without the port; zero: remote has a different form. Networks are not merged: a

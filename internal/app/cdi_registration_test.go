@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/sim"
@@ -177,7 +178,7 @@ func TestNewSettingsWaitForCDISpecs(t *testing.T) {
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, driver.args("--config-file="+file.path)...)
 	w.waitRegistered()
 	file.write("version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n")
-	w.reload <- struct{}{}
+	w.reload <- syscall.SIGHUP
 	w.waitLine("podgauge_cdi_spec_up{", " 0")
 	w.runPod(gpuPod("research", "before", 1))
 	if all := w.allocateResponses(); len(all) != 1 || len(all[0].CdiDevices) > 0 || len(all[0].Envs) != 1 {

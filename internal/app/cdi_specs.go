@@ -17,8 +17,8 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// deviceNodesInterval is the interval between searches for the driver's device nodes. A driver may start late.
-const deviceNodesInterval = 2 * time.Second
+// cdiInterval is the interval between checks of the spec files and searches for the driver's device nodes. A driver may start late.
+const cdiInterval = time.Second
 
 // gpuClass is the CDI class of GPUs and MIG devices.
 const gpuClass = "gpu"
@@ -35,9 +35,14 @@ type cdiSpecs struct {
 	inventory published[[]device.Status]
 	dir       string
 	log       *slog.Logger
+	device.Heartbeat
 
-	writer  atomic.Pointer[cdi.Writer] // running; written by Run
 	written pubsub.Value[writtenSpecs] // outlasts a writer, as the files do
+	writer  atomic.Pointer[cdi.Writer] // nil without CDI; written by Run
+
+	// Fields of Run.
+	active  config.Settings // of the writer
+	options cdi.Options     // likewise, from active
 }
 
 // writtenSpecs is the state of the specs for some settings.
@@ -62,7 +67,7 @@ func (s *cdiSpecs) Missing(want config.Settings) (changed <-chan struct{}, missi
 	switch {
 	case !usesCDI(want):
 		return changed, nil
-	case !usesCDI(written.settings) || !sameSpecs(written.settings, want):
+	case !sameSpecs(written.settings, want):
 		return changed, errNotWritten
 	case usesOnlyCDI(want) && !slices.Contains(written.state.Classes, gpuClass):
 		return changed, cmp.Or(written.state.Err, errNotWritten)
@@ -85,91 +90,67 @@ func (s *cdiSpecs) Written() map[string]float64 {
 	return written
 }
 
-// Ready returns the reason why specs are missing, if the settings ask for specs.
+// Ready returns an error until the first attempt to write specs, if the settings ask for specs. A node without devices is ready.
 func (s *cdiSpecs) Ready() error {
-	if w := s.writer.Load(); w != nil {
-		return w.Ready()
+	settings, _ := s.settings.Get()
+	statuses, _ := s.inventory.Get()
+	written, _ := s.written.Get()
+	attempted := sameSpecs(written.settings, settings) && written.state.Attempted()
+	if s.writer.Load() != nil && usesCDI(settings) && len(statuses) > 0 && !attempted {
+		return errors.New("CDI specs not written yet")
 	}
 	return nil
 }
 
-// Alive returns an error if the writer has stopped.
-func (s *cdiSpecs) Alive() error {
-	if w := s.writer.Load(); w != nil {
-		return w.Alive()
-	}
-	return nil
-}
-
-// Run runs a writer for the current settings, and replaces the writer when the settings change. Files outlast their writer, because
-// containers restart by them. Run removes the files of an earlier process if the settings do not use CDI.
+// Run keeps the specs up to date until ctx is done. The files stay, because containers restart by them. Run removes the files of an
+// earlier process if the settings do not use CDI.
 func (s *cdiSpecs) Run(ctx context.Context) error {
 	if settings, _ := s.settings.Get(); !usesCDI(settings) {
 		if err := cdi.RemoveSpecs(s.dir); err != nil {
 			s.log.Warn("remove CDI specs of an earlier process", "err", err)
 		}
 	}
-	for ctx.Err() == nil {
-		settings, changed := s.settings.Get()
-		if !usesCDI(settings) {
-			select {
-			case <-ctx.Done():
-			case <-changed:
-			}
-			continue
-		}
-		if err := s.runWriter(ctx, settings); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// runWriter runs a writer until the settings need different specs.
-func (s *cdiSpecs) runWriter(ctx context.Context, settings config.Settings) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	wantOptions := cdiOptions(settings)
-	o := wantOptions
-	o.Statuses, o.Log, o.Dir = s.inventory.Get, s.log, s.dir
-	ids := response.DeviceIDStrategy(settings.DeviceIDStrategy)
-	o.DeviceName = func(d device.Device) string {
-		return ids.Name(response.GrantedDevice{Device: d, MIGIndex: d.MIGDeviceIndex})
-	}
-	w := cdi.New(o)
-	_, written := w.Get()
-	s.writer.Store(w)
-	defer s.writer.Store(nil)
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }() // waited for below
-	tick := time.NewTicker(deviceNodesInterval)
+	tick := time.NewTicker(cdiInterval)
 	defer tick.Stop()
 	for {
-		current, changed := s.settings.Get()
-		if !usesCDI(current) || current.DeviceIDStrategy != settings.DeviceIDStrategy || !reflect.DeepEqual(cdiOptions(current), wantOptions) {
-			cancel()
-			return <-ended
+		s.Beat()
+		settings, changed := s.settings.Get()
+		statuses, listed := s.inventory.Get()
+		s.replaceWriter(settings)
+		if w := s.writer.Load(); w != nil && statuses != nil { // after the first listing
+			w.Update(statuses)
 		}
-		for unchanged := true; unchanged; {
-			select {
-			case err := <-ended:
-				return err
-			case <-changed:
-				unchanged = false
-			case <-written:
-				var state cdi.SpecState
-				state, written = w.Get()
-				s.written.Set(writtenSpecs{settings, state})
-			case <-tick.C: // without a driver, keep the written specs
-				unchanged = !hasDeviceNodes(resolveDevRoot(current))
-			}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-listed:
+		case <-tick.C:
 		}
 	}
 }
 
-// sameSpecs reports whether two settings with CDI need the same specs.
+// replaceWriter replaces the writer if the settings need different specs. Without a driver, the written specs stay.
+func (s *cdiSpecs) replaceWriter(settings config.Settings) {
+	if !usesCDI(settings) {
+		s.writer.Store(nil)
+		return
+	}
+	options := cdiOptions(settings)
+	same := sameSpecs(settings, s.active) && (!hasDeviceNodes(resolveDevRoot(settings)) || reflect.DeepEqual(options, s.options))
+	if s.writer.Load() != nil && same {
+		return
+	}
+	s.active, s.options = settings, options
+	options.Log, options.Dir = s.log, s.dir
+	options.Publish = func(state cdi.SpecState) { s.written.Set(writtenSpecs{settings, state}) }
+	options.DeviceName = response.DeviceIDStrategy(settings.DeviceIDStrategy).Name
+	s.writer.Store(cdi.New(options))
+}
+
+// sameSpecs reports whether two settings need the same specs.
 func sameSpecs(a, b config.Settings) bool {
-	return a.DeviceIDStrategy == b.DeviceIDStrategy && reflect.DeepEqual(cdiOptions(a), cdiOptions(b))
+	return usesCDI(a) == usesCDI(b) && a.DeviceIDStrategy == b.DeviceIDStrategy && reflect.DeepEqual(cdiOptions(a), cdiOptions(b))
 }
 
 // cdiOptions returns the options in the settings.

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -107,10 +106,7 @@ func (n *churnTarget) CreatePod(ctx context.Context, name string, gpus int) erro
 func (n *churnTarget) DeletePod(name string) error { return n.kubelet.DeletePod(n.pod(name, 0)) }
 
 func (n *churnTarget) RestartKubelet(ctx context.Context, i int, wait time.Duration) error {
-	return n.kubelet.Restart(ctx, kubelet.RestartOptions{
-		Signal: []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i%2],
-		While:  func() { <-time.After(wait) },
-	})
+	return n.kubelet.Restart(ctx, func() { <-time.After(wait) })
 }
 
 func (n *churnTarget) ListAllocations(context.Context) (churn.KubeletListing, error) {

@@ -10,23 +10,28 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/prometheus/common/config"
 	"github.com/spf13/pflag"
 )
 
 const (
 	requestTimeout   = 10 * time.Second
 	maxResponseBytes = 32 << 20
+	maxErrorBytes    = 200
 	redrawInterval   = 2 * time.Second
 )
 
 // clientCommand is a query of a running podgauge: `podgauge status`.
 type clientCommand struct {
 	path  string
-	table func(body []byte) ([]string, *textTable, error)
+	table func(body []byte) (lines []string, rows [][]string, err error)
 	query url.Values
 
 	baseURL       string
@@ -35,9 +40,7 @@ type clientCommand struct {
 	transport     http.RoundTripper
 	output        string
 	watch         bool
-	watchInterval time.Duration
 	terminal      bool // the output is a terminal
-	color         bool
 }
 
 var clientCommands = map[string]clientCommand{
@@ -46,7 +49,7 @@ var clientCommands = map[string]clientCommand{
 }
 
 // runClient runs a client command, and returns the exit status.
-func runClient(ctx context.Context, command string, args []string, lookupEnv envLookup, stdout, stderr io.Writer) int {
+func runClient(ctx context.Context, command string, args []string, stdout, stderr io.Writer) int {
 	c := clientCommands[command]
 	status, err := exitUsage, c.parse(command, args, stderr)
 	if isHelp(err) {
@@ -54,11 +57,10 @@ func runClient(ctx context.Context, command string, args []string, lookupEnv env
 	}
 	if err == nil {
 		c.terminal = isTerminal(stdout)
-		c.color = useColor(c.terminal, lookupEnv)
 		status, err = exitError, c.run(ctx, stdout)
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "podgauge %s: %s\n", command, sanitize(err.Error()))
+		fmt.Fprintf(stderr, "podgauge %s: %s\n", command, text.Printable(err.Error()))
 		return status
 	}
 	return exitOK
@@ -142,35 +144,34 @@ func (c *clientCommand) resolveURL(scheme string) error {
 	return nil
 }
 
-// run writes a response or, in a watch, repeated responses until ctx is done.
+// run writes a response or, in a watch on a terminal, repeated responses until ctx is done.
 func (c *clientCommand) run(ctx context.Context, stdout io.Writer) error {
-	if !c.watch || !c.terminal {
-		text, err := c.render(ctx)
-		if err == nil {
-			_, err = io.WriteString(stdout, text)
-		}
-		return err
+	if c.watch && c.terminal {
+		return c.watchScreen(ctx, stdout, redrawInterval)
 	}
-	ticker := time.NewTicker(cmp.Or(c.watchInterval, redrawInterval))
-	defer ticker.Stop()
-	if _, err := io.WriteString(stdout, clearScreen); err != nil {
-		return err
+	page, err := c.render(ctx)
+	if err == nil {
+		_, err = io.WriteString(stdout, page)
 	}
+	return err
+}
+
+func (c *clientCommand) watchScreen(ctx context.Context, stdout io.Writer, interval time.Duration) error {
+	before := clearScreen
 	for {
-		text, err := c.render(ctx)
+		page, err := c.render(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
-			text = sanitize(err.Error()) + "\n"
+			page = text.Printable(err.Error()) + "\n"
 		}
-		if _, err := io.WriteString(stdout, redraw(text)); err != nil {
+		if _, err := io.WriteString(stdout, before+redraw(page)); err != nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		before = ""
+		if retry.Sleep(ctx, interval) != nil {
 			return nil
-		case <-ticker.C:
 		}
 	}
 }
@@ -182,22 +183,18 @@ func (c *clientCommand) render(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", err
 	case c.output == "json" && c.terminal:
-		return sanitizeLines(string(body)), nil
+		return text.PrintableLines(string(body)), nil
 	case c.output == "json":
 		return string(body), nil
 	}
-	lines, t, err := c.table(body)
+	lines, rows, err := c.table(body)
 	if err != nil {
 		return "", fmt.Errorf("%s: not a response of podgauge: %w", c.baseURL, err)
 	}
-	var text strings.Builder
-	for _, line := range lines {
-		text.WriteString(sanitize(line) + "\n")
+	for i := range lines {
+		lines[i] = text.Printable(lines[i]) + "\n"
 	}
-	if t != nil {
-		t.write(&text, c.color)
-	}
-	return text.String(), nil
+	return strings.Join(lines, "") + formatTable(rows), nil
 }
 
 // fetch returns the body of a response.
@@ -208,15 +205,8 @@ func (c *clientCommand) fetch(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	client := http.Client{
-		Transport:     c.transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-	resp, err := client.Do(req)
+	resp, err := c.transport.RoundTrip(req) // without redirects
 	if err != nil {
-		if wrapped, ok := errors.AsType[*url.Error](err); ok {
-			err = wrapped.Err // without a second URL
-		}
 		return nil, fmt.Errorf("no response from %s: %w; set --url to the address of podgauge", c.baseURL, err)
 	}
 	defer resp.Body.Close() //nolint:errcheck // opened for reading
@@ -229,7 +219,30 @@ func (c *clientCommand) fetch(ctx context.Context) ([]byte, error) {
 	case resp.StatusCode != http.StatusOK:
 		var apiErr api.ErrorResponse
 		_ = json.Unmarshal(body, &apiErr) // only podgauge has such a body
-		return nil, fmt.Errorf("%s returned %s%s", c.baseURL, cmp.Or(apiErr.Error, resp.Status), errorHint(resp.StatusCode, body))
+		status := resp.Status + ": " + strings.Join(strings.Fields(string(body[:min(len(body), maxErrorBytes)])), " ")
+		return nil, fmt.Errorf("%s returned %s", c.baseURL, cmp.Or(apiErr.Error, status))
 	}
 	return body, nil
+}
+
+// clientTransport returns the transport of --http.config.file, and the scheme of a default URL.
+func clientTransport(file string) (scheme string, transport http.RoundTripper, err error) {
+	if file == "" {
+		return "http", &http.Transport{DisableKeepAlives: true}, nil // without a proxy
+	}
+	c, _, err := config.LoadHTTPConfigFile(file)
+	if err != nil {
+		return "", nil, err
+	}
+	if transport, err = config.NewRoundTripperFromConfig(*c, "podgauge", config.WithKeepAlivesDisabled()); err != nil {
+		return "", nil, err
+	}
+	scheme = "http"
+	if c.TLSConfig != (config.TLSConfig{}) {
+		scheme = "https"
+	}
+	if c.BasicAuth != nil && c.BasicAuth.PasswordFile != "" { // otherwise an error of each request
+		_, err = os.ReadFile(c.BasicAuth.PasswordFile)
+	}
+	return scheme, transport, err
 }

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/program"
@@ -53,28 +52,17 @@ func TestStatusOfARunningNode(t *testing.T) {
 	}
 }
 
-// TestColors: on a terminal alone, and not for those who want none.
-func TestColors(t *testing.T) {
-	url := newAPIServer(t, newScriptedNode().serve(t, api.DevicesPath))
-	for noColor, want := range map[string]bool{"": true, "1": false} {
-		master, slave := openPTY(t)
-		if !isTerminal(slave) || isTerminal(io.Discard) {
-			t.Error("a terminal is not recognized")
-		}
-		status := run(t.Context(), testPlatform{}, []string{"status", "--url", url}, fakeEnv(map[string]string{"NO_COLOR": noColor}), slave, io.Discard)
-		slave.Close()
-		out, _ := io.ReadAll(master) // ends with EIO: the other side is closed
-		if status != exitOK || strings.Contains(string(out), string(colorRed)+"unhealthy"+colorReset) != want || !strings.Contains(string(out), "unhealthy") {
-			t.Errorf("NO_COLOR=%s: status %d, %q", noColor, status, out)
-		}
-	}
+// TestTerminal: a terminal is known from other files.
+func TestTerminal(t *testing.T) {
+	_, slave := openPTY(t)
+	defer slave.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if isTerminal(null) {
-		t.Error("/dev/null is no terminal")
+	if !isTerminal(slave) || isTerminal(null) || isTerminal(io.Discard) {
+		t.Error("want only the first to be a terminal")
 	}
 }
 
@@ -108,7 +96,7 @@ func TestClientStops(t *testing.T) {
 	if err := c.parse("status", []string{"-w", "--url=http://127.0.0.1:1"}, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	c.terminal, c.watchInterval = true, time.Hour
+	c.terminal = true
 	if err := c.run(ctx, io.Discard); err != nil {
 		t.Errorf("%v", err)
 	}

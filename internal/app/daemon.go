@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -18,43 +17,31 @@ func withDaemonFlags(proc string, args []string) (all []string, note string) {
 	if len(args) == 0 || args[0] != "doctor" {
 		return args, ""
 	}
-	pid, flags := findDaemon(proc)
+	flags := daemonFlags(proc)
 	if len(flags) == 0 {
 		return args, ""
 	}
-	return slices.Concat(args[:1], flags, args[1:]), "with the flags of process " + pid + ": " + strings.Join(flags, " ")
+	return slices.Concat(args[:1], flags, args[1:]), "with the flags of the daemon: " + strings.Join(flags, " ")
 }
 
-// findDaemon returns the process id and the flags of the daemon in this process's container: the same program in the same mount
-// namespace. With several daemons, there are no flags.
-func findDaemon(proc string) (pid string, flags []string) {
-	selfExe, exeErr := os.Stat(filepath.Join(proc, "self/exe"))
-	selfMounts, mountsErr := os.Readlink(filepath.Join(proc, "self/ns/mnt"))
-	entries, listErr := os.ReadDir(proc)
-	if cmp.Or(exeErr, mountsErr, listErr) != nil {
-		return "", nil
-	}
-	found := 0
-	for _, entry := range entries {
-		if _, err := strconv.Atoi(entry.Name()); err != nil {
-			continue
-		}
-		// Unreadable processes belong to different users, or have ended.
-		process := filepath.Join(proc, entry.Name())
-		exe, exeErr := os.Stat(filepath.Join(process, "exe"))
+// daemonFlags returns the flags of the daemon in this process's container: the same program in the same mount namespace.
+func daemonFlags(proc string) []string {
+	identity := func(process string) string { // empty: ended, or of another user
+		exe, exeErr := os.Readlink(filepath.Join(process, "exe"))
 		mounts, mountsErr := os.Readlink(filepath.Join(process, "ns/mnt"))
-		cmdline, cmdlineErr := os.ReadFile(filepath.Join(process, "cmdline"))
-		if cmp.Or(exeErr, mountsErr, cmdlineErr) != nil || !os.SameFile(exe, selfExe) || mounts != selfMounts || len(cmdline) == 0 {
-			continue
+		if cmp.Or(exeErr, mountsErr) != nil {
+			return ""
 		}
+		return mounts + exe
+	}
+	self := identity(filepath.Join(proc, "self"))
+	processes, _ := filepath.Glob(filepath.Join(proc, "[0-9]*")) // the pattern is valid
+	for _, process := range processes {
+		cmdline, _ := os.ReadFile(filepath.Join(process, "cmdline"))
 		argv := strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
-		if len(argv) == 1 || !slices.Contains(subcommands, argv[1]) {
-			found++
-			pid, flags = entry.Name(), argv[1:]
+		if self != "" && identity(process) == self && len(argv) > 1 && !slices.Contains(subcommands, argv[1]) {
+			return argv[1:]
 		}
 	}
-	if found != 1 {
-		return "", nil
-	}
-	return pid, flags
+	return nil
 }

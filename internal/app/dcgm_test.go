@@ -13,27 +13,23 @@ import (
 func TestDCGMFamiliesAreMade(t *testing.T) {
 	rows := map[string]bool{}
 	for _, m := range metric.Metrics() {
-		name := m.Name
-		if len(m.Labels) == 1 {
-			name += "{" + m.Labels[0].Value + "}"
-		}
-		rows[name] = true
+		rows[m.RowName()] = true
 	}
 	page, err := os.ReadFile("../../docs/migration.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for family, from := range exporter.DCGMSources() {
-		for _, row := range from {
+	for _, f := range exporter.DCGMFamilies {
+		for _, row := range f.Sources {
 			if !rows[row] {
-				t.Errorf("%s is made of %s, which is no row of NVML's", family, row)
+				t.Errorf("%s is made of %s, which is no row of NVML's", f.Name, row)
 			}
 			if name, _, _ := strings.Cut(row, "{"); !strings.Contains(string(page), name) {
 				t.Errorf("docs/migration.md does not name %s", name)
 			}
 		}
-		if !strings.Contains(string(page), "`"+family+"`") {
-			t.Errorf("docs/migration.md does not name %s", family)
+		if !strings.Contains(string(page), "`"+f.Name+"`") {
+			t.Errorf("docs/migration.md does not name %s", f.Name)
 		}
 	}
 }

@@ -9,8 +9,10 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/cgroup"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
+	"github.com/podgauge/podgauge/internal/text"
 )
 
 // doctorReport is the output of `podgauge doctor -o json`.
@@ -24,19 +26,29 @@ type doctorReport struct {
 
 // runDoctor examines the node, and returns the exit status.
 func (o *options) runDoctor(ctx context.Context, lookupEnv envLookup, stdout, stderr io.Writer) int {
-	d := newDoctorReport(o.hostname, doctor.Run(ctx, o.doctorOptions(lookupEnv)))
+	doctorOptions := o.doctorOptions(lookupEnv)
+	m, err := o.openPlatform(slog.New(slog.DiscardHandler))
+	if err != nil {
+		fmt.Fprintln(stderr, "podgauge doctor:", err)
+		return exitError
+	}
+	defer m.close()
+	if m.Library != nil {
+		doctorOptions.Driver = struct {
+			device.Backend
+			DriverLibrary
+		}{m.Backend, m.Library}
+	}
+	d := newDoctorReport(o.hostname, doctor.Run(ctx, doctorOptions))
 	if ctx.Err() != nil { // the findings are incomplete
 		fmt.Fprintln(stderr, "podgauge doctor: interrupted")
 		return exitError
 	}
-	terminal := isTerminal(stdout)
-	text := ""
+	page := d.formatTable()
 	if o.output == "json" {
-		text = d.formatJSON(terminal)
-	} else {
-		text = d.formatTable(useColor(terminal, lookupEnv))
+		page = d.formatJSON()
 	}
-	if _, err := io.WriteString(stdout, text); err != nil {
+	if _, err := io.WriteString(stdout, text.PrintableLines(page)); err != nil {
 		fmt.Fprintln(stderr, "podgauge doctor:", err)
 		return exitError
 	}
@@ -51,13 +63,12 @@ func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 	s := o.loaded.Settings
 	source, _ := o.builder.Location() // checked by loadConfig
 	opts := doctor.Options{
-		Config: source.File, ConfigErr: o.configErr, Notices: o.loaded.Notices,
-		MountedDriverRoot: s.ContainerDriverRoot, DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s),
+		Config: source.File, ConfigErr: o.configErr,
+		DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s),
 		KubeletDir: o.kubeletDir, DevicePluginDir: o.devicePluginDir, DevicePlugin: o.devicePlugin,
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
 		ProcessesVisible: cgroup.New(cgroup.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
 		LookupEnv:        lookupEnv,
-		Driver:           o.platform.Driver(libraryRoots(s)),
 	}
 	for _, key := range o.loaded.UnknownKeys {
 		opts.UnknownKeys = append(opts.UnknownKeys, key.String())
@@ -82,40 +93,21 @@ func newDoctorReport(node string, findings []doctor.Finding) doctorReport {
 	return d
 }
 
-func (d *doctorReport) formatJSON(terminal bool) string {
-	body, err := json.MarshalIndent(d, "", "  ")
-	if err != nil {
-		panic(err) // all fields can be encoded
-	}
-	if terminal {
-		return sanitizeLines(string(body)) + "\n"
-	}
+func (d *doctorReport) formatJSON() string {
+	body, _ := json.MarshalIndent(d, "", "  ") // all fields can be encoded
 	return string(body) + "\n"
 }
 
 // formatTable returns a row for each check, and a paragraph for each problem.
-func (d *doctorReport) formatTable(colored bool) string {
-	var text strings.Builder
-	fmt.Fprintf(&text, "%s: %s, %s\n", sanitize(d.Node), plural(d.Failures, "failure"), plural(d.Warnings, "warning"))
-	t := newTextTable(1, "CHECK", "STATUS", "MESSAGE")
+func (d *doctorReport) formatTable() string {
+	var details strings.Builder
+	rows := [][]string{{"CHECK", "STATUS", "MESSAGE"}}
 	for _, f := range d.Checks {
-		t.add(statusColors[f.Status], f.Check, string(f.Status), f.Message)
-	}
-	t.write(&text, colored)
-	for _, f := range d.Checks {
-		if f.Impact == "" {
-			continue
+		rows = append(rows, []string{f.Check, string(f.Status), f.Message})
+		if f.Impact != "" {
+			fmt.Fprintf(&details, "\n%s\n  impact: %s\n  fix:    %s\n", f.Check, f.Impact, f.Fix)
 		}
-		fmt.Fprintf(&text, "\n%s\n  impact: %s\n  fix:    %s\n", sanitize(f.Check), sanitize(f.Impact), sanitize(f.Fix))
 	}
-	return text.String()
-}
-
-var statusColors = map[doctor.CheckStatus]string{doctor.StatusFailure: colorRed, doctor.StatusWarning: colorYellow}
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
+	summary := fmt.Sprintf("%s: %s, %s\n", d.Node, text.Plural(d.Failures, "failure"), text.Plural(d.Warnings, "warning"))
+	return summary + formatTable(rows) + details.String()
 }

@@ -9,9 +9,6 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
 )
 
-// libraryRoots returns the folders to search for the driver's library, in order.
-func libraryRoots(s config.Settings) []string { return []string{s.ContainerDriverRoot, s.DriverRoot} }
-
 // resolveDriverRoot returns the driver root in this container: the mount or, without a mount, the host's path.
 func resolveDriverRoot(s config.Settings) string {
 	if _, err := os.Stat(s.ContainerDriverRoot); err == nil {

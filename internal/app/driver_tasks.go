@@ -38,20 +38,16 @@ func (a *app) handleDriverSignals(ctx context.Context) error {
 	}
 }
 
-// logMissingFamilies logs the metric families missing in an old driver library, once after the first listing.
+// logMissingFamilies logs the metric families missing in an old driver library, once after the first health check.
 func (a *app) logMissingFamilies(ctx context.Context) error {
-	for {
-		statuses, changed := a.inventory.Get()
-		if statuses != nil {
-			break
-		}
+	for statuses, changed := a.inventory.Get(); statuses == nil; statuses, changed = a.inventory.Get() {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
 		}
 	}
-	if families := a.nb.missingFamilies(); len(families) > 0 {
+	if families := a.machine.Library.MissingFamilies(); len(families) > 0 {
 		a.log.Warn("driver library too old for some metric families", "families", strings.Join(families, ","))
 	}
 	return nil

@@ -27,16 +27,15 @@ type options struct {
 	devicePlugin                bool
 	hostname                    string // of the node
 
-	platform     Platform
-	version      bool
-	validateMode bool // print the meaning of the config, and exit
-	doctorMode   bool // examine the node, and exit
-	output       string
-	configErr    error // of an invalid config, for doctor
+	platform  Platform
+	version   bool
+	command   string // "": the daemon; "validate": print the meaning of the config; "doctor": examine the node
+	output    string
+	configErr error // of an invalid config, for doctor
 
 	builder *config.Builder
-	loaded  config.Loaded   // at start
-	reload  <-chan struct{} // forces a read of the config; nil: never
+	loaded  config.Loaded    // at start
+	reload  <-chan os.Signal // forces a read of the config; nil: never
 	// driverSignals release and resume the driver; nil: never.
 	driverSignals <-chan os.Signal
 }
@@ -44,14 +43,12 @@ type options struct {
 // parseOptions reads command line, environment and config file. The error is a single line with the correction.
 func parseOptions(p Platform, args []string, lookupEnv envLookup, usage io.Writer) (options, error) {
 	o := options{platform: p, builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
-	command := ""
 	if len(args) > 0 && (args[0] == "validate" || args[0] == "doctor") {
-		command, args = args[0], args[1:]
+		o.command, args = args[0], args[1:]
 	}
-	o.validateMode, o.doctorMode = command == "validate", command == "doctor"
 	f := o.flagSet()
-	if o.doctorMode {
-		f.StringVarP(&o.output, "output", "o", "table", "output `format` of doctor: table or json")
+	if o.output = "table"; o.command == "doctor" {
+		f.StringVarP(&o.output, "output", "o", o.output, "output `format` of doctor: table or json")
 	}
 	f.SetOutput(usage)
 	f.Usage = func() {
@@ -69,6 +66,7 @@ func parseOptions(p Platform, args []string, lookupEnv envLookup, usage io.Write
 	if err := o.applyKubeletSocket(); err != nil {
 		return o, err
 	}
+	o.metrics.Hostname = o.hostname
 	if o.devicePluginDir == "" {
 		o.devicePluginDir = filepath.Join(o.kubeletDir, "device-plugins")
 	}
@@ -97,14 +95,9 @@ func (o *options) flagSet() *pflag.FlagSet {
 // hostname returns the node's name as dcgm-exporter does: NODE_NAME, set by a DaemonSet, or the machine's name. In a pod, the
 // latter is the pod's name.
 func hostname(lookupEnv envLookup) string {
-	if name, ok := lookupEnv("NODE_NAME"); ok && name != "" {
-		return name
-	}
-	name, err := os.Hostname()
-	if err != nil {
-		return ""
-	}
-	return name
+	name, _ := lookupEnv("NODE_NAME")
+	machine, _ := os.Hostname() // empty after an error
+	return cmp.Or(name, machine)
 }
 
 // normalizeDashes adds a dash to flags with a single dash. NVIDIA's plugin accepts such flags; pflag reads single letters.
@@ -122,26 +115,25 @@ func normalizeDashes(f *pflag.FlagSet, args []string) []string {
 	return normalized
 }
 
-// valueHints are the valid values of the flag types of pflag.
+// valueHints are the forms of values by type of flag. The errors of package strconv name Go functions.
 var valueHints = map[string]string{"bool": "true or false", "int": "a whole number", "duration": "a time, as in 30s"}
 
-// flagError returns an error in the form of a variable's or file's error. pflag's own error has the value twice.
+// flagError returns an error in the form of a variable's or file's error.
 func flagError(err error) error {
 	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return err
 	}
-	cause := invalid.Unwrap()
-	if want, known := valueHints[invalid.GetFlag().Value.Type()]; known {
-		cause = fmt.Errorf("%q: want %s", invalid.GetValue(), want)
+	if want := valueHints[invalid.GetFlag().Value.Type()]; want != "" {
+		return fmt.Errorf("--%s: %q: want %s", invalid.GetFlag().Name, invalid.GetValue(), want)
 	}
-	return fmt.Errorf("--%s: %w", invalid.GetFlag().Name, cause)
+	return fmt.Errorf("--%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
 }
 
 // parseArgs reads the FILE of validate.
 func (o *options) parseArgs(f *pflag.FlagSet) error {
 	maxArgs := 0
-	if o.validateMode {
+	if o.command == "validate" {
 		maxArgs = 1
 	}
 	switch {
@@ -158,13 +150,13 @@ func (o *options) parseArgs(f *pflag.FlagSet) error {
 // loadConfig reads the config. validate requires a config; doctor reports an invalid config, and continues with the defaults.
 func (o *options) loadConfig() error {
 	location, err := o.builder.Location()
-	if o.validateMode && err == nil && location.File == "" {
+	if o.command == "validate" && err == nil && location.File == "" {
 		err = errors.New("validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE")
 	}
 	if err != nil {
 		return err
 	}
-	if o.loaded, err = o.builder.Load(); err != nil && o.doctorMode && location.File != "" {
+	if o.loaded, err = o.builder.Load(); err != nil && o.command == "doctor" && location.File != "" {
 		o.configErr = err
 		o.loaded, err = o.builder.LoadFrom(config.FileLocation{})
 	}
@@ -173,18 +165,16 @@ func (o *options) loadConfig() error {
 
 // applyKubeletSocket derives the device-plugin folder from NVIDIA's flag, if given. An empty flag disables the device plugin.
 func (o *options) applyKubeletSocket() error {
-	if !o.builder.IsSet("kubelet-socket") {
-		return nil
-	}
-	socket := o.loaded.Settings.KubeletSocket
-	if socket == "" {
+	origin, socket := o.loaded.Origins["kubelet-socket"], o.loaded.Settings.KubeletSocket
+	switch {
+	case origin == "":
+	case socket == "":
 		o.devicePlugin = false
-		return nil
+	case filepath.Base(socket) != "kubelet.sock":
+		return fmt.Errorf("%s: %q: want a path ending in /kubelet.sock", origin, socket)
+	default:
+		o.devicePluginDir = cmp.Or(o.devicePluginDir, filepath.Dir(socket))
 	}
-	if filepath.Base(socket) != "kubelet.sock" {
-		return fmt.Errorf("%s: %q: want a path ending in /kubelet.sock", o.loaded.Origins["kubelet-socket"], socket)
-	}
-	o.devicePluginDir = cmp.Or(o.devicePluginDir, filepath.Dir(socket))
 	return nil
 }
 
@@ -201,9 +191,6 @@ func (o *options) check() error {
 	if o.logFormat != "logfmt" && o.logFormat != "json" {
 		return fmt.Errorf("--log.format %q: want logfmt or json", o.logFormat)
 	}
-	if err := o.platform.CheckFlags(o.doctorMode); err != nil || !o.doctorMode {
-		return err
-	}
 	return checkOutput(o.output)
 }
 
@@ -213,14 +200,6 @@ func checkOutput(output string) error {
 		return fmt.Errorf("--output %q: want table or json", output)
 	}
 	return nil
-}
-
-// commandName returns the name of the command in error messages.
-func (o *options) commandName() string {
-	if o.doctorMode {
-		return "podgauge doctor"
-	}
-	return "podgauge"
 }
 
 // logger returns a logger with the level and format of the flags.

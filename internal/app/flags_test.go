@@ -45,7 +45,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--log.format=xml"}, says: "--log.format"},
 		{args: []string{"--device-plugin=maybe"}, says: "device-plugin"},
 		{args: []string{"--kubelet-dir="}, says: "--kubelet-dir"},
-		{args: []string{"--metrics.include=nvidia_["}, says: `podgauge: --metrics.include: "nvidia_[" is no pattern of a name` + "\n"},
+		{args: []string{"--metrics.include=nvidia_["}, says: `podgauge: --metrics.include, --metrics.exclude: "nvidia_[" is no pattern of a name` + "\n"},
 		{args: []string{"--metrics.exclude=a,b\\"}, says: "--metrics.exclude"},
 		{args: []string{"--metrics.pod-labels=none"}, says: `--metrics.pod-labels "none": want device or allocation`},
 		{args: []string{"--metrics.series-limit=0"}, says: "--metrics.series-limit 0: want 1 or more"},

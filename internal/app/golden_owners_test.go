@@ -63,11 +63,7 @@ func (w *testApp) runProcess(p *fakeProcFS, pid uint32, owner kubelet.PodSpec, b
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	container, err := w.kubelet.ContainerID(owner, owner.Containers[0].Name)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	p.addContainerProcess(pid, status.UID, container)
+	p.addContainerProcess(pid, status.UID, status.Containers[0].ID)
 	w.machine.StartProcess(device.AdvertisedID(status.Containers[0].Devices[0].ID).Device(), pid, bytes, sm)
 }
 

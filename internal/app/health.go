@@ -3,9 +3,9 @@ package app
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/nvml/kmsg"
@@ -61,7 +61,7 @@ func (a *app) addHealth() (history device.HealthHistory) {
 		a.log.Info("no --state-dir: health and incidents do not survive a restart")
 	} else {
 		folder = disk.OpenFolder(o.stateDir)
-		a.state, history = state.Open(state.Options{Folder: folder, Log: a.log.With("component", "state")})
+		a.state, history = state.Open(folder, state.BootIDPath, a.log.With("component", "state"))
 		monitorOptions.Store = a.state
 		a.tasks = append(a.tasks, a.state.Run)
 	}
@@ -70,7 +70,7 @@ func (a *app) addHealth() (history device.HealthHistory) {
 		Sources: exportedNode{a}, Log: a.log.With("component", "incidents"),
 	})
 	monitorOptions.History, monitorOptions.OnHealthEvent = history, a.incidents.Record
-	a.monitor = device.NewMonitor(a.nb.Backend, a.readers, a.inventory, monitorOptions)
+	a.monitor = device.NewMonitor(a.machine.Backend, a.readers, a.inventory, monitorOptions)
 	return history
 }
 
@@ -80,27 +80,23 @@ func (a *app) isAllocated(id device.ID) bool {
 	return len(allocations.ForDevice(id)) > 0
 }
 
-var xidPolicies = map[config.XidPolicy]device.Policy{
-	config.XidDefault: device.PolicyDefault, config.XidIgnore: device.PolicyIgnore, config.XidWarn: device.PolicyWarn, config.XidUnhealthy: device.PolicyUnhealthy,
-}
-
 // xidPolicy returns the configured policy for an Xid.
 func (a *app) xidPolicy(xid uint64) device.Policy {
 	settings, _ := a.configWatcher.Get()
-	return xidPolicies[settings.Health.Policy(xid)]
+	return settings.Health.Policy(xid)
 }
 
 // addKernelLog adds the kernel log as a second source of Xids, unless the devices are simulated.
 func (a *app) addKernelLog(history device.HealthHistory) {
-	if path := a.o.health.kernelLog; path != "" && a.nb.library != nil {
-		a.tasks = append(a.tasks, kmsg.NewReader(path, kernelXids{a.monitor, a.nb.library, history}, a.log.With("component", "kmsg")).Run)
+	if path := a.o.health.kernelLog; path != "" && a.machine.Library != nil {
+		a.tasks = append(a.tasks, kmsg.NewReader(path, kernelXids{a.monitor, a.machine.Library, history}, a.log.With("component", "kmsg")).Run)
 	}
 }
 
 // kernelXids passes the Xids of the kernel log to the Monitor.
 type kernelXids struct {
 	*device.Monitor
-	library libraryBackend
+	library DriverLibrary
 	history device.HealthHistory // of earlier processes
 }
 
@@ -112,11 +108,8 @@ func (k kernelXids) EventOf(l kmsg.XidLine) (device.Event, bool) {
 func (k kernelXids) LastReported(e device.Event) (last time.Time) {
 	for _, r := range k.history.Records {
 		for _, x := range r.Xids {
-			if r.GPU != e.GPU || r.Device != "" || x.Code != e.Xid {
-				continue
-			}
-			if last = x.Last; x.LastHistorical.After(last) {
-				last = x.LastHistorical
+			if r.GPU == e.GPU && r.Device == "" && x.Code == e.Xid {
+				last = slices.MaxFunc([]time.Time{last, x.Last, x.LastHistorical}, time.Time.Compare)
 			}
 		}
 	}

@@ -3,7 +3,6 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -11,6 +10,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 )
@@ -24,6 +24,7 @@ const (
 
 // Main runs the command line of the process, and returns the exit status. GOGC and GOMEMLIMIT in the environment take precedence.
 func Main(p Platform) int {
+	time.Local = time.UTC // of logs, JSON and files
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
@@ -41,11 +42,11 @@ func Main(p Platform) int {
 func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, stdout, stderr io.Writer) int {
 	if len(args) > 0 {
 		if _, ok := clientCommands[args[0]]; ok {
-			return runClient(ctx, args[0], args[1:], lookupEnv, stdout, stderr)
+			return runClient(ctx, args[0], args[1:], stdout, stderr)
 		}
 	}
 	// Catch signals first: an uncaught signal ends the process.
-	reload, driverSignals := make(chan os.Signal, 1), make(chan os.Signal, 16)
+	reload, driverSignals := make(chan os.Signal, 1), make(chan os.Signal, 16) // one waiting reload stands for all
 	signal.Notify(reload, syscall.SIGHUP)
 	signal.Notify(driverSignals, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(reload)
@@ -54,42 +55,26 @@ func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, st
 	switch {
 	case isHelp(err):
 		return exitOK
+	case err != nil && o.command == "doctor":
+		fmt.Fprintln(stderr, "podgauge doctor:", err)
+		return exitUsage
 	case err != nil:
-		fmt.Fprintf(stderr, "%s: %v\n", o.commandName(), err)
+		fmt.Fprintln(stderr, "podgauge:", err)
 		return exitUsage
 	case o.version:
 		fmt.Fprintln(stdout, "podgauge", version)
 		return exitOK
-	case o.validateMode:
+	case o.command == "validate":
 		return o.validate(ctx, stdout, stderr)
-	case o.doctorMode:
+	case o.command == "doctor":
 		return o.runDoctor(ctx, lookupEnv, stdout, stderr)
 	}
-	o.reload, o.driverSignals = coalesce(ctx, reload), driverSignals
+	o.reload, o.driverSignals = reload, driverSignals
 	if err := runDaemon(ctx, o, o.logger(stderr)); err != nil {
 		fmt.Fprintln(stderr, "podgauge:", err)
 		return exitError
 	}
 	return exitOK
-}
-
-// coalesce merges a signal with a waiting signal.
-func coalesce(ctx context.Context, signals <-chan os.Signal) <-chan struct{} {
-	out := make(chan struct{}, 1)
-	go func() { // ends with ctx, and with ctx the process
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-signals:
-			}
-			select {
-			case out <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	return out
 }
 
 // runDaemon checks listeners, IMEX channels and platform, and runs the process until ctx is done.
@@ -99,23 +84,23 @@ func runDaemon(ctx context.Context, o options, log *slog.Logger) error {
 		return err
 	}
 	if _, err := imexChannels(o.loaded.Settings); err != nil {
-		return errors.Join(err, l.Close())
+		return err
 	}
-	nb, err := o.openPlatform(log)
+	m, err := o.openPlatform(log)
 	if err != nil {
-		return errors.Join(err, l.Close())
+		return err
 	}
-	defer nb.close()
-	return serve(ctx, o, nb, l, log)
+	defer m.close()
+	return serve(ctx, o, m, l, log)
 }
 
 // serve assembles the process, and runs it until ctx is done.
-func serve(ctx context.Context, o options, nb *nodeBackend, l listeners, log *slog.Logger) error {
-	a, err := newApp(o, nb, log)
+func serve(ctx context.Context, o options, m *Hardware, l listeners, log *slog.Logger) error {
+	a, err := newApp(o, m, log)
 	if err != nil {
-		return errors.Join(err, l.Close())
+		return err
 	}
 	o.loaded.Report(log)
-	log.Info("podgauge starting", "version", version, "listen", l.main.Addr().String(), "kubelet_dir", nb.kubeletDir, "simulated", o.platform.Simulated())
+	log.Info("podgauge starting", "version", version, "listen", l.main.Addr().String(), "kubelet_dir", m.KubeletDir, "simulated", m.Simulated)
 	return a.run(ctx, l)
 }

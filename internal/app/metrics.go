@@ -16,50 +16,37 @@ const (
 
 // metricsOptions are the flags of the metrics.
 type metricsOptions struct {
+	exporter.Options // check sets Filter and StableSeries
 	include, exclude []string
 	podLabels        string
-	podUID           bool
 	labelsAllowlist  []string
 	perNVLink        bool
-	dcgm             bool
-	seriesLimit      int
 }
 
 func (o *metricsOptions) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.include, "metrics.include", nil, "export only metric families matching these `patterns`: nvidia_gpu_power_*,podgauge_*")
 	f.StringSliceVar(&o.exclude, "metrics.exclude", nil, "omit metric families matching these `patterns`")
 	f.StringVar(&o.podLabels, "metrics.pod-labels", podLabelsOnDevice, "`series` with namespace, pod and container: device, or allocation (device series then outlive pods)")
-	f.BoolVar(&o.podUID, "metrics.pod-uid", false, "add the pod's UID to nvidia_gpu_allocation_info; needs the kubelet's Pods API (1.37 and newer)")
+	f.BoolVar(&o.PodUID, "metrics.pod-uid", false, "add the pod's UID to nvidia_gpu_allocation_info; needs the kubelet's Pods API (1.37 and newer)")
 	f.StringSliceVar(&o.labelsAllowlist, "metrics.labels-allowlist", nil, "add these pod labels to nvidia_gpu_allocation_info, `names` or prefixes with *; needs the kubelet's Pods API (1.37 and newer)")
 	f.BoolVar(&o.perNVLink, "metrics.nvlink-links", false, "export each NVLink as well: some thousand series on a node with 8 GPUs")
-	f.BoolVar(&o.dcgm, "metrics.dcgm", false, "add dcgm-exporter's default families, with dcgm-exporter's names, units and labels")
-	f.IntVar(&o.seriesLimit, "metrics.series-limit", exporter.DefaultSeriesLimit, "omit series above this `number`, and export the count of omitted series")
+	f.BoolVar(&o.DCGM, "metrics.dcgm", false, "add dcgm-exporter's default families, with dcgm-exporter's names, units and labels")
+	f.IntVar(&o.SeriesLimit, "metrics.series-limit", exporter.DefaultSeriesLimit, "omit series above this `number`, and export the count of omitted series")
 }
 
-func (o *metricsOptions) check() error {
-	if _, err := exporter.NewFamilyFilter(o.include, nil); err != nil {
-		return fmt.Errorf("--metrics.include: %w", err)
-	}
-	if _, err := exporter.NewFamilyFilter(nil, o.exclude); err != nil {
-		return fmt.Errorf("--metrics.exclude: %w", err)
+func (o *metricsOptions) check() (err error) {
+	if o.Filter, err = exporter.NewFamilyFilter(o.include, o.exclude); err != nil {
+		return fmt.Errorf("--metrics.include, --metrics.exclude: %w", err)
 	}
 	if o.podLabels != podLabelsOnDevice && o.podLabels != podLabelsOnAllocation {
 		return fmt.Errorf("--metrics.pod-labels %q: want %s or %s", o.podLabels, podLabelsOnDevice, podLabelsOnAllocation)
 	}
+	o.StableSeries = o.podLabels == podLabelsOnAllocation
 	if err := pods.ValidateLabels(o.labelsAllowlist); err != nil {
 		return fmt.Errorf("--metrics.labels-allowlist: %w", err)
 	}
-	if o.seriesLimit < 1 {
-		return fmt.Errorf("--metrics.series-limit %d: want 1 or more", o.seriesLimit)
+	if o.SeriesLimit < 1 {
+		return fmt.Errorf("--metrics.series-limit %d: want 1 or more", o.SeriesLimit)
 	}
 	return nil
-}
-
-// exporterOptions returns the exporter's options. The flags have been checked.
-func (o *metricsOptions) exporterOptions(hostname string) exporter.Options {
-	filter, _ := exporter.NewFamilyFilter(o.include, o.exclude)
-	return exporter.Options{
-		Filter: filter, StableSeries: o.podLabels == podLabelsOnAllocation, PodUID: o.podUID, SeriesLimit: o.seriesLimit,
-		DCGM: o.dcgm, Hostname: hostname,
-	}
 }

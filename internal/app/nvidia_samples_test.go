@@ -59,7 +59,7 @@ func TestNvidiaSamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			lists, notes := pluginRules(o.loaded.Settings, nil, nil).Preview(parseStatuses(c.node))
+			lists, notes := pluginRules(o.loaded.Settings, nil, daemonState{}).Preview(parseStatuses(c.node))
 			var got []string
 			for _, list := range lists {
 				got = append(got, fmt.Sprintf("%s=%d", list.Resource, len(list.IDs)))

@@ -1,17 +1,14 @@
 package app
 
 import (
-	"context"
 	"hash/maphash"
 	"log/slog"
-	"maps"
 	"net/http"
 	"net/netip"
 	"strconv"
-	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/loglimit"
 	"golang.org/x/time/rate"
 )
 
@@ -23,107 +20,82 @@ const (
 	totalGuessBurst     = 20
 	totalGuessInterval  = time.Second
 
-	// maxGuessingClients exceeds the number of clients without a guess: a client recovers all guesses in 50 s, and all clients
-	// together have 70 guesses in that time.
-	maxGuessingClients = 100
-	maxKnownPasswords  = 100
-
-	guessLogInterval = time.Minute
+	// maxKnownPasswords is below the 100 comparisons cached by the toolkit.
+	maxKnownPasswords = 64
+	guessLogInterval  = time.Minute
 )
 
 // passwordLimiter limits how often exporter-toolkit's handler compares passwords with hashes. limitGuesses runs before the toolkit's
 // handler; recordAccepted runs after, for requests with the right password only. Unknown users count as wrong passwords: neither
-// response nor response time reveals the users.
+// response nor response time reveals the users. The memory is fixed: clients share slots by the last byte of their address.
 type passwordLimiter struct {
-	log  *slog.Logger
-	seed maphash.Seed
-
-	mu sync.Mutex
-	// All below are guarded by mu.
-	accepted   map[uint64]bool // hashes of right credentials: no limit
-	clients    map[netip.Addr]*rate.Limiter
-	total      *rate.Limiter
-	logLimiter *loglimit.Limiter[struct{}]
+	log         *slog.Logger
+	logInterval rate.Sometimes
+	seed        maphash.Seed
+	accepted    [maxKnownPasswords]atomic.Uint64 // hashes of right credentials: no limit
+	acceptances atomic.Uint64                    // the next replaces the oldest hash
+	clients     [1 << 8]*rate.Limiter
+	total       *rate.Limiter
 }
 
 func newPasswordLimiter(log *slog.Logger) *passwordLimiter {
-	return &passwordLimiter{
-		log: log, seed: maphash.MakeSeed(), accepted: map[uint64]bool{}, clients: map[netip.Addr]*rate.Limiter{},
-		total: rate.NewLimiter(rate.Every(totalGuessInterval), totalGuessBurst), logLimiter: loglimit.New[struct{}](guessLogInterval),
+	l := &passwordLimiter{
+		log: log, logInterval: rate.Sometimes{Interval: guessLogInterval}, seed: maphash.MakeSeed(),
+		total: rate.NewLimiter(rate.Every(totalGuessInterval), totalGuessBurst),
 	}
+	for i := range l.clients {
+		l.clients[i] = rate.NewLimiter(rate.Every(clientGuessInterval), clientGuessBurst)
+	}
+	return l
 }
-
-// credentialsKey is the context key of the hash of a request's user and password.
-type credentialsKey struct{}
 
 // limitGuesses rejects requests with an unknown password after too many guesses.
 func (l *passwordLimiter) limitGuesses(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, _, ok := r.BasicAuth(); ok {
-			hash := maphash.String(l.seed, r.Header.Get("Authorization"))
-			if !l.allow(hash, clientAddr(r.RemoteAddr), time.Now()) {
-				w.Header().Set("Retry-After", strconv.Itoa(int(clientGuessInterval.Seconds())))
-				http.Error(w, "too many wrong passwords", http.StatusTooManyRequests)
-				return
-			}
-			r = r.WithContext(context.WithValue(r.Context(), credentialsKey{}, hash))
+		if _, _, ok := r.BasicAuth(); ok && !l.allow(l.credentials(r), clientAddr(r.RemoteAddr), time.Now()) {
+			w.Header().Set("Retry-After", strconv.Itoa(int(clientGuessInterval.Seconds())))
+			http.Error(w, "too many wrong passwords", http.StatusTooManyRequests)
+			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// recordAccepted stores the passwords of all requests.
+// recordAccepted stores the passwords of all requests. A password stays accepted after a change: the toolkit caches comparisons, so
+// old credentials cost a single comparison.
 func (l *passwordLimiter) recordAccepted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if hash, ok := r.Context().Value(credentialsKey{}).(uint64); ok {
-			l.accept(hash)
+		if hash := l.credentials(r); !l.isAccepted(hash) {
+			l.accepted[l.acceptances.Add(1)%maxKnownPasswords].Store(hash)
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// credentials returns the hash of a request's user and password.
+func (l *passwordLimiter) credentials(r *http.Request) uint64 {
+	return maphash.String(l.seed, r.Header.Get("Authorization"))
+}
+
+func (l *passwordLimiter) isAccepted(hash uint64) bool {
+	for i := range l.accepted {
+		if l.accepted[i].Load() == hash {
+			return true
+		}
+	}
+	return false
 }
 
 // allow reports whether a password may be compared. A client loses a guess only while the total is not used up, so the guesses of
 // further clients cost the client nothing.
 func (l *passwordLimiter) allow(hash uint64, from netip.Addr, now time.Time) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.accepted[hash] {
+	if l.isAccepted(hash) {
 		return true
 	}
-	client := l.clients[from]
-	if client != nil && client.TokensAt(now) < 1 || !l.total.AllowN(now, 1) {
-		if l.logLimiter.Allow(struct{}{}, now) {
-			l.log.Warn("password attempts rejected", "client", from)
-		}
-		return false
+	client := l.clients[from.As16()[15]]
+	if client.TokensAt(now) >= 1 && l.total.AllowN(now, 1) && client.AllowN(now, 1) {
+		return true
 	}
-	if client == nil {
-		client = l.addClient(from, now)
-	}
-	client.AllowN(now, 1)
-	return true
-}
-
-// addClient adds a client, and at the limit drops clients with all guesses. The caller holds mu.
-func (l *passwordLimiter) addClient(from netip.Addr, now time.Time) *rate.Limiter {
-	if len(l.clients) >= maxGuessingClients {
-		maps.DeleteFunc(l.clients, func(_ netip.Addr, client *rate.Limiter) bool { return client.TokensAt(now) >= clientGuessBurst })
-	}
-	client := rate.NewLimiter(rate.Every(clientGuessInterval), clientGuessBurst)
-	l.clients[from] = client
-	return client
-}
-
-// accept stores the hash of right credentials. The hash stays after a change of the password: the toolkit caches comparisons, so old
-// credentials cost a single comparison.
-func (l *passwordLimiter) accept(hash uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.accepted) >= maxKnownPasswords && !l.accepted[hash] {
-		for other := range l.accepted {
-			delete(l.accepted, other)
-			break
-		}
-	}
-	l.accepted[hash] = true
+	l.logInterval.Do(func() { l.log.Warn("password attempts rejected", "client", from) })
+	return false
 }

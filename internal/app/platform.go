@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 
@@ -12,18 +13,10 @@ import (
 
 // Platform is the hardware of the process: NVIDIA's driver, or a simulated machine. Each binary has one.
 type Platform interface {
-	// Simulated reports whether the devices are simulated.
-	Simulated() bool
 	// AddFlags declares the flags of this platform.
 	AddFlags(f *pflag.FlagSet)
-	// CheckFlags returns the first error in the values of these flags. doctor needs a node to examine.
-	CheckFlags(forDoctor bool) error
-	// Open returns the devices and, if simulated, the node of the devices; nil: this machine.
-	Open(o OpenOptions) (device.Backend, SimulatedNode, error)
-	// Driver returns the driver for doctor; nil: no driver. Roots are searched in order.
-	Driver(roots []string) doctor.DriverProbe
-	// ClaimedDevice returns the device of a DRA claim, by the device names of the platform's DRA driver.
-	ClaimedDevice(c device.Claim, statuses []device.Status) (device.ID, bool)
+	// Open returns the devices and, if simulated, the node.
+	Open(o OpenOptions) (*Hardware, error)
 }
 
 // OpenOptions is the configuration of a platform.
@@ -33,22 +26,34 @@ type OpenOptions struct {
 	Log         *slog.Logger
 }
 
+// Hardware is the devices of a node and, if simulated, the node.
+type Hardware struct {
+	device.Backend
+	Library   DriverLibrary // of the driver; nil: none
+	Simulated bool
+	// ClaimedDevice returns the device of a DRA claim, by the device names of the DRA driver.
+	ClaimedDevice func(c device.Claim, statuses []device.Status) (device.ID, bool)
+
+	// All below are of a simulated node; zero: of this machine.
+	Node                        SimulatedNode
+	KubeletDir, DevicePluginDir string
+	CDIDir                      string // of CDI specs
+	ProcDir                     string // of processes
+	Processes                   exporter.ProcessResolver
+}
+
 // SimulatedNode is a simulated node with a kubelet.
 type SimulatedNode interface {
-	// Dir returns the kubelet's root folder.
-	Dir() string
-	// DevicePluginDir returns the folder of the device-plugin sockets.
-	DevicePluginDir() string
-	// Processes returns the processes of the node's pods.
-	Processes() exporter.ProcessResolver
 	// Run runs the node until ctx is done.
 	Run(ctx context.Context) error
 	// Close removes the node's files. Run must have returned.
 	Close()
 }
 
-// libraryBackend is a Backend with a driver library.
-type libraryBackend interface {
+// DriverLibrary is the library of a driver.
+type DriverLibrary interface {
+	// Library describes the library, for doctor.
+	Library() doctor.Library
 	// MissingFamilies returns the metric families missing in an old library.
 	MissingFamilies() []string
 	// XidEventAt returns the event of an Xid in the kernel log, for the GPU at a PCI address and its GPU instance and compute
@@ -56,4 +61,36 @@ type libraryBackend interface {
 	XidEventAt(pci string, xid uint64, gi, ci uint32) (device.Event, bool)
 	// Close unloads the library. No other call may be in progress.
 	Close()
+}
+
+// openPlatform opens the platform with the settings and flags.
+func (o *options) openPlatform(log *slog.Logger) (*Hardware, error) {
+	s := o.loaded.Settings
+	m, err := o.platform.Open(OpenOptions{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.metrics.perNVLink, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	m.KubeletDir, m.DevicePluginDir = cmp.Or(m.KubeletDir, o.kubeletDir), cmp.Or(m.DevicePluginDir, o.devicePluginDir)
+	return m, nil
+}
+
+// close removes the files of a simulated node.
+func (m *Hardware) close() {
+	if m.Node != nil {
+		m.Node.Close()
+	}
+}
+
+// shutdown unloads the driver's library, unless a call hangs in it. A hanging call ends with the process.
+func (m *Hardware) shutdown(readers *device.Readers, monitor *device.Monitor) {
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+	defer cancel()
+	readers.SetPaused(true) // an interrupted scrape may have begun a collection
+	if !readers.Drain(ctx) || !monitor.Drain(ctx) || m.Library == nil {
+		return
+	}
+	doctor.WithTimeout(ctx, shutdownTimeout, func(context.Context) (none struct{}) {
+		m.Library.Close()
+		return none
+	})
 }

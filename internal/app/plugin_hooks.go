@@ -6,119 +6,98 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/podgauge/podgauge/plugin"
 )
 
 // pluginSource implements plugin.DeviceSource.
-type pluginSource struct{ app *app }
+type pluginSource struct{ exportedNode }
 
-// Statuses implements plugin.DeviceSource. Devices are hidden until containers can start, so the plugin registers nothing before.
+// Statuses hides devices until containers can start, so the plugin registers nothing before.
 func (s pluginSource) Statuses() ([]device.Status, <-chan struct{}) {
-	if !isClosed(s.app.rules.canStart) {
-		return nil, s.app.rules.canStart
+	if !pubsub.IsClosed(s.rules.canStart) {
+		return nil, s.rules.canStart
 	}
-	return s.app.inventory.Get()
+	return s.inventory.Get()
 }
 
-// Rules implements plugin.DeviceSource.
-func (s pluginSource) Rules() (plugin.Rules, <-chan struct{}) { return s.app.rules.Get() }
+func (s pluginSource) Rules() (plugin.Rules, <-chan struct{}) { return s.rules.Get() }
 
-// Links implements plugin.DeviceSource.
-func (s pluginSource) Links() []device.Link { return s.app.monitor.Links() }
+func (s pluginSource) Links() []device.Link { return s.monitor.Links() }
 
-// Allocations implements plugin.DeviceSource.
-func (s pluginSource) Allocations() (device.Allocations, <-chan struct{}) {
-	return s.app.podResources.Snapshot()
-}
-
-// CheckUsable implements plugin.DeviceSource.
 func (s pluginSource) CheckUsable(ctx context.Context, c plugin.UsabilityCheck) error {
-	return s.app.readers.CheckUsable(ctx, c.Device, c.Exclusive)
+	return s.readers.CheckUsable(ctx, c.Device, c.Exclusive)
 }
 
-// pluginHooks passes the plugin's events to the self metrics, the PodResources client, the exporter and the page.
-type pluginHooks struct{ app *app }
+// pluginHooks implements plugin.EndpointHooks. It passes the plugin's events to the self metrics, the PodResources client, the exporter and the page.
+type pluginHooks struct{ *app }
 
-// OnResourceAdded implements plugin.EndpointHooks.
 func (h pluginHooks) OnResourceAdded(resource string) {
-	h.app.selfMetrics.InitResource(resource)
+	var reasons []string
 	for _, reason := range plugin.RejectReasons() {
-		h.app.selfMetrics.InitRejections(resource, string(reason))
+		reasons = append(reasons, string(reason))
 	}
+	h.selfMetrics.InitResource(resource, reasons...)
 }
 
-// OnRegistered implements plugin.EndpointHooks.
 func (h pluginHooks) OnRegistered(resource string, err error) {
-	h.app.selfMetrics.CountRegistration(resource, err)
+	h.selfMetrics.CountRegistration(resource, err)
 	text := ""
 	if err == nil {
-		h.app.podResources.OnRegistered()
+		h.podResources.OnRegistered()
 	} else {
 		text = err.Error()
 	}
-	h.app.registrations.update(resource, func(r *registration) { r.err = text })
+	h.registrations.update(resource, func(r *status.PluginResource) { r.Err = text })
 }
 
-// OnStreamCount implements plugin.EndpointHooks.
 func (h pluginHooks) OnStreamCount(resource string, streams int) {
-	h.app.selfMetrics.SetStreams(resource, streams)
-	h.app.registrations.update(resource, func(r *registration) { r.streams = streams })
+	h.selfMetrics.SetStreams(resource, streams)
+	h.registrations.update(resource, func(r *status.PluginResource) { r.Registered = streams > 0 })
 }
 
-// OnListSent implements plugin.EndpointHooks.
 func (h pluginHooks) OnListSent(resource string, devices, healthy int) {
-	h.app.selfMetrics.SetDevices(resource, devices, healthy)
-	h.app.podResources.OnListSent()
-	h.app.registrations.update(resource, func(r *registration) { r.healthyDevices = healthy })
+	h.selfMetrics.SetDevices(resource, devices, healthy)
+	h.podResources.OnListSent()
+	h.registrations.update(resource, func(r *status.PluginResource) { r.Healthy = healthy })
 }
 
-// OnCallServed implements plugin.EndpointHooks.
 func (h pluginHooks) OnCallServed(method string, took time.Duration, err error) {
-	h.app.selfMetrics.ObservePluginCall(method, took, err)
+	h.selfMetrics.ObservePluginCall(method, took, err)
 }
 
-// OnAllocated implements plugin.EndpointHooks. The counters are read before a collection can see the allocation.
+// OnAllocated reads the counters before a collection can see the allocation.
 func (h pluginHooks) OnAllocated(resource string, ids []device.AdvertisedID) {
 	devices := make([]device.ID, len(ids))
 	for i, id := range ids {
 		devices[i] = id.Device()
 	}
-	h.app.metrics.ReadAllocated(devices...)
-	h.app.podResources.OnAllocated(resource, ids)
+	h.metrics.ReadAllocated(devices...)
+	h.podResources.OnAllocated(resource, ids)
 }
 
-// OnRejected implements plugin.EndpointHooks.
 func (h pluginHooks) OnRejected(resource string, _ []device.AdvertisedID, reason plugin.RejectReason, _ error) {
-	h.app.selfMetrics.CountRejection(resource, string(reason))
+	h.selfMetrics.CountRejection(resource, string(reason))
 }
 
-// OnResourceReleased implements plugin.EndpointHooks.
-func (h pluginHooks) OnResourceReleased(resource string) { h.app.selfMetrics.DeleteResource(resource) }
+func (h pluginHooks) OnResourceReleased(resource string) { h.selfMetrics.DeleteResource(resource) }
 
 // registrationTracker has the registrations of the resources with the kubelet.
 type registrationTracker struct {
 	mu         sync.Mutex
-	byResource map[string]registration // guarded by mu
+	byResource map[string]status.PluginResource // guarded by mu; without ids and sharing
 }
 
-type registration struct {
-	streams        int
-	healthyDevices int    // in the last list sent to the kubelet
-	err            string // of the last registration; empty: success
-}
-
-func (t *registrationTracker) update(resource string, change func(*registration)) {
+func (t *registrationTracker) update(resource string, change func(*status.PluginResource)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.byResource == nil {
-		t.byResource = map[string]registration{}
-	}
 	r := t.byResource[resource]
 	change(&r)
 	t.byResource[resource] = r
 }
 
-func (t *registrationTracker) get(resource string) registration {
+func (t *registrationTracker) get(resource string) status.PluginResource {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.byResource[resource]

@@ -3,18 +3,20 @@ package app
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/plugin/preferred"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 const (
@@ -22,7 +24,6 @@ const (
 	mpsInterval = 2 * time.Second
 	// mpsMountedRoot is the mount of the daemons' folder in the pod of NVIDIA's plugin.
 	mpsMountedRoot = "/mps"
-	reasonMPSDown  = "mps_daemon"
 )
 
 // rulesWatcher publishes the plugin's Rules, made of the settings, the MPS control daemons and the IMEX channels.
@@ -35,10 +36,15 @@ type rulesWatcher struct {
 	canStart chan struct{} // closed once containers can start by the rules
 
 	// Fields of Run.
-	active       config.Settings   // of the published rules
-	missing      error             // reason why newer settings wait, as logged
+	active config.Settings // of the published rules
+	node   daemonState     // likewise
+}
+
+// daemonState is the part of the rules that is read from the node: MPS control daemons and IMEX channels.
+type daemonState struct {
 	mpsErrors    map[string]string // by resource
 	imexChannels []int
+	imexError    string // a later file may require a missing channel
 }
 
 func newRulesWatcher(settings published[config.Settings], specs *cdiSpecs, log *slog.Logger) *rulesWatcher {
@@ -62,8 +68,7 @@ func (w *rulesWatcher) Run(ctx context.Context) error {
 			case <-written:
 				unchanged = false
 			case <-tick.C:
-				channels, _ := imexChannels(w.active) // publish logs the error
-				unchanged = maps.Equal(w.mpsErrors, checkMPSDaemons(w.active)) && slices.Equal(w.imexChannels, channels)
+				unchanged = reflect.DeepEqual(w.node, readDaemonState(w.active))
 			}
 		}
 	}
@@ -74,68 +79,28 @@ func (w *rulesWatcher) Run(ctx context.Context) error {
 func (w *rulesWatcher) update() (changed, written <-chan struct{}) {
 	s, changed := w.settings.Get()
 	written, missing := w.specs.Missing(s)
-	complete, started := missing == nil, isClosed(w.canStart)
-	w.logMissing(missing)
+	complete, started := missing == nil, pubsub.IsClosed(w.canStart)
 	if complete || !started {
 		w.active = s
 	}
-	w.updateMPSErrors()
-	w.publish()
+	before := w.node
+	w.node = readDaemonState(w.active)
+	if !maps.Equal(w.node.mpsErrors, before.mpsErrors) {
+		w.log.Warn("MPS control daemons changed", "down", w.node.mpsErrors)
+	}
+	if w.node.imexError != "" && w.node.imexError != before.imexError {
+		w.log.Error("find IMEX channels", "err", w.node.imexError)
+	}
+	w.Set(pluginRules(w.active, w.specs.HasSpec, w.node))
 	if complete && !started {
 		close(w.canStart)
 	}
 	return changed, written
 }
 
-// logMissing logs each reason to wait once. Failed specs are a warning.
-func (w *rulesWatcher) logMissing(missing error) {
-	if missing != nil && (w.missing == nil || w.missing.Error() != missing.Error()) {
-		level := slog.LevelInfo
-		if devices, _ := w.specs.inventory.Get(); len(devices) > 0 && !errors.Is(missing, errNotWritten) {
-			level = slog.LevelWarn
-		}
-		w.log.Log(context.Background(), level, "waiting for CDI specs", "err", missing)
-	}
-	w.missing = missing
-}
-
-// updateMPSErrors checks the control daemons, and logs changes.
-func (w *rulesWatcher) updateMPSErrors() {
-	current := checkMPSDaemons(w.active)
-	for resource, reason := range current {
-		if w.mpsErrors[resource] != reason {
-			w.log.Warn("MPS control daemon down", "resource", resource, "err", reason)
-		}
-	}
-	for resource := range w.mpsErrors {
-		if current[resource] == "" {
-			w.log.Info("MPS control daemon up", "resource", resource)
-		}
-	}
-	w.mpsErrors = current
-}
-
-// publish publishes the rules of the active settings.
-func (w *rulesWatcher) publish() {
-	channels, err := imexChannels(w.active)
-	if err != nil { // an error at start; a later file may ask for the channel
-		w.log.Error("find IMEX channels", "err", err)
-	}
-	w.imexChannels = channels
-	r := pluginRules(w.active, w.specs.HasSpec, channels)
-	mpsErrors := w.mpsErrors
-	r.UnusableReason = func(resource string) string {
-		if mpsErrors[resource] != "" {
-			return reasonMPSDown
-		}
-		return ""
-	}
-	w.Set(r)
-}
-
 // Ready returns the reason why no device is registered, if registration waits for CDI specs. A node without devices is ready.
 func (w *rulesWatcher) Ready() error {
-	if isClosed(w.canStart) {
+	if pubsub.IsClosed(w.canStart) {
 		return nil
 	}
 	if statuses, _ := w.specs.inventory.Get(); len(statuses) == 0 {
@@ -156,27 +121,49 @@ type gatedPlugin struct {
 
 func (g gatedPlugin) Ready() error { return cmp.Or(g.rules.Ready(), g.Plugin.Ready()) }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// checkMPSDaemons returns the errors of the MPS control daemons, by resource.
-func checkMPSDaemons(s config.Settings) map[string]string {
+// readDaemonState checks the control daemons, and finds the channels.
+func readDaemonState(s config.Settings) daemonState {
 	root := s.MPSRoot
 	if _, err := os.Stat(mpsMountedRoot); err == nil {
 		root = mpsMountedRoot
 	}
-	down := map[string]string{}
+	n := daemonState{mpsErrors: map[string]string{}}
 	for _, r := range s.Sharing.MPS.Resources {
 		resource := cmp.Or(r.Rename, r.Name)
 		if err := plugin.CheckMPSDaemon(filepath.Join(root, resource, "pipe")); err != nil {
-			down[resource] = err.Error()
+			n.mpsErrors[resource] = err.Error()
 		}
 	}
-	return down
+	var err error
+	if n.imexChannels, err = imexChannels(s); err != nil {
+		n.imexError = err.Error()
+	}
+	return n
+}
+
+// pluginRules returns the Rules of the settings. hasSpec reports whether a CDI class has a spec.
+func pluginRules(s config.Settings, hasSpec func(class string) bool, node daemonState) plugin.Rules {
+	options := response.Options{
+		IDStrategy: response.DeviceIDStrategy(s.DeviceIDStrategy), DeviceSpecs: s.PassDeviceSpecs, DevRoot: s.DevRoot, HasCDISpec: hasSpec,
+		AnnotationPrefix: s.CDIAnnotationPrefix, GDRCopy: s.GDRCopy, GDS: s.GDS, MOFED: s.MOFED, IMEXChannels: node.imexChannels,
+	}
+	for _, strategy := range s.DeviceListStrategy {
+		options.Strategies = append(options.Strategies, response.DeviceListStrategy(strategy))
+	}
+	if len(s.Sharing.MPS.Resources) > 0 { // so all replicas are shared through MPS
+		options.MPSRoot = s.MPSRoot
+	}
+	return plugin.Rules{
+		MIGStrategy: s.MIGStrategy, Resources: s.Resources, Select: s.DeviceFilter.Allows,
+		Sharing: s.Sharing.Active().DeviceSharings, MPSErrors: node.mpsErrors, Response: options,
+		Policy:        preferred.AllocationPolicy(s.AllocationPolicy),
+		PreStartCheck: s.PreStartCheck, ReserveClaimed: s.Claims.ReserveDevices,
+	}
+}
+
+// usesMPS reports whether a resource is shared through MPS.
+func usesMPS(s config.SharingConfig, resource string) bool {
+	return slices.ContainsFunc(s.MPS.Resources, func(r config.SharedResource) bool {
+		return resource == r.Rename || r.Rename == "" && resource == r.Name
+	})
 }

@@ -26,14 +26,14 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- w.Run(ctx) }()
-	down := func(want string) {
+	down := func(want bool) {
 		t.Helper()
-		waitUntil(t, fmt.Sprintf("the resource is down (%q)", want), func() bool {
+		waitUntil(t, fmt.Sprintf("the resource is down (%t)", want), func() bool {
 			rules, _ := w.Get()
-			return rules.UnusableReason(gpuResource) == want
+			return (rules.MPSErrors[gpuResource] != "") == want
 		})
 	}
-	down(reasonMPSDown)
+	down(true)
 	pipes := filepath.Join(root, gpuResource, "pipe")
 	if err := os.MkdirAll(pipes, 0o755); err != nil {
 		t.Fatal(err)
@@ -45,14 +45,14 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	down("")
+	down(false)
 	daemon.Close() //nolint:errcheck // a test's
-	down(reasonMPSDown)
+	down(true)
 	rules, _ := w.Get()
 	if lists, _ := rules.Preview(parseStatuses("T4")); len(lists) != 1 || len(lists[0].IDs) != 2 {
 		t.Errorf("offered are %v", lists)
 	}
-	if o := rules.ResponseOptions(gpuResource); o.MPSRoot != root {
+	if o := rules.Response; o.MPSRoot != root {
 		t.Errorf("containers get %q", o.MPSRoot)
 	}
 	cancel()

@@ -227,18 +227,61 @@ func TestFamilyLists(t *testing.T) { // not beside TestScalePage, which writes t
 		}
 	}
 	var silent []string
-	for _, alert := range strings.Split(readFile(t, "../../deploy/rules/podgauge.rules.yaml"), "- alert: ")[1:] {
-		name, rest, _ := strings.Cut(alert, "\n")
-		expression, _, _ := strings.Cut(rest, "labels:")
-		if !slices.ContainsFunc(familiesIn(expression), func(family string) bool { return !leanFilter.Matches(family) }) {
-			continue
+	for _, group := range alertGroups(t) {
+		for _, alert := range group.alerts {
+			if slices.ContainsFunc(familiesIn(alert.expression), func(family string) bool { return !leanFilter.Matches(family) }) {
+				silent = append(silent, alert.link())
+			}
 		}
-		silent = append(silent, fmt.Sprintf("[`%s`](runbooks/%s.md)", strings.TrimPrefix(name, "Podgauge"), name))
 	}
 	checkTables(t, "../../docs/scale.md", map[string]string{
 		"unasked": helmValues("exclude", unusedFamilies), "short": helmValues("include", leanFamilies),
 		"silent": strings.Join(silent, ", ") + ".\n",
 	})
+}
+
+// alertGroup is a group of alert rules.
+type alertGroup struct {
+	name   string
+	alerts []alertRule
+}
+
+type alertRule struct{ name, expression string }
+
+// link returns a link to the runbook, for a page in docs.
+func (a alertRule) link() string {
+	return fmt.Sprintf("[`%s`](runbooks/%s.md)", strings.TrimPrefix(a.name, "Podgauge"), a.name)
+}
+
+// alertGroups reads deploy/rules/podgauge.rules.yaml.
+func alertGroups(t *testing.T) []alertGroup {
+	t.Helper()
+	var groups []alertGroup
+	for _, text := range strings.Split(readFile(t, "../../deploy/rules/podgauge.rules.yaml"), "- name: ")[1:] {
+		name, rest, _ := strings.Cut(text, "\n")
+		group := alertGroup{name: name}
+		for _, rule := range strings.Split(rest, "- alert: ")[1:] {
+			alert, rest, _ := strings.Cut(rule, "\n")
+			expression, _, _ := strings.Cut(rest, "labels:")
+			group.alerts = append(group.alerts, alertRule{alert, expression})
+		}
+		groups = append(groups, group)
+	}
+	return groups
+}
+
+// TestAlertTable: docs/operations.md lists all alerts.
+func TestAlertTable(t *testing.T) {
+	var table strings.Builder
+	table.WriteString("| | |\n|---|---|\n")
+	for _, group := range alertGroups(t) {
+		var links []string
+		for _, alert := range group.alerts {
+			links = append(links, alert.link())
+		}
+		fmt.Fprintf(&table, "| %s | %s |\n", group.name, strings.Join(links, ", "))
+	}
+	checkTables(t, "../../docs/operations.md", map[string]string{"alerts": table.String()})
 }
 
 // TestRemoteWriteMatches: the remote-write list of docs/scale.md has all series of the dashboard of recorded series. With a series

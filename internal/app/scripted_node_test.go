@@ -62,7 +62,7 @@ func (s *scriptedNode) Incidents() incident.Snapshot                       { ret
 func (s *scriptedNode) HealthStore() (used bool, err error)                { return true, nil }
 func (s *scriptedNode) PodMeta(string, string) device.PodMeta              { return device.PodMeta{} }
 func (s *scriptedNode) PluginResources() []status.PluginResource           { return nil }
-func (s *scriptedNode) PodsAPI() status.PodsAPIStatus                      { return status.PodsAPIStatus{} }
+func (s *scriptedNode) PodsAPI() (synced bool, err error)                  { return false, nil }
 func (s *scriptedNode) Stalled(device.GPU) bool                            { return false }
 func (s *scriptedNode) ReadOne(_ context.Context, gpu device.GPU) device.Reading {
 	return device.Reading{GPU: gpu}
@@ -158,7 +158,7 @@ func scriptedAllocations() device.Allocations {
 func scriptedIncidents() []incident.Incident {
 	segfault, healed := int32(139), timeBefore(28*time.Hour)
 	affected := func(o device.Owner, uid string, since time.Duration) incident.AffectedContainer {
-		return incident.AffectedContainer{Namespace: o.Namespace, Pod: o.Pod, Container: o.Container, UID: uid, Since: timeBefore(since)}
+		return incident.AffectedContainer{Owner: o, UID: uid, Since: timeBefore(since)}
 	}
 	llm := affected(newOwner("serving", "llm-0", "server"), "0c7e2c9e-64d5-4c1b-8d7f-2f6f0d1f9a10", 26*time.Hour)
 	llm.Until = timeBefore(3 * time.Minute)
@@ -186,8 +186,8 @@ func scriptedIncidents() []incident.Incident {
 	return []incident.Incident{fell, faulted, broke, contained, earlier, gone}
 }
 
-func scriptedCounts() []incident.DeviceCount {
-	return []incident.DeviceCount{
+func scriptedCounts() []incident.EventCount {
+	return []incident.EventCount{
 		{Device: gpu0, GPU: gpu0, Index: 0, Reason: "xid_31", Count: 12, Last: timeBefore(25 * time.Minute)},
 		{Device: gpu1, GPU: gpu1, Index: 1, Reason: "xid_79", Count: 1, Last: timeBefore(3 * time.Minute)},
 		{Device: gpu5, GPU: gpu5, Index: 5, Reason: "lost", Count: 1, Last: timeBefore(80 * time.Hour)},
@@ -196,8 +196,8 @@ func scriptedCounts() []incident.DeviceCount {
 	}
 }
 
-func scriptedAffected() []incident.AffectedCount {
-	return []incident.AffectedCount{
+func scriptedAffected() []incident.EventCount {
+	return []incident.EventCount{
 		{Device: gpu1, GPU: gpu1, Index: 1, Owner: newOwner("serving", "llm-0", "server"), Reason: "xid_79", Count: 1, Last: timeBefore(3 * time.Minute)},
 		{Device: gpu0, GPU: gpu0, Owner: newOwner("research", "train-6", "main"), Reason: "xid_31", Count: 12, Last: timeBefore(25 * time.Minute)},
 		{Device: gpu3, GPU: gpu3, Index: 3, Owner: newOwner("research", "train-5", "main"), Reason: "xid_48", Count: 1, Last: timeBefore(time.Hour)},

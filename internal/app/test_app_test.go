@@ -40,7 +40,7 @@ type testApp struct {
 	// golden files; nil: nothing.
 	replacer      *strings.Replacer
 	driverSignals chan os.Signal
-	reload        chan struct{}
+	reload        chan os.Signal
 	// stopKubelet ends the kubelet's process; startKubelet begins another.
 	stopKubelet func()
 }
@@ -65,11 +65,10 @@ type testSetup struct {
 	dir       string
 }
 
-// serve finds the driver's part of a backend by this interface.
-var _ libraryBackend = (*nvml.Backend)(nil)
-
 // oldLibrary is a driver's library that is too old for some families.
 type oldLibrary struct{ families []string }
+
+func (l oldLibrary) Library() doctor.Library { return doctor.Library{MissingFamilies: l.families} }
 
 func (l oldLibrary) MissingFamilies() []string { return l.families }
 
@@ -82,20 +81,10 @@ func (oldLibrary) Close() {}
 // testPlatform is the hardware of a simulated machine of eight H100s, without a kubelet.
 type testPlatform struct{ err error } // of Open
 
-func (testPlatform) Simulated() bool { return true }
-
 func (testPlatform) AddFlags(*pflag.FlagSet) {}
 
-func (testPlatform) CheckFlags(bool) error { return nil }
-
-func (p testPlatform) Open(OpenOptions) (device.Backend, SimulatedNode, error) {
-	return sim.NewMachine(metric.Metrics(), 8, time.Now), nil, p.err
-}
-
-func (testPlatform) Driver([]string) doctor.DriverProbe { return nil }
-
-func (testPlatform) ClaimedDevice(c device.Claim, statuses []device.Status) (device.ID, bool) {
-	return nvml.ClaimedDevice(c, statuses)
+func (p testPlatform) Open(OpenOptions) (*Hardware, error) {
+	return &Hardware{Backend: sim.NewMachine(metric.Metrics(), 8, time.Now), Simulated: true}, p.err
 }
 
 // newTestApp starts the program with these arguments on so many H100s.
@@ -115,7 +104,7 @@ func fixedClock() time.Time { return time.Unix(1_700_000_000, 0) }
 // newTestAppWith starts the program with these arguments.
 func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	t.Helper()
-	w := &testApp{t: t, driverSignals: make(chan os.Signal), reload: make(chan struct{}), machine: s.machine}
+	w := &testApp{t: t, driverSignals: make(chan os.Signal), reload: make(chan os.Signal), machine: s.machine}
 	if s.dir == "" {
 		s.dir = shortDir(t)
 	}
@@ -131,11 +120,12 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 		w.startKubelet()
 	}
 
-	nb := &nodeBackend{
-		Backend: w.machine, procDir: s.procDir, kubeletDir: dir, devicePluginDir: filepath.Join(dir, "device-plugins"), cdiDir: filepath.Join(dir, "cdi"),
+	m := &Hardware{
+		Backend: w.machine, Simulated: true, ClaimedDevice: nvml.ClaimedDevice,
+		ProcDir: s.procDir, KubeletDir: dir, DevicePluginDir: filepath.Join(dir, "device-plugins"), CDIDir: filepath.Join(dir, "cdi"),
 	}
 	if s.missingFamilies != nil {
-		nb.library = oldLibrary{s.missingFamilies}
+		m.Library = oldLibrary{s.missingFamilies}
 	}
 	o, err := parseOptions(testPlatform{}, args, emptyEnv, io.Discard)
 	if err != nil {
@@ -150,10 +140,10 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	if l.probes != nil {
 		w.probesURL = "http://" + l.probes.Addr().String()
 	}
-	o.hostname, o.driverSignals, o.reload = "node-a", w.driverSignals, w.reload
+	o.hostname, o.metrics.Hostname, o.driverSignals, o.reload = "node-a", "node-a", w.driverSignals, w.reload
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
-	go func() { ended <- serve(ctx, o, nb, l, slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- serve(ctx, o, m, l, slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() {
 		cancel()
 		w.machine.ReleaseHangs()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/text"
 	"github.com/prometheus/exporter-toolkit/web"
 	"github.com/spf13/pflag"
 )
@@ -44,10 +45,7 @@ func (o *webOptions) check() error {
 	if err := web.Validate(o.configFile); err != nil {
 		return fileError("--web.config.file", o.configFile, err)
 	}
-	if o.probeAddress == "" {
-		return nil
-	}
-	if err := checkAddress(o.probeAddress); err != nil {
+	if err := checkAddress(o.probeAddress); err != nil && o.probeAddress != "" {
 		return fmt.Errorf("--web.probe-address %q: %w", o.probeAddress, err)
 	}
 	return nil
@@ -58,7 +56,7 @@ func fileError(flag, file string, err error) error {
 	if pathErr, ok := errors.AsType[*fs.PathError](err); ok && pathErr.Path == file {
 		err = pathErr.Err // without a second name
 	}
-	return fmt.Errorf("%s %q: %s", flag, file, sanitize(strings.Join(strings.Fields(err.Error()), " ")))
+	return fmt.Errorf("%s %q: %s", flag, file, text.Printable(strings.Join(strings.Fields(err.Error()), " ")))
 }
 
 // checkAddress checks the port of an address. Port 0 is any free port.
@@ -99,27 +97,17 @@ type listeners struct {
 	probes net.Listener // nil: without --web.probe-address
 }
 
-func (o *webOptions) listen() (listeners, error) {
-	main, err := listenTCP(o.listenAddress)
-	if err != nil {
-		return listeners{}, fmt.Errorf("serve metrics: %w", err)
+// listen opens the sockets. After an error the process ends, and closes them.
+func (o *webOptions) listen() (l listeners, err error) {
+	if l.main, err = listenTCP(o.listenAddress); err != nil {
+		return l, fmt.Errorf("serve metrics: %w", err)
 	}
-	if o.probeAddress == "" {
-		return listeners{main: main}, nil
+	if o.probeAddress != "" {
+		if l.probes, err = listenTCP(o.probeAddress); err != nil {
+			return l, fmt.Errorf("serve probes: %w", err)
+		}
 	}
-	probes, err := listenTCP(o.probeAddress)
-	if err != nil {
-		return listeners{}, errors.Join(fmt.Errorf("serve probes: %w", err), main.Close())
-	}
-	return listeners{main, probes}, nil
-}
-
-// Close closes unused listeners.
-func (l listeners) Close() error {
-	if l.probes == nil {
-		return l.main.Close()
-	}
-	return errors.Join(l.main.Close(), l.probes.Close())
+	return l, nil
 }
 
 // serveTasks returns the tasks of the HTTP servers.

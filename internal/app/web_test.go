@@ -243,7 +243,7 @@ func TestNoProbeAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer l.main.Close()
 	if l.probes != nil {
 		t.Errorf("probes are at %s", l.probes.Addr())
 	}

@@ -2,6 +2,7 @@ package app
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -17,36 +18,34 @@ func TestXidsPage(t *testing.T) {
 	checkTables(t, "../../docs/xids.md", map[string]string{"classes": classesTable(), "xids": xidsTable(), "kinds": eventTypesTable(), "checks": checksTable()})
 }
 
-// classesTable has a line for each class that an Xid has.
+// classesTable has a line for each class of an Xid.
 func classesTable() string {
 	var table strings.Builder
 	table.WriteString("| class | asks for | hits | what podgauge does |\n|---|---|---|---|\n")
-	var seen []string
-	for _, x := range append(xid.All(), unknownXid()) {
-		if slices.Contains(seen, x.Class) {
+	seen := map[xid.Class]bool{}
+	for _, number := range append(slices.Sorted(maps.Keys(xid.Xids)), 0) { // 0 is unknown
+		class := xid.ClassOf(number)
+		if seen[class] {
 			continue
 		}
-		seen = append(seen, x.Class)
+		seen[class] = true
 		scope := "the slice that is named"
-		if x.WholeGPU {
+		if class.WholeGPU() {
 			scope = "the whole GPU"
 		}
-		fmt.Fprintf(&table, "| `%s` | %s | %s | %s |\n", x.Class, inlineCode(x.Action), scope, x.Effect)
+		e := class.Event()
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s |\n", e.Class, inlineCode(e.Action), scope, class.Effect())
 	}
 	return table.String()
-}
-
-// unknownXid is what one means that the table does not have.
-func unknownXid() xid.Info {
-	e, alone := xid.Event(0)
-	return xid.Info{Class: e.Class, Action: e.Action, WholeGPU: !alone, Effect: xid.UnknownEffect}
 }
 
 func xidsTable() string {
 	var table strings.Builder
 	table.WriteString("| Xid | event | fault of | class | action | recovery |\n|---|---|---|---|---|---|\n")
-	for _, x := range xid.All() {
-		fmt.Fprintf(&table, "| %d | %s | %s | `%s` | %s | %s |\n", x.Number, x.Name, x.Origin, x.Class, inlineCode(x.Action), recoveryText(x.Recovery, x.Action))
+	for _, number := range slices.Sorted(maps.Keys(xid.Xids)) {
+		row := xid.Xids[number]
+		e := row.Class.Event()
+		fmt.Fprintf(&table, "| %d | %s | %s | `%s` | %s | %s |\n", number, row.Name, row.Origin, e.Class, inlineCode(e.Action), recoveryText(e.Recovery, e.Action))
 	}
 	return table.String()
 }
@@ -54,8 +53,8 @@ func xidsTable() string {
 func eventTypesTable() string {
 	var table strings.Builder
 	table.WriteString("| report | NVML's type | class | what podgauge does |\n|---|---|---|---|\n")
-	for _, k := range nvml.EventTypes() {
-		fmt.Fprintf(&table, "| `%s` | %#x | `%s` | %s |\n", k.Name, k.Mask, k.Class, k.Effect)
+	for _, k := range nvml.EventTypes {
+		fmt.Fprintf(&table, "| `%s` | %#x | `%s` | %s |\n", k.Kind, k.Mask, k.Class.Event().Class, k.Class.Effect())
 	}
 	return table.String()
 }
@@ -68,7 +67,7 @@ func checksTable() string {
 		if c.Fault.NeedsReset {
 			recovery = device.RecoveryAfterReset
 		}
-		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", c.Fault.Reason, c.Condition, withFieldNames(c.Source), inlineCode(c.Fault.Action), recoveryText(recovery, c.Fault.Action))
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", c.Fault.Reason, c.Condition, withFieldNames(c.Source()), inlineCode(c.Fault.Action), recoveryText(recovery, c.Fault.Action))
 	}
 	return table.String()
 }

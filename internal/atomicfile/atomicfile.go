@@ -75,9 +75,12 @@ func (d OSDir) Sync() error {
 // staleAge is above the duration of any Replace: another process may be writing.
 const staleAge = time.Minute
 
-// RemoveStaleTemps removes the temporary files that an interrupted Replace left. Errors are ignored: the next process tries again.
-func (d OSDir) RemoveStaleTemps(name string) {
-	temps, _ := filepath.Glob(d.Path(tempPattern(name))) // the pattern is valid
+// RemoveStaleTemps removes the temporary files that an interrupted Replace left.
+func (d OSDir) RemoveStaleTemps(name string) { RemoveStale(d.Path(tempPattern(name))) }
+
+// RemoveStale removes old files that match a pattern of filepath.Glob. Errors are ignored: the next call tries again.
+func RemoveStale(pattern string) {
+	temps, _ := filepath.Glob(pattern)
 	for _, temp := range temps {
 		if info, err := os.Lstat(temp); err == nil && time.Since(info.ModTime()) > staleAge {
 			_ = os.Remove(temp)

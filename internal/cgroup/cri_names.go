@@ -12,18 +12,17 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// maxListInterval is the maximum interval between listings for one container without a name. The first interval is recheckInterval.
+// maxListInterval is the maximum interval between searches for one container without a name. The first interval is recheckInterval.
 const maxListInterval = time.Minute
 
 // cachedContainer is a container with its owner, as far as resolved.
 type cachedContainer struct {
 	containerRef
-	owner      device.Owner // without Container: only the pod is known; zero: unknown
-	resolved   bool         // owner is complete and final
-	searchedAt time.Time    // Locator.listedAt at the newest search
-	retryAt    time.Time    // the earliest time for a new listing
-	backoff    retry.Backoff
-	lastUsed   uint64 // collection
+	owner    device.Owner // without Container: only the pod is known; zero: unknown
+	resolved bool         // owner is complete and final
+	retryAt  time.Time    // the earliest time for a new search
+	backoff  retry.Backoff
+	lastUsed uint64 // collection
 }
 
 // containerNames resolves containers to names from the folders of the kubelet's logs.
@@ -32,8 +31,11 @@ type containerNames struct {
 	listedAt   time.Time
 }
 
-// refresh lists the folders.
+// refresh lists the folders, at most once in recheckInterval.
 func (n *containerNames) refresh(now time.Time) {
+	if now.Sub(n.listedAt) < recheckInterval {
+		return
+	}
 	n.listedAt = now
 	n.logs.refresh()
 	n.pods.refresh()
@@ -43,10 +45,6 @@ func (n *containerNames) refresh(now time.Time) {
 // Without the link (made after the start, missing with some log drivers, id truncated by long names), the pod's folder has namespace
 // and pod, and the container if alone.
 func (n *containerNames) search(c *cachedContainer) {
-	if c.searchedAt.Equal(n.listedAt) {
-		return
-	}
-	c.searchedAt = n.listedAt
 	for _, entry := range n.logs.entries {
 		if p := splitName(entry.Name(), "-"+c.id+".log", 3); p != nil {
 			c.owner, c.resolved = device.Owner{Namespace: p[1], Pod: p[0], Container: p[2]}, true

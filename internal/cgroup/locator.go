@@ -39,8 +39,7 @@ type Options struct {
 
 // Locator finds containers of processes and caches the results. At most one goroutine may use a Locator at a time.
 type Locator struct {
-	proc    string
-	resolve func(uid, containerID string) (device.Owner, bool)
+	options Options
 	names   containerNames
 	visible bool
 
@@ -52,9 +51,9 @@ type Locator struct {
 
 // New returns a Locator. The visibility of the node's processes is checked here, once.
 func New(o Options) *Locator {
+	o.Proc = cmp.Or(o.Proc, "/proc")
 	l := &Locator{
-		proc:    cmp.Or(o.Proc, "/proc"),
-		resolve: o.ResolveOwner,
+		options: o,
 		names: containerNames{
 			logs: dirListing{dir: cmp.Or(o.Logs, "/var/log/containers"), log: o.Log},
 			pods: dirListing{dir: cmp.Or(o.Pods, "/var/log/pods"), log: o.Log},
@@ -62,7 +61,7 @@ func New(o Options) *Locator {
 		processes:  map[uint32]*cachedProcess{},
 		containers: map[containerRef]*cachedContainer{},
 	}
-	if l.visible = inNodePIDNamespace(l.proc); !l.visible {
+	if l.visible = inNodePIDNamespace(o.Proc); !l.visible {
 		o.Log.Info("processes are not attributed to containers, set hostPID: true")
 	}
 	return l
@@ -130,25 +129,24 @@ func (l *Locator) containerFor(ref containerRef) *cachedContainer {
 	return c
 }
 
-// resolveContainer resolves a container's name: from Options.ResolveOwner, the newest listing, or a new listing, in this order.
+// resolveContainer resolves a container's name, from Options.ResolveOwner or a listing.
 func (l *Locator) resolveContainer(c *cachedContainer) {
 	if c.resolved {
 		return
 	}
-	if l.resolve != nil {
-		if owner, ok := l.resolve(c.uid, c.id); ok {
+	if l.options.ResolveOwner != nil {
+		if owner, ok := l.options.ResolveOwner(c.uid, c.id); ok {
 			c.owner, c.resolved = owner, true
 			return
 		}
 	}
-	l.names.search(c)
 	now := time.Now()
-	if c.resolved || now.Before(c.retryAt) || now.Sub(l.names.listedAt) < recheckInterval {
+	if now.Before(c.retryAt) {
 		return
 	}
 	l.names.refresh(now)
 	if l.names.search(c); !c.resolved {
-		c.retryAt = now.Add(c.backoff.Next())
+		c.retryAt = l.names.listedAt.Add(c.backoff.Next())
 	}
 }
 

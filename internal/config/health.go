@@ -5,70 +5,65 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"go.yaml.in/yaml/v3"
 )
 
 // HealthConfig has the policies of Xids. The precedence is Xids, Enabled, Ignored, and podgauge's table of Xids.
 type HealthConfig struct {
-	IgnoreAll bool                 // every Xid that is not in Enabled
-	Ignored   []uint64             // sorted, unique
-	EnableAll bool                 // every Xid, also application errors
-	Enabled   []uint64             // sorted, unique
-	Xids      map[uint64]XidPolicy // never XidDefault; nil if empty
+	Ignored []string // Xids, or all
+	Enabled []string // Xids, or all: application errors too
+	Xids    XidPolicies
 }
 
-// XidPolicy is an operator's policy for an Xid.
-type XidPolicy uint8
+// policyNames are the words of a file.
+var policyNames = []string{device.PolicyIgnore: "ignore", device.PolicyWarn: "warn", device.PolicyUnhealthy: "unhealthy"}
 
-// The policies. Files use the words of xidPolicyNames; XidDefault has no word.
-const (
-	XidDefault   XidPolicy = iota // as in the table of Xids
-	XidIgnore                     // the Xid is counted
-	XidWarn                       // the Xid is counted and recorded as an incident; the device stays healthy
-	XidUnhealthy                  // the device is unhealthy until a reset
-)
+// XidPolicies are the policies of single Xids; nil if empty.
+type XidPolicies map[uint64]device.Policy
 
-var xidPolicyNames = []string{XidIgnore: "ignore", XidWarn: "warn", XidUnhealthy: "unhealthy"}
-
-func (p XidPolicy) String() string {
-	if p == XidDefault || int(p) >= len(xidPolicyNames) {
-		return "default"
+// UnmarshalYAML reads a mapping of Xids to words.
+func (p *XidPolicies) UnmarshalYAML(n *yaml.Node) error {
+	var words map[string]string
+	if err := n.Decode(&words); err != nil || len(words) == 0 {
+		return err
 	}
-	return xidPolicyNames[p]
+	*p = XidPolicies{}
+	for key, word := range words {
+		xid, err := strconv.ParseUint(key, 10, 64)
+		policy := slices.Index(policyNames, word)
+		switch {
+		case err != nil || xid == 0 || strconv.FormatUint(xid, 10) != key:
+			return fmt.Errorf("%q: want the number of an Xid", key)
+		case policy < 0:
+			return fmt.Errorf("%s: %q: want %s", key, word, joinOr(policyNames[device.PolicyIgnore:]))
+		case policy > 0:
+			(*p)[xid] = device.Policy(policy)
+		}
+	}
+	return nil
 }
 
 // Policy returns the policy of an Xid. An Xid in NVIDIA's list of ignored Xids is still recorded as an incident.
-func (h HealthConfig) Policy(xid uint64) XidPolicy {
+func (h HealthConfig) Policy(xid uint64) device.Policy {
 	p, found := h.Xids[xid]
 	switch {
 	case found:
 		return p
-	case h.EnableAll || slices.Contains(h.Enabled, xid):
-		return XidUnhealthy
-	case h.IgnoreAll || slices.Contains(h.Ignored, xid):
-		return XidWarn
+	case listsXid(h.Enabled, xid):
+		return device.PolicyUnhealthy
+	case listsXid(h.Ignored, xid):
+		return device.PolicyWarn
 	}
-	return XidDefault
+	return device.PolicyDefault
 }
 
-// newHealthConfig parses the two lists. checkXid has accepted all items.
-func newHealthConfig(ignored, enabled []string, xids map[uint64]XidPolicy) HealthConfig {
-	h := HealthConfig{Xids: xids}
-	h.IgnoreAll, h.Ignored = parseXids(ignored)
-	h.EnableAll, h.Enabled = parseXids(enabled)
-	return h
-}
-
-func parseXids(list []string) (all bool, xids []uint64) {
-	for _, item := range list {
-		if isAllXids(item) {
-			return true, nil
-		}
-		if xid, err := strconv.ParseUint(item, 10, 64); err == nil {
-			xids = append(xids, xid)
-		}
-	}
-	slices.Sort(xids)
-	return false, slices.Compact(xids)
+func listsXid(list []string, xid uint64) bool {
+	return slices.ContainsFunc(list, func(item string) bool {
+		listed, err := strconv.ParseUint(item, 10, 64)
+		return isAllXids(item) || err == nil && listed == xid
+	})
 }
 
 // isAllXids reports whether s means all Xids. NVIDIA has two words.

@@ -22,7 +22,7 @@ func flatten(t *testing.T, n *yaml.Node) *yaml.Node {
 	y := &yaml.Node{Kind: n.Kind, Tag: n.ShortTag(), Value: n.Value}
 	switch n.Kind {
 	case yaml.MappingNode:
-		entries, err := entriesOf(n, "")
+		entries, err := entriesOf(n)
 		if err != nil {
 			return y // of a key that is ignored
 		}

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // TestNvidiaSamples: the samples of NVIDIA's README, Helm chart and operator
@@ -14,7 +16,7 @@ func TestNvidiaSamples(t *testing.T) {
 	all := DeviceSelection{All: true}
 	slicing := func(pairs ...any) (s SharingConfig) {
 		for i := 0; i < len(pairs); i += 2 {
-			s.TimeSlicing.Resources = append(s.TimeSlicing.Resources, SharedResource{Name: pairs[i].(string), Devices: all, Replicas: pairs[i+1].(int)})
+			s.TimeSlicing.Resources = append(s.TimeSlicing.Resources, SharedResource{Name: pairs[i].(string), Devices: all, Replicas: ReplicaCount(pairs[i+1].(int))})
 		}
 		return s
 	}
@@ -70,9 +72,9 @@ func TestNvidiaKeys(t *testing.T) {
 	l, err := newTestBuilder(t, nil, "--config-file=testdata/full.json").Load()
 	want := Settings{
 		MIGStrategy: MIGSingle, FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/", ContainerDriverRoot: "/host", PassDeviceSpecs: true,
-		DeviceListStrategy: []string{ListEnvvar, ListCDIAnnotations}, DeviceIDStrategy: IDsIndex, GDRCopy: true, GDS: true, MOFED: true,
+		DeviceListStrategy: []string{ListEnvvar, ListCDIAnnotations}, DeviceIDStrategy: "index", GDRCopy: true, GDS: true, MOFED: true,
 		CDIAnnotationPrefix: "cdi.example.com/", CDIHookPath: "/usr/local/bin/nvidia-cdi-hook", MPSRoot: "/run/nvidia/mps",
-		AllocationPolicy: AllocatePacked, DeviceDiscovery: DiscoverNVML, IMEX: IMEX{ChannelIDs: []int{0}, Required: true},
+		AllocationPolicy: "packed", DeviceDiscovery: "nvml", IMEX: IMEX{ChannelIDs: []int{0}, Required: true},
 		KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
 		Sharing: SharingConfig{TimeSlicing: SharingMethod{RenameByDefault: true, FailRequestsGreaterThanOne: true, Resources: []SharedResource{
 			{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: DeviceSelection{Count: 2}, Replicas: 4},
@@ -83,7 +85,7 @@ func TestNvidiaKeys(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(l.Settings, want) {
 		t.Errorf("got\n%+v, want\n%+v, %v", l.Settings, want, err)
 	}
-	if len(l.Notices) != 6 {
+	if len(l.Notices) != 7 {
 		t.Errorf("notices: %q", l.Notices)
 	}
 	if from := l.Origins["mig-strategy"]; from != "testdata/full.json:4" {
@@ -95,8 +97,8 @@ func TestNvidiaKeys(t *testing.T) {
 // was marshaled.
 func FuzzFile(f *testing.F) {
 	f.Add([]byte(namedConfigs))
-	f.Add([]byte("\"two\\nlines\": 1\n"))
 	f.Add([]byte("configs: {\"a\\nb\": {}, \"c\\e[31m\": {}}\n"))
+	f.Add([]byte("\"two\\nlines\": 1\n"))
 	f.Add([]byte("version: v1\nflags: &f {<<: {migStrategy: mixed}}\npodgauge: {select: {include: [0, \"0:1\"]}}\n"))
 	f.Add([]byte("{\"sharing\": {\"mps\": {\"resources\": [{\"name\": \"gpu\", \"replicas\": 0x10, \"devices\": 3}]}}}"))
 	filepath.WalkDir("testdata", func(path string, e os.DirEntry, _ error) error {
@@ -107,7 +109,7 @@ func FuzzFile(f *testing.F) {
 	})
 	b := newTestBuilder(f, map[string]string{"MPS_ROOT": "/mps"})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		l, err := b.load(rawConfig{file: "f", data: data})
+		l, err := b.load(rawConfig{file: "f", data: string(data)})
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") || !strings.HasPrefix(err.Error(), "f:") {
 				t.Fatalf("not one line that names the file: %q", err)
@@ -119,7 +121,7 @@ func FuzzFile(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := b.load(rawConfig{file: "f", data: write(t, root)})
+		again, err := b.load(rawConfig{file: "f", data: string(write(t, root))})
 		if err != nil || !reflect.DeepEqual(again.Settings, l.Settings) {
 			t.Fatalf("marshaled: %+v, %v; want %+v", again.Settings, err, l.Settings)
 		}
@@ -138,7 +140,7 @@ func checkInvariants(t *testing.T, s Settings) {
 				t.Errorf("%+v", r)
 			}
 		}
-		shared.ReplicasFor(GPUResource, []DeviceIdentity{deviceA100, deviceT4, deviceMIG})
+		shared.DeviceSharings(GPUResource, []device.Device{deviceA100, deviceT4, deviceMIG})
 	}
 	for _, name := range names {
 		if err := CheckResourceName(name); err != nil {

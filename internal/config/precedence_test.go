@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/spf13/pflag"
 )
 
@@ -16,8 +17,6 @@ func sampleValues(s setting) (a, b string) {
 		return "true", "false"
 	case len(s.allowed) > 1:
 		return s.allowed[0], s.allowed[1]
-	case s.flag == "device-discovery-strategy":
-		return DiscoverAuto, DiscoverNVML
 	case s.flag == "ignore-claims":
 		return "a/b", "a/*/c"
 	case s.flag == "imex-channel-ids":
@@ -153,10 +152,7 @@ func TestSpellings(t *testing.T) {
 		s.MPSRoot != "" || s.FailOnInitError || s.KubeletSocket != "" {
 		t.Errorf("got %+v, %v", s, err)
 	}
-	if !b.IsSet("dev-root") || !b.IsSet("kubelet-socket") || b.IsSet("mps-root") || b.IsSet("driver-root") || b.IsSet("nonsense") {
-		t.Error("IsSet is wrong")
-	}
-	for name, from := range map[string]string{"pass-device-specs": "--pass-device-specs", "gds-enabled": "GDS_ENABLED", "mps-root": ""} {
+	for name, from := range map[string]string{"pass-device-specs": "--pass-device-specs", "gds-enabled": "GDS_ENABLED", "mps-root": "", "kubelet-socket": "KUBELET_SOCKET"} {
 		if l.Origins[name] != from {
 			t.Errorf("%s is from %q, want %q", name, l.Origins[name], from)
 		}
@@ -198,26 +194,26 @@ func TestHealthVariables(t *testing.T) {
 		notices         int
 	}{
 		{"", "", HealthConfig{}, 0},
-		{"all", "", HealthConfig{IgnoreAll: true}, 0},
-		{"XIDS", "", HealthConfig{IgnoreAll: true}, 0},
-		{"0", "", HealthConfig{}, 1},
-		{"79, 48,x,,-1,0", "", HealthConfig{Ignored: []uint64{48, 79}}, 1},
-		{"all", "79", HealthConfig{IgnoreAll: true, Enabled: []uint64{79}}, 0},
-		{"all", "all", HealthConfig{IgnoreAll: true, EnableAll: true}, 0},
-		{"48", "all", HealthConfig{Ignored: []uint64{48}, EnableAll: true}, 0},
+		{"all", "", HealthConfig{Ignored: []string{"all"}}, 0},
+		{"XIDS", "", HealthConfig{Ignored: []string{"XIDS"}}, 0},
+		{"0", "", HealthConfig{Ignored: []string{}}, 1},
+		{"79, 48,x,,-1,0", "", HealthConfig{Ignored: []string{"79", "48"}}, 1},
+		{"all", "79", HealthConfig{Ignored: []string{"all"}, Enabled: []string{"79"}}, 0},
+		{"all", "all", HealthConfig{Ignored: []string{"all"}, Enabled: []string{"all"}}, 0},
+		{"48", "all", HealthConfig{Ignored: []string{"48"}, Enabled: []string{"all"}}, 0},
 	} {
 		l, err := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable}).Load()
 		if err != nil || !reflect.DeepEqual(l.Settings.Health, c.want) || len(l.Notices) != c.notices {
 			t.Errorf("%q, %q: %+v %v %v", c.disable, c.enable, l.Settings.Health, l.Notices, err)
 		}
 	}
-	h := HealthConfig{IgnoreAll: true, Ignored: []uint64{48}, Enabled: []uint64{13, 48}}
-	for xid, want := range map[uint64]XidPolicy{13: XidUnhealthy, 48: XidUnhealthy, 79: XidWarn} {
+	h := HealthConfig{Ignored: []string{"48", "all"}, Enabled: []string{"13", "48"}}
+	for xid, want := range map[uint64]device.Policy{13: device.PolicyUnhealthy, 48: device.PolicyUnhealthy, 79: device.PolicyWarn} {
 		if got := h.Policy(xid); got != want {
 			t.Errorf("Xid %d: %v, want %v", xid, got, want)
 		}
 	}
-	if (HealthConfig{}).Policy(13) != XidDefault || (HealthConfig{EnableAll: true}).Policy(13) != XidUnhealthy {
+	if (HealthConfig{}).Policy(13) != device.PolicyDefault || (HealthConfig{Enabled: []string{"all"}}).Policy(13) != device.PolicyUnhealthy {
 		t.Error("want the table's verdict without lists, and unhealthy with all enabled")
 	}
 }
@@ -227,13 +223,13 @@ func TestPolicies(t *testing.T) {
 	const file = "version: v1\npodgauge: {xids: {94: warn, 31: unhealthy, 48: ignore, 79: ignore}}\n"
 	for _, c := range []struct {
 		disable, enable string
-		want            map[uint64]XidPolicy
+		want            map[uint64]device.Policy
 	}{
-		{"", "", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 79: XidIgnore, 13: XidDefault, 95: XidDefault}},
-		{"all", "", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 13: XidWarn, 95: XidWarn}},
-		{"31,95", "", map[uint64]XidPolicy{31: XidUnhealthy, 95: XidWarn, 13: XidDefault}},
-		{"", "all", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 13: XidUnhealthy, 95: XidUnhealthy}},
-		{"95", "94,95,48", map[uint64]XidPolicy{94: XidWarn, 48: XidIgnore, 95: XidUnhealthy, 13: XidDefault}},
+		{"", "", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore, 79: device.PolicyIgnore, 13: device.PolicyDefault, 95: device.PolicyDefault}},
+		{"all", "", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore, 13: device.PolicyWarn, 95: device.PolicyWarn}},
+		{"31,95", "", map[uint64]device.Policy{31: device.PolicyUnhealthy, 95: device.PolicyWarn, 13: device.PolicyDefault}},
+		{"", "all", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore, 13: device.PolicyUnhealthy, 95: device.PolicyUnhealthy}},
+		{"95", "94,95,48", map[uint64]device.Policy{94: device.PolicyWarn, 48: device.PolicyIgnore, 95: device.PolicyUnhealthy, 13: device.PolicyDefault}},
 	} {
 		b := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable})
 		l, err := b.LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", file)})
@@ -248,11 +244,6 @@ func TestPolicies(t *testing.T) {
 		}
 		if origin := l.Origins["podgauge.xids"]; !strings.HasSuffix(origin, "config.yaml:2") {
 			t.Errorf("they come from %q", origin)
-		}
-	}
-	for p, want := range map[XidPolicy]string{XidDefault: "default", XidIgnore: "ignore", XidWarn: "warn", XidUnhealthy: "unhealthy", 9: "default"} {
-		if p.String() != want {
-			t.Errorf("policy %d is called %s", p, p)
 		}
 	}
 }

@@ -1,9 +1,12 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // defaultDomain is the default domain of resource names.
@@ -20,6 +23,19 @@ type ResourceNames struct {
 
 // NamePattern gives a resource name to all models or profiles of a glob.
 type NamePattern struct{ Pattern, Name string }
+
+// UnmarshalYAML reads a pattern of a list.
+func (p *NamePattern) UnmarshalYAML(n *yaml.Node) error {
+	type plain NamePattern
+	if err := n.Decode((*plain)(p)); err != nil {
+		return err
+	}
+	var err error
+	if p.Name, err = resourceName(p.Name); p.Pattern == "" {
+		err = errors.New("no pattern")
+	}
+	return lineError(n, err)
+}
 
 // GPU returns the resource of a whole GPU of this model.
 func (r ResourceNames) GPU(model string) string { return firstMatch(r.GPUs, model, GPUResource) }
@@ -68,18 +84,12 @@ var (
 func CheckResourceName(name string) error {
 	domain, local, _ := strings.Cut(name, "/")
 	switch {
-	case domain == "" || local == "":
-		return fmt.Errorf("%q: want a resource name such as nvidia.com/gpu", name)
-	case strings.Contains(name, "kubernetes.io/"):
-		return fmt.Errorf("%q: kubernetes.io is reserved", name)
-	case strings.HasPrefix(name, "requests."):
-		return fmt.Errorf("%q: requests. is reserved", name)
+	case strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests."):
+		return fmt.Errorf("%q: kubernetes.io and requests. are reserved", name)
 	case len("requests.")+len(domain) > 253 || !domainName.MatchString(domain):
-		return fmt.Errorf("%q: %q is not a domain name", name, domain)
-	case len(local) > 63:
-		return fmt.Errorf("%q: more than 63 characters after the /", name)
-	case !localName.MatchString(local):
-		return fmt.Errorf("%q: want letters, digits, -, _ and . after the /, beginning and ending with a letter or digit", name)
+		return fmt.Errorf("%q: want a domain name before the /, as in nvidia.com/gpu", name)
+	case len(local) > 63 || !localName.MatchString(local):
+		return fmt.Errorf("%q: want up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit", name)
 	}
 	return nil
 }

@@ -7,16 +7,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-)
 
-// DeviceIdentity has a device's names for selectors.
-type DeviceIdentity struct {
-	UUID  string // of the GPU ("GPU-…") or the MIG device ("MIG-…")
-	GPU   string // UUID of the MIG device's GPU; empty for a whole GPU
-	Index string // of the GPU ("0") or the MIG device ("0:1")
-	PCI   string // the GPU's bus address: "0000:3b:00.0"
-	Model string // in the driver's words: "NVIDIA A100-SXM4-40GB"
-}
+	"github.com/podgauge/podgauge/internal/device"
+)
 
 // DeviceSelector selects devices by index ("0"), MIG index ("0:1"), UUID, PCI address, or "model:" and a glob. A selector of a GPU
 // also selects the GPU's MIG devices.
@@ -45,14 +38,15 @@ func ParseDeviceSelector(s string) (DeviceSelector, error) {
 }
 
 // Matches reports whether s selects d.
-func (s DeviceSelector) Matches(d DeviceIdentity) bool {
+func (s DeviceSelector) Matches(d device.Device) bool {
 	if glob, ok := strings.CutPrefix(string(s), modelPrefix); ok {
 		return matchGlob(glob, d.Model)
 	}
-	gpu, _, _ := strings.Cut(d.Index, ":")
-	return slices.ContainsFunc([]string{d.UUID, d.GPU, d.Index, gpu, normalizePCI(d.PCI)}, func(name string) bool {
-		return name != "" && strings.EqualFold(string(s), name)
-	})
+	names := []string{string(d.ID), string(d.GPU), strconv.Itoa(d.Index), normalizePCI(d.PCI)}
+	if !d.WholeGPU() {
+		names = append(names, fmt.Sprintf("%d:%d", d.Index, d.MIGDeviceIndex))
+	}
+	return slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(string(s), name) })
 }
 
 // isExact reports whether s is a device's name, rather than a glob.
@@ -65,7 +59,7 @@ type DeviceFilter struct {
 }
 
 // Allows reports whether d is advertised.
-func (f DeviceFilter) Allows(d DeviceIdentity) bool {
+func (f DeviceFilter) Allows(d device.Device) bool {
 	selects := func(s DeviceSelector) bool { return s.Matches(d) }
 	return (len(f.Include) == 0 || slices.ContainsFunc(f.Include, selects)) && !slices.ContainsFunc(f.Exclude, selects)
 }

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 const (
@@ -15,35 +17,35 @@ const (
 )
 
 var (
-	deviceA100 = DeviceIdentity{UUID: uuid0, Index: "0", PCI: "00000000:3B:00.0", Model: "NVIDIA A100-SXM4-40GB"}
-	deviceT4   = DeviceIdentity{UUID: uuid1, Index: "10", PCI: "0000:af:00.0", Model: "Tesla T4"}
-	deviceMIG  = DeviceIdentity{UUID: migUUID, GPU: uuid0, Index: "0:1", PCI: deviceA100.PCI, Model: deviceA100.Model}
+	deviceA100 = device.Device{ID: uuid0, GPU: uuid0, MIGDeviceIndex: -1, PCI: "00000000:3B:00.0", Model: "NVIDIA A100-SXM4-40GB"}
+	deviceT4   = device.Device{ID: uuid1, GPU: uuid1, Index: 10, MIGDeviceIndex: -1, PCI: "0000:af:00.0", Model: "Tesla T4"}
+	deviceMIG  = device.Device{ID: migUUID, GPU: uuid0, MIGDeviceIndex: 1, PCI: deviceA100.PCI, Model: deviceA100.Model}
 )
 
 func TestRefs(t *testing.T) {
 	for _, c := range []struct {
 		said   string
 		normal DeviceSelector // empty: refused
-		names  []DeviceIdentity
+		names  []device.Device
 	}{
-		{"0", "0", []DeviceIdentity{deviceA100, deviceMIG}},
-		{"00", "0", []DeviceIdentity{deviceA100, deviceMIG}},
-		{"10", "10", []DeviceIdentity{deviceT4}},
+		{"0", "0", []device.Device{deviceA100, deviceMIG}},
+		{"00", "0", []device.Device{deviceA100, deviceMIG}},
+		{"10", "10", []device.Device{deviceT4}},
 		{"1", "1", nil},
-		{"0:1", "0:1", []DeviceIdentity{deviceMIG}},
+		{"0:1", "0:1", []device.Device{deviceMIG}},
 		{"0:2", "0:2", nil},
-		{uuid0, uuid0, []DeviceIdentity{deviceA100, deviceMIG}},
-		{strings.ToUpper(uuid0[:4]) + strings.ToUpper(uuid0[4:]), "", []DeviceIdentity{deviceA100, deviceMIG}},
-		{migUUID, migUUID, []DeviceIdentity{deviceMIG}},
+		{uuid0, uuid0, []device.Device{deviceA100, deviceMIG}},
+		{strings.ToUpper(uuid0[:4]) + strings.ToUpper(uuid0[4:]), "", []device.Device{deviceA100, deviceMIG}},
+		{migUUID, migUUID, []device.Device{deviceMIG}},
 		{"MIG-" + uuid0 + "/3/0", "MIG-" + DeviceSelector(uuid0) + "/3/0", nil},
-		{"0000:3b:00.0", "0000:3b:00.0", []DeviceIdentity{deviceA100, deviceMIG}},
-		{"00000000:3B:00.0", "0000:3b:00.0", []DeviceIdentity{deviceA100, deviceMIG}},
-		{"3b:0.0", "0000:3b:00.0", []DeviceIdentity{deviceA100, deviceMIG}},
+		{"0000:3b:00.0", "0000:3b:00.0", []device.Device{deviceA100, deviceMIG}},
+		{"00000000:3B:00.0", "0000:3b:00.0", []device.Device{deviceA100, deviceMIG}},
+		{"3b:0.0", "0000:3b:00.0", []device.Device{deviceA100, deviceMIG}},
 		{"10000:3b:00.0", "10000:3b:00.0", nil},
-		{"model:*A100*", "model:*A100*", []DeviceIdentity{deviceA100, deviceMIG}},
-		{"model:Tesla T4", "model:Tesla T4", []DeviceIdentity{deviceT4}},
+		{"model:*A100*", "model:*A100*", []device.Device{deviceA100, deviceMIG}},
+		{"model:Tesla T4", "model:Tesla T4", []device.Device{deviceT4}},
 		{"model:T4", "model:T4", nil},
-		{"model:*", "model:*", []DeviceIdentity{deviceA100, deviceT4, deviceMIG}},
+		{"model:*", "model:*", []device.Device{deviceA100, deviceT4, deviceMIG}},
 		{"model:", "", nil},
 		{"", "", nil},
 		{"-1", "", nil},
@@ -69,8 +71,8 @@ func TestRefs(t *testing.T) {
 			t.Errorf("%q is %q, %v; want %q", c.said, ref, err, c.normal)
 			continue
 		}
-		var names []DeviceIdentity
-		for _, d := range []DeviceIdentity{deviceA100, deviceT4, deviceMIG} {
+		var names []device.Device
+		for _, d := range []device.Device{deviceA100, deviceT4, deviceMIG} {
 			if err == nil && ref.Matches(d) {
 				names = append(names, d)
 			}
@@ -78,9 +80,6 @@ func TestRefs(t *testing.T) {
 		if !reflect.DeepEqual(names, c.names) {
 			t.Errorf("%q names %v, want %v", c.said, names, c.names)
 		}
-	}
-	if DeviceSelector("0").Matches(DeviceIdentity{}) {
-		t.Error("a device of which nothing is known has a name")
 	}
 }
 
@@ -167,9 +166,9 @@ func TestCheckResourceName(t *testing.T) {
 
 // TestShares: several entries for one resource.
 func TestShares(t *testing.T) {
-	other := DeviceIdentity{UUID: uuid1, Index: "2", Model: "Tesla T4"}
-	devices := []DeviceIdentity{deviceT4, deviceA100, other} // indices 10, 0, 2
-	newResource := func(d DeviceSelection, replicas int) SharedResource {
+	other := device.Device{ID: uuid1, GPU: uuid1, Index: 2, Model: "Tesla T4"}
+	devices := []device.Device{deviceA100, other, deviceT4} // indices 0, 2, 10
+	newResource := func(d DeviceSelection, replicas ReplicaCount) SharedResource {
 		return SharedResource{Name: GPUResource, Devices: d, Replicas: replicas}
 	}
 	for _, c := range []struct {
@@ -180,18 +179,18 @@ func TestShares(t *testing.T) {
 		{"none", nil, "0 0 0"},
 		{"all", []SharedResource{newResource(DeviceSelection{All: true}, 4)}, "4 4 4"},
 		{"all twice, as NVIDIA's plugin", []SharedResource{newResource(DeviceSelection{All: true}, 4), newResource(DeviceSelection{All: true}, 2)}, "4 4 4"},
-		{"the first two by index", []SharedResource{newResource(DeviceSelection{Count: 2}, 4)}, "0 4 4"},
+		{"the first two by index", []SharedResource{newResource(DeviceSelection{Count: 2}, 4)}, "4 4 0"},
 		{"more than there are", []SharedResource{newResource(DeviceSelection{Count: 9}, 4)}, "4 4 4"},
-		{"some", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0", "99"}}, 4)}, "0 4 0"},
-		{"one otherwise", []SharedResource{newResource(DeviceSelection{All: true}, 8), newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2)}, "8 2 8"},
-		{"one differs, listed first", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2), newResource(DeviceSelection{All: true}, 8)}, "8 2 8"},
-		{"one of a model otherwise", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 8), newResource(DeviceSelection{List: []DeviceSelector{"2"}}, 2)}, "8 0 2"},
-		{"a model otherwise", []SharedResource{newResource(DeviceSelection{All: true}, 3), newResource(DeviceSelection{Count: 3}, 5), newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 2)}, "2 5 2"},
+		{"some", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0", "99"}}, 4)}, "4 0 0"},
+		{"one otherwise", []SharedResource{newResource(DeviceSelection{All: true}, 8), newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2)}, "2 8 8"},
+		{"one differs, listed first", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2), newResource(DeviceSelection{All: true}, 8)}, "2 8 8"},
+		{"one of a model otherwise", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 8), newResource(DeviceSelection{List: []DeviceSelector{"2"}}, 2)}, "0 2 8"},
+		{"a model otherwise", []SharedResource{newResource(DeviceSelection{All: true}, 3), newResource(DeviceSelection{Count: 3}, 5), newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 2)}, "5 2 2"},
 		{"another resource", []SharedResource{{Name: "nvidia.com/mig-1g.5gb", Devices: DeviceSelection{All: true}, Replicas: 2}}, "0 0 0"},
 	} {
 		var got []string
-		for _, share := range (SharingMethod{Resources: c.resources}).ReplicasFor(GPUResource, devices) {
-			if share.Resource != GPUResource {
+		for _, share := range (SharingMethod{Resources: c.resources}).DeviceSharings(GPUResource, devices) {
+			if share.Resource != "" {
 				t.Errorf("%s: offered as %s", c.name, share.Resource)
 			}
 			got = append(got, fmt.Sprint(share.Replicas))
@@ -201,20 +200,17 @@ func TestShares(t *testing.T) {
 		}
 	}
 	renamed := SharingMethod{Resources: []SharedResource{{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: DeviceSelection{List: []DeviceSelector{"0"}}, Replicas: 2}}}
-	want := []DeviceReplicas{{GPUResource, 0}, {"nvidia.com/gpu.shared", 2}, {GPUResource, 0}}
-	if got := renamed.ReplicasFor(GPUResource, devices); !reflect.DeepEqual(got, want) {
+	want := []DeviceSharing{{Resource: "nvidia.com/gpu.shared", Replicas: 2}, {}, {}}
+	if got := renamed.DeviceSharings(GPUResource, devices); !reflect.DeepEqual(got, want) {
 		t.Errorf("renamed: %v", got)
 	}
 }
 
 func TestActive(t *testing.T) {
 	some := SharingMethod{Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 2}}}
-	for _, c := range []struct {
-		s        SharingConfig
-		any, mps bool
-	}{{SharingConfig{}, false, false}, {SharingConfig{TimeSlicing: some}, true, false}, {SharingConfig{MPS: some}, true, true}} {
-		if shared, mps := c.s.Active(); (len(shared.Resources) > 0) != c.any || mps != c.mps {
-			t.Errorf("%+v: %+v, %t", c.s, shared, mps)
+	for _, s := range []SharingConfig{{}, {TimeSlicing: some}, {MPS: some}} {
+		if got, want := len(s.Active().Resources), len(s.MPS.Resources)+len(s.TimeSlicing.Resources); got != want {
+			t.Errorf("%+v: %d resources, want %d", s, got, want)
 		}
 	}
 }

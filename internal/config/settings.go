@@ -2,12 +2,13 @@ package config
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // setting is a row of the table of settings: flag, variables, key in the file, default and help. A new setting is a field of
@@ -17,6 +18,7 @@ type setting struct {
 	aliases      []string // of the flag in NVIDIA's plugin
 	env          []string // the first set variable counts
 	path         string   // in the file; empty: the file cannot express the setting
+	keys         []string // below the path, of a setting without a flag
 	defaultValue string   // as a flag spells it
 	allowed      []string // valid values; nil: all
 	help         string   // with the name of the value in `quotes`
@@ -28,17 +30,20 @@ type setting struct {
 	// allowEmpty: an empty variable means an empty value. By default, an empty variable counts as unset, because charts write empty
 	// variables for missing values.
 	allowEmpty bool
-	// needsRestart: a file with a changed value is rejected until the process restarts.
-	needsRestart bool
 }
 
-// loadState has the fields of all rows: the Settings, and intermediate values.
+// loadState has the fields of all rows.
 type loadState struct {
 	Settings
-	location                 FileLocation
-	ignoredXids, enabledXids []string
-	xidPolicies              map[uint64]XidPolicy
+	location FileLocation
 }
+
+var (
+	sharingKeys = []string{
+		".renameByDefault", ".failRequestsGreaterThanOne", ".resources[].name", ".resources[].rename", ".resources[].devices", ".resources[].replicas",
+	}
+	patternKeys = []string{"[].pattern", "[].name"}
+)
 
 var allSettings = []setting{
 	// Settings of NVIDIA's plugin, under NVIDIA's names.
@@ -52,7 +57,7 @@ var allSettings = []setting{
 	},
 	{
 		flag: "driver-root", aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, path: "flags.nvidiaDriverRoot", defaultValue: "/",
-		help: "`folder` of the driver on the host", field: func(t *loadState) any { return &t.DriverRoot }, needsRestart: true,
+		help: "`folder` of the driver on the host", field: func(t *loadState) any { return &t.DriverRoot },
 	},
 	{
 		flag: "dev-root", aliases: []string{"nvidia-dev-root"}, env: []string{"NVIDIA_DEV_ROOT"}, path: "flags.nvidiaDevRoot",
@@ -61,7 +66,7 @@ var allSettings = []setting{
 	{
 		flag: "driver-root-ctr-path", aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 		path: "flags.plugin.containerDriverRoot", defaultValue: "/driver-root",
-		help: "`folder` on which the driver root is mounted in the container", field: func(t *loadState) any { return &t.ContainerDriverRoot }, needsRestart: true,
+		help: "`folder` on which the driver root is mounted in the container", field: func(t *loadState) any { return &t.ContainerDriverRoot },
 	},
 	{
 		flag: "pass-device-specs", env: []string{"PASS_DEVICE_SPECS"}, path: "flags.plugin.passDeviceSpecs", defaultValue: "false",
@@ -73,7 +78,7 @@ var allSettings = []setting{
 		help:    "`strategies` for passing devices to containers: envvar, volume-mounts, cdi-annotations, cdi-cri", field: func(t *loadState) any { return &t.DeviceListStrategy },
 	},
 	{
-		flag: "device-id-strategy", env: []string{"DEVICE_ID_STRATEGY"}, path: "flags.plugin.deviceIDStrategy", defaultValue: IDsUUID, allowed: []string{IDsUUID, IDsIndex},
+		flag: "device-id-strategy", env: []string{"DEVICE_ID_STRATEGY"}, path: "flags.plugin.deviceIDStrategy", defaultValue: "uuid", allowed: []string{"uuid", "index"},
 		help: "device names for the container runtime: uuid or index", field: func(t *loadState) any { return &t.DeviceIDStrategy },
 	},
 	{
@@ -111,12 +116,12 @@ var allSettings = []setting{
 	},
 	{
 		flag: "shared-devices-allocation-policy", env: []string{"SHARED_DEVICES_ALLOCATION_POLICY"}, path: "flags.plugin.sharedDevicesAllocationPolicy",
-		defaultValue: AllocateDistributed, allowed: []string{AllocateDistributed, AllocatePacked, AllocateDistinct},
+		defaultValue: "distributed", allowed: []string{"distributed", "packed", "distinct"},
 		help: "replicas for a container: distributed, packed or distinct (at most one replica of a GPU)", field: func(t *loadState) any { return &t.AllocationPolicy },
 	},
 	{
-		flag: "device-discovery-strategy", env: []string{"DEVICE_DISCOVERY_STRATEGY"}, path: "flags.deviceDiscoveryStrategy", defaultValue: DiscoverAuto,
-		help: "device discovery: auto or nvml", field: func(t *loadState) any { return &t.DeviceDiscovery }, check: checkDiscovery,
+		flag: "device-discovery-strategy", env: []string{"DEVICE_DISCOVERY_STRATEGY"}, path: "flags.deviceDiscoveryStrategy", defaultValue: "auto", allowed: []string{"auto", "nvml"},
+		help: "device discovery: auto or nvml", field: func(t *loadState) any { return &t.DeviceDiscovery },
 	},
 	{
 		flag: "imex-channel-ids", env: []string{"IMEX_CHANNEL_IDS"}, path: "imex.channelIDs",
@@ -131,33 +136,33 @@ var allSettings = []setting{
 		help: "`path` of the kubelet's registration socket; empty disables the device plugin", field: func(t *loadState) any { return &t.KubeletSocket },
 	},
 	{
-		path: "sharing.timeSlicing", field: func(t *loadState) any { return &t.Sharing.TimeSlicing },
+		path: "sharing.timeSlicing", keys: sharingKeys, field: func(t *loadState) any { return &t.Sharing.TimeSlicing },
 		help: "replicas of devices, shared by time-slicing",
 	},
 	{
-		path: "sharing.mps", field: func(t *loadState) any { return &t.Sharing.MPS },
+		path: "sharing.mps", keys: sharingKeys, field: func(t *loadState) any { return &t.Sharing.MPS },
 		help: "replicas of devices, shared through MPS",
 	},
 	{
-		path: "resources.gpus", field: func(t *loadState) any { return &t.Resources.GPUs },
+		path: "resources.gpus", keys: patternKeys, field: func(t *loadState) any { return &t.Resources.GPUs },
 		help: "resource names of whole GPUs, by a glob over the model",
 	},
 	{
-		path: "resources.mig", field: func(t *loadState) any { return &t.Resources.MIGs },
+		path: "resources.mig", keys: patternKeys, field: func(t *loadState) any { return &t.Resources.MIGs },
 		help: "resource names of MIG devices, by a glob over the profile",
 	},
 	// Settings of NVIDIA's plugin with variables only.
 	{
 		flag: "disable-health-checks", env: []string{"DP_DISABLE_HEALTHCHECKS"}, path: "podgauge.disableHealthChecks", lenient: true,
-		help: "`xids` that leave a device healthy, or all", field: func(t *loadState) any { return &t.ignoredXids }, check: checkXid,
+		help: "`xids` that leave a device healthy, or all", field: func(t *loadState) any { return &t.Health.Ignored }, check: checkXid,
 	},
 	{
 		flag: "enable-health-checks", env: []string{"DP_ENABLE_HEALTHCHECKS"}, path: "podgauge.enableHealthChecks", lenient: true,
-		help: "`xids` that make a device unhealthy, or all; beats --disable-health-checks", field: func(t *loadState) any { return &t.enabledXids }, check: checkXid,
+		help: "`xids` that make a device unhealthy, or all; beats --disable-health-checks", field: func(t *loadState) any { return &t.Health.Enabled }, check: checkXid,
 	},
 	// Settings of podgauge.
 	{
-		path: "podgauge.xids", field: func(t *loadState) any { return &t.xidPolicies },
+		path: "podgauge.xids", field: func(t *loadState) any { return &t.Health.Xids },
 		help: "policy for single Xids: ignore, warn or unhealthy; beats both lists",
 	},
 	{
@@ -237,6 +242,31 @@ func (s *setting) set(t *loadState, values []string) error {
 	return assignValues(s.field(t), unique)
 }
 
+// read reads the value of the file. A setting with a flag has the meaning of the flag.
+func (s *setting) read(t *loadState, n *yaml.Node) (err error) {
+	dst := s.field(t)
+	var values []string
+	switch {
+	case s.flag == "":
+		return n.Decode(dst)
+	case isBool(dst):
+		var b bool
+		err = n.Decode(&b)
+		values = []string{strconv.FormatBool(b)}
+	case !isList(dst):
+		values = make([]string, 1)
+		err = n.Decode(&values[0])
+	case n.Kind == yaml.ScalarNode: // NVIDIA's deviceListStrategy is a string or a list
+		values = splitList(n.Value)
+	default:
+		err = n.Decode(&values)
+	}
+	if err != nil {
+		return err
+	}
+	return s.set(t, values)
+}
+
 // assignValues parses values into a field. Flags, variables and files share the text form, and so the meaning.
 func assignValues(dst any, values []string) (err error) {
 	switch dst := dst.(type) {
@@ -276,16 +306,6 @@ func parseEach[T any](values []string, parse func(string) (T, error)) ([]T, erro
 func joinOr(words []string) string {
 	last := len(words) - 1
 	return strings.Join(words[:last], ", ") + " or " + words[last]
-}
-
-func checkDiscovery(s string) error {
-	switch s {
-	case DiscoverAuto, DiscoverNVML:
-		return nil
-	case "tegra":
-		return errors.New(`"tegra": podgauge finds GPUs through NVML, which Tegra lacks; keep NVIDIA's plugin on such nodes`)
-	}
-	return fmt.Errorf("%q: want auto or nvml", s)
 }
 
 // checkChannel accepts the same channel as NVIDIA's plugin.

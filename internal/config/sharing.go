@@ -2,26 +2,29 @@ package config
 
 import (
 	"cmp"
-	"slices"
+	"errors"
+	"fmt"
 	"strconv"
-	"strings"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"go.yaml.in/yaml/v3"
 )
 
 // SharingConfig configures the replicas of devices. At most one of the two methods has Resources.
 type SharingConfig struct{ TimeSlicing, MPS SharingMethod }
 
-// Active returns the method with Resources, and whether the method is MPS. Without Resources, no device is shared.
-func (s SharingConfig) Active() (method SharingMethod, mps bool) {
+// Active returns the method with Resources. Without Resources, no device is shared.
+func (s SharingConfig) Active() SharingMethod {
 	if len(s.MPS.Resources) > 0 {
-		return s.MPS, true
+		return s.MPS
 	}
-	return s.TimeSlicing, false
+	return s.TimeSlicing
 }
 
 // SharingMethod has the shared resources of a method.
 type SharingMethod struct {
-	RenameByDefault            bool // adds ".shared" to the name
-	FailRequestsGreaterThanOne bool
+	RenameByDefault            bool `yaml:"renameByDefault"` // adds ".shared" to the name
+	FailRequestsGreaterThanOne bool `yaml:"failRequestsGreaterThanOne"`
 	Resources                  []SharedResource
 }
 
@@ -30,7 +33,53 @@ type SharedResource struct {
 	Name     string
 	Rename   string // resource of the replicas; empty: Name
 	Devices  DeviceSelection
-	Replicas int // 2 or more
+	Replicas ReplicaCount
+}
+
+// UnmarshalYAML reads a method. The values of absent keys stay.
+func (s *SharingMethod) UnmarshalYAML(n *yaml.Node) error {
+	type plain SharingMethod
+	err := n.Decode((*plain)(s))
+	if err == nil && len(s.Resources) == 0 {
+		err = errors.New("no resources")
+	}
+	for i := range s.Resources {
+		if r := &s.Resources[i]; err == nil && s.RenameByDefault && r.Rename == "" {
+			r.Rename, err = resourceName(r.Name + ".shared")
+		}
+	}
+	return err
+}
+
+// UnmarshalYAML reads a resource of a list.
+func (r *SharedResource) UnmarshalYAML(n *yaml.Node) error {
+	type plain SharedResource
+	r.Devices.All = true
+	if err := n.Decode((*plain)(r)); err != nil {
+		return err
+	}
+	if r.Name == "" || r.Replicas == 0 {
+		return lineError(n, errors.New("want a name and replicas"))
+	}
+	var err, renameErr error
+	r.Name, err = resourceName(r.Name)
+	if r.Rename != "" {
+		r.Rename, renameErr = resourceName(r.Rename)
+	}
+	return lineError(n, cmp.Or(err, renameErr))
+}
+
+// ReplicaCount is a number of replicas: 2 or more.
+type ReplicaCount int
+
+// UnmarshalYAML reads a number in the forms of YAML: 16, 0x10, 020, 1_000.
+func (c *ReplicaCount) UnmarshalYAML(n *yaml.Node) error {
+	count, err := strconv.ParseInt(n.Value, 0, 32)
+	if err != nil || count < 2 || count > maxReplicas {
+		return lineError(n, fmt.Errorf("replicas: %q: want a whole number from 2 to %d", n.Value, maxReplicas))
+	}
+	*c = ReplicaCount(count)
+	return nil
 }
 
 // DeviceSelection selects devices of a resource: All, the first Count, or the List. The zero value selects no device.
@@ -40,10 +89,29 @@ type DeviceSelection struct {
 	List  []DeviceSelector
 }
 
-// DeviceReplicas is the resource of a device, and the number of replicas.
-type DeviceReplicas struct {
-	Resource string
-	Replicas int // 0: not shared
+// UnmarshalYAML reads "all", a count, or a list of devices.
+func (d *DeviceSelection) UnmarshalYAML(n *yaml.Node) (err error) {
+	*d = DeviceSelection{All: n.Value == "all"}
+	if d.All {
+		return nil
+	}
+	var values []string
+	if d.Count, err = strconv.Atoi(n.Value); err == nil && d.Count > 0 {
+		return nil
+	} else if n.Kind != yaml.SequenceNode || len(n.Content) == 0 {
+		return lineError(n, fmt.Errorf("devices: %q: want all, a count, or a list of devices", n.Value))
+	} else if err = n.Decode(&values); err != nil {
+		return err
+	}
+	d.List, err = parseEach(values, ParseDeviceSelector)
+	return lineError(n, err)
+}
+
+// DeviceSharing is how a device is shared. The zero DeviceSharing is not shared.
+type DeviceSharing struct {
+	Resource        string // of the replicas; empty: the device's
+	Replicas        int    // 0: a single id without a replica number
+	OnePerContainer bool   // a container with several replicas is rejected
 }
 
 // maxReplicas is above the limit of any device: the kubelet reads lists of up to 4 MiB, and an id takes at least 62 bytes. The
@@ -58,65 +126,42 @@ const (
 	rankExact
 )
 
-// ReplicasFor returns the replicas of each device of a resource. The entry of the highest rank counts; of equal ranks, the entry with
+// DeviceSharings returns how each device of a resource is shared. The entry of the highest rank counts; of equal ranks, the entry with
 // the most replicas, as in NVIDIA's plugin.
-func (s SharingMethod) ReplicasFor(resource string, devices []DeviceIdentity) []DeviceReplicas {
-	replicas := make([]DeviceReplicas, len(devices))
+func (s SharingMethod) DeviceSharings(resource string, devices []device.Device) []DeviceSharing {
+	sharings := make([]DeviceSharing, len(devices))
 	ranks := make([]int, len(devices))
-	for i := range replicas {
-		replicas[i].Resource = resource
-	}
 	for _, r := range s.Resources {
 		if r.Name != resource {
 			continue
 		}
 		for i, rank := range r.Devices.ranks(devices) {
-			if rank > ranks[i] || rank > 0 && rank == ranks[i] && r.Replicas > replicas[i].Replicas {
-				ranks[i], replicas[i] = rank, DeviceReplicas{cmp.Or(r.Rename, resource), r.Replicas}
+			if rank > ranks[i] || rank > 0 && rank == ranks[i] && int(r.Replicas) > sharings[i].Replicas {
+				ranks[i], sharings[i] = rank, DeviceSharing{r.Rename, int(r.Replicas), s.FailRequestsGreaterThanOne}
 			}
 		}
 	}
-	return replicas
+	return sharings
 }
 
-// ranks returns how closely each device is selected; 0: not at all. The node may lack listed devices, because a file serves many
-// nodes.
-func (d DeviceSelection) ranks(devices []DeviceIdentity) []int {
+// ranks returns how closely each device is selected; 0: not at all. Devices are ordered by Device.Compare. The node may lack listed
+// devices, because a file serves many nodes.
+func (d DeviceSelection) ranks(devices []device.Device) []int {
 	ranks := make([]int, len(devices))
-	for n, i := range byIndex(devices) {
+	for i, candidate := range devices {
 		switch {
 		case d.All:
 			ranks[i] = rankAll
-		case n < d.Count:
+		case i < d.Count:
 			ranks[i] = rankCount
 		}
 		for _, selector := range d.List {
-			if selector.Matches(devices[i]) && selector.isExact() {
+			if selector.Matches(candidate) && selector.isExact() {
 				ranks[i] = rankExact
-			} else if selector.Matches(devices[i]) {
+			} else if selector.Matches(candidate) {
 				ranks[i] = max(ranks[i], rankModel)
 			}
 		}
 	}
 	return ranks
-}
-
-// byIndex orders devices by GPU, then by MIG index. NVIDIA's plugin counts in the random order of a Go map.
-func byIndex(devices []DeviceIdentity) []int {
-	order := make([]int, len(devices))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		return slices.Compare(indexNumbers(devices[a].Index), indexNumbers(devices[b].Index))
-	})
-	return order
-}
-
-func indexNumbers(index string) (numbers []int) {
-	for part := range strings.SplitSeq(index, ":") {
-		n, _ := strconv.Atoi(part) //nolint:errcheck // an unknown index counts as 0
-		numbers = append(numbers, n)
-	}
-	return numbers
 }

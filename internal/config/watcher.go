@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"reflect"
 	"sync/atomic"
 	"time"
@@ -19,24 +20,22 @@ type Watcher struct {
 	o        WatcherOptions
 
 	// Fields of Run.
-	lastHandled digest // of the last content that was accepted or rejected
-	lastSeen    digest
-	rejected    bool // the content last seen is not published
+	lastHandled rawConfig // the last content that was accepted or rejected
+	lastSeen    rawConfig
 
 	settings    pubsub.Value[Settings]
 	unknownKeys atomic.Int64 // of the accepted file
 }
 
-// WatcherOptions are the clock, trigger and log of a Watcher.
+// WatcherOptions are the trigger and log of a Watcher.
 type WatcherOptions struct {
-	Tick   <-chan time.Time // nil: once a second
-	Reload <-chan struct{}  // forces a read (SIGHUP); nil: never
+	Reload <-chan os.Signal // forces a read (SIGHUP); nil: never
 	Log    *slog.Logger
 }
 
 // NewWatcher returns a Watcher of the loaded settings.
 func NewWatcher(b *Builder, first Loaded, o WatcherOptions) *Watcher {
-	w := &Watcher{builder: b, location: first.location, o: o, lastHandled: first.digest}
+	w := &Watcher{builder: b, location: first.location, o: o, lastHandled: first.raw}
 	w.settings.Set(first.Settings)
 	w.unknownKeys.Store(int64(len(first.UnknownKeys)))
 	return w
@@ -50,17 +49,13 @@ func (w *Watcher) UnknownKeys() int { return int(w.unknownKeys.Load()) }
 
 // Run watches until ctx is done. An invalid or missing file is logged once, and the previous settings stay in effect.
 func (w *Watcher) Run(ctx context.Context) error {
-	tick := w.o.Tick
-	if tick == nil {
-		ticker := time.NewTicker(time.Second)
-		defer ticker.Stop()
-		tick = ticker.C
-	}
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick:
+		case <-ticker.C:
 			w.poll(false)
 		case <-w.o.Reload:
 			w.poll(true)
@@ -71,11 +66,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 // poll reads the file. Unless forced, poll accepts a change at the second sight: a write in place is incomplete for a moment, and
 // a replaced file is absent for a moment.
 func (w *Watcher) poll(force bool) {
-	c, err := w.location.read()
-	current := c.digest()
+	current, err := w.location.read()
 	if err != nil {
 		err = fmt.Errorf("read config: %w", err)
-		current = rawConfig{data: []byte(err.Error())}.digest()
+		current = rawConfig{data: err.Error()}
 	}
 	accept := force || current == w.lastSeen && current != w.lastHandled
 	w.lastSeen = current
@@ -85,13 +79,12 @@ func (w *Watcher) poll(force bool) {
 	w.lastHandled = current
 	var l Loaded
 	if err == nil {
-		l, err = w.builder.load(c)
+		l, err = w.builder.load(current)
 	}
 	if err == nil {
 		err = w.checkRestart(l)
 	}
 	if err != nil {
-		w.rejected = true
 		w.o.Log.Error("config rejected, previous settings stay in effect", "err", err)
 		return
 	}
@@ -101,34 +94,22 @@ func (w *Watcher) poll(force bool) {
 // checkRestart rejects a file with a new driver root: the process cannot replace the loaded library, and new CDI specs and device
 // nodes would belong to a different driver.
 func (w *Watcher) checkRestart(l Loaded) error {
+	roots := func(s Settings) [2]string { return [2]string{s.DriverRoot, s.ContainerDriverRoot} }
 	settings, _ := w.Get()
-	before, after := loadState{Settings: settings}, loadState{Settings: l.Settings}
-	for i := range allSettings {
-		s := &allSettings[i]
-		a, b := reflect.ValueOf(s.field(&before)).Elem(), reflect.ValueOf(s.field(&after)).Elem()
-		if !s.needsRestart || reflect.DeepEqual(a.Interface(), b.Interface()) {
-			continue
-		}
-		place := s.path
-		if origin := l.Origins[s.name()]; origin != "" {
-			place = origin + ": " + place
-		}
-		return fmt.Errorf("%s: changed from %q to %q: restart podgauge for it to take effect", place, a, b)
+	before, after := roots(settings), roots(l.Settings)
+	if before == after {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("flags.nvidiaDriverRoot, flags.plugin.containerDriverRoot: changed from %q to %q: restart podgauge to use the new driver", before, after)
 }
 
 // publish publishes changed settings.
 func (w *Watcher) publish(l Loaded) {
 	w.unknownKeys.Store(int64(len(l.UnknownKeys)))
 	settings, _ := w.Get()
-	switch {
-	case !reflect.DeepEqual(settings, l.Settings):
+	if !reflect.DeepEqual(settings, l.Settings) {
 		w.settings.Set(l.Settings)
 		w.o.Log.Info("config changed", "config", l.Config)
-	case w.rejected:
-		w.o.Log.Info("config valid again, settings unchanged")
 	}
-	w.rejected = false
 	l.Report(w.o.Log)
 }

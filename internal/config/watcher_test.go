@@ -8,44 +8,36 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
 )
 
-// testWatcher is a running Watcher that reads on demand.
+// testWatcher is a Watcher that a test polls.
 type testWatcher struct {
 	*Watcher
-	t      *testing.T
-	tick   chan time.Time
-	reload chan struct{}
-	log    *lockedBuffer
+	t   *testing.T
+	log *lockedBuffer
 }
 
-func startWatcher(t *testing.T, env map[string]string, args ...string) *testWatcher {
+func newTestWatcher(t *testing.T, reload <-chan os.Signal, env map[string]string, args ...string) *testWatcher {
 	t.Helper()
 	b := newTestBuilder(t, env, args...)
 	first, err := b.Load()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &testWatcher{t: t, tick: make(chan time.Time), reload: make(chan struct{}), log: &lockedBuffer{}}
-	w.Watcher = NewWatcher(b, first, WatcherOptions{Tick: w.tick, Reload: w.reload, Log: slog.New(slog.NewTextHandler(w.log, nil))})
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- w.Run(ctx) }() // ends with the test
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	w := &testWatcher{t: t, log: &lockedBuffer{}}
+	w.Watcher = NewWatcher(b, first, WatcherOptions{Reload: reload, Log: slog.New(slog.NewTextHandler(w.log, nil))})
 	return w
 }
 
-// pollTimes polls n times. The Watcher receives a tick after the previous poll has ended, so one more tick waits for the last poll.
 func (w *testWatcher) pollTimes(n int) {
-	for range n + 1 {
-		w.tick <- time.Time{}
+	for range n {
+		w.poll(false)
 	}
 }
 
@@ -94,7 +86,7 @@ func migConfig(mig string) string { return "version: v1\nflags: {migStrategy: " 
 
 func TestWatchFollowsAConfigMap(t *testing.T) {
 	dir := newConfigMap(t, "config", migConfig("single"))
-	w := startWatcher(t, nil, "--config-file="+filepath.Join(dir, "config"))
+	w := newTestWatcher(t, nil, nil, "--config-file="+filepath.Join(dir, "config"))
 	w.pollTimes(1)
 	w.check("nothing happened", MIGSingle)
 
@@ -127,7 +119,7 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 	w.check("gone", MIGMixed, "no such file")
 	updateConfigMap(t, dir, "config", migConfig("mixed"))
 	w.pollTimes(3)
-	w.check("as it was", MIGMixed, "valid again")
+	w.check("as it was", MIGMixed)
 	if n := w.UnknownKeys(); n != 0 {
 		t.Errorf("%d unknown keys", n)
 	}
@@ -145,11 +137,11 @@ func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
 	}
 	dir := newConfigMap(t, "config", root("none", "/run/nvidia/driver"))
 	file := filepath.Join(dir, "config")
-	w := startWatcher(t, nil, "--config-file="+file)
+	w := newTestWatcher(t, nil, nil, "--config-file="+file)
 	for _, c := range []struct{ what, text, mig, says string }{
-		{"moved", root("mixed", "/opt/driver"), MIGNone, file + `:4: flags.nvidiaDriverRoot: changed from \"/run/nvidia/driver\" to \"/opt/driver\": restart podgauge for it to take effect`},
-		{"removed", "version: v1\n", MIGNone, `err="flags.nvidiaDriverRoot: changed from \"/run/nvidia/driver\" to \"/\"`},
-		{"moved here", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n", MIGNone, file + `:5: flags.plugin.containerDriverRoot: changed from \"/driver-root\" to \"/mnt\"`},
+		{"moved", root("mixed", "/opt/driver"), MIGNone, `changed from [\"/run/nvidia/driver\" \"/driver-root\"] to [\"/opt/driver\" \"/driver-root\"]: restart podgauge`},
+		{"removed", "version: v1\n", MIGNone, `to [\"/\" \"/driver-root\"]`},
+		{"moved here", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n", MIGNone, `to [\"/run/nvidia/driver\" \"/mnt\"]`},
 		{"as it was", root("mixed", "/run/nvidia/driver"), MIGMixed, "config changed"},
 	} {
 		updateConfigMap(t, dir, "config", c.text)
@@ -165,13 +157,7 @@ func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
 // that is asked for. Here each look is the test's own.
 func TestWatchDebounces(t *testing.T) {
 	file := writeTemp(t, "config", migConfig("none"))
-	b := newTestBuilder(t, nil, "--config-file="+file)
-	first, err := b.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &testWatcher{t: t, log: &lockedBuffer{}}
-	w.Watcher = NewWatcher(b, first, WatcherOptions{Log: slog.New(slog.NewTextHandler(w.log, nil))})
+	w := newTestWatcher(t, nil, nil, "--config-file="+file)
 	write := func(text string) { os.WriteFile(file, []byte(text), 0o644) }
 
 	write("version: v1\nfl") // half of it is there
@@ -209,40 +195,54 @@ func TestWatchDebounces(t *testing.T) {
 	w.check("invalid, and asked twice", MIGNone, "rejected", "rejected")
 }
 
-// TestWatchReload: a reload reads the file at once.
-func TestWatchReload(t *testing.T) {
-	file := writeTemp(t, "config", migConfig("none"))
-	w := startWatcher(t, nil, "--config-file="+file)
-	_, changed := w.Get()
-	os.WriteFile(file, []byte(migConfig("mixed")), 0o644)
-	w.reload <- struct{}{}
-	<-changed
-	w.pollTimes(0)
-	w.check("at once", MIGMixed, "config changed")
+// TestWatchRun: Run follows the file, and a reload reads the file at once.
+func TestWatchRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file, reload := writeTemp(t, "config", migConfig("none")), make(chan os.Signal)
+		w := newTestWatcher(t, reload, nil, "--config-file="+file)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- w.Run(ctx) }() // ends with stop
+		os.WriteFile(file, []byte(migConfig("mixed")), 0o644)
+		reload <- syscall.SIGHUP
+		synctest.Wait()
+		w.check("reload", MIGMixed, "config changed")
+		os.WriteFile(file, []byte(migConfig("single")), 0o644)
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		w.check("poll", MIGSingle, "config changed")
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestWatchFollowsALabel, through a file in which its writer puts it.
 func TestWatchFollowsALabel(t *testing.T) {
 	dir := writeDir(t, "default", migConfig("none"), "a", migConfig("single"), "b", migConfig("mixed"))
-	label := filepath.Join(t.TempDir(), "label")
-	w := startWatcher(t, map[string]string{"CONFIG_FILE": dir, "CONFIG_NAME_FILE": label})
-	w.check("no label yet", MIGNone)
-	for _, c := range []struct{ label, mig, logged string }{
-		{"a\n", MIGSingle, "config=a"},
-		{"b", MIGMixed, "config=b"},
-		{"c", MIGMixed, "valid names are a, b, default"}, // an unknown one is skipped
-		{"", MIGNone, "config=default"},
-	} {
-		os.WriteFile(label, []byte(c.label), 0o644)
-		w.pollTimes(2)
-		w.check("label "+c.label, c.mig, c.logged)
+	file := writeTemp(t, "config", "version: v1\nconfigs: {default: {}, a: {flags: {migStrategy: single}}, b: {flags: {migStrategy: mixed}}}")
+	for _, configs := range []string{dir, file} {
+		label := filepath.Join(t.TempDir(), "label")
+		w := newTestWatcher(t, nil, map[string]string{"CONFIG_FILE": configs, "CONFIG_NAME_FILE": label})
+		w.check("no label yet", MIGNone)
+		for _, c := range []struct{ label, mig, logged string }{
+			{"a\n", MIGSingle, "config=a"},
+			{"b", MIGMixed, "config=b"},
+			{"c", MIGMixed, "valid names are a, b, default"}, // an unknown one is skipped
+			{"", MIGNone, "config=default"},
+		} {
+			os.WriteFile(label, []byte(c.label), 0o644)
+			w.pollTimes(2)
+			w.check("label "+c.label, c.mig, c.logged)
+		}
 	}
 }
 
 // TestWatchKeepsFlags: what was given as a flag or a variable beats a new file.
 func TestWatchKeepsFlags(t *testing.T) {
 	file := writeTemp(t, "config", migConfig("none"))
-	w := startWatcher(t, map[string]string{"GDS_ENABLED": "true"}, "--config-file="+file, "--mig-strategy=single")
+	w := newTestWatcher(t, nil, map[string]string{"GDS_ENABLED": "true"}, "--config-file="+file, "--mig-strategy=single")
 	os.WriteFile(file, []byte("version: v1\nflags: {migStrategy: mixed, gdsEnabled: false, mofedEnabled: true, useNodeFeatureAPI: true}\n"), 0o644)
 	w.pollTimes(2)
 	w.check("changed", MIGSingle, "config changed", "useNodeFeatureAPI")
@@ -251,38 +251,27 @@ func TestWatchKeepsFlags(t *testing.T) {
 	}
 }
 
-// TestWatchWithoutAFile has nothing to do, also on its own clock.
+// TestWatchWithoutAFile has nothing to do.
 func TestWatchWithoutAFile(t *testing.T) {
-	b := newTestBuilder(t, nil)
-	first, err := b.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	stop()
-	if err := NewWatcher(b, first, WatcherOptions{Log: slog.Default()}).Run(ctx); err != nil {
-		t.Error(err)
-	}
-	w := startWatcher(t, nil)
+	w := newTestWatcher(t, nil, nil)
 	w.pollTimes(3)
-	w.reload <- struct{}{}
-	w.pollTimes(0)
+	w.poll(true)
 	w.check("no file", MIGNone)
 }
 
 // TestWatchPolicies: what becomes of an Xid follows the file.
 func TestWatchPolicies(t *testing.T) {
 	path := writeTemp(t, "config.yaml", "version: v1\npodgauge: {xids: {31: warn}}\n")
-	w := startWatcher(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": "48"}, "--config-file="+path)
+	w := newTestWatcher(t, nil, map[string]string{"DP_DISABLE_HEALTHCHECKS": "48"}, "--config-file="+path)
 	for _, step := range []struct {
 		file   string
 		logged string
-		want   XidPolicy
+		want   device.Policy
 	}{
-		{"version: v1\npodgauge: {xids: {31: unhealthy}}\n", "config changed", XidUnhealthy},
-		{"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `want ignore, warn or unhealthy`, XidUnhealthy},
-		{"version: v1\npodgauge: {xids: {31: ignore}}\n", "config changed", XidIgnore},
-		{"version: v1\n", "config changed", XidDefault},
+		{"version: v1\npodgauge: {xids: {31: unhealthy}}\n", "config changed", device.PolicyUnhealthy},
+		{"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `want ignore, warn or unhealthy`, device.PolicyUnhealthy},
+		{"version: v1\npodgauge: {xids: {31: ignore}}\n", "config changed", device.PolicyIgnore},
+		{"version: v1\n", "config changed", device.PolicyDefault},
 	} {
 		if err := os.WriteFile(path, []byte(step.file), 0o600); err != nil {
 			t.Fatal(err)
@@ -290,7 +279,7 @@ func TestWatchPolicies(t *testing.T) {
 		w.pollTimes(2)
 		w.check(step.file, MIGNone, step.logged)
 		s, _ := w.Get()
-		if got, listed := s.Health.Policy(31), s.Health.Policy(48); got != step.want || listed != XidWarn {
+		if got, listed := s.Health.Policy(31), s.Health.Policy(48); got != step.want || listed != device.PolicyWarn {
 			t.Errorf("%s: %v, want %v; and %v of the variable's", step.file, got, step.want, listed)
 		}
 	}

@@ -69,15 +69,11 @@ const (
 // for a monitoring pod on all GPUs.
 func (a Allocations) State(id ID) (AllocationState, Owner) {
 	rows := a.ForDevice(id)
-	if len(rows) == 0 {
-		if a.Complete {
-			return Unallocated, Owner{}
-		}
-		return AllocationUnknown, Owner{}
+	state, owner := AllocationUnknown, Owner{}
+	if len(rows) == 0 && a.Complete {
+		return Unallocated, owner
 	}
 	claims := !slices.ContainsFunc(rows, func(r Allocation) bool { return !r.Claimed() })
-	state := AllocationUnknown
-	var owner Owner
 	for _, r := range rows {
 		switch {
 		case r.Claimed() != claims:

@@ -31,8 +31,8 @@ func TestCheckUsable(t *testing.T) {
 		want  string // after the device's id; empty: usable
 	}{
 		{name: "idle", alone: true},
-		{name: "in use", pids: []uint32{4711}, alone: true, want: " is in use by process 4711"},
-		{name: "in use by many", pids: []uint32{9, 8, 7, 6, 5, 4, 3, 3}, alone: true, want: " is in use by process 3, 4, 5, 6, 7 and 2 more"},
+		{name: "in use", pids: []uint32{4711}, alone: true, want: ": in use by process 4711"},
+		{name: "in use by many", pids: []uint32{3, 4, 5, 6, 7, 8}, alone: true, want: ": in use by process 3 4 5 6 7"},
 		{name: "shared", pids: []uint32{4711}},
 		{name: "processes unknown", err: broken, alone: true, want: ": no permission"},
 		{name: "lost", fail: "lost", want: ": GPU is lost"},
@@ -55,7 +55,7 @@ func TestCheckUsable(t *testing.T) {
 	}
 	m := newMachine(1)
 	paused := device.NewReaders(m)
-	paused.Pause()
+	paused.SetPaused(true)
 	if err := paused.CheckUsable(t.Context(), device.Device{GPU: device.GPU(m.AllocatableIDs()[0])}, true); !errors.Is(err, device.ErrNoDriver) {
 		t.Errorf("while the driver is released: %v", err)
 	}

@@ -41,24 +41,26 @@ func (a AdvertisedID) Device() ID {
 // Device describes a GPU or a MIG device. The description changes only with the driver or the MIG layout. A partitioned GPU and
 // its MIG devices are devices of their own, with the same GPU, Index, Minor, Model, PCI and NUMANode.
 type Device struct {
-	ID    ID
-	GPU   GPU
-	Index int // the GPU's index in the driver's order
+	ID    ID  `json:"id"`
+	GPU   GPU `json:"gpu"`
+	Index int `json:"index"` // the GPU's index in the driver's order
 	// MIGEnabled is set on a whole GPU in MIG mode. Only its MIG devices can be allocated, if there are any.
-	MIGEnabled bool
+	MIGEnabled bool `json:"mig,omitempty"`
 	// MIGDeviceIndex is the index of a MIG device under its GPU, GI and CI are the ids of its instances, and Profile is NVIDIA's
 	// name of its size: "1g.10gb", "1c.3g.40gb", "1g.10gb+me". On a whole GPU, and where unknown: -1 and empty.
-	MIGDeviceIndex, GI, CI int
-	Profile                string
-	Placement              Placement
-	Minor                  int    // the N of /dev/nvidiaN; -1 when unknown
-	Model                  string // as the driver names it: "NVIDIA H100 80GB HBM3"
-	PCI                    string // bus address: "0000:1a:00.0"
-	NUMANode               int    // -1 when unknown
-	MemoryBytes            uint64 // 0 when unknown
-	DeviceNodes            []string
+	MIGDeviceIndex int       `json:"mig_device_index"`
+	GI             int       `json:"gi"`
+	CI             int       `json:"ci"`
+	Profile        string    `json:"profile,omitempty"`
+	Placement      Placement `json:"-"`
+	Minor          int       `json:"minor"`                  // the N of /dev/nvidiaN; -1 when unknown
+	Model          string    `json:"model,omitempty"`        // as the driver names it: "NVIDIA H100 80GB HBM3"
+	PCI            string    `json:"pci_bus_id,omitempty"`   // bus address: "0000:1a:00.0"
+	NUMANode       int       `json:"numa_node"`              // -1 when unknown
+	MemoryBytes    uint64    `json:"memory_bytes,omitempty"` // 0 when unknown
+	DeviceNodes    []string  `json:"-"`
 	// InfoLabels are further labels of the device's info series: each name once, and the same names on all devices of a Backend.
-	InfoLabels []Label
+	InfoLabels []Label `json:"-"`
 }
 
 // Placement is the position of a MIG device's GPU instance on the GPU. The zero Placement is unknown, or a whole GPU's.
@@ -73,16 +75,9 @@ type Label struct{ Name, Value string }
 // WholeGPU reports whether the device is a whole GPU, not a MIG device.
 func (d Device) WholeGPU() bool { return string(d.ID) == string(d.GPU) }
 
-// Compare orders devices by GPU in the driver's order, each GPU before its MIG devices.
+// Compare orders devices by GPU in the driver's order, each GPU before its MIG devices: its MIGDeviceIndex is -1.
 func (d Device) Compare(o Device) int {
-	whole := 0
-	if d.WholeGPU() != o.WholeGPU() {
-		whole = 1
-		if d.WholeGPU() {
-			whole = -1
-		}
-	}
-	return cmp.Or(cmp.Compare(d.Index, o.Index), cmp.Compare(d.GPU, o.GPU), whole,
+	return cmp.Or(cmp.Compare(d.Index, o.Index), cmp.Compare(d.GPU, o.GPU),
 		cmp.Compare(d.MIGDeviceIndex, o.MIGDeviceIndex), cmp.Compare(d.ID, o.ID))
 }
 

@@ -1,9 +1,6 @@
 package device
 
-import (
-	"log/slog"
-	"sync/atomic"
-)
+import "fmt"
 
 // DriverState is the state of the driver as a whole.
 type DriverState uint8
@@ -25,33 +22,26 @@ type Driver struct {
 	Err   error
 }
 
-// driverStatus is the driver's state as last seen by Monitor.Run.
-type driverStatus struct {
-	value atomic.Pointer[Driver]
-	log   *slog.Logger
+// Driver returns the driver's state.
+func (m *Monitor) Driver() Driver {
+	d, _ := m.driver.Get()
+	return d
 }
 
-func (s *driverStatus) get() Driver { return *s.value.Load() }
-
-// set changes the state and logs the change. listed is set after the first listing.
-func (s *driverStatus) set(d Driver, listed bool) {
-	previous := s.get()
-	if previous.State == d.State && errorText(previous.Err) == errorText(d.Err) {
+// setDriver publishes and logs a new state.
+func (m *Monitor) setDriver(s DriverState, err error) {
+	if before := m.Driver(); before.State == s && fmt.Sprint(before.Err) == fmt.Sprint(err) {
 		return
 	}
-	s.value.Store(&d)
+	m.driver.Set(Driver{s, err})
 	switch {
-	case d.State == DriverReleased:
-		s.log.Info("driver released")
-	case d.State == DriverReplaced:
-		s.log.Warn("driver replaced", "err", d.Err)
-	case d.State != DriverUp && listed:
-		s.log.Warn("driver lists no devices, keeping the known devices", "err", d.Err)
-	case d.State != DriverUp:
-		s.log.Warn("driver lists no devices, waiting", "err", d.Err)
-	case d.Err != nil:
-		s.log.Warn("driver cannot list some devices", "err", d.Err)
+	case s == DriverReleased:
+		m.log.Info("driver released")
+	case s != DriverUp:
+		m.log.Warn("driver lists no devices", "err", err)
+	case err != nil:
+		m.log.Warn("driver cannot list some devices", "err", err)
 	default:
-		s.log.Info("driver up")
+		m.log.Info("driver up")
 	}
 }

@@ -23,7 +23,7 @@ func TestReportAllocations(t *testing.T) {
 				Policy:        func(uint64) Policy { return PolicyDefault },
 			})
 			now := time.Now()
-			m.handleListResult(callResult[[]Device]{[]Device{{ID: "GPU-a", GPU: "GPU-a", MIGEnabled: true}, {ID: "MIG-b", GPU: "GPU-a", MIGDeviceIndex: 1}}, nil}, now)
+			m.handleListing([]Device{{ID: "GPU-a", GPU: "GPU-a", MIGEnabled: true}, {ID: "MIG-b", GPU: "GPU-a", MIGDeviceIndex: 1}}, nil, now)
 			m.tracker.handleCheckResult(gpuCheckResult{gpu: "GPU-a", startedAt: now}, now)
 			turn := func() {
 				m.handleEvent(e, sourceDriver, now, now)

@@ -1,7 +1,6 @@
 package device
 
 import (
-	"errors"
 	"slices"
 	"time"
 )
@@ -51,9 +50,8 @@ const ActionReplace = "replace"
 //
 // The zero healthState is healthy. Slices are replaced, never written.
 type healthState struct {
-	state     Health
-	cause     healthCause // of Unhealthy and Recovering
-	resetSeen bool        // a reset was seen since the cause, which needs a reset
+	state Health
+	cause HealthCause // of Unhealthy and Recovering
 
 	passedChecks  int       // in a row
 	firstPassedAt time.Time // start of the first check in the row
@@ -65,37 +63,40 @@ type healthState struct {
 	failedResets   FailedResets
 }
 
-// healthCause is why a device cannot be used. The zero healthCause is none.
-type healthCause struct {
-	reason, action, class string
-	needsReset            bool // the cause lasts until a reset
+// HealthCause is why a device cannot be used. The zero HealthCause is none.
+type HealthCause struct {
+	Reason        string    `json:"reason"`
+	Action        string    `json:"action,omitempty"`
+	Class         string    `json:"class,omitempty"`
+	Since         time.Time `json:"since"`
+	FaultAt       time.Time `json:"at"`                  // of the newest fault of this cause
+	NeedsReset    bool      `json:"by_reset,omitempty"`  // the cause lasts until a reset
+	ByPolicy      bool      `json:"by_policy,omitempty"` // only the operator's policy marks the device unhealthy
+	ResetSeen     bool      `json:"reset,omitempty"`     // since the cause, which needs a reset
+	EnergyCounter uint64    `json:"odometer,omitempty"`  // the GPU's in an earlier process, after the fault; 0: unknown
+
 	// needsRepair is set if a pending repair must be done first: the cause followed a fault that needs a reset before a check passed.
 	needsRepair bool
-	byPolicy    bool // only the operator's policy marks the device unhealthy; no evidence about the hardware
 	noFault     bool // not a fault: neither counted, reported nor saved
 
-	since   time.Time
-	faultAt time.Time // of the newest fault of this cause
-
 	// A reset after notedAt ends the cause; checksBegun checks had begun by then. resetBaseline counts the earlier resets,
-	// nil: not known yet. energyCounter is the GPU's in an earlier process; 0: unknown.
+	// nil: not known yet.
 	notedAt       time.Time
 	checksBegun   uint64
 	resetBaseline *uint64
-	energyCounter uint64
 }
 
 // FailedResets counts the resets after which a fault came back.
 type FailedResets struct {
-	Reason      string
-	Count       int
-	LastFaultAt time.Time
+	Reason      string    `json:"reason"`
+	Count       int       `json:"resets"`
+	LastFaultAt time.Time `json:"at"`
 }
 
 // evidence is an input of healthState.apply.
 type evidence struct {
 	kind          evidenceKind
-	cause         healthCause // of evidenceFault and evidenceCheckFailed
+	cause         HealthCause // of evidenceFault and evidenceCheckFailed
 	startedAt     time.Time   // of the check
 	repairPending bool        // at a passed check
 	check         uint64      // the check that counted resets; math.MaxUint64: resets counts all
@@ -118,7 +119,7 @@ const (
 // transition is the effect of evidence.
 type transition struct {
 	from, to   Health
-	previous   healthCause
+	previous   HealthCause
 	newCause   bool // the fault has become the cause
 	unverified bool // a second check must verify the failed check
 	save       bool // what the next process must know has changed
@@ -150,26 +151,7 @@ func (s healthState) apply(e evidence, now time.Time) (healthState, transition) 
 	return s, t
 }
 
-// newFailedCheck returns the evidence of a failed check of a GPU with a count of resets.
-func newFailedCheck(c gpuCheckResult, resets uint64) evidence {
-	e := evidence{kind: evidenceFault, startedAt: c.startedAt}
-	e.cause = healthCause{faultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq}
-	var f *Fault
-	switch {
-	case errors.As(c.err, &f):
-		e.cause.reason, e.cause.action, e.cause.needsReset = f.Reason, f.Action, f.NeedsReset
-		if f.NeedsReset { // the GPU answered, so all earlier resets are counted
-			e.cause.resetBaseline = new(resets)
-		}
-	case errors.Is(c.err, ErrLost):
-		e.cause.reason, e.cause.action = "lost", "reboot"
-	default:
-		e.kind, e.cause.reason = evidenceCheckFailed, "check_failed"
-	}
-	return e
-}
-
-func (c healthCause) isFault() bool { return c.reason != "" && !c.noFault }
+func (c HealthCause) isFault() bool { return c.Reason != "" && !c.noFault }
 
 func (s *healthState) suspect() {
 	s.passedChecks = 0
@@ -193,19 +175,19 @@ func (s *healthState) addSoftFailure(startedAt time.Time) (unverified bool) {
 
 // addFault adds a fault. The first of several faults is the cause, unless a later one alone needs a reset. A fault that comes after
 // the previous one is over, as far as known, is a new cause.
-func (s *healthState) addFault(c healthCause, now time.Time) (isNew, save bool) {
+func (s *healthState) addFault(c HealthCause, now time.Time) (isNew, save bool) {
 	was := s.cause
-	over := s.state == Recovering || s.resetSeen && c.needsReset
-	c.needsRepair = !c.needsReset && s.passedChecks == 0 && (was.needsReset || was.needsRepair)
+	over := s.state == Recovering || s.cause.ResetSeen && c.NeedsReset
+	c.needsRepair = !c.NeedsReset && s.passedChecks == 0 && (was.NeedsReset || was.needsRepair)
 	s.passedChecks, s.softFailedAt, s.state = 0, time.Time{}, Unhealthy
 	switch {
-	case c.noFault && was.reason != "":
+	case c.noFault && was.Reason != "":
 		return false, false
-	case was.isFault() && !over && (was.needsReset || !c.needsReset):
+	case was.isFault() && !over && (was.NeedsReset || !c.NeedsReset):
 		// The GPU failed again, so only resets from now on count. A check that began before the newest report shows no new fault.
-		if c.needsReset && (c.resetBaseline == nil || c.checksBegun > was.checksBegun) {
-			s.cause.faultAt, s.cause.notedAt, s.cause.checksBegun, s.cause.resetBaseline = c.faultAt, c.notedAt, c.checksBegun, c.resetBaseline
-			s.cause.energyCounter = 0
+		if c.NeedsReset && (c.resetBaseline == nil || c.checksBegun > was.checksBegun) {
+			s.cause.FaultAt, s.cause.notedAt, s.cause.checksBegun, s.cause.resetBaseline = c.FaultAt, c.notedAt, c.checksBegun, c.resetBaseline
+			s.cause.EnergyCounter = 0
 			s.failedResets.addFault(s.cause, now)
 			save = was.resetBaseline != nil && (c.resetBaseline == nil || *c.resetBaseline != *was.resetBaseline)
 		}
@@ -216,25 +198,25 @@ func (s *healthState) addFault(c healthCause, now time.Time) (isNew, save bool) 
 		times := slices.DeleteFunc(append(slices.Clone(s.unhealthyTimes), now), func(at time.Time) bool { return now.Sub(at) >= flapWindow })
 		s.unhealthyTimes = times[max(0, len(times)-maxUnhealthyTimes):]
 	}
-	c.since = now
-	if was.reason == c.reason {
-		c.since = was.since
+	c.Since = now
+	if was.Reason == c.Reason {
+		c.Since = was.Since
 	}
 	s.failedResets.addFault(c, now)
-	if c.needsReset && s.failedResets.Reason == c.reason && s.failedResets.Count >= maxFailedResets {
-		c.action = ActionReplace
+	if c.NeedsReset && s.failedResets.Reason == c.Reason && s.failedResets.Count >= maxFailedResets {
+		c.Action = ActionReplace
 	}
-	s.cause, s.resetSeen = c, false
+	s.cause = c
 	return true, !c.noFault
 }
 
 // addFault starts a new count if the fault has a different reason, or came back after failedResetsWindow.
-func (r *FailedResets) addFault(c healthCause, now time.Time) {
-	if !c.needsReset || c.byPolicy {
+func (r *FailedResets) addFault(c HealthCause, now time.Time) {
+	if !c.NeedsReset || c.ByPolicy {
 		return
 	}
-	if r.Reason != c.reason || now.Sub(r.LastFaultAt) > failedResetsWindow {
-		*r = FailedResets{Reason: c.reason}
+	if r.Reason != c.Reason || now.Sub(r.LastFaultAt) > failedResetsWindow {
+		*r = FailedResets{Reason: c.Reason}
 	}
 	r.LastFaultAt = now
 }
@@ -245,23 +227,23 @@ func (r *FailedResets) addFault(c healthCause, now time.Time) {
 // count of a check that began after the fault. If calls hang and no check ends before resetBaselineTimeout, the next reset counts.
 func (s *healthState) addResetCount(e evidence, now time.Time) (save bool) {
 	c := &s.cause
-	if c.needsReset && c.resetBaseline == nil && (e.check > c.checksBegun || now.Sub(c.notedAt) > resetBaselineTimeout) {
+	if c.NeedsReset && c.resetBaseline == nil && (e.check > c.checksBegun || now.Sub(c.notedAt) > resetBaselineTimeout) {
 		c.resetBaseline, save = new(e.resets), true
 	}
-	seen := c.resetBaseline != nil && e.resets > *c.resetBaseline || e.energyCounter != 0 && e.energyCounter < c.energyCounter
+	seen := c.resetBaseline != nil && e.resets > *c.resetBaseline || e.energyCounter != 0 && e.energyCounter < c.EnergyCounter
 	if e.energyCounter != 0 {
-		c.energyCounter = 0 // compare once; later resets are seen by this process
+		c.EnergyCounter = 0 // compare once; later resets are seen by this process
 	}
 	return seen && s.addReset() || save
 }
 
 // addReset adds a reset, and reports whether the cause needed one.
 func (s *healthState) addReset() bool {
-	if !s.cause.needsReset || s.resetSeen {
+	if !s.cause.NeedsReset || s.cause.ResetSeen {
 		return false
 	}
-	s.resetSeen = true
-	if s.failedResets.Reason == s.cause.reason {
+	s.cause.ResetSeen = true
+	if s.failedResets.Reason == s.cause.Reason {
 		s.failedResets.Count++
 	}
 	return true
@@ -273,7 +255,7 @@ func (s *healthState) addPassedCheck(e evidence) {
 	if s.state == Healthy {
 		return
 	}
-	if c := s.cause; c.needsReset && !s.resetSeen || (c.needsReset || c.needsRepair) && e.repairPending {
+	if c := s.cause; c.NeedsReset && !c.ResetSeen || (c.NeedsReset || c.needsRepair) && e.repairPending {
 		s.state, s.passedChecks = Unhealthy, 0
 		return
 	}
@@ -291,7 +273,7 @@ func (s *healthState) addPassedCheck(e evidence) {
 	if s.passedChecks < minPassedChecks || s.state == Recovering && e.startedAt.Sub(s.firstPassedAt) < s.recoveryPeriod(e.startedAt) {
 		return
 	}
-	s.state, s.cause, s.resetSeen, s.passedChecks = Healthy, healthCause{}, false, 0
+	s.state, s.cause, s.passedChecks = Healthy, HealthCause{}, 0
 }
 
 // recoveryPeriod returns the minimum time in Recovering. After a single turn to unhealthy in flapWindow, three checks suffice.

@@ -33,15 +33,15 @@ func TestHealthTable(t *testing.T) {
 	begin := time.Unix(1_000_000, 0)
 	second := func(n int) time.Time { return begin.Add(time.Duration(n) * time.Second) }
 	passed := func(n int) evidence { return evidence{kind: evidenceCheckPassed, startedAt: second(n)} }
-	fault := evidence{cause: healthCause{reason: "xid_95", needsReset: true, notedAt: begin, resetBaseline: new(uint64(0))}}
+	fault := evidence{cause: HealthCause{Reason: "xid_95", NeedsReset: true, notedAt: begin, resetBaseline: new(uint64(0))}}
 	failed := func(n int) evidence {
-		return evidence{kind: evidenceCheckFailed, cause: healthCause{reason: "check_failed"}, startedAt: second(n)}
+		return evidence{kind: evidenceCheckFailed, cause: HealthCause{Reason: "check_failed"}, startedAt: second(n)}
 	}
 	reset, repair := evidence{kind: evidenceResetCount, resets: 1}, passed(10)
 	repair.repairPending = true
 	events := map[string][]evidence{
 		"fault":                                {fault},
-		"driver released":                      {{cause: healthCause{reason: "released", noFault: true}}},
+		"driver released":                      {{cause: HealthCause{Reason: "released", noFault: true}}},
 		"report to verify":                     {{kind: evidenceReport}},
 		"check failed without a reason":        {failed(10)},
 		"again, a second later":                {failed(10), failed(11)},
@@ -94,8 +94,8 @@ func TestApplyIsPure(t *testing.T) {
 	s := healthState{unhealthyTimes: make([]time.Time, 1, 9)}
 	s.unhealthyTimes[0] = now
 	for _, reason := range []string{"xid_95", "lost"} {
-		next, tr := s.apply(evidence{cause: healthCause{reason: reason}}, now.Add(time.Second))
-		if !tr.newCause || !tr.save || next.cause.reason != reason || next.flaps != 1 || len(next.unhealthyTimes) != 2 {
+		next, tr := s.apply(evidence{cause: HealthCause{Reason: reason}}, now.Add(time.Second))
+		if !tr.newCause || !tr.save || next.cause.Reason != reason || next.flaps != 1 || len(next.unhealthyTimes) != 2 {
 			t.Errorf("%s: %+v, %+v", reason, next, tr)
 		}
 		if s.state != Healthy || len(s.unhealthyTimes) != 1 || s.unhealthyTimes[:2][1] != (time.Time{}) {

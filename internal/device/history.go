@@ -2,6 +2,7 @@ package device
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -16,39 +17,44 @@ const (
 	firstPublishTimeout = 30 * time.Second
 )
 
-// HealthHistory is the health of the devices in an earlier process. It is immutable once handed over.
+// HealthHistory is the health of the devices in an earlier process. It is immutable once handed over. The JSON form is that of the
+// file: fields are added, and never change.
 type HealthHistory struct {
-	Records []HealthRecord
+	Records []HealthRecord `json:"records"` // by GPU and device
 	// Rebooted is set if the node was rebooted since: all GPUs were reset.
-	Rebooted bool
+	Rebooted bool `json:"-"`
 	// Lost is set if an earlier history cannot be read: then each device is checked before its first publication. Lost is saved until then.
-	Lost bool
+	Lost bool `json:"lost,omitempty"`
+}
+
+// Validate returns an error unless the records are ordered and unique, and each has a GPU, which LastListed is.
+func (h *HealthHistory) Validate() error {
+	for i, r := range h.Records {
+		l := r.LastListed
+		if r.GPU == "" || i > 0 && h.Records[i-1].compare(r) >= 0 || l.ID != "" && (r.Device != "" || l.GPU != r.GPU || !l.WholeGPU()) {
+			return fmt.Errorf("record %d has no GPU, has another GPU or is out of order", i)
+		}
+	}
+	return nil
 }
 
 // HealthRecord is the health of a GPU with all its devices, or of one MIG device.
 type HealthRecord struct {
-	GPU    GPU
-	Device ID // of a MIG device; empty: the GPU
-	// Reason is the cause of Unhealthy or Recovering; if empty, so are the fields up to EnergyCounter, except LastSeen.
-	Reason, Action, Class string
-	Since                 time.Time
-	FaultAt               time.Time // of the newest fault of this cause
-	LastSeen              time.Time // of a GPU: present; of a MIG device: present and unhealthy
-	NeedsReset            bool      // the cause lasts until a reset
-	ByPolicy              bool      // only the operator's policy marks the device unhealthy
-	ResetSeen             bool      // since the cause
-	EnergyCounter         uint64    // as in ResetEvidence, after the fault; 0: unknown
-	Flaps                 uint64    // as in Status
-	UnhealthyTimes        []time.Time
-	FailedResets          FailedResets
-	// LastListed is the GPU in its newest listing, without DeviceNodes and InfoLabels; the zero Device if unknown. GoneSince is when the
-	// GPU was first absent from a listing; zero: present.
-	LastListed Device
-	GoneSince  time.Time
-	rebooted   bool // the node, after the record was made
+	GPU            GPU                       `json:"gpu"`
+	Device         ID                        `json:"device,omitempty"` // of a MIG device; empty: the GPU
+	HealthCause    `json:"verdict,omitzero"` // of Unhealthy or Recovering
+	Flaps          uint64                    `json:"flaps,omitempty"` // as in Status
+	UnhealthyTimes []time.Time               `json:"turns,omitempty"`
+	FailedResets   FailedResets              `json:"again,omitzero"`
 	// Xids are the GPU's counts. They and Flaps must not fall below an exported value, except to 0: Prometheus takes the whole value of a
 	// counter that fell for an increase.
-	Xids []Xid
+	Xids     []Xid     `json:"xids,omitempty"`
+	LastSeen time.Time `json:"seen,omitzero"` // of a GPU: present; of a MIG device: present and unhealthy
+	// GoneSince is when the GPU was first absent from a listing; zero: present.
+	GoneSince time.Time `json:"gone,omitzero"`
+	// LastListed is the GPU in its newest listing; the zero Device if unknown. DeviceNodes and InfoLabels are not saved.
+	LastListed Device `json:"listed,omitzero"`
+	rebooted   bool   // the node, after the record was made
 }
 
 type recordKey struct {
@@ -62,18 +68,6 @@ func (r HealthRecord) compare(o HealthRecord) int {
 	return cmp.Or(cmp.Compare(r.GPU, o.GPU), cmp.Compare(r.Device, o.Device))
 }
 
-// lastActivity returns the newest time in the record.
-func (r HealthRecord) lastActivity() time.Time {
-	newest := latest(latest(r.FaultAt, r.LastSeen), r.FailedResets.LastFaultAt)
-	for _, at := range r.UnhealthyTimes {
-		newest = latest(newest, at)
-	}
-	for _, x := range r.Xids {
-		newest = latest(newest, latest(x.Last, x.LastHistorical))
-	}
-	return newest
-}
-
 // healthState returns the health in a record. Times after now, from before the clock was set back, are corrected.
 func (r HealthRecord) healthState(checksBegun uint64, now time.Time) healthState {
 	s := healthState{flaps: r.Flaps, failedResets: r.FailedResets}
@@ -84,48 +78,33 @@ func (r HealthRecord) healthState(checksBegun uint64, now time.Time) healthState
 	if r.Since.After(now) {
 		r.Since = now
 	}
-	s.state, s.resetSeen = Unhealthy, r.NeedsReset && r.ResetSeen
+	s.state, s.cause = Unhealthy, r.HealthCause
 	if r.rebooted { // without a reboot only a check shows that the fault is over, since a repair may be pending
 		s.state = Recovering
 	}
-	s.cause = healthCause{
-		reason: r.Reason, action: r.Action, class: r.Class, needsReset: r.NeedsReset, byPolicy: r.ByPolicy,
-		since: r.Since, faultAt: r.FaultAt, notedAt: now, checksBegun: checksBegun, energyCounter: r.EnergyCounter,
-	}
+	s.cause.needsRepair, s.cause.notedAt, s.cause.checksBegun, s.cause.resetBaseline = false, now, checksBegun, nil
 	return s
-}
-
-// setHealth writes the health of a device on a GPU to the record.
-func (r *HealthRecord) setHealth(s healthState, energyCounter uint64) {
-	r.Flaps, r.UnhealthyTimes, r.FailedResets = s.flaps, s.unhealthyTimes, s.failedResets
-	if c := s.cause; c.isFault() {
-		r.Reason, r.Action, r.Class, r.Since, r.FaultAt = c.reason, c.action, c.class, c.since, c.faultAt
-		r.NeedsReset, r.ByPolicy, r.ResetSeen, r.EnergyCounter = c.needsReset, c.byPolicy, s.resetSeen, c.energyCounter
-		// A value from before the fault may also precede an earlier reset.
-		if energyCounter != 0 && c.resetBaseline != nil {
-			r.EnergyCounter = energyCounter
-		}
-	}
 }
 
 // record returns a device's record, or the zero HealthRecord. The records are ordered.
 func (h *HealthHistory) record(gpu GPU, id ID) HealthRecord {
-	if h == nil {
-		return HealthRecord{}
+	if h != nil {
+		if i, found := slices.BinarySearchFunc(h.Records, HealthRecord{GPU: gpu, Device: id}, HealthRecord.compare); found {
+			return h.Records[i]
+		}
 	}
-	i, found := slices.BinarySearchFunc(h.Records, HealthRecord{GPU: gpu, Device: id}, HealthRecord.compare)
-	if !found {
-		return HealthRecord{}
-	}
-	return h.Records[i]
+	return HealthRecord{}
 }
 
 // healthRecord returns the record of one level of the GPU; false if there is nothing to save.
 func (g *trackedGPU) healthRecord(id ID, s *healthState, now time.Time) (r HealthRecord, found bool) {
-	r = HealthRecord{GPU: g.gpu, Device: id}
-	r.setHealth(*s, g.energyCounter)
-	if r.Reason != "" {
-		r.LastSeen = now
+	r = HealthRecord{GPU: g.gpu, Device: id, Flaps: s.flaps, UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets}
+	if s.cause.isFault() {
+		r.HealthCause, r.LastSeen = s.cause, now
+		// A value from before the fault may also precede an earlier reset.
+		if g.energyCounter != 0 && s.cause.resetBaseline != nil {
+			r.EnergyCounter = g.energyCounter
+		}
 	}
 	if id == "" {
 		for _, c := range g.eventCounters {
@@ -150,7 +129,6 @@ func (t *deviceTracker) loadHistory(now time.Time) {
 		}
 		t.absentRecords[r.key()] = r
 	}
-	t.refreshSavedHistory()
 	t.awaitRecovering = h.Rebooted || h.Lost
 	t.historyLost, t.historyChanged = h.Lost, h.Lost // the file with the history was set aside: only a save keeps Lost
 }
@@ -159,7 +137,7 @@ func (t *deviceTracker) loadHistory(now time.Time) {
 func (r *HealthRecord) applyReset(e evidence, now time.Time) bool {
 	s, tr := r.healthState(0, now).apply(e, now)
 	if tr.save {
-		r.ResetSeen, r.FailedResets = s.resetSeen, s.failedResets
+		r.HealthCause, r.FailedResets = s.cause, s.failedResets
 	}
 	return tr.save
 }
@@ -184,15 +162,13 @@ func (t *deviceTracker) restoreRecord(g *trackedGPU, id ID, s *healthState, now 
 	}
 	if id == "" {
 		if r.Reason == "" && t.options.History.Lost { // a known record may be old
-			s.state, s.cause = Recovering, healthCause{reason: "unproven", noFault: true, since: now}
+			s.state, s.cause = Recovering, HealthCause{Reason: "unproven", noFault: true, Since: now}
 		}
 		for _, x := range r.Xids {
 			if x.Last.After(now) { // the clock was set back
 				x.Last = now
 			}
-			if c := g.eventCounters.find(Event{Xid: x.Code}); c != nil {
-				c.Xid = x
-			}
+			g.eventCounter(Event{Xid: x.Code}).Xid = x
 		}
 		t.updateXids(g)
 		g.assessed = g.assessed || s.state == Unhealthy
@@ -214,25 +190,22 @@ func (t *deviceTracker) restoreAbsent(now time.Time) {
 		if key.device != "" || id == "" || t.gpus[r.GPU] != nil || old && !t.isAllocated(id) {
 			continue
 		}
-		g := &trackedGPU{
-			gpu: r.GPU, number: len(t.gpus), firstListedAt: now, device: r.LastListed, affected: []Device{r.LastListed}, goneSince: r.GoneSince,
-		}
-		t.gpus[r.GPU] = g
-		t.restoreRecord(g, "", &g.health, now)
+		g := t.addGPU(r.GPU, now)
+		g.device, g.affected, g.goneSince = r.LastListed, []Device{r.LastListed}, r.GoneSince
 		t.devices = append(t.devices, &trackedDevice{Device: r.LastListed, gpu: g, goneSince: r.GoneSince})
 		t.log.Warn("GPU of the previous process not listed", "gpu", r.GPU, "index", r.LastListed.Index, "pci", r.LastListed.PCI, "gone_since", r.GoneSince)
 	}
 }
 
-// keepRecord keeps the health of a removed device, which may come back with the same fault. At the limit, the record with the oldest
-// activity is deleted.
+// keepRecord keeps the health of a removed device, which may come back with the same fault. At the limit, the record that was
+// last seen first is deleted.
 func (t *deviceTracker) keepRecord(g *trackedGPU, id ID, s *healthState, now time.Time) {
 	if r, found := g.healthRecord(id, s, now); found {
 		t.absentRecords[r.key()] = r
 	}
 	for len(t.absentRecords) > maxAbsentRecords {
 		oldest := slices.MinFunc(slices.Collect(maps.Values(t.absentRecords)), func(a, b HealthRecord) int {
-			return cmp.Or(a.lastActivity().Compare(b.lastActivity()), a.compare(b))
+			return cmp.Or(a.LastSeen.Compare(b.LastSeen), a.compare(b))
 		})
 		delete(t.absentRecords, oldest.key())
 	}
@@ -242,18 +215,20 @@ func (t *deviceTracker) keepRecord(g *trackedGPU, id ID, s *healthState, now tim
 func (t *deviceTracker) saveHistory(now time.Time) {
 	due := t.historyChanged || t.countsChanged && now.Sub(t.historySavedAt) >= tickInterval ||
 		now.Sub(t.historySavedAt) >= historySaveInterval && t.awaitsReset()
-	if t.options.Store == nil || !due {
+	if !due {
 		return
 	}
-	t.historyChanged, t.countsChanged, t.historySavedAt = false, false, now
-	t.options.Store.Save(t.history(now))
+	if t.options.Store != nil {
+		t.options.Store.Save(t.history(now), t.historyUrgent)
+	}
+	t.historyChanged, t.historyUrgent, t.countsChanged, t.historySavedAt = false, false, false, now
 }
 
 // awaitsReset reports whether a device needs a reset, which a later process detects only by the energy counter.
 func (t *deviceTracker) awaitsReset() bool {
 	for _, g := range t.gpus {
 		for _, s := range g.levels() {
-			if s.cause.needsReset && !s.resetSeen {
+			if s.cause.NeedsReset && !s.cause.ResetSeen {
 				return true
 			}
 		}

@@ -52,6 +52,9 @@ func TestHistoryOfGPUAndMIGDevice(t *testing.T) {
 		w.Fail(ids[1], "xid 31")
 		w.statusesAfter(500 * time.Millisecond)
 		h := s.savedHistory()
+		if s.urgentSaves != 1 {
+			t.Errorf("%d urgent saves, want one for Xid 999", s.urgentSaves)
+		}
 		if r := findRecord(h, gpu, ids[1]); len(h.Records) != 3 || r.Reason != "xid_999" || !r.NeedsReset || r.ResetSeen || r.Flaps != 1 || r.EnergyCounter == 0 || r.FailedResets.Reason != "xid_999" {
 			t.Errorf("history with the MIG device: %+v", h)
 		}
@@ -190,9 +193,9 @@ func TestHistoryWithClockAhead(t *testing.T) {
 		time.Sleep(31 * 24 * time.Hour)
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
 			w.options.History.Records = []device.HealthRecord{
-				{GPU: m.GPUs()[0], Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at},
+				{GPU: m.GPUs()[0], HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at}},
 				{GPU: m.GPUs()[1], Flaps: 3, UnhealthyTimes: []time.Time{at}},
-				{GPU: "GPU-absent", Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at},
+				{GPU: "GPU-absent", HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at}},
 			}
 		})
 		requireReasons(t, "GPUs that were always present", w.statusesAfter(time.Minute), "xid_95", "")
@@ -214,7 +217,7 @@ func TestOldestAbsentRecordsAreDeleted(t *testing.T) {
 			for n := range 300 {
 				at := time.Now().Add(-time.Duration(n) * time.Hour)
 				w.options.History.Records = append(w.options.History.Records,
-					device.HealthRecord{GPU: device.GPU(fmt.Sprintf("GPU-absent-%d", n)), Reason: "lost", Since: at, FaultAt: at})
+					device.HealthRecord{GPU: device.GPU(fmt.Sprintf("GPU-absent-%d", n)), LastSeen: at, HealthCause: device.HealthCause{Reason: "lost", Since: at, FaultAt: at}})
 			}
 		})
 		w.statusesAfter(time.Second)
@@ -268,7 +271,7 @@ func TestHistoryWithClockSetBack(t *testing.T) {
 		ahead := time.Now().Add(1000 * time.Hour)
 		times := slices.Repeat([]time.Time{ahead}, 9)
 		w := startMonitor(t, m, nil, func(w *monitorFixture) {
-			w.options.History.Records = []device.HealthRecord{{GPU: m.GPUs()[0], Reason: "lost", Since: ahead, FaultAt: ahead, Flaps: 9, UnhealthyTimes: times}}
+			w.options.History.Records = []device.HealthRecord{{GPU: m.GPUs()[0], HealthCause: device.HealthCause{Reason: "lost", Since: ahead, FaultAt: ahead}, Flaps: 9, UnhealthyTimes: times}}
 		})
 		defer w.stop()
 		if s := w.statusesAfter(time.Millisecond)[0]; s.Reason != "lost" || s.Since.After(time.Now()) {
@@ -372,7 +375,7 @@ func TestOldFaultOfAbsentGPU(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
 		gpu, id := m.GPUs()[0], m.AllocatableIDs()[0]
-		s.saved.Records = []device.HealthRecord{{GPU: gpu, Reason: "xid_95", NeedsReset: true, Since: time.Now(), FaultAt: time.Now()}}
+		s.saved.Records = []device.HealthRecord{{GPU: gpu, HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: time.Now(), FaultAt: time.Now()}}}
 		time.Sleep(31 * 24 * time.Hour)
 		b := &hidingMachine{Machine: m}
 		// process runs a Monitor, and returns the Inventory at the end.
@@ -420,7 +423,7 @@ func TestLostHistoryWithOldRecords(t *testing.T) {
 		w := startMonitor(t, m, nil, func(w *monitorFixture) {
 			w.options.History = device.HealthHistory{Lost: true, Records: []device.HealthRecord{
 				{GPU: m.GPUs()[0], Flaps: 3},
-				{GPU: m.GPUs()[1], Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at},
+				{GPU: m.GPUs()[1], HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at}},
 			}}
 		})
 		defer w.stop()

@@ -27,6 +27,14 @@ type Metric struct {
 	ReadPace ReadPace
 }
 
+// RowName returns the name of the row, with the value of its label in braces.
+func (m *Metric) RowName() string {
+	if len(m.Labels) == 0 {
+		return m.Name
+	}
+	return m.Name + "{" + m.Labels[0].Value + "}"
+}
+
 // ReadPace is the maximum frequency of reading a row.
 type ReadPace uint8
 

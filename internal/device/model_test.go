@@ -111,7 +111,7 @@ type monitorRun struct {
 }
 
 // Save and ExportedCounts are called by the Monitor alone.
-func (p *monitorRun) Save(h device.HealthHistory) { p.saved = h }
+func (p *monitorRun) Save(h device.HealthHistory, _ bool) { p.saved = h }
 
 func (p *monitorRun) ExportedCounts() *device.HealthHistory {
 	h := p.saved

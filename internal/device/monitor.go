@@ -8,6 +8,9 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/loglimit"
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 const (
@@ -25,8 +28,6 @@ const (
 	driverHangTimeout  = 2 * time.Second        // for calls about all GPUs
 )
 
-var errDriverHung = errors.New("calls about all GPUs do not return")
-
 // Monitor merges driver events, checks and listings into the health of each device. It is the only writer of an Inventory. A fault
 // marks only the GPU or MIG device unhealthy that the evidence is about, and recovery needs evidence as well.
 type Monitor struct {
@@ -38,20 +39,20 @@ type Monitor struct {
 	inventory        *Inventory
 	log              *slog.Logger
 	kernelEvents     eventQueue
-	driver           driverStatus
+	driver           pubsub.Value[Driver]
 	topology         topology
 	wait             eventWait
 
-	calls             sync.WaitGroup // goroutines inside Devices or Links, and Wait; at most one each
+	calls             sync.WaitGroup       // goroutines inside Devices or Links, Wait, and Close; at most one each
+	results           chan func(time.Time) // of calls; has room for all, so a call never waits for Run
 	checkResults      chan gpuCheckResult
 	releaseRequests   chan releaseRequest
-	backendClosed     chan struct{}
 	firstListing      chan struct{}
-	closeFirstListing func()
+	closeFirstListing sync.Once
 
 	// All below belong to Run's goroutine.
 	tracker        *deviceTracker
-	list           driverCall[[]Device]
+	list           driverCall
 	relist         bool // the running listing may be out of date
 	driverHung     bool // calls about all GPUs hang
 	phase          driverPhase
@@ -61,17 +62,16 @@ type Monitor struct {
 
 // NewMonitor returns a Monitor that lists the Backend's devices, calls GPUs through readers and publishes to inventory.
 func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *Monitor {
-	m := &Monitor{
+	return &Monitor{
 		unhealthyTimeout: cmp.Or(o.UnhealthyTimeout, defaultUnhealthyTimeout),
-		backend:          b, readers: r, inventory: inventory, log: o.Log, tracker: newDeviceTracker(inventory, o),
-		driver: driverStatus{log: o.Log},
-		list:   newDriverCall[[]Device](), topology: topology{driverCall: newDriverCall[[]Link]()}, wait: eventWait{driverCall: newDriverCall[Event]()},
-		checkResults:    make(chan gpuCheckResult),
-		releaseRequests: make(chan releaseRequest), backendClosed: make(chan struct{}, 1), firstListing: make(chan struct{}),
+		backend:          b, readers: r, inventory: inventory, log: o.Log,
+		tracker: &deviceTracker{
+			options: o, inventory: inventory, log: o.Log, limiter: loglimit.New[eventLogKey](logInterval),
+			gpus: map[GPU]*trackedGPU{}, absentRecords: map[recordKey]HealthRecord{},
+		},
+		results: make(chan func(time.Time), 4), checkResults: make(chan gpuCheckResult),
+		releaseRequests: make(chan releaseRequest), firstListing: make(chan struct{}),
 	}
-	m.driver.value.Store(&Driver{})
-	m.closeFirstListing = sync.OnceFunc(func() { close(m.firstListing) })
-	return m
 }
 
 // Ready returns an error until the devices of a driver are assessed. A node without a driver or without devices is ready.
@@ -83,26 +83,19 @@ func (m *Monitor) Ready() error {
 	return nil
 }
 
-// Driver returns the driver's state.
-func (m *Monitor) Driver() Driver { return m.driver.get() }
-
-func (m *Monitor) setDriver(s DriverState, err error) { m.driver.set(Driver{s, err}, m.tracker.listed) }
-
 // FirstListing returns a channel that is closed after the first listing. Driver then returns the state after that listing, or a newer
 // one. While the driver's library initializes, no listing returns.
 func (m *Monitor) FirstListing() <-chan struct{} { return m.firstListing }
 
 // Links returns the connections of the GPUs; nil before the first reading and without a LinkReader. The slice must not be changed.
 func (m *Monitor) Links() []Link {
-	if links := m.topology.links.Load(); links != nil {
-		return *links
-	}
-	return nil
+	links, _ := m.topology.links.Get()
+	return links
 }
 
-// EventOutage returns how long the driver's events have been interrupted: a Wait hangs, or all fail; 0 if not. Checks still find
-// faults during an outage, but counts of Xids miss all events that the kernel log does not report.
-func (m *Monitor) EventOutage() time.Duration { return m.wait.outage() }
+// EventsInterrupted reports whether the driver's events are interrupted: a Wait hangs, or all fail. Checks still find faults, but counts
+// of Xids miss all events that the kernel log does not report.
+func (m *Monitor) EventsInterrupted() bool { return m.wait.interrupted.Load() }
 
 // Report adds an event of the second source, the kernel log, and its time. Report never blocks, and is safe for concurrent use.
 // An event that the driver reports as well counts once.
@@ -125,18 +118,12 @@ func (m *Monitor) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case r := <-m.list.results:
-			m.handleListResult(r, time.Now())
-		case r := <-m.topology.results:
-			m.topology.handleResult(r, m.log, time.Now())
-		case r := <-m.wait.results:
-			m.handleWaitResult(r, time.Now())
+		case handle := <-m.results:
+			handle(time.Now())
 		case r := <-m.checkResults:
 			m.tracker.handleCheckResult(r, time.Now())
 		case r := <-m.releaseRequests:
 			m.handleReleaseRequest(r, time.Now())
-		case <-m.backendClosed:
-			m.finishRelease(time.Now())
 		case <-tick.C:
 		}
 		m.update(time.Now())
@@ -149,7 +136,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 // update derives, publishes and saves the health of the devices.
 func (m *Monitor) update(now time.Time) {
 	before := now.Add(-kernelEventDelay)
-	if m.wait.interrupted {
+	if m.EventsInterrupted() {
 		before = now
 	}
 	m.handleKernelEvents(before, now)
@@ -166,16 +153,25 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 	}
 	if reader, ok := m.backend.(LinkReader); ok && m.topology.pending && m.topology.due(now) && !m.list.running() {
 		m.topology.pending = false
-		m.topology.start(&m.calls, now, func() ([]Link, error) { return reader.Links(ctx) })
+		m.start(&m.topology.driverCall, now, func() func(time.Time) {
+			links, err := reader.Links(ctx)
+			return func(now time.Time) { m.topology.handleResult(links, err, m.log, now) }
+		})
 	}
 	if m.list.due(now) && !m.topology.running() {
-		m.list.start(&m.calls, now, func() ([]Device, error) { return m.backend.Devices(ctx) })
+		m.start(&m.list, now, func() func(time.Time) {
+			devices, err := m.backend.Devices(ctx)
+			return func(now time.Time) { m.handleListing(devices, err, now) }
+		})
 	}
 	if len(m.tracker.devices) > 0 && m.wait.due(now) {
-		if m.wait.failingSince.Load() == nil {
-			m.wait.failingSince.Store(&now)
+		if m.wait.failingSince.IsZero() {
+			m.wait.failingSince = now
 		}
-		m.wait.start(&m.calls, now, func() (Event, error) { return m.backend.Wait(ctx) })
+		m.start(&m.wait.driverCall, now, func() func(time.Time) {
+			event, err := m.backend.Wait(ctx)
+			return func(now time.Time) { m.handleWaitResult(event, err, now) }
+		})
 	}
 	m.startChecks(ctx, now)
 }
@@ -189,7 +185,7 @@ func (m *Monitor) startChecks(ctx context.Context, now time.Time) {
 	}
 	for gpu, g := range gpus {
 		afterHang := longest > hangSuspectTimeout && (g.checkedAt.Before(now.Add(-longest)) || now.Sub(g.checkedAt) >= maxCheckSpacing)
-		if !afterHang && !g.checkDue(now, m.readers.Failed(gpu), newGPUCheckSchedule(g.number, len(gpus))) {
+		if !afterHang && !g.checkDue(now, m.readers.Failed(gpu), len(gpus)) {
 			continue
 		}
 		seq := g.checksBegun + 1
@@ -205,23 +201,23 @@ func (m *Monitor) startChecks(ctx context.Context, now time.Time) {
 	}
 }
 
-func (m *Monitor) handleListResult(r callResult[[]Device], now time.Time) {
+func (m *Monitor) handleListing(devices []Device, err error, now time.Time) {
 	m.list.end(now, noDriverListInterval)
 	if m.phase != phaseActive { // the listing began before the release
 		return
 	}
-	defer m.closeFirstListing()
+	defer m.closeFirstListing.Do(func() { close(m.firstListing) })
 	switch {
-	case errors.Is(r.err, ErrDriverReplaced):
-		m.setDriver(DriverReplaced, r.err)
-		m.replacedErr = r.err
+	case errors.Is(err, ErrDriverReplaced):
+		m.setDriver(DriverReplaced, err)
+		m.replacedErr = err
 		m.stopCalls("driver_replaced", now)
 		return
-	case errors.Is(r.err, ErrNoDriver):
-		m.setDriver(DriverAbsent, r.err)
+	case errors.Is(err, ErrNoDriver):
+		m.setDriver(DriverAbsent, err)
 		return
-	case r.value == nil && r.err != nil:
-		m.setDriver(DriverFailing, r.err)
+	case devices == nil && err != nil:
+		m.setDriver(DriverFailing, err)
 		return
 	}
 	m.list.nextAt = now.Add(listInterval)
@@ -229,10 +225,10 @@ func (m *Monitor) handleListResult(r callResult[[]Device], now time.Time) {
 		m.list.nextAt, m.relist = now, false
 	}
 	if !m.driverHung { // listings may work while calls about GPUs hang
-		m.setDriver(DriverUp, r.err)
+		m.setDriver(DriverUp, err)
 	}
-	m.tracker.merge(r.value, now)
-	m.topology.schedule(r.value, now)
+	m.tracker.merge(devices, now)
+	m.topology.schedule(devices, now)
 }
 
 // requestList makes a listing begin at once, or after the running one.
@@ -244,12 +240,17 @@ func (m *Monitor) requestList(now time.Time) {
 	}
 }
 
-func (m *Monitor) handleWaitResult(r callResult[Event], now time.Time) {
-	m.wait.handleResult(r, m.log, now)
-	if r.err != nil {
+func (m *Monitor) handleWaitResult(e Event, err error, now time.Time) {
+	m.wait.logError(m.log, "cannot wait for driver events", err)
+	if err != nil {
+		m.wait.end(now, waitRetryInterval)
 		m.tracker.checkAll()
-	} else if r.value != (Event{}) {
-		m.handleEvent(r.value, sourceDriver, now, now)
+		return
+	}
+	m.wait.end(now, 0)
+	m.wait.failingSince = time.Time{}
+	if e != (Event{}) {
+		m.handleEvent(e, sourceDriver, now, now)
 	}
 }
 
@@ -289,7 +290,7 @@ func (m *Monitor) detectStalls(now time.Time) {
 		m.setDriverHung(errors.New("the driver's library does not return with the links"))
 	}
 	m.detectDriverHang(now)
-	if m.wait.update(m.log) {
+	if m.wait.update(m.log, now) {
 		m.tracker.lastOutageAt = now
 	}
 	for gpu, g := range m.tracker.gpus {
@@ -299,7 +300,7 @@ func (m *Monitor) detectStalls(now time.Time) {
 			stalled = now.After(g.checkDeadline)
 		}
 		if stalled {
-			m.tracker.addGPUFault(g, evidence{cause: healthCause{reason: "not_answering", faultAt: now, notedAt: now}}, now)
+			m.tracker.addGPUFault(g, evidence{cause: HealthCause{Reason: "not_answering", FaultAt: now, notedAt: now}}, now)
 		}
 	}
 }
@@ -320,7 +321,7 @@ func (m *Monitor) detectDriverHang(now time.Time) {
 	m.driverHung = listed > 0 && hung == listed
 	switch {
 	case m.driverHung:
-		m.setDriverHung(errDriverHung)
+		m.setDriverHung(errors.New("calls about all GPUs do not return"))
 	case wasHung:
 		m.requestList(now)
 	}
@@ -336,10 +337,8 @@ func (m *Monitor) setDriverHung(err error) {
 // saveFinalHistory saves the history at the end of Run, with all events received so far: the next process takes them for historical.
 func (m *Monitor) saveFinalHistory() {
 	now := time.Now()
-	select {
-	case r := <-m.wait.results:
-		m.handleWaitResult(r, now)
-	default:
+	for len(m.results) > 0 {
+		(<-m.results)(now)
 	}
 	m.handleKernelEvents(now, now)
 	m.tracker.historyChanged = true

@@ -7,9 +7,9 @@ import (
 
 // HistoryStore keeps the health of devices across processes.
 type HistoryStore interface {
-	// Save stores a history in the background. The Monitor calls Save at most a few times a second, and at once if a
-	// device turns unhealthy.
-	Save(h HealthHistory)
+	// Save stores a history in the background, at once if urgent: a device turned unhealthy. The Monitor calls Save at most a
+	// few times a second.
+	Save(h HealthHistory, urgent bool)
 	// ExportedCounts returns the history whose counts may be published, nil for all zero: a published count must not
 	// fall if the process is killed. Health is published without waiting for the store.
 	ExportedCounts() *HealthHistory

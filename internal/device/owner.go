@@ -6,7 +6,11 @@ import (
 )
 
 // Owner is the container of an allocation. The zero Owner is no container.
-type Owner struct{ Namespace, Pod, Container string }
+type Owner struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+}
 
 // Compare orders owners by namespace, pod and container.
 func (o Owner) Compare(p Owner) int {

@@ -9,7 +9,17 @@ import (
 // publish publishes the status of all devices if it has changed. The first publication waits until each GPU is assessed: a kubelet
 // whose first list is incomplete rejects the pods with the missing devices. Later a GPU that is not assessed is left out.
 func (t *deviceTracker) publish(now time.Time) {
-	t.refreshSavedHistory()
+	if t.options.Store != nil {
+		if h := t.options.Store.ExportedCounts(); h != t.savedHistory {
+			t.savedHistory, t.countsUnpublished = h, true
+		}
+	}
+	if t.countsUnpublished && (t.historyUrgent || now.Sub(t.publishedAt) >= tickInterval) { // changes of counts alone are frequent
+		for _, g := range t.gpus {
+			t.updateXids(g)
+		}
+		t.countsUnpublished = false
+	}
 	t.scratch = t.scratch[:0]
 	for _, d := range t.devices {
 		if t.published == nil && (!d.gpu.assessed || t.awaitsRecovery(d, now)) {
@@ -17,7 +27,7 @@ func (t *deviceTracker) publish(now time.Time) {
 		}
 		if d.gpu.assessed {
 			health, cause := d.currentHealth()
-			if t.released.reason != "" {
+			if t.released.Reason != "" {
 				health, cause = Unhealthy, t.released
 			}
 			s := d.status(health, cause, now)
@@ -25,40 +35,12 @@ func (t *deviceTracker) publish(now time.Time) {
 			t.scratch = append(t.scratch, s)
 		}
 	}
-	if !t.listed {
+	if !t.listed || t.published != nil && slices.EqualFunc(t.published, t.scratch, Status.equal) {
 		return
-	}
-	if t.published != nil && slices.EqualFunc(t.published, t.scratch, Status.equal) {
-		// Changes of counts alone are frequent, and wait for the next tick.
-		if !t.countsUnpublished || now.Sub(t.publishedAt) < tickInterval {
-			return
-		}
-	}
-	if t.countsUnpublished {
-		for _, g := range t.gpus {
-			t.updateXids(g)
-		}
-		t.countsUnpublished = false
-	}
-	for i := range t.scratch {
-		t.scratch[i].Xids = t.gpus[t.scratch[i].GPU].xids
 	}
 	t.published, t.publishedAt = append(make([]Status, 0, len(t.scratch)), t.scratch...), now
 	t.inventory.Set(t.published)
 	t.historyChanged, t.historyLost = t.historyChanged || t.historyLost, false
-}
-
-// refreshSavedHistory takes over the counts that may be published.
-func (t *deviceTracker) refreshSavedHistory() {
-	if t.options.Store == nil {
-		return
-	}
-	if h := t.options.Store.ExportedCounts(); h != t.savedHistory {
-		t.savedHistory = h
-		for _, g := range t.gpus {
-			t.countsUnpublished = t.countsUnpublished || len(g.eventCounters) > 0
-		}
-	}
 }
 
 // publishedFlaps returns the flaps of one level that may be published.

@@ -3,8 +3,6 @@ package device
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,32 +43,12 @@ func (l *gpuLock) acquire(ctx context.Context) bool {
 	return true
 }
 
-func (l *gpuLock) tryAcquire() bool {
-	select {
-	case l.sem <- struct{}{}:
-		l.markStarted()
-		return true
-	default:
-		return false
-	}
-}
-
 func (l *gpuLock) markStarted() { l.callStart.Store(int64(max(time.Since(l.createdAt), 1))) }
 
 func (l *gpuLock) release() {
 	l.callStart.Store(0)
 	<-l.sem
 }
-
-func (l *gpuLock) runningFor() time.Duration {
-	start := l.callStart.Load()
-	if start == 0 {
-		return 0
-	}
-	return time.Since(l.createdAt) - time.Duration(start)
-}
-
-func (l *gpuLock) stalled() bool { return l.runningFor() > stallTimeout }
 
 // Reading is the result of reading a GPU.
 type Reading struct {
@@ -101,42 +79,19 @@ func NewReaders(b Backend) *Readers {
 // Read reads all GPUs concurrently, and returns the readings in the order of gpus when all have answered or ctx is done. A late GPU
 // has ErrStalled, and its answer is dropped. Only one Read may run at a time.
 func (r *Readers) Read(ctx context.Context, gpus []GPU) []Reading {
-	readings := make([]Reading, len(gpus))
-	type indexedReading struct {
-		index   int
-		reading Reading
-	}
-	results := make(chan indexedReading, len(gpus))
-	pending := 0
+	results := make([]<-chan Reading, len(gpus))
 	for i, gpu := range gpus {
-		readings[i] = Reading{GPU: gpu, Err: ErrStalled}
-		l := r.lock(gpu)
-		if l.stalled() {
-			continue
-		}
-		if !r.startCall(func() { results <- indexedReading{i, r.readAll(ctx, l)} }) {
-			readings[i].Err = ErrNoDriver
-			continue
-		}
-		pending++
+		results[i] = r.start(ctx, gpu, r.readAll)
 	}
-	for ; pending > 0; pending-- {
-		select {
-		case result := <-results:
-			readings[result.index] = result.reading
-		case <-ctx.Done():
-			return readings
-		}
+	readings := make([]Reading, len(gpus))
+	for i, gpu := range gpus {
+		readings[i] = await(ctx, gpu, results[i])
 	}
 	return readings
 }
 
 // readAll reads the GPU and its processes into the reused buffers.
-func (r *Readers) readAll(ctx context.Context, l *gpuLock) Reading {
-	if !l.acquire(ctx) {
-		return Reading{GPU: l.gpu, Err: ErrStalled}
-	}
-	defer l.release()
+func (r *Readers) readAll(l *gpuLock) Reading {
 	reading := r.read(l, l.samples[:0])
 	l.samples = reading.Samples
 	if p, ok := r.backend.(ProcessUsageReader); ok && reading.Err == nil {
@@ -148,11 +103,7 @@ func (r *Readers) readAll(ctx context.Context, l *gpuLock) Reading {
 
 // ReadOne reads one GPU without processes, concurrently with a Read. The samples stay valid.
 func (r *Readers) ReadOne(ctx context.Context, gpu GPU) Reading {
-	var reading Reading
-	if err := r.call(ctx, gpu, func(l *gpuLock) { reading = r.read(l, nil) }); err != nil {
-		return Reading{GPU: gpu, Err: err}
-	}
-	return reading
+	return await(ctx, gpu, r.start(ctx, gpu, func(l *gpuLock) Reading { return r.read(l, nil) }))
 }
 
 // read reads the GPU into buffer. The caller holds the lock.
@@ -168,78 +119,75 @@ func (r *Readers) read(l *gpuLock, buffer []Sample) Reading {
 // CheckUsable returns an error if a container should not start on the device: the GPU does not answer or has a fault or, if exclusive
 // is set, the device is in use.
 func (r *Readers) CheckUsable(ctx context.Context, d Device, exclusive bool) error {
-	var pids []uint32
-	var checkErr error
-	err := r.call(ctx, d.GPU, func(*gpuLock) {
-		if _, checkErr = r.backend.Check(d.GPU); checkErr != nil {
-			return
-		}
-		if lister, ok := r.backend.(ProcessLister); ok && exclusive {
-			pids, checkErr = lister.Processes(d)
-		}
-	})
-	if err == nil {
-		err = checkErr
-	}
-	switch {
-	case err != nil:
-		return fmt.Errorf("%s: %w", d.ID, err)
-	case len(pids) > 0:
-		return fmt.Errorf("%s is in use by %s", d.ID, formatPIDs(pids))
+	reading := await(ctx, d.GPU, r.start(ctx, d.GPU, func(*gpuLock) Reading { return Reading{Err: r.checkUsable(d, exclusive)} }))
+	if reading.Err != nil {
+		return fmt.Errorf("%s: %w", d.ID, reading.Err)
 	}
 	return nil
 }
 
-// formatPIDs lists at most five PIDs.
-func formatPIDs(pids []uint32) string {
-	const maxListed = 5
-	slices.Sort(pids)
-	pids = slices.Compact(pids)
-	names := make([]string, 0, maxListed)
-	for _, pid := range pids[:min(len(pids), maxListed)] {
-		names = append(names, strconv.FormatUint(uint64(pid), 10))
+func (r *Readers) checkUsable(d Device, exclusive bool) error {
+	const maxShown = 5
+	if _, err := r.backend.Check(d.GPU); err != nil {
+		return err
 	}
-	text := "process " + strings.Join(names, ", ")
-	if more := len(pids) - maxListed; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
+	lister, ok := r.backend.(ProcessLister)
+	if !ok || !exclusive {
+		return nil
 	}
-	return text
+	pids, err := lister.Processes(d)
+	if err == nil && len(pids) > 0 {
+		err = fmt.Errorf("in use by process %s", strings.Trim(fmt.Sprint(pids[:min(len(pids), maxShown)]), "[]"))
+	}
+	return err
 }
 
-// call runs f under the GPU's lock. If ctx is done first, call returns ErrStalled while f may still run: then the caller must not
-// read what f writes.
-func (r *Readers) call(ctx context.Context, gpu GPU, f func(*gpuLock)) error {
+// start runs f under the GPU's lock in the background. The result is ErrStalled if an earlier call hangs, and ErrNoDriver while paused.
+func (r *Readers) start(ctx context.Context, gpu GPU, f func(*gpuLock) Reading) <-chan Reading {
+	result := make(chan Reading, 1)
 	l := r.lock(gpu)
-	if l.stalled() {
-		return ErrStalled
+	if r.Stalled(gpu) {
+		result <- Reading{GPU: gpu, Err: ErrStalled}
+		return result
 	}
-	done := make(chan error, 1)
 	started := r.startCall(func() {
-		if !l.acquire(ctx) {
-			done <- ErrStalled
-			return
+		reading := Reading{GPU: gpu, Err: ErrStalled}
+		if l.acquire(ctx) {
+			reading = f(l)
+			l.release()
 		}
-		defer l.release()
-		f(l)
-		done <- nil
+		result <- reading
 	})
 	if !started {
-		return ErrNoDriver
+		result <- Reading{GPU: gpu, Err: ErrNoDriver}
+	}
+	return result
+}
+
+// await returns a reading with ErrStalled if ctx is done before the result.
+func await(ctx context.Context, gpu GPU, result <-chan Reading) Reading {
+	select {
+	case reading := <-result:
+		return reading
+	case <-ctx.Done():
 	}
 	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return ErrStalled
+	case reading := <-result:
+		return reading
+	default:
+		return Reading{GPU: gpu, Err: ErrStalled}
 	}
 }
 
 // Check checks the GPU in the background and calls done with the result. If another call about the GPU runs, Check returns false.
 func (r *Readers) Check(gpu GPU, done func(ResetEvidence, error)) bool {
 	l := r.lock(gpu)
-	if !l.tryAcquire() {
+	select {
+	case l.sem <- struct{}{}:
+	default:
 		return false
 	}
+	l.markStarted()
 	started := r.startCall(func() {
 		evidence, err := r.backend.Check(gpu)
 		l.release()
@@ -266,13 +214,8 @@ func (r *Readers) startCall(call func()) bool {
 	return true
 }
 
-// Pause prevents new calls until Resume: readings have ErrNoDriver. Running calls continue, see Idle.
-func (r *Readers) Pause() { r.setPaused(true) }
-
-// Resume ends a Pause.
-func (r *Readers) Resume() { r.setPaused(false) }
-
-func (r *Readers) setPaused(paused bool) {
+// SetPaused prevents new calls until the end of the pause: readings have ErrNoDriver. Running calls continue, see Idle.
+func (r *Readers) SetPaused(paused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.paused = paused
@@ -282,10 +225,17 @@ func (r *Readers) setPaused(paused bool) {
 func (r *Readers) Idle() bool { return r.inFlight.Load() == 0 }
 
 // Busy returns the duration of the running call about a GPU; 0 without a call.
-func (r *Readers) Busy(gpu GPU) time.Duration { return r.lock(gpu).runningFor() }
+func (r *Readers) Busy(gpu GPU) time.Duration {
+	l := r.lock(gpu)
+	start := l.callStart.Load()
+	if start == 0 {
+		return 0
+	}
+	return time.Since(l.createdAt) - time.Duration(start)
+}
 
 // Stalled reports whether a call about the GPU hangs.
-func (r *Readers) Stalled(gpu GPU) bool { return r.lock(gpu).stalled() }
+func (r *Readers) Stalled(gpu GPU) bool { return r.Busy(gpu) > stallTimeout }
 
 // Failed reports whether the newest read of the GPU returned an error.
 func (r *Readers) Failed(gpu GPU) bool { return r.lock(gpu).lastReadFailed.Load() }

@@ -104,7 +104,7 @@ func TestReadOneDuringRead(t *testing.T) {
 		if all := <-readings; all[0].Err != nil || all[0].Samples[0].Value == one.Samples[0].Value {
 			t.Errorf("Read %+v, ReadOne %+v", all[0], one)
 		}
-		r.Pause()
+		r.SetPaused(true)
 		if away := r.ReadOne(t.Context(), gpus[0]); !errors.Is(away.Err, device.ErrNoDriver) {
 			t.Errorf("while paused: %v", away.Err)
 		}

@@ -19,9 +19,9 @@ type monitorRecorder struct {
 	exported atomic.Pointer[device.HealthHistory] // by ExportedCounts; nil: what was saved last
 	mu       sync.Mutex
 	// All below are guarded by mu.
-	events []device.HealthEvent
-	saved  device.HealthHistory
-	saves  int // number of saves
+	events             []device.HealthEvent
+	saved              device.HealthHistory
+	saves, urgentSaves int
 }
 
 func (s *monitorRecorder) attach(w *monitorFixture) {
@@ -34,10 +34,12 @@ func (s *monitorRecorder) record(e device.HealthEvent) {
 	s.events = append(s.events, e)
 }
 
-func (s *monitorRecorder) Save(h device.HealthHistory) {
+func (s *monitorRecorder) Save(h device.HealthHistory, urgent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.saved, s.saves = h, s.saves+1
+	if s.saved, s.saves = h, s.saves+1; urgent {
+		s.urgentSaves++
+	}
 }
 
 func (s *monitorRecorder) ExportedCounts() *device.HealthHistory {

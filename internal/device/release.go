@@ -81,14 +81,14 @@ func (m *Monitor) resume(now time.Time) {
 }
 
 func (m *Monitor) startCallsAgain(now time.Time) {
-	m.phase, m.list.nextAt, m.tracker.released = phaseActive, now, healthCause{}
-	m.readers.Resume()
+	m.phase, m.list.nextAt, m.tracker.released = phaseActive, now, HealthCause{}
+	m.readers.SetPaused(false)
 }
 
 // stopCalls prevents new calls and marks all devices unhealthy with a reason.
 func (m *Monitor) stopCalls(reason string, now time.Time) {
 	m.phase = phaseDraining
-	m.readers.Pause()
+	m.readers.SetPaused(true)
 	m.tracker.release(reason, now)
 }
 
@@ -109,7 +109,7 @@ func (m *Monitor) advanceRelease(now time.Time) error {
 			if c, ok := m.backend.(Closer); ok {
 				c.Close()
 			}
-			m.backendClosed <- struct{}{}
+			m.results <- m.finishRelease
 		})
 	case m.pendingRelease.done == nil || m.pendingRelease.ctx.Err() == nil:
 	case m.phase == phaseDraining:

@@ -8,25 +8,24 @@ import (
 // NodeResources are the devices, CPUs, memory and claims of all device plugins and drivers on the node, as in the kubelet's
 // PodResourcesLister. A published NodeResources is immutable.
 type NodeResources struct {
-	// AllocatableKnown is set if the kubelet answered GetAllocatableResources. Without an answer the allocatable lists are empty.
+	// AllocatableKnown is set if the kubelet answered GetAllocatableResources. Otherwise Allocatable is empty.
 	AllocatableKnown bool
-	// AllocatableDevices are the healthy devices, allocated or not, by resource and id.
-	AllocatableDevices []ResourceDevice
-	// AllocatableCPUs are the CPUs that may become exclusive, allocated or not. Only the CPU manager's static policy has any.
-	AllocatableCPUs []int64
-	// AllocatableMemory is the memory that may be reserved, by type and NUMA nodes. Only the memory manager's Static policy has any.
-	AllocatableMemory []Memory
-
-	// The allocated resources, by owner. An owner without a container is a pod with resources of its own (feature gate
+	// Allocatable are the healthy devices, and the CPUs and memory for exclusive use, allocated or not. The rows have no owner. Only the
+	// static policies of the CPU manager and the memory manager have CPUs and memory.
+	Allocatable ResourceSet
+	// Allocated are the resources of containers. An owner without a container is a pod with resources of its own (feature gate
 	// PodLevelResourceManagers); its containers may be listed with their shares as well.
-	AllocatedDevices []AllocatedDevice
-	AllocatedCPUs    []AllocatedCPUs
-	AllocatedMemory  []AllocatedMemory
-	Claims           []Claim
+	Allocated ResourceSet
+}
 
-	// Dropped counts ids of resources with too many ids, left out of AllocatableDevices; DroppedAllocated those left out of
-	// AllocatedDevices and Allocations.All.
-	Dropped, DroppedAllocated []DroppedIDs
+// ResourceSet has the rows of each kind of resource, sorted by Compare.
+type ResourceSet struct {
+	Devices []ResourceDevice
+	CPUs    []ExclusiveCPUs
+	Memory  []ReservedMemory
+	Claims  []Claim
+	// Dropped counts ids of resources with too many ids, left out of Devices and Allocations.All.
+	Dropped []DroppedIDs
 }
 
 // DroppedIDs is the number of ids left out of a resource.
@@ -37,33 +36,23 @@ type DroppedIDs struct {
 
 // ResourceDevice is a device of any device plugin.
 type ResourceDevice struct {
+	Owner
 	Resource, ID string
 	NUMANodes    []int // empty if the plugin reports none
 }
 
-// Memory is an amount of memory of one type: "memory", "hugepages-2Mi".
-type Memory struct {
-	Type      string
-	Bytes     uint64
-	NUMANodes []int
-}
-
-// AllocatedDevice is a device of a container.
-type AllocatedDevice struct {
-	Owner
-	ResourceDevice
-}
-
-// AllocatedCPUs are exclusive CPUs of a container.
-type AllocatedCPUs struct {
+// ExclusiveCPUs are CPUs of a single container.
+type ExclusiveCPUs struct {
 	Owner
 	CPUs []int64
 }
 
-// AllocatedMemory is reserved memory of a container.
-type AllocatedMemory struct {
+// ReservedMemory is memory of one type: "memory", "hugepages-2Mi".
+type ReservedMemory struct {
 	Owner
-	Memory
+	Type      string
+	Bytes     uint64
+	NUMANodes []int
 }
 
 // Claim is a device that a container has by Dynamic Resource Allocation.
@@ -75,29 +64,19 @@ type Claim struct {
 	CDI                           []string // the device's names in the container runtime
 }
 
-// Compare orders devices by resource, id and NUMA nodes.
+// Compare orders by owner, resource, id and NUMA nodes.
 func (d ResourceDevice) Compare(e ResourceDevice) int {
-	return cmp.Or(cmp.Compare(d.Resource, e.Resource), cmp.Compare(d.ID, e.ID), slices.Compare(d.NUMANodes, e.NUMANodes))
-}
-
-// Compare orders memory by type, NUMA nodes and size.
-func (m Memory) Compare(n Memory) int {
-	return cmp.Or(cmp.Compare(m.Type, n.Type), slices.Compare(m.NUMANodes, n.NUMANodes), cmp.Compare(m.Bytes, n.Bytes))
-}
-
-// Compare orders by owner and device.
-func (d AllocatedDevice) Compare(e AllocatedDevice) int {
-	return cmp.Or(d.Owner.Compare(e.Owner), d.ResourceDevice.Compare(e.ResourceDevice))
+	return cmp.Or(d.Owner.Compare(e.Owner), cmp.Compare(d.Resource, e.Resource), cmp.Compare(d.ID, e.ID), slices.Compare(d.NUMANodes, e.NUMANodes))
 }
 
 // Compare orders by owner.
-func (c AllocatedCPUs) Compare(d AllocatedCPUs) int {
+func (c ExclusiveCPUs) Compare(d ExclusiveCPUs) int {
 	return cmp.Or(c.Owner.Compare(d.Owner), slices.Compare(c.CPUs, d.CPUs))
 }
 
-// Compare orders by owner and memory.
-func (m AllocatedMemory) Compare(n AllocatedMemory) int {
-	return cmp.Or(m.Owner.Compare(n.Owner), m.Memory.Compare(n.Memory))
+// Compare orders by owner, type, NUMA nodes and size.
+func (m ReservedMemory) Compare(n ReservedMemory) int {
+	return cmp.Or(m.Owner.Compare(n.Owner), cmp.Compare(m.Type, n.Type), slices.Compare(m.NUMANodes, n.NUMANodes), cmp.Compare(m.Bytes, n.Bytes))
 }
 
 // Compare orders by owner, claim and device.

@@ -77,11 +77,11 @@ func (h Health) String() string {
 
 // Xid counts the Xids of one code of a GPU, across processes if the counts were saved (HealthRecord.Xids).
 type Xid struct {
-	Code  uint64
-	Count uint64
-	Last  time.Time // of the newest counted Xid; zero: none
+	Code  uint64    `json:"code"`
+	Count uint64    `json:"count"`
+	Last  time.Time `json:"last,omitzero"` // of the newest counted Xid; zero: none
 	// LastHistorical is the time of the newest Xid from before podgauge listened; such Xids are not counted. Zero: none.
-	LastHistorical time.Time
+	LastHistorical time.Time `json:"past,omitzero"`
 }
 
 func xidReason(xid uint64) string { return "xid_" + strconv.FormatUint(xid, 10) }

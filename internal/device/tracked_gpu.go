@@ -25,21 +25,6 @@ const (
 	maxCheckSpacing = 1500 * time.Millisecond
 )
 
-// gpuCheckSchedule is when a healthy GPU is checked: once a period, at an offset of its own.
-type gpuCheckSchedule struct{ period, offset time.Duration }
-
-// newGPUCheckSchedule returns the schedule of the n-th of some GPUs.
-func newGPUCheckSchedule(n, gpus int) gpuCheckSchedule {
-	gpus = max(gpus, 1)
-	period := min(checkInterval, time.Duration(gpus)*maxCheckSpacing)
-	return gpuCheckSchedule{period, period * time.Duration(n%gpus) / time.Duration(gpus)}
-}
-
-// due reports whether another period has begun since the newest check. A clock that was set back begins one.
-func (s gpuCheckSchedule) due(now, checked time.Time) bool {
-	return !now.Add(s.offset).Truncate(s.period).Equal(checked.Add(s.offset).Truncate(s.period))
-}
-
 // trackedGPU is a GPU's state in the Monitor.
 type trackedGPU struct {
 	gpu           GPU
@@ -47,7 +32,7 @@ type trackedGPU struct {
 	firstListedAt time.Time //
 	checkDeadline time.Time // a GPU that is not assessed by then does not answer
 	listed        bool      // in the newest listing
-	device        Device    // from the newest listing with the GPU, without DeviceNodes and InfoLabels
+	device        Device    // from the newest listing with the GPU
 	goneSince     time.Time // zero: in the newest listing
 	assessed      bool      // a check has ended or a fault was found
 	checkedAt     time.Time // start of the newest check
@@ -59,9 +44,9 @@ type trackedGPU struct {
 	checkNow      bool      // a check is due at once
 	health        healthState
 	migDevices    []*trackedDevice
-	affected      []Device // the GPU and its MIG devices; replaced, never written
-	eventCounters eventCounters
-	xids          []Xid // as published, by code; replaced, never written
+	affected      []Device       // the GPU and its MIG devices; replaced, never written
+	eventCounters []eventCounter // in the order of the first event
+	xids          []Xid          // as published, by code; replaced, never written
 }
 
 // trackedDevice is a device's state in the Monitor. MIG devices carry their own health; a whole GPU's health is on trackedGPU.
@@ -99,8 +84,9 @@ func (g *trackedGPU) level(id ID) (ID, *healthState, []Device) {
 	return "", &g.health, g.affected
 }
 
-// checkDue reports whether to check the GPU: once a period if healthy, every second in doubt, and at once after a report.
-func (g *trackedGPU) checkDue(now time.Time, lastReadFailed bool, schedule gpuCheckSchedule) bool {
+// checkDue reports whether to check the GPU, one of some GPUs: once a period if healthy, every second in doubt, and at once after a
+// report. The periods of a healthy GPU have an offset of their own, and a clock that was set back begins one.
+func (g *trackedGPU) checkDue(now time.Time, lastReadFailed bool, gpus int) bool {
 	inDoubt := lastReadFailed || !g.assessed
 	for _, s := range g.levels() {
 		inDoubt = inDoubt || s.state != Healthy
@@ -110,49 +96,41 @@ func (g *trackedGPU) checkDue(now time.Time, lastReadFailed bool, schedule gpuCh
 		return now.Sub(g.checkedAt) >= minCheckInterval
 	case inDoubt:
 		return now.Sub(g.checkedAt) >= recheckInterval
-	default:
-		return schedule.due(now, g.checkedAt)
 	}
+	period := min(checkInterval, time.Duration(gpus)*maxCheckSpacing)
+	offset := period * time.Duration(g.number%gpus) / time.Duration(gpus)
+	return !now.Add(offset).Truncate(period).Equal(g.checkedAt.Add(offset).Truncate(period))
 }
 
 // currentHealth returns the device's health and its cause.
-func (d *trackedDevice) currentHealth() (Health, healthCause) {
+func (d *trackedDevice) currentHealth() (Health, HealthCause) {
 	g := d.gpu
 	switch {
-	case g.health.cause.reason != "":
+	case g.health.cause.Reason != "":
 		return g.health.state, g.health.cause
 	case !d.goneSince.IsZero():
-		return Unhealthy, healthCause{reason: ReasonGone}
-	case d.health.cause.reason != "":
+		return Unhealthy, HealthCause{Reason: ReasonGone}
+	case d.health.cause.Reason != "":
 		return d.health.state, d.health.cause
 	default: // both are Healthy or Suspect
-		return max(g.health.state, d.health.state), healthCause{}
+		return max(g.health.state, d.health.state), HealthCause{}
 	}
 }
 
 // status returns the device's Status without counts.
-func (d *trackedDevice) status(h Health, c healthCause, now time.Time) Status {
+func (d *trackedDevice) status(h Health, c HealthCause, now time.Time) Status {
 	switch {
-	case d.since.IsZero() && !c.since.IsZero(): // from an earlier process
-		d.reason, d.since = c.reason, c.since
-	case d.since.IsZero() || d.reason != c.reason:
-		d.reason, d.since = c.reason, now
+	case d.since.IsZero() && !c.Since.IsZero(): // from an earlier process
+		d.reason, d.since = c.Reason, c.Since
+	case d.since.IsZero() || d.reason != c.Reason:
+		d.reason, d.since = c.Reason, now
 	}
-	action := c.action
+	action := c.Action
 	if h == Recovering { // the action was taken
 		action = ""
 	}
 	return Status{
-		Device: d.Device, Healthy: c.reason == "", Health: h, Reason: c.reason, Action: action,
+		Device: d.Device, Healthy: c.Reason == "", Health: h, Reason: c.Reason, Action: action,
 		Since: d.since, Gone: !d.goneSince.IsZero(), Xids: d.gpu.xids,
 	}
-}
-
-// expired reports whether the device has been gone for longer than its TTL.
-func (d *trackedDevice) expired(now time.Time) bool {
-	ttl := goneMIGDeviceTTL
-	if d.WholeGPU() {
-		ttl = goneGPUTTL
-	}
-	return !d.goneSince.IsZero() && now.Sub(d.goneSince) >= ttl
 }

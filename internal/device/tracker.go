@@ -29,7 +29,7 @@ type deviceTracker struct {
 	devices      []*trackedDevice // ordered by Device.Compare
 	gpus         map[GPU]*trackedGPU
 	listed       bool        // after the first listing
-	released     healthCause // of all devices while the driver is released; zero: the driver is in use
+	released     HealthCause // of all devices while the driver is released; zero: the driver is in use
 	lastOutageAt time.Time   // when the driver's events were last interrupted
 
 	published   []Status // nil: none yet
@@ -43,6 +43,7 @@ type deviceTracker struct {
 	awaitRecovering bool                       // the first publication waits for recovering devices
 	historyLost     bool                       // as in HealthHistory; until the first publication
 	historyChanged  bool                       // a cause has, since the last save
+	historyUrgent   bool                       // a fault has become a cause since the last save
 	countsChanged   bool                       // a count has, since the last save
 	historySavedAt  time.Time
 }
@@ -54,26 +55,20 @@ type eventLogKey struct {
 	reason string
 }
 
-func newDeviceTracker(inventory *Inventory, o MonitorOptions) *deviceTracker {
-	return &deviceTracker{
-		options: o, inventory: inventory, log: o.Log, limiter: loglimit.New[eventLogKey](logInterval),
-		gpus: map[GPU]*trackedGPU{}, absentRecords: map[recordKey]HealthRecord{},
-	}
-}
-
 // apply applies evidence to one level of a GPU: to the GPU if id is empty.
 func (t *deviceTracker) apply(g *trackedGPU, id ID, s *healthState, e evidence, now time.Time) transition {
 	next, tr := s.apply(e, now)
 	*s = next
 	t.historyChanged = t.historyChanged || tr.save
-	if tr.newCause || tr.from != tr.to && tr.previous.reason != "" {
+	t.historyUrgent = t.historyUrgent || tr.newCause && s.cause.isFault()
+	if tr.newCause || tr.from != tr.to && tr.previous.Reason != "" {
 		level := slog.LevelInfo
 		if tr.to == Unhealthy && s.cause.isFault() {
 			level = slog.LevelWarn
 		}
 		message := [...]string{"device healthy", "device suspect", "device unhealthy", "device recovering"}[tr.to]
 		t.log.Log(context.Background(), level, message, "gpu", g.gpu, "device", id, "from", tr.from, "to", tr.to,
-			"reason", s.cause.reason, "previous_reason", tr.previous.reason, "action", s.cause.action, "flaps", s.flaps)
+			"reason", s.cause.Reason, "previous_reason", tr.previous.Reason, "action", s.cause.Action, "flaps", s.flaps)
 	}
 	return tr
 }
@@ -88,7 +83,7 @@ func (t *deviceTracker) applyAll(g *trackedGPU, e evidence, now time.Time) {
 func (t *deviceTracker) addFault(g *trackedGPU, id ID, s *healthState, e evidence, now time.Time) transition {
 	tr := t.apply(g, id, s, e, now)
 	g.assessed = g.assessed || id == "" && !tr.unverified
-	if t.released.reason != "" { // a reset may come before the next check
+	if t.released.Reason != "" { // a reset may come before the next check
 		t.apply(g, id, s, evidence{kind: evidenceResetCount, check: math.MaxUint64, resets: g.resets}, now)
 	}
 	return tr
@@ -99,7 +94,7 @@ func (t *deviceTracker) addGPUFault(g *trackedGPU, e evidence, now time.Time) tr
 	tr := t.addFault(g, "", &g.health, e, now)
 	if tr.newCause && e.cause.isFault() {
 		t.notify(HealthEvent{
-			At: now, GPU: g.gpu, Affected: g.affected, Reason: e.cause.reason, Action: g.health.cause.action, MarkedUnhealthy: true,
+			At: now, GPU: g.gpu, Affected: g.affected, Reason: e.cause.Reason, Action: g.health.cause.Action, MarkedUnhealthy: true,
 		})
 	}
 	return tr
@@ -113,7 +108,7 @@ func (t *deviceTracker) notify(e HealthEvent) {
 
 // release marks all devices unhealthy until their checks pass after resume. The cause is no fault.
 func (t *deviceTracker) release(reason string, now time.Time) {
-	t.released = healthCause{reason: reason, noFault: true}
+	t.released = HealthCause{Reason: reason, noFault: true}
 	for _, g := range t.gpus {
 		t.applyAll(g, evidence{kind: evidenceResetCount, check: math.MaxUint64, resets: g.resets}, now) // resets from now on count
 		t.addGPUFault(g, evidence{cause: t.released}, now)
@@ -167,12 +162,12 @@ func (t *deviceTracker) handleEvent(e Event, source int, at, now time.Time) {
 	}
 	switch e.Recovery {
 	case RecoveryAfterReset:
-		event.MarkedUnhealthy = t.addFault(g, id, s, evidence{cause: healthCause{
-			reason: counter.reason, action: e.Action, class: e.Class, needsReset: true, byPolicy: byPolicy,
-			faultAt: now, notedAt: now, checksBegun: g.checksBegun,
+		event.MarkedUnhealthy = t.addFault(g, id, s, evidence{cause: HealthCause{
+			Reason: counter.reason, Action: e.Action, Class: e.Class, NeedsReset: true, ByPolicy: byPolicy,
+			FaultAt: now, notedAt: now, checksBegun: g.checksBegun,
 		}}, now).newCause
-		if s.cause.reason == counter.reason {
-			event.Action = s.cause.action
+		if s.cause.Reason == counter.reason {
+			event.Action = s.cause.Action
 		}
 	case RecoveryChecksPass:
 		t.apply(g, id, s, evidence{kind: evidenceReport}, now)
@@ -183,10 +178,7 @@ func (t *deviceTracker) handleEvent(e Event, source int, at, now time.Time) {
 
 // countEvent counts a report, and returns the counter; nil for a duplicate from the other source.
 func (t *deviceTracker) countEvent(g *trackedGPU, e Event, source int, at, now time.Time) *eventCounter {
-	counter := g.eventCounters.find(e)
-	if counter == nil { // too many kinds
-		counter = &eventCounter{reason: e.reason()}
-	}
+	counter := g.eventCounter(e)
 	t.countsChanged = true
 	if e.Historical {
 		counter.LastHistorical = latest(counter.LastHistorical, at)
@@ -235,7 +227,7 @@ func (t *deviceTracker) addResetCount(g *trackedGPU, c gpuCheckResult, now time.
 	// Without an energy counter a reset between release and resume leaves no trace, so a cause from before the resume counts as
 	// reset. The GPU has answered: before its first answer, the counter is only unknown.
 	for id, s := range g.levels() {
-		if g.energyCounter == 0 && s.cause.energyCounter == 0 && !s.cause.notedAt.After(g.resumedAt) {
+		if g.energyCounter == 0 && s.cause.EnergyCounter == 0 && !s.cause.notedAt.After(g.resumedAt) {
 			t.apply(g, id, s, evidence{kind: evidenceReset}, now)
 		}
 	}
@@ -247,7 +239,20 @@ func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time
 	for _, d := range g.migDevices {
 		t.apply(g, d.ID, &d.health, evidence{kind: evidenceGPUCheckFailed}, now)
 	}
-	if t.addGPUFault(g, newFailedCheck(c, g.resets), now).unverified {
+	e := evidence{startedAt: c.startedAt, cause: HealthCause{FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq}}
+	var f *Fault
+	switch {
+	case errors.As(c.err, &f):
+		e.cause.Reason, e.cause.Action, e.cause.NeedsReset = f.Reason, f.Action, f.NeedsReset
+		if f.NeedsReset { // the GPU answered, so all earlier resets are counted
+			e.cause.resetBaseline = new(g.resets)
+		}
+	case errors.Is(c.err, ErrLost):
+		e.cause.Reason, e.cause.Action = "lost", "reboot"
+	default:
+		e.kind, e.cause.Reason = evidenceCheckFailed, "check_failed"
+	}
+	if t.addGPUFault(g, e, now).unverified {
 		g.checkDeadline = now.Add(firstCheckTimeout)
 		t.log.Info("check failed, checking again", "gpu", g.gpu, "err", c.err)
 	}
@@ -262,10 +267,7 @@ func (t *deviceTracker) merge(devices []Device, now time.Time) {
 	for _, d := range devices {
 		g := t.gpus[d.GPU]
 		if g == nil {
-			g = &trackedGPU{gpu: d.GPU, number: len(t.gpus), firstListedAt: now, checkDeadline: now.Add(firstCheckTimeout)}
-			t.gpus[d.GPU] = g
-			t.historyChanged = true // the next process must know that the GPU was present
-			t.restoreRecord(g, "", &g.health, now)
+			g = t.addGPU(d.GPU, now)
 		}
 		i := slices.IndexFunc(t.devices, func(o *trackedDevice) bool { return o.ID == d.ID })
 		if i < 0 {
@@ -280,7 +282,6 @@ func (t *deviceTracker) merge(devices []Device, now time.Time) {
 		g.listed, listed[d.ID] = true, true
 		if d.WholeGPU() {
 			g.device, g.goneSince = d, time.Time{}
-			g.device.DeviceNodes, g.device.InfoLabels = nil, nil
 		}
 	}
 	t.restoreAbsent(now)
@@ -295,11 +296,20 @@ func (t *deviceTracker) merge(devices []Device, now time.Time) {
 			if g.goneSince.IsZero() {
 				g.goneSince = now
 			}
-			t.addGPUFault(g, evidence{cause: healthCause{reason: ReasonGone, faultAt: now, notedAt: now}}, now)
+			t.addGPUFault(g, evidence{cause: HealthCause{Reason: ReasonGone, FaultAt: now, notedAt: now}}, now)
 		}
 	}
 	t.group()
 	t.listed = true
+}
+
+// addGPU adds a GPU with the health of its record.
+func (t *deviceTracker) addGPU(gpu GPU, now time.Time) *trackedGPU {
+	g := &trackedGPU{gpu: gpu, number: len(t.gpus), firstListedAt: now, checkDeadline: now.Add(firstCheckTimeout)}
+	t.gpus[gpu] = g
+	t.historyChanged = true // the next process must know that the GPU was present
+	t.restoreRecord(g, "", &g.health, now)
+	return g
 }
 
 // group assigns the MIG devices and the affected devices of each GPU.
@@ -329,7 +339,11 @@ func (t *deviceTracker) isAllocated(id ID) bool {
 func (t *deviceTracker) removeExpired(now time.Time) {
 	before := len(t.devices)
 	t.devices = slices.DeleteFunc(t.devices, func(d *trackedDevice) bool {
-		expired := d.expired(now) && !t.isAllocated(d.ID)
+		ttl := goneMIGDeviceTTL
+		if d.WholeGPU() {
+			ttl = goneGPUTTL
+		}
+		expired := !d.goneSince.IsZero() && now.Sub(d.goneSince) >= ttl && !t.isAllocated(d.ID)
 		if expired && !d.WholeGPU() {
 			t.keepRecord(d.gpu, d.ID, &d.health, now)
 		}

@@ -61,11 +61,9 @@ type NodeFiles interface {
 type Options struct {
 	Config      string   // path of the config file; empty: no file
 	ConfigErr   error    // of parsing the config file
-	Notices     []string // of the config file
 	UnknownKeys []string // lines of the config file
 
 	Driver             DriverProbe // nil: simulated
-	MountedDriverRoot  string      // where a container has the host's driver
 	DevRoot            string      // parent folder of dev/nvidia*
 	InjectsDeviceNodes bool        // containers get the device nodes of this process
 
@@ -83,29 +81,35 @@ type Options struct {
 	Timeout   time.Duration // of each query; 0: ten seconds
 }
 
+// check is a question about the node. Impact is that of a warning or failure without one of its own.
+type check struct {
+	name   string
+	impact string
+	run    func(context.Context, *report) Finding
+}
+
 // checks in the order of dependencies.
-var checks = [...]struct {
-	name string
-	run  func(context.Context, *report) Finding
-}{
-	{"config", checkConfig},
-	{"driver", checkDriver},
-	{"device nodes", checkDeviceNodes},
-	{"nvidia runtime", checkRuntime},
-	{"registration", checkRegistration},
-	{"other plugins", checkOtherPlugins},
-	{"pod resources", checkPodResources},
-	{"pods api", checkPodsAPI},
-	{"processes", checkProcesses},
-	{"kernel log", checkKernelLog},
-	{"state", checkState},
-	{"cdi", checkCDI},
+var checks = [...]check{
+	{"config", "podgauge does not start with this file; a running podgauge keeps its settings. The other checks use flags and environment only.", checkConfig},
+	{"driver", "No GPU is registered, and no GPU has metrics.", checkDriver},
+	{"device nodes", "Containers need these device nodes. CDI specs and device lists only have nodes visible to this process.", checkDeviceNodes},
+	{"registration", "podgauge cannot register: the kubelet has no devices to allocate.", checkRegistration},
+	{"other plugins", "Two plugins of one resource overwrite each other's device list. With two resources, two pods can get the same GPU.", checkOtherPlugins},
+	{"pod resources", "Metrics have no pod labels: only the kubelet knows which container has which device.", checkPodResources},
+	{"pods api", "Incidents lack the termination of pods; labels and UIDs of pods are absent.", checkPodsAPI},
+	{
+		"processes", "nvidia_gpu_container_* needs the folder names there to attribute processes to containers, unless the kubelet has a Pods API.",
+		checkProcesses,
+	},
+	{"kernel log", "podgauge misses Xids that NVML does not report.", checkKernelLog},
+	{"state", "A restart of podgauge loses health and incidents.", checkState},
+	{"cdi", "Containers with a GPU do not start without CDI specs (--device-list-strategy).", checkCDI},
 }
 
 // report is the shared state of checks.
 type report struct {
 	Options
-	mounts mountPoints
+	mounts []string // mount points of this process
 	driver driverAnswer
 }
 
@@ -120,11 +124,23 @@ func Run(ctx context.Context, o Options) []Finding {
 	r.queryDriver(ctx)
 	findings := make([]Finding, len(checks))
 	for i, c := range checks {
-		findings[i] = c.run(ctx, r)
-		findings[i].Check = c.name
-		findings[i].Message = strings.ReplaceAll(findings[i].Message, "\n", "; ") // of joined errors
+		f, inTime := WithTimeout(ctx, o.Timeout, func(ctx context.Context) Finding { return c.run(ctx, r) })
+		if !inTime {
+			f = r.timedOut()
+		}
+		if f.Status == StatusWarning || f.Status == StatusFailure {
+			f.Impact = cmp.Or(f.Impact, c.impact)
+		}
+		f.Check = c.name
+		f.Message = strings.ReplaceAll(f.Message, "\n", "; ") // of joined errors
+		findings[i] = f
 	}
 	return findings
+}
+
+func (r *report) timedOut() Finding {
+	return failure(fmt.Sprintf("no answer within %v", r.Timeout), "Search the kernel log (dmesg) for NVRM and Xid, for processes in state D and for a kubelet that "+
+		"hangs (journalctl -u kubelet). Reset the GPU that the log names; otherwise reboot the node.")
 }
 
 func ok(format string, args ...any) Finding {
@@ -135,42 +151,29 @@ func skipped(format string, args ...any) Finding {
 	return Finding{Status: StatusSkipped, Message: fmt.Sprintf(format, args...)}
 }
 
-func warning(message, impact, fix string) Finding {
-	return Finding{Status: StatusWarning, Message: message, Impact: impact, Fix: fix}
+func warning(message, fix string) Finding {
+	return Finding{Status: StatusWarning, Message: message, Fix: fix}
 }
 
-func failure(message, impact, fix string) Finding {
-	return Finding{Status: StatusFailure, Message: message, Impact: impact, Fix: fix}
+func failure(message, fix string) Finding {
+	return Finding{Status: StatusFailure, Message: message, Fix: fix}
 }
 
-// withTimeout returns the result of call, and false after the timeout. A call that hangs ends with the process.
-func withTimeout[T any](ctx context.Context, timeout time.Duration, call func(context.Context) T) (T, bool) {
+// because sets an impact other than that of the check.
+func (f Finding) because(impact string) Finding {
+	f.Impact = impact
+	return f
+}
+
+// WithTimeout returns the result of call, and false after the timeout. A call that hangs ends with the process.
+func WithTimeout[T any](ctx context.Context, timeout time.Duration, call func(context.Context) T) (answer T, inTime bool) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	result := make(chan T, 1)
 	go func() { result <- call(ctx) }()
 	select {
-	case a := <-result:
-		return a, true
+	case answer = <-result:
 	case <-ctx.Done():
-		var zero T
-		return zero, false
 	}
-}
-
-// maxNames is the number of names in a message.
-const maxNames = 3
-
-func joinFirst(names []string) string {
-	if more := len(names) - maxNames; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNames], ", "), more)
-	}
-	return strings.Join(names, ", ")
-}
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
+	return answer, ctx.Err() == nil
 }

@@ -47,7 +47,7 @@ func newDoctorFixture(t *testing.T) *doctorFixture {
 	s.files = &fakeNodeFiles{errs: map[string]error{}}
 	s.kubelet = kubelet.New(kubelet.Options{Dir: filepath.Join(dir, "kubelet"), ReadPodsAtOnce: true, RunningSince: time.Now().Add(-3 * time.Hour)})
 	s.Options = Options{
-		Driver: s.driver, Files: s.files, Proc: filepath.Join(dir, "proc"), MountedDriverRoot: "/driver-root", DevRoot: "/", InjectsDeviceNodes: true,
+		Driver: s.driver, Files: s.files, Proc: filepath.Join(dir, "proc"), DevRoot: "/", InjectsDeviceNodes: true,
 		KubeletDir: s.kubelet.Dir(), DevicePluginDir: filepath.Dir(s.kubelet.RegistrationSocket()), DevicePlugin: true,
 		PodLogsDir: s.mkdir("logs"), ProcessesVisible: true, KernelLog: "/dev/kmsg", StateDir: s.mkdir("state"), CDIDir: s.mkdir("cdi"),
 		LookupEnv: func(name string) (string, bool) { value, ok := s.env[name]; return value, ok },
@@ -172,9 +172,6 @@ func TestHealthyNode(t *testing.T) {
 	before := listPaths(t, s.dir)
 	for i, f := range Run(t.Context(), s.Options) {
 		want := StatusOK
-		if f.Check == "nvidia runtime" { // which is for containers
-			want = StatusSkipped
-		}
 		if f.Check != checks[i].name || f.Status != want || f.Message == "" || f.Impact != "" {
 			t.Errorf("%+v", f)
 		}
@@ -269,7 +266,10 @@ var driverCases = []findingCase{
 	}},
 	{check: "driver", status: StatusWarning, message: "0 GPUs", fix: "lspci", change: func(s *doctorFixture) { s.driver.devices = []device.Device{} }},
 	{check: "driver", status: StatusOK, message: "2 GPUs", change: func(s *doctorFixture) { s.driver.library.MissingFunctions = []string{"nvmlDeviceGetSerial"} }},
-	{check: "driver", status: StatusWarning, message: "the library lacks a, b, c and 1 more", fix: "newer", change: func(s *doctorFixture) {
+	{check: "driver", status: StatusWarning, message: "2 GPUs and 1 MIG device; MIG mode without MIG devices: GPU 0", fix: "nvidia-smi mig -cgi", change: func(s *doctorFixture) {
+		s.driver.devices[0].MIGEnabled, s.driver.devices[1].MIGEnabled = true, true
+	}},
+	{check: "driver", status: StatusWarning, message: "the library lacks a, b, c, 1 more", fix: "newer", change: func(s *doctorFixture) {
 		s.driver.library.MissingFunctions, s.driver.library.MissingFamilies = []string{"a", "b", "c", "d"}, []string{"nvidia_gpu_sm_activity_ratio"}
 	}},
 
@@ -283,42 +283,12 @@ var driverCases = []findingCase{
 	{check: "device nodes", status: StatusFailure, message: "/dev/nvidiactl: no such file", fix: "nvidia-modprobe", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err, s.files.errs["/dev/nvidiactl"] = nil, device.ErrNoDriver, syscall.ENOENT
 	}},
-	{check: "device nodes", status: StatusOK, message: "3 in", change: func(s *doctorFixture) { // without a list of devices, those of the folder
-		s.driver.devices, s.driver.err, s.DevRoot = nil, device.ErrNoDriver, s.dir
-		for _, name := range []string{"nvidia7", "nvidia-modeset", "nvidiactl", "nvidia"} {
-			s.must(os.WriteFile(filepath.Join(s.mkdir("dev"), name), nil, 0o600))
-		}
-	}},
-	{check: "device nodes", status: StatusFailure, message: "not open after", fix: "reboot", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/nvidia0": s.newHang()} }},
-
-	{check: "nvidia runtime", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
-	{check: "nvidia runtime", status: StatusSkipped, message: "not in a container", change: func(*doctorFixture) {}},
-	{check: "nvidia runtime", status: StatusOK, message: "the driver is mounted", change: func(s *doctorFixture) {
-		s.mountInContainer()
-		s.driver.library.Path = "/driver-root/usr/lib64/libnvidia-ml.so.1"
-	}},
-	{check: "nvidia runtime", status: StatusOK, message: "is all", change: func(s *doctorFixture) {
-		s.env["KUBERNETES_SERVICE_HOST"], s.env["NVIDIA_VISIBLE_DEVICES"] = "10.96.0.1", "all"
-	}},
-	{check: "nvidia runtime", status: StatusOK, message: "injected by CDI", change: func(s *doctorFixture) { s.env["container"], s.env["NVIDIA_VISIBLE_DEVICES"] = "podman", "void" }},
-	{check: "nvidia runtime", status: StatusWarning, message: `"0,1"`, fix: "=all", change: func(s *doctorFixture) {
-		s.mountInContainer()
-		s.env["NVIDIA_VISIBLE_DEVICES"] = "0,1"
-	}},
-	{check: "nvidia runtime", status: StatusWarning, message: "no library was injected", fix: "runtimeClassName", change: func(s *doctorFixture) {
-		s.mountInContainer()
-		s.driver.library, s.env["NVIDIA_VISIBLE_DEVICES"] = Library{}, "all"
-	}},
-	{check: "nvidia runtime", status: StatusWarning, message: "no library was injected", fix: "--driver-root-ctr-path", change: func(s *doctorFixture) {
-		s.mountInContainer()
-		s.driver.library = Library{}
-	}},
+	{check: "device nodes", status: StatusFailure, message: "no answer within", fix: "reboot", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/nvidia0": s.newHang()} }},
 }
 
 var folderCases = []findingCase{
 	{check: "config", status: StatusOK, message: "no file", change: func(*doctorFixture) {}},
 	{check: "config", status: StatusOK, message: "gpu.yaml is valid", change: func(s *doctorFixture) { s.Config = "gpu.yaml" }},
-	{check: "config", status: StatusOK, message: "2 notes", change: func(s *doctorFixture) { s.Config, s.Notices = "gpu.yaml", []string{"a", "b"} }},
 	{check: "config", status: StatusWarning, message: "gpu.yaml:3: flags.x: unknown key", change: func(s *doctorFixture) {
 		s.Config, s.UnknownKeys = "gpu.yaml", []string{"gpu.yaml:3: flags.x: unknown key"}
 	}},
@@ -333,7 +303,7 @@ var folderCases = []findingCase{
 	{check: "kernel log", status: StatusSkipped, message: "not configured", change: func(s *doctorFixture) { s.KernelLog = "" }},
 	{check: "kernel log", status: StatusSkipped, message: "does not exist", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.ENOENT }},
 	{check: "kernel log", status: StatusWarning, message: "not permitted", fix: "SYSLOG", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.EPERM }},
-	{check: "kernel log", status: StatusWarning, message: "not open after", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/kmsg": s.newHang()} }},
+	{check: "kernel log", status: StatusFailure, message: "no answer within", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/kmsg": s.newHang()} }},
 
 	{check: "state", status: StatusSkipped, message: "--state-dir", change: func(s *doctorFixture) { s.StateDir = "" }},
 	{check: "state", status: StatusOK, message: "is writable", change: func(s *doctorFixture) { s.mountInContainer(s.dir) }},
@@ -359,14 +329,20 @@ var folderCases = []findingCase{
 // TestMounts: what is below a point, and what merely begins like it.
 func TestMounts(t *testing.T) {
 	s := newDoctorFixture(t)
-	s.writeMounts("/", "/var/lib", "/var/lib/kub", "/a b")
-	all := readMounts(s.Proc)
-	for path, want := range map[string]string{"/var/lib/kubelet": "/var/lib", "/var/lib/kub/x": "/var/lib/kub", "/etc": "/", "/a b/c": "/a b"} {
-		if got := all.covering(path); got != want {
-			t.Errorf("%s is on %q, want %q", path, got, want)
+	dir, err := filepath.EvalSymlinks(s.dir)
+	s.must(err)
+	for _, name := range []string{"lib/kub/x", "lib/kubelet", "a b/c", "etc"} {
+		s.mkdir(name)
+	}
+	s.mountInContainer(filepath.Join(dir, "lib/kub"), filepath.Join(dir, "a b"))
+	r := &report{Options: s.Options, mounts: readMounts(s.Proc)}
+	for name, want := range map[string]bool{"lib/kub": false, "lib/kub/x": false, "lib/kubelet": true, "lib": true, "etc": true, "a b/c": false} {
+		if got := r.isContainerDir(filepath.Join(dir, name)); got != want {
+			t.Errorf("%s belongs to the container: %v, want %v", name, got, want)
 		}
 	}
-	if readMounts(filepath.Join(s.dir, "nowhere")) != nil {
+	r.mounts = readMounts(filepath.Join(s.dir, "nowhere"))
+	if r.mounts != nil || r.isContainerDir(filepath.Join(dir, "etc")) {
 		t.Error("mounts were read from nowhere")
 	}
 }

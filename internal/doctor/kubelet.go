@@ -12,12 +12,12 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/podgauge/podgauge/internal/text"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	resourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
-	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
 const (
@@ -25,29 +25,22 @@ const (
 	maxResponseBytes = 64 << 20
 	// socketPrefix starts the names of podgauge's sockets.
 	socketPrefix = "podgauge-"
-	// missingPodUID belongs to no pod: a working API answers NotFound.
-	missingPodUID = "podgauge-doctor"
 
 	kubeletDirHint = "set --kubelet-dir to its folder (k0s: /var/lib/k0s/kubelet, microk8s: /var/snap/microk8s/common/var/lib/kubelet)."
 	// The folder of device plugins does not follow the kubelet's --root-dir.
 	pluginDirHint = "set --device-plugin-dir to its folder (/var/lib/kubelet/device-plugins for all values of --root-dir)."
-	notRegistered = "not registered (--device-plugin=false)"
 )
-
-// otherPluginPrefixes start the socket names of the plugins of NVIDIA and GKE.
-var otherPluginPrefixes = [...]string{"nvidia-", "nvidiaGPU-"}
 
 // checkRegistration checks the folder of device-plugin sockets and the kubelet's socket.
 func checkRegistration(ctx context.Context, r *report) Finding {
-	const impact = "podgauge cannot register: the kubelet has no devices to allocate."
 	if !r.DevicePlugin {
-		return skipped(notRegistered)
+		return skipped("not registered (--device-plugin=false)")
 	}
 	socket := filepath.Join(r.DevicePluginDir, "kubelet.sock")
 	if err := r.dialSocket(ctx, socket); err != nil {
-		return r.socketFailure(socket, pluginDirHint, impact, err)
+		return r.socketFailure(socket, pluginDirHint, err)
 	}
-	if f := r.checkFolder(r.DevicePluginDir, impact); f.Status != StatusOK {
+	if f := r.checkFolder(r.DevicePluginDir); f.Status != StatusOK {
 		return f
 	}
 	return r.socketOK(socket, "the kubelet listens")
@@ -67,85 +60,60 @@ func checkOtherPlugins(ctx context.Context, r *report) Finding {
 			continue
 		}
 		others++
-		nvidia := slices.ContainsFunc(otherPluginPrefixes[:], func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		nvidia := strings.HasPrefix(name, "nvidia-") || strings.HasPrefix(name, "nvidiaGPU-") // of NVIDIA's and GKE's plugins
 		if nvidia && r.dialSocket(ctx, filepath.Join(r.DevicePluginDir, name)) == nil {
 			live = append(live, name)
 		}
 	}
 	switch {
 	case len(live) > 0 && !r.DevicePlugin:
-		return ok("%s serves the GPUs; podgauge registers none", joinFirst(live))
+		return ok("%s serves the GPUs; podgauge registers none", text.JoinFirst(live))
 	case len(live) > 0:
-		return failure(joinFirst(live)+": another plugin for NVIDIA GPUs is running",
-			"Two plugins of one resource overwrite each other's device list. With two resources, two pods can get the same GPU.",
+		return failure(text.JoinFirst(live)+": another plugin for NVIDIA GPUs is running",
 			"Remove one plugin from this node: NVIDIA's DaemonSet (GPU operator: devicePlugin.enabled=false), or set --device-plugin=false for podgauge.")
 	}
-	return ok("%s, none of a running NVIDIA plugin", plural(others, "other socket"))
+	return ok("%s, none of a running NVIDIA plugin", text.Plural(others, "other socket"))
 }
 
 func checkPodResources(ctx context.Context, r *report) Finding {
-	const impact = "Metrics have no pod labels: only the kubelet knows which container has which device."
 	socket := filepath.Join(r.KubeletDir, "pod-resources", "kubelet.sock")
 	if err := r.dialSocket(ctx, socket); err != nil {
-		return r.socketFailure(socket, kubeletDirHint, impact, err)
+		return r.socketFailure(socket, kubeletDirHint, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
-	defer cancel()
-	pods := 0
-	err := withConn(socket, func(conn *grpc.ClientConn) error {
-		list, err := resourcesapi.NewPodResourcesListerClient(conn).List(ctx, &resourcesapi.ListPodResourcesRequest{})
-		pods = len(list.GetPodResources())
-		return err
-	})
+	pods, err := listPods(ctx, socket)
 	switch status.Code(err) {
 	case codes.OK:
-		return r.socketOK(socket, fmt.Sprintf("the kubelet lists %s", plural(pods, "pod")))
-	case codes.DeadlineExceeded:
-		return failure(fmt.Sprintf("no answer to List within %v", r.Timeout), impact, "Read the kubelet's log (journalctl -u kubelet), and check the load of the node.")
+		return r.socketOK(socket, fmt.Sprintf("the kubelet lists %s", text.Plural(pods, "pod")))
+	case codes.DeadlineExceeded: // of the kubelet's clock
+		return r.timedOut()
 	case codes.ResourceExhausted:
-		return failure(err.Error(), impact, "The kubelet limits all clients of the node to 100 requests a second: find the client with more requests.")
+		return failure(err.Error(), "The kubelet limits all clients of the node to 100 requests a second: find the client with more requests.")
+	default:
+		return failure(fmt.Sprintf("list pod resources at %s: %v", socket, err), "Read the kubelet's log (journalctl -u kubelet).")
 	}
-	return failure(fmt.Sprintf("list pod resources at %s: %v", socket, err), impact, "Read the kubelet's log (journalctl -u kubelet).")
 }
 
 func checkPodsAPI(ctx context.Context, r *report) Finding {
 	socket := filepath.Join(r.KubeletDir, "pods-api", "pods-api.sock")
-	err := r.dialSocket(ctx, socket)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch err := r.dialSocket(ctx, socket); {
+	case errors.Is(err, fs.ErrNotExist):
 		return skipped("the kubelet is older than 1.37, or its folder pods-api is not mounted")
+	case err != nil:
+		return warning(err.Error(), "Read the kubelet's log. If the socket denies access, run as uid 0.")
 	}
-	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, r.Timeout)
-		defer cancel()
-		err = withConn(socket, func(conn *grpc.ClientConn) error {
-			_, err := podsapi.NewPodsClient(conn).GetPod(ctx, &podsapi.GetPodRequest{PodUID: missingPodUID})
-			if status.Code(err) == codes.NotFound {
-				return nil
-			}
-			return err
-		})
-	}
-	if err != nil {
-		return warning(err.Error(), "Incidents lack the termination of pods; labels and UIDs of pods are absent.",
-			"Read the kubelet's log. If the socket denies access, run as uid 0.")
-	}
-	return r.socketOK(socket, "the kubelet answers")
+	return r.socketOK(socket, "the kubelet listens")
 }
 
-// withConn runs call with a new connection.
-func withConn(socket string, call func(*grpc.ClientConn) error) (err error) {
-	conn, err := grpc.NewClient("passthrough:///kubelet",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		}),
+// listPods returns the number of pods that the kubelet lists at a socket.
+func listPods(ctx context.Context, socket string) (pods int, err error) {
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxResponseBytes)))
 	if err != nil {
-		return fmt.Errorf("create a client of %s: %w", socket, err)
+		return 0, err
 	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	return call(conn)
+	defer conn.Close() //nolint:errcheck // the list was read
+	list, err := resourcesapi.NewPodResourcesListerClient(conn).List(ctx, &resourcesapi.ListPodResourcesRequest{})
+	return len(list.GetPodResources()), err
 }
 
 // dialSocket connects to a socket and closes the connection.
@@ -157,41 +125,37 @@ func (r *report) dialSocket(ctx context.Context, path string) error {
 	if info.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("%s is not a socket", path)
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
-	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w (this process has uid %d, the socket %s)", err, os.Geteuid(), modeAndUID(info))
-	case err != nil:
+	if err != nil {
 		return err
 	}
 	return conn.Close()
 }
 
 // socketFailure explains the error of a socket.
-func (r *report) socketFailure(socket, hint, impact string, err error) Finding {
+func (r *report) socketFailure(socket, hint string, err error) Finding {
 	dir := filepath.Dir(socket)
 	fix := "Read the kubelet's log (journalctl -u kubelet)."
 	switch {
 	case r.isContainerDir(dir):
-		return failure(notOfNode(dir), impact, hostPathFix(dir))
+		return failure(notOfNode(dir), hostPathFix(dir))
 	case errors.Is(err, fs.ErrNotExist):
 		fix = "Start the kubelet, or " + hint
 	case errors.Is(err, fs.ErrPermission):
 		fix = "Run as uid 0; no capability is needed. On SELinux, use a container type that may connect (spc_t)."
-	case errors.Is(err, syscall.ECONNREFUSED) && r.mounts.has(socket):
+	case errors.Is(err, syscall.ECONNREFUSED) && slices.Contains(r.mounts, socket):
 		fix = "The socket itself is mounted, and each kubelet creates a new one: mount its folder."
 	case errors.Is(err, syscall.ECONNREFUSED):
 		fix = "The kubelet of this socket has ended. Start the kubelet (systemctl status kubelet)."
 	}
-	return failure(err.Error(), impact, fix)
+	return failure(err.Error(), fix)
 }
 
 // socketOK warns of a mounted socket.
 func (r *report) socketOK(socket, message string) Finding {
-	if r.mounts.has(socket) {
-		return warning("the socket itself is mounted", "Each kubelet creates a new socket: this one ends at the next restart.", "Mount its folder, "+filepath.Dir(socket)+".")
+	if slices.Contains(r.mounts, socket) {
+		return warning("the socket itself is mounted", "Mount its folder, "+filepath.Dir(socket)+".").
+			because("Each kubelet creates a new socket: this one ends at the next restart.")
 	}
 	return ok("%s", message)
 }

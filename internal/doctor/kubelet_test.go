@@ -16,7 +16,7 @@ var kubeletCases = []findingCase{
 	{check: "registration", status: StatusOK, message: "the kubelet listens", change: func(s *doctorFixture) { s.mountInContainer(s.KubeletDir) }},
 	{check: "registration", status: StatusFailure, message: "no such file", fix: "--root-dir", noKubelet: true, change: func(*doctorFixture) {}},
 	{check: "registration", status: StatusFailure, message: "not a directory", change: func(s *doctorFixture) { s.DevicePluginDir = filepath.Join(s.Proc, "self", "mountinfo") }},
-	{check: "registration", status: StatusFailure, message: "read-only file system (-rwx", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.DevicePluginDir] = errors.New("read-only file system") }},
+	{check: "registration", status: StatusFailure, message: "read-only file system", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.DevicePluginDir] = errors.New("read-only file system") }},
 
 	{check: "registration", status: StatusOK, message: "the kubelet listens", change: func(*doctorFixture) {}},
 	{check: "registration", status: StatusFailure, message: "no such file", fix: "--device-plugin-dir", noKubelet: true, change: func(*doctorFixture) {}},
@@ -39,10 +39,10 @@ var kubeletCases = []findingCase{
 		s.must(s.kubelet.RunPod(s.Context(), kubelet.PodSpec{Name: "train", Containers: []kubelet.ContainerSpec{{Name: "main"}}}))
 	}},
 	{check: "pod resources", status: StatusFailure, message: "no such file", fix: "--kubelet-dir", noKubelet: true, change: func(*doctorFixture) {}},
-	{check: "pod resources", status: StatusFailure, message: "no answer to List within", fix: "journalctl", change: func(s *doctorFixture) {
+	{check: "pod resources", status: StatusFailure, message: "no answer within", fix: "journalctl", change: func(s *doctorFixture) {
 		s.kubelet.SetFaults(kubelet.Faults{HoldList: s.newHang()})
 	}},
-	{check: "pod resources", status: StatusFailure, message: "no answer to List within", fix: "journalctl", noKubelet: true, change: func(s *doctorFixture) {
+	{check: "pod resources", status: StatusFailure, message: "no answer within", fix: "journalctl", noKubelet: true, change: func(s *doctorFixture) {
 		s.Timeout = 100 * time.Millisecond
 		s.listenOn(s.kubelet.PodResourcesSocket(), true) // without an Accept
 	}},
@@ -56,11 +56,8 @@ var kubeletCases = []findingCase{
 		s.kubelet.SetFaults(kubelet.Faults{ListBytes: 5 << 20})
 	}},
 
-	{check: "pods api", status: StatusOK, message: "the kubelet answers", change: func(*doctorFixture) {}},
+	{check: "pods api", status: StatusOK, message: "the kubelet listens", change: func(*doctorFixture) {}},
 	{check: "pods api", status: StatusSkipped, message: "older than 1.37", noKubelet: true, change: func(*doctorFixture) {}},
-	{check: "pods api", status: StatusWarning, message: "initializing", fix: "log", change: func(s *doctorFixture) {
-		s.kubelet.SetFaults(kubelet.Faults{PodsErr: status.Error(codes.FailedPrecondition, "Kubelet is initializing")})
-	}},
 	{check: "pods api", status: StatusWarning, message: "refused", fix: "uid 0", noKubelet: true, change: func(s *doctorFixture) { s.listenOn(s.kubelet.PodsSocket(), false) }},
 
 	{check: "other plugins", status: StatusOK, message: "1 other socket, none of", change: func(s *doctorFixture) { s.listenOn(filepath.Join(s.DevicePluginDir, "amd.com_gpu"), true) }},

@@ -19,164 +19,120 @@ const (
 	maxAffected = 256
 )
 
-// attribute adds the containers with the device at the event, or until just before.
-func (t *tracker) attribute(e *trackedIncident, h *device.Allocations, now time.Time) {
-	if e.Historical {
-		e.AffectedUnknown = true
-		return
-	}
-	seen := recordsOf(h.Recent, e.Device)
+// attribute adds the containers with the device at the event, or until just before, as far as the kubelet has named them. The history has
+// the begin of each allocation, so later allocations are left out. A device that is gone is never allocated: if the allocations at
+// the event are unknown, the present ones are older.
+func (t *tracker) attribute(e *trackedIncident, h *device.Allocations) {
+	allocations, records := h.ForDevice(e.Device), recordsOf(h.Recent, e.Device)
 	var newestSince time.Time // begin of the newest allocation
-	for _, r := range e.allocations {
-		if r.Owner == (device.Owner{}) {
-			e.unnamedAllocations = append(e.unnamedAllocations, r)
-			newestSince = e.First
-			continue
-		}
-		since := earliest(h.At, e.First) // without a record: the allocation is old
-		if i := slices.IndexFunc(seen, func(s device.AllocationRecord) bool { return s.Owner == r.Owner }); i >= 0 {
-			since = seen[i].FirstSeen
-		}
-		newestSince = latest(newestSince, since)
-		if !since.After(e.First) {
-			t.addOwner(e, r.Owner, since, time.Time{})
+	if len(e.unnamedAllocations) > 0 {
+		newestSince = e.First
+	}
+	for _, s := range records {
+		if !s.FirstSeen.After(e.First) {
+			newestSince = latest(newestSince, s.FirstSeen)
 		}
 	}
-	for _, s := range seen {
-		if ended := releasedAt(s, e.allocations); !ended.IsZero() && wasAffected(e, s, ended, newestSince) {
-			t.addOwner(e, s.Owner, s.FirstSeen, s.LastSeen)
+	for _, s := range records {
+		allocated := slices.ContainsFunc(allocations, func(r device.Allocation) bool { return r.Owner == s.Owner })
+		switch {
+		case !allocated && wasAffected(e, s, newestSince):
+			t.addAffected(e, s, s.LastSeen)
+		case allocated && (!s.FirstSeen.After(e.First) || e.AffectedUnknown):
+			t.addAffected(e, s, time.Time{})
 		}
 	}
-	e.OwnersIncomplete, e.ownerDeadline = len(e.unnamedAllocations) > 0, now.Add(ownerTimeout)
-	e.AffectedUnknown = len(e.allocations) == 0 && !h.Complete
 }
 
 // wasAffected reports whether the event may concern an ended allocation.
 //
 // The driver reports an Xid within milliseconds: if the device has been allocated again since, the Xid belongs to the newer allocation. The
 // cause of a failed check may be older, so both allocations are affected.
-func wasAffected(e *trackedIncident, s device.AllocationRecord, ended, newest time.Time) bool {
+func wasAffected(e *trackedIncident, s device.AllocationRecord, newest time.Time) bool {
+	ended := cmp.Or(s.EndedAt, s.LastSeen)
 	if s.FirstSeen.After(e.First) || ended.Before(e.First.Add(-releaseGrace)) {
 		return false
 	}
 	return e.Xid == 0 || ended.After(e.First) || !newest.After(s.LastSeen)
 }
 
-// releasedAt returns the end of an allocation; zero: it has not ended.
-func releasedAt(s device.AllocationRecord, allocations []device.Allocation) time.Time {
-	if slices.ContainsFunc(allocations, func(r device.Allocation) bool { return r.Owner == s.Owner }) {
-		return time.Time{}
-	}
-	if s.EndedAt.IsZero() {
-		return s.LastSeen
-	}
-	return s.EndedAt
-}
-
-// addOwner adds an affected container, once.
-func (t *tracker) addOwner(e *trackedIncident, o device.Owner, since, until time.Time) {
-	known := slices.ContainsFunc(e.Affected, func(h AffectedContainer) bool { return h.owner() == o })
-	if known || len(e.Affected) == maxAffected {
+// addAffected adds an affected container, once.
+func (t *tracker) addAffected(e *trackedIncident, s device.AllocationRecord, until time.Time) {
+	if len(e.Affected) == maxAffected || e.isAffected(s.Owner) {
 		return
 	}
-	t.addAffected(e, AffectedContainer{Namespace: o.Namespace, Pod: o.Pod, Container: o.Container, Since: since, Until: until})
+	e.Affected = append(slices.Clone(e.Affected), AffectedContainer{Owner: s.Owner, Since: s.FirstSeen, Until: until})
+	e.terminationFinal = append(e.terminationFinal, false)
+	t.affectedTotal++
+	c := t.counters.get(e, s.Owner)
+	e.counters = append(e.counters, c)
+	if e.Count > 0 {
+		c.add(e, e.Count, e.Last)
+	}
+	t.version++
 }
 
-// resolveOwners adds the containers that the kubelet has named since the event: the allocation history has the begin of each allocation, so
-// later allocations are left out.
+func (e *trackedIncident) isAffected(o device.Owner) bool {
+	return slices.ContainsFunc(e.Affected, func(c AffectedContainer) bool { return c.Owner == o })
+}
+
+// resolveOwners adds the containers that the kubelet has named since the event. Of a device that is gone, the kubelet may name them after
+// a restart of podgauge.
 func (t *tracker) resolveOwners(e *trackedIncident, h *device.Allocations, now time.Time) {
-	allocations := h.ForDevice(e.Device)
-	endedOwners := 0
-	for _, s := range recordsOf(h.Recent, e.Device) {
-		ended := releasedAt(s, allocations)
-		had := !s.FirstSeen.After(e.First) && (ended.IsZero() || ended.After(e.First))
-		if had && !slices.ContainsFunc(e.Affected, func(o AffectedContainer) bool { return o.owner() == s.Owner }) {
-			until := time.Time{}
-			if !ended.IsZero() {
-				until = s.LastSeen
-				endedOwners++
-			}
-			t.addOwner(e, s.Owner, s.FirstSeen, until)
+	lost := e.AffectedUnknown && e.Reason == device.ReasonGone && e.RecoveredAt == nil && !now.After(e.ownerDeadline)
+	if len(e.unnamedAllocations) == 0 && !lost {
+		return
+	}
+	known := len(e.Affected)
+	t.attribute(e, h)
+	allocations, endedOwners := h.ForDevice(e.Device), 0
+	for _, c := range e.Affected[known:] {
+		if !c.Until.IsZero() {
+			endedOwners++
 		}
 	}
-	remaining := slices.DeleteFunc(slices.Clone(e.unnamedAllocations), func(u device.Allocation) bool {
+	e.unnamedAllocations = slices.DeleteFunc(e.unnamedAllocations, func(u device.Allocation) bool {
 		i := slices.IndexFunc(allocations, func(r device.Allocation) bool { return r.Resource == u.Resource && r.DeviceID == u.DeviceID })
-		if i >= 0 && (allocations[i].Owner == (device.Owner{}) || slices.ContainsFunc(e.Affected, func(o AffectedContainer) bool { return o.owner() == allocations[i].Owner })) {
+		if i >= 0 && (allocations[i].Owner == (device.Owner{}) || e.isAffected(allocations[i].Owner)) {
 			return allocations[i].Owner != (device.Owner{})
 		}
 		endedOwners-- // named, and ended
 		return endedOwners >= 0
 	})
-	if len(remaining) < len(e.unnamedAllocations) {
-		e.unnamedAllocations = remaining
-		if len(remaining) == 0 {
-			e.OwnersIncomplete = false
-			e.allocations = slices.Clone(allocations) // the next event may repeat this incident
-		}
-		t.markChanged()
+	if len(e.unnamedAllocations) == 0 && (!lost || h.Complete && len(e.Affected) > 0) {
+		e.OwnersIncomplete, e.AffectedUnknown = false, false
+		e.allocations = slices.Clone(allocations) // the next event may repeat this incident
+		t.version++
 	}
 	if now.After(e.ownerDeadline) || len(allocations) == 0 && h.Complete {
 		e.unnamedAllocations = nil
 	}
 }
 
-// addOwnersOfLostDevice adds the containers that the kubelet first names after the device is gone, as after a restart of podgauge. A device
-// that is gone is never allocated, so its allocations are older than the event.
-func (t *tracker) addOwnersOfLostDevice(e *trackedIncident, h *device.Allocations, now time.Time) {
-	if e.Reason != device.ReasonGone || e.RecoveredAt != nil || now.After(e.ownerDeadline) {
-		return
-	}
-	allocations := h.ForDevice(e.Device)
-	for _, s := range recordsOf(h.Recent, e.Device) {
-		if releasedAt(s, allocations).IsZero() {
-			t.addOwner(e, s.Owner, s.FirstSeen, time.Time{})
-		}
-	}
-	if h.Complete && len(e.Affected) > 0 {
-		e.AffectedUnknown, e.allocations = false, slices.Clone(allocations)
-		t.markChanged()
-	}
-}
-
 // updateAffected applies the newest allocations: missing owners, and the ends of allocations.
 func (t *tracker) updateAffected(h *device.Allocations, now time.Time) {
 	for _, e := range t.entries {
-		if len(e.unnamedAllocations) > 0 {
-			t.resolveOwners(e, h, now)
+		t.resolveOwners(e, h, now)
+		for i, o := range e.Affected {
+			if !o.Until.IsZero() {
+				continue
+			}
+			seen := recordsOf(h.Recent, e.Device)
+			s := device.AllocationRecord{LastSeen: e.Last} // without a record: allocated at the event
+			if k := slices.IndexFunc(seen, func(s device.AllocationRecord) bool { return s.Owner == o.Owner }); k >= 0 {
+				s = seen[k]
+			}
+			ownerReplaced := s.FirstSeen.After(latest(e.Last, o.Since)) && !e.fromEarlierProcess // by a container of the same name
+			allocated := slices.ContainsFunc(h.ForDevice(e.Device), func(r device.Allocation) bool { return r.Owner == o.Owner })
+			if ownerReplaced {
+				s.LastSeen = e.Last
+			} else if allocated || s.EndedAt.IsZero() && !h.Complete { // unknown: a starting kubelet lists pods one after the other
+				continue
+			}
+			e.Affected = slices.Clone(e.Affected)
+			e.Affected[i].Until = latest(s.LastSeen, o.Since)
+			t.version++
 		}
-		if e.AffectedUnknown {
-			t.addOwnersOfLostDevice(e, h, now)
-		}
-		t.updateUntil(e, h)
-	}
-}
-
-// updateUntil sets the end of allocations.
-func (t *tracker) updateUntil(e *trackedIncident, h *device.Allocations) {
-	for i, o := range e.Affected {
-		if !o.Until.IsZero() {
-			continue
-		}
-		allocations := h.ForDevice(e.Device)
-		seen := recordsOf(h.Recent, e.Device)
-		s := device.AllocationRecord{LastSeen: e.Last} // without a record: allocated at the event
-		if k := slices.IndexFunc(seen, func(s device.AllocationRecord) bool { return s.Owner == o.owner() }); k >= 0 {
-			s = seen[k]
-		}
-		ownerReplaced := s.FirstSeen.After(latest(e.Last, o.Since)) && !e.fromEarlierProcess // by a container of the same name
-		allocated := slices.ContainsFunc(allocations, func(r device.Allocation) bool { return r.Owner == o.owner() })
-		if allocated && !ownerReplaced {
-			continue
-		}
-		if !ownerReplaced && s.EndedAt.IsZero() && !h.Complete {
-			continue // unknown: a starting kubelet lists pods one after the other
-		}
-		if ownerReplaced {
-			s.LastSeen = e.Last
-		}
-		e.Affected = slices.Clone(e.Affected)
-		e.Affected[i].Until = latest(s.LastSeen, o.Since)
-		t.markChanged()
 	}
 }
 
@@ -190,16 +146,6 @@ func recordsOf(recent []device.AllocationRecord, id device.ID) []device.Allocati
 	return recent[start:end]
 }
 
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
+func latest(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{b, a}, time.Time.Compare) }
 
-func earliest(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
-}
+func earliest(a, b time.Time) time.Time { return slices.MinFunc([]time.Time{b, a}, time.Time.Compare) }

@@ -12,9 +12,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Who is named, by what the kubelet says before and after a report. One letter is one
-// container; two seconds pass between the steps that are apart.
-func TestWhoHeldItThen(t *testing.T) {
+// TestAffectedContainers: the allocations before and after an event decide which containers are affected. A letter is a container.
+func TestAffectedContainers(t *testing.T) {
 	xid31 := func(s *fixture) { s.Record(xidEvent(31, gpuDevice("a"))) }
 	lost := func(s *fixture) {
 		s.Record(device.HealthEvent{At: time.Now(), GPU: "a", Affected: []device.Device{gpuDevice("a")}, Reason: "lost", MarkedUnhealthy: true})
@@ -30,18 +29,18 @@ func TestWhoHeldItThen(t *testing.T) {
 		steps []func(*fixture)
 		want  string
 	}{
-		{"nobody", []func(*fixture){xid31}, ""},
+		{"unallocated", []func(*fixture){xid31}, ""},
 		{"one", []func(*fixture){name("a", "A"), xid31}, "A"},
 		{"one, while another device is another's", []func(*fixture){name("a", "A"), name("b", "B"), xid31}, "A"},
 		{"replicas", []func(*fixture){name("a::0", "A"), name("a::1", "B"), name("a::2", "B"), xid31}, "A B"},
 		{"one who goes later", []func(*fixture){name("a", "A"), xid31, wait(time.Second), free("a")}, "(A)"},
 		{"one who goes before, just", []func(*fixture){name("a", "A"), wait(time.Minute), free("a"), wait(releaseGrace), xid31}, "(A)"},
 		{"one who goes before, long", []func(*fixture){name("a", "A"), free("a"), wait(releaseGrace + 1), xid31}, ""},
-		{"one whom nobody was asked about for long", []func(*fixture){name("a", "A"), wait(time.Minute), free("a"), xid31}, "(A)"},
+		{"one, with an old answer", []func(*fixture){name("a", "A"), wait(time.Minute), free("a"), xid31}, "(A)"},
 		{"one after the other, an Xid", []func(*fixture){name("a", "A"), wait(time.Second), free("a"), allocate("a"), wait(time.Second), name("a", "B"), xid31}, "B"},
-		{"one after the other, a check", []func(*fixture){name("a", "A"), wait(time.Second), free("a"), allocate("a"), wait(time.Second), name("a", "B"), lost}, "B (A)"},
+		{"one after the other, a check", []func(*fixture){name("a", "A"), wait(time.Second), free("a"), allocate("a"), wait(time.Second), name("a", "B"), lost}, "(A) B"},
 		{"one after the other, the second not named", []func(*fixture){name("a", "A"), wait(time.Second), allocate("a"), xid31}, "?"},
-		{"a replica's, before the other's", []func(*fixture){name("a::0", "A"), name("a::1", "B"), wait(time.Minute), free("a::0"), wait(time.Second), xid31}, "B (A)"},
+		{"a replica's, before the other's", []func(*fixture){name("a::0", "A"), name("a::1", "B"), wait(time.Minute), free("a::0"), wait(time.Second), xid31}, "(A) B"},
 
 		{"named later", []func(*fixture){allocate("a"), wait(time.Second), xid31, wait(time.Second), name("a", "A")}, "A"},
 		{"named later, and gone", []func(*fixture){allocate("a"), wait(time.Second), xid31, wait(1), name("a", "A"), free("a")}, "(A)"},
@@ -76,7 +75,7 @@ func TestWhoHeldItThen(t *testing.T) {
 			s.allocations.release("a")
 			s.Record(o)
 		}}, ""},
-		{"nobody can tell who has it any more", []func(*fixture){name("a", "A"), xid31, wait(time.Second), func(s *fixture) { s.allocations.Set(device.Allocations{}) }}, "A"},
+		{"allocations unknown later", []func(*fixture){name("a", "A"), xid31, wait(time.Second), func(s *fixture) { s.allocations.Set(device.Allocations{}) }}, "A"},
 		{"the same name again, before anybody looks", []func(*fixture){name("a", "A"), xid31, wait(time.Second), free("a"), name("a", "A")}, "(A)"},
 		{"the same name again", []func(*fixture){name("a", "A"), wait(time.Second), xid31, wait(time.Second), allocate("a"), wait(time.Second), name("a", "A")}, "(A)"},
 	} {
@@ -95,9 +94,8 @@ func TestWhoHeldItThen(t *testing.T) {
 	}
 }
 
-// A StatefulSet's next pod has the name and the device of the one before. It is another, and
-// what hits it is another incident, also within a minute.
-func TestTheNextPodOfTheSameNameIsAnother(t *testing.T) {
+// TestNextPodOfSameName: the next pod of a StatefulSet has another incident, even within a minute.
+func TestNextPodOfSameName(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		for range 2 {
 			s.allocations.allocate("a")
@@ -113,18 +111,17 @@ func TestTheNextPodOfTheSameNameIsAnother(t *testing.T) {
 			t.Errorf("the incidents are %+v", got)
 		}
 		if known, _ := s.Get(); len(known.Affected) != 1 || known.Affected[0].Count != 2 {
-			t.Errorf("the hits are %+v", known.Affected)
+			t.Errorf("the counts of containers are %+v", known.Affected)
 		}
 	})
 }
 
-// A kubelet that comes up, as after a reboot, names one pod after the other. Who held the
-// device before, and is not named yet, is not said to have lost it.
-func TestWhoIsNotNamedYetHasTheDeviceStill(t *testing.T) {
+// TestUnnamedOwnerKeepsDevice: a starting kubelet names one pod after the other. An owner that is not named yet keeps the device.
+func TestUnnamedOwnerKeepsDevice(t *testing.T) {
 	b := newTracker(Options{MaxIncidents: 10}, time.Now())
 	now := time.Now()
-	b.load(storedState{incidents: []Incident{{ID: 1, Device: "a", Reason: "xid_31", First: now, Last: now, Affected: []AffectedContainer{
-		{Namespace: "team", Pod: "A", Container: "main"}, {Namespace: "team", Pod: "B", Container: "main"},
+	b.load(storedState{Incidents: []Incident{{ID: 1, Device: "a", Reason: "xid_31", First: now, Last: now, Affected: []AffectedContainer{
+		{Owner: owner("A")}, {Owner: owner("B")},
 	}}}})
 	h := device.Allocations{At: now, All: []device.Allocation{{Resource: gpuResource, DeviceID: "a::1", Owner: owner("B")}}}
 	b.updateAffected(&h, now)
@@ -138,8 +135,8 @@ func TestWhoIsNotNamedYetHasTheDeviceStill(t *testing.T) {
 	}
 }
 
-// Reports of a storm go to the one incident, whose holder gets his name meanwhile.
-func TestStormWhileANameIsMissing(t *testing.T) {
+// TestStormWithUnnamedOwner: events before and after the kubelet names the owner belong to one incident.
+func TestStormWithUnnamedOwner(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.allocate("a")
 		for i := range 100 {
@@ -154,12 +151,12 @@ func TestStormWhileANameIsMissing(t *testing.T) {
 			t.Errorf("the incidents are %+v", got)
 		}
 		if known, _ := s.Get(); len(known.Affected) != 1 || known.Affected[0].Count != 100 {
-			t.Errorf("the hits are %+v", known.Affected)
+			t.Errorf("the counts of containers are %+v", known.Affected)
 		}
 	})
 }
 
-func TestNobodyWasAsked(t *testing.T) {
+func TestUnknownAllocations(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.Set(device.Allocations{})
 		s.Record(xidEvent(31, gpuDevice("a")))
@@ -169,9 +166,9 @@ func TestNobodyWasAsked(t *testing.T) {
 	})
 }
 
-// TestNamedLate has the kubelet answer for the first time after a report. Its answer names the
-// affected container only if the device is gone, since no other container can get it then.
-func TestNamedLate(t *testing.T) {
+// TestOwnerNamedLate: the kubelet answers for the first time after an event. The answer names the affected container only if the
+// device is gone: no other container can get it then.
+func TestOwnerNamedLate(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		reason string
@@ -199,35 +196,34 @@ func TestNamedLate(t *testing.T) {
 					t.Errorf("the incidents are %+v, want %q", got, c.want)
 				}
 				if known, _ := s.Get(); c.want != "" && len(known.Affected) != 1 {
-					t.Errorf("the hits are %+v", known.Affected)
+					t.Errorf("the counts of containers are %+v", known.Affected)
 				}
 			})
 		})
 	}
 }
 
-func TestManyHolders(t *testing.T) {
+func TestManyOwners(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		for i := range maxAffected + 10 {
 			s.allocations.setOwner(device.ID("a").Replica(i), owner(fmt.Sprint("pod-", i)))
 		}
 		s.Record(xidEvent(31, gpuDevice("a")))
 		if got := s.incidents(); len(got[0].Affected) != maxAffected {
-			t.Errorf("the incident has %d holders", len(got[0].Affected))
+			t.Errorf("the incident has %d containers", len(got[0].Affected))
 		}
 	})
 }
 
-// actualAllocation is who really had a device, and from when until when.
+// actualAllocation is an allocation as it really was.
 type actualAllocation struct {
 	pod      string
-	from, to time.Time // to is zero while he has it
+	from, to time.Time // to is zero while allocated
 }
 
-// Whatever comes and goes, and however late it is named: nobody is named who did not have
-// the device at the time, or just before; and whoever had it is named, or it is said that
-// a name is missing.
-func TestNobodyIsNamedWhoWasNotThere(t *testing.T) {
+// TestRandomAllocations: an affected container had the device at the event, or just before. A container that had the device is
+// affected, unless the incident reports missing owners.
+func TestRandomAllocations(t *testing.T) {
 	for seed := range uint64(300) {
 		synctest.Test(t, func(t *testing.T) {
 			s := startFixture(Options{})
@@ -276,22 +272,22 @@ func checkIncident(t *testing.T, seed uint64, i Incident, actual []actualAllocat
 		k := slices.IndexFunc(actual, func(x actualAllocation) bool { return x.pod == h.Pod })
 		x := actual[k]
 		if x.from.After(i.First) || !x.to.IsZero() && x.to.Before(i.First.Add(-releaseGrace)) {
-			t.Errorf("seed %d: the incident of %s names %s, who had the device from %s to %s", seed, i.First, h.Pod, x.from, x.to)
+			t.Errorf("seed %d: the incident of %s names %s, which had the device from %s to %s", seed, i.First, h.Pod, x.from, x.to)
 		}
 		if h.Until.IsZero() && !x.to.IsZero() {
-			t.Errorf("seed %d: %s is said to have the device still", seed, h.Pod)
+			t.Errorf("seed %d: %s has the device still, want an end", seed, h.Pod)
 		}
 	}
 	for _, x := range actual {
 		there := !x.from.After(i.First) && (x.to.IsZero() || x.to.After(i.First))
 		if there && !i.OwnersIncomplete && !strings.Contains(affectedPods(i), x.pod) {
-			t.Errorf("seed %d: the incident of %s does not name %s, who had the device from %s to %s", seed, i.First, x.pod, x.from, x.to)
+			t.Errorf("seed %d: the incident of %s does not name %s, which had the device from %s to %s", seed, i.First, x.pod, x.from, x.to)
 		}
 	}
 }
 
-// TestWhatIsPastNamesNobody: an incident from before the start has no holder, and counts nowhere.
-func TestWhatIsPastNamesNobody(t *testing.T) {
+// TestHistoricalEvent: an event from before the start has no affected container, and is not counted.
+func TestHistoricalEvent(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("A"))
 		past := xidEvent(79, gpuDevice("a"))

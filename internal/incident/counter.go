@@ -3,69 +3,62 @@ package incident
 import (
 	"cmp"
 	"slices"
-	"strings"
+	"sort"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// incidentCounter counts the events of a device by reason; with an owner, the events with this affected container.
-type incidentCounter struct {
-	key   counterKey
-	gpu   device.GPU // at the newest event
-	index int        // at the newest event
-	count uint64
-	last  time.Time
-}
-
-// counterKey identifies a counter.
-type counterKey struct {
-	device device.ID
-	owner  device.Owner
-	reason string
-}
-
-func (k counterKey) compare(o counterKey) int {
-	return cmp.Or(cmp.Compare(k.device, o.device), k.owner.Compare(o.owner), strings.Compare(k.reason, o.reason))
-}
-
 // maxCounters bounds the counters of a set.
-const maxCounters = 4096
+const maxCounters = 8192
 
-// counterSet is a list of counters in the order of their keys.
-type counterSet struct{ counters []*incidentCounter }
+// counterSet is a list of counters: those of devices, then those of affected containers.
+type counterSet []*EventCount
 
-func (s *counterSet) search(key counterKey) (int, bool) {
-	return slices.BinarySearchFunc(s.counters, key, func(c *incidentCounter, key counterKey) int { return c.key.compare(key) })
+func (c *EventCount) compare(o *EventCount) int {
+	return cmp.Or(min(len(c.Pod), 1)-min(len(o.Pod), 1), cmp.Compare(c.Device, o.Device), c.Compare(o.Owner), cmp.Compare(c.Reason, o.Reason))
 }
 
-// get returns the counter of a key, and adds the counter if it is missing.
-func (s *counterSet) get(key counterKey) *incidentCounter {
-	i, found := s.search(key)
+// get returns the counter of an incident's device, or of an affected container, and adds the counter if it is missing.
+func (s *counterSet) get(e *trackedIncident, o device.Owner) *EventCount {
+	c := &EventCount{Device: e.Device, Owner: o, Reason: e.Reason}
+	i, found := slices.BinarySearchFunc(*s, c, (*EventCount).compare)
 	if !found {
-		s.counters = slices.Insert(s.counters, i, &incidentCounter{key: key})
+		*s = slices.Insert(*s, i, c)
 	}
-	return s.counters[i]
+	return (*s)[i]
 }
 
-func (c *incidentCounter) add(e *trackedIncident, n uint64, at time.Time) {
-	c.count += n
-	c.gpu, c.index, c.last = e.GPU, e.Index, latest(c.last, at)
+func (c *EventCount) add(e *trackedIncident, n uint64, at time.Time) {
+	c.Count += n
+	c.GPU, c.Index, c.Last = e.GPU, e.Index, latest(c.Last, at)
 }
 
-// prune removes expired counters, and the oldest ones beyond maxCounters.
-func (s *counterSet) prune(expired func(*incidentCounter) bool) (changed bool) {
-	drop := expired
-	if excess := len(s.counters) - maxCounters; excess > 0 {
-		times := make([]time.Time, len(s.counters))
-		for i, c := range s.counters {
-			times[i] = c.last
-		}
-		slices.SortFunc(times, time.Time.Compare)
-		newest := times[excess-1]
-		drop = func(c *incidentCounter) bool { return expired(c) || !c.last.After(newest) }
+// prune removes expired counters, and the oldest ones beyond maxCounters: those of affected containers first.
+func (s *counterSet) prune(expired func(*EventCount) bool) (changed bool) {
+	before := len(*s)
+	*s = slices.DeleteFunc(*s, expired)
+	if excess := len(*s) - maxCounters; excess > 0 {
+		slices.SortFunc(*s, func(a, b *EventCount) int {
+			return cmp.Or(min(len(b.Pod), 1)-min(len(a.Pod), 1), a.Last.Compare(b.Last))
+		})
+		*s = slices.Delete(*s, 0, excess)
+		slices.SortFunc(*s, (*EventCount).compare)
 	}
-	before := len(s.counters)
-	s.counters = slices.DeleteFunc(s.counters, drop)
-	return len(s.counters) != before
+	return len(*s) != before
+}
+
+// values returns copies of the counters.
+func (s counterSet) values() []EventCount {
+	values := make([]EventCount, len(s))
+	for i, c := range s {
+		values[i] = *c
+	}
+	return values
+}
+
+// splitCounts returns the counts of devices, and those of affected containers.
+func splitCounts(counts []EventCount) (devices, affected []EventCount) {
+	n := sort.Search(len(counts), func(i int) bool { return counts[i].Pod != "" })
+	return counts[:n], counts[n:]
 }

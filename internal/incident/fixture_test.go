@@ -50,7 +50,7 @@ func newLog(o Options) *Log {
 	return New(o)
 }
 
-// fakeAllocations is one that a test speaks for: it keeps holders as podresources does.
+// fakeAllocations are allocations of a test, with the history of podresources.
 type fakeAllocations struct {
 	pubsub.Value[device.Allocations]
 	current []device.Allocation
@@ -64,14 +64,14 @@ func newFakeAllocations() *fakeAllocations {
 	return k
 }
 
-// allocate is an Allocate of this process: whoever had the id has it no more.
+// allocate is an Allocate of this process: the previous allocation of the id has ended.
 func (f *fakeAllocations) allocate(id device.AdvertisedID) {
 	f.set(id, device.Owner{})
 	f.since[id] = time.Now()
 	f.update()
 }
 
-// setOwner has an answer name the holder of an id.
+// setOwner is an answer of the kubelet with the owner of an id.
 func (f *fakeAllocations) setOwner(id device.AdvertisedID, o device.Owner) {
 	f.set(id, o)
 	first, told := f.since[id]
@@ -88,7 +88,7 @@ func (f *fakeAllocations) setOwner(id device.AdvertisedID, o device.Owner) {
 	f.update()
 }
 
-// release has an answer name nobody for an id.
+// release is an answer of the kubelet without the id.
 func (f *fakeAllocations) release(id device.AdvertisedID) {
 	f.current = slices.DeleteFunc(slices.Clone(f.current), func(h device.Allocation) bool { return h.DeviceID == id })
 	delete(f.since, id)
@@ -127,7 +127,7 @@ func (f *fakeAllocations) update() {
 	f.Set(h)
 }
 
-// fixture is a Log that runs, and all that it asks.
+// fixture is a running Log with its sources.
 type fixture struct {
 	*Log
 	fakeSources
@@ -194,8 +194,8 @@ func (s *fixture) incidents() []Incident {
 }
 
 // xidEvent is a report of now.
-func xidEvent(number uint64, hit ...device.Device) device.HealthEvent {
-	o := device.HealthEvent{At: time.Now(), GPU: hit[0].GPU, Affected: hit, Xid: number, Class: "application", Reason: reasonOf(number)}
+func xidEvent(number uint64, affected ...device.Device) device.HealthEvent {
+	o := device.HealthEvent{At: time.Now(), GPU: affected[0].GPU, Affected: affected, Xid: number, Class: "application", Reason: reasonOf(number)}
 	if number == 79 {
 		o.Class, o.Action, o.MarkedUnhealthy = "reboot", "reboot", true
 	}
@@ -206,7 +206,7 @@ func reasonOf(number uint64) string {
 	return map[uint64]string{31: "xid_31", 43: "xid_43", 79: "xid_79", 94: "xid_94"}[number]
 }
 
-// affectedPods are the pods of an incident, those who had lost the device in brackets.
+// affectedPods are the pods of an incident; in brackets: without the device now.
 func affectedPods(i Incident) string {
 	var all []string
 	for _, h := range i.Affected {

@@ -7,9 +7,8 @@
 // A container is affected only if the allocation history shows the device allocated to it at the time of the event. A late answer of the
 // kubelet therefore names the right containers, and later containers of the device are not affected.
 //
-// All incidents are in a file, replaced at most once a second, and at once after a device turned unhealthy (internal/state/disk).
-// While the file cannot be written, incidents stay in memory. Counts are published after the write: scraped counts survive a
-// SIGKILL.
+// All incidents are in a file, replaced at most once a second, and at once after a device turned unhealthy (internal/state/disk). While the
+// file cannot be written, incidents stay in memory. Counts are published after the write: scraped counts survive a SIGKILL.
 package incident
 
 import (
@@ -55,9 +54,7 @@ type Incident struct {
 
 // AffectedContainer is a container with the device at the event.
 type AffectedContainer struct {
-	Namespace   string          `json:"namespace"`
-	Pod         string          `json:"pod"`
-	Container   string          `json:"container"`
+	device.Owner
 	UID         string          `json:"uid,omitempty"`   // of the pod; empty: unknown
 	Since       time.Time       `json:"since"`           // first seen with the device
 	Until       time.Time       `json:"until,omitzero"`  // last seen with the device; zero: still allocated
@@ -78,29 +75,19 @@ type Snapshot struct {
 	Incidents []Incident // newest ID first
 	// Counts include removed incidents. Counts rise; an expired row is removed and starts from 0. The values are those in the file, up to a
 	// second old.
-	Devices   []DeviceCount   // by device and reason
-	Affected  []AffectedCount // by device, container and reason
-	Persisted bool            // the file has all incidents, or will within a second
-	Err       error           // of writing the file; nil without a file
+	Devices   []EventCount // by device and reason, without Owner
+	Affected  []EventCount // by device, affected container and reason
+	Persisted bool         // the file has all incidents, or will within a second
+	Err       error        // of writing the file; nil without a file
 }
 
-// DeviceCount counts the events of a device by reason.
-type DeviceCount struct {
-	Device device.ID
-	GPU    device.GPU // of the newest incident
-	Index  int        // of the newest incident
-	Reason string
-	Count  uint64
-	Last   time.Time
-}
-
-// AffectedCount counts the events of a device by reason and affected container.
-type AffectedCount struct {
-	Device device.ID
-	GPU    device.GPU // of the newest incident
-	Index  int        // of the newest incident
-	Owner  device.Owner
-	Reason string
-	Count  uint64
-	Last   time.Time
+// EventCount counts the events of a device by reason; with an Owner, the events with this affected container.
+type EventCount struct {
+	Device device.ID  `json:"device"`
+	GPU    device.GPU `json:"gpu"`   // of the newest incident
+	Index  int        `json:"index"` // of the newest incident
+	device.Owner
+	Reason string    `json:"reason"`
+	Count  uint64    `json:"count"`
+	Last   time.Time `json:"last"`
 }

@@ -31,7 +31,7 @@ func writeUntilKilled(dir string) {
 	writers.Wait()
 }
 
-// writeFolder has things happen to a device, and prints what a scrape shows.
+// writeFolder records events of a device, and prints the scraped counts.
 func writeFolder(dir string, n int) {
 	k := newFakeAllocations()
 	k.setOwner("a", owner("A"))
@@ -139,7 +139,7 @@ func killOnce(t *testing.T, dir string, counts [writerFolders]uint64) [writerFol
 	return counts
 }
 
-// reread reads a folder and holds it against what a scrape has shown.
+// reread reads a folder and compares the counts with the scraped ones.
 func reread(t *testing.T, dir string, scraped uint64) uint64 {
 	var log logBuffer
 	l := newLog(Options{Folder: disk.OpenFolder(dir), Log: slog.New(slog.NewTextHandler(&log, nil))})

@@ -1,8 +1,11 @@
 package incident
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -52,42 +55,24 @@ type Log struct {
 	publishedVersion uint64       // of the tracker
 	storedCounts     *storedState // counts of the snapshot; nil: no counts
 	loggedID         uint64       // the newest incident in the log
+	prunedAt         time.Time
 }
 
 // New loads the incidents of an earlier process. If the file is unreadable, New logs a warning and starts without incidents.
 func New(o Options) *Log {
-	if o.MaxIncidents <= 0 {
-		o.MaxIncidents = 1000
-	}
-	if o.MaxAge <= 0 {
-		o.MaxAge = 30 * 24 * time.Hour
-	}
+	o.MaxIncidents, o.MaxAge = cmp.Or(o.MaxIncidents, 1000), cmp.Or(o.MaxAge, 30*24*time.Hour)
 	l := &Log{opts: o, tracker: newTracker(o, time.Now()), wake: make(chan struct{}, 1)}
 	if o.Folder != nil {
-		l.file = disk.New(o.Folder, fileFormat(), o.Log)
-		l.load(l.file.Read())
+		l.file = disk.New(o.Folder, disk.Format[storedState]{Name: "incidents", Version: version, Validate: (*storedState).validate}, o.Log)
+		s, err := l.file.Read()
+		if err != nil {
+			o.Log.Warn("incidents of an earlier process are unreadable", "err", err)
+		}
+		l.tracker.load(s)
+		l.loggedID, l.publishedVersion = l.tracker.lastID, l.tracker.version
+		l.publish() // before the first scrape: a count must not disappear and return
 	}
 	return l
-}
-
-func (l *Log) load(found disk.ReadResult[storedState]) {
-	if found.Err != nil {
-		l.opts.Log.Warn("incidents of an earlier process are unreadable, counts start from 0", "err", found.Err)
-	}
-	s := found.Value
-	if found.CountsStale { // rows stay with 0, so that a scrape shows the reset
-		for i := range s.devices {
-			s.devices[i].Count = 0
-		}
-		for i := range s.affected {
-			s.affected[i].Count = 0
-		}
-	}
-	l.tracker.load(s)
-	if l.loggedID = l.tracker.lastID; !found.CountsStale {
-		l.publishedVersion = l.tracker.version
-	}
-	l.publish() // before the first scrape: a count must not disappear and return
 }
 
 // Record records a health event with the current allocations. A repeated event costs no allocation: a storm of
@@ -98,10 +83,7 @@ func (l *Log) Record(o device.HealthEvent) {
 	l.mu.Lock()
 	l.tracker.record(&o, &allocations, now)
 	l.mu.Unlock()
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	pubsub.Notify(l.wake)
 }
 
 // Get returns the snapshot, and a channel that the next snapshot closes.
@@ -113,33 +95,20 @@ func (l *Log) Ready() error { return nil }
 // Run publishes, follows and stores incidents until ctx is done. The last snapshot is stored before Run returns, unless the disk hangs.
 func (l *Log) Run(ctx context.Context) error {
 	if l.file != nil {
-		writing, stop := context.WithCancel(context.WithoutCancel(ctx))
 		var writer sync.WaitGroup
-		writer.Go(func() { l.file.Run(writing) }) //nolint:errcheck // returns nil
+		writer.Go(func() { l.file.Run(ctx) }) //nolint:errcheck // returns nil
 		defer l.file.End()
 		defer writer.Wait()
-		defer stop()
 	}
 	timer := time.NewTimer(heartbeatInterval)
 	defer timer.Stop()
-	var pruned time.Time
-	for {
+	for ctx.Err() == nil {
 		l.Beat()
-		now := time.Now()
-		if now.Sub(pruned) >= pruneInterval {
-			pruned = now
-			l.prune(now)
-		}
-		stored, statuses, allocations, terminations := l.update(now)
-		if retry.Sleep(ctx, publishInterval) != nil {
-			l.update(time.Now())
-			return nil
-		}
+		stored, statuses, allocations, terminations := l.update(time.Now())
+		retry.Sleep(ctx, publishInterval) //nolint:errcheck // the select returns
 		timer.Reset(heartbeatInterval)
 		select {
 		case <-ctx.Done():
-			l.update(time.Now())
-			return nil
 		case <-l.wake:
 		case <-stored:
 		case <-statuses:
@@ -148,6 +117,8 @@ func (l *Log) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 	}
+	l.update(time.Now())
+	return nil
 }
 
 // update applies the state of the sources and publishes changes. The results are the channels to wait for.
@@ -157,6 +128,12 @@ func (l *Log) update(now time.Time) (stored, statusesChanged, allocationsChanged
 	lookup, terminationsChanged := l.opts.Sources.Terminations()
 	l.mu.Lock()
 	t := l.tracker
+	if now.Sub(l.prunedAt) >= pruneInterval {
+		l.prunedAt = now
+		t.prune(func(id device.ID) bool {
+			return statuses == nil || slices.ContainsFunc(statuses, func(s device.Status) bool { return s.ID == id }) // nil: unknown
+		}, now)
+	}
 	t.markRecovered(statuses, now)
 	t.updateAffected(&allocations, now)
 	if lookup != nil {
@@ -167,8 +144,8 @@ func (l *Log) update(now time.Time) (stored, statusesChanged, allocationsChanged
 	}
 	added, stored := l.publish()
 	l.mu.Unlock()
-	for i := len(added) - 1; i >= 0; i-- {
-		l.logIncident(&added[i])
+	for _, i := range slices.Backward(added) {
+		l.logIncident(&i)
 	}
 	return stored, statusesChanged, allocationsChanged, terminationsChanged
 }
@@ -182,7 +159,8 @@ func (l *Log) publish() (added []Incident, stored <-chan struct{}) {
 	changed := t.version != l.publishedVersion || next.Incidents == nil
 	if changed {
 		s := t.storedState()
-		next.Incidents, next.Devices, next.Affected = s.incidents, s.devices, s.affected
+		next.Incidents = s.Incidents
+		next.Devices, next.Affected = splitCounts(s.Counts)
 		if l.file != nil && t.version != l.publishedVersion {
 			l.file.Save(s, t.urgent)
 		}
@@ -191,10 +169,10 @@ func (l *Log) publish() (added []Incident, stored <-chan struct{}) {
 	if l.file != nil {
 		var written disk.WriteStatus[storedState]
 		written, stored = l.file.Get()
-		changed = changed || written.Exportable != l.storedCounts || !sameErr(written.Err, next.Err)
+		changed = changed || written.Exportable != l.storedCounts || fmt.Sprint(written.Err) != fmt.Sprint(next.Err)
 		next.Persisted, next.Err, next.Devices, next.Affected, l.storedCounts = written.Err == nil, written.Err, nil, nil, written.Exportable
 		if written.Exportable != nil {
-			next.Devices, next.Affected = written.Exportable.devices, written.Exportable.affected
+			next.Devices, next.Affected = splitCounts(written.Exportable.Counts)
 		}
 	}
 	if !changed {
@@ -208,10 +186,6 @@ func (l *Log) publish() (added []Incident, stored <-chan struct{}) {
 	return added, stored
 }
 
-func sameErr(a, b error) bool {
-	return (a == nil) == (b == nil) && (a == nil || a.Error() == b.Error())
-}
-
 func (l *Log) logIncident(i *Incident) {
 	level := slog.LevelInfo
 	if i.MarkedUnhealthy {
@@ -223,18 +197,4 @@ func (l *Log) logIncident(i *Incident) {
 	}
 	l.opts.Log.Log(context.Background(), level, "incident", "id", i.ID, "device", i.Device, "reason", i.Reason,
 		"action", i.Action, "marked_unhealthy", i.MarkedUnhealthy, "containers", affected, "owners_incomplete", i.OwnersIncomplete)
-}
-
-func (l *Log) prune(now time.Time) {
-	statuses, _ := l.opts.Sources.Statuses()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.tracker.prune(func(id device.ID) bool {
-		for _, s := range statuses {
-			if s.ID == id {
-				return true
-			}
-		}
-		return statuses == nil // presence is unknown
-	}, now)
 }

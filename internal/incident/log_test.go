@@ -10,7 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/state/disk"
 )
 
-func TestAnIncidentSaysAll(t *testing.T) {
+func TestIncidentFields(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("one"))
 		since := time.Now()
@@ -28,20 +28,20 @@ func TestAnIncidentSaysAll(t *testing.T) {
 		want := Incident{
 			ID: uint64(at.UnixMilli()), First: at, Last: at, Count: 1, Device: "a", GPU: "GPU-1", Index: 3, Profile: "1g.10gb",
 			Model: "H100", PCI: "0000:1a:00.0", Reason: "xid_79", Xid: 79, Class: "reboot", Action: "reboot", MarkedUnhealthy: true, Source: "kmsg",
-			Affected: []AffectedContainer{{Namespace: "team", Pod: "one", Container: "main", Since: since}},
+			Affected: []AffectedContainer{{Owner: owner("one"), Since: since}},
 		}
 		if fmt.Sprint(got[0]) != fmt.Sprint(want) {
 			t.Errorf("the incident is\n%+v, want\n%+v", got[0], want)
 		}
 		known, _ := s.Get()
-		if want := []DeviceCount{{"a", "GPU-1", 3, "xid_79", 1, at}}; !slices.Equal(known.Devices, want) {
+		if want := []EventCount{{"a", "GPU-1", 3, device.Owner{}, "xid_79", 1, at}}; !slices.Equal(known.Devices, want) {
 			t.Errorf("the counts are %v, want %v", known.Devices, want)
 		}
-		if want := []AffectedCount{{"a", "GPU-1", 3, owner("one"), "xid_79", 1, at}}; !slices.Equal(known.Affected, want) {
-			t.Errorf("the hits are %v, want %v", known.Affected, want)
+		if want := []EventCount{{"a", "GPU-1", 3, owner("one"), "xid_79", 1, at}}; !slices.Equal(known.Affected, want) {
+			t.Errorf("the counts of containers are %v, want %v", known.Affected, want)
 		}
 		if known.Persisted || known.Err != nil {
-			t.Errorf("without a store it says kept %v, %v", known.Persisted, known.Err)
+			t.Errorf("without a store: persisted %v, %v", known.Persisted, known.Err)
 		}
 		if n := s.log.count("level=WARN msg=incident"); n != 1 {
 			t.Errorf("it is in the log %d times", n)
@@ -49,39 +49,38 @@ func TestAnIncidentSaysAll(t *testing.T) {
 	})
 }
 
-func TestEachDeviceThatCanBeHeldIsHit(t *testing.T) {
+func TestAllocatableDevicesAreRecorded(t *testing.T) {
 	gpu := gpuDevice("GPU-1")
 	gpu.MIGEnabled = true
 	one, two := gpu, gpu
 	one.ID, one.MIGEnabled, two.ID, two.MIGEnabled = "MIG-1", false, "MIG-2", false
 	for name, test := range map[string]struct {
-		hit  []device.Device
-		want []device.ID
+		affected []device.Device
+		want     []device.ID
 	}{
-		"a whole GPU":                   {[]device.Device{gpuDevice("GPU-2")}, []device.ID{"GPU-2"}},
-		"a partitioned GPU":             {[]device.Device{gpu, one, two}, []device.ID{"MIG-2", "MIG-1"}},
-		"a slice":                       {[]device.Device{two}, []device.ID{"MIG-2"}},
-		"a partitioned GPU, no slices":  {[]device.Device{gpu}, []device.ID{"GPU-1"}},
-		"an occurrence that hit nobody": {nil, nil},
+		"a whole GPU":                           {[]device.Device{gpuDevice("GPU-2")}, []device.ID{"GPU-2"}},
+		"a partitioned GPU":                     {[]device.Device{gpu, one, two}, []device.ID{"MIG-2", "MIG-1"}},
+		"a MIG device":                          {[]device.Device{two}, []device.ID{"MIG-2"}},
+		"a partitioned GPU without MIG devices": {[]device.Device{gpu}, []device.ID{"GPU-1"}},
+		"no device":                             {nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runFixture(t, Options{}, func(t *testing.T, s *fixture) {
-				s.Record(device.HealthEvent{At: time.Now(), GPU: "GPU-1", Affected: test.hit, Reason: "lost"})
+				s.Record(device.HealthEvent{At: time.Now(), GPU: "GPU-1", Affected: test.affected, Reason: "lost"})
 				var got []device.ID
 				for _, i := range s.incidents() {
 					got = append(got, i.Device)
 				}
 				if !slices.Equal(got, test.want) {
-					t.Errorf("hit are %v, want %v", got, test.want)
+					t.Errorf("recorded are %v, want %v", got, test.want)
 				}
 			})
 		})
 	}
 }
 
-// A partitioned GPU can be held as a whole where its slices are not offered. Who holds it is
-// named.
-func TestAPartitionedGPUThatIsHeldIsHit(t *testing.T) {
+// TestAllocatedPartitionedGPU: a partitioned GPU can be allocated as a whole if its MIG devices are not listed.
+func TestAllocatedPartitionedGPU(t *testing.T) {
 	gpu := gpuDevice("GPU-1")
 	gpu.MIGEnabled = true
 	migDevice := gpu
@@ -96,8 +95,8 @@ func TestAPartitionedGPUThatIsHeldIsHit(t *testing.T) {
 	})
 }
 
-// What goes on happening to the same containers is one incident.
-func TestReportsOfTheSameAreOneIncident(t *testing.T) {
+// TestRepeatedEvents: events that affect the same containers are one incident.
+func TestRepeatedEvents(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("one"))
 		var ids []uint64
@@ -125,7 +124,7 @@ func TestReportsOfTheSameAreOneIncident(t *testing.T) {
 		want("another device", 1, 1, 3)
 		s.allocations.setOwner("a", owner("two"))
 		s.Record(xidEvent(31, gpuDevice("a")))
-		want("another holder", 1, 1, 1, 3)
+		want("another owner", 1, 1, 1, 3)
 		time.Sleep(mergeWindow + time.Second)
 		s.Record(xidEvent(31, gpuDevice("a")))
 		want("after more than a minute", 1, 1, 1, 1, 3)
@@ -136,13 +135,13 @@ func TestReportsOfTheSameAreOneIncident(t *testing.T) {
 		if got := known.Devices; len(got) != 3 || got[0].Count != 5 {
 			t.Errorf("the counts are %v", got)
 		}
-		if got := known.Affected; len(got) != 3 || got[0].Owner.Pod != "one" || got[0].Count != 3 || got[1].Count != 1 || got[2].Count != 2 {
-			t.Errorf("the hits are %v", got)
+		if got := known.Affected; len(got) != 3 || got[0].Pod != "one" || got[0].Count != 3 || got[1].Count != 1 || got[2].Count != 2 {
+			t.Errorf("the counts of containers are %v", got)
 		}
 	})
 }
 
-// A storm is published ten times a second at most, and counted to the last.
+// TestStorm: a storm is published at most ten times a second, and counted to the last event.
 func TestStorm(t *testing.T) {
 	runFixture(t, Options{Folder: disk.OpenFolder(t.TempDir())}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("one"))
@@ -179,8 +178,8 @@ func TestStorm(t *testing.T) {
 	})
 }
 
-// What goes on happening costs no memory, whoever reads or writes meanwhile.
-func TestReportsAllocations(t *testing.T) {
+// TestRecordAllocations: a repeated event costs no memory.
+func TestRecordAllocations(t *testing.T) {
 	k := newFakeAllocations()
 	for i := range 4 {
 		k.setOwner(device.ID("a").Replica(i), owner(fmt.Sprint("pod-", i)))
@@ -193,7 +192,7 @@ func TestReportsAllocations(t *testing.T) {
 	}
 }
 
-func BenchmarkHappened(b *testing.B) {
+func BenchmarkRecord(b *testing.B) {
 	k := newFakeAllocations()
 	k.setOwner("a", owner("one"))
 	l := newLog(Options{Sources: &fakeSources{allocations: k}})
@@ -231,16 +230,16 @@ func TestBounds(t *testing.T) {
 	})
 }
 
-func TestLookBeforeRun(t *testing.T) {
+func TestGetBeforeRun(t *testing.T) {
 	l := newLog(Options{})
 	if known, changed := l.Get(); known.Incidents != nil || changed == nil {
 		t.Errorf("something is known before Run: %v", known)
 	}
 }
 
-// A kernel's report is believed half a second after it was made. A device that turned healthy
-// in between has not recovered from it.
-func TestWhatIsToldLateIsNotHealedBefore(t *testing.T) {
+// TestRecoveryBeforeLateReport: a report of the kernel log is handled half a second late. A device that turned healthy in between
+// has not recovered from the event.
+func TestRecoveryBeforeLateReport(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		o := xidEvent(79, gpuDevice("a"))
 		time.Sleep(100 * time.Millisecond)
@@ -248,13 +247,13 @@ func TestWhatIsToldLateIsNotHealedBefore(t *testing.T) {
 		time.Sleep(400 * time.Millisecond)
 		s.Record(o)
 		if got := s.incidents(); got[0].RecoveredAt != nil {
-			t.Errorf("healed at %s, before it was told", got[0].RecoveredAt)
+			t.Errorf("recovered at %s, before the report", got[0].RecoveredAt)
 		}
 		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Reason: "xid_79", Since: time.Now()}})
 		time.Sleep(time.Second)
 		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now()}})
 		if got := s.incidents(); got[0].RecoveredAt == nil {
-			t.Error("not healed")
+			t.Error("not recovered")
 		}
 	})
 }

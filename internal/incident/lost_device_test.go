@@ -11,9 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// TestAGPUThatVanishedAcrossARestart is an incident of the container that it is allocated to,
-// also if the kubelet answers later than the first listing.
-func TestAGPUThatVanishedAcrossARestart(t *testing.T) {
+// TestGPULostAcrossRestart: the container of a GPU that vanished is affected, even if the kubelet answers after the first listing.
+func TestGPULostAcrossRestart(t *testing.T) {
 	t.Run("the kubelet answers before", func(t *testing.T) { testLostAcrossRestart(t, false) })
 	t.Run("the kubelet answers later", func(t *testing.T) { testLostAcrossRestart(t, true) })
 }
@@ -21,7 +20,7 @@ func TestAGPUThatVanishedAcrossARestart(t *testing.T) {
 // keptHistory is a device.HistoryStore in memory.
 type keptHistory struct{ device.HealthHistory }
 
-func (k *keptHistory) Save(h device.HealthHistory) { k.HealthHistory = h }
+func (k *keptHistory) Save(h device.HealthHistory, _ bool) { k.HealthHistory = h }
 
 func (k *keptHistory) ExportedCounts() *device.HealthHistory { return nil }
 

@@ -34,7 +34,7 @@ func (s *fixture) waitWritten() Snapshot {
 	return known
 }
 
-func readStored(t testing.TB, dir string) (d incidentFile) {
+func readStored(t testing.TB, dir string) (d storedState) {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(dir, fileName))
 	if err == nil {
@@ -46,7 +46,7 @@ func readStored(t testing.TB, dir string) (d incidentFile) {
 	return d
 }
 
-func TestARestartForgetsNothing(t *testing.T) {
+func TestRestart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("A"))
@@ -56,12 +56,12 @@ func TestARestartForgetsNothing(t *testing.T) {
 		s.Record(xidEvent(31, gpuDevice("a")))
 		was := s.waitWritten()
 		if was.Persisted == false || was.Err != nil {
-			t.Errorf("it is kept %v, %v", was.Persisted, was.Err)
+			t.Errorf("persisted %v, %v", was.Persisted, was.Err)
 		}
 		before := fmt.Sprint(was.Incidents)
 		s = s.restart(dir)
 		defer s.stop()
-		after, _ := s.Get() // before the kubelet is heard, who says that A is gone
+		after, _ := s.Get() // before the kubelet answers that A is gone
 		for i := range after.Incidents {
 			after.Incidents[i].Affected[0].Until = time.Time{}
 		}
@@ -85,7 +85,7 @@ func TestARestartForgetsNothing(t *testing.T) {
 		}
 		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now().Add(-time.Hour)}})
 		if got := s.incidents(); got[2].RecoveredAt == nil {
-			t.Errorf("an earlier process' incident is not healed")
+			t.Errorf("an earlier process' incident has not recovered")
 		}
 	})
 }
@@ -116,8 +116,8 @@ func inLocalTime(all []Incident) []Incident {
 	return all
 }
 
-// TestAStormIsWrittenOnceASecond, and what makes a device unhealthy at once.
-func TestAStormIsWrittenOnceASecond(t *testing.T) {
+// TestStormIsWrittenOnceASecond: an event that marks a device unhealthy is written at once.
+func TestStormIsWrittenOnceASecond(t *testing.T) {
 	dir := t.TempDir()
 	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
 		s.Record(xidEvent(31, gpuDevice("a")))
@@ -140,7 +140,7 @@ func TestAStormIsWrittenOnceASecond(t *testing.T) {
 		s.Record(xidEvent(79, gpuDevice("a")))
 		time.Sleep(2 * publishInterval)
 		if look(); writes != 1 || !slices.ContainsFunc(readStored(t, dir).Incidents, func(i Incident) bool { return i.MarkedUnhealthy }) {
-			t.Errorf("what makes a device unhealthy is not written at once")
+			t.Errorf("an event that marks a device unhealthy is not written at once")
 		}
 	})
 }
@@ -154,9 +154,8 @@ func fileInfo(t *testing.T, dir string) fs.FileInfo {
 	return info
 }
 
-// TestCountsAreShownWhenTheyAreStored: what a scrape has shown survives a SIGKILL. Incidents are
-// shown at once.
-func TestCountsAreShownWhenTheyAreStored(t *testing.T) {
+// TestCountsArePublishedWhenStored: a scraped count survives a SIGKILL. Incidents are published at once.
+func TestCountsArePublishedWhenStored(t *testing.T) {
 	dir := t.TempDir()
 	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("A"))
@@ -180,8 +179,7 @@ func TestCountsAreShownWhenTheyAreStored(t *testing.T) {
 	})
 }
 
-// TestTheFileIsBounded, however much has gone through it.
-func TestTheFileIsBounded(t *testing.T) {
+func TestFileIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	o := inFolder(dir)
 	o.MaxIncidents, o.MaxAge = 20, 5*time.Minute
@@ -202,12 +200,13 @@ func TestTheFileIsBounded(t *testing.T) {
 	})
 }
 
-// TestContainersAreBounded: devices that many containers share cost no more than maxAffectedTotal.
+// TestContainersAreBounded: devices with many replicas cost at most maxAffectedTotal.
 func TestContainersAreBounded(t *testing.T) {
 	b := newTracker(Options{MaxIncidents: 1000, MaxAge: time.Hour}, time.Now())
 	h := device.Allocations{Complete: true}
 	for n := range maxAffected {
 		h.All = append(h.All, device.Allocation{Resource: gpuResource, DeviceID: device.ID("a").Replica(n), Owner: owner(fmt.Sprint("pod-", n))})
+		h.Recent = append(h.Recent, device.AllocationRecord{Device: "a", Owner: owner(fmt.Sprint("pod-", n))})
 	}
 	slices.SortFunc(h.All, device.CompareAllocations)
 	at := time.Now()
@@ -225,9 +224,27 @@ func TestContainersAreBounded(t *testing.T) {
 	}
 }
 
-// TestAClockThatIsAhead by a month when the node boots erases nothing, nor does one that is set
-// ahead later. What is old is forgotten when the process has run for a day.
-func TestAClockThatIsAhead(t *testing.T) {
+// TestCountersAreBounded: the oldest counters of containers are dropped, not those of devices.
+func TestCountersAreBounded(t *testing.T) {
+	b := newTracker(Options{MaxIncidents: 10, MaxAge: time.Hour}, time.Now())
+	s := storedState{Counts: []EventCount{{Device: "a", Reason: "xid_79", Count: 1}}}
+	for n := range maxCounters + 10 {
+		s.Counts = append(s.Counts, EventCount{Device: "a", Reason: "xid_31", Owner: owner(fmt.Sprintf("pod-%05d", n)), Last: time.Unix(int64(n+1), 0)})
+	}
+	if err := s.validate(); err != nil {
+		t.Fatal(err)
+	}
+	b.load(s)
+	b.prune(func(device.ID) bool { return true }, time.Now())
+	devices, affected := splitCounts(b.counters.values())
+	if len(devices) != 1 || len(affected) != maxCounters-1 || !slices.IsSortedFunc(b.counters, (*EventCount).compare) ||
+		slices.ContainsFunc(affected, func(c EventCount) bool { return c.Last.Unix() <= 11 }) {
+		t.Errorf("%d counters of devices, %d of containers", len(devices), len(affected))
+	}
+}
+
+// TestClockAhead: a clock that is a month ahead at boot, or is set ahead later, erases nothing. Old incidents expire after a day.
+func TestClockAhead(t *testing.T) {
 	dir := t.TempDir()
 	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("A"))
@@ -254,8 +271,8 @@ func TestAClockThatIsAhead(t *testing.T) {
 	}
 }
 
-// TestADiskThatTakesNothing costs a line, and memory goes on.
-func TestADiskThatTakesNothing(t *testing.T) {
+// TestUnwritableDisk: incidents stay in memory, with one log line.
+func TestUnwritableDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // what root cannot make a folder of, either
 		t.Fatal(err)
@@ -292,12 +309,11 @@ var invalidFiles = map[string]string{
 	"no device":    `{"version":1,"incidents":[{"id":1,"reason":"xid_31"}]}`,
 	"no id":        `{"version":1,"incidents":[{"device":"a","reason":"xid_31"}]}`,
 	"out of order": `{"version":1,"incidents":[{"id":1,"device":"a","reason":"xid_31"},{"id":1,"device":"a","reason":"xid_31"}]}`,
-	"a count":      `{"version":1,"counts":[{"device":"a","reason":"xid_31","count":18446744073709551615}]}`,
 	"twice":        `{"version":1,"counts":[{"device":"a","reason":"xid_31"},{"device":"a","reason":"xid_31"}]}`,
 	"no time":      `{"version":1,"incidents":[{"id":1,"device":"a","reason":"xid_31","first":"yesterday"}]}`,
 }
 
-func TestWhatIsForeignIsSetAside(t *testing.T) {
+func TestInvalidFile(t *testing.T) {
 	for name, content := range invalidFiles {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -324,7 +340,7 @@ func TestWhatIsForeignIsSetAside(t *testing.T) {
 	}
 }
 
-func TestAFileOfANewerVersionIsLeftAlone(t *testing.T) {
+func TestFileOfNewerVersion(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, fileName)
 	const newer = `{"version":2,"incidents":"of another type"}`
@@ -336,7 +352,7 @@ func TestAFileOfANewerVersionIsLeftAlone(t *testing.T) {
 		s.waitWritten()
 		s = s.restart(dir)
 		defer s.stop()
-		if known, _ := s.Get(); !known.Persisted || len(known.Incidents) != 1 || known.Devices[0].Count != 0 {
+		if known, _ := s.Get(); !known.Persisted || len(known.Incidents) != 1 || known.Devices[0].Count != 1 {
 			t.Errorf("the next process knows %+v", known)
 		}
 	})
@@ -345,42 +361,44 @@ func TestAFileOfANewerVersionIsLeftAlone(t *testing.T) {
 	}
 }
 
-// FuzzDecode: what is understood can be written, and is then understood alike; and nothing
-// ends the process.
+// FuzzDecode loads decoded files, and stores and loads them again.
 func FuzzDecode(f *testing.F) {
 	for _, content := range invalidFiles {
 		f.Add([]byte(content))
 	}
-	content, err := encode(fullState(3))
+	content, err := json.Marshal(fullState(3))
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(content)
 	f.Fuzz(func(t *testing.T, content []byte) {
-		s, err := decode(content)
-		if err != nil {
-			return
+		var stored [2]string
+		for i := range stored {
+			var s storedState
+			if err := json.Unmarshal(content, &s); err != nil || s.validate() != nil {
+				if i > 0 {
+					t.Fatalf("stored an invalid file: %s, %v", content, err)
+				}
+				return
+			}
+			b := newTracker(Options{MaxIncidents: 10, MaxAge: time.Hour}, time.Now())
+			b.load(s)
+			if content, err = json.Marshal(b.storedState()); err != nil {
+				t.Fatal(err)
+			}
+			stored[i] = string(content)
+			b.prune(func(device.ID) bool { return false }, time.Now())
+			b.updateAffected(&device.Allocations{Complete: true}, time.Now())
 		}
-		again, err := encode(s)
-		if err != nil {
-			t.Fatalf("it cannot be written: %v", err)
+		if stored[0] != stored[1] {
+			t.Errorf("stored again:\n%s, want\n%s", stored[1], stored[0])
 		}
-		o, err := decode(again)
-		if err != nil {
-			t.Fatalf("what was written is not understood: %v", err)
-		}
-		if third, err := encode(o); err != nil || string(third) != string(again) {
-			t.Fatalf("it reads otherwise, %v:\n%s\n%s", err, again, third)
-		}
-		b := newTracker(Options{MaxIncidents: 10, MaxAge: time.Hour}, time.Now())
-		b.load(s)
-		b.prune(func(device.ID) bool { return false }, time.Now())
-		b.updateAffected(&device.Allocations{Complete: true}, time.Now())
 	})
 }
 
-// fullState is a history of n incidents, each of which hit three containers.
+// fullState has n incidents, each with three affected containers.
 func fullState(n int) (s storedState) {
+	var affected []EventCount
 	for i := n; i > 0; i-- {
 		at := time.Unix(int64(i)*1000, 5).UTC()
 		incident := Incident{
@@ -390,15 +408,16 @@ func fullState(n int) (s storedState) {
 		}
 		for k := range 3 {
 			code := int32(139)
-			h := AffectedContainer{Namespace: "team", Pod: fmt.Sprintf("training-%d-%d", i, k), Container: "main", UID: strings.Repeat("1", 36), Since: at, Until: at}
+			h := AffectedContainer{Owner: owner(fmt.Sprintf("training-%d-%d", i, k)), UID: strings.Repeat("1", 36), Since: at, Until: at}
 			h.Termination = &PodTermination{At: at, Phase: "Failed", Reason: "Error", ExitCode: &code, Restarts: 1}
 			incident.Affected = append(incident.Affected, h)
-			s.affected = append(s.affected, AffectedCount{incident.Device, incident.GPU, 3, h.owner(), incident.Reason, 7, at})
+			affected = append(affected, EventCount{incident.Device, incident.GPU, 3, h.Owner, incident.Reason, 7, at})
 		}
-		s.incidents = append(s.incidents, incident)
+		s.Incidents = append(s.Incidents, incident)
 	}
-	slices.SortFunc(s.affected, func(a, b AffectedCount) int { return a.Owner.Compare(b.Owner) })
-	s.devices = []DeviceCount{{s.incidents[0].Device, s.incidents[0].GPU, 3, "xid_95", 7000, s.incidents[0].Last}}
+	slices.SortFunc(affected, func(a, b EventCount) int { return a.Compare(b.Owner) })
+	first := s.Incidents[0]
+	s.Version, s.Counts = version, append([]EventCount{{first.Device, first.GPU, 3, device.Owner{}, "xid_95", 7000, first.Last}}, affected...)
 	return s
 }
 
@@ -406,7 +425,7 @@ func BenchmarkEncode(b *testing.B) {
 	s := fullState(1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		content, err := encode(s)
+		content, err := json.Marshal(s)
 		if err != nil {
 			b.Fatal(err)
 		}

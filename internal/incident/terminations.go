@@ -22,33 +22,28 @@ func (t *tracker) awaitsTermination() bool {
 // updateTerminations updates the terminations that are not final.
 func (t *tracker) updateTerminations(lookup TerminationLookup, now time.Time) {
 	for _, e := range t.entries {
-		for i := range e.terminationFinal {
-			if !e.terminationFinal[i] {
-				t.updateTermination(e, i, lookup, now)
+		for i, before := range e.Affected {
+			if e.terminationFinal[i] {
+				continue
+			}
+			termination, known := lookup(device.Assignment{Owner: before.Owner, PodUID: before.UID, Since: before.Since, ObservedAt: e.First})
+			if !known {
+				e.terminationFinal[i] = now.Sub(e.Last) > terminationTimeout
+				continue
+			}
+			if year := termination.EndedAt.Year(); year < 0 || year > 9999 { // the kubelet may send any time, JSON has four digits
+				termination.EndedAt = time.Time{}
+			}
+			after := before
+			after.UID, after.Termination = termination.PodUID, before.Termination.merge(termination)
+			e.terminationFinal[i] = termination.PodEnded
+			if after != before {
+				e.Affected = slices.Clone(e.Affected)
+				e.Affected[i] = after
+				t.version++
 			}
 		}
 	}
-}
-
-func (t *tracker) updateTermination(e *trackedIncident, i int, lookup TerminationLookup, now time.Time) {
-	before := e.Affected[i]
-	termination, known := lookup(device.Assignment{Owner: before.owner(), PodUID: before.UID, Since: before.Since, ObservedAt: e.First})
-	if year := termination.EndedAt.Year(); year < 0 || year > 9999 { // the kubelet may send any time, JSON has four digits
-		termination.EndedAt = time.Time{}
-	}
-	if !known {
-		e.terminationFinal[i] = now.Sub(e.Last) > terminationTimeout
-		return
-	}
-	after := before
-	after.UID, after.Termination = termination.PodUID, before.Termination.merge(termination)
-	e.terminationFinal[i] = termination.PodEnded
-	if after == before {
-		return
-	}
-	e.Affected = slices.Clone(e.Affected)
-	e.Affected[i] = after
-	t.markChanged()
 }
 
 // merge returns p with the newest termination. The end of the affected run of the container does not change; restarts and phase do.

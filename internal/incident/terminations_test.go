@@ -20,7 +20,7 @@ func formatRecovery(i Incident) string {
 	return i.RecoveredAt.Sub(i.First).String()
 }
 
-func TestHealing(t *testing.T) {
+func TestRecovery(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		s.statuses.Set(status("a", true))
 		time.Sleep(time.Second)
@@ -29,10 +29,10 @@ func TestHealing(t *testing.T) {
 		want := func(when, want string) {
 			t.Helper()
 			if got := s.incidents(); formatRecovery(got[len(got)-1]) != want || got[len(got)-2].RecoveredAt != nil {
-				t.Errorf("%s: healed %s, want %s", when, formatRecovery(got[len(got)-1]), want)
+				t.Errorf("%s: recovered %s, want %s", when, formatRecovery(got[len(got)-1]), want)
 			}
 		}
-		want("before the verdict", "no")
+		want("before the device is unhealthy", "no")
 		s.statuses.Set(status("a", false))
 		want("while it is bad", "no")
 		s.statuses.Set(nil)
@@ -82,7 +82,7 @@ func formatTermination(e *PodTermination) string {
 	return fmt.Sprintf("%s %s %s %d", e.Phase, e.Reason, code, e.Restarts)
 }
 
-func TestEndings(t *testing.T) {
+func TestTerminations(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		f := &fakeTerminations{pods: map[string]device.Termination{}}
 		code := func(n int32) *int32 { return &n }
@@ -97,7 +97,7 @@ func TestEndings(t *testing.T) {
 		}
 		want("without a Pods API", "", "-")
 		f.set(s, "B", device.Termination{PodUID: "b"})
-		want("before its pod is told of", "", "-")
+		want("before its pod is known", "", "-")
 		f.set(s, "A", device.Termination{PodUID: "a", PodPhase: "Running"})
 		want("it runs", "a", "-")
 		f.set(s, "A", device.Termination{PodUID: "a", PodPhase: "Running", Restarts: 1, Ended: true, Reason: "Error", ExitCode: code(3)})
@@ -105,7 +105,7 @@ func TestEndings(t *testing.T) {
 		f.set(s, "A", device.Termination{PodUID: "a", PodPhase: "Running", Restarts: 2, Ended: true, Reason: "OOMKilled", ExitCode: code(137)})
 		want("a later run ended in another way", "a", "Running Error 3 2")
 		s.terminations.Set(nil)
-		want("while nobody can tell", "a", "Running Error 3 2")
+		want("while terminations are unknown", "a", "Running Error 3 2")
 		f.set(s, "A", device.Termination{PodUID: "a", PodEnded: true, PodPhase: "Failed", Restarts: 2, Ended: true, Reason: "Error", ExitCode: code(3)})
 		want("it is over", "a", "Failed Error 3 2")
 		f.set(s, "A", device.Termination{PodUID: "a", PodPhase: "Running"})
@@ -113,8 +113,8 @@ func TestEndings(t *testing.T) {
 	})
 }
 
-// A pod that is told to be over before its container's end is.
-func TestEndingThatComesInParts(t *testing.T) {
+// TestTerminationInParts: the kubelet reports the end of the pod before the end of the container.
+func TestTerminationInParts(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		f := &fakeTerminations{pods: map[string]device.Termination{}}
 		s.allocations.setOwner("a", owner("A"))
@@ -129,8 +129,8 @@ func TestEndingThatComesInParts(t *testing.T) {
 	})
 }
 
-// A time that JSON cannot have costs itself.
-func TestEndingAtAnImpossibleTime(t *testing.T) {
+// TestTerminationAtInvalidTime: a time that JSON lacks is left out.
+func TestTerminationAtInvalidTime(t *testing.T) {
 	runFixture(t, inFolder(t.TempDir()), func(t *testing.T, s *fixture) {
 		f := &fakeTerminations{pods: map[string]device.Termination{}}
 		s.allocations.setOwner("a", owner("A"))
@@ -145,8 +145,8 @@ func TestEndingAtAnImpossibleTime(t *testing.T) {
 	})
 }
 
-// A pod that is never told of is not looked for for ever.
-func TestEndingThatNobodyKnows(t *testing.T) {
+// TestUnknownTermination: the search for an unknown pod ends.
+func TestUnknownTermination(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		f := &fakeTerminations{pods: map[string]device.Termination{}}
 		s.allocations.setOwner("a", owner("A"))
@@ -154,18 +154,18 @@ func TestEndingThatNobodyKnows(t *testing.T) {
 		s.terminations.Set(f.find)
 		s.settle()
 		if !s.awaitsTermination() {
-			t.Error("it is not looked for")
+			t.Error("no search")
 		}
 		time.Sleep(terminationTimeout)
 		f.set(s, "B", device.Termination{})
 		s.settle()
 		if s.awaitsTermination() {
-			t.Error("it is looked for still")
+			t.Error("the search has not ended")
 		}
 	})
 }
 
-// awaitsTermination tells whether more is to be known of somebody's end.
+// awaitsTermination reports whether some termination is not final.
 func (l *Log) awaitsTermination() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,6 +1,7 @@
 package incident
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -16,27 +17,43 @@ const (
 	maxAffectedTotal = 8192
 )
 
+// version of the file format. New fields keep the version; existing fields never change.
+const version = 1
+
+// storedState is the stored part of a tracker.
+type storedState struct {
+	Version   int          `json:"version"`
+	Incidents []Incident   `json:"incidents"` // newest first
+	Counts    []EventCount `json:"counts"`    // of devices, then of affected containers
+}
+
+func (s *storedState) validate() error {
+	for n, i := range s.Incidents {
+		if i.Device == "" || i.ID == 0 || n > 0 && i.ID >= s.Incidents[n-1].ID {
+			return fmt.Errorf("incident %d: id %d is not in descending order, or no device", n, i.ID)
+		}
+	}
+	for n := range s.Counts {
+		if n > 0 && s.Counts[n-1].compare(&s.Counts[n]) >= 0 {
+			return fmt.Errorf("count %d is out of order", n)
+		}
+	}
+	return nil
+}
+
 // tracker is the state of a Log. The caller passes the time and holds a lock.
 type tracker struct {
 	maxIncidents int
 	maxAge       time.Duration // since the last event
 	startedAt    time.Time
 
-	entries          []*trackedIncident // by ID
-	byKey            map[incidentKey]*trackedIncident
-	deviceCounters   counterSet // by device and reason
-	affectedCounters counterSet // by device, owner and reason
-	lastID           uint64
-	affectedTotal    int // affected containers of all entries
+	entries       []*trackedIncident // by ID
+	counters      counterSet
+	lastID        uint64
+	affectedTotal int // affected containers of all entries
 
 	version uint64 // counts changes
 	urgent  bool   // a device turned unhealthy since the last snapshot
-}
-
-// incidentKey identifies the incident of an event.
-type incidentKey struct {
-	device device.ID
-	reason string
 }
 
 // trackedIncident is an Incident with its private state. Published parts of the Incident (Affected and pointers) are replaced, never written.
@@ -46,38 +63,29 @@ type trackedIncident struct {
 	unnamedAllocations []device.Allocation // those without an owner, until ownerDeadline
 	ownerDeadline      time.Time
 
-	recordedAt       time.Time // time of the newest Record; zero: of an earlier process
-	deviceCounter    *incidentCounter
-	affectedCounters []*incidentCounter // of each affected container
-	terminationFinal []bool             // of each affected container: nothing more will be known
+	recordedAt       time.Time     // time of the newest Record; zero: of an earlier process
+	counters         []*EventCount // of the device and of each affected container
+	terminationFinal []bool        // of each affected container: nothing more will be known
 
 	fromEarlierProcess bool
 }
 
 func newTracker(o Options, now time.Time) *tracker {
-	return &tracker{maxIncidents: o.MaxIncidents, maxAge: o.MaxAge, startedAt: now, byKey: map[incidentKey]*trackedIncident{}}
+	return &tracker{maxIncidents: o.MaxIncidents, maxAge: o.MaxAge, startedAt: now}
 }
 
 // load adds the incidents of an earlier process, before the first record.
 func (t *tracker) load(s storedState) {
-	for _, i := range slices.Backward(s.incidents) {
+	for _, i := range slices.Backward(s.Incidents) {
 		t.entries = append(t.entries, &trackedIncident{Incident: i, terminationFinal: make([]bool, len(i.Affected)), fromEarlierProcess: true})
 		t.lastID, t.affectedTotal = i.ID, t.affectedTotal+len(i.Affected)
 	}
-	for _, c := range s.devices {
-		*t.deviceCounters.get(counterKey{device: c.Device, reason: c.Reason}) = incidentCounter{
-			counterKey{device: c.Device, reason: c.Reason}, c.GPU, c.Index, c.Count, c.Last,
-		}
-	}
-	for _, h := range s.affected {
-		key := counterKey{h.Device, h.Owner, h.Reason}
-		*t.affectedCounters.get(key) = incidentCounter{key, h.GPU, h.Index, h.Count, h.Last}
+	for _, c := range s.Counts {
+		t.counters = append(t.counters, &c)
 	}
 	t.evict()
-	t.markChanged()
+	t.version++
 }
-
-func (t *tracker) markChanged() { t.version++ }
 
 // record records an event for each allocatable device. A partitioned GPU is recorded only without an affected MIG device, or if it is
 // allocated: with the MIG strategy none, NVIDIA's plugin allocates partitioned GPUs.
@@ -91,8 +99,8 @@ func (t *tracker) record(o *device.HealthEvent, h *device.Allocations, now time.
 }
 
 func (t *tracker) recordDevice(o *device.HealthEvent, d *device.Device, h *device.Allocations, now time.Time) {
-	e := t.byKey[incidentKey{d.ID, o.Reason}]
-	if e != nil && len(e.unnamedAllocations) > 0 {
+	e := t.newest(d.ID, o.Reason)
+	if e != nil {
 		t.resolveOwners(e, h, now)
 	}
 	if e == nil || !e.matches(o, h) {
@@ -101,17 +109,23 @@ func (t *tracker) recordDevice(o *device.HealthEvent, d *device.Device, h *devic
 	t.countReport(e, o, now)
 }
 
-// matches reports whether an event repeats the incident.
-func (e *trackedIncident) matches(o *device.HealthEvent, h *device.Allocations) bool {
-	return !e.fromEarlierProcess && e.Historical == o.Historical && e.RecoveredAt == nil && o.At.Sub(e.Last) <= mergeWindow &&
-		slices.Equal(h.ForDevice(e.Device), e.allocations) && !e.ownerReplaced(o, h)
+// newest returns the newest incident of a device with a reason; nil: none.
+func (t *tracker) newest(id device.ID, reason string) *trackedIncident {
+	for _, e := range slices.Backward(t.entries) {
+		if e.Device == id && e.Reason == reason {
+			return e
+		}
+	}
+	return nil
 }
 
-// ownerReplaced reports whether the device was allocated again since the last event, to a container of the same name (as in a StatefulSet).
-func (e *trackedIncident) ownerReplaced(o *device.HealthEvent, h *device.Allocations) bool {
-	return slices.ContainsFunc(recordsOf(h.Recent, e.Device), func(s device.AllocationRecord) bool {
-		return s.EndedAt.IsZero() && s.FirstSeen.After(e.Last) && !s.FirstSeen.After(o.At)
-	})
+// matches reports whether an event repeats the incident. A later owner of the same name, as in a StatefulSet, has an incident of its own.
+func (e *trackedIncident) matches(o *device.HealthEvent, h *device.Allocations) bool {
+	return !e.fromEarlierProcess && e.Historical == o.Historical && e.RecoveredAt == nil && o.At.Sub(e.Last) <= mergeWindow &&
+		slices.Equal(h.ForDevice(e.Device), e.allocations) &&
+		!slices.ContainsFunc(recordsOf(h.Recent, e.Device), func(s device.AllocationRecord) bool {
+			return s.EndedAt.IsZero() && s.FirstSeen.After(e.Last) && !s.FirstSeen.After(o.At)
+		})
 }
 
 // newIncident adds an incident without events.
@@ -122,11 +136,17 @@ func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device
 		Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Model: d.Model, PCI: d.PCI,
 		Reason: o.Reason, Xid: o.Xid, Class: o.Class, Action: o.Action, Source: o.Source, Historical: o.Historical,
 	}}
-	e.deviceCounter = t.deviceCounters.get(counterKey{device: d.ID, reason: o.Reason})
 	e.allocations = slices.Clone(h.ForDevice(d.ID))
-	t.attribute(e, h, now)
+	if e.Historical { // counters count events since the start
+		e.AffectedUnknown = true
+	} else {
+		e.counters = append(e.counters, t.counters.get(e, device.Owner{}))
+		e.unnamedAllocations = slices.DeleteFunc(slices.Clone(e.allocations), func(r device.Allocation) bool { return r.Owner != (device.Owner{}) })
+		t.attribute(e, h)
+		e.OwnersIncomplete, e.ownerDeadline = len(e.unnamedAllocations) > 0, now.Add(ownerTimeout)
+		e.AffectedUnknown = len(e.allocations) == 0 && !h.Complete
+	}
 	t.entries = append(t.entries, e)
-	t.byKey[incidentKey{d.ID, o.Reason}] = e
 	t.evict()
 	return e
 }
@@ -135,53 +155,20 @@ func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device
 func (t *tracker) countReport(e *trackedIncident, o *device.HealthEvent, now time.Time) {
 	e.Count++
 	e.recordedAt = now
-	if o.At.Before(e.First) {
-		e.First = o.At
-	}
-	if o.At.After(e.Last) {
-		e.Last = o.At
-	}
+	e.First, e.Last = earliest(e.First, o.At), latest(e.Last, o.At)
 	e.MarkedUnhealthy = e.MarkedUnhealthy || o.MarkedUnhealthy
 	t.urgent = t.urgent || o.MarkedUnhealthy
-	if !e.Historical { // counters count events since the start
-		e.deviceCounter.add(e, 1, o.At)
-	}
-	for _, c := range e.affectedCounters {
+	for _, c := range e.counters {
 		c.add(e, 1, o.At)
 	}
-	t.markChanged()
-}
-
-// addAffected adds an affected container.
-func (t *tracker) addAffected(e *trackedIncident, h AffectedContainer) {
-	e.Affected = append(slices.Clone(e.Affected), h)
-	e.terminationFinal = append(e.terminationFinal, false)
-	t.affectedTotal++
-	c := t.affectedCounters.get(counterKey{e.Device, h.owner(), e.Reason})
-	e.affectedCounters = append(e.affectedCounters, c)
-	if e.Count > 0 {
-		c.add(e, e.Count, e.Last)
-	}
-	t.markChanged()
-}
-
-func (h AffectedContainer) owner() device.Owner {
-	return device.Owner{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container}
-}
-
-// drop removes an incident from the indexes, and leaves the counters.
-func (t *tracker) drop(e *trackedIncident) {
-	if t.byKey[incidentKey{e.Device, e.Reason}] == e {
-		delete(t.byKey, incidentKey{e.Device, e.Reason})
-	}
-	t.affectedTotal -= len(e.Affected)
+	t.version++
 }
 
 // evict removes the oldest incidents beyond the limits: first those of recovered devices, and never the newest.
 func (t *tracker) evict() {
 	for len(t.entries) > t.maxIncidents || t.affectedTotal > maxAffectedTotal {
 		i := max(0, slices.IndexFunc(t.entries[:len(t.entries)-1], func(e *trackedIncident) bool { return !e.isOpen() }))
-		t.drop(t.entries[i])
+		t.affectedTotal -= len(t.entries[i].Affected)
 		t.entries = slices.Delete(t.entries, i, i+1)
 	}
 }
@@ -193,16 +180,17 @@ func (e *trackedIncident) isOpen() bool { return e.MarkedUnhealthy && e.Recovere
 func (t *tracker) prune(present func(device.ID) bool, now time.Time) {
 	before := len(t.entries)
 	t.entries = slices.DeleteFunc(t.entries, func(e *trackedIncident) bool {
-		if !t.expired(e.Last, now) {
-			return false
+		expired := t.expired(e.Last, now)
+		if expired {
+			t.affectedTotal -= len(e.Affected)
 		}
-		t.drop(e)
-		return true
+		return expired
 	})
-	devicesPruned := t.deviceCounters.prune(func(c *incidentCounter) bool { return t.expired(c.last, now) && !present(c.key.device) })
-	affectedPruned := t.affectedCounters.prune(func(c *incidentCounter) bool { return t.expired(c.last, now) })
-	if devicesPruned || affectedPruned || len(t.entries) != before {
-		t.markChanged()
+	countersPruned := t.counters.prune(func(c *EventCount) bool {
+		return t.expired(c.Last, now) && (c.Pod != "" || !present(c.Device))
+	})
+	if countersPruned || len(t.entries) != before {
+		t.version++
 	}
 }
 
@@ -232,25 +220,15 @@ func (t *tracker) markRecovered(statuses []device.Status, now time.Time) {
 		default:
 			continue
 		}
-		t.markChanged()
+		t.version++
 	}
 }
 
 // storedState returns an immutable copy of the state.
-func (t *tracker) storedState() (s storedState) {
-	s.incidents = make([]Incident, len(t.entries))
+func (t *tracker) storedState() storedState {
+	s := storedState{Version: version, Incidents: make([]Incident, len(t.entries)), Counts: t.counters.values()}
 	for i, e := range t.entries {
-		s.incidents[len(s.incidents)-1-i] = e.Incident
-	}
-	s.devices = make([]DeviceCount, 0, len(t.deviceCounters.counters))
-	for _, c := range t.deviceCounters.counters {
-		if !c.last.IsZero() { // zero: historical events only
-			s.devices = append(s.devices, DeviceCount{Device: c.key.device, GPU: c.gpu, Index: c.index, Reason: c.key.reason, Count: c.count, Last: c.last})
-		}
-	}
-	s.affected = make([]AffectedCount, len(t.affectedCounters.counters))
-	for i, c := range t.affectedCounters.counters {
-		s.affected[i] = AffectedCount{Device: c.key.device, GPU: c.gpu, Index: c.index, Owner: c.key.owner, Reason: c.key.reason, Count: c.count, Last: c.last}
+		s.Incidents[len(s.Incidents)-1-i] = e.Incident
 	}
 	return s
 }

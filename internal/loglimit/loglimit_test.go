@@ -35,19 +35,3 @@ func TestKeysAreBounded(t *testing.T) {
 		t.Errorf("%d keys of one interval, at most %d", len(l.last), maxKeys)
 	}
 }
-
-func TestDropKeepsKeysWithinTheirInterval(t *testing.T) {
-	begin := time.Unix(0, 0)
-	l := New[int](time.Minute)
-	for i := range maxKeys - 1 {
-		l.Allow(i, begin)
-	}
-	l.Allow(-1, begin.Add(30*time.Second))
-	l.Allow(-2, begin.Add(time.Minute)) // at the limit
-	if len(l.last) != 2 {
-		t.Errorf("%d keys, want 2: those whose interval has not passed", len(l.last))
-	}
-	if l.Allow(-1, begin.Add(61*time.Second)) {
-		t.Error("a second message within the interval was allowed")
-	}
-}

@@ -6,15 +6,18 @@ package nvml
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 // Options are the folders of the driver. The zero Options fit a driver beside this program.
@@ -49,12 +52,11 @@ type Backend struct {
 	// inventory is the newest listing, nil before the first. Written by Devices and Close.
 	inventory atomic.Pointer[inventory]
 	// lastInventory is the last listing before Close, for XidEventAt. The handles are invalid.
-	lastInventory   atomic.Pointer[inventory]
-	missingFamilies atomic.Pointer[[]string]    // written by Devices
-	libraryInfo     atomic.Pointer[LibraryInfo] // written by Devices
-	histories       collect.Histories
-	pendingCalls    *lib.PendingCalls
-	probeDone       chan struct{} // has an element after the end of a probe
+	lastInventory atomic.Pointer[inventory]
+	libraryInfo   atomic.Pointer[LibraryInfo] // never nil; written by Devices
+	histories     collect.Histories
+	pendingCalls  *lib.PendingCalls
+	probedAt      atomic.Pointer[time.Time] // begin of the newest listing, or the newest end of a probe
 
 	mu sync.Mutex
 	// The fields below are guarded by mu, held by Devices.
@@ -64,7 +66,6 @@ type Backend struct {
 	initialized     bool            // at least once
 	driverRestarted bool            // the driver has ended an earlier Init
 	probes          map[int]*deviceProbe
-	delisted        []*gpu // with GPM samples
 
 	// eventsMu guards eventSet, and is held by Wait.
 	eventsMu sync.Mutex
@@ -83,12 +84,28 @@ type nvmlSession struct {
 // gpu is a GPU as long as it is listed.
 type gpu struct {
 	*collect.GPUReader
-	device device.Device // asDevice adds index and nodes
+	device device.Device // appendDevices adds index and nodes
 	// layout is the partitioning by the newest successful listing; never nil. Written by Devices.
 	layout atomic.Pointer[migLayout]
+	// After a failed registration in the event set. Guarded by Backend.eventsMu.
+	registerBackoff retry.Backoff
+	registerAfter   time.Time
 }
 
-// inventory is a listing.
+// lockUntil locks the GPU after short calls, unless a call hangs.
+func (g *gpu) lockUntil(ctx context.Context, deadline time.Time) bool {
+	for ctx.Err() == nil && g.Responsive.Load() {
+		if g.TryLock() {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+		_ = retry.Sleep(ctx, time.Millisecond)
+	}
+	return false
+}
+
 type inventory struct {
 	*nvmlSession
 	gpus     []*gpu
@@ -101,22 +118,16 @@ type inventory struct {
 func New(o Options) *Backend {
 	o.DevRoot, o.SysRoot, o.ProcRoot = cmp.Or(o.DevRoot, "/"), cmp.Or(o.SysRoot, "/sys"), cmp.Or(o.ProcRoot, "/proc")
 	plan := metric.NewReadPlan(o.PerLink)
-	return &Backend{
+	b := &Backend{
 		options: o, metrics: plan.Metrics(), plan: plan,
-		probes: map[int]*deviceProbe{}, pendingCalls: &lib.PendingCalls{}, probeDone: make(chan struct{}, 1),
+		probes: map[int]*deviceProbe{}, pendingCalls: &lib.PendingCalls{},
 	}
+	b.libraryInfo.Store(&LibraryInfo{})
+	return b
 }
 
 // Metrics returns the rows of Read, without a driver too.
 func (b *Backend) Metrics() []device.Metric { return b.metrics }
-
-// MissingFamilies returns the metric families with a row beyond the library's functions; nil before the first Init.
-func (b *Backend) MissingFamilies() []string {
-	if missing := b.missingFamilies.Load(); missing != nil {
-		return *missing
-	}
-	return nil
-}
 
 // Close shuts the library down, after all pending calls: NVML does not survive a shutdown during a call. No further call may be under way.
 // A later Devices starts the library again.
@@ -132,12 +143,10 @@ func (b *Backend) Close() {
 		return
 	}
 	if inv != nil {
-		b.delisted = append(b.delisted, inv.gpus...)
+		for _, g := range inv.gpus {
+			g.FreeSamples(b.session.Session)
+		}
 	}
-	for _, g := range b.delisted {
-		g.FreeSamples(b.session.Session)
-	}
-	b.delisted = nil
 	if b.eventSet.session == b.session { // a set of an earlier Init is gone
 		b.eventSet.free()
 	}
@@ -148,7 +157,6 @@ func (b *Backend) Close() {
 // Idle reports whether no call of a listing is pending.
 func (b *Backend) Idle() bool { return b.pendingCalls.Idle() }
 
-// findGPU finds a GPU in the newest listing.
 func (b *Backend) findGPU(id device.GPU) (*gpu, error) {
 	inv := b.inventory.Load()
 	if inv == nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestAtTheSameTime has all calls run that may, while GPUs get lost and come back,
-// are partitioned, and the library is started anew. The race detector watches.
-func TestAtTheSameTime(t *testing.T) {
+// TestConcurrentCalls makes all calls at the same time, while GPUs are lost and return, are partitioned, and the library starts again. The
+// race detector watches.
+func TestConcurrentCalls(t *testing.T) {
 	s := newListedFixture(t, "gpus 4")
 	ctx, cancel := context.WithCancel(context.Background())
 	var callers, waiter sync.WaitGroup

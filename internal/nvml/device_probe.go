@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 // Timeouts of a listing count from the newest result, since a driver may serialize calls. A new GPU may take seconds to start. A known GPU
@@ -37,63 +39,45 @@ type probeResult struct {
 	migErrs []string   // one for each unknown MIG device
 }
 
-func (p *deviceProbe) isDone() bool { return isClosed(p.done) }
+func (p *deviceProbe) isDone() bool { return pubsub.IsClosed(p.done) }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
+// wait waits for the end of a probe, until its timeout has passed without the end of any probe.
+func (l *deviceListing) wait(ctx context.Context, probe *deviceProbe) {
+	for !probe.isDone() && ctx.Err() == nil {
+		remaining := time.Until(l.probedAt.Load().Add(probe.timeout))
+		if remaining <= 0 {
+			return
+		}
+		select {
+		case <-probe.done:
+		case <-time.After(remaining):
+		case <-ctx.Done():
+		}
 	}
 }
 
 // probeAll examines each index, and returns the results in time. A GPU with a known identity counts as found even if its initialization
 // hangs: only listed GPUs can be marked unhealthy.
 func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeResult {
-	found, pending := map[int]probeResult{}, map[int]*deviceProbe{}
+	l.probedAt.Store(new(time.Now()))
 	for i := range count {
-		probe := l.probes[i]
-		switch {
+		switch probe := l.probes[i]; {
 		case probe == nil:
-			probe = l.startProbe(i)
+			l.startProbe(i)
 		case !probe.isDone():
 			probe.timeout = pendingProbeTimeout
 		case probe.session != l.session || !probe.result.isNew: // outdated
-			probe = l.startProbe(i)
+			l.startProbe(i)
 		}
-		l.probes[i], pending[i] = probe, probe
 	}
-	for lastResult := time.Now(); len(pending) > 0; {
-		var timeout time.Duration
-		for i, probe := range pending {
-			if !probe.isDone() {
-				timeout = max(timeout, probe.timeout)
-				continue
-			}
-			lastResult = time.Now()
-			if probe.session != l.session { // handles of an earlier Init are invalid
-				probe = l.startProbe(i)
-				l.probes[i], pending[i], timeout = probe, probe, max(timeout, probe.timeout)
-				continue
-			}
-			found[i] = probe.result
-			delete(pending, i)
-			delete(l.probes, i)
+	for i := range count {
+		if l.wait(ctx, l.probes[i]); l.probes[i].session != l.session && l.probes[i].isDone() { // handles of an earlier Init are invalid
+			l.wait(ctx, l.startProbe(i))
 		}
-		timer := time.NewTimer(timeout - time.Since(lastResult))
-		select {
-		case <-l.probeDone:
-			timer.Stop()
-			continue
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
-		break
 	}
-	for i, probe := range pending {
-		if probe.session == l.session && isClosed(probe.identified) && ctx.Err() == nil {
+	found := map[int]probeResult{}
+	for i := range count {
+		if probe := l.probes[i]; probe.session == l.session && pubsub.IsClosed(probe.identified) && ctx.Err() == nil {
 			found[i] = probe.result
 			delete(l.probes, i)
 		}
@@ -107,21 +91,19 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 		probe.timeout = knownGPUTimeout
 	}
 	old, b := l.old, l.Backend
+	l.probes[index] = probe
 	l.pendingCalls.Start(func() {
+		defer close(probe.done)
 		probe.result = b.probeDevice(probe.session, index, old)
 		if g := probe.result.gpu; probe.result.isNew && g != nil {
 			g.Lock() // reads wait for the initialization
+			defer g.Unlock()
 			close(probe.identified)
 			g.Initialize()
-			g.Unlock()
 		} else {
 			close(probe.identified)
 		}
-		close(probe.done)
-		select {
-		case b.probeDone <- struct{}{}:
-		default: // already signaled
-		}
+		b.probedAt.Store(new(time.Now()))
 	})
 	return probe
 }
@@ -159,11 +141,15 @@ func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (res
 			return result
 		}
 	}
-	if layout.denials.Denied() {
-		layout = result.gpu.layout.Load().withDenial(time.Now())
+	if layout.mode.Denials > 0 {
+		known := result.gpu.layout.Load().mode
+		if known.Capable { // a stray denial
+			return result
+		}
+		layout.mode.Denials = min(known.Denials+1, collect.DenialsToConfirm)
 	}
 	result.layout = layout
-	if layout.enabled {
+	if layout.mode.Enabled {
 		sess.listMIGDevices(&result)
 	}
 	return result

@@ -15,13 +15,13 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// inChildWithLibrary runs the body in a process whose calls are all the body's own.
+// inChildWithLibrary runs the body in a process that makes no other calls.
 func inChildWithLibrary(t *testing.T, body func(t *testing.T, dir string)) {
 	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, body)
 }
 
-// wantOneCallPerGPU holds that no GPU ever had a second call in it.
+// wantOneCallPerGPU checks that no GPU ever had two calls at the same time.
 func (s *backendFixture) wantOneCallPerGPU() {
 	s.Helper()
 	calls := s.calls()
@@ -35,8 +35,7 @@ func (s *backendFixture) wantOneCallPerGPU() {
 	}
 }
 
-// timedList lists and tells how long it took. Of an error it wants that it names the
-// index; it wants none where that is empty.
+// timedList lists n devices and returns the duration. With an index, the listing must fail for that index only.
 func (s *backendFixture) timedList(n int, index string) time.Duration {
 	s.Helper()
 	began := time.Now()
@@ -48,10 +47,9 @@ func (s *backendFixture) timedList(n int, index string) time.Duration {
 	return took
 }
 
-// TestListingMeetsAHangAtStart has one of eight GPUs hang before it was ever listed.
-// The others are offered and read, nothing else is asked of that one, and it joins
-// with the answer that it gives in the end.
-func TestListingMeetsAHangAtStart(t *testing.T) {
+// TestHangBeforeListing has one of eight GPUs hang before the first listing. The others are listed and read, the hanging GPU gets no other
+// call, and is listed after the end of the call.
+func TestHangBeforeListing(t *testing.T) {
 	inChildWithLibrary(t, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8", "hang * gpu 1")
 		if took := s.timedList(7, "1"); took < newGPUTimeout || took > newGPUTimeout+testTimeout {
@@ -78,16 +76,22 @@ func TestListingMeetsAHangAtStart(t *testing.T) {
 		s.timedList(8, "")
 		s.values(1)
 		if n := s.calls().Count("nvmlDeviceGetUUID", 1); n != 1 {
-			t.Errorf("it is asked who it is %d times", n)
+			t.Errorf("%d calls for the UUID", n)
 		}
 		s.wantOneCallPerGPU()
 	})
 }
 
-// TestListingMeetsAHangOfWhatIsRead has a GPU say who it is, and hang when it is asked for
-// the first values: it is listed, so that it can be found to be ill, and nothing else is
-// asked of it.
-func TestListingMeetsAHangOfWhatIsRead(t *testing.T) {
+// TestSlowDriver has a driver that starts the GPUs one after the other, the first GPU last. All are listed, since none takes longer than
+// newGPUTimeout after another.
+func TestSlowDriver(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 2", "slow nvmlDeviceGetUUID gpu 0 5000ms", "slow nvmlDeviceGetUUID gpu 1 1500ms")
+	s.timedList(2, "")
+}
+
+// TestHangInInitialization has a GPU identify itself, and hang at the first values. The GPU is listed, so that checks can fail, and gets
+// no other call.
+func TestHangInInitialization(t *testing.T) {
 	inChildWithLibrary(t, func(t *testing.T, dir string) {
 		for _, function := range []string{lib.FieldValuesSymbol, "nvmlDeviceGetMaxPcieLinkWidth"} {
 			s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 3", "hang "+function+" gpu 1")
@@ -116,8 +120,8 @@ func TestListingMeetsAHangOfWhatIsRead(t *testing.T) {
 	})
 }
 
-// TestMonitorOffersTheRest is the same seen from the board.
-func TestMonitorOffersTheRest(t *testing.T) {
+// TestMonitorWithHangingGPU is the same from the inventory.
+func TestMonitorWithHangingGPU(t *testing.T) {
 	inChildWithLibrary(t, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8", "hang * gpu 1")
 		board := &device.Inventory{}
@@ -152,10 +156,8 @@ func TestMonitorOffersTheRest(t *testing.T) {
 	})
 }
 
-// TestListingMeetsAHang has a GPU hang that is known, and a listing be the first to
-// notice. It stays listed, its readings wait behind the question that hangs, and
-// what else changes is found.
-func TestListingMeetsAHang(t *testing.T) {
+// TestHangInListing has a known GPU hang in a listing. The GPU stays listed, readings wait, and other changes are found.
+func TestHangInListing(t *testing.T) {
 	inChildWithLibrary(t, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8")
 		s.timedList(8, "")
@@ -174,10 +176,10 @@ func TestListingMeetsAHang(t *testing.T) {
 			t.Errorf("%d links, error %v; want those of the others", len(links), err)
 		}
 		if err := <-reads; !errors.Is(err, device.ErrStalled) { // the other one waits
-			t.Errorf("of two readings one says %v", err)
+			t.Errorf("a reading: %v", err)
 		}
 		if _, err := s.Check(stuck); !errors.Is(err, device.ErrStalled) {
-			t.Errorf("a check beside it says %v", err)
+			t.Errorf("a check at the same time: %v", err)
 		}
 		s.set("gpus 9")
 		if took := s.timedList(9, ""); took > knownGPUTimeout/2 {
@@ -196,7 +198,7 @@ func TestListingMeetsAHang(t *testing.T) {
 		}
 		s.clear("hang")
 		if err := <-reads; err != nil {
-			t.Errorf("when the hang has ended a reading says %v", err)
+			t.Errorf("a reading after the hang: %v", err)
 		}
 		s.timedList(9, "")
 		s.values(1)
@@ -208,10 +210,9 @@ func TestListingMeetsAHang(t *testing.T) {
 	})
 }
 
-// TestAnswerOfAnEarlierInit has the library be started anew while a question hangs, and
-// its answer come during the next listing: what it says is of handles that mean nothing
-// any more, so the GPU is asked again.
-func TestAnswerOfAnEarlierInit(t *testing.T) {
+// TestResultOfEarlierInit starts the library again during a hanging call. The result comes during the next listing, with invalid handles,
+// so the GPU is examined again.
+func TestResultOfEarlierInit(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "driver 570.1", "hang nvmlDeviceGetUUID gpu 1")
 	s.timedList(1, "1")
 	s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
@@ -246,8 +247,8 @@ func TestAnswerOfAnEarlierInit(t *testing.T) {
 	}
 }
 
-// TestHangs has a GPU's calls hang. A second one about the same GPU returns at once,
-// and so do all about others, listings and waits included.
+// TestHangs has the calls of a GPU hang. A second call about that GPU returns at once, and so do listings, waits and all calls about
+// others.
 func TestHangs(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	s.set("hang * gpu 1")
@@ -256,10 +257,10 @@ func TestHangs(t *testing.T) {
 	go func() { _, err := s.Read(stuck, nil); done <- err }() // ends with the hang; received below
 	s.eventually("the call hangs", func() bool { return s.calls().InFlight(1) == 1 })
 	if _, err := s.Read(stuck, nil); !errors.Is(err, device.ErrStalled) {
-		t.Errorf("another reading says %v", err)
+		t.Errorf("another reading: %v", err)
 	}
 	if _, err := s.Check(stuck); !errors.Is(err, device.ErrStalled) {
-		t.Errorf("a check says %v", err)
+		t.Errorf("a check: %v", err)
 	}
 	s.values(0)
 	s.list(2)

@@ -5,13 +5,13 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
-// eventTypes are subscribed besides Xids and partitioning, on GPUs with these types. Most accompany an Xid with a separate class, so
+// EventTypes are subscribed besides Xids and partitioning, on GPUs with these types. Most accompany an Xid with a separate class, so
 // repairs are information; the recovery action of the same drivers decides the rest. Single-bit errors, clocks, P-states and power
 // sources are metrics.
-var eventTypes = [...]struct {
-	mask  uint64
-	kind  string
-	class xid.Class
+var EventTypes = [...]struct {
+	Mask  uint64 // NVML's
+	Kind  string // device.Event.Kind
+	Class xid.Class
 }{
 	{nvml.EventTypeDoubleBitEccError, "double_bit_ecc", xid.Undecided}, // with Xid 48
 	{nvml.EventTypeSingleBitEccErrorStorm, "single_bit_ecc_storm", xid.Information},
@@ -28,25 +28,8 @@ const requiredEventTypes uint64 = nvml.EventTypeXidCriticalError | nvml.EventMig
 
 var subscribedEventTypes = func() uint64 {
 	types := requiredEventTypes
-	for _, k := range eventTypes {
-		types |= k.mask
+	for _, k := range EventTypes {
+		types |= k.Mask
 	}
 	return types
 }()
-
-// EventTypeInfo describes a type of event besides Xids.
-type EventTypeInfo struct {
-	Name   string // device.Event.Kind
-	Mask   uint64 // NVML's
-	Class  string
-	Effect string
-}
-
-// EventTypes describes all types besides Xids.
-func EventTypes() []EventTypeInfo {
-	var list []EventTypeInfo
-	for _, k := range eventTypes {
-		list = append(list, EventTypeInfo{k.kind, k.mask, k.class.Event().Class, k.class.Effect()})
-	}
-	return list
-}

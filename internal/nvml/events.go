@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +27,8 @@ const (
 	gpuLockTimeout = 20 * time.Millisecond
 	// registerTimeout is the time for registering a GPU. Events of the other GPUs wait.
 	registerTimeout = time.Second
+	// The interval between registrations of a GPU that refuses. Each may break the set.
+	minRegisterInterval, maxRegisterInterval = 10 * time.Second, 10 * time.Minute
 )
 
 // undeterminedXid is NVML's number for an Xid without a known number.
@@ -36,25 +39,10 @@ const undeterminedXid = 999
 
 // eventSet is an event set with its GPUs. The zero value has no set.
 type eventSet struct {
-	session       *nvmlSession // of the set
-	set           nvml.EventSet
-	registrations map[*gpu]gpuRegistration
+	session    *nvmlSession // of the set
+	set        nvml.EventSet
+	registered map[*gpu]bool
 }
-
-// gpuRegistration is the state of a GPU in the set.
-type gpuRegistration struct {
-	state     registrationState
-	refusedIn *inventory // listing with a failed registration; nil: none
-	breaksSet bool       // the GPU has broken a set
-}
-
-type registrationState uint8
-
-const (
-	unregistered registrationState = iota
-	registered
-	unsupported // without events, not asked again
-)
 
 // Wait waits for an event, for a second at most. The GPUs of the set follow the listings. Only one Wait may run at a time.
 func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
@@ -70,20 +58,14 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 		return device.Event{}, nil
 	}
 	began := time.Now()
-	if !inv.Symbols.SupportsEvents() {
-		_ = retry.Sleep(ctx, eventWaitTimeout) // the caller waits again at once
-		return device.Event{}, nil
-	}
-	if b.eventSet.outdated(inv) { // freeing the set would lose its events
-		if data, ret := b.eventSet.set.Wait(0); ret == nvml.SUCCESS {
-			return b.toEvent(data), nil
+	supported := inv.Symbols.HasAll(lib.EventFunctions)
+	if supported {
+		if err := b.eventSet.update(ctx, inv); err != nil {
+			return device.Event{}, err
 		}
 	}
-	if err := b.eventSet.update(inv); err != nil {
-		return device.Event{}, err
-	}
-	if !b.eventSet.hasRegistered() {
-		_ = retry.Sleep(ctx, eventWaitTimeout-time.Since(began))
+	if !supported || len(b.eventSet.registered) == 0 {
+		_ = retry.Sleep(ctx, eventWaitTimeout-time.Since(began)) // the caller waits again at once
 		return device.Event{}, nil
 	}
 	data, ret := b.eventSet.set.Wait(uint32(eventWaitTimeout.Milliseconds()))
@@ -102,7 +84,7 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	// A lost GPU, unnamed by NVML, would fail each further wait at once. A new set, without the lost GPU, is made here: until the
 	// next wait the events of the others would be lost.
 	b.eventSet.free()
-	if retryErr := b.eventSet.update(inv); retryErr != nil {
+	if retryErr := b.eventSet.update(ctx, inv); retryErr != nil {
 		err = fmt.Errorf("%w; %w", err, retryErr)
 	}
 	return device.Event{}, err
@@ -128,10 +110,10 @@ func (b *Backend) toEvent(data nvml.EventData) device.Event {
 	case nvml.EventMigConfigChange:
 		return device.Event{GPU: id, PartitionChanged: true}
 	}
-	for _, k := range eventTypes {
-		if k.mask == data.EventType {
-			e := g.classEvent(k.class)
-			e.GPU, e.Kind = id, k.kind
+	for _, k := range EventTypes {
+		if k.Mask == data.EventType {
+			e := g.classEvent(k.Class)
+			e.GPU, e.Kind = id, k.Kind
 			return e
 		}
 	}
@@ -149,7 +131,7 @@ func (g *gpu) xidEvent(number uint64, gi, ci uint32) device.Event {
 	}
 	e.GPU = g.ID
 	if !class.WholeGPU() {
-		e.Device = g.MIGState().DeviceID(gi, ci)
+		e.Device = g.MIG.Load().DeviceID(gi, ci)
 	}
 	return e
 }
@@ -157,7 +139,7 @@ func (g *gpu) xidEvent(number uint64, gi, ci uint32) device.Event {
 // classEvent returns the event of a class. The GPU is nil if unknown.
 func (g *gpu) classEvent(c xid.Class) device.Event {
 	e := c.Event()
-	if c == xid.Memory && g != nil && g.CanReportRecovery() {
+	if c == xid.Memory && g != nil && g.ReportsRecovery.Load() {
 		undecided := xid.Undecided.Event()
 		e.Recovery, e.Action = undecided.Recovery, undecided.Action
 	}
@@ -182,71 +164,35 @@ func (b *Backend) XidEventAt(address string, number uint64, gi, ci uint32) (e de
 	return inv.gpus[i].xidEvent(number, gi, ci), true
 }
 
-// outdated reports whether the set has a GPU beyond the listing.
-func (e *eventSet) outdated(inv *inventory) bool {
-	if e.set == nil || e.session != inv.nvmlSession {
-		return false
-	}
-	for g, r := range e.registrations {
-		if r.state == registered && inv.byID[g.ID] != g {
-			return true
-		}
-	}
-	return false
-}
-
-// update registers all listed GPUs. A set with undelivered events is kept as long as possible. A GPU that breaks the set is an error; the
-// rest gets a new set.
-func (e *eventSet) update(inv *inventory) error {
+// update registers all listed GPUs. NVML cannot remove a GPU from a set, so a set may have unlisted GPUs. A GPU that breaks the set is an
+// error; the rest gets a new set.
+func (e *eventSet) update(ctx context.Context, inv *inventory) error {
 	if e.session != inv.nvmlSession { // the set is gone with its Init
-		*e = eventSet{session: inv.nvmlSession, registrations: map[*gpu]gpuRegistration{}}
+		*e = eventSet{session: inv.nvmlSession, registered: map[*gpu]bool{}}
 	}
-	for g, r := range e.registrations {
-		if inv.byID[g.ID] == g {
-			continue
-		}
-		delete(e.registrations, g)
-		if r.state == registered { // NVML cannot remove a GPU from a set
-			e.free()
-		}
-	}
-	var brokenErr error
+	maps.DeleteFunc(e.registered, func(g *gpu, _ bool) bool { return inv.byID[g.ID] != g })
+	var errs []string
 	for {
 		if e.set == nil {
 			set, ret := inv.NVML.EventSetCreate()
 			if ret != nvml.SUCCESS {
-				return fmt.Errorf("create event set: %w", lib.Error(ret))
+				return joinErrors(append(errs, fmt.Sprintf("create event set: %v", lib.Error(ret))))
 			}
 			e.set = set
 		}
-		err := e.registerAll(inv)
+		err := e.registerAll(ctx, inv)
 		if err == nil {
-			return brokenErr
+			return joinErrors(errs)
 		}
-		if brokenErr != nil {
-			err = fmt.Errorf("%w; %w", brokenErr, err)
-		}
-		brokenErr = err // each GPU breaks a set only once per listing, so the loop ends
+		errs = append(errs, err.Error()) // each GPU breaks one set, so the loop ends
 	}
 }
 
-// tryLockUntil locks the GPU, waiting for short calls: a GPU under check would be registered a second later.
-func (g *gpu) tryLockUntil(deadline time.Time) bool {
-	for !g.TryLock() {
-		if time.Now().After(deadline) {
-			return false
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return true
-}
-
-// registerAll adds the missing GPUs to the set, except hanging GPUs.
-func (e *eventSet) registerAll(inv *inventory) error {
+// registerAll adds the missing GPUs to the set, except hanging and refused GPUs.
+func (e *eventSet) registerAll(ctx context.Context, inv *inventory) error {
 	deadline := time.Now().Add(gpuLockTimeout)
 	for _, g := range inv.gpus {
-		r := e.registrations[g]
-		if r.state != unregistered || r.refusedIn == inv || !g.Responsive() || !g.tryLockUntil(deadline) {
+		if e.registered[g] || time.Now().Before(g.registerAfter) || !g.lockUntil(ctx, deadline) {
 			continue
 		}
 		if err := e.register(inv, g); err != nil {
@@ -256,96 +202,55 @@ func (e *eventSet) registerAll(inv *inventory) error {
 	return nil
 }
 
-// register adds a locked GPU to the set and unlocks it. A failure is an error only if it breaks the set, by nvml.h after UNKNOWN. A
-// refused GPU is tried again after a listing, after a broken set with a disposable set first.
+// register adds a locked GPU to the set and unlocks it. A failure is an error only if it breaks the set, by nvml.h after UNKNOWN.
 func (e *eventSet) register(inv *inventory, g *gpu) error {
-	r := e.registrations[g]
-	result, ok := e.registerWithTimeout(inv, g)
+	set := e.set
+	ret, ok := lib.CallWithTimeout(inv.pendingCalls, registerTimeout, func() nvml.Return {
+		defer g.Unlock()
+		return g.registerWith(set)
+	}, func(ret nvml.Return) {
+		if ret != nvml.ERROR_UNINITIALIZED { // otherwise the set is gone with the library
+			_ = set.Free() // failures have no consequences
+		}
+	})
 	if !ok { // the hanging call keeps the set
-		g.SetResponsive(false)
+		g.Responsive.Store(false)
 		e.abandon()
 		return fmt.Errorf("register events of %s: it does not answer", g.ID)
 	}
-	switch result.ret {
+	switch ret {
 	case nvml.SUCCESS:
-		e.registrations[g] = gpuRegistration{state: registered}
-	case nvml.ERROR_NOT_SUPPORTED:
-		e.registrations[g] = gpuRegistration{state: unsupported}
-	case nvml.ERROR_UNKNOWN, nvml.ERROR_INVALID_ARGUMENT:
-		e.registrations[g] = gpuRegistration{refusedIn: inv, breaksSet: result.setBroken || r.breaksSet}
-	default: // lost, say: the next answer to Read or Check allows another try
-		g.SetResponsive(false)
-	}
-	if result.setBroken {
+		e.registered[g] = true
+		g.registerBackoff.Reset()
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT:
+		g.registerAfter = time.Now().Add(g.registerBackoff.Next())
+	case nvml.ERROR_UNKNOWN:
+		g.registerAfter = time.Now().Add(g.registerBackoff.Next())
 		e.free()
-		return fmt.Errorf("register events of %s: %w", g.ID, lib.Error(result.ret))
+		return fmt.Errorf("register events of %s: %w", g.ID, lib.Error(ret))
+	default: // a lost GPU: the next successful Read or Check allows another try
+		g.Responsive.Store(false)
 	}
 	return nil
 }
 
-// registerResult is the result of a registration.
-type registerResult struct {
-	ret       nvml.Return
-	setBroken bool
-}
-
-// registerWithTimeout abandons a hanging GPU with the set. The end of the call frees the set.
-func (e *eventSet) registerWithTimeout(inv *inventory, g *gpu) (result registerResult, ok bool) {
-	breaksSet, set := e.registrations[g].breaksSet, e.set
-	return lib.CallWithTimeout(inv.pendingCalls, registerTimeout, func() (result registerResult) {
-		defer g.Unlock()
-		if breaksSet {
-			result.ret = inv.tryRegister(g)
-		}
-		if result.ret == nvml.SUCCESS {
-			result = g.registerWith(set)
-		}
-		return result
-	}, func(result registerResult) {
-		if result.ret != nvml.ERROR_UNINITIALIZED { // otherwise the set is gone with the library
-			_ = set.Free() // failures have no consequences
-		}
-	})
-}
-
 // registerWith subscribes to the GPU's types. A single unsupported type would fail the call for all.
-func (g *gpu) registerWith(set nvml.EventSet) registerResult {
+func (g *gpu) registerWith(set nvml.EventSet) nvml.Return {
 	supported, ret := g.Handle.GetSupportedEventTypes()
-	if ret != nvml.SUCCESS {
-		return registerResult{ret, false}
-	}
 	types := supported & subscribedEventTypes
-	if types == 0 {
-		return registerResult{nvml.ERROR_NOT_SUPPORTED, false}
+	switch {
+	case ret != nvml.SUCCESS:
+		return ret
+	case types == 0:
+		return nvml.ERROR_NOT_SUPPORTED
 	}
 	ret = g.Handle.RegisterEvents(types, set)
-	if required := types & requiredEventTypes; ret == nvml.ERROR_NOT_SUPPORTED && required != 0 && required != types { // false claims of support
+	if required := types & requiredEventTypes; ret == nvml.ERROR_NOT_SUPPORTED && required != types { // false claims of support
 		ret = g.Handle.RegisterEvents(required, set)
 	}
-	return registerResult{ret, ret == nvml.ERROR_UNKNOWN}
+	return ret
 }
 
-// tryRegister registers the GPU with a disposable set.
-func (inv *inventory) tryRegister(g *gpu) nvml.Return {
-	set, ret := inv.NVML.EventSetCreate()
-	if ret != nvml.SUCCESS {
-		return nvml.ERROR_UNKNOWN
-	}
-	result := g.registerWith(set)
-	_ = set.Free() // failures have no consequences
-	return result.ret
-}
-
-func (e *eventSet) hasRegistered() bool {
-	for _, r := range e.registrations {
-		if r.state == registered {
-			return true
-		}
-	}
-	return false
-}
-
-// free frees the set.
 func (e *eventSet) free() {
 	if e.set != nil {
 		_ = e.set.Free() // failures have no consequences
@@ -356,9 +261,5 @@ func (e *eventSet) free() {
 // abandon drops the set without freeing it: the memory of a set is gone with its library.
 func (e *eventSet) abandon() {
 	e.set = nil
-	for g, r := range e.registrations {
-		if r.state == registered {
-			e.registrations[g] = gpuRegistration{}
-		}
-	}
+	clear(e.registered)
 }

@@ -13,12 +13,12 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// waitForRegistration registers the GPUs, as the next Wait would do before it waits.
+// waitForRegistration registers the GPUs, like Wait before waiting.
 func (s *backendFixture) waitForRegistration() {
 	s.Helper()
 	s.eventsMu.Lock()
 	defer s.eventsMu.Unlock()
-	s.must(s.eventSet.update(s.inventory.Load()))
+	s.must(s.eventSet.update(context.Background(), s.inventory.Load()))
 }
 
 func (s *backendFixture) nextEvent() (e device.Event) {
@@ -32,7 +32,7 @@ func (s *backendFixture) nextEvent() (e device.Event) {
 	return e
 }
 
-// openEventSets is how many event sets were made and not freed since the process began.
+// openEventSets returns the number of event sets that are not freed, since the start of the process.
 func (s *backendFixture) openEventSets() uint64 {
 	calls := s.calls()
 	return calls.Count("nvmlEventSetCreate", nvmltest.NoGPU) - calls.Count("nvmlEventSetFree", nvmltest.NoGPU)
@@ -40,8 +40,8 @@ func (s *backendFixture) openEventSets() uint64 {
 
 func formatUint(n uint64) string { return strconv.FormatUint(n, 10) }
 
-// TestEventsNameTheirGPU has several come at once.
-func TestEventsNameTheirGPU(t *testing.T) {
+// TestEventsHaveGPU has several events at once.
+func TestEventsHaveGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 8")
 	s.waitForRegistration()
 	s.sendEvent(5, "xid 79")
@@ -57,7 +57,7 @@ func TestEventsNameTheirGPU(t *testing.T) {
 	}
 }
 
-// TestWaitEnds has it end with ctx, and otherwise within its second.
+// TestWaitEnds ends Wait with ctx, or after a second.
 func TestWaitEnds(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -76,7 +76,7 @@ func TestWaitEnds(t *testing.T) {
 	}
 }
 
-// TestWaitDoesNotSpin has waits end at once, as an interrupt makes them.
+// TestWaitDoesNotSpin has waits end at once, as after an interrupt.
 func TestWaitDoesNotSpin(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "fail nvmlEventSetWait_v2 gpu - TIMEOUT")
 	began := time.Now()
@@ -90,9 +90,8 @@ func TestWaitDoesNotSpin(t *testing.T) {
 	}
 }
 
-// TestWaitOfLostGPU has one that is lost spoil the wait: that blames nobody, and
-// the others go on being heard. When it answers again it is heard as well.
-func TestWaitOfLostGPU(t *testing.T) {
+// TestWaitWithLostGPU has a lost GPU fail each wait. The events of the others remain, and after the return also those of the GPU.
+func TestWaitWithLostGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 3")
 	open := s.openEventSets()
 	s.waitForRegistration()
@@ -146,8 +145,7 @@ func TestWaitErrors(t *testing.T) {
 	}
 }
 
-// TestRegistrations has GPUs that cannot register. Only what spoils the set is an
-// error, once; all others are heard.
+// TestRegistrations has GPUs that cannot register. Only a broken set is an error, once; events of all others remain.
 func TestRegistrations(t *testing.T) {
 	for _, c := range []struct {
 		line    string
@@ -155,7 +153,7 @@ func TestRegistrations(t *testing.T) {
 	}{
 		{"gpu 1 event_types 0x1", false},
 		{"gpu 1 event_types none", false},
-		{"fail nvmlDeviceGetSupportedEventTypes gpu 1 UNKNOWN", false},
+		{"fail nvmlDeviceGetSupportedEventTypes gpu 1 UNKNOWN", true},
 		{"fail nvmlDeviceRegisterEvents gpu 1 NOT_SUPPORTED", false},
 		{"fail nvmlDeviceRegisterEvents gpu 1 GPU_IS_LOST", false},
 		{"fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN", true},
@@ -173,14 +171,13 @@ func TestRegistrations(t *testing.T) {
 			t.Errorf("%s: got %+v", c.line, got)
 		}
 		if n := s.calls().Since(before).Count("nvmlDeviceRegisterEvents", 1); n != 0 {
-			t.Errorf("%s: it is tried again, %d times", c.line, n)
+			t.Errorf("%s: registered again, %d times", c.line, n)
 		}
 	}
 }
 
-// TestSpoiledSets has two GPUs spoil the set that they are added to: the third is
-// heard all the same, from the very wait that found out.
-func TestSpoiledSets(t *testing.T) {
+// TestBrokenSets has two GPUs break their sets: the third is registered all the same, by the same wait.
+func TestBrokenSets(t *testing.T) {
 	s := newListedFixture(t, "gpus 3", "fail nvmlDeviceRegisterEvents gpu 0 UNKNOWN", "fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN")
 	open := s.openEventSets()
 	_, err := s.Wait(context.Background())
@@ -197,32 +194,32 @@ func TestSpoiledSets(t *testing.T) {
 	}
 }
 
-// TestRefusedGetsAnotherChance has a GPU be refused for a while. It is asked again after
-// each listing, at no cost to what the others have to tell, and heard when it can be.
-func TestRefusedGetsAnotherChance(t *testing.T) {
+// TestRefusedRegistration has a GPU refuse for a while. After an interval the GPU is asked again, and the events of the others remain.
+func TestRefusedRegistration(t *testing.T) {
 	for _, code := range []string{"UNKNOWN", "INVALID_ARGUMENT"} {
 		s := newListedFixture(t, "gpus 2", "fail nvmlDeviceRegisterEvents gpu 1 "+code)
 		open := s.openEventSets()
 		if _, err := s.Wait(context.Background()); (err != nil) != (code == "UNKNOWN") {
 			t.Errorf("%s: got %v", code, err)
 		}
+		s.clear("fail")
+		before := s.calls()
+		s.list(2)
 		s.waitForRegistration()
 		s.sendEvent(0, "xid 31")
-		s.list(2)
-		before := s.calls()
-		s.waitForRegistration()
-		if n := s.calls().Since(before).Count("nvmlDeviceRegisterEvents", 1); n != 1 {
-			t.Errorf("%s: after a listing it is tried %d times", code, n)
+		if n := s.calls().Since(before).Count("nvmlDeviceRegisterEvents", 1); n != 0 {
+			t.Errorf("%s: registered %d times after a listing", code, n)
 		}
-		if got := s.nextEvent(); got.GPU != s.id(0) {
-			t.Errorf("%s: got %+v", code, got)
+		if in := time.Until(s.gpu(1).registerAfter); in > minRegisterInterval {
+			t.Errorf("%s: the next registration is in %v", code, in)
 		}
-		s.clear("fail")
-		s.list(2)
+		s.gpu(1).registerAfter = time.Now()
 		s.waitForRegistration()
 		s.sendEvent(1, "xid 31")
-		if got := s.nextEvent(); got.GPU != s.id(1) {
-			t.Errorf("%s: got %+v", code, got)
+		for _, gpu := range []int{0, 1} {
+			if got := s.nextEvent(); got.GPU != s.id(gpu) {
+				t.Errorf("%s: got %+v", code, got)
+			}
 		}
 		if sets := s.openEventSets() - open; sets != 1 {
 			t.Errorf("%s: %d event sets are open", code, sets)
@@ -230,20 +227,20 @@ func TestRefusedGetsAnotherChance(t *testing.T) {
 	}
 }
 
-// TestNobodyRegisters rests: there is nothing to wait for.
-func TestNobodyRegisters(t *testing.T) {
+// TestNoRegistration rests without a GPU to wait for.
+func TestNoRegistration(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu * event_types none")
 	before, began := s.calls(), time.Now()
 	e, err := s.Wait(context.Background())
 	if took := time.Since(began); e != (device.Event{}) || err != nil || took < eventWaitTimeout {
-		t.Errorf("it took %v: %+v, %v", took, e, err)
+		t.Errorf("the wait took %v: %+v, %v", took, e, err)
 	}
 	if n := s.calls().Since(before).Count("nvmlEventSetWait_v2", nvmltest.NoGPU); n != 0 {
-		t.Errorf("it waits for nothing, %d times", n)
+		t.Errorf("%d waits without a GPU", n)
 	}
 }
 
-// TestEventsFollowListing has GPUs come and go.
+// TestEventsFollowListing adds and removes GPUs.
 func TestEventsFollowListing(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	open := s.openEventSets()
@@ -256,7 +253,7 @@ func TestEventsFollowListing(t *testing.T) {
 	}
 	s.sendEvent(3, "xid 31")
 	if got := s.nextEvent(); got.GPU != s.id(3) {
-		t.Errorf("of a new one: got %+v", got)
+		t.Errorf("new GPU: got %+v", got)
 	}
 	s.set("gpus 1")
 	s.list(1)
@@ -270,8 +267,8 @@ func TestEventsFollowListing(t *testing.T) {
 	}
 }
 
-// TestEventOfUnlisted has an event come from a GPU that a listing no longer has.
-func TestEventOfUnlisted(t *testing.T) {
+// TestEventOfUnlistedGPU has an event of a GPU that the newest listing lacks.
+func TestEventOfUnlistedGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	s.waitForRegistration()
 	done := make(chan device.Event, 1)
@@ -298,8 +295,8 @@ func TestSecondWait(t *testing.T) {
 	s.must(<-done)
 }
 
-// TestEventsStartAnew makes a new set after a new Init.
-func TestEventsStartAnew(t *testing.T) {
+// TestEventsAfterInit makes a new set after a new Init.
+func TestEventsAfterInit(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.waitForRegistration()
 	s.set("fail nvmlEventSetWait_v2 gpu - UNINITIALIZED", "fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
@@ -321,9 +318,8 @@ func TestEventsStartAnew(t *testing.T) {
 	}
 }
 
-// TestEventsBeforeAGPUGoes has reports wait when the set has to be made anew, since a GPU
-// in it is gone: they are told all the same.
-func TestEventsBeforeAGPUGoes(t *testing.T) {
+// TestEventsBeforeRemoval has events pending while a GPU of the set leaves the listing: none is lost.
+func TestEventsBeforeRemoval(t *testing.T) {
 	s := newListedFixture(t, "gpus 3")
 	s.waitForRegistration()
 	s.sendEvent(0, "xid 79")
@@ -336,14 +332,13 @@ func TestEventsBeforeAGPUGoes(t *testing.T) {
 		}
 	}
 	s.waitForRegistration()
-	if n := len(s.eventSet.registrations); n != 2 {
-		t.Errorf("%d GPUs are listened to", n)
+	if n := len(s.eventSet.registered); n != 2 {
+		t.Errorf("%d GPUs are registered", n)
 	}
 }
 
-// TestCloseLeavesAnOldSetAlone has the library forget what an Init has begun: the set of
-// events went with it, and is not given back to the one that came after.
-func TestCloseLeavesAnOldSetAlone(t *testing.T) {
+// TestCloseWithOldSet has the library forget an Init. The event set is gone, too, and must not be freed in the next Init.
+func TestCloseWithOldSet(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.waitForRegistration()
 	s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
@@ -363,9 +358,8 @@ func TestCloseLeavesAnOldSetAlone(t *testing.T) {
 	}
 }
 
-// TestEventsPastAGPUThatHangs has a GPU hang when it is to be listened to, and nowhere
-// before: the others are heard, and it is when it has answered.
-func TestEventsPastAGPUThatHangs(t *testing.T) {
+// TestHangInRegistration has a GPU hang in its registration only. Events of the others remain, and after the end also those of the GPU.
+func TestHangInRegistration(t *testing.T) {
 	for _, function := range []string{"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"} {
 		s := newListedFixture(t, "gpus 3")
 		open, stuck := s.openEventSets(), s.id(1)
@@ -378,7 +372,7 @@ func TestEventsPastAGPUThatHangs(t *testing.T) {
 				t.Errorf("%s: got %v", function, err)
 			}
 		case <-time.After(testTimeout):
-			t.Errorf("%s: nobody is heard", function)
+			t.Errorf("%s: no registration", function)
 			s.clear("hang")
 			<-waited
 			continue

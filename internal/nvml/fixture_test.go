@@ -80,7 +80,7 @@ type backendFixture struct {
 	leakedSamples uint64
 }
 
-// newFixture has the machine as the lines say, and asks it nothing yet.
+// newFixture sets the machine by lines of a scenario, without a call.
 func newFixture(t testing.TB, o Options, lines ...string) *backendFixture {
 	t.Helper()
 	if o.DriverRoots == nil {
@@ -100,7 +100,7 @@ func newFixture(t testing.TB, o Options, lines ...string) *backendFixture {
 	return s
 }
 
-// newListedFixture has the machine as the lines say, and its GPUs listed.
+// newListedFixture sets the machine by lines of a scenario and lists the GPUs.
 func newListedFixture(t testing.TB, lines ...string) *backendFixture {
 	t.Helper()
 	s := newFixture(t, Options{}, lines...)
@@ -124,7 +124,7 @@ func (s *backendFixture) must(err error) {
 	}
 }
 
-// list lists without an error, and n devices unless it is negative.
+// list lists without an error, and wants n devices unless n is negative.
 func (s *backendFixture) list(n int) []device.Device {
 	s.Helper()
 	devices, err := s.Devices(context.Background())
@@ -135,7 +135,7 @@ func (s *backendFixture) list(n int) []device.Device {
 	return devices
 }
 
-// id is the GPU whose scenario index is i.
+// id returns the GPU with a scenario index.
 func (s *backendFixture) id(i int) device.GPU { s.Helper(); return s.gpu(i).ID }
 
 func (s *backendFixture) gpu(i int) *gpu {

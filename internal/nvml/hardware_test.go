@@ -44,14 +44,14 @@ func TestHardware(t *testing.T) {
 				types, ret := g.Handle.GetSupportedEventTypes()
 				t.Logf("%s has event types %#x, %v; they name instances: %v", g.ID, types, lib.Error(ret), table.eventsNameInstances)
 			}
-			if table.Symbols.SupportsMIG() {
+			if table.Symbols.HasAll(lib.MIGFunctions) {
 				count, ret := g.Handle.GetMaxMigDeviceCount()
 				t.Logf("%s could have %d slices, %v", g.ID, count, lib.Error(ret))
 			}
 		}
 		began = time.Now()
 		event, err := s.Wait(context.Background())
-		t.Logf("a wait took %v: %+v, %v", time.Since(began), event, err)
+		t.Logf("a wathe wait took %v: %+v, %v", time.Since(began), event, err)
 		s.must(err)
 	})
 }

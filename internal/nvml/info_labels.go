@@ -26,19 +26,23 @@ var platformLabels = [...]string{"chassis_serial", "chassis_slot", "chassis_tray
 func gpuLabels(handle nvml.Device, has lib.Symbols) []device.Label {
 	labels := make([]device.Label, 0, len(infoLabels)+len(platformLabels))
 	for _, f := range infoLabels {
-		l := device.Label{Name: f.name}
-		if has[f.symbol] {
-			if value, ret := f.read(handle); ret == nvml.SUCCESS {
-				l.Value = lib.ToValidUTF8(value)
-			}
-		}
-		labels = append(labels, l)
+		labels = append(labels, device.Label{Name: f.name, Value: readText(handle, has, f.symbol, f.read)})
 	}
 	platform := readPlatform(handle, has)
 	for i, name := range platformLabels {
 		labels = append(labels, device.Label{Name: name, Value: platform[i]})
 	}
 	return labels
+}
+
+// readText returns a text of the driver, empty if unknown.
+func readText(handle nvml.Device, has lib.Symbols, symbol string, read func(nvml.Device) (string, nvml.Return)) string {
+	if has[symbol] {
+		if text, ret := read(handle); ret == nvml.SUCCESS {
+			return lib.ToValidUTF8(text)
+		}
+	}
+	return ""
 }
 
 // unknownPosition is the byte of an unknown position, and all bytes outside of a rack. DCGM too treats the byte as invalid.

@@ -6,16 +6,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 const (
@@ -33,18 +32,13 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, err)
 	}
 	count, ret := b.session.NVML.DeviceGetCount()
-	switch {
-	case ret == nvml.SUCCESS && count <= maxGPUs:
-	case ret == nvml.SUCCESS:
-		return nil, fmt.Errorf("count GPUs: the driver says %d", count)
-	case ret == nvml.ERROR_UNINITIALIZED: // the driver has forgotten this process: all handles are invalid
-		b.inventory.Store(nil)
-		b.session, b.driverRestarted = nil, true
-		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, lib.Error(ret))
-	case ret == nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		b.inventory.Store(nil)
-		b.session = nil
-		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, b.versionMismatch())
+	switch ret {
+	case nvml.SUCCESS:
+	case nvml.ERROR_UNINITIALIZED: // the driver has forgotten this process: all handles are invalid
+		b.driverRestarted = true
+		return nil, b.endSession(lib.Error(ret))
+	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
+		return nil, b.endSession(b.versionMismatch())
 	default:
 		return nil, fmt.Errorf("count GPUs: %w", lib.Error(ret))
 	}
@@ -52,7 +46,9 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	if old == nil {
 		old = &inventory{}
 	}
-	l := deviceListing{Backend: b, old: old, next: newInventory(b.session), devices: []device.Device{}, listedMIG: map[device.ID]bool{}}
+	next := &inventory{nvmlSession: b.session, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{}}
+	l := deviceListing{Backend: b, old: old, next: next, devices: []device.Device{}}
+	count = min(count, maxGPUs)
 	found := l.probeAll(ctx, count)
 	if err := ctx.Err(); err != nil { // a partial listing would drop the rest
 		return nil, fmt.Errorf("list GPUs: %w", err)
@@ -63,31 +59,24 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	return l.devices, joinErrors(l.errs)
 }
 
-// freeDelisted frees the samples of GPUs beyond the newest listing. A GPU with a call under way waits for another listing.
+func (b *Backend) endSession(reason error) error {
+	b.inventory.Store(nil)
+	b.session = nil
+	return fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, reason)
+}
+
+// freeDelisted frees the samples of GPUs beyond the newest listing, after the calls under way.
 func (b *Backend) freeDelisted(old *inventory) {
-	inv := b.inventory.Load()
+	session := b.session.Session
 	for _, g := range old.gpus {
-		if inv.byID[g.ID] != g {
-			b.delisted = append(b.delisted, g)
+		if b.inventory.Load().byID[g.ID] != g {
+			b.pendingCalls.Start(func() {
+				g.Lock()
+				defer g.Unlock()
+				g.FreeSamples(session)
+			})
 		}
 	}
-	b.delisted = slices.DeleteFunc(b.delisted, func(g *gpu) bool {
-		if !g.TryLock() {
-			return false
-		}
-		defer g.Unlock()
-		g.FreeSamples(b.session.Session)
-		return true
-	})
-}
-
-func newInventory(sess *nvmlSession) *inventory {
-	return &inventory{nvmlSession: sess, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{}}
-}
-
-func (inv *inventory) add(index int, g *gpu) {
-	inv.gpus = append(inv.gpus, g)
-	inv.byID[g.ID], inv.byHandle[g.Handle], inv.byIndex[index] = g, g, g
 }
 
 // deviceListing is a listing in progress. GPUs are found by index only: a search by UUID or PCI address touches all GPUs, and fails if one
@@ -96,7 +85,6 @@ type deviceListing struct {
 	*Backend
 	old, next *inventory
 	devices   []device.Device
-	listedMIG map[device.ID]bool
 	errs      []string // one for each omission
 }
 
@@ -127,44 +115,31 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 			l.errs = append(l.errs, fmt.Sprintf("GPU at index %d: %v", i, result.err))
 			continue
 		}
-		l.recordLayout(result)
-		l.next.add(i, result.gpu)
-		l.appendDevices(result.gpu, i, nodes)
-	}
-}
-
-func (l *deviceListing) addError(g *gpu, text string) {
-	l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.ID, text))
-}
-
-// recordLayout publishes the new partitioning of a GPU.
-func (l *deviceListing) recordLayout(result probeResult) {
-	g := result.gpu
-	for _, err := range result.migErrs {
-		l.addError(g, err)
-	}
-	if result.layout == nil {
-		return
-	}
-	result.layout.devices = slices.DeleteFunc(result.layout.devices, func(s *listedMIGDevice) bool {
-		if l.listedMIG[s.id] {
-			l.addError(g, fmt.Sprintf("slice %d: %s was listed before", s.index, s.id))
-			return true
+		g := result.gpu
+		if result.layout != nil {
+			g.layout.Store(result.layout)
+			g.MIG.Store(result.layout.state())
 		}
-		l.listedMIG[s.id] = true
-		return false
-	})
-	g.layout.Store(result.layout)
-	g.SetMIGState(result.layout.state())
+		for _, err := range result.migErrs {
+			l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.ID, err))
+		}
+		l.next.gpus = append(l.next.gpus, g)
+		l.next.byID[g.ID], l.next.byHandle[g.Handle], l.next.byIndex[i] = g, g, g
+		l.appendDevices(g, i, nodes)
+	}
 }
 
 // appendDevices lists a GPU before the MIG devices.
 func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string) {
-	d := g.asDevice(index)
+	d, layout := g.device, g.layout.Load()
+	d.Index, d.MIGEnabled = index, layout.mode.Enabled
+	if d.Minor >= 0 {
+		d.DeviceNodes = []string{"/dev/nvidia" + strconv.Itoa(d.Minor)}
+	}
 	ownNodes := len(d.DeviceNodes)
 	d.DeviceNodes = append(d.DeviceNodes, sharedNodes...)
 	l.devices = append(l.devices, d)
-	for _, s := range g.layout.Load().devices {
+	for _, s := range layout.devices {
 		l.findCapNodes(s, d.Minor)
 		l.devices = append(l.devices, s.asDevice(d, ownNodes))
 	}
@@ -180,20 +155,19 @@ func joinErrors(errs []string) error {
 
 // readMIGMode reads the MIG mode. An older driver has none.
 func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*migLayout, error) {
-	layout := &migLayout{}
 	if !sess.Symbols["nvmlDeviceGetMigMode"] {
-		return layout, nil
+		return &migLayout{}, nil
 	}
 	mode, pending, ret := handle.GetMigMode()
 	switch {
 	case lib.IsNotSupported(ret):
-		layout.denials.Record(true, time.Now())
-		return layout, nil
+		return &migLayout{mode: collect.MIGState{Denials: 1}}, nil
 	case ret != nvml.SUCCESS:
 		return nil, fmt.Errorf("get its MIG mode: %w", lib.Error(ret))
 	}
-	layout.capable, layout.enabled, layout.pendingEnabled = true, mode == nvml.DEVICE_MIG_ENABLE, pending == nvml.DEVICE_MIG_ENABLE
-	return layout, nil
+	return &migLayout{mode: collect.MIGState{
+		Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE, PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE,
+	}}, nil
 }
 
 // describeGPU reads the constant facts of a GPU. Only the UUID is mandatory. A failed fact stays unknown until the next Init: a device
@@ -208,20 +182,18 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 		return nil, errors.New("its UUID is empty")
 	}
 	has := sess.Symbols
-	g := &gpu{GPUReader: collect.NewGPUReader(id, handle, sess.Session, b.plan, b.histories.Of(id))}
+	g := &gpu{
+		GPUReader:       collect.NewGPUReader(id, handle, sess.Session, b.plan, b.histories.Of(id)),
+		registerBackoff: retry.Backoff{Min: minRegisterInterval, Max: maxRegisterInterval},
+	}
 	g.layout.Store(&migLayout{})
 	g.device = device.Device{
-		ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
+		ID: device.ID(id), GPU: id, Model: readText(handle, has, "nvmlDeviceGetName", nvml.Device.GetName), Minor: -1, NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
 		MemoryBytes: metric.TotalMemory(handle, has), InfoLabels: append(gpuLabels(handle, has), sess.commonLabels...),
 	}
 	if has["nvmlDeviceGetMinorNumber"] {
 		if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS && minor <= maxMinor {
 			g.device.Minor = minor
-		}
-	}
-	if has["nvmlDeviceGetName"] {
-		if name, ret := handle.GetName(); ret == nvml.SUCCESS {
-			g.device.Model = lib.ToValidUTF8(name)
 		}
 	}
 	if has["nvmlDeviceGetPciInfo_v3"] {
@@ -236,16 +208,6 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 // pciAddress has the format of sysfs.
 func pciAddress(pci nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
-}
-
-// asDevice returns the GPU with the current index and the device nodes.
-func (g *gpu) asDevice(index int) device.Device {
-	d := g.device
-	d.Index, d.MIGEnabled = index, g.layout.Load().enabled
-	if d.Minor >= 0 {
-		d.DeviceNodes = []string{"/dev/nvidia" + strconv.Itoa(d.Minor)}
-	}
-	return d
 }
 
 // numaNode returns the node in sysfs, or -1. NVML's nvmlDeviceGetNumaNodeId is the node of the GPU's own memory, on machines with access

@@ -71,8 +71,8 @@ func equalDevices(a, b device.Device) bool {
 	return nodes && facts && reflect.DeepEqual(a, b)
 }
 
-// TestDeviceKnowsLittle has all fail that is not needed: absent is empty, 0 or -1.
-func TestDeviceKnowsLittle(t *testing.T) {
+// TestDeviceWithoutFacts has all optional functions fail: absent facts are empty, 0 or -1.
+func TestDeviceWithoutFacts(t *testing.T) {
 	s := newFixture(t, Options{DevRoot: t.TempDir()}, "gpus 1", "fail nvmlDeviceGetUUID gpu 0 SUCCESS")
 	_, err := s.Devices(context.Background())
 	if err == nil || !strings.Contains(err.Error(), "UUID is empty") {
@@ -81,8 +81,8 @@ func TestDeviceKnowsLittle(t *testing.T) {
 	s.clear("fail")
 	var lines []string
 	for _, f := range lib.Functions {
-		if strings.HasPrefix(f.Symbol, "nvmlDeviceGet") && !f.Needed {
-			lines = append(lines, "fail "+f.Symbol+" gpu * NOT_SUPPORTED")
+		if strings.HasPrefix(f, "nvmlDeviceGet") && !slices.Contains(lib.RequiredFunctions, f) {
+			lines = append(lines, "fail "+f+" gpu * NOT_SUPPORTED")
 		}
 	}
 	for _, symbol := range metric.Symbols() {
@@ -102,7 +102,7 @@ func TestDeviceKnowsLittle(t *testing.T) {
 	}
 }
 
-// TestInvalidPlatform has a GPU in no rack: the driver fills in bytes of all bits set.
+// TestInvalidPlatform has GPUs outside of a rack: the driver sets all bits of the position.
 func TestInvalidPlatform(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu * platform_peer 1", "gpu 0 platform_slot 255", "gpu 0 platform_tray 255", "gpu 0 platform_host 255", "gpu 0 platform_module 255",
 		"gpu 0 chassis_serial "+strings.Repeat("\xff", 13), "gpu 1 platform_slot 254", "gpu 1 platform_tray 0", "gpu 1 platform_host 1",
@@ -121,7 +121,7 @@ func TestInvalidPlatform(t *testing.T) {
 	}
 }
 
-// TestOrder has UUIDs that sort otherwise than the driver's indices.
+// TestOrder has UUIDs in another order than the indices of the driver.
 func TestOrder(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 3", "gpu 0 uuid GPU-c", "gpu 1 uuid GPU-a", "gpu 2 uuid GPU-b",
 		"gpu 0 temperature 30", "gpu 1 temperature 31", "gpu 2 temperature 32")
@@ -151,8 +151,7 @@ func TestSameUUIDTwice(t *testing.T) {
 	}
 }
 
-// TestListingWithFaults has GPUs that cannot be had. One that was never described
-// is left out, and the error names it; one that is known stays.
+// TestListingWithFaults has GPUs that fail. A GPU without a description is left out with an error; a known GPU stays.
 func TestListingWithFaults(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 4", "gpu 1 lost", "fail nvmlDeviceGetUUID gpu 2 UNKNOWN")
 	devices, err := s.Devices(context.Background())
@@ -191,9 +190,8 @@ func TestCountFails(t *testing.T) {
 	}
 }
 
-// TestStartedAnew has the driver forget that it was initialised: the next listing
-// does that again, and for all GPUs it counts as a reset.
-func TestStartedAnew(t *testing.T) {
+// TestDriverForgotInit has the driver forget the Init: the next listing initializes again, and all GPUs count as reset.
+func TestDriverForgotInit(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	gpu := s.id(1)
 	before, err := s.Check(gpu)
@@ -203,7 +201,7 @@ func TestStartedAnew(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := s.Check(gpu); !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("meanwhile a check says %v", err)
+		t.Errorf("meanwhile a check: %v", err)
 	}
 	s.clear("fail")
 	s.list(2)
@@ -214,7 +212,7 @@ func TestStartedAnew(t *testing.T) {
 	}
 }
 
-// TestClosed starts again what was closed, which is no reset.
+// TestClosed starts again after Close, without counting a reset.
 func TestClosed(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	gpu := s.id(0)
@@ -222,7 +220,7 @@ func TestClosed(t *testing.T) {
 	s.must(err)
 	s.Close()
 	if _, err := s.Read(gpu, nil); !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("after Close a reading says %v", err)
+		t.Errorf("a reading after Close: %v", err)
 	}
 	s.Close()
 	s.list(1)
@@ -233,7 +231,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestResetWhileClosed has a GPU reset while nobody has the driver open.
+// TestResetWhileClosed resets a GPU while no process uses the driver.
 func TestResetWhileClosed(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 0 energy 9000", "gpu 1 energy 9000")
 	before := map[device.GPU]uint64{}
@@ -263,7 +261,7 @@ func TestMIG(t *testing.T) {
 	s.values(1) // what is read of it goes on
 	s.set("gpu 1 mig_mode 0")
 	if s.list(3)[1].MIGEnabled {
-		t.Error("its mode was turned off, and it is said to be on")
+		t.Error("the mode is disabled, and listed as enabled")
 	}
 	s.set("gpu 1 mig_mode 1")
 	s.list(3)
@@ -300,15 +298,14 @@ func TestCallsOfListing(t *testing.T) {
 	if n := second.GPUTotal(5); n != 2 {
 		t.Errorf("a listing that finds nothing new makes %d calls on a GPU, want 2", n)
 	}
-	// Who it is, what it can do, what never changes, and what is slow for a first time.
+	// Identity, features, static values, and slow values for the first time.
 	if n := first.GPUTotal(5); n > 44 {
 		t.Errorf("the first listing makes %d calls on a GPU, want at most 44", n)
 	}
 	t.Logf("on a GPU: first %d, later %d calls", first.GPUTotal(5), second.GPUTotal(5))
 }
 
-// TestGPMOfGoneGPU gives back what was made for a GPU that is gone, when nothing is
-// asked of it any more.
+// TestGPMOfGoneGPU frees the samples of a GPU beyond the listing, after the end of a call.
 func TestGPMOfGoneGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	for i := range 2 {
@@ -322,8 +319,5 @@ func TestGPMOfGoneGPU(t *testing.T) {
 		t.Errorf("%d samples, want 2", n)
 	}
 	g.Unlock()
-	s.list(1)
-	if n := s.samples(); n != 1 {
-		t.Errorf("%d samples, want 1", n)
-	}
+	s.eventually("the samples are free", func() bool { return s.samples() == 1 })
 }

@@ -13,17 +13,16 @@ import (
 type LibraryInfo struct {
 	Library string // loaded file; empty: no usable library
 	Version string // of the driver; empty: not initialized
-	// MissingFunctions are absent in all their versions. MissingFamilies has the consequences.
+	// MissingFunctions are absent in all their versions.
 	MissingFunctions []string
+	MissingFamilies  []string // of metrics, with a row beyond the library's functions
 }
 
 // LibraryInfo returns the library's description, even while its initialization hangs.
-func (b *Backend) LibraryInfo() LibraryInfo {
-	if info := b.libraryInfo.Load(); info != nil {
-		return *info
-	}
-	return LibraryInfo{}
-}
+func (b *Backend) LibraryInfo() LibraryInfo { return *b.libraryInfo.Load() }
+
+// MissingFamilies returns the metric families with a row beyond the library's functions; nil before the first Init.
+func (b *Backend) MissingFamilies() []string { return b.LibraryInfo().MissingFamilies }
 
 // ensureInitialized loads and initializes the library. Each call tries again until the first success.
 func (b *Backend) ensureInitialized() error {
@@ -38,8 +37,8 @@ func (b *Backend) ensureInitialized() error {
 		b.lib = found
 		b.libraryInfo.Store(&LibraryInfo{Library: lib.LoadedFile().Path}) // opened for examination
 	}
-	ret := b.lib.Init() // leaves the library loaded, whatever the result: the symbols below are the ones of later calls
-	if b.libraryFile == (lib.LibraryFile{}) {
+	ret := b.lib.Init() // the library stays loaded after a failure too: the symbols below are those of later calls
+	if b.libraryFile.Path == "" {
 		b.libraryFile = lib.LoadedFile()
 	}
 	switch ret {
@@ -55,9 +54,10 @@ func (b *Backend) ensureInitialized() error {
 		Session: session, pendingCalls: b.pendingCalls, commonLabels: systemLabels(session),
 		eventsNameInstances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
 	}
-	missing := metric.MissingFamilies(session.Symbols)
-	b.missingFamilies.Store(&missing)
-	b.libraryInfo.Store(&LibraryInfo{Library: b.libraryFile.Path, Version: session.Version, MissingFunctions: session.Symbols.Missing()})
+	b.libraryInfo.Store(&LibraryInfo{
+		Library: b.libraryFile.Path, Version: session.Version,
+		MissingFunctions: session.Symbols.Missing(), MissingFamilies: metric.MissingFamilies(session.Symbols),
+	})
 	if b.driverRestarted { // a reload of the kernel module resets all GPUs
 		b.driverRestarted = false
 		b.histories.AddReset()

@@ -41,7 +41,7 @@ func installBytes(t *testing.T, content []byte, root, dir string) {
 	}
 }
 
-// skipWithDriver is for tests that need a machine without one.
+// skipWithDriver skips a test of a machine without a driver.
 func skipWithDriver(t *testing.T) {
 	t.Helper()
 	library := dl.New(lib.Soname, dl.RTLD_LAZY)
@@ -125,8 +125,8 @@ func TestLibraryAppears(t *testing.T) {
 	})
 }
 
-// TestLibraryBehindLinks has a driver that is found by links as Debian's alternatives are: their ends are meant in the driver's root, and not in
-// the root of this process.
+// TestLibraryBehindLinks has a driver that is found by links as Debian's alternatives are: their ends are meant in the driver's root, and
+// not in the root of this process.
 func TestLibraryBehindLinks(t *testing.T) {
 	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "root/usr/lib/x86_64-linux-gnu/nvidia/current") }, func(t *testing.T, dir string) {
@@ -147,7 +147,7 @@ func TestLibraryBehindLinks(t *testing.T) {
 	})
 }
 
-// TestUselessLibrary has one first that lacks what is needed. It must not be bound.
+// TestUselessLibrary has a library without the required functions in the first place. No call may be bound to that library.
 func TestUselessLibrary(t *testing.T) {
 	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) {
@@ -173,19 +173,19 @@ func buildLibrary(t *testing.T, dir string, without ...string) {
 	}
 }
 
-// TestAbout: which library it is, and what that lacks.
-func TestAbout(t *testing.T) {
+// TestLibraryInfo checks the description of a library.
+func TestLibraryInfo(t *testing.T) {
 	runInChild(t, func(dir string) {
 		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlDeviceGetSerial", "nvmlGpmMetricsGet")
 	}, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 1")
 		if about := s.LibraryInfo(); about.Library != "" || about.MissingFunctions != nil {
-			t.Errorf("before a listing it is %+v", about)
+			t.Errorf("before a listing: %+v", about)
 		}
 		s.list(1)
 		about := s.LibraryInfo()
 		if about.Library != filepath.Join(dir, "lib64", lib.Soname) || about.Version == "" || !slices.Equal(about.MissingFunctions, []string{"nvmlDeviceGetSerial", "nvmlGpmMetricsGet"}) {
-			t.Errorf("it is %+v", about)
+			t.Errorf("got %+v", about)
 		}
 	})
 }
@@ -249,8 +249,8 @@ func TestReplacedDriver(t *testing.T) {
 	})
 }
 
-// TestDriverReplacedUnderUs is told by a call that is not the first.
-func TestDriverReplacedUnderUs(t *testing.T) {
+// TestDriverReplacedLater has a call after the first find the replaced driver.
+func TestDriverReplacedLater(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.set("fail nvmlDeviceGetCount_v2 gpu - LIB_RM_VERSION_MISMATCH", "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
 	for range 2 {
@@ -274,7 +274,7 @@ func TestHangingInit(t *testing.T) {
 			t.Errorf("missing are %v", s.MissingFamilies())
 		}
 		if about := s.LibraryInfo(); about.Library != filepath.Join(dir, "lib64", lib.Soname) || about.Version != "" {
-			t.Errorf("while Init hangs it is %+v", about)
+			t.Errorf("while Init hangs: %+v", about)
 		}
 		calls := s.calls()
 		if n := calls.GPUTotal(nvmltest.NoGPU) + calls.GPUTotal(0); n != 1 {
@@ -286,7 +286,7 @@ func TestHangingInit(t *testing.T) {
 	})
 }
 
-// libraryLoaded tells whether the stand-in has begun to count its calls.
+// libraryLoaded reports whether the stand-in counts its calls.
 func (s *backendFixture) libraryLoaded() bool {
 	_, err := os.Stat(filepath.Join(testDir, "calls"))
 	return err == nil
@@ -301,7 +301,7 @@ var newerSymbols = []string{
 	"nvmlDeviceGetTemperatureV", "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetGpuFabricInfoV", "nvmlGpmSampleGet",
 }
 
-// TestOldDriver starts, reads what there is, and says what is not.
+// TestOldDriver reads the present values of an old driver, and reports the missing families.
 func TestOldDriver(t *testing.T) {
 	runInChild(t, func(dir string) { buildLibrary(t, filepath.Join(dir, "lib64"), newerSymbols...) }, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, append(nvmltest.BusyGPU, "gpus 2")...)
@@ -342,13 +342,13 @@ func TestOldDriver(t *testing.T) {
 	})
 }
 
-// TestBarestDriver has nothing but what is needed.
-func TestBarestDriver(t *testing.T) {
+// TestMinimalDriver has the required functions only.
+func TestMinimalDriver(t *testing.T) {
 	runInChild(t, func(dir string) {
 		var without []string
 		for _, f := range lib.Functions {
-			if !f.Needed {
-				without = append(append(without, f.Symbol), f.Older...)
+			if !slices.Contains(lib.RequiredFunctions, f) {
+				without = append(append(without, f), lib.OlderVersions[f]...)
 			}
 		}
 		buildLibrary(t, filepath.Join(dir, "lib64"), append(without, metric.Symbols()...)...)
@@ -356,7 +356,7 @@ func TestBarestDriver(t *testing.T) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 2")
 		s.list(2)
 		if _, err := s.Read(s.id(0), nil); err == nil || errors.Is(err, device.ErrLost) {
-			t.Errorf("a reading says %v", err)
+			t.Errorf("a reading: %v", err)
 		}
 		if _, err := s.Check(s.id(0)); err != nil {
 			t.Error(err)

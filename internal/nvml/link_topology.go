@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -8,7 +9,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
-	"github.com/podgauge/podgauge/internal/retry"
 )
 
 // linkLockTimeout is the time for locking a GPU. A reading takes milliseconds; a longer call may take for ever.
@@ -31,175 +31,128 @@ func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 	if inv == nil {
 		return nil, device.ErrNoDriver
 	}
-	topology := linkTopology{
-		inventory: inv, directLinks: map[[2]*gpu]int{}, switchLinks: map[*gpu]int{}, paths: map[[2]*gpu]device.Path{}, unresponsive: map[*gpu]bool{},
-	}
+	found := map[*gpu]*gpuLinks{}
+	var answered []*gpu
+	var errs []string
 	for _, g := range inv.gpus {
-		topology.readLinks(ctx, g)
-	}
-	for i, g := range inv.gpus {
-		for _, o := range inv.gpus[i+1:] {
-			topology.readPath(ctx, g, o)
+		links, ok := inv.readLinksWithTimeout(ctx, g, answered)
+		if !ok {
+			links = &gpuLinks{lost: true, errs: []string{"it does not answer"}}
+		}
+		for _, text := range links.errs {
+			errs = append(errs, fmt.Sprintf("%s: %s", g.ID, text))
+		}
+		if !links.lost {
+			found[g], answered = links, append(answered, g)
 		}
 	}
 	if err := ctx.Err(); err != nil { // the rest of a partial result would look unknown
 		return nil, fmt.Errorf("read links: %w", err)
 	}
-	return topology.links(), joinErrors(topology.errs)
+	return inv.joinLinks(found), joinErrors(errs)
 }
 
-// linkTopology collects the connections.
-type linkTopology struct {
-	*inventory
-	directLinks  map[[2]*gpu]int // from the first GPU to the second
-	switchLinks  map[*gpu]int    // to NVSwitches
-	paths        map[[2]*gpu]device.Path
-	unresponsive map[*gpu]bool // not asked again
-	errs         []string
+// gpuLinks are a GPU's active NVLinks by their other ends, and the paths to some GPUs.
+type gpuLinks struct {
+	switches int            // to NVSwitches
+	gpus     map[string]int // by PCI address
+	paths    map[*gpu]device.Path
+	lost     bool
+	errs     []string
 }
 
-// readLinks reads the ends of a GPU's NVLinks.
-func (lt *linkTopology) readLinks(ctx context.Context, g *gpu) {
-	if !lt.Symbols["nvmlDeviceGetNvLinkState"] || !lt.Symbols["nvmlDeviceGetNvLinkRemotePciInfo_v2"] {
-		return
+// readLinksWithTimeout waits for other calls about the GPU, so that at most one call hangs.
+func (inv *inventory) readLinksWithTimeout(ctx context.Context, g *gpu, others []*gpu) (links *gpuLinks, ok bool) {
+	if !g.lockUntil(ctx, time.Now().Add(linkLockTimeout)) {
+		return nil, false
 	}
-	for link := range nvml.NVLINK_MAX_LINKS {
-		if !lt.lockGPU(ctx, g) {
-			return
-		}
-		end, ok := lib.CallWithTimeout(lt.pendingCalls, newGPUTimeout, func() linkEnd {
-			defer g.Unlock()
-			return lt.linkEndOf(g, link)
-		}, nil)
-		if !ok {
-			lt.giveUp(g)
-		}
-		if !ok || end.last {
-			return
-		}
-		lt.countLink(g, end)
-		if end.ret != nvml.SUCCESS && !lib.IsNotSupported(end.ret) {
-			lt.addError(g, fmt.Sprintf("NVLink %d: %v", link, lib.Error(end.ret)))
-			if lib.IsFinal(end.ret) {
-				lt.unresponsive[g] = true
-				return
-			}
-		}
-	}
-}
-
-// linkEnd is the end of a link. The zero value is a link without an end, since the link is down.
-type linkEnd struct {
-	ret      nvml.Return
-	last     bool // neither this link nor a later one exists
-	switched bool
-	pci      string // empty: unknown
-}
-
-func (inv *inventory) linkEndOf(g *gpu, link int) (end linkEnd) {
-	var state nvml.EnableState
-	state, end.ret = g.Handle.GetNvLinkState(link)
-	if end.last = lib.IsNotSupported(end.ret); end.ret != nvml.SUCCESS || state != nvml.FEATURE_ENABLED {
-		return end
-	}
-	if inv.Symbols["nvmlDeviceGetNvLinkRemoteDeviceType"] {
-		var kind nvml.IntNvLinkDeviceType
-		kind, end.ret = g.Handle.GetNvLinkRemoteDeviceType(link)
-		end.switched = end.ret == nvml.SUCCESS && kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
-		if end.ret != nvml.SUCCESS || end.switched {
-			return end
-		}
-	}
-	var far nvml.PciInfo
-	if far, end.ret = g.Handle.GetNvLinkRemotePciInfo(link); end.ret == nvml.SUCCESS {
-		end.pci = pciAddress(far)
-	}
-	return end
-}
-
-// countLink counts a link to a switch or to a listed GPU.
-func (lt *linkTopology) countLink(g *gpu, end linkEnd) {
-	if end.switched {
-		lt.switchLinks[g]++
-	}
-	for _, o := range lt.gpus {
-		if o != g && end.pci != "" && o.device.PCI == end.pci {
-			lt.directLinks[[2]*gpu{g, o}]++
-		}
-	}
-}
-
-// readPath reads the common ancestor of a pair.
-func (lt *linkTopology) readPath(ctx context.Context, g, o *gpu) {
-	if !lt.Symbols["nvmlDeviceGetTopologyCommonAncestor"] || !lt.lockGPU(ctx, g) {
-		return
-	}
-	if !lt.lockGPU(ctx, o) {
-		g.Unlock()
-		return
-	}
-	type common struct {
-		level nvml.GpuTopologyLevel
-		ret   nvml.Return
-	}
-	c, ok := lib.CallWithTimeout(lt.pendingCalls, newGPUTimeout, func() (c common) {
+	return lib.CallWithTimeout(inv.pendingCalls, newGPUTimeout, func() *gpuLinks {
 		defer g.Unlock()
-		defer o.Unlock()
-		c.level, c.ret = g.Handle.GetTopologyCommonAncestor(o.Handle)
-		return c
-	}, nil)
-	switch {
-	case !ok:
-		lt.giveUp(g)
-		lt.giveUp(o)
-	case lib.IsNotSupported(c.ret):
-	case c.ret != nvml.SUCCESS:
-		lt.addError(g, fmt.Sprintf("path to %s: %v", o.ID, lib.Error(c.ret)))
-	default:
-		lt.paths[[2]*gpu{g, o}], lt.paths[[2]*gpu{o, g}] = topologyPaths[c.level], topologyPaths[c.level]
-	}
-}
-
-func (lt *linkTopology) giveUp(g *gpu) {
-	lt.unresponsive[g] = true
-	lt.addError(g, "it does not answer")
-}
-
-// lockGPU waits for other calls about the GPU, so that at most one hangs. An unresponsive GPU is given up.
-func (lt *linkTopology) lockGPU(ctx context.Context, g *gpu) bool {
-	if lt.unresponsive[g] {
-		return false
-	}
-	for deadline := time.Now().Add(linkLockTimeout); ctx.Err() == nil && g.Responsive() && time.Now().Before(deadline); {
-		if g.TryLock() {
-			return true
+		links := &gpuLinks{gpus: map[string]int{}, paths: map[*gpu]device.Path{}}
+		if inv.Symbols["nvmlDeviceGetNvLinkState"] && inv.Symbols["nvmlDeviceGetNvLinkRemotePciInfo_v2"] {
+			links.readNVLinks(g, inv.Symbols["nvmlDeviceGetNvLinkRemoteDeviceType"])
 		}
-		_ = retry.Sleep(ctx, time.Millisecond)
-	}
-	if ctx.Err() == nil {
-		lt.giveUp(g)
-	}
-	return false
+		if inv.Symbols["nvmlDeviceGetTopologyCommonAncestor"] && !links.lost {
+			links.readPaths(ctx, g, others)
+		}
+		return links
+	}, nil)
 }
 
-func (lt *linkTopology) addError(g *gpu, text string) {
-	lt.errs = append(lt.errs, fmt.Sprintf("%s: %s", g.ID, text))
+// readNVLinks counts active links. An older library does not distinguish switches.
+func (l *gpuLinks) readNVLinks(g *gpu, hasTypes bool) {
+	for link := range nvml.NVLINK_MAX_LINKS {
+		state, ret := g.Handle.GetNvLinkState(link)
+		if lib.IsNotSupported(ret) { // neither this link nor a later one exists
+			return
+		}
+		if ret == nvml.SUCCESS && state == nvml.FEATURE_ENABLED {
+			ret = l.count(g, link, hasTypes)
+		}
+		if ret != nvml.SUCCESS && !lib.IsNotSupported(ret) {
+			l.errs = append(l.errs, fmt.Sprintf("NVLink %d: %v", link, lib.Error(ret)))
+		}
+		if l.lost = lib.IsFinal(ret); l.lost {
+			return
+		}
+	}
 }
 
-// links returns all pairs from the view of the responsive GPUs. Through switches a GPU reaches each other connected GPU over all its links.
-func (lt *linkTopology) links() []device.Link {
+func (l *gpuLinks) count(g *gpu, link int, hasTypes bool) nvml.Return {
+	if hasTypes {
+		kind, ret := g.Handle.GetNvLinkRemoteDeviceType(link)
+		if ret != nvml.SUCCESS {
+			return ret
+		}
+		if kind == nvml.NVLINK_DEVICE_TYPE_SWITCH {
+			l.switches++
+			return ret
+		}
+	}
+	far, ret := g.Handle.GetNvLinkRemotePciInfo(link)
+	if ret == nvml.SUCCESS {
+		l.gpus[pciAddress(far)]++
+	}
+	return ret
+}
+
+// readPaths reads the common ancestors of the GPU and others. A call locks both GPUs, since either may hang: no later GPU is asked about
+// them.
+func (l *gpuLinks) readPaths(ctx context.Context, g *gpu, others []*gpu) {
+	for _, o := range others {
+		if !o.lockUntil(ctx, time.Now().Add(linkLockTimeout)) {
+			o.Responsive.Store(false)
+			l.errs = append(l.errs, fmt.Sprintf("path to %s: it does not answer", o.ID))
+			continue
+		}
+		level, ret := g.Handle.GetTopologyCommonAncestor(o.Handle)
+		o.Unlock()
+		switch {
+		case ret == nvml.SUCCESS:
+			l.paths[o] = topologyPaths[level]
+		case !lib.IsNotSupported(ret):
+			l.errs = append(l.errs, fmt.Sprintf("path to %s: %v", o.ID, lib.Error(ret)))
+		}
+	}
+}
+
+// joinLinks returns all pairs from the view of the found GPUs. Through switches a GPU reaches each other connected GPU over all its links.
+func (inv *inventory) joinLinks(found map[*gpu]*gpuLinks) []device.Link {
 	links := []device.Link{}
-	for _, g := range lt.gpus {
-		for _, o := range lt.gpus {
-			if g == o || lt.unresponsive[g] {
+	for _, g := range inv.gpus {
+		from := found[g]
+		for _, o := range inv.gpus {
+			if g == o || from == nil {
 				continue
 			}
-			pair := [2]*gpu{g, o}
-			n := lt.directLinks[pair]
-			if n == 0 && lt.switchLinks[o] > 0 {
-				n = lt.switchLinks[g]
+			link := device.Link{A: g.ID, B: o.ID, NVLinks: from.gpus[o.device.PCI], Path: from.paths[o]}
+			if to := found[o]; to != nil {
+				link.Path = cmp.Or(link.Path, to.paths[g])
+				if link.NVLinks == 0 && to.switches > 0 {
+					link.NVLinks = from.switches
+				}
 			}
-			links = append(links, device.Link{A: g.ID, B: o.ID, NVLinks: n, Path: lt.paths[pair]})
+			links = append(links, link)
 		}
 	}
 	return links

@@ -14,8 +14,8 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// linkMatrix reads the links and writes them as rows: "0: - 18n 18s", the number of
-// NVLinks and a letter for the path. A GPU that is missing as A has no row.
+// linkMatrix formats the links as rows: "0: - 18n 18s", the number of NVLinks and a letter for the path. A GPU that is missing as A has no
+// row.
 func (s *backendFixture) linkMatrix() (rows []string, err error) {
 	s.Helper()
 	links, err := s.Links(context.Background())
@@ -98,8 +98,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestLinksWithFaults has GPUs that cannot be asked: the links of the others are
-// answered, and the error names them.
+// TestLinksWithFaults has GPUs that fail: the links of the others are complete, and the error has the names.
 func TestLinksWithFaults(t *testing.T) {
 	for _, c := range []struct {
 		line, want string
@@ -109,7 +108,7 @@ func TestLinksWithFaults(t *testing.T) {
 		{"gpu 1 lost", "GPU-1: NVLink 0: GPU_IS_LOST", []string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
 		{"fail nvmlDeviceGetNvLinkState gpu 1 RESET_REQUIRED", "GPU-1: NVLink 0: RESET_REQUIRED", []string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
 		{"fail nvmlDeviceGetNvLinkRemoteDeviceType gpu 1 UNKNOWN", "GPU-1: NVLink 17: UNKNOWN", []string{"0: - 0n 18n", "1: 0n - 0n", "2: 18n 0n -"}, 38},
-		{"fail nvmlDeviceGetTopologyCommonAncestor gpu 1 UNKNOWN", "GPU-1: path to GPU-2: UNKNOWN", []string{"0: - 18n 18n", "1: 18n - 18?", "2: 18n 18? -"}, 38},
+		{"fail nvmlDeviceGetTopologyCommonAncestor gpu 1 UNKNOWN", "GPU-1: path to GPU-0", []string{"0: - 18? 18n", "1: 18? - 18n", "2: 18n 18n -"}, 38},
 	} {
 		s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1", "gpu 2 uuid GPU-2")
 		s.set(c.line)
@@ -124,9 +123,8 @@ func TestLinksWithFaults(t *testing.T) {
 	}
 }
 
-// TestLinksOfAStalledGPU has a call to one hang: it is waited for a moment, and not
-// asked.
-func TestLinksOfAStalledGPU(t *testing.T) {
+// TestLinksWithStalledGPU has a call hang before. The GPU gets no other call after a short wait.
+func TestLinksWithStalledGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1")
 	id := s.id(1)
 	s.set("hang nvmlDeviceGetFieldValues gpu 1")
@@ -151,9 +149,9 @@ func TestLinksOfAStalledGPU(t *testing.T) {
 	}
 }
 
-// TestLinksMeetAHang has the question for a link be the first that hangs: the others'
-// links are told, listings go on, and nothing else is asked of that GPU meanwhile.
-func TestLinksMeetAHang(t *testing.T) {
+// TestHangInLinks has the first call about a link hang: the links of the others are complete, listings continue, and the GPU gets no other
+// call.
+func TestHangInLinks(t *testing.T) {
 	s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1", "hang nvmlDeviceGetNvLinkState gpu 1")
 	type answer struct {
 		rows []string
@@ -186,7 +184,31 @@ func TestLinksMeetAHang(t *testing.T) {
 	}
 }
 
-// TestLinksDuringReadings has GPUs busy with short calls: none is missed for it.
+// TestHangInPaths has calls about pairs hang: only the first pair is locked.
+func TestHangInPaths(t *testing.T) {
+	s := newListedFixture(t, "gpus 3", "gpu 0 uuid GPU-0", "gpu 1 uuid GPU-1", "gpu 2 uuid GPU-2", "hang nvmlDeviceGetTopologyCommonAncestor gpu *")
+	before := s.calls()
+	got, err := s.linkMatrix()
+	const wantErr = "GPU-1: it does not answer; GPU-2: path to GPU-0: it does not answer"
+	if want := []string{"0: - 0? 18?", "2: 18? 0? -"}; !slices.Equal(got, want) || err == nil || err.Error() != wantErr {
+		t.Errorf("got %q, %v\nwant %q", got, err, want)
+	}
+	if n := s.calls().Since(before).Count("nvmlDeviceGetTopologyCommonAncestor", 2); n != 0 {
+		t.Errorf("%d calls about another GPU and the hanging pair", n)
+		s.clear("hang")
+	}
+	s.values(2)
+	s.clear("hang")
+	s.eventually("it has answered", s.Idle)
+	for _, gpu := range []int{0, 1} {
+		s.values(gpu)
+	}
+	if got, err := s.linkMatrix(); err != nil || len(got) != 3 {
+		t.Errorf("after the hang: %q, %v", got, err)
+	}
+}
+
+// TestLinksDuringReadings has GPUs with short calls: no link is missing.
 func TestLinksDuringReadings(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "slow nvmlDeviceGetFieldValues gpu * 5ms")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -237,7 +259,7 @@ func TestLibraryWithoutLinks(t *testing.T) {
 	})
 }
 
-// TestLibraryWithoutLinkTypes tells a link's end by its address.
+// TestLibraryWithoutLinkTypes finds the end of a link by address.
 func TestLibraryWithoutLinkTypes(t *testing.T) {
 	runInChild(t, func(dir string) {
 		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2")

@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -10,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
@@ -19,38 +19,24 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-const (
-	maxMIGDevices = 64      // above any GPU
-	maxInstanceID = 1 << 16 // above any instance
-)
+const maxMIGDevices = 64 // above any GPU
 
 // migLayout is the partitioning of a GPU. After publication it is never written.
 type migLayout struct {
-	capable, enabled bool
-	pendingEnabled   bool // after a reset
-	devices          []*listedMIGDevice
-	maxDevices       int // 0: unknown
+	mode       collect.MIGState // without Devices
+	devices    []*listedMIGDevice
+	maxDevices int // 0: unknown
 	// handles are those of the listing. NVML may give a handle to another MIG device at any time.
 	handles map[*listedMIGDevice]nvml.Device
-	denials collect.Denials // of the MIG mode, by listings in a row
 }
 
 // state returns the part for readings.
 func (p *migLayout) state() *collect.MIGState {
-	s := &collect.MIGState{Capable: p.capable, Enabled: p.enabled, PendingEnabled: p.pendingEnabled, Denied: p.denials.Confirmed()}
+	s := p.mode
 	for _, d := range p.devices {
 		s.Devices = append(s.Devices, collect.MIGDevice{ID: d.id, GI: d.gi, CI: d.ci, Handle: p.handles[d]})
 	}
-	return s
-}
-
-// withDenial returns the layout after a denial of the MIG mode, unpartitioned only with enough of them.
-func (p *migLayout) withDenial(now time.Time) *migLayout {
-	after := *p
-	if after.denials.Record(true, now); after.denials.Confirmed() {
-		return &migLayout{denials: after.denials}
-	}
-	return &after
+	return &s
 }
 
 // listedMIGDevice is a MIG device as long as it is listed. NVML reuses handles, so each listing gets a new handle by
@@ -64,8 +50,8 @@ type listedMIGDevice struct {
 	capNodes  []string // device nodes; belongs to Devices
 }
 
-// instanceIdentity tells a MIG device from a later one with its index, its instances' numbers or even its UUID: up to driver 460 UUIDs
-// consist of the numbers, and numbers are reused at once.
+// instanceIdentity distinguishes a MIG device from a later one with the same index, instances or even UUID: up to driver 460 UUIDs
+// consist of the instances' numbers, and numbers are reused at once.
 type instanceIdentity struct {
 	id         device.ID
 	gi, ci     int
@@ -76,32 +62,28 @@ type instanceIdentity struct {
 func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 	previous := result.gpu.layout.Load()
 	result.layout.devices, result.layout.maxDevices = slices.Clone(previous.devices), previous.maxDevices
-	if !sess.Symbols.SupportsMIG() {
-		result.addError("the library has no functions for its slices")
+	if !sess.Symbols.HasAll(lib.MIGFunctions) {
+		result.addError("the library has no functions for MIG devices")
 		return
 	}
 	if previous.maxDevices == 0 {
 		count, ret := result.handle.GetMaxMigDeviceCount() // possible devices, not present ones
 		if ret != nvml.SUCCESS {
-			result.addError("count its slices: " + lib.Error(ret).Error())
+			result.addError("count its MIG devices: " + lib.Error(ret).Error())
 			return
 		}
-		if count > maxMIGDevices {
-			result.addError(fmt.Sprintf("count its slices: the driver says %d", count))
-			return
-		}
-		result.layout.maxDevices = count
+		result.layout.maxDevices = min(count, maxMIGDevices)
 	}
 	var found []*listedMIGDevice
 	handles := map[*listedMIGDevice]nvml.Device{}
 	for i := range result.layout.maxDevices {
 		s, handle, err := sess.migDeviceAt(result, i)
-		if err.isFinal() { // the devices so far may be incomplete
-			result.addError(err.text)
+		if code, ok := errors.AsType[lib.Error](err); ok && lib.IsFinal(nvml.Return(code)) { // the devices so far may be incomplete
+			result.addError(err.Error())
 			return
 		}
-		if err != (migError{}) {
-			result.addError(fmt.Sprintf("slice %d: %s", i, err.text))
+		if err != nil {
+			result.addError(fmt.Sprintf("MIG device %d: %v", i, err))
 			if at := slices.IndexFunc(previous.devices, func(d *listedMIGDevice) bool { return d.index == i }); at >= 0 {
 				s = previous.devices[at]
 			}
@@ -118,61 +100,46 @@ func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 
 func (r *probeResult) addError(text string) { r.migErrs = append(r.migErrs, text) }
 
-// migError is the reason for an unknown MIG device; the zero value is no error.
-type migError struct {
-	ret  nvml.Return
-	text string
-}
-
-func (e migError) isFinal() bool { return e.text != "" && lib.IsFinal(e.ret) }
-
-// newMIGError returns no error for the code of an absent MIG device.
-func newMIGError(step string, ret nvml.Return) migError {
+// migError returns the error of a call about a MIG device; nil for the codes of an absent device.
+func migError(step string, ret nvml.Return) error {
 	if lib.IsNotSupported(ret) || ret == nvml.ERROR_NOT_FOUND {
-		return migError{}
+		return nil
 	}
-	return migError{ret, step + ": " + lib.Error(ret).Error()}
+	return fmt.Errorf("%s: %w", step, lib.Error(ret))
 }
 
 // migDeviceAt returns the MIG device at an index with its handle; nil: absent. A known device is asked only for its identity.
-func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIGDevice, nvml.Device, migError) {
+func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIGDevice, nvml.Device, error) {
 	handle, ret := result.handle.GetMigDeviceHandleByIndex(index)
 	if ret != nvml.SUCCESS {
-		return nil, nil, newMIGError("get its handle", ret)
+		return nil, nil, migError("get its handle", ret)
 	}
 	identity, step, ret := sess.identify(handle)
 	if ret != nvml.SUCCESS {
-		return nil, nil, newMIGError(step, ret)
-	}
-	if identity.id == "" || identity.gi > maxInstanceID || identity.ci > maxInstanceID {
-		return nil, nil, migError{text: fmt.Sprintf("it cannot be %q, GI %d, CI %d", identity.id, identity.gi, identity.ci)}
+		return nil, nil, migError(step, ret)
 	}
 	for _, known := range result.layout.devices {
 		if known.instanceIdentity == identity && known.index == index {
-			return known, handle, migError{}
+			return known, handle, nil
 		}
 	}
 	s := &listedMIGDevice{
 		instanceIdentity: identity, index: index, placement: sess.placementOf(result.handle, identity.gi),
 		memory: cmp.Or(metric.TotalMemory(handle, sess.Symbols), identity.attributes.MemorySizeMB<<20),
 	}
-	if sess.Symbols["nvmlDeviceGetName"] {
-		if name, ret := handle.GetName(); ret == nvml.SUCCESS {
-			s.profile = profileFromName(lib.ToValidUTF8(name))
-		}
-	}
-	s.profile = cmp.Or(s.profile, profileFromAttributes(identity.attributes, result.gpu.device.MemoryBytes))
+	name := readText(handle, sess.Symbols, "nvmlDeviceGetName", nvml.Device.GetName)
+	s.profile = cmp.Or(profileFromName(name), profileFromAttributes(identity.attributes, result.gpu.device.MemoryBytes))
 	uuid, ret := handle.GetUUID() // the handle may be another device's by now
 	switch {
 	case ret != nvml.SUCCESS:
-		return nil, nil, newMIGError("get its UUID again", ret)
+		return nil, nil, migError("get its UUID again", ret)
 	case device.ID(lib.ToValidUTF8(uuid)) != identity.id:
-		return nil, nil, migError{text: "it became another one while it was asked"}
+		return nil, nil, errors.New("another device has its handle")
 	}
-	return s, handle, migError{}
+	return s, handle, nil
 }
 
-// placementOf reads the place of a GPU instance. The driver tells only those with access to the whole GPU.
+// placementOf reads the place of a GPU instance, unknown without access to the whole GPU.
 func (sess *nvmlSession) placementOf(handle nvml.Device, gi int) device.Placement {
 	if !sess.Symbols["nvmlDeviceGetGpuInstanceById"] || !sess.Symbols["nvmlGpuInstanceGetInfo"] {
 		return device.Placement{}
@@ -182,11 +149,10 @@ func (sess *nvmlSession) placementOf(handle nvml.Device, gi int) device.Placemen
 		return device.Placement{}
 	}
 	info, ret := instance.GetInfo()
-	p := info.Placement
-	if ret != nvml.SUCCESS || info.Id != uint32(gi) || info.ProfileId > maxInstanceID || p.Start > maxInstanceID || p.Size > maxInstanceID {
+	if ret != nvml.SUCCESS || info.Id != uint32(gi) {
 		return device.Placement{}
 	}
-	return device.Placement{Profile: int(info.ProfileId), Start: int(p.Start), Size: int(p.Size)}
+	return device.Placement{Profile: int(info.ProfileId), Start: int(info.Placement.Start), Size: int(info.Placement.Size)}
 }
 
 // identify reads the identity of a MIG device. On failure step names the call.
@@ -250,47 +216,20 @@ func (m *listedMIGDevice) asDevice(parent device.Device, ownNodes int) device.De
 	return d
 }
 
-// findCapNodes finds the device nodes of both instances. The driver creates them with the MIG device or a little later.
+// findCapNodes finds the device nodes of both instances in the driver's list of all instances. There, gpu<N> is /dev/nvidia<N>, not
+// NVML's index.
 func (l *deviceListing) findCapNodes(s *listedMIGDevice, minor int) {
 	if len(s.capNodes) == 2 || minor < 0 {
 		return
 	}
 	s.capNodes = nil
-	gi := fmt.Sprintf("gi%d", s.gi)
-	for _, instance := range []string{gi, gi + "/ci" + strconv.Itoa(s.ci)} {
-		if n, ok := l.capMinor(minor, instance); ok {
+	list, _ := os.ReadFile(filepath.Join(l.options.ProcRoot, "driver/nvidia-caps/mig-minors")) // absent: no node
+	gi := fmt.Sprintf("gpu%d/gi%d/access", minor, s.gi)
+	ci := fmt.Sprintf("gpu%d/gi%d/ci%d/access", minor, s.gi, s.ci)
+	for line := range strings.Lines(string(list)) {
+		file, number, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if n, err := strconv.ParseUint(number, 10, 20); err == nil && (file == gi || file == ci) {
 			s.capNodes = append(s.capNodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", n))
 		}
 	}
-}
-
-// capMinor returns the minor number of an instance's node, from the driver's file for the instance or from its list of all instances. In
-// both, gpu<N> is /dev/nvidia<N>, not NVML's index.
-func (l *deviceListing) capMinor(minor int, instance string) (int, bool) {
-	dir := filepath.Join(l.options.ProcRoot, "driver")
-	file := filepath.Join(dir, fmt.Sprintf("nvidia/capabilities/gpu%d/mig/%s/access", minor, instance))
-	if text, found := findLine(file, "DeviceFileMinor:"); found {
-		return parseMinor(text)
-	}
-	text, _ := findLine(filepath.Join(dir, "nvidia-caps/mig-minors"), fmt.Sprintf("gpu%d/%s/access ", minor, instance))
-	return parseMinor(text)
-}
-
-// findLine returns the rest of the first line with a prefix.
-func findLine(file, prefix string) (rest string, found bool) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return "", false
-	}
-	for line := range strings.Lines(string(text)) {
-		if rest, found := strings.CutPrefix(line, prefix); found {
-			return rest, true
-		}
-	}
-	return "", false
-}
-
-func parseMinor(text string) (int, bool) {
-	n, err := strconv.Atoi(strings.TrimSpace(text))
-	return n, err == nil && n >= 0 && n <= maxMinor
 }

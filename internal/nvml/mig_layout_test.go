@@ -16,8 +16,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// partitionedGPU is a GPU with slices of all kinds: holes between them, two compute
-// instances in one GPU instance, both forms of UUID.
+// partitionedGPU is a GPU with MIG devices of all kinds: gaps between indices, two compute instances in one GPU instance, both forms of
+// UUID.
 var partitionedGPU = []string{
 	"gpus 3", "gpu 1 mig_mode 1", "gpu 1 uuid GPU-1", "gpu 1 minor 5", "gpu 1 pci 0001:3b:00.0",
 	"gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a", "gpu 1 slice 2 1c.3g.40gb gi 2 ci 0 uuid MIG-b",
@@ -38,7 +38,7 @@ func writeFiles(t *testing.T, root string, files map[string]string) {
 	}
 }
 
-// formatDevices is what a listing has of slices, one line each.
+// formatDevices formats the MIG devices of a listing, a line each.
 func formatDevices(devices []device.Device) (lines []string) {
 	for _, d := range devices {
 		if !d.WholeGPU() {
@@ -55,24 +55,21 @@ func (s *backendFixture) wantSlices(devices []device.Device, want ...string) {
 	}
 }
 
-func TestSlices(t *testing.T) {
+func TestMIGDevices(t *testing.T) {
 	root := t.TempDir()
+	const migMinors = "config 1\nmonitor 2\ngpu0/gi2/access 3\ngpu1/gi7/ci0/access 13\ngpu5/gi7/access 66\ngpu5/gi7/ci0/access 67\n" +
+		"gpu5/gi2/access 21\ngpu5/gi2/ci0/access 22\ngpu5/gi2/ci1/access 23\ngpu5/gi9/access many\n"
 	writeFiles(t, root, map[string]string{
 		"sys/bus/pci/devices/0001:3b:00.0/numa_node": "1\n",
-		"dev/nvidiactl": "",
-		"proc/driver/nvidia/capabilities/gpu5/mig/gi7/access":               "DeviceFileMinor: 66\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
-		"proc/driver/nvidia/capabilities/gpu5/mig/gi7/ci0/access":           "DeviceFileMinor: 67\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
-		"proc/driver/nvidia/capabilities/gpu1/mig/gi7/ci0/access":           "DeviceFileMinor: 13\n", // another GPU's: it goes by the minor number
-		"proc/driver/nvidia-caps/mig-minors":                                "config 1\nmonitor 2\ngpu0/gi2/access 3\ngpu5/gi2/access 21\ngpu5/gi2/ci0/access 22\ngpu5/gi2/ci1/access 23\n",
-		"proc/driver/nvidia/capabilities/gpu5/mig/gi9/access":               "DeviceFileMinor: many\n",
-		"proc/driver/nvidia/capabilities/gpu5/mig/gi9/ci0/a file of others": "",
+		"dev/nvidiactl":                      "",
+		"proc/driver/nvidia-caps/mig-minors": migMinors,
 	})
 	s := newFixture(t, Options{DevRoot: root, SysRoot: filepath.Join(root, "sys"), ProcRoot: filepath.Join(root, "proc")}, partitionedGPU...)
 	devices := s.list(7)
 	s.wantSlices(devices, "MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me")
 	gpu, slice := devices[1], devices[2]
 	if !gpu.MIGEnabled || !gpu.WholeGPU() || gpu.NUMANode != 1 {
-		t.Errorf("before its slices stands %+v", gpu)
+		t.Errorf("before the MIG devices: %+v", gpu)
 	}
 	want := gpu // of which it has nearly all
 	want.ID, want.MIGEnabled, want.MIGDeviceIndex, want.GI, want.CI, want.Profile, want.MemoryBytes = "MIG-a", false, 0, 7, 0, "1g.10gb", 10<<30
@@ -84,7 +81,7 @@ func TestSlices(t *testing.T) {
 	for i, nodes := range map[int][]string{
 		3: {"/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22", "/dev/nvidiactl"},
 		4: {"/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap23", "/dev/nvidiactl"},
-		5: {"/dev/nvidia5", "/dev/nvidiactl"}, // nobody says which open it
+		5: {"/dev/nvidia5", "/dev/nvidiactl"}, // unknown capabilities
 	} {
 		if !slices.Equal(devices[i].DeviceNodes, nodes) {
 			t.Errorf("%s has %v, want %v", devices[i].ID, devices[i].DeviceNodes, nodes)
@@ -94,16 +91,15 @@ func TestSlices(t *testing.T) {
 		t.Errorf("%s has %d bytes", d.ID, d.MemoryBytes)
 	}
 
-	writeFiles(t, root, map[string]string{ // they came late
-		"proc/driver/nvidia/capabilities/gpu5/mig/gi9/access":     "DeviceFileMinor: 31\n",
-		"proc/driver/nvidia/capabilities/gpu5/mig/gi9/ci0/access": "DeviceFileMinor: 32\n",
+	writeFiles(t, root, map[string]string{ // late
+		"proc/driver/nvidia-caps/mig-minors": strings.Replace(migMinors, "gpu5/gi9/access many\n", "gpu5/gi9/access 31\ngpu5/gi9/ci0/access 32\n", 1),
 	})
 	if nodes := s.list(7)[5].DeviceNodes; !slices.Contains(nodes, "/dev/nvidia-caps/nvidia-cap31") || !slices.Contains(nodes, "/dev/nvidia-caps/nvidia-cap32") {
 		t.Errorf("it has %v", nodes)
 	}
 }
 
-func TestProfileIn(t *testing.T) {
+func TestProfileFromName(t *testing.T) {
 	for name, want := range map[string]string{
 		"NVIDIA H100 80GB HBM3 MIG 1g.10gb":              "1g.10gb",
 		"NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb":           "1c.3g.20gb",
@@ -123,8 +119,8 @@ func TestProfileIn(t *testing.T) {
 	}
 }
 
-// TestProfileOf has what real slices say; the names are NVIDIA's.
-func TestProfileOf(t *testing.T) {
+// TestProfileFromAttributes has the attributes of real MIG devices and NVIDIA's names.
+func TestProfileFromAttributes(t *testing.T) {
 	attributes := func(c, g uint32, mb uint64) nvml.DeviceAttributes {
 		return nvml.DeviceAttributes{ComputeInstanceSliceCount: c, GpuInstanceSliceCount: g, MemorySizeMB: mb}
 	}
@@ -152,14 +148,13 @@ func TestProfileOf(t *testing.T) {
 	}
 }
 
-// TestSliceWithoutAName is called by what it has.
-func TestSliceWithoutAName(t *testing.T) {
+// TestMIGDeviceWithoutName composes the profile from attributes.
+func TestMIGDeviceWithoutName(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1c.3g.40gb+me gi 1 ci 0 uuid MIG-a", "fail nvmlDeviceGetName gpu 0 NOT_SUPPORTED")
 	s.wantSlices(s.list(2), "MIG-a 0:0 1/0 1c.3g.40gb")
 }
 
-// TestPlacement has each slice where its GPU instance is, and those of whom the driver
-// does not say it nowhere.
+// TestPlacement has the places of all GPU instances, or none without permission.
 func TestPlacement(t *testing.T) {
 	at := func(profile, start, size int) device.Placement {
 		return device.Placement{Profile: profile, Start: start, Size: size}
@@ -189,8 +184,7 @@ func TestPlacement(t *testing.T) {
 	}
 }
 
-// TestRepartitioned has slices come in the place of others, with all that these had:
-// the index, the instances' numbers, the handle, and at last the UUID.
+// TestRepartitioned replaces MIG devices by others with the same index, instances, handle, and in the end UUID.
 func TestRepartitioned(t *testing.T) {
 	s := newListedFixture(t, append(partitionedGPU, "reuse handles")...)
 	s.list(7)
@@ -202,25 +196,24 @@ func TestRepartitioned(t *testing.T) {
 	s.wantSlices(s.list(6), "MIG-z 1:0 7/0 2g.20gb", "MIG-GPU-1/2/1 1:3 2/1 1g.10gb", "MIG-b 1:5 2/0 1c.3g.40gb")
 	s.clear("gpu 1 slice")
 	if devices := s.list(3); !devices[1].MIGEnabled {
-		t.Error("a GPU without slices is said to be a whole one")
+		t.Error("a GPU without MIG devices counts as unpartitioned")
 	}
 	s.set("gpu 1 mig_mode 0", "gpu 1 slice 0 1g.10gb gi 1 ci 0")
 	if devices := s.list(3); devices[1].MIGEnabled {
-		t.Error("a GPU whose mode is off is said to be partitioned")
+		t.Error("a GPU without MIG mode counts as partitioned")
 	}
 }
 
-// TestSlicesWithFaults has slices that cannot be told. One that is known stays, one
-// that is new is left out, and the error names it.
-func TestSlicesWithFaults(t *testing.T) {
+// TestMIGDevicesWithFaults has calls fail. A known MIG device stays, a new one is left out, and the error has the index.
+func TestMIGDevicesWithFaults(t *testing.T) {
 	known := []string{"MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me"}
 	for _, c := range []struct{ line, want, first string }{
-		{"fail nvmlDeviceGetMigDeviceHandleByIndex gpu 1 UNKNOWN", "slice 6: get its handle: UNKNOWN", ""},
-		{"fail nvmlDeviceGetGpuInstanceId gpu 1 UNKNOWN", "slice 6: get its GPU instance: UNKNOWN", ""},
-		{"fail nvmlDeviceGetComputeInstanceId gpu 1 4242", "slice 6: get its compute instance: NVML answers 4242", ""},
-		{"fail nvmlDeviceGetAttributes_v2 gpu 1 UNKNOWN", "slice 6: get its attributes: UNKNOWN", ""},
+		{"fail nvmlDeviceGetMigDeviceHandleByIndex gpu 1 UNKNOWN", "MIG device 6: get its handle: UNKNOWN", ""},
+		{"fail nvmlDeviceGetGpuInstanceId gpu 1 UNKNOWN", "MIG device 6: get its GPU instance: UNKNOWN", ""},
+		{"fail nvmlDeviceGetComputeInstanceId gpu 1 4242", "MIG device 6: get its compute instance: NVML answers 4242", ""},
+		{"fail nvmlDeviceGetAttributes_v2 gpu 1 UNKNOWN", "MIG device 6: get its attributes: UNKNOWN", ""},
 		{"fail nvmlDeviceGetMigDeviceHandleByIndex gpu 1 GPU_IS_LOST", "GPU-1: get its handle: GPU_IS_LOST", ""},
-		{"fail nvmlDeviceGetMaxMigDeviceCount gpu 1 UNKNOWN", "", "GPU-1: count its slices: UNKNOWN"},
+		{"fail nvmlDeviceGetMaxMigDeviceCount gpu 1 UNKNOWN", "", "GPU-1: count its MIG devices: UNKNOWN"},
 	} {
 		s := newFixture(t, Options{}, append(partitionedGPU, c.line)...)
 		devices, err := s.Devices(context.Background())
@@ -241,18 +234,10 @@ func TestSlicesWithFaults(t *testing.T) {
 		s.set(line)
 		s.wantSlices(s.list(7), known...)
 	}
-	s.clear("")
-	s.set(append(partitionedGPU, "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a", "gpu 2 mig_mode 1", "gpu 2 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a")...)
-	devices, err := s.Devices(context.Background())
-	s.wantSlices(devices, append([]string{"MIG-a 0:0 1/0 1g.10gb"}, known[1:]...)...)
-	if err == nil || strings.Count(err.Error(), "slice 0: MIG-a was listed before") != 2 {
-		t.Errorf("one UUID three times: %v", err)
-	}
 }
 
-// TestSlicesOfAStalledGPU has a call to the GPU hang: the listing does not ask it, and
-// its slices stay.
-func TestSlicesOfAStalledGPU(t *testing.T) {
+// TestMIGDevicesOfStalledGPU has a call hang: the listing makes no other call, and the MIG devices stay.
+func TestMIGDevicesOfStalledGPU(t *testing.T) {
 	s := newListedFixture(t, partitionedGPU...)
 	s.list(7)
 	id := s.id(1)
@@ -271,27 +256,27 @@ func TestSlicesOfAStalledGPU(t *testing.T) {
 	s.list(3)
 }
 
-// TestLibraryWithoutMIG has the mode on and no functions for slices.
+// TestLibraryWithoutMIG has MIG mode enabled without functions for MIG devices.
 func TestLibraryWithoutMIG(t *testing.T) {
 	runInChild(t, func(dir string) {
 		buildLibrary(t, filepath.Join(dir, "lib64"), append(lib.MIGFunctions, "nvmlDeviceGetAttributes", "nvmlDeviceGetAttributes_v2")...)
 	}, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, partitionedGPU...)
 		devices, err := s.Devices(context.Background())
-		if len(devices) != 3 || !devices[1].MIGEnabled || err == nil || err.Error() != "GPU-1: the library has no functions for its slices" {
+		if len(devices) != 3 || !devices[1].MIGEnabled || err == nil || err.Error() != "GPU-1: the library has no functions for MIG devices" {
 			t.Errorf("got %+v, %v", devices, err)
 		}
 	})
 }
 
-func TestCallsOfListingSlices(t *testing.T) {
+func TestCallsOfListingMIGDevices(t *testing.T) {
 	s := newFixture(t, Options{}, append(partitionedGPU, "gpus 2")...)
 	before := s.callsOrNone()
 	s.list(6)
 	first := s.calls().Since(before)
 	s.list(6)
 	second := s.calls().Since(before).Since(first)
-	// Its handle and mode, seven indices, and who each of four slices is.
+	// Handle and mode, seven indices, and the identity of four MIG devices.
 	if n := second.GPUTotal(1); n != 2+7+4*4 {
 		t.Errorf("a listing that finds nothing new makes %d calls on a partitioned GPU, want 25", n)
 	}
@@ -304,9 +289,8 @@ func TestCallsOfListingSlices(t *testing.T) {
 	t.Logf("first %d, later %d calls", first.GPUTotal(1), second.GPUTotal(1))
 }
 
-// TestEventsOfSlices has the driver name instances. What is the hardware's is no
-// slice's, whatever it names.
-func TestEventsOfSlices(t *testing.T) {
+// TestEventsOfMIGDevices has events with instances. Errors of the hardware concern the whole GPU.
+func TestEventsOfMIGDevices(t *testing.T) {
 	s := newListedFixture(t, append(partitionedGPU, "gpu 2 event_types 0x8")...)
 	s.list(7)
 	s.waitForRegistration()
@@ -333,16 +317,15 @@ func TestEventsOfSlices(t *testing.T) {
 	if got := s.nextEvent(); got.GPU != s.id(0) || got.Device != "" {
 		t.Errorf("got %+v", got)
 	}
-	s.sendEvent(2, "type 0x100") // it cannot be told of this, and is heard of the rest
+	s.sendEvent(2, "type 0x100") // unsupported here, unlike Xids
 	s.sendEvent(2, "xid 31")
 	if got := s.nextEvent(); got.GPU != s.id(2) || got.Xid != 31 {
 		t.Errorf("got %+v", got)
 	}
 }
 
-// TestEventsThatNameNoSlice has a driver whose events have no instances, for which
-// go-nvml gives zeros: there is a slice of these numbers, and it is not to blame.
-func TestEventsThatNameNoSlice(t *testing.T) {
+// TestEventsWithoutInstances has a driver without instances in events: go-nvml fills in zeros, the numbers of a present MIG device.
+func TestEventsWithoutInstances(t *testing.T) {
 	runInChild(t, func(dir string) {
 		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlEventSetWait_v2")
 	}, func(t *testing.T, dir string) {
@@ -356,58 +339,32 @@ func TestEventsThatNameNoSlice(t *testing.T) {
 	})
 }
 
-// TestStrayDenialOfMIGFeature has a GPU deny its MIG mode once, and then for long: the feature is not supported only after
-// several denials.
-func TestStrayDenialOfMIGFeature(t *testing.T) {
-	const feature = `nvidia_gpu_feature_supported{feature="mig"}`
-	for _, first := range []bool{true, false} {
-		s := newFixture(t, Options{}, "gpus 1")
-		deny := func() { s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED") }
-		if first {
-			deny()
-		}
-		s.list(1)
-		if v, shown := s.values(0)[feature]; shown == first || shown && v != 1 {
-			t.Errorf("at first: %v, %v", v, shown)
-		}
-		deny()
-		if !first {
-			s.list(1)
-			if got := s.values(0)[feature]; got != 1 {
-				t.Errorf("after one denial: %v", got)
-			}
-		}
+// TestDenialOfMIGMode has NOT_SUPPORTED as the result for the MIG mode. A GPU that had a mode keeps the mode and the MIG devices.
+func TestDenialOfMIGMode(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-0", "fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
+	for _, c := range []struct {
+		denied  bool
+		devices int
+	}{{true, 1}, {false, 2}, {true, 2}, {true, 2}} {
 		s.clear("fail")
-		s.list(1)
-		if got := s.values(0)[feature]; got != 1 {
-			t.Errorf("after one denial and an answer: %v", got)
+		if c.denied {
+			s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
 		}
-		deny()
-		for range collect.DenialsToConfirm {
-			s.list(1)
+		s.list(c.devices)
+		if got := s.gpu(0).MIG.Load(); got.Capable != (c.devices == 2) || (got.Denials > 0) != (c.devices == 1) {
+			t.Errorf("%+v: state %+v", c, got)
 		}
-		if v, shown := s.values(0)[feature]; !shown || v != 0 {
-			t.Errorf("after several denials: %v, %v", v, shown)
-		}
-		s.clear("fail")
-		s.Close()
 	}
 }
 
-// TestStrayDenialOfMIGMode: a partitioned GPU keeps its MIG devices until several listings in a
-// row find MIG mode not supported.
-func TestStrayDenialOfMIGMode(t *testing.T) {
-	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-0")
-	n := len(s.list(-1))
-	s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
-	for range collect.DenialsToConfirm - 1 {
-		s.list(n)
+// TestGPUWithoutMIGMode has denials only: the feature is unknown until they are confirmed.
+func TestGPUWithoutMIGMode(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 1", "fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
+	for n := range collect.DenialsToConfirm + 1 {
+		s.list(1)
+		v, known := s.values(0)[`nvidia_gpu_feature_supported{feature="mig"}`]
+		if known != (n+1 >= collect.DenialsToConfirm) || v != 0 {
+			t.Errorf("after %d denials: %v, %t", n+1, v, known)
+		}
 	}
-	s.clear("fail")
-	s.list(n)
-	s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
-	for range collect.DenialsToConfirm - 1 {
-		s.list(n)
-	}
-	s.list(n - 1)
 }

@@ -24,6 +24,7 @@ func TestProcesses(t *testing.T) {
 	if got, err := s.Processes(devices[0]); err != nil || len(got) > 0 {
 		t.Errorf("where there is no such list: %v, %v", got, err)
 	}
+	s.clear("fail")
 	s.set("gpu 0 lost")
 	if _, err := s.Processes(devices[0]); !errors.Is(err, device.ErrLost) {
 		t.Errorf("of a lost GPU: %v", err)
@@ -36,9 +37,9 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestProcessesOfADriverThatMuddlesThem: the drivers from 535.43.02 until 535.98 fill their
+// TestBrokenProcessInfo: the drivers from 535.43.02 until 535.98 fill their
 // lists with a struct that no header describes.
-func TestProcessesOfADriverThatMuddlesThem(t *testing.T) {
+func TestBrokenProcessInfo(t *testing.T) {
 	for version, known := range map[string]bool{
 		"535.43.02": false, "535.54.03": false, "535.86.05": false, "535.86.10": false, "535.97": false,
 		"530.43.02": true, "535.98": true, "535.104.05": true, "545.54.03": true, "535": true, "unknown": true,

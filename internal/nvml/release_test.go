@@ -45,7 +45,7 @@ func TestMonitorReleasesNVML(t *testing.T) {
 			reads.Add(1)
 		}
 	})
-	s.wantEventHeard(2, started)
+	s.waitForMonitorRegistration(2, started)
 	s.sendEvent(2, "xid 95")
 	s.eventually("a GPU has failed", reason(2, "xid_95"))
 
@@ -73,7 +73,7 @@ func TestMonitorReleasesNVML(t *testing.T) {
 	}
 	s.must(monitor.Resume(order))
 	s.eventually("the GPU is well again", reason(2, ""))
-	s.wantEventHeard(2, released)
+	s.waitForMonitorRegistration(2, released)
 	s.sendEvent(2, "xid 31") // and is heard
 	s.eventually("it has reported", func() bool {
 		statuses, _ := board.Get()
@@ -81,18 +81,17 @@ func TestMonitorReleasesNVML(t *testing.T) {
 	})
 }
 
-// wantEventHeard waits until a monitor's Wait listens to a GPU, after some calls: what is reported
-// before that is told to nobody.
-func (s *backendFixture) wantEventHeard(i int, after nvmltest.CallCounts) {
+// waitForMonitorRegistration waits until a monitor has registered a GPU. Earlier events are lost.
+func (s *backendFixture) waitForMonitorRegistration(i int, after nvmltest.CallCounts) {
 	s.Helper()
 	s.eventually("it is registered", func() bool { return s.calls().Since(after).Count("nvmlDeviceRegisterEvents", i) > 0 })
 	registered := s.calls()
 	s.eventually("it is listened to", func() bool { return s.calls().Since(registered).Count("nvmlEventSetWait_v2", nvmltest.NoGPU) > 0 })
 }
 
-// TestMonitorSeesPartitions has a GPU partitioned with the driver's report alone, and
+// TestMonitorWithPartitions has a GPU partitioned with the driver's report alone, and
 // one of its slices fail.
-func TestMonitorSeesPartitions(t *testing.T) {
+func TestMonitorWithPartitions(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "gpu 1 uuid GPU-1", "gpu 1 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a", "gpu 1 slice 2 3g.40gb gi 2 ci 0 uuid MIG-b")
 	started := s.callsOrNone()
 	readers, board := device.NewReaders(s), &device.Inventory{}
@@ -124,7 +123,7 @@ func TestMonitorSeesPartitions(t *testing.T) {
 		})
 	}
 	shows("it is whole", "GPU-1=")
-	s.wantEventHeard(1, started)
+	s.waitForMonitorRegistration(1, started)
 	s.set("gpu 1 mig_mode 1")
 	s.sendEvent(1, "type 0x100")
 	began := time.Now()
@@ -141,10 +140,10 @@ func TestMonitorSeesPartitions(t *testing.T) {
 	}
 }
 
-// TestMonitorDoesNotReleaseBeneathAQuestion has a listing leave behind a question that
+// TestReleaseDuringListing has a listing leave behind a question that
 // hangs: the release is given up as beneath any other call, and the other GPU is taken
 // up again. When the hang has ended the driver can be let go of.
-func TestMonitorDoesNotReleaseBeneathAQuestion(t *testing.T) {
+func TestReleaseDuringListing(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "hang nvmlDeviceGetUUID gpu 1")
 	readers, board := device.NewReaders(s), &device.Inventory{}
 	monitor := device.NewMonitor(s, readers, board, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})

@@ -24,20 +24,12 @@ const goNVML = "github.com/NVIDIA/go-nvml/pkg/nvml"
 // sourceDirs are the packages that call go-nvml.
 var sourceDirs = []string{".", "lib", "metric", "collect"}
 
-// allFunctions are the table's functions and those of metrics.
-func allFunctions() []lib.Function {
-	all := slices.Clone(lib.Functions)
-	for _, symbol := range metric.Symbols() {
-		all = append(all, lib.Function{Symbol: symbol})
-	}
-	return all
-}
+// allFunctions are the listed functions and those of metrics.
+func allFunctions() []string { return slices.Concat(lib.Functions, metric.Symbols()) }
 
-// TestCallsAreInTheTable reads the source of these packages. Whatever is called in
-// go-nvml has a row in functions, and each row is for something that is called; a
-// symbol that is asked for is a row's; and no return code of NVML's is handed to
-// something that would ask it for its text, which is a call into the library.
-func TestCallsAreInTheTable(t *testing.T) {
+// TestCallsAreListed reads the source of these packages. Each function of go-nvml that is called is in the list, each listed function is
+// called, each text with a symbol is listed, and no return code is printed: its text is a call into the library.
+func TestCallsAreListed(t *testing.T) {
 	files, info := checkSource(t)
 	called := map[string]bool{}
 	for selector, selection := range info.Selections {
@@ -45,7 +37,7 @@ func TestCallsAreInTheTable(t *testing.T) {
 		if _, isFunc := method.(*types.Func); !isFunc || method.Pkg() == nil || method.Pkg().Path() != goNVML {
 			continue
 		}
-		symbol, row := functionRow(selection)
+		symbol, row := listedFunction(selection)
 		if symbol != "" && row == "" {
 			t.Errorf("%s calls %s, for which functions has no row", selector.Sel.Name, symbol)
 		}
@@ -55,8 +47,8 @@ func TestCallsAreInTheTable(t *testing.T) {
 		called[symbol] = true
 	}
 	for _, f := range allFunctions() {
-		if !called[f.Symbol] {
-			t.Errorf("functions has a row for %s, which nothing calls", f.Symbol)
+		if !called[f] {
+			t.Errorf("functions has a row for %s, which nothing calls", f)
 		}
 	}
 	for _, object := range info.Uses {
@@ -76,12 +68,9 @@ func TestCallsAreInTheTable(t *testing.T) {
 	}
 }
 
-// directSymbols are the rows whose functions raw_symbols.go finds.
+// directSymbols returns the functions that raw_symbols.go looks up.
 func directSymbols(files []*ast.File) []string {
-	var rows []string
-	for _, list := range lib.ProcessListSymbols {
-		rows = append(rows, list[0])
-	}
+	rows := slices.Clone(lib.ProcessListSymbols[:])
 	for _, file := range files {
 		ast.Inspect(file, func(n ast.Node) bool {
 			call, is := n.(*ast.CallExpr)
@@ -98,9 +87,8 @@ func directSymbols(files []*ast.File) []string {
 	return rows
 }
 
-// functionRow is the symbol that a method of go-nvml's calls and the row that has it. No
-// symbol: the method calls none.
-func functionRow(selection *types.Selection) (symbol, row string) {
+// listedFunction returns the symbol of a method of go-nvml and the listed function. Without a symbol the method makes no call.
+func listedFunction(selection *types.Selection) (symbol, row string) {
 	name := selection.Obj().Name()
 	switch receiver := selection.Recv().(*types.Named).Obj().Name(); receiver {
 	case "Interface":
@@ -110,6 +98,9 @@ func functionRow(selection *types.Selection) (symbol, row string) {
 		symbol = "nvml" + name
 	case "Device":
 		symbol = "nvmlDevice" + name
+		if strings.HasPrefix(name, "Gpm") {
+			symbol = "nvml" + name
+		}
 	case "GpuInstance":
 		symbol = "nvmlGpuInstance" + name
 	case "GpuFabricInfoHandler": // of which GetGpuFabricInfoV makes one, and calls nothing
@@ -122,8 +113,8 @@ func functionRow(selection *types.Selection) (symbol, row string) {
 		return receiver + "." + name, ""
 	}
 	for _, f := range allFunctions() {
-		if f.Symbol == symbol || slices.Contains(f.Older, symbol) {
-			return symbol, f.Symbol
+		if f == symbol || slices.Contains(lib.OlderVersions[f], symbol) {
+			return symbol, f
 		}
 	}
 	return symbol, ""
@@ -138,7 +129,7 @@ func checkNode(t *testing.T, info *types.Info, n ast.Node) {
 			return
 		}
 		for _, f := range allFunctions() {
-			if f.Symbol == text || slices.Contains(f.Older, text) || text == "nvmlEventSetWait" {
+			if f == text || slices.Contains(lib.OlderVersions[f], text) {
 				return
 			}
 		}
@@ -159,7 +150,7 @@ func checkNode(t *testing.T, info *types.Info, n ast.Node) {
 	}
 }
 
-// checkSource parses the packages and finds out the types of all that is in it.
+// checkSource parses the packages and resolves all types.
 func checkSource(t *testing.T) (files []*ast.File, info *types.Info) {
 	t.Helper()
 	set, byPackage := token.NewFileSet(), map[string][]*ast.File{}
@@ -194,7 +185,7 @@ func checkSource(t *testing.T) (files []*ast.File, info *types.Info) {
 	return files, info
 }
 
-// exportData is where the go command keeps the types of each package imported.
+// exportData returns the files with the types of imported packages.
 func exportData(t *testing.T) map[string]string {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", ".").Output()

@@ -16,9 +16,7 @@ func TestXids(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a", "gpu 1 slice 1 1g.10gb gi 8 ci 0 uuid MIG-b")
 	s.waitForRegistration()
 	numbers := []uint64{1, 61, 200, 999, 123456} // the table lacks these
-	for _, row := range xid.All() {
-		numbers = append(numbers, row.Number)
-	}
+	numbers = slices.AppendSeq(numbers, maps.Keys(xid.Xids))
 	for _, number := range numbers {
 		want, alone := xid.Event(number)
 		want.Xid, want.GPU = number, s.id(0)
@@ -37,7 +35,7 @@ func TestXids(t *testing.T) {
 	}
 }
 
-// eventTypeCatalogue is what the other events mean, and NVML's number of each.
+// eventTypeCatalogue has NVML's numbers and the classes of all other events.
 var eventTypeCatalogue = map[string]struct {
 	mask  uint64
 	class xid.Class
@@ -52,8 +50,8 @@ var eventTypeCatalogue = map[string]struct {
 	"recovery_action":         {0x8000, xid.Undecided},
 }
 
-// TestKinds has each other event come from a GPU, none of which is an Xid or names a slice.
-func TestKinds(t *testing.T) {
+// TestEventTypes has a GPU report each event other than Xids, without a MIG device.
+func TestEventTypes(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	s.waitForRegistration()
 	for _, name := range slices.Sorted(maps.Keys(eventTypeCatalogue)) {
@@ -65,25 +63,25 @@ func TestKinds(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", name, got, want)
 		}
 	}
-	if len(eventTypes) != len(eventTypeCatalogue) {
-		t.Errorf("%d rows, and %d cases", len(eventTypes), len(eventTypeCatalogue))
+	if len(EventTypes) != len(eventTypeCatalogue) {
+		t.Errorf("%d rows, and %d cases", len(EventTypes), len(eventTypeCatalogue))
 	}
-	for _, k := range EventTypes() {
-		if row := eventTypeCatalogue[k.Name]; k.Mask != row.mask || k.Class != row.class.Event().Class || k.Effect == "" {
-			t.Errorf("%s: %+v", k.Name, k)
+	for _, k := range EventTypes {
+		if row := eventTypeCatalogue[k.Kind]; k.Mask != row.mask || k.Class != row.class || k.Class.Effect() == "" {
+			t.Errorf("%s: %+v", k.Kind, k)
 		}
 	}
 	s.set("gpu 1 recovery_action 0")
 	_, err := s.Check(s.id(1))
 	s.must(err)
-	s.sendEvent(1, "type fatal_poison") // as bad as the driver says
+	s.sendEvent(1, "type fatal_poison") // by the recovery action
 	if got := s.nextEvent(); got.Recovery != device.RecoveryChecksPass || got.Action != "" || got.Class != "memory" {
-		t.Errorf("where the driver can say what the GPU needs: %+v", got)
+		t.Errorf("with a recovery action: %+v", got)
 	}
 }
 
-// TestUnwantedTypes are for metrics, and are not asked for.
-func TestUnwantedTypes(t *testing.T) {
+// TestUnsubscribedTypes has events for metrics only.
+func TestUnsubscribedTypes(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 event_types 0xff9f")
 	s.waitForRegistration()
 	for _, name := range []string{"single_bit_ecc", "pstate", "clock", "power_source"} {
@@ -95,9 +93,8 @@ func TestUnwantedTypes(t *testing.T) {
 	}
 }
 
-// TestTypesThatAreClaimedInVain has a driver refuse what it says it has: its Xids are heard
-// all the same.
-func TestTypesThatAreClaimedInVain(t *testing.T) {
+// TestFalseSupport has a driver reject a supported type: Xids remain.
+func TestFalseSupport(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 0 event_types_refused 0x4000")
 	s.waitForRegistration()
 	s.sendEvent(0, "type fatal_poison")
@@ -111,8 +108,8 @@ func TestTypesThatAreClaimedInVain(t *testing.T) {
 	}
 }
 
-// TestXidOfAnInstance names a GPU instance, and no compute instance in it.
-func TestXidOfAnInstance(t *testing.T) {
+// TestXidOfGPUInstance has Xids with a GPU instance and without a compute instance.
+func TestXidOfGPUInstance(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a",
 		"gpu 0 slice 1 1c.2g.20gb gi 3 ci 0 uuid MIG-b", "gpu 0 slice 2 1c.2g.20gb gi 3 ci 1 uuid MIG-c")
 	s.waitForRegistration()
@@ -134,8 +131,8 @@ func TestXidOfAnInstance(t *testing.T) {
 	}
 }
 
-// TestXidAt finds the GPU by its PCI address, and says of it what Wait would.
-func TestXidAt(t *testing.T) {
+// TestXidEventAt finds the GPU by PCI address, and returns the event of Wait.
+func TestXidEventAt(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "gpu 1 pci 0000:1a:00.0", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a")
 	if e, known := s.XidEventAt("0000:1a:00", 79, collect.NoInstanceID, collect.NoInstanceID); known {
 		t.Errorf("before a listing: %+v", e)
@@ -168,11 +165,11 @@ func TestXidAt(t *testing.T) {
 	gpu := s.id(1)
 	s.Close()
 	if e, known := s.XidEventAt("0000:1a:00", 94, 7, 0); !known || e.GPU != gpu || e.Device != "MIG-a" {
-		t.Errorf("while the driver is let go of: %+v, %v", e, known)
+		t.Errorf("after Close: %+v, %v", e, known)
 	}
 }
 
-// TestDoubleBitError is as bad as the driver says, where it says something.
+// TestDoubleBitError depends on the recovery action of the driver.
 func TestDoubleBitError(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.waitForRegistration()
@@ -188,7 +185,7 @@ func TestDoubleBitError(t *testing.T) {
 		s.set("gpu 0 recovery_action " + c.action)
 		var fault *device.Fault
 		if _, err := s.Check(s.id(0)); errors.As(err, &fault) != c.fault {
-			t.Errorf("recovery action %s: a check says %v", c.action, err)
+			t.Errorf("recovery action %s: a check: %v", c.action, err)
 		}
 		s.sendEvent(0, "xid 48")
 		if got := s.nextEvent(); got.Xid != 48 || (got.Recovery == device.RecoveryAfterReset) != c.fatal || (got.Action != "") != c.fatal {

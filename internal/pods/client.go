@@ -5,6 +5,7 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,8 +18,6 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/wire"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 const (
@@ -26,9 +25,6 @@ const (
 	socketPollInterval = 2 * time.Second
 	// minBackoff and maxBackoff limit the delay after a failed stream.
 	minBackoff, maxBackoff = 100 * time.Millisecond, 2 * time.Second
-	// staleTimeout is the time for which the last known pods stay in an outage. A stopped kubelet admits no pods, but a kubelet
-	// that restarted without the Pods API does.
-	staleTimeout = 10 * time.Minute
 	// startupGracePeriod is the time after the start within which an unavailable kubelet is not worth a log message.
 	startupGracePeriod = 10 * time.Second
 )
@@ -41,8 +37,7 @@ var ErrNoPodsAPI = errors.New("the kubelet has no Pods API")
 type Observer interface {
 	// OnPodAdded is called for a new pod that is not Ended; also for each such pod of the first stream.
 	OnPodAdded(namespace, name string)
-	// OnPodEnded is called for a pod that Ended or was deleted, in the last known version. The newest 1,024 pods are not
-	// reported twice.
+	// OnPodEnded is called for a pod that Ended or was deleted, in the last known version; twice if a later stream lists a deleted pod.
 	OnPodEnded(Pod)
 }
 
@@ -65,11 +60,11 @@ type Client struct {
 	published pubsub.Value[Pods]
 
 	// All below belong to Run's goroutine.
-	cache             podCache
-	event             watchEvent // the newest; receive writes it while follow waits
-	backoff           retry.Backoff
-	logged            logState
-	unsupportedSocket os.FileInfo // of a kubelet without the Pods API
+	cache        podCache
+	event        watchEvent // the newest; receive writes it while follow waits
+	backoff      retry.Backoff
+	loggedSynced bool // the newest log message is about a sync
+	loggedOutage bool // at least once
 }
 
 // New returns a client for the kubelet on a socket, which need not exist. It fails if a label is neither a name nor a prefix.
@@ -84,11 +79,8 @@ func newClient(socket string, o Options, dial func(ctx context.Context) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
 	return &Client{
-		socket: socket, dial: dial, log: o.Log, observer: o.Observer, createdAt: time.Now(),
+		socket: socket, dial: dial, observer: o.Observer, createdAt: time.Now(), log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
 		event: watchEvent{allowlist: labels, interner: wire.NewInterner(maxInternedNames)}, backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff},
 	}, nil
 }
@@ -125,55 +117,49 @@ func (c *Client) Run(ctx context.Context) error {
 
 // runStream follows one stream, if the socket exists, and returns the delay before the next one.
 func (c *Client) runStream(ctx context.Context) (delay time.Duration) {
-	socket, err := os.Stat(c.socket)
-	if err != nil {
+	if _, err := os.Stat(c.socket); err != nil {
 		c.recordFailure(fmt.Errorf("%w: %w", ErrNoPodsAPI, err))
-		return socketPollInterval
-	}
-	// File systems reuse inode numbers at once, so a new socket may differ in the time only.
-	if old := c.unsupportedSocket; old != nil && os.SameFile(socket, old) && socket.ModTime().Equal(old.ModTime()) {
 		return socketPollInterval
 	}
 	begin := time.Now()
-	err = c.follow(ctx)
-	switch {
-	case ctx.Err() != nil || errors.Is(err, errRenew):
+	err := c.follow(ctx)
+	if ctx.Err() != nil || errors.Is(err, errRenew) {
 		return 0
-	case status.Code(err) == codes.Unimplemented:
-		c.unsupportedSocket = socket
-		c.recordFailure(fmt.Errorf("%w: %w", ErrNoPodsAPI, err))
-		return socketPollInterval
 	}
-	c.recordFailure(err)
-	if time.Since(begin) > maxBackoff {
+	if c.cache.pods.Synced && time.Since(begin) > maxBackoff {
 		c.backoff.Reset()
 	}
+	c.recordFailure(err)
 	return c.backoff.Next()
 }
 
-// recordFailure publishes that the pods are not synced. The last known pods stay for staleTimeout.
+// recordFailure publishes that the pods are not synced. The last known pods stay.
 func (c *Client) recordFailure(err error) {
 	changed := c.cache.setErr(err)
-	if ps := &c.cache.pods; ps.Len() > 0 && time.Since(ps.updatedAt) > staleTimeout {
-		ps.list = nil
-		changed = true
-	}
 	c.cache.syncing = nil
 	c.publish(changed)
-	c.logOutage(err)
+	switch {
+	case c.loggedSynced:
+		c.log.Info("pods no longer synced, last known pods stay", "err", err)
+	case !c.loggedOutage && !errors.Is(err, ErrNoPodsAPI) && time.Since(c.createdAt) > startupGracePeriod:
+		c.log.Warn("cannot list pods", "err", err)
+	default:
+		return
+	}
+	c.loggedSynced, c.loggedOutage = false, true
 }
 
 // applyEvent applies the newest event and notifies the Observer.
-func (c *Client) applyEvent() {
+func (c *Client) applyEvent() error {
 	c.cache.pods.updatedAt = time.Now()
-	c.publish(c.cache.apply(&c.event))
+	changed, err := c.cache.apply(&c.event)
+	c.publish(changed)
 	c.notify()
-	switch {
-	case c.cache.incompleteErr != nil && c.logged != loggedIncomplete:
-		c.logChange(loggedIncomplete, slog.LevelWarn, "cannot decode a pod, known pods may be incomplete", "err", c.cache.incompleteErr)
-	case c.cache.pods.Synced && c.logged != loggedSynced:
-		c.logChange(loggedSynced, slog.LevelInfo, "pods synced", "pods", c.cache.pods.Len())
+	if c.cache.pods.Synced && !c.loggedSynced {
+		c.log.Info("pods synced", "pods", c.cache.pods.Len())
+		c.loggedSynced = true
 	}
+	return err
 }
 
 func (c *Client) publish(changed bool) {
@@ -196,31 +182,4 @@ func (c *Client) notify() {
 	clear(cache.added)
 	clear(cache.ended)
 	cache.added, cache.ended = cache.added[:0], cache.ended[:0]
-}
-
-// logState is the newest logged state: each change is logged once.
-type logState int
-
-const (
-	loggedNothing logState = iota
-	loggedSynced
-	loggedIncomplete
-	loggedOutage
-)
-
-func (c *Client) logChange(state logState, level slog.Level, message string, args ...any) {
-	c.logged = state
-	c.log.Log(context.Background(), level, message, args...)
-}
-
-// logOutage logs an outage after a sync, or after startupGracePeriod. A kubelet that never had the Pods API is no outage.
-func (c *Client) logOutage(err error) {
-	switch {
-	case c.logged == loggedSynced || c.logged == loggedIncomplete:
-		c.logChange(loggedOutage, slog.LevelInfo, "pods no longer synced, last known pods stay for some minutes", "err", err)
-	case c.logged == loggedNothing && !errors.Is(err, ErrNoPodsAPI) && time.Since(c.createdAt) > startupGracePeriod:
-		c.logChange(loggedOutage, slog.LevelWarn, "cannot list pods", "err", err)
-	default:
-		c.log.Debug("cannot list pods", "err", err)
-	}
 }

@@ -17,7 +17,9 @@ import (
 type watchEvent struct {
 	kind api.EventType
 	pod  Pod
-	err  error // of decoding; pod is invalid then
+
+	container Container       // being decoded
+	state     *ContainerState // being decoded
 
 	allowlist labelAllowlist
 	interner  wire.Interner
@@ -26,74 +28,16 @@ type watchEvent struct {
 // Limits of a decoded pod, above the API server's own limits.
 const (
 	maxNameBytes     = 317  // of names and reasons; the name of a label has a domain of 253 bytes, a slash and 63 bytes
-	maxContainers    = 1024 // per pod
+	maxContainers    = 1024 // per pod; the API server has no limit, so further containers are ignored
 	maxLabels        = 64   // per pod, on the allowlist
 	maxInternedNames = 16384
 )
 
-// Tags of the decoded fields: number and wire type (pkg/apis/pods/v1alpha1/api.proto in k8s.io/kubelet, core/v1/generated.proto in
-// k8s.io/api, pkg/apis/meta/v1/generated.proto in k8s.io/apimachinery). Later versions never reuse a number.
-const (
-	eventType = 1<<3 | wire.Varint
-	eventPod  = 2<<3 | wire.Length
-
-	podMetadata = 1<<3 | wire.Length
-	podStatus   = 3<<3 | wire.Length
-
-	metaName      = 1<<3 | wire.Length
-	metaNamespace = 3<<3 | wire.Length
-	metaUID       = 5<<3 | wire.Length
-	metaCreated   = 8<<3 | wire.Length
-	metaLabels    = 11<<3 | wire.Length
-
-	entryKey   = 1<<3 | wire.Length
-	entryValue = 2<<3 | wire.Length
-
-	statusPhase      = 1<<3 | wire.Length
-	statusReason     = 4<<3 | wire.Length
-	statusContainers = 8<<3 | wire.Length
-	statusInit       = 10<<3 | wire.Length
-	statusEphemeral  = 13<<3 | wire.Length
-
-	containerName      = 1<<3 | wire.Length
-	containerState     = 2<<3 | wire.Length
-	containerLastState = 3<<3 | wire.Length
-	containerRestarts  = 5<<3 | wire.Varint
-	containerID        = 8<<3 | wire.Length
-
-	stateWaiting    = 1<<3 | wire.Length
-	stateRunning    = 2<<3 | wire.Length
-	stateTerminated = 3<<3 | wire.Length
-
-	terminatedExitCode = 1<<3 | wire.Varint
-	terminatedReason   = 3<<3 | wire.Length
-	terminatedFinished = 6<<3 | wire.Length
-
-	timeSeconds = 1<<3 | wire.Varint
-)
-
-// Read implements wire.Message. A decoding error goes to e.err, because gRPC ends the stream on an error of Read.
+// Read implements wire.Message. An error ends the stream.
 func (e *watchEvent) Read(b []byte) error {
-	e.err = nil
-	if err := e.decode(b); err != nil {
-		e.err = fmt.Errorf("decode pod: %w", err)
-	}
-	return nil
-}
-
-func (e *watchEvent) decode(b []byte) error {
 	e.kind = 0
 	e.pod = Pod{Labels: e.pod.Labels[:0], Containers: e.pod.Containers[:0]}
-	err := wire.WalkFields(b, func(f wire.Field) error {
-		switch f.Tag {
-		case eventType:
-			e.kind = api.EventType(f.Value)
-		case eventPod:
-			return e.decodePod(f.Bytes)
-		}
-		return nil
-	})
-	if err != nil || !e.hasPod() {
+	if err := e.walk(b, eventFields); err != nil || !e.hasPod() {
 		return err
 	}
 	if e.pod.UID == "" || e.pod.Name == "" || e.pod.Namespace == "" {
@@ -108,154 +52,148 @@ func (e *watchEvent) hasPod() bool {
 	return e.kind == api.EventType_ADDED || e.kind == api.EventType_MODIFIED || e.kind == api.EventType_DELETED
 }
 
-func (e *watchEvent) decodePod(b []byte) error {
+// fieldDecoder decodes a field into the event.
+type fieldDecoder func(e *watchEvent, f wire.Field) error
+
+// The decoded fields by tag: number and wire type (pkg/apis/pods/v1alpha1/api.proto in k8s.io/kubelet, core/v1/generated.proto in
+// k8s.io/api, pkg/apis/meta/v1/generated.proto in k8s.io/apimachinery). Later versions never reuse a number.
+var (
+	eventFields = map[uint64]fieldDecoder{
+		1<<3 | wire.Varint: numberField(func(e *watchEvent, value uint64) { e.kind = api.EventType(value) }),
+		2<<3 | wire.Length: messageField(podFields),
+	}
+	podFields = map[uint64]fieldDecoder{
+		1<<3 | wire.Length: messageField(metadataFields),
+		3<<3 | wire.Length: messageField(statusFields),
+	}
+	metadataFields = map[uint64]fieldDecoder{
+		1<<3 | wire.Length:  nameField(func(e *watchEvent) *string { return &e.pod.Name }),
+		3<<3 | wire.Length:  nameField(func(e *watchEvent) *string { return &e.pod.Namespace }),
+		5<<3 | wire.Length:  nameField(func(e *watchEvent) *string { return &e.pod.UID }),
+		8<<3 | wire.Length:  timeField(func(e *watchEvent) *time.Time { return &e.pod.Created }),
+		11<<3 | wire.Length: (*watchEvent).decodeLabel,
+	}
+	statusFields = map[uint64]fieldDecoder{
+		1<<3 | wire.Length:  textField(func(e *watchEvent) *string { return &e.pod.Phase }),
+		4<<3 | wire.Length:  textField(func(e *watchEvent) *string { return &e.pod.Reason }),
+		8<<3 | wire.Length:  (*watchEvent).decodeContainer,
+		10<<3 | wire.Length: (*watchEvent).decodeContainer, // init containers
+		13<<3 | wire.Length: (*watchEvent).decodeContainer, // ephemeral containers
+	}
+	containerFields = map[uint64]fieldDecoder{
+		1<<3 | wire.Length: nameField(func(e *watchEvent) *string { return &e.container.Name }),
+		2<<3 | wire.Length: stateField(func(e *watchEvent) *ContainerState { return &e.container.State }),
+		3<<3 | wire.Length: stateField(func(e *watchEvent) *ContainerState { return &e.container.LastState }),
+		5<<3 | wire.Varint: numberField(func(e *watchEvent, value uint64) { e.container.Restarts = int32(value) }),
+		8<<3 | wire.Length: nameField(func(e *watchEvent) *string { return &e.container.ID }),
+	}
+	stateFields = map[uint64]fieldDecoder{ // of several types, the last counts
+		1<<3 | wire.Length: stateTypeField(Waiting, nil),
+		2<<3 | wire.Length: stateTypeField(Running, nil),
+		3<<3 | wire.Length: stateTypeField(Terminated, terminatedFields),
+	}
+	terminatedFields = map[uint64]fieldDecoder{
+		1<<3 | wire.Varint: numberField(func(e *watchEvent, value uint64) { e.state.ExitCode = int32(value) }),
+		3<<3 | wire.Length: textField(func(e *watchEvent) *string { return &e.state.Reason }),
+		6<<3 | wire.Length: timeField(func(e *watchEvent) *time.Time { return &e.state.Finished }),
+	}
+)
+
+// walk decodes the known fields of a message.
+func (e *watchEvent) walk(b []byte, fields map[uint64]fieldDecoder) error {
 	return wire.WalkFields(b, func(f wire.Field) error {
-		switch f.Tag {
-		case podMetadata:
-			return e.decodeMetadata(f.Bytes)
-		case podStatus:
-			return e.decodeStatus(f.Bytes)
+		if decode := fields[f.Tag]; decode != nil {
+			return decode(e, f)
 		}
 		return nil
 	})
 }
 
-func (e *watchEvent) decodeMetadata(b []byte) error {
-	p := &e.pod
-	return wire.WalkFields(b, func(f wire.Field) (err error) {
-		switch f.Tag {
-		case metaName:
-			p.Name, err = e.name(f.Bytes)
-		case metaNamespace:
-			p.Namespace, err = e.name(f.Bytes)
-		case metaUID:
-			p.UID, err = e.name(f.Bytes)
-		case metaCreated:
-			p.Created, err = decodeTime(f.Bytes)
-		case metaLabels:
-			err = e.decodeLabel(f.Bytes)
-		}
-		return err
-	})
+func messageField(fields map[uint64]fieldDecoder) fieldDecoder {
+	return func(e *watchEvent, f wire.Field) error { return e.walk(f.Bytes, fields) }
 }
 
-func (e *watchEvent) decodeLabel(b []byte) error {
-	var key, value []byte
-	err := wire.WalkFields(b, func(f wire.Field) error {
-		switch f.Tag {
-		case entryKey:
-			key = f.Bytes
-		case entryValue:
-			value = f.Bytes
-		}
+func numberField(set func(e *watchEvent, value uint64)) fieldDecoder {
+	return func(e *watchEvent, f wire.Field) error {
+		set(e, f.Value)
 		return nil
-	})
-	if err != nil || !e.allowlist.has(key) {
+	}
+}
+
+// nameField decodes an identifier. A long identifier is an error: a truncated identifier could equal another.
+func nameField(target func(e *watchEvent) *string) fieldDecoder {
+	return func(e *watchEvent, f wire.Field) error {
+		if len(f.Bytes) > maxNameBytes {
+			return fmt.Errorf("name of %d bytes, at most %d", len(f.Bytes), maxNameBytes)
+		}
+		*target(e) = e.interner.Intern(f.Bytes)
+		return nil
+	}
+}
+
+// textField decodes a text, of at most maxNameBytes.
+func textField(target func(e *watchEvent) *string) fieldDecoder {
+	return func(e *watchEvent, f wire.Field) error {
+		*target(e) = e.text(f.Bytes)
+		return nil
+	}
+}
+
+func (e *watchEvent) text(b []byte) string { return e.interner.Intern(b[:min(len(b), maxNameBytes)]) }
+
+// timeField decodes a time in whole seconds; an empty message is the zero time.
+func timeField(target func(e *watchEvent) *time.Time) fieldDecoder {
+	return func(e *watchEvent, f wire.Field) error {
+		seconds, err := wire.Last(f.Bytes, 1<<3|wire.Varint)
+		if *target(e) = (time.Time{}); seconds.Tag != 0 {
+			*target(e) = time.Unix(int64(seconds.Value), 0)
+		}
 		return err
 	}
-	name, err := e.name(key)
-	if err != nil {
+}
+
+func stateField(target func(e *watchEvent) *ContainerState) fieldDecoder {
+	return func(e *watchEvent, f wire.Field) error {
+		e.state = target(e)
+		return e.walk(f.Bytes, stateFields)
+	}
+}
+
+func stateTypeField(t ContainerStateType, fields map[uint64]fieldDecoder) fieldDecoder {
+	return func(e *watchEvent, f wire.Field) error {
+		*e.state = ContainerState{Type: t}
+		return e.walk(f.Bytes, fields)
+	}
+}
+
+func (e *watchEvent) decodeLabel(f wire.Field) error {
+	key, err := wire.Last(f.Bytes, 1<<3|wire.Length)
+	if err != nil || !e.allowlist.has(key.Bytes) {
 		return err
 	}
-	label := device.Label{Name: name, Value: e.text(value)}
+	if len(key.Bytes) > maxNameBytes {
+		return fmt.Errorf("name of a label of %d bytes, at most %d", len(key.Bytes), maxNameBytes)
+	}
+	value, err := wire.Last(f.Bytes, 2<<3|wire.Length)
+	label := device.Label{Name: e.text(key.Bytes), Value: e.text(value.Bytes)}
 	switch i := slices.IndexFunc(e.pod.Labels, func(l device.Label) bool { return l.Name == label.Name }); {
 	case i >= 0: // as in any protobuf map, the last value counts
 		e.pod.Labels[i] = label
 	case len(e.pod.Labels) < maxLabels:
 		e.pod.Labels = append(e.pod.Labels, label)
 	}
-	return nil
-}
-
-func (e *watchEvent) decodeStatus(b []byte) error {
-	return wire.WalkFields(b, func(f wire.Field) error {
-		switch f.Tag {
-		case statusPhase:
-			e.pod.Phase = e.text(f.Bytes)
-		case statusReason:
-			e.pod.Reason = e.text(f.Bytes)
-		case statusContainers, statusInit, statusEphemeral:
-			return e.decodeContainer(f.Bytes)
-		}
-		return nil
-	})
-}
-
-func (e *watchEvent) decodeContainer(b []byte) error {
-	if len(e.pod.Containers) == maxContainers {
-		return fmt.Errorf("more than %d containers", maxContainers)
-	}
-	var c Container
-	err := wire.WalkFields(b, func(f wire.Field) (err error) {
-		switch f.Tag {
-		case containerName:
-			c.Name, err = e.name(f.Bytes)
-		case containerState:
-			err = e.decodeState(f.Bytes, &c.State)
-		case containerLastState:
-			err = e.decodeState(f.Bytes, &c.LastState)
-		case containerRestarts:
-			c.Restarts = int32(f.Value)
-		case containerID:
-			c.ID, err = e.name(f.Bytes)
-		}
-		return err
-	})
-	if _, id, ok := strings.Cut(c.ID, "://"); ok { // containerd://…, cri-o://…
-		c.ID = id
-	}
-	e.pod.Containers = append(e.pod.Containers, c)
 	return err
 }
 
-// decodeState decodes a state. Of several types, the last counts.
-func (e *watchEvent) decodeState(b []byte, s *ContainerState) error {
-	return wire.WalkFields(b, func(f wire.Field) error {
-		switch f.Tag {
-		case stateWaiting:
-			*s = ContainerState{Type: Waiting}
-		case stateRunning:
-			*s = ContainerState{Type: Running}
-		case stateTerminated:
-			*s = ContainerState{Type: Terminated}
-			return e.decodeTerminated(f.Bytes, s)
-		}
+func (e *watchEvent) decodeContainer(f wire.Field) error {
+	if len(e.pod.Containers) == maxContainers {
 		return nil
-	})
-}
-
-func (e *watchEvent) decodeTerminated(b []byte, s *ContainerState) error {
-	return wire.WalkFields(b, func(f wire.Field) (err error) {
-		switch f.Tag {
-		case terminatedExitCode:
-			s.ExitCode = int32(f.Value)
-		case terminatedReason:
-			s.Reason = e.text(f.Bytes)
-		case terminatedFinished:
-			s.Finished, err = decodeTime(f.Bytes)
-		}
-		return err
-	})
-}
-
-// decodeTime decodes a time in whole seconds; an empty message is the zero time.
-func decodeTime(b []byte) (t time.Time, err error) {
-	err = wire.WalkFields(b, func(f wire.Field) error {
-		if f.Tag == timeSeconds {
-			t = time.Unix(int64(f.Value), 0)
-		}
-		return nil
-	})
-	return t, err
-}
-
-// name interns an identifier. A long identifier is an error: a truncated identifier could equal another.
-func (e *watchEvent) name(b []byte) (string, error) {
-	if len(b) > maxNameBytes {
-		return "", fmt.Errorf("name of %d bytes, at most %d", len(b), maxNameBytes)
 	}
-	return e.text(b), nil
+	e.container = Container{}
+	err := e.walk(f.Bytes, containerFields)
+	if _, id, ok := strings.Cut(e.container.ID, "://"); ok { // containerd://…, cri-o://…
+		e.container.ID = id
+	}
+	e.pod.Containers = append(e.pod.Containers, e.container)
+	return err
 }
-
-// text interns a text of at most maxNameBytes.
-func (e *watchEvent) text(b []byte) string { return e.interner.Intern(b[:min(len(b), maxNameBytes)]) }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -114,9 +113,8 @@ func (n *kubeletFixture) waitSynced(p kubelet.PodSpec) (now Pod) {
 			return false
 		}
 		for _, c := range want.Containers {
-			id, err := n.ContainerID(p, c.Name)
-			pod, name, known := ps.ByContainer(id)
-			if err == nil && (!known || pod.UID != want.UID || name != c.Name) {
+			pod, name, known := ps.ByContainer(c.ID)
+			if c.ID != "" && (!known || pod.UID != want.UID || name != c.Name) {
 				return false
 			}
 		}
@@ -248,16 +246,16 @@ func TestKubeletRestart(t *testing.T) {
 	n.runPod(simulatedPod("stays", "main"))
 	n.runPod(simulatedPod("goes", "main"))
 	stays, goes := n.waitSynced(simulatedPod("stays", "main")), n.waitSynced(simulatedPod("goes", "main"))
-	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
-		err := n.Restart(ctx, kubelet.RestartOptions{Signal: signal, While: func() {
+		err := n.Restart(ctx, func() {
 			ps := n.waitPods("the outage", func(ps Pods) bool { return !ps.Synced })
 			if ps.find(stays.UID) == nil || ps.Err == nil {
 				t.Errorf("during the outage: pods %q, %v", ps.summary(), ps.Err)
 			}
 			_ = n.DeletePod(simulatedPod("goes", "main"))
-		}})
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -269,24 +267,14 @@ func TestKubeletRestart(t *testing.T) {
 	n.lastEnded(goes.UID)
 }
 
-func TestDroppedWatcher(t *testing.T) {
-	t.Parallel()
-	n := newKubeletFixture(t, kubelet.V137)
-	n.runPod(simulatedPod("one", "main"))
-	n.waitSynced(simulatedPod("one", "main"))
-	_, changed := n.client.Snapshot()
-	n.DropWatchers()
-	<-changed
-	n.waitPods("synced again", func(ps Pods) bool { return ps.Synced && ps.Len() == 1 })
-	n.waitKubelet(func(s kubelet.KubeletState) bool { return s.Calls["WatchPods"] == 2 })
-}
-
 func TestPermissionDenied(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V137)
 	n.waitPods("the first pods", func(ps Pods) bool { return ps.Synced })
 	n.SetFaults(kubelet.Faults{PodsErr: status.Error(codes.PermissionDenied, "no")})
-	n.DropWatchers()
+	if err := n.Restart(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
 	n.waitPods("the error", func(ps Pods) bool { return status.Code(ps.Err) == codes.PermissionDenied })
 	n.SetFaults(kubelet.Faults{})
 	n.waitPods("recovery", func(ps Pods) bool { return ps.Synced })

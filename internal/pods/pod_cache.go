@@ -14,10 +14,9 @@ import (
 const (
 	maxPods      = 16384
 	maxEndedPods = 512 // among them; the oldest are dropped
-	maxEndedUIDs = 1024
 )
 
-var errTooManyPods = fmt.Errorf("follow pods: more than %d pods", maxPods)
+var errTooManyPods = fmt.Errorf("more than %d pods", maxPods)
 
 // podCache applies the kubelet's events to the pods. Run's goroutine owns the cache.
 //
@@ -30,43 +29,35 @@ var errTooManyPods = fmt.Errorf("follow pods: more than %d pods", maxPods)
 //	ADDED, MODIFIED  add to the new list              replace the pod, unless the event is late
 //	DELETED          remove from the new list         end the pod, move it to the deleted pods
 //	SYNC_COMPLETE    replace all pods by the list     –
-//	decode error     pods are incomplete: not Synced, and an absence ends no pod, until the next stream
 type podCache struct {
-	pods          Pods            // the newest, as published
-	syncing       map[string]*Pod // the new stream's list by UID; nil after INITIAL_SYNC_COMPLETE
-	incompleteErr error           // the reason why this stream may lack a pod
-	endedUIDs     []string        // the newest reported ends, oldest first: the next stream may list an ended pod again
+	pods    Pods            // the newest, as published
+	syncing map[string]*Pod // the new stream's list by UID; nil after INITIAL_SYNC_COMPLETE
 	// added and ended wait for the publication of pods, then go to the Observer.
 	added, ended []*Pod
 }
 
 // startSync begins a new stream. All known pods stay until the stream has listed its pods.
-func (c *podCache) startSync() {
-	c.syncing, c.incompleteErr = map[string]*Pod{}, nil
-}
+func (c *podCache) startSync() { c.syncing = map[string]*Pod{} }
 
-// apply applies one event and reports whether pods changed.
-func (c *podCache) apply(e *watchEvent) (changed bool) {
+// apply applies one event and reports whether pods changed. An error ends the stream.
+func (c *podCache) apply(e *watchEvent) (changed bool, err error) {
 	switch {
-	case e.err != nil:
-		return c.markIncomplete(e.err)
 	case e.kind == api.EventType_INITIAL_SYNC_COMPLETE:
-		return c.completeSync()
+		return c.completeSync(), nil
 	case !e.hasPod(): // a later kubelet's kind
-		return false
-	case c.syncing != nil:
-		return c.applyListed(e)
+		return false, nil
+	case e.kind == api.EventType_DELETED && c.syncing != nil:
+		delete(c.syncing, e.pod.UID)
+		return false, nil
 	case e.kind == api.EventType_DELETED:
-		return c.applyDelete(e.pod.UID)
-	default:
-		return c.applyUpdate(&e.pod, e.kind == api.EventType_ADDED)
+		return c.applyDelete(e.pod.UID), nil
+	case len(c.syncing) == maxPods, c.syncing == nil && c.pods.Len() == maxPods:
+		return false, errTooManyPods
+	case c.syncing != nil:
+		c.syncing[e.pod.UID] = e.pod.clone()
+		return false, nil
 	}
-}
-
-// markIncomplete records that the stream may lack a pod.
-func (c *podCache) markIncomplete(err error) (changed bool) {
-	c.incompleteErr = err
-	return c.setErr(err)
+	return c.applyUpdate(&e.pod, e.kind == api.EventType_ADDED), nil
 }
 
 // setErr marks the pods as not synced and reports whether that is new.
@@ -76,20 +67,7 @@ func (c *podCache) setErr(err error) (changed bool) {
 	return changed
 }
 
-func (c *podCache) applyListed(e *watchEvent) (changed bool) {
-	_, listed := c.syncing[e.pod.UID]
-	switch {
-	case e.kind == api.EventType_DELETED:
-		delete(c.syncing, e.pod.UID)
-	case !listed && len(c.syncing) == maxPods:
-		return c.markIncomplete(errTooManyPods)
-	default:
-		c.syncing[e.pod.UID] = e.pod.clone()
-	}
-	return false
-}
-
-// completeSync replaces all pods by the stream's list. An incomplete list removes no pod.
+// completeSync replaces all pods by the stream's list.
 func (c *podCache) completeSync() (changed bool) {
 	if c.syncing == nil {
 		return false
@@ -97,21 +75,17 @@ func (c *podCache) completeSync() (changed bool) {
 	before := make(map[string]*Pod, c.pods.Len())
 	for _, old := range c.pods.list {
 		before[old.UID] = old
-		p, listed := c.syncing[old.UID]
-		switch {
-		case listed && p.equal(old), !listed && c.incompleteErr != nil:
+		if p, listed := c.syncing[old.UID]; listed && p.equal(old) {
 			c.syncing[old.UID] = old
-		case !listed:
-			c.queueEnded(old)
-			c.pods.recordDeleted(old)
+		} else if !listed {
+			c.end(old)
 		}
 	}
 	c.pods.list = slices.SortedFunc(maps.Values(c.syncing), compareNames)
 	for _, p := range c.pods.list {
 		c.queueSeen(before[p.UID], p)
 	}
-	c.pods.Synced, c.pods.Err = c.incompleteErr == nil, c.incompleteErr
-	c.syncing = nil
+	c.pods.Synced, c.pods.Err, c.syncing = true, nil, nil
 	c.trimEnded()
 	return true
 }
@@ -122,12 +96,10 @@ func (c *podCache) applyUpdate(p *Pod, added bool) (changed bool) {
 	old := c.pods.find(p.UID)
 	mayBeLate := !added && strings.Contains(p.UID, "-") // a static pod's UID has no dash
 	switch {
-	case mayBeLate && old == nil && slices.Contains(c.endedUIDs, p.UID),
+	case mayBeLate && old == nil && c.pods.findDeleted(p.UID) >= 0,
 		mayBeLate && old != nil && old.Terminal() && !p.Terminal(),
 		old != nil && old.equal(p):
 		return false
-	case old == nil && c.pods.Len() == maxPods:
-		return c.markIncomplete(errTooManyPods)
 	}
 	p = p.clone()
 	c.pods.upsert(p)
@@ -143,51 +115,39 @@ func (c *podCache) applyDelete(uid string) (changed bool) {
 	if old == nil {
 		return false
 	}
-	c.queueEnded(old)
 	c.pods.remove(uid)
-	c.pods.recordDeleted(old)
+	c.end(old)
 	return true
+}
+
+// end records a deleted pod and queues the notification.
+func (c *podCache) end(p *Pod) {
+	c.pods.recordDeleted(p)
+	if !p.Ended() { // not notified yet
+		c.ended = append(c.ended, p)
+	}
 }
 
 // queueSeen queues the notification about p. old is the previous version, or nil.
 func (c *podCache) queueSeen(old, p *Pod) {
-	switch {
-	case p.Ended():
-		c.queueEnded(p)
-	case old == nil || old.Ended():
-		c.endedUIDs = slices.DeleteFunc(c.endedUIDs, func(uid string) bool { return uid == p.UID })
+	switch wasEnded := old != nil && old.Ended(); {
+	case p.Ended() && !wasEnded:
+		c.ended = append(c.ended, p)
+	case !p.Ended() && (old == nil || wasEnded):
 		c.added = append(c.added, p)
 	}
 }
 
-// queueEnded queues the notification of a pod's end, once per pod.
-func (c *podCache) queueEnded(p *Pod) {
-	if slices.Contains(c.endedUIDs, p.UID) {
-		return
-	}
-	if len(c.endedUIDs) == maxEndedUIDs {
-		c.endedUIDs = slices.Delete(c.endedUIDs, 0, 1)
-	}
-	c.endedUIDs = append(c.endedUIDs, p.UID)
-	c.ended = append(c.ended, p)
-}
-
-// trimEnded removes the oldest ended pods above maxEndedPods.
+// trimEnded moves the oldest ended pods above maxEndedPods to the deleted pods: the end of an old pod may be new.
 func (c *podCache) trimEnded() {
-	var ended []*Pod
-	for _, p := range c.pods.list {
-		if p.Ended() {
-			ended = append(ended, p)
-		}
-	}
+	ended := slices.DeleteFunc(slices.Clone(c.pods.list), func(p *Pod) bool { return !p.Ended() })
 	if len(ended) <= maxEndedPods {
 		return
 	}
-	slices.SortStableFunc(ended, func(a, b *Pod) int { return a.Created.Compare(b.Created) })
-	drop := map[*Pod]bool{}
+	slices.SortFunc(ended, func(a, b *Pod) int { return a.Created.Compare(b.Created) })
 	for _, p := range ended[:len(ended)-maxEndedPods] {
-		drop[p] = true
 		c.pods.recordDeleted(p)
 	}
-	c.pods.list = slices.DeleteFunc(slices.Clone(c.pods.list), func(p *Pod) bool { return drop[p] })
+	oldest := ended[len(ended)-maxEndedPods].Created
+	c.pods.list = slices.DeleteFunc(slices.Clone(c.pods.list), func(p *Pod) bool { return p.Ended() && p.Created.Before(oldest) })
 }

@@ -109,7 +109,7 @@ func TestPodCache(t *testing.T) {
 			{event: newPodEvent(deleted, Pod{UID: "1"})},
 			{},
 			{event: newPodEvent(added, endedPod("a", "1", "Succeeded", 0)), unchanged: true},
-			{event: sync, pods: "a/1 Succeeded"},
+			{event: sync, pods: "a/1 Succeeded", ended: "a/1 Succeeded"},
 			{event: newPodEvent(deleted, Pod{UID: "1"})},
 		},
 		"late events": {
@@ -163,30 +163,6 @@ func TestPodCache(t *testing.T) {
 			{event: newPodEvent(added, runningPod("a", "1")), pods: "a/1 Running", added: "a/1 Running"},
 			{event: newPodEvent(deleted, Pod{UID: "1"}), ended: "a/1 Running"},
 		},
-		"undecodable event": {
-			{},
-			{event: sync},
-			{event: newPodEvent(added, runningPod("a", "1")), pods: "a/1 Running", added: "a/1 Running"},
-			{event: &watchEvent{kind: modified, err: errBroken}, pods: "a/1 Running", unsynced: true},
-			{event: &watchEvent{kind: modified, err: errBroken}, pods: "a/1 Running", unsynced: true, unchanged: true},
-			{event: newPodEvent(added, runningPod("b", "2")), pods: "a/1 Running, b/2 Running", added: "b/2 Running", unsynced: true},
-			{pods: "a/1 Running, b/2 Running", unsynced: true},
-			{event: newPodEvent(added, runningPod("b", "2")), pods: "a/1 Running, b/2 Running", unchanged: true, unsynced: true},
-			{event: sync, pods: "b/2 Running", ended: "a/1 Running"},
-		},
-		"absence from an incomplete list": {
-			{},
-			{event: newPodEvent(added, runningPod("a", "1")), unchanged: true, unsynced: true},
-			{event: sync, pods: "a/1 Running", added: "a/1 Running"},
-			{pods: "a/1 Running"},
-			{event: &watchEvent{err: errBroken}, pods: "a/1 Running", unsynced: true},
-			{event: newPodEvent(added, runningPod("b", "2")), pods: "a/1 Running", unchanged: true, unsynced: true},
-			{event: sync, pods: "a/1 Running, b/2 Running", added: "b/2 Running", unsynced: true},
-			{pods: "a/1 Running, b/2 Running", unsynced: true},
-			{event: newPodEvent(added, runningPod("a", "1")), pods: "a/1 Running, b/2 Running", unchanged: true, unsynced: true},
-			{event: newPodEvent(added, runningPod("b", "2")), pods: "a/1 Running, b/2 Running", unchanged: true, unsynced: true},
-			{event: sync, pods: "a/1 Running, b/2 Running"},
-		},
 		"unknown kinds of events": {
 			{},
 			{event: sync},
@@ -206,13 +182,16 @@ func TestPodCache(t *testing.T) {
 						s.unsynced = true
 					}
 				} else {
-					changed = k.apply(s.event)
+					var err error
+					if changed, err = k.apply(s.event); err != nil {
+						t.Fatal(err)
+					}
 				}
 				added, ended := k.takeQueued()
 				if got := k.pods.summary(); got != s.pods || added != s.added || ended != s.ended {
 					t.Fatalf("step %d: pods %q, added %q, ended %q; want %q, %q and %q", i, got, added, ended, s.pods, s.added, s.ended)
 				}
-				if changed == s.unchanged || k.pods.Synced == s.unsynced || i > 0 && s.unsynced && k.incompleteErr != nil && !errors.Is(k.pods.Err, errBroken) {
+				if changed == s.unchanged || k.pods.Synced == s.unsynced {
 					t.Fatalf("step %d: changed %t, synced %t, %v", i, changed, k.pods.Synced, k.pods.Err)
 				}
 			}
@@ -222,50 +201,57 @@ func TestPodCache(t *testing.T) {
 
 var errBroken = errors.New("broken")
 
+// applyAll applies events without an error.
+func (c *podCache) applyAll(t *testing.T, events ...*watchEvent) {
+	t.Helper()
+	for _, e := range events {
+		if _, err := c.apply(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestCacheLimits(t *testing.T) {
 	var k podCache
 	k.startSync()
 	rejected := func(i int) Pod {
 		return Pod{Namespace: "team", Name: fmt.Sprint("r", i), UID: fmt.Sprintf("r-%06d", i), Phase: "Failed", Created: time.Unix(int64(i), 0)}
 	}
-	k.apply(newPodEvent(added, runningPod("a", "1")))
+	k.applyAll(t, newPodEvent(added, runningPod("a", "1")))
 	for i := range 2 * maxEndedPods {
-		k.apply(newPodEvent(added, rejected(i)))
+		k.applyAll(t, newPodEvent(added, rejected(i)))
 	}
-	k.apply(&watchEvent{kind: complete})
+	k.applyAll(t, &watchEvent{kind: complete})
 	oldest, newest := k.pods.find(rejected(0).UID) != nil, k.pods.find(rejected(2*maxEndedPods-1).UID) != nil
 	if k.pods.Len() != maxEndedPods+1 || oldest || !newest || !k.pods.Synced {
 		t.Errorf("%d pods kept, oldest %t, newest %t, %v", k.pods.Len(), oldest, newest, k.pods.Err)
 	}
-	for i := 2 * maxEndedPods; i < 2*maxEndedPods+2*maxEndedUIDs; i++ {
-		k.apply(newPodEvent(added, rejected(i)))
+	for i := 2 * maxEndedPods; i < 3*maxEndedPods; i++ {
+		k.applyAll(t, newPodEvent(added, rejected(i)))
 	}
-	if n, m := k.pods.Len(), len(k.endedUIDs); n != maxEndedPods+1 || m != maxEndedUIDs {
-		t.Errorf("%d pods and %d UIDs kept", n, m)
+	if n := k.pods.Len(); n != maxEndedPods+1 {
+		t.Errorf("%d pods kept", n)
 	}
 	if k.pods.find("1") == nil {
 		t.Error("running pod dropped")
+	}
+	k.applyAll(t, newPodEvent(modified, endedPod("a", "1", "Failed", 137))) // older than the rejected pods
+	if i := k.pods.findDeleted("1"); i < 0 || !k.pods.deleted[i].pod.Ended() {
+		t.Error("new end of the oldest pod dropped")
 	}
 }
 
 func TestTooManyPods(t *testing.T) {
 	var k podCache
 	k.startSync()
-	for i := range maxPods + 1 {
-		k.apply(newPodEvent(added, Pod{Namespace: "team", Name: "x", UID: fmt.Sprint(i), Phase: "Pending"}))
-	}
-	k.apply(&watchEvent{kind: complete})
-	if k.pods.Len() != maxPods || k.pods.Synced || !errors.Is(k.pods.Err, errTooManyPods) {
-		t.Errorf("%d pods kept, synced %t, %v", k.pods.Len(), k.pods.Synced, k.pods.Err)
-	}
-	k.startSync()
 	for i := range maxPods {
-		k.apply(newPodEvent(added, Pod{Namespace: "team", Name: "x", UID: fmt.Sprint(i), Phase: "Pending"}))
+		k.applyAll(t, newPodEvent(added, Pod{Namespace: "team", Name: "x", UID: fmt.Sprint(i), Phase: "Pending"}))
 	}
-	if k.apply(&watchEvent{kind: complete}); !k.pods.Synced {
-		t.Errorf("at the limit: %v", k.pods.Err)
+	if _, err := k.apply(newPodEvent(added, runningPod("y", "one more"))); !errors.Is(err, errTooManyPods) {
+		t.Errorf("above the limit in the list: %v", err)
 	}
-	if k.apply(newPodEvent(added, runningPod("y", "one more"))); k.pods.Len() != maxPods || k.pods.Synced || !errors.Is(k.pods.Err, errTooManyPods) {
-		t.Errorf("%d pods kept, synced %t, %v", k.pods.Len(), k.pods.Synced, k.pods.Err)
+	k.applyAll(t, &watchEvent{kind: complete})
+	if _, err := k.apply(newPodEvent(added, runningPod("y", "one more"))); k.pods.Len() != maxPods || !errors.Is(err, errTooManyPods) {
+		t.Errorf("%d pods kept, %v", k.pods.Len(), err)
 	}
 }

@@ -78,7 +78,7 @@ func TestMeta(t *testing.T) {
 	wants("next pod of the name", "next")
 	k.apply(newPodEvent(deleted, old))
 	wants("previous pod deleted", "next")
-	k.apply(&watchEvent{err: errTooManyPods})
+	k.pods.Synced = false
 	wants("not synced", "")
 }
 

@@ -29,6 +29,11 @@ func (ps *Pods) recordDeleted(p *Pod) {
 	ps.deleted = deleted
 }
 
+// findDeleted returns the index in deleted of a UID, or -1.
+func (ps *Pods) findDeleted(uid string) int {
+	return slices.IndexFunc(ps.deleted, func(d deletedPod) bool { return d.pod.UID == uid })
+}
+
 // Termination returns how an assignment's container ended, if the pod is known or was deleted within the last ten minutes.
 func (ps *Pods) Termination(a device.Assignment) (device.Termination, bool) {
 	d, ok := ps.findAssigned(a)
@@ -72,11 +77,10 @@ func (ps *Pods) findAssigned(a device.Assignment) (best deletedPod, ok bool) {
 		if p := ps.find(a.PodUID); p != nil {
 			return deletedPod{pod: p}, true
 		}
-		i := slices.IndexFunc(ps.deleted, func(d deletedPod) bool { return d.pod.UID == a.PodUID })
-		if i < 0 {
-			return deletedPod{}, false
+		if i := ps.findDeleted(a.PodUID); i >= 0 {
+			return ps.deleted[i], true
 		}
-		return ps.deleted[i], true
+		return deletedPod{}, false
 	}
 	var late deletedPod // the second choice: the oldest
 	consider := func(d deletedPod) {

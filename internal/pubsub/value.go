@@ -38,3 +38,21 @@ func (v *Value[T]) Replace(value T) {
 	defer v.mu.Unlock()
 	v.value = value
 }
+
+// Notify leaves a request in a channel with room for one. A request that is already there covers the new one.
+func Notify(requests chan<- struct{}) {
+	select {
+	case requests <- struct{}{}:
+	default:
+	}
+}
+
+// IsClosed reports whether a channel without values is closed.
+func IsClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

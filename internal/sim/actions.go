@@ -33,17 +33,12 @@ var scriptActions = map[string]scriptAction{
 	"finish": {"NAMESPACE/NAME", 1, 1, onPod((*kubelet.Kubelet).EndPod)},
 	"delete": {"NAMESPACE/NAME", 1, 1, onPod((*kubelet.Kubelet).DeletePod)},
 
-	"busy":   {"DEVICE SHARE", 2, 2, setDeviceValue(func(m *Machine, id device.ID, _ string, v float64) { m.SetUtilization(id, v) })},
-	"set":    {"DEVICE ROW VALUE", 3, 3, setDeviceValue((*Machine).SetValue)},
-	"rise":   {"DEVICE ROW PER_SECOND", 3, 3, setDeviceValue((*Machine).SetRate)},
-	"xid":    {"DEVICE CODE [TIMES]", 2, 3, reportXids},
-	"fault":  {"DEVICE WORD", 2, 2, onDevice(func(m *Machine, id device.ID, args []string) { m.Fail(id, args[0]) })},
-	"reset":  {"DEVICE", 1, 1, onDevice(func(m *Machine, id device.ID, _ []string) { m.ResetGPU(id) })},
-	"remove": {"DEVICE", 1, 1, onDevice(func(m *Machine, id device.ID, _ []string) { m.RemoveGPU(id) })},
-	"stall":  {"DEVICE", 1, 1, onDevice(func(m *Machine, id device.ID, _ []string) { m.HangGPU(id) })},
-
-	"partition": {"DEVICE PROFILE…", 2, unlimitedArgs, partitionGPU},
-	"whole":     {"DEVICE", 1, 1, onDevice(func(m *Machine, id device.ID, _ []string) { m.Unpartition(device.GPU(id)) })},
+	"set":       {"DEVICE ROW VALUE", 3, 3, onDevice(setRow((*Machine).SetValue))},
+	"rise":      {"DEVICE ROW PER_SECOND", 3, 3, onDevice(setRow((*Machine).SetRate))},
+	"xid":       {"DEVICE CODE [TIMES]", 2, 3, onDevice(reportXids)},
+	"reset":     {"DEVICE", 1, 1, onDevice(withoutArgs((*Machine).ResetGPU))},
+	"stall":     {"DEVICE", 1, 1, onDevice(withoutArgs((*Machine).HangGPU))},
+	"partition": {"DEVICE PROFILE…", 2, unlimitedArgs, onDevice(partitionGPU)},
 
 	"wedge":   {"no argument", 0, 0, onMachine((*Machine).HangAll)},
 	"release": {"no argument", 0, 0, onMachine((*Machine).ReleaseHangs)},
@@ -168,66 +163,56 @@ func onMachine(do func(*Machine)) actionFunc {
 	}
 }
 
-func onDevice(do func(m *Machine, id device.ID, args []string)) actionFunc {
+// onDevice is an action with a device as first argument.
+func onDevice(do func(m *Machine, id device.ID, args []string) error) actionFunc {
 	return func(_ context.Context, n *VirtualNode, args []string) error {
-		id, err := n.findDevice(args[0])
-		if err == nil {
-			do(n.Machine, id, args[1:])
-		}
-		return err
-	}
-}
-
-// setDeviceValue returns an action with the arguments DEVICE [ROW] VALUE.
-func setDeviceValue(do func(m *Machine, id device.ID, row string, v float64)) actionFunc {
-	return func(_ context.Context, n *VirtualNode, args []string) error {
-		row := ""
-		if len(args) == 3 {
-			if row = args[1]; n.Machine.findRow(row) < 0 {
-				return fmt.Errorf("unknown row %s", row)
-			}
-		}
 		id, err := n.findDevice(args[0])
 		if err != nil {
 			return err
 		}
-		value, err := strconv.ParseFloat(args[len(args)-1], 64)
+		return do(n.Machine, id, args[1:])
+	}
+}
+
+func withoutArgs(do func(*Machine, device.ID)) func(*Machine, device.ID, []string) error {
+	return func(m *Machine, id device.ID, _ []string) error {
+		do(m, id)
+		return nil
+	}
+}
+
+// setRow has the further arguments ROW VALUE.
+func setRow(set func(m *Machine, id device.ID, row string, v float64)) func(*Machine, device.ID, []string) error {
+	return func(m *Machine, id device.ID, args []string) error {
+		if m.findRow(args[0]) < 0 {
+			return fmt.Errorf("unknown row %s", args[0])
+		}
+		value, err := strconv.ParseFloat(args[1], 64)
 		if err == nil {
-			do(n.Machine, id, row, value)
+			set(m, id, args[0], value)
 		}
 		return err
 	}
 }
 
-func partitionGPU(_ context.Context, n *VirtualNode, args []string) error {
-	id, err := n.findDevice(args[0])
+func partitionGPU(m *Machine, id device.ID, profiles []string) error {
+	err := m.checkPartition(device.GPU(id), profiles)
 	if err == nil {
-		err = n.Machine.checkPartition(device.GPU(id), args[1:])
-	}
-	if err == nil {
-		n.Machine.Partition(device.GPU(id), args[1:]...)
+		m.Partition(device.GPU(id), profiles...)
 	}
 	return err
 }
 
-func reportXids(_ context.Context, n *VirtualNode, args []string) error {
-	id, err := n.findDevice(args[0])
-	if err != nil {
+// reportXids has the further arguments CODE [TIMES].
+func reportXids(m *Machine, id device.ID, args []string) error {
+	if _, err := strconv.ParseUint(args[0], 10, 64); err != nil {
 		return err
 	}
-	if _, err := strconv.ParseUint(args[1], 10, 64); err != nil {
-		return err
-	}
-	times := 1
-	if len(args) > 2 {
-		if times, err = strconv.Atoi(args[2]); err != nil {
-			return err
-		}
-	}
+	times, err := strconv.Atoi(append(args, "1")[1])
 	for range times {
-		n.Machine.Fail(id, "xid "+args[1])
+		m.Fail(id, "xid "+args[0])
 	}
-	return nil
+	return err
 }
 
 func setKubeletBehavior(ctx context.Context, n *VirtualNode, args []string) error {
@@ -245,7 +230,7 @@ func setKubeletBehavior(ctx context.Context, n *VirtualNode, args []string) erro
 	case "restarts":
 		ctx, cancel := context.WithTimeout(ctx, podStartTimeout)
 		defer cancel()
-		return n.Kubelet.Restart(ctx, kubelet.RestartOptions{})
+		return n.Kubelet.Restart(ctx, nil)
 	default:
 		return fmt.Errorf("kubelet: unknown behavior %q", args[0])
 	}

@@ -113,7 +113,8 @@ func (m *Machine) Check(id device.GPU) (device.ResetEvidence, error) {
 		return device.ResetEvidence{}, err
 	}
 	if !errors.Is(g.fault, device.ErrLost) {
-		g.energyCounter = 1 + uint64(1000*g.totalJoules(m.now()))
+		g.accumulate(m.now())
+		g.energyCounter = 1 + uint64(1000*g.joules)
 	}
 	return device.ResetEvidence{Resets: g.resets, EnergyCounter: g.energyCounter, RepairPending: g.repairPending}, err
 }

@@ -67,7 +67,7 @@ func (m *Machine) ResetGPU(id device.ID) {
 	m.updateDevice(id, func(g *simGPU) {
 		g.fault, g.hung, g.removed, g.repairPending = nil, false, false, false
 		g.resets++
-		g.energyAtChange, g.loadSecondsAtChange, g.accumulatedAt = 0, 0, m.now()
+		g.joules, g.loadSeconds, g.accumulatedAt = 0, 0, m.now()
 	})
 }
 

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -14,7 +13,7 @@ type simGPU struct {
 	device.Device
 	model          *Model
 	migDevices     []*simMIGDevice
-	instances      []*simInstance // of the MIG devices
+	instances      []*simGPU // by makeInstances after each change
 	partitionCount int
 	processes      []simProcess // in start order, also on MIG devices
 
@@ -24,11 +23,11 @@ type simGPU struct {
 	energyCounter uint64 // of the latest Check
 	repairPending bool
 
-	baseLoad                            float64 // 0 to 1, without the load of processes
-	energyAtChange, loadSecondsAtChange float64 // in joules and seconds, at accumulatedAt
-	accumulatedAt                       time.Time
-	fixedValues                         map[string]float64 // by row
-	ramps                               map[string]ramp    // by row
+	baseLoad            float64 // 0 to 1, without the load of processes
+	joules, loadSeconds float64 // integrals of power and load from the last reset to accumulatedAt
+	accumulatedAt       time.Time
+	fixedValues         map[string]float64 // by row
+	ramps               map[string]ramp    // by row
 }
 
 // simMIGDevice is a MIG device of a simulated GPU.
@@ -40,6 +39,9 @@ type simMIGDevice struct {
 
 // profileSize is the size in the name of a MIG profile.
 type profileSize struct{ computeSlices, gpuSlices, memoryGB int }
+
+// share is the part of the GPU instance.
+func (s profileSize) share() float64 { return float64(s.computeSlices) / float64(s.gpuSlices) }
 
 // simProcess is a process on a device.
 type simProcess struct {
@@ -75,15 +77,6 @@ func newGPU(model *Model, i, numaNode int, now time.Time) *simGPU {
 	}
 }
 
-// hasFeatures reports whether the GPU has all of the features now.
-func (g *simGPU) hasFeatures(needs modelFeature) bool {
-	has := g.model.features
-	if !g.MIGEnabled {
-		has |= featureWholeGPU
-	}
-	return has&needs == needs
-}
-
 // devices returns the GPU and the MIG devices.
 func (g *simGPU) devices() []device.Device {
 	list := []device.Device{g.Device}
@@ -102,24 +95,15 @@ func (g *simGPU) migDevice(id device.ID) *simMIGDevice {
 	return g.migDevices[i]
 }
 
-// processBytes returns the memory of a device's processes.
-func (g *simGPU) processBytes(id device.ID) (sum float64) {
+// processUsage returns the memory and the load of a device's processes.
+func (g *simGPU) processUsage(id device.ID) (bytes, load float64) {
 	for _, p := range g.processes {
 		if p.device == id && g.acceptsProcesses(id) {
-			sum += max(p.bytes, 0)
+			bytes += max(p.bytes, 0)
+			load += max(p.sm, 0)
 		}
 	}
-	return sum
-}
-
-// processLoad returns the load of a device's processes.
-func (g *simGPU) processLoad(id device.ID) (sum float64) {
-	for _, p := range g.processes {
-		if p.device == id && g.acceptsProcesses(id) {
-			sum += max(p.sm, 0)
-		}
-	}
-	return sum
+	return bytes, load
 }
 
 // acceptsProcesses reports whether a device exists and can have processes: a MIG-enabled GPU cannot.
@@ -132,9 +116,10 @@ func (g *simGPU) removeProcesses(matches func(simProcess) bool) {
 }
 
 func (g *simGPU) memoryUsed() float64 {
-	used := g.processBytes(g.ID)
+	used, _ := g.processUsage(g.ID)
 	for _, d := range g.migDevices {
-		used += g.processBytes(d.ID)
+		bytes, _ := g.processUsage(d.ID)
+		used += bytes
 	}
 	if g.baseLoad > 0 {
 		used += float64(int64(g.model.memory*3/4*g.baseLoad)) + 2*gib
@@ -144,72 +129,55 @@ func (g *simGPU) memoryUsed() float64 {
 
 // load returns the load of the GPU, 0 to 1.
 func (g *simGPU) load() float64 {
-	load := g.baseLoad + g.processLoad(g.ID)
+	_, load := g.processUsage(g.ID)
+	load += g.baseLoad
 	for _, d := range g.migDevices {
-		load += g.processLoad(d.ID) * float64(d.size.computeSlices) / computeSlicesPerGPU
+		_, ofDevice := g.processUsage(d.ID)
+		load += ofDevice * float64(d.size.computeSlices) / computeSlicesPerGPU
 	}
 	return min(load, 1)
 }
 
 func (g *simGPU) celsius() float64 { return g.model.idleCelsius + float64(g.Index) + 30*g.load() }
 
-func (g *simGPU) watts() float64 {
-	return g.model.idleWatts + (g.model.maxLimitWatts-g.model.idleWatts)*g.load()
-}
+func (g *simGPU) watts() float64 { return g.byLoad(g.model.idleWatts, g.model.maxLimitWatts) }
 
-// accumulate is called before each change of the load.
+// byLoad grows from the value of an idle GPU to the value at full load.
+func (g *simGPU) byLoad(idle, full float64) float64 { return idle + (full-idle)*g.load() }
+
+// linkBytes is the traffic of a single NVLink, a third of the bandwidth at full load.
+func (g *simGPU) linkBytes() float64 { return g.model.nvlinkBytes / 3 * g.loadSeconds }
+
+// accumulate is called before each change of the load, and before each reading.
 func (g *simGPU) accumulate(now time.Time) {
-	g.loadSecondsAtChange, g.energyAtChange, g.accumulatedAt = g.totalLoadSeconds(now), g.totalJoules(now), now
+	seconds := now.Sub(g.accumulatedAt).Seconds()
+	g.joules, g.loadSeconds, g.accumulatedAt = g.joules+g.watts()*seconds, g.loadSeconds+g.load()*seconds, now
 }
 
-// totalJoules returns the energy since the last reset.
-func (g *simGPU) totalJoules(now time.Time) float64 {
-	return g.energyAtChange + g.watts()*now.Sub(g.accumulatedAt).Seconds()
-}
-
-// totalLoadSeconds returns the integral of the load since the last reset.
-func (g *simGPU) totalLoadSeconds(now time.Time) float64 {
-	return g.loadSecondsAtChange + g.load()*now.Sub(g.accumulatedAt).Seconds()
-}
-
-// simInstance is a GPU instance, with the values of a small GPU, exported for the first MIG device: compute instances share memory and
-// engines, and a sum over all MIG devices must count each value once.
-type simInstance struct {
-	simGPU
-	migDevices []*simMIGDevice // by CI
-}
-
-// groupInstances builds the GPU instances of the MIG devices.
-func (g *simGPU) groupInstances() {
-	g.instances = nil
+// makeInstances returns each GPU instance as a small GPU, under the first MIG device: compute instances share memory and engines, and a sum
+// over all MIG devices must count each value once.
+func (g *simGPU) makeInstances() (list []*simGPU) {
+	byGI := map[int]*simGPU{}
 	for _, d := range g.migDevices {
-		i := slices.IndexFunc(g.instances, func(in *simInstance) bool { return in.GI == d.GI })
-		if i < 0 {
-			i = len(g.instances)
+		in := byGI[d.GI]
+		if in == nil {
 			model := *g.model
 			model.memory, model.reserved = float64(d.MemoryBytes), 0
-			model.bar1 = g.model.bar1 / 8 * float64(d.size.gpuSlices)
-			g.instances = append(g.instances, &simInstance{simGPU: simGPU{model: &model}})
+			model.bar1 = g.model.bar1 / memorySlicesPerGPU * float64(d.size.gpuSlices)
+			in = &simGPU{Device: d.Device, model: &model}
+			byGI[d.GI], list = in, append(list, in)
 		}
-		in := g.instances[i]
-		in.migDevices = append(in.migDevices, d)
-		slices.SortFunc(in.migDevices, func(a, b *simMIGDevice) int { return cmp.Compare(a.CI, b.CI) })
-		in.Device = in.migDevices[0].Device
+		if d.CI < in.CI {
+			in.Device = d.Device
+		}
+		in.baseLoad += d.load * d.size.share()
 	}
-}
-
-// refresh copies the load and the processes of the instance's MIG devices.
-func (in *simInstance) refresh(g *simGPU) {
-	in.baseLoad, in.processes = 0, in.processes[:0]
-	for _, d := range in.migDevices {
-		share := float64(d.size.computeSlices) / float64(d.size.gpuSlices)
-		in.baseLoad += d.load * share
-		for _, p := range g.processes {
-			if p.device == d.ID {
-				p.device = in.ID
-				p.sm *= share
-				in.processes = append(in.processes, p)
-			}
+	for _, p := range g.processes {
+		if d := g.migDevice(p.device); d != nil {
+			in := byGI[d.GI]
+			p.device, p.sm = in.ID, p.sm*d.size.share()
+			in.processes = append(in.processes, p)
 		}
 	}
+	return list
 }

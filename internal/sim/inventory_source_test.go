@@ -2,6 +2,7 @@ package sim_test
 
 import (
 	"context"
+	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin"
@@ -17,3 +18,15 @@ func (inventorySource) Allocations() (device.Allocations, <-chan struct{}) {
 	return device.Allocations{}, nil
 }
 func (inventorySource) CheckUsable(context.Context, plugin.UsabilityCheck) error { return nil }
+
+// noHooks ignores all events of a plugin.
+type noHooks struct{}
+
+func (noHooks) OnResourceAdded(string)                                               {}
+func (noHooks) OnRegistered(string, error)                                           {}
+func (noHooks) OnStreamCount(string, int)                                            {}
+func (noHooks) OnListSent(string, int, int)                                          {}
+func (noHooks) OnCallServed(string, time.Duration, error)                            {}
+func (noHooks) OnAllocated(string, []device.AdvertisedID)                            {}
+func (noHooks) OnRejected(string, []device.AdvertisedID, plugin.RejectReason, error) {}
+func (noHooks) OnResourceReleased(string)                                            {}

@@ -123,6 +123,7 @@ func (m *Machine) SetValue(id device.ID, row string, value float64) {
 func (m *Machine) SetRate(id device.ID, row string, perSecond float64) {
 	m.updateDevice(id, func(g *simGPU) {
 		if i := m.findRow(row); i >= 0 {
+			g.accumulate(m.now())
 			from, _ := g.value(&m.rows[i], m.now())
 			delete(g.fixedValues, row)
 			g.ramps[row] = ramp{from, perSecond, m.now()}
@@ -150,6 +151,9 @@ func (m *Machine) update(change func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	change()
+	for _, g := range m.gpus {
+		g.instances = g.makeInstances()
+	}
 	m.changes.Set(struct{}{})
 }
 

@@ -36,22 +36,24 @@ func newRow(m device.Metric) metricRow {
 	if len(labels) > 0 {
 		r.name += "{" + strings.Join(labels, ",") + "}"
 	}
-	for _, rule := range slices.Concat(capacityRules, activityRules, linkRules, faultRules) {
-		if rule.family == m.Name && rule.matches(labels) {
+	for _, rule := range valueRules {
+		if slices.ContainsFunc(strings.Fields(rule.rows), func(pattern string) bool { return matches(pattern, m.Name, labels) }) {
 			r.rules = append(r.rules, rule)
 		}
 	}
 	return r
 }
 
-func (r valueRule) matches(labels []string) bool {
-	name, values, _ := strings.Cut(strings.TrimSuffix(r.label, `"`), `="`)
-	return r.label == "" || slices.ContainsFunc(strings.Split(values, "|"), func(value string) bool {
-		return slices.Contains(labels, name+`="`+value+`"`)
-	})
+// matches reports whether a rule's pattern, such as `power_limit_watts{type="min|max"}`, includes a row.
+func matches(pattern, name string, labels []string) bool {
+	family, label, limited := strings.Cut(strings.TrimSuffix(pattern, `"}`), "{")
+	key, values, _ := strings.Cut(label, `="`)
+	return "nvidia_gpu_"+family == name && (!limited || slices.ContainsFunc(strings.Split(values, "|"), func(value string) bool {
+		return slices.Contains(labels, key+`="`+value+`"`)
+	}))
 }
 
-// value returns the GPU's value of a row; false without a value.
+// value returns the GPU's value of a row after accumulate; false without a value.
 func (g *simGPU) value(r *metricRow, now time.Time) (float64, bool) {
 	if v, ok := g.fixedValues[r.name]; ok {
 		return v, true
@@ -60,9 +62,13 @@ func (g *simGPU) value(r *metricRow, now time.Time) (float64, bool) {
 		return up.from + up.perSecond*now.Sub(up.since).Seconds(), true
 	}
 	for _, rule := range r.rules {
-		if r.link < g.model.nvlinks && g.hasFeatures(rule.features) {
-			return rule.value(g, now), true
+		if r.link >= g.model.nvlinks || rule.on&g.model.generation == 0 || rule.on&wholeGPU != 0 && g.MIGEnabled {
+			continue
 		}
+		if rule.value == nil {
+			return 0, true
+		}
+		return rule.value(g), true
 	}
 	return 0, false
 }
@@ -70,13 +76,13 @@ func (g *simGPU) value(r *metricRow, now time.Time) (float64, bool) {
 // appendSamples appends the values of a GPU and of the GPU instances.
 func (m *Machine) appendSamples(g *simGPU, buf []device.Sample) []device.Sample {
 	now := m.now()
+	g.accumulate(now)
 	for i := range m.rows {
 		if value, ok := g.value(&m.rows[i], now); ok {
 			buf = append(buf, device.Sample{Device: g.ID, Metric: i, Value: value})
 		}
 	}
 	for _, in := range g.instances {
-		in.refresh(g)
 		for _, i := range m.migRows {
 			if value, ok := in.value(&m.rows[i], now); ok {
 				buf = append(buf, device.Sample{Device: in.ID, Metric: i, Value: value})

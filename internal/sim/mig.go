@@ -37,7 +37,7 @@ func (m *Machine) checkPartition(id device.GPU, profiles []string) (err error) {
 		}
 	}
 	m.updateDevice(device.ID(id), func(g *simGPU) {
-		if !g.hasFeatures(featureMIG) {
+		if g.model.generation&fromAmpere == 0 {
 			err = fmt.Errorf("%s cannot be partitioned", g.Model)
 		}
 	})
@@ -56,7 +56,6 @@ func (m *Machine) Partition(id device.GPU, profiles ...string) {
 		g.partitionCount++
 		g.migDevices = g.createMIGDevices(profiles)
 		g.MIGEnabled = true
-		g.groupInstances()
 		m.events = append(m.events, device.Event{GPU: id, PartitionChanged: true})
 	})
 }
@@ -65,7 +64,7 @@ func (m *Machine) Partition(id device.GPU, profiles ...string) {
 func (m *Machine) Unpartition(id device.GPU) {
 	m.updateDevice(device.ID(id), func(g *simGPU) {
 		g.accumulate(m.now())
-		g.MIGEnabled, g.migDevices, g.instances = false, nil, nil
+		g.MIGEnabled, g.migDevices = false, nil
 		m.events = append(m.events, device.Event{GPU: id, PartitionChanged: true})
 	})
 }

@@ -6,13 +6,13 @@ const computeSlicesPerGPU = 7
 // Model describes a type of GPU. Sizes are in bytes, powers in watts, clocks in hertz, temperatures in °C.
 type Model struct {
 	name, vbios, capability string
-	features                modelFeature
+	generation              generations
 
 	memory, reserved, bar1           float64
 	idleWatts, maxLimitWatts         float64 // idle power, and default limit
 	minLimitWatts                    float64 // lowest limit
 	idleSM, maxSM                    float64
-	idleMemory, maxMemory            float64
+	maxMemory                        float64
 	idleVideo, maxVideo              float64
 	idleCelsius, idleMemoryCelsius   float64
 	shutdownCelsius, slowdownCelsius float64
@@ -21,44 +21,22 @@ type Model struct {
 	nvlinks                          int
 	remapBanks                       float64 // memory banks with spare rows
 	nvlinkBytes, pcieBytes           float64 // per second at full load, of a link and of the slot
-	maxMIGDevices                    int     // 0 without MIG
 }
 
-// modelFeature is a feature of some GPUs, possibly in some states only.
-type modelFeature uint32
+// generations are a set of GPU generations, and a state.
+type generations uint8
 
 const (
-	featureWholeGPU modelFeature = 1 << iota // MIG mode is off
-	featureMIG
-	featureGPM
-	featureJPEG
-	featureHBM
-	featureAveragePower
-	featureFans
-	featureTemperatureLimits  // in °C
-	featureTemperatureMargins // to the limits, instead of the limits
-	featurePCIeErrors
-	featurePCIeBytes
-	featureNVLink
-	featureNVLinkErrorsToHopper
-	featureNVLinkErrorsAmpere
-	featureNVLinkErrorsHopper
-	featureNVLinkErrorsBlackwell
-	featureFabric
-	featureC2C
-	featureSRAMErrors // counts SRAM errors apart
-	featureLegacyECC  // counts errors of caches and registers apart
-	featureRowRemapping
-	featureInactiveRemaps // counts inactive remappings apart
-	featurePageRetirement
-	featureRepair
-	featureUnrepairable
-)
+	turing generations = 1 << iota
+	ampere
+	hopper
+	blackwell
+	wholeGPU // only while MIG mode is off
 
-const (
-	ampereFeatures    = featureMIG | featureJPEG | featureHBM | featurePCIeBytes | featureNVLink | featureSRAMErrors | featureRowRemapping
-	hopperFeatures    = ampereFeatures | featureGPM | featureAveragePower | featureTemperatureMargins | featurePCIeErrors | featureFabric | featureRepair
-	blackwellFeatures = hopperFeatures | featureNVLinkErrorsBlackwell | featureInactiveRemaps | featureUnrepairable
+	toAmpere   = turing | ampere
+	fromHopper = hopper | blackwell
+	fromAmpere = ampere | fromHopper
+	all        = turing | fromAmpere
 )
 
 const (
@@ -71,40 +49,40 @@ var (
 	// H100 is a GPU of an HGX board with eight.
 	H100 = &Model{
 		name: "NVIDIA H100 80GB HBM3", vbios: "96.00.89.00.01", capability: "9.0",
-		features: hopperFeatures | featureNVLinkErrorsToHopper | featureNVLinkErrorsAmpere | featureNVLinkErrorsHopper,
-		memory:   80 * gib, reserved: 600 * mib, bar1: 128 * gib,
+		generation: hopper,
+		memory:     80 * gib, reserved: 600 * mib, bar1: 128 * gib,
 		idleWatts: 70, maxLimitWatts: 700, minLimitWatts: 200,
-		idleSM: 345e6, maxSM: 1980e6, idleMemory: 2619e6, maxMemory: 2619e6, idleVideo: 765e6, maxVideo: 1545e6,
+		idleSM: 345e6, maxSM: 1980e6, maxMemory: 2619e6, idleVideo: 765e6, maxVideo: 1545e6,
 		idleCelsius: 32, idleMemoryCelsius: 38, maxCelsius: 87, maxMemoryCelsius: 95, slowdownCelsius: 89, shutdownCelsius: 95,
-		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 26.562e9, remapBanks: 2560, maxMIGDevices: computeSlicesPerGPU,
+		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 26.562e9, remapBanks: 2560,
 	}
 	// A100 is a GPU of an HGX board with eight. NVML has no profiling counters for this model.
 	A100 = &Model{
 		name: "NVIDIA A100-SXM4-80GB", vbios: "92.00.45.00.03", capability: "8.0",
-		features: ampereFeatures | featureTemperatureLimits | featureNVLinkErrorsToHopper | featureNVLinkErrorsAmpere,
-		memory:   80 * gib, reserved: 656 * mib, bar1: 128 * gib,
+		generation: ampere,
+		memory:     80 * gib, reserved: 656 * mib, bar1: 128 * gib,
 		idleWatts: 56, maxLimitWatts: 400, minLimitWatts: 100,
-		idleSM: 210e6, maxSM: 1410e6, idleMemory: 1593e6, maxMemory: 1593e6, idleVideo: 585e6, maxVideo: 1290e6,
+		idleSM: 210e6, maxSM: 1410e6, maxMemory: 1593e6, idleVideo: 585e6, maxVideo: 1290e6,
 		idleCelsius: 29, idleMemoryCelsius: 36, maxCelsius: 85, maxMemoryCelsius: 95, slowdownCelsius: 89, shutdownCelsius: 92,
-		pcieGeneration: 4, pcieBytes: 12e9, nvlinks: 12, nvlinkBytes: 25.781e9, remapBanks: 640, maxMIGDevices: computeSlicesPerGPU,
+		pcieGeneration: 4, pcieBytes: 12e9, nvlinks: 12, nvlinkBytes: 25.781e9, remapBanks: 640,
 	}
 	// GB200 is a GPU of an NVL72 tray with four, beside an NVIDIA CPU.
 	GB200 = &Model{
 		name: "NVIDIA GB200", vbios: "97.00.82.00.2F", capability: "10.0",
-		features: blackwellFeatures | featureC2C,
-		memory:   185 * gib, reserved: 747 * mib, bar1: 256 * gib,
+		generation: blackwell,
+		memory:     185 * gib, reserved: 747 * mib, bar1: 256 * gib,
 		idleWatts: 142, maxLimitWatts: 1200, minLimitWatts: 200,
-		idleSM: 120e6, maxSM: 2062e6, idleMemory: 3996e6, maxMemory: 3996e6, idleVideo: 660e6, maxVideo: 1665e6,
+		idleSM: 120e6, maxSM: 2062e6, maxMemory: 3996e6, idleVideo: 660e6, maxVideo: 1665e6,
 		idleCelsius: 28, idleMemoryCelsius: 32, maxCelsius: 88, maxMemoryCelsius: 95, slowdownCelsius: 90, shutdownCelsius: 96,
-		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 53.125e9, remapBanks: 4608, maxMIGDevices: computeSlicesPerGPU,
+		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 53.125e9, remapBanks: 4608,
 	}
 	// T4 has no NVLinks, MIG or profiling counters. The real board has no fans; the simulated one represents boards with fans.
 	T4 = &Model{
 		name: "Tesla T4", vbios: "90.04.96.00.9F", capability: "7.5",
-		features: featureTemperatureLimits | featureLegacyECC | featurePageRetirement | featureFans,
-		memory:   15 * gib, reserved: 448 * mib, bar1: 256 * mib,
+		generation: turing,
+		memory:     15 * gib, reserved: 448 * mib, bar1: 256 * mib,
 		idleWatts: 9, maxLimitWatts: 70, minLimitWatts: 60,
-		idleSM: 300e6, maxSM: 1590e6, idleMemory: 405e6, maxMemory: 5001e6, idleVideo: 540e6, maxVideo: 1470e6,
+		idleSM: 300e6, maxSM: 1590e6, maxMemory: 5001e6, idleVideo: 540e6, maxVideo: 1470e6,
 		idleCelsius: 34, maxCelsius: 85, slowdownCelsius: 93, shutdownCelsius: 96,
 		pcieGeneration: 3,
 	}

@@ -38,7 +38,7 @@ func TestWorkload(t *testing.T) {
 	var board device.Inventory
 	readers := device.NewReaders(m)
 	monitor := device.NewMonitor(m, readers, &board, device.MonitorOptions{Log: log})
-	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&board}, Log: log})
+	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&board}, Hooks: noHooks{}, Log: log})
 
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()

@@ -75,7 +75,7 @@ func runScript(t *testing.T, text string) scriptNode {
 	}
 	var board device.Inventory
 	monitor := device.NewMonitor(m, device.NewReaders(m), &board, device.MonitorOptions{Log: log})
-	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&board}, Log: log})
+	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&board}, Hooks: noHooks{}, Log: log})
 	ctx, cancel := context.WithCancel(t.Context())
 	s := scriptNode{n, make(chan error, 1)}
 	others := make(chan error, 2)
@@ -147,22 +147,22 @@ func TestScript(t *testing.T) {
 // TestScriptErrors checks that an invalid action ends the node, with the line in the error.
 func TestScriptErrors(t *testing.T) {
 	for text, want := range map[string]string{
-		"0s xid 9 79":                           `run the script: line 1: xid 9 79: "9" is not a device`,
-		"0s reset 0.3":                          "has no MIG device 3",
-		"0s set 0 nvidia_gpu_x 1":               "unknown row nvidia_gpu_x",
-		"0s set 0 nvidia_gpu_power_watts much":  "invalid syntax",
-		"0s xid a/b 79":                         "no such pod",
-		"0s fail b":                             "want NAMESPACE/NAME",
-		"0s pod a/b main":                       "want CONTAINER=COUNT[,RESOURCE]",
-		"0s kubelet naps":                       `unknown behavior "naps"`,
-		"0s pod a/b main=0\n0s busy a/b 1":      "pod a/b has no device",
-		"0s delete a/b":                         "no such pod",
-		"0s xid 0 79 often":                     "invalid syntax",
-		"0s xid 0 abc":                          "invalid syntax",
-		"0s partition 0 half":                   `"half" is not a MIG profile`,
-		"0s partition 0 9g.1gb":                 `"9g.1gb" is not a MIG profile`,
-		"machine t4\n0s partition 0 1g.10gb":    "Tesla T4 cannot be partitioned",
-		"0s partition 0 1g.10gb\n0s busy 0.1 1": "has no MIG device 1",
+		"0s xid 9 79":                          `run the script: line 1: xid 9 79: "9" is not a device`,
+		"0s reset 0.3":                         "has no MIG device 3",
+		"0s set 0 nvidia_gpu_x 1":              "unknown row nvidia_gpu_x",
+		"0s set 0 nvidia_gpu_power_watts much": "invalid syntax",
+		"0s xid a/b 79":                        "no such pod",
+		"0s fail b":                            "want NAMESPACE/NAME",
+		"0s pod a/b main":                      "want CONTAINER=COUNT[,RESOURCE]",
+		"0s kubelet naps":                      `unknown behavior "naps"`,
+		"0s pod a/b main=0\n0s reset a/b":      "pod a/b has no device",
+		"0s delete a/b":                        "no such pod",
+		"0s xid 0 79 often":                    "invalid syntax",
+		"0s xid 0 abc":                         "invalid syntax",
+		"0s partition 0 half":                  `"half" is not a MIG profile`,
+		"0s partition 0 9g.1gb":                `"9g.1gb" is not a MIG profile`,
+		"machine t4\n0s partition 0 1g.10gb":   "Tesla T4 cannot be partitioned",
+		"0s partition 0 1g.10gb\n0s reset 0.1": "has no MIG device 1",
 	} {
 		s := runScript(t, text)
 		select {

@@ -1,74 +1,122 @@
 package sim
 
-import "time"
-
-// capacityRules have memory, power, temperature, clocks and PCIe.
-var capacityRules = []valueRule{
-	{"nvidia_gpu_memory_total_bytes", "", 0, fromModel(func(m *Model) float64 { return m.memory })},
-	{"nvidia_gpu_memory_reserved_bytes", "", 0, fromModel(func(m *Model) float64 { return m.reserved })},
-	{"nvidia_gpu_memory_used_bytes", "", 0, func(g *simGPU, _ time.Time) float64 { return g.memoryUsed() }},
-	{"nvidia_gpu_memory_free_bytes", "", 0, func(g *simGPU, _ time.Time) float64 { return g.model.memory - g.model.reserved - g.memoryUsed() }},
-	{"nvidia_gpu_bar1_memory_total_bytes", "", 0, fromModel(func(m *Model) float64 { return m.bar1 })},
-	{"nvidia_gpu_bar1_memory_used_bytes", "", 0, linearInLoad(2*mib, 64*mib)},
-
-	{"nvidia_gpu_power_watts", "", 0, func(g *simGPU, _ time.Time) float64 { return g.watts() }},
-	{"nvidia_gpu_power_average_watts", "", featureAveragePower, func(g *simGPU, _ time.Time) float64 { return g.watts() }},
-	{"nvidia_gpu_module_power_watts", "", featureC2C, func(g *simGPU, _ time.Time) float64 { return 110 + g.watts() }},
-	{"nvidia_gpu_power_limit_watts", `type="min"`, 0, fromModel(func(m *Model) float64 { return m.minLimitWatts })},
-	{"nvidia_gpu_power_limit_watts", "", 0, fromModel(func(m *Model) float64 { return m.maxLimitWatts })},
-	{"nvidia_gpu_energy_joules_total", "", 0, func(g *simGPU, now time.Time) float64 { return g.totalJoules(now) }},
-
-	{"nvidia_gpu_temperature_celsius", `sensor="gpu"`, 0, func(g *simGPU, _ time.Time) float64 { return g.celsius() }},
-	{"nvidia_gpu_temperature_celsius", `sensor="memory"`, featureHBM, func(g *simGPU, _ time.Time) float64 {
-		return g.model.idleMemoryCelsius + float64(g.Index) + 34*g.load()
-	}},
-	{"nvidia_gpu_temperature_margin_celsius", "", featureTemperatureMargins, func(g *simGPU, _ time.Time) float64 { return g.model.maxCelsius - g.celsius() }},
-	{"nvidia_gpu_temperature_limit_celsius", `type="shutdown"`, featureTemperatureLimits, fromModel(func(m *Model) float64 { return m.shutdownCelsius })},
-	{"nvidia_gpu_temperature_limit_celsius", `type="slowdown"`, featureTemperatureLimits, fromModel(func(m *Model) float64 { return m.slowdownCelsius })},
-	{"nvidia_gpu_temperature_limit_celsius", `type="gpu_max"`, featureTemperatureLimits, fromModel(func(m *Model) float64 { return m.maxCelsius })},
-	{"nvidia_gpu_temperature_limit_celsius", `type="memory_max"`, featureTemperatureLimits | featureHBM, fromModel(func(m *Model) float64 { return m.maxMemoryCelsius })},
-	{"nvidia_gpu_temperature_margin_limit_celsius", `type="shutdown"`, featureTemperatureMargins, fromModel(func(m *Model) float64 { return m.maxCelsius - m.shutdownCelsius })},
-	{"nvidia_gpu_temperature_margin_limit_celsius", `type="slowdown"`, featureTemperatureMargins, fromModel(func(m *Model) float64 { return m.maxCelsius - m.slowdownCelsius })},
-	{"nvidia_gpu_temperature_margin_limit_celsius", "", featureTemperatureMargins, constant(0)},
-
-	{"nvidia_gpu_fan_speed_ratio", "", featureFans, linearInLoad(0.3, 0.6)},
-
-	{"nvidia_gpu_clock_hertz", `clock="memory"`, 0, fromModel(func(m *Model) float64 { return m.maxMemory })},
-	{"nvidia_gpu_clock_hertz", `clock="video"`, 0, interpolateByLoad(func(m *Model) float64 { return m.idleVideo }, func(m *Model) float64 { return m.maxVideo })},
-	{"nvidia_gpu_clock_hertz", "", 0, interpolateByLoad(func(m *Model) float64 { return m.idleSM }, func(m *Model) float64 { return m.maxSM })},
-	{"nvidia_gpu_clock_max_hertz", `clock="memory"`, 0, fromModel(func(m *Model) float64 { return m.maxMemory })},
-	{"nvidia_gpu_clock_max_hertz", `clock="video"`, 0, fromModel(func(m *Model) float64 { return m.maxVideo })},
-	{"nvidia_gpu_clock_max_hertz", "", 0, fromModel(func(m *Model) float64 { return m.maxSM })},
-	{"nvidia_gpu_performance_state", "", 0, constant(0)},
-
-	{"nvidia_gpu_pcie_transmit_bytes_total", "", featurePCIeBytes, perLoadSecond(func(m *Model) float64 { return m.pcieBytes / 2 })},
-	{"nvidia_gpu_pcie_receive_bytes_total", "", featurePCIeBytes, perLoadSecond(func(m *Model) float64 { return m.pcieBytes })},
-	{"nvidia_gpu_pcie_link_generation", "", 0, fromModel(func(m *Model) float64 { return m.pcieGeneration })},
-	{"nvidia_gpu_pcie_link_generation_max", "", 0, fromModel(func(m *Model) float64 { return m.pcieGeneration })},
-	{"nvidia_gpu_pcie_link_width", "", 0, constant(16)},
-	{"nvidia_gpu_pcie_link_width_max", "", 0, constant(16)},
+// valueRule computes the values of rows. The first matching rule counts.
+type valueRule struct {
+	rows  string // families, without "nvidia_gpu_" and possibly with a label: `power_limit_watts{type="min|max"}`
+	on    generations
+	value func(g *simGPU) float64 // nil: 0
 }
 
-// activityRules have utilization and throttling.
-var activityRules = []valueRule{
-	{"nvidia_gpu_utilization_ratio", "", featureWholeGPU, linearInLoad(0, 1)},
-	{"nvidia_gpu_memory_controller_utilization_ratio", "", featureWholeGPU, linearInLoad(0, 0.5)},
-	{"nvidia_gpu_encoder_utilization_ratio", "", featureWholeGPU, constant(0)},
-	{"nvidia_gpu_decoder_utilization_ratio", "", featureWholeGPU, linearInLoad(0, 0.125)},
-	{"nvidia_gpu_jpeg_utilization_ratio", "", featureWholeGPU | featureJPEG, constant(0)},
-	{"nvidia_gpu_ofa_utilization_ratio", "", featureWholeGPU | featureJPEG, constant(0)},
-	{"nvidia_gpu_throttle_active", `reason="sw_power_cap"`, 0, func(g *simGPU, _ time.Time) float64 { return boolValue(g.watts() >= g.model.maxLimitWatts) }},
-	{"nvidia_gpu_throttle_active", "", 0, constant(0)},
-	{"nvidia_gpu_throttle_seconds_total", `reason="sw_power_cap"`, 0, perLoadSecond(func(*Model) float64 { return 0.02 })},
-	{"nvidia_gpu_throttle_seconds_total", "", 0, constant(0)},
+// valueRules are the rules of all rows. Counters of errors are always 0.
+var valueRules = []valueRule{
+	{"memory_total_bytes", all, func(g *simGPU) float64 { return g.model.memory }},
+	{"memory_reserved_bytes", all, func(g *simGPU) float64 { return g.model.reserved }},
+	{"memory_used_bytes", all, (*simGPU).memoryUsed},
+	{"memory_free_bytes", all, func(g *simGPU) float64 { return g.model.memory - g.model.reserved - g.memoryUsed() }},
+	{"bar1_memory_total_bytes", all, func(g *simGPU) float64 { return g.model.bar1 }},
+	{"bar1_memory_used_bytes", all, linearInLoad(2*mib, 64*mib)},
 
-	// GPU instances have the rows below as well.
-	{"nvidia_gpu_graphics_engine_active_ratio", "", featureGPM, linearInLoad(0, 1)},
-	{"nvidia_gpu_sm_active_ratio", "", featureGPM, linearInLoad(0, 0.9)},
-	{"nvidia_gpu_sm_occupancy_ratio", "", featureGPM, linearInLoad(0, 0.4)},
-	{"nvidia_gpu_pipe_active_ratio", `pipe="tensor|hmma"`, featureGPM, linearInLoad(0, 0.5)},
-	{"nvidia_gpu_pipe_active_ratio", `pipe="fp32"`, featureGPM, linearInLoad(0, 0.125)},
-	{"nvidia_gpu_pipe_active_ratio", `pipe="int"`, featureGPM, linearInLoad(0, 0.25)},
-	{"nvidia_gpu_pipe_active_ratio", "", featureGPM, constant(0)},
-	{"nvidia_gpu_dram_bandwidth_utilization_ratio", "", featureGPM, linearInLoad(0, 0.6)},
+	{"power_watts", all, (*simGPU).watts},
+	{"power_average_watts", fromHopper, (*simGPU).watts},
+	{"module_power_watts", blackwell, func(g *simGPU) float64 { return 110 + g.watts() }},
+	{`power_limit_watts{type="min"}`, all, func(g *simGPU) float64 { return g.model.minLimitWatts }},
+	{"power_limit_watts", all, func(g *simGPU) float64 { return g.model.maxLimitWatts }},
+	{"energy_joules_total", all, func(g *simGPU) float64 { return g.joules }},
+
+	{`temperature_celsius{sensor="gpu"}`, all, (*simGPU).celsius},
+	{`temperature_celsius{sensor="memory"}`, fromAmpere, func(g *simGPU) float64 { return g.model.idleMemoryCelsius + float64(g.Index) + 34*g.load() }},
+	{"temperature_margin_celsius", fromHopper, func(g *simGPU) float64 { return g.model.maxCelsius - g.celsius() }},
+	{`temperature_limit_celsius{type="shutdown"}`, toAmpere, func(g *simGPU) float64 { return g.model.shutdownCelsius }},
+	{`temperature_limit_celsius{type="slowdown"}`, toAmpere, func(g *simGPU) float64 { return g.model.slowdownCelsius }},
+	{`temperature_limit_celsius{type="gpu_max"}`, toAmpere, func(g *simGPU) float64 { return g.model.maxCelsius }},
+	{`temperature_limit_celsius{type="memory_max"}`, ampere, func(g *simGPU) float64 { return g.model.maxMemoryCelsius }},
+	{`temperature_margin_limit_celsius{type="shutdown"}`, fromHopper, func(g *simGPU) float64 { return g.model.maxCelsius - g.model.shutdownCelsius }},
+	{`temperature_margin_limit_celsius{type="slowdown"}`, fromHopper, func(g *simGPU) float64 { return g.model.maxCelsius - g.model.slowdownCelsius }},
+	{"temperature_margin_limit_celsius", fromHopper, nil},
+	{"fan_speed_ratio", turing, linearInLoad(0.3, 0.6)},
+
+	{`clock_hertz{clock="memory"} clock_max_hertz{clock="memory"}`, all, func(g *simGPU) float64 { return g.model.maxMemory }},
+	{`clock_hertz{clock="video"}`, all, func(g *simGPU) float64 { return g.byLoad(g.model.idleVideo, g.model.maxVideo) }},
+	{"clock_hertz", all, func(g *simGPU) float64 { return g.byLoad(g.model.idleSM, g.model.maxSM) }},
+	{`clock_max_hertz{clock="video"}`, all, func(g *simGPU) float64 { return g.model.maxVideo }},
+	{"clock_max_hertz", all, func(g *simGPU) float64 { return g.model.maxSM }},
+	{"performance_state", all, nil},
+
+	{"pcie_transmit_bytes_total", fromAmpere, func(g *simGPU) float64 { return g.model.pcieBytes / 2 * g.loadSeconds }},
+	{"pcie_receive_bytes_total", fromAmpere, func(g *simGPU) float64 { return g.model.pcieBytes * g.loadSeconds }},
+	{"pcie_link_generation pcie_link_generation_max", all, func(g *simGPU) float64 { return g.model.pcieGeneration }},
+	{"pcie_link_width pcie_link_width_max", all, constant(16)},
+	{"pcie_replays_total pcie_replay_rollovers_total", all, nil},
+	{"pcie_errors_total", fromHopper, nil},
+
+	{"utilization_ratio", all | wholeGPU, linearInLoad(0, 1)},
+	{"memory_controller_utilization_ratio", all | wholeGPU, linearInLoad(0, 0.5)},
+	{"encoder_utilization_ratio", all | wholeGPU, nil},
+	{"decoder_utilization_ratio", all | wholeGPU, linearInLoad(0, 0.125)},
+	{"jpeg_utilization_ratio ofa_utilization_ratio", fromAmpere | wholeGPU, nil},
+	{`throttle_active{reason="sw_power_cap"}`, all, func(g *simGPU) float64 { return boolValue(g.watts() >= g.model.maxLimitWatts) }},
+	{`throttle_seconds_total{reason="sw_power_cap"}`, all, func(g *simGPU) float64 { return 0.02 * g.loadSeconds }},
+	{"throttle_active throttle_seconds_total", all, nil},
+
+	// GPU instances have these rows as well.
+	{"graphics_engine_active_ratio", fromHopper, linearInLoad(0, 1)},
+	{"sm_active_ratio", fromHopper, linearInLoad(0, 0.9)},
+	{"sm_occupancy_ratio", fromHopper, linearInLoad(0, 0.4)},
+	{`pipe_active_ratio{pipe="tensor|hmma"}`, fromHopper, linearInLoad(0, 0.5)},
+	{`pipe_active_ratio{pipe="fp32"}`, fromHopper, linearInLoad(0, 0.125)},
+	{`pipe_active_ratio{pipe="int"}`, fromHopper, linearInLoad(0, 0.25)},
+	{"pipe_active_ratio", fromHopper, nil},
+	{"dram_bandwidth_utilization_ratio", fromHopper, linearInLoad(0, 0.6)},
+
+	{"nvlink_transmit_bytes_total nvlink_receive_bytes_total", fromAmpere, func(g *simGPU) float64 { return float64(g.model.nvlinks) * g.linkBytes() }},
+	{"nvlink_link_transmit_bytes_total nvlink_link_receive_bytes_total", fromAmpere, (*simGPU).linkBytes},
+	{"nvlink_links nvlink_links_up", fromAmpere, func(g *simGPU) float64 { return float64(g.model.nvlinks) }},
+	{"nvlink_up", fromAmpere, constant(1)},
+	{"nvlink_speed_bytes_per_second", fromAmpere, func(g *simGPU) float64 { return g.model.nvlinkBytes }},
+	{`nvlink_errors_total{type="crc_flit|crc_data|replay|recovery|ecc_data"}`, ampere | hopper, nil},
+	{`nvlink_errors_total{type="crc"}`, hopper, nil},
+	{`nvlink_errors_total{type="malformed_packet|buffer_overrun|receive|receive_remote|receive_general|local_link_integrity|transmit_discard"}`, blackwell, nil},
+	{`nvlink_link_errors_total{type="replay|recovery|crc"}`, ampere | hopper, nil},
+	{"nvlink_link_errors_total nvlink_recoveries_total nvlink_effective_errors_total", blackwell, nil},
+	{"nvlink_symbol_errors_total", blackwell, func(g *simGPU) float64 { return 0.1 * g.loadSeconds }},
+	{`fabric_state{state="completed"} fabric_healthy`, fromHopper, constant(1)},
+	{"fabric_state fabric_fault", fromHopper, nil},
+	{"c2c_links c2c_links_up", blackwell, constant(2)},
+	{"c2c_bandwidth_max_bytes_per_second", blackwell, constant(2 * 447.12e9)},
+	{"c2c_errors_total", blackwell, nil},
+
+	{"ecc_volatile_errors_total ecc_aggregate_errors_total", all, nil},
+	{`ecc_volatile_location_errors_total{location="dram"} ecc_aggregate_location_errors_total{location="dram"}`, all, nil},
+	{`ecc_volatile_location_errors_total{location="sram"} ecc_aggregate_location_errors_total{location="sram"}`, fromAmpere, nil},
+	{"ecc_volatile_location_errors_total ecc_aggregate_location_errors_total retired_pages retired_pages_pending", turing, nil},
+	{"ecc_sram_aggregate_unit_errors_total ecc_sram_threshold_exceeded remapped_rows row_remap_pending row_remap_failure", fromAmpere, nil},
+	{`row_remap_banks{availability="max"}`, fromAmpere, func(g *simGPU) float64 { return g.model.remapBanks }},
+	{"row_remap_banks", fromAmpere, nil},
+	{"repair_pending", fromHopper, nil},
+	{"remapped_rows_inactive unrepairable_memory", blackwell, nil},
+	{`recovery_action{action="none"} compute_mode{mode="default"} persistence_mode_enabled ecc_enabled feature_supported{feature="ecc"}`, all, constant(1)},
+	{"recovery_action compute_mode", all, nil},
+	{"mig_enabled", fromAmpere, func(g *simGPU) float64 { return boolValue(g.MIGEnabled) }},
+	{`feature_supported{feature="c2c"}`, all, ifOn(blackwell)},
+	{`feature_supported{feature="fabric|gpm"}`, all, ifOn(fromHopper)},
+	{`feature_supported{feature="mig|nvlink|row_remapping"}`, all, ifOn(fromAmpere)},
+	{`feature_supported{feature="page_retirement"}`, all, ifOn(turing)},
+}
+
+func constant(v float64) func(*simGPU) float64 { return func(*simGPU) float64 { return v } }
+
+// linearInLoad grows by perLoad from idle to full load.
+func linearInLoad(idle, perLoad float64) func(*simGPU) float64 {
+	return func(g *simGPU) float64 { return idle + perLoad*g.load() }
+}
+
+func ifOn(on generations) func(*simGPU) float64 {
+	return func(g *simGPU) float64 { return boolValue(g.model.generation&on != 0) }
+}
+
+func boolValue(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

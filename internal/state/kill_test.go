@@ -15,16 +15,16 @@ import (
 	"github.com/podgauge/podgauge/internal/state/disk"
 )
 
-// historyWithFlaps is a history that is told from others by its count of flaps.
+// historyWithFlaps is a history with a count of flaps.
 func historyWithFlaps(n uint64) device.HealthHistory {
 	return device.HealthHistory{Records: []device.HealthRecord{
-		{GPU: "GPU-a", Flaps: n, Reason: "xid_79", Since: time.Unix(1, 0).UTC(), NeedsReset: true, Xids: []device.Xid{{Code: 79, Count: n}}},
+		{GPU: "GPU-a", Flaps: n, HealthCause: device.HealthCause{Reason: "xid_79", Since: time.Unix(1, 0).UTC(), NeedsReset: true}, Xids: []device.Xid{{Code: 79, Count: n}}},
 		{GPU: "GPU-b", Flaps: 1},
 	}}
 }
 
 func openIn(dir string) (*HealthFile, device.HealthHistory) {
-	return Open(Options{Folder: disk.OpenFolder(dir), BootIDPath: "/none", Log: slog.New(slog.DiscardHandler)})
+	return Open(disk.OpenFolder(dir), "/none", slog.New(slog.DiscardHandler))
 }
 
 // childEnv has the test's binary be the process that is killed.
@@ -40,9 +40,9 @@ func writeUntilKilled(dir string) {
 	}
 	for {
 		n++
-		f.Save(historyWithFlaps(n))
+		f.Save(historyWithFlaps(n), false)
 		fmt.Println("shown", exportedFlaps(f))
-		if err := f.file.Flush(); err != nil {
+		if err := f.Flush(); err != nil {
 			os.Exit(1)
 		}
 		fmt.Println("written", n)
@@ -57,9 +57,8 @@ func exportedFlaps(f *HealthFile) uint64 {
 	return 0
 }
 
-// TestKilledForReal kills a process that writes to a real folder. The next one has what was
-// written, and counts on from no less than a scrape has shown.
-func TestKilledForReal(t *testing.T) {
+// TestKilled kills a process that writes to a real folder. The next one has the written history, and continues from the scraped counts.
+func TestKilled(t *testing.T) {
 	dir := t.TempDir()
 	random := rand.New(rand.NewPCG(7, 8))
 	for range 40 {

@@ -40,8 +40,6 @@ func BenchmarkWholeGPUs(b *testing.B) {
 		{"16-must-3", dgx2(), 3},
 		{"16-bridged", bridged(16), 0},
 		{"20-bridged", bridged(20), 0},
-		{"32-not-exact", bridged(32), 0},
-		{"64-not-exact", bridged(64), 0},
 	} {
 		top, ids := c.topology(), c.ids()
 		var sizes []int

@@ -10,7 +10,7 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// fuzzedRequest builds a machine and a request from bytes, with all faults: repeated ids, ids without a device or of two GPUs, links of
+// fuzzedRequest builds a machine and a request from bytes, with all faults: unknown ids, ids without a device or of two GPUs, links of
 // unknown GPUs.
 func fuzzedRequest(b []byte) (machine, preferred.AllocationRequest) {
 	next := func() int {
@@ -34,11 +34,13 @@ func fuzzedRequest(b []byte) (machine, preferred.AllocationRequest) {
 		if c.Device = c.ID.Device(); n%31 == 0 {
 			c.Device = ""
 		}
-		m.candidates = append(m.candidates, c)
+		if !slices.ContainsFunc(m.candidates, func(other preferred.Candidate) bool { return other.ID == c.ID }) {
+			m.candidates = append(m.candidates, c)
+		}
 	}
 	for range next() % 64 {
 		n := next()
-		m.links = append(m.links, device.Link{A: gpu(n % 9), B: gpu(n / 16), NVLinks: n%7 - 2, Path: device.Path(n % 9)})
+		m.links = append(m.links, device.Link{A: gpu(n % 9), B: gpu(n / 16), NVLinks: n % 7, Path: device.Path(n % 7)})
 	}
 	r := preferred.AllocationRequest{Size: next() - 8}
 	for range next() % 8 {
@@ -74,7 +76,7 @@ func FuzzAnswers(f *testing.F) {
 		random.Shuffle(len(r.Must), func(i, j int) { again.Must[i], again.Must[j] = again.Must[j], again.Must[i] })
 		for _, p := range policies {
 			got := top.Prefer(r, p)
-			checkInvariants(t, r, string(p), got, other.Prefer(again, p))
+			checkInvariants(t, m, r, string(p), got, other.Prefer(again, p))
 			if p == preferred.Distinct && r.Reject == nil {
 				checkDistinct(t, m, r, got)
 			}
@@ -83,10 +85,12 @@ func FuzzAnswers(f *testing.F) {
 }
 
 // checkInvariants checks the properties of every answer.
-func checkInvariants(t *testing.T, r preferred.AllocationRequest, name string, got, again []device.AdvertisedID) {
+func checkInvariants(t *testing.T, m machine, r preferred.AllocationRequest, name string, got, again []device.AdvertisedID) {
 	t.Helper()
-	all, must := sorted(append(slices.Clone(r.Available), r.Must...)), slices.Compact(sorted(r.Must))
-	all = slices.Compact(all)
+	known := func(ids []device.AdvertisedID) []device.AdvertisedID {
+		return slices.Compact(sorted(slices.DeleteFunc(slices.Clone(ids), func(id device.AdvertisedID) bool { return !slices.Contains(m.ids(), id) })))
+	}
+	all, must := known(append(slices.Clone(r.Available), r.Must...)), known(r.Must)
 	if want := min(max(r.Size, 0), len(all)); len(got) != want {
 		t.Errorf("%s: %+v gives %d ids %q, want %d", name, r, len(got), got, want)
 	}
@@ -97,7 +101,7 @@ func checkInvariants(t *testing.T, r preferred.AllocationRequest, name string, g
 		if _, asked := slices.BinarySearch(all, id); !asked {
 			t.Errorf("%s: %+v: %q was not requested", name, r, id)
 		}
-		if _, settled := slices.BinarySearch(must, id); settled != (i < len(must)) {
+		if _, required := slices.BinarySearch(must, id); required != (i < len(must)) {
 			t.Errorf("%s: %+v: %q, want Must first", name, r, got)
 		}
 	}
@@ -146,7 +150,7 @@ func checkDistinct(t *testing.T, m machine, r preferred.AllocationRequest, got [
 		}
 		return len(gpus)
 	}
-	must := slices.Compact(sorted(r.Must))
+	must := slices.DeleteFunc(slices.Compact(sorted(r.Must)), func(id device.AdvertisedID) bool { return gpuOf[id] == "" })
 	best := min(count(append(slices.Clone(r.Available), must...)), count(must)+max(r.Size-len(must), 0))
 	if len(must) <= r.Size && count(got) != best {
 		t.Errorf("distinct: %+v gives %q of %d GPUs; there could be %d", r, got, count(got), best)

@@ -197,7 +197,7 @@ func random(r *rand.Rand, count int) machine {
 	for range r.IntN(3 * count * count) {
 		m.links = append(m.links, device.Link{
 			A: gpu(r.IntN(count + 1)), B: gpu(r.IntN(count + 1)),
-			NVLinks: max(r.IntN(6)-2, 0), Path: device.Path(r.IntN(8)),
+			NVLinks: max(r.IntN(6)-2, 0), Path: device.Path(r.IntN(7)),
 		})
 	}
 	return m

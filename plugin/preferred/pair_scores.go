@@ -2,11 +2,7 @@ package preferred
 
 import "github.com/podgauge/podgauge/internal/device"
 
-const (
-	nvLinkScore = 100 // above every path: NVLinks count more than any path
-	// maxNVLinks is above the number of every GPU (18 in 2026) and keeps sums of scores far from overflow.
-	maxNVLinks = 64
-)
+const nvLinkScore = 100 // above every path: NVLinks count more than any path
 
 // pathScores are the scores of two GPUs without NVLinks, in the steps of NVIDIA's go-gpuallocator.
 var pathScores = [...]int{
@@ -29,10 +25,6 @@ func pairScores(gpus map[device.GPU]int, numaNodes []int, links []device.Link) [
 		b, knownB := gpus[l.B]
 		if !knownA || !knownB {
 			continue
-		}
-		l.NVLinks = min(max(l.NVLinks, 0), maxNVLinks)
-		if int(l.Path) >= len(pathScores) {
-			l.Path = device.PathUnknown
 		}
 		pair := [2]int{min(a, b), max(a, b)}
 		if earlier, found := pairs[pair]; found {

@@ -12,7 +12,7 @@ import (
 
 // AllocationRequest asks for Size ids for a container: all of Must, the rest from Available.
 //
-// Unknown ids, repeated ids and impossible sizes are allowed.
+// Repeated ids and impossible sizes are allowed. Unknown ids are left out: the kubelet completes a short answer.
 type AllocationRequest struct {
 	Available, Must []device.AdvertisedID
 	Size            int
@@ -21,18 +21,19 @@ type AllocationRequest struct {
 	Reject func(device.AdvertisedID) bool
 }
 
-// Prefer returns the ids for a container: Size ids, or all if there are fewer.
+// Prefer returns the ids for a container: Size ids, or all known ids if there are fewer.
 //
 // The answer has the ids of Must first, then the chosen ids, both by GPU index and replica. If a replica or a MIG device
 // can be chosen, the policy decides; otherwise the links of the GPUs decide.
 func (t *Topology) Prefer(r AllocationRequest, p AllocationPolicy) []device.AdvertisedID {
 	req := t.resolve(r)
+	isPartOfGPU := func(i int) bool { c := t.candidates[i]; return c.Replica || string(c.Device) != string(c.GPU) }
 	switch {
 	case req.needed == len(req.available):
 		return t.answer(req, req.available)
 	case req.needed == 0:
 		return t.answer(req, nil)
-	case slices.ContainsFunc(req.available, func(i int) bool { return t.candidates[i].isPartial() }):
+	case slices.ContainsFunc(req.available, isPartOfGPU):
 		return t.chooseShared(req, p)
 	default:
 		return t.chooseWholeGPUs(req)
@@ -42,22 +43,17 @@ func (t *Topology) Prefer(r AllocationRequest, p AllocationPolicy) []device.Adve
 // resolvedRequest is an AllocationRequest with candidates in place of ids: by number, in ascending order, each at most once.
 type resolvedRequest struct {
 	must, available []int                 // available: without rejected candidates
-	ids             []device.AdvertisedID // of the answer: Must, known ids first
-	fallback        []device.AdvertisedID // of Available: rejected ids, then unknown ids
+	rejected        []device.AdvertisedID // of Available
 	size, needed    int                   // number of ids in the answer, and to choose from available
 }
 
 func (t *Topology) resolve(r AllocationRequest) resolvedRequest {
-	req := resolvedRequest{size: min(r.Size, len(r.Available)+len(r.Must))}
-	if req.size <= 0 {
-		return resolvedRequest{}
-	}
 	const available, must = 1, 2
 	marks := make([]uint8, len(t.candidates))
-	unknown, unknownMust := t.mark(marks, r.Available, available), t.mark(marks, r.Must, must)
+	t.mark(marks, r.Available, available)
+	t.mark(marks, r.Must, must)
 	numbers := make([]int, 0, 2*len(marks))
-	req.must, req.available = numbers[:0:len(marks)], numbers[len(marks):len(marks)]
-	req.ids = make([]device.AdvertisedID, 0, req.size)
+	req := resolvedRequest{must: numbers[:0:len(marks)], available: numbers[len(marks):len(marks)], size: max(r.Size, 0)}
 	checked, rejected := -1, false // newest call of Reject: device and result
 	for i, mark := range marks {
 		if d := t.deviceOf[i]; mark == available && r.Reject != nil && d != checked {
@@ -65,43 +61,35 @@ func (t *Topology) resolve(r AllocationRequest) resolvedRequest {
 		}
 		switch {
 		case mark == available && rejected:
-			req.fallback = append(req.fallback, t.candidates[i].ID)
+			req.rejected = append(req.rejected, t.candidates[i].ID)
 		case mark == available:
 			req.available = append(req.available, i)
 		case mark == must:
 			req.must = append(req.must, i)
-			req.ids = append(req.ids, t.candidates[i].ID)
 		}
 	}
-	req.ids = append(req.ids, unknownMust...)
-	for _, id := range unknown {
-		if _, found := slices.BinarySearchFunc(unknownMust, id, compareIDs); !found {
-			req.fallback = append(req.fallback, id)
-		}
-	}
-	req.needed = min(max(req.size-len(req.ids), 0), len(req.available))
+	req.needed = min(max(req.size-len(req.must), 0), len(req.available))
 	return req
 }
 
-// mark marks the candidates of ids and returns the ids without a candidate: sorted, each once.
-func (t *Topology) mark(marks []uint8, ids []device.AdvertisedID, value uint8) (unknown []device.AdvertisedID) {
+// mark marks the candidates of ids.
+func (t *Topology) mark(marks []uint8, ids []device.AdvertisedID, value uint8) {
 	for _, id := range ids {
-		if i, found := t.index[id]; found && i >= 0 {
+		if i, found := t.index[id]; found {
 			marks[i] = value
-		} else {
-			unknown = append(unknown, id)
 		}
 	}
-	slices.SortFunc(unknown, compareIDs)
-	return slices.Compact(unknown)
 }
 
-// answer returns Must, the chosen candidates and, up to Size ids, the fallback.
+// answer returns Must, the chosen candidates and, up to Size ids, the rejected ids.
 func (t *Topology) answer(req resolvedRequest, chosen []int) []device.AdvertisedID {
 	slices.Sort(chosen)
-	for _, i := range chosen {
-		req.ids = append(req.ids, t.candidates[i].ID)
+	ids := make([]device.AdvertisedID, 0, len(req.must)+len(chosen)+len(req.rejected))
+	for _, candidates := range [...][]int{req.must, chosen} {
+		for _, i := range candidates {
+			ids = append(ids, t.candidates[i].ID)
+		}
 	}
-	req.ids = append(req.ids, req.fallback...)
-	return req.ids[:min(req.size, len(req.ids))]
+	ids = append(ids, req.rejected...)
+	return ids[:min(req.size, len(ids))]
 }

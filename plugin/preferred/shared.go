@@ -89,15 +89,18 @@ func (s *sharedPick) compareDevices(d, e int) int {
 	case Packed:
 		return cmp.Or(-load, -repeat, affinity)
 	case Distinct:
-		return cmp.Or(rank(s.repeatsGPU(d))-rank(s.repeatsGPU(e)), repeat, load, affinity)
+		return cmp.Or(s.repeatsGPU(d)-s.repeatsGPU(e), repeat, load, affinity)
 	default:
 		return cmp.Or(load, repeat, affinity)
 	}
 }
 
-// repeatsGPU reports whether the next id of a device is the second chosen replica of the GPU.
-func (s *sharedPick) repeatsGPU(d int) bool {
-	return s.gpuReplicas[s.gpuOf[d]] > 0 && s.candidates[s.firstFree[d]].Replica
+// repeatsGPU returns 1 if the next id of a device is the second chosen replica of the GPU.
+func (s *sharedPick) repeatsGPU(d int) int {
+	if !s.candidates[s.firstFree[d]].Replica {
+		return 0
+	}
+	return min(s.gpuReplicas[s.gpuOf[d]], 1)
 }
 
 // compareLoad is negative if a has the larger share of free ids: devices may have different numbers of replicas.

@@ -3,7 +3,6 @@ package preferred
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
@@ -19,15 +18,12 @@ type Candidate struct {
 	Allocated bool // withdrawn but still allocated: a load on the device, never chosen
 }
 
-// isPartial reports whether a candidate is a part of a GPU.
-func (c Candidate) isPartial() bool { return c.Replica || string(c.Device) != string(c.GPU) }
-
 // Topology holds candidates and the scores of GPUs. A Topology is immutable, so any number of goroutines may use it.
 //
 // The zero Topology has no candidate: all ids are unknown.
 type Topology struct {
 	candidates []Candidate                 // without allocated candidates; by GPU index, GPU, device, replica
-	index      map[device.AdvertisedID]int // into candidates; -1 for allocated candidates
+	index      map[device.AdvertisedID]int // into candidates
 	deviceOf   []int                       // by candidate
 	gpuOf      []int                       // by device
 	idCount    []int                       // ids by device
@@ -35,17 +31,12 @@ type Topology struct {
 	gpuScore   []int                       // score of GPUs g and h at g*len(gpuIDCount)+h
 }
 
-// New returns the topology of candidates and links in any order.
-//
-// Of two candidates with the same id, the first in the order of compareCandidates counts. Links of GPUs without a candidate are ignored.
+// New returns the topology of candidates, each with a different id, and links in any order. Links of GPUs without a candidate are ignored.
 func New(candidates []Candidate, links []device.Link) *Topology {
 	t := &Topology{index: make(map[device.AdvertisedID]int, len(candidates))}
 	devices, gpus := map[device.ID]int{}, map[device.GPU]int{}
 	var numaNodes []int // by GPU
 	for _, c := range slices.SortedFunc(slices.Values(candidates), compareCandidates) {
-		if _, found := t.index[c.ID]; found {
-			continue
-		}
 		g, found := gpus[c.GPU]
 		if !found {
 			g, gpus[c.GPU] = len(gpus), len(gpus)
@@ -58,7 +49,6 @@ func New(candidates []Candidate, links []device.Link) *Topology {
 		}
 		t.idCount[d]++
 		t.gpuIDCount[t.gpuOf[d]]++
-		t.index[c.ID] = -1
 		if !c.Allocated {
 			t.index[c.ID] = len(t.candidates)
 			t.candidates, t.deviceOf = append(t.candidates, c), append(t.deviceOf, d)
@@ -73,23 +63,10 @@ func (t *Topology) scoreBetween(d, e int) int {
 	return t.gpuScore[t.gpuOf[d]*len(t.gpuIDCount)+t.gpuOf[e]]
 }
 
-// compareCandidates is a total order: the order of New's arguments does not matter.
+// compareCandidates is a total order: the order of New's arguments does not matter. Replica 2 is before replica 10.
 func compareCandidates(a, b Candidate) int {
 	return cmp.Or(
 		cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Device, b.Device),
-		compareIDs(a.ID, b.ID), cmp.Compare(a.NUMANode, b.NUMANode), rank(a.Allocated)-rank(b.Allocated), rank(a.Replica)-rank(b.Replica),
+		cmp.Compare(len(a.ID), len(b.ID)), cmp.Compare(a.ID, b.ID),
 	)
-}
-
-// compareIDs orders replica 2 before replica 10.
-func compareIDs(a, b device.AdvertisedID) int {
-	return cmp.Or(cmp.Compare(a.Device(), b.Device()), cmp.Compare(len(a), len(b)), strings.Compare(string(a), string(b)))
-}
-
-// rank orders false before true.
-func rank(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }

@@ -2,7 +2,6 @@ package preferred
 
 import (
 	"math"
-	"slices"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
@@ -12,14 +11,12 @@ import (
 const maxExhaustive = 20
 
 // chooseWholeGPUs chooses the set with the greatest sum of scores inside; then the least sum of scores with the GPUs
-// left available; then the lowest indices. Above maxExhaustive, the result is greedy and not always the best.
+// left available; then the lowest indices. Above maxExhaustive, only the indices decide.
 func (t *Topology) chooseWholeGPUs(req resolvedRequest) []device.AdvertisedID {
-	p := t.newProblem(req)
-	set := p.greedy
-	if p.n <= maxExhaustive {
-		set = p.exhaustive
+	if len(req.available) > maxExhaustive {
+		return t.answer(req, req.available[:req.needed])
 	}
-	chosen := set()
+	chosen := t.newProblem(req).exhaustive()
 	for i, x := range chosen {
 		chosen[i] = req.available[x]
 	}
@@ -88,32 +85,5 @@ func (p problem) exhaustive() []int {
 		}
 	}
 	extend(0, 0, 0)
-	return best
-}
-
-// greedy grows a set from each GPU in turn, always by the GPU with the greatest gain, and returns the set with the greatest worth.
-func (p problem) greedy() []int {
-	var best []int
-	bestWorth := math.MinInt
-	gain, set := make([]int, p.n), make([]int, 0, p.k)
-	for first := range p.n {
-		copy(gain, p.weight)
-		set = append(set[:0], first)
-		worth := gain[first]
-		for len(set) < p.k {
-			newest := set[len(set)-1]
-			gain[newest] = math.MinInt / 2 // chosen
-			next := 0
-			for y, pair := range p.pairWeight[newest*p.n:][:p.n] {
-				if gain[y] += pair; gain[y] > gain[next] {
-					next = y
-				}
-			}
-			set, worth = append(set, next), worth+gain[next]
-		}
-		if worth > bestWorth {
-			best, bestWorth = slices.Clone(set), worth
-		}
-	}
 	return best
 }

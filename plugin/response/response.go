@@ -7,7 +7,6 @@ package response
 import (
 	"cmp"
 	"crypto/rand"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -38,21 +37,15 @@ const (
 	Index DeviceIDStrategy = "index" // "0": GPU; "0:1": second MIG device of GPU 0
 )
 
-// GrantedDevice is a device of a container.
-type GrantedDevice struct {
-	device.Device
-	MIGIndex int // on the GPU; of MIG devices only
-}
-
 // Name returns the device's name for the runtime and in the CDI spec.
-func (s DeviceIDStrategy) Name(d GrantedDevice) string {
+func (s DeviceIDStrategy) Name(d device.Device) string {
 	switch {
 	case s != Index:
 		return string(d.ID)
 	case d.WholeGPU():
 		return strconv.Itoa(d.Index)
 	default:
-		return strconv.Itoa(d.Index) + ":" + strconv.Itoa(d.MIGIndex)
+		return strconv.Itoa(d.Index) + ":" + strconv.Itoa(d.MIGDeviceIndex)
 	}
 }
 
@@ -65,14 +58,13 @@ const (
 
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	// mountsRoot is where NVIDIA's runtime reads device names from mounts. Users can forge the environment, but not mounts.
-	mountsRoot            = "/var/run/nvidia-container-devices"
-	mountsSource          = "/dev/null"
-	imexChannelNodePrefix = "/dev/nvidia-caps-imex-channels/channel"
-	mpsContainerRoot      = "/mps" // the MPS control daemon's folder in containers, the same for daemon and clients
+	mountsRoot       = "/var/run/nvidia-container-devices"
+	mountsSource     = "/dev/null"
+	mpsContainerRoot = "/mps" // the MPS control daemon's folder in containers, the same for daemon and clients
 )
 
 // controlNodes are the device nodes for every container with a GPU, in NVIDIA's order.
-var controlNodes = [...]string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
+var controlNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 
 // Options select how the devices of a resource are passed to a container. The zero Options are NVIDIA's defaults.
 type Options struct {
@@ -93,8 +85,10 @@ type Options struct {
 }
 
 // ForContainer returns the response for a container. The devices may repeat and have any order.
-func (o Options) ForContainer(devices []GrantedDevice) *api.ContainerAllocateResponse {
-	devices = sortedUnique(devices)
+func (o Options) ForContainer(devices []device.Device) *api.ContainerAllocateResponse {
+	// The kubelet sends ids in random order, and replicas of a device are the same device.
+	devices = slices.SortedFunc(slices.Values(devices), device.Device.Compare)
+	devices = slices.CompactFunc(devices, func(a, b device.Device) bool { return a.ID == b.ID })
 	names := make([]string, len(devices))
 	for i, d := range devices {
 		names[i] = o.IDStrategy.Name(d)
@@ -106,8 +100,8 @@ func (o Options) ForContainer(devices []GrantedDevice) *api.ContainerAllocateRes
 	r := &api.ContainerAllocateResponse{Envs: map[string]string{}}
 	o.addCDI(r, names, channels)
 	o.addMPS(r)
-	for _, f := range o.features() {
-		r.Envs[f.env] = "enabled"
+	for _, class := range o.features() {
+		r.Envs["NVIDIA_"+strings.ToUpper(class)] = "enabled"
 	}
 	// With CDI names alone, leave out the rest: the runtime would pass all devices twice.
 	if o.uses(EnvVar) {
@@ -137,38 +131,10 @@ func (o Options) uses(s DeviceListStrategy) bool {
 
 func (o Options) hasCDISpec(class string) bool { return o.HasCDISpec == nil || o.HasCDISpec(class) }
 
-// sortedUnique returns each device once, by GPU index and MIG index. The kubelet sends ids in random order, and replicas of a
-// device are the same device.
-func sortedUnique(devices []GrantedDevice) []GrantedDevice {
-	devices = slices.SortedFunc(slices.Values(devices), func(a, b GrantedDevice) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.migOrder(), b.migOrder()), cmp.Compare(a.ID, b.ID))
-	})
-	return slices.CompactFunc(devices, func(a, b GrantedDevice) bool { return a.ID == b.ID })
-}
-
-// migOrder orders a whole GPU before MIG devices.
-func (d GrantedDevice) migOrder() int {
-	if d.WholeGPU() {
-		return -1
-	}
-	return d.MIGIndex
-}
-
-// optionalFeature comes with GPUs: by an environment variable for NVIDIA's runtime, and as the device "all" of a CDI class.
-type optionalFeature struct{ env, class string }
-
-// features returns the enabled features.
-func (o Options) features() (enabled []optionalFeature) {
-	if o.GDRCopy {
-		enabled = append(enabled, optionalFeature{"NVIDIA_GDRCOPY", "gdrcopy"})
-	}
-	if o.GDS {
-		enabled = append(enabled, optionalFeature{"NVIDIA_GDS", "gds"})
-	}
-	if o.MOFED {
-		enabled = append(enabled, optionalFeature{"NVIDIA_MOFED", "mofed"})
-	}
-	return enabled
+// features returns the CDI classes of the enabled features. The environment has a variable for NVIDIA's runtime, CDI the device "all".
+func (o Options) features() []string {
+	enabled := map[string]bool{"gdrcopy": o.GDRCopy, "gds": o.GDS, "mofed": o.MOFED}
+	return slices.DeleteFunc([]string{"gdrcopy", "gds", "mofed"}, func(class string) bool { return !enabled[class] })
 }
 
 func (o Options) addCDI(r *api.ContainerAllocateResponse, names, channels []string) {
@@ -187,13 +153,14 @@ func (o Options) addCDI(r *api.ContainerAllocateResponse, names, channels []stri
 			add("imex-channel", channel)
 		}
 	}
-	for _, f := range o.features() {
-		if o.hasCDISpec(f.class) {
-			add(f.class, "all")
+	for _, class := range o.features() {
+		if o.hasCDISpec(class) {
+			add(class, "all")
 		}
 	}
 	if o.uses(CDIAnnotations) && len(devices) > 0 {
-		key := cmp.Or(o.AnnotationPrefix, DefaultAnnotationPrefix) + "nvidia-device-plugin_" + randomUUID()
+		// Several resources of a container need different keys.
+		key := cmp.Or(o.AnnotationPrefix, DefaultAnnotationPrefix) + "nvidia-device-plugin_" + rand.Text()
 		r.Annotations = map[string]string{key: strings.Join(devices, ",")}
 	}
 	if o.uses(CDICRI) {
@@ -201,14 +168,6 @@ func (o Options) addCDI(r *api.ContainerAllocateResponse, names, channels []stri
 			r.CdiDevices = append(r.CdiDevices, &api.CDIDevice{Name: name})
 		}
 	}
-}
-
-// randomUUID returns a UUID of version 4, so several resources of a container have different annotations.
-func randomUUID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // returns no error
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // addMPS adds the resource's MPS control daemon and the memory shared with clients.
@@ -225,29 +184,19 @@ func (o Options) addMPS(r *api.ContainerAllocateResponse) {
 }
 
 // deviceSpecs returns the device nodes, each once: control nodes of the devices, other nodes of the devices, then channels.
-func (o Options) deviceSpecs(devices []GrantedDevice, channels []string) []*api.DeviceSpec {
+func (o Options) deviceSpecs(devices []device.Device, channels []string) (specs []*api.DeviceSpec) {
 	var nodes []string
 	for _, d := range devices {
 		nodes = append(nodes, d.DeviceNodes...)
 	}
-	var specs []*api.DeviceSpec
-	added := map[string]bool{}
-	add := func(node string) {
-		if !added[node] {
+	nodes = slices.Concat(slices.DeleteFunc(slices.Clone(controlNodes), func(node string) bool { return !slices.Contains(nodes, node) }), nodes)
+	for _, channel := range channels {
+		nodes = append(nodes, "/dev/nvidia-caps-imex-channels/channel"+channel)
+	}
+	for n, node := range nodes {
+		if !slices.Contains(nodes[:n], node) {
 			specs = append(specs, &api.DeviceSpec{ContainerPath: node, HostPath: filepath.Join("/", o.DevRoot, node), Permissions: "rw"})
 		}
-		added[node] = true
-	}
-	for _, node := range controlNodes {
-		if slices.Contains(nodes, node) {
-			add(node)
-		}
-	}
-	for _, node := range nodes {
-		add(node)
-	}
-	for _, channel := range channels {
-		add(imexChannelNodePrefix + channel)
 	}
 	return specs
 }

@@ -16,18 +16,18 @@ import (
 // The expected responses follow the function in column from of NVIDIA's k8s-device-plugin v0.19.3, by default in
 // internal/plugin/server.go. Rows with a different response have a comment.
 
-func gpu(i int) GrantedDevice {
+func gpu(i int) device.Device {
 	id := fmt.Sprintf("GPU-%d", i)
-	return GrantedDevice{Device: device.Device{ID: device.ID(id), GPU: device.GPU(id), Index: i, DeviceNodes: []string{
+	return device.Device{ID: device.ID(id), GPU: device.GPU(id), Index: i, DeviceNodes: []string{
 		fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
-	}}}
+	}}
 }
 
 // migDevice returns a MIG device with the GPU's nodes and two capability nodes.
-func migDevice(i, j int) GrantedDevice {
+func migDevice(i, j int) device.Device {
 	d := gpu(i)
 	d.ID = device.ID(fmt.Sprintf("MIG-%d-%d", i, j))
-	d.MIGIndex = j
+	d.MIGDeviceIndex = j
 	caps := []string{fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", 30+j), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", 40+j)}
 	d.DeviceNodes = append(caps, d.DeviceNodes...)
 	return d
@@ -64,35 +64,35 @@ var responseCases = []struct {
 	name    string
 	from    string // NVIDIA's function
 	options Options
-	devices []GrantedDevice
+	devices []device.Device
 	want    *allocateResponse
 }{
 	{
 		name: "envvar", from: "updateResponseForDeviceListEnvVar",
-		options: Options{Strategies: []DeviceListStrategy{EnvVar}}, devices: []GrantedDevice{gpu(0), gpu(1)},
+		options: Options{Strategies: []DeviceListStrategy{EnvVar}}, devices: []device.Device{gpu(0), gpu(1)},
 		want: &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}},
 	},
 	{
 		name: "no strategy is envvar", from: "cmd/nvidia-device-plugin/main.go, --device-list-strategy's default",
-		devices: []GrantedDevice{gpu(0)},
+		devices: []device.Device{gpu(0)},
 		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0"}},
 	},
 	{
 		// NVIDIA keeps the kubelet's random order.
 		name: "in the order of the node, each once", from: "uniqueDeviceIDsFromAnnotatedDeviceIDs",
 		options: Options{Strategies: []DeviceListStrategy{EnvVar}},
-		devices: []GrantedDevice{gpu(10), migDevice(2, 3), gpu(9), gpu(10), migDevice(2, 1), migDevice(1, 7), gpu(9)},
+		devices: []device.Device{gpu(10), migDevice(2, 3), gpu(9), gpu(10), migDevice(2, 1), migDevice(1, 7), gpu(9)},
 		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "MIG-1-7,MIG-2-1,MIG-2-3,GPU-9,GPU-10"}},
 	},
 	{
 		name: "index", from: "uniqueDeviceIDsFromAnnotatedDeviceIDs; rm.newNvmlGPUDevice, rm.newMigDevice",
 		options: Options{Strategies: []DeviceListStrategy{EnvVar}, IDStrategy: Index},
-		devices: []GrantedDevice{migDevice(0, 1), gpu(2), migDevice(0, 0), gpu(10)},
+		devices: []device.Device{migDevice(0, 1), gpu(2), migDevice(0, 0), gpu(10)},
 		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "0:0,0:1,2,10"}},
 	},
 	{
 		name: "volume-mounts", from: "updateResponseForDeviceMounts",
-		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}}, devices: []GrantedDevice{gpu(0), migDevice(1, 0)},
+		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}}, devices: []device.Device{gpu(0), migDevice(1, 0)},
 		want: &allocateResponse{
 			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
 			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0",
@@ -101,7 +101,7 @@ var responseCases = []struct {
 	},
 	{
 		name: "volume-mounts, index", from: "updateResponseForDeviceMounts",
-		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}, IDStrategy: Index}, devices: []GrantedDevice{gpu(0), migDevice(1, 0)},
+		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}, IDStrategy: Index}, devices: []device.Device{gpu(0), migDevice(1, 0)},
 		want: &allocateResponse{
 			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
 			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/0",
@@ -110,7 +110,7 @@ var responseCases = []struct {
 	},
 	{
 		name: "envvar and volume-mounts", from: "getAllocateResponse: the later call overwrites the variable",
-		options: Options{Strategies: []DeviceListStrategy{VolumeMounts, EnvVar}, IMEXChannels: []int{0}}, devices: []GrantedDevice{gpu(0)},
+		options: Options{Strategies: []DeviceListStrategy{VolumeMounts, EnvVar}, IMEXChannels: []int{0}}, devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices", "NVIDIA_IMEX_CHANNELS": "0"},
 			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0",
@@ -119,31 +119,31 @@ var responseCases = []struct {
 	},
 	{
 		name: "cdi-annotations", from: "updateResponseForCDI, getCDIDeviceAnnotations; cdi.UpdateAnnotations",
-		options: Options{Strategies: []DeviceListStrategy{CDIAnnotations}}, devices: []GrantedDevice{gpu(0), migDevice(1, 0)},
+		options: Options{Strategies: []DeviceListStrategy{CDIAnnotations}}, devices: []device.Device{gpu(0), migDevice(1, 0)},
 		want: &allocateResponse{Annotations: map[string]string{
 			"cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0,k8s.device-plugin.nvidia.com/gpu=MIG-1-0",
 		}},
 	},
 	{
 		name: "cdi-annotations with a prefix", from: "getCDIDeviceAnnotations",
-		options: Options{Strategies: []DeviceListStrategy{CDIAnnotations}, AnnotationPrefix: "nvidia.cdi.k8s.io/"}, devices: []GrantedDevice{gpu(0)},
+		options: Options{Strategies: []DeviceListStrategy{CDIAnnotations}, AnnotationPrefix: "nvidia.cdi.k8s.io/"}, devices: []device.Device{gpu(0)},
 		want: &allocateResponse{Annotations: map[string]string{
 			"nvidia.cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0",
 		}},
 	},
 	{
 		name: "cdi-cri", from: "updateResponseForCDI",
-		options: Options{Strategies: []DeviceListStrategy{CDICRI}}, devices: []GrantedDevice{gpu(1), gpu(0)},
+		options: Options{Strategies: []DeviceListStrategy{CDICRI}}, devices: []device.Device{gpu(1), gpu(0)},
 		want: &allocateResponse{CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/gpu=GPU-1")},
 	},
 	{
 		name: "cdi-cri, index", from: "updateResponseForCDI; nvcdi.NewDeviceNamer",
-		options: Options{Strategies: []DeviceListStrategy{CDICRI}, IDStrategy: Index}, devices: []GrantedDevice{gpu(1), migDevice(0, 1)},
+		options: Options{Strategies: []DeviceListStrategy{CDICRI}, IDStrategy: Index}, devices: []device.Device{gpu(1), migDevice(0, 1)},
 		want: &allocateResponse{CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=0:1", "k8s.device-plugin.nvidia.com/gpu=1")},
 	},
 	{
 		name: "both of CDI", from: "updateResponseForCDI",
-		options: Options{Strategies: []DeviceListStrategy{CDIAnnotations, CDICRI}}, devices: []GrantedDevice{gpu(0)},
+		options: Options{Strategies: []DeviceListStrategy{CDIAnnotations, CDICRI}}, devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Annotations: map[string]string{"cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0"},
 			CdiDevices:  wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0"),
@@ -155,7 +155,7 @@ var responseCases = []struct {
 			Strategies: []DeviceListStrategy{CDICRI, CDIAnnotations}, DeviceSpecs: true, IMEXChannels: []int{0},
 			GDRCopy: true, MPSRoot: "/run/nvidia/mps", Resource: "nvidia.com/gpu",
 		},
-		devices: []GrantedDevice{gpu(0)},
+		devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Envs: env{"NVIDIA_GDRCOPY": "enabled", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"},
 			Mounts: wantMounts("/run/nvidia/mps/nvidia.com/gpu/pipe", "/mps/nvidia.com/gpu/pipe",
@@ -170,7 +170,7 @@ var responseCases = []struct {
 	},
 	{
 		name: "CDI and envvar", from: "getAllocateResponse",
-		options: Options{Strategies: []DeviceListStrategy{EnvVar, CDICRI}, DeviceSpecs: true}, devices: []GrantedDevice{gpu(3)},
+		options: Options{Strategies: []DeviceListStrategy{EnvVar, CDICRI}, DeviceSpecs: true}, devices: []device.Device{gpu(3)},
 		want: &allocateResponse{
 			Envs:       env{"NVIDIA_VISIBLE_DEVICES": "GPU-3"},
 			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-3"),
@@ -180,7 +180,7 @@ var responseCases = []struct {
 	},
 	{
 		name: "all strategies", from: "getAllocateResponse",
-		options: Options{Strategies: []DeviceListStrategy{CDICRI, EnvVar, VolumeMounts, CDIAnnotations}}, devices: []GrantedDevice{gpu(0)},
+		options: Options{Strategies: []DeviceListStrategy{CDICRI, EnvVar, VolumeMounts, CDIAnnotations}}, devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Envs:        env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
 			Mounts:      wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0"),
@@ -190,7 +190,7 @@ var responseCases = []struct {
 	},
 	{
 		name: "device specs", from: "apiDeviceSpecs; rm.GetDevicePaths",
-		options: Options{DeviceSpecs: true, DevRoot: "/"}, devices: []GrantedDevice{gpu(1), gpu(0)},
+		options: Options{DeviceSpecs: true, DevRoot: "/"}, devices: []device.Device{gpu(1), gpu(0)},
 		want: &allocateResponse{
 			Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"},
 			Devices: wantSpecs("", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
@@ -200,7 +200,7 @@ var responseCases = []struct {
 	{
 		// NVIDIA repeats the GPU's node for each MIG device.
 		name: "device specs of MIG devices", from: "rm.nvmlMigDevice.GetPaths",
-		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}, DeviceSpecs: true}, devices: []GrantedDevice{migDevice(0, 2), migDevice(0, 1)},
+		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}, DeviceSpecs: true}, devices: []device.Device{migDevice(0, 2), migDevice(0, 1)},
 		want: &allocateResponse{
 			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
 			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/MIG-0-1",
@@ -213,7 +213,7 @@ var responseCases = []struct {
 	{
 		name: "device specs below a root, with a channel, without modeset", from: "apiDeviceSpecs: optional nodes",
 		options: Options{DeviceSpecs: true, DevRoot: "/run/nvidia/driver", IMEXChannels: []int{0}},
-		devices: []GrantedDevice{{Device: device.Device{ID: "GPU-0", GPU: "GPU-0", DeviceNodes: []string{"/dev/nvidia0", "/dev/nvidiactl"}}}},
+		devices: []device.Device{{ID: "GPU-0", GPU: "GPU-0", DeviceNodes: []string{"/dev/nvidia0", "/dev/nvidiactl"}}},
 		want: &allocateResponse{
 			Envs:    env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"},
 			Devices: wantSpecs("/run/nvidia/driver", "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-caps-imex-channels/channel0"),
@@ -221,14 +221,14 @@ var responseCases = []struct {
 	},
 	{
 		name: "GDRCopy, GDS and MOFED", from: "getAllocateResponse",
-		options: Options{GDRCopy: true, GDS: true, MOFED: true}, devices: []GrantedDevice{gpu(0)},
+		options: Options{GDRCopy: true, GDS: true, MOFED: true}, devices: []device.Device{gpu(0)},
 		want: &allocateResponse{Envs: env{
 			"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled",
 		}},
 	},
 	{
 		name: "GDRCopy, GDS and MOFED by CDI", from: "cdi.AdditionalDevices",
-		options: Options{Strategies: []DeviceListStrategy{CDICRI}, GDRCopy: true, GDS: true, MOFED: true}, devices: []GrantedDevice{gpu(0)},
+		options: Options{Strategies: []DeviceListStrategy{CDICRI}, GDRCopy: true, GDS: true, MOFED: true}, devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Envs: env{"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"},
 			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/gdrcopy=all",
@@ -240,7 +240,7 @@ var responseCases = []struct {
 		options: Options{
 			Strategies: []DeviceListStrategy{CDICRI}, GDS: true, MOFED: true, HasCDISpec: func(class string) bool { return class == "mofed" },
 		},
-		devices: []GrantedDevice{gpu(0)},
+		devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Envs:       env{"NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"},
 			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/mofed=all"),
@@ -251,17 +251,17 @@ var responseCases = []struct {
 		options: Options{
 			Strategies: []DeviceListStrategy{EnvVar, CDIAnnotations}, IMEXChannels: []int{0}, HasCDISpec: func(string) bool { return false },
 		},
-		devices: []GrantedDevice{gpu(0)},
+		devices: []device.Device{gpu(0)},
 		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"}},
 	},
 	{
 		name: "IMEX channels", from: "updateResponseForImexChannelsEnvVar",
-		options: Options{IMEXChannels: []int{0, 17}}, devices: []GrantedDevice{gpu(0)},
+		options: Options{IMEXChannels: []int{0, 17}}, devices: []device.Device{gpu(0)},
 		want: &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0,17"}},
 	},
 	{
 		name: "IMEX channels by mounts", from: "updateResponseForDeviceMounts",
-		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}, IMEXChannels: []int{0}}, devices: []GrantedDevice{gpu(0)},
+		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}, IMEXChannels: []int{0}}, devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
 			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0",
@@ -270,7 +270,7 @@ var responseCases = []struct {
 	},
 	{
 		name: "MPS", from: "mps.go, updateReponse; cmd/mps-control-daemon/mps/root.go",
-		options: Options{MPSRoot: "/run/nvidia/mps", Resource: "nvidia.com/gpu.shared"}, devices: []GrantedDevice{gpu(0)},
+		options: Options{MPSRoot: "/run/nvidia/mps", Resource: "nvidia.com/gpu.shared"}, devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu.shared/pipe"},
 			Mounts: wantMounts("/run/nvidia/mps/nvidia.com/gpu.shared/pipe", "/mps/nvidia.com/gpu.shared/pipe",
@@ -280,7 +280,7 @@ var responseCases = []struct {
 	{
 		name: "MPS and volume-mounts", from: "getAllocateResponse: MPS comes first",
 		options: Options{MPSRoot: "/srv/mps/", Resource: "nvidia.com/gpu", Strategies: []DeviceListStrategy{VolumeMounts}},
-		devices: []GrantedDevice{gpu(0)},
+		devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Envs: env{
 				"NVIDIA_VISIBLE_DEVICES":  "/var/run/nvidia-container-devices",
@@ -309,7 +309,7 @@ func TestContainer(t *testing.T) {
 			if !proto.Equal(got, row.want) {
 				t.Errorf("read from %s:\n%s\nwant\n%s", row.from, prototext.Format(got), prototext.Format(row.want))
 			}
-			if !slices.EqualFunc(given, row.devices, func(a, b GrantedDevice) bool { return a.ID == b.ID }) {
+			if !slices.EqualFunc(given, row.devices, func(a, b device.Device) bool { return a.ID == b.ID }) {
 				t.Error("the order of the argument was changed")
 			}
 			slices.Reverse(row.devices)
@@ -322,10 +322,10 @@ func TestContainer(t *testing.T) {
 
 // TestAnnotationKeysDiffer: a container may have devices of several resources, and equal keys would lose an annotation.
 func TestAnnotationKeysDiffer(t *testing.T) {
-	form := regexp.MustCompile(`^cdi\.k8s\.io/nvidia-device-plugin_[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+	form := regexp.MustCompile(`^cdi\.k8s\.io/nvidia-device-plugin_[A-Z2-7]{26,}$`)
 	seen := map[string]bool{}
 	for range 100 {
-		for key := range (Options{Strategies: []DeviceListStrategy{CDIAnnotations}}).ForContainer([]GrantedDevice{gpu(0)}).Annotations {
+		for key := range (Options{Strategies: []DeviceListStrategy{CDIAnnotations}}).ForContainer([]device.Device{gpu(0)}).Annotations {
 			if !form.MatchString(key) || seen[key] {
 				t.Errorf("key %q is malformed or repeated", key)
 			}

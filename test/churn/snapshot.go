@@ -1,15 +1,16 @@
 package churn
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"strings"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 )
@@ -65,27 +66,36 @@ const (
 
 // Parse reads a response in the text format.
 func Parse(text io.Reader) (MetricsSnapshot, error) {
+	s := MetricsSnapshot{Devices: map[string]ShownDevice{}}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(text)
 	if err != nil {
-		return MetricsSnapshot{}, fmt.Errorf("parse a scrape: %w", err)
+		return s, fmt.Errorf("parse a scrape: %w", err)
 	}
-	s := MetricsSnapshot{Devices: map[string]ShownDevice{}}
-	if families[familyCollectionBegin] == nil || families[familyCollectionEnd] == nil {
+	samples, err := expfmt.ExtractSamples(&expfmt.DecodeOptions{}, slices.Collect(maps.Values(families))...)
+	if err != nil {
+		return s, fmt.Errorf("parse a scrape: %w", err)
+	}
+	for _, sample := range samples {
+		s.add(sample)
+	}
+	if s.From.IsZero() || s.To.IsZero() {
 		return s, errors.New("parse a scrape: time of the collection is missing")
-	}
-	s.From, s.To = unixTime(sampleValue(families[familyCollectionBegin].Metric[0])), unixTime(sampleValue(families[familyCollectionEnd].Metric[0]))
-	s.KubeletUp = families[familyKubeletUp] != nil && sampleValue(families[familyKubeletUp].Metric[0]) == 1
-	for name, family := range families {
-		for _, m := range family.Metric {
-			s.add(name, m)
-		}
 	}
 	return s, nil
 }
 
-func (s *MetricsSnapshot) add(name string, m *dto.Metric) {
-	id, owner := deviceAndOwner(m)
+func (s *MetricsSnapshot) add(sample *model.Sample) {
+	name, value := sample.Metric[model.MetricNameLabel], float64(sample.Value)
+	switch name {
+	case familyCollectionBegin:
+		s.From = unixTime(value)
+	case familyCollectionEnd:
+		s.To = unixTime(value)
+	case familyKubeletUp:
+		s.KubeletUp = value == 1
+	}
+	id, owner := deviceAndOwner(sample.Metric)
 	if id == "" || name == familyLastSeen {
 		return
 	}
@@ -97,45 +107,21 @@ func (s *MetricsSnapshot) add(name string, m *dto.Metric) {
 	case familyAllocated:
 		d.State, d.Owner = StateNamed, owner
 		switch {
-		case sampleValue(m) == 0:
+		case value == 0:
 			d.State = StateIdle
 		case owner == (ContainerKey{}):
 			d.State = StateUnnamed
 		}
 	case familyEnergy:
-		d.AttributedJoules, d.EnergyOwner, d.HasEnergy = sampleValue(m), owner, true
+		d.AttributedJoules, d.EnergyOwner, d.HasEnergy = value, owner, true
 	}
 	s.Devices[id] = d
 }
 
 // deviceAndOwner returns the device of a series, empty for other series, and the container in its labels.
-func deviceAndOwner(m *dto.Metric) (id string, owner ContainerKey) {
-	labels := map[string]string{}
-	for _, pair := range m.Label {
-		labels[pair.GetName()] = pair.GetValue()
-	}
-	owner = ContainerKey{labels["namespace"], labels["pod"], labels["container"]}
-	for _, name := range []string{"mig_uuid", "uuid", "device_id"} {
-		if id := labels[name]; id != "" {
-			id, _, _ = strings.Cut(id, "::") // replica number
-			return id, owner
-		}
-	}
-	return "", owner
+func deviceAndOwner(m model.Metric) (id string, owner ContainerKey) {
+	id, _, _ = strings.Cut(string(cmp.Or(m["mig_uuid"], m["uuid"], m["device_id"])), "::") // replica number
+	return id, ContainerKey{string(m["namespace"]), string(m["pod"]), string(m["container"])}
 }
 
-func sampleValue(m *dto.Metric) float64 {
-	switch {
-	case m.Gauge != nil:
-		return m.Gauge.GetValue()
-	case m.Counter != nil:
-		return m.Counter.GetValue()
-	default:
-		return m.Untyped.GetValue()
-	}
-}
-
-func unixTime(seconds float64) time.Time {
-	whole, fraction := math.Modf(seconds)
-	return time.Unix(int64(whole), int64(fraction*1e9))
-}
+func unixTime(seconds float64) time.Time { return time.UnixMicro(int64(math.Round(seconds * 1e6))) }

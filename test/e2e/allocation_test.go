@@ -44,7 +44,7 @@ func TestOffer(t *testing.T) {
 	if err := s.checkOwners([]string{held}, holding); err != nil {
 		t.Errorf("the next scrape after the kubelet's List has the pod: %v", err)
 	}
-	env, err := n.ContainerEnv(ctx, pod, "main")
+	env, err := containerEnv(ctx, n, pod, "main")
 	if err != nil || env["NVIDIA_VISIBLE_DEVICES"] != held {
 		t.Errorf("the container sees %q (%v), and holds %q", env["NVIDIA_VISIBLE_DEVICES"], err, held)
 	}
@@ -94,13 +94,13 @@ func checkDeviceNodes(ctx context.Context, t *testing.T, n *node.RealNode, pod n
 // startPrometheus has the server find podgauge as service discovery would: with podgauge's own pod in the target's labels.
 func startPrometheus(ctx context.Context, t *testing.T, n *node.RealNode) *node.PrometheusServer {
 	t.Helper()
-	target := node.ScrapeTarget{
+	target := scrapeTarget{
 		Job: honorLabelsJob, Address: fmt.Sprintf("127.0.0.1:%d", defaultPort), HonorLabels: true, Interval: 500 * time.Millisecond,
 		Labels: map[string]string{"namespace": "podgauge", "pod": "podgauge", "container": "podgauge"},
 	}
 	without := target
 	without.Job, without.HonorLabels = noHonorLabelsJob, false
-	prometheus, err := n.StartPrometheus(ctx, target, without)
+	prometheus, err := runPrometheus(ctx, n, target, without)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,8 +121,8 @@ func checkPrometheus(ctx context.Context, t *testing.T, p *node.PrometheusServer
 				wrong = append(wrong, fmt.Errorf("%s: %d series", family, len(samples)))
 			}
 			for _, sample := range samples {
-				if want := ownerLabels(held[sample.Labels["uuid"]]); !hasLabels(sample.Labels, want) {
-					wrong = append(wrong, fmt.Errorf("%v, not %v", sample.Labels, want))
+				if want := ownerLabels(held[string(sample.Metric["uuid"])]); !hasLabels(labelsOf(sample.Metric), want) {
+					wrong = append(wrong, fmt.Errorf("%v, not %v", sample.Metric, want))
 				}
 			}
 		}
@@ -147,12 +147,12 @@ func checkWithoutHonorLabels(ctx context.Context, t *testing.T, p *node.Promethe
 			return fmt.Errorf("%v: %w", samples, err)
 		}
 		for _, sample := range samples {
-			exported := ""
-			if sample.Labels["uuid"] == held {
+			labels, exported := labelsOf(sample.Metric), ""
+			if labels["uuid"] == held {
 				exported = pod.FullName()
 			}
-			if sample.Labels["pod"] != "podgauge" || sample.Labels["exported_pod"] != exported {
-				return fmt.Errorf("%v", sample.Labels)
+			if labels["pod"] != "podgauge" || labels["exported_pod"] != exported {
+				return fmt.Errorf("%v", labels)
 			}
 		}
 		return nil

@@ -3,6 +3,10 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/rpc"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -10,75 +14,124 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"github.com/podgauge/podgauge/test/conformance"
-
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestConformance runs the table of internal/sim/kubelet against a real kubelet: if the two differ, internal/sim/kubelet is wrong.
+// TestConformance runs the table of test/conformance against a real kubelet: if it differs from internal/sim/kubelet, internal/sim/kubelet is wrong.
+// PODGAUGE_CASE selects cases as -run does.
 func TestConformance(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)
-	conformance.Run(t, realKubelet{n})
+	server := rpc.NewServer()
+	if err := server.RegisterName("Kubelet", &servedKubelet{ctx, n}); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", n.Path("kubelet.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() { // ends with the table, or with the listener
+		if conn, err := listener.Accept(); err == nil {
+			server.ServeConn(conn)
+		}
+	}()
+	table := exec.CommandContext(ctx, "go", "test", "-count=1", "-v", "-run=TestRealKubelet/"+os.Getenv("PODGAUGE_CASE"), "./test/conformance")
+	table.Dir, table.Env = "../..", append(os.Environ(), "PODGAUGE_KUBELET="+listener.Addr().String())
+	out, err := table.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestRealKubelet (") {
+		t.Error(err)
+	}
 }
 
-// realKubelet is a conformance.Subject.
-type realKubelet struct{ n *node.RealNode }
+// servedKubelet has the methods of the table's subject, as net/rpc calls them.
+type servedKubelet struct {
+	ctx context.Context
+	n   *node.RealNode
+}
 
-func (k realKubelet) Dir() string { return k.n.KubeletDir() }
+// KubeletRequest is realKubeletRequest in test/conformance. The package net/rpc requires an exported type.
+type KubeletRequest struct {
+	Pod       kubelet.PodSpec
+	Container string
+	Signal    syscall.Signal
+	Deadline  time.Time // zero: none
+}
+
+func (k *servedKubelet) until(deadline time.Time) (context.Context, context.CancelFunc) {
+	if deadline.IsZero() {
+		return k.ctx, func() {}
+	}
+	return context.WithDeadline(k.ctx, deadline)
+}
+
+func (k *servedKubelet) Dir(_ KubeletRequest, dir *string) error {
+	*dir = k.n.KubeletDir()
+	return nil
+}
 
 // Version returns the newest simulated version for newer kubelets.
-func (k realKubelet) Version() kubelet.Version {
-	if strings.HasPrefix(k.n.KubeletVersion, "v1.36.") {
-		return kubelet.V136
+func (k *servedKubelet) Version(_ KubeletRequest, version *kubelet.Version) error {
+	if *version = kubelet.V137; strings.HasPrefix(k.n.KubeletVersion, "v1.36.") {
+		*version = kubelet.V136
 	}
-	return kubelet.V137
+	return nil
 }
 
-func (k realKubelet) RunPod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
-	status, err := k.n.RunPod(ctx, toStaticPod(p))
-	return toSimStatus(status), err
+func (k *servedKubelet) RunPod(r KubeletRequest, status *kubelet.PodStatus) error {
+	ctx, cancel := k.until(r.Deadline)
+	defer cancel()
+	real, err := k.n.RunPod(ctx, toStaticPod(r.Pod))
+	*status = toSimStatus(real)
+	return err
 }
 
-func (k realKubelet) Pod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
-	status, err := k.n.Pod(ctx, toStaticPod(p))
-	return toSimStatus(status), err
+func (k *servedKubelet) Pod(r KubeletRequest, status *kubelet.PodStatus) error {
+	real, err := k.n.Pod(k.ctx, toStaticPod(r.Pod))
+	*status = toSimStatus(real)
+	return err
 }
 
 // EndPod sends SIGTERM: testcmd exits 0.
-func (k realKubelet) EndPod(ctx context.Context, p kubelet.PodSpec) error {
-	for _, c := range p.Containers {
-		pid, err := k.n.ContainerPID(ctx, toStaticPod(p), c.Name)
-		if err != nil {
+func (k *servedKubelet) EndPod(r KubeletRequest, _ *bool) error {
+	for _, c := range r.Pod.Containers {
+		if err := k.kill(r.Pod, c.Name, syscall.SIGTERM); err != nil {
 			return err
-		}
-		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
-			return fmt.Errorf("end container %s: %w", c.Name, err)
 		}
 	}
 	return nil
 }
 
-func (k realKubelet) RemovePod(_ context.Context, p kubelet.PodSpec) error {
-	return k.n.DeletePod(toStaticPod(p))
-}
-
-func (k realKubelet) RestartContainer(ctx context.Context, p kubelet.PodSpec, container string) error {
-	before, err := k.container(ctx, p, container)
+func (k *servedKubelet) kill(p kubelet.PodSpec, container string, signal syscall.Signal) error {
+	pid, err := k.n.ContainerPID(k.ctx, toStaticPod(p), container)
 	if err != nil {
 		return err
 	}
-	pid, err := k.n.ContainerPID(ctx, toStaticPod(p), container)
-	if err != nil {
-		return err
-	}
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(pid, signal); err != nil {
 		return fmt.Errorf("kill container %s: %w", container, err)
 	}
+	return nil
+}
+
+func (k *servedKubelet) RemovePod(r KubeletRequest, _ *bool) error {
+	return k.n.DeletePod(toStaticPod(r.Pod))
+}
+
+func (k *servedKubelet) RestartContainer(r KubeletRequest, _ *bool) error {
+	ctx, cancel := k.until(r.Deadline)
+	defer cancel()
+	before, err := k.container(ctx, r)
+	if err != nil {
+		return err
+	}
+	if err := k.kill(r.Pod, r.Container, syscall.SIGKILL); err != nil {
+		return err
+	}
 	return node.Until(ctx, "the container runs again", func(ctx context.Context) error {
-		now, err := k.container(ctx, p, container)
+		now, err := k.container(ctx, r)
 		if err != nil || now.State != "running" || now.Restarts == before.Restarts {
 			return fmt.Errorf("it is %+v: %w", now, err)
 		}
@@ -86,19 +139,21 @@ func (k realKubelet) RestartContainer(ctx context.Context, p kubelet.PodSpec, co
 	})
 }
 
-func (k realKubelet) container(ctx context.Context, p kubelet.PodSpec, name string) (node.StaticContainerStatus, error) {
-	status, err := k.n.Pod(ctx, toStaticPod(p))
+func (k *servedKubelet) container(ctx context.Context, r KubeletRequest) (node.StaticContainerStatus, error) {
+	status, err := k.n.Pod(ctx, toStaticPod(r.Pod))
 	if err != nil {
 		return node.StaticContainerStatus{}, err
 	}
-	return status.Container(name)
+	return status.Container(r.Container)
 }
 
-func (k realKubelet) Restart(ctx context.Context, signal syscall.Signal, while func()) error {
-	if err := k.n.StopKubelet(ctx, signal); err != nil {
-		return err
-	}
-	while()
+func (k *servedKubelet) Stop(r KubeletRequest, _ *bool) error {
+	return k.n.StopKubelet(k.ctx, r.Signal)
+}
+
+func (k *servedKubelet) Start(r KubeletRequest, _ *bool) error {
+	ctx, cancel := k.until(r.Deadline)
+	defer cancel()
 	_, err := k.n.StartKubelet(ctx)
 	return err
 }

@@ -56,7 +56,7 @@ func (d *deployedPodgauge) removePod(ctx context.Context, t *testing.T) {
 
 func (d *deployedPodgauge) logLines(t *testing.T, words ...string) []string {
 	t.Helper()
-	out, err := d.n.ContainerLog(d.pod, "podgauge")
+	out, err := containerLog(d.n, d.pod, "podgauge")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/test/e2e/containerd"
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
 const (
@@ -43,7 +43,7 @@ func TestStrategies(t *testing.T) {
 		t.Run(s.list, func(t *testing.T) { s.test(ctx, t, n, m, driver) })
 	}
 	t.Run("cdi-cri of slices", func(t *testing.T) { cdiMIGDevice(ctx, t, n, m, driver) })
-	t.Logf("containerd is %s", containerd.Version)
+	t.Logf("containerd is %s", programs.Containerd.Version)
 }
 
 // cdiMIGDevice gives a container a slice by CDI: its GPU's node and the two that open it.
@@ -142,7 +142,7 @@ func (s listStrategy) hasVariable(ctx context.Context, t *testing.T, n *node.Rea
 
 func (s listStrategy) hasMounts(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
 	t.Helper()
-	mounts, err := n.ContainerMounts(ctx, pod, "main")
+	mounts, err := containerMounts(ctx, n, pod, "main")
 	got := slices.DeleteFunc(mounts, func(path string) bool { return !strings.HasPrefix(path, visibleDevicesDir) })
 	want := []string{}
 	for _, id := range ids {
@@ -158,7 +158,7 @@ func (s listStrategy) hasMounts(ctx context.Context, t *testing.T, n *node.RealN
 
 func (s listStrategy) hasAnnotation(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
 	t.Helper()
-	annotations, err := n.ContainerAnnotations(ctx, pod, "main")
+	annotations, err := containerAnnotations(ctx, n, pod, "main")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func (s listStrategy) hasEdits(ctx context.Context, t *testing.T, n *node.RealNo
 	if !slices.Equal(nodes, want) {
 		t.Errorf("the container has %q, want %q", nodes, want)
 	}
-	mounts, err := n.ContainerMounts(ctx, pod, "main")
+	mounts, err := containerMounts(ctx, n, pod, "main")
 	if err != nil || slices.Contains(mounts, driver.library) != s.wantEdits {
 		t.Errorf("the mounts are %q, %v; the driver's library should be one: %t", mounts, err, s.wantEdits)
 	}

@@ -13,6 +13,9 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
+// featureCount is the number of values of nvidia_gpu_feature_supported's label.
+const featureCount = 8
+
 // TestXid79 has a GPU that a pod holds fall off the bus, and come back after a reset, three times.
 func TestXid79(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -29,11 +32,16 @@ func TestXid79(t *testing.T) {
 	holding := map[string]node.OwnerKey{held: mainContainer(pod)}
 	others := slices.DeleteFunc(uuids(defaultGPUs), func(id string) bool { return id == held })
 
-	d.scrapeUntil(ctx, t, "each GPU's first GPM window has ended", func(s metricsScrape) error {
+	// A denial counts after three, 20 s later: then GPUs have the features that the denials exclude.
+	d.scrapeUntil(ctx, t, "each GPU's first GPM window has ended, and its features are known", func(s metricsScrape) error {
 		wrong := []error{}
 		for _, id := range others {
-			if len(findSamples(s.series["nvidia_gpu_sm_active_ratio"], seriesLabels{"uuid": id})) == 0 {
+			with := seriesLabels{"uuid": id}
+			if len(findSamples(s.series["nvidia_gpu_sm_active_ratio"], with)) == 0 {
 				wrong = append(wrong, fmt.Errorf("%s has no ratio yet", id))
+			}
+			if features := findSamples(s.series["nvidia_gpu_feature_supported"], with); len(features) < featureCount {
+				wrong = append(wrong, fmt.Errorf("%s has %d features yet", id, len(features)))
 			}
 		}
 		return errors.Join(wrong...)
@@ -45,11 +53,10 @@ func TestXid79(t *testing.T) {
 		waitUntilHealthy(ctx, t, n, d, pod, holding)
 		before := d.nextScrape(ctx, t)
 		took.add(failGPU(ctx, t, n, d, m, pod, held, others))
-		s := d.nextScrape(ctx, t)
+		s := d.scrapeUntil(ctx, t, "the Xid is stored, and counted", func(s metricsScrape) error {
+			return s.wantValue(float64(round+1), "nvidia_gpu_xid_errors_total", seriesLabels{"uuid": held, "xid": "79"})
+		})
 		if err := s.checkNoWrongOwner(holding); err != nil {
-			t.Error(err)
-		}
-		if err := s.wantValue(float64(round+1), "nvidia_gpu_xid_errors_total", seriesLabels{"uuid": held, "xid": "79"}); err != nil {
 			t.Error(err)
 		}
 		if err := s.wantValue(1, "nvidia_gpu_unhealthy_info", seriesLabels{"uuid": held, "reason": "xid_79"}); err != nil {

@@ -22,7 +22,7 @@ func TestLeftoverProcess(t *testing.T) {
 	if _, err := n.CreatePod(pod); err != nil {
 		t.Fatal(err)
 	}
-	waitForStartRejected(ctx, t, n, pod, uuid(0)+" is in use by process 4711")
+	waitForStartRejected(ctx, t, n, pod, uuid(0)+": in use by process 4711")
 	if said := d.logLines(t, "container rejected", "cannot start", uuid(0), "4711"); len(said) == 0 {
 		t.Error("podgauge says nothing of it")
 	}

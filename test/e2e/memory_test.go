@@ -63,7 +63,7 @@ func soak(t *testing.T, most int, made func(*testing.T, *node.RealNode) *simulat
 		runPod(ctx, t, n, podWithResource("one", resource, 1))
 		runPod(ctx, t, n, podWithResource("two", resource, 2))
 	}
-	prometheus, err := n.StartPrometheus(ctx, node.ScrapeTarget{
+	prometheus, err := runPrometheus(ctx, n, scrapeTarget{
 		Job: honorLabelsJob, Address: fmt.Sprintf("127.0.0.1:%d", defaultPort), HonorLabels: true, Interval: time.Second,
 	})
 	if err != nil {
@@ -99,7 +99,7 @@ func soak(t *testing.T, most int, made func(*testing.T, *node.RealNode) *simulat
 	}
 	t.Logf("the machine did not run this test for half a second or more: %v", pauses)
 	samples, err := prometheus.Query(ctx, fmt.Sprintf(`count_over_time(up{job=%q}[%dms])`, honorLabelsJob, long.Milliseconds()))
-	if err != nil || len(samples) != 1 || samples[0].Value < 0.9*long.Seconds() {
+	if err != nil || len(samples) != 1 || float64(samples[0].Value) < 0.9*long.Seconds() {
 		t.Errorf("scrapes in that time: %v, %v", samples, err)
 	}
 }
@@ -153,9 +153,9 @@ func failedScrapes(ctx context.Context, p *node.PrometheusServer, long time.Dura
 	if err != nil || len(all) != 1 {
 		return nil, fmt.Errorf("up has %d series: %w", len(all), err)
 	}
-	for _, point := range all[0].Points {
+	for _, point := range all[0].Values {
 		if point.Value != 1 {
-			failed = append(failed, point.Time)
+			failed = append(failed, point.Timestamp.Time())
 		}
 	}
 	return failed, nil

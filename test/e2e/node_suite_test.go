@@ -31,7 +31,7 @@ func TestNode(t *testing.T) {
 		t.Fatalf("the pod does not run: %+v", status)
 	}
 	held := waitForOwnedDevice(ctx, t, n, node.OwnerKey{Namespace: "default", Pod: pod.FullName(), Container: "main"})
-	env, err := n.ContainerEnv(ctx, pod, "main")
+	env, err := containerEnv(ctx, n, pod, "main")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,8 +75,8 @@ func TestNode(t *testing.T) {
 	if err := n.RemovePod(ctx, pod); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.GetPodResources(ctx, pod); err == nil {
-		t.Error("the kubelet still knows a pod that was removed")
+	if listed, err := n.ListPodResources(ctx); err != nil || len(listed) > 0 {
+		t.Errorf("the kubelet still lists %v, %v", listed, err)
 	}
 	if _, err := n.Pod(ctx, pod); !errors.Is(err, node.ErrNoPod) {
 		t.Errorf("the kubelet still shows a pod that was removed: %v", err)
@@ -113,7 +113,7 @@ func TestPodsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := n.ContainerLog(brief, "prints")
+	out, err := containerLog(n, brief, "prints")
 	if want := "NVIDIA_VISIBLE_DEVICES=GPU-0\n"; err != nil || !strings.Contains(out, want) {
 		t.Errorf("the container printed %q (%v), without %q", out, err, want)
 	}
@@ -139,7 +139,7 @@ func TestPrometheus(t *testing.T) {
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	begin := time.Now()
-	prometheus, err := n.StartPrometheus(ctx, node.ScrapeTarget{
+	prometheus, err := runPrometheus(ctx, n, scrapeTarget{
 		Job: "itself", Address: "127.0.0.1:9090", Labels: map[string]string{"pod": "podgauge-x"}, Interval: 200 * time.Millisecond,
 	})
 	if err != nil {
@@ -147,7 +147,7 @@ func TestPrometheus(t *testing.T) {
 	}
 	err = node.Until(ctx, "it has scraped itself thrice", func(ctx context.Context) error {
 		series, err := prometheus.QueryRange(ctx, `up{job="itself"}`, begin, time.Now(), 200*time.Millisecond)
-		if err != nil || len(series) != 1 || len(series[0].Points) < 3 {
+		if err != nil || len(series) != 1 || len(series[0].Values) < 3 {
 			return fmt.Errorf("series %v: %w", series, err)
 		}
 		return nil
@@ -156,7 +156,7 @@ func TestPrometheus(t *testing.T) {
 		t.Fatal(err)
 	}
 	up, err := prometheus.Query(ctx, "up")
-	if err != nil || len(up) != 1 || up[0].Value != 1 || up[0].Labels["pod"] != "podgauge-x" {
+	if err != nil || len(up) != 1 || up[0].Value != 1 || up[0].Metric["pod"] != "podgauge-x" {
 		t.Errorf("up is %v: %v", up, err)
 	}
 }

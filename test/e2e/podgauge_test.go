@@ -307,13 +307,9 @@ func backdateKubelet(t *testing.T, n *node.RealNode) {
 	if err := os.Chtimes(n.PodResourcesSocket(), hourAgo, hourAgo); err != nil {
 		t.Fatal(err)
 	}
-	pid, err := n.PIDInside(n.Kubelet().PID)
-	if err != nil {
-		t.Fatal(err)
-	}
 	// Field 22 is when the process started, since the boot. The kubelet's name has no spaces.
-	_, err = n.Shell(t.Context(), `awk '{$22 = 0; print}' "/proc/$PID/stat" >"$FILE" && mount --bind "$FILE" "/proc/$PID/stat"`,
-		fmt.Sprintf("PID=%d", pid), "FILE="+n.Path("kubelet.stat"))
+	_, err := n.Shell(t.Context(), `awk '{$22 = 0; print}' "/proc/$PID/stat" >"$FILE" && mount --bind "$FILE" "/proc/$PID/stat"`,
+		fmt.Sprintf("PID=%d", pidInside(t, n.Kubelet().PID)), "FILE="+n.Path("kubelet.stat"))
 	if err != nil {
 		t.Fatal(err)
 	}

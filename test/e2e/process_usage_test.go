@@ -120,7 +120,7 @@ func runSharedGPUPods(ctx context.Context, t *testing.T, n *node.RealNode, m *si
 		processLine(waitForProcesses(ctx, t, n, s.secondPod, "main", 1)[0], 4096, "sm 25 mem 0 enc 0 dec 50"),
 		processLine(waitForProcesses(ctx, t, n, s.secondPod, "second", 1)[0], 256, ""),
 		processLine(waitForProcesses(ctx, t, n, s.secondPod, "helper", 1)[0], 64, "type graphics"),
-		processLine(pidInside(t, n, stray.PID), 1024, "sm 25 mem 0 enc 0 dec 0"))
+		processLine(pidInside(t, stray.PID), 1024, "sm 25 mem 0 enc 0 dec 0"))
 	return s
 }
 
@@ -146,18 +146,9 @@ func waitForProcesses(ctx context.Context, t *testing.T, n *node.RealNode, pod n
 		return nil
 	})
 	for i, pid := range pids {
-		pids[i] = pidInside(t, n, pid)
+		pids[i] = pidInside(t, pid)
 	}
 	return pids
-}
-
-func pidInside(t *testing.T, n *node.RealNode, pid int) int {
-	t.Helper()
-	id, err := n.PIDInside(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return id
 }
 
 // TestShares has two pods on one GPU, each with processes of its own, and processes on it that are nobody's.
@@ -200,7 +191,7 @@ func containerRestart(ctx context.Context, t *testing.T, n *node.RealNode, m *si
 	if err != nil {
 		t.Fatal(err)
 	}
-	gone := pidInside(t, n, pid)
+	gone := pidInside(t, pid)
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

@@ -103,7 +103,7 @@ func runRejectedPod(ctx context.Context, t *testing.T, n *node.RealNode, p node.
 // checkVisibleDevices checks the variable that NVIDIA's container runtime goes by.
 func checkVisibleDevices(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod, want string) {
 	t.Helper()
-	env, err := n.ContainerEnv(ctx, p, "main")
+	env, err := containerEnv(ctx, n, p, "main")
 	if got := env["NVIDIA_VISIBLE_DEVICES"]; err != nil || got != want {
 		t.Errorf("pod %s sees %q (%v), and should see %q", p.Name, got, err, want)
 	}

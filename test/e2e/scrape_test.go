@@ -25,9 +25,15 @@ import (
 
 // metricsScrape is one answer of /metrics.
 type metricsScrape struct {
-	series     map[string][]node.PromSample // by name
-	collection timeSpan                     // zero where it has none
+	series     map[string][]scrapedSample // by name
+	collection timeSpan                   // zero where it has none
 	duration   time.Duration
+}
+
+// scrapedSample is a series of a scrape.
+type scrapedSample struct {
+	Labels seriesLabels
+	Value  float64
 }
 
 // seriesLabels of a series, or some of them.
@@ -63,7 +69,7 @@ func (d *podgaugeProcess) scrape(ctx context.Context) (metricsScrape, error) {
 	if err != nil {
 		return metricsScrape{}, fmt.Errorf("parse the scrape: %w", err)
 	}
-	s := metricsScrape{series: map[string][]node.PromSample{}, duration: time.Since(begin)}
+	s := metricsScrape{series: map[string][]scrapedSample{}, duration: time.Since(begin)}
 	for name, family := range families {
 		for _, m := range family.Metric {
 			s.add(name, m)
@@ -84,7 +90,7 @@ func (s metricsScrape) add(name string, m *dto.Metric) {
 		all[pair.GetName()] = pair.GetValue()
 	}
 	put := func(name string, value float64) {
-		s.series[name] = append(s.series[name], node.PromSample{Labels: all, PromPoint: node.PromPoint{Value: value}})
+		s.series[name] = append(s.series[name], scrapedSample{Labels: all, Value: value})
 	}
 	switch {
 	case m.Gauge != nil:
@@ -103,14 +109,23 @@ func unixTime(seconds float64) time.Time {
 }
 
 // findSamples returns the series of a name that have these labels.
-func findSamples(samples []node.PromSample, with seriesLabels) []node.PromSample {
-	found := []node.PromSample{}
+func findSamples(samples []scrapedSample, with seriesLabels) []scrapedSample {
+	found := []scrapedSample{}
 	for _, sample := range samples {
 		if hasLabels(sample.Labels, with) {
 			found = append(found, sample)
 		}
 	}
 	return found
+}
+
+// labelsOf returns the labels of Prometheus' series.
+func labelsOf(m model.Metric) seriesLabels {
+	all := seriesLabels{}
+	for name, value := range m {
+		all[string(name)] = string(value)
+	}
+	return all
 }
 
 func hasLabels(all, some seriesLabels) bool {
@@ -252,7 +267,7 @@ func (s metricsScrape) checkNoWrongOwner(owners map[string]node.OwnerKey) error 
 }
 
 // checkOwnerLabels says whose labels a scraped series has, where it is not these holder's. Empty ones have to be there.
-func checkOwnerLabels(sample node.PromSample, want node.OwnerKey) error {
+func checkOwnerLabels(sample scrapedSample, want node.OwnerKey) error {
 	for name, value := range ownerLabels(want) {
 		if got, there := sample.Labels[name]; !there || got != value {
 			return fmt.Errorf("%v, which has %s %q", sample.Labels, name, value)

@@ -96,7 +96,7 @@ func checkSharedGPU(s metricsScrape, id string, pods map[string]node.StaticPod) 
 
 // checkNoOwnerExceptInfo says which series name a holder, but for those that are about each.
 func (s metricsScrape) checkNoOwnerExceptInfo() error {
-	others := metricsScrape{series: map[string][]node.PromSample{}}
+	others := metricsScrape{series: map[string][]scrapedSample{}}
 	for name, samples := range s.series {
 		if name != "nvidia_gpu_allocation_info" && !strings.HasPrefix(name, containerPrefix) {
 			others.series[name] = samples

@@ -1,160 +1,273 @@
-package main
+package image
 
 import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"io/fs"
-	"maps"
 	"os"
-	"path/filepath"
-	"slices"
+	"path"
 	"strings"
-	"testing"
 )
 
-// layers returns two layers of a small image. The second removes and replaces files of the first.
-func layers() []map[string]*imageFile {
-	return []map[string]*imageFile{
-		{
-			"/etc":        {mode: fs.ModeDir | 0o755},
-			"/etc/secret": {mode: 0o600, content: []byte("secret")},
-			"/lib":        {mode: fs.ModeSymlink | 0o777, link: "usr/lib"},
-			"/usr":        {mode: fs.ModeDir | 0o755},
-			"/usr/lib":    {mode: fs.ModeDir | 0o755},
-			"/usr/lib/a":  {mode: 0o644, content: []byte("old")},
-			"/usr/lib/b":  {mode: fs.ModeSymlink | 0o777, link: "../../lib/a"},
-			"/usr/lib/c":  {mode: fs.ModeSymlink | 0o777, link: "c"},
-		},
-		{
-			"/etc/.wh.secret": {mode: 0o644},
-			"/usr/lib/a":      {mode: 0o644, content: []byte("new")},
-		},
-	}
+// ociImage is the image in an OCI archive.
+type ociImage struct {
+	name   string
+	config imageConfig
+	// files is the file system by absolute path, with unresolved links.
+	files map[string]*imageFile
+	// compressed and uncompressed are the sizes of all layers in bytes.
+	compressed, uncompressed int64
 }
 
-// archive returns the archive of an image, as a builder writes it.
-func archive(name string, c imageConfig, layers ...map[string]*imageFile) archiveBlobs {
-	b := archiveBlobs{}
-	put := func(mediaType string, content []byte) blobDescriptor {
-		d := blobDescriptor{MediaType: mediaType, Digest: digest(content)}
-		b["blobs/"+strings.Replace(d.Digest, ":", "/", 1)] = content
-		return d
+// imageConfig is the part of an image's configuration that the checks read.
+// https://github.com/opencontainers/image-spec/blob/main/config.md
+type imageConfig struct {
+	Architecture string `json:"architecture"`
+	OS           string `json:"os"`
+	Config       struct {
+		User       string
+		Entrypoint []string
+		Cmd        []string
+		Env        []string
+		Labels     map[string]string
+	} `json:"config"`
+	RootFS struct {
+		DiffIDs []string `json:"diff_ids"`
+	} `json:"rootfs"`
+}
+
+// imageFile is an entry of a layer. The mode includes the file type.
+type imageFile struct {
+	mode     fs.FileMode
+	uid, gid int
+	link     string // target of a symbolic link
+	xattrs   map[string]string
+	content  []byte
+}
+
+// programName returns the name of the image's command.
+func (img *ociImage) programName() string {
+	if strings.HasPrefix(img.name, registry+simulatorName+":") {
+		return simulatorName
 	}
-	encode := func(v any) []byte {
-		content, err := json.Marshal(v)
+	return "podgauge"
+}
+
+func (f *imageFile) executable() bool { return f.mode.IsRegular() && f.mode&0o111 != 0 }
+
+type blobDescriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+// archiveBlobs are the files of an archive by path.
+type archiveBlobs map[string][]byte
+
+// readImage reads an archive with one image.
+// https://github.com/opencontainers/image-spec/blob/main/image-layout.md
+func readImage(archive string) (*ociImage, error) {
+	f, err := os.Open(archive)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	stored := archiveBlobs{}
+	for entry, err := range layerEntries(f) {
 		if err != nil {
-			panic(err)
+			return nil, fmt.Errorf("read %s: %w", archive, err)
 		}
-		return content
+		stored[path.Clean(entry.header.Name)] = entry.content
+	}
+	img, err := stored.image()
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", archive, err)
+	}
+	return img, nil
+}
+
+func (b archiveBlobs) image() (*ociImage, error) {
+	var index struct{ Manifests []blobDescriptor }
+	if err := json.Unmarshal(b["index.json"], &index); err != nil {
+		return nil, fmt.Errorf("index.json: %w", err)
+	}
+	if len(index.Manifests) != 1 {
+		return nil, fmt.Errorf("index.json has %d images, want 1", len(index.Manifests))
 	}
 	var manifest struct {
-		Config blobDescriptor   `json:"config"`
-		Layers []blobDescriptor `json:"layers"`
+		Config blobDescriptor
+		Layers []blobDescriptor
 	}
-	for _, layer := range layers {
-		content := tarOf(layer)
-		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, digest(content))
-		manifest.Layers = append(manifest.Layers, put("application/vnd.oci.image.layer.v1.tar+gzip", gzipBytes(content)))
+	if err := b.decode(index.Manifests[0], &manifest); err != nil {
+		return nil, fmt.Errorf("manifest: %w", err)
 	}
-	manifest.Config = put("application/vnd.oci.image.config.v1+json", encode(c))
-	d := put("application/vnd.oci.image.manifest.v1+json", encode(manifest))
-	d.Annotations = map[string]string{"org.opencontainers.image.ref.name": name}
-	b["index.json"] = encode(map[string]any{"manifests": []blobDescriptor{d}})
-	return b
-}
-
-func tarOf(files map[string]*imageFile) []byte {
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		f := files[name]
-		h, err := tar.FileInfoHeader(fileInfo{f, name}, f.link)
-		if err != nil {
-			panic(err)
-		}
-		h.Name = "." + name
-		if err := w.WriteHeader(h); err != nil {
-			panic(err)
-		}
-		if _, err := w.Write(f.content); err != nil {
-			panic(err)
+	img := &ociImage{name: imageName(index.Manifests[0].Annotations), files: map[string]*imageFile{}}
+	if err := b.decode(manifest.Config, &img.config); err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	if got, want := len(manifest.Layers), len(img.config.RootFS.DiffIDs); got != want {
+		return nil, fmt.Errorf("manifest has %d layers, configuration has %d", got, want)
+	}
+	for i, layer := range manifest.Layers {
+		if err := img.applyLayer(b, layer, img.config.RootFS.DiffIDs[i]); err != nil {
+			return nil, fmt.Errorf("layer %d: %w", i, err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		panic(err)
-	}
-	return b.Bytes()
+	return img, nil
 }
 
-func gzipBytes(content []byte) []byte {
-	var b bytes.Buffer
-	w := gzip.NewWriter(&b)
-	if _, err := w.Write(content); err != nil {
-		panic(err)
+// imageName returns the name under which containerd imports an image: containerd's annotation, or the OCI reference name.
+func imageName(annotations map[string]string) string {
+	if name := annotations["io.containerd.image.name"]; name != "" {
+		return name
 	}
-	if err := w.Close(); err != nil {
-		panic(err)
-	}
-	return b.Bytes()
+	return annotations["org.opencontainers.image.ref.name"]
 }
 
-func TestReadImageAppliesLayers(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "image.tar")
-	stored := map[string]*imageFile{}
-	for path, content := range archive("x/y:1", imageConfig{Architecture: "amd64"}, layers()...) {
-		stored["/"+path] = &imageFile{mode: 0o644, content: content}
+// get returns a blob and checks its digest.
+func (b archiveBlobs) get(d blobDescriptor) ([]byte, error) {
+	content, found := b["blobs/"+strings.Replace(d.Digest, ":", "/", 1)]
+	if !found {
+		return nil, fmt.Errorf("%s is missing", d.Digest)
 	}
-	if err := os.WriteFile(name, tarOf(stored), 0o644); err != nil {
-		t.Fatal(err)
+	if got := digest(content); got != d.Digest {
+		return nil, fmt.Errorf("%s has digest %s", d.Digest, got)
 	}
-	img, err := readImage(name)
+	return content, nil
+}
+
+func (b archiveBlobs) decode(d blobDescriptor, into any) error {
+	content, err := b.get(d)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	if img.name != "x/y:1" || img.config.Architecture != "amd64" {
-		t.Errorf("image %s for %s, want x/y:1 for amd64", img.name, img.config.Architecture)
+	return json.Unmarshal(content, into)
+}
+
+// applyLayer applies a layer to the file system of the lower layers.
+func (i *ociImage) applyLayer(b archiveBlobs, d blobDescriptor, diffID string) error {
+	content, err := b.get(d)
+	if err != nil {
+		return err
 	}
-	if _, found := img.files["/etc/secret"]; found {
-		t.Error("/etc/secret exists, but the second layer removes it")
-	}
-	for path, want := range map[string]string{"/usr/lib/a": "/usr/lib/a", "/lib/a": "/usr/lib/a", "/lib/b": "/usr/lib/a"} {
-		f, at, found := img.followLinks(path)
-		if !found || at != want || string(f.content) != "new" {
-			t.Errorf("%s resolves to %s with %q, %v", path, at, f.content, found)
+	i.compressed += int64(len(content))
+	if strings.HasSuffix(d.MediaType, "gzip") {
+		if content, err = gunzip(content); err != nil {
+			return err
 		}
 	}
-	for _, path := range []string{"/usr/lib/c", "/lib/d"} {
-		if _, at, found := img.followLinks(path); found {
-			t.Errorf("%s resolves to %s, want an error", path, at)
+	if got := digest(content); got != diffID {
+		return fmt.Errorf("layer has digest %s, configuration has %s", got, diffID)
+	}
+	i.uncompressed += int64(len(content))
+	for entry, err := range layerEntries(bytes.NewReader(content)) {
+		if err != nil {
+			return err
+		}
+		if err := i.applyEntry(entry); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whiteout is the prefix of files that a layer removes.
+// https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
+const whiteout = ".wh."
+
+func (i *ociImage) applyEntry(e layerEntry) error {
+	name := path.Join("/", e.header.Name)
+	if hidden, found := strings.CutPrefix(path.Base(name), whiteout); found {
+		if hidden == whiteout+".opq" {
+			return fmt.Errorf("%s: opaque folders are not supported", name)
+		}
+		i.remove(path.Join(path.Dir(name), hidden))
+		return nil
+	}
+	f := &imageFile{
+		mode: e.header.FileInfo().Mode(), uid: e.header.Uid, gid: e.header.Gid, link: e.header.Linkname,
+		xattrs: e.header.PAXRecords, content: e.content,
+	}
+	if e.header.Typeflag == tar.TypeLink {
+		target, found := i.files[path.Join("/", e.header.Linkname)]
+		if !found {
+			return fmt.Errorf("%s is a link to a missing file, %s", name, e.header.Linkname)
+		}
+		f = target
+	}
+	i.files[name] = f
+	return nil
+}
+
+func (i *ociImage) remove(name string) {
+	for other := range i.files {
+		if other == name || strings.HasPrefix(other, name+"/") {
+			delete(i.files, other)
 		}
 	}
 }
 
-func TestReadImageRejectsInvalidArchives(t *testing.T) {
-	for name, spoil := range map[string]func(archiveBlobs){
-		"no index":    func(b archiveBlobs) { delete(b, "index.json") },
-		"two images":  func(b archiveBlobs) { b["index.json"] = []byte(`{"manifests":[{},{}]}`) },
-		"no manifest": func(b archiveBlobs) { b["index.json"] = []byte(`{"manifests":[{"digest":"sha256:00"}]}`) },
-		"changed content": func(b archiveBlobs) {
-			for path := range b {
-				if strings.HasPrefix(path, "blobs/") {
-					b[path] = append(slices.Clone(b[path]), ' ')
-				}
+// followLinks resolves symbolic links as the kernel does with the image as root, and returns the file and its path.
+func (i *ociImage) followLinks(name string) (*imageFile, string, bool) {
+	at := "/"
+	rest := strings.Split(strings.Trim(name, "/"), "/")
+	for links := 0; len(rest) > 0; {
+		next := path.Join(at, rest[0])
+		f, found := i.files[next]
+		switch {
+		case !found || links > 40:
+			return nil, "", false
+		case f.mode&fs.ModeSymlink != 0:
+			links++
+			target := f.link
+			if !path.IsAbs(target) {
+				target = path.Join(at, target)
 			}
-		},
-	} {
-		b := archive("x/y:1", imageConfig{}, layers()...)
-		spoil(b)
-		if _, err := b.image(); err == nil {
-			t.Errorf("%s is accepted", name)
+			rest = append(strings.Split(strings.Trim(path.Clean(target), "/"), "/"), rest[1:]...)
+			at = "/"
+		default:
+			at, rest = next, rest[1:]
 		}
 	}
-	b := archive("x/y:1", imageConfig{RootFS: struct {
-		DiffIDs []string `json:"diff_ids"`
-	}{[]string{"sha256:00"}}}, layers()[0])
-	if _, err := b.image(); err == nil {
-		t.Error("a configuration with wrong layer digests is accepted")
+	return i.files[at], at, true
+}
+
+type layerEntry struct {
+	header  *tar.Header
+	content []byte
+}
+
+// layerEntries iterates over the entries of a tar until the first error.
+func layerEntries(r io.Reader) func(yield func(layerEntry, error) bool) {
+	return func(yield func(layerEntry, error) bool) {
+		for t := tar.NewReader(r); ; {
+			header, err := t.Next()
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			var content []byte
+			if err == nil {
+				content, err = io.ReadAll(t)
+			}
+			if !yield(layerEntry{header, content}, err) || err != nil {
+				return
+			}
+		}
 	}
 }
+
+func gunzip(content []byte) ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(content))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(r)
+}
+
+func digest(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }

@@ -1,197 +1,207 @@
-package main
+package image
 
 import (
 	"bytes"
+	"debug/buildinfo"
 	"debug/elf"
-	"encoding/binary"
+	"errors"
+	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
-	"runtime"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
 	"strings"
-	"testing"
-	"time"
 )
 
-// fileInfo implements fs.FileInfo for package tar.
-type fileInfo struct {
-	*imageFile
+// programPath is the path of podgauge, or podgauge-sim, in an image.
+const programPath = "/usr/bin/podgauge"
+
+// registry is the prefix of image names.
+const registry = "ghcr.io/podgauge/"
+
+// simulatorName is the command of the simulator image.
+const simulatorName = "podgauge-sim"
+
+// elfMachines maps Go's names of the supported architectures to ELF's.
+var elfMachines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
+// imageCheck is a check of an image.
+type imageCheck struct {
 	name string
+	// run returns a short description of the result.
+	run func(*ociImage) (string, error)
 }
 
-func (i fileInfo) Name() string       { return filepath.Base(i.name) }
-func (i fileInfo) Size() int64        { return int64(len(i.content)) }
-func (i fileInfo) Mode() fs.FileMode  { return i.mode }
-func (i fileInfo) ModTime() time.Time { return time.Unix(0, 0) }
-func (i fileInfo) IsDir() bool        { return i.mode.IsDir() }
-func (i fileInfo) Sys() any           { return nil }
+var imageChecks = []imageCheck{
+	{"name", checkName},
+	{"start", checkStart},
+	{"labels", checkLabels},
+	{"programs", checkContents},
+	{"permissions", checkPermissions},
+	{"architecture", checkArchitecture},
+	{"lazy binding", checkLazyBinding},
+	{"libraries", checkLibraries},
+	{"build info", checkBuildInfo},
+	{"packages", checkPackages},
+	{"license", checkLicense},
+}
 
-// goodImage returns a valid image with the binary of `make build` and this machine's glibc.
-func goodImage(t *testing.T) *ociImage {
-	t.Helper()
-	img := &ociImage{name: registry + "podgauge:v1.2.3", files: map[string]*imageFile{
-		"/tmp":                               {mode: fs.ModeDir | fs.ModeSticky | 0o777},
-		"/lib":                               {mode: fs.ModeSymlink | 0o777, link: "usr/lib"},
-		"/lib64":                             {mode: fs.ModeSymlink | 0o777, link: "usr/lib64"},
-		"/etc":                               {mode: fs.ModeDir | 0o755},
-		"/etc/ssl":                           {mode: fs.ModeDir | 0o755},
-		"/etc/ssl/certs":                     {mode: fs.ModeDir | 0o755},
-		"/etc/ssl/certs/ca-certificates.crt": {mode: 0o644, content: []byte("-----BEGIN CERTIFICATE-----\n")},
-		"/usr/share/doc/podgauge/LICENSE":    {mode: 0o644, content: []byte("Apache License")},
-	}}
-	for _, name := range []string{"base-files", "ca-certificates", "libc6", "tzdata"} {
-		img.files["/var/lib/dpkg/status.d/"+name] = &imageFile{mode: 0o644, content: []byte("Package: " + name + "\nVersion: 1-2\n")}
+// checkName checks that containerd imports the image under a name with the version of its label.
+func checkName(img *ociImage) (string, error) {
+	want := registry + img.programName() + ":" + img.config.Config.Labels["org.opencontainers.image.version"]
+	if img.name != want {
+		return "", fmt.Errorf("name is %q, want %q", img.name, want)
 	}
-	put := func(name, source string) {
-		content, err := os.ReadFile(source)
-		if err != nil {
-			t.Fatalf("%v (make build)", err)
-		}
-		mode := fs.FileMode(0o755)
-		if strings.Contains(name, "/lib/") && !strings.Contains(name, "/libc.so") && !strings.Contains(name, "/ld-") {
-			mode = 0o644
-		}
-		img.files[name] = &imageFile{mode: mode, content: content}
-		for dir := filepath.Dir(name); dir != "/"; dir = filepath.Dir(dir) {
-			img.files[dir] = &imageFile{mode: fs.ModeDir | 0o755}
+	return img.name, nil
+}
+
+// checkStart checks that the image starts podgauge without arguments as uid 0, and requests no GPUs.
+func checkStart(img *ociImage) (string, error) {
+	c := img.config.Config
+	switch {
+	case !slices.Equal(c.Entrypoint, []string{programPath}) || len(c.Cmd) > 0:
+		return "", fmt.Errorf("command is %q %q, want %s", c.Entrypoint, c.Cmd, programPath)
+	case c.User != "0:0":
+		return "", fmt.Errorf("user is %q, want 0:0: only root can read the kubelet's pod-resources folder", c.User)
+	}
+	for _, variable := range c.Env {
+		if strings.HasPrefix(variable, "NVIDIA_") {
+			return "", fmt.Errorf("%s: the image must not request GPUs", variable)
 		}
 	}
-	put(programPath, "../../bin/podgauge")
-	img.config.Architecture, img.config.OS = runtime.GOARCH, "linux"
-	libraries := img.libraryDir()
-	for _, library := range []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2"} {
-		put(libraries+"/"+library, libraries+"/"+library)
+	return fmt.Sprintf("%s as %s", programPath, c.User), nil
+}
+
+// wantLabels maps labels to patterns of the whole value.
+// https://github.com/opencontainers/image-spec/blob/main/annotations.md
+var wantLabels = map[string]string{
+	"title":         "podgauge",
+	"description":   ".*GPUs.*",
+	"source":        "https://github.com/podgauge/podgauge",
+	"documentation": "https://.*",
+	"licenses":      "Apache-2.0",
+	"base.name":     `gcr\.io/distroless/base-nossl-debian\d+`,
+	"version":       `v?[0-9a-f][\w.-]*`,
+	"revision":      "[0-9a-f]{40}",
+}
+
+// checkLabels checks the OCI annotations of the image.
+func checkLabels(img *ociImage) (string, error) {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(wantLabels)) {
+		value := img.config.Config.Labels["org.opencontainers.image."+name]
+		if !regexp.MustCompile("^(?:" + wantLabels[name] + ")$").MatchString(value) {
+			errs = append(errs, fmt.Errorf("%s is %q, want %s", name, value, wantLabels[name]))
+		}
 	}
-	bin, err := img.openELF(programPath)
+	return fmt.Sprintf("%d labels", len(wantLabels)), errors.Join(errs...)
+}
+
+// forbiddenPrograms are shells and tools that would help an intruder, in any folder.
+var forbiddenPrograms = []string{"ash", "bash", "busybox", "dash", "ksh", "sh", "toybox", "zsh", "apt", "apt-get", "dpkg", "perl", "python3"}
+
+// checkContents checks that podgauge and the dynamic linker of the base image are the only programs.
+func checkContents(img *ociImage) (string, error) {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(img.files)) {
+		f := img.files[name]
+		if f.mode.IsDir() || name == programPath {
+			continue
+		}
+		folder := path.Base(path.Dir(name))
+		switch {
+		case slices.Contains(forbiddenPrograms, path.Base(name)),
+			(folder == "bin" || folder == "sbin") && !isLibrary(img, name),
+			f.executable() && bytes.HasPrefix(f.content, []byte("\x7fELF")) && !isLibrary(img, name):
+			errs = append(errs, fmt.Errorf("unexpected program: %s", name))
+		}
+	}
+	return "podgauge only", errors.Join(errs...)
+}
+
+// isLibrary reports whether a file is the C library or the dynamic linker, which are executable but harmless.
+func isLibrary(img *ociImage, name string) bool {
+	_, at, found := img.followLinks(name)
+	return found && regexp.MustCompile(`^/usr/lib/[^/]+/(ld-linux-[^/]+|libc)\.so\.\d+$`).MatchString(at)
+}
+
+// checkPermissions checks that no file grants privileges and that only sticky folders are world-writable.
+func checkPermissions(img *ociImage) (string, error) {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(img.files)) {
+		f := img.files[name]
+		if f.mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 && !f.mode.IsDir() {
+			errs = append(errs, fmt.Errorf("%s is %v", name, f.mode))
+		}
+		if f.xattrs["SCHILY.xattr.security.capability"] != "" {
+			errs = append(errs, fmt.Errorf("%s has capabilities", name))
+		}
+		sticky := f.mode.IsDir() && f.mode&fs.ModeSticky != 0
+		if f.mode&fs.ModeSymlink == 0 && f.mode.Perm()&0o002 != 0 && !sticky {
+			errs = append(errs, fmt.Errorf("%s is %v: world-writable", name, f.mode))
+		}
+	}
+	if f := img.files[programPath]; f == nil || f.mode.Perm() != 0o755 || f.uid != 0 || f.gid != 0 {
+		errs = append(errs, fmt.Errorf("%s is not owned by root with mode 0755", programPath))
+	}
+	return fmt.Sprintf("%d files and folders", len(img.files)), errors.Join(errs...)
+}
+
+// checkBuildInfo checks that the binary has build information without local paths.
+func checkBuildInfo(img *ociImage) (string, error) {
+	f, found := img.files[programPath]
+	if !found {
+		return "", fmt.Errorf("%s is missing", programPath)
+	}
+	info, err := buildinfo.Read(bytes.NewReader(f.content))
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
-	loader, err := interpreter(bin)
-	if err != nil {
-		t.Fatal(err)
+	set := map[string]string{}
+	for _, s := range info.Settings {
+		set[s.Key] = s.Value
 	}
-	put(libraries+"/"+filepath.Base(loader), loader)
-	img.files["/usr"+loader] = &imageFile{mode: fs.ModeSymlink | 0o777, link: libraries + "/" + filepath.Base(loader)}
-	if dir := filepath.Dir("/usr" + loader); img.files[dir] == nil {
-		img.files[dir] = &imageFile{mode: fs.ModeDir | 0o755}
-	}
-	c := &img.config.Config
-	c.User, c.Entrypoint, c.Env = "0:0", []string{programPath}, []string{"PATH=/usr/bin"}
-	c.Labels = map[string]string{}
-	for name, value := range map[string]string{
-		"title": "podgauge", "description": "Device plugin for NVIDIA GPUs", "source": "https://github.com/podgauge/podgauge",
-		"documentation": "https://example.com", "licenses": "Apache-2.0", "base.name": "gcr.io/distroless/base-nossl-debian13",
-		"version": "v1.2.3", "revision": strings.Repeat("0", 40),
+	var errs []error
+	for key, want := range map[string]string{
+		"-trimpath": "true", "-tags": "grpcnotrace", "CGO_ENABLED": "1", "GOOS": "linux", "GOARCH": img.config.Architecture,
 	} {
-		c.Labels["org.opencontainers.image."+name] = value
-	}
-	return img
-}
-
-// brokenImages has images with one defect and the check that must find the defect.
-var brokenImages = []struct {
-	defect, check string
-	spoil         func(img *ociImage)
-}{
-	{"wrong version", "name", func(img *ociImage) { img.name = registry + "podgauge:v1.2.4" }},
-	{"no name", "name", func(img *ociImage) { img.name = "" }},
-	{"the simulator's name", "build info", func(img *ociImage) { img.name = registry + simulatorName + ":v1.2.3" }},
-	{"started by a shell", "start", func(img *ociImage) { img.config.Config.Entrypoint = []string{"sh", "-c", programPath} }},
-	{"with arguments", "start", func(img *ociImage) { img.config.Config.Cmd = []string{"--simulate"} }},
-	{"wrong user", "start", func(img *ociImage) { img.config.Config.User = "65532" }},
-	{"GPUs requested", "start", func(img *ociImage) { img.config.Config.Env = []string{"NVIDIA_VISIBLE_DEVICES=all"} }},
-	{"no revision", "labels", func(img *ociImage) { img.config.Config.Labels["org.opencontainers.image.revision"] = "unknown" }},
-	{"wrong license name", "labels", func(img *ociImage) { img.config.Config.Labels["org.opencontainers.image.licenses"] = "MIT" }},
-	{"a shell", "programs", func(img *ociImage) { img.files["/busybox/sh"] = &imageFile{mode: 0o755} }},
-	{"a link to a shell", "programs", func(img *ociImage) { img.files["/opt/bash"] = &imageFile{mode: fs.ModeSymlink | 0o777, link: "/opt/x"} }},
-	{"additional program", "programs", func(img *ociImage) { img.files["/usr/sbin/ldconfig"] = &imageFile{mode: 0o755} }},
-	{"program outside bin", "programs", func(img *ociImage) { img.files["/opt/tool"] = &imageFile{mode: 0o755, content: []byte("\x7fELF")} }},
-	{"setuid", "permissions", func(img *ociImage) { img.files["/opt/x"] = &imageFile{mode: fs.ModeSetuid | 0o755} }},
-	{"a capability of a file", "permissions", func(img *ociImage) {
-		img.files["/opt/x"] = &imageFile{mode: 0o755, xattrs: map[string]string{"SCHILY.xattr.security.capability": "\x01"}}
-	}},
-	{"world-writable folder", "permissions", func(img *ociImage) { img.files["/opt"] = &imageFile{mode: fs.ModeDir | 0o777} }},
-	{"wrong file owner", "permissions", func(img *ociImage) { img.files[programPath].uid = 1000 }},
-	{"unsupported architecture", "architecture", func(img *ociImage) { img.config.Architecture = "s390x" }},
-	{"wrong operating system", "architecture", func(img *ociImage) { img.config.OS = "windows" }},
-	{"binary of a different architecture", "architecture", func(img *ociImage) {
-		binary.LittleEndian.PutUint16(img.files[programPath].content[18:], uint16(elf.EM_RISCV)) // e_machine
-	}},
-	{"bound at start", "lazy binding", func(img *ociImage) { replaceDynTag(img, elf.DT_DEBUG, elf.DT_BIND_NOW) }},
-	{"without cgo", "lazy binding", func(img *ociImage) { replace(img, "nvml", "mlvn") }},
-	{"no C library", "libraries", func(img *ociImage) { remove(img, "libc.so.6") }},
-	{"no dynamic linker", "libraries", func(img *ociImage) { remove(img, "ld-linux") }},
-	{"wrong C library", "libraries", func(img *ociImage) {
-		libc, libm := find(img, "libc.so.6"), find(img, "libm.so.6")
-		img.files[libc] = img.files[libm]
-	}},
-	{"local paths", "build info", func(img *ociImage) { replace(img, "-trimpath=true", "-trimpath=fals") }},
-	{"wrong program name", "build info", func(img *ociImage) { replace(img, "path\tgithub.com/podgauge", "path\tgithub.com/podgaugf") }},
-	{"unlisted package", "packages", func(img *ociImage) { delete(img.files, "/var/lib/dpkg/status.d/libc6") }},
-	{"package without a version", "packages", func(img *ociImage) { img.files["/var/lib/dpkg/status.d/libc6"].content = []byte("Package: libc6\n") }},
-	{"no certificates", "packages", func(img *ociImage) { delete(img.files, "/etc/ssl/certs/ca-certificates.crt") }},
-	{"no license", "license", func(img *ociImage) { delete(img.files, "/usr/share/doc/podgauge/LICENSE") }},
-}
-
-// replaceDynTag changes the tag of an entry of the binary's dynamic section.
-func replaceDynTag(img *ociImage, from, to elf.DynTag) {
-	bin, err := img.openELF(programPath)
-	if err != nil {
-		panic(err)
-	}
-	at := bin.Section(".dynamic")
-	for entry := at.Offset; entry < at.Offset+at.Size; entry += 16 {
-		tag := img.files[programPath].content[entry : entry+8]
-		if elf.DynTag(binary.LittleEndian.Uint64(tag)) == from {
-			binary.LittleEndian.PutUint64(tag, uint64(to))
-			return
+		if set[key] != want {
+			errs = append(errs, fmt.Errorf("%s is %q, want %q", key, set[key], want))
 		}
 	}
-	panic(from.String() + " is not in the binary")
+	if want := "github.com/podgauge/podgauge/cmd/" + img.programName(); info.Path != want {
+		errs = append(errs, fmt.Errorf("command is %s, want %s", info.Path, want))
+	}
+	return fmt.Sprintf("%s, %d modules", info.GoVersion, len(info.Deps)), errors.Join(errs...)
 }
 
-func replace(img *ociImage, old, replacement string) {
-	if !bytes.Contains(img.files[programPath].content, []byte(old)) {
-		panic(old + " is not in the binary")
+// checkPackages checks that scanners find the packages of the base image, and that certificates exist.
+func checkPackages(img *ociImage) (string, error) {
+	var found []string
+	for _, name := range []string{"base-files", "ca-certificates", "libc6", "tzdata"} {
+		f, has := img.files["/var/lib/dpkg/status.d/"+name]
+		if !has {
+			return "", fmt.Errorf("%s is not listed", name)
+		}
+		version := regexp.MustCompile(`(?m)^Version: (\S+)$`).FindSubmatch(f.content)
+		if version == nil {
+			return "", fmt.Errorf("%s has no version", name)
+		}
+		found = append(found, name+" "+string(version[1]))
 	}
-	img.files[programPath].content = bytes.ReplaceAll(img.files[programPath].content, []byte(old), []byte(replacement))
+	f, _, has := img.followLinks("/etc/ssl/certs/ca-certificates.crt")
+	if !has || !bytes.Contains(f.content, []byte("BEGIN CERTIFICATE")) {
+		return "", errors.New("certificates are missing")
+	}
+	return strings.Join(found, ", "), nil
 }
 
-func find(img *ociImage, prefix string) string {
-	for name, f := range img.files {
-		if strings.HasPrefix(filepath.Base(name), prefix) && f.mode.IsRegular() {
-			return name
-		}
+// checkLicense checks that the image has the license.
+func checkLicense(img *ociImage) (string, error) {
+	const name = "/usr/share/doc/podgauge/LICENSE"
+	if f, found := img.files[name]; !found || !bytes.Contains(f.content, []byte("Apache License")) {
+		return "", fmt.Errorf("%s is not the license", name)
 	}
-	panic(prefix + " is not in the image")
-}
-
-func remove(img *ociImage, prefix string) { delete(img.files, find(img, prefix)) }
-
-func TestChecks(t *testing.T) {
-	for _, check := range imageChecks {
-		found, err := check.run(goodImage(t))
-		if err != nil || found == "" {
-			t.Errorf("%s: valid image: %q, %v", check.name, found, err)
-		}
-	}
-	tried := map[string]bool{}
-	for _, c := range brokenImages {
-		img := goodImage(t)
-		c.spoil(img)
-		for _, check := range imageChecks {
-			if check.name != c.check {
-				continue
-			}
-			tried[check.name] = true
-			if _, err := check.run(img); err == nil {
-				t.Errorf("%s: no error for %q", check.name, c.defect)
-			}
-		}
-	}
-	for _, check := range imageChecks {
-		if !tried[check.name] {
-			t.Errorf("%s: no broken image", check.name)
-		}
-	}
+	return name, nil
 }

@@ -17,7 +17,7 @@ type Scenario struct {
 
 	mu        sync.Mutex // guards the fields below
 	lines     []string
-	lastEvent int       // serial of the newest event's last occurrence
+	lastEvent int       // serial of the newest event
 	lastWrite time.Time // modification time of the file
 }
 
@@ -45,25 +45,17 @@ func (s *Scenario) Clear(words string) error {
 	return s.write()
 }
 
+// maxOccurrences of an event have serials before the next event's.
+const maxOccurrences = 1e6
+
 // Event adds an event of a GPU: "xid 79", "xid 43 gi 1 ci 0", "type fatal_poison", "xid 31 x 10000".
 // Event sets with a registration receive each occurrence once.
 func (s *Scenario) Event(gpu int, description string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lines = append(s.lines, fmt.Sprintf("event %d gpu %d %s", s.lastEvent+1, gpu, description))
-	s.lastEvent += repeatCount(description)
+	s.lastEvent += maxOccurrences
+	s.lines = append(s.lines, fmt.Sprintf("event %d gpu %d %s", s.lastEvent, gpu, description))
 	return s.write()
-}
-
-// repeatCount returns the number of occurrences of an event.
-func repeatCount(description string) int {
-	words := strings.Fields(description)
-	if i := slices.Index(words, "x"); i >= 0 && i+1 < len(words) {
-		if n, err := strconv.Atoi(words[i+1]); err == nil && n > 0 {
-			return n
-		}
-	}
-	return 1
 }
 
 // Reset resets a GPU, as nvidia-smi or a boot does: the GPU is present, without recovery action and pending repairs, and the

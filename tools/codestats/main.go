@@ -8,7 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"go/ast"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -93,15 +93,12 @@ func kindOf(path string) kind {
 
 // limits of the code. The limits of single packages are exceptions, and only fall.
 type limits struct {
-	Production  int                // lines
-	NonTest     int                // lines
-	Upward      int                // references against the order of a package's files
-	Pronouns    float64            // percent of a package's words
-	Shared      []string           // type names for several packages
-	UpwardOf    map[string]int     // exceptions
-	PronounsOf  map[string]float64 // exceptions
-	DuplicateOf map[string]bool    // type names still in several packages
-	BannedOf    map[string]int     // banned words still in a package
+	Production int            // lines
+	NonTest    int            // lines
+	Upward     int            // references against the order of a package's files
+	Pronouns   float64        // percent of a package's words
+	Shared     []string       // type names for several packages
+	BannedOf   map[string]int // banned words still in a package
 }
 
 func (l limits) check(files []*file) error {
@@ -118,25 +115,17 @@ func (l limits) check(files []*file) error {
 		fail("%d lines of Go without tests, at most %d", n, l.NonTest)
 	}
 	for name, dirs := range duplicates(files) {
-		if !slices.Contains(l.Shared, name) && !l.DuplicateOf[name] {
+		if !slices.Contains(l.Shared, name) {
 			fail("type %s is declared in %s", name, strings.Join(dirs, " and "))
 		}
 	}
 	for dir, p := range packagesOf(files) {
-		limit := l.Upward
-		if n, ok := l.UpwardOf[dir]; ok {
-			limit = n
-		}
-		if up, _, which := upward(p); up > limit {
-			fail("%s: %d references run upward, at most %d: %s", dir, up, limit, strings.Join(which, ", "))
-		}
-		share := l.Pronouns
-		if n, ok := l.PronounsOf[dir]; ok {
-			share = n
+		if up, _ := upward(p); len(up) > l.Upward {
+			fail("%s: %d references run upward, at most %d: %s", dir, len(up), l.Upward, strings.Join(up, ", "))
 		}
 		w := wordsOf(p)
-		if w.share() > share {
-			fail("%s: %.1f %% of the words in comments and strings are pronouns, at most %.1f %%", dir, w.share(), share)
+		if w.share() > l.Pronouns {
+			fail("%s: %.1f %% of the words in comments and strings are pronouns, at most %.1f %%", dir, w.share(), l.Pronouns)
 		}
 		if len(w.banned) > l.BannedOf[dir] {
 			fail("%s: banned words (terms are in CONTRIBUTING.md): %s", dir, strings.Join(w.banned, ", "))
@@ -165,46 +154,22 @@ func printTable(files []*file) {
 	fmt.Printf("files without tests\t%d\n", nonTest)
 	fmt.Printf("packages\t%d\n", len(pkgs))
 	fmt.Printf("exported names per 1,000 lines of production\t%.0f\n", 1000*float64(exported)/float64(lines[production]))
-	d := duplicates(files)
-	names := make([]string, 0, len(d))
-	for n := range d {
-		names = append(names, n)
-	}
-	slices.Sort(names)
+	names := slices.Sorted(maps.Keys(duplicates(files)))
 	fmt.Printf("type names in several packages\t%d\t%s\n", len(names), strings.Join(names, " "))
 	var all words
-	dirs := make([]string, 0, len(pkgs))
-	for dir := range pkgs {
-		dirs = append(dirs, dir)
-	}
-	slices.Sort(dirs)
 	fmt.Println("\npackage\tlines\tupward of references\tpronouns %\tbanned words")
-	for _, dir := range dirs {
+	for _, dir := range slices.Sorted(maps.Keys(pkgs)) {
 		p := pkgs[dir]
 		n := 0
 		for _, f := range p {
 			n += f.lines
 		}
-		up, of, _ := upward(p)
+		up, references := upward(p)
 		w := wordsOf(p)
 		all.add(w)
-		fmt.Printf("%s\t%d\t%d of %d\t%.1f\t%d %s\n", dir, n, up, of, w.share(), len(w.banned), counts(w.banned))
+		fmt.Printf("%s\t%d\t%d of %d\t%.1f\t%d\n", dir, n, len(up), references, w.share(), len(w.banned))
 	}
 	fmt.Printf("all\t\t\t%.1f\t%d\n", all.share(), len(all.banned))
-}
-
-// counts returns the number of each word.
-func counts(ws []string) string {
-	n := map[string]int{}
-	for _, w := range ws {
-		n[w]++
-	}
-	var out []string
-	for w, c := range n {
-		out = append(out, fmt.Sprintf("%s %d", w, c))
-	}
-	slices.Sort(out)
-	return strings.Join(out, ", ")
 }
 
 // packagesOf returns the files without tests of each folder.
@@ -240,38 +205,6 @@ func duplicates(files []*file) map[string][]string {
 			}
 		}
 	}
-	for t, d := range dirs {
-		if len(d) < 2 {
-			delete(dirs, t)
-		}
-	}
+	maps.DeleteFunc(dirs, func(_ string, in []string) bool { return len(in) < 2 })
 	return dirs
-}
-
-// declared returns the number of exported names and the type names of a file.
-func declared(f *ast.File) (exported int, types []string) {
-	count := func(id *ast.Ident) {
-		if id.IsExported() {
-			exported++
-		}
-	}
-	for _, d := range f.Decls {
-		switch d := d.(type) {
-		case *ast.FuncDecl:
-			count(d.Name)
-		case *ast.GenDecl:
-			for _, s := range d.Specs {
-				switch s := s.(type) {
-				case *ast.TypeSpec:
-					count(s.Name)
-					types = append(types, s.Name.Name)
-				case *ast.ValueSpec:
-					for _, id := range s.Names {
-						count(id)
-					}
-				}
-			}
-		}
-	}
-	return exported, types
 }

@@ -115,3 +115,31 @@ func moduleOf(root, dir string) string {
 		}
 	}
 }
+
+// declared returns the number of exported names and the type names of a file.
+func declared(f *ast.File) (exported int, types []string) {
+	count := func(id *ast.Ident) {
+		if id.IsExported() {
+			exported++
+		}
+	}
+	for _, d := range f.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			count(d.Name)
+		case *ast.GenDecl:
+			for _, s := range d.Specs {
+				switch s := s.(type) {
+				case *ast.TypeSpec:
+					count(s.Name)
+					types = append(types, s.Name.Name)
+				case *ast.ValueSpec:
+					for _, id := range s.Names {
+						count(id)
+					}
+				}
+			}
+		}
+	}
+	return exported, types
+}

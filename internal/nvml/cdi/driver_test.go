@@ -28,7 +28,7 @@ func TestNoNVMLCall(t *testing.T) {
 	s.must(machine.Set("hang * gpu *", "hang * gpu -", "gpu 2 lost"))
 	t.Cleanup(func() { s.must(machine.Clear("")) })
 	before := totalReads(t, calls)
-	s.updateOnce(devices)
+	s.Update(healthyStatuses(devices))
 	s.must(s.State().Err)
 	if after := totalReads(t, calls); after != before {
 		t.Errorf("%d NVML calls", after-before)

@@ -12,17 +12,22 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-const testDriverVersion = "570.124.06"
+const (
+	testDriverVersion = "570.124.06"
+	testHookPath      = "/usr/bin/nvidia-ctk"
+)
 
 // writerFixture is a node with the files of a driver, and a Writer.
 type writerFixture struct {
 	testing.TB
 	*Writer
 	board      device.Inventory
+	state      pubsub.Value[SpecState]
 	log        *capturedLog
 	driverRoot string // in this process's mounts
 	specDir    string
@@ -34,8 +39,9 @@ func newFixture(t testing.TB, gpus int, change func(*Options)) *writerFixture {
 	s := &writerFixture{TB: t, driverRoot: t.TempDir(), specDir: filepath.Join(t.TempDir(), "cdi"), log: &capturedLog{}}
 	s.installDriver(gpus)
 	o := Options{
-		Statuses: s.board.Get, Log: s.logger(), Dir: s.specDir,
-		DriverRoot: s.driverRoot, TargetDriverRoot: "/host",
+		Publish: s.state.Set, Log: s.logger(), Dir: s.specDir,
+		DriverRoot: s.driverRoot, DevRoot: s.driverRoot, TargetDriverRoot: "/host", HookPath: testHookPath,
+		DeviceName: func(d device.Device) string { return string(d.ID) },
 	}
 	if change != nil {
 		change(&o)
@@ -119,15 +125,9 @@ func healthyStatuses(devices []device.Device) []device.Status {
 	return statuses
 }
 
-// updateOnce does the first update of Run.
-func (s *writerFixture) updateOnce(devices []device.Device) {
-	s.Helper()
-	s.update(devices)
-}
-
-// State returns the Writer's state.
+// State returns the published state.
 func (s *writerFixture) State() SpecState {
-	state, _ := s.Get()
+	state, _ := s.state.Get()
 	return state
 }
 

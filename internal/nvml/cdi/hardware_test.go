@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
@@ -23,9 +24,11 @@ func TestHardware(t *testing.T) {
 	devices, err := driver.Devices(t.Context())
 	s.must(err)
 	t.Cleanup(driver.Close)
-	s.Writer = New(Options{Statuses: s.board.Get, Log: s.logger(), Dir: s.specDir})
+	s.Writer = New(Options{
+		Publish: s.state.Set, Log: s.logger(), Dir: s.specDir, HookPath: testHookPath, DeviceName: func(d device.Device) string { return string(d.ID) },
+	})
 	began := time.Now()
-	s.updateOnce(devices)
+	s.Update(healthyStatuses(devices))
 	t.Logf("%d devices in %v, %+v", len(devices), time.Since(began), s.State())
 	s.must(s.State().Err)
 	for _, name := range s.State().Devices {
@@ -45,7 +48,7 @@ func (s *writerFixture) toolkitSpec(flags []string) string {
 	namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
 	s.must(err)
 	lib, err := nvcdi.New(nvcdi.WithLogger(nvcdiLogger{slog.New(slog.DiscardHandler)}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(Vendor), nvcdi.WithClass(gpuClass),
-		nvcdi.WithDeviceNamers(namer), nvcdi.WithNVIDIACDIHookPath(DefaultHookPath),
+		nvcdi.WithDeviceNamers(namer), nvcdi.WithNVIDIACDIHookPath(testHookPath),
 		nvcdi.WithDisabledHooks(newHooks[:]...), nvcdi.WithFeatureFlags(flags...))
 	s.must(err)
 	spec, err := lib.GetSpec()

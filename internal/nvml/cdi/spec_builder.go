@@ -38,19 +38,12 @@ var newHooks = [...]string{"update-application-profile", "apply-cuda-memory-limi
 type specBuilder struct {
 	*Options
 	devices       []device.Device
-	driverVersion string // empty: unknown
-	devRoot       string
+	driverVersion string       // empty: unknown
 	log           *slog.Logger // for nvcdi
 }
 
 func newSpecBuilder(o *Options, devices []device.Device, log *slog.Logger) *specBuilder {
-	b := &specBuilder{Options: o, devices: devices, devRoot: o.DevRoot, log: log}
-	if b.devRoot == "" { // checked for each build: the driver may be installed late
-		b.devRoot = "/"
-		if info, err := os.Stat(filepath.Join(o.DriverRoot, "dev")); err == nil && info.IsDir() {
-			b.devRoot = o.DriverRoot
-		}
-	}
+	b := &specBuilder{Options: o, devices: devices, log: log}
 	for _, d := range devices {
 		if i := slices.IndexFunc(d.InfoLabels, func(l device.Label) bool { return l.Name == "driver_version" }); i >= 0 && b.driverVersion == "" {
 			b.driverVersion = d.InfoLabels[i].Value
@@ -60,7 +53,7 @@ func newSpecBuilder(o *Options, devices []device.Device, log *slog.Logger) *spec
 }
 
 // build builds the spec of a class; nil if disabled or if the node has no such devices. An error beside a spec explains a missing device.
-func (b *specBuilder) build(class string) (s *specs.Spec, err error) {
+func (b *specBuilder) build(class string) (s spec.Interface, err error) {
 	// nvcdi reads arbitrary files below a driver root, calls methods that nvml_adapter.go lacks, and is not written for a daemon.
 	defer func() {
 		if p := recover(); p != nil {
@@ -79,24 +72,24 @@ func (b *specBuilder) build(class string) (s *specs.Spec, err error) {
 	if s == nil {
 		return nil, err
 	}
-	if e := b.hostTransform().Transform(s); e != nil {
+	if e := b.hostTransform().Transform(s.Raw()); e != nil {
 		return nil, e
 	}
-	version, e := specs.MinimumRequiredVersion(s) // the runtime may be older than podgauge
+	version, e := specs.MinimumRequiredVersion(s.Raw()) // the runtime may be older than podgauge
 	if e != nil {
 		return nil, e
 	}
-	s.Version = version
+	s.Raw().Version = version
 	return s, err
 }
 
 // hostTransform returns the translation from this process's paths to the host's, as in NVIDIA's plugin.
 func (b *specBuilder) hostTransform() transform.Transformer {
 	driver := root.New(root.WithRoot(b.DriverRoot), root.WithTargetRoot(b.TargetDriverRoot), root.WithRelativeTo("host"))
-	if b.devRoot == b.DriverRoot {
+	if b.DevRoot == b.DriverRoot {
 		return driver
 	}
-	dev := root.New(root.WithRoot(devDir(b.devRoot)), root.WithTargetRoot(devDir(b.TargetDevRoot)), root.WithRelativeTo("host"))
+	dev := root.New(root.WithRoot(devDir(b.DevRoot)), root.WithTargetRoot(devDir(b.TargetDevRoot)), root.WithRelativeTo("host"))
 	return transform.Merge(driver, dev)
 }
 
@@ -106,20 +99,15 @@ func devDir(root string) string {
 
 // newNVCDI returns an nvcdi library for one query, because the library caches results.
 func (b *specBuilder) newNVCDI(mode nvcdi.Mode, lib deviceLibAdapter) (nvcdi.Interface, error) {
-	namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
-	if err != nil {
-		return nil, err
-	}
 	return nvcdi.New(
 		nvcdi.WithMode(mode),
 		nvcdi.WithLogger(nvcdiLogger{b.log}),
 		nvcdi.WithVendor(Vendor),
 		nvcdi.WithDriverRoot(b.DriverRoot),
-		nvcdi.WithDevRoot(b.devRoot),
+		nvcdi.WithDevRoot(b.DevRoot),
 		nvcdi.WithNVIDIACDIHookPath(b.HookPath),
 		nvcdi.WithDisabledHooks(append(slices.Clone(b.DisabledHooks), newHooks[:]...)...),
 		nvcdi.WithEnabledHooks(b.EnabledHooks...),
-		nvcdi.WithDeviceNamers(namer),
 		// libnvidia-sandboxutils is a driver library that can hang and lack functions, and only repeats the inventory.
 		nvcdi.WithFeatureFlags(append(slices.Clone(b.FeatureFlags), string(nvcdi.FeatureDisableNvsandboxUtils))...),
 		nvcdi.WithNvmlLib(nvmlAdapter{driverVersion: b.driverVersion}),
@@ -128,7 +116,7 @@ func (b *specBuilder) newNVCDI(mode nvcdi.Mode, lib deviceLibAdapter) (nvcdi.Int
 }
 
 // gpuSpec builds the spec of GPUs and MIG devices. An invalid device is skipped for the sake of the others.
-func (b *specBuilder) gpuSpec() (*specs.Spec, error) {
+func (b *specBuilder) gpuSpec() (spec.Interface, error) {
 	if b.driverVersion == "" {
 		return nil, errors.New("driver version unknown, which is in the names of the driver's libraries")
 	}
@@ -161,15 +149,10 @@ func (b *specBuilder) gpuSpec() (*specs.Spec, error) {
 	return s, errors.Join(append(errs, err)...)
 }
 
-func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (*specs.Spec, error) {
-	s, err := spec.New(spec.WithVendor(Vendor), spec.WithClass(class), spec.WithDeviceSpecs(devices), spec.WithEdits(edits))
-	if err != nil {
-		return nil, err
-	}
-	return s.Raw(), nil
+func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (spec.Interface, error) {
+	return spec.New(spec.WithVendor(Vendor), spec.WithClass(class), spec.WithDeviceSpecs(devices), spec.WithEdits(edits))
 }
 
-// deviceSpec builds one device.
 func (b *specBuilder) deviceSpec(d device.Device, gpuEdits map[device.GPU]*specs.ContainerEdits) (specs.Device, error) {
 	name := b.DeviceName(d)
 	if err := parser.ValidateDeviceName(name); err != nil {
@@ -210,7 +193,7 @@ func (b *specBuilder) gpuEdits(d device.Device) (*specs.ContainerEdits, error) {
 	// nvcdi skips a missing device node, and the container would start without a GPU.
 	node := gpuNode(d)
 	if !slices.ContainsFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == node }) {
-		return nil, fmt.Errorf("no device node %s in %s", node, b.devRoot)
+		return nil, fmt.Errorf("no device node %s in %s", node, b.DevRoot)
 	}
 	return &edits, nil
 }
@@ -238,7 +221,7 @@ func (b *specBuilder) migEdits(d device.Device, gpuEdits *specs.ContainerEdits) 
 		if !strings.HasPrefix(path, "/dev/nvidia-caps/") {
 			continue
 		}
-		n := &specs.DeviceNode{Path: path, HostPath: filepath.Join(b.devRoot, path)}
+		n := &specs.DeviceNode{Path: path, HostPath: filepath.Join(b.DevRoot, path)}
 		if !isCharDevice(n.HostPath) {
 			return nil, fmt.Errorf("no device node %s", n.HostPath)
 		}
@@ -254,12 +237,12 @@ func (b *specBuilder) migEdits(d device.Device, gpuEdits *specs.ContainerEdits) 
 }
 
 // imexSpec builds the spec of the IMEX channels. Names are the channels' ids.
-func (b *specBuilder) imexSpec() (*specs.Spec, error) {
+func (b *specBuilder) imexSpec() (spec.Interface, error) {
 	var devices []specs.Device
 	for _, id := range b.IMEXChannels {
 		node := imexChannelNode(id)
 		devices = append(devices, specs.Device{Name: fmt.Sprint(id), ContainerEdits: specs.ContainerEdits{
-			DeviceNodes: []*specs.DeviceNode{{Path: node, HostPath: filepath.Join(b.devRoot, node)}},
+			DeviceNodes: []*specs.DeviceNode{{Path: node, HostPath: filepath.Join(b.DevRoot, node)}},
 		}})
 	}
 	return newSpec(imexClass, devices, specs.ContainerEdits{})
@@ -289,7 +272,7 @@ func isCharDevice(path string) bool {
 }
 
 // modeSpec builds the spec of a class with the single device "all"; nil if the node has no such devices, as in NVIDIA's plugin.
-func (b *specBuilder) modeSpec(class string) (*specs.Spec, error) {
+func (b *specBuilder) modeSpec(class string) (spec.Interface, error) {
 	lib, err := b.newNVCDI(nvcdi.Mode(class), deviceLibAdapter{})
 	if err != nil {
 		return nil, err
@@ -300,7 +283,7 @@ func (b *specBuilder) modeSpec(class string) (*specs.Spec, error) {
 	}
 	for _, d := range s.Raw().Devices {
 		if len(d.ContainerEdits.DeviceNodes)+len(d.ContainerEdits.Mounts) > 0 {
-			return s.Raw(), nil
+			return s, nil
 		}
 	}
 	return nil, nil

@@ -7,7 +7,6 @@ package cdi
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,45 +16,39 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/atomicfile"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/pubsub"
-	"github.com/podgauge/podgauge/internal/retry"
 )
 
 const (
 	// DefaultDir is the runtimes' folder for specs of dynamic devices.
 	DefaultDir = "/var/run/cdi"
-	// DefaultHookPath is the default of NVIDIA's plugin.
-	DefaultHookPath = "/usr/bin/nvidia-ctk"
 	// Vendor is the vendor of NVIDIA's plugin, so that each plugin replaces the files of the other, and knows the containers.
 	Vendor = "k8s.device-plugin.nvidia.com"
 )
 
 const (
-	fileCheckInterval = time.Second
 	// rebuildInterval bounds the delay of changes that the inventory does not show: a new socket of nvidia-persistenced, or a removed
 	// socket that would keep containers from starting.
-	rebuildInterval        = 30 * time.Second
-	minBackoff, maxBackoff = time.Second, time.Minute
-	// firstListingTimeout is the time after which a missing first listing means a node without a driver.
-	firstListingTimeout = 10 * time.Second
+	rebuildInterval = 30 * time.Second
+	// retryInterval is the time between a failure and the next build.
+	retryInterval = 10 * time.Second
 )
 
 // Options configure a Writer.
 type Options struct {
-	// Statuses returns the inventory and a channel that the next change closes.
-	Statuses func() ([]device.Status, <-chan struct{})
-	Log      *slog.Logger
+	// Publish is called with each change of the state. Slices are read-only.
+	Publish func(SpecState)
+	Log     *slog.Logger
 	// Dir is the folder of specs. Default: DefaultDir.
 	Dir string
-	// DeviceName returns the name of a device, as in the response to Allocate. Default: the id.
+	// DeviceName returns the name of a device, as in the response to Allocate.
 	DeviceName func(device.Device) string
-	// DriverRoot and DevRoot are the folders of the driver's files and of /dev in this process's mounts. Default: /, and DriverRoot
-	// if it has a /dev.
+	// DriverRoot and DevRoot are the folders of the driver's files and of /dev in this process's mounts. Default: /.
 	DriverRoot, DevRoot string
 	// TargetDriverRoot and TargetDevRoot are the same folders on the host. Default: DriverRoot, and TargetDriverRoot.
 	TargetDriverRoot, TargetDevRoot string
-	// HookPath is nvidia-cdi-hook or nvidia-ctk on the host. Default: DefaultHookPath.
+	// HookPath is nvidia-cdi-hook or nvidia-ctk on the host.
 	HookPath string
 	// FeatureFlags and DisabledHooks are nvcdi's. EnabledHooks may have newHooks.
 	FeatureFlags, DisabledHooks, EnabledHooks []string
@@ -77,84 +70,55 @@ func (s SpecState) Attempted() bool {
 	return len(s.Classes) > 0 || s.Err != nil && !errors.Is(s.Err, errNoDevice)
 }
 
-// errNoDevice is the reason for missing specs on a node without a driver or without a GPU.
+// errNoDevice is the reason for missing specs on a node without a GPU.
 var errNoDevice = errors.New("no device")
 
-// Writer writes specs.
+// Writer writes specs. The files stay: the next Writer replaces or removes them.
 type Writer struct {
 	Options
-	device.Heartbeat
 
-	state pubsub.Value[SpecState]
-
-	// All below belong to Run's goroutine.
+	state     SpecState       // as published
 	devices   []device.Device // of the newest specs
 	files     map[string]*specFile
 	cleaned   bool // an earlier process's files are removed
 	nextBuild time.Time
-	backoff   retry.Backoff
 	lastError string // as logged
 }
 
 // New returns a Writer.
 func New(o Options) *Writer {
 	o.Dir = cmp.Or(o.Dir, DefaultDir)
-	o.HookPath = cmp.Or(o.HookPath, DefaultHookPath)
 	// nvcdi compares prefixes of paths.
 	o.DriverRoot = filepath.Clean(cmp.Or(o.DriverRoot, "/"))
 	o.TargetDriverRoot = filepath.Clean(cmp.Or(o.TargetDriverRoot, o.DriverRoot))
 	o.TargetDevRoot = filepath.Clean(cmp.Or(o.TargetDevRoot, o.TargetDriverRoot))
-	if o.DevRoot != "" {
-		o.DevRoot = filepath.Clean(o.DevRoot)
-	}
-	if o.DeviceName == nil {
-		o.DeviceName = func(d device.Device) string { return string(d.ID) }
-	}
-	w := &Writer{Options: o, files: map[string]*specFile{}, backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff}}
+	o.DevRoot = filepath.Clean(cmp.Or(o.DevRoot, "/"))
+	w := &Writer{Options: o, files: map[string]*specFile{}}
 	for _, class := range classes {
 		w.files[class] = newSpecFile(o.Dir, class)
 	}
 	return w
 }
 
-// Get returns the state and a channel that the next change closes. Callers must not change the slices.
-func (w *Writer) Get() (SpecState, <-chan struct{}) { return w.state.Get() }
-
-// Ready returns an error until the first attempt to write specs. A node without devices is ready.
-func (w *Writer) Ready() error {
-	statuses, _ := w.Statuses()
-	if state, _ := w.Get(); len(statuses) > 0 && !state.Attempted() {
-		return errors.New("CDI specs not written yet")
+// Update rebuilds the specs if due, or if another program altered a file. Callers repeat Update, also without a change of the inventory.
+func (w *Writer) Update(statuses []device.Status) {
+	devices := devicesOf(statuses)
+	altered := false
+	for class, f := range w.files {
+		if f.written != nil && !f.isUnchanged() {
+			altered, f.written = true, nil
+			w.Log.Warn("CDI spec lost or altered, writing again", "file", f.path, "class", class)
+		}
 	}
-	return nil
-}
-
-// Run keeps the specs up to date until ctx is done, and retries after failures. The files stay: the next Writer replaces or removes them.
-func (w *Writer) Run(ctx context.Context) error {
-	begin := time.Now()
-	check := time.NewTicker(fileCheckInterval)
-	defer check.Stop()
-	for {
-		w.Beat()
-		statuses, changed := w.Statuses()
-		if statuses != nil || time.Since(begin) >= firstListingTimeout {
-			w.update(devicesOf(statuses))
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		case <-check.C:
-		}
+	changed := !reflect.DeepEqual(devices, w.devices)
+	if changed || altered || !time.Now().Before(w.nextBuild) {
+		w.rebuild(devices, changed)
 	}
 }
 
-// devicesOf returns the devices of the inventory, regardless of health; nil before the first listing. A GPU that is gone is left out: its
-// index and device node may belong to another GPU.
+// devicesOf returns the devices of the inventory, regardless of health. A GPU that is gone is left out: its index and device node may belong
+// to another GPU.
 func devicesOf(statuses []device.Status) []device.Device {
-	if statuses == nil {
-		return nil
-	}
 	devices := make([]device.Device, 0, len(statuses))
 	for _, s := range statuses {
 		if !s.Gone || !s.WholeGPU() {
@@ -164,23 +128,9 @@ func devicesOf(statuses []device.Status) []device.Device {
 	return devices
 }
 
-// update rebuilds the specs if due, and restores lost or altered files.
-func (w *Writer) update(devices []device.Device) {
-	changed := !reflect.DeepEqual(devices, w.devices)
-	if changed || !time.Now().Before(w.nextBuild) {
-		w.rebuild(devices, changed)
-	} else if err := w.restoreFiles(); err != nil {
-		w.publish(err)
-	}
-}
-
-// rebuild builds and writes all specs. Without a driver or after a failure, existing files stay: they are likely to be right.
+// rebuild builds and writes all specs. After a failure, existing files stay: they are likely to be right.
 func (w *Writer) rebuild(devices []device.Device, changed bool) {
 	w.devices = devices
-	if devices == nil {
-		w.publish(errNoDevice)
-		return
-	}
 	var errs []error
 	if len(devices) == 0 {
 		errs = append(errs, errNoDevice)
@@ -201,48 +151,26 @@ func (w *Writer) rebuild(devices []device.Device, changed bool) {
 		case err == nil:
 			errs = append(errs, w.drop(w.files[class]))
 		}
-		if !w.cleaned {
-			w.files[class].RemoveStaleTemps(w.files[class].name)
-		}
 	}
 	w.cleaned = true
+	atomicfile.RemoveStale(filepath.Join(w.Dir, "spec.*.tmp")) // of the CDI library, left by a failed write
 	w.publish(errors.Join(errs...))
 }
 
 // drop removes a file of this Writer, and in the first build a file of an earlier process. Another program's newer file stays.
 func (w *Writer) drop(f *specFile) error {
-	if f.written == nil && w.cleaned || f.written != nil && !f.isUnchanged() {
-		f.written = nil
-		return nil
+	if f.isUnchanged() || !w.cleaned {
+		return f.remove()
 	}
-	return f.remove()
-}
-
-// restoreFiles writes lost or altered files again.
-func (w *Writer) restoreFiles() error {
-	var errs []error
-	for _, class := range classes {
-		f := w.files[class]
-		if f.written == nil || f.isUnchanged() {
-			continue
-		}
-		if err := f.write(f.content); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", class, err))
-			f.written = nil
-			continue
-		}
-		w.Log.Warn("restored lost or altered CDI spec", "file", f.Path(f.name))
-	}
-	return errors.Join(errs...)
+	f.written = nil
+	return nil
 }
 
 // publish publishes and logs the state, if changed, and schedules the next build.
 func (w *Writer) publish(err error) {
-	if err == nil {
-		w.backoff.Reset()
-		w.nextBuild = time.Now().Add(rebuildInterval)
-	} else {
-		w.nextBuild = time.Now().Add(w.backoff.Next())
+	w.nextBuild = time.Now().Add(rebuildInterval)
+	if err != nil {
+		w.nextBuild = time.Now().Add(retryInterval)
 	}
 	state, errText := SpecState{Err: err}, ""
 	for _, class := range classes {
@@ -251,16 +179,18 @@ func (w *Writer) publish(err error) {
 		}
 	}
 	if gpu := w.files[gpuClass]; gpu.written != nil {
-		state.Devices = gpu.devices
+		for _, d := range gpu.spec.Devices {
+			state.Devices = append(state.Devices, d.Name)
+		}
 	}
 	if err != nil {
 		errText = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
-	if old, _ := w.Get(); errText == w.lastError && slices.Equal(old.Devices, state.Devices) && slices.Equal(old.Classes, state.Classes) {
+	if errText == w.lastError && slices.Equal(w.state.Devices, state.Devices) && slices.Equal(w.state.Classes, state.Classes) {
 		return
 	}
-	w.lastError = errText
-	w.state.Set(state)
+	w.state, w.lastError = state, errText
+	w.Publish(state)
 	log := w.Log.With("dir", w.Dir, "devices", len(state.Devices), "classes", strings.Join(state.Classes, ","))
 	switch {
 	case errors.Is(err, errNoDevice):

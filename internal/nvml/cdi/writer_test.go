@@ -20,15 +20,37 @@ func runWriter(t *testing.T, gpus int, change func(*Options), body func(*writerF
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t, gpus, change)
 		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- s.Run(ctx) }()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.repeatUpdate(ctx)
+		}()
 		s.advance(0)
 		body(s)
 		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		<-done
 	})
+}
+
+// checkInterval is the interval of updates without a change of the inventory.
+const checkInterval = time.Second
+
+// repeatUpdate follows the inventory, as podgauge does.
+func (s *writerFixture) repeatUpdate(ctx context.Context) {
+	check := time.NewTicker(checkInterval)
+	defer check.Stop()
+	for {
+		statuses, changed := s.board.Get()
+		if statuses != nil {
+			s.Update(statuses)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-check.C:
+		}
+	}
 }
 
 // advance advances the time and waits until the Writer is idle.
@@ -59,9 +81,6 @@ func (s *writerFixture) wantDevices(devices ...string) {
 
 func TestSpecsFollowTheInventory(t *testing.T) {
 	runWriter(t, 2, nil, func(s *writerFixture) {
-		if err := s.Ready(); err != nil {
-			t.Errorf("before the first listing: %v", err)
-		}
 		s.publishDevices(makeGPUs(1))
 		s.wantDevices("GPU-0")
 		s.publishDevices(makeGPUs(2))
@@ -70,8 +89,8 @@ func TestSpecsFollowTheInventory(t *testing.T) {
 		if info, err := os.Stat(s.specPathOf("gpu")); err != nil || info.Mode() != 0o644 {
 			t.Errorf("file %v, %v", info, err)
 		}
-		if err := s.Ready(); err != nil || !s.HasSpec("gpu") || s.HasSpec("gds") {
-			t.Errorf("ready: %v; specs %q", err, s.State().Classes)
+		if !s.State().Attempted() || !s.HasSpec("gpu") || s.HasSpec("gds") {
+			t.Errorf("specs %q", s.State().Classes)
 		}
 		lost := healthyStatuses(makeGPUs(2))
 		lost[0].Healthy, lost[0].Reason, lost[0].Gone = false, "gone", true
@@ -128,13 +147,13 @@ func TestFileRestored(t *testing.T) {
 				s.publishDevices(makeGPUs(1))
 				right := s.readSpec("gpu")
 				damage(s)
-				s.advance(fileCheckInterval)
+				s.advance(checkInterval)
 				if name == "folder in its place" { // rename fails
-					if s.HasSpec("gpu") || s.State().Err == nil || s.Ready() != nil {
-						t.Errorf("state %+v, ready: %v", s.State(), s.Ready())
+					if s.HasSpec("gpu") || s.State().Err == nil || !s.State().Attempted() {
+						t.Errorf("state %+v", s.State())
 					}
 					s.must(os.Remove(s.specPathOf("gpu")))
-					s.advance(maxBackoff)
+					s.advance(retryInterval)
 				}
 				if got := s.readSpec("gpu"); got != right {
 					t.Errorf("file content %s", got)
@@ -170,13 +189,13 @@ func TestNextWriter(t *testing.T) {
 		for _, name := range names {
 			path := filepath.Join(s.specDir, name)
 			s.must(os.WriteFile(path, []byte("{}"), 0o644))
-			s.must(os.Chtimes(path, time.Unix(0, 0), time.Unix(0, 0))) // stale, if temporary
 		}
 	}
 	const gpu, gds, other = "k8s.device-plugin.nvidia.com-gpu.json", "k8s.device-plugin.nvidia.com-gds.json", "nvidia.yaml.off"
 	t.Run("device gone, class disabled, temporary file", func(t *testing.T) {
 		runWriter(t, 2, nil, func(s *writerFixture) {
-			leave(s, gpu, gds, other, "."+gpu+".123.tmp")
+			leave(s, gpu, gds, other, "spec.1.tmp")
+			s.must(os.Chtimes(filepath.Join(s.specDir, "spec.1.tmp"), time.Unix(0, 0), time.Unix(0, 0)))
 			s.publishDevices(makeGPUs(1))
 			s.wantDevices("GPU-0")
 			wantSet(t, "files", s.specNames(), gpu, other)
@@ -220,7 +239,7 @@ func TestNextWriter(t *testing.T) {
 	})
 	t.Run("CDI disabled", func(t *testing.T) {
 		s := newFixture(t, 0, nil)
-		leave(s, gpu, gds, other, "."+gds+".1.tmp")
+		leave(s, gpu, gds, other)
 		s.must(RemoveSpecs(s.specDir))
 		wantSet(t, "files", s.specNames(), other)
 		s.must(RemoveSpecs(filepath.Join(s.specDir, "missing")))
@@ -230,14 +249,14 @@ func TestNextWriter(t *testing.T) {
 // TestStatePublished checks that each change of the state is published once.
 func TestStatePublished(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
-		_, first := s.Get()
+		_, first := s.state.Get()
 		s.publishDevices(makeGPUs(1))
 		select {
 		case <-first:
 		default:
 			t.Error("no change published")
 		}
-		_, second := s.Get()
+		_, second := s.state.Get()
 		s.advance(10 * time.Minute)
 		select {
 		case <-second:
@@ -268,14 +287,14 @@ func TestFailureAndRecovery(t *testing.T) {
 		s.publishDevices(makeGPUs(1))
 		s.advance(10 * time.Minute)
 		s.wantDevices()
-		if err := s.State().Err; err == nil || s.Ready() != nil || len(s.specNames()) > 0 {
-			t.Errorf("error %v, ready: %v, files %q", err, s.Ready(), s.specNames())
+		if err := s.State().Err; err == nil || !s.State().Attempted() || len(s.specNames()) > 0 {
+			t.Errorf("error %v, files %q", err, s.specNames())
 		}
 		if n := s.log.countLines(""); n != 1 || s.log.countLines("WARN", testDriverVersion) != 1 {
 			t.Errorf("%d log lines:\n%s", n, s.log)
 		}
 		s.must(os.Rename(libraries+".away", libraries))
-		s.advance(maxBackoff)
+		s.advance(retryInterval)
 		s.wantDevices("GPU-0")
 		s.must(s.State().Err)
 
@@ -341,11 +360,11 @@ func TestInvalidDevice(t *testing.T) {
 func TestNoDriver(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		s.advance(10 * time.Minute)
-		if n := s.log.countLines(""); n != 1 || s.log.countLines("INFO", "no device") != 1 {
+		if n := s.log.countLines(""); n != 0 {
 			t.Errorf("%d log lines:\n%s", n, s.log)
 		}
-		if err := s.Ready(); err != nil {
-			t.Errorf("ready: %v", err)
+		if s.State().Attempted() {
+			t.Errorf("attempted without an inventory: %v", s.State().Err)
 		}
 		unknown := makeGPUs(1)
 		unknown[0].InfoLabels = nil

@@ -10,12 +10,12 @@ import (
 )
 
 // checkedFields are read by each check, in one call.
-var checkedFields = [...]uint32{
-	energyIndex:            metric.EnergyField, // an answer is enough; a decrease shows a reset
-	recoveryIndex:          metric.RecoveryField,
-	remapFailureIndex:      nvml.FI_DEV_REMAPPED_FAILURE,
-	remapPendingIndex:      nvml.FI_DEV_REMAPPED_PENDING,
-	retirementPendingIndex: nvml.FI_DEV_RETIRED_PENDING, // the same, up to Turing
+var checkedFields = [...]metric.FieldKey{
+	energyIndex:            {ID: metric.EnergyField}, // an answer is enough; a decrease shows a reset
+	recoveryIndex:          {ID: metric.RecoveryField},
+	remapFailureIndex:      {ID: nvml.FI_DEV_REMAPPED_FAILURE},
+	remapPendingIndex:      {ID: nvml.FI_DEV_REMAPPED_PENDING},
+	retirementPendingIndex: {ID: nvml.FI_DEV_RETIRED_PENDING}, // the same, up to Turing
 }
 
 const (
@@ -26,24 +26,14 @@ const (
 	retirementPendingIndex
 )
 
-// checkBatch has the keys of checkedFields.
-var checkBatch = func() metric.FieldBatch {
-	var keys []metric.FieldKey
-	for _, id := range checkedFields {
-		keys = append(keys, metric.FieldKey{ID: id})
-	}
-	return metric.NewFieldBatch(keys...)
-}()
-
-// healthCheck is a condition of an unhealthy GPU.
-type healthCheck struct {
-	name       string
+// HealthCheck is a condition of an unhealthy GPU.
+type HealthCheck struct {
 	fieldIndex int            // in checkedFields; 0: no field
 	valueID    metric.ValueID // of a call, otherwise
 	// evaluate returns the fault for a value, or nil.
-	evaluate  func(g *GPUReader, c *healthCheck, value float64, now time.Time) *device.Fault
-	fault     device.Fault
-	condition string
+	evaluate  func(g *GPUReader, c *HealthCheck, value float64, now time.Time) *device.Fault
+	Fault     device.Fault
+	Condition string
 }
 
 // healthChecks name the fault in this order: a GPU in need of replacement needs no reset before. Lost GPUs and those with
@@ -51,38 +41,38 @@ type healthCheck struct {
 //
 // A down NVLink is no fault: links are down for many reasons, from the wiring of the board to a reset of the other end, and programs
 // without NVLink run. For an unusable GPU the driver has a recovery action.
-var healthChecks = [...]healthCheck{
+var healthChecks = [...]HealthCheck{
 	{
-		name: "row_remap_failure", fieldIndex: remapFailureIndex, condition: "a row of memory could not be replaced by a spare one",
-		evaluate: faultIfSet, fault: device.Fault{Reason: "row_remap_failure", Action: xid.ActionReplaceGPU, NeedsReset: true},
+		fieldIndex: remapFailureIndex, Condition: "a row of memory could not be replaced by a spare one",
+		evaluate: faultIfSet, Fault: device.Fault{Reason: "row_remap_failure", Action: xid.ActionReplaceGPU, NeedsReset: true},
 	},
 	{
-		name: "sram_threshold", valueID: metric.SRAMThresholdExceeded, condition: "SRAM has had too many uncorrected errors",
-		evaluate: faultIfSet, fault: device.Fault{Reason: "sram_threshold_exceeded", Action: xid.ActionReplaceGPU},
+		valueID: metric.SRAMThresholdExceeded, Condition: "SRAM has had too many uncorrected errors",
+		evaluate: faultIfSet, Fault: device.Fault{Reason: "sram_threshold_exceeded", Action: xid.ActionReplaceGPU},
 	},
 	{
-		name: "unrepairable_memory", valueID: metric.UnrepairableMemory, condition: "memory has errors that cannot be repaired",
-		evaluate: faultIfSet, fault: device.Fault{Reason: "unrepairable_memory", Action: xid.ActionReplaceGPU},
+		valueID: metric.UnrepairableMemory, Condition: "memory has errors that cannot be repaired",
+		evaluate: faultIfSet, Fault: device.Fault{Reason: "unrepairable_memory", Action: xid.ActionReplaceGPU},
 	},
 	{
-		name: "recovery_action", fieldIndex: recoveryIndex, condition: "the driver asks for anything but none",
-		evaluate: evaluateRecoveryAction, fault: device.Fault{Reason: "recovery_action_…", Action: "as the driver says"},
+		fieldIndex: recoveryIndex, Condition: "the driver asks for anything but none",
+		evaluate: evaluateRecoveryAction, Fault: device.Fault{Reason: "recovery_action_…", Action: "as the driver reports"},
 	},
 	{
-		name: "fabric", valueID: metric.FabricFailed, condition: "joining the fabric of NVSwitches has ended with an error",
-		evaluate: faultIfSet, fault: device.Fault{Reason: "fabric", Action: xid.ActionResetGPU},
+		valueID: metric.FabricFailed, Condition: "joining the fabric of NVSwitches has ended with an error",
+		evaluate: faultIfSet, Fault: device.Fault{Reason: "fabric", Action: xid.ActionResetGPU},
 	},
 	{
-		name: "fabric_joined", valueID: metric.FabricNotJoined, condition: "the GPU, which has NVLinks and is not partitioned, has not joined the fabric for 5 minutes",
-		evaluate: evaluateFabricJoin, fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
+		valueID: metric.FabricNotJoined, Condition: "the GPU, which has NVLinks and is not partitioned, has not joined the fabric for 5 minutes",
+		evaluate: evaluateFabricJoin, Fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
 	},
 }
 
-func faultIfSet(_ *GPUReader, c *healthCheck, value float64, _ time.Time) *device.Fault {
+func faultIfSet(_ *GPUReader, c *HealthCheck, value float64, _ time.Time) *device.Fault {
 	if value == 0 {
 		return nil
 	}
-	fault := c.fault
+	fault := c.Fault
 	return &fault
 }
 
@@ -98,7 +88,7 @@ var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
 }
 
 // evaluateRecoveryAction passes the driver's action on. An undefined value is no fault.
-func evaluateRecoveryAction(_ *GPUReader, _ *healthCheck, value float64, _ time.Time) *device.Fault {
+func evaluateRecoveryAction(_ *GPUReader, _ *HealthCheck, value float64, _ time.Time) *device.Fault {
 	if !metric.IsRecoveryAction(value) || value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
 		return nil
 	}
@@ -112,9 +102,9 @@ const fabricJoinTimeout = 5 * time.Minute
 
 // evaluateFabricJoin waits, since pods of a booting node would be rejected for good. After the timeout CUDA does not start on the GPU. A
 // partitioned GPU, and a GPU with disabled NVLinks, needs no fabric.
-func evaluateFabricJoin(g *GPUReader, c *healthCheck, notJoined float64, now time.Time) *device.Fault {
+func evaluateFabricJoin(g *GPUReader, c *HealthCheck, notJoined float64, now time.Time) *device.Fault {
 	since := &g.history.notJoinedSince
-	if notJoined == 0 || g.links[metric.ScopeNVLink] == 0 || g.mig.Load().Enabled {
+	if notJoined == 0 || g.links[metric.ScopeNVLink] == 0 || g.MIG.Load().Enabled {
 		*since = time.Time{}
 		return nil
 	}

@@ -1,7 +1,6 @@
 package collect
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -28,24 +27,14 @@ const (
 
 // collection is the state of the collection under way.
 type collection struct {
-	budget   int  // remaining calls
-	answered bool // a call succeeded
-	failure  callFailure
-	aborted  bool // no further call can succeed, by the GPU
+	budget   int   // remaining calls
+	answered bool  // a call succeeded
+	failure  error // of the first failed call
+	aborted  bool  // no further call can succeed, by the GPU
 }
 
-// callFailure is the first failed call; the zero value is no failure.
-type callFailure struct {
-	symbol string
-	ret    nvml.Return
-}
-
-// err is the error of a GPU without any value.
-func (f callFailure) err() error {
-	if f.ret == nvml.SUCCESS {
-		return errors.New("the GPU has nothing that can be read")
-	}
-	return fmt.Errorf("%s: %w", f.symbol, lib.Error(f.ret))
+func callError(symbol string, ret nvml.Return) error {
+	return fmt.Errorf("%s: %w", symbol, lib.Error(ret))
 }
 
 // spendCall takes a call from the budget.
@@ -63,13 +52,11 @@ func (g *GPUReader) recordResult(symbol string, ret nvml.Return) {
 	case ret == nvml.SUCCESS:
 		c.answered = true
 	case lib.IsFinal(ret): // earlier values may be as old as the trouble
-		c.failure, c.aborted = callFailure{symbol, ret}, true
-	case c.failure == (callFailure{}):
-		c.failure = callFailure{symbol, ret}
+		c.failure, c.aborted = callError(symbol, ret), true
+	case c.failure == nil:
+		c.failure = callError(symbol, ret)
 	}
 }
-
-func (g *GPUReader) isAborted() bool { return g.collection.aborted }
 
 // processCallBudget is reserved for the processes, read last: a call for each list, and on unpartitioned GPUs a call for the utilization.
 func (g *GPUReader) processCallBudget() int {
@@ -84,36 +71,24 @@ func (g *GPUReader) collect(now time.Time) {
 	g.updateInstances()
 	g.lastCollection = now
 	g.collection = collection{budget: maxCallsPerGPU + maxCallsPerInstance*len(g.instances) - g.processCallBudget()}
-	if g.needsGPMProbe(now) && g.spendCall() {
-		g.probeGPM(now)
-	}
-	if g.fastFields.hasRequests() && g.spendCall() {
+	if g.fastFields.hasKeys() && g.spendCall() {
 		g.readFields(&g.fastFields, now)
-		g.detectReset(&g.fastFields, g.plan.Fast.Index[metric.FieldKey{ID: metric.EnergyField}])
+		g.detectReset(&g.fastFields, g.fastFields.Index[metric.FieldKey{ID: metric.EnergyField}])
 	}
-	if g.isAborted() {
+	if g.collection.aborted {
 		return
 	}
 	g.dropBeforeReset()
-	g.updateSpared()
 	g.sampler.expire(&g.latest, now)
 	g.makeFastCalls(&g.readTarget, now)
-	if !g.partsKnown && !g.isAborted() && g.spendCall() {
-		g.findParts()
-	}
 	for _, in := range g.instances {
-		if g.isAborted() {
+		if g.collection.aborted {
 			return
 		}
 		in.sampler.expire(&in.latest, now)
 		g.readInstance(in, now)
 	}
 	g.readSlow(now)
-	for len(g.unusedSamples) > 0 && g.spendCall() {
-		last := len(g.unusedSamples) - 1
-		_ = g.session.NVML.GpmSampleFree(g.unusedSamples[last].GpmSample) // a failure changes nothing
-		g.unusedSamples = g.unusedSamples[:last]
-	}
 }
 
 func (g *GPUReader) readFields(f *fieldReader, now time.Time) {
@@ -124,18 +99,18 @@ func (g *GPUReader) readFields(f *fieldReader, now time.Time) {
 	}
 }
 
-// updateSpared finds the values provided by fields. If a field failed once, the call replaces it.
-func (g *GPUReader) updateSpared() {
-	for _, i := range g.plan.SparingRows {
-		r := &g.plan.Rows[i]
-		_, known := g.fieldsOf(r).rawValue(g.plan.Ranges[i][0].Start)
-		g.spared[r.ValueID] = known
+// isSpared reports whether a field has the value of a call. If the field failed once, the call replaces it.
+func (g *GPUReader) isSpared(c *metric.Call) bool {
+	if c.SparedBy == nil {
+		return false
 	}
+	f := g.fieldsOf(c.Pace == device.PaceSlow)
+	_, known := f.rawValue(f.Index[*c.SparedBy])
+	return known
 }
 
-// fieldsOf returns the fields of a row's pace.
-func (g *GPUReader) fieldsOf(r *metric.Row) *fieldReader {
-	if r.Slow {
+func (g *GPUReader) fieldsOf(slow bool) *fieldReader {
+	if slow {
 		return &g.slowFields
 	}
 	return &g.fastFields
@@ -149,7 +124,7 @@ func (g *GPUReader) makeFastCalls(t *readTarget, now time.Time) {
 	}
 	for i := range metric.Calls {
 		if metric.Calls[i].Pace == device.PaceFast && g.shouldCall(i, t, now) && g.spendCall() {
-			if g.makeCall(i, t, now); g.isAborted() {
+			if g.makeCall(i, t, now); g.collection.aborted {
 				return
 			}
 		}
@@ -162,7 +137,10 @@ func (g *GPUReader) canFind(i int) bool { return g.session.Symbols[metric.Calls[
 // canCall reports whether the i-th call could succeed.
 func (g *GPUReader) canCall(i int, t *readTarget, now time.Time) bool {
 	c := &metric.Calls[i]
-	if c.Targets&t.kind == 0 || !g.canFind(i) || g.lacksPart[i] || t.callStates[i].denials.shouldSkip(now) {
+	if c.Targets&t.kind == 0 || !g.canFind(i) || t.callStates[i].denials.shouldSkip(now) {
+		return false
+	}
+	if c.PartCount != metric.NoValue && (!t.latest.Present[c.PartCount] || t.latest.Values[c.PartCount] <= float64(c.Part)) {
 		return false
 	}
 	// A fast fallback also replaces a call after a single failure.
@@ -171,7 +149,8 @@ func (g *GPUReader) canCall(i int, t *readTarget, now time.Time) bool {
 
 // shouldCall reports whether the i-th call could read a missing value.
 func (g *GPUReader) shouldCall(i int, t *readTarget, now time.Time) bool {
-	return g.canCall(i, t, now) && t.latest.MissesAny(&metric.Calls[i], &t.spared)
+	c := &metric.Calls[i]
+	return g.canCall(i, t, now) && t.latest.MissesAny(c) && !g.isSpared(c)
 }
 
 // makeCall makes the i-th call. A failure drops the earlier values, unless the call was denied before: then a fallback has read them.
@@ -193,7 +172,6 @@ func (g *GPUReader) readSlowFields(now time.Time) (newLinks bool) {
 	if newLinks = g.findLinks(); newLinks {
 		g.slowReadAt = now.Add(unconfirmedRetryInterval - slowInterval)
 	}
-	g.updateSpared()
 	return newLinks
 }
 
@@ -203,7 +181,7 @@ var linkCounts = [...]uint32{metric.ScopeNVLink: nvml.FI_DEV_NVLINK_LINK_COUNT, 
 // findLinks enables the fields of new links, and reports whether there are any.
 func (g *GPUReader) findLinks() (found bool) {
 	for _, s := range [...]metric.FieldScope{metric.ScopeNVLink, metric.ScopeC2CLink} {
-		n, ok := g.slowFields.value(g.plan.Slow.Index[metric.FieldKey{ID: linkCounts[s]}])
+		n, ok := g.slowFields.value(g.slowFields.Index[metric.FieldKey{ID: linkCounts[s]}])
 		if links := uint32(min(n, metric.MaxNVLinks)); ok && links > g.links[s] {
 			g.links[s], found = links, true
 		}
@@ -228,52 +206,26 @@ func (g *GPUReader) mayHaveField(k metric.FieldKey) bool {
 // Initialize reads all static and slow values for the first collection. The caller holds the lock.
 func (g *GPUReader) Initialize() {
 	has, now := g.session.Symbols, time.Now()
-	g.checkFields = newFieldReader(has, checkBatch, func(metric.FieldKey) bool { return true })
+	g.checkFields = newFieldReader(has, metric.NewFieldBatch(checkedFields[:]...), g.mayHaveField)
 	g.fastFields = newFieldReader(has, g.plan.Fast, g.mayHaveField)
 	g.slowFields = newFieldReader(has, g.plan.Slow, g.mayHaveField)
 	g.collection, g.lastCollection = collection{budget: unlimitedCalls}, now
-	g.findParts()
 	if g.readSlowFields(now) {
 		g.readSlowFields(now)
 	}
-	if !g.isAborted() && g.needsGPMProbe(now) {
-		g.probeGPM(now)
-	}
 	for i := range metric.Calls {
-		if !g.isAborted() && metric.Calls[i].Pace != device.PaceFast && g.shouldCall(i, &g.readTarget, now) {
+		if !g.collection.aborted && metric.Calls[i].Pace != device.PaceFast && g.shouldCall(i, &g.readTarget, now) {
 			g.makeCall(i, &g.readTarget, now)
 			if i%2 == 1 { // half of the turns are due earlier, so that not all values expire in one collection
 				g.callStates[i].calledAt = now.Add(-slowInterval / 2)
 			}
 		}
 	}
-	if g.isAborted() {
-		g.forgetAbsences()
-		return
+	if !g.collection.aborted {
+		g.takeSample(&g.readTarget, noGPUInstance, now)
 	}
-	if g.takeSample(&g.readTarget, noGPUInstance, now); g.isAborted() {
+	if g.collection.aborted {
 		g.forgetAbsences()
-	}
-}
-
-// findParts finds the calls about absent parts, such as fans, to exclude them from the rota. A failure other than an absence is retried.
-func (g *GPUReader) findParts() {
-	g.lacksPart, g.partsKnown = make([]bool, len(metric.Calls)), true
-	counts := map[*metric.PartCount]float64{}
-	for i := range metric.Calls {
-		parts := metric.Calls[i].Parts
-		if parts == nil {
-			continue
-		}
-		if _, known := counts[parts]; !known && g.session.Symbols[parts.Symbol] {
-			counts[parts] = 0
-			n, ret := parts.Read(g.Handle)
-			g.partsKnown = g.partsKnown && (ret == nvml.SUCCESS || lib.IsUnavailable(ret))
-			if ret == nvml.SUCCESS {
-				counts[parts] = n
-			}
-		}
-		g.lacksPart[i] = float64(metric.Calls[i].Part) >= counts[parts]
 	}
 }
 
@@ -295,7 +247,7 @@ func (g *GPUReader) dropBeforeReset() {
 
 // dropSlow drops all slow values and makes them due.
 func (g *GPUReader) dropSlow() {
-	g.slowFields.requestAll()
+	g.slowFields.forget()
 	g.slowReadAt = g.slowReadAt.Add(-slowInterval)
 	g.readTarget.dropSlow()
 	for _, in := range g.instances {
@@ -315,14 +267,14 @@ func (t *readTarget) dropSlow() {
 // forgetAbsences forgets all denials and slow values: denials during trouble prove nothing, and a change of the MIG mode changes the GPU's
 // features.
 func (g *GPUReader) forgetAbsences() {
-	g.fastFields.requestAll()
-	g.checkFields.requestAll()
+	g.fastFields.forget()
+	g.checkFields.forget()
 	g.dropSlow()
 	for i := range g.callStates {
 		g.callStates[i].denials = Denials{}
 	}
 	g.sampler.reset(&g.latest)
-	g.gpm.denials, g.sampler.denials = Denials{}, Denials{}
+	g.sampler.denials = Denials{}
 	clear(g.processes.denials[:])
 	for _, in := range g.instances {
 		in.reset()

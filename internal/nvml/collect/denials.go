@@ -32,19 +32,11 @@ func (d Denials) Denied() bool { return d.count > 0 }
 // Confirmed reports whether the denials suffice to be believed.
 func (d Denials) Confirmed() bool { return d.count >= DenialsToConfirm }
 
-// retryInterval is the time from a denial to the next try.
-func (d Denials) retryInterval() time.Duration {
-	switch {
-	case !d.Denied():
-		return 0
-	case d.Confirmed():
-		return confirmedRetryInterval
-	default:
-		return unconfirmedRetryInterval
-	}
-}
-
 // shouldSkip reports whether it is too early for the next try.
 func (d Denials) shouldSkip(now time.Time) bool {
-	return d.Denied() && now.Sub(d.lastAt) < d.retryInterval()
+	interval := unconfirmedRetryInterval
+	if d.Confirmed() {
+		interval = confirmedRetryInterval
+	}
+	return d.Denied() && now.Sub(d.lastAt) < interval
 }

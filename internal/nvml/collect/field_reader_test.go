@@ -34,7 +34,7 @@ func FuzzChecks(f *testing.F) {
 				bad = v == math.Trunc(v) && v > 0 && v <= float64(nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT)
 			}
 			if found := c.evaluate(nil, c, v, time.Time{}); (found == nil) == bad || found != nil && (found.Reason == "" || found.Action == "") {
-				t.Fatalf("%s: %v means %+v", c.name, v, found)
+				t.Fatalf("%s: %v means %+v", c.Condition, v, found)
 			}
 		}
 	})
@@ -68,7 +68,8 @@ func TestNoFields(t *testing.T) {
 		t.Errorf("got %d", ret)
 	}
 	b := metric.NewFieldBatch(metric.FieldKey{ID: 83}, metric.FieldKey{ID: 83}, metric.FieldKey{ID: 82}, metric.FieldKey{ID: 82, Scope: metric.ScopeNVLink, N: 1}, metric.FieldKey{ID: 82, Scope: metric.ScopeNVLink, N: 7})
-	if f := newFieldReader(lib.Symbols{lib.FieldValuesSymbol: true}, b, func(k metric.FieldKey) bool { return k.N < 4 }); len(f.requests) != 3 {
+	f := newFieldReader(lib.Symbols{lib.FieldValuesSymbol: true}, b, func(k metric.FieldKey) bool { return k.N < 4 })
+	if f.prepareRequests(time.Now()); len(f.requests) != 3 {
 		t.Errorf("asks for %v", f)
 	}
 }

@@ -113,7 +113,7 @@ func (s *readerFixture) list(n int) {
 			s.gpus[i] = NewGPUReader(device.GPU(uuid), handle, s.session, s.plan, s.histories.Of(device.GPU(uuid)))
 			s.gpus[i].Initialize()
 		}
-		s.gpus[i].SetMIGState(s.migState(handle))
+		s.gpus[i].MIG.Store(s.migState(handle))
 	}
 }
 
@@ -122,7 +122,7 @@ func (s *readerFixture) migState(handle nvml.Device) *MIGState {
 	s.Helper()
 	mode, pending, ret := handle.GetMigMode()
 	if ret == nvml.ERROR_NOT_SUPPORTED {
-		return &MIGState{Denied: true}
+		return &MIGState{Denials: DenialsToConfirm}
 	}
 	s.succeeds("MIG mode", ret)
 	state := &MIGState{Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE, PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE}

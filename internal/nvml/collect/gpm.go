@@ -2,7 +2,6 @@ package collect
 
 import (
 	"time"
-	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
@@ -19,17 +18,11 @@ const (
 	gpmIdleTimeout = 5 * time.Minute
 )
 
-// gpmSample is a buffer of the library. The zero value is no buffer.
-type gpmSample struct {
-	nvml.GpmSample
-	pointer unsafe.Pointer
-}
-
 // gpmSampler keeps the newest sample of a GPU or of a GPU instance.
 type gpmSampler struct {
-	previous gpmSample
-	takenAt  time.Time // zero: previous is empty
-	resets   uint64    // of the GPU, when previous was taken
+	previous nvml.GpmSample // nil: no buffer
+	takenAt  time.Time      // zero: previous is empty
+	resets   uint64         // of the GPU, when previous was taken
 	denials  Denials
 }
 
@@ -46,36 +39,20 @@ func (s *gpmSampler) expire(values *metric.Values, now time.Time) {
 	}
 }
 
-// due reports whether the next sample is to be taken.
 func (s *gpmSampler) due(now time.Time) bool {
 	return !s.denials.shouldSkip(now) && (s.takenAt.IsZero() || now.Sub(s.takenAt) >= gpmWindow)
 }
 
 // gpmState is shared by all samplers of a GPU.
 type gpmState struct {
-	probed, supported bool
-	denials           Denials   // of the probe
-	next              gpmSample // to be filled next
-	request           *lib.GPMRequest
+	buffers []nvml.GpmSample // not in use
+	request *lib.GPMRequest  // nil before the first use
+	// freed is set when the GPU is no longer listed: calls under way allocate no further buffers. Guarded by the GPU's mutex.
+	freed bool
 }
 
-func (g *GPUReader) needsGPMProbe(now time.Time) bool {
-	return g.session.Symbols.SupportsGPM() && !g.gpm.probed && !g.gpm.denials.shouldSkip(now)
-}
-
-// probeGPM reads whether the GPU supports GPM.
-func (g *GPUReader) probeGPM(now time.Time) {
-	support, ret := g.session.NVML.GpmQueryDeviceSupport(g.Handle)
-	g.gpm.denials.Record(lib.IsUnavailable(ret), now)
-	g.gpm.probed = ret == nvml.SUCCESS
-	g.gpm.supported = ret == nvml.SUCCESS && support.IsSupportedDevice != 0
-	if !g.gpm.supported {
-		return
-	}
-	g.gpm.request = &lib.GPMRequest{Version: nvml.GPM_METRICS_GET_VERSION, Count: uint32(len(metric.GPMValues))}
-	for i, v := range metric.GPMValues {
-		g.gpm.request.Metrics[i].ID = uint32(v.Metric)
-	}
+func (g *GPUReader) supportsGPM() bool {
+	return g.session.Symbols.HasAll(lib.GPMFunctions) && g.latest.Present[metric.GPMSupport] && g.latest.Values[metric.GPMSupport] != 0
 }
 
 // noGPUInstance selects the GPU itself.
@@ -83,17 +60,15 @@ const noGPUInstance = -1
 
 // takeSamples takes due samples of the GPU and the instances, unless collections have stopped. Checks call it every five seconds or more often.
 func (g *GPUReader) takeSamples(now time.Time) {
-	if !g.gpm.supported || now.Sub(g.lastCollection) > gpmIdleTimeout {
+	if !g.supportsGPM() || now.Sub(g.lastCollection) > gpmIdleTimeout {
 		return
 	}
-	outer := g.collection // of a reading whose processes are still to be read
-	defer func() { g.collection = outer }()
 	g.collection = collection{budget: unlimitedCalls}
 	g.updateInstances()
 	g.takeSample(&g.readTarget, noGPUInstance, now)
 	for _, in := range g.instances {
 		switch {
-		case g.isAborted():
+		case g.collection.aborted:
 			return
 		case !in.sampler.due(now):
 		case g.verifyHandle(in):
@@ -104,69 +79,70 @@ func (g *GPUReader) takeSamples(now time.Time) {
 	}
 }
 
-// takeSample takes a due sample, and reads the metrics since the previous sample, with at most three calls.
+// takeSample takes a due sample, and reads the metrics since the previous sample, with at most three calls beyond the budget.
 func (g *GPUReader) takeSample(t *readTarget, instance int, now time.Time) {
 	s := &t.sampler
-	if !g.gpm.supported || !s.due(now) {
+	if !g.supportsGPM() || !s.due(now) {
+		return
+	}
+	t.latest.UnsetGPM()
+	sample := g.takeBuffer()
+	if sample == nil {
 		return
 	}
 	resets := g.history.resets.Load()
-	first := s.takenAt.IsZero() || now.Sub(s.takenAt) > maxAge || s.resets != resets
-	into := &g.gpm.next
-	if first {
-		into = &s.previous
+	symbol, ret := "nvmlGpmSampleGet", nvml.SUCCESS
+	if instance == noGPUInstance {
+		ret = g.session.NVML.GpmSampleGet(g.Handle, sample)
+	} else {
+		symbol, ret = "nvmlGpmMigSampleGet", g.session.NVML.GpmMigSampleGet(g.Handle, instance, sample)
 	}
-	s.resets = resets
-	t.latest.UnsetGPM()
-	if !g.fillSample(into, instance, s, now) || first {
-		return
+	g.recordResult(symbol, ret)
+	s.denials.Record(lib.IsUnavailable(ret), now)
+	if ret == nvml.SUCCESS && now.Sub(s.takenAt) <= maxAge && s.resets == resets {
+		g.compareSamples(s.previous, sample, &t.latest)
 	}
-	g.compareSamples(s.previous, g.gpm.next, &t.latest)
-	s.previous, g.gpm.next, s.takenAt = g.gpm.next, s.previous, now
+	g.dropSample(s)
+	s.previous, s.resets = sample, resets
+	if ret == nvml.SUCCESS { // otherwise the next sample is a first one
+		s.takenAt = now
+	}
 }
 
-// fillSample takes a sample, into a new buffer if there is none.
-func (g *GPUReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now time.Time) bool {
-	if into.GpmSample == nil {
-		if g.samplesFreed || !g.spendCall() {
-			return false
-		}
-		allocated, ret := g.session.NVML.GpmSampleAlloc()
-		if ret != nvml.SUCCESS {
-			return false
-		}
-		*into = gpmSample{allocated, lib.PointerOf(allocated)}
+func (g *GPUReader) takeBuffer() nvml.GpmSample {
+	if last := len(g.gpm.buffers) - 1; last >= 0 {
+		buffer := g.gpm.buffers[last]
+		g.gpm.buffers = g.gpm.buffers[:last]
+		return buffer
 	}
-	if !g.spendCall() {
-		return false
+	if g.gpm.freed {
+		return nil
 	}
-	var ret nvml.Return
-	if instance == noGPUInstance {
-		ret = g.session.NVML.GpmSampleGet(g.Handle, into.GpmSample)
-		g.recordResult("nvmlGpmSampleGet", ret)
-	} else {
-		ret = g.session.NVML.GpmMigSampleGet(g.Handle, instance, into.GpmSample)
-		g.recordResult("nvmlGpmMigSampleGet", ret)
+	buffer, ret := g.session.NVML.GpmSampleAlloc()
+	if ret != nvml.SUCCESS {
+		return nil
 	}
-	switch {
-	case ret == nvml.SUCCESS && into == &s.previous:
-		s.takenAt = now
-	case ret != nvml.SUCCESS:
-		s.takenAt = time.Time{} // previous may be from before the trouble
+	return buffer
+}
+
+// dropSample makes the buffer of a sampler available for further samples.
+func (g *GPUReader) dropSample(s *gpmSampler) {
+	if s.previous != nil {
+		g.gpm.buffers = append(g.gpm.buffers, s.previous)
 	}
-	s.denials.Record(lib.IsUnavailable(ret), now)
-	return ret == nvml.SUCCESS
+	s.previous, s.takenAt = nil, time.Time{}
 }
 
 // compareSamples reads the metrics between two samples.
-func (g *GPUReader) compareSamples(earlier, later gpmSample, values *metric.Values) {
-	if !g.spendCall() {
-		return
-	}
+func (g *GPUReader) compareSamples(earlier, later nvml.GpmSample, values *metric.Values) {
 	request := g.gpm.request
-	request.Earlier, request.Later = uintptr(earlier.pointer), uintptr(later.pointer)
-	for i := range metric.GPMValues {
-		request.Metrics[i].Ret = uint32(nvml.ERROR_UNKNOWN)
+	if request == nil {
+		request = &lib.GPMRequest{Version: nvml.GPM_METRICS_GET_VERSION, Count: uint32(len(metric.GPMValues))}
+		g.gpm.request = request
+	}
+	request.Earlier, request.Later = uintptr(lib.PointerOf(earlier)), uintptr(lib.PointerOf(later))
+	for i, v := range metric.GPMValues {
+		request.Metrics[i].ID, request.Metrics[i].Ret = uint32(v.Metric), uint32(nvml.ERROR_UNKNOWN)
 	}
 	ret := lib.GPMMetrics(g.session.Raw.GPMMetricsGet, request)
 	g.recordResult("nvmlGpmMetricsGet", ret)
@@ -174,28 +150,22 @@ func (g *GPUReader) compareSamples(earlier, later gpmSample, values *metric.Valu
 		return
 	}
 	for i, v := range metric.GPMValues {
-		values.Set(nvml.Return(request.Metrics[i].Ret), v.ID, request.Metrics[i].Value)
+		if nvml.Return(request.Metrics[i].Ret) == nvml.SUCCESS {
+			values.Set(v.ID, request.Metrics[i].Value)
+		}
 	}
 }
 
 // FreeSamples frees all samples of an unlisted GPU. Samples of an earlier Init are already gone. The caller holds the lock.
 func (g *GPUReader) FreeSamples(current *lib.Session) {
-	free := func(s *gpmSample) {
-		if s.GpmSample != nil && g.session == current {
-			_ = g.session.NVML.GpmSampleFree(s.GpmSample) // a failure changes nothing
-		}
-		*s = gpmSample{}
-	}
-	g.samplesFreed = true
-	free(&g.gpm.next)
-	for i := range g.unusedSamples {
-		free(&g.unusedSamples[i])
-	}
-	g.unusedSamples = nil
-	free(&g.sampler.previous)
-	g.sampler.takenAt = time.Time{}
+	g.dropSample(&g.sampler)
 	for _, in := range g.instances {
-		free(&in.sampler.previous)
-		in.sampler.takenAt = time.Time{}
+		g.dropSample(&in.sampler)
 	}
+	for _, buffer := range g.gpm.buffers {
+		if g.session == current {
+			_ = g.session.NVML.GpmSampleFree(buffer) // a failure changes nothing
+		}
+	}
+	g.gpm.buffers, g.gpm.freed = nil, true
 }

@@ -2,6 +2,7 @@ package collect
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 	"time"
 
@@ -25,11 +26,12 @@ func (g *GPUReader) Check() (device.ResetEvidence, error) {
 	if err != nil || fault == nil && g.hadFault { // denials during the trouble prove nothing
 		g.forgetAbsences()
 	}
-	g.hadFault = err != nil || fault != nil
-	g.responsive.Store(err == nil || isFault(err))
 	if err == nil && fault != nil {
 		err = fault
 	}
+	g.hadFault = err != nil
+	_, isFault := errors.AsType[*device.Fault](err)
+	g.Responsive.Store(err == nil || isFault)
 	return g.resetEvidence(), err
 }
 
@@ -37,19 +39,14 @@ func (g *GPUReader) resetEvidence() device.ResetEvidence {
 	return device.ResetEvidence{Resets: g.history.resets.Load(), EnergyCounter: g.history.energyMillijoules.Load(), RepairPending: g.repairPending.Load()}
 }
 
-func isFault(err error) bool {
-	var fault *device.Fault
-	return errors.As(err, &fault)
-}
-
 // runChecks reads and evaluates. The error is a call's.
 func (g *GPUReader) runChecks(now time.Time) (*device.Fault, error) {
 	f := &g.checkFields
 	ret := f.read(g.Handle, now)
 	action, reported := f.value(recoveryIndex)
-	g.reportsRecovery.Store(reported && metric.IsRecoveryAction(action))
+	g.ReportsRecovery.Store(reported && metric.IsRecoveryAction(action))
 	if ret != nvml.SUCCESS && !lib.IsNotSupported(ret) {
-		return nil, callFailure{lib.FieldValuesSymbol, ret}.err()
+		return nil, callError(lib.FieldValuesSymbol, ret)
 	}
 	if ret != nvml.ERROR_NOT_SUPPORTED && !f.anyAnswered() { // the GPU may support no field
 		if err := g.ping(); err != nil {
@@ -62,8 +59,8 @@ func (g *GPUReader) runChecks(now time.Time) (*device.Fault, error) {
 	retirement, _ := f.value(retirementPendingIndex)
 	unknown := f.failed(remapPendingIndex) || f.failed(retirementPendingIndex)
 	g.repairPending.Store(remap > 0 || retirement > 0 || unknown && g.repairPending.Load())
-	if failure := g.makeCheckCall(now); failure.ret != nvml.SUCCESS {
-		return nil, failure.err()
+	if err := g.makeCheckCall(now); err != nil {
+		return nil, err
 	}
 	return g.evaluateChecks(now), nil
 }
@@ -82,12 +79,12 @@ func (g *GPUReader) evaluateChecks(now time.Time) (first *device.Fault) {
 		}
 		switch {
 		case known:
-			found[c.name] = c.evaluate(g, c, value, now)
+			found[i] = c.evaluate(g, c, value, now)
 		case c.fieldIndex == recoveryIndex && !g.checkFields.failed(c.fieldIndex):
-			found[c.name] = nil
+			found[i] = nil
 		}
 		if first == nil {
-			first = found[c.name]
+			first = found[i]
 		}
 	}
 	return first
@@ -100,73 +97,56 @@ const (
 	faultyCheckCallInterval = 10 * time.Second
 )
 
-// checkCalls are the calls evaluated by checks, with the names of the checks.
-var checkCalls = func() map[int][]string {
-	names := map[int][]string{}
+// checkCalls are the calls evaluated by checks, with the positions of the checks.
+var checkCalls = func() map[int][]int {
+	checks := map[int][]int{}
 	for i := range metric.Calls {
 		for j := range healthChecks {
 			if c := &healthChecks[j]; c.fieldIndex == 0 && metric.Calls[i].Provides(c.valueID) {
-				names[i] = append(names[i], c.name)
+				checks[i] = append(checks[i], j)
 			}
 		}
 	}
-	return names
+	return checks
 }()
 
 // makeCheckCall makes the most overdue call, if any is due. Only the failure of a lost GPU is returned.
-func (g *GPUReader) makeCheckCall(now time.Time) callFailure {
+func (g *GPUReader) makeCheckCall(now time.Time) error {
 	maxLate, call := time.Duration(-1), -1
-	for i, names := range checkCalls {
-		late := now.Sub(g.callStates[i].calledAt) - g.checkCallInterval(names)
+	for i, checks := range checkCalls {
+		late := now.Sub(g.callStates[i].calledAt) - g.checkCallInterval(checks)
 		if late > maxLate && g.canCall(i, &g.readTarget, now) {
 			maxLate, call = late, i
 		}
 	}
 	if call < 0 {
-		return callFailure{}
+		return nil
 	}
-	outer := g.collection // of a reading whose processes are still to be read
-	defer func() { g.collection = outer }()
 	g.collection = collection{}
-	if g.makeCall(call, &g.readTarget, now); g.isAborted() {
+	if g.makeCall(call, &g.readTarget, now); g.collection.aborted {
 		return g.collection.failure
 	}
-	return callFailure{}
+	return nil
 }
 
-func (g *GPUReader) checkCallInterval(names []string) time.Duration {
+func (g *GPUReader) checkCallInterval(checks []int) time.Duration {
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
-	for _, name := range names {
-		if g.history.faults[name] != nil {
+	for _, i := range checks {
+		if g.history.faults[i] != nil {
 			return faultyCheckCallInterval
 		}
 	}
 	return healthyCheckCallInterval
 }
 
-// CheckInfo describes a check.
-type CheckInfo struct {
-	Name      string
-	Condition string
-	Source    string // field or function
-	Fault     device.Fault
-}
+// Checks returns all checks, in order of precedence.
+func Checks() []HealthCheck { return slices.Clone(healthChecks[:]) }
 
-// Checks describes all checks, in order of precedence.
-func Checks() []CheckInfo {
-	list := make([]CheckInfo, len(healthChecks))
-	for i := range healthChecks {
-		c := &healthChecks[i]
-		list[i] = CheckInfo{Name: c.name, Condition: c.condition, Fault: c.fault}
-		if c.fieldIndex != 0 {
-			list[i].Source = "field " + strconv.Itoa(int(checkedFields[c.fieldIndex]))
-		}
-		for j := range metric.Calls {
-			if c.fieldIndex == 0 && metric.Calls[j].Provides(c.valueID) && list[i].Source == "" {
-				list[i].Source = metric.Calls[j].Symbol
-			}
-		}
+// Source returns the field or function of a check.
+func (c *HealthCheck) Source() string {
+	if c.fieldIndex != 0 {
+		return "field " + strconv.Itoa(int(checkedFields[c.fieldIndex].ID))
 	}
-	return list
+	return metric.Calls[slices.IndexFunc(metric.Calls, func(call metric.Call) bool { return call.Provides(c.valueID) })].Symbol
 }

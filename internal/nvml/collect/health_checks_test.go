@@ -41,49 +41,49 @@ func (s *readerFixture) ageChecks(i int, by time.Duration) {
 // TestChecksByCall are of what has no field: each row has its case.
 func TestChecksByCall(t *testing.T) {
 	cases := map[string]struct{ bad, good string }{
-		"sram_threshold":      {"gpu 1 sram_threshold 1", "gpu 1 sram_threshold 0"},
-		"unrepairable_memory": {"gpu 1 unrepairable 1", "gpu 1 unrepairable 0"},
-		"fabric":              {"gpu 1 fabric_status 999", "gpu 1 fabric_status 0"},
+		"sram_threshold_exceeded": {"gpu 1 sram_threshold 1", "gpu 1 sram_threshold 0"},
+		"unrepairable_memory":     {"gpu 1 unrepairable 1", "gpu 1 unrepairable 0"},
+		"fabric":                  {"gpu 1 fabric_status 999", "gpu 1 fabric_status 0"},
 	}
 	wants := map[string]device.Fault{
-		"sram_threshold":      {Reason: "sram_threshold_exceeded", Action: "replace"},
-		"unrepairable_memory": {Reason: "unrepairable_memory", Action: "replace"},
-		"fabric":              {Reason: "fabric", Action: "reset_gpu"},
+		"sram_threshold_exceeded": {Reason: "sram_threshold_exceeded", Action: "replace"},
+		"unrepairable_memory":     {Reason: "unrepairable_memory", Action: "replace"},
+		"fabric":                  {Reason: "fabric", Action: "reset_gpu"},
 	}
 	for _, c := range Checks() {
-		line, ok := cases[c.Name]
+		line, ok := cases[c.Fault.Reason]
 		if !ok {
-			if !slices.Contains([]string{"row_remap_failure", "recovery_action", "fabric_joined"}, c.Name) { // in tests of their own
-				t.Errorf("no case for %s", c.Name)
+			if !slices.Contains([]string{"row_remap_failure", "recovery_action_…", "fabric_not_joined"}, c.Fault.Reason) { // in tests of their own
+				t.Errorf("no case for %s", c.Fault.Reason)
 			}
 			continue
 		}
-		want := wants[c.Name]
+		want := wants[c.Fault.Reason]
 		if c.Fault != want {
-			t.Errorf("%s finds %+v, want %+v", c.Name, c.Fault, want)
+			t.Errorf("%s finds %+v, want %+v", c.Fault.Reason, c.Fault, want)
 		}
 		s := newListedFixture(t, "gpus 3", "gpu * model b200")
-		s.wantFault(c.Name+" at first", 1, nil)
+		s.wantFault(c.Fault.Reason+" at first", 1, nil)
 		s.set(line.bad)
-		s.wantFault(c.Name+" at once", 1, nil) // nobody has looked
+		s.wantFault(c.Fault.Reason+" at once", 1, nil) // nobody has looked
 		before := s.calls()
 		s.ageChecks(1, healthyCheckCallInterval)
 		for range len(checkCalls) { // one call each time, the most overdue first
 			s.checkFault(1)
 		}
 		if n := int(s.calls().Since(before).GPUTotal(1)); n > 2*len(checkCalls) {
-			t.Errorf("%s: %d checks make %d calls", c.Name, len(checkCalls), n)
+			t.Errorf("%s: %d checks make %d calls", c.Fault.Reason, len(checkCalls), n)
 		}
-		s.wantFault(c.Name+" a minute later", 1, &want)
-		s.wantFault(c.Name+" of another GPU", 2, nil)
+		s.wantFault(c.Fault.Reason+" a minute later", 1, &want)
+		s.wantFault(c.Fault.Reason+" of another GPU", 2, nil)
 		before = s.calls()
-		s.wantFault(c.Name+" again", 1, &want)
+		s.wantFault(c.Fault.Reason+" again", 1, &want)
 		if n := s.calls().Since(before).GPUTotal(1); n != 1 {
-			t.Errorf("%s: a check makes %d calls", c.Name, n)
+			t.Errorf("%s: a check makes %d calls", c.Fault.Reason, n)
 		}
 		s.set(line.good)
 		s.ageChecks(1, faultyCheckCallInterval)
-		s.wantFault(c.Name+" when it is over", 1, nil)
+		s.wantFault(c.Fault.Reason+" when it is over", 1, nil)
 	}
 }
 
@@ -233,11 +233,11 @@ func TestChecksKeepAReadingsCalls(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.values(0)
 	g := s.gpu(0)
-	left := g.collection
+	left := g.processCalls
 	s.ageChecks(0, healthyCheckCallInterval)
 	s.checkFault(0)
-	if g.collection != left {
-		t.Errorf("the flight is %+v, and was %+v", g.collection, left)
+	if g.processCalls != left {
+		t.Errorf("%d calls are left, want %d", g.processCalls, left)
 	}
 }
 
@@ -288,13 +288,13 @@ func TestVitals(t *testing.T) {
 // TestChecksTable: rows have names, say what they find, and where they have it from.
 func TestChecksTable(t *testing.T) {
 	sources := map[string]string{
-		"row_remap_failure": "field 145", "sram_threshold": "nvmlDeviceGetSramEccErrorStatus",
-		"unrepairable_memory": "nvmlDeviceGetUnrepairableMemoryFlag_v1", "recovery_action": "field 230",
-		"fabric": "nvmlDeviceGetGpuFabricInfoV", "fabric_joined": "nvmlDeviceGetGpuFabricInfoV",
+		"row_remap_failure": "field 145", "sram_threshold_exceeded": "nvmlDeviceGetSramEccErrorStatus",
+		"unrepairable_memory": "nvmlDeviceGetUnrepairableMemoryFlag_v1", "recovery_action_…": "field 230",
+		"fabric": "nvmlDeviceGetGpuFabricInfoV", "fabric_not_joined": "nvmlDeviceGetGpuFabricInfoV",
 	}
 	for _, c := range Checks() {
-		if c.Source != sources[c.Name] || c.Condition == "" || c.Fault.Reason == "" || c.Fault.Action == "" {
-			t.Errorf("%+v, want it from %q", c, sources[c.Name])
+		if c.Source() != sources[c.Fault.Reason] || c.Condition == "" || c.Fault.Reason == "" || c.Fault.Action == "" {
+			t.Errorf("%+v, want it from %q", c, sources[c.Fault.Reason])
 		}
 	}
 	if n := len(Checks()); n != len(sources) {

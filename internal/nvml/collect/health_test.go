@@ -106,7 +106,7 @@ func TestUndefinedRecoveryAction(t *testing.T) {
 	}
 	s.set("gpu 0 recovery_action 8")
 	s.wantFault("undefined", 0, nil)
-	if s.gpu(0).reportsRecovery.Load() {
+	if s.gpu(0).ReportsRecovery.Load() {
 		t.Error("an undefined action is the driver's word")
 	}
 	again := func() map[string]float64 { // with the slow fields
@@ -134,19 +134,19 @@ func TestCheckedFieldsComeBack(t *testing.T) {
 	before, err := check()
 	s.must(err)
 	for _, field := range checkedFields {
-		s.set("fail field:" + strconv.FormatUint(uint64(field), 10) + " gpu 0 NOT_SUPPORTED")
+		s.set("fail field:" + strconv.FormatUint(uint64(field.ID), 10) + " gpu 0 NOT_SUPPORTED")
 	}
 	_, err = check()
 	s.must(err)
 	s.clear("fail")
 	s.set("gpu 0 energy 5", "gpu 0 recovery_action 1")
 	resets, err := check()
-	if !isFault(err) || resets != before+1 {
+	if _, isFault := errors.AsType[*device.Fault](err); !isFault || resets != before+1 {
 		t.Errorf("after both were denied: %d resets, %v; want %d and the recovery action", resets, err, before+1)
 	}
 	s.clear("gpu 0 recovery_action")
 	s.set("fail field:230 gpu 0 NOT_SUPPORTED") // alone: that may be true
-	for range 2 {
+	for range 3 {
 		_, err = check()
 		s.must(err)
 	}
@@ -157,7 +157,8 @@ func TestCheckedFieldsComeBack(t *testing.T) {
 	s.set("gpu 0 recovery_action 1")
 	g := s.gpu(0)
 	g.checkFields.droppedSince = g.checkFields.droppedSince.Add(-confirmedRetryInterval)
-	if _, err = check(); !isFault(err) {
+	_, err = check()
+	if _, isFault := errors.AsType[*device.Fault](err); !isFault {
 		t.Errorf("minutes later: got %v", err)
 	}
 }

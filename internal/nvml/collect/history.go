@@ -17,7 +17,7 @@ type History struct {
 	// counters of monotonic rows, by row; guarded by mu.
 	counters map[int]*monotonicCounter
 	// faults by check; guarded by mu.
-	faults map[string]*device.Fault
+	faults map[int]*device.Fault
 	// notJoinedSince is the time of the first check before joining the fabric; guarded by mu.
 	notJoinedSince time.Time
 }
@@ -36,7 +36,7 @@ func (h *Histories) Of(id device.GPU) *History {
 		h.byGPU = map[device.GPU]*History{}
 	}
 	if h.byGPU[id] == nil {
-		h.byGPU[id] = &History{counters: map[int]*monotonicCounter{}, faults: map[string]*device.Fault{}}
+		h.byGPU[id] = &History{counters: map[int]*monotonicCounter{}, faults: map[int]*device.Fault{}}
 	}
 	return h.byGPU[id]
 }
@@ -57,8 +57,8 @@ func (h *History) recordEnergy(millijoules uint64) {
 	}
 }
 
-// monotonicCounter sums counters with wraps, restarts and gaps, such as counters of single links. A lifetime as long as the
-// process's tells new listings from resets.
+// monotonicCounter sums counters with wraps, restarts and gaps, such as counters of single links. With a lifetime as
+// long as the process's, a new listing does not look like a reset.
 type monotonicCounter struct {
 	sourceIndex int // source of the row
 	counters    []counterState
@@ -74,17 +74,16 @@ type counterState struct {
 	seen bool
 }
 
-// selectSource begins a reading of n counters. After the first reading, a new counter counts from the present value on.
-func (mc *monotonicCounter) selectSource(source, n int) {
+// begin starts a reading of n counters. After the first reading, a new counter counts from the present value on. After a reset all
+// counters, present or not, begin again at 0.
+func (mc *monotonicCounter) begin(source, n int, resets uint64) {
 	if mc.sourceIndex != source || len(mc.counters) != n {
 		mc.sourceIndex, mc.counters = source, make([]counterState, n)
 	}
-}
-
-// restart lets all counters, present or not, begin again at 0.
-func (mc *monotonicCounter) restart() {
 	for i := range mc.counters {
-		mc.counters[i].last = 0
+		if mc.resets != resets {
+			mc.counters[i].last = 0
+		}
 	}
 }
 

@@ -2,9 +2,7 @@ package collect
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -17,15 +15,14 @@ import (
 // the values: sums over all devices must not count values twice.
 type instance struct {
 	gi         int
-	membersKey string    // differs for a later instance with this number
-	device     device.ID // gets the values
-	readTarget           // by the device's handle; nil: unknown to the newest listing
-	verified   bool      // in this collection the handle was still the device's
+	members    []MIGDevice // differ for a later instance with this number; the first one gets the values
+	readTarget             // by the device's handle; nil: unknown to the newest listing
+	verified   bool        // in this collection the handle was still the device's
 }
 
 // updateInstances follows the newest listing.
 func (g *GPUReader) updateInstances() {
-	state := g.mig.Load()
+	state := g.MIG.Load()
 	if state == g.groupedState {
 		return
 	}
@@ -41,25 +38,21 @@ func (g *GPUReader) updateInstances() {
 	g.instances = make([]*instance, 0, len(byNumber))
 	for gi, members := range byNumber {
 		slices.SortFunc(members, func(a, b MIGDevice) int { return cmp.Compare(a.CI, b.CI) })
-		var key strings.Builder
-		for _, d := range members {
-			fmt.Fprintf(&key, "%s/%d ", d.ID, d.CI)
-		}
-		in := &instance{gi: gi, membersKey: key.String(), readTarget: newReadTarget(nil, metric.TargetMIG)}
-		if i := slices.IndexFunc(old, func(i *instance) bool { return i.gi == gi && i.membersKey == in.membersKey }); i >= 0 {
+		in := &instance{gi: gi, readTarget: newReadTarget(nil, metric.TargetMIG)}
+		if i := slices.IndexFunc(old, func(in *instance) bool { return in.gi == gi && slices.EqualFunc(in.members, members, isSame) }); i >= 0 {
 			in = old[i]
 			old = slices.Delete(old, i, i+1)
 		}
-		in.device, in.Handle = members[0].ID, members[0].Handle
+		in.members, in.Handle = members, members[0].Handle
 		g.instances = append(g.instances, in)
 	}
 	slices.SortFunc(g.instances, func(a, b *instance) int { return cmp.Compare(a.gi, b.gi) })
 	for _, gone := range old {
-		if gone.sampler.previous.GpmSample != nil {
-			g.unusedSamples = append(g.unusedSamples, gone.sampler.previous)
-		}
+		g.dropSample(&gone.sampler)
 	}
 }
+
+func isSame(a, b MIGDevice) bool { return a.ID == b.ID && a.CI == b.CI }
 
 // readInstance reads the fast values of an instance. The listing may be seconds old, and the handle another device's by now, so the
 // UUID is read after the values.
@@ -68,10 +61,10 @@ func (g *GPUReader) readInstance(in *instance, now time.Time) {
 	if in.Handle == nil {
 		return
 	}
-	if g.makeFastCalls(&in.readTarget, now); g.isAborted() {
+	if g.makeFastCalls(&in.readTarget, now); g.collection.aborted {
 		return
 	}
-	if in.verified = g.verifyHandle(in); !in.verified && !g.isAborted() {
+	if in.verified = g.verifyHandle(in); !in.verified && !g.collection.aborted {
 		in.reset()
 	}
 }
@@ -85,10 +78,9 @@ func (g *GPUReader) verifyHandle(in *instance) bool {
 	if lib.IsFinal(ret) { // all further codes concern the device alone
 		g.recordResult("nvmlDeviceGetUUID", ret)
 	}
-	return ret == nvml.SUCCESS && device.ID(lib.ToValidUTF8(uuid)) == in.device
+	return ret == nvml.SUCCESS && device.ID(lib.ToValidUTF8(uuid)) == in.members[0].ID
 }
 
-// reset drops all values of the instance.
 func (in *instance) reset() {
 	in.latest = metric.Values{}
 	clear(in.callStates)

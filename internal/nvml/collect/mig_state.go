@@ -11,9 +11,8 @@ import (
 type MIGState struct {
 	Capable, Enabled bool
 	PendingEnabled   bool // after a reset
-	// Denied is set after enough denials of the MIG mode.
-	Denied  bool
-	Devices []MIGDevice
+	Denials          int  // of the MIG mode in a row, up to DenialsToConfirm
+	Devices          []MIGDevice
 }
 
 // MIGDevice is a MIG device of a listing.

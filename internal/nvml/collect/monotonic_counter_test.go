@@ -36,7 +36,7 @@ func TestWraps(t *testing.T) {
 	want("it is absent", "gpu 0 field 197 none", 0)
 	want("and back", "gpu 0 field 197 70 u32", 0) // not asked for
 	g := s.gpu(0)
-	g.fastFields.requestAll()
+	g.fastFields.forget()
 	want("and asked for", "gpu 0 field 197 70 u32", 4294967000+2070)
 	want("of 64 bits it can only have begun again", "gpu 0 field 197 7 u64", 4294967000+2077)
 }
@@ -44,7 +44,7 @@ func TestWraps(t *testing.T) {
 // TestTooFastToWrap: what could not have passed in the time is a new beginning.
 func TestTooFastToWrap(t *testing.T) {
 	m := monotonicCounter{}
-	m.selectSource(0, 1)
+	m.begin(0, 1, 0)
 	m.add(0, 1000, 1<<32, 0)
 	m.started = true
 	m.add(0, 10, 1<<32, 1<<30)
@@ -70,7 +70,7 @@ func FuzzMeter(f *testing.F) {
 		var last [links]uint64
 		want, before := 0.0, 0.0
 		for range 40 {
-			m.selectSource(0, links)
+			m.begin(0, links, 0)
 			any := false
 			for i := range links {
 				counted[i] += random.Uint64N(wraps / 2)
@@ -119,7 +119,7 @@ func TestLinksSummedUp(t *testing.T) {
 	want("one does not answer", 8000)
 	s.set("gpu 0 field 202/0 2500")
 	want("the others count on", 8500)
-	s.gpu(0).fastFields.requestAll()
+	s.gpu(0).fastFields.forget()
 	s.set("gpu 0 field 202/1 3000")
 	want("it is back", 9500)
 }
@@ -263,7 +263,7 @@ func TestSourceFailsOnce(t *testing.T) {
 	const sent = "nvidia_gpu_nvlink_transmit_bytes_total"
 	s := newListedFixture(t, "gpus 1", "gpu 0 model b200", "gpu 0 field 202/link 1000")
 	first := s.values(0)[sent]
-	s.gpu(0).fastFields.requestAll()
+	s.gpu(0).fastFields.forget()
 	s.set("fail field:138 gpu 0 UNKNOWN")
 	s.values(0)
 	s.clear("fail")

@@ -153,9 +153,8 @@ func TestManyUses(t *testing.T) {
 // above 100, pids that nobody knows, times to come.
 func TestShares(t *testing.T) {
 	now := uint64(time.Now().UnixMicro())
-	g := &GPUReader{}
 	uses := []device.ProcessUsage{{PID: 1}, {PID: 2}, {PID: 3}}
-	g.processes.averageSamples(uses, []nvml.ProcessUtilizationSample{
+	averageSamples(uses, []nvml.ProcessUtilizationSample{
 		{Pid: 1, TimeStamp: now - 50, SmUtil: 10},
 		{Pid: 1, TimeStamp: now - 10, SmUtil: 30, MemUtil: 40},
 		{Pid: 2, TimeStamp: now - 20, SmUtil: 4000000000, DecUtil: 101},

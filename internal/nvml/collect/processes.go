@@ -1,7 +1,6 @@
 package collect
 
 import (
-	"fmt"
 	"slices"
 	"time"
 	"unsafe"
@@ -11,16 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// runningProcessLists are the lists of processes; go-nvml reads older forms too.
-var runningProcessLists = [...]struct {
-	symbol string
-	read   func(nvml.Device) ([]nvml.ProcessInfo, nvml.Return)
-}{
-	{"nvmlDeviceGetComputeRunningProcesses_v3", nvml.Device.GetComputeRunningProcesses},
-	{"nvmlDeviceGetGraphicsRunningProcesses_v3", nvml.Device.GetGraphicsRunningProcesses},
-}
-
-// ProcessIDs returns the processes with a context on a device, by the driver's numbers. The number 0 is unknown and is dropped.
+// ProcessIDs returns the processes with a context on a device, by the driver's numbers, as far as known.
 func (g *GPUReader) ProcessIDs(d device.Device) ([]uint32, error) {
 	if g.session.HasBrokenProcessInfo() {
 		return nil, nil
@@ -29,22 +19,15 @@ func (g *GPUReader) ProcessIDs(d device.Device) ([]uint32, error) {
 		return nil, device.ErrStalled
 	}
 	defer g.release()
+	g.collection = collection{budget: unlimitedCalls}
+	uses, ret := g.listProcesses(nil)
+	if ret != nvml.SUCCESS && !lib.IsUnavailable(ret) {
+		return nil, callError("list processes", ret)
+	}
 	var pids []uint32
-	for _, list := range runningProcessLists {
-		if !g.session.Symbols[list.symbol] {
-			continue
-		}
-		processes, ret := list.read(g.Handle)
-		if lib.IsNotSupported(ret) { // vGPU, say
-			continue
-		}
-		if ret != nvml.SUCCESS {
-			return nil, fmt.Errorf("%s: %w", list.symbol, lib.Error(ret))
-		}
-		for _, p := range processes {
-			if p.Pid != 0 && (d.WholeGPU() || int(p.GpuInstanceId) == d.GI && int(p.ComputeInstanceId) == d.CI) {
-				pids = append(pids, p.Pid)
-			}
+	for _, u := range uses {
+		if d.WholeGPU() || u.Device == d.ID {
+			pids = append(pids, u.PID)
 		}
 	}
 	slices.Sort(pids)
@@ -53,12 +36,10 @@ func (g *GPUReader) ProcessIDs(d device.Device) ([]uint32, error) {
 
 // processBuffers are kept from collection to collection, and grow on demand.
 type processBuffers struct {
-	pointer      unsafe.Pointer // of the GPU's handle
-	infos        []nvml.ProcessInfo
-	samples      []nvml.ProcessUtilizationSample
-	count        uint32    // results of the newest call
-	sampleCounts []float64 // by row
-	denials      [len(lib.ProcessListSymbols)]Denials
+	infos   []nvml.ProcessInfo
+	samples []nvml.ProcessUtilizationSample
+	count   uint32 // results of the newest call
+	denials [len(lib.ProcessListSymbols)]Denials
 }
 
 const (
@@ -82,73 +63,65 @@ func (g *GPUReader) ReadProcessUsage(buf []device.ProcessUsage) (uses []device.P
 		return buf, false
 	}
 	defer g.release()
-	if g.groupedState == nil { // without an earlier Read
-		g.updateInstances()
-	}
-	g.collection.budget += g.processCallBudget()
+	g.collection = collection{budget: g.processCalls}
 	before := len(buf)
-	uses, known = g.listProcesses(buf)
-	if !known {
+	uses, ret := g.listProcesses(buf)
+	if ret != nvml.SUCCESS {
 		return buf, false
 	}
-	if !g.mig.Load().Enabled { // NVML has no utilization of MIG devices
+	if !g.MIG.Load().Enabled { // NVML has no utilization of MIG devices
 		g.fillUtilization(uses[before:])
 	}
 	return uses, true
 }
 
-// listProcesses appends a row for each process and device, without utilization.
-func (g *GPUReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
+// listProcesses appends a row for each process and device, without utilization. Without a complete list the rows mean nothing.
+func (g *GPUReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUsage, nvml.Return) {
 	p := &g.processes
-	if p.pointer == nil {
-		p.pointer = lib.PointerOf(g.Handle)
+	if p.infos == nil {
 		p.infos = make([]nvml.ProcessInfo, initialProcesses)
 		p.samples = make([]nvml.ProcessUtilizationSample, initialProcesses)
 	}
-	before, answered, now := len(buf), false, time.Now()
+	before, now := len(buf), time.Now()
 	for i, list := range g.session.Raw.ProcessLists {
 		if list == nil && i == 0 {
-			return buf, false
+			return buf, nvml.ERROR_FUNCTION_NOT_FOUND
 		}
 		if list == nil || p.denials[i].shouldSkip(now) {
 			continue
 		}
 		ret := g.readProcessList(list)
-		denied := lib.IsUnavailable(ret) && i > 0 // no graphics, say; without the first list the GPU is a vGPU
+		denied := lib.IsUnavailable(ret) && i > 0 // as without graphics; without the first list the GPU is a vGPU
 		p.denials[i].Record(denied, now)
 		switch {
 		case denied:
 			continue
 		case ret != nvml.SUCCESS:
-			return buf, false
+			return buf, ret
 		}
-		answered = true
 		for _, info := range p.infos[:p.count] {
 			of, ok := g.processDevice(info)
 			if !ok {
-				return buf, false
+				return buf, nvml.ERROR_NOT_SUPPORTED
 			}
 			if info.Pid != 0 { // 0 is unknown
 				buf = addUsage(buf, before, of, info)
 			}
 		}
 	}
-	return buf, answered
+	return buf, nvml.SUCCESS
 }
 
 // readProcessList reads a list, once more with a larger buffer if there is a call left.
 func (g *GPUReader) readProcessList(f unsafe.Pointer) nvml.Return {
 	p := &g.processes
 	for g.spendCall() {
-		ret := lib.ListProcesses(f, p.pointer, p.infos, &p.count)
-		if ret != nvml.ERROR_INSUFFICIENT_SIZE {
-			if ret == nvml.SUCCESS && int(p.count) > len(p.infos) {
-				return nvml.ERROR_UNKNOWN
-			}
-			return ret
+		ret := lib.ListProcesses(f, lib.PointerOf(g.Handle), p.infos, &p.count)
+		if ret == nvml.SUCCESS && int(p.count) > len(p.infos) {
+			return nvml.ERROR_UNKNOWN
 		}
 		length := grownLength(p.count, len(p.infos))
-		if length == len(p.infos) {
+		if ret != nvml.ERROR_INSUFFICIENT_SIZE || length == len(p.infos) {
 			return ret
 		}
 		p.infos = make([]nvml.ProcessInfo, length)
@@ -163,7 +136,7 @@ func grownLength(count uint32, length int) int {
 
 // processDevice returns the device of a process. On a MIG-enabled GPU the driver informs only the privileged; for all others the device is unknown.
 func (g *GPUReader) processDevice(info nvml.ProcessInfo) (device.ID, bool) {
-	mig := g.mig.Load()
+	mig := g.MIG.Load()
 	if mig.Enabled && info.GpuInstanceId == NoInstanceID {
 		return "", false
 	}
@@ -200,7 +173,7 @@ func (g *GPUReader) fillUtilization(uses []device.ProcessUsage) {
 		return
 	}
 	since := uint64(time.Now().Add(-utilizationWindow).UnixMicro()) // the driver uses the node's clock
-	ret := lib.ProcessUtilization(f, p.pointer, p.samples, &p.count, since)
+	ret := lib.ProcessUtilization(f, lib.PointerOf(g.Handle), p.samples, &p.count, since)
 	switch {
 	case ret == nvml.ERROR_NOT_FOUND:
 		p.count = 0
@@ -212,35 +185,26 @@ func (g *GPUReader) fillUtilization(uses []device.ProcessUsage) {
 	case ret != nvml.SUCCESS || int(p.count) > len(p.samples):
 		return
 	}
-	p.averageSamples(uses, p.samples[:p.count], since)
+	averageSamples(uses, p.samples[:p.count], since)
 }
 
 // averageSamples gives each process the mean of its samples, and 0 without any. Samples of unlisted processes and times to come are
 // dropped.
-func (p *processBuffers) averageSamples(uses []device.ProcessUsage, samples []nvml.ProcessUtilizationSample, since uint64) {
-	p.sampleCounts = p.sampleCounts[:0]
-	for i := range uses {
-		u := &uses[i]
-		u.SM, u.MemoryController, u.Encoder, u.Decoder = 0, 0, 0, 0
-		p.sampleCounts = append(p.sampleCounts, 0)
-	}
+func averageSamples(uses []device.ProcessUsage, samples []nvml.ProcessUtilizationSample, since uint64) {
 	latest := since + uint64((utilizationWindow + time.Minute).Microseconds())
-	for _, s := range samples {
-		if s.TimeStamp > latest || s.TimeStamp <= since {
-			continue
-		}
-		for i := range uses {
-			if u := &uses[i]; u.PID == s.Pid {
+	for i := range uses {
+		u, n := &uses[i], 0.0
+		u.SM, u.MemoryController, u.Encoder, u.Decoder = 0, 0, 0, 0
+		for _, s := range samples {
+			if u.PID == s.Pid && s.TimeStamp > since && s.TimeStamp <= latest {
 				u.SM += percentToRatio(s.SmUtil)
 				u.MemoryController += percentToRatio(s.MemUtil)
 				u.Encoder += percentToRatio(s.EncUtil)
 				u.Decoder += percentToRatio(s.DecUtil)
-				p.sampleCounts[i]++
+				n++
 			}
 		}
-	}
-	for i, n := range p.sampleCounts {
-		if u := &uses[i]; n > 0 {
+		if n > 0 {
 			u.SM, u.MemoryController, u.Encoder, u.Decoder = u.SM/n, u.MemoryController/n, u.Encoder/n, u.Decoder/n
 		}
 	}

@@ -1,10 +1,13 @@
 package collect
 
 import (
+	"cmp"
+	"errors"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
@@ -17,11 +20,12 @@ func (g *GPUReader) Read(buf []device.Sample) ([]device.Sample, error) {
 	defer g.release()
 	now := time.Now()
 	g.collect(now)
+	g.processCalls = g.collection.budget + g.processCallBudget()
 	before := len(buf)
 	if g.collection.answered && !g.collection.aborted {
 		buf = g.appendSamples(buf, now)
 	}
-	g.responsive.Store(len(buf) > before)
+	g.Responsive.Store(len(buf) > before)
 	if len(buf) == before {
 		g.forgetAbsences()
 		return buf, g.readError()
@@ -32,19 +36,18 @@ func (g *GPUReader) Read(buf []device.Sample) ([]device.Sample, error) {
 // readError returns the reason for a reading without values. INVALID_ARGUMENT may concern the handle, or fields unknown to an old
 // driver: ping decides.
 func (g *GPUReader) readError() error {
-	if g.collection.failure.ret == nvml.ERROR_INVALID_ARGUMENT {
-		if err := g.ping(); err != nil {
-			return err
-		}
+	err := g.collection.failure
+	if err == nil {
+		return errors.New("the GPU has nothing that can be read")
 	}
-	return g.collection.failure.err()
+	if errors.Is(err, lib.Error(nvml.ERROR_INVALID_ARGUMENT)) {
+		return cmp.Or(g.ping(), err)
+	}
+	return err
 }
 
 // appendSamples appends the values in the order of the rows, MIG devices last.
 func (g *GPUReader) appendSamples(buf []device.Sample, now time.Time) []device.Sample {
-	if g.latest.Present[metric.ClockEventReasons] { // a seen reason is supported, regardless of the mask
-		g.supportedReasons |= uint64(g.latest.Values[metric.ClockEventReasons])
-	}
 	g.fillFeatures()
 	for i := range g.plan.Rows {
 		if v, ok := g.rowValue(i, now); ok {
@@ -57,7 +60,7 @@ func (g *GPUReader) appendSamples(buf []device.Sample, now time.Time) []device.S
 		}
 		for _, i := range g.plan.MIGRows {
 			if v, ok := g.plan.Rows[i].Convert(&in.latest); ok {
-				buf = append(buf, device.Sample{Device: in.device, Metric: i, Value: v})
+				buf = append(buf, device.Sample{Device: in.members[0].ID, Metric: i, Value: v})
 			}
 		}
 	}
@@ -72,25 +75,29 @@ func (g *GPUReader) rowValue(i int, now time.Time) (float64, bool) {
 	}
 	for n, ref := range g.plan.Ranges[i] {
 		if r.Monotonic {
-			if !g.fieldsOf(r).allDropped(ref) {
+			if !g.fieldsOf(r.Slow).lacksAll(ref) {
 				return g.counterValue(i, n, ref, now)
 			}
 		} else if v, ok := g.sumSource(r, ref, r.Sources[n].Conversion); ok {
 			return r.ToValue(v), true
 		}
 	}
+	if r.IsFeature {
+		return 0, g.slowFields.isConfirmedUnsupported(g.plan.Ranges[i][0].Start)
+	}
 	if r.Bit == 0 || !g.latest.Present[r.ValueID] {
 		return r.Convert(&g.latest)
 	}
 	if uint64(g.latest.Values[r.ValueID])&r.Bit != 0 {
+		g.seenReasons |= r.Bit
 		return 1, true
 	}
-	return 0, g.supportedReasons&r.Bit != 0
+	supported := uint64(g.latest.Values[metric.SupportedClockReasons]) | g.seenReasons
+	return 0, !g.latest.Present[metric.SupportedClockReasons] || supported&r.Bit != 0
 }
 
-// sumSource returns the sum of a source's newest values.
 func (g *GPUReader) sumSource(r *metric.Row, ref metric.FieldRange, c metric.Conversion) (sum float64, ok bool) {
-	f := g.fieldsOf(r)
+	f := g.fieldsOf(r.Slow)
 	for k := range ref.N {
 		raw, known := f.rawValue(ref.Start + k)
 		if v, valid := c.Convert(raw); known && valid {
@@ -102,7 +109,7 @@ func (g *GPUReader) sumSource(r *metric.Row, ref metric.FieldRange, c metric.Con
 
 // counterValue returns the value of a monotonic row; ok is false without a value now.
 func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange, now time.Time) (total float64, ok bool) {
-	r, f := &g.plan.Rows[i], g.fieldsOf(&g.plan.Rows[i])
+	r, f := &g.plan.Rows[i], g.fieldsOf(g.plan.Rows[i].Slow)
 	if r.Slow { // a value is as old as its reading
 		now = g.slowReadAt
 	}
@@ -122,10 +129,7 @@ func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange, now time.
 			continue
 		}
 		if !ok { // only a source with a value replaces the previous source
-			counter.selectSource(source, ref.N)
-			if counter.resets != g.seenResets {
-				counter.restart()
-			}
+			counter.begin(source, ref.N, g.seenResets)
 			ok = true
 		}
 		counter.add(k, v, f.wrapsAt(ref.Start+k)*c.Multiplier/c.Divisor, maxRise)
@@ -136,37 +140,16 @@ func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange, now time.
 	return counter.total, ok
 }
 
-// featureFields are fields as proof of a feature, by presence or by a value above 0.
-var featureFields = [...]struct {
-	id       metric.ValueID
-	field    uint32
-	positive bool
-}{
-	{metric.HasECC, nvml.FI_DEV_ECC_CURRENT, false},
-	{metric.HasNVLink, nvml.FI_DEV_NVLINK_LINK_COUNT, true},
-	{metric.HasRetirement, nvml.FI_DEV_RETIRED_DBE, false},
-	{metric.HasRemapping, nvml.FI_DEV_REMAPPED_UNC, false},
-	{metric.HasC2C, nvml.FI_DEV_C2C_LINK_COUNT, true},
-}
-
 // fillFeatures sets values without a call: MIG modes and features of the GPU. A feature is absent until denials are confirmed.
 func (g *GPUReader) fillFeatures() {
-	values, mig := &g.latest, g.mig.Load()
-	set := func(id metric.ValueID, known, value bool) {
-		values.SetBool(nvml.SUCCESS, id, value)
-		values.Present[id] = known
-	}
-	set(metric.HasMIG, mig.Capable || mig.Denied, mig.Capable)
-	set(metric.MIGEnabled, mig.Capable, mig.Enabled)
-	set(metric.MIGPending, mig.Capable, mig.PendingEnabled)
-	set(metric.HasGPM, g.gpm.probed || g.gpm.denials.Confirmed(), g.gpm.supported)
+	values, mig := &g.latest, g.MIG.Load()
+	values.SetBool(metric.HasMIG, mig.Capable || mig.Denials >= DenialsToConfirm, mig.Capable)
+	values.SetBool(metric.MIGEnabled, mig.Capable, mig.Enabled)
+	values.SetBool(metric.MIGPending, mig.Capable, mig.PendingEnabled)
+	gpmKnown := values.Present[metric.GPMSupport] || g.lacksAllCalls(metric.GPMSupport)
+	values.SetBool(metric.HasGPM, gpmKnown && g.session.Symbols.HasAll(lib.GPMFunctions), g.supportsGPM())
 	if !values.Present[metric.HasFabric] {
-		set(metric.HasFabric, g.lacksAllCalls(metric.HasFabric), false)
-	}
-	for _, f := range featureFields {
-		at := g.plan.Slow.Index[metric.FieldKey{ID: f.field}]
-		v, ok := g.slowFields.value(at)
-		set(f.id, ok || g.slowFields.isConfirmedUnsupported(at), ok && (!f.positive || v > 0))
+		values.SetBool(metric.HasFabric, g.lacksAllCalls(metric.HasFabric), false)
 	}
 }
 

@@ -14,13 +14,13 @@ import (
 func (g *GPUReader) readSlow(now time.Time) {
 	turns := 1 + len(metric.Calls)*(1+len(g.instances))
 	for turn := range turns {
-		if due, expired := g.isDue(turn, now); due && expired && !g.isAborted() {
+		if due, expired := g.isDue(turn, now); due && expired && !g.collection.aborted {
 			g.spendCall()
 			g.takeTurn(turn, now)
 		}
 	}
 	for range turns {
-		if g.isAborted() {
+		if g.collection.aborted {
 			return
 		}
 		turn := g.rotaPosition % turns
@@ -51,30 +51,21 @@ func (g *GPUReader) turnTarget(turn int) (t *readTarget, i int) {
 	}
 }
 
-// isDue reports whether a turn is due, and whether values of the turn are shown and too old.
+// isDue reports whether a turn is due, and whether values of the turn are shown and too old. Fast calls are never due, nor are static
+// calls with values. Denials have intervals of their own.
 func (g *GPUReader) isDue(turn int, now time.Time) (due, expired bool) {
 	t, i := g.turnTarget(turn)
-	var calledAt time.Time
-	interval, shown := slowInterval, false
-	switch {
-	case i < 0:
-		if !g.slowFields.hasRequests() {
-			return false, false
-		}
-		calledAt, shown = g.slowReadAt, g.slowFields.anyAnswered()
-		if g.slowFields.unconfirmed {
-			interval = unconfirmedRetryInterval
-		}
-	case t == nil || !g.canCallSlow(i, t, now):
-		return false, false
-	default:
-		calledAt, shown = t.callStates[i].calledAt, t.latest.HasAny(&metric.Calls[i])
-		if d := t.callStates[i].denials; d.Denied() && !d.Confirmed() {
-			interval = unconfirmedRetryInterval
-		}
+	if i < 0 {
+		f, age := &g.slowFields, now.Sub(g.slowReadAt)
+		due = age >= slowInterval || f.unconfirmed && age >= unconfirmedRetryInterval
+		return due && f.hasKeys(), f.anyAnswered() && age > maxAge
 	}
-	age := now.Sub(calledAt)
-	return age >= interval, shown && age > maxAge
+	c := &metric.Calls[i]
+	if t == nil || c.Pace == device.PaceFast || c.Pace == device.PaceStatic && !t.latest.MissesAny(c) || !g.canCall(i, t, now) || g.isSpared(c) {
+		return false, false
+	}
+	age := now.Sub(t.callStates[i].calledAt)
+	return age >= slowInterval || t.callStates[i].denials.Denied(), t.latest.HasAny(c) && age > maxAge
 }
 
 func (g *GPUReader) takeTurn(turn int, now time.Time) {
@@ -82,17 +73,5 @@ func (g *GPUReader) takeTurn(turn int, now time.Time) {
 		g.readSlowFields(now)
 	} else {
 		g.makeCall(i, t, now)
-	}
-}
-
-// canCallSlow reports whether the i-th call is not fast and can be made. A present static value is not read again.
-func (g *GPUReader) canCallSlow(i int, t *readTarget, now time.Time) bool {
-	switch c := &metric.Calls[i]; c.Pace {
-	case device.PaceFast:
-		return false
-	case device.PaceSlow:
-		return g.canCall(i, t, now) && !t.spared[c.Values[0]]
-	default:
-		return g.shouldCall(i, t, now)
 	}
 }

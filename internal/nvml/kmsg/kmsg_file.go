@@ -3,8 +3,8 @@ package kmsg
 import (
 	"errors"
 	"io"
+	"io/fs"
 	"os"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,11 +18,9 @@ type kernelLog interface {
 	uptime() time.Duration
 }
 
-// logReader reads an open log.
 type logReader interface {
 	// read reads one record. Without a record, it waits at most that long and returns errNoRecord.
 	read(buf []byte, wait time.Duration) (int, error)
-	wake() // ends a waiting read
 	close()
 }
 
@@ -31,13 +29,12 @@ var errNoRecord = errors.New("no new record")
 // devKmsg is the path of a kernelLog, /dev/kmsg.
 type devKmsg string
 
-// open fails for a file that does not support waiting.
 func (path devKmsg) open() (logReader, error) {
-	f, err := os.OpenFile(string(path), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	fd, err := unix.Open(string(path), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return nil, &fs.PathError{Op: "open", Path: string(path), Err: err}
 	}
-	return newKmsgFile(f)
+	return kmsgFile(fd), nil
 }
 
 func (devKmsg) uptime() time.Duration {
@@ -48,50 +45,21 @@ func (devKmsg) uptime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// kmsgFile is an open /dev/kmsg. Each read returns one record.
-type kmsgFile struct {
-	*os.File
-	raw syscall.RawConn
-}
+// kmsgFile is the descriptor of an open /dev/kmsg, non-blocking. Each read returns one record.
+type kmsgFile int
 
-func newKmsgFile(f *os.File) (logReader, error) {
-	raw, err := f.SyscallConn()
-	if err == nil {
-		err = f.SetReadDeadline(time.Time{})
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return kmsgFile{f, raw}, nil
-}
-
-// read waits in Go's poller, never in the kernel, so that wake can end the wait.
-func (f kmsgFile) read(buf []byte, wait time.Duration) (n int, err error) {
-	if wait > 0 {
-		if err := f.SetReadDeadline(time.Now().Add(wait)); err != nil {
-			return 0, err
-		}
-	}
-	connErr := f.raw.Read(func(fd uintptr) bool {
-		for {
-			n, err = syscall.Read(int(fd), buf)
-			if !errors.Is(err, syscall.EINTR) {
-				return wait == 0 || !errors.Is(err, syscall.EAGAIN)
-			}
-		}
-	})
-	switch {
-	case errors.Is(connErr, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EAGAIN):
+func (f kmsgFile) read(buf []byte, wait time.Duration) (int, error) {
+	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(f), Events: unix.POLLIN}}, int(wait.Milliseconds())) // a signal may end the wait
+	switch n, err := unix.Read(int(f), buf); {
+	case errors.Is(err, unix.EAGAIN):
 		return 0, errNoRecord
-	case connErr != nil:
-		return 0, connErr
 	case err != nil:
 		return 0, os.NewSyscallError("read", err)
-	case n <= 0:
+	case n == 0:
 		return 0, io.EOF
+	default:
+		return n, nil
 	}
-	return n, nil
 }
 
-func (f kmsgFile) wake()  { _ = f.SetReadDeadline(time.Unix(1, 0)) } // fails on a closed file only, without a waiting read
-func (f kmsgFile) close() { _ = f.Close() }                          // read only
+func (f kmsgFile) close() { _ = unix.Close(int(f)) } // read only

@@ -53,9 +53,8 @@ type Reader struct {
 	log     *slog.Logger
 
 	// All below belong to Run's goroutine.
-	caughtUp     bool      // all records from before the start are read
-	nextSequence uint64    // lower records were read before the log was opened again
-	drainedAt    time.Time // the newest read to the end of the log
+	caughtUp     bool   // all records from before the start are read
+	nextSequence uint64 // lower records were read before the log was opened again
 	pending      []pendingLine
 	resolvedAt   time.Time                 // the newest lookup of pending lines
 	logLimiter   *loglimit.Limiter[string] // of messages about lost lines
@@ -71,22 +70,18 @@ type pendingLine struct {
 
 // NewReader returns a Reader of the log at a path, /dev/kmsg.
 func NewReader(path string, handler Handler, log *slog.Logger) *Reader {
-	return newReader(devKmsg(path), handler, log)
-}
-
-func newReader(source kernelLog, handler Handler, log *slog.Logger) *Reader {
-	return &Reader{source: source, handler: handler, log: log, logLimiter: loglimit.New[string](time.Minute)}
+	return &Reader{source: devKmsg(path), handler: handler, log: log, logLimiter: loglimit.New[string](time.Minute)}
 }
 
 // Run reads the log until ctx is done. A log that is missing or not readable at the start is logged once and not opened again.
 func (r *Reader) Run(ctx context.Context) error {
 	lastError := ""
 	for first := true; ctx.Err() == nil; first = false {
-		opened, err := r.follow(ctx)
+		err := r.follow(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case first && !opened && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
+		case first && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
 			r.log.Info("kernel log not readable, Xids come from NVML only", "err", err)
 			<-ctx.Done()
 			return nil
@@ -99,14 +94,13 @@ func (r *Reader) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow reads the log until an error or until ctx is done.
-func (r *Reader) follow(ctx context.Context) (opened bool, err error) {
+// follow reads the log until an error or until ctx is done, at the latest after resolveInterval.
+func (r *Reader) follow(ctx context.Context) error {
 	s, err := r.source.open()
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer s.close()
-	defer context.AfterFunc(ctx, s.wake)()
 	buf := make([]byte, maxRecordBytes)
 	for ctx.Err() == nil {
 		wait := resolveInterval
@@ -117,11 +111,11 @@ func (r *Reader) follow(ctx context.Context) (opened bool, err error) {
 		now := time.Now()
 		switch {
 		case errors.Is(err, errNoRecord):
-			r.caughtUp, r.drainedAt = true, now
+			r.caughtUp = true
 		case errors.Is(err, syscall.EPIPE): // the next read returns the oldest record
 			r.warn("kernel log overrun, lines are lost", now)
 		case err != nil:
-			return true, err
+			return err
 		case r.handleRecord(buf[:n], now):
 			r.resolvedAt = time.Time{}
 		}
@@ -129,7 +123,7 @@ func (r *Reader) follow(ctx context.Context) (opened bool, err error) {
 			r.resolvePending(now)
 		}
 	}
-	return true, nil
+	return nil
 }
 
 func (r *Reader) warn(message string, now time.Time) {
@@ -151,22 +145,13 @@ func (r *Reader) handleRecord(data []byte, now time.Time) bool {
 	}
 	line, isXid := ParseXidLine(rec.message)
 	if isXid {
-		r.enqueue(pendingLine{line, !r.caughtUp, r.recordTime(rec, now), now.Add(listingTimeout)}, now)
+		p := pendingLine{line, !r.caughtUp, now, now.Add(listingTimeout)}
+		if age := r.source.uptime() - rec.uptime; p.historical && age > 0 {
+			p.writtenAt = now.Add(-age)
+		}
+		r.enqueue(p, now)
 	}
 	return isXid
-}
-
-// recordTime returns the wall time of a record. The log's clock may drift from the uptime by a ten-thousandth, so the result is limited
-// to the time from the newest end of the log to now.
-func (r *Reader) recordTime(rec logRecord, now time.Time) time.Time {
-	at := now.Add(rec.uptime - r.source.uptime())
-	switch {
-	case at.After(now):
-		return now
-	case at.Before(r.drainedAt):
-		return r.drainedAt
-	}
-	return at
 }
 
 // enqueue adds a pending line. Of equal historical lines, only the newest stays.
@@ -203,7 +188,7 @@ func (r *Reader) resolvePending(now time.Time) {
 func (r *Reader) report(e device.Event, p pendingLine) {
 	e.Source = Source
 	if p.historical {
-		drift := 5*time.Second + r.source.uptime()/10_000 // see recordTime
+		drift := 5*time.Second + r.source.uptime()/10_000 // of the log's clock from the uptime
 		if last := r.handler.LastReported(e); e.Recovery == device.RecoveryNone || !last.IsZero() && !p.writtenAt.After(last.Add(drift)) {
 			return
 		}

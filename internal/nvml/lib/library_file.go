@@ -7,9 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -29,36 +28,26 @@ var libraryDirs = [...]string{
 // FindLibrary returns the first usable library below the roots, or the dynamic linker's. go-nvml binds its calls to the first library for
 // the whole process, so each library is examined first. The dynamic linker alone misses folders created after its first search.
 func FindLibrary(roots []string) (nvml.Interface, error) {
-	var errs []error
+	var paths []string
 	for _, root := range roots {
-		if root == "" { // not the working directory
-			continue
-		}
 		for _, dir := range libraryDirs {
 			path, err := securejoin.SecureJoin(filepath.Clean(root), filepath.Join(dir, Soname)) // links end below the root
-			if err == nil {
-				err = checkComplete(path)
+			if err == nil && root != "" {                                                        // not the working directory
+				paths = append(paths, path)
 			}
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err == nil {
-				err = checkUsable(path)
-			}
-			if err == nil {
-				return nvml.New(nvml.WithLibraryPath(path)), nil
-			}
-			errs = append(errs, err)
 		}
 	}
-	err := checkUsable(Soname)
-	if err == nil {
-		return nvml.New(nvml.WithLibraryPath(Soname)), nil
+	var firstErr error
+	for _, path := range append(paths, Soname) {
+		err := checkUsable(path)
+		if err == nil {
+			return nvml.New(nvml.WithLibraryPath(path)), nil
+		}
+		if firstErr == nil && !errors.Is(err, fs.ErrNotExist) { // an unusable file explains more than the linker
+			firstErr = err
+		}
 	}
-	if len(errs) > 0 { // an unusable file explains more
-		return nil, errs[0]
-	}
-	return nil, err
+	return nil, firstErr
 }
 
 // checkComplete rejects a partially written library: access to the missing part would end the process by SIGBUS.
@@ -85,23 +74,27 @@ func checkComplete(path string) error {
 }
 
 // checkUsable opens a library without binding calls. A usable library stays open: Init gets the same file.
-func checkUsable(name string) error {
-	library := dl.New(name, dl.RTLD_LAZY|dl.RTLD_LOCAL)
+func checkUsable(path string) error {
+	if path != Soname {
+		if err := checkComplete(path); err != nil {
+			return err
+		}
+	}
+	library := dl.New(path, dl.RTLD_LAZY|dl.RTLD_LOCAL)
 	if err := library.Open(); err != nil {
 		return err
 	}
-	if err := lookUp(library.Lookup, nil).checkRequired(); err != nil {
-		return errors.Join(fmt.Errorf("use %s: %w", name, err), library.Close())
+	has := lookUp(library.Lookup, nil)
+	if i := slices.IndexFunc(RequiredFunctions, func(symbol string) bool { return !has[symbol] }); i >= 0 {
+		return errors.Join(fmt.Errorf("use %s: the library lacks %s", path, RequiredFunctions[i]), library.Close())
 	}
 	return nil
 }
 
 // LibraryFile identifies a library's file. The zero value is an unknown file.
 type LibraryFile struct {
-	Path    string
-	inode   uint64
-	size    int64
-	modTime time.Time
+	Path string
+	info fs.FileInfo // nil: deleted
 }
 
 // LoadedFile returns the library that this process has mapped, with all links resolved.
@@ -112,36 +105,17 @@ func LoadedFile() LibraryFile {
 	}
 	stem, _, _ := strings.Cut(Soname, ".")
 	for line := range strings.Lines(string(maps)) {
-		at := strings.IndexByte(line, '/')
-		if at < 0 || !strings.HasPrefix(filepath.Base(line[at:]), stem) {
-			continue
+		if at := strings.IndexByte(line, '/'); at >= 0 && strings.HasPrefix(filepath.Base(line[at:]), stem) {
+			path := strings.TrimSuffix(strings.TrimSpace(line[at:]), " (deleted)")
+			info, _ := os.Stat(path)
+			return LibraryFile{path, info}
 		}
-		path := strings.TrimSuffix(strings.TrimSpace(line[at:]), " (deleted)")
-		if f, err := statLibrary(path); err == nil {
-			return f
-		}
-		return LibraryFile{Path: path} // deleted since
 	}
 	return LibraryFile{}
 }
 
 // Changed reports whether the path now leads to another file or to none.
 func (f LibraryFile) Changed() bool {
-	if f == (LibraryFile{}) {
-		return false
-	}
-	now, err := statLibrary(f.Path)
-	return err != nil || now != f
-}
-
-func statLibrary(path string) (LibraryFile, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return LibraryFile{}, err
-	}
-	f := LibraryFile{Path: path, size: info.Size(), modTime: info.ModTime()}
-	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
-		f.inode = stat.Ino
-	}
-	return f, nil
+	now, err := os.Stat(f.Path)
+	return f.Path != "" && (err != nil || !os.SameFile(now, f.info) || now.Size() != f.info.Size() || !now.ModTime().Equal(f.info.ModTime()))
 }

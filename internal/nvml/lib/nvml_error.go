@@ -12,45 +12,23 @@ import (
 // no nvml.Return is ever printed.
 type Error nvml.Return
 
-// errorNames are nvml.h's names after NVML_ERROR_.
-var errorNames = map[Error]string{
-	Error(nvml.ERROR_UNINITIALIZED):             "UNINITIALIZED",
-	Error(nvml.ERROR_INVALID_ARGUMENT):          "INVALID_ARGUMENT",
-	Error(nvml.ERROR_NOT_SUPPORTED):             "NOT_SUPPORTED",
-	Error(nvml.ERROR_NO_PERMISSION):             "NO_PERMISSION",
-	Error(nvml.ERROR_ALREADY_INITIALIZED):       "ALREADY_INITIALIZED",
-	Error(nvml.ERROR_NOT_FOUND):                 "NOT_FOUND",
-	Error(nvml.ERROR_INSUFFICIENT_SIZE):         "INSUFFICIENT_SIZE",
-	Error(nvml.ERROR_INSUFFICIENT_POWER):        "INSUFFICIENT_POWER",
-	Error(nvml.ERROR_DRIVER_NOT_LOADED):         "DRIVER_NOT_LOADED",
-	Error(nvml.ERROR_TIMEOUT):                   "TIMEOUT",
-	Error(nvml.ERROR_IRQ_ISSUE):                 "IRQ_ISSUE",
-	Error(nvml.ERROR_LIBRARY_NOT_FOUND):         "LIBRARY_NOT_FOUND",
-	Error(nvml.ERROR_FUNCTION_NOT_FOUND):        "FUNCTION_NOT_FOUND",
-	Error(nvml.ERROR_CORRUPTED_INFOROM):         "CORRUPTED_INFOROM",
-	Error(nvml.ERROR_GPU_IS_LOST):               "GPU_IS_LOST",
-	Error(nvml.ERROR_RESET_REQUIRED):            "RESET_REQUIRED",
-	Error(nvml.ERROR_OPERATING_SYSTEM):          "OPERATING_SYSTEM",
-	Error(nvml.ERROR_LIB_RM_VERSION_MISMATCH):   "LIB_RM_VERSION_MISMATCH",
-	Error(nvml.ERROR_IN_USE):                    "IN_USE",
-	Error(nvml.ERROR_MEMORY):                    "MEMORY",
-	Error(nvml.ERROR_NO_DATA):                   "NO_DATA",
-	Error(nvml.ERROR_VGPU_ECC_NOT_SUPPORTED):    "VGPU_ECC_NOT_SUPPORTED",
-	Error(nvml.ERROR_INSUFFICIENT_RESOURCES):    "INSUFFICIENT_RESOURCES",
-	Error(nvml.ERROR_FREQ_NOT_SUPPORTED):        "FREQ_NOT_SUPPORTED",
-	Error(nvml.ERROR_ARGUMENT_VERSION_MISMATCH): "ARGUMENT_VERSION_MISMATCH",
-	Error(nvml.ERROR_DEPRECATED):                "DEPRECATED",
-	Error(nvml.ERROR_NOT_READY):                 "NOT_READY",
-	Error(nvml.ERROR_GPU_NOT_FOUND):             "GPU_NOT_FOUND",
-	Error(nvml.ERROR_INVALID_STATE):             "INVALID_STATE",
-	Error(nvml.ERROR_UNKNOWN):                   "UNKNOWN",
+// errorNames are nvml.h's names after NVML_ERROR_, by code.
+var errorNames = [...]string{
+	"SUCCESS", "UNINITIALIZED", "INVALID_ARGUMENT", "NOT_SUPPORTED", "NO_PERMISSION", "ALREADY_INITIALIZED", "NOT_FOUND", "INSUFFICIENT_SIZE",
+	"INSUFFICIENT_POWER", "DRIVER_NOT_LOADED", "TIMEOUT", "IRQ_ISSUE", "LIBRARY_NOT_FOUND", "FUNCTION_NOT_FOUND", "CORRUPTED_INFOROM", "GPU_IS_LOST",
+	"RESET_REQUIRED", "OPERATING_SYSTEM", "LIB_RM_VERSION_MISMATCH", "IN_USE", "MEMORY", "NO_DATA", "VGPU_ECC_NOT_SUPPORTED",
+	"INSUFFICIENT_RESOURCES", "FREQ_NOT_SUPPORTED", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED", "NOT_READY", "GPU_NOT_FOUND", "INVALID_STATE",
 }
 
 func (e Error) Error() string {
-	if name, ok := errorNames[e]; ok {
-		return name
+	switch {
+	case e == Error(nvml.ERROR_UNKNOWN):
+		return "UNKNOWN"
+	case e >= 0 && int(e) < len(errorNames):
+		return errorNames[e]
+	default:
+		return "NVML answers " + strconv.Itoa(int(e))
 	}
-	return "NVML answers " + strconv.Itoa(int(e))
 }
 
 // Unwrap returns the GPU's fault: device.ErrLost, a *device.Fault or nil.

@@ -1,6 +1,7 @@
 package lib
 
 import (
+	"cmp"
 	"reflect"
 	"unsafe"
 
@@ -39,21 +40,15 @@ type RawSymbols struct {
 	GPMMetricsGet unsafe.Pointer
 }
 
-// ProcessListSymbols are the lists of processes, the newer version first. Even older versions have no MIG devices.
-var ProcessListSymbols = [3][2]string{
-	{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"},
-	{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"},
-	{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"},
+// ProcessListSymbols are the lists of processes. Of the older versions only the newest has MIG devices.
+var ProcessListSymbols = [3]string{
+	"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 }
 
 func findRawSymbols() RawSymbols {
 	var d RawSymbols
-	for i, symbols := range ProcessListSymbols {
-		for _, symbol := range symbols {
-			if d.ProcessLists[i] == nil {
-				d.ProcessLists[i] = lookupSymbol(symbol)
-			}
-		}
+	for i, symbol := range ProcessListSymbols {
+		d.ProcessLists[i] = cmp.Or(lookupSymbol(symbol), lookupSymbol(OlderVersions[symbol][0]))
 	}
 	d.Utilization = lookupSymbol("nvmlDeviceGetProcessUtilization")
 	d.GPMMetricsGet = lookupSymbol("nvmlGpmMetricsGet")

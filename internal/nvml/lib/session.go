@@ -40,9 +40,8 @@ func (s *Session) AtLeast58082() bool {
 	return ok && (major > 580 || major == 580 && minor >= 82)
 }
 
-// majorMinor returns the first two numbers of the driver's version.
 func (s *Session) majorMinor() (major, minor int, ok bool) {
-	a, rest, _ := strings.Cut(s.Version, ".")
+	a, rest, _ := strings.Cut(s.Version, ".") // without allocations, unlike fmt.Sscanf: each collection asks
 	b, _, _ := strings.Cut(rest, ".")
 	major, errA := strconv.Atoi(a)
 	minor, errB := strconv.Atoi(b)

@@ -1,6 +1,7 @@
 package metric
 
 import (
+	"math"
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -22,55 +23,72 @@ type Call struct {
 	Symbol  string
 	Pace    device.ReadPace
 	Targets Target
-	Get     func(nvml.Device, *Values) nvml.Return
 	Values  []ValueID
+	read    func(nvml.Device) (numbers, nvml.Return) // in the order of Values
+	// SparedBy is a field with the call's only value, or nil.
+	SparedBy *FieldKey
 	// IsFallback marks the older form of the previous call, with fewer values.
 	IsFallback bool
-	// Part is the number of a part of the GPU, below the count of Parts; Parts is nil for the GPU as a whole.
-	Part  int
-	Parts *PartCount
+	// Part is the number of a part of the GPU, below the value PartCount; NoValue: the call is about the GPU as a whole.
+	Part      int
+	PartCount ValueID
 }
 
-// PartCount counts the parts of a GPU, such as fans.
-type PartCount struct {
-	Symbol string
-	Read   readFunc
-}
+// numbers are the results of a call; NaN: no value.
+type numbers [10]float64
 
 // Provides reports whether the call reads a value.
 func (c *Call) Provides(id ValueID) bool { return slices.Contains(c.Values, id) }
 
+// Get makes the call and stores the values, unless the call fails.
+func (c *Call) Get(d nvml.Device, values *Values) nvml.Return {
+	results, ret := c.read(d)
+	for i, id := range c.Values {
+		if ret == nvml.SUCCESS && !math.IsNaN(results[i]) {
+			values.Set(id, results[i])
+		}
+	}
+	return ret
+}
+
 // sharedCalls read several values, or a value for more than a row. A fallback follows the newer form.
 var sharedCalls = []Call{
-	newCall("nvmlDeviceGetMemoryInfo_v2", device.PaceFast, TargetGPU|TargetMIG, getMemory, []ValueID{memoryTotal, memoryReserved, memoryUsed, memoryFree}),
-	newFallback("nvmlDeviceGetMemoryInfo", device.PaceFast, TargetGPU|TargetMIG, getMemoryV1, []ValueID{memoryTotal, memoryUsed, memoryFree}),
-	newCall("nvmlDeviceGetUtilizationRates", device.PaceFast, TargetGPU, getUtilization, []ValueID{gpuUtilization, memoryUtilization}),
-	newCall("nvmlDeviceGetCurrentClocksEventReasons", device.PaceFast, TargetGPU, getClockEventReasons, []ValueID{ClockEventReasons}),
-	newFallback("nvmlDeviceGetCurrentClocksThrottleReasons", device.PaceFast, TargetGPU, getClockThrottleReasons, []ValueID{ClockEventReasons}), // up to driver 530
-	newCall("nvmlDeviceGetBAR1MemoryInfo", device.PaceSlow, TargetGPU|TargetMIG, getBAR1Memory, []ValueID{bar1Total, bar1Used}),
-	newCall("nvmlDeviceGetSramEccErrorStatus", device.PaceSlow, TargetGPU, getSRAMErrors, valueRange(sramVolatileCorrected, SRAMThresholdExceeded)),
-	newCall("nvmlDeviceGetRowRemapperHistogram", device.PaceSlow, TargetGPU, getRemapBanks, valueRange(banksMax, banksNone)),
-	newCall("nvmlDeviceGetRepairStatus", device.PaceSlow, TargetGPU, getRepairStatus, []ValueID{channelRepairPending, tpcRepairPending}),
-	newCall("nvmlDeviceGetUnrepairableMemoryFlag_v1", device.PaceSlow, TargetGPU, getUnrepairableMemory, []ValueID{UnrepairableMemory}),
-	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfo, fabricValues),
-	newFallback("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfoV2, fabricValues),
+	newCall("nvmlDeviceGetMemoryInfo_v2", device.PaceFast, getMemory, memoryTotal, memoryUsed, memoryFree, memoryReserved).forMIGDevices(),
+	newCall("nvmlDeviceGetMemoryInfo", device.PaceFast, getMemoryV1, memoryTotal, memoryUsed, memoryFree).forMIGDevices().asFallback(),
+	newCall("nvmlDeviceGetUtilizationRates", device.PaceFast, getUtilization, gpuUtilization, memoryUtilization),
+	newCall("nvmlDeviceGetCurrentClocksEventReasons", device.PaceFast, single(getter(nvml.Device.GetCurrentClocksEventReasons)), ClockEventReasons),
+	newCall("nvmlDeviceGetCurrentClocksThrottleReasons", device.PaceFast, single(getter(nvml.Device.GetCurrentClocksThrottleReasons)), ClockEventReasons).
+		asFallback(), // up to driver 530
+	newCall("nvmlDeviceGetSupportedClocksEventReasons", device.PaceStatic, single(getter(nvml.Device.GetSupportedClocksEventReasons)), SupportedClockReasons),
+	newCall("nvmlDeviceGetSupportedClocksThrottleReasons", device.PaceStatic, single(getter(nvml.Device.GetSupportedClocksThrottleReasons)), SupportedClockReasons).
+		asFallback(),
+	newCall("nvmlGpmQueryDeviceSupport", device.PaceStatic, single(getGPMSupport), GPMSupport),
+	newCall("nvmlDeviceGetNumFans", device.PaceStatic, single(getter(nvml.Device.GetNumFans)), fanCount),
+	newCall("nvmlDeviceGetBAR1MemoryInfo", device.PaceSlow, getBAR1Memory, bar1Total, bar1Used).forMIGDevices(),
+	newCall("nvmlDeviceGetSramEccErrorStatus", device.PaceSlow, getSRAMErrors, valueRange(sramVolatileCorrected, SRAMThresholdExceeded)...),
+	newCall("nvmlDeviceGetRowRemapperHistogram", device.PaceSlow, getRemapBanks, valueRange(banksMax, banksNone)...),
+	newCall("nvmlDeviceGetRepairStatus", device.PaceSlow, getRepairStatus, channelRepairPending, tpcRepairPending),
+	newCall("nvmlDeviceGetUnrepairableMemoryFlag_v1", device.PaceSlow, getUnrepairableMemory, UnrepairableMemory),
+	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfo, valueRange(fabricState, HasFabric)...),
+	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfoV2, valueRange(fabricState, HasFabric)...).asFallback(),
 	// NVML counts only uncorrected SRAM errors of a MIG device, and no volatile ones of a MIG-enabled GPU (nvml.h, nvmlDeviceGetMemoryErrorCounter).
-	newCall("nvmlDeviceGetMemoryErrorCounter", device.PaceSlow, TargetMIG, getMIGDeviceErrors, []ValueID{sramVolatileUncorrected}),
+	{Symbol: "nvmlDeviceGetMemoryErrorCounter", Pace: device.PaceSlow, Targets: TargetMIG, read: single(getMIGDeviceErrors), Values: []ValueID{sramVolatileUncorrected}},
 }
 
-func newCall(symbol string, pace device.ReadPace, targets Target, get func(nvml.Device, *Values) nvml.Return, values []ValueID) Call {
-	return Call{Symbol: symbol, Pace: pace, Targets: targets, Get: get, Values: values}
+func newCall(symbol string, pace device.ReadPace, read func(nvml.Device) (numbers, nvml.Return), values ...ValueID) Call {
+	return Call{Symbol: symbol, Pace: pace, Targets: TargetGPU, read: read, Values: values}
 }
 
-func newFallback(symbol string, pace device.ReadPace, targets Target, get func(nvml.Device, *Values) nvml.Return, values []ValueID) Call {
-	c := newCall(symbol, pace, targets, get, values)
+func (c Call) forMIGDevices() Call {
+	c.Targets |= TargetMIG
+	return c
+}
+
+func (c Call) asFallback() Call {
 	c.IsFallback = true
 	return c
 }
 
-var fabricValues = append(valueRange(fabricState, FabricNotJoined), HasFabric)
-
-// valueRange returns the values from first to last.
 func valueRange(first, last ValueID) (ids []ValueID) {
 	for id := first; id <= last; id++ {
 		ids = append(ids, id)
@@ -80,6 +98,14 @@ func valueRange(first, last ValueID) (ids []ValueID) {
 
 // readFunc reads a row's only value.
 type readFunc func(nvml.Device) (float64, nvml.Return)
+
+// single reads a call's only value.
+func single(read readFunc) func(nvml.Device) (numbers, nvml.Return) {
+	return func(d nvml.Device) (numbers, nvml.Return) {
+		v, ret := read(d)
+		return numbers{v}, ret
+	}
+}
 
 // number converts the result of a getter.
 func number[T ~int | ~int32 | ~uint32 | ~uint64](v T, ret nvml.Return) (float64, nvml.Return) {
@@ -99,21 +125,9 @@ func utilization(get func(nvml.Device) (uint32, uint32, nvml.Return)) readFunc {
 	}
 }
 
-func clock(t nvml.ClockType) readFunc {
-	return func(d nvml.Device) (float64, nvml.Return) { return number(d.GetClockInfo(t)) }
-}
-
-func maxClock(t nvml.ClockType) readFunc {
-	return func(d nvml.Device) (float64, nvml.Return) { return number(d.GetMaxClockInfo(t)) }
-}
-
-func threshold(t nvml.TemperatureThresholds) readFunc {
-	return func(d nvml.Device) (float64, nvml.Return) { return number(d.GetTemperatureThreshold(t)) }
-}
-
-// getTemperature prefers the older function, although nvml.h recommends GetTemperatureV: older drivers lack the latter.
-func getTemperature(d nvml.Device) (float64, nvml.Return) {
-	return number(d.GetTemperature(nvml.TEMPERATURE_GPU))
+// getterOf reads the result of a method with an argument.
+func getterOf[A any](get func(nvml.Device, A) (uint32, nvml.Return), argument A) readFunc {
+	return func(d nvml.Device) (float64, nvml.Return) { return number(get(d, argument)) }
 }
 
 func getTemperatureMargin(d nvml.Device) (float64, nvml.Return) {
@@ -121,107 +135,72 @@ func getTemperatureMargin(d nvml.Device) (float64, nvml.Return) {
 	return float64(m.MarginTemperature), ret
 }
 
-func getMemory(d nvml.Device, r *Values) nvml.Return {
+func getMemory(d nvml.Device) (numbers, nvml.Return) {
 	m, ret := d.GetMemoryInfo_v2()
-	r.Set(ret, memoryTotal, float64(m.Total))
-	r.Set(ret, memoryReserved, float64(m.Reserved))
-	r.Set(ret, memoryUsed, float64(m.Used))
-	r.Set(ret, memoryFree, float64(m.Free))
-	return ret
+	return numbers{float64(m.Total), float64(m.Used), float64(m.Free), float64(m.Reserved)}, ret
 }
 
 // getMemoryV1 counts reserved memory as used: the older function cannot separate both.
-func getMemoryV1(d nvml.Device, r *Values) nvml.Return {
+func getMemoryV1(d nvml.Device) (numbers, nvml.Return) {
 	m, ret := d.GetMemoryInfo()
-	r.Set(ret, memoryTotal, float64(m.Total))
-	r.Set(ret, memoryUsed, float64(m.Used))
-	r.Set(ret, memoryFree, float64(m.Free))
-	return ret
+	return numbers{float64(m.Total), float64(m.Used), float64(m.Free)}, ret
 }
 
-func getBAR1Memory(d nvml.Device, r *Values) nvml.Return {
+func getBAR1Memory(d nvml.Device) (numbers, nvml.Return) {
 	m, ret := d.GetBAR1MemoryInfo()
-	r.Set(ret, bar1Total, float64(m.Bar1Total))
-	r.Set(ret, bar1Used, float64(m.Bar1Used))
-	return ret
+	return numbers{float64(m.Bar1Total), float64(m.Bar1Used)}, ret
 }
 
 // getUtilization is not supported in MIG mode (nvml.h, nvmlDeviceGetUtilizationRates).
-func getUtilization(d nvml.Device, r *Values) nvml.Return {
+func getUtilization(d nvml.Device) (numbers, nvml.Return) {
 	u, ret := d.GetUtilizationRates()
-	r.Set(ret, gpuUtilization, float64(u.Gpu))
-	r.Set(ret, memoryUtilization, float64(u.Memory))
-	return ret
+	return numbers{float64(u.Gpu), float64(u.Memory)}, ret
 }
 
-func getClockEventReasons(d nvml.Device, r *Values) nvml.Return {
-	mask, ret := d.GetCurrentClocksEventReasons()
-	r.Set(ret, ClockEventReasons, float64(mask))
-	return ret
+func getMIGDeviceErrors(d nvml.Device) (float64, nvml.Return) {
+	return number(d.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM))
 }
 
-func getClockThrottleReasons(d nvml.Device, r *Values) nvml.Return {
-	mask, ret := d.GetCurrentClocksThrottleReasons()
-	r.Set(ret, ClockEventReasons, float64(mask))
-	return ret
-}
-
-func getMIGDeviceErrors(d nvml.Device, r *Values) nvml.Return {
-	n, ret := d.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM)
-	r.Set(ret, sramVolatileUncorrected, float64(n))
-	return ret
-}
-
-func getSRAMErrors(d nvml.Device, r *Values) nvml.Return {
+func getSRAMErrors(d nvml.Device) (numbers, nvml.Return) {
 	s, ret := d.GetSramEccErrorStatus()
-	r.Set(ret, sramVolatileCorrected, float64(s.VolatileCor))
-	r.Set(ret, sramVolatileUncorrected, float64(s.VolatileUncParity)+float64(s.VolatileUncSecDed))
-	r.Set(ret, sramAggregateCorrected, float64(s.AggregateCor))
-	r.Set(ret, sramAggregateUncorrected, float64(s.AggregateUncParity)+float64(s.AggregateUncSecDed))
-	r.Set(ret, sramInL2, float64(s.AggregateUncBucketL2))
-	r.Set(ret, sramInSM, float64(s.AggregateUncBucketSm))
-	r.Set(ret, sramInPCIe, float64(s.AggregateUncBucketPcie))
-	r.Set(ret, sramInMCU, float64(s.AggregateUncBucketMcu))
-	r.Set(ret, sramInOther, float64(s.AggregateUncBucketOther))
-	r.SetBool(ret, SRAMThresholdExceeded, s.BThresholdExceeded != 0)
-	return ret
+	return numbers{
+		float64(s.VolatileCor), float64(s.VolatileUncParity) + float64(s.VolatileUncSecDed),
+		float64(s.AggregateCor), float64(s.AggregateUncParity) + float64(s.AggregateUncSecDed),
+		float64(s.AggregateUncBucketL2), float64(s.AggregateUncBucketSm), float64(s.AggregateUncBucketPcie),
+		float64(s.AggregateUncBucketMcu), float64(s.AggregateUncBucketOther),
+		boolNumber(s.BThresholdExceeded != 0),
+	}, ret
 }
 
-func getRemapBanks(d nvml.Device, r *Values) nvml.Return {
+func getRemapBanks(d nvml.Device) (numbers, nvml.Return) {
 	b, ret := d.GetRowRemapperHistogram()
-	for i, n := range [...]uint32{b.Max, b.High, b.Partial, b.Low, b.None} {
-		r.Set(ret, banksMax+ValueID(i), float64(n))
-	}
-	return ret
+	return numbers{float64(b.Max), float64(b.High), float64(b.Partial), float64(b.Low), float64(b.None)}, ret
 }
 
-func getRepairStatus(d nvml.Device, r *Values) nvml.Return {
+func getRepairStatus(d nvml.Device) (numbers, nvml.Return) {
 	s, ret := d.GetRepairStatus()
-	r.SetBool(ret, channelRepairPending, s.BChannelRepairPending != 0)
-	r.SetBool(ret, tpcRepairPending, s.BTpcRepairPending != 0)
-	return ret
+	return numbers{boolNumber(s.BChannelRepairPending != 0), boolNumber(s.BTpcRepairPending != 0)}, ret
 }
 
-func getUnrepairableMemory(d nvml.Device, r *Values) nvml.Return {
+func getGPMSupport(d nvml.Device) (float64, nvml.Return) {
+	s, ret := d.GpmQueryDeviceSupport()
+	return boolNumber(s.IsSupportedDevice != 0), ret
+}
+
+func getUnrepairableMemory(d nvml.Device) (numbers, nvml.Return) {
 	s, ret := d.GetUnrepairableMemoryFlag_v1()
-	r.SetBool(ret, UnrepairableMemory, s.BUnrepairableMemory != 0)
-	return ret
+	return numbers{boolNumber(s.BUnrepairableMemory != 0)}, ret
 }
 
-func getFabricInfo(d nvml.Device, r *Values) nvml.Return {
+func getFabricInfo(d nvml.Device) (numbers, nvml.Return) {
 	f, ret := d.GetGpuFabricInfoV().V3()
-	r.setFabric(ret, f.State, f.Status, f.HealthMask)
-	if r.Present[fabricHealthy] && f.HealthSummary > nvml.GPU_FABRIC_HEALTH_SUMMARY_HEALTHY {
-		r.Values[fabricHealthy] = 0
-	}
-	return ret
+	return fabricNumbers(f.State, f.Status, f.HealthMask, f.HealthSummary <= nvml.GPU_FABRIC_HEALTH_SUMMARY_HEALTHY), ret
 }
 
 // getFabricInfoV2 is for drivers up to 570, without a summary.
-func getFabricInfoV2(d nvml.Device, r *Values) nvml.Return {
+func getFabricInfoV2(d nvml.Device) (numbers, nvml.Return) {
 	f, ret := d.GetGpuFabricInfoV().V2()
-	r.setFabric(ret, f.State, f.Status, f.HealthMask)
-	return ret
+	return fabricNumbers(f.State, f.Status, f.HealthMask, true), ret
 }
 
 // fabricFaults are the parts of nvml.h's NVML_GPU_FABRIC_HEALTH_MASK: 0 is unknown, firstBad to lastBad is a fault. A part of two bits
@@ -238,33 +217,33 @@ var fabricFaults = [...]struct {
 	{fabricMisconfigured, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION, 2, 15},
 }
 
-// setFabric reads the fabric's state, status and health mask. The mask and the status mean nothing before the GPU has joined.
-func (vs *Values) setFabric(ret nvml.Return, state uint8, status, mask uint32) {
-	if ret != nvml.SUCCESS {
-		return
+// fabricNumbers reads the fabric's state, status and health. Status, mask and summary mean nothing before the GPU has joined.
+func fabricNumbers(state uint8, status, mask uint32, healthySummary bool) (results numbers) {
+	for i := range results {
+		results[i] = math.NaN()
 	}
+	set := func(id ValueID, v float64) { results[id-fabricState] = v }
 	joined := state == nvml.GPU_FABRIC_STATE_COMPLETED
-	healthy := nvml.Return(status) == nvml.SUCCESS
-	vs.SetBool(ret, HasFabric, state != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED)
-	vs.SetBool(ret, FabricFailed, joined && !healthy)
-	vs.SetBool(ret, FabricNotJoined, state == nvml.GPU_FABRIC_STATE_NOT_STARTED || state == nvml.GPU_FABRIC_STATE_IN_PROGRESS)
-	if state == nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
-		return
+	succeeded := nvml.Return(status) == nvml.SUCCESS
+	set(HasFabric, boolNumber(state != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED))
+	set(FabricFailed, boolNumber(joined && !succeeded))
+	set(FabricNotJoined, boolNumber(state == nvml.GPU_FABRIC_STATE_NOT_STARTED || state == nvml.GPU_FABRIC_STATE_IN_PROGRESS))
+	if state != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
+		set(fabricState, float64(state))
 	}
-	vs.Set(ret, fabricState, float64(state))
 	if !joined {
-		return
+		return results
 	}
+	healthy := succeeded && healthySummary
 	for _, f := range fabricFaults {
-		v := mask >> f.shift & f.bits
-		if v == 0 {
-			continue
+		if v := mask >> f.shift & f.bits; v != 0 {
+			bad := v >= f.firstBad && v <= f.lastBad
+			set(f.id, boolNumber(bad))
+			healthy = healthy && !bad
 		}
-		bad := v >= f.firstBad && v <= f.lastBad
-		vs.SetBool(ret, f.id, bad)
-		healthy = healthy && !bad
 	}
-	vs.SetBool(ret, fabricHealthy, healthy)
+	set(fabricHealthy, boolNumber(healthy))
+	return results
 }
 
 // TotalMemory returns the memory of a GPU or of a MIG device in bytes; 0: unknown.

@@ -18,22 +18,15 @@ type GPMValue struct {
 }
 
 // Calls are all functions for values: shared functions, and functions of single rows.
-var Calls = assigned.calls
+var Calls, gpmValues = assignValues(Rows)
 
 // GPMValues are the GPM metrics of rows.
-var GPMValues = assigned.gpm
+var GPMValues = gpmValues
 
-var assigned = assignValues(Rows)
-
-// assignedValues are the sources of rows with a separate ValueID.
-type assignedValues struct {
-	calls []Call
-	gpm   []GPMValue
-}
-
-func assignValues(rows []Row) assignedValues {
-	calls, next := slices.Clone(sharedCalls), firstOwnValue
-	own, gpm := map[*ownFunction]ValueID{}, []GPMValue(nil)
+// assignValues gives the sources of single rows a separate ValueID.
+func assignValues(rows []Row) (calls []Call, gpm []GPMValue) {
+	calls = slices.Clone(sharedCalls)
+	next := firstOwnValue
 	for i := range rows {
 		r := &rows[i]
 		switch {
@@ -42,22 +35,19 @@ func assignValues(rows []Row) assignedValues {
 		case r.gpm != 0:
 			gpm = append(gpm, GPMValue{r.gpm, next})
 			r.ValueID, next = next, next+1
-		case r.function == nil:
-		case own[r.function] != NoValue:
-			r.ValueID = own[r.function]
+		case r.call == nil:
+		case len(r.call.Values) > 0: // of an earlier row
+			r.ValueID = r.call.Values[0]
 		default:
-			id, f := next, r.function
-			c := newCall(f.symbol, f.pace, TargetGPU, func(d nvml.Device, values *Values) nvml.Return {
-				v, ret := f.read(d)
-				values.Set(ret, id, v)
-				return ret
-			}, []ValueID{id})
-			c.Part, c.Parts = f.part, f.parts
-			calls = append(calls, c)
-			r.ValueID, own[f], next = id, id, next+1
+			r.call.Values = []ValueID{next}
+			if len(r.Sources) > 0 {
+				r.call.SparedBy = &r.Sources[0].FieldKey
+			}
+			calls = append(calls, *r.call)
+			r.ValueID, next = next, next+1
 		}
 	}
-	return assignedValues{calls, gpm}
+	return calls, gpm
 }
 
 // UnsetGPM drops the values of GPM.
@@ -71,24 +61,22 @@ func (vs *Values) UnsetGPM() {
 func Symbols() (symbols []string) {
 	for i := range Calls {
 		symbols = append(symbols, Calls[i].Symbol)
-		if parts := Calls[i].Parts; parts != nil {
-			symbols = append(symbols, parts.Symbol)
-		}
 	}
 	slices.Sort(symbols)
 	return slices.Compact(symbols)
 }
 
 // Metrics returns the rows for the exporter, in the order of Backend.Read's numbers.
-func Metrics() []device.Metric { return metricsOf(Rows) }
+func Metrics() []device.Metric { return NewReadPlan(false).Metrics() }
 
 // MetricsPerLink returns the rows of Metrics, then the rows of each NVLink.
-func MetricsPerLink() []device.Metric { return metricsOf(slices.Concat(Rows, perLinkRows())) }
+func MetricsPerLink() []device.Metric { return NewReadPlan(true).Metrics() }
 
-func metricsOf(rows []Row) []device.Metric {
-	metrics := make([]device.Metric, len(rows))
-	for i := range rows {
-		r := &rows[i]
+// Metrics returns the rows for the exporter.
+func (p *ReadPlan) Metrics() []device.Metric {
+	metrics := make([]device.Metric, len(p.Rows))
+	for i := range p.Rows {
+		r := &p.Rows[i]
 		metrics[i] = device.Metric{
 			Name: r.name, Help: r.help, Kind: r.kind, Labels: r.labels,
 			Source: r.sourceText(), Hardware: r.hardware, ReadPace: r.pace(),

@@ -3,7 +3,6 @@ package metric
 import (
 	"encoding/binary"
 	"math"
-	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -89,16 +88,8 @@ func DecodeField(valueType uint32, value [8]byte, ret nvml.Return) (float64, boo
 	}
 }
 
-// enumState is a state of an enumeration: value, or any unknown state of a newer driver.
+// enumState selects the numbers from first to last, or all numbers outside.
 type enumState struct {
-	known []uint32
-	value uint32
-	other bool
-}
-
-func (s enumState) matches(v float64) bool {
-	if !s.other {
-		return v == float64(s.value)
-	}
-	return !slices.ContainsFunc(s.known, func(known uint32) bool { return v == float64(known) })
+	first, last float64
+	outside     bool
 }

@@ -30,22 +30,14 @@ var engineRows = []Row{
 		fromGPM(nvml.GPM_METRIC_SM_UTIL, "SM_UTIL"),
 	gaugeRow("nvidia_gpu_sm_occupancy_ratio", "Resident warps in the latest window of ten seconds as a share of the maximum.").
 		fromGPM(nvml.GPM_METRIC_SM_OCCUPANCY, "SM_OCCUPANCY"),
-	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "tensor").
-		fromGPM(nvml.GPM_METRIC_ANY_TENSOR_UTIL, "ANY_TENSOR_UTIL"),
-	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "dfma").
-		fromGPM(nvml.GPM_METRIC_DFMA_TENSOR_UTIL, "DFMA_TENSOR_UTIL"),
-	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "hmma").
-		fromGPM(nvml.GPM_METRIC_HMMA_TENSOR_UTIL, "HMMA_TENSOR_UTIL"),
-	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "imma").
-		fromGPM(nvml.GPM_METRIC_IMMA_TENSOR_UTIL, "IMMA_TENSOR_UTIL"),
-	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp64").
-		fromGPM(nvml.GPM_METRIC_FP64_UTIL, "FP64_UTIL"),
-	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp32").
-		fromGPM(nvml.GPM_METRIC_FP32_UTIL, "FP32_UTIL"),
-	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp16").
-		fromGPM(nvml.GPM_METRIC_FP16_UTIL, "FP16_UTIL"),
-	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "int").
-		fromGPM(nvml.GPM_METRIC_INTEGER_UTIL, "INTEGER_UTIL"),
+	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "tensor").fromGPM(nvml.GPM_METRIC_ANY_TENSOR_UTIL, "ANY_TENSOR_UTIL"),
+	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "dfma").fromGPM(nvml.GPM_METRIC_DFMA_TENSOR_UTIL, "DFMA_TENSOR_UTIL"),
+	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "hmma").fromGPM(nvml.GPM_METRIC_HMMA_TENSOR_UTIL, "HMMA_TENSOR_UTIL"),
+	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "imma").fromGPM(nvml.GPM_METRIC_IMMA_TENSOR_UTIL, "IMMA_TENSOR_UTIL"),
+	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp64").fromGPM(nvml.GPM_METRIC_FP64_UTIL, "FP64_UTIL"),
+	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp32").fromGPM(nvml.GPM_METRIC_FP32_UTIL, "FP32_UTIL"),
+	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp16").fromGPM(nvml.GPM_METRIC_FP16_UTIL, "FP16_UTIL"),
+	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "int").fromGPM(nvml.GPM_METRIC_INTEGER_UTIL, "INTEGER_UTIL"),
 	gaugeRow("nvidia_gpu_dram_bandwidth_utilization_ratio", "Share of the memory bandwidth used in the latest window of ten seconds.").
 		fromGPM(nvml.GPM_METRIC_DRAM_BW_UTIL, "DRAM_BW_UTIL"),
 }

@@ -32,9 +32,9 @@ const RecoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 var recoveryActions = []string{"none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset", "system_reboot"}
 
 var faultRows = slices.Concat(
-	fieldRows(faultCounterRow("nvidia_gpu_ecc_volatile_errors_total", volatileHelp).slowPace().onHardware(withECC), "severity", inCount,
+	familyRows(faultCounterRow("nvidia_gpu_ecc_volatile_errors_total", volatileHelp).slowPace().onHardware(withECC), "severity", Row.fromField, inCount,
 		labeledField{"corrected", nvml.FI_DEV_ECC_SBE_VOL_TOTAL}, labeledField{"uncorrected", nvml.FI_DEV_ECC_DBE_VOL_TOTAL}),
-	fieldRows(faultCounterRow("nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp).slowPace().onHardware(withECC), "severity", inCount,
+	familyRows(faultCounterRow("nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp).slowPace().onHardware(withECC), "severity", Row.fromField, inCount,
 		labeledField{"corrected", nvml.FI_DEV_ECC_SBE_AGG_TOTAL}, labeledField{"uncorrected", nvml.FI_DEV_ECC_DBE_AGG_TOTAL}),
 	locationRows(faultCounterRow("nvidia_gpu_ecc_volatile_location_errors_total", volatileLocationHelp), sramVolatileCorrected, sramVolatileUncorrected, []locationFields{
 		{"dram", nvml.FI_DEV_ECC_SBE_VOL_DEV, nvml.FI_DEV_ECC_DBE_VOL_DEV},
@@ -52,28 +52,28 @@ var faultRows = slices.Concat(
 		{"texture", nvml.FI_DEV_ECC_SBE_AGG_TEX, nvml.FI_DEV_ECC_DBE_AGG_TEX},
 		{"cbu", 0, nvml.FI_DEV_ECC_DBE_AGG_CBU},
 	}),
-	valueRows(faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp).onHardware(ampereAndNewer), "unit", inCount,
+	familyRows(faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp).onHardware(ampereAndNewer), "unit", Row.fromCall, inCount,
 		labeledValue{"l2", sramInL2}, labeledValue{"sm", sramInSM}, labeledValue{"pcie", sramInPCIe}, labeledValue{"microcontroller", sramInMCU}, labeledValue{"other", sramInOther}),
 	[]Row{
 		stateRow("nvidia_gpu_ecc_sram_threshold_exceeded", "1 if uncorrected SRAM errors exceed the threshold for replacing the GPU.").
 			fromCall(SRAMThresholdExceeded, inBool).onHardware(ampereAndNewer),
 	},
-	fieldRows(stateRow("nvidia_gpu_remapped_rows", remappedHelp).slowPace().onHardware(ampereAndNewer), "cause", inCount,
+	familyRows(stateRow("nvidia_gpu_remapped_rows", remappedHelp).slowPace().onHardware(ampereAndNewer), "cause", Row.fromField, inCount,
 		labeledField{"correctable", nvml.FI_DEV_REMAPPED_COR}, labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_UNC}),
-	fieldRows(stateRow("nvidia_gpu_remapped_rows_inactive", inactiveHelp).slowPace().onHardware(blackwell), "cause", inCount,
+	familyRows(stateRow("nvidia_gpu_remapped_rows_inactive", inactiveHelp).slowPace().onHardware(blackwell), "cause", Row.fromField, inCount,
 		labeledField{"correctable", nvml.FI_DEV_REMAPPED_ROWS_COR_INACTIVE}, labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_ROWS_UNC_INACTIVE}),
 	[]Row{
 		stateRow("nvidia_gpu_row_remap_pending", "1 if row remappings are pending until the next reset.").fromField(nvml.FI_DEV_REMAPPED_PENDING, inBool).slowPace().onHardware(ampereAndNewer),
 		stateRow("nvidia_gpu_row_remap_failure", "1 if a memory row could not be remapped and the GPU needs replacement.").fromField(nvml.FI_DEV_REMAPPED_FAILURE, inBool).slowPace().onHardware(ampereAndNewer),
 	},
-	valueRows(stateRow("nvidia_gpu_row_remap_banks", banksHelp).onHardware(ampereAndNewer), "availability", inCount,
+	familyRows(stateRow("nvidia_gpu_row_remap_banks", banksHelp).onHardware(ampereAndNewer), "availability", Row.fromCall, inCount,
 		labeledValue{"max", banksMax}, labeledValue{"high", banksHigh}, labeledValue{"partial", banksPartial}, labeledValue{"low", banksLow}, labeledValue{"none", banksNone}),
-	fieldRows(stateRow("nvidia_gpu_retired_pages", retiredHelp).slowPace().onHardware(turingAndOlder), "cause", inCount,
+	familyRows(stateRow("nvidia_gpu_retired_pages", retiredHelp).slowPace().onHardware(turingAndOlder), "cause", Row.fromField, inCount,
 		labeledField{"single_bit", nvml.FI_DEV_RETIRED_SBE}, labeledField{"double_bit", nvml.FI_DEV_RETIRED_DBE}),
 	[]Row{
 		stateRow("nvidia_gpu_retired_pages_pending", "1 if page retirements are pending until the next boot.").fromField(nvml.FI_DEV_RETIRED_PENDING, inBool).slowPace().onHardware(turingAndOlder),
 	},
-	valueRows(stateRow("nvidia_gpu_repair_pending", repairHelp).onHardware("Hopper and newer"), "unit", inBool,
+	familyRows(stateRow("nvidia_gpu_repair_pending", repairHelp).onHardware("Hopper and newer"), "unit", Row.fromCall, inBool,
 		labeledValue{"channel", channelRepairPending}, labeledValue{"tpc", tpcRepairPending}),
 	[]Row{
 		stateRow("nvidia_gpu_unrepairable_memory", "1 if the GPU's memory has unrepairable errors.").fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, with driver 590"),

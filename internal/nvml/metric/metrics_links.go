@@ -22,8 +22,7 @@ const (
 )
 
 var linkRows = slices.Concat([]Row{
-	ownerCounterRow("nvidia_gpu_nvlink_transmit_bytes_total",
-		"Data sent over all NVLinks, by owner; from 0 at podgauge's first reading.").
+	ownerCounterRow("nvidia_gpu_nvlink_transmit_bytes_total", "Data sent over all NVLinks, by owner; from 0 at podgauge's first reading.").
 		fromScope(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, allLinks, inKibibytes).
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, inByteCount).counterUpTo(maxNVLinkRate).onHardware(withNVLink),
 	ownerCounterRow("nvidia_gpu_nvlink_receive_bytes_total",
@@ -64,7 +63,7 @@ var linkRows = slices.Concat([]Row{
 	[]Row{
 		stateRow("nvidia_gpu_fabric_healthy", "1 if the GPU has joined the NVSwitch fabric without faults; absent until the GPU has joined.").
 			fromCall(fabricHealthy, inBool).onHardware(withNVSwitch),
-	}, valueRows(stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp).onHardware(withNVSwitch), "fault", inBool,
+	}, familyRows(stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp).onHardware(withNVSwitch), "fault", Row.fromCall, inBool,
 		labeledValue{"degraded_bandwidth", fabricDegradedBandwidth},
 		labeledValue{"route_recovery", fabricRouteRecovery},
 		labeledValue{"route_unhealthy", fabricRouteUnhealthy},

@@ -9,10 +9,9 @@ import (
 )
 
 const (
-	computeModeHelp = "1 for the current compute mode, the permission for concurrent use of the GPU."
-	eccHelp         = "1 if ECC is enabled, now and after the next reset."
-	migHelp         = "1 if MIG mode is enabled, now and after the next reset."
-	featureHelp     = "1 if GPU and driver support a feature required by whole families; absent if unknown."
+	eccHelp     = "1 if ECC is enabled, now and after the next reset."
+	migHelp     = "1 if MIG mode is enabled, now and after the next reset."
+	featureHelp = "1 if GPU and driver support a feature required by whole families; absent if unknown."
 )
 
 // computeModes are the states of nvmlComputeMode_t, from 0 on.
@@ -21,18 +20,18 @@ var computeModes = []string{"default", "exclusive_thread", "prohibited", "exclus
 var modeRows = slices.Concat([]Row{
 	stateRow("nvidia_gpu_persistence_mode_enabled", "1 if the driver keeps an unused GPU initialized.").
 		fromFunction("nvmlDeviceGetPersistenceMode", device.PaceSlow, inBool, getter(nvml.Device.GetPersistenceMode)),
-}, enumRows(stateRow("nvidia_gpu_compute_mode", computeModeHelp).
+}, enumRows(stateRow("nvidia_gpu_compute_mode", "1 for the current compute mode, the permission for concurrent use of the GPU.").
 	fromFunction("nvmlDeviceGetComputeMode", device.PaceSlow, inCount, getter(nvml.Device.GetComputeMode)), "mode", computeModes, 0, true), []Row{
 	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "now").fromField(nvml.FI_DEV_ECC_CURRENT, inBool).slowPace().onHardware(withECC),
 	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "after_reset").fromField(nvml.FI_DEV_ECC_PENDING, inBool).slowPace().onHardware(withECC),
 	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "now").fromState(MIGEnabled, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode").onHardware("GPUs with MIG"),
 	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "after_reset").fromState(MIGPending, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode").onHardware("GPUs with MIG"),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "c2c").fromState(HasC2C, device.PaceSlow, "field 170", lib.FieldValuesSymbol),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "ecc").fromState(HasECC, device.PaceSlow, "field 1", lib.FieldValuesSymbol),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "c2c").fromFeature(nvml.FI_DEV_C2C_LINK_COUNT, 1),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "ecc").fromFeature(nvml.FI_DEV_ECC_CURRENT, 0),
 	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "fabric").fromCall(HasFabric, inBool),
 	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "gpm").fromState(HasGPM, device.PaceStatic, "nvmlGpmQueryDeviceSupport", lib.GPMFunctions...),
 	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "mig").fromState(HasMIG, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode"),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "nvlink").fromState(HasNVLink, device.PaceSlow, "field 91", lib.FieldValuesSymbol),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "page_retirement").fromState(HasRetirement, device.PaceSlow, "field 30", lib.FieldValuesSymbol),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "row_remapping").fromState(HasRemapping, device.PaceSlow, "field 143", lib.FieldValuesSymbol),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "nvlink").fromFeature(nvml.FI_DEV_NVLINK_LINK_COUNT, 1),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "page_retirement").fromFeature(nvml.FI_DEV_RETIRED_DBE, 0),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "row_remapping").fromFeature(nvml.FI_DEV_REMAPPED_UNC, 0),
 })

@@ -15,16 +15,14 @@ const (
 )
 
 var pcieRows = slices.Concat([]Row{
-	ownerCounterRow("nvidia_gpu_pcie_transmit_bytes_total",
-		"Data sent over PCIe, by owner; from 0 at podgauge's first reading.").
+	ownerCounterRow("nvidia_gpu_pcie_transmit_bytes_total", "Data sent over PCIe, by owner; from 0 at podgauge's first reading.").
 		fromField(nvml.FI_DEV_PCIE_COUNT_TX_BYTES, inByteCount).counterUpTo(maxPCIeRate),
-	ownerCounterRow("nvidia_gpu_pcie_receive_bytes_total",
-		"Data received over PCIe, by owner; from 0 at podgauge's first reading.").
+	ownerCounterRow("nvidia_gpu_pcie_receive_bytes_total", "Data received over PCIe, by owner; from 0 at podgauge's first reading.").
 		fromField(nvml.FI_DEV_PCIE_COUNT_RX_BYTES, inByteCount).counterUpTo(maxPCIeRate),
 	faultCounterRow("nvidia_gpu_pcie_replays_total", "Replays of PCIe packets.").fromField(nvml.FI_DEV_PCIE_REPLAY_COUNTER, inCount).slowPace(),
 	faultCounterRow("nvidia_gpu_pcie_replay_rollovers_total", "Retrainings of the PCIe link after repeated replays of a packet.").
 		fromField(nvml.FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER, inCount).slowPace(),
-}, fieldRows(faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp).slowPace().onHardware("Hopper and newer; older ones with newer drivers have some"), "type", inCount,
+}, familyRows(faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp).slowPace().onHardware("Hopper and newer; older ones with newer drivers have some"), "type", Row.fromField, inCount,
 	labeledField{"l0_to_recovery", nvml.FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER},
 	labeledField{"correctable", nvml.FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS},
 	labeledField{"nak_received", nvml.FI_DEV_PCIE_COUNT_NAKS_RECEIVED},

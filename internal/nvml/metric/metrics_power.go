@@ -30,61 +30,59 @@ var powerRows = slices.Concat([]Row{
 		fromField(nvml.FI_DEV_POWER_AVERAGE, inMilliwatts).onHardware("Ampere, GA100 apart, and newer"),
 	gaugeRow("nvidia_gpu_module_power_watts", "Power draw of the module with GPU and CPU.").
 		fromScope(nvml.FI_DEV_POWER_INSTANT, 1, inMilliwatts).onHardware(grace),
-	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "enforced").
-		fromField(nvml.FI_DEV_POWER_CURRENT_LIMIT, inMilliwatts).
+	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "enforced").fromField(nvml.FI_DEV_POWER_CURRENT_LIMIT, inMilliwatts).
 		fromFunction("nvmlDeviceGetEnforcedPowerLimit", device.PaceSlow, inMilliwatts, getter(nvml.Device.GetEnforcedPowerLimit)).slowPace(),
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "requested").fromField(nvml.FI_DEV_POWER_REQUESTED_LIMIT, inMilliwatts).slowPace(),
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "default").fromField(nvml.FI_DEV_POWER_DEFAULT_LIMIT, inMilliwatts).slowPace(),
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "min").fromField(nvml.FI_DEV_POWER_MIN_LIMIT, inMilliwatts).slowPace(),
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "max").fromField(nvml.FI_DEV_POWER_MAX_LIMIT, inMilliwatts).slowPace(),
-	ownerCounterRow("nvidia_gpu_energy_joules_total",
-		"Energy consumed by the GPU, by owner; from 0 at podgauge's first reading.").
+	ownerCounterRow("nvidia_gpu_energy_joules_total", "Energy consumed by the GPU, by owner; from 0 at podgauge's first reading.").
 		fromField(EnergyField, inMillijoules).onHardware("Volta and newer"),
 
 	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "gpu").
-		fromFunction("nvmlDeviceGetTemperature", device.PaceFast, inCelsius, getTemperature),
+		fromFunction("nvmlDeviceGetTemperature", device.PaceFast, inCelsius, getterOf(nvml.Device.GetTemperature, nvml.TEMPERATURE_GPU)), // older drivers lack GetTemperatureV
 	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "memory").fromField(nvml.FI_DEV_MEMORY_TEMP, inCelsius).onHardware("GPUs with HBM"),
 	gaugeRow("nvidia_gpu_temperature_margin_celsius", "Temperature margin before the GPU slows down.").
 		fromFunction("nvmlDeviceGetMarginTemperature", device.PaceSlow, inCelsiusMargin, getTemperatureMargin).onHardware(ada),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "shutdown").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, threshold(nvml.TEMPERATURE_THRESHOLD_SHUTDOWN)).onHardware("up to Ampere"),
+		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_SHUTDOWN)).onHardware("up to Ampere"),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "slowdown").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, threshold(nvml.TEMPERATURE_THRESHOLD_SLOWDOWN)).onHardware("up to Ampere"),
+		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_SLOWDOWN)).onHardware("up to Ampere"),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "memory_max").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, threshold(nvml.TEMPERATURE_THRESHOLD_MEM_MAX)).onHardware("up to Ampere"),
+		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_MEM_MAX)).onHardware("up to Ampere"),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "gpu_max").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, threshold(nvml.TEMPERATURE_THRESHOLD_GPU_MAX)).onHardware("up to Ampere"),
+		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_GPU_MAX)).onHardware("up to Ampere"),
 	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "shutdown").fromField(nvml.FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
 	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "slowdown").fromField(nvml.FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
 	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "memory_max").fromField(nvml.FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
 	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "gpu_max").fromField(nvml.FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
 
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "sm").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceFast, inMegahertz, clock(nvml.CLOCK_SM)),
+		fromFunction("nvmlDeviceGetClockInfo", device.PaceFast, inMegahertz, getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_SM)),
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "memory").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceFast, inMegahertz, clock(nvml.CLOCK_MEM)),
+		fromFunction("nvmlDeviceGetClockInfo", device.PaceFast, inMegahertz, getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_MEM)),
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "graphics").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz, clock(nvml.CLOCK_GRAPHICS)),
+		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz, getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_GRAPHICS)),
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "video").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz, clock(nvml.CLOCK_VIDEO)),
+		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz, getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_VIDEO)),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "sm").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, maxClock(nvml.CLOCK_SM)),
+		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_SM)),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "memory").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, maxClock(nvml.CLOCK_MEM)),
+		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_MEM)),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "graphics").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, maxClock(nvml.CLOCK_GRAPHICS)),
+		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_GRAPHICS)),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "video").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, maxClock(nvml.CLOCK_VIDEO)),
+		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_VIDEO)),
 	gaugeRow("nvidia_gpu_performance_state", "Performance state from 0 (fastest) to 15.").
 		fromFunction("nvmlDeviceGetPerformanceState", device.PaceSlow, inPState, getter(nvml.Device.GetPerformanceState)),
-}, fanRows(), throttleRows(), fieldRows(ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp), "reason", inNanoseconds,
+}, fanRows(), throttleRows(), familyRows(ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp), "reason", Row.fromField, inNanoseconds,
 	labeledField{"sw_power_cap", nvml.FI_DEV_PERF_POLICY_POWER},
 	labeledField{"thermal", nvml.FI_DEV_PERF_POLICY_THERMAL},
 	labeledField{"sync_boost", nvml.FI_DEV_PERF_POLICY_SYNC_BOOST},
 	labeledField{"board_limit", nvml.FI_DEV_PERF_POLICY_BOARD_LIMIT},
 	labeledField{"low_utilization", nvml.FI_DEV_PERF_POLICY_LOW_UTILIZATION},
 	labeledField{"reliability", nvml.FI_DEV_PERF_POLICY_RELIABILITY},
-), fieldRows(ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp).onHardware("any, with driver 580.82 and newer"), "reason", inNanoseconds,
+), familyRows(ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp).onHardware("any, with driver 580.82 and newer"), "reason", Row.fromField, inNanoseconds,
 	labeledField{"sw_thermal", nvml.FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN},
 	labeledField{"hw_thermal", nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN},
 	labeledField{"hw_power_brake", nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN},
@@ -96,14 +94,12 @@ const EnergyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION
 // maxFans is the highest number of fans on a board.
 const maxFans = 3
 
-var fans = &PartCount{"nvmlDeviceGetNumFans", getter(nvml.Device.GetNumFans)}
-
 // fanRows has a row for each fan.
 func fanRows() (rows []Row) {
 	for fan := range maxFans {
 		rows = append(rows, gaugeRow("nvidia_gpu_fan_speed_ratio", "Intended speed of the fan as a share of its maximum, which some boards exceed.", "fan", strconv.Itoa(fan)).
-			fromFunction("nvmlDeviceGetFanSpeed_v2", device.PaceSlow, inFanPercent, func(d nvml.Device) (float64, nvml.Return) { return number(d.GetFanSpeed_v2(fan)) }).
-			ofPart(fan, fans).onHardware("boards with fans"))
+			fromFunction("nvmlDeviceGetFanSpeed_v2", device.PaceSlow, inFanPercent, getterOf(nvml.Device.GetFanSpeed_v2, fan)).
+			ofPart(fan, fanCount).onHardware("boards with fans"))
 	}
 	return rows
 }

@@ -1,10 +1,6 @@
 package metric
 
-import (
-	"slices"
-
-	"github.com/podgauge/podgauge/internal/device"
-)
+import "slices"
 
 // ReadPlan has the rows and fields of each GPU. The plan is never written.
 type ReadPlan struct {
@@ -13,8 +9,6 @@ type ReadPlan struct {
 	Ranges [][]FieldRange
 	// Fast and Slow are the fields of the two paces, each once.
 	Fast, Slow FieldBatch
-	// SparingRows are the rows whose fields spare a call.
-	SparingRows []int
 	// MIGRows are the rows of MIG devices.
 	MIGRows []int
 }
@@ -44,18 +38,12 @@ func NewReadPlan(perLink bool) *ReadPlan {
 		for _, s := range r.Sources {
 			p.Ranges[i] = append(p.Ranges[i], b.addSource(s))
 		}
-		if len(r.Sources) > 0 && r.ValueID != NoValue {
-			p.SparingRows = append(p.SparingRows, i)
-		}
 		if r.gpm != 0 || slices.ContainsFunc(Calls, func(c Call) bool { return c.Targets&TargetMIG != 0 && c.Provides(r.ValueID) }) {
 			p.MIGRows = append(p.MIGRows, i)
 		}
 	}
 	return p
 }
-
-// Metrics returns the rows for the exporter.
-func (p *ReadPlan) Metrics() []device.Metric { return metricsOf(p.Rows) }
 
 // NewFieldBatch returns a batch of the keys, each once.
 func NewFieldBatch(keys ...FieldKey) FieldBatch {

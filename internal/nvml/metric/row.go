@@ -3,6 +3,7 @@
 package metric
 
 import (
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,8 +27,8 @@ type Row struct {
 	ValueID ValueID
 	// UnlessValue hides the row while the value is present: more detailed rows replace this row.
 	UnlessValue ValueID
-	// function is the row's own function. The catalogue assigns the ValueID.
-	function *ownFunction
+	// call is a call for the rows with this pointer only. The catalogue assigns the ValueID.
+	call *Call
 	// gpm is the row's GPM metric, likewise; 0: no GPM metric.
 	gpm nvml.GpmMetricId
 	// state is the source of a value without a call.
@@ -36,20 +37,13 @@ type Row struct {
 	// Conversion converts the value. Bit, if set, selects a flag of the value.
 	Conversion Conversion
 	Bit        uint64
-	enum       enumState
+	enum       *enumState
+	// IsFeature marks the row as 0 after confirmed denials of its field.
+	IsFeature bool
 	// Monotonic counters may wrap or restart; the collector produces counters without decreases.
 	Monotonic bool
 	// MaxRate is the highest plausible increase of a monotonic counter per second.
 	MaxRate float64
-}
-
-// ownFunction is a function of NVML for all rows with the same pointer.
-type ownFunction struct {
-	symbol string
-	pace   device.ReadPace
-	read   readFunc
-	part   int
-	parts  *PartCount
 }
 
 // derivedState describes a value from a listing or from slow fields.
@@ -95,14 +89,10 @@ const (
 
 // ToValue returns the row's value for a converted number.
 func (r *Row) ToValue(v float64) float64 {
-	switch {
-	case r.enum.known == nil:
-		return v
-	case r.enum.matches(v):
-		return 1
-	default:
-		return 0
+	if r.enum != nil {
+		return boolNumber(v >= r.enum.first && v <= r.enum.last != r.enum.outside)
 	}
+	return v
 }
 
 // Convert returns the row's value in a set of values, and false without a value.
@@ -177,23 +167,20 @@ func faultCounterRow(name, help string, labels ...string) Row {
 
 // enumRows returns a row for each state of an enumeration, counted from first; with other, an additional row for unknown values.
 func enumRows(r Row, label string, states []string, first uint32, other bool) []Row {
-	var known []uint32
-	for i := range states {
-		known = append(known, first+uint32(i))
+	rows := make([]Row, 0, len(states)+1)
+	for i, name := range states {
+		row := r.withLabel(label, name)
+		row.enum = &enumState{first: float64(first) + float64(i), last: float64(first) + float64(i)}
+		rows = append(rows, row)
 	}
 	if other {
-		states = append(slices.Clip(states), "other")
-	}
-	rows := make([]Row, len(states))
-	for i, name := range states {
-		rows[i] = r
-		rows[i].labels = []device.Label{{Name: label, Value: name}}
-		rows[i].enum = enumState{known: known, value: first + uint32(i), other: i == len(known)}
+		row := r.withLabel(label, "other")
+		row.enum = &enumState{first: float64(first), last: float64(first) + float64(len(states)-1), outside: true}
+		rows = append(rows, row)
 	}
 	return rows
 }
 
-// fromField adds a field.
 func (r Row) fromField(id uint32, c Conversion) Row {
 	return r.withSource(FieldSource{FieldKey: FieldKey{ID: id}, Conversion: c})
 }
@@ -226,7 +213,6 @@ func (r Row) fromCall(id ValueID, c Conversion) Row {
 	return r
 }
 
-// fromFlag takes a flag of a value.
 func (r Row) fromFlag(id ValueID, bit uint64) Row {
 	r.ValueID, r.Bit = id, bit
 	return r
@@ -234,13 +220,14 @@ func (r Row) fromFlag(id ValueID, bit uint64) Row {
 
 // fromFunction gives the row a function of its own.
 func (r Row) fromFunction(symbol string, pace device.ReadPace, c Conversion, read readFunc) Row {
-	r.function, r.Conversion = &ownFunction{symbol: symbol, pace: pace, read: read}, c
+	call := newCall(symbol, pace, single(read))
+	r.call, r.Conversion = &call, c
 	return r
 }
 
 // ofPart limits the row's function to GPUs with this part.
-func (r Row) ofPart(part int, parts *PartCount) Row {
-	r.function.part, r.function.parts = part, parts
+func (r Row) ofPart(part int, count ValueID) Row {
+	r.call.Part, r.call.PartCount = part, count
 	return r
 }
 
@@ -255,6 +242,12 @@ func (r Row) fromGPM(id nvml.GpmMetricId, name string) Row {
 func (r Row) fromState(id ValueID, pace device.ReadPace, source string, symbols ...string) Row {
 	r.state = &derivedState{source, pace, symbols}
 	return r.fromCall(id, inBool)
+}
+
+// fromFeature takes a field as proof of a feature, by a number from first on.
+func (r Row) fromFeature(id uint32, first float64) Row {
+	r.IsFeature, r.enum = true, &enumState{first: first, last: math.Inf(1)}
+	return r.fromField(id, inCount).slowPace()
 }
 
 func (r Row) slowPace() Row {
@@ -277,32 +270,22 @@ func (r Row) counterUpTo(maxRate float64) Row {
 	return r
 }
 
-// labeledField is the field of one row of a family.
-type labeledField struct {
+// labeled is the source of one row of a family, a field or a value.
+type labeled[ID uint32 | ValueID] struct {
 	label string
-	id    uint32
+	id    ID
 }
 
-// fieldRows returns a row for each field, distinguished by a label.
-func fieldRows(r Row, label string, c Conversion, fields ...labeledField) []Row {
-	rows := make([]Row, len(fields))
-	for i, f := range fields {
-		rows[i] = r.withLabel(label, f.label).fromField(f.id, c)
-	}
-	return rows
-}
+type (
+	labeledField = labeled[uint32]
+	labeledValue = labeled[ValueID]
+)
 
-// labeledValue is the value of one row of a family.
-type labeledValue struct {
-	label string
-	id    ValueID
-}
-
-// valueRows returns a row for each value of shared calls, distinguished by a label.
-func valueRows(r Row, label string, c Conversion, values ...labeledValue) []Row {
-	rows := make([]Row, len(values))
-	for i, v := range values {
-		rows[i] = r.withLabel(label, v.label).fromCall(v.id, c)
+// familyRows returns a row for each source, distinguished by a label.
+func familyRows[ID uint32 | ValueID](r Row, label string, from func(Row, ID, Conversion) Row, c Conversion, sources ...labeled[ID]) []Row {
+	rows := make([]Row, len(sources))
+	for i, s := range sources {
+		rows[i] = from(r.withLabel(label, s.label), s.id, c)
 	}
 	return rows
 }

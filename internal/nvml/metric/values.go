@@ -1,8 +1,6 @@
 package metric
 
-import (
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-)
+import "slices"
 
 // ValueID is the place of a number from a source without fields.
 type ValueID uint8
@@ -15,11 +13,14 @@ const (
 	memoryReserved
 	memoryUsed
 	memoryFree
+	fanCount
+	GPMSupport
 	bar1Total
 	bar1Used
 	gpuUtilization
 	memoryUtilization
 	ClockEventReasons
+	SupportedClockReasons
 	sramVolatileCorrected
 	sramVolatileUncorrected
 	sramAggregateCorrected
@@ -47,16 +48,11 @@ const (
 	fabricMisconfigured
 	FabricFailed    // by its status
 	FabricNotJoined // not yet
+	HasFabric
 	MIGEnabled
 	MIGPending
-	HasC2C
-	HasECC
-	HasFabric
 	HasGPM
 	HasMIG
-	HasNVLink
-	HasRetirement
-	HasRemapping
 	firstOwnValue
 )
 
@@ -69,20 +65,19 @@ type Values struct {
 	Values  [MaxValues]float64
 }
 
-// Set stores a value if the call succeeded.
-func (vs *Values) Set(ret nvml.Return, id ValueID, v float64) {
-	if ret == nvml.SUCCESS {
-		vs.Values[id], vs.Present[id] = v, true
-	}
+// Set stores a value.
+func (vs *Values) Set(id ValueID, v float64) { vs.Values[id], vs.Present[id] = v, true }
+
+// SetBool stores 1 or 0, or no value.
+func (vs *Values) SetBool(id ValueID, known, b bool) {
+	vs.Values[id], vs.Present[id] = boolNumber(b), known
 }
 
-// SetBool stores 1 or 0 if the call succeeded.
-func (vs *Values) SetBool(ret nvml.Return, id ValueID, b bool) {
-	v := 0.0
+func boolNumber(b bool) float64 {
 	if b {
-		v = 1
+		return 1
 	}
-	vs.Set(ret, id, v)
+	return 0
 }
 
 // Unset drops values.
@@ -94,20 +89,10 @@ func (vs *Values) Unset(ids []ValueID) {
 
 // HasAny reports whether any value of a call is present.
 func (vs *Values) HasAny(c *Call) bool {
-	for _, id := range c.Values {
-		if vs.Present[id] {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.Values, func(id ValueID) bool { return vs.Present[id] })
 }
 
-// MissesAny reports whether a value of a call is neither present nor spared.
-func (vs *Values) MissesAny(c *Call, spared *[MaxValues]bool) bool {
-	for _, id := range c.Values {
-		if !vs.Present[id] && !spared[id] {
-			return true
-		}
-	}
-	return false
+// MissesAny reports whether a value of a call is absent.
+func (vs *Values) MissesAny(c *Call) bool {
+	return slices.ContainsFunc(c.Values, func(id ValueID) bool { return !vs.Present[id] })
 }

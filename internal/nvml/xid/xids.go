@@ -1,12 +1,7 @@
 // Package xid is the table of Xids, the driver's error reports: their meaning and the action of the operator.
 package xid
 
-import (
-	"maps"
-	"slices"
-
-	"github.com/podgauge/podgauge/internal/device"
-)
+import "github.com/podgauge/podgauge/internal/device"
 
 // Actions of faults and events.
 const (
@@ -17,34 +12,6 @@ const (
 	ActionReplaceGPU = "replace"
 	ActionInspect    = "inspect"
 )
-
-// Info describes an Xid.
-type Info struct {
-	Number uint64
-	Name   string // of the event, in a few words
-	Class  string // device.Event.Class
-	// Origin is "application", "driver", "hardware" or "environment", the machine around the GPU. It is empty if only the accompanying
-	// report can tell.
-	Origin   string
-	Action   string // device.Status.Action
-	Recovery device.Recovery
-	WholeGPU bool   // concerns the whole GPU, even if the driver names a MIG device
-	Effect   string // in podgauge, in a sentence
-}
-
-// UnknownEffect is the effect of an Xid without a row.
-const UnknownEffect = "checked at once: as the driver's recovery action says; suspect until checks pass where it has none"
-
-// All returns the rows of the table by number.
-func All() []Info {
-	list := make([]Info, 0, len(xids))
-	for _, number := range slices.Sorted(maps.Keys(xids)) {
-		row := xids[number]
-		c := classes[row.class]
-		list = append(list, Info{number, row.name, c.name, string(row.origin), c.action, c.recovery, c.wholeGPU, c.effect})
-	}
-	return list
-}
 
 // Event returns the event of an Xid, and whether it concerns only the MIG device of the report. If the meaning depends on the GPU, the
 // event is the worst case.
@@ -87,12 +54,15 @@ var classes = [...]struct {
 	wholeGPU     bool
 	effect       string
 }{
-	Unknown:     {"unknown", ActionInspect, device.RecoveryChecksPass, false, UnknownEffect},
+	Unknown: {
+		"unknown", ActionInspect, device.RecoveryChecksPass, false,
+		"checked at once: according to the driver's recovery action; without one, suspect until checks pass",
+	},
 	Application: {"application", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy"},
 	Information: {"information", "", device.RecoveryNone, false, "counted; the device stays healthy"},
 	Contained:   {"contained", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy, and the affected program needs a restart"},
-	Undecided:   {"undecided", "", device.RecoveryChecksPass, true, "checked at once: as the driver's recovery action says"},
-	Memory:      {"memory", ActionResetGPU, device.RecoveryAfterReset, true, "as the driver's recovery action says; unhealthy until a reset where it has none"},
+	Undecided:   {"undecided", "", device.RecoveryChecksPass, true, "checked at once: according to the driver's recovery action"},
+	Memory:      {"memory", ActionResetGPU, device.RecoveryAfterReset, true, "according to the driver's recovery action; without one, unhealthy until a reset"},
 	Broken:      {"broken", ActionResetGPU, device.RecoveryAfterReset, true, "unhealthy until a reset"},
 	Fallen:      {"fallen", ActionReboot, device.RecoveryAfterReset, true, "unhealthy until the GPU answers after a reboot or a power cycle of the node"},
 	Locked:      {"locked", ActionRestartVM, device.RecoveryAfterReset, true, "unhealthy until a restart of the virtual machine"},
@@ -100,7 +70,7 @@ var classes = [...]struct {
 }
 
 // ClassOf returns the class of an Xid.
-func ClassOf(xid uint64) Class { return xids[xid].class }
+func ClassOf(xid uint64) Class { return Xids[xid].Class }
 
 // Event returns an event of the class, without a GPU.
 func (c Class) Event() device.Event {
@@ -113,24 +83,22 @@ func (c Class) WholeGPU() bool { return classes[c].wholeGPU }
 // Effect returns the effect of the class in podgauge, in a sentence.
 func (c Class) Effect() string { return classes[c].effect }
 
-// origin is the cause of an error.
-type origin string
-
+// Origins are the causes of errors.
 const (
-	originApplication origin = "application"
-	originDriver      origin = "driver"
-	originHardware    origin = "hardware"
-	originEnvironment origin = "environment"
-	originAccompanied origin = "" // in the accompanying report
+	originApplication = "application"
+	originDriver      = "driver"
+	originHardware    = "hardware"
+	originEnvironment = "environment" // the machine around the GPU
+	originAccompanied = ""            // in the accompanying report
 )
 
-// xids are NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Of the Xids with a workflow, NVLink errors are
+// Xids are NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Of the Xids with a workflow, NVLink errors are
 // undecided, and 48 is memory, since the driver may know about containment. Unused numbers have no row, apart from encoders of other GPUs.
 // The test compares the rows with testdata/xids.txt.
-var xids = map[uint64]struct {
-	name   string
-	class  Class
-	origin origin
+var Xids = map[uint64]struct {
+	Name   string // of the event, in a few words
+	Class  Class
+	Origin string
 }{
 	8:   {"GPU stopped processing", Application, originApplication},
 	11:  {"invalid or corrupted push buffer stream", Application, originApplication},

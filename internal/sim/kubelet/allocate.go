@@ -111,11 +111,7 @@ func (kp *kubeletProcess) pickDevices(p *pod, c orderedContainer, resource strin
 
 // devicesNeeded returns how many devices a container still needs. Pods that start before the plugin get an error.
 func (kp *kubeletProcess) devicesNeeded(p *pod, c orderedContainer, resource string, count int) (int, error) {
-	a, found := kp.allocations[allocatedTo{p.uid, c.Name, resource}]
-	have := a.ids()
-	if found && len(have) != count {
-		return 0, fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d", p.uid, c.Name, resource, len(have), count)
-	}
+	have := kp.allocations[allocatedTo{p.uid, c.Name, resource}].ids()
 	if !kp.podsRead && p.states[c.Name].running { // since before this kubelet
 		return 0, nil
 	}

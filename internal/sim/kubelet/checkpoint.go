@@ -67,7 +67,7 @@ func (kp *kubeletProcess) readCheckpoint() {
 	}
 	kp.recountAllocated()
 	for resource := range c.Data.RegisteredDevices {
-		kp.healthy[resource], kp.unhealthy[resource] = idSet{}, idSet{}
+		kp.healthy[resource] = idSet{}
 		kp.endpoints[resource] = &pluginClient{resource: resource, stoppedAt: kp.now()}
 	}
 }

@@ -29,8 +29,7 @@ type deviceManager struct {
 
 	devices     map[string]map[string]*pluginapi.Device // the latest list, by resource and id
 	healthy     map[string]idSet                        // has a key for each registered resource
-	unhealthy   map[string]idSet
-	allocated   map[string]idSet // includes allocations in progress
+	allocated   map[string]idSet                        // includes allocations in progress
 	allocations map[allocatedTo]containerAllocation
 }
 
@@ -50,7 +49,7 @@ func newDeviceManager(version Version, now func() time.Time) deviceManager {
 	return deviceManager{
 		version: version, now: now,
 		clients: map[clientKey]*pluginClient{}, connected: map[clientKey]*pluginClient{}, endpoints: map[string]*pluginClient{},
-		devices: map[string]map[string]*pluginapi.Device{}, healthy: map[string]idSet{}, unhealthy: map[string]idSet{},
+		devices: map[string]map[string]*pluginapi.Device{}, healthy: map[string]idSet{},
 		allocated: map[string]idSet{}, allocations: map[allocatedTo]containerAllocation{},
 	}
 }
@@ -86,23 +85,19 @@ func (m *deviceManager) pluginDisconnected(key clientKey) {
 			return
 		}
 	}
-	m.unhealthy[c.resource] = m.unhealthy[c.resource].union(m.healthy[c.resource])
 	m.healthy[c.resource] = idSet{} // devices, and so the health in pods' status, does not change (manager.go:447)
 }
 
-// pluginListed stores a list from any stream of a resource: the last list wins. An id with two healths is in both sets and counts
-// twice (manager.go:293).
+// pluginListed stores a list from any stream of a resource: the last list wins.
 func (m *deviceManager) pluginListed(resource string, list []*pluginapi.Device) {
-	devices, healthy, unhealthy := map[string]*pluginapi.Device{}, idSet{}, idSet{}
+	devices, healthy := map[string]*pluginapi.Device{}, idSet{}
 	for _, device := range list {
 		devices[device.ID] = device
 		if device.Health == pluginapi.Healthy { // the exact string
 			healthy.add(device.ID)
-		} else {
-			unhealthy.add(device.ID)
 		}
 	}
-	m.devices[resource], m.healthy[resource], m.unhealthy[resource] = devices, healthy, unhealthy
+	m.devices[resource], m.healthy[resource] = devices, healthy
 }
 
 // removeExpired deletes resources after the grace period and reports whether there were any. The real kubelet does so every
@@ -114,7 +109,6 @@ func (m *deviceManager) removeExpired() bool {
 		if e == nil || !e.stoppedAt.IsZero() && m.now().Sub(e.stoppedAt) > endpointGracePeriod {
 			delete(m.endpoints, resource)
 			delete(m.healthy, resource)
-			delete(m.unhealthy, resource)
 		}
 	}
 	return len(m.healthy) < before

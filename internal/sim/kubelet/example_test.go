@@ -24,8 +24,7 @@ func Example() {
 	if err := k.RunPod(ctx, pod); err != nil {
 		fmt.Println(err)
 	}
-	restart := kubelet.RestartOptions{While: func() { fmt.Println("serving:", k.State().Serving) }}
-	if err := k.Restart(ctx, restart); err != nil {
+	if err := k.Restart(ctx, func() { fmt.Println("serving:", k.State().Serving) }); err != nil {
 		fmt.Println(err)
 	}
 	if err := k.Wait(ctx, func(s kubelet.KubeletState) bool { return s.PodsRead }); err != nil {

@@ -3,10 +3,7 @@ package kubelet_test
 import (
 	"context"
 	"errors"
-	"net"
-	"os"
 	"sync"
-	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -101,31 +98,6 @@ func TestListFaults(t *testing.T) {
 	if s := k.State(); s.Calls["List"] != 4 || s.Calls["GetAllocatableResources"] != 1 {
 		t.Errorf("calls: %v", s.Calls)
 	}
-}
-
-// TestBoundNotListening checks that a starting kubelet refuses connections.
-func TestBoundNotListening(t *testing.T) {
-	t.Parallel()
-	k := start(t, kubelet.Options{})
-	old, err := os.Lstat(k.RegistrationSocket())
-	if err != nil {
-		t.Fatal(err)
-	}
-	hold := make(chan struct{})
-	k.SetFaults(kubelet.Faults{HoldListen: hold})
-	var restarted sync.WaitGroup
-	restarted.Go(func() { restart(t, k, kubelet.RestartOptions{}) })
-	poll(t, "the socket is bound", func() bool {
-		now, err := os.Lstat(k.RegistrationSocket())
-		return err == nil && ctime(now) != ctime(old)
-	})
-	if _, err := net.Dial("unix", k.RegistrationSocket()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("connect: %v; want %v", err, syscall.ECONNREFUSED)
-	}
-	list(t, k) // PodResources responds
-	close(hold)
-	restarted.Wait()
-	registerPlugin(t, k, "a")
 }
 
 func TestCutStreams(t *testing.T) {

@@ -22,10 +22,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -41,7 +39,7 @@ import (
 // use, before, during and after Run.
 type Kubelet struct {
 	node     nodeState
-	restarts chan *restart // from Restart to the running process
+	restarts chan func() // from Restart to the running process: called while no process runs
 
 	// node.mu guards all below.
 	process *kubeletProcess // nil if not running
@@ -57,7 +55,7 @@ func New(o Options) *Kubelet {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Kubelet{node: nodeState{options: o, lists: map[string]listCounter{}, calls: map[string]int{}}, restarts: make(chan *restart)}
+	return &Kubelet{node: nodeState{options: o, lists: map[string]listCounter{}, calls: map[string]int{}, watchers: podWatchers{}}, restarts: make(chan func())}
 }
 
 // Dir returns the kubelet's folder.
@@ -82,79 +80,44 @@ func (k *Kubelet) PodsSocket() string { return filepath.Join(k.Dir(), "pods-api"
 // Run runs a kubelet process, and a new process for each Restart. When ctx is done the process ends as by SIGTERM, and Run returns nil;
 // the sockets stay on disk and refuse connections. Run may be called again: the node keeps the pods.
 func (k *Kubelet) Run(ctx context.Context) error {
-	var awaited *restart
 	for {
-		next, err := k.runProcess(ctx, awaited)
-		awaited.finish(errors.Join(errors.New("kubelet ended before serving"), err)) // ignored after a success
-		if next == nil || err != nil {
-			next.finish(err)
+		while, err := k.runProcess(ctx)
+		if while == nil || err != nil {
 			return err
 		}
-		if next.While != nil {
-			next.While()
-		}
-		awaited = next
+		while()
 	}
 }
 
-// RestartOptions are how a kubelet ends and comes back. The zero value is a quick restart by SIGTERM.
-type RestartOptions struct {
-	Signal syscall.Signal // SIGTERM if zero; SIGKILL cuts connections without GOAWAY
-	While  func()         // called while no process runs; must not wait for the kubelet
-}
-
-// restart is a call of Restart.
-type restart struct {
-	RestartOptions
-	done chan error // receives the result
-}
-
-// finish reports the result of a restart. Results after the first are ignored; r is nil at a first start.
-func (r *restart) finish(err error) {
-	if r == nil {
-		return
+// Restart ends the process as by SIGTERM, calls while, which must not wait for the kubelet and may be nil, and returns when the successor
+// serves.
+func (k *Kubelet) Restart(ctx context.Context, while func()) error {
+	if while == nil {
+		while = func() {}
 	}
+	starts := k.State().Starts
 	select {
-	case r.done <- err:
-	default:
-	}
-}
-
-// Restart ends the process and returns when the successor serves.
-func (k *Kubelet) Restart(ctx context.Context, o RestartOptions) error {
-	r := &restart{o, make(chan error, 1)}
-	select {
-	case k.restarts <- r:
+	case k.restarts <- while:
 	case <-ctx.Done():
 		return fmt.Errorf("wait for a kubelet to restart: %w", context.Cause(ctx))
 	}
-	select {
-	case err := <-r.done:
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the restarted kubelet: %w", context.Cause(ctx))
-	}
+	return k.Wait(ctx, func(s KubeletState) bool { return s.Serving && s.Starts > starts })
 }
 
 // errSignaled ends a process through the errgroup.
 var errSignaled = errors.New("ended by a signal")
 
-// runProcess runs a process until ctx is done, an error, or a restart, which is returned.
-func (k *Kubelet) runProcess(ctx context.Context, awaited *restart) (next *restart, err error) {
+// runProcess runs a process until ctx is done, an error, or a restart. The result is the function of the restart.
+func (k *Kubelet) runProcess(ctx context.Context) (while func(), err error) {
 	kp, restarted, err := k.startProcess(ctx)
 	if err != nil {
 		return nil, err
 	}
-	kp.tasks.Go(func() error { return k.serve(kp, awaited) })
+	kp.tasks.Go(func() error { return k.serve(kp) })
 	kp.tasks.Go(func() error { return kp.syncPods(restarted) })
 	kp.tasks.Go(func() error {
 		select {
-		case next = <-k.restarts:
-			if next.Signal == syscall.SIGKILL {
-				kp.mu.Lock()
-				defer kp.mu.Unlock()
-				kp.cutConnections("")
-			}
+		case while = <-k.restarts:
 			return errSignaled
 		case <-kp.ctx.Done():
 			return nil
@@ -172,7 +135,7 @@ func (k *Kubelet) runProcess(ctx context.Context, awaited *restart) (next *resta
 		}
 		k.process = nil
 	})
-	return next, err
+	return while, err
 }
 
 // startProcess publishes a new process. The checkpoint is read first: List may lack a pod, and never lists a pod without devices.
@@ -197,52 +160,28 @@ func (k *Kubelet) startProcess(ctx context.Context) (kp *kubeletProcess, restart
 
 // serve serves all sockets. Registration comes last, after up to 40 ms, as in a real start: a new PodResources socket does not
 // prove that plugins can register.
-func (k *Kubelet) serve(kp *kubeletProcess, awaited *restart) error {
-	podResources, err := listenUnix(k.PodResourcesSocket())
-	if err != nil {
-		return fmt.Errorf("serve PodResources: %w", err)
+func (k *Kubelet) serve(kp *kubeletProcess) error {
+	if err := kp.serve(k.PodResourcesSocket(), func(s *grpc.Server) { podresources.RegisterPodResourcesListerServer(s, kp) }); err != nil {
+		return err
 	}
-	if since := kp.options.RunningSince; k.State().Starts == 1 && !since.IsZero() {
+	isFirst := k.State().Starts == 1
+	if since := kp.options.RunningSince; isFirst && !since.IsZero() {
 		if err := os.Chtimes(k.PodResourcesSocket(), since, since); err != nil {
 			return fmt.Errorf("back-date the PodResources socket: %w", err)
 		}
 	}
-	kp.tasks.Go(func() error {
-		return kp.serve(podResources, func(s *grpc.Server) { podresources.RegisterPodResourcesListerServer(s, kp) })
-	})
 	if kp.options.Version != V136 {
-		pods, err := listenUnix(k.PodsSocket())
-		if err != nil {
-			return fmt.Errorf("serve the Pods API: %w", err)
+		if err := kp.serve(k.PodsSocket(), func(s *grpc.Server) { podsapi.RegisterPodsServer(s, kp) }); err != nil {
+			return err
 		}
-		kp.tasks.Go(func() error {
-			return kp.serve(pods, func(s *grpc.Server) { podsapi.RegisterPodsServer(s, kp) })
-		})
 	}
-	if awaited != nil && retry.Sleep(kp.ctx, rand.N(40*time.Millisecond)) != nil {
+	if !isFirst && retry.Sleep(kp.ctx, rand.N(40*time.Millisecond)) != nil {
 		return nil
 	}
-	registration, err := k.listenRegistration(kp)
-	if err != nil || registration == nil {
-		return err
+	err := removeSockets(kp.dir)
+	if err == nil {
+		err = kp.serve(k.RegistrationSocket(), func(s *grpc.Server) { pluginapi.RegisterRegistrationServer(s, kp) })
 	}
-	kp.update(func() { kp.serving = true })
-	awaited.finish(nil)
-	return kp.serve(registration, func(s *grpc.Server) { pluginapi.RegisterRegistrationServer(s, kp) })
-}
-
-// listenRegistration returns nil if the process ends during Faults.HoldListen.
-func (k *Kubelet) listenRegistration(kp *kubeletProcess) (net.Listener, error) {
-	if err := removeSockets(kp.dir); err != nil {
-		return nil, fmt.Errorf("serve registrations: %w", err)
-	}
-	socket, err := bindUnix(k.RegistrationSocket())
-	if err != nil {
-		return nil, fmt.Errorf("serve registrations: %w", err)
-	}
-	defer func() { _ = socket.Close() }()
-	if waitRelease(kp.ctx, kp.currentFaults().HoldListen) != nil {
-		return nil, nil
-	}
-	return listenOn(socket)
+	kp.update(func() { kp.serving = err == nil })
+	return err
 }

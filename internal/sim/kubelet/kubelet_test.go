@@ -3,7 +3,6 @@ package kubelet_test
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -80,7 +79,7 @@ func TestRunningSince(t *testing.T) {
 	if got := modified(); !got.Equal(since) {
 		t.Errorf("socket from %v; want %v", got, since)
 	}
-	restart(t, k, kubelet.RestartOptions{})
+	restart(t, k, nil)
 	if got := modified(); time.Since(got) > time.Minute {
 		t.Errorf("socket after a restart from %v; want now", got)
 	}
@@ -131,18 +130,6 @@ func TestEmptyListHasNoCapacity(t *testing.T) {
 	}
 	p.lists <- healthy("a", "b")
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Capacity == 2 })
-}
-
-func TestCapacityCountsContradictoryIDsTwice(t *testing.T) {
-	t.Parallel()
-	k := start(t, kubelet.Options{})
-	p := registerPlugin(t, k, "a", "b")
-	p.lists <- append(healthy("a", "b"), &pluginapi.Device{ID: "b", Health: pluginapi.Unhealthy})
-	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Capacity == 3 })
-	want := []kubelet.DeviceState{{ID: "a", Health: "Healthy", Healthy: true}, {ID: "b", Health: "Unhealthy", Healthy: true}}
-	if got := k.Resource(gpuResource).Devices; !reflect.DeepEqual(got, want) || k.Resource(gpuResource).Allocatable != 2 {
-		t.Errorf("resource %+v; want devices %+v", k.Resource(gpuResource), want)
-	}
 }
 
 func TestRepeatedLists(t *testing.T) {
@@ -212,7 +199,7 @@ func TestEndedPodStaysUntilDeletion(t *testing.T) {
 	if got, err := k.Pod(p); err != nil || got.Phase != "Succeeded" || got.InList || got.Containers[0].Running {
 		t.Errorf("pod %+v, %v; want Succeeded and unlisted", got, err)
 	}
-	restart(t, k, kubelet.RestartOptions{})
+	restart(t, k, nil)
 	if got, err := k.Pod(p); err != nil || got.Phase != "Succeeded" {
 		t.Errorf("pod after a restart: %+v, %v; want Succeeded", got, err)
 	}
@@ -234,7 +221,7 @@ func TestListAfterStart(t *testing.T) {
 	runPod(t, k, podWithGPUs("api", 1))
 	holdStatic, holdRest := make(chan struct{}), make(chan struct{})
 	k.SetFaults(kubelet.Faults{HoldStaticPods: holdStatic, HoldAPIPods: holdRest})
-	restart(t, k, kubelet.RestartOptions{Signal: syscall.SIGKILL})
+	restart(t, k, nil)
 	if got := list(t, k); len(got) != 0 {
 		t.Errorf("List before any pod is read: %v", got)
 	}
@@ -253,19 +240,17 @@ func TestListAfterStart(t *testing.T) {
 	}
 }
 
-func ctime(info fs.FileInfo) syscall.Timespec { return info.Sys().(*syscall.Stat_t).Ctim }
-
 func TestCorruptCheckpointIsIgnored(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	registerPlugin(t, k, "a")
 	runPod(t, k, podWithGPUs("owner", 1))
-	restart(t, k, kubelet.RestartOptions{While: func() {
+	restart(t, k, func() {
 		path := filepath.Join(filepath.Dir(k.RegistrationSocket()), "kubelet_internal_checkpoint")
 		if err := os.WriteFile(path, []byte(`{"Data":`), 0o644); err != nil {
 			t.Error(err)
 		}
-	}})
+	})
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if got, want := list(t, k), map[string][]string{"default/owner/main": {}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("List: %v; want %v", got, want)
@@ -301,7 +286,7 @@ func TestHangingAllocateBlocksNextPod(t *testing.T) {
 		t.Errorf("List: %v; want %v", got, want)
 	}
 	// The next kubelet admits both pods again, without a plugin.
-	restart(t, k, kubelet.RestartOptions{Signal: syscall.SIGKILL})
+	restart(t, k, nil)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].Phase == "Failed" && s.Pods[1].Phase == "Running" })
 }
 
@@ -353,7 +338,7 @@ func TestWaitsEndWithTheContext(t *testing.T) {
 	if err := k.Wait(ctx, func(kubelet.KubeletState) bool { return false }); !errors.Is(err, context.Canceled) {
 		t.Errorf("Wait: %v", err)
 	}
-	if err := k.Restart(ctx, kubelet.RestartOptions{}); !errors.Is(err, context.Canceled) {
+	if err := k.Restart(ctx, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("Restart: %v", err)
 	}
 	if err := k.RunPod(ctx, podWithGPUs("one", 1)); !errors.Is(err, context.Canceled) {
@@ -361,11 +346,11 @@ func TestWaitsEndWithTheContext(t *testing.T) {
 	}
 }
 
-func restart(t testing.TB, k *kubelet.Kubelet, o kubelet.RestartOptions) {
+func restart(t testing.TB, k *kubelet.Kubelet, while func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	if err := k.Restart(ctx, o); err != nil {
+	if err := k.Restart(ctx, while); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -40,9 +40,7 @@ type Faults struct {
 	GetErr    error           // returned by Get
 	PodsErr   error           // returned by all methods of the Pods API
 
-	// The faults below apply to the next start. HoldListen blocks while the registration socket exists but refuses connections.
-	HoldListen <-chan struct{}
-	// HoldStaticPods blocks before any pod is read: List is empty.
+	// The faults below apply to the next start. HoldStaticPods blocks before any pod is read: List is empty.
 	HoldStaticPods <-chan struct{}
 	// HoldAPIPods blocks after the static pods are read, like an unavailable API server. Static pods still come and go, and no
 	// device is freed.
@@ -83,7 +81,9 @@ func (n *nodeState) update(change func()) {
 
 // publish notifies watchers and waiters of a change. mu is held.
 func (n *nodeState) publish() {
-	n.watchers.announce(n.managedPods())
+	for _, p := range n.managedPods() {
+		n.watchers.announce(p)
+	}
 	n.changes.Set(struct{}{})
 }
 
@@ -120,11 +120,10 @@ func waitRelease(ctx context.Context, hold <-chan struct{}) error {
 	}
 }
 
-// managedPods returns the pods of the kubelet's pod manager: the known pods, and ended pods of the API server.
-// mu is held.
+// managedPods returns the pods of the kubelet's pod manager. mu is held.
 func (n *nodeState) managedPods() (all []*pod) {
 	for _, p := range n.pods {
-		if p.known || p.isFinished() && !p.Static {
+		if p.isManaged() {
 			all = append(all, p)
 		}
 	}
@@ -143,8 +142,12 @@ func (n *nodeState) findPod(namespace, name string) *pod {
 
 // removePod deletes a pod from the node. mu is held.
 func (n *nodeState) removePod(p *pod) {
+	wasManaged := p.isManaged()
 	p.kill()
 	p.known, p.removed = false, true
+	if wasManaged {
+		n.watchers.announce(p)
+	}
 	n.pods = slices.DeleteFunc(slices.Clone(n.pods), func(other *pod) bool { return other == p })
 	p.wake()
 }

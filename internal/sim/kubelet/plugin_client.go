@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,42 +17,20 @@ type pluginClient struct {
 	conn             *grpc.ClientConn
 	api              pluginapi.DevicePluginClient
 
-	// nodeState.mu guards the next three.
+	// nodeState.mu guards all below.
 	options    *pluginapi.DevicePluginOptions
 	stoppedAt  time.Time // zero while the plugin is connected
 	streamOpen bool      // ListAndWatch
-
-	mu       sync.Mutex
-	rawConns []net.Conn // guarded by mu: the connections below conn, for cutConnections
 }
 
 func newClient(resource, socket string) (*pluginClient, error) {
-	c := &pluginClient{resource: resource, socket: socket}
-	conn, err := grpc.NewClient("passthrough:///"+socket, grpc.WithAuthority("localhost"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(c.connect))
+	dial := func(ctx context.Context, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}
+	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithAuthority("localhost"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
 	if err != nil {
 		return nil, fmt.Errorf("failed to dial device plugin: %w", err)
 	}
-	c.conn, c.api = conn, pluginapi.NewDevicePluginClient(conn)
-	return c, nil
-}
-
-func (c *pluginClient) connect(ctx context.Context, _ string) (net.Conn, error) {
-	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
-	if err == nil {
-		c.mu.Lock()
-		c.rawConns = append(c.rawConns, raw)
-		c.mu.Unlock()
-	}
-	return raw, err
-}
-
-// cutConnections closes the connections below gRPC: the plugin reads an end of file without a GOAWAY.
-func (c *pluginClient) cutConnections() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, raw := range c.rawConns {
-		_ = raw.Close()
-	}
-	c.rawConns = nil
+	return &pluginClient{resource: resource, socket: socket, conn: conn, api: pluginapi.NewDevicePluginClient(conn)}, nil
 }

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -132,16 +131,6 @@ func waitForState(t testing.TB, k *kubelet.Kubelet, wanted func(kubelet.KubeletS
 	defer cancel()
 	if err := k.Wait(ctx, wanted); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// poll waits for a condition that the kubelet does not publish.
-func poll(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(waitTimeout); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timeout: %s", what)
-		}
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 // nodeName is the suffix of static pods' names.
@@ -19,7 +21,8 @@ type pod struct {
 	wakeup  chan struct{} // wakes the pod's worker
 
 	// nodeState.mu guards all below.
-	known, removed         bool                       // the running kubelet has read the pod; the pod was deleted
+	known, removed         bool // the running kubelet has read the pod; the pod was deleted
+	announced              announcedPod
 	states                 map[string]*containerState // by container; the map is not written after newPod
 	phase, reason, message string
 	claimsPrepared         bool
@@ -105,12 +108,7 @@ func (p *pod) orderedContainers() (all []orderedContainer) {
 func (p *pod) key() string { return p.Namespace + "/" + p.Name }
 
 // wake makes the pod's worker check the pod.
-func (p *pod) wake() {
-	select {
-	case p.wakeup <- struct{}{}:
-	default:
-	}
-}
+func (p *pod) wake() { pubsub.Notify(p.wakeup) }
 
 // All methods below need nodeState.mu.
 
@@ -119,6 +117,9 @@ func (p *pod) isFinished() bool { return p.phase == phaseSucceeded || p.phase ==
 // isListed reports whether List includes the pod: from the time of reading, before admission, until the
 // end (pkg/kubelet/kubelet_pods.go:1163).
 func (p *pod) isListed() bool { return p.known && !p.isFinished() }
+
+// isManaged reports whether the pod is known, or an ended pod of the API server.
+func (p *pod) isManaged() bool { return p.known || p.isFinished() && !p.Static }
 
 // hasWorker reports whether the pod ever had a worker to report the end. Rejected static pods had no worker, since no API server
 // confirms the failure (pkg/kubelet/pod_workers.go:803).

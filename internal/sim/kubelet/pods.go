@@ -110,36 +110,19 @@ func (k *Kubelet) CrashContainer(ctx context.Context, spec PodSpec, container st
 	return nil
 }
 
-// ContainerID returns the runtime's id of a container's latest start: 64 hexadecimal digits.
-func (k *Kubelet) ContainerID(spec PodSpec, container string) (id string, err error) {
-	err = k.node.readPod(spec, func(p *pod) {
-		if s := p.states[container]; s != nil && s.starts > 0 {
-			id = p.containerID(container)
-		}
-	})
-	if err == nil && id == "" {
-		err = fmt.Errorf("container %s of pod %s was never started", container, spec.Name)
-	}
-	return id, err
-}
-
 // SetFaults replaces the faults.
 func (k *Kubelet) SetFaults(f Faults) { k.node.update(func() { k.node.faults = f }) }
 
 // CutStreams cuts the connections to a resource's plugins.
 func (k *Kubelet) CutStreams(resource string) {
 	k.node.locked(func() {
-		if k.process != nil {
-			k.process.cutConnections(resource)
+		if k.process == nil {
+			return
 		}
-	})
-}
-
-// DropWatchers ends the WatchPods streams as for clients that are too slow.
-func (k *Kubelet) DropWatchers() {
-	k.node.locked(func() {
-		for stream := range k.node.watchers.streams {
-			k.node.watchers.drop(stream)
+		for _, c := range k.process.conns {
+			if c.resource == resource {
+				_ = c.conn.Close()
+			}
 		}
 	})
 }

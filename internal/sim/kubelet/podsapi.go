@@ -11,29 +11,20 @@ import (
 
 // The Pods service is pkg/kubelet/apis/pods/server.go. Pods have names, labels, phase and container states, and no spec.
 
-// readyPods returns the pods, or an error until all pods have been read. mu is held.
-func (kp *kubeletProcess) readyPods() ([]*pod, error) {
-	if err := kp.faults.PodsErr; err != nil {
-		return nil, err
-	}
+// podsErr returns an error until all pods have been read. mu is held.
+func (kp *kubeletProcess) podsErr() error {
 	if !kp.podsRead {
-		return nil, status.Error(codes.FailedPrecondition, "Kubelet is initializing")
+		return status.Error(codes.FailedPrecondition, "Kubelet is initializing")
 	}
-	return kp.managedPods(), nil
+	return kp.faults.PodsErr
 }
 
-// GetPod returns a pod.
+// GetPod finds no pod: clients only check the access.
 func (kp *kubeletProcess) GetPod(_ context.Context, r *podsapi.GetPodRequest) (*podsapi.GetPodResponse, error) {
 	kp.mu.Lock()
 	defer kp.mu.Unlock()
-	pods, err := kp.readyPods()
-	if err != nil {
+	if err := kp.podsErr(); err != nil {
 		return nil, err
-	}
-	for _, p := range pods {
-		if p.uid == r.PodUID {
-			return &podsapi.GetPodResponse{Pod: p.marshal()}, nil
-		}
 	}
 	return nil, status.Errorf(codes.NotFound, "pod with UID %s not found", r.PodUID)
 }
@@ -41,23 +32,16 @@ func (kp *kubeletProcess) GetPod(_ context.Context, r *podsapi.GetPodRequest) (*
 // WatchPods sends all pods, and then changes.
 func (kp *kubeletProcess) WatchPods(_ *podsapi.WatchPodsRequest, stream grpc.ServerStreamingServer[podsapi.WatchPodsEvent]) error {
 	var events podWatcher
-	var first []*podsapi.WatchPodsEvent
 	var err error
 	kp.locked(func() {
-		var pods []*pod
-		if pods, err = kp.readyPods(); err == nil {
-			events, first = kp.watchers.add(pods)
+		if err = kp.podsErr(); err == nil {
+			events = kp.addWatcher()
 		}
 	})
 	if err != nil {
 		return err
 	}
-	defer kp.locked(func() { delete(kp.watchers.streams, events) })
-	for _, e := range first {
-		if err := stream.Send(e); err != nil {
-			return err
-		}
-	}
+	defer kp.locked(func() { delete(kp.watchers, events) })
 	for {
 		select {
 		case <-stream.Context().Done():

@@ -81,9 +81,6 @@ func TestWatchPods(t *testing.T) {
 	if !bytes.Contains(pod, []byte(uid)) || bytes.Contains(pod, []byte("team")) || bytes.Contains(pod, []byte("Failed")) {
 		t.Errorf("pod of DELETED: %q; want names alone", pod)
 	}
-	if got, err := podsClient(t, k).GetPod(t.Context(), &podsapi.GetPodRequest{PodUID: uid}); err != nil || !bytes.Contains(got.Pod, []byte("Failed")) {
-		t.Errorf("GetPod of an ended pod: %q, %v; want phase Failed", got.GetPod(), err)
-	}
 	// Later watchers get the ended pod as ADDED, without DELETED.
 	if kinds, _ = nextEvent(t, watchPods(t, k), podsapi.EventType_INITIAL_SYNC_COMPLETE); len(kinds) != 3 {
 		t.Errorf("later first events %v", kinds)
@@ -99,22 +96,14 @@ func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
 	runPod(t, k, podWithGPUs("one", 0))
 	hold := make(chan struct{})
 	k.SetFaults(kubelet.Faults{HoldStaticPods: hold})
-	restart(t, k, kubelet.RestartOptions{})
-	c := podsClient(t, k)
-	_, got := c.GetPod(t.Context(), &podsapi.GetPodRequest{})
-	_, watched := watchPods(t, k).Recv()
-	for _, err := range []error{got, watched} {
-		if status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("during the start: %v; want code FailedPrecondition", err)
-		}
+	restart(t, k, nil)
+	if _, err := watchPods(t, k).Recv(); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("during the start: %v; want code FailedPrecondition", err)
 	}
 	close(hold)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if kinds, _ := nextEvent(t, watchPods(t, k), podsapi.EventType_INITIAL_SYNC_COMPLETE); len(kinds) != 2 {
 		t.Errorf("events after the start: %v", kinds)
-	}
-	if _, err := c.GetPod(t.Context(), &podsapi.GetPodRequest{PodUID: "x"}); status.Code(err) != codes.NotFound {
-		t.Errorf("missing pod: %v; want code NotFound", err)
 	}
 }
 
@@ -154,22 +143,17 @@ func TestContainerIDsAreUnique(t *testing.T) {
 	runPod(t, k, p)
 	seen := map[string]bool{}
 	for range 3 {
-		for _, c := range []string{"a", "b"} {
-			id, err := k.ContainerID(p, c)
-			if again, _ := k.ContainerID(p, c); err != nil || len(id) != 64 || seen[id] || again != id {
-				t.Errorf("id of %s: %q, then %q, %v", c, id, again, err)
+		for i, c := range []string{"a", "b"} {
+			status, err := k.Pod(p)
+			id := status.Containers[i].ID
+			if err != nil || len(id) != 64 || seen[id] {
+				t.Errorf("id of %s: %q, %v", c, id, err)
 			}
 			seen[id] = true
 			if err := k.RestartContainer(t.Context(), p, c); err != nil {
 				t.Fatal(err)
 			}
 		}
-	}
-	if _, err := k.ContainerID(p, "missing"); err == nil {
-		t.Error("a missing container has an id")
-	}
-	if _, err := k.ContainerID(podWithGPUs("missing", 0), "main"); err == nil {
-		t.Error("a missing pod has an id")
 	}
 }
 

@@ -3,7 +3,6 @@ package kubelet
 import (
 	"context"
 	"fmt"
-	"net"
 	"path"
 
 	"golang.org/x/sync/errgroup"
@@ -31,33 +30,29 @@ type kubeletProcess struct {
 	conns   []*pluginClient // all dialed plugins
 }
 
-// serve runs a gRPC server until the process ends. The server stops without waiting for calls, like a kubelet, and returns
-// after the handlers.
-func (kp *kubeletProcess) serve(listener net.Listener, register func(*grpc.Server)) error {
+// serve serves a socket until the process ends. The server stops without waiting for calls, like a kubelet, and ends after the handlers.
+func (kp *kubeletProcess) serve(socket string, register func(*grpc.Server)) error {
+	listener, err := listenUnix(socket)
+	if err != nil {
+		return fmt.Errorf("serve %s: %w", socket, err)
+	}
 	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.InTapHandle(func(ctx context.Context, call *tap.Info) (context.Context, error) {
 		kp.update(func() { kp.calls[path.Base(call.FullMethodName)]++ })
 		return ctx, nil
 	}))
 	register(server)
-	defer context.AfterFunc(kp.ctx, server.Stop)()
-	if err := server.Serve(listener); err != nil && kp.ctx.Err() == nil {
-		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
-	}
-	return nil
-}
-
-// cutConnections cuts the connections to the plugins of a resource, or to all plugins if resource is empty. mu is held.
-func (kp *kubeletProcess) cutConnections(resource string) {
-	for _, c := range kp.conns {
-		if resource == "" || c.resource == resource {
-			c.cutConnections()
+	kp.tasks.Go(func() error {
+		defer context.AfterFunc(kp.ctx, server.Stop)()
+		if err := server.Serve(listener); err != nil && kp.ctx.Err() == nil {
+			return fmt.Errorf("serve %s: %w", socket, err)
 		}
-	}
+		return nil
+	})
+	return nil
 }
 
 // crash ends Run with an error. mu is held.
 func (kp *kubeletProcess) crash(err error) error {
-	kp.cutConnections("")
 	kp.tasks.Go(func() error { return err })
 	<-kp.ctx.Done() // before the caller returns: err must not become the pod's status
 	return err

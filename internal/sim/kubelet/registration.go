@@ -3,14 +3,14 @@ package kubelet
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -43,25 +43,9 @@ func (kp *kubeletProcess) register(ctx context.Context, request *pluginapi.Regis
 		return faults.RegisterErr
 	case !slices.Contains(pluginapi.SupportedVersions[:], request.Version):
 		return fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q", request.Version, pluginapi.SupportedVersions)
-	case !isExtendedResource(request.ResourceName):
-		return fmt.Errorf("the ResourceName %q is invalid", request.ResourceName)
 	}
 	return kp.connectPlugin(ctx, request.ResourceName, filepath.Join(kp.dir, request.Endpoint))
 }
-
-// isExtendedResource implements pkg/apis/core/v1/helper/helpers.go:39. The part before the slash must leave room for "requests.",
-// the prefix of names in quotas.
-func isExtendedResource(name string) bool {
-	domain, last, _ := strings.Cut(name, "/")
-	return strings.Contains(name, "/") && !strings.Contains(name, "kubernetes.io/") && !strings.HasPrefix(name, "requests.") &&
-		len("requests."+domain) <= 253 && subdomainPattern.MatchString(domain) && len(last) <= 63 && qualifiedNamePattern.MatchString(last)
-}
-
-// The patterns of k8s.io/apimachinery/pkg/api/validate/content.
-var (
-	subdomainPattern     = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	qualifiedNamePattern = regexp.MustCompile(`^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$`)
-)
 
 // connectPlugin implements plugin/v1beta1/handler.go:77 including the defect: a failed registration deletes the client of the key, even
 // of a connected plugin. The end of the stream then disconnects no plugin, and the devices stay healthy.
@@ -122,33 +106,21 @@ func (kp *kubeletProcess) receiveLists(c *pluginClient) error {
 	}
 	kp.update(func() { c.streamOpen = true })
 	defer kp.update(func() { c.streamOpen = false })
-	var last []string
-	for {
+	for first := true; ; first = false {
 		response, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		list := formatDevices(response.Devices)
 		kp.update(func() {
+			before := kp.devices[c.resource]
 			kp.pluginListed(c.resource, response.Devices)
 			count := kp.lists[c.resource]
 			count.updates++
-			if last != nil && slices.Equal(list, last) {
+			if !first && maps.EqualFunc(before, kp.devices[c.resource], func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) }) {
 				count.repeats++
 			}
 			kp.lists[c.resource] = count
 			kp.writeCheckpoint() // after each list, changed or not (manager.go:342)
 		})
-		last = list
 	}
-}
-
-// formatDevices returns the content of a list in sorted order.
-func formatDevices(list []*pluginapi.Device) []string {
-	lines := make([]string, 0, len(list))
-	for _, d := range list {
-		lines = append(lines, fmt.Sprintf("%q %q %t %v", d.ID, d.Health, d.Topology == nil, d.GetTopology().GetNodes()))
-	}
-	slices.Sort(lines)
-	return lines
 }

@@ -84,7 +84,7 @@ func TestCPUsAndMemoryAsConfigured(t *testing.T) {
 		"one: 1073741824 of memory on [0]", "one: CPUs [2]",
 	}
 	wantReservations(t, k, want...)
-	restart(t, k, kubelet.RestartOptions{})
+	restart(t, k, nil)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	wantReservations(t, k, want...)
 	response, err := lister(t, k).GetAllocatableResources(t.Context(), &podresources.AllocatableResourcesRequest{})
@@ -120,7 +120,7 @@ func TestClaims(t *testing.T) {
 		"two/main: team/ours gives gpu.nvidia.com/node-a/gpu-0/ [k8s.gpu.nvidia.com/claim=uid-gpu-0]", "two/main: team/ours gives nic.example.com/p/d/s []",
 	}
 	wantReservations(t, k, want...)
-	restart(t, k, kubelet.RestartOptions{})
+	restart(t, k, nil)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	wantReservations(t, k, want...)
 }

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"syscall"
 )
 
 // removeSockets removes the sockets in a folder, and neither regular files nor folders (manager.go:191).
@@ -28,36 +27,10 @@ func listenUnix(path string) (net.Listener, error) {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.RemoveAll(path), os.RemoveAll(temporary)); err != nil {
 		return nil, err
 	}
-	socket, err := bindUnix(temporary)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: temporary, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = socket.Close() }()
-	listener, err := listenOn(socket)
-	if err == nil {
-		err = os.Rename(temporary, path)
-	}
-	return listener, err
-}
-
-// bindUnix creates a socket, which refuses connections until listenOn. A starting kubelet has this state, and package net does not.
-func bindUnix(path string) (*os.File, error) {
-	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("socket", err)
-	}
-	socket := os.NewFile(uintptr(fd), path)
-	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
-		_ = socket.Close()
-		return nil, &os.PathError{Op: "bind", Path: path, Err: err}
-	}
-	return socket, nil
-}
-
-// listenOn returns a listener with a duplicate descriptor.
-func listenOn(socket *os.File) (net.Listener, error) {
-	if err := syscall.Listen(int(socket.Fd()), syscall.SOMAXCONN); err != nil {
-		return nil, os.NewSyscallError("listen", err)
-	}
-	return net.FileListener(socket)
+	listener.SetUnlinkOnClose(false)
+	return listener, os.Rename(temporary, path)
 }

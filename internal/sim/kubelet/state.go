@@ -61,6 +61,7 @@ type PodStatus struct {
 // PodContainerStatus is the status of a container.
 type PodContainerStatus struct {
 	Name          string
+	ID            string // of the runtime, for the latest start: 64 hexadecimal digits; empty before the first start
 	Running       bool
 	WaitingReason string
 	Starts        int
@@ -126,7 +127,7 @@ func (k *Kubelet) state() KubeletState {
 func (kp *kubeletProcess) resourceState(name string, r ResourceState) ResourceState {
 	r.Registered = true
 	r.Allocatable = len(kp.healthy[name])
-	r.Capacity = r.Allocatable + len(kp.unhealthy[name])
+	r.Capacity = len(kp.devices[name])
 	for id, device := range kp.devices[name] {
 		r.Devices = append(r.Devices, DeviceState{ID: id, Health: device.Health, Healthy: kp.healthy[name].has(id)})
 	}
@@ -146,6 +147,9 @@ func (k *Kubelet) podStatus(p *pod) PodStatus {
 	for _, c := range p.Containers {
 		state := p.states[c.Name]
 		status := PodContainerStatus{Name: c.Name, Running: state.running, WaitingReason: state.waitingReason, Starts: state.starts}
+		if state.starts > 0 {
+			status.ID = p.containerID(c.Name)
+		}
 		if k.process != nil {
 			status.Devices = k.process.deviceHealth(p.uid, c)
 		}

@@ -3,9 +3,8 @@
 package disk
 
 import (
-	"cmp"
 	"context"
-	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,37 +18,29 @@ import (
 const (
 	// WriteInterval is the time between two writes, unless a value is urgent.
 	WriteInterval = time.Second
-	// RetryInterval is the time after a failed write.
+	// RetryInterval is the time after a failed write, and until a write counts as failed.
 	RetryInterval = 10 * time.Second
 
-	readTimeout = 5 * time.Second // of Read
+	readTimeout = 5 * time.Second // of all Reads of a Folder
 	endTimeout  = 2 * time.Second // of End
+	maxBytes    = 32 << 20        // of a file
 )
 
 var (
-	// ErrInvalidFile is the error of decoders for a foreign or incomplete file.
-	ErrInvalidFile = errors.New("not a file of podgauge")
-	// ErrNewerVersion is the error of decoders for a file of a newer version.
-	ErrNewerVersion = errors.New("file of a newer version")
-	// ErrDiskTimeout is the error of Read for a disk that hangs.
-	ErrDiskTimeout = errors.New("the disk does not answer")
-
-	// errLateRead blocks writes: the file has unread state.
-	errLateRead = errors.New("the disk answered too late, and the stored state stays as it is: restart podgauge to read the state")
+	errInvalidFile  = errors.New("not a file of podgauge")
+	errNewerVersion = errors.New("file of a newer version")
+	errHung         = errors.New("the disk does not answer")
+	errUnread       = errors.New("the disk hung at start: restart podgauge to read the stored state")
 )
 
-// Format is how a value is stored.
+// Format is how a value is stored: as a JSON object with the member "version".
 type Format[T any] struct {
 	// Name of the file, without extension.
 	Name string
 	// Version of the format. While the file has a newer version, values go to NAME.vVERSION.json.
 	Version int
-	// MaxBytes bounds the file.
-	MaxBytes int64
-	// Encode may return content and an error that names the parts left out.
-	Encode func(T) ([]byte, error)
-	// Decode returns ErrInvalidFile or ErrNewerVersion for content without a value.
-	Decode func([]byte) (T, error)
+	// Validate returns an error for JSON of something else.
+	Validate func(*T) error
 }
 
 // File stores the newest saved value. Save never waits for the disk.
@@ -61,22 +52,18 @@ type File[T any] struct {
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	newest       *T   // nil: no Save yet
-	urgent       bool // newest is urgent
-	countsReset  bool // the next process finds no counts and starts from 0
-	writing      bool // during a write the content of the file is unknown
-	readTimedOut bool // Read has returned ErrDiskTimeout
-	status       WriteStatus[T]
+	newest *T   // nil: no Save yet
+	urgent bool // newest is urgent
+	absent bool // there is no file, and no write is creating one: the next process has no counts
+	status WriteStatus[T]
 
 	published pubsub.Value[WriteStatus[T]] // status
 
-	diskLock chan struct{} // has room for one: a write, or Read until the disk answers
+	diskLock chan struct{} // has room for one: a write
 	// All below are guarded by diskLock.
-	name        string
-	lateReadErr error             // errLateRead, or nil
-	written     *T                // content of the file; nil: unknown
-	digest      [sha256.Size]byte // of written
-	encodeErr   error             // of written
+	name    string
+	written *T   // content of the file; nil: unknown
+	unread  bool // Read has timed out: the file is not replaced
 }
 
 // WriteStatus describes the content of the disk.
@@ -88,121 +75,99 @@ type WriteStatus[T any] struct {
 	Err error
 }
 
-// ReadResult is the result of Read.
-type ReadResult[T any] struct {
-	Value T
-	// CountsStale reports that metrics may have shown greater counts than Value has: counts start from 0.
-	CountsStale bool
-	// Err is the error of reading the value of an earlier process; nil if there is no file.
-	Err error
-}
-
 // New returns a File without access to the disk. Read must be called before Run.
 func New[T any](folder *Folder, format Format[T], log *slog.Logger) *File[T] {
-	return &File[T]{
-		format: format, folder: folder, log: log, name: format.Name + ".json",
-		wake: make(chan struct{}, 1), diskLock: make(chan struct{}, 1),
-	}
+	return &File[T]{format: format, folder: folder, log: log, name: format.Name + ".json", wake: make(chan struct{}, 1), diskLock: make(chan struct{}, 1)}
 }
-
-// staleSuffix marks a file that could not be replaced: metrics have greater counts.
-const staleSuffix = ".behind"
 
 // invalidSuffix marks an unreadable file. The newest one stays.
 const invalidSuffix = ".bad"
 
-// Read takes ownership of the folder and reads the value of an earlier process. If the disk hangs, Read returns ErrDiskTimeout after
-// readTimeout, and at once for other files of the folder. A file that is read later is never replaced: the next process reads it.
-func (f *File[T]) Read() ReadResult[T] {
-	timeout := readTimeout
-	if f.folder.readTimedOut.Load() {
-		timeout = 0
-	}
-	f.diskLock <- struct{}{}
-	read := make(chan ReadResult[T], 1)
-	go func() { // ends with the process if the disk hangs
-		f.load(read)
-		<-f.diskLock
-	}()
-	select {
-	case result := <-read:
-		return result
-	case <-time.After(timeout):
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	select {
-	case result := <-read:
-		return result
-	default:
-	}
-	f.folder.readTimedOut.Store(true)
-	f.readTimedOut, f.status.Err = true, ErrDiskTimeout
-	f.log.Error("state folder hangs: started without the stored state, state is kept in memory only", "file", f.format.Name)
-	f.published.Set(f.status)
-	return ReadResult[T]{Err: ErrDiskTimeout}
+// readResult is what Read knows about the disk.
+type readResult[T any] struct {
+	name          string
+	value         *T   // nil: none
+	absent        bool // there is no file
+	err, ownerErr error
 }
 
-// load is Read without the timeout. The caller holds diskLock.
-func (f *File[T]) load(read chan<- ReadResult[T]) {
-	err := f.folder.acquire()
-	result, name := f.read()
-	newer := result.Err
-	if !errors.Is(newer, ErrNewerVersion) {
-		newer = nil
-	} else {
-		f.name = fmt.Sprintf("%s.v%d.json", f.format.Name, f.format.Version)
-		result, name = f.read()
-	}
-	countsReset := name != f.name // the next process finds no counts
-	if result.Err != nil && (!f.isReadTimedOut() || errors.Is(result.Err, ErrInvalidFile)) {
-		moveErr := move(f.folder.dir, name, f.name+invalidSuffix)
-		if countsReset, err = moveErr == nil, cmp.Or(err, moveErr); countsReset {
-			result.Err, name = fmt.Errorf("%w (set aside as %s)", result.Err, f.name+invalidSuffix), ""
-		}
-	}
-	if newer != nil {
-		result.CountsStale, countsReset = true, true // the counts of the newer version are unknown
-		result.Err = errors.Join(fmt.Errorf("%w (unchanged, %s is used instead)", newer, f.name), result.Err)
+// Read takes ownership of the folder and reads the value of an earlier process: the zero T if there is no file. If the disk hangs, Read
+// returns errUnread, and the file is left to the next process.
+func (f *File[T]) Read() (value T, err error) {
+	read := make(chan readResult[T], 1)
+	go func() { read <- f.load() }() // ends with the process if the disk hangs
+	r := readResult[T]{name: f.name, err: errUnread, ownerErr: errUnread}
+	select {
+	case r = <-read:
+	case <-time.After(time.Until(f.folder.readDeadline)):
+		f.unread = true
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.name, f.absent, f.status.Exportable = r.name, r.absent, r.value
+	f.setErr(r.ownerErr)
+	if r.value != nil {
+		value = *r.value
+	}
+	return value, r.err
+}
+
+func (f *File[T]) load() (r readResult[T]) {
+	r.name, r.ownerErr = f.format.Name+".json", f.folder.acquire()
+	if r.value, r.absent, r.err = f.read(r.name); errors.Is(r.err, errNewerVersion) {
+		newer := fmt.Errorf("%w (%s is unchanged, %s.v%d.json is used instead)", r.err, r.name, f.format.Name, f.format.Version)
+		r.name = fmt.Sprintf("%s.v%d.json", f.format.Name, f.format.Version)
+		r.value, r.absent, r.err = f.read(r.name)
+		r.err = errors.Join(newer, r.err)
+	}
+	return r
+}
+
+// read reads a file. An invalid file is set aside.
+func (f *File[T]) read(name string) (value *T, absent bool, err error) {
+	f.folder.dir.RemoveStaleTemps(name)
+	content, err := f.folder.dir.read(name)
+	if isMissing(err) {
+		return nil, true, nil
+	}
+	if err == nil {
+		value, err = f.format.decode(content)
+	}
+	if err == nil {
+		return value, false, nil
+	}
+	err = fmt.Errorf("read %s: %w", name, err)
+	if errors.Is(err, errNewerVersion) {
+		return nil, false, err
+	}
+	if moveErr := errors.Join(f.folder.dir.Rename(name, name+invalidSuffix), f.folder.dir.Sync()); moveErr != nil {
+		return nil, false, errors.Join(err, moveErr)
+	}
+	return nil, true, fmt.Errorf("%w (set aside as %s)", err, name+invalidSuffix)
+}
+
+// decode returns errInvalidFile or errNewerVersion for content without a value.
+func (f Format[T]) decode(content []byte) (*T, error) {
+	var head struct {
+		Version int `json:"version"`
+	}
+	err := json.Unmarshal(content, &head)
 	switch {
-	case f.readTimedOut && name != "":
-		f.lateReadErr, err = errLateRead, cmp.Or(err, errLateRead)
-		f.log.Error("state is kept in memory only", "file", f.name, "err", err)
-	case f.readTimedOut:
-		f.countsReset, f.status.Exportable = true, f.newest
-	case countsReset:
-		f.countsReset = true
+	case err != nil:
+	case head.Version > f.Version:
+		return nil, fmt.Errorf("%w: version %d, want %d", errNewerVersion, head.Version, f.Version)
+	case head.Version != f.Version:
+		err = fmt.Errorf("version %d, want %d", head.Version, f.Version)
 	default:
-		f.status.Exportable = &result.Value
-	}
-	f.setErr(err)
-	read <- result
-}
-
-// read reads the file, or the one with staleSuffix, and returns its name.
-func (f *File[T]) read() (result ReadResult[T], name string) {
-	f.folder.dir.RemoveStaleTemps(f.name)
-	for _, name := range []string{f.name, f.name + staleSuffix} {
-		content, err := f.folder.dir.read(name, f.format.MaxBytes)
-		if isMissing(err) {
-			continue
-		}
-		if err == nil && int64(len(content)) > f.format.MaxBytes {
-			err = fmt.Errorf("%w: larger than %d bytes", ErrInvalidFile, f.format.MaxBytes)
+		var decoded T
+		if err = json.Unmarshal(content, &decoded); err == nil {
+			err = f.Validate(&decoded)
 		}
 		if err == nil {
-			result.Value, err = f.format.Decode(content)
+			return &decoded, nil
 		}
-		if err != nil {
-			return ReadResult[T]{Err: fmt.Errorf("read %s: %w", name, err)}, name
-		}
-		result.CountsStale = name != f.name
-		return result, name
 	}
-	return result, ""
+	return nil, fmt.Errorf("%w: %w", errInvalidFile, err)
 }
 
 // Save schedules a write of the value, within a second or, if urgent, at once. An older value that is not yet written is dropped. The caller
@@ -210,15 +175,12 @@ func (f *File[T]) read() (result ReadResult[T], name string) {
 func (f *File[T]) Save(v T, urgent bool) {
 	f.mu.Lock()
 	f.newest, f.urgent = &v, f.urgent || urgent
-	if f.countsReset && !f.writing {
+	if f.absent {
 		f.status.Exportable = f.newest
 		f.published.Set(f.status)
 	}
 	f.mu.Unlock()
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
+	pubsub.Notify(f.wake)
 }
 
 // Run writes saved values until ctx is done, without waiting for a write in progress.
@@ -233,7 +195,10 @@ func (f *File[T]) Run(ctx context.Context) error {
 		case <-f.wake:
 		case <-timer.C:
 		}
-		if wait := time.Until(next); wait > 0 && !f.isUrgent() {
+		f.mu.Lock()
+		urgent := f.urgent
+		f.mu.Unlock()
+		if wait := time.Until(next); wait > 0 && !urgent {
 			timer.Reset(wait)
 			continue
 		}
@@ -252,50 +217,44 @@ func (f *File[T]) Run(ctx context.Context) error {
 	}
 }
 
-func (f *File[T]) isReadTimedOut() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.readTimedOut
-}
-
-func (f *File[T]) isUrgent() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.urgent
-}
-
 // Flush writes the newest saved value, unless it is on disk.
 func (f *File[T]) Flush() error {
 	f.diskLock <- struct{}{}
 	defer func() { <-f.diskLock }()
 	f.mu.Lock()
-	newest := f.newest
-	f.urgent, f.writing = false, true
+	newest, absent := f.newest, f.absent
+	f.urgent, f.absent = false, false
 	f.mu.Unlock()
-	err := cmp.Or(f.folder.acquire(), f.lateReadErr)
+	if f.unread {
+		return errUnread
+	}
+	ended := false // guarded by mu
+	hung := time.AfterFunc(RetryInterval, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if !ended {
+			f.setErr(errHung)
+		}
+	})
+	defer hung.Stop()
+	err := f.folder.acquire()
 	if err == nil && newest != f.written {
 		err = f.write(newest)
 	}
-	var movedAside bool
-	if err != nil {
-		f.written = nil
-		movedAside = !errors.Is(err, errNotOwner) && f.moveAside() == nil
+	if absent {
+		_, readErr := f.folder.dir.read(f.name)
+		absent = isMissing(readErr)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.writing = false
+	f.absent, ended = absent, true
 	switch {
-	case movedAside:
-		f.countsReset = true
-		if f.newest != nil { // nil: metrics still show the value of Read
-			f.status.Exportable = f.newest
-		}
-	case err != nil:
-		f.countsReset = false // the file may exist or not
-	case newest != nil:
-		f.countsReset, f.status.Exportable = false, newest
+	case absent && f.newest != nil:
+		f.status.Exportable = f.newest
+	case err == nil && newest != nil:
+		f.status.Exportable = newest
 	}
-	f.setErr(cmp.Or(err, f.encodeErr))
+	f.setErr(err)
 	return err
 }
 
@@ -313,25 +272,19 @@ func (f *File[T]) End() {
 	}
 }
 
-// write replaces the file if the content differs.
 func (f *File[T]) write(v *T) error {
-	content, encodeErr := f.format.Encode(*v)
-	if content == nil {
-		return encodeErr
+	content, err := json.Marshal(v)
+	if err == nil && len(content) > maxBytes {
+		err = fmt.Errorf("%s has %d bytes, at most %d", f.name, len(content), maxBytes)
 	}
-	if sum := sha256.Sum256(content); f.written == nil || sum != f.digest {
-		if err := atomicfile.Replace(f.folder.dir, f.name, content); err != nil {
-			return err
-		}
-		f.digest = sum
-		f.folder.dir.Remove(f.name + staleSuffix) //nolint:errcheck // read prefers the file
+	if err == nil {
+		err = atomicfile.Replace(f.folder.dir, f.name, content)
 	}
-	f.written, f.encodeErr = v, encodeErr
-	return nil
+	if err == nil {
+		f.written = v
+	}
+	return err
 }
-
-// moveAside renames the file: metrics will show greater counts. A rename needs no disk space. The next process reads all but the counts.
-func (f *File[T]) moveAside() error { return move(f.folder.dir, f.name, f.name+staleSuffix) }
 
 // Get returns the status, and a channel that the next status closes.
 func (f *File[T]) Get() (WriteStatus[T], <-chan struct{}) { return f.published.Get() }

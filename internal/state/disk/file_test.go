@@ -3,11 +3,11 @@ package disk
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,22 +17,22 @@ import (
 	"github.com/podgauge/podgauge/internal/atomicfile"
 )
 
-// testCounter is what the tests keep: a verdict that must not be lost, and a count that must not fall.
+// testCounter is a value of the tests: events that must not be lost, and a count that must not fall.
 type testCounter struct {
 	Version int    `json:"version"`
 	Events  uint64 `json:"verdict"`
 	Count   uint64 `json:"count"`
 }
 
+// counterFormat is the format of testCounter.
 func counterFormat(version int) Format[testCounter] {
 	return Format[testCounter]{
-		Name: "counter", Version: version, MaxBytes: 1024,
-		Encode: func(c testCounter) ([]byte, error) {
-			c.Version = version
-			return json.Marshal(c)
-		},
-		Decode: func(content []byte) (c testCounter, err error) {
-			return c, Unmarshal(content, version, &c)
+		Name: "counter", Version: version,
+		Validate: func(c *testCounter) error {
+			if c.Count > 1e9 {
+				return errors.New("count too large")
+			}
+			return nil
 		},
 	}
 }
@@ -45,14 +45,12 @@ type testProcess struct {
 	log     bytes.Buffer
 }
 
-func newTestProcess(files directory) (*testProcess, ReadResult[testCounter]) {
-	p := &testProcess{}
+func newTestProcess(files directory) (p *testProcess, err error) {
+	p = &testProcess{}
 	p.File = New(newFolder(files), counterFormat(1), slog.New(slog.NewTextHandler(&p.log, nil)))
-	found := p.Read()
-	if p.testCounter = found.Value; found.CountsStale {
-		p.Count = 0
-	}
-	return p, found
+	p.testCounter, err = p.Read()
+	p.Version = 1
+	return p, err
 }
 
 // increment counts something.
@@ -76,10 +74,9 @@ func (p *testProcess) scrape(t *testing.T) uint64 {
 	return shown
 }
 
-// TestKilledAtAnyPoint has processes write until they are killed, or the power goes, at every
-// step that a write takes and many times over, on a disk that is full or read-only now and
-// then. The next process finds what was confirmed or something newer; and its count starts
-// from 0 or from no less than a scrape has shown.
+// TestKilledAtAnyPoint: processes write until they are killed, or the power fails, at every step of a write, on a disk that is full
+// or read-only now and then. The next process has the confirmed value or a newer one, and its count starts from 0 or from at least
+// the scraped count.
 func TestKilledAtAnyPoint(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	continued, restarted := 0, 0
@@ -89,9 +86,9 @@ func TestKilledAtAnyPoint(t *testing.T) {
 		for range 10 {
 			disk.full.Store(random.IntN(6) == 0)
 			disk.locked.Store(random.IntN(6) == 0)
-			p, found := newTestProcess(disk)
-			if found.Err != nil {
-				t.Fatal(found.Err)
+			p, err := newTestProcess(disk)
+			if err != nil {
+				t.Fatal(err)
 			}
 			if p.Events < verdict {
 				t.Fatalf("%d was confirmed, and %d is found", verdict, p.Events)
@@ -127,8 +124,8 @@ func TestKilledAtAnyPoint(t *testing.T) {
 	}
 }
 
-// TestAScrapeShowsWhatIsStored while the disk works, also while a write is under way.
-func TestAScrapeShowsWhatIsStored(t *testing.T) {
+// TestExportableIsStored: scrapes show stored counts, even during a write.
+func TestExportableIsStored(t *testing.T) {
 	p, _ := newTestProcess(newModelDisk(rand.New(rand.NewPCG(1, 2))))
 	p.increment()
 	if got := p.scrape(t); got != 1 {
@@ -149,72 +146,55 @@ func TestAScrapeShowsWhatIsStored(t *testing.T) {
 	}
 }
 
-// TestAFullDisk costs the count of the next process and nothing else: this one counts on.
-func TestAFullDisk(t *testing.T) {
+// TestFullDisk: without a file all counts are shown, and with a file the counts that the file has.
+func TestFullDisk(t *testing.T) {
 	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
-	p, _ := newTestProcess(disk)
-	p.increment()
-	p.Flush()
 	disk.full.Store(true)
-	for want := uint64(2); want < 5; want++ {
+	p, _ := newTestProcess(disk)
+	for want := uint64(1); want < 5; want++ {
 		p.increment()
 		if p.Flush() == nil {
-			t.Error("a write to a full disk works")
+			t.Error("a write to a full disk succeeded")
 		}
 		if got := p.scrape(t); got != want {
-			t.Errorf("of %d a scrape shows %d", want, got)
+			t.Errorf("without a file a scrape shows %d, want %d", got, want)
 		}
 	}
 	if n := strings.Count(p.log.String(), "\n"); n != 1 {
-		t.Errorf("it is logged %d times: %s", n, p.log.String())
-	}
-	next, found := newTestProcess(disk.restart(false))
-	if !found.CountsStale || next.Events != 1 || next.Count != 0 {
-		t.Errorf("the next process finds %+v", found)
+		t.Errorf("%d log lines: %s", n, p.log.String())
 	}
 	disk.full.Store(false)
 	if err := p.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	next, found = newTestProcess(disk.restart(false))
-	if found.CountsStale || next.Count != 4 || len(disk.names) != 2 {
-		t.Errorf("when there is room again the next process finds %+v among %v", found, disk.names)
-	}
-}
-
-// TestAFullDiskAtStart leaves the count as it is until something is counted.
-func TestAFullDiskAtStart(t *testing.T) {
-	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
-	p, _ := newTestProcess(disk)
-	p.increment()
-	if err := p.Flush(); err != nil {
-		t.Fatal(err)
-	}
 	disk.full.Store(true)
-	next, _ := newTestProcess(disk)
-	next.scrape(t)
-	if next.Flush() == nil {
-		t.Error("a write to a full disk works")
+	p.increment()
+	if p.Flush() == nil || p.scrape(t) != 4 {
+		t.Errorf("with a file of 4 events a scrape shows %d", p.scraped)
 	}
-	if got := next.scrape(t); got != 1 {
-		t.Errorf("of 1 a scrape shows %d", got)
+	if next, err := newTestProcess(disk.restart(false)); err != nil || next.Count != 4 || next.scrape(t) != 4 {
+		t.Errorf("the next process has %d, %v", next.Count, err)
 	}
-	next.increment()
-	if got := next.scrape(t); got != 2 {
-		t.Errorf("of 2 a scrape shows %d", got)
+	disk.full.Store(false)
+	if err := p.Flush(); err != nil || p.scrape(t) != 5 {
+		t.Errorf("with space again: %v, and a scrape shows %d", err, p.scraped)
 	}
 }
 
-// TestAFileThatCannotBeRead is set aside, and no later write removes it.
-func TestAFileThatCannotBeRead(t *testing.T) {
-	for _, stale := range []string{"", staleSuffix} {
+// TestUnreadableFile: the file is set aside, and no later write removes it.
+func TestUnreadableFile(t *testing.T) {
+	for name, content := range map[string]string{
+		"broken": `{"version":1,"verdict":3,"count":3}`, "empty": "", "not an object": "[]", "no version": "{}", "old version": `{"version":0}`,
+		"two values": `{"version":1}{}`, "type": `{"version":1,"count":-1}`, "invalid": `{"version":1,"count":1000000001}`,
+	} {
 		disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
-		const content = `{"version":1,"verdict":3,"count":3}`
-		disk.names["counter.json"+stale] = &modelInode{content: []byte(content)}
-		disk.broken = syscall.EIO
-		p, found := newTestProcess(disk)
-		if !errors.Is(found.Err, syscall.EIO) {
-			t.Errorf("counter.json%s: the process finds %+v", stale, found)
+		disk.names["counter.json"] = &modelInode{content: []byte(content)}
+		if name == "broken" {
+			disk.broken = syscall.EIO
+		}
+		p, err := newTestProcess(disk)
+		if p.Count != 0 || !errors.Is(err, errInvalidFile) && !errors.Is(err, disk.broken) {
+			t.Errorf("%s: count %d, %v", name, p.Count, err)
 		}
 		disk.broken = nil
 		p.increment()
@@ -222,14 +202,13 @@ func TestAFileThatCannotBeRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := disk.names["counter.json"+invalidSuffix]; n == nil || string(n.content) != content {
-			t.Errorf("counter.json%s is lost; left are %v", stale, disk.names)
+			t.Errorf("%s: the file is lost, left are %v", name, disk.names)
 		}
 	}
 }
 
-// TestAReadOnlyDisk leaves the count as it is: the file cannot be moved away, and the next
-// process continues from it.
-func TestAReadOnlyDisk(t *testing.T) {
+// TestReadOnlyDisk: counts stay as they are, and the next process continues from them.
+func TestReadOnlyDisk(t *testing.T) {
 	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
 	p, _ := newTestProcess(disk)
 	p.increment()
@@ -239,9 +218,9 @@ func TestAReadOnlyDisk(t *testing.T) {
 	if p.Flush() == nil || p.scrape(t) != 1 {
 		t.Errorf("a scrape shows %d", p.scraped)
 	}
-	next, found := newTestProcess(disk)
-	if status, _ := next.Get(); found.Err != nil || next.Count != 1 || status.Err == nil || next.scrape(t) != 1 {
-		t.Errorf("the next process finds %+v", found)
+	next, err := newTestProcess(disk)
+	if status, _ := next.Get(); err != nil || next.Count != 1 || status.Err == nil || next.scrape(t) != 1 {
+		t.Errorf("the next process has %d, %v", next.Count, err)
 	}
 	disk.locked.Store(false)
 	next.increment()
@@ -250,9 +229,8 @@ func TestAReadOnlyDisk(t *testing.T) {
 	}
 }
 
-// TestTheNewestProcessOwnsTheFolder: an older one that still runs does not put its files in
-// place of the newer one's, whatever it has left to write.
-func TestTheNewestProcessOwnsTheFolder(t *testing.T) {
+// TestNewestProcessOwnsFolder: an older process does not replace the files of a newer one.
+func TestNewestProcessOwnsFolder(t *testing.T) {
 	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
 	older, _ := newTestProcess(disk)
 	older.increment()
@@ -270,43 +248,37 @@ func TestTheNewestProcessOwnsTheFolder(t *testing.T) {
 	if err := newer.Flush(); err != nil {
 		t.Errorf("the newer one does not: %v", err)
 	}
-	if next, found := newTestProcess(disk); found.CountsStale || next.Count != 7 {
-		t.Errorf("the next process finds %+v", found)
+	if next, err := newTestProcess(disk); err != nil || next.Count != 7 {
+		t.Errorf("the next process has %d, %v", next.Count, err)
 	}
 }
 
-// TestAFileOfANewerVersionIsLeftAlone, and read again after the upgrade. Meanwhile the older
-// version keeps its own, from process to process.
-func TestAFileOfANewerVersionIsLeftAlone(t *testing.T) {
-	for _, stale := range []string{"", staleSuffix} {
-		disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
-		const newer = `{"version":2,"verdict":"of another type"}`
-		disk.names["counter.json"+stale] = &modelInode{content: []byte(newer)}
-		for n := range uint64(3) {
-			p, found := newTestProcess(disk)
-			if !errors.Is(found.Err, ErrNewerVersion) || p.Events != n || p.Count != 0 {
-				t.Errorf("process %d finds %+v", n, found)
-			}
-			p.increment()
-			if err := p.Flush(); err != nil || p.scrape(t) != 1 {
-				t.Errorf("process %d cannot write: %v", n, err)
-			}
+// TestFileOfNewerVersion: the file is unchanged, and read again after the upgrade. The older version has a file of its own until then.
+func TestFileOfNewerVersion(t *testing.T) {
+	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
+	const newer = `{"version":2,"verdict":100}`
+	disk.names["counter.json"] = &modelInode{content: []byte(newer)}
+	for n := range uint64(3) {
+		p, err := newTestProcess(disk)
+		if !errors.Is(err, errNewerVersion) || p.Events != n || p.Count != n {
+			t.Errorf("process %d has %d events: %v", n, p.Events, err)
 		}
-		if got := string(disk.names["counter.json"+stale].content); got != newer || len(disk.names) != 3 {
-			t.Errorf("the newer version finds %s among %v", got, disk.names)
+		p.increment()
+		if err := p.Flush(); err != nil || p.scrape(t) != n+1 {
+			t.Errorf("process %d cannot write: %v", n, err)
 		}
-		upgraded := New(newFolder(disk), Format[string]{
-			Name: "counter", Version: 2, MaxBytes: 1024,
-			Decode: func(content []byte) (string, error) { return string(content), nil },
-		}, slog.New(slog.DiscardHandler))
-		if found := upgraded.Read(); found.Value != newer || found.Err != nil {
-			t.Errorf("after the upgrade it finds %+v", found)
-		}
+	}
+	if got := string(disk.names["counter.json"].content); got != newer || len(disk.names) != 3 {
+		t.Errorf("the newer version finds %s among %v", got, disk.names)
+	}
+	upgraded := New(newFolder(disk), counterFormat(2), slog.New(slog.DiscardHandler))
+	if c, err := upgraded.Read(); c.Events != 100 || err != nil {
+		t.Errorf("after the upgrade: %+v, %v", c, err)
 	}
 }
 
-// TestAStormIsWrittenOnceASecond, and what is urgent at once.
-func TestAStormIsWrittenOnceASecond(t *testing.T) {
+// TestStormIsWrittenOnceASecond: an urgent value is written at once.
+func TestStormIsWrittenOnceASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := newModelDisk(rand.New(rand.NewPCG(9, 10)))
 		p, _ := newTestProcess(disk)
@@ -314,7 +286,7 @@ func TestAStormIsWrittenOnceASecond(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()
 		for n := range uint64(100_000) {
-			p.Save(testCounter{Count: n + 1}, false)
+			p.Save(testCounter{Version: 1, Count: n + 1}, false)
 			time.Sleep(100 * time.Microsecond)
 		}
 		synctest.Wait()
@@ -322,19 +294,18 @@ func TestAStormIsWrittenOnceASecond(t *testing.T) {
 			t.Errorf("%d writes in ten seconds", disk.writes)
 		}
 		writes := disk.writes
-		p.Save(testCounter{Count: 100_001}, true)
+		p.Save(testCounter{Version: 1, Count: 100_001}, true)
 		synctest.Wait()
 		if disk.writes != writes+1 || !bytes.Contains(disk.names["counter.json"].content, []byte("100001")) {
-			t.Errorf("what is urgent is not written at once")
+			t.Errorf("an urgent value is not written at once")
 		}
-		p.Save(testCounter{Count: 100_001}, false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if disk.writes != writes+1 {
-			t.Error("what has not changed is written")
+			t.Error("an unchanged value is written")
 		}
 		disk.locked.Store(true)
-		p.Save(testCounter{Count: 100_002}, false)
+		p.Save(testCounter{Version: 1, Count: 100_002}, false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if status, _ := p.Get(); status.Err == nil {
@@ -346,7 +317,7 @@ func TestAStormIsWrittenOnceASecond(t *testing.T) {
 		if status, _ := p.Get(); status.Err != nil || status.Exportable.Count != 100_002 {
 			t.Errorf("when it works again there is %+v", status)
 		}
-		p.Save(testCounter{Count: 100_003}, false)
+		p.Save(testCounter{Version: 1, Count: 100_003}, false)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -360,9 +331,8 @@ func TestAStormIsWrittenOnceASecond(t *testing.T) {
 	})
 }
 
-// TestAHungDiskHoldsUpNoOne: Save and Look return, and a scrape shows no more than the file
-// may have.
-func TestAHungDiskHoldsUpNoOne(t *testing.T) {
+// TestHungWrite: Save and Get return, and scrapes show at most the counts of the file.
+func TestHungWrite(t *testing.T) {
 	disk := &hangingDisk{modelDisk: newModelDisk(rand.New(rand.NewPCG(1, 2))), enter: make(chan struct{}), leave: make(chan struct{})}
 	p, _ := newTestProcess(disk)
 	p.increment()
@@ -396,83 +366,43 @@ func (h *hangingDisk) Create(name string) (atomicfile.TempFile, error) {
 	return h.modelDisk.Create(name)
 }
 
-// hungReadDisk is a disk that does not answer reads of a counter until it is released, and of another file until the end.
-type hungReadDisk struct {
-	*modelDisk
-	released, end chan struct{}
-}
-
-func (h hungReadDisk) read(name string, limit int64) ([]byte, error) {
-	switch {
-	case strings.HasPrefix(name, "counter"):
-		<-h.released
-	case strings.HasPrefix(name, "another"):
-		<-h.end
-	}
-	return h.modelDisk.read(name, limit)
-}
-
-// TestADiskThatHangsAtStart holds up neither start nor end, and what it has stored is never replaced.
-func TestADiskThatHangsAtStart(t *testing.T) {
+// TestHungDiskAtEnd: the end of the process waits for two seconds. The status reports a write that hangs for longer.
+func TestHungDiskAtEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
-		earlier, _ := newTestProcess(disk)
-		for range 7 {
-			earlier.increment()
-		}
-		if err := earlier.Flush(); err != nil {
-			t.Fatal(err)
-		}
-		stored := disk.names["counter.json"]
-		hungDisk := hungReadDisk{disk, make(chan struct{}), make(chan struct{})}
-		defer close(hungDisk.end)
-		began := time.Now()
-		p, found := newTestProcess(hungDisk)
-		if took := time.Since(began); took != readTimeout || !errors.Is(found.Err, ErrDiskTimeout) {
-			t.Errorf("Read returns %v after %s", found.Err, took)
-		}
-		began = time.Now()
-		another := New(p.folder, Format[testCounter]{Name: "another"}, slog.New(slog.DiscardHandler))
-		if found := another.Read(); time.Since(began) != 0 || !errors.Is(found.Err, ErrDiskTimeout) {
-			t.Errorf("Read of another file returns %v after %s", found.Err, time.Since(began))
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- p.Run(ctx) }()
+		disk := &hangingDisk{modelDisk: newModelDisk(rand.New(rand.NewPCG(1, 2))), enter: make(chan struct{}), leave: make(chan struct{})}
+		p, _ := newTestProcess(disk)
 		p.increment()
-		time.Sleep(time.Minute)
-		if status, _ := p.Get(); !errors.Is(status.Err, ErrDiskTimeout) || p.scrape(t) != 0 {
-			t.Errorf("while it hangs there is %+v", status)
-		}
-		began = time.Now()
-		cancel()
-		<-ended
+		disk.hangs = true
+		began := time.Now()
 		p.End()
 		if took := time.Since(began); took != endTimeout {
-			t.Errorf("the end takes %s", took)
+			t.Errorf("the end took %s", took)
 		}
+		time.Sleep(RetryInterval)
+		if status, _ := p.Get(); !errors.Is(status.Err, errHung) {
+			t.Errorf("while a write hangs: %v", status.Err)
+		}
+		close(disk.leave)
 		synctest.Wait()
-		if got := disk.names["counter.json"]; got != stored {
-			t.Error("what was not read is replaced")
-		}
-		close(hungDisk.released)
-		synctest.Wait()
-		p.increment()
-		if err := p.Flush(); !errors.Is(err, errLateRead) || p.scrape(t) != 2 {
-			t.Errorf("when it answers again a write returns %v, and a scrape shows %d", err, p.scraped)
-		}
-		next, found := newTestProcess(disk)
-		if !found.CountsStale || next.Events != 7 || next.Count != 0 {
-			t.Errorf("the next process finds %+v", found)
-		}
-		if n := strings.Count(p.log.String(), "level=ERROR msg=\"state folder hangs: started"); n != 1 {
-			t.Errorf("it is logged %d times: %s", n, p.log.String())
+		if status, _ := p.Get(); status.Err != nil {
+			t.Errorf("after the write: %v", status.Err)
 		}
 	})
 }
 
-// TestADiskThatHangsAtStartAndFails, as one of the network does that gives up: the next process tries again.
-func TestADiskThatHangsAtStartAndFails(t *testing.T) {
+// hungReadDisk is a disk on which reads hang until it is released.
+type hungReadDisk struct {
+	*modelDisk
+	released chan struct{}
+}
+
+func (h hungReadDisk) read(name string) ([]byte, error) {
+	<-h.released
+	return h.modelDisk.read(name)
+}
+
+// TestHungDiskAtStart: a disk that hangs delays the start for readTimeout, and the next process reads the stored value.
+func TestHungDiskAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
 		earlier, _ := newTestProcess(disk)
@@ -480,46 +410,52 @@ func TestADiskThatHangsAtStartAndFails(t *testing.T) {
 		if err := earlier.Flush(); err != nil {
 			t.Fatal(err)
 		}
-		disk.broken = syscall.EIO
-		hungDisk := hungReadDisk{disk, make(chan struct{}), nil}
-		p, _ := newTestProcess(hungDisk)
-		close(hungDisk.released)
+		stored := disk.names["counter.json"]
+		hung := hungReadDisk{disk, make(chan struct{})}
+		began := time.Now()
+		p, err := newTestProcess(hung)
+		if took := time.Since(began); took != readTimeout || !errors.Is(err, errUnread) || p.Count != 0 {
+			t.Errorf("Read returns %v after %s", err, took)
+		}
+		began = time.Now()
+		p.increment()
+		p.End()
+		if took := time.Since(began); took != 0 {
+			t.Errorf("the end took %s", took)
+		}
+		close(hung.released)
 		synctest.Wait()
-		disk.broken = nil
 		p.increment()
-		if err := p.Flush(); !errors.Is(err, errLateRead) {
-			t.Errorf("a write returns %v", err)
+		if err := p.Flush(); !errors.Is(err, errUnread) || p.scrape(t) != 0 || disk.names["counter.json"] != stored {
+			t.Errorf("when the disk answers, a write returns %v, and a scrape shows %d", err, p.scraped)
 		}
-		if next, found := newTestProcess(disk); found.Err != nil || next.Events != 1 {
-			t.Errorf("the next process finds %+v", found)
+		if status, _ := p.Get(); !errors.Is(status.Err, errUnread) || strings.Count(p.log.String(), "\n") != 1 {
+			t.Errorf("status %+v, log %s", status, p.log.String())
+		}
+		if next, err := newTestProcess(disk); err != nil || next.Count != 1 {
+			t.Errorf("the next process has %d, %v", next.Count, err)
 		}
 	})
 }
 
-// TestAnEmptyDiskThatHangsAtStart is written to as soon as it answers.
-func TestAnEmptyDiskThatHangsAtStart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		hungDisk := hungReadDisk{newModelDisk(rand.New(rand.NewPCG(1, 2))), make(chan struct{}), nil}
-		p, _ := newTestProcess(hungDisk)
-		p.increment()
-		close(hungDisk.released)
-		if err := p.Flush(); err != nil || p.scrape(t) != 1 {
-			t.Errorf("a write returns %v, and a scrape shows %d", err, p.scraped)
-		}
-		if next, found := newTestProcess(hungDisk.modelDisk); found.CountsStale || next.Count != 1 {
-			t.Errorf("the next process finds %+v", found)
-		}
-	})
+// TestFIFO: a FIFO in the place of a file does not block the start.
+func TestFIFO(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mkfifo(filepath.Join(dir, "counter.json"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(OpenFolder(dir), counterFormat(1), slog.New(slog.DiscardHandler)).Read(); !errors.Is(err, errInvalidFile) {
+		t.Errorf("Read returns %v", err)
+	}
 }
 
-func FuzzUnmarshal(f *testing.F) {
+func FuzzDecode(f *testing.F) {
 	for _, content := range []string{"", "[]", "{}", `{"version":1}`, `{"version":2,"count":"x"}`, `{"version":1}{}`, `{"version":1,"count":-1}`} {
 		f.Add([]byte(content))
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
-		var c testCounter
-		err := Unmarshal(content, 1, &c)
-		if err == nil && c.Version != 1 || err != nil && errors.Is(err, ErrInvalidFile) == errors.Is(err, ErrNewerVersion) {
+		c, err := counterFormat(1).decode(content)
+		if err == nil && c.Version != 1 || err != nil && errors.Is(err, errInvalidFile) == errors.Is(err, errNewerVersion) {
 			t.Error(fmt.Sprintf("%q", content), c, err)
 		}
 	})

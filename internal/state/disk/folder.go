@@ -8,8 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"sync"
-	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/podgauge/podgauge/internal/atomicfile"
 )
@@ -23,9 +23,10 @@ var errNotOwner = errors.New("another podgauge that started later owns the folde
 // Folder is the state folder. The process that opened the folder last owns it and is the only writer: an earlier process, which may end at any
 // time or hang in the driver, must not replace newer files.
 type Folder struct {
-	dir          directory
-	token        string      // of this process
-	readTimedOut atomic.Bool // a file could not be read in time
+	dir   directory
+	token string // of this process
+	// readDeadline bounds the wait for stored values: a disk that hangs must not keep the process from starting.
+	readDeadline time.Time
 
 	mu       sync.Mutex // held while the owner file is read and written
 	acquired bool       // the owner file has had the token; guarded by mu
@@ -34,13 +35,15 @@ type Folder struct {
 // OpenFolder creates the folder if it is missing. Errors are those of File.Read and of each write.
 func OpenFolder(path string) *Folder { return newFolder(osDirectory{atomicfile.OSDir(path)}) }
 
-func newFolder(f directory) *Folder { return &Folder{dir: f, token: rand.Text() + "\n"} }
+func newFolder(f directory) *Folder {
+	return &Folder{dir: f, token: rand.Text() + "\n", readDeadline: time.Now().Add(readTimeout)}
+}
 
 // acquire makes this process the owner, or returns errNotOwner.
 func (d *Folder) acquire() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	owner, err := d.dir.read(OwnerFileName, int64(len(d.token)))
+	owner, err := d.dir.read(OwnerFileName)
 	switch {
 	case err == nil && string(owner) == d.token:
 		d.acquired = true
@@ -63,21 +66,10 @@ type directory interface {
 	atomicfile.Dir
 	// mkdir creates the folder if it is missing.
 	mkdir() error
-	// read returns the content of a file, at most limit+1 bytes.
-	read(name string, limit int64) ([]byte, error)
+	// read returns the content of a file, at most maxBytes+1 bytes.
+	read(name string) ([]byte, error)
 	// RemoveStaleTemps removes the temporary files of interrupted writes.
 	RemoveStaleTemps(name string)
-}
-
-// move renames a file. A file that does not exist is no error.
-func move(d directory, from, to string) error {
-	if err := d.Rename(from, to); err != nil && !isMissing(err) {
-		return err
-	}
-	if err := d.Sync(); err != nil && !isMissing(err) {
-		return err
-	}
-	return nil
 }
 
 // isMissing reports whether the file or the folder does not exist.
@@ -90,18 +82,11 @@ type osDirectory struct{ atomicfile.OSDir }
 
 func (d osDirectory) mkdir() error { return os.MkdirAll(string(d.OSDir), 0o700) }
 
-func (d osDirectory) read(name string, limit int64) ([]byte, error) {
-	// A FIFO must not block the process.
-	file, err := os.OpenFile(d.Path(name), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
-	if errors.Is(err, syscall.ELOOP) {
-		return nil, fmt.Errorf("%w: a link", ErrInvalidFile)
-	}
+func (d osDirectory) read(name string) ([]byte, error) {
+	file, err := os.OpenFile(d.Path(name), os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not block
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close() //nolint:errcheck // read only
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(fmt.Errorf("%w: not a regular file", ErrInvalidFile), err)
-	}
-	return io.ReadAll(io.LimitReader(file, limit+1))
+	return io.ReadAll(io.LimitReader(file, maxBytes+1))
 }

@@ -49,7 +49,7 @@ func (m *modelDisk) step() error {
 
 func (m *modelDisk) mkdir() error { return nil }
 
-func (m *modelDisk) read(name string, _ int64) ([]byte, error) {
+func (m *modelDisk) read(name string) ([]byte, error) {
 	if m.broken != nil && name != OwnerFileName && m.names[name] != nil {
 		return nil, m.broken
 	}

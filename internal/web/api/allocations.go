@@ -27,9 +27,7 @@ type AllocationJSON struct {
 
 // OwnerJSON is a current or recent owner of a device.
 type OwnerJSON struct {
-	Namespace string           `json:"namespace"`
-	Pod       string           `json:"pod"`
-	Container string           `json:"container"`
+	device.Owner
 	Current   bool             `json:"holds"`
 	Resources []ResourceIDJSON `json:"as"`             // as allocated by the kubelet; empty for a recent owner
 	FirstSeen time.Time        `json:"first,omitzero"` // with the device
@@ -45,14 +43,13 @@ type ResourceIDJSON struct {
 func (n node) handleHolders(q Query, now time.Time) any {
 	statuses, _ := n.Statuses()
 	allocations, _ := n.Allocations()
-	response := HoldersResponse{At: now.UTC(), Node: n.name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete, Allocations: []AllocationJSON{}}
-	matcher := q.deviceMatcher(statuses)
+	response := HoldersResponse{At: now, Node: n.name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete, Allocations: []AllocationJSON{}}
 	for _, row := range allocationCandidates(statuses, allocations) {
 		index := -1
 		if row.Index != nil {
 			index = *row.Index
 		}
-		if !matcher.matches(row.Device, row.GPU, index) {
+		if !q.matchesDevice(row.Device, row.GPU, index) {
 			continue
 		}
 		for _, row.OwnerJSON = range ownersOf(row.Device, allocations) {
@@ -89,14 +86,17 @@ func allocationCandidates(statuses []device.Status, allocations device.Allocatio
 // ownersOf returns the current owners of a device by name, and then recent owners, newest first.
 func ownersOf(id device.ID, allocations device.Allocations) []OwnerJSON {
 	var current, past []OwnerJSON
+	find := func(owner device.Owner) int {
+		return slices.IndexFunc(current, func(o OwnerJSON) bool { return o.Owner == owner })
+	}
 	for _, a := range allocations.ForDevice(id) {
 		if a.Owner == (device.Owner{}) {
 			continue
 		}
-		i := slices.IndexFunc(current, func(o OwnerJSON) bool { return o.owner() == a.Owner })
+		i := find(a.Owner)
 		if i < 0 {
 			i = len(current)
-			current = append(current, OwnerJSON{Namespace: a.Owner.Namespace, Pod: a.Owner.Pod, Container: a.Owner.Container, Current: true})
+			current = append(current, OwnerJSON{Owner: a.Owner, Current: true})
 		}
 		current[i].Resources = append(current[i].Resources, ResourceIDJSON{a.Resource, a.DeviceID})
 	}
@@ -104,20 +104,13 @@ func ownersOf(id device.ID, allocations device.Allocations) []OwnerJSON {
 		if r.Device != id {
 			continue
 		}
-		first, last := r.FirstSeen.UTC(), r.LastSeen.UTC()
-		if i := slices.IndexFunc(current, func(o OwnerJSON) bool { return o.owner() == r.Owner }); i >= 0 {
-			current[i].FirstSeen, current[i].LastSeen = first, last
+		if i := find(r.Owner); i >= 0 {
+			current[i].FirstSeen, current[i].LastSeen = r.FirstSeen, r.LastSeen
 			continue
 		}
-		past = append(past, OwnerJSON{
-			Namespace: r.Owner.Namespace, Pod: r.Owner.Pod, Container: r.Owner.Container, Resources: []ResourceIDJSON{}, FirstSeen: first, LastSeen: last,
-		})
+		past = append(past, OwnerJSON{Owner: r.Owner, Resources: []ResourceIDJSON{}, FirstSeen: r.FirstSeen, LastSeen: r.LastSeen})
 	}
-	slices.SortFunc(current, func(a, b OwnerJSON) int { return a.owner().Compare(b.owner()) })
+	slices.SortFunc(current, func(a, b OwnerJSON) int { return a.Compare(b.Owner) })
 	slices.SortStableFunc(past, func(a, b OwnerJSON) int { return b.LastSeen.Compare(a.LastSeen) })
 	return append(current, past...)
-}
-
-func (o *OwnerJSON) owner() device.Owner {
-	return device.Owner{Namespace: o.Namespace, Pod: o.Pod, Container: o.Container}
 }

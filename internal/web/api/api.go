@@ -12,6 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 )
 
 // The paths. All begin with Root.
@@ -58,7 +61,8 @@ func Handler(name string, state NodeState) http.Handler {
 			WriteError(w, http.StatusBadRequest, err)
 			return
 		}
-		writeJSON(w, http.StatusOK, e.handle(q, now))
+		statuses, _ := state.Statuses()
+		writeJSON(w, http.StatusOK, e.handle(q.resolveIndex(statuses), now))
 	})
 }
 
@@ -84,4 +88,37 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	h.Set("Content-Length", strconv.Itoa(body.Len()))
 	w.WriteHeader(status)
 	w.Write(body.Bytes()) //nolint:errcheck // the client disconnected
+}
+
+// NodeState returns the published state of a node. Its methods call neither the driver nor the kubelet.
+type NodeState interface {
+	Statuses() ([]device.Status, <-chan struct{})
+	Allocations() (device.Allocations, <-chan struct{})
+	Driver() device.Driver
+	Incidents() incident.Snapshot
+}
+
+// node answers queries about a node. No list is null.
+type node struct {
+	NodeState
+	name string
+}
+
+// KubeletJSON is the result of the latest request for allocations.
+type KubeletJSON struct {
+	Up         bool      `json:"up"`
+	LastAnswer time.Time `json:"answered,omitzero"` // the list of allocations is from then
+	Error      string    `json:"error,omitempty"`
+}
+
+func newKubeletJSON(a device.Allocations) KubeletJSON {
+	return KubeletJSON{Up: a.Err == nil && !a.At.IsZero(), LastAnswer: a.At, Error: errorText(a.Err)}
+}
+
+// errorText returns an error as one line.
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
 }

@@ -60,9 +60,6 @@ func getJSON[T any](t *testing.T, s *apiFixture, url string) T {
 	return v
 }
 
-// zone is a time zone other than UTC.
-var zone = time.FixedZone("elsewhere", 2*60*60)
-
 func migDevice(gpu device.GPU, index, n int) device.Device {
 	return device.Device{
 		ID: device.ID(fmt.Sprintf("MIG-%d-%d", index, n)), GPU: gpu, Index: index, MIGDeviceIndex: n, GI: 7 + n, CI: 0, Profile: "1g.10gb",
@@ -87,7 +84,6 @@ var (
 // newAPIFixture returns a node with GPU 0, allocated; GPU 1 with two MIG devices, one of them shared; GPU 2, unhealthy and allocated
 // without a name; and incidents of GPU 7, which is gone.
 func newAPIFixture(now time.Time) *apiFixture {
-	now = now.In(zone)
 	partitioned := wholeGPU(1)
 	partitioned.MIGEnabled = true
 	healthy := func(d device.Device) device.Status { return device.Status{Device: d, Healthy: true, Since: now} }
@@ -96,7 +92,7 @@ func newAPIFixture(now time.Time) *apiFixture {
 		i := incident.Incident{ID: id, First: last, Last: last, Count: 1, Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Reason: reason}
 		for _, o := range to {
 			i.Affected = append(i.Affected, incident.AffectedContainer{
-				Namespace: o.Namespace, Pod: o.Pod, Container: o.Container, Since: last, Until: last,
+				Owner: o, Since: last, Until: last,
 				Termination: &incident.PodTermination{At: last, Phase: "Failed"},
 			})
 		}
@@ -176,9 +172,6 @@ func TestDevices(t *testing.T) {
 		if bad.Healthy || bad.Health != "unhealthy" || bad.Reason != "xid_79" || bad.Action != "reset_gpu" || bad.Flaps != 2 || bad.Xids[0].Xid != 79 || len(bad.Owners) != 0 {
 			t.Errorf("GPU 2: %+v", bad)
 		}
-		if body := s.request(t, http.MethodGet, DevicesPath).Body.String(); strings.Contains(body, "+02:00") {
-			t.Errorf("times other than UTC: %s", body)
-		}
 	})
 }
 
@@ -241,6 +234,7 @@ func TestIncidents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
 		s := newAPIFixture(now)
+		s.incidents.Incidents[4].Index = 1 // GPU 0 had another index then
 		for _, c := range []struct {
 			query string
 			want  string
@@ -274,11 +268,8 @@ func TestIncidents(t *testing.T) {
 				t.Errorf("%s: %v of %d, want %s of %d", c.query, ids, got.Total, c.want, c.total)
 			}
 		}
-		if body := s.request(t, http.MethodGet, IncidentsPath).Body.String(); strings.Contains(body, "+02:00") || !strings.Contains(body, `"holders":[]`) {
+		if body := s.request(t, http.MethodGet, IncidentsPath).Body.String(); !strings.Contains(body, `"holders":[]`) {
 			t.Errorf("%s", body)
-		}
-		if s.incidents.Incidents[1].RecoveredAt.Location() != zone || s.incidents.Incidents[1].Affected[0].Since.Location() != zone {
-			t.Error("published incidents were modified")
 		}
 	})
 }

@@ -53,6 +53,8 @@ type DeviceJSON struct {
 	Owners          []OwnerJSON        `json:"holders"`
 	PastOwners      []OwnerJSON        `json:"last_holders"` // newest first
 	LastIncident    *incident.Incident `json:"last_incident,omitempty"`
+
+	Placement device.Placement `json:"-"` // in the memory of the GPU
 }
 
 // XidJSON counts the reports of an Xid.
@@ -84,12 +86,11 @@ func (n node) devicesMatching(q Query, now time.Time) DevicesResponse {
 	allocations, _ := n.Allocations()
 	snapshot, driver := n.Incidents(), n.Driver()
 	d := DevicesResponse{
-		At: now.UTC(), Node: n.name, Driver: DriverJSON{driverStateNames[driver.State], errorText(driver.Err)},
+		At: now, Node: n.name, Driver: DriverJSON{driverStateNames[driver.State], errorText(driver.Err)},
 		Kubelet: newKubeletJSON(allocations), Devices: []DeviceJSON{},
 	}
-	matcher := q.deviceMatcher(statuses)
 	for _, status := range statuses {
-		if matcher.matches(status.ID, status.GPU, status.Index) {
+		if q.matchesDevice(status.ID, status.GPU, status.Index) {
 			d.Devices = append(d.Devices, newDeviceJSON(status, statuses, allocations, snapshot))
 		}
 	}
@@ -100,23 +101,19 @@ func newDeviceJSON(s device.Status, all []device.Status, allocations device.Allo
 	d := DeviceJSON{
 		ID: s.ID, GPU: s.GPU, Index: s.Index, MIG: s.MIGEnabled, Model: s.Model, PCI: s.PCI, NUMANode: nonNegative(s.NUMANode),
 		MemoryBytes: s.MemoryBytes, Healthy: s.Healthy, Health: s.Health.String(), Reason: s.Reason, Action: s.Action,
-		Since: s.Since.UTC(), Flaps: s.Flaps, Gone: s.Gone, Unallocatable: s.Unallocatable(all), Xids: make([]XidJSON, len(s.Xids)),
-		Owners: []OwnerJSON{}, PastOwners: []OwnerJSON{},
+		Since: s.Since, Flaps: s.Flaps, Gone: s.Gone, Unallocatable: s.Unallocatable(all), Xids: make([]XidJSON, len(s.Xids)),
+		Owners: []OwnerJSON{}, PastOwners: []OwnerJSON{}, Placement: s.Placement, InfoLabels: map[string]string{},
 	}
 	if !s.WholeGPU() {
 		d.Profile, d.MIGDeviceIndex, d.GI, d.CI = s.Profile, nonNegative(s.MIGDeviceIndex), nonNegative(s.GI), nonNegative(s.CI)
 	}
 	for i, x := range s.Xids {
-		d.Xids[i] = XidJSON{x.Code, x.Count, x.Last.UTC()}
+		d.Xids[i] = XidJSON{x.Code, x.Count, x.Last}
 	}
 	for _, f := range s.InfoLabels {
-		if f.Value == "" {
-			continue
+		if f.Value != "" {
+			d.InfoLabels[f.Name] = f.Value
 		}
-		if d.InfoLabels == nil {
-			d.InfoLabels = map[string]string{}
-		}
-		d.InfoLabels[f.Name] = f.Value
 	}
 	state, _ := allocations.State(s.ID)
 	d.AllocationState = allocationStateNames[state]
@@ -131,7 +128,7 @@ func newDeviceJSON(s device.Status, all []device.Status, allocations device.Allo
 		}
 	}
 	if i := slices.IndexFunc(snapshot.Incidents, func(i incident.Incident) bool { return i.Device == s.ID }); i >= 0 {
-		d.LastIncident = new(withUTCTimes(snapshot.Incidents[i])) // incidents are newest first
+		d.LastIncident = new(withoutNull(snapshot.Incidents[i])) // incidents are newest first
 	}
 	return d
 }

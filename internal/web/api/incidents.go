@@ -17,36 +17,24 @@ type IncidentsResponse struct {
 }
 
 func (n node) handleIncidents(q Query, now time.Time) any {
-	statuses, _ := n.Statuses()
 	snapshot := n.Incidents()
-	response := IncidentsResponse{At: now.UTC(), Node: n.name, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err), Incidents: []incident.Incident{}}
-	matcher := q.deviceMatcher(statuses)
+	response := IncidentsResponse{At: now, Node: n.name, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err), Incidents: []incident.Incident{}}
 	for i := range snapshot.Incidents {
 		item := &snapshot.Incidents[i]
-		if !matcher.matches(item.Device, item.GPU, item.Index) || !q.matchesIncident(item) {
+		if !q.matchesDevice(item.Device, item.GPU, item.Index) || !q.matchesIncident(item) {
 			continue
 		}
 		if response.Total++; response.Total <= q.Limit {
-			response.Incidents = append(response.Incidents, withUTCTimes(*item))
+			response.Incidents = append(response.Incidents, withoutNull(*item))
 		}
 	}
 	return response
 }
 
-// withUTCTimes returns a copy of the incident with all times in UTC.
-func withUTCTimes(i incident.Incident) incident.Incident {
-	i.First, i.Last = i.First.UTC(), i.Last.UTC()
-	if i.RecoveredAt != nil {
-		i.RecoveredAt = new(i.RecoveredAt.UTC())
-	}
-	i.Affected = append([]incident.AffectedContainer{}, i.Affected...)
-	for n := range i.Affected {
-		a := &i.Affected[n]
-		a.Since, a.Until = a.Since.UTC(), a.Until.UTC()
-		if a.Termination != nil {
-			a.Termination = new(*a.Termination)
-			a.Termination.At = a.Termination.At.UTC()
-		}
+// withoutNull returns a copy of the incident without a null list.
+func withoutNull(i incident.Incident) incident.Incident {
+	if i.Affected == nil {
+		i.Affected = []incident.AffectedContainer{}
 	}
 	return i
 }

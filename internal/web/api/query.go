@@ -86,35 +86,19 @@ func parseSince(value string, now time.Time) (time.Time, error) {
 	return now.Add(-ago), nil
 }
 
-// deviceMatcher matches devices by the id of a device or GPU, or without id by the index of a GPU.
-type deviceMatcher struct {
-	all   bool
-	id    string
-	index int
-}
-
-// deviceMatcher resolves the query's device. An index not in the inventory matches GPUs that had the index before.
-func (q Query) deviceMatcher(statuses []device.Status) deviceMatcher {
-	index, err := strconv.Atoi(q.Device)
-	switch {
-	case q.Device == "":
-		return deviceMatcher{all: true}
-	case err != nil || index < 0: // no index
-		return deviceMatcher{id: q.Device}
-	}
+// resolveIndex replaces the current index of a GPU by the UUID: the index of an incident is that of its time.
+func (q Query) resolveIndex(statuses []device.Status) Query {
 	for _, s := range statuses {
-		if s.Index == index {
-			return deviceMatcher{id: string(s.GPU)}
+		if q.Device == strconv.Itoa(s.Index) && !s.Gone {
+			q.Device = string(s.GPU)
 		}
 	}
-	return deviceMatcher{index: index}
+	return q
 }
 
-func (m deviceMatcher) matches(id device.ID, gpu device.GPU, index int) bool {
-	if m.id != "" {
-		return m.id == string(id) || m.id == string(gpu)
-	}
-	return m.all || m.index == index
+// matchesDevice reports whether the query selects a device. Index is that of the GPU; -1: unknown.
+func (q Query) matchesDevice(id device.ID, gpu device.GPU, index int) bool {
+	return q.Device == "" || q.Device == string(id) || q.Device == string(gpu) || index >= 0 && q.Device == strconv.Itoa(index)
 }
 
 func (q Query) matchesPod(namespace, pod string) bool {

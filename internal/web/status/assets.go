@@ -1,67 +1,37 @@
 package status
 
 import (
-	"crypto/sha256"
-	_ "embed"
-	"encoding/hex"
+	"embed"
 	"html/template"
+	"mime"
 	"net/http"
-	"strconv"
+	"path"
 	"strings"
 )
 
 //go:embed page.html
 var pageText string
 
-//go:embed page.css
-var styleText []byte
-
-//go:embed page.js
-var scriptText []byte
-
-//go:embed icon.svg
-var iconText []byte
+//go:embed page.css page.js icon.svg
+var assetFiles embed.FS
 
 // AssetsPath begins the paths of the style, script and icon.
 const AssetsPath = "/static/"
 
-type asset struct {
-	Path        string // relative: a proxy may serve the page below a path of its own
-	contentType string
-	body        []byte
-}
+var pageTemplate = template.Must(template.New("page").Parse(pageText))
 
-var assets = map[string]asset{
-	"style":  newAsset("page", "css", "text/css; charset=utf-8", styleText),
-	"script": newAsset("page", "js", "text/javascript; charset=utf-8", scriptText),
-	"icon":   newAsset("icon", "svg", "image/svg+xml", iconText),
-}
-
-func newAsset(name, extension, contentType string, body []byte) asset {
-	sum := sha256.Sum256(body)
-	path := strings.TrimPrefix(AssetsPath, "/") + name + "." + hex.EncodeToString(sum[:6]) + "." + extension
-	return asset{path, contentType, body}
-}
-
-var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
-	"asset": func(name string) string { return assets[name].Path },
-}).Parse(pageText))
-
-// Assets serves the style, script and icon. Names have a hash of the content, so caches may keep them.
+// Assets serves the style, script and icon.
 func Assets() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setSecurityHeaders(w.Header())
-		for _, a := range assets {
-			if r.URL.Path == "/"+a.Path {
-				h := w.Header()
-				h.Set("Content-Type", a.contentType)
-				h.Set("Cache-Control", "public, max-age=31536000, immutable")
-				h.Set("Content-Length", strconv.Itoa(len(a.body)))
-				w.Write(a.body) //nolint:errcheck // the client disconnected
-				return
-			}
+		body, err := assetFiles.ReadFile(strings.TrimPrefix(r.URL.Path, AssetsPath))
+		if err != nil {
+			http.NotFound(w, r)
+			return
 		}
-		http.NotFound(w, r)
+		w.Header().Set("Content-Type", mime.TypeByExtension(path.Ext(r.URL.Path)))
+		w.Header().Set("Cache-Control", "no-cache") // another version of podgauge has other files
+		w.Write(body)                               //nolint:errcheck // the client disconnected
 	})
 }
 

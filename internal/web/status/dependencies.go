@@ -26,9 +26,9 @@ var driverStates = map[string]dependency{
 }
 
 func (b *viewBuilder) driver() dependency {
-	p := driverStates[b.node.Driver.State]
-	p.Error = sanitize(b.node.Driver.Error)
-	return p
+	d := driverStates[b.node.Driver.State]
+	d.Error = b.node.Driver.Error
+	return d
 }
 
 func (b *viewBuilder) driverDetails() []nameValue {
@@ -36,7 +36,7 @@ func (b *viewBuilder) driverDetails() []nameValue {
 		return nil
 	}
 	labels := b.node.Devices[0].InfoLabels // the same for all devices
-	return addKnown(nil, nameValue{"Version", labels["driver_version"]}, nameValue{"CUDA", labels["cuda_version"]})
+	return addKnown(addKnown(nil, "Version", labels["driver_version"]), "CUDA", labels["cuda_version"])
 }
 
 func (b *viewBuilder) kubelet() dependency {
@@ -46,41 +46,34 @@ func (b *viewBuilder) kubelet() dependency {
 	case k.Error == "":
 		return dependency{"warning", "was not called yet", ""}
 	default:
-		return dependency{"bad", "does not answer", sanitize(k.Error)}
+		return dependency{"bad", "does not answer", k.Error}
 	}
 }
 
 func (b *viewBuilder) podsAPI() dependency {
-	switch f := b.PodsAPI(); {
-	case f.Synced:
+	switch synced, err := b.PodsAPI(); {
+	case synced:
 		return dependency{"well", "followed", ""}
-	case f.Reason == "":
+	case err == nil:
 		return dependency{"plain", "not called yet", ""}
 	default:
-		return dependency{"plain", "not followed", sanitize(f.Reason)}
+		return dependency{"plain", "not followed", err.Error()}
 	}
 }
 
 // resourceRow is a resource of the device plugin.
 type resourceRow struct {
-	Name, Sharing               string
-	Registered                  bool
-	Error                       string
-	Devices, Healthy, Allocated int
-	Replicated, AllocatedKnown  bool
+	PluginResource
+	Allocated                  int
+	Replicated, AllocatedKnown bool
 }
 
-func (b *viewBuilder) resourceRows() (all []resourceRow) {
+func (b *viewBuilder) resourceRows() (rows []resourceRow) {
 	for _, resource := range b.pluginResources {
-		row := resourceRow{
-			Name: sanitize(resource.Resource), Sharing: resource.Sharing, Registered: resource.Registered, Error: sanitize(resource.Err),
-			Healthy: resource.Healthy, Devices: len(resource.IDs), AllocatedKnown: b.allocations.Complete,
-		}
 		ids := b.allocations.DeviceIDs(resource.Resource)
 		slices.Sort(ids)
-		row.Allocated = len(slices.Compact(ids))
-		row.Replicated = slices.ContainsFunc(resource.IDs, func(id device.AdvertisedID) bool { return strings.Contains(string(id), "::") })
-		all = append(all, row)
+		isReplica := func(id device.AdvertisedID) bool { return strings.Contains(string(id), "::") }
+		rows = append(rows, resourceRow{resource, len(slices.Compact(ids)), slices.ContainsFunc(resource.IDs, isReplica), b.allocations.Complete})
 	}
-	return all
+	return rows
 }

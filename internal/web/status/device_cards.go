@@ -20,18 +20,15 @@ const (
 
 // deviceCard is a GPU or a MIG device.
 type deviceCard struct {
-	ID                 device.ID
+	*api.DeviceJSON
 	Anchor             string
 	Name               string // "GPU 3", "GPU 3, MIG device 1"
 	ShortName          string // "3", "1"
-	Model, Profile     string
-	Healthy            bool
-	Health             string // as in the JSON
-	Gone, Partitioned  bool
-	Reason, Action     string
-	HealthNote         string // explains Health
+	Model              string // empty if all GPUs have the same
+	Action             string // in words
+	ShownHealth        string // or "gone"
+	HealthNote         string // explains ShownHealth
 	Since              displayTime
-	Flaps              uint64
 	Stalled, NoReading bool
 	Bars               []usageBar
 	Readings           []nameValue
@@ -44,33 +41,23 @@ type deviceCard struct {
 // usageBar is a bar of Percent length, with the same value as text.
 type usageBar struct{ Name, Device, Kind, Percent, Text string }
 
-// alertRow is a device that is not healthy, with a link to the device below.
-type alertRow struct{ Anchor, Name, Health, Reason, Action string }
-
-func (c *deviceCard) alertRow() alertRow {
-	if c.Gone {
-		return alertRow{Anchor: c.Anchor, Name: c.Name, Health: "gone"}
-	}
-	return alertRow{c.Anchor, c.Name, c.Health, c.Reason, c.Action}
-}
-
 // deviceAllocation is the allocation of a device.
 type deviceAllocation struct {
-	Known, Allocated                bool
-	Text                            string // without owners
-	Owners                          []ownerRow
-	MoreOwners                      int // not shown
-	Sharing                         string
-	Replicas                        []replicaBox
-	AllocatedReplicas, MoreReplicas int
-	Complete                        bool // replicas without an owner are unallocated
+	Known, Allocated                 bool
+	Text                             string // without owners
+	Owners                           []ownerRow
+	MoreOwners                       int // not shown
+	Sharing                          string
+	Replicas                         []replicaBox // the first maxReplicas
+	AllocatedReplicas, TotalReplicas int
+	Complete                         bool // replicas without an owner are unallocated
 }
 
 // ownerRow is a container.
 type ownerRow struct {
-	Namespace, Pod, Container string
-	Replicas                  string // "replica 1", "replicas 0, 2"
-	Since                     displayTime
+	device.Owner
+	Replicas string // "replica 1", "replicas 0, 2"
+	Since    displayTime
 }
 
 type replicaBox struct {
@@ -83,7 +70,7 @@ func (b *viewBuilder) gpuCards() (gpus []*deviceCard) {
 	for i := range b.node.Devices {
 		d := &b.node.Devices[i]
 		card := b.deviceCard(d)
-		if string(d.ID) == string(d.GPU) || len(gpus) == 0 {
+		if !d.IsMIGDevice() || len(gpus) == 0 {
 			gpus = append(gpus, card)
 			continue
 		}
@@ -91,89 +78,86 @@ func (b *viewBuilder) gpuCards() (gpus []*deviceCard) {
 		gpu.MIGDevices = append(gpu.MIGDevices, card)
 	}
 	for _, g := range gpus {
-		if g.Partitioned {
-			g.Partition = b.partitionMap(g)
+		if g.MIG {
+			g.Partition = newPartitionMap(g)
 		}
 	}
 	return gpus
 }
 
+var healthNotes = map[string]string{
+	"suspect":    "A fault was reported. Checks are running; the device stays allocatable.",
+	"recovering": "The fault is gone. The device is healthy after more passed checks.",
+	"gone":       "No longer listed by the driver.",
+}
+
 func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
+	index := strconv.Itoa(d.Index)
 	card := &deviceCard{
-		ID: d.ID, ShortName: strconv.Itoa(d.Index), Name: "GPU " + strconv.Itoa(d.Index), Model: sanitize(d.Model), Profile: sanitize(d.Profile),
-		Healthy: d.Healthy, Health: d.Health, Gone: d.Gone, Partitioned: d.MIG,
-		Reason: sanitize(d.Reason), Action: formatAction(d.Action), Since: formatSince(b.now, d.Since), Flaps: d.Flaps, Allocation: b.allocation(d),
+		DeviceJSON: d, ShortName: index, Name: "GPU " + index, Anchor: "gpu-" + index, Model: d.Model, ShownHealth: d.Health,
+		Action: formatAction(d.Action), Since: formatTime(b.now, d.Since, since), Details: details(d), Allocation: b.allocation(d),
 	}
-	card.Anchor = "gpu-" + card.ShortName
-	if string(d.ID) != string(d.GPU) {
-		card.ShortName = "?"
-		if d.MIGDeviceIndex != nil {
-			card.ShortName = strconv.Itoa(*d.MIGDeviceIndex)
-		}
+	if d.IsMIGDevice() {
+		card.ShortName = d.MIGNumber()
 		card.Name += ", MIG device " + card.ShortName
 		card.Anchor += "-" + card.ShortName
 	}
 	if b.anchors[card.Anchor]++; b.anchors[card.Anchor] > 1 { // a replacement has the index of a removed GPU
 		card.Anchor += "." + strconv.Itoa(b.anchors[card.Anchor])
 	}
-	if card.HealthNote = healthNotes[card.Health]; card.Gone {
-		card.HealthNote = "No longer listed by the driver."
+	if d.Gone {
+		card.ShownHealth = "gone"
 	}
-	card.Details = details(d)
-	b.addReadings(card, d)
+	card.HealthNote = healthNotes[card.ShownHealth]
+	b.addReadings(card)
 	return card
 }
 
-var healthNotes = map[string]string{
-	"suspect":    "A fault was reported. Checks are running; the device stays allocatable.",
-	"recovering": "The fault is gone. The device is healthy after more passed checks.",
-}
-
 func details(d *api.DeviceJSON) []nameValue {
-	details := []nameValue{{"UUID", sanitize(string(d.ID))}}
-	if string(d.ID) != string(d.GPU) {
-		if d.GI != nil && d.CI != nil {
-			details = append(details, nameValue{"GPU instance", strconv.Itoa(*d.GI)}, nameValue{"Compute instance", strconv.Itoa(*d.CI)})
+	details := []nameValue{{"UUID", string(d.ID)}}
+	number := func(name string, n *int) {
+		if n != nil {
+			details = append(details, nameValue{name, strconv.Itoa(*n)})
 		}
+	}
+	if d.IsMIGDevice() {
+		number("GPU instance", d.GI)
+		number("Compute instance", d.CI)
 		return details
 	}
-	details = addKnown(details, nameValue{"PCI address", d.PCI})
-	if d.NUMANode != nil {
-		details = append(details, nameValue{"NUMA node", strconv.Itoa(*d.NUMANode)})
-	}
-	return addKnown(details, nameValue{"Serial", d.InfoLabels["serial"]}, nameValue{"VBIOS", d.InfoLabels["vbios_version"]})
+	details = addKnown(details, "PCI address", d.PCI)
+	number("NUMA node", d.NUMANode)
+	return addKnown(addKnown(details, "Serial", d.InfoLabels["serial"]), "VBIOS", d.InfoLabels["vbios_version"])
 }
 
 // addReadings adds the bars and values of a reading.
-func (b *viewBuilder) addReadings(card *deviceCard, d *api.DeviceJSON) {
-	r := b.readings.forDevice(d.ID)
-	gpu := string(d.ID) == string(d.GPU)
-	card.Stalled = gpu && b.Stalled(d.GPU)
-	card.NoReading = gpu && r.Device == "" && !d.Gone
+func (b *viewBuilder) addReadings(card *deviceCard) {
+	r, isRead := b.readings.Devices[card.ID]
+	card.Stalled = !card.IsMIGDevice() && b.Stalled(card.GPU)
+	card.NoReading = !card.IsMIGDevice() && !isRead && !card.Gone
 	addBar := func(kind, name string, ratio float64, text string) {
-		ratio = max(0, min(ratio, 1))
-		card.Bars = append(card.Bars, usageBar{Name: name, Device: card.Name, Kind: kind, Percent: formatPercent(ratio), Text: text})
+		card.Bars = append(card.Bars, usageBar{Name: name, Device: card.Name, Kind: kind, Percent: formatPercent(max(0, min(ratio, 1))), Text: text})
 	}
-	ratio, known := r.get(Utilization)
+	ratio, known := r[Utilization]
 	if !known {
-		ratio, known = r.get(EngineActive)
+		ratio, known = r[EngineActive]
 	}
 	if known {
 		addBar("use", "Utilization", ratio, formatPercent(ratio)+" %")
 	}
-	used, usedOK := r.get(MemoryUsed)
-	total, totalOK := r.get(MemoryTotal)
+	used, usedOK := r[MemoryUsed]
+	total, totalOK := r[MemoryTotal]
 	if usedOK && totalOK && total > 0 {
-		addBar("memory", "Memory", used/total, formatMemory(used, total))
+		addBar("memory", "Memory", used/total, fmt.Sprintf("%.1f of %.1f GiB", used/gib, total/gib))
 	}
-	if w, ok := r.get(Power); ok {
+	if w, ok := r[Power]; ok {
 		text := formatWatts(w)
-		if limit, ok := r.get(PowerLimit); ok {
+		if limit, ok := r[PowerLimit]; ok {
 			text += " of " + formatWatts(limit)
 		}
 		card.Readings = append(card.Readings, nameValue{"Power", text})
 	}
-	if t, ok := r.get(Temperature); ok {
+	if t, ok := r[Temperature]; ok {
 		card.Readings = append(card.Readings, nameValue{"Temperature", fmt.Sprintf("%.0f °C", t)})
 	}
 }
@@ -184,12 +168,10 @@ var allocationTexts = map[string]string{
 }
 
 func (b *viewBuilder) allocation(d *api.DeviceJSON) deviceAllocation {
-	a := deviceAllocation{Known: d.AllocationState != "unknown", Allocated: slices.Contains([]string{"held", "shared", "unnamed"}, d.AllocationState)}
+	a := deviceAllocation{Known: d.AllocationState != "unknown", Allocated: d.IsAllocated(), Complete: b.allocations.Complete}
 	for i := range d.Owners[:min(len(d.Owners), maxOwners)] {
 		owner := &d.Owners[i]
-		a.Owners = append(a.Owners, ownerRow{
-			sanitize(owner.Namespace), sanitize(owner.Pod), sanitize(owner.Container), formatReplicas(owner), formatSince(b.now, owner.FirstSeen),
-		})
+		a.Owners = append(a.Owners, ownerRow{owner.Owner, formatReplicas(owner), formatTime(b.now, owner.FirstSeen, since)})
 	}
 	a.MoreOwners = len(d.Owners) - len(a.Owners)
 	if len(a.Owners) == 0 {
@@ -202,13 +184,11 @@ func (b *viewBuilder) allocation(d *api.DeviceJSON) deviceAllocation {
 // replicaNumber returns the number of a replica; false for a device.
 func replicaNumber(id device.AdvertisedID) (string, bool) {
 	_, n, ok := strings.Cut(string(id), "::")
-	return sanitize(n), ok
+	return n, ok
 }
 
 func compareNumbers(a, b string) int {
-	m, _ := strconv.Atoi(a)
-	n, _ := strconv.Atoi(b)
-	return cmp.Or(cmp.Compare(m, n), cmp.Compare(a, b))
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
 func formatReplicas(owner *api.OwnerJSON) string {
@@ -230,32 +210,30 @@ func formatReplicas(owner *api.OwnerJSON) string {
 
 // addReplicas adds listed replicas, and allocated ones no longer listed.
 func (b *viewBuilder) addReplicas(a *deviceAllocation, d *api.DeviceJSON) {
-	allocated := map[string]bool{} // by number
-	for _, row := range b.allocations.ForDevice(d.ID) {
-		if n, ok := replicaNumber(row.DeviceID); ok {
-			allocated[n] = true
-		}
-	}
-	numbers := slices.Collect(maps.Keys(allocated))
+	replicas := map[string]bool{} // whether allocated, by number
 	for _, resource := range b.pluginResources {
 		for _, id := range resource.IDs {
 			if n, ok := replicaNumber(id); ok && id.Device() == d.ID {
 				a.Sharing = resource.Sharing
-				if !allocated[n] {
-					numbers = append(numbers, n)
-				}
+				replicas[n] = false
 			}
 		}
 	}
-	slices.SortFunc(numbers, compareNumbers)
-	for _, n := range numbers[:min(len(numbers), maxReplicas)] {
-		a.Replicas = append(a.Replicas, replicaBox{n, allocated[n]})
+	for _, row := range b.allocations.ForDevice(d.ID) {
+		if n, ok := replicaNumber(row.DeviceID); ok {
+			replicas[n] = true
+		}
 	}
-	a.Complete, a.AllocatedReplicas, a.MoreReplicas = b.allocations.Complete, len(allocated), len(numbers)-len(a.Replicas)
+	for _, n := range slices.SortedFunc(maps.Keys(replicas), compareNumbers) {
+		if replicas[n] {
+			a.AllocatedReplicas++
+		}
+		if len(a.Replicas) < maxReplicas {
+			a.Replicas = append(a.Replicas, replicaBox{n, replicas[n]})
+		}
+	}
+	a.TotalReplicas = len(replicas)
 }
-
-// TotalReplicas returns the number of replicas, shown or not.
-func (a deviceAllocation) TotalReplicas() int { return len(a.Replicas) + a.MoreReplicas }
 
 // partitionMap shows the GPU instances of a GPU in its memory.
 type partitionMap struct {
@@ -280,23 +258,22 @@ func (i instanceBlock) CSSClass() string {
 // maxMemorySlices is the number of memory slices of a GPU; the A30 has half.
 const maxMemorySlices = 8
 
-func (b *viewBuilder) partitionMap(gpu *deviceCard) *partitionMap {
+func newPartitionMap(gpu *deviceCard) *partitionMap {
 	p := &partitionMap{MemorySlices: maxMemorySlices}
-	gpuBytes, last := b.statusOf(gpu.ID).MemoryBytes, device.Status{}
+	var last *deviceCard
 	for _, card := range gpu.MIGDevices {
-		s := b.statusOf(card.ID)
-		placement := s.Placement
+		placement := card.Placement
 		if placement.Size < 1 || placement.Start < 0 || placement.Start+placement.Size > maxMemorySlices {
 			placement = device.Placement{Start: -1, Size: 1}
-		} else if sliceBytes := s.MemoryBytes / uint64(placement.Size); sliceBytes > 0 && gpuBytes > 0 && gpuBytes/sliceBytes <= maxMemorySlices/2 {
+		} else if sliceBytes := card.MemoryBytes / uint64(placement.Size); sliceBytes > 0 && gpu.MemoryBytes > 0 && gpu.MemoryBytes/sliceBytes <= maxMemorySlices/2 {
 			p.MemorySlices = maxMemorySlices / 2
 		}
-		if n := len(p.Instances); n > 0 && s.GI >= 0 && s.GI == last.GI && !s.Gone && !last.Gone {
+		if n := len(p.Instances); n > 0 && card.GI != nil && last.GI != nil && *card.GI == *last.GI && !card.Gone && !last.Gone {
 			p.Instances[n-1].MIGDevices = append(p.Instances[n-1].MIGDevices, card)
 		} else {
 			p.Instances = append(p.Instances, instanceBlock{placement.Start, placement.Size, []*deviceCard{card}})
 		}
-		last = s
+		last = card
 	}
 	return p
 }

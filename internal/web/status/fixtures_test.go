@@ -25,20 +25,21 @@ type pageFixture struct {
 	incidents       incident.Snapshot
 	readings        Readings
 	pluginResources []PluginResource
-	podsAPI         PodsAPIStatus
+	podsAPISynced   bool
+	podsAPIErr      error
 	stalled         map[device.GPU]bool
-	changed         chan struct{} // of the statuses
 	reads           int
 }
 
-func (f *pageFixture) Statuses() ([]device.Status, <-chan struct{}) { return f.statuses, f.changed }
+func (f *pageFixture) Statuses() ([]device.Status, <-chan struct{}) { return f.statuses, nil }
 
 func (f *pageFixture) Allocations() (device.Allocations, <-chan struct{}) { return f.allocations, nil }
 func (f *pageFixture) Driver() device.Driver                              { return f.driver }
 func (f *pageFixture) Incidents() incident.Snapshot                       { return f.incidents }
 func (f *pageFixture) Stalled(g device.GPU) bool                          { return f.stalled[g] }
 func (f *pageFixture) PluginResources() []PluginResource                  { return f.pluginResources }
-func (f *pageFixture) PodsAPI() PodsAPIStatus                             { return f.podsAPI }
+
+func (f *pageFixture) PodsAPI() (synced bool, err error) { return f.podsAPISynced, f.podsAPIErr }
 
 func (f *pageFixture) Readings(ctx context.Context) Readings {
 	if ctx.Err() != nil {
@@ -65,9 +66,9 @@ func (f *pageFixture) pageView() *pageView {
 // newEmptyFixture returns a healthy node without a GPU.
 func newEmptyFixture() *pageFixture {
 	return &pageFixture{
-		driver: device.Driver{State: device.DriverUp}, podsAPI: PodsAPIStatus{Synced: true}, pluginResources: []PluginResource{},
+		driver: device.Driver{State: device.DriverUp}, podsAPISynced: true, pluginResources: []PluginResource{},
 		allocations: device.Allocations{At: beforeNow(2 * time.Second), Complete: true},
-		readings:    Readings{At: beforeNow(300 * time.Millisecond)},
+		readings:    Readings{beforeNow(300 * time.Millisecond), map[device.ID]DeviceReading{}},
 	}
 }
 
@@ -96,15 +97,15 @@ func (f *pageFixture) addGPU(model string, memory float64, capability string) *d
 
 // addReading adds a reading in ratios, GiB, watts and °C; negative values are unknown.
 func (f *pageFixture) addReading(id device.ID, utilization, used, total, power, limit, temperature float64) {
-	r := DeviceReading{Device: id}
+	r := DeviceReading{}
 	for q, v := range map[Quantity]float64{
 		Utilization: utilization, MemoryUsed: used * gib, MemoryTotal: total * gib, Power: power, PowerLimit: limit, Temperature: temperature,
 	} {
 		if v >= 0 {
-			r.Set(q, v)
+			r[q] = v
 		}
 	}
-	f.readings.Devices = append(f.readings.Devices, r)
+	f.readings.Devices[id] = r
 }
 
 // allocate allocates an id to containers ("namespace/pod/container").
@@ -157,7 +158,8 @@ func newFailedFixture() *pageFixture {
 	setHealth(5, device.Suspect, "", "", 12*time.Hour, 0)
 	setHealth(6, device.Recovering, "xid_48", "", time.Hour, 3)
 	setHealth(7, device.Unhealthy, "not_answering", "", 40*time.Second, 1)
-	n.readings.Devices = append(n.readings.Devices[:2], n.readings.Devices[3:7]...)
+	delete(n.readings.Devices, n.statuses[2].ID)
+	delete(n.readings.Devices, n.statuses[7].ID)
 	n.stalled = map[device.GPU]bool{n.statuses[7].GPU: true}
 	n.pluginResources[0].Healthy = 5
 	exit, recovered := int32(139), beforeNow(58*time.Minute)
@@ -169,7 +171,8 @@ func newFailedFixture() *pageFixture {
 	}
 	newAffected := func(owner string, ended *incident.PodTermination) incident.AffectedContainer {
 		parts := strings.SplitN(owner, "/", 3)
-		return incident.AffectedContainer{Namespace: parts[0], Pod: parts[1], Container: parts[2], Since: beforeNow(31 * time.Hour), Termination: ended}
+		of := device.Owner{Namespace: parts[0], Pod: parts[1], Container: parts[2]}
+		return incident.AffectedContainer{Owner: of, Since: beforeNow(31 * time.Hour), Termination: ended}
 	}
 	n.incidents = incident.Snapshot{Persisted: true, Incidents: []incident.Incident{
 		newIncident(6, 7, "not_answering", "", 40*time.Second, 1),
@@ -207,7 +210,7 @@ func (f *pageFixture) addMIGDevice(profile string, gi, ci int, memory float64, a
 func (f *pageFixture) addEngineReading(id device.ID, active, used, total float64) {
 	f.addReading(id, -1, used, total, -1, -1, -1)
 	if active >= 0 {
-		f.readings.Devices[len(f.readings.Devices)-1].Set(EngineActive, active)
+		f.readings.Devices[id][EngineActive] = active
 	}
 }
 
@@ -353,14 +356,14 @@ var fixtures = map[string]func() *pageFixture{
 	"no_driver": func() *pageFixture {
 		n := newEmptyFixture()
 		n.driver = device.Driver{State: device.DriverAbsent, Err: errors.New("load libnvidia-ml.so.1: no such file in /usr/lib64, /usr/lib/x86_64-linux-gnu")}
-		n.podsAPI = PodsAPIStatus{Reason: "the kubelet has no Pods API: connect: no such file or directory"}
+		n.podsAPISynced, n.podsAPIErr = false, errors.New("the kubelet has no Pods API: connect: no such file or directory")
 		return n
 	},
-	"starting": func() *pageFixture { return &pageFixture{podsAPI: PodsAPIStatus{}} },
+	"starting": func() *pageFixture { return &pageFixture{} },
 	"kubelet_away": func() *pageFixture {
 		n := newH100Fixture()
 		n.allocations.At, n.allocations.Err = beforeNow(4*time.Minute), errors.New("connect: connection refused")
-		n.podsAPI = PodsAPIStatus{Reason: "connect: connection refused"}
+		n.podsAPISynced, n.podsAPIErr = false, errors.New("connect: connection refused")
 		n.pluginResources[0].Registered, n.pluginResources[0].Err = false, "register nvidia.com/gpu: connection refused"
 		n.readings.At = beforeNow(7 * time.Second)
 		return n
@@ -389,11 +392,14 @@ func newHostileFixture() *pageFixture {
 	n.allocations.All = []device.Allocation{{Resource: hostileText, DeviceID: s.ID.Advertised() + "::" + device.AdvertisedID(hostileText), Owner: owner}}
 	n.allocations.Err = errors.New(hostileText)
 	n.driver.Err = errors.New(hostileText)
-	n.podsAPI = PodsAPIStatus{Reason: hostileText}
+	n.podsAPISynced, n.podsAPIErr = false, errors.New(hostileText)
 	n.pluginResources = []PluginResource{{Resource: hostileText, IDs: []device.AdvertisedID{n.allocations.All[0].DeviceID}, Err: hostileText}}
 	n.incidents = incident.Snapshot{Err: errors.New(hostileText), Incidents: []incident.Incident{{
 		Last: now, Device: s.ID, GPU: s.GPU, Reason: hostileText, Action: hostileText, Profile: hostileText,
-		Affected: []incident.AffectedContainer{{Namespace: hostileText, Pod: hostileText, Container: hostileText, Termination: &incident.PodTermination{Phase: hostileText, Reason: hostileText}}},
+		Affected: []incident.AffectedContainer{{
+			Owner:       device.Owner{Namespace: hostileText, Pod: hostileText, Container: hostileText},
+			Termination: &incident.PodTermination{Phase: hostileText, Reason: hostileText},
+		}},
 	}}}
 	return n
 }

@@ -1,7 +1,6 @@
 package status
 
 import (
-	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
@@ -17,27 +16,26 @@ type incidentList struct {
 	Rows       []incidentRow
 	Total      int
 	Href       string // of the list in JSON
-	StoreError string
+	StoreError error
 }
 
 type incidentRow struct {
-	Last                                 displayTime
-	Count                                uint64
-	Device, Reason, Action, State, Grade string
-	Affected                             []affectedContainer
-	MoreAffected                         int
-	Note, Href                           string
+	*incident.Incident
+	Last                         displayTime
+	Device, Action, State, Grade string
+	Affected                     []affectedContainer
+	MoreAffected                 int
+	Note, Href                   string
 }
 
-type affectedContainer struct{ Namespace, Pod, Container, Termination, Href string }
+type affectedContainer struct {
+	*incident.AffectedContainer
+	Termination, Href string
+}
 
 func (b *viewBuilder) incidentList() incidentList {
-	list := incidentList{Href: strings.TrimPrefix(api.IncidentsPath, "/")}
 	snapshot := b.Incidents()
-	list.Total = len(snapshot.Incidents)
-	if snapshot.Err != nil {
-		list.StoreError = sanitize(snapshot.Err.Error())
-	}
+	list := incidentList{Href: strings.TrimPrefix(api.IncidentsPath, "/"), Total: len(snapshot.Incidents), StoreError: snapshot.Err}
 	for i := range snapshot.Incidents[:min(list.Total, maxIncidents)] {
 		list.Rows = append(list.Rows, b.incidentRow(&snapshot.Incidents[i]))
 	}
@@ -46,26 +44,22 @@ func (b *viewBuilder) incidentList() incidentList {
 
 func (b *viewBuilder) incidentRow(i *incident.Incident) incidentRow {
 	row := incidentRow{
-		Last: formatAgo(b.now, i.Last), Count: i.Count, Device: "GPU " + strconv.Itoa(i.Index), Reason: sanitize(i.Reason), Action: formatAction(i.Action),
+		Incident: i, Last: formatTime(b.now, i.Last, ago), Device: "GPU " + strconv.Itoa(i.Index), Action: formatAction(i.Action), State: "no change", Grade: "plain",
 		Href: incidentsHref(url.Values{"device": {string(i.Device)}, "reason": {i.Reason}}),
 	}
 	if i.Profile != "" {
-		row.Device += ", " + sanitize(i.Profile)
+		row.Device += ", " + i.Profile
 	}
 	switch {
 	case i.RecoveredAt != nil:
 		row.Grade, row.State, row.Action = "well", "healthy again", ""
 	case i.MarkedUnhealthy:
 		row.Grade, row.State = "bad", "unhealthy"
-	default:
-		row.Grade, row.State = "plain", "no change"
 	}
 	for n := range i.Affected[:min(len(i.Affected), maxOwners)] {
-		affected := &i.Affected[n]
-		row.Affected = append(row.Affected, affectedContainer{
-			sanitize(affected.Namespace), sanitize(affected.Pod), sanitize(affected.Container), formatTermination(affected.Termination),
-			incidentsHref(url.Values{"namespace": {affected.Namespace}, "pod": {affected.Pod}}),
-		})
+		c := &i.Affected[n]
+		href := incidentsHref(url.Values{"namespace": {c.Namespace}, "pod": {c.Pod}})
+		row.Affected = append(row.Affected, affectedContainer{c, api.TerminationText(c.Termination), href})
 	}
 	row.MoreAffected = len(i.Affected) - len(row.Affected)
 	switch {
@@ -82,22 +76,4 @@ func (b *viewBuilder) incidentRow(i *incident.Incident) incidentRow {
 // incidentsHref returns the link to incidents in JSON.
 func incidentsHref(filter url.Values) string {
 	return strings.TrimPrefix(api.IncidentsPath, "/") + "?" + filter.Encode()
-}
-
-// formatTermination returns the end of a container and its pod, "Failed, Error, exit 139".
-func formatTermination(t *incident.PodTermination) string {
-	if t == nil {
-		return ""
-	}
-	var parts []string
-	for _, p := range addKnown(nil, nameValue{"", t.Phase}, nameValue{"", t.Reason}) {
-		parts = append(parts, p.Value)
-	}
-	if t.ExitCode != nil {
-		parts = append(parts, fmt.Sprintf("exit %d", *t.ExitCode))
-	}
-	if t.Restarts > 0 {
-		parts = append(parts, pluralize(int(t.Restarts), "restart"))
-	}
-	return strings.Join(parts, ", ")
 }

@@ -68,10 +68,9 @@
     document.body.classList.toggle("stale", text !== "");
   }
 
-  // version identifies the style and script of a page, without those of browser extensions.
+  // version returns podgauge's version on a page. Another version has another style and script.
   function version(page) {
-    const of = (tag, name) => page.querySelector(`${tag}[${name}*="static/page."]`)?.getAttribute(name);
-    return `${of("link", "href")} ${of("script", "src")}`;
+    return page.querySelector(".version")?.textContent;
   }
 
   function complain() {

@@ -11,9 +11,11 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/text"
 )
 
-// maxPageAge is how long viewers share a page, provided that allocations and health stay the same.
+// maxPageAge is how long viewers share a page.
 const maxPageAge = 500 * time.Millisecond
 
 // PageOptions are the parts of the page that do not change.
@@ -29,17 +31,14 @@ type Page struct {
 	state   PageState
 	options PageOptions
 
-	mu sync.Mutex
-	// All below are guarded by mu.
-	body       []byte // not written after it was rendered
-	renderedAt time.Time
-	stale      [2]<-chan struct{} // closed by a change of health or allocations since
+	mu         sync.Mutex
+	body       []byte    // not written after it was rendered; guarded by mu
+	renderedAt time.Time // guarded by mu
 }
 
 // New returns a page. Nothing is read before the first request.
 func New(state PageState, o PageOptions) *Page { return &Page{state: state, options: o} }
 
-// ServeHTTP implements http.Handler.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := p.current(context.WithoutCancel(r.Context())) // other viewers share the page, and a collection has a timeout
 	setSecurityHeaders(w.Header())
@@ -52,38 +51,23 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Write(body) //nolint:errcheck // the client disconnected
 }
 
-// current returns a fresh page.
+// current returns a page not older than maxPageAge.
 func (p *Page) current(ctx context.Context) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.isFresh() {
+	if p.body != nil && time.Since(p.renderedAt) < maxPageAge {
 		return p.body, nil
 	}
-	_, health := p.state.Statuses()
-	_, allocations := p.state.Allocations()
-	readings := p.state.Readings(ctx)
-	body, err := p.render(readings, time.Now())
+	body, err := p.render(p.state.Readings(ctx), time.Now())
 	if err != nil {
 		return nil, err
 	}
-	p.body, p.renderedAt, p.stale = body, time.Now(), [2]<-chan struct{}{health, allocations}
+	p.body, p.renderedAt = body, time.Now()
 	return body, nil
-}
-
-// isFresh reports whether another viewer can get the same page. The caller holds mu.
-func (p *Page) isFresh() bool {
-	for _, changed := range p.stale {
-		select {
-		case <-changed:
-			return false
-		default:
-		}
-	}
-	return p.body != nil && time.Since(p.renderedAt) < maxPageAge
 }
 
 func (p *Page) render(readings Readings, now time.Time) ([]byte, error) {
 	body := bytes.NewBuffer(make([]byte, 0, len(p.body)+len(p.body)/4))
 	err := pageTemplate.Execute(body, newPageView(p.state, &p.options, readings, now))
-	return body.Bytes(), err
+	return []byte(text.PrintableLines(body.String())), err // html/template escapes markup, but not control characters
 }

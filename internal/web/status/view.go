@@ -9,18 +9,20 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/text"
+	"github.com/podgauge/podgauge/internal/web/api"
 )
 
 // maxReadingsAge is the age of readings from which the page shows the age.
 const maxReadingsAge = 5 * time.Second
 
-// pageView is the input of the template.
+// pageView is the input of the template. Its texts may have control characters.
 type pageView struct {
-	Node, Version string
-	Simulated     bool
-	Headline      string // the node's state in a sentence
-	Grade         string // "well", "warning" or "bad"
-	Alerts        []alertRow
+	*PageOptions
+	Node          string
+	Headline      string        // the node's state in a sentence
+	Grade         string        // "well", "warning" or "bad"
+	Alerts        []*deviceCard // of devices that are not healthy
 	Stats         []nodeStat
 	Model         string      // of all GPUs, if common
 	ReadAt        displayTime // of old readings
@@ -33,7 +35,6 @@ type pageView struct {
 	Resources     []resourceRow
 	IsPlugin      bool // this process is the device plugin
 	Incidents     incidentList
-	Links         []string
 }
 
 // nodeStat is a number of the node, with a note or a time. Grade is as in pageView, or empty.
@@ -43,58 +44,60 @@ type nodeStat struct {
 	Grade             string
 }
 
+// nameValue is a name and a value.
+type nameValue struct{ Name, Value string }
+
+// addKnown appends a pair with a value.
+func addKnown(list []nameValue, name, value string) []nameValue {
+	if value == "" {
+		return list
+	}
+	return append(list, nameValue{name, value})
+}
+
+// viewBuilder has the state from which all parts of a page are built.
+type viewBuilder struct {
+	PageState
+	now             time.Time
+	readings        Readings
+	node            api.DevicesResponse
+	allocations     device.Allocations
+	pluginResources []PluginResource
+	anchors         map[string]int // devices per anchor
+}
+
 func newPageView(state PageState, o *PageOptions, readings Readings, now time.Time) *pageView {
-	b := newViewBuilder(state, o, readings, now)
+	b := &viewBuilder{
+		PageState: state, now: now, readings: readings, node: api.Devices(o.Node, state, now),
+		pluginResources: state.PluginResources(), anchors: map[string]int{},
+	}
+	b.allocations, _ = state.Allocations()
 	v := &pageView{
-		Node: sanitize(cmp.Or(o.Node, "this node")), Version: o.Version, Simulated: o.Simulated, Links: o.Links, GPUs: b.gpuCards(),
-		Driver: b.driver(), DriverDetails: b.driverDetails(), Kubelet: b.kubelet(), LastAnswer: formatAgo(now, b.node.Kubelet.LastAnswer),
+		PageOptions: o, Node: cmp.Or(o.Node, "this node"), GPUs: b.gpuCards(),
+		Driver: b.driver(), DriverDetails: b.driverDetails(), Kubelet: b.kubelet(), LastAnswer: formatTime(now, b.node.Kubelet.LastAnswer, ago),
 		PodsAPI: b.podsAPI(), Resources: b.resourceRows(), IsPlugin: b.pluginResources != nil, Incidents: b.incidentList(),
 	}
-	if age := now.Sub(readings.At); !readings.At.IsZero() && age >= maxReadingsAge {
-		v.ReadAt = formatAgo(now, readings.At)
+	if age := now.Sub(readings.At); age >= maxReadingsAge {
+		v.ReadAt = formatTime(now, readings.At, ago)
 	}
-	if v.Model = commonModel(v.GPUs); v.Model != "" {
+	if len(v.GPUs) > 0 && !slices.ContainsFunc(v.GPUs, func(g *deviceCard) bool { return g.Model != v.GPUs[0].Model }) {
+		v.Model = v.GPUs[0].Model
 		for _, g := range v.GPUs {
 			g.Model = ""
 		}
 	}
-	v.Alerts = alertRows(v.GPUs)
-	v.Stats = append(b.stats(v.GPUs), dependencyStats(v)...)
-	summarize(v)
+	v.Alerts = alerts(v.GPUs)
+	driver := nodeStat{Name: "Driver", Value: v.Driver.ShortState(), Grade: v.Driver.Grade}
+	if len(v.DriverDetails) > 0 {
+		driver.Note = v.DriverDetails[0].Value
+	}
+	v.Stats = append(b.stats(v.GPUs), driver, nodeStat{Name: "Kubelet", Value: v.Kubelet.ShortState(), At: v.LastAnswer, Grade: v.Kubelet.Grade})
+	v.summarize(b.node.Counts())
 	return v
 }
 
-// commonModel returns the model of all GPUs; empty if models differ.
-func commonModel(gpus []*deviceCard) string {
-	if len(gpus) == 0 || slices.ContainsFunc(gpus, func(g *deviceCard) bool { return g.Model != gpus[0].Model }) {
-		return ""
-	}
-	return gpus[0].Model
-}
-
-// allocatableCards returns the devices that can be allocated: MIG devices instead of their GPU.
-func allocatableCards(gpus []*deviceCard) (all []*deviceCard) {
-	for _, g := range gpus {
-		if !g.Partitioned || g.Allocation.Allocated {
-			all = append(all, g)
-		}
-		all = append(all, g.MIGDevices...)
-	}
-	return all
-}
-
 // summarize sets the headline and the grade.
-func summarize(v *pageView) {
-	all := allocatableCards(v.GPUs)
-	unhealthy, suspect := 0, 0
-	for _, card := range all {
-		switch {
-		case !card.Healthy:
-			unhealthy++
-		case card.Health != device.Healthy.String():
-			suspect++
-		}
-	}
+func (v *pageView) summarize(n api.DeviceCounts) {
 	v.Grade = "well"
 	switch {
 	case v.Driver.Grade == "bad":
@@ -106,34 +109,20 @@ func summarize(v *pageView) {
 		v.Grade, v.Headline = "warning", "The driver "+v.Driver.State+". No GPU is known yet."
 	case len(v.GPUs) == 0:
 		v.Headline = "The driver is up and lists no GPU."
-	case len(all) == 0:
+	case n.Devices == 0:
 		v.Headline = "All GPUs are partitioned and have no MIG device."
-	case unhealthy > 0:
-		v.Grade, v.Headline = "bad", fmt.Sprintf("Unhealthy: %d of %s.", unhealthy, pluralize(len(all), "device"))
-	case suspect > 0:
-		v.Grade, v.Headline = "warning", fmt.Sprintf("Suspect: %d of %s.", suspect, pluralize(len(all), "device"))
-	case len(all) == 1:
+	case n.Healthy < n.Devices:
+		v.Grade, v.Headline = "bad", fmt.Sprintf("Unhealthy: %d of %s.", n.Devices-n.Healthy, text.Plural(n.Devices, "device"))
+	case n.Suspect > 0:
+		v.Grade, v.Headline = "warning", fmt.Sprintf("Suspect: %d of %s.", n.Suspect, text.Plural(n.Devices, "device"))
+	case n.Devices == 1:
 		v.Headline = "The device is healthy."
 	default:
-		v.Headline = fmt.Sprintf("All %d devices are healthy.", len(all))
-	}
-	addWarnings(v)
-}
-
-// addWarnings adds sentences about stalled GPUs and the kubelet.
-func addWarnings(v *pageView) {
-	stalled := 0
-	for _, g := range v.GPUs {
-		if g.Stalled && g.Healthy {
-			stalled++
-		}
+		v.Headline = fmt.Sprintf("All %d devices are healthy.", n.Devices)
 	}
 	warnings := ""
-	switch {
-	case stalled == 1:
-		warnings = " A call to one GPU hangs."
-	case stalled > 1:
-		warnings = fmt.Sprintf(" Calls to %d GPUs hang.", stalled)
+	if stalled := countCards(v.GPUs, func(g *deviceCard) bool { return g.Stalled && g.Healthy }); stalled > 0 {
+		warnings = " Calls to " + text.Plural(stalled, "GPU") + " hang."
 	}
 	if v.Kubelet.Grade == "bad" {
 		warnings += " The kubelet " + v.Kubelet.State + "."
@@ -143,19 +132,28 @@ func addWarnings(v *pageView) {
 	}
 }
 
-// alertRows returns the devices that are not healthy, except MIG devices with the health and reason of their GPU.
-func alertRows(gpus []*deviceCard) (all []alertRow) {
+// alerts returns the devices that are not healthy, except MIG devices with the health and reason of their GPU.
+func alerts(gpus []*deviceCard) (all []*deviceCard) {
 	for _, g := range gpus {
-		if g.Health != device.Healthy.String() || g.Gone {
-			all = append(all, g.alertRow())
+		if g.ShownHealth != device.Healthy.String() {
+			all = append(all, g)
 		}
-		for _, s := range g.MIGDevices {
-			if (s.Health != g.Health || s.Reason != g.Reason) && s.Health != device.Healthy.String() {
-				all = append(all, s.alertRow())
+		for _, m := range g.MIGDevices {
+			if (m.Health != g.Health || m.Reason != g.Reason) && m.Health != device.Healthy.String() {
+				all = append(all, m)
 			}
 		}
 	}
 	return all
+}
+
+func countCards(cards []*deviceCard, has func(*deviceCard) bool) (n int) {
+	for _, card := range cards {
+		if has(card) {
+			n++
+		}
+	}
+	return n
 }
 
 // stats returns the numbers of the whole node.
@@ -163,72 +161,46 @@ func (b *viewBuilder) stats(gpus []*deviceCard) []nodeStat {
 	if len(gpus) == 0 {
 		return nil
 	}
-	all := allocatableCards(gpus)
-	healthy, allocated, known := 0, 0, len(all) > 0
-	for _, card := range all {
-		if card.Healthy {
-			healthy++
-		}
-		if card.Allocation.Allocated {
-			allocated++
-		}
-		known = known && card.Allocation.Known
+	n := b.node.Counts()
+	of := "of " + strconv.Itoa(n.Devices)
+	stats := []nodeStat{{Name: "Healthy", Value: strconv.Itoa(n.Healthy), Note: of}, {Name: "Allocated", Value: strconv.Itoa(n.Allocated), Note: of}}
+	if n.Unknown > 0 || n.Devices == 0 {
+		stats[1].Value, stats[1].Note = "–", "not known yet"
 	}
-	of := "of " + strconv.Itoa(len(all))
-	allocatedStat := nodeStat{Name: "Allocated", Value: "–", Note: "not known yet"}
-	if known {
-		allocatedStat.Value, allocatedStat.Note = strconv.Itoa(allocated), of
+	present := countCards(gpus, func(g *deviceCard) bool { return !g.Gone })
+	note := func(s sum, of string) string {
+		if s.limits < s.gpus {
+			of = ""
+		}
+		if s.gpus < present {
+			of += fmt.Sprintf(", %d of %s", s.gpus, text.Plural(present, "GPU"))
+		}
+		return strings.TrimPrefix(of, ", ")
 	}
-	return append([]nodeStat{{Name: "Healthy", Value: strconv.Itoa(healthy), Note: of}, allocatedStat}, b.sumStats(gpus)...)
-}
-
-// sumStats returns sums over the GPUs that were read, with their number if others were not.
-func (b *viewBuilder) sumStats(gpus []*deviceCard) (stats []nodeStat) {
-	var used, total, power, limit float64
-	var present, memories, powers, limits int
-	for _, g := range gpus {
-		if !g.Gone {
-			present++
-		}
-		r := b.readings.forDevice(g.ID)
-		u, usedOK := r.get(MemoryUsed)
-		t, totalOK := r.get(MemoryTotal)
-		if usedOK && totalOK {
-			used, total, memories = used+u, total+t, memories+1
-		}
-		if w, ok := r.get(Power); ok {
-			power, powers = power+w, powers+1
-			if l, ok := r.get(PowerLimit); ok {
-				limit, limits = limit+l, limits+1
-			}
-		}
+	if m := b.sum(gpus, MemoryUsed, MemoryTotal); m.limit > 0 {
+		stats = append(stats, nodeStat{Name: "Memory", Value: formatPercent(m.value/m.limit) + " %", Note: note(m, fmt.Sprintf("of %.0f GiB", m.limit/gib))})
 	}
-	withCount := func(all string, read int) string {
-		if read < present {
-			return strings.TrimPrefix(fmt.Sprintf("%s, %d of %s", all, read, pluralize(present, "GPU")), ", ")
-		}
-		return all
-	}
-	if total > 0 {
-		stats = append(stats, nodeStat{
-			Name: "Memory", Value: formatPercent(used/total) + " %", Note: withCount(fmt.Sprintf("of %.0f GiB", total/gib), memories),
-		})
-	}
-	if power > 0 {
-		all := ""
-		if limits == powers {
-			all = "of " + formatWatts(limit)
-		}
-		stats = append(stats, nodeStat{Name: "Power", Value: formatWatts(power), Note: withCount(all, powers)})
+	if p := b.sum(gpus, Power, PowerLimit); p.value > 0 {
+		stats = append(stats, nodeStat{Name: "Power", Value: formatWatts(p.value), Note: note(p, "of "+formatWatts(p.limit))})
 	}
 	return stats
 }
 
-// dependencyStats returns the states of the driver and the kubelet.
-func dependencyStats(v *pageView) []nodeStat {
-	driver := nodeStat{Name: "Driver", Value: v.Driver.ShortState(), Grade: v.Driver.Grade}
-	if len(v.DriverDetails) > 0 {
-		driver.Note = v.DriverDetails[0].Value
+// sum is the sum of a quantity and its limit over the GPUs that were read.
+type sum struct {
+	value, limit float64
+	gpus, limits int
+}
+
+func (b *viewBuilder) sum(gpus []*deviceCard, value, limit Quantity) (s sum) {
+	for _, g := range gpus {
+		r := b.readings.Devices[g.ID]
+		if v, ok := r[value]; ok {
+			s.value, s.gpus = s.value+v, s.gpus+1
+			if l, ok := r[limit]; ok {
+				s.limit, s.limits = s.limit+l, s.limits+1
+			}
+		}
 	}
-	return []nodeStat{driver, {Name: "Kubelet", Value: v.Kubelet.ShortState(), At: v.LastAnswer, Grade: v.Kubelet.Grade}}
+	return s
 }

@@ -282,8 +282,7 @@ var attackRequests = []string{
 	"/metrics HTTP/1.1\r\nAccept: text/plain\r\nAccept-Encoding: gzip",
 	"/metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=1.0.0",
 	"/metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=1.0.0\r\nAccept-Encoding: gzip",
-	"/metrics HTTP/1.1\r\nAccept: application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited",
-	"/ HTTP/1.1\r\nAccept-Encoding: gzip",
+	"/ HTTP/1.1",
 	"/api/v1/devices HTTP/1.1",
 	"/metrics HTTP/1.1\r\nX-Prometheus-Scrape-Timeout-Seconds: 0.000001",
 	"/metrics HTTP/1.1\r\nCookie: " + strings.Repeat("a", 64<<10), // 431

@@ -8,11 +8,20 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"runtime"
+	"slices"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
 // serviceIP is the address of the API server's service, the first of the service subnet.
@@ -30,13 +39,13 @@ type Cluster struct {
 	Kubeconfig string
 
 	identities clusterIdentities
-	api        *apiClient
+	api        rest.Interface // the administrator's client
 }
 
 // Options returns the node's options for a cluster.
 func Options() node.Options {
 	return node.Options{
-		KubeletVersion: Version,
+		KubeletVersion: programs.ClusterVersion,
 		Containerd2:    true,
 		KubeletConfig: map[string]any{
 			// Update the node's status within a second instead of ten, to show short changes during a rollout.
@@ -55,11 +64,13 @@ func Up(ctx context.Context, n *node.RealNode, level PodSecurity) (*Cluster, err
 		return nil, err
 	}
 	server := fmt.Sprintf("https://%s:%d", n.IP(), apiPort)
-	tokens, err := ids.addUsers(server, userGroups(node.Name))
-	if err != nil {
+	if err := ids.addUsers(server, userGroups(node.Name)); err != nil {
 		return nil, err
 	}
-	c := &Cluster{Node: n, Kubeconfig: ids.kubeconfig("admin"), identities: ids, api: newAPI(server, ids.ca, tokens["admin"])}
+	c := &Cluster{Node: n, Kubeconfig: ids.kubeconfig("admin"), identities: ids}
+	if c.api, err = newClient(c.Kubeconfig); err != nil {
+		return nil, err
+	}
 	for _, step := range []func(context.Context) error{
 		c.startEtcd,
 		func(ctx context.Context) error { return c.startAPIServer(ctx, level) },
@@ -72,37 +83,56 @@ func Up(ctx context.Context, n *node.RealNode, level PodSecurity) (*Cluster, err
 	return c, nil
 }
 
+func newClient(kubeconfig string) (rest.Interface, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig: %w", err)
+	}
+	config.Timeout = 10 * time.Second
+	config.QPS = -1 // no limit
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create client: %w", err)
+	}
+	return client.RESTClient(), nil
+}
+
 // startKubelet starts the kubelet and waits until pods can be scheduled: the node is ready, without taint.
 func (c *Cluster) startKubelet(ctx context.Context) error {
 	if _, err := c.Node.StartKubelet(ctx, "--kubeconfig="+c.identities.kubeconfig("system:node:"+node.Name)); err != nil {
 		return err
 	}
 	return node.Until(ctx, "the node is ready", func(ctx context.Context) error {
-		var n struct {
-			Spec   struct{ Taints []struct{ Key string } }
-			Status struct{ Conditions []statusCondition }
-		}
+		var n v1.Node
 		if err := c.Get(ctx, "/api/v1/nodes/"+node.Name, &n); err != nil {
 			return err
 		}
-		if len(n.Spec.Taints) > 0 || !isConditionTrue(n.Status.Conditions, "Ready") {
+		if len(n.Spec.Taints) > 0 || !slices.ContainsFunc(n.Status.Conditions, isReady) {
 			return fmt.Errorf("node has taints %v and conditions %v", n.Spec.Taints, n.Status.Conditions)
 		}
 		return nil
 	})
 }
 
-// statusCondition of an object.
-type statusCondition struct{ Type, Status, Reason, Message string }
+func isReady(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue }
 
-func isConditionTrue(conditions []statusCondition, kind string) bool {
-	for _, c := range conditions {
-		if c.Type == kind {
-			return c.Status == "True"
-		}
+// Etcd is Debian's, whose package also starts one for the machine.
+var Etcd = node.RequiredTool{File: "etcd", Package: "etcd-server"}
+
+// CheckRequirements returns an error with the remedy if this machine cannot run a cluster with the programs.
+func CheckRequirements(all []programs.BuildSpec) error {
+	errs := []error{node.CheckRequirements(Options())}
+	if missing := node.MissingTools(Etcd); len(missing) > 0 {
+		errs = append(errs, fmt.Errorf("missing: %v: run `go run ./cmd/e2e setup monitoring` in test/e2e", missing))
 	}
-	return false
+	for _, p := range all {
+		_, err := p.BuiltDir()
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
-// waitTimeout limits commands that need seconds.
-const waitTimeout = time.Minute
+// Archive returns the path of `make image`'s archive for this machine, relative to the repository's root.
+func Archive(root, program string) string {
+	return fmt.Sprintf("%s/bin/%s-image-%s.tar", root, program, runtime.GOARCH)
+}

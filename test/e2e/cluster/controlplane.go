@@ -6,29 +6,17 @@ import (
 	"os"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/e2e/programs"
 )
-
-// start starts a program in the node and waits for its first response.
-func (c *Cluster) start(ctx context.Context, name string, argv []string, answers func(context.Context) error) error {
-	process, err := c.Node.Exec(name, argv)
-	if err != nil {
-		return err
-	}
-	return node.Until(ctx, name+" answers", func(ctx context.Context) error {
-		if err := process.Alive(); err != nil {
-			return node.StopRetrying(err)
-		}
-		return answers(ctx)
-	})
-}
 
 // startEtcd starts Debian's etcd without fsync, because the data ends with the node.
 func (c *Cluster) startEtcd(ctx context.Context) error {
 	client := fmt.Sprintf("http://%s:2379", c.Node.IP())
-	return c.start(ctx, "etcd", []string{
+	_, err := c.Node.Start(ctx, "etcd", []string{
 		"etcd", "--data-dir=" + c.Node.Path("etcd"), "--unsafe-no-fsync", "--logger=zap",
 		"--listen-client-urls=" + client, "--advertise-client-urls=" + client, "--listen-peer-urls=http://127.0.0.1:2380",
-	}, func(ctx context.Context) error { return checkURL(ctx, client+"/health") })
+	}, func(ctx context.Context) error { return node.GetJSON(ctx, client+"/health", nil) })
+	return err
 }
 
 // podSecurity returns the configuration of Pod Security admission.
@@ -42,7 +30,7 @@ const podSecurity = `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "Admis
 }]}`
 
 func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
-	binary, err := binaryPath(kubernetesProgram, "kube-apiserver")
+	binary, err := programs.ControlPlane.Binary("kube-apiserver")
 	if err != nil {
 		return err
 	}
@@ -56,7 +44,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
 		return err
 	}
 	accounts := c.identities.file("service-accounts.key")
-	return c.start(ctx, "kube-apiserver", []string{
+	_, err = c.Node.Start(ctx, "kube-apiserver", []string{
 		binary,
 		fmt.Sprintf("--etcd-servers=http://%s:2379", c.Node.IP()),
 		"--bind-address=" + c.Node.IP(), fmt.Sprintf("--secure-port=%d", apiPort), "--service-cluster-ip-range=" + serviceSubnet,
@@ -68,15 +56,16 @@ func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
 		"--service-account-key-file=" + accounts, "--service-account-signing-key-file=" + accounts,
 		"--kubelet-preferred-address-types=InternalIP",
 	}, func(ctx context.Context) error { return c.Get(ctx, "/readyz", nil) })
+	return err
 }
 
 // startControllers starts the controller manager and the scheduler, whose health checks need no token.
 func (c *Cluster) startControllers(ctx context.Context) error {
-	manager, err := binaryPath(kubernetesProgram, "kube-controller-manager")
+	manager, err := programs.ControlPlane.Binary("kube-controller-manager")
 	if err != nil {
 		return err
 	}
-	scheduler, err := binaryPath(kubernetesProgram, "kube-scheduler")
+	scheduler, err := programs.ControlPlane.Binary("kube-scheduler")
 	if err != nil {
 		return err
 	}
@@ -84,7 +73,7 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 		return []string{"--kubeconfig=" + c.identities.kubeconfig(user), "--leader-elect=false", "--bind-address=127.0.0.1"}
 	}
 	if _, err := c.Node.Exec("kube-controller-manager", append([]string{
-		manager, "--use-service-account-credentials", "--root-ca-file=" + c.identities.file("ca.crt"),
+		manager, "--use-service-account-credentials", "--root-ca-file=" + c.identities.file("server.crt"),
 		"--service-account-private-key-file=" + c.identities.file("service-accounts.key"),
 	}, common("system:kube-controller-manager")...)); err != nil {
 		return err

@@ -6,20 +6,28 @@ package cluster_test
 import (
 	"context"
 	"fmt"
+	"log"
 	"os"
 	"testing"
 
 	"github.com/podgauge/podgauge/test/e2e/cluster"
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == draDriverCommand {
+		if err := runDRADriver(os.Args[2:]); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	os.Exit(run(m))
 }
 
 func run(m *testing.M) int {
 	say := func(format string, values ...any) { fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", values...) }
-	if err := cluster.CheckRequirements(cluster.AllPrograms()); err != nil {
+	if err := cluster.CheckRequirements(programs.OfMonitoredCluster()); err != nil {
 		say("%v", err)
 		return 1
 	}

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/model"
+
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
@@ -27,14 +29,14 @@ spec:
 // installOthers installs the programs that podgauge finds in a cluster: Prometheus with operator, kube-state-metrics, OpenShift's
 // kinds, and a DRA driver.
 func installOthers(ctx context.Context, t *testing.T, s *clusterFixture) {
-	for _, step := range []func(context.Context) error{s.PrometheusOperator, s.OpenShiftKinds, s.KubeStateMetrics, func(ctx context.Context) error { return s.DRADriver(ctx, uuids()) }} {
+	for _, step := range []func(context.Context) error{s.startPrometheusOperator, s.installOpenShiftKinds, s.startKubeStateMetrics, func(ctx context.Context) error { return s.startDRADriver(ctx, uuids()) }} {
 		if err := step(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
 	s.apply(ctx, t, kubeStateMetrics)
 	var err error
-	if s.prometheus, err = s.Prometheus(ctx); err != nil {
+	if s.prometheus, err = s.startPrometheus(ctx); err != nil {
 		t.Fatal(err)
 	}
 	await(ctx, t, "kube-state-metrics is scraped", func(ctx context.Context) error {
@@ -133,20 +135,20 @@ func checkAlert(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.shell(ctx, t, victim, "kill -KILL $PIDS") // as a program with a lost GPU
 	s.kubectl(ctx, t, "wait", "--namespace="+teamNamespace, "pod/victim", "--for=jsonpath={.status.phase}=Failed", "--timeout="+waitTimeout.String())
 	begin := time.Now()
-	var fired map[string]string
+	var fired model.Metric
 	await(ctx, t, "the alert fires", func(ctx context.Context) error {
 		found, err := s.prometheus.Query(ctx, `ALERTS{alertname="PodgaugePodFailedOnUnhealthyDevice",alertstate="firing"}`)
 		if err != nil || len(found) != 1 {
 			return fmt.Errorf("alerts are %v: %w", found, err)
 		}
-		fired = found[0].Labels
+		fired = found[0].Metric
 		return nil
 	})
 	printMeasurement(t, "the pod has failed → PodgaugePodFailedOnUnhealthyDevice fires (scraped and evaluated every second)", formatSeconds(time.Since(begin)))
-	for name, want := range map[string]string{
+	for name, want := range map[model.LabelName]string{
 		"namespace": teamNamespace, "pod": "victim", "container": "main", "node": node.Name, "uuid": id, "reason": "xid_79",
 	} {
-		if fired[name] != want {
+		if string(fired[name]) != want {
 			t.Errorf("alert has %s %q, want %q: %v", name, fired[name], want, fired)
 		}
 	}

@@ -58,7 +58,7 @@ func newClusterFixture(ctx context.Context, t *testing.T) *clusterFixture {
 	}
 	printMeasurement(t, "the cluster is up: its node is ready and takes pods, after", formatSeconds(time.Since(begin)))
 	s := &clusterFixture{Cluster: c, driver: n.Path("driver"), values: n.Path("values.yaml")}
-	image, err := c.LoadImage(ctx, cluster.Archive(repoRoot, "podgauge"))
+	image, err := n.LoadImage(ctx, cluster.Archive(repoRoot, "podgauge"))
 	if err != nil {
 		t.Fatal(err)
 	}

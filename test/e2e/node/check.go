@@ -7,8 +7,7 @@ import (
 	"os/exec"
 	"strings"
 
-	"github.com/podgauge/podgauge/test/e2e/containerd"
-	"github.com/podgauge/podgauge/test/e2e/kubelet"
+	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
 // CheckRequirements returns an error with the remedy if this machine cannot run a node.
@@ -23,10 +22,10 @@ func CheckRequirements(o Options) error {
 	if len(missing) > 0 {
 		return fmt.Errorf("missing: %s: run `go run ./cmd/e2e setup` in test/e2e", strings.Join(missing, ", "))
 	}
-	if _, err := kubelet.BinaryPath(o.withDefaults().KubeletVersion); err != nil {
+	if _, err := programs.Kubelet(o.withDefaults().KubeletVersion).BuiltDir(); err != nil {
 		return err
 	}
-	if _, err := containerd.BinaryDir(); err != nil {
+	if _, err := programs.Containerd.BuiltDir(); err != nil {
 		return err
 	}
 	if _, err := parseNumber(os.Getenv("PODGAUGE_E2E_NODE")); err != nil {
@@ -39,10 +38,10 @@ func CheckRequirements(o Options) error {
 // RequiredTool is a program of the tests and its Debian package.
 type RequiredTool struct{ File, Package string }
 
-// MissingTools returns the missing tools of this machine.
-func MissingTools() []RequiredTool {
+// MissingTools returns the missing tools of this machine, among these tools and the tools of a node.
+func MissingTools(more ...RequiredTool) []RequiredTool {
 	var missing []RequiredTool
-	for _, tool := range []RequiredTool{
+	for _, tool := range append(more, []RequiredTool{
 		{"containerd", "containerd"},
 		{"ctr", "containerd"},
 		{"runc", "runc"},
@@ -52,7 +51,7 @@ func MissingTools() []RequiredTool {
 		{cniPlugins + "/ptp", "containernetworking-plugins"},
 		{cniPlugins + "/host-local", "containernetworking-plugins"},
 		{"prometheus", "prometheus"},
-	} {
+	}...) {
 		if _, err := exec.LookPath(tool.File); err != nil {
 			missing = append(missing, tool)
 		}

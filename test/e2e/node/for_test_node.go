@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"testing"
 	"time"
@@ -10,7 +11,7 @@ import (
 // Subtests may share the node. ctx limits the start only.
 func ForTest(ctx context.Context, t testing.TB, o Options) *RealNode {
 	t.Helper()
-	o.LogName = firstNonEmpty(o.LogName, t.Name())
+	o.LogName = cmp.Or(o.LogName, t.Name())
 	o.Logf = t.Logf
 	begin := time.Now()
 	n, err := Up(ctx, o)

@@ -2,20 +2,24 @@ package node
 
 import (
 	"context"
-	"encoding/json"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
+
+	"sigs.k8s.io/yaml"
 )
 
+// Ports of kubelet.yaml.
 const (
 	healthPort = 10248
-	podsPort   = 10255 // the kubelet's read-only port: HTTP without authentication
+	podsPort   = 10255 // HTTP without authentication
 )
 
 // KubeletDir returns the machine's path of the node's /var/lib/kubelet.
@@ -51,20 +55,15 @@ func (n *RealNode) StartKubelet(ctx context.Context, args ...string) (time.Time,
 		return time.Time{}, err
 	}
 	start := time.Now()
-	n.kubelet, err = n.Exec("kubelet", append([]string{n.binary, "--config=" + config, "--hostname-override=" + Name, "--node-ip=" + n.IP()}, args...))
-	if err != nil {
-		return time.Time{}, err
-	}
-	return start, Until(ctx, "the kubelet answers", func(ctx context.Context) error {
-		if err := n.kubelet.Alive(); err != nil {
-			return StopRetrying(err)
-		}
+	argv := append([]string{n.binary, "--config=" + config, "--hostname-override=" + Name, "--node-ip=" + n.IP()}, args...)
+	n.kubelet, err = n.Start(ctx, "kubelet", argv, func(ctx context.Context) error {
 		if now, err := n.KubeletSocketTime(); err != nil || now.Equal(before) {
 			return errors.Join(errors.New("no new device-plugin socket"), err)
 		}
 		return errors.Join(dial(ctx, "unix", n.DevicePluginSocket()), dial(ctx, "unix", n.PodResourcesSocket()),
-			getJSON(ctx, fmt.Sprintf("%s/healthz", n.URL(healthPort)), nil))
+			GetJSON(ctx, n.URL(healthPort)+"/healthz", nil))
 	})
+	return start, err
 }
 
 // StopKubelet stops the kubelet with SIGTERM or SIGKILL. Pods keep running, and the kubelet's sockets stay on disk.
@@ -90,55 +89,21 @@ func (n *RealNode) KubeletSocketTime() (time.Time, error) {
 	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()), nil
 }
 
+//go:embed kubelet.yaml
+var kubeletConfig string
+
 func (n *RealNode) writeKubeletConfig() (path string, err error) {
-	b, err := json.MarshalIndent(mergeMaps(n.kubeletConfig(), n.options.KubeletConfig), "", "  ")
+	fill := strings.NewReplacer("@WORK@", n.work, "@LOGS@", n.PodLogs(), "@RUNTIME@", n.RuntimeSocket())
+	var config map[string]any
+	if err := yaml.Unmarshal([]byte(fill.Replace(kubeletConfig)), &config); err != nil {
+		return "", fmt.Errorf("decode kubelet.yaml: %w", err)
+	}
+	b, err := yaml.Marshal(mergeMaps(config, n.options.KubeletConfig))
 	if err != nil {
 		return "", fmt.Errorf("encode the kubelet's configuration: %w", err)
 	}
-	path = n.path("conf", "kubelet.json")
+	path = n.path("conf", "kubelet.yaml")
 	return path, os.WriteFile(path, b, 0o644)
-}
-
-// kubeletConfig returns the configuration of a kubelet without API server, with static pods from a folder.
-// https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/
-func (n *RealNode) kubeletConfig() map[string]any {
-	return map[string]any{
-		"apiVersion":               "kubelet.config.k8s.io/v1beta1",
-		"kind":                     "KubeletConfiguration",
-		"staticPodPath":            n.path("manifests"),
-		"podLogsDir":               n.PodLogs(),
-		"containerRuntimeEndpoint": "unix://" + n.runtimeSocket(),
-		"resolvConf":               "", // no DNS for pods
-
-		// Safe, because only the machine can reach the node's network.
-		"address":            "0.0.0.0",
-		"readOnlyPort":       podsPort,
-		"healthzBindAddress": "0.0.0.0",
-		"healthzPort":        healthPort,
-		"authentication": map[string]any{
-			"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false},
-		},
-		"authorization": map[string]any{"mode": "AlwaysAllow"},
-
-		// Properties of the machine that must not prevent the start.
-		"cgroupDriver":           "cgroupfs",
-		"failCgroupV1":           false,
-		"failSwapOn":             false,
-		"enforceNodeAllocatable": []string{},
-
-		// A full disk of the machine must not evict pods and images of tests.
-		"evictionHard": map[string]any{
-			"imagefs.available": "0%", "imagefs.inodesFree": "0%", "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
-		},
-		"imageGCHighThresholdPercent":   100,
-		"imageGCLowThresholdPercent":    99,
-		"localStorageCapacityIsolation": false,
-		"makeIPTablesUtilChains":        false,
-		"enableControllerAttachDetach":  false,
-		"volumePluginDir":               n.path("volume-plugins"),
-		"syncFrequency":                 "5s",
-		"logging":                       map[string]any{"verbosity": 4},
-	}
 }
 
 // mergeMaps returns under with the keys of over: maps are merged, all other values replaced.

@@ -9,8 +9,8 @@ import (
 	"net/http"
 )
 
-// getJSON decodes a response with status 200 into v, unless v is nil.
-func getJSON(ctx context.Context, url string, v any) error {
+// GetJSON decodes a response with status 200 into v, unless v is nil.
+func GetJSON(ctx context.Context, url string, v any) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -18,9 +19,10 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
-	"github.com/podgauge/podgauge/test/e2e/kubelet"
+	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
 // Name is the kubelet's node name, and the suffix of all static pod names.
@@ -28,7 +30,7 @@ const Name = "node-a"
 
 // Options of a node; the zero value is a node with the default kubelet.
 type Options struct {
-	// KubeletVersion is a version of kubelet.Versions, by default the environment's KUBELET_VERSION or kubelet.DefaultVersion.
+	// KubeletVersion is by default the environment's KUBELET_VERSION or the first of programs.KubeletVersions.
 	KubeletVersion string
 	// KubeletConfig is merged into the node's KubeletConfiguration.
 	KubeletConfig map[string]any
@@ -47,12 +49,12 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	o.KubeletVersion = firstNonEmpty(o.KubeletVersion, os.Getenv("KUBELET_VERSION"), kubelet.DefaultVersion)
+	o.KubeletVersion = cmp.Or(o.KubeletVersion, os.Getenv("KUBELET_VERSION"), programs.KubeletVersions()[0])
 	if o.Number == 0 {
 		o.Number, _ = parseNumber(os.Getenv("PODGAUGE_E2E_NODE")) // CheckRequirements returns the error
 	}
-	o.Dir = firstNonEmpty(o.Dir, os.Getenv("PODGAUGE_E2E_DIR"), filepath.Join("/var/tmp", o.Number.name()))
-	o.LogName = strings.ReplaceAll(firstNonEmpty(o.LogName, "node"), "/", "-")
+	o.Dir = cmp.Or(o.Dir, os.Getenv("PODGAUGE_E2E_DIR"), filepath.Join("/var/tmp", o.Number.name()))
+	o.LogName = strings.ReplaceAll(cmp.Or(o.LogName, "node"), "/", "-")
 	if o.Logf == nil {
 		o.Logf = func(string, ...any) {}
 	}
@@ -76,7 +78,9 @@ type RealNode struct {
 	cgroups nodeCgroups
 	nsenter *nsenterThread
 
-	procs   processList
+	mu        sync.Mutex // guards processes
+	processes []*Process // of Exec
+
 	kubelet *Process // written by StartKubelet and StopKubelet; nil before the first start and after a stop
 
 	shell sync.Mutex // locked while a script runs, because all scripts share an output file
@@ -90,7 +94,7 @@ func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
 	}
 	o = o.withDefaults()
 	n := &RealNode{Logs: filepath.Join(o.Dir, "logs", o.LogName), KubeletVersion: o.KubeletVersion, options: o, work: o.work()}
-	if n.binary, err = kubelet.BinaryPath(n.KubeletVersion); err != nil {
+	if n.binary, err = programs.Kubelet(n.KubeletVersion).Binary("kubelet"); err != nil {
 		return nil, err
 	}
 	if n.lock, err = lockNode(ctx, o); err != nil {
@@ -103,7 +107,8 @@ func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
 	}()
 	for _, step := range []func(context.Context) error{
 		func(ctx context.Context) error { return removeLeftovers(ctx, o) },
-		n.makeFolders, n.enterNamespaces, n.setUpNetwork, n.setUpSystem, n.startContainerd, n.loadImage,
+		n.makeFolders, n.enterNamespaces, n.setUpNetwork, n.setUpSystem, n.startContainerd,
+		func(ctx context.Context) error { return n.LoadProgram(ctx, TestImage, n.path("box"), "/box", "pause") },
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -120,7 +125,12 @@ func (n *RealNode) Down(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if n.nsenter != nil {
-		n.procs.killAll()
+		n.mu.Lock()
+		for _, p := range n.processes { // the PID namespace ends when all are reaped
+			_ = p.Signal(syscall.SIGKILL)
+			<-p.done
+		}
+		n.mu.Unlock()
 		n.nsenter.close()
 		n.nsenter = nil
 	}
@@ -154,12 +164,3 @@ func (n *RealNode) URL(port int) string { return fmt.Sprintf("http://%s:%d", n.I
 
 // IP returns the node's address, reachable from the machine.
 func (n *RealNode) IP() string { return n.options.Number.nodeIP() }
-
-func firstNonEmpty(values ...string) string {
-	for _, v := range values {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
-}

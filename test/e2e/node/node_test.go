@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
 )
 
 // The main thread does not end with its goroutine, and would keep the node's mounts and cgroups until the process ends.
@@ -64,7 +66,7 @@ const kubeletPod = `{"metadata":{"name":"one-node-a","namespace":"default","uid"
 {"name":"new","state":{"waiting":{"reason":"ContainerCreating"}}}]}}`
 
 func TestPodStatus(t *testing.T) {
-	var p podJSON
+	var p v1.Pod
 	if err := json.Unmarshal([]byte(kubeletPod), &p); err != nil {
 		t.Fatal(err)
 	}
@@ -74,22 +76,12 @@ func TestPodStatus(t *testing.T) {
 		{Name: "done", ID: "def", State: "terminated", Reason: "Error", ExitCode: 3, Finished: at.Add(time.Second)},
 		{Name: "new", State: "waiting", Reason: "ContainerCreating"},
 	}}
-	got := p.status()
+	got := podStatus(p)
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	if pod := (StaticPod{Containers: make([]StaticContainer, 3)}); got.hasStarted(pod) {
 		t.Error("pod with a waiting container has started")
-	}
-}
-
-func TestPoint(t *testing.T) {
-	var p pointJSON
-	if err := json.Unmarshal([]byte(`[1767323045.25, "1e3"]`), &p); err != nil {
-		t.Fatal(err)
-	}
-	if want := time.UnixMilli(1767323045250); !p.Time.Equal(want) || p.Value != 1000 {
-		t.Errorf("%v, want 1000 at %s", p, want)
 	}
 }
 

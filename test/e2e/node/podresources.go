@@ -21,14 +21,6 @@ func (n *RealNode) ListPodResources(ctx context.Context) ([]*podresources.PodRes
 	})
 }
 
-// GetPodResources returns the kubelet's allocations of a pod.
-func (n *RealNode) GetPodResources(ctx context.Context, p StaticPod) (*podresources.PodResources, error) {
-	return callPodResources(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.PodResources, error) {
-		answer, err := c.Get(ctx, &podresources.GetPodResourcesRequest{PodName: p.FullName(), PodNamespace: p.namespace()})
-		return answer.GetPodResources(), err
-	})
-}
-
 // Allocatable returns the ids of the resource's healthy devices from the kubelet, sorted.
 func (n *RealNode) Allocatable(ctx context.Context, resource string) ([]string, error) {
 	all, err := n.AllAllocatable(ctx)

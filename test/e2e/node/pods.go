@@ -1,13 +1,19 @@
 package node
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
 // StaticPod is the configuration of a static pod.
@@ -48,64 +54,58 @@ type StaticContainer struct {
 // FullName returns the kubelet's name of the pod, with the node's name as suffix.
 func (p StaticPod) FullName() string { return p.Name + "-" + Name }
 
-func (p StaticPod) namespace() string { return firstNonEmpty(p.Namespace, "default") }
+func (p StaticPod) namespace() string { return cmp.Or(p.Namespace, "default") }
 
 // manifest returns the pod's manifest with a new uid.
 // Without a uid the kubelet derives the same uid from the same manifest, and takes a recreated pod for the earlier pod.
 func (p StaticPod) manifest(uid string) ([]byte, error) {
-	return json.MarshalIndent(map[string]any{
-		"apiVersion": "v1",
-		"kind":       "Pod",
-		"metadata":   map[string]any{"name": p.Name, "namespace": p.namespace(), "uid": uid, "labels": p.Labels},
-		"spec": map[string]any{
-			"restartPolicy":                 firstNonEmpty(p.RestartPolicy, "Always"),
-			"terminationGracePeriodSeconds": max(1, int(p.Grace.Seconds())),
-			"hostNetwork":                   p.HostNetwork,
-			"hostPID":                       p.HostPID,
-			"shareProcessNamespace":         p.ShareProcesses,
-			"initContainers":                containerManifests(p.InitContainers, nil),
-			"containers":                    containerManifests(p.Containers, p.HostPaths),
-			"volumes":                       volumes(p.HostPaths),
+	pod := v1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.namespace(), UID: types.UID(uid), Labels: p.Labels},
+		Spec: v1.PodSpec{
+			RestartPolicy:                 v1.RestartPolicy(p.RestartPolicy),
+			TerminationGracePeriodSeconds: new(max(1, int64(p.Grace.Seconds()))),
+			HostNetwork:                   p.HostNetwork,
+			HostPID:                       p.HostPID,
+			ShareProcessNamespace:         &p.ShareProcesses,
 		},
-	}, "", "  ")
+	}
+	var mounts []v1.VolumeMount
+	for i, path := range p.HostPaths {
+		name := fmt.Sprintf("path-%d", i)
+		mounts = append(mounts, v1.VolumeMount{Name: name, MountPath: path})
+		source := v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: path}}
+		pod.Spec.Volumes = append(pod.Spec.Volumes, v1.Volume{Name: name, VolumeSource: source})
+	}
+	for _, c := range p.InitContainers {
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c.manifest(nil))
+	}
+	for _, c := range p.Containers {
+		pod.Spec.Containers = append(pod.Spec.Containers, c.manifest(mounts))
+	}
+	return json.MarshalIndent(pod, "", "  ")
 }
 
-// volumes returns the volumes of the pod, named by index.
-func volumes(paths []string) []any {
-	all := []any{}
-	for i, path := range paths {
-		all = append(all, map[string]any{"name": fmt.Sprintf("path-%d", i), "hostPath": map[string]any{"path": path}})
+func (c StaticContainer) manifest(mounts []v1.VolumeMount) v1.Container {
+	m := v1.Container{
+		Name: c.Name, Image: TestImage, ImagePullPolicy: v1.PullNever, Command: c.Command, Args: c.Args, VolumeMounts: mounts,
+		Resources: v1.ResourceRequirements{Limits: v1.ResourceList{}},
 	}
-	return all
-}
-
-func containerManifests(containers []StaticContainer, paths []string) []any {
-	all, mounts := []any{}, []any{}
-	for i, path := range paths {
-		mounts = append(mounts, map[string]any{"name": fmt.Sprintf("path-%d", i), "mountPath": path})
+	for name, value := range c.Env {
+		m.Env = append(m.Env, v1.EnvVar{Name: name, Value: value})
 	}
-	for _, c := range containers {
-		env := []any{}
-		for name, value := range c.Env {
-			env = append(env, map[string]any{"name": name, "value": value})
-		}
-		m := map[string]any{
-			"name": c.Name, "image": TestImage, "imagePullPolicy": "Never", "command": c.Command, "args": c.Args, "env": env,
-			"resources": map[string]any{"limits": c.Limits}, "volumeMounts": mounts,
-		}
-		if c.RestartPolicy != "" {
-			m["restartPolicy"] = c.RestartPolicy
-		}
-		all = append(all, m)
+	for name, count := range c.Limits {
+		m.Resources.Limits[v1.ResourceName(name)] = *resource.NewQuantity(int64(count), resource.DecimalSI)
 	}
-	return all
+	if c.RestartPolicy != "" {
+		m.RestartPolicy = new(v1.ContainerRestartPolicy(c.RestartPolicy))
+	}
+	return m
 }
 
 // CreatePod writes a pod's manifest for the kubelet and returns the pod's uid at once.
 func (n *RealNode) CreatePod(p StaticPod) (uid string, err error) {
-	random := make([]byte, 16)
-	_, _ = rand.Read(random) // never fails
-	uid = fmt.Sprintf("%x-%x-%x-%x-%x", random[:4], random[4:6], random[6:8], random[8:10], random[10:])
+	uid = string(uuid.NewUUID())
 	manifest, err := p.manifest(uid)
 	if err != nil {
 		return "", fmt.Errorf("encode pod %s: %w", p.Name, err)

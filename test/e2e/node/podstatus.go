@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
 )
 
 // StaticPodStatus is the kubelet's status of a pod.
@@ -74,75 +76,46 @@ func (n *RealNode) Pod(ctx context.Context, p StaticPod) (StaticPodStatus, error
 
 // Pods returns the status of all pods from the kubelet's read-only port.
 func (n *RealNode) Pods(ctx context.Context) ([]StaticPodStatus, error) {
-	var list struct {
-		Items []podJSON
-	}
-	if err := getJSON(ctx, fmt.Sprintf("%s/pods", n.URL(podsPort)), &list); err != nil {
+	var list v1.PodList
+	if err := GetJSON(ctx, n.URL(podsPort)+"/pods", &list); err != nil {
 		return nil, err
 	}
 	all := []StaticPodStatus{}
 	for _, item := range list.Items {
-		all = append(all, item.status())
+		all = append(all, podStatus(item))
 	}
 	return all, nil
 }
 
-// podJSON is the part of a v1.Pod in use.
-type podJSON struct {
-	Metadata struct{ Namespace, Name, UID string }
-	Status   struct {
-		Phase, Reason, Message                   string
-		InitContainerStatuses, ContainerStatuses []containerJSON
-	}
-}
-
-type containerJSON struct {
-	Name, ContainerID string
-	RestartCount      int
-	State             struct {
-		Waiting    *struct{ Reason, Message string }
-		Running    *struct{ StartedAt time.Time }
-		Terminated *struct {
-			Reason                string
-			ExitCode              int
-			StartedAt, FinishedAt time.Time
-		}
-	}
-	AllocatedResourcesStatus []struct {
-		Name      string
-		Resources []struct{ ResourceID, Health string }
-	}
-}
-
-func (p podJSON) status() StaticPodStatus {
+func podStatus(p v1.Pod) StaticPodStatus {
 	s := StaticPodStatus{
-		Namespace: p.Metadata.Namespace, Name: p.Metadata.Name, UID: p.Metadata.UID,
-		Phase: p.Status.Phase, Reason: p.Status.Reason, Message: p.Status.Message,
+		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID),
+		Phase: string(p.Status.Phase), Reason: p.Status.Reason, Message: p.Status.Message,
 	}
 	for _, c := range p.Status.InitContainerStatuses {
-		s.InitContainers = append(s.InitContainers, c.status())
+		s.InitContainers = append(s.InitContainers, containerStatus(c))
 	}
 	for _, c := range p.Status.ContainerStatuses {
-		s.Containers = append(s.Containers, c.status())
+		s.Containers = append(s.Containers, containerStatus(c))
 	}
 	return s
 }
 
-func (c containerJSON) status() StaticContainerStatus {
+func containerStatus(c v1.ContainerStatus) StaticContainerStatus {
 	_, id, _ := strings.Cut(c.ContainerID, "://")
-	s := StaticContainerStatus{Name: c.Name, ID: id, Restarts: c.RestartCount, State: "waiting"}
+	s := StaticContainerStatus{Name: c.Name, ID: id, Restarts: int(c.RestartCount), State: "waiting"}
 	switch state := c.State; {
 	case state.Running != nil:
-		s.State, s.Started = "running", state.Running.StartedAt
+		s.State, s.Started = "running", state.Running.StartedAt.UTC()
 	case state.Terminated != nil:
-		s.State, s.Reason, s.ExitCode = "terminated", state.Terminated.Reason, state.Terminated.ExitCode
-		s.Started, s.Finished = state.Terminated.StartedAt, state.Terminated.FinishedAt
+		s.State, s.Reason, s.ExitCode = "terminated", state.Terminated.Reason, int(state.Terminated.ExitCode)
+		s.Started, s.Finished = state.Terminated.StartedAt.UTC(), state.Terminated.FinishedAt.UTC()
 	case state.Waiting != nil:
 		s.Reason, s.Message = state.Waiting.Reason, state.Waiting.Message
 	}
 	for _, resource := range c.AllocatedResourcesStatus {
 		for _, device := range resource.Resources {
-			s.Devices = append(s.Devices, DeviceHealth{resource.Name, device.ResourceID, device.Health})
+			s.Devices = append(s.Devices, DeviceHealth{string(resource.Name), string(device.ResourceID), string(device.Health)})
 		}
 	}
 	return s

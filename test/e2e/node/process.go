@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 )
 
@@ -24,28 +23,6 @@ type Process struct {
 	cmd   *exec.Cmd
 	start int64         // offset of the process's output in Log
 	done  chan struct{} // closed at the end of the process, after cmd.ProcessState is set
-}
-
-// processList has the processes of Exec.
-type processList struct {
-	mu  sync.Mutex // guards all
-	all []*Process
-}
-
-func (ps *processList) add(p *Process) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	ps.all = append(ps.all, p)
-}
-
-// killAll kills and reaps all processes. The PID namespace would kill the processes too, but cannot end before all are reaped.
-func (ps *processList) killAll() {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	for _, p := range ps.all {
-		_ = p.Signal(syscall.SIGKILL)
-		<-p.done
-	}
 }
 
 // Exec starts a program in the node, with env and a PATH as environment. Down kills the program.
@@ -68,12 +45,28 @@ func (n *RealNode) Exec(name string, argv []string, env ...string) (*Process, er
 		return nil, fmt.Errorf("start %s in the node: %w", name, err)
 	}
 	p.PID = cmd.Process.Pid
-	n.procs.add(p)
-	go func() { // killAll waits for it
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.processes = append(n.processes, p)
+	go func() { // Down waits for it
 		defer close(p.done)
 		_ = cmd.Wait() // the status is in cmd.ProcessState
 	}()
 	return p, nil
+}
+
+// Start starts a program as Exec does, and returns when answers returns nil. After an error the process may still run.
+func (n *RealNode) Start(ctx context.Context, name string, argv []string, answers func(context.Context) error) (*Process, error) {
+	p, err := n.Exec(name, argv)
+	if err != nil {
+		return nil, err
+	}
+	return p, Until(ctx, name+" answers", func(ctx context.Context) error {
+		if err := p.Alive(); err != nil {
+			return StopRetrying(err)
+		}
+		return answers(ctx)
+	})
 }
 
 // Shell runs a shell script in the node until the first failed command, and returns the output.

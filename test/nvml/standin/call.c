@@ -8,9 +8,8 @@
 #include "counter.h"
 #include "names.h"
 
-/* How often a call that hangs looks whether the scenario has changed, and one that listens for events: a real driver's
- * is woken by an interrupt. */
-enum { LOOK_EVERY_MS = 10, LISTEN_EVERY_MS = 1 };
+/* How often a call that hangs looks whether the scenario has changed. */
+enum { LOOK_EVERY_MS = 10 };
 
 /* What a GPU's handle points at. Those of slices are in mig.c. */
 static struct nvmlDevice_st {
@@ -173,10 +172,10 @@ void call_leave(struct call *c)
     counter_leave(c->gpu);
 }
 
-void call_pause(struct call *c)
+void call_wait(struct call *c, int changes, double seconds)
 {
     unlock_driver(c);
-    sleep_ms(LISTEN_EVERY_MS);
+    scenario_wait(changes, seconds);
     refresh(c);
     lock_driver(c);
 }

@@ -23,8 +23,8 @@ struct call {
 struct call call_enter(const char *function, int gpu);
 void call_leave(struct call *);
 
-/* Waits a moment inside a call without holding the driver up, and takes in what the scenario says after it. */
-void call_pause(struct call *);
+/* Waits for a change of the scenario inside a call, without the driver's lock. `changes` is from scenario_changes. */
+void call_wait(struct call *, int changes, double seconds);
 
 /* What a handle stands for: the index of its GPU, or NOT_A_HANDLE. That of a slice leads to its GPU as well. */
 enum { NOT_A_HANDLE = -1 };

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "call.h"
 
@@ -143,16 +144,24 @@ static nvmlReturn_t next_event(const struct call *call, nvmlEventSet_t set, cons
     return answer;
 }
 
-/* A wait holds the driver up only while it looks, not while it sleeps. */
+/* A wait holds the driver's lock only while it looks. It sleeps until the scenario changes, as a real driver sleeps until an
+ * interrupt. A change before scenario_changes is found by the second look, which follows at once. */
 static nvmlReturn_t wait_for_event(struct call *call, nvmlEventSet_t set, unsigned int timeout_ms, const struct event **out)
 {
     double deadline = unix_seconds() + timeout_ms / 1e3;
-    for (;;) {
-        nvmlReturn_t answer = next_event(call, set, out);
-        if (answer != NVML_ERROR_TIMEOUT || unix_seconds() >= deadline)
-            return answer;
-        call_pause(call);
-    }
+    nvmlReturn_t answer = next_event(call, set, out);
+    if (answer != NVML_ERROR_TIMEOUT)
+        return answer;
+    int changes = scenario_changes();
+    double left = 0;
+    do {
+        call_wait(call, changes, left);
+        answer = next_event(call, set, out);
+        left = deadline - unix_seconds();
+    } while (answer == NVML_ERROR_TIMEOUT && left > 0);
+    if (changes >= 0)
+        close(changes);
+    return answer;
 }
 
 static void fill(nvmlEventData_t *data, const struct event *e)

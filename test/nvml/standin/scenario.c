@@ -2,10 +2,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -164,6 +166,31 @@ const struct scenario *scenario_now(void)
     const struct scenario *s = current;
     pthread_mutex_unlock(&lock);
     return s;
+}
+
+int scenario_changes(void)
+{
+    const char *path = scenario_path(), *slash = path ? strrchr(path, '/') : NULL;
+    if (!slash)
+        return -1;
+    char *dir = strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    int changes = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    if (dir && changes >= 0)
+        inotify_add_watch(changes, dir, IN_MOVED_TO | IN_CLOSE_WRITE);
+    free(dir);
+    return changes;
+}
+
+void scenario_wait(int changes, double seconds)
+{
+    char events[4096];
+    struct pollfd wait = {.fd = changes, .events = POLLIN};
+    int ms = (int)(seconds * 1e3) + (seconds > 0);
+    if (changes < 0 && ms > 1) /* inotify has failed: the caller looks once a millisecond */
+        ms = 1;
+    if (poll(&wait, 1, ms) > 0)
+        while (read(changes, events, sizeof events) > 0) {
+        }
 }
 
 void scenario_release(const struct scenario *s)

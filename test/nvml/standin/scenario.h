@@ -194,6 +194,12 @@ struct scenario {
 const struct scenario *scenario_now(void);
 void scenario_release(const struct scenario *);
 
+/* Opens a descriptor of changes of the scenario file, for scenario_wait and close; -1 without inotify. */
+int scenario_changes(void);
+
+/* Waits for a change of the scenario file. Returns after the given time at the latest, and earlier for other files of the folder. */
+void scenario_wait(int changes, double seconds);
+
 /* Tells whether there is a scenario file: without one there is no driver to start. */
 bool scenario_present(void);
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/podgauge/podgauge/test/e2e/cluster"
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
 // repoRoot is the repository's, seen from test/e2e.
@@ -18,7 +19,7 @@ const repoRoot = "../.."
 
 // runCluster runs a cluster until ctx is done. Its node has the image of podgauge-sim under the tag of the chart.
 func runCluster(ctx context.Context, out io.Writer) (err error) {
-	if err := cluster.CheckRequirements(cluster.BasePrograms()); err != nil {
+	if err := cluster.CheckRequirements(programs.OfCluster()); err != nil {
 		return err
 	}
 	o := cluster.Options()
@@ -34,7 +35,7 @@ func runCluster(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	image, err := c.LoadImage(ctx, cluster.Archive(repoRoot, "podgauge-sim"))
+	image, err := n.LoadImage(ctx, cluster.Archive(repoRoot, "podgauge-sim"))
 	if err != nil {
 		return err
 	}
@@ -56,11 +57,12 @@ func runCluster(ctx context.Context, out io.Writer) (err error) {
 	if err := n.TagImage(ctx, node.TestImage, pauseImage); err != nil {
 		return err
 	}
-	path, err := cluster.ToolPath()
-	if err != nil {
+	kubectl, kubectlErr := programs.ControlPlane.BuiltDir()
+	helm, helmErr := programs.Helm.BuiltDir()
+	if err := errors.Join(kubectlErr, helmErr); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, instructions, node.Name, cluster.Version, image, c.Kubeconfig, path)
+	fmt.Fprintf(out, instructions, node.Name, programs.ClusterVersion, image, c.Kubeconfig, kubectl+":"+helm)
 	<-ctx.Done()
 	return nil
 }

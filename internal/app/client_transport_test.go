@@ -1,0 +1,78 @@
+package app
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What the tests ask with.
+const (
+	clientTLSConfig  = "tls_config: {ca_file: tls.crt}\n"
+	clientAuthConfig = "basic_auth: {username: prometheus, password_file: password}\n"
+)
+
+// TestClientTLS: the client commands use certificate and password, and name a missing one in one line.
+func TestClientTLS(t *testing.T) {
+	s := newWebSecrets(t, tlsConfig+usersConfig)
+	s.write("password", testPassword+"\n")
+	w := newTestApp(t, 2, "--web.config.file="+s.path("web.yaml"))
+	w.waitRegistered()
+	address := strings.TrimPrefix(w.url, "http://")
+	listenFlag, urlFlag := "--web.listen-address="+address, "--url=https://"+address
+	for _, c := range []struct {
+		config string // of who asks
+		args   []string
+		status int
+		says   string
+	}{
+		{clientTLSConfig + clientAuthConfig, []string{"status", listenFlag}, exitOK, "2 of 2 devices healthy"},
+		{clientTLSConfig + clientAuthConfig, []string{"status", urlFlag}, exitOK, "2 of 2 devices healthy"},
+		{clientTLSConfig + clientAuthConfig, []string{"incidents", urlFlag, "-o=json"}, exitOK, `"incidents":[]`},
+		{"tls_config: {ca_file: tls.crt, server_name: other}\n" + clientAuthConfig, []string{"status", urlFlag}, exitError, "certificate is valid for podgauge, not other"},
+		{clientTLSConfig, []string{"status", urlFlag}, exitError, "https://" + address + " returned 401 Unauthorized: Unauthorized\n"},
+		{clientTLSConfig + "basic_auth: {username: prometheus, password: wrong}\n", []string{"status", urlFlag}, exitError, "returned 401 Unauthorized"},
+		{clientAuthConfig, []string{"status", urlFlag}, exitError, "certificate signed by unknown authority"},
+		{clientAuthConfig, []string{"status", listenFlag}, exitError, "http://" + address + " returned 400 Bad Request: Client sent an HTTP request to an HTTPS server.\n"},
+		{clientTLSConfig + clientAuthConfig, []string{"status", "--url=http://" + address}, exitError, "to an HTTPS server"},
+		{clientTLSConfig + "basic_auth: {username: prometheus, password_file: none}\n", []string{"status", urlFlag}, exitUsage, "none: no such file or directory"},
+	} {
+		s.write("http.yaml", c.config)
+		out, errs, status := runCLI(t, append(c.args, "--http.config.file="+s.path("http.yaml"))...)
+		got := errs
+		if c.status == exitOK {
+			got = out
+		}
+		if status != c.status || !strings.Contains(got, c.says) || (errs != "") != (c.status != exitOK) || strings.Count(errs, "\n") > 1 {
+			t.Errorf("%v with %q: status %d, %q, %q", c.args, c.config, status, out, errs)
+		}
+	}
+}
+
+// TestClientConfigErrors: each gives one line and exit status 2, without a request.
+func TestClientConfigErrors(t *testing.T) {
+	s := newWebSecrets(t, "")
+	for config, says := range map[string]string{
+		"basic_auths: {}\n":                                      "field basic_auths not found",
+		"tls_config: {ca_file: none.crt}\n":                      "none.crt: no such file or directory",
+		"tls_config: {ca_file: web.yaml}\n":                      "unable to use specified CA cert",
+		"tls_config: {cert_file: tls.crt}\n":                     "exactly one of key",
+		clientAuthConfig + "authorization: {credentials: abc}\n": "at most one of basic_auth",
+		"a: [\x1b[2J": "control characters are not allowed",
+	} {
+		s.write("http.yaml", config)
+		out, errs, status := runCLI(t, "status", "--url=https://127.0.0.1:1", "--http.config.file="+s.path("http.yaml"))
+		if status != exitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, says) || !strings.HasPrefix(errs, `podgauge status: --http.config.file "`+s.dir) {
+			t.Errorf("%q: status %d, %q", config, status, errs)
+		}
+	}
+	missing := filepath.Join(t.TempDir(), "http.yaml")
+	for args, says := range map[string]string{
+		"--http.config.file=" + missing:        `--http.config.file "` + missing + `": no such file or directory`,
+		"--url=https://a:secret@127.0.0.1:1/x": "--url: want no user and password: set both in --http.config.file",
+	} {
+		if _, errs, status := runCLI(t, "incidents", args); status != exitUsage || errs != "podgauge incidents: "+says+"\n" {
+			t.Errorf("%s: status %d, %q", args, status, errs)
+		}
+	}
+}

@@ -1,0 +1,70 @@
+package device
+
+import (
+	"encoding/json"
+	"log/slog"
+	"testing"
+	"time"
+)
+
+// fuzzStore is a HistoryStore that writes at once.
+type fuzzStore struct{ saved HealthHistory }
+
+func (s *fuzzStore) Save(h HealthHistory, _ bool) { s.saved = h }
+
+func (s *fuzzStore) ExportedCounts() *HealthHistory { return &s.saved }
+
+// FuzzHistory runs a Monitor with any valid history. Published devices are unique, the saved history is valid, and its counts do not fall.
+func FuzzHistory(f *testing.F) {
+	for _, h := range []string{
+		`{}`, `{"lost":true,"records":[{"gpu":"GPU-a"}]}`,
+		`{"records":[{"gpu":"GPU-a","flaps":7,"verdict":{"reason":"xid_95","by_reset":true,"since":"9999-12-31T00:00:00Z"},"xids":[{"code":95,"count":2}]}]}`,
+		`{"records":[{"gpu":"GPU-a","device":"MIG-b","verdict":{"reason":"xid_999","by_reset":true,"reset":true},"again":{"reason":"xid_999","resets":-1}}]}`,
+		`{"records":[{"gpu":"GPU-b","seen":"2026-01-01T00:00:00Z","listed":{"id":"GPU-b","gpu":"GPU-b","index":-1}}]}`,
+		`{"records":[{"gpu":"GPU-a","turns":["2026-01-01T00:00:00Z","9999-12-31T00:00:00Z"],"xids":[{},{}]},{"gpu":"GPU-b"}]}`,
+	} {
+		f.Add([]byte(h))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		var h HealthHistory
+		if json.Unmarshal(content, &h) != nil || h.Validate() != nil {
+			return
+		}
+		s, b := &fuzzStore{h}, idleBackend{}
+		m := NewMonitor(b, NewReaders(b), &Inventory{}, MonitorOptions{
+			Log: slog.New(slog.DiscardHandler), History: h, Store: s, IsAllocated: func(ID) bool { return true },
+		})
+		now := time.Now()
+		m.tracker.loadHistory(now)
+		m.handleListing([]Device{{ID: "GPU-a", GPU: "GPU-a", MIGEnabled: true, MIGDeviceIndex: -1}, {ID: "MIG-b", GPU: "GPU-a"}}, nil, now)
+		for seq := range uint64(60) {
+			now = now.Add(time.Second)
+			m.tracker.gpus["GPU-a"].checksBegun++
+			m.tracker.handleCheckResult(gpuCheckResult{gpu: "GPU-a", seq: seq + 1, startedAt: now, evidence: ResetEvidence{EnergyCounter: 1}}, now)
+			m.update(now)
+		}
+		m.handleEvent(Event{GPU: "GPU-a", Device: "MIG-b", Xid: 95, Recovery: RecoveryAfterReset}, sourceDriver, now, now)
+		m.update(now)
+		statuses, _ := m.inventory.Get()
+		ids := map[ID]bool{}
+		for _, d := range statuses {
+			ids[d.ID] = true
+		}
+		if len(statuses) < 2 || len(ids) != len(statuses) {
+			t.Errorf("%d devices with %d ids", len(statuses), len(ids))
+		}
+		saved, err := json.Marshal(s.saved)
+		if err != nil || s.saved.Validate() != nil {
+			t.Fatalf("%v, %v: %+v", err, s.saved.Validate(), s.saved)
+		}
+		var again HealthHistory
+		if err := json.Unmarshal(saved, &again); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range h.Records {
+			if got := again.record(r.GPU, r.Device).Flaps; got < r.Flaps && r.Flaps < 1<<60 {
+				t.Errorf("%d flaps of %s, were %d", got, r.GPU, r.Flaps)
+			}
+		}
+	})
+}

@@ -1,0 +1,82 @@
+package conformance
+
+import (
+	"fmt"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+var listCases = []kubeletCase{
+	{"a list replaces the list before", listThenAllocatable(healthy("b", "c", "d"), "b", "c", "d")},
+	{"an id that is listed twice counts once", listThenAllocatable(healthy("a", "b", "c", "d", "a", "b", "c", "d", "e"), "a", "b", "c", "d", "e")},
+	{"an id that is listed healthy and unhealthy is allocatable", listThenAllocatable(append(unhealthy("a", "b"), healthy("a")...), "a")},
+	{"only the string Healthy is healthy", listThenAllocatable([]*pluginapi.Device{
+		{ID: "0"}, {ID: "1", Health: "healthy"}, {ID: "2", Health: "Healthy"}, {ID: "3", Health: "Unhealthy"}, {ID: "4", Health: "Healthy "},
+	}, "2")},
+	{"an unhealthy device is allocatable after recovery", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b")...)
+		p.send(append(healthy("a"), unhealthy("b")...)...)
+		s.waitForAllocatable("a")
+		p.send(healthy("a", "b")...)
+		s.waitForAllocatable("a", "b")
+	}},
+	{"an empty list leaves no device, and the next list counts", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b")...)
+		p.send()
+		s.waitForAllocatable()
+		s.runRejectedPod(s.podSpec("early", 1), s.allUnhealthy())
+		p.send(healthy("a")...)
+		s.waitForAllocatable("a")
+	}},
+	{"an empty list keeps allocations, and the resource registered", emptyListAllocated},
+	// gRPC's default limit applies to the kubelet's end of the stream.
+	{"a list of more than 4 MiB ends the stream", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a")...)
+		many := []*pluginapi.Device{}
+		for i := range 70_000 {
+			many = append(many, &pluginapi.Device{ID: fmt.Sprintf("%060d", i), Health: pluginapi.Healthy})
+		}
+		p.send(many...)
+		p.waitForStreams(0)
+		s.waitForAllocatable()
+	}},
+	{"the end of a stream removes the devices, and the stream is not opened again", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b")...)
+		p.endStreams()
+		s.waitForAllocatable()
+		s.runRejectedPod(s.podSpec("late", 1), s.allUnhealthy())
+		if c := p.recorded(); c.streams != 1 {
+			s.Errorf("%d ListAndWatch calls; want one per registration", c.streams)
+		}
+		p.send(healthy("a", "b")...)
+		p.restarted().registerAndWait()
+	}},
+}
+
+// listThenAllocatable returns a case of a second list.
+func listThenAllocatable(list []*pluginapi.Device, want ...string) func(*caseFixture) {
+	return func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b")...)
+		p.send(list...)
+		s.waitForAllocatable(want...)
+	}
+}
+
+// emptyListAllocated: so a plugin can withdraw a resource. The checkpoint keeps the resource, without devices.
+func emptyListAllocated(s *caseFixture) {
+	p := s.registerPlugin(healthy("a")...)
+	pod := s.podSpec("owner", 1)
+	got := s.runAdmittedPod(pod)
+	p.send()
+	s.waitForAllocatable()
+	s.waitForListed(got.Name, "main[a]")
+	s.waitFor("the checkpoint has the resource without devices", func() error {
+		if ids, ok := s.readCheckpoint().RegisteredDevices[s.resource]; !ok || len(ids) > 0 {
+			return fmt.Errorf("checkpoint: %q, %t", ids, ok)
+		}
+		return nil
+	})
+	s.must(s.k.RestartContainer(s.ctx, pod, "main"))
+	s.waitForListed(got.Name, "main[a]")
+	p.waitForStreams(1)
+}

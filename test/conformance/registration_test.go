@@ -1,0 +1,138 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+var registrationCases = []kubeletCase{
+	{"only v1beta1 is supported", func(s *caseFixture) {
+		p := s.startPlugin(pluginBehavior{})
+		for _, version := range []string{"", "v1alpha", "v1beta2"} {
+			s.wantError(s.register(s.ctx, version, p.socket, s.resource), codes.Unknown,
+				fmt.Sprintf("requested API version %q is not supported by kubelet. Supported version is [\"v1beta1\"]", version))
+		}
+	}},
+	{"a plugin without a listener is dialed until the deadline", func(s *caseFixture) {
+		const deadline = time.Second
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(s.ctx, deadline)
+		defer cancel()
+		err := s.register(ctx, pluginapi.Version, s.name+".sock", s.resource)
+		if status.Code(err) != codes.DeadlineExceeded { // the kubelet has the same deadline and may respond first
+			s.wantError(err, codes.Unknown, "failed to dial device plugin: context deadline exceeded")
+		}
+		if took := time.Since(start); took < deadline {
+			s.Errorf("Register took %v; want %v", took, deadline)
+		}
+	}},
+	{"a plugin with failing options is rejected and never watched", func(s *caseFixture) {
+		p := s.startPlugin(pluginBehavior{optionsErr: errors.New("out of options")}, healthy("a")...)
+		s.wantError(p.register(), codes.Unknown, "failed to get device plugin options: rpc error: code = Unknown desc = out of options")
+		s.waitForAllocatable()
+		if c := p.recorded(); c.streams != 0 {
+			s.Errorf("%d ListAndWatch calls; want none", c.streams)
+		}
+	}},
+	// A plugin can distinguish the kubelet's stream from clients' streams by the connection.
+	{"options and stream share one connection", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a")...)
+		if c := p.recorded(); c.options != 1 || c.connections != 1 {
+			s.Errorf("%d calls for options before the stream, %d connections; want one each", c.options, c.connections)
+		}
+	}},
+	{"a second registration of a live socket", registerTwice},
+	{"a plugin stops after a second registration", stopAfterDoubleRegistration},
+	{"an old plugin stops while the successor is connected", replacedPluginStops},
+	{"a plugin may register again on a new socket", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b")...)
+		p.stop()
+		s.waitForAllocatable()
+		p.restarted().registerAndWait()
+	}},
+	{"a failed registration leaves the live plugin on the node", failedRegistrationKeepsLive},
+}
+
+// registerTwice: until 1.36 the second registration succeeds, and there are two streams.
+func registerTwice(s *caseFixture) {
+	p := s.registerPlugin(healthy("a", "b", "c", "d")...)
+	err := p.register()
+	if s.k.Version() == kubelet.V136 {
+		s.must(err)
+		p.waitForStreams(2)
+	} else {
+		s.wantError(err, codes.Unknown, "device plugin already connected: ")
+		s.wantError(err, codes.Unknown, "/device-plugins/"+p.socket)
+		p.waitForStreams(1)
+	}
+	p.send(healthy("a", "b")...)
+	p.waitForList()
+}
+
+// stopAfterDoubleRegistration: since 1.37 the kubelet has lost the client of the stream. The devices stay on the node for ever, and the
+// socket's name can never register again.
+func stopAfterDoubleRegistration(s *caseFixture) {
+	old := s.k.Version() == kubelet.V136
+	p := s.registerPlugin(healthy("a", "b", "c", "d")...)
+	_ = p.register()                         // as in registerTwice
+	s.requireAllocatable("a", "b", "c", "d") // until both streams have the list: a late list would undo the end of the first stream
+	p.stop()
+	if old { // until the streams have ended: a late end would disconnect the next registration
+		s.requireAllocatable()
+	} else {
+		s.requireAllocatable("a", "b", "c", "d")
+	}
+	p.serve()
+	if old {
+		p.registerAndWait()
+		p.stop()
+		s.waitForAllocatable()
+	} else {
+		for range 2 {
+			s.wantError(p.register(), codes.Unknown, "device plugin already connected: ")
+			s.requireAllocatable("a", "b", "c", "d")
+		}
+		p.stop()
+	}
+	s.registerPlugin(healthy("e", "f", "g")...) // on a new name
+}
+
+// replacedPluginStops: until 1.36 the end of any stream disconnects the resource's current plugin.
+func replacedPluginStops(s *caseFixture) {
+	old := s.registerPlugin(healthy("a", "b")...)
+	successor := s.registerPlugin(healthy("a", "b", "c")...)
+	old.stop()
+	if s.k.Version() == kubelet.V136 {
+		s.waitForAllocatable()
+		successor.waitForStreams(0)
+		successor.send(healthy("a", "b", "c", "d")...)
+		s.requireAllocatable()
+		return
+	}
+	successor.send(healthy("a", "b", "c", "d")...)
+	successor.waitForList()
+	successor.waitForStreams(1)
+}
+
+// failedRegistrationKeepsLive: a failed registration on the same socket (1.37) or resource (before) deletes the live plugin's client.
+// The end of the live plugin's stream then disconnects no plugin.
+func failedRegistrationKeepsLive(s *caseFixture) {
+	p := s.registerPlugin(healthy("a", "b")...)
+	failing := p
+	if s.k.Version() == kubelet.V136 {
+		failing = s.startPlugin(pluginBehavior{optionsErr: errors.New("out of options")})
+	}
+	s.wantError(failing.register(), codes.Unknown, "")
+	p.stop()
+	p.waitForStreams(0)
+	s.requireAllocatable("a", "b")
+	s.registerPlugin(healthy("c")...)
+}
