@@ -1,0 +1,129 @@
+package peers
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
+	"github.com/podgauge/podgauge/test/program"
+)
+
+const (
+	resource    = "nvidia.com/gpu"
+	gpuCount    = 8
+	waitTimeout = time.Minute
+)
+
+// machine is a machine with the stand-in's GPUs and a simulated kubelet.
+type machine struct {
+	dir, library string
+	scenarioFile string
+	scenario     *nvmltest.Scenario
+	kubelet      *kubelet.Kubelet
+}
+
+func newMachine(t *testing.T, library string, gpus int) *machine {
+	t.Helper()
+	dir := program.ShortDir(t)
+	n := &machine{dir: dir, library: library, scenarioFile: filepath.Join(dir, "scenario"), kubelet: kubelet.New(kubelet.Options{Dir: dir})}
+	n.scenario = nvmltest.NewScenario(n.scenarioFile)
+	if err := n.scenario.Set(fmt.Sprintf("gpus %d", gpus), "gpu * utilization 0~100/20s", "gpu * power 70000~700000/30s"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- n.kubelet.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	n.wait(t, func(s kubelet.KubeletState) bool { return s.Serving })
+	return n
+}
+
+func (n *machine) wait(t *testing.T, cond func(kubelet.KubeletState) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	if err := n.kubelet.Wait(ctx, cond); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// waitForHealthy waits until the kubelet counts a number of healthy GPUs.
+func (n *machine) waitForHealthy(t *testing.T, count int) {
+	t.Helper()
+	n.wait(t, func(s kubelet.KubeletState) bool {
+		return s.Resources[resource].Registered && s.Resources[resource].Allocatable == count
+	})
+}
+
+// runPods runs pods with a GPU each, and pods without.
+func (n *machine) runPods(t *testing.T, withGPU, without int) {
+	t.Helper()
+	for i := range withGPU + without {
+		container := kubelet.ContainerSpec{Name: "main"}
+		if i < withGPU {
+			container.Limits = map[string]int{resource: 1}
+		}
+		spec := kubelet.PodSpec{Namespace: "research", Name: fmt.Sprintf("pod-%d", i), Containers: []kubelet.ContainerSpec{container, {Name: "sidecar"}}}
+		if err := n.kubelet.RunPod(t.Context(), spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// pluginSocket returns the path of the device plugin's socket.
+func (n *machine) pluginSocket(t *testing.T) string {
+	t.Helper()
+	sockets := n.kubelet.Resource(resource).Sockets
+	if len(sockets) != 1 {
+		t.Fatalf("%d sockets", len(sockets))
+	}
+	return filepath.Join(n.dir, "device-plugins", sockets[0])
+}
+
+// nvmlLibrary builds the stand-in.
+func nvmlLibrary(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := nvmltest.Build(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll("/var/lib/kubelet", 0o755); err != nil { // where the peer's folder is mounted
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// freeAddress returns an address of the loopback interface with an unused port.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// cpuModel returns the processor's name.
+func cpuModel() string {
+	text, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(line, "model name"); ok {
+			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
+		}
+	}
+	return runtime.GOARCH
+}

@@ -1,0 +1,162 @@
+package peers
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
+)
+
+// process is a running program under measurement.
+type process struct {
+	*exec.Cmd
+	callsFile string
+	log       bytes.Buffer
+}
+
+// startProcess starts a program with the stand-in until the test ends.
+func startProcess(t *testing.T, n *machine, command ...string) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command(command[0], command[1:]...), callsFile: filepath.Join(n.dir, "calls")}
+	p.Env = append(os.Environ(), "LD_LIBRARY_PATH="+n.library, "NVML_STANDIN="+n.scenarioFile, "NVML_STANDIN_CALLS="+p.callsFile)
+	p.Stdout, p.Stderr = &p.log, &p.log
+	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.kill)
+	return p
+}
+
+// kill ends the process. ProcessState then has the CPU time of the process's life.
+func (p *process) kill() {
+	if p.ProcessState == nil {
+		p.Process.Kill()
+		p.Wait()
+	}
+}
+
+func (p *process) cpuOfLife() time.Duration {
+	return p.ProcessState.UserTime() + p.ProcessState.SystemTime()
+}
+
+// usage is the consumption of a process so far.
+type usage struct {
+	cpu             time.Duration
+	contextSwitches int
+	nvmlCalls       int
+}
+
+func (u usage) since(earlier usage) usage {
+	return usage{u.cpu - earlier.cpu, u.contextSwitches - earlier.contextSwitches, u.nvmlCalls - earlier.nvmlCalls}
+}
+
+func (p *process) usage(t *testing.T) (u usage) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.Process.Pid))
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("%s has ended: %v\n%s", p.Path, err, p.log.String())
+	}
+	for _, task := range tasks {
+		schedstat, _ := os.ReadFile(task + "/schedstat") // a task that has ended counts 0
+		if fields := strings.Fields(string(schedstat)); len(fields) > 0 {
+			u.cpu += time.Duration(parseInt(t, fields[0]))
+		}
+		status, _ := os.ReadFile(task + "/status")
+		u.contextSwitches += statusField(t, string(status), "voluntary_ctxt_switches") + statusField(t, string(status), "nonvoluntary_ctxt_switches")
+	}
+	calls, err := nvmltest.ReadCalls(p.callsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for gpu := range nvmltest.NoGPU + 1 {
+		u.nvmlCalls += int(calls.GPUTotal(gpu))
+	}
+	return u
+}
+
+// memory returns the resident and the anonymous memory in bytes.
+func (p *process) memory(t *testing.T) (resident, anonymous int) {
+	t.Helper()
+	rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", p.Process.Pid))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, p.log.String())
+	}
+	return statusField(t, string(rollup), "Rss") << 10, statusField(t, string(rollup), "Anonymous") << 10
+}
+
+// statusField returns a field of a file in /proc; 0 without the field.
+func statusField(t *testing.T, text, name string) int {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			return parseInt(t, strings.Fields(value)[0])
+		}
+	}
+	return 0
+}
+
+func parseInt(t *testing.T, text string) int {
+	t.Helper()
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// scrape reads the metrics of a program, compressed as Prometheus asks for.
+func scrape(url string) (text string, err error) {
+	request, err := http.NewRequest(http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return "", err
+	}
+	request.Header.Set("Accept-Encoding", "gzip")
+	response, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s: %s", url, response.Status)
+	}
+	body, err := gzip.NewReader(response.Body)
+	if err != nil {
+		return "", err
+	}
+	content, err := io.ReadAll(body)
+	return string(content), err
+}
+
+// copyAsUnpacked copies a program in pieces of 32 KB, as containerd unpacks an image. The kernel maps a file that the linker has written in
+// larger units, and more of the file counts as resident.
+func copyAsUnpacked(t *testing.T, from, dir string) string {
+	t.Helper()
+	in, err := os.Open(from)
+	if err != nil {
+		t.Fatalf("%v: run `make bench-peers`", err)
+	}
+	defer in.Close()
+	to := filepath.Join(dir, filepath.Base(from))
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{in}, make([]byte, 32<<10))
+	if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
