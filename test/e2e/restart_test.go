@@ -69,7 +69,7 @@ func TestKubeletRestarts(t *testing.T) {
 	measureDurations(t, "re-registered after the new socket of a kubelet that was ended by SIGKILL", time.Second, took[syscall.SIGKILL]...)
 	printMeasurement(t, fmt.Sprintf("over %d kubelet restarts", 2*restarts), fmt.Sprintf("file descriptors %d to %d, goroutines %d to %d, threads %d to %d",
 		before.fds, after.fds, before.goroutines, after.goroutines, before.threads, after.threads))
-	if after.fds != before.fds || after.goroutines != before.goroutines || after.threads > before.threads+maxRuntimeThreads {
+	if after.fds > before.fds || after.goroutines > before.goroutines || after.threads > before.threads+maxRuntimeThreads {
 		t.Errorf("podgauge grows: %+v, then %+v", before, after)
 	}
 	count := watch.stop(t)
