@@ -6,9 +6,11 @@
 
 #include "call.h"
 
-/* An event set remembers for each GPU which types of event it wants and up to which serial it has been told. */
+/* An event set remembers for each GPU which types of event it wants and up to which serial it has been told. changes is a descriptor of
+ * scenario_changes; it lives as long as the set, since closing one takes milliseconds. */
 static struct nvmlEventSet_st {
     bool used;
+    int changes;
     struct {
         unsigned long long types;
         unsigned long long told;
@@ -19,10 +21,18 @@ enum { SET_COUNT = sizeof sets / sizeof *sets };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards sets */
 
+static void release_locked(struct nvmlEventSet_st *set)
+{
+    if (set->used && set->changes >= 0)
+        close(set->changes);
+    memset(set, 0, sizeof *set);
+}
+
 void event_sets_free(void)
 {
     pthread_mutex_lock(&lock);
-    memset(sets, 0, sizeof sets);
+    for (int i = 0; i < SET_COUNT; i++)
+        release_locked(&sets[i]);
     pthread_mutex_unlock(&lock);
 }
 
@@ -45,7 +55,7 @@ nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
     for (int i = 0; i < SET_COUNT && answer != NVML_SUCCESS; i++) {
         if (sets[i].used)
             continue;
-        sets[i] = (struct nvmlEventSet_st){.used = true};
+        sets[i] = (struct nvmlEventSet_st){.used = true, .changes = scenario_changes()};
         set->handle = &sets[i];
         answer = NVML_SUCCESS;
     }
@@ -59,7 +69,7 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
     pthread_mutex_lock(&lock);
     bool was_usable = usable(set);
     if (was_usable)
-        set.handle->used = false;
+        release_locked(set.handle);
     pthread_mutex_unlock(&lock);
     return was_usable ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
@@ -127,10 +137,11 @@ static bool watches_a_lost_gpu(const struct scenario *s, const struct nvmlEventS
 
 /* Gives the next event, and TIMEOUT when there is none. What is waiting comes first; after that one lost GPU spoils
  * every wait. */
-static nvmlReturn_t next_event(const struct call *call, nvmlEventSet_t set, const struct event **out)
+static nvmlReturn_t next_event(const struct call *call, nvmlEventSet_t set, const struct event **out, int *changes)
 {
     nvmlReturn_t answer = NVML_ERROR_TIMEOUT;
     pthread_mutex_lock(&lock);
+    *changes = usable(set) ? set.handle->changes : -1;
     if (!usable(set)) {
         answer = NVML_ERROR_INVALID_ARGUMENT;
     } else if ((*out = oldest_untold(call->scenario, set.handle))) {
@@ -145,23 +156,18 @@ static nvmlReturn_t next_event(const struct call *call, nvmlEventSet_t set, cons
 }
 
 /* A wait holds the driver's lock only while it looks. It sleeps until the scenario changes, as a real driver sleeps until an
- * interrupt. A change before scenario_changes is found by the second look, which follows at once. */
+ * interrupt. */
 static nvmlReturn_t wait_for_event(struct call *call, nvmlEventSet_t set, unsigned int timeout_ms, const struct event **out)
 {
     double deadline = unix_seconds() + timeout_ms / 1e3;
-    nvmlReturn_t answer = next_event(call, set, out);
-    if (answer != NVML_ERROR_TIMEOUT)
-        return answer;
-    int changes = scenario_changes();
-    double left = 0;
-    do {
+    int changes;
+    for (;;) {
+        nvmlReturn_t answer = next_event(call, set, out, &changes);
+        double left = deadline - unix_seconds();
+        if (answer != NVML_ERROR_TIMEOUT || left <= 0)
+            return answer;
         call_wait(call, changes, left);
-        answer = next_event(call, set, out);
-        left = deadline - unix_seconds();
-    } while (answer == NVML_ERROR_TIMEOUT && left > 0);
-    if (changes >= 0)
-        close(changes);
-    return answer;
+    }
 }
 
 static void fill(nvmlEventData_t *data, const struct event *e)
