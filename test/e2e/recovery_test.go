@@ -204,6 +204,7 @@ func TestUnhealthyStays(t *testing.T) {
 	others := without(uuids(defaultGPUs), held)
 	m.addEvent(t, indexOf(t, held), "xid 79")
 	waitForAllocatable(ctx, t, n, others...)
+	await(ctx, t, "the fault is stored", func(context.Context) error { return m.checkStored(held) }) // the kubelet is told before
 	asked := watchAllocatable(ctx, t, n, held)
 	unwell := func(s metricsScrape) error {
 		return errors.Join(s.wantValue(0, "nvidia_gpu_healthy", seriesLabels{"uuid": held}), s.wantValue(1, "nvidia_gpu_unhealthy_info", seriesLabels{"uuid": held, "reason": "xid_79"}))
@@ -236,13 +237,24 @@ func TestUnhealthyStays(t *testing.T) {
 	corruptState(ctx, t, n, m, held)
 }
 
+const healthFile = "health.json"
+
+// checkStored reports whether podgauge has stored that a GPU failed with Xid 79.
+func (m *simulatedMachine) checkStored(id string) error {
+	stored, err := os.ReadFile(filepath.Join(m.stateRoot, healthFile))
+	if err == nil && (!strings.Contains(string(stored), id) || !strings.Contains(string(stored), "xid_79")) {
+		err = fmt.Errorf("%s has not %s: %s", healthFile, id, stored)
+	}
+	return err
+}
+
 // corruptState has podgauge find that its memory is no memory: that is set aside, and no GPU is given away before it was checked, nor condemned.
 func corruptState(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, held string) {
 	const garbage = "\x00{no memory\n"
-	file := filepath.Join(m.stateRoot, "health.json")
-	if known, err := os.ReadFile(file); err != nil || !strings.Contains(string(known), held) {
-		t.Fatalf("%s does not speak of %s: %s, %v", file, held, known, err)
+	if err := m.checkStored(held); err != nil {
+		t.Fatal(err)
 	}
+	file := filepath.Join(m.stateRoot, healthFile)
 	if err := os.WriteFile(file, []byte(garbage), 0o600); err != nil {
 		t.Fatal(err)
 	}
