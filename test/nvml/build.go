@@ -44,6 +44,19 @@ func Build(dir string, hidden ...string) (lib string, err error) {
 	return lib, os.Rename(filepath.Join(work, libraryName), lib)
 }
 
+// LargeMaxGPUs is the largest number of GPUs in a scenario of BuildLarge's library.
+const LargeMaxGPUs = 64
+
+// BuildLarge builds the stand-in for up to LargeMaxGPUs GPUs in dir, and returns the library's path. The library takes more memory than
+// Build's. ReadCalls cannot read the library's counts.
+func BuildLarge(dir string) (lib string, err error) {
+	o, err := compileStandin(fmt.Sprintf("-DMAX_GPUS=%d", LargeMaxGPUs))
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, libraryName), o.link(dir, nil)
+}
+
 // compiledObject is the compiled stand-in. Libraries differ only in what they export.
 type compiledObject struct {
 	functions []nvmlFunction
@@ -51,7 +64,9 @@ type compiledObject struct {
 }
 
 // compileOnce compiles the stand-in once per process, because tests build a dozen libraries and compiling takes 2 s of CPU.
-var compileOnce = sync.OnceValues(func() (o compiledObject, err error) {
+var compileOnce = sync.OnceValues(func() (compiledObject, error) { return compileStandin() })
+
+func compileStandin(flags ...string) (o compiledObject, err error) {
 	include, err := nvmlHeaderDir()
 	if err != nil {
 		return o, err
@@ -69,11 +84,11 @@ var compileOnce = sync.OnceValues(func() (o compiledObject, err error) {
 	if err := writeSources(work, o.functions); err != nil {
 		return o, fmt.Errorf("write the stand-in's sources: %w", err)
 	}
-	if o.code, err = compile(work, include); err != nil {
+	if o.code, err = compile(work, include, flags); err != nil {
 		return o, fmt.Errorf("compile the stand-in: %w", err)
 	}
 	return o, nil
-})
+}
 
 // nvmlHeaderDir returns the folder of go-nvml's nvml.h.
 // With this header the stand-in has the functions and structs of the compiled program.
@@ -111,7 +126,7 @@ func writeSources(dir string, functions []nvmlFunction) error {
 
 // compile returns the stand-in as an object file.
 // Unversioned names stay functions of the library, as in go-nvml, and are not mapped to the newest version.
-func compile(dir, include string) ([]byte, error) {
+func compile(dir, include string, flags []string) ([]byte, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.c"))
 	if err != nil {
 		return nil, err
@@ -121,7 +136,7 @@ func compile(dir, include string) ([]byte, error) {
 		"-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread",
 		"-DNVML_NO_UNVERSIONED_FUNC_DEFS=1", "-I", include, "-r", "-o", name,
 	}
-	if _, err := command(dir, "gcc", append(args, files...)...); err != nil {
+	if _, err := command(dir, "gcc", slices.Concat(args, flags, files)...); err != nil {
 		return nil, err
 	}
 	return os.ReadFile(filepath.Join(dir, name))

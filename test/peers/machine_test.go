@@ -25,6 +25,7 @@ const (
 // machine is a machine with the stand-in's GPUs and a simulated kubelet.
 type machine struct {
 	dir, library string
+	gpus         int
 	scenarioFile string
 	scenario     *nvmltest.Scenario
 	kubelet      *kubelet.Kubelet
@@ -33,7 +34,7 @@ type machine struct {
 func newMachine(t *testing.T, library string, gpus int) *machine {
 	t.Helper()
 	dir := program.ShortDir(t)
-	n := &machine{dir: dir, library: library, scenarioFile: filepath.Join(dir, "scenario"), kubelet: kubelet.New(kubelet.Options{Dir: dir})}
+	n := &machine{dir: dir, library: library, gpus: gpus, scenarioFile: filepath.Join(dir, "scenario"), kubelet: kubelet.New(kubelet.Options{Dir: dir})}
 	n.scenario = nvmltest.NewScenario(n.scenarioFile)
 	if err := n.scenario.Set(fmt.Sprintf("gpus %d", gpus), "gpu * utilization 0~100/20s", "gpu * power 70000~700000/30s"); err != nil {
 		t.Fatal(err)

@@ -17,9 +17,14 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-var write = flag.Bool("write", false, "write the table to docs/benchmarks.md")
+var (
+	write = flag.Bool("write", false, "write the table to docs/benchmarks.md")
+	hour  = flag.Bool("hour", false, "read memory after an hour, too: two hours more")
+)
 
 const page = "../../docs/benchmarks.md"
 
@@ -41,10 +46,10 @@ type side struct {
 type comparison struct {
 	library  string
 	rounds   int
-	idle     time.Duration // of each idle measurement
-	loaded   time.Duration // until memory is read
-	sides    [2]side       // NVIDIA's plugin and podgauge
-	dir      string        // of the peers
+	idle     time.Duration   // of each idle measurement
+	loaded   []time.Duration // times after which memory is read
+	sides    [2]side         // NVIDIA's plugin and podgauge
+	dir      string          // of the peers
 	podgauge string
 	rows     []row
 }
@@ -76,6 +81,7 @@ func TestPeers(t *testing.T) {
 		{"Memory", c.memory},
 		{"Scrape", c.scrapes},
 		{"Mapping", c.mapping},
+		{"Growth", c.growth},
 	} {
 		t.Run(measurement.name, measurement.run)
 	}
@@ -91,9 +97,12 @@ func newComparison(t *testing.T, dir string) *comparison {
 	unpacked := t.TempDir()
 	nvidia := copyAsUnpacked(t, filepath.Join(dir, "nvidia-device-plugin"), unpacked)
 	podgauge := copyAsUnpacked(t, "../../bin/podgauge", unpacked)
-	c := &comparison{dir: dir, library: nvmlLibrary(t), rounds: 50, idle: time.Minute, loaded: 2 * time.Minute, podgauge: podgauge}
+	c := &comparison{dir: dir, library: nvmlLibrary(t), rounds: 50, idle: time.Minute, loaded: []time.Duration{2 * time.Minute}, podgauge: podgauge}
 	if testing.Short() {
-		c.rounds, c.idle, c.loaded = 3, 5*time.Second, 10*time.Second
+		c.rounds, c.idle, c.loaded = 3, 5*time.Second, []time.Duration{10 * time.Second}
+	}
+	if *hour {
+		c.loaded = append(c.loaded, time.Hour)
 	}
 	c.sides = [2]side{
 		{"NVIDIA's plugin 0.20.0", func(n *machine) []string {
@@ -271,7 +280,7 @@ func (c *comparison) idleUsage(t *testing.T) {
 
 // memory measures a process with 8 allocated GPUs and 110 pods; podgauge is scraped every second.
 func (c *comparison) memory(t *testing.T) {
-	var cells [2]string
+	cells := make([][2]string, len(c.loaded))
 	for i := range c.sides {
 		t.Run(c.sides[i].name, func(t *testing.T) {
 			n := newMachine(t, c.library, gpuCount)
@@ -283,22 +292,25 @@ func (c *comparison) memory(t *testing.T) {
 			p := startProcess(t, n, command...)
 			n.waitForHealthy(t, gpuCount)
 			n.runPods(t, gpuCount, 110-gpuCount)
-			end := time.Now().Add(c.loaded)
-			for time.Now().Before(end) {
+			for begin, k := time.Now(), 0; k < len(c.loaded); {
 				if i == 1 {
 					if _, err := scrape("http://" + address + "/metrics"); err != nil {
 						t.Fatal(err)
 					}
 				}
 				time.Sleep(time.Second)
+				if time.Since(begin) > c.loaded[k] {
+					resident, anonymous := p.memory(t)
+					cells[k][i] = inMegabytes(resident, anonymous)
+					k++
+				}
 			}
-			resident, anonymous := p.memory(t)
-			cells[i] = inMegabytes(resident, anonymous)
 		})
 	}
-	cells[0] += ", not scraped"
-	cells[1] += ", scraped every second"
-	c.add(fmt.Sprintf("resident memory (anonymous) with 8 allocated GPUs and 110 pods, after %s", c.loaded), cells)
+	for k, after := range c.loaded {
+		c.add(fmt.Sprintf("resident memory (anonymous) with 8 allocated GPUs and 110 pods, after %s", after),
+			[2]string{cells[k][0] + ", not scraped", cells[k][1] + ", scraped every second"})
+	}
 }
 
 // scrapes measures a scrape a second of podgauge and of nvidia_gpu_exporter.
@@ -316,24 +328,59 @@ func (c *comparison) scrapes(t *testing.T) {
 			n.waitForHealthy(t, gpuCount)
 			n.runPods(t, gpuCount, 110-gpuCount)
 		}
-		var cpu []time.Duration
-		calls, scrapes := 0, int(c.idle.Seconds())
-		time.Sleep(5 * time.Second)
-		for range scrapes {
-			before := p.usage(t)
-			if _, err := scrape("http://" + address + "/metrics"); err != nil {
-				t.Fatalf("%v\n%s", err, p.log.String())
-			}
-			time.Sleep(time.Second)
-			u := p.usage(t).since(before)
-			cpu = append(cpu, u.cpu)
-			calls += u.nvmlCalls
-		}
-		cells[i] = fmt.Sprintf("CPU %s; %d NVML calls", percentiles(cpu), calls/scrapes)
+		cpu, calls, _ := c.scrapeEachSecond(t, p, address)
+		cells[i] = fmt.Sprintf("CPU %s; %d NVML calls", percentiles(cpu), calls)
 		p.kill()
 	}
 	cells[0] = "nvidia_gpu_exporter 1.14.0, without pods: " + cells[0]
 	c.add("a second with a scrape of all default families, 8 allocated GPUs, 110 pods", cells)
+}
+
+// scrapeEachSecond returns the CPU time of each second with a scrape, NVML calls and series of a scrape.
+func (c *comparison) scrapeEachSecond(t *testing.T, p *process, address string) (cpu []time.Duration, calls, series int) {
+	t.Helper()
+	scrapes := int(c.idle.Seconds())
+	time.Sleep(5 * time.Second)
+	for range scrapes {
+		before := p.usage(t)
+		text, err := scrape("http://" + address + "/metrics")
+		if err != nil {
+			t.Fatalf("%v\n%s", err, p.log.String())
+		}
+		time.Sleep(time.Second)
+		u := p.usage(t).since(before)
+		cpu = append(cpu, u.cpu)
+		calls += u.nvmlCalls
+		series = len(seriesLine.FindAllString(text, -1))
+	}
+	return cpu, calls / scrapes, series
+}
+
+var seriesLine = regexp.MustCompile("(?m)^[a-z]")
+
+// growth measures podgauge with more GPUs, of which one pod each has one, and more pods.
+func (c *comparison) growth(t *testing.T) {
+	large := t.TempDir()
+	if _, err := nvmltest.BuildLarge(large); err != nil {
+		t.Fatal(err)
+	}
+	for _, pods := range []int{110, 500} {
+		for gpus := gpuCount; gpus <= nvmltest.LargeMaxGPUs; gpus *= 2 {
+			library := c.library
+			if gpus > nvmltest.MaxGPUs {
+				library = large
+			}
+			n, address := newMachine(t, library, gpus), freeAddress(t)
+			p := startProcess(t, n, c.podgaugeCommand(n, address)...)
+			n.waitForHealthy(t, gpus)
+			n.runPods(t, gpus, pods-gpus)
+			cpu, _, series := c.scrapeEachSecond(t, p, address)
+			resident, anonymous := p.memory(t)
+			p.kill()
+			figure := fmt.Sprintf("%d GPUs, %d pods, a scrape a second for %s: CPU; series; resident memory (anonymous)", gpus, pods, c.idle)
+			c.add(figure, [2]string{"–", fmt.Sprintf("%s; %d; %s", percentiles(cpu), series, inMegabytes(resident, anonymous))})
+		}
+	}
 }
 
 // sharedConfig gives each GPU four replicas.

@@ -10,7 +10,10 @@
 #include "nvml.h"
 
 /* NO_GPU stands where a GPU's index would, for calls that concern none. */
-enum { MAX_GPUS = 16, NO_GPU = MAX_GPUS };
+#ifndef MAX_GPUS
+#define MAX_GPUS 16
+#endif
+enum { NO_GPU = MAX_GPUS };
 
 /* How many MIG devices a GPU can have, as it says itself (nvmlDeviceGetMaxMigDeviceCount). */
 enum { MAX_SLICES = 7 };
@@ -103,7 +106,7 @@ struct gpu {
 };
 
 /* A set of GPUs has a bit for each index, and one for NO_GPU. */
-typedef uint32_t gpu_set;
+__extension__ typedef unsigned __int128 gpu_set;
 
 /* A rule makes calls go wrong. */
 struct rule {
