@@ -103,7 +103,7 @@ PEERS ?= $(HOME)/.cache/podgauge-peers
 
 bench-peers: build ## podgauge and its peers in one run, in turns; HOUR=1: memory after an hour, too; PEERS has the peers' sources or gets clones; as root
 	test/peers/build $(PEERS)
-	PODGAUGE_PEERS=$(PEERS) go test -count=1 -timeout 4h -v -run 'TestPeers$$$$' ./test/peers -write $(if $(HOUR),-hour)
+	PODGAUGE_PEERS=$(PEERS) go test -count=1 -timeout 4h -v -run 'TestPeers$$' ./test/peers -write $(if $(HOUR),-hour)
 
 gpu: build ## on a machine with an NVIDIA GPU; results are in docs/hardware.md
 	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./internal/nvml/...
