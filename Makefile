@@ -47,7 +47,8 @@ rules: ## the alerts, by the promtool that is installed; make test evaluates the
 	promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml
 	promtool test rules deploy/rules/*_test.yaml
 
-golden: ## write the golden files anew
+golden: ## write the golden files anew, and compile the status page
+	$(TOOL) qtc -skipLineComments -dir=internal/web/status
 	go test ./internal/app ./internal/config ./dashboards ./internal/web/status -update
 	cd test/external && go test ./podsfixture -run Fixtures -update
 	cd test/external/chart && go test -run Copies -update . && go test -run "Golden|Manifest|Readme" -update .
@@ -61,6 +62,8 @@ page-check: build ## the page in a real Chromium: what it shows, how soon and to
 	test/page/setup && cd test/page && node check.mjs
 
 lint:
+	@cd internal/web/status && d=$$(mktemp -d) && cp page.qtpl $$d && (cd $$d && $(TOOL) qtc -skipLineComments -file=page.qtpl 2>/dev/null) && \
+		{ cmp page.qtpl.go $$d/page.qtpl.go || { echo "page.qtpl.go is not page.qtpl's: run make golden"; false; }; } && rm -r $$d
 	$(TOOL) golangci-lint run ./...
 	@unreachable="$$($(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }
 	go -C tools run ./codestats -check $(CURDIR)

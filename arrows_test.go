@@ -81,7 +81,7 @@ var strangers = map[string][]string{
 	"podresources":        {"github.com/prometheus"},
 	"internal/pods":       {"github.com/prometheus", "k8s.io/api", "k8s.io/client-go"},
 	"internal/web/api":    {"github.com/", "google.golang.org/", "k8s.io/"},
-	"internal/web/status": {"github.com/", "google.golang.org/", "k8s.io/"},
+	"internal/web/status": {"github.com/prometheus", "github.com/NVIDIA", "google.golang.org/", "k8s.io/"},
 	"exporter":            {"google.golang.org/grpc", "k8s.io/kubelet"},
 	"internal/device":     {"github.com/", "google.golang.org/", "k8s.io/"},
 	"internal/sim":        {"github.com/NVIDIA"},

@@ -2,23 +2,17 @@ package status
 
 import (
 	"embed"
-	"html/template"
 	"mime"
 	"net/http"
 	"path"
 	"strings"
 )
 
-//go:embed page.html
-var pageText string
-
 //go:embed page.css page.js icon.svg
 var assetFiles embed.FS
 
 // AssetsPath begins the paths of the style, script and icon.
 const AssetsPath = "/static/"
-
-var pageTemplate = template.Must(template.New("page").Parse(pageText))
 
 // Assets serves the style, script and icon.
 func Assets() http.Handler {

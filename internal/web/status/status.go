@@ -6,7 +6,6 @@
 package status
 
 import (
-	"bytes"
 	"context"
 	"net/http"
 	"sync"
@@ -40,34 +39,24 @@ type Page struct {
 func New(state PageState, o PageOptions) *Page { return &Page{state: state, options: o} }
 
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, err := p.current(context.WithoutCancel(r.Context())) // other viewers share the page, and a collection has a timeout
+	body := p.current(context.WithoutCancel(r.Context())) // other viewers share the page, and a collection has a timeout
 	setSecurityHeaders(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
-	if err != nil {
-		http.Error(w, "render page: "+err.Error(), http.StatusInternalServerError)
-		return
-	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.Write(body) //nolint:errcheck // the client disconnected
 }
 
 // current returns a page not older than maxPageAge.
-func (p *Page) current(ctx context.Context) ([]byte, error) {
+func (p *Page) current(ctx context.Context) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.body != nil && time.Since(p.renderedAt) < maxPageAge {
-		return p.body, nil
+	if p.body == nil || time.Since(p.renderedAt) >= maxPageAge {
+		p.body, p.renderedAt = p.render(p.state.Readings(ctx), time.Now()), time.Now()
 	}
-	body, err := p.render(p.state.Readings(ctx), time.Now())
-	if err != nil {
-		return nil, err
-	}
-	p.body, p.renderedAt = body, time.Now()
-	return body, nil
+	return p.body
 }
 
-func (p *Page) render(readings Readings, now time.Time) ([]byte, error) {
-	body := bytes.NewBuffer(make([]byte, 0, len(p.body)+len(p.body)/4))
-	err := pageTemplate.Execute(body, newPageView(p.state, &p.options, readings, now))
-	return []byte(text.PrintableLines(body.String())), err // html/template escapes markup, but not control characters
+func (p *Page) render(readings Readings, now time.Time) []byte {
+	// The template escapes markup, but not control characters.
+	return []byte(text.PrintableLines(page(newPageView(p.state, &p.options, readings, now))))
 }
