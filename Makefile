@@ -47,8 +47,9 @@ rules: ## the alerts, by the promtool that is installed; make test evaluates the
 	promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml
 	promtool test rules deploy/rules/*_test.yaml
 
-golden: ## write the golden files anew, and compile the status page
+golden: ## write the golden files anew, and first the status page and the sets of series, which are built into what is run
 	$(TOOL) qtc -skipLineComments -dir=internal/web/status
+	go test ./dashboards -update && go test ./internal/app -run TestSeriesSets -update
 	go test ./internal/app ./internal/config ./dashboards ./internal/web/status -update
 	cd test/external && go test ./podsfixture -run Fixtures -update
 	cd test/external/chart && go test -run Copies -update . && go test -run "Golden|Manifest|Readme" -update .

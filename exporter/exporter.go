@@ -38,6 +38,8 @@ type Exporter struct {
 	sender      sender
 
 	attribution *attribution // used by the running collection, and by ReadAllocated
+	// readsProcesses is set if a family of processes is exported.
+	readsProcesses bool
 
 	mu     sync.Mutex
 	newest *scrapeCollection // guarded by mu
@@ -57,6 +59,9 @@ func New(s Sources, o Options) *Exporter {
 		o.SeriesLimit = DefaultSeriesLimit
 	}
 	e := &Exporter{sources: s, options: o, attribution: newAttribution(s.Metrics), sender: newSender()}
+	for _, f := range usageFamilies {
+		e.readsProcesses = e.readsProcesses || o.Filter.Matches(f.container) || o.Filter.Matches(f.unattributed)
+	}
 	e.encoder, e.ownEncoder = newBodyEncoder(newRenderedMetrics(&e.sources, &e.options)), newBodyEncoder(nil)
 	return e
 }
@@ -138,7 +143,7 @@ func (e *Exporter) collect(c *scrapeCollection) {
 	for gpu := range byGPU(c.statuses) {
 		gpus = append(gpus, gpu[0].GPU)
 	}
-	readings := readers.Read(ctx, gpus)
+	readings := readers.Read(ctx, gpus, e.readsProcesses && processes.Visible())
 	listing.Wait()
 	s := &nodeSnapshot{
 		begin: c.begin, end: time.Now(), statuses: c.statuses, readings: readings, allocations: allocations, driver: node.Driver(),

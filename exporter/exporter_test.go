@@ -166,7 +166,7 @@ func (d *scrapeFixture) ListAllocations(ctx context.Context) device.Allocations 
 	return d.allocations
 }
 
-func (d *scrapeFixture) Read(ctx context.Context, gpus []device.GPU) []device.Reading {
+func (d *scrapeFixture) Read(ctx context.Context, gpus []device.GPU, _ bool) []device.Reading {
 	d.mu.Lock()
 	d.readCalls++
 	hang := d.hang

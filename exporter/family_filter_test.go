@@ -3,6 +3,7 @@ package exporter
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,15 +15,17 @@ import (
 
 func TestFamilyFilter(t *testing.T) {
 	for _, c := range []struct {
-		include, exclude string
-		takes, leaves    []string
+		set, include, exclude string
+		takes, leaves         []string
 	}{
-		{"", "", []string{"nvidia_gpu_power_watts", "go_goroutines"}, nil},
-		{"nvidia_gpu_power_*", "", []string{"nvidia_gpu_power_watts", "nvidia_gpu_power_limit_watts"}, []string{"nvidia_gpu_clock_hertz", "go_goroutines"}},
-		{"", "nvidia_gpu_*_total,go_*", []string{"nvidia_gpu_power_watts"}, []string{"nvidia_gpu_energy_joules_total", "go_goroutines"}},
-		{"nvidia_*", "nvidia_gpu_clock_hertz", []string{"nvidia_gpu_power_watts"}, []string{"nvidia_gpu_clock_hertz", "podgauge_nvml_up"}},
+		{"full", "", "", []string{"nvidia_gpu_power_watts", "go_goroutines"}, nil},
+		{"none", "nvidia_gpu_power_*", "", []string{"nvidia_gpu_power_watts", "nvidia_gpu_power_limit_watts"}, []string{"nvidia_gpu_clock_hertz", "go_goroutines"}},
+		{"full", "", "nvidia_gpu_*_total,go_*", []string{"nvidia_gpu_power_watts"}, []string{"nvidia_gpu_energy_joules_total", "go_goroutines"}},
+		{"minimal", "", "", []string{"nvidia_gpu_healthy", "podgauge_build_info"}, []string{"process_cpu_seconds_total", "nvidia_gpu_nvlink_links"}},
+		{"default", "go_*", "", []string{"nvidia_gpu_healthy", "process_cpu_seconds_total", "go_goroutines"}, []string{"nvidia_gpu_compute_mode", "DCGM_FI_DEV_GPU_UTIL"}},
+		{"none", "nvidia_*", "nvidia_gpu_clock_hertz", []string{"nvidia_gpu_power_watts"}, []string{"nvidia_gpu_clock_hertz", "podgauge_nvml_up"}},
 	} {
-		choice, err := NewFamilyFilter(split(c.include), split(c.exclude))
+		choice, err := NewFamilyFilter(c.set, split(c.include), split(c.exclude))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -38,7 +41,7 @@ func TestFamilyFilter(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"nvidia_[", "a\\", " "} {
-		if _, err := NewFamilyFilter(nil, []string{strings.TrimSpace(bad)}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", strings.TrimSpace(bad))) {
+		if _, err := NewFamilyFilter(fullSet, nil, []string{strings.TrimSpace(bad)}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", strings.TrimSpace(bad))) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -51,7 +54,7 @@ func split(list string) []string {
 // TestScrapeWithFilter checks that excluded families are in no scrape.
 func TestScrapeWithFilter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		choice, err := NewFamilyFilter(nil, []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"})
+		choice, err := NewFamilyFilter(fullSet, nil, []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,27 +73,81 @@ func TestScrapeWithFilter(t *testing.T) {
 	})
 }
 
-// TestRuntimeMetricsOnlyIfSelected checks that excluded families of the runtime, which are expensive, are not collected.
-func TestRuntimeMetricsOnlyIfSelected(t *testing.T) {
-	for exclude, want := range map[string][2]bool{"": {true, true}, "go_*": {false, true}, "go_*,process_*": {false, false}, "process_open_fds": {true, true}} {
-		choice, err := NewFamilyFilter(nil, split(exclude))
+// TestRuntimeMetrics checks that the collectors of client_golang, which are expensive, run only for families beyond the set.
+func TestRuntimeMetrics(t *testing.T) {
+	for _, c := range []struct {
+		set, include, exclude string
+		goFamilies            bool
+		processFamilies       []string // some; of at most two if there is no other
+	}{
+		{"full", "", "", true, []string{"process_cpu_seconds_total", "process_open_fds", "process_resident_memory_bytes"}},
+		{"full", "", "go_*,process_*", false, nil},
+		{"default", "", "", false, []string{"process_cpu_seconds_total", "process_resident_memory_bytes"}},
+		{"default", "", "process_cpu_seconds_total", false, []string{"process_resident_memory_bytes"}},
+		{"default", "process_open_fds", "", false, []string{"process_cpu_seconds_total", "process_open_fds", "process_resident_memory_bytes"}},
+		{"default", "go_*", "", true, []string{"process_cpu_seconds_total", "process_resident_memory_bytes"}},
+		{"minimal", "", "", false, nil},
+	} {
+		filter, err := NewFamilyFilter(c.set, split(c.include), split(c.exclude))
 		if err != nil {
 			t.Fatal(err)
 		}
 		registry := prometheus.NewRegistry()
-		NewSelfMetrics(registry, "v", false, choice)
-		families, err := registry.Gather()
+		NewSelfMetrics(registry, "v", false, filter)
+		families, err := filter.gather(registry)()
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got [2]bool
+		var names []string
+		hasGo := false
 		for _, f := range families {
-			got[0] = got[0] || strings.HasPrefix(f.GetName(), "go_")
-			got[1] = got[1] || strings.HasPrefix(f.GetName(), "process_")
+			hasGo = hasGo || strings.HasPrefix(f.GetName(), "go_")
+			if value := f.GetMetric()[0]; strings.HasPrefix(f.GetName(), "process_") {
+				if names = append(names, f.GetName()); value.GetCounter().GetValue()+value.GetGauge().GetValue() <= 0 {
+					t.Errorf("%+v: %v", c, f)
+				}
+			}
 		}
-		if got != want {
-			t.Errorf("without %q: go_ and process_ are collected %v, want %v", exclude, got, want)
+		slices.Sort(names)
+		missing := slices.ContainsFunc(c.processFamilies, func(name string) bool { return !slices.Contains(names, name) })
+		if hasGo != c.goFamilies || missing || len(c.processFamilies) < 3 && len(names) != len(c.processFamilies) {
+			t.Errorf("%+v: %v, and go_* %v", c, names, hasGo)
 		}
+	}
+}
+
+// TestRows checks the rows of a set, of an included family and of an excluded one.
+func TestRows(t *testing.T) {
+	row := func(name, value string, enum bool) *device.Metric {
+		return &device.Metric{Name: name, Labels: []device.Label{{Name: "l", Value: value}}, Enum: enum}
+	}
+	for _, c := range []struct {
+		row       *device.Metric
+		byDefault rowExport
+	}{
+		{row("nvidia_gpu_pipe_active_ratio", "tensor", false), alwaysExported},
+		{row("nvidia_gpu_pipe_active_ratio", "fp64", false), neverExported},
+		{row("nvidia_gpu_remapped_rows", "correctable", false), alwaysExported},
+		{row("nvidia_gpu_throttle_active", "hw_power_brake", true), alwaysExported},
+		{row("nvidia_gpu_throttle_active", "sync_boost", true), exportedIfSet},
+		{row("nvidia_gpu_compute_mode", "default", true), neverExported},
+		{&device.Metric{Name: "nvidia_gpu_power_watts"}, alwaysExported},
+	} {
+		for _, check := range []struct {
+			include, exclude string
+			want             rowExport
+		}{{"", "", c.byDefault}, {c.row.Name, "", alwaysExported}, {c.row.Name, "nvidia_*", neverExported}} {
+			filter, err := NewFamilyFilter("default", split(check.include), split(check.exclude))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := filter.row(c.row); got != check.want {
+				t.Errorf("%s, with %+v: %v", c.row.RowName(), check, got)
+			}
+		}
+	}
+	if _, err := NewFamilyFilter("most", nil, nil); err == nil || !strings.Contains(err.Error(), "minimal") {
+		t.Errorf("an unknown set: %v", err)
 	}
 }
 

@@ -28,32 +28,21 @@ type processUsage struct {
 	owners []device.Owner
 }
 
-// usageFamilies are the families of each kind: the use by a container, and the unattributed use.
-var usageFamilies = [usageKinds]struct{ container, unattributed Family }{
-	usedMemory: {
-		gaugeDesc("nvidia_gpu_container_memory_used_bytes", "Memory of the device used by the container's processes, in bytes."),
-		gaugeDesc("nvidia_gpu_unattributed_memory_used_bytes", "Memory of the device in use but not by a container to which the device is allocated, the driver's own included, in bytes."),
-	},
-	usedSM: {
-		gaugeDesc("nvidia_gpu_container_sm_utilization_ratio", "Fraction of the last two seconds in which a kernel of the container's processes ran, 0 to 1."),
-		gaugeDesc("nvidia_gpu_unattributed_sm_utilization_ratio", "Fraction of the last two seconds in which a kernel of unattributed processes ran, 0 to 1."),
-	},
-	usedController: {
-		gaugeDesc("nvidia_gpu_container_memory_controller_utilization_ratio", "Fraction of the last two seconds in which the container's processes read or wrote device memory, 0 to 1."),
-		gaugeDesc("nvidia_gpu_unattributed_memory_controller_utilization_ratio", "Fraction of the last two seconds in which unattributed processes read or wrote device memory, 0 to 1."),
-	},
-	usedEncoder: {
-		gaugeDesc("nvidia_gpu_container_encoder_utilization_ratio", "Fraction of the last two seconds in which the container's processes used the encoders, 0 to 1."),
-		gaugeDesc("nvidia_gpu_unattributed_encoder_utilization_ratio", "Fraction of the last two seconds in which unattributed processes used the encoders, 0 to 1."),
-	},
-	usedDecoder: {
-		gaugeDesc("nvidia_gpu_container_decoder_utilization_ratio", "Fraction of the last two seconds in which the container's processes used the decoders, 0 to 1."),
-		gaugeDesc("nvidia_gpu_unattributed_decoder_utilization_ratio", "Fraction of the last two seconds in which unattributed processes used the decoders, 0 to 1."),
-	},
-	processCount: {
-		gaugeDesc("nvidia_gpu_container_processes", "Number of the container's processes that use the device."),
-		gaugeDesc("nvidia_gpu_unattributed_processes", "Number of processes that use the device outside the containers to which the device is allocated."),
-	},
+// usageFamilies are the families of each kind.
+var usageFamilies = [usageKinds]usageFamily{
+	usedMemory:     newUsageFamily("memory_used_bytes"),
+	usedSM:         newUsageFamily("sm_utilization_ratio"),
+	usedController: newUsageFamily("memory_controller_utilization_ratio"),
+	usedEncoder:    newUsageFamily("encoder_utilization_ratio"),
+	usedDecoder:    newUsageFamily("decoder_utilization_ratio"),
+	processCount:   newUsageFamily("processes"),
+}
+
+// usageFamily has the names for the use by a container, and for the unattributed use.
+type usageFamily struct{ container, unattributed string }
+
+func newUsageFamily(name string) usageFamily {
+	return usageFamily{"nvidia_gpu_container_" + name, "nvidia_gpu_unattributed_" + name}
 }
 
 // render renders the use of a device by each owner, and the rest. If processes cannot be looked up it renders nothing: the
@@ -71,7 +60,7 @@ func (p *processUsage) render(d *deviceRendering, r *device.Reading) {
 		group := d.store.group(deviceLabels, d.status, owner)
 		for kind, ok := range reported {
 			if ok {
-				group.set(usageFamilies[kind].container.Name, p.sums[1+i][kind])
+				group.set(usageFamilies[kind].container, p.sums[1+i][kind])
 			}
 		}
 	}
@@ -80,7 +69,7 @@ func (p *processUsage) render(d *deviceRendering, r *device.Reading) {
 	}
 	for kind, ok := range reported {
 		if ok {
-			d.deviceSeries.set(usageFamilies[kind].unattributed.Name, unattributed[kind])
+			d.deviceSeries.set(usageFamilies[kind].unattributed, unattributed[kind])
 		}
 	}
 }

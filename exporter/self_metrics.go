@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
@@ -21,8 +20,7 @@ type SelfMetrics struct {
 	pluginCalls, kubeletCalls callMetrics
 }
 
-// NewSelfMetrics registers podgauge's own metrics, and those of the Go runtime and the process if selected: to collect the latter
-// costs more than a scrape of eight GPUs.
+// NewSelfMetrics registers podgauge's own metrics.
 func NewSelfMetrics(registry *prometheus.Registry, version string, simulated bool, filter FamilyFilter) *SelfMetrics {
 	auto := promauto.With(registry)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -38,11 +36,7 @@ func NewSelfMetrics(registry *prometheus.Registry, version string, simulated boo
 	gauge("podgauge_build_info", "Version of podgauge and of Go; always 1.", "version", "goversion").
 		WithLabelValues(version, runtime.Version()).Set(1)
 	gauge("podgauge_simulated", "1 if devices are simulated.").WithLabelValues().Set(boolValue(simulated))
-	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
-		if filter.matchesAny(c) {
-			registry.MustRegister(c)
-		}
-	}
+	registerRuntimeMetrics(registry, filter)
 	return &SelfMetrics{
 		registry:      registry,
 		registrations: counter("podgauge_registrations_total", "Registrations with the kubelet, by result.", "resource", "result"),

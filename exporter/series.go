@@ -19,6 +19,7 @@ type seriesStore struct {
 	options     *Options
 	families    []*family // all, ordered by name
 	rowFamilies []*family // of each row of Sources.Metrics
+	rowExports  []rowExport
 	byName      map[string]*family
 	groups      map[groupKey]*seriesGroup
 	renderings  uint64 // counts renderings
@@ -77,7 +78,9 @@ func newSeriesStore(s *Sources, o *Options, descs []Family) seriesStore {
 		return f
 	}
 	for _, m := range s.Metrics {
-		st.rowFamilies = append(st.rowFamilies, add(rowDesc(m)))
+		f := add(rowDesc(m))
+		f.excluded = false // rowExports decides
+		st.rowFamilies, st.rowExports = append(st.rowFamilies, f), append(st.rowExports, o.Filter.row(&m))
 	}
 	for _, d := range descs {
 		add(d)
@@ -117,10 +120,10 @@ func (st *seriesStore) group(set labelSet, s device.Status, owner device.Owner) 
 	return group
 }
 
-// setRow shows the series of a row with a value.
+// setRow shows the series of a row with a value, if the row is exported.
 func (g *seriesGroup) setRow(row int, value float64) {
 	f := g.store.rowFamilies[row]
-	if !g.store.admit(f) {
+	if export := g.store.rowExports[row]; export == neverExported || export == exportedIfSet && value == 0 || !g.store.admit(f) {
 		return
 	}
 	if row >= len(g.rows) { // MIG devices have only the first of hundreds of rows

@@ -2,6 +2,7 @@ package exporter
 
 import (
 	"context"
+	"slices"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/web/api"
@@ -32,8 +33,8 @@ type Node interface {
 
 // GPUReaders reads GPUs. *device.Readers implements it.
 type GPUReaders interface {
-	// Read reads all GPUs until ctx is done.
-	Read(ctx context.Context, gpus []device.GPU) []device.Reading
+	// Read reads all GPUs, with their processes if set, until ctx is done.
+	Read(ctx context.Context, gpus []device.GPU, processes bool) []device.Reading
 	// ReadOne reads one GPU, also during a Read.
 	ReadOne(ctx context.Context, gpu device.GPU) device.Reading
 	// Stalled reports whether a call to the GPU hangs.
@@ -66,4 +67,10 @@ type Options struct {
 	// DCGM adds dcgm-exporter's default families, with its names, units and labels. Hostname is one of the labels.
 	DCGM     bool
 	Hostname string
+}
+
+// Reads reports whether a row is exported, also as a family of dcgm-exporter, or shown on the status page.
+func (o *Options) Reads(m *device.Metric) bool {
+	return o.Filter.row(m) != neverExported || slices.Contains(status.Quantities, status.Quantity(m.RowName())) ||
+		o.DCGM && slices.ContainsFunc(DCGMFamilies[:], func(f DCGMFamily) bool { return slices.Contains(f.Sources, m.RowName()) })
 }

@@ -19,7 +19,7 @@ type nvidiaPlatform struct{}
 func (nvidiaPlatform) AddFlags(*pflag.FlagSet) {}
 
 func (nvidiaPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
-	b := nvml.New(nvml.Options{DriverRoots: o.DriverRoots, PerLink: o.PerLink})
+	b := nvml.New(nvml.Options{DriverRoots: o.DriverRoots, PerLink: o.PerLink, Reads: o.Reads})
 	return &app.Hardware{Backend: b, Library: driverLibrary{b}, ClaimedDevice: nvml.ClaimedDevice}, nil
 }
 

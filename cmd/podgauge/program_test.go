@@ -47,7 +47,7 @@ func TestCallsOfTheProgram(t *testing.T) {
 		machine = append(machine, fmt.Sprintf("gpu %d model %s", i, model), fmt.Sprintf("gpu %d process 17 1000", i))
 	}
 	machine = append(machine, "gpu 5 mig_mode 1", "gpu 5 slice 0 1g.10gb gi 7 ci 0", "gpu 5 slice 1 3g.40gb gi 2 ci 0")
-	p, calls := startPodgauge(t, machine, "--device-plugin=false", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-labels=allocation")
+	p, calls := startPodgauge(t, machine, "--device-plugin=false", "--metrics.set=full", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-labels=allocation")
 	text := ""
 	program.WaitUntil(t, "all GPUs were read twice, and sampled", func() bool {
 		text = p.Scrape(t)

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -44,6 +45,7 @@ type benchNode struct {
 	// Include are the families that are shown; none: all but those of the Go runtime and
 	// the process. Runtime shows these as well.
 	Include []string
+	Set     string // --metrics.set; empty: full
 	Runtime bool
 }
 
@@ -211,11 +213,15 @@ func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
 		statuses = append(statuses, device.Status{Device: d, Healthy: true, Since: time.Now()})
 	}
 	board.Set(statuses)
+	set := cmp.Or(n.Set, "full")
+	if n.Include != nil {
+		set = "none"
+	}
 	var exclude []string
 	if !n.Runtime {
 		exclude = []string{"go_*", "process_*"}
 	}
-	filter, err := exporter.NewFamilyFilter(n.Include, exclude)
+	filter, err := exporter.NewFamilyFilter(set, n.Include, exclude)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -170,6 +170,7 @@ var benchNodes = []struct {
 }{
 	{"gpus=8/usual", benchNode{Pods: 110, Include: basicFamilies}, 600},
 	{"gpus=8/usual/pods=500", benchNode{Pods: 500, Include: basicFamilies}, 600},
+	{"gpus=8/default", benchNode{Pods: 110, Processes: true, Set: "default", Runtime: true}, 700},
 	{"gpus=8/all", benchNode{Pods: 110, Processes: true}, 700},
 	{"gpus=8/all_with_go_and_process", benchNode{Pods: 110, Processes: true, Runtime: true}, 1800},
 	{"slices=56/own", benchNode{Pods: 110, MIGDevices: 7, Include: migFamilies}, 600},

@@ -135,7 +135,7 @@ func TestStrategiesBesideCDI(t *testing.T) {
 	t.Parallel()
 	driver := newFakeDriverRoot(t, 1)
 	show := driver.hide()
-	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, driver.args("--device-list-strategy=envvar,cdi-cri", "--metrics.include=podgauge_cdi_*")...)
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, driver.args("--device-list-strategy=envvar,cdi-cri", "--metrics.set=none", "--metrics.include=podgauge_cdi_*")...)
 	w.waitRegistered()
 	w.runPod(gpuPod("research", "train", 1))
 	if all := w.allocateResponses(); len(all) != 1 || len(all[0].CdiDevices) > 0 || all[0].Envs["NVIDIA_VISIBLE_DEVICES"] != string(w.machine.AllocatableIDs()[0]) {

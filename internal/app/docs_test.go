@@ -23,8 +23,8 @@ import (
 func TestMetricsPage(t *testing.T) {
 	all := metric.MetricsPerLink()
 	checkTables(t, "../../docs/metrics.md", map[string]string{
-		"rows": metricsTable(all[:len(metric.Metrics())], dcgmByFamily()), "links": metricsTable(all[len(metric.Metrics()):], nil),
-		"families": familiesTable(exporter.Families()), "own": familiesTable(selfFamilies(t)),
+		"rows": metricsTable(t, all[:len(metric.Metrics())], dcgmByFamily()), "links": metricsTable(t, all[len(metric.Metrics()):], nil),
+		"families": familiesTable(t, exporter.Families()), "own": familiesTable(t, selfFamilies(t)),
 	})
 }
 
@@ -118,23 +118,60 @@ func selfFamilies(t *testing.T) (families []exporter.Family) {
 }
 
 // familiesTable has a line for each family that no row makes.
-func familiesTable(families []exporter.Family) string {
+func familiesTable(t *testing.T, families []exporter.Family) string {
+	t.Helper()
 	var table strings.Builder
-	table.WriteString("| family | kind | unit | labels |\n|---|---|---|---|\n")
+	sets := seriesOfSets(t)
+	table.WriteString("| family | kind | unit | labels | set |\n|---|---|---|---|---|\n")
 	for _, f := range families {
 		labels := make([]string, len(f.Labels))
 		for i, l := range f.Labels {
 			labels[i] = "`" + l + "`"
 		}
-		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s |\n", f.Name, strings.ReplaceAll(f.Help, "|", `\|`), f.Type, unitText(f.Name), strings.Join(labels, " "))
+		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s | %s |\n", f.Name, strings.ReplaceAll(f.Help, "|", `\|`), f.Type, unitText(f.Name), strings.Join(labels, " "),
+			setText(sets, f.Name, nil))
 	}
 	return table.String()
 }
 
+// setText returns the smallest set with a family, and the sets with some of the family's rows only.
+func setText(sets map[string]bool, name string, rows []device.Metric) string {
+	var texts []string
+	for _, set := range []string{"minimal", "default"} {
+		var values []string
+		for i := range rows {
+			if row := rows[i].RowName(); row != name && sets[set+" "+row] {
+				values = append(values, rows[i].Labels[0].Value)
+			}
+		}
+		text := set
+		if len(rows) > 0 && rows[0].Enum {
+			text += ", while 1"
+		}
+		switch {
+		case sets[set+" "+name] && len(values) > 0:
+			texts = append(texts, text+"; always "+strings.Join(values, ", "))
+		case sets[set+" "+name]:
+			texts = append(texts, text)
+		case len(values) > 0:
+			texts = append(texts, text+": "+strings.Join(values, ", "))
+		}
+	}
+	if len(texts) == 2 && strings.TrimPrefix(texts[0], "minimal") == strings.TrimPrefix(texts[1], "default") {
+		texts = texts[:1]
+	}
+	if len(texts) == 0 {
+		return "full"
+	}
+	return strings.Join(texts, "<br>")
+}
+
 // metricsTable has a line for each family. dcgm are what dcgm-exporter calls it.
-func metricsTable(metrics []device.Metric, dcgm map[string][]string) string {
+func metricsTable(t *testing.T, metrics []device.Metric, dcgm map[string][]string) string {
+	t.Helper()
+	sets := seriesOfSets(t)
 	var table strings.Builder
-	table.WriteString("| family | kind | unit | labels | NVML | hardware | pace | dcgm-exporter |\n|---|---|---|---|---|---|---|---|\n")
+	table.WriteString("| family | kind | unit | labels | NVML | hardware | pace | dcgm-exporter | set |\n|---|---|---|---|---|---|---|---|---|\n")
 	for len(metrics) > 0 {
 		n := slices.IndexFunc(metrics, func(m device.Metric) bool { return m.Name != metrics[0].Name })
 		if n < 0 {
@@ -143,10 +180,10 @@ func metricsTable(metrics []device.Metric, dcgm map[string][]string) string {
 		family := metrics[:n]
 		metrics = metrics[n:]
 		m := family[0]
-		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s | %s | %s | %s | %s |\n", m.Name, m.Help, kindText(m.Kind), unitText(m.Name),
+		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s | %s | %s | %s | %s | %s |\n", m.Name, m.Help, kindText(m.Kind), unitText(m.Name),
 			labelsText(family), distinctTexts(family, func(m device.Metric) string { return withFieldNames(m.Source) }),
 			distinctTexts(family, func(m device.Metric) string { return m.Hardware }),
-			distinctTexts(family, func(m device.Metric) string { return paceText(m.ReadPace) }), strings.Join(dcgm[m.Name], "<br>"))
+			distinctTexts(family, func(m device.Metric) string { return paceText(m.ReadPace) }), strings.Join(dcgm[m.Name], "<br>"), setText(sets, m.Name, family))
 	}
 	return table.String()
 }

@@ -103,7 +103,7 @@ func TestNoMIGDevices(t *testing.T) {
 func TestGoldenLinks(t *testing.T) {
 	t.Parallel()
 	m := sim.NewMachineWithModels(metric.MetricsPerLink(), fixedClock, sim.H100, sim.GB200)
-	w := newTestAppWith(t, testSetup{machine: m}, "--metrics.nvlink-links", "--metrics.include=nvidia_gpu_nvlink_*")
+	w := newTestAppWith(t, testSetup{machine: m}, "--metrics.nvlink-links", "--metrics.set=none", "--metrics.include=nvidia_gpu_nvlink_*")
 	w.waitAllocatable(gpuResource, len(w.machine.AllocatableIDs()))
 	w.runPod(gpuPod("research", "train", len(m.AllocatableIDs())))
 	w.checkScrape("nvlink_links", `nvidia_gpu_nvlink_link_transmit_bytes_total{container="main",gpu="1",link="17"`, " 0")
@@ -114,7 +114,7 @@ func TestGoldenDCGM(t *testing.T) {
 	t.Parallel()
 	m := newMachine(sim.H100, sim.H100, sim.T4)
 	m.Partition(m.GPUs()[1], "1c.3g.40gb", "2c.3g.40gb", "3g.40gb")
-	w := newTestAppWith(t, testSetup{machine: m}, "--metrics.dcgm", "--metrics.include=DCGM_*", "--mig-strategy=mixed")
+	w := newTestAppWith(t, testSetup{machine: m}, "--metrics.dcgm", "--metrics.set=none", "--metrics.include=DCGM_*", "--mig-strategy=mixed")
 	w.waitAllocatable("nvidia.com/mig-3g.40gb", 1)
 	w.waitAllocatable(gpuResource, 2)
 	w.runPod(newPod("lab", "slice", "nvidia.com/mig-3g.40gb", 1))
@@ -146,7 +146,7 @@ func TestGoldenLimit(t *testing.T) {
 // TestGoldenReleased has a released driver: a pod keeps its device, and the device has no readings.
 func TestGoldenReleased(t *testing.T) {
 	t.Parallel()
-	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.include=nvidia_gpu_al*,nvidia_gpu_*health*,nvidia_gpu_power*,nvidia_gpu_energy*,podgauge_nvml_up")
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.set=none", "--metrics.include=nvidia_gpu_al*,nvidia_gpu_*health*,nvidia_gpu_power*,nvidia_gpu_energy*,podgauge_nvml_up")
 	w.waitAllocatable(gpuResource, 1)
 	w.runPod(gpuPod("research", "train", 1))
 	w.waitLine(`nvidia_gpu_energy_joules_total{container="main",gpu="0"`, " 0")

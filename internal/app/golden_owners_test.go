@@ -78,7 +78,7 @@ func newTimeSlicedApp(t *testing.T, hidden bool) *testApp {
 	}
 	p := newFakeProcFS(t, hidden)
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.H100), procDir: p.root}, "--config-file="+config,
-		"--metrics.include=nvidia_gpu_container_*,nvidia_gpu_unattributed_*,nvidia_gpu_alloc*,nvidia_gpu_memory_*,nvidia_gpu_utilization_ratio,nvidia_gpu_energy*")
+		"--metrics.set=none", "--metrics.include=nvidia_gpu_container_*,nvidia_gpu_unattributed_*,nvidia_gpu_alloc*,nvidia_gpu_memory_*,nvidia_gpu_utilization_ratio,nvidia_gpu_energy*")
 	w.waitAllocatable(gpuResource, 4)
 	one, two := gpuPod("lab", "one", 1), gpuPod("lab", "two", 1)
 	w.runPod(one)
@@ -116,7 +116,7 @@ func TestGoldenDRA(t *testing.T) {
 	m := newMachine(sim.H100, sim.H100)
 	m.Partition(m.GPUs()[1], "3g.40gb", "1g.10gb")
 	w := newTestAppWith(t, testSetup{machine: m}, "--device-plugin=false",
-		"--metrics.include=nvidia_gpu_alloc*,nvidia_gpu_info,nvidia_gpu_memory_used_bytes,nvidia_gpu_energy*,podgauge_claim*,podgauge_kubelet*")
+		"--metrics.set=none", "--metrics.include=nvidia_gpu_alloc*,nvidia_gpu_info,nvidia_gpu_memory_used_bytes,nvidia_gpu_energy*,podgauge_claim*,podgauge_kubelet*")
 	whole := kubelet.ClaimSpec{Name: "whole", Devices: []kubelet.ClaimedDevice{{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0"}}}
 	migClaim := kubelet.ClaimSpec{Namespace: "lab", Name: "slice", Devices: []kubelet.ClaimedDevice{{
 		Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1-mig-3g40gb-9-0",
@@ -137,7 +137,7 @@ func TestGoldenClaims(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4, sim.T4, sim.T4, sim.T4)},
 		"--ignore-claims=monitoring/exporter-*", "--exclude-devices=1,2",
-		"--metrics.include=nvidia_gpu_alloc*,nvidia_gpu_energy*,nvidia_gpu_healthy,podgauge_claim*,podgauge_kubelet_up")
+		"--metrics.set=none", "--metrics.include=nvidia_gpu_alloc*,nvidia_gpu_energy*,nvidia_gpu_healthy,podgauge_claim*,podgauge_kubelet_up")
 	w.waitAllocatable(gpuResource, 2)
 	w.runPod(gpuPod("research", "train", 1))
 	claimed := func(name string, gpus ...int) kubelet.ClaimSpec {
@@ -183,7 +183,7 @@ func TestGoldenOtherVendor(t *testing.T) {
 		Memory: []kubelet.MemoryBlock{
 			{Type: "memory", Bytes: 64 << 30, NUMANodes: []int64{0}}, {Type: "memory", Bytes: 64 << 30, NUMANodes: []int64{1}}, {Type: "hugepages-1Gi", Bytes: 8 << 30, NUMANodes: []int64{1}},
 		},
-	}}, "--metrics.include=nvidia_gpu_alloc*,podgauge_*")
+	}}, "--metrics.set=none", "--metrics.include=nvidia_gpu_alloc*,podgauge_*")
 	w.waitAllocatable(gpuResource, 1)
 	w.registerOtherVendorPlugin(nics, map[string]int64{"vf-0": 0, "vf-1": 0, "vf-2": 1})
 	w.waitAllocatable(nics, 3)
@@ -205,7 +205,7 @@ func TestGoldenOtherVendor(t *testing.T) {
 func TestGoldenTooManyDevices(t *testing.T) {
 	t.Parallel()
 	const memory, ids = "example.com/gpu-memory", 5000
-	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.include=podgauge_resource_*")
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.set=none", "--metrics.include=podgauge_resource_*")
 	w.waitAllocatable(gpuResource, 1)
 	nodes := map[string]int64{}
 	for i := range ids {
@@ -223,7 +223,7 @@ func TestGoldenTooManyDevices(t *testing.T) {
 func TestGoldenPodLabels(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.pod-uid", "--metrics.labels-allowlist=app.kubernetes.io/*,team,cost-center,cost.center",
-		"--metrics.include=nvidia_gpu_alloc*,nvidia_gpu_energy*")
+		"--metrics.set=none", "--metrics.include=nvidia_gpu_alloc*,nvidia_gpu_energy*")
 	w.waitAllocatable(gpuResource, 1)
 	train := gpuPod("research", "train", 1)
 	train.Labels = map[string]string{"app.kubernetes.io/name": "llama", "app.kubernetes.io/part-of": "lab", "team": "a", "cost-center": "17", "cost.center": "18", "pod-template-hash": "5f6"}

@@ -2,6 +2,7 @@ package app
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/pods"
@@ -17,6 +18,7 @@ const (
 // metricsOptions are the flags of the metrics.
 type metricsOptions struct {
 	exporter.Options // check sets Filter and StableSeries
+	set              string
 	include, exclude []string
 	podLabels        string
 	labelsAllowlist  []string
@@ -24,7 +26,8 @@ type metricsOptions struct {
 }
 
 func (o *metricsOptions) addFlags(f *pflag.FlagSet) {
-	f.StringSliceVar(&o.include, "metrics.include", nil, "export only metric families matching these `patterns`: nvidia_gpu_power_*,podgauge_*")
+	f.StringVar(&o.set, "metrics.set", "default", "export this `set` of metric families: minimal (for alerts on health and for recording rules), default (for all alerts and dashboards), full or none")
+	f.StringSliceVar(&o.include, "metrics.include", nil, "export metric families matching these `patterns` as well: nvidia_gpu_power_*,podgauge_*")
 	f.StringSliceVar(&o.exclude, "metrics.exclude", nil, "omit metric families matching these `patterns`")
 	f.StringVar(&o.podLabels, "metrics.pod-labels", podLabelsOnDevice, "`series` with namespace, pod and container: device, or allocation (device series then outlive pods)")
 	f.BoolVar(&o.PodUID, "metrics.pod-uid", false, "add the pod's UID to nvidia_gpu_allocation_info; needs the kubelet's Pods API (1.37 and newer)")
@@ -35,8 +38,15 @@ func (o *metricsOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func (o *metricsOptions) check() (err error) {
-	if o.Filter, err = exporter.NewFamilyFilter(o.include, o.exclude); err != nil {
-		return fmt.Errorf("--metrics.include, --metrics.exclude: %w", err)
+	include := slices.Clone(o.include)
+	if o.DCGM {
+		include = append(include, "DCGM_*")
+	}
+	if o.perNVLink {
+		include = append(include, "nvidia_gpu_nvlink_link_*", "nvidia_gpu_nvlink_up")
+	}
+	if o.Filter, err = exporter.NewFamilyFilter(o.set, include, o.exclude); err != nil {
+		return fmt.Errorf("--metrics.set, --metrics.include, --metrics.exclude: %w", err)
 	}
 	if o.podLabels != podLabelsOnDevice && o.podLabels != podLabelsOnAllocation {
 		return fmt.Errorf("--metrics.pod-labels %q: want %s or %s", o.podLabels, podLabelsOnDevice, podLabelsOnAllocation)

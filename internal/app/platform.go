@@ -21,8 +21,9 @@ type Platform interface {
 
 // OpenOptions is the configuration of a platform.
 type OpenOptions struct {
-	DriverRoots []string // folders to search for the driver's library, in order
-	PerLink     bool     // whether each NVLink is read
+	DriverRoots []string                  // folders to search for the driver's library, in order
+	PerLink     bool                      // whether each NVLink is read
+	Reads       func(*device.Metric) bool // rows to read
 	Log         *slog.Logger
 }
 
@@ -66,7 +67,7 @@ type DriverLibrary interface {
 // openPlatform opens the platform with the settings and flags.
 func (o *options) openPlatform(log *slog.Logger) (*Hardware, error) {
 	s := o.loaded.Settings
-	m, err := o.platform.Open(OpenOptions{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.metrics.perNVLink, Log: log})
+	m, err := o.platform.Open(OpenOptions{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.metrics.perNVLink, Reads: o.metrics.Reads, Log: log})
 	if err != nil {
 		return nil, err
 	}

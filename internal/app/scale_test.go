@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
@@ -38,29 +37,19 @@ const (
 	caseLeanSeries = 4
 )
 
-// leanFamilies are the families of large fleets: what is recorded, and what alerts ask for that are on health.
-const leanFamilies = "podgauge_build_info,podgauge_*_up,podgauge_plugin_streams,podgauge_plugin_refusals_total,podgauge_holders_age_seconds,podgauge_series*," +
-	"nvidia_gpu_up,nvidia_gpu_stalled,nvidia_gpu_info,nvidia_gpu_health*,nvidia_gpu_unhealthy_info,nvidia_gpu_xid_*,nvidia_gpu_incident*,nvidia_gpu_allocat*," +
-	"nvidia_gpu_recovery_action,nvidia_gpu_row_remap_failure,nvidia_gpu_ecc_aggregate_errors_total,nvidia_gpu_pcie_replays_total," +
-	"nvidia_gpu_utilization_ratio,nvidia_gpu_graphics_engine_active_ratio,nvidia_gpu_memory_used_bytes,nvidia_gpu_memory_total_bytes," +
-	"nvidia_gpu_power_watts,nvidia_gpu_energy_joules_total,nvidia_gpu_temperature_celsius"
-
-// unusedFamilies are families that no alert, no recording rule and no dashboard asks for.
-const unusedFamilies = "go_*,nvidia_gpu_feature_supported,nvidia_gpu_compute_mode,nvidia_gpu_performance_state,nvidia_gpu_persistence_mode_enabled," +
-	"nvidia_gpu_row_remap_banks,nvidia_gpu_repair_pending,nvidia_gpu_fabric_fault,nvidia_gpu_nvlink_speed_*,nvidia_gpu_pcie_replay_rollovers_total," +
-	"nvidia_gpu_ecc_enabled,nvidia_gpu_ecc_*_location_*,nvidia_gpu_ecc_sram_aggregate_unit_*,nvidia_gpu_bar1_*,nvidia_gpu_memory_reserved_bytes"
-
 var scaleCases = []scaleCase{
 	{name: "a T4", models: []*sim.Model{sim.T4}},
 	{name: "8 H100", models: eightH100},
 	{name: "8 H100, `" + stableSeriesFlag + "`", models: eightH100, args: []string{stableSeriesFlag}},
-	{name: "8 H100, without unused families", models: eightH100, args: []string{"--metrics.exclude=" + unusedFamilies}},
-	{name: "8 H100, the short list, `" + stableSeriesFlag + "`", models: eightH100, args: []string{stableSeriesFlag, "--metrics.include=" + leanFamilies}},
+	{name: "8 H100, `--metrics.set=minimal`", models: eightH100, args: []string{"--metrics.set=minimal"}},
+	{name: "8 H100, `--metrics.set=minimal`, `" + stableSeriesFlag + "`", models: eightH100, args: []string{"--metrics.set=minimal", stableSeriesFlag}},
+	{name: "8 H100, `--metrics.set=full`", models: eightH100, args: []string{"--metrics.set=full"}},
 	{name: "8 H100, `--metrics.dcgm`", models: eightH100, args: []string{"--metrics.dcgm"}},
 	{name: "8 H100, `--metrics.nvlink-links`", models: eightH100, rows: metric.MetricsPerLink(), args: []string{"--metrics.nvlink-links"}},
 	{name: "8 H100, each shared by four pods, with `hostPID`", models: eightH100, podsPerGPU: 4},
 	{name: "8 H100 in 56 slices", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single"}},
 	{name: "8 H100 in 56 slices, `" + stableSeriesFlag + "`", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single", stableSeriesFlag}},
+	{name: "8 H100 in 56 slices, `--metrics.set=full`", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single", "--metrics.set=full"}},
 }
 
 // seriesCount is how many series such a node has, and how many of them name one of its pods.
@@ -78,7 +67,7 @@ func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 			machine.Partition(gpu, slices.Repeat([]string{"1g.10gb"}, n.migPerGPU)...)
 		}
 	}
-	s, args, allocations := testSetup{machine: machine}, n.args, len(machine.AllocatableIDs())
+	s, args, allocations := testSetup{machine: machine}, append([]string{"--metrics.set=default"}, n.args...), len(machine.AllocatableIDs())
 	p := newFakeProcFS(t, false)
 	if n.podsPerGPU > 0 {
 		s.procDir, allocations = p.root, allocations*n.podsPerGPU
@@ -100,14 +89,14 @@ func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 	}
 	w.waitScrape("all pods, and what they share", func(text string) bool {
 		return strings.Count(text, "\nnvidia_gpu_allocation_info{") == allocations &&
-			(n.podsPerGPU == 0 || strings.Count(text, "\nnvidia_gpu_container_processes{") == allocations)
+			(n.podsPerGPU == 0 || strings.Count(text, "\nnvidia_gpu_container_sm_utilization_ratio{") == allocations)
 	})
 	if slices.Contains(args, "--metrics.dcgm") {
 		w.waitScrape("rates, which take ten seconds", func(text string) bool {
 			return strings.Count(text, "\nDCGM_FI_PROF_PCIE_TX_BYTES{") == allocations
 		})
 	}
-	if !slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--metrics.include=") }) {
+	if slices.Contains(args, "--metrics.set=full") {
 		w.waitCounted(gpuResource, allocations)
 	}
 	text := w.stableScrape()
@@ -122,8 +111,8 @@ func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 
 // Inputs of a fleet's figures, besides the counted series. docs/scale.md has the sources.
 const (
-	selfSeries     = 118  // of podgauge itself, the Go runtime and the process: not in podgauge_series
-	leanSelfSeries = 9    // those of them that the short list has
+	selfSeries     = 92   // of podgauge itself, with the set default: not in podgauge_series
+	leanSelfSeries = 10   // with the set minimal
 	bytesPerSeries = 3000 // of Prometheus' memory, for a series in its head
 	bytesPerSample = 2    // on disk, index included
 )
@@ -193,51 +182,18 @@ func formatBytes(bytes float64) string {
 	panic("not reached")
 }
 
-// TestFamilyLists: no rule or dashboard uses the families that docs/scale.md calls unused; the short list has all recorded families,
-// and the page names the alerts that the short list disables.
-func TestFamilyLists(t *testing.T) { // not beside TestScalePage, which writes the same page
-	unused, err := exporter.NewFamilyFilter(nil, strings.Split(unusedFamilies, ","))
-	if err != nil {
-		t.Fatal(err)
-	}
-	leanFilter, err := exporter.NewFamilyFilter(strings.Split(leanFamilies, ","), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	queried := 0
-	for _, glob := range []string{"../../deploy/rules/*.rules.yaml", "../../deploy/rules/*.recording.yaml", "../../dashboards/*.json"} {
-		files, err := filepath.Glob(glob)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, file := range files {
-			for _, family := range familiesIn(readFile(t, file)) {
-				if queried++; !unused.Matches(family) {
-					t.Errorf("%s asks for %s", file, family)
-				}
-			}
-		}
-	}
-	if queried < 200 {
-		t.Errorf("%d are asked for only", queried)
-	}
-	for _, family := range familiesIn(readFile(t, "../../deploy/rules/podgauge.recording.yaml")) {
-		if !leanFilter.Matches(family) {
-			t.Errorf("what is recorded asks for %s, which is not in the short list", family)
-		}
-	}
+// TestSilentAlerts: docs/scale.md names the alerts that are silent with the set minimal.
+func TestSilentAlerts(t *testing.T) { // not beside TestScalePage, which writes the same page
+	minimal := seriesOfSets(t)
 	var silent []string
 	for _, group := range alertGroups(t) {
 		for _, alert := range group.alerts {
-			if slices.ContainsFunc(familiesIn(alert.expression), func(family string) bool { return !leanFilter.Matches(family) }) {
+			if slices.ContainsFunc(strings.Split(setLines("minimal", alert.expression), "\n"), func(line string) bool { return line != "" && !minimal[line] }) {
 				silent = append(silent, alert.link())
 			}
 		}
 	}
-	checkTables(t, "../../docs/scale.md", map[string]string{
-		"unasked": helmValues("exclude", unusedFamilies), "short": helmValues("include", leanFamilies),
-		"silent": strings.Join(silent, ", ") + ".\n",
-	})
+	checkTables(t, "../../docs/scale.md", map[string]string{"silent": strings.Join(silent, ", ") + ".\n"})
 }
 
 // alertGroup is a group of alert rules.
@@ -303,32 +259,6 @@ func TestRemoteWriteMatches(t *testing.T) {
 			}
 		}
 	}
-}
-
-// helmValues are the chart's, for a list of families.
-func helmValues(key, list string) string {
-	var b strings.Builder
-	b.WriteString("```yaml\nmetrics:\n  " + key + ": [")
-	width := b.Len()
-	for i, family := range strings.Split(list, ",") {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		if width += len(family) + 2; width > 120 {
-			b.WriteString("\n    ")
-			width = len(family)
-		}
-		b.WriteString(family)
-	}
-	return strings.ReplaceAll(b.String(), ", \n", ",\n") + "]\n```\n"
-}
-
-// familiesIn are the families that a text names, and not what is recorded of them.
-func familiesIn(text string) (families []string) {
-	for _, match := range regexp.MustCompile(`(?:^|[^\w:])((?:nvidia_gpu|podgauge|process|go)_\w+)`).FindAllStringSubmatch(text, -1) {
-		families = append(families, match[1])
-	}
-	return families
 }
 
 func readFile(t *testing.T, file string) string {

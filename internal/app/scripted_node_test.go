@@ -73,7 +73,7 @@ func (s *scriptedNode) Owner(uint32, []device.Owner) (device.Owner, bool) {
 }
 func (s *scriptedNode) Sweep() {}
 
-func (s *scriptedNode) Read(_ context.Context, gpus []device.GPU) (readings []device.Reading) {
+func (s *scriptedNode) Read(_ context.Context, gpus []device.GPU, _ bool) (readings []device.Reading) {
 	for _, gpu := range gpus {
 		readings = append(readings, device.Reading{GPU: gpu})
 	}

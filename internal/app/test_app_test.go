@@ -127,7 +127,7 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	if s.missingFamilies != nil {
 		m.Library = oldLibrary{s.missingFamilies}
 	}
-	o, err := parseOptions(testPlatform{}, args, emptyEnv, io.Discard)
+	o, err := parseOptions(testPlatform{}, append([]string{"--metrics.set=full"}, args...), emptyEnv, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,8 @@ type Metric struct {
 	Help   string
 	Kind   Kind
 	Labels []Label
+	// Enum marks the states of an enumeration: 1 if the state holds, otherwise 0.
+	Enum bool
 	// Source lists the functions and field ids of the vendor's library, for docs/metrics.md.
 	Source string
 	// Hardware names the devices with this metric; empty: all.

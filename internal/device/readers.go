@@ -76,12 +76,12 @@ func NewReaders(b Backend) *Readers {
 	return &Readers{backend: b, locks: map[GPU]*gpuLock{}}
 }
 
-// Read reads all GPUs concurrently, and returns the readings in the order of gpus when all have answered or ctx is done. A late GPU
-// has ErrStalled, and its answer is dropped. Only one Read may run at a time.
-func (r *Readers) Read(ctx context.Context, gpus []GPU) []Reading {
+// Read reads all GPUs concurrently, with their processes if set, and returns the readings in the order of gpus when all have answered or
+// ctx is done. A late GPU has ErrStalled, and its answer is dropped. Only one Read may run at a time.
+func (r *Readers) Read(ctx context.Context, gpus []GPU, processes bool) []Reading {
 	results := make([]<-chan Reading, len(gpus))
 	for i, gpu := range gpus {
-		results[i] = r.start(ctx, gpu, r.readAll)
+		results[i] = r.start(ctx, gpu, func(l *gpuLock) Reading { return r.readAll(l, processes) })
 	}
 	readings := make([]Reading, len(gpus))
 	for i, gpu := range gpus {
@@ -90,11 +90,11 @@ func (r *Readers) Read(ctx context.Context, gpus []GPU) []Reading {
 	return readings
 }
 
-// readAll reads the GPU and its processes into the reused buffers.
-func (r *Readers) readAll(l *gpuLock) Reading {
+// readAll reads the GPU, and its processes if set, into the reused buffers.
+func (r *Readers) readAll(l *gpuLock, processes bool) Reading {
 	reading := r.read(l, l.samples[:0])
 	l.samples = reading.Samples
-	if p, ok := r.backend.(ProcessUsageReader); ok && reading.Err == nil {
+	if p, ok := r.backend.(ProcessUsageReader); ok && processes && reading.Err == nil {
 		l.processUsage, reading.ProcessUsageKnown = p.ReadProcessUsage(l.gpu, l.processUsage[:0])
 		reading.ProcessUsage = l.processUsage
 	}

@@ -27,7 +27,7 @@ func readGPUs(t *testing.T, r *device.Readers, gpus []device.GPU) (late []bool, 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	began := time.Now()
-	for i, reading := range r.Read(ctx, gpus) {
+	for i, reading := range r.Read(ctx, gpus, true) {
 		if reading.GPU != gpus[i] {
 			t.Errorf("reading %d is of %s, want %s", i, reading.GPU, gpus[i])
 		}
@@ -82,7 +82,7 @@ func TestReadOneDuringRead(t *testing.T) {
 		readings := make(chan []device.Reading, 1)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		go func() { readings <- r.Read(ctx, gpus) }()
+		go func() { readings <- r.Read(ctx, gpus, true) }()
 		synctest.Wait()
 		m.SetUtilization(m.AllocatableIDs()[0], 1)
 		one := r.ReadOne(t.Context(), gpus[0])
@@ -140,7 +140,7 @@ func TestReadAfterDeadlineMakesNoCall(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range 50 { // select chooses at random
-		r.Read(ctx, gpuIDs(m.Machine))
+		r.Read(ctx, gpuIDs(m.Machine), true)
 		r.Drain(t.Context())
 	}
 	if n := m.reads.Load(); n > 0 {

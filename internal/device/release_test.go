@@ -82,7 +82,7 @@ func readErrors(r *device.Readers, gpus []device.GPU) (errs []error, took time.D
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	began := time.Now()
-	for _, reading := range r.Read(ctx, gpus) {
+	for _, reading := range r.Read(ctx, gpus, true) {
 		errs = append(errs, reading.Err)
 	}
 	return errs, time.Since(began)

@@ -32,6 +32,8 @@ type Options struct {
 	ProcRoot string
 	// PerLink adds the rows of each NVLink: metric.MetricsPerLink.
 	PerLink bool
+	// Reads selects the rows to read. Default: all.
+	Reads func(*device.Metric) bool
 }
 
 var (
@@ -117,7 +119,7 @@ type inventory struct {
 // New returns a Backend. The first Devices loads the library.
 func New(o Options) *Backend {
 	o.DevRoot, o.SysRoot, o.ProcRoot = cmp.Or(o.DevRoot, "/"), cmp.Or(o.SysRoot, "/sys"), cmp.Or(o.ProcRoot, "/proc")
-	plan := metric.NewReadPlan(o.PerLink)
+	plan := metric.NewReadPlan(o.PerLink, o.Reads)
 	b := &Backend{
 		options: o, metrics: plan.Metrics(), plan: plan,
 		probes: map[int]*deviceProbe{}, pendingCalls: &lib.PendingCalls{},

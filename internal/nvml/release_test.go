@@ -41,7 +41,7 @@ func TestMonitorReleasesNVML(t *testing.T) {
 	var reads atomic.Int64
 	tasks.Go(func() {
 		for ctx.Err() == nil {
-			readers.Read(ctx, []device.GPU{gpu})
+			readers.Read(ctx, []device.GPU{gpu}, true)
 			reads.Add(1)
 		}
 	})

@@ -85,7 +85,7 @@ func startNodes(t *testing.T, dir string) []*simNode {
 	return []*simNode{
 		startNode(t, "node-a", "--mig-strategy=mixed", "--state-dir="+filepath.Join(dir, "a")),
 		startNode(t, "node-b", "--config-file="+shared),
-		startNode(t, "node-c", "--state-dir="+filepath.Join(unwritable, "c"), "--metrics.series-limit=600"),
+		startNode(t, "node-c", "--state-dir="+filepath.Join(unwritable, "c"), "--metrics.series-limit=250"),
 	}
 }
 

@@ -23,7 +23,7 @@ func TestMemory(t *testing.T) {
 // TestMemoryOfEverything is the same with all that podgauge can do, on 56 MIG devices.
 func TestMemoryOfEverything(t *testing.T) {
 	soak(t, 36, newMIGMachine, []string{smallMIGResource}, []string{
-		"--mig-strategy=mixed", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*",
+		"--mig-strategy=mixed", "--metrics.set=full", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*",
 	})
 }
 

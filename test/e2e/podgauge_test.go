@@ -163,7 +163,7 @@ func (m *simulatedMachine) start(t *testing.T, n *node.RealNode, args ...string)
 
 // withStateDir has podgauge keep on disk what the next one is to know.
 func (m *simulatedMachine) withStateDir(args []string) []string {
-	return append([]string{"--state-dir=" + m.stateRoot}, args...)
+	return append([]string{"--state-dir=" + m.stateRoot, "--metrics.set=full"}, args...)
 }
 
 // environ has the library find its scenario.

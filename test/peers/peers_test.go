@@ -391,7 +391,7 @@ const sharedConfig = `{version: v1, sharing: {timeSlicing: {resources: [{name: n
 func (c *comparison) mapping(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		n, address := newMachine(t, c.library, gpuCount), freeAddress(t)
-		command, devices := append(c.podgaugeCommand(n, address), "--metrics.include="+strings.Join(dcgmFamilies, ",")), gpuCount
+		command, devices := append(c.podgaugeCommand(n, address), "--metrics.set=none", "--metrics.include="+strings.Join(dcgmFamilies, ",")), gpuCount
 		if shared {
 			devices = 4 * gpuCount
 			file := filepath.Join(n.dir, "config.yaml")

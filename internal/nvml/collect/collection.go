@@ -147,10 +147,10 @@ func (g *GPUReader) canCall(i int, t *readTarget, now time.Time) bool {
 	return !c.IsFallback || c.Pace == device.PaceFast || !g.canFind(i-1) || t.callStates[i-1].denials.Denied()
 }
 
-// shouldCall reports whether the i-th call could read a missing value.
+// shouldCall reports whether the i-th call could read a missing value of a row or of a check.
 func (g *GPUReader) shouldCall(i int, t *readTarget, now time.Time) bool {
 	c := &metric.Calls[i]
-	return g.canCall(i, t, now) && t.latest.MissesAny(c) && !g.isSpared(c)
+	return (g.plan.NeedsCall[i] || checkCalls[i] != nil) && g.canCall(i, t, now) && t.latest.MissesAny(c) && !g.isSpared(c)
 }
 
 // makeCall makes the i-th call. A failure drops the earlier values, unless the call was denied before: then a fallback has read them.

@@ -2,6 +2,7 @@ package collect
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -65,19 +66,19 @@ func TestCallsOfFlight(t *testing.T) {
 		most  uint64
 		old   uint64 // of one in which all that is slow would be too old
 	}{
-		// The fields; memory, utilization, four engines, temperature, two clocks, reasons;
+		// The fields; memory, utilization, four engines, temperature, a clock, reasons;
 		// three lists of processes and their shares.
-		{"H100", []string{"gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000"}, 15, 20, 30},
-		{"H100 that nobody uses", []string{"gpus 1"}, 14, 20, 29},
-		{"B200", []string{"gpus 1", "gpu 0 model b200", "gpu 0 process 17 1000"}, 15, 20, 30},
+		{"H100", []string{"gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000"}, 14, 20, 30},
+		{"H100 that nobody uses", []string{"gpus 1"}, 13, 20, 29},
+		{"B200", []string{"gpus 1", "gpu 0 model b200", "gpu 0 process 17 1000"}, 14, 20, 30},
 		// The T4 has two engines.
-		{"T4", []string{"gpus 1", "gpu 0 model t4", "gpu 0 process 17 1000"}, 13, 20, 28},
-		{"A100", []string{"gpus 1", "gpu 0 model a100", "gpu 0 process 17 1000"}, 15, 20, 30},
-		// The fields, memory, temperature, two clocks, reasons, three lists; of each slice its
+		{"T4", []string{"gpus 1", "gpu 0 model t4", "gpu 0 process 17 1000"}, 12, 20, 28},
+		{"A100", []string{"gpus 1", "gpu 0 model a100", "gpu 0 process 17 1000"}, 14, 20, 30},
+		// The fields, memory, temperature, a clock, reasons, three lists; of each slice its
 		// memory and whether it is the one.
-		{"A100 in seven slices", sevenMIGDevices("a100"), 9 + 7*2, 20 + 7*3, 24 + 7*4},
-		{"H100 in seven slices", sevenMIGDevices("h100"), 9 + 7*2, 20 + 7*3, 24 + 7*4},
-		{"H100 without fields", []string{"gpus 1", "fail nvmlDeviceGetFieldValues gpu 0 NOT_SUPPORTED"}, 15, 20, 31},
+		{"A100 in seven slices", sevenMIGDevices("a100"), 8 + 7*2, 20 + 7*3, 24 + 7*4},
+		{"H100 in seven slices", sevenMIGDevices("h100"), 8 + 7*2, 20 + 7*3, 24 + 7*4},
+		{"H100 without fields", []string{"gpus 1", "fail nvmlDeviceGetFieldValues gpu 0 NOT_SUPPORTED"}, 14, 20, 31},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			s := newListedFixture(t, c.lines...)
@@ -125,6 +126,68 @@ func TestCallsOfFlight(t *testing.T) {
 			}
 			if n := slices.Max(due); n <= settled {
 				t.Errorf("nothing slow is asked for: %v", due)
+			}
+		})
+	}
+}
+
+// readsDefault selects the rows of the set default, and one row of the status page besides.
+func readsDefault(t *testing.T) func(*device.Metric) bool {
+	t.Helper()
+	text, err := os.ReadFile("../../../exporter/series_sets.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(m *device.Metric) bool {
+		return strings.Contains(string(text), "default "+m.RowName()+"\n") || strings.Contains(string(text), "default "+m.Name+"\n")
+	}
+}
+
+// TestCallsOfDefaultSet counts the calls of a collection a second on 8 GPUs with the set default: what is not exported is not read.
+func TestCallsOfDefaultSet(t *testing.T) {
+	for _, c := range []struct {
+		what      string
+		lines     []string
+		processes bool
+		most      uint64 // calls of a collection, on average over a minute
+	}{
+		// Of each GPU the fields; memory, utilization, temperature, a clock, reasons; slow calls every 25 s.
+		{"processes of the node invisible", []string{"gpus 8"}, false, 51},
+		{"without processes", []string{"gpus 8"}, true, 75}, // three lists
+		{"with processes", []string{"gpus 8", "gpu * process 17 1000"}, true, 83},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			s := newPlanFixture(t, metric.NewReadPlan(false, readsDefault(t)), c.lines...)
+			before, now := s.calls(), time.Now()
+			const collections = 60
+			for range collections {
+				now = now.Add(time.Second)
+				for i, g := range s.gpus {
+					g.collect(now)
+					if c.processes {
+						g.processCalls = g.collection.budget + g.processCallBudget()
+						if _, known := s.ReadProcessUsage(s.id(i), nil); !known {
+							t.Fatal("processes are unknown")
+						}
+					}
+				}
+			}
+			calls := s.calls().Since(before)
+			total := uint64(0)
+			for i := range s.gpus {
+				total += calls.GPUTotal(i)
+			}
+			if total > c.most*collections {
+				t.Errorf("%d calls in %d collections, at most %d each", total, collections, c.most)
+			}
+			for _, function := range []string{
+				"nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetJpgUtilization", "nvmlDeviceGetOfaUtilization",
+				"nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetRowRemapperHistogram", "nvmlDeviceGetRepairStatus", "nvmlDeviceGetPerformanceState",
+				"nvmlDeviceGetComputeMode", "nvmlDeviceGetPersistenceMode",
+			} {
+				if n := calls.Count(function, 0); n > 0 {
+					t.Errorf("%s is called %d times", function, n)
+				}
 			}
 		})
 	}

@@ -62,16 +62,16 @@ type readerFixture struct {
 // newListedFixture has the machine as the lines say, and its GPUs listed.
 func newListedFixture(t testing.TB, lines ...string) *readerFixture {
 	t.Helper()
-	return newPlanFixture(t, false, lines...)
+	return newPlanFixture(t, metric.NewReadPlan(false, nil), lines...)
 }
 
-func newPlanFixture(t testing.TB, perLink bool, lines ...string) *readerFixture {
+func newPlanFixture(t testing.TB, plan *metric.ReadPlan, lines ...string) *readerFixture {
 	t.Helper()
 	library, err := lib.FindLibrary([]string{testDir})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &readerFixture{TB: t, machine: nvmltest.NewScenario(filepath.Join(testDir, "scenario")), plan: metric.NewReadPlan(perLink), library: library}
+	s := &readerFixture{TB: t, machine: nvmltest.NewScenario(filepath.Join(testDir, "scenario")), plan: plan, library: library}
 	if _, err := os.Stat(filepath.Join(testDir, "calls")); err == nil {
 		s.leakedSamples = s.calls().GPMSamples()
 	}

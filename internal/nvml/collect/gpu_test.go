@@ -13,6 +13,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // TestRowFails has one thing after the other fail, and wants nothing but its own
@@ -245,9 +246,9 @@ func TestAllocationsOfRead(t *testing.T) {
 		uses, known = s.ReadProcessUsage(id, uses[:0])
 	}
 	read()
-	// Memory, utilisation, four engines, temperature, two clocks, the throttle reasons.
-	if allocations := testing.AllocsPerRun(100, read); allocations != 10 {
-		t.Errorf("a reading allocates %v times, want 10", allocations)
+	// Memory, utilisation, four engines, temperature, a clock, the throttle reasons.
+	if allocations := testing.AllocsPerRun(100, read); allocations != 9 {
+		t.Errorf("a reading allocates %v times, want 9", allocations)
 	}
 	s.must(err)
 	if !known || len(uses) != 2 {
@@ -305,7 +306,7 @@ func TestFansAfterTrouble(t *testing.T) {
 func TestCallsOfScrapes(t *testing.T) {
 	for _, interval := range []time.Duration{10 * time.Second, 15 * time.Second} {
 		t.Run(interval.String(), func(t *testing.T) {
-			s := newPlanFixture(t, true, "gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000")
+			s := newPlanFixture(t, metric.NewReadPlan(true, nil), "gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000")
 			g := s.gpu(0)
 			limit := uint64(maxCallsPerGPU - len(lib.ProcessListSymbols) - 1) // without those for processes
 			over, most := 0, uint64(0)

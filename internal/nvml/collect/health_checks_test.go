@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // checkFault is the fault that a check finds; nil: none.
@@ -62,29 +63,38 @@ func TestChecksByCall(t *testing.T) {
 		if c.Fault != want {
 			t.Errorf("%s finds %+v, want %+v", c.Fault.Reason, c.Fault, want)
 		}
-		s := newListedFixture(t, "gpus 3", "gpu * model b200")
-		s.wantFault(c.Fault.Reason+" at first", 1, nil)
-		s.set(line.bad)
-		s.wantFault(c.Fault.Reason+" at once", 1, nil) // nobody has looked
-		before := s.calls()
-		s.ageChecks(1, healthyCheckCallInterval)
-		for range len(checkCalls) { // one call each time, the most overdue first
-			s.checkFault(1)
-		}
-		if n := int(s.calls().Since(before).GPUTotal(1)); n > 2*len(checkCalls) {
-			t.Errorf("%s: %d checks make %d calls", c.Fault.Reason, len(checkCalls), n)
-		}
-		s.wantFault(c.Fault.Reason+" a minute later", 1, &want)
-		s.wantFault(c.Fault.Reason+" of another GPU", 2, nil)
-		before = s.calls()
-		s.wantFault(c.Fault.Reason+" again", 1, &want)
-		if n := s.calls().Since(before).GPUTotal(1); n != 1 {
-			t.Errorf("%s: a check makes %d calls", c.Fault.Reason, n)
-		}
-		s.set(line.good)
-		s.ageChecks(1, faultyCheckCallInterval)
-		s.wantFault(c.Fault.Reason+" when it is over", 1, nil)
+		testCheckByCall(t, metric.NewReadPlan(false, nil), c.Fault.Reason, &want, line.bad, line.good)
+		// Checks are independent of what is exported, also for a fault before the GPU is listed.
+		nothing := metric.NewReadPlan(false, func(*device.Metric) bool { return false })
+		testCheckByCall(t, nothing, c.Fault.Reason, &want, line.bad, line.good)
+		newPlanFixture(t, nothing, "gpus 3", "gpu * model b200", line.bad).wantFault(c.Fault.Reason+" from the beginning", 1, &want)
 	}
+}
+
+func testCheckByCall(t *testing.T, plan *metric.ReadPlan, reason string, want *device.Fault, bad, good string) {
+	t.Helper()
+	s := newPlanFixture(t, plan, "gpus 3", "gpu * model b200")
+	s.wantFault(reason+" at first", 1, nil)
+	s.set(bad)
+	s.wantFault(reason+" at once", 1, nil) // nobody has looked
+	before := s.calls()
+	s.ageChecks(1, healthyCheckCallInterval)
+	for range len(checkCalls) { // one call each time, the most overdue first
+		s.checkFault(1)
+	}
+	if n := int(s.calls().Since(before).GPUTotal(1)); n > 2*len(checkCalls) {
+		t.Errorf("%s: %d checks make %d calls", reason, len(checkCalls), n)
+	}
+	s.wantFault(reason+" a minute later", 1, want)
+	s.wantFault(reason+" of another GPU", 2, nil)
+	before = s.calls()
+	s.wantFault(reason+" again", 1, want)
+	if n := s.calls().Since(before).GPUTotal(1); n != 1 {
+		t.Errorf("%s: a check makes %d calls", reason, n)
+	}
+	s.set(good)
+	s.ageChecks(1, faultyCheckCallInterval)
+	s.wantFault(reason+" when it is over", 1, nil)
 }
 
 // TestChecksByReading: a flight reads what checks judge, so that they need no call.

@@ -170,7 +170,7 @@ func TestAllocationsOfInstances(t *testing.T) {
 	}
 	got := testing.AllocsPerRun(50, read)
 	s.must(err)
-	if want := float64(5 + 7*3); got != want {
+	if want := float64(4 + 7*3); got != want {
 		t.Errorf("a reading of seven slices allocates %v times, want %v", got, want)
 	}
 }

@@ -130,7 +130,7 @@ func TestPerLink(t *testing.T) {
 		"h100": {"gpu 0 field 138/3 7", "gpu 0 field 161/3 5", "gpu 0 link 2 off"},
 		"b200": {"gpu 0 field 202/3 7168", "gpu 0 field 206/3 5", "gpu 0 link 2 off"},
 	} {
-		s := newPlanFixture(t, true, append([]string{"gpus 1", "gpu 0 model " + model}, lines...)...)
+		s := newPlanFixture(t, metric.NewReadPlan(true, nil), append([]string{"gpus 1", "gpu 0 model " + model}, lines...)...)
 		s.list(1)
 		if len(s.Metrics()) != len(metric.MetricsPerLink()) || len(s.Metrics()) <= len(metric.Metrics()) {
 			t.Fatalf("%d rows", len(s.Metrics()))
@@ -163,7 +163,7 @@ func TestPerLink(t *testing.T) {
 // TestLinkStates has a link in each state of nvml.h's NVML_NVLINK_STATE_…: one whose traffic
 // is disabled is active, and carries nothing.
 func TestLinkStates(t *testing.T) {
-	s := newPlanFixture(t, true, "gpus 1", "gpu 0 link 4-35 none",
+	s := newPlanFixture(t, metric.NewReadPlan(true, nil), "gpus 1", "gpu 0 link 4-35 none",
 		"gpu 0 field 165/0 0 u32", "gpu 0 field 165/1 1 u32", "gpu 0 field 165/2 2 u32", "gpu 0 field 165/3 3 u32")
 	s.list(1)
 	got := s.values(0)

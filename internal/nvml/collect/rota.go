@@ -61,7 +61,7 @@ func (g *GPUReader) isDue(turn int, now time.Time) (due, expired bool) {
 		return due && f.hasKeys(), f.anyAnswered() && age > maxAge
 	}
 	c := &metric.Calls[i]
-	if t == nil || c.Pace == device.PaceFast || c.Pace == device.PaceStatic && !t.latest.MissesAny(c) || !g.canCall(i, t, now) || g.isSpared(c) {
+	if t == nil || !g.plan.NeedsCall[i] || c.Pace == device.PaceFast || c.Pace == device.PaceStatic && !t.latest.MissesAny(c) || !g.canCall(i, t, now) || g.isSpared(c) {
 		return false, false
 	}
 	age := now.Sub(t.callStates[i].calledAt)

@@ -67,20 +67,16 @@ func Symbols() (symbols []string) {
 }
 
 // Metrics returns the rows for the exporter, in the order of Backend.Read's numbers.
-func Metrics() []device.Metric { return NewReadPlan(false).Metrics() }
+func Metrics() []device.Metric { return NewReadPlan(false, nil).Metrics() }
 
 // MetricsPerLink returns the rows of Metrics, then the rows of each NVLink.
-func MetricsPerLink() []device.Metric { return NewReadPlan(true).Metrics() }
+func MetricsPerLink() []device.Metric { return NewReadPlan(true, nil).Metrics() }
 
 // Metrics returns the rows for the exporter.
 func (p *ReadPlan) Metrics() []device.Metric {
 	metrics := make([]device.Metric, len(p.Rows))
 	for i := range p.Rows {
-		r := &p.Rows[i]
-		metrics[i] = device.Metric{
-			Name: r.name, Help: r.help, Kind: r.kind, Labels: r.labels,
-			Source: r.sourceText(), Hardware: r.hardware, ReadPace: r.pace(),
-		}
+		metrics[i] = p.Rows[i].metric()
 	}
 	return metrics
 }

@@ -60,7 +60,7 @@ var powerRows = slices.Concat([]Row{
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "sm").
 		fromFunction("nvmlDeviceGetClockInfo", device.PaceFast, inMegahertz, getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_SM)),
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "memory").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceFast, inMegahertz, getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_MEM)),
+		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz, getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_MEM)),
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "graphics").
 		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz, getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_GRAPHICS)),
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "video").

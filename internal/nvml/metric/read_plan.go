@@ -1,10 +1,17 @@
 package metric
 
-import "slices"
+import (
+	"slices"
 
-// ReadPlan has the rows and fields of each GPU. The plan is never written.
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// ReadPlan has the rows, fields and calls of each GPU. The plan is never written.
 type ReadPlan struct {
 	Rows []Row
+	// NeedsCall is set for each of Calls with a value for a row.
+	NeedsCall []bool
 	// Ranges are the sources of each row, as positions in the batch of the row's pace.
 	Ranges [][]FieldRange
 	// Fast and Slow are the fields of the two paces, each once.
@@ -22,27 +29,43 @@ type FieldBatch struct {
 	Index map[FieldKey]int
 }
 
-// NewReadPlan returns the plan for all rows, including the rows of each NVLink if perLink is set.
-func NewReadPlan(perLink bool) *ReadPlan {
-	p := &ReadPlan{Rows: Rows, Fast: NewFieldBatch(), Slow: NewFieldBatch()}
-	if perLink {
-		p.Rows = slices.Concat(Rows, perLinkRows())
+// NewReadPlan returns the plan for the rows selected by reads, including the rows of each NVLink if perLink is set; nil selects all. Resets and
+// links are always detected.
+func NewReadPlan(perLink bool, reads func(*device.Metric) bool) *ReadPlan {
+	p := &ReadPlan{
+		NeedsCall: make([]bool, len(Calls)), Fast: NewFieldBatch(FieldKey{ID: EnergyField}),
+		Slow: NewFieldBatch(FieldKey{ID: nvml.FI_DEV_NVLINK_LINK_COUNT}, FieldKey{ID: nvml.FI_DEV_C2C_LINK_COUNT}),
 	}
-	p.Ranges = make([][]FieldRange, len(p.Rows))
-	for i := range p.Rows {
-		r := &p.Rows[i]
-		b := &p.Fast
-		if r.Slow {
-			b = &p.Slow
-		}
-		for _, s := range r.Sources {
-			p.Ranges[i] = append(p.Ranges[i], b.addSource(s))
-		}
-		if r.gpm != 0 || slices.ContainsFunc(Calls, func(c Call) bool { return c.Targets&TargetMIG != 0 && c.Provides(r.ValueID) }) {
-			p.MIGRows = append(p.MIGRows, i)
+	rows := Rows
+	if perLink {
+		rows = slices.Concat(Rows, perLinkRows())
+	}
+	for i := range rows {
+		if m := rows[i].metric(); reads == nil || reads(&m) {
+			p.addRow(&rows[i])
 		}
 	}
 	return p
+}
+
+func (p *ReadPlan) addRow(r *Row) {
+	b := &p.Fast
+	if r.Slow {
+		b = &p.Slow
+	}
+	var ranges []FieldRange
+	for _, s := range r.Sources {
+		ranges = append(ranges, b.addSource(s))
+	}
+	if r.gpm != 0 || slices.ContainsFunc(Calls, func(c Call) bool { return c.Targets&TargetMIG != 0 && c.Provides(r.ValueID) }) {
+		p.MIGRows = append(p.MIGRows, len(p.Rows))
+	}
+	p.Rows, p.Ranges = append(p.Rows, *r), append(p.Ranges, ranges)
+	for _, id := range r.values() {
+		for i := range Calls {
+			p.NeedsCall[i] = p.NeedsCall[i] || Calls[i].Provides(id)
+		}
+	}
 }
 
 // NewFieldBatch returns a batch of the keys, each once.

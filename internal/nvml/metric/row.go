@@ -101,6 +101,29 @@ func (r *Row) Convert(values *Values) (float64, bool) {
 	return r.ToValue(v), ok && values.Present[r.ValueID]
 }
 
+// values are the values of calls that the row needs.
+func (r *Row) values() []ValueID {
+	ids := []ValueID{r.ValueID, r.UnlessValue}
+	if r.Bit != 0 {
+		ids = append(ids, SupportedClockReasons)
+	}
+	if r.gpm != 0 || r.ValueID == HasGPM {
+		ids = append(ids, GPMSupport)
+	}
+	if r.call != nil {
+		ids = append(ids, r.call.PartCount)
+	}
+	return ids
+}
+
+// metric returns the row for the exporter.
+func (r *Row) metric() device.Metric {
+	return device.Metric{
+		Name: r.name, Help: r.help, Kind: r.kind, Labels: r.labels, Enum: r.enum != nil && !r.IsFeature || r.Bit != 0,
+		Source: r.sourceText(), Hardware: r.hardware, ReadPace: r.pace(),
+	}
+}
+
 // pace is the pace of the row's fields, call or state.
 func (r *Row) pace() device.ReadPace {
 	switch {

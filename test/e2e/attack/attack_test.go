@@ -83,7 +83,7 @@ func TestSlowReaders(t *testing.T) {
 
 func slowReaders(t *testing.T, args ...string) {
 	cgroup := newMemoryCgroup(t, memoryLimit)
-	podgauge := startPodgauge(t, cgroup, append(args, "--metrics.nvlink-links", "--metrics.dcgm", "--mig-strategy=mixed", "--metrics.pod-uid")...)
+	podgauge := startPodgauge(t, cgroup, append(args, "--metrics.set=full", "--metrics.nvlink-links", "--metrics.dcgm", "--mig-strategy=mixed", "--metrics.pod-uid")...)
 	podgauge.waitForMIGDevices(t, gpus+gpus*migDevicesPerGPU) // the GPUs and their MIG devices
 
 	attack, stop := context.WithCancel(t.Context())

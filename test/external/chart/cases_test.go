@@ -74,6 +74,7 @@ incidents: {maxAge: 240h, maxCount: 500}
 holders: {maxAge: 2h}
 metrics:
   port: 9410
+  set: minimal
   include: [nvidia_gpu_*, podgauge_*]
   exclude: [nvidia_gpu_bar1_*]
   podLabels: allocation

@@ -22,6 +22,7 @@ func TestRefusals(t *testing.T) {
 		{`kubelet: {rootDir: /var/lib/kubelet}`, "additional properties 'rootDir' not allowed"},
 		{`metrics: {port: 0}`, "/metrics/port"},
 		{`metrics: {port: "9400"}`, "/metrics/port"},
+		{`metrics: {set: most}`, "/metrics/set"},
 		{`metrics: {podLabels: none}`, "/metrics/podLabels"},
 		{`metrics: {include: nvidia_gpu_*}`, "/metrics/include"},
 		{`metrics: {seriesLimit: 0}`, "/metrics/seriesLimit"},

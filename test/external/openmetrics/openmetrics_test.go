@@ -22,7 +22,7 @@ import (
 const waitTimeout = 30 * time.Second
 
 // allMetricFlags is what is shown only when it is asked for.
-var allMetricFlags = []string{"--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*"}
+var allMetricFlags = []string{"--metrics.set=full", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*"}
 
 // TestOpenMetrics runs the binary on a simulated node, with everything on, and parses a
 // scrape.

@@ -17,6 +17,7 @@ the node, so that `kubectl exec … podgauge doctor` finds them too. */}}
 {{- $args = append $args (printf "--web.config.file=/etc/podgauge/web/%s" $v.webConfig.key) }}
 {{- $args = append $args (printf "--web.probe-address=:%d" (int $v.probes.port)) }}
 {{- end }}
+{{- with $v.metrics.set }}{{ $args = append $args (printf "--metrics.set=%s" .) }}{{ end }}
 {{- range $v.metrics.include }}{{ $args = append $args (printf "--metrics.include=%s" .) }}{{ end }}
 {{- range $v.metrics.exclude }}{{ $args = append $args (printf "--metrics.exclude=%s" .) }}{{ end }}
 {{- with $v.metrics.podLabels }}{{ $args = append $args (printf "--metrics.pod-labels=%s" .) }}{{ end }}

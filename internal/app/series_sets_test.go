@@ -1,0 +1,191 @@
+package app
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/internal/sim"
+)
+
+const (
+	setsFile     = "../../exporter/series_sets.txt"
+	alertsFile   = "../../deploy/rules/podgauge.rules.yaml"
+	recordedFile = "../../deploy/rules/podgauge.recording.yaml"
+)
+
+// TestSeriesSets checks that exporter/series_sets.txt has what is queried: the set minimal by the alerts on health and on podgauge
+// itself, the recording rules and their dashboard, and podgauge_series; the set default by all alerts, rules and dashboards.
+func TestSeriesSets(t *testing.T) {
+	dashboards, err := filepath.Glob("../../dashboards/*.json")
+	if err != nil || len(dashboards) < 5 {
+		t.Fatal(dashboards, err)
+	}
+	minimal := "podgauge_series " + readFile(t, recordedFile) + readFile(t, "../../dashboards/fleet-recorded.json")
+	for _, group := range alertGroups(t) {
+		if group.name != "podgauge-performance" {
+			for _, alert := range group.alerts {
+				minimal += alert.expression
+			}
+		}
+	}
+	queried := readFile(t, alertsFile) + readFile(t, recordedFile)
+	for _, file := range dashboards {
+		queried += readFile(t, file)
+	}
+	want := setLines("minimal", minimal) + setLines("default", queried)
+	if *update {
+		if err := os.WriteFile(setsFile, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if readFile(t, setsFile) != want {
+		t.Errorf("%s is not what rules and dashboards query; run make golden", setsFile)
+	}
+}
+
+// setLines returns the lines of a set for the queries in a text. Of an enumeration the set has all states that hold, and those queried by
+// name regardless. Of another family of readings the set has the queried rows.
+func setLines(set, queries string) string {
+	rows := map[string][]device.Metric{}
+	for _, m := range metric.MetricsPerLink() {
+		rows[m.Name] = append(rows[m.Name], m)
+	}
+	series := map[string]bool{}
+	for _, selector := range familySelectors(queries) {
+		family := rows[selector.family]
+		all := true
+		for i := range family {
+			matches, byName := selector.matches(&family[i])
+			if all = all && matches; matches && (byName || !family[i].Enum) {
+				series[family[i].RowName()] = true
+			}
+		}
+		if all || family[0].Enum {
+			series[selector.family] = true
+		}
+	}
+	for name := range maps.Keys(series) {
+		if family, _, isRow := strings.Cut(name, "{"); isRow && series[family] && !rows[family][0].Enum {
+			delete(series, name)
+		}
+	}
+	var lines strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(series)) {
+		fmt.Fprintf(&lines, "%s %s\n", set, name)
+	}
+	return lines.String()
+}
+
+// seriesOfSet returns returns the lines of the sets.
+func seriesOfSets(t *testing.T) map[string]bool {
+	t.Helper()
+	lines := map[string]bool{}
+	for line := range strings.Lines(readFile(t, setsFile)) {
+		lines[strings.TrimSpace(line)] = true
+	}
+	return lines
+}
+
+// familySelector is a selector in a query.
+type familySelector struct {
+	family   string
+	matchers [][]string // label, operator and value of each
+}
+
+var (
+	selectorPattern = regexp.MustCompile(`(?:^|[^\w:])((?:nvidia_gpu|podgauge|process|go)_\w+)(\{[^{}]*\})?`)
+	matcherPattern  = regexp.MustCompile(`(\w+)(=~|!~|!=|=)\\?"((?:[^"\\]|\\.)*?)\\?"`)
+)
+
+// familySelectors finds the selectors in a text. Of a histogram, the family is selected.
+func familySelectors(text string) (selectors []familySelector) {
+	known := exporterFamilies()
+	for _, found := range selectorPattern.FindAllStringSubmatch(text, -1) {
+		name := found[1]
+		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+			if base, is := strings.CutSuffix(name, suffix); is && !known[name] {
+				name = base
+			}
+		}
+		s := familySelector{family: name}
+		for _, m := range matcherPattern.FindAllStringSubmatch(found[2], -1) {
+			s.matchers = append(s.matchers, m[1:])
+		}
+		selectors = append(selectors, s)
+	}
+	return selectors
+}
+
+// exporterFamilies are the names of families outside a registry.
+func exporterFamilies() map[string]bool {
+	names := map[string]bool{}
+	for _, f := range exporter.Families() {
+		names[f.Name] = true
+	}
+	for _, m := range metric.MetricsPerLink() {
+		names[m.Name] = true
+	}
+	return names
+}
+
+// matches reports whether the selector selects a row, and whether it names the row's label value.
+func (s *familySelector) matches(m *device.Metric) (matches, byName bool) {
+	for _, l := range m.Labels {
+		for _, matcher := range s.matchers {
+			if matcher[0] != l.Name {
+				continue
+			}
+			equal := matcher[2] == l.Value
+			if strings.HasSuffix(matcher[1], "~") {
+				equal = regexp.MustCompile("^(?:" + matcher[2] + ")$").MatchString(l.Value)
+			}
+			if equal == strings.HasPrefix(matcher[1], "!") {
+				return false, false
+			}
+			byName = byName || equal
+		}
+	}
+	return true, byName
+}
+
+// TestSeriesOfSets checks the numbers of series of 8 allocated H100 GPUs, podgauge's own included.
+func TestSeriesOfSets(t *testing.T) {
+	for set, most := range map[string]int{"minimal": 300, "default": 800} {
+		t.Run(set, func(t *testing.T) {
+			t.Parallel()
+			w := newTestAppWith(t, testSetup{machine: sim.NewMachineWithModels(metric.Metrics(), fixedClock, eightH100...)}, "--metrics.set="+set)
+			w.waitAllocatable(gpuResource, len(eightH100))
+			for i := range eightH100 {
+				w.runPod(gpuPod("team", fmt.Sprintf("pod-%d", i), 1))
+			}
+			w.waitScrape("all pods", func(text string) bool { return strings.Count(text, "\nnvidia_gpu_allocation_info{") == len(eightH100) })
+			text := w.stableScrape()
+			counts := map[string]int{}
+			all := 0
+			for line := range strings.Lines(text) {
+				if !strings.HasPrefix(line, "#") {
+					all++
+					counts[line[:strings.IndexAny(line, "{ ")]]++
+				}
+			}
+			if all > most {
+				largest := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Compare(counts[b], counts[a]) })
+				for _, name := range largest[:10] {
+					t.Logf("%s: %d", name, counts[name])
+				}
+				t.Errorf("%d series, at most %d", all, most)
+			}
+		})
+	}
+}
