@@ -32,8 +32,7 @@ type deviceCard struct {
 	Stalled, NoReading bool
 	Bars               []usageBar
 	Readings           []nameValue
-	Details            []nameValue
-	Allocation         deviceAllocation
+	Replicas           replicaList
 	MIGDevices         []*deviceCard
 	Partition          *partitionMap
 }
@@ -41,23 +40,12 @@ type deviceCard struct {
 // usageBar is a bar of Percent length, with the same value as text.
 type usageBar struct{ Name, Device, Kind, Percent, Text string }
 
-// deviceAllocation is the allocation of a device.
-type deviceAllocation struct {
-	Known, Allocated                 bool
-	Text                             string // without owners
-	Owners                           []ownerRow
-	MoreOwners                       int // not shown
-	Sharing                          string
-	Replicas                         []replicaBox // the first maxReplicas
-	AllocatedReplicas, TotalReplicas int
-	Complete                         bool // replicas without an owner are unallocated
-}
-
-// ownerRow is a container.
-type ownerRow struct {
-	device.Owner
-	Replicas string // "replica 1", "replicas 0, 2"
-	Since    displayTime
+// replicaList has the replicas of a shared device.
+type replicaList struct {
+	Sharing          string
+	First            []replicaBox // at most maxReplicas
+	Allocated, Total int
+	Complete         bool // replicas without an owner are unallocated
 }
 
 type replicaBox struct {
@@ -95,7 +83,7 @@ func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
 	index := strconv.Itoa(d.Index)
 	card := &deviceCard{
 		DeviceJSON: d, ShortName: index, Name: "GPU " + index, Anchor: "gpu-" + index, Model: d.Model, ShownHealth: d.Health,
-		Action: formatAction(d.Action), Since: formatTime(b.now, d.Since, since), Details: details(d), Allocation: b.allocation(d),
+		Action: formatAction(d.Action), Since: formatTime(b.now, d.Since, since), Replicas: b.replicas(d),
 	}
 	if d.IsMIGDevice() {
 		card.ShortName = d.MIGNumber()
@@ -111,23 +99,6 @@ func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
 	card.HealthNote = healthNotes[card.ShownHealth]
 	b.addReadings(card)
 	return card
-}
-
-func details(d *api.DeviceJSON) []nameValue {
-	details := []nameValue{{"UUID", string(d.ID)}}
-	number := func(name string, n *int) {
-		if n != nil {
-			details = append(details, nameValue{name, strconv.Itoa(*n)})
-		}
-	}
-	if d.IsMIGDevice() {
-		number("GPU instance", d.GI)
-		number("Compute instance", d.CI)
-		return details
-	}
-	details = addKnown(details, "PCI address", d.PCI)
-	number("NUMA node", d.NUMANode)
-	return addKnown(addKnown(details, "Serial", d.InfoLabels["serial"]), "VBIOS", d.InfoLabels["vbios_version"])
 }
 
 // addReadings adds the bars and values of a reading.
@@ -167,19 +138,8 @@ var allocationTexts = map[string]string{
 	"partitioned": "allocatable as MIG devices",
 }
 
-func (b *viewBuilder) allocation(d *api.DeviceJSON) deviceAllocation {
-	a := deviceAllocation{Known: d.AllocationState != "unknown", Allocated: d.IsAllocated(), Complete: b.allocations.Complete}
-	for i := range d.Owners[:min(len(d.Owners), maxOwners)] {
-		owner := &d.Owners[i]
-		a.Owners = append(a.Owners, ownerRow{owner.Owner, formatReplicas(owner), formatTime(b.now, owner.FirstSeen, since)})
-	}
-	a.MoreOwners = len(d.Owners) - len(a.Owners)
-	if len(a.Owners) == 0 {
-		a.Text = allocationTexts[d.AllocationState]
-	}
-	b.addReplicas(&a, d)
-	return a
-}
+// known reports whether it is known if the device is allocated.
+func (c *deviceCard) known() bool { return c.AllocationState != "unknown" }
 
 // replicaNumber returns the number of a replica; false for a device.
 func replicaNumber(id device.AdvertisedID) (string, bool) {
@@ -208,13 +168,14 @@ func formatReplicas(owner *api.OwnerJSON) string {
 	}
 }
 
-// addReplicas adds listed replicas, and allocated ones no longer listed.
-func (b *viewBuilder) addReplicas(a *deviceAllocation, d *api.DeviceJSON) {
+// replicas returns listed replicas, and allocated ones no longer listed.
+func (b *viewBuilder) replicas(d *api.DeviceJSON) replicaList {
+	list := replicaList{Complete: b.allocations.Complete}
 	replicas := map[string]bool{} // whether allocated, by number
 	for _, resource := range b.pluginResources {
 		for _, id := range resource.IDs {
 			if n, ok := replicaNumber(id); ok && id.Device() == d.ID {
-				a.Sharing = resource.Sharing
+				list.Sharing = resource.Sharing
 				replicas[n] = false
 			}
 		}
@@ -226,13 +187,14 @@ func (b *viewBuilder) addReplicas(a *deviceAllocation, d *api.DeviceJSON) {
 	}
 	for _, n := range slices.SortedFunc(maps.Keys(replicas), compareNumbers) {
 		if replicas[n] {
-			a.AllocatedReplicas++
+			list.Allocated++
 		}
-		if len(a.Replicas) < maxReplicas {
-			a.Replicas = append(a.Replicas, replicaBox{n, replicas[n]})
+		if len(list.First) < maxReplicas {
+			list.First = append(list.First, replicaBox{n, replicas[n]})
 		}
 	}
-	a.TotalReplicas = len(replicas)
+	list.Total = len(replicas)
+	return list
 }
 
 // partitionMap shows the GPU instances of a GPU in its memory.

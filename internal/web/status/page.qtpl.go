@@ -9,6 +9,12 @@
 
 package status
 
+import "time"
+
+import "github.com/podgauge/podgauge/internal/incident"
+
+import "github.com/podgauge/podgauge/internal/web/api"
+
 import (
 	qtio422016 "io"
 
@@ -154,43 +160,47 @@ func healthReason(d *deviceCard) string {
 	return qs422016
 }
 
-func streamallocation(qw422016 *qt422016.Writer, a *deviceAllocation) {
-	if len(a.Replicas) > 0 {
+func streamallocation(qw422016 *qt422016.Writer, d *deviceCard, now time.Time) {
+	all := &d.Replicas
+
+	if all.Total > 0 {
 		qw422016.N().S(`
 <p class="replicas"><span class="replica-row" aria-hidden="true">`)
-		for _, r := range a.Replicas {
+		for _, r := range all.First {
 			qw422016.N().S(`<span class="replica`)
 			if r.Allocated {
 				qw422016.N().S(` allocated`)
-			} else if !a.Complete {
+			} else if !all.Complete {
 				qw422016.N().S(` unknown`)
 			}
 			qw422016.N().S(`">`)
 			qw422016.E().S(r.Number)
-			if !r.Allocated && !a.Complete {
+			if !r.Allocated && !all.Complete {
 				qw422016.N().S(`?`)
 			}
 			qw422016.N().S(`</span>`)
 		}
 		qw422016.N().S(`</span><span class="replica-text">`)
-		qw422016.N().D(a.AllocatedReplicas)
+		qw422016.N().D(all.Allocated)
 		qw422016.N().S(` of `)
-		qw422016.N().D(a.TotalReplicas)
+		qw422016.N().D(all.Total)
 		qw422016.N().S(` replicas `)
-		if !a.Complete {
+		if !all.Complete {
 			qw422016.N().S(`known to be `)
 		}
 		qw422016.N().S(`allocated`)
-		if a.Sharing != "" {
+		if all.Sharing != "" {
 			qw422016.N().S(`, shared by `)
-			qw422016.E().S(a.Sharing)
+			qw422016.E().S(all.Sharing)
 		}
 		qw422016.N().S(`</span></p>`)
 	}
-	if len(a.Owners) > 0 {
+	if len(d.Owners) > 0 {
 		qw422016.N().S(`
 <ul class="owners">`)
-		for _, o := range a.Owners {
+		for i := range d.Owners[:min(len(d.Owners), maxOwners)] {
+			o := &d.Owners[i]
+
 			qw422016.N().S(`
 <li><bdi class="pod">`)
 			qw422016.E().S(o.Pod)
@@ -199,20 +209,20 @@ func streamallocation(qw422016 *qt422016.Writer, a *deviceAllocation) {
 			qw422016.N().S(`</bdi> / <bdi>`)
 			qw422016.E().S(o.Container)
 			qw422016.N().S(`</bdi>`)
-			if o.Replicas != "" {
+			if replicas := formatReplicas(o); replicas != "" {
 				qw422016.N().S(` · `)
-				qw422016.E().S(o.Replicas)
+				qw422016.E().S(replicas)
 			}
-			if o.Since.ISO != "" {
+			if !o.FirstSeen.IsZero() {
 				qw422016.N().S(` · `)
-				streamtimeElement(qw422016, o.Since)
+				streamtimeElement(qw422016, formatTime(now, o.FirstSeen, since))
 			}
 			qw422016.N().S(`</span></li>`)
 		}
-		if a.MoreOwners > 0 {
+		if len(d.Owners) > maxOwners {
 			qw422016.N().S(`
 <li class="where">and `)
-			qw422016.N().D(a.MoreOwners)
+			qw422016.N().D(len(d.Owners) - maxOwners)
 			qw422016.N().S(` more</li>`)
 		}
 		qw422016.N().S(`
@@ -220,49 +230,100 @@ func streamallocation(qw422016 *qt422016.Writer, a *deviceAllocation) {
 	} else {
 		qw422016.N().S(`
 <p class="no-owner">`)
-		qw422016.E().S(a.Text)
+		qw422016.E().S(allocationTexts[d.AllocationState])
 		qw422016.N().S(`</p>`)
 	}
 }
 
-func writeallocation(qq422016 qtio422016.Writer, a *deviceAllocation) {
+func writeallocation(qq422016 qtio422016.Writer, d *deviceCard, now time.Time) {
 	qw422016 := qt422016.AcquireWriter(qq422016)
-	streamallocation(qw422016, a)
+	streamallocation(qw422016, d, now)
 	qt422016.ReleaseWriter(qw422016)
 }
 
-func allocation(a *deviceAllocation) string {
+func allocation(d *deviceCard, now time.Time) string {
 	qb422016 := qt422016.AcquireByteBuffer()
-	writeallocation(qb422016, a)
+	writeallocation(qb422016, d, now)
 	qs422016 := string(qb422016.B)
 	qt422016.ReleaseByteBuffer(qb422016)
 	return qs422016
 }
 
-func streamabout(qw422016 *qt422016.Writer, d *deviceCard) {
+func streamdetail(qw422016 *qt422016.Writer, name, value string) {
+	if value != "" {
+		qw422016.N().S(`<div><dt>`)
+		qw422016.E().S(name)
+		qw422016.N().S(`</dt><dd>`)
+		qw422016.E().S(value)
+		qw422016.N().S(`</dd></div>`)
+	}
+}
+
+func writedetail(qq422016 qtio422016.Writer, name, value string) {
+	qw422016 := qt422016.AcquireWriter(qq422016)
+	streamdetail(qw422016, name, value)
+	qt422016.ReleaseWriter(qw422016)
+}
+
+func detail(name, value string) string {
+	qb422016 := qt422016.AcquireByteBuffer()
+	writedetail(qb422016, name, value)
+	qs422016 := string(qb422016.B)
+	qt422016.ReleaseByteBuffer(qb422016)
+	return qs422016
+}
+
+func streamnumber(qw422016 *qt422016.Writer, name string, value *int) {
+	if value != nil {
+		qw422016.N().S(`<div><dt>`)
+		qw422016.E().S(name)
+		qw422016.N().S(`</dt><dd>`)
+		qw422016.N().D(*value)
+		qw422016.N().S(`</dd></div>`)
+	}
+}
+
+func writenumber(qq422016 qtio422016.Writer, name string, value *int) {
+	qw422016 := qt422016.AcquireWriter(qq422016)
+	streamnumber(qw422016, name, value)
+	qt422016.ReleaseWriter(qw422016)
+}
+
+func number(name string, value *int) string {
+	qb422016 := qt422016.AcquireByteBuffer()
+	writenumber(qb422016, name, value)
+	qs422016 := string(qb422016.B)
+	qt422016.ReleaseByteBuffer(qb422016)
+	return qs422016
+}
+
+func streamabout(qw422016 *qt422016.Writer, g *deviceCard) {
 	qw422016.N().S(`
 <details><summary>About<span class="hidden"> `)
-	qw422016.E().S(d.Name)
+	qw422016.E().S(g.Name)
 	qw422016.N().S(`</span></summary><dl class="about">`)
-	for _, v := range d.Details {
-		qw422016.N().S(`<div><dt>`)
-		qw422016.E().S(v.Name)
-		qw422016.N().S(`</dt><dd>`)
-		qw422016.E().S(v.Value)
-		qw422016.N().S(`</dd></div>`)
+	streamdetail(qw422016, "UUID", string(g.ID))
+	if g.IsMIGDevice() {
+		streamnumber(qw422016, "GPU instance", g.GI)
+		streamnumber(qw422016, "Compute instance", g.CI)
+	} else {
+		streamdetail(qw422016, "PCI address", g.PCI)
+		streamnumber(qw422016, "NUMA node", g.NUMANode)
+		streamdetail(qw422016, "Serial", g.InfoLabels["serial"])
+		streamdetail(qw422016, "VBIOS", g.InfoLabels["vbios_version"])
 	}
 	qw422016.N().S(`</dl></details>`)
 }
 
-func writeabout(qq422016 qtio422016.Writer, d *deviceCard) {
+func writeabout(qq422016 qtio422016.Writer, g *deviceCard) {
 	qw422016 := qt422016.AcquireWriter(qq422016)
-	streamabout(qw422016, d)
+	streamabout(qw422016, g)
 	qt422016.ReleaseWriter(qw422016)
 }
 
-func about(d *deviceCard) string {
+func about(g *deviceCard) string {
 	qb422016 := qt422016.AcquireByteBuffer()
-	writeabout(qb422016, d)
+	writeabout(qb422016, g)
 	qs422016 := string(qb422016.B)
 	qt422016.ReleaseByteBuffer(qb422016)
 	return qs422016
@@ -280,16 +341,16 @@ func streampartition(qw422016 *qt422016.Writer, p *partitionMap) {
 		for _, m := range i.MIGDevices {
 			qw422016.N().S(`<a class="map-part `)
 			qw422016.E().S(m.Health)
-			if m.Allocation.Allocated {
+			if m.IsAllocated() {
 				qw422016.N().S(` allocated`)
-			} else if !m.Allocation.Known {
+			} else if !m.known() {
 				qw422016.N().S(` unknown`)
 			}
 			qw422016.N().S(`" href="#`)
 			qw422016.E().S(m.Anchor)
 			qw422016.N().S(`" tabindex="-1">`)
 			qw422016.E().S(m.ShortName)
-			if !m.Allocation.Known {
+			if !m.known() {
 				qw422016.N().S(`?`)
 			}
 			qw422016.N().S(`</a>`)
@@ -313,7 +374,7 @@ func partition(p *partitionMap) string {
 	return qs422016
 }
 
-func streamgpu(qw422016 *qt422016.Writer, g *deviceCard) {
+func streamgpu(qw422016 *qt422016.Writer, g *deviceCard, now time.Time) {
 	qw422016.N().S(`
 <li class="gpu `)
 	qw422016.E().S(g.Health)
@@ -364,8 +425,8 @@ func streamgpu(qw422016 *qt422016.Writer, g *deviceCard) {
 		}
 		qw422016.N().S(`</div>`)
 	}
-	if !g.MIG || g.Allocation.Allocated {
-		streamallocation(qw422016, &g.Allocation)
+	if !g.MIG || g.IsAllocated() {
+		streamallocation(qw422016, g, now)
 	} else if len(g.MIGDevices) > 0 {
 		streampartition(qw422016, g.Partition)
 		qw422016.N().S(`
@@ -392,7 +453,7 @@ func streamgpu(qw422016 *qt422016.Writer, g *deviceCard) {
 			qw422016.N().S(`</div>`)
 			streamhealthReason(qw422016, m)
 			streamusageBars(qw422016, m.Bars)
-			streamallocation(qw422016, &m.Allocation)
+			streamallocation(qw422016, m, now)
 			qw422016.N().S(`
 </li>`)
 		}
@@ -407,28 +468,30 @@ func streamgpu(qw422016 *qt422016.Writer, g *deviceCard) {
 </li>`)
 }
 
-func writegpu(qq422016 qtio422016.Writer, g *deviceCard) {
+func writegpu(qq422016 qtio422016.Writer, g *deviceCard, now time.Time) {
 	qw422016 := qt422016.AcquireWriter(qq422016)
-	streamgpu(qw422016, g)
+	streamgpu(qw422016, g, now)
 	qt422016.ReleaseWriter(qw422016)
 }
 
-func gpu(g *deviceCard) string {
+func gpu(g *deviceCard, now time.Time) string {
 	qb422016 := qt422016.AcquireByteBuffer()
-	writegpu(qb422016, g)
+	writegpu(qb422016, g, now)
 	qs422016 := string(qb422016.B)
 	qt422016.ReleaseByteBuffer(qb422016)
 	return qs422016
 }
 
-func streamincidentTableRow(qw422016 *qt422016.Writer, i *incidentRow) {
+func streamincidentTableRow(qw422016 *qt422016.Writer, i *incident.Incident, now time.Time) {
+	grade, state, action := incidentOutcome(i)
+
 	qw422016.N().S(`
 <tr role="row"><td role="cell" data-name="Last">`)
-	streamtimeElement(qw422016, i.Last)
+	streamtimeElement(qw422016, formatTime(now, i.Last, ago))
 	qw422016.N().S(`</td><td role="cell" data-name="Device">`)
-	qw422016.E().S(i.Device)
+	qw422016.E().S(incidentDevice(i))
 	qw422016.N().S(`</td><td role="cell" data-name="Reason"><a href="`)
-	qw422016.E().S(i.Href)
+	qw422016.E().S(incidentsHref("device", string(i.Device), "reason", i.Reason))
 	qw422016.N().S(`"><code>`)
 	qw422016.E().S(i.Reason)
 	qw422016.N().S(`</code></a>`)
@@ -437,19 +500,19 @@ func streamincidentTableRow(qw422016 *qt422016.Writer, i *incidentRow) {
 		qw422016.N().DUL(i.Count)
 		qw422016.N().S(` times</span>`)
 	}
-	if i.Action != "" {
+	if action != "" {
 		qw422016.N().S(`<span class="action"><span class="arrow" aria-hidden="true">→</span> `)
-		qw422016.E().S(i.Action)
+		qw422016.E().S(action)
 		qw422016.N().S(`</span>`)
 	}
 	qw422016.N().S(`</td><td role="cell" data-name="Outcome"><span class="outcome `)
-	qw422016.E().S(i.Grade)
+	qw422016.E().S(grade)
 	qw422016.N().S(`">`)
-	qw422016.E().S(i.State)
+	qw422016.E().S(state)
 	qw422016.N().S(`</span></td><td role="cell" data-name="Affected containers">`)
-	for _, c := range i.Affected {
+	for _, c := range i.Affected[:min(len(i.Affected), maxOwners)] {
 		qw422016.N().S(`<span class="affected"><a href="`)
-		qw422016.E().S(c.Href)
+		qw422016.E().S(incidentsHref("namespace", c.Namespace, "pod", c.Pod))
 		qw422016.N().S(`"><bdi>`)
 		qw422016.E().S(c.Pod)
 		qw422016.N().S(`</bdi></a> <span class="where"><bdi>`)
@@ -457,34 +520,34 @@ func streamincidentTableRow(qw422016 *qt422016.Writer, i *incidentRow) {
 		qw422016.N().S(`</bdi> / <bdi>`)
 		qw422016.E().S(c.Container)
 		qw422016.N().S(`</bdi>`)
-		if c.Termination != "" {
+		if ended := api.TerminationText(c.Termination); ended != "" {
 			qw422016.N().S(` · `)
-			qw422016.E().S(c.Termination)
+			qw422016.E().S(ended)
 		}
 		qw422016.N().S(`</span></span>`)
 	}
-	if i.MoreAffected > 0 {
+	if len(i.Affected) > maxOwners {
 		qw422016.N().S(`<span class="where">and `)
-		qw422016.N().D(i.MoreAffected)
+		qw422016.N().D(len(i.Affected) - maxOwners)
 		qw422016.N().S(` more</span>`)
 	}
-	if i.Note != "" {
+	if note := affectedNote(i); note != "" {
 		qw422016.N().S(`<span class="where">`)
-		qw422016.E().S(i.Note)
+		qw422016.E().S(note)
 		qw422016.N().S(`</span>`)
 	}
 	qw422016.N().S(`</td></tr>`)
 }
 
-func writeincidentTableRow(qq422016 qtio422016.Writer, i *incidentRow) {
+func writeincidentTableRow(qq422016 qtio422016.Writer, i *incident.Incident, now time.Time) {
 	qw422016 := qt422016.AcquireWriter(qq422016)
-	streamincidentTableRow(qw422016, i)
+	streamincidentTableRow(qw422016, i, now)
 	qt422016.ReleaseWriter(qw422016)
 }
 
-func incidentTableRow(i *incidentRow) string {
+func incidentTableRow(i *incident.Incident, now time.Time) string {
 	qb422016 := qt422016.AcquireByteBuffer()
-	writeincidentTableRow(qb422016, i)
+	writeincidentTableRow(qb422016, i, now)
 	qs422016 := string(qb422016.B)
 	qt422016.ReleaseByteBuffer(qb422016)
 	return qs422016
@@ -670,7 +733,7 @@ func streampage(qw422016 *qt422016.Writer, v *pageView) {
 		qw422016.N().S(`
 <ul class="gpus">`)
 		for _, g := range v.GPUs {
-			streamgpu(qw422016, g)
+			streamgpu(qw422016, g, v.Now)
 		}
 		qw422016.N().S(`
 </ul>`)
@@ -695,27 +758,27 @@ func streampage(qw422016 *qt422016.Writer, v *pageView) {
 </section>
 <section aria-labelledby="incidents-title">
 <h2 id="incidents-title">Incidents`)
-	if v.Incidents.Total > 0 {
+	if len(v.Incidents.Incidents) > 0 {
 		qw422016.N().S(` <a class="all" href="`)
-		qw422016.E().S(v.Incidents.Href)
+		qw422016.E().S(incidentsHref())
 		qw422016.N().S(`">all `)
-		qw422016.N().D(v.Incidents.Total)
+		qw422016.N().D(len(v.Incidents.Incidents))
 		qw422016.N().S(` as JSON</a>`)
 	}
 	qw422016.N().S(`</h2>`)
-	if v.Incidents.StoreError != nil {
+	if v.Incidents.Err != nil {
 		qw422016.N().S(`
 <p class="note">Not stored on disk: <q>`)
-		qw422016.E().S(v.Incidents.StoreError.Error())
+		qw422016.E().S(v.Incidents.Err.Error())
 		qw422016.N().S(`</q></p>`)
 	}
-	if len(v.Incidents.Rows) > 0 {
+	if len(v.Incidents.Incidents) > 0 {
 		qw422016.N().S(`
 <table class="incidents" role="table" aria-labelledby="incidents-title">
 <thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">Last</th><th role="columnheader" scope="col">Device</th><th role="columnheader" scope="col">Reason</th><th role="columnheader" scope="col">Outcome</th><th role="columnheader" scope="col">Affected containers</th></tr></thead>
 <tbody role="rowgroup">`)
-		for i := range v.Incidents.Rows {
-			streamincidentTableRow(qw422016, &v.Incidents.Rows[i])
+		for i := range v.Incidents.Incidents[:min(len(v.Incidents.Incidents), maxIncidents)] {
+			streamincidentTableRow(qw422016, &v.Incidents.Incidents[i], v.Now)
 		}
 		qw422016.N().S(`
 </tbody>

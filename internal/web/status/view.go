@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
 )
@@ -34,7 +35,8 @@ type pageView struct {
 	PodsAPI       dependency
 	Resources     []resourceRow
 	IsPlugin      bool // this process is the device plugin
-	Incidents     incidentList
+	Incidents     incident.Snapshot
+	Now           time.Time
 }
 
 // nodeStat is a number of the node, with a note or a time. Grade is as in pageView, or empty.
@@ -75,7 +77,7 @@ func newPageView(state PageState, o *PageOptions, readings Readings, now time.Ti
 	v := &pageView{
 		PageOptions: o, Node: cmp.Or(o.Node, "this node"), GPUs: b.gpuCards(),
 		Driver: b.driver(), DriverDetails: b.driverDetails(), Kubelet: b.kubelet(), LastAnswer: formatTime(now, b.node.Kubelet.LastAnswer, ago),
-		PodsAPI: b.podsAPI(), Resources: b.resourceRows(), IsPlugin: b.pluginResources != nil, Incidents: b.incidentList(),
+		PodsAPI: b.podsAPI(), Resources: b.resourceRows(), IsPlugin: b.pluginResources != nil, Incidents: state.Incidents(), Now: now,
 	}
 	if age := now.Sub(readings.At); age >= maxReadingsAge {
 		v.ReadAt = formatTime(now, readings.At, ago)
