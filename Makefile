@@ -63,8 +63,8 @@ page-check: build ## the page in a real Chromium: what it shows, how soon and to
 	test/page/setup && cd test/page && node check.mjs
 
 lint:
-	@cd internal/web/status && d=$$(mktemp -d) && cp page.qtpl $$d && (cd $$d && $(TOOL) qtc -skipLineComments -file=page.qtpl 2>/dev/null) && \
-		{ cmp page.qtpl.go $$d/page.qtpl.go || { echo "page.qtpl.go is not page.qtpl's: run make golden"; false; }; } && rm -r $$d
+	@d=$$(mktemp -d) && cp internal/web/status/page.qtpl $$d && $(TOOL) qtc -skipLineComments -dir=$$d 2>/dev/null && \
+		cmp internal/web/status/page.qtpl.go $$d/page.qtpl.go && rm -r $$d || { echo "page.qtpl.go is not of page.qtpl: run make golden"; exit 1; }
 	$(TOOL) golangci-lint run ./...
 	@unreachable="$$($(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }
 	go -C tools run ./codestats -check $(CURDIR)
