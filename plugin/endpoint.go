@@ -117,8 +117,6 @@ func (e *endpoint) run(ctx context.Context) error {
 // server before.
 func (e *endpoint) waitForKubelet(ctx context.Context, pause backoff) socketID {
 	search := kubeletSearch{endpoint: e, refusals: retry.Backoff{Min: minListenDelay, Max: folderPollInterval}}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for ctx.Err() == nil {
 		e.Beat()
 		list, listChanged := e.devices.Get()
@@ -134,13 +132,12 @@ func (e *endpoint) waitForKubelet(ctx context.Context, pause backoff) socketID {
 				return found
 			}
 		}
-		timer.Reset(wait)
 		select {
 		case <-ctx.Done():
 		case <-listChanged:
 		case <-socketsChanged:
 			search.refusals.Reset()
-		case <-timer.C:
+		case <-time.After(wait):
 		}
 	}
 	return socketID{}

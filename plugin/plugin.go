@@ -16,6 +16,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/retry"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -83,19 +84,17 @@ func (p *Plugin) Run(ctx context.Context) error {
 			p.nextUpdate = p.update(ctx, group, rules, statuses, allocations)
 			p.lastInput = input
 		}
-		wait := heartbeatInterval
+		wait := retry.Aligned(heartbeatInterval)
 		if !p.nextUpdate.IsZero() {
 			wait = min(wait, time.Until(p.nextUpdate))
 		}
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 		case <-statusesChanged:
 		case <-rulesChanged:
 		case <-allocationsChanged:
-		case <-timer.C:
+		case <-time.After(wait):
 		}
-		timer.Stop()
 	}
 	return group.Wait()
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/retry"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -120,8 +121,6 @@ func (s *server) register(ctx context.Context) error {
 func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Duration, err error) {
 	timeout, opened := time.After(streamTimeout), s.kubeletStreamOpened
 	var openedAt time.Time
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for err == nil {
 		s.Beat()
 		_, socketsChanged := s.sockets.Get()
@@ -131,7 +130,6 @@ func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Durat
 		if err = s.check(kubelet, emptyLeft, deletedLeft); err != nil {
 			break
 		}
-		timer.Reset(min(emptyLeft, deletedLeft))
 		select {
 		case <-ctx.Done():
 			return 0, nil
@@ -146,7 +144,7 @@ func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Durat
 			err = fmt.Errorf("serve: %w", cmp.Or(s.serveErr, errors.New("server stopped")))
 		case <-socketsChanged:
 		case <-listChanged:
-		case <-timer.C:
+		case <-time.After(min(emptyLeft, deletedLeft)):
 		}
 	}
 	if !openedAt.IsZero() {
@@ -180,7 +178,7 @@ func (s *server) ownSocketDeleted() bool {
 func timeLeft(since *time.Time, holds bool, timeout time.Duration) time.Duration {
 	if !holds {
 		*since = time.Time{}
-		return heartbeatInterval
+		return retry.Aligned(heartbeatInterval)
 	}
 	if since.IsZero() {
 		*since = time.Now()

@@ -24,11 +24,8 @@ const (
 func (c *Client) Run(ctx context.Context) error {
 	defer c.kubelet.Close() //nolint:errcheck // no more calls follow
 	due, refresh := time.Now(), retry.Backoff{Min: minRefreshDelay, Max: maxRefreshDelay}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for {
 		c.Beat()
-		timer.Reset(time.Until(due))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -39,7 +36,7 @@ func (c *Client) Run(ctx context.Context) error {
 				due = soon
 			}
 			continue
-		case <-timer.C:
+		case <-time.After(time.Until(due)):
 		}
 		if !c.confirmRecentPods(ctx) {
 			c.refresh(ctx)
@@ -62,7 +59,7 @@ func (c *Client) refreshDelay(now time.Time) (delay time.Duration, expectsUpdate
 		pause, _ := c.kubelet.pause(now)
 		return max(outageInterval, pause), expectsUpdate
 	}
-	delay = c.respondedAt.Add(idleInterval).Sub(now)
+	delay = retry.Aligned(c.respondedAt.Add(idleInterval).Sub(now))
 	if c.allocatableStale {
 		delay = min(delay, c.allocatableAt.Add(allocatableInterval).Sub(now))
 	}

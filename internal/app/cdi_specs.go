@@ -14,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
@@ -110,8 +111,6 @@ func (s *cdiSpecs) Run(ctx context.Context) error {
 			s.log.Warn("remove CDI specs of an earlier process", "err", err)
 		}
 	}
-	tick := time.NewTicker(cdiInterval)
-	defer tick.Stop()
 	for {
 		s.Beat()
 		settings, changed := s.settings.Get()
@@ -125,7 +124,7 @@ func (s *cdiSpecs) Run(ctx context.Context) error {
 			return nil
 		case <-changed:
 		case <-listed:
-		case <-tick.C:
+		case <-time.After(retry.Aligned(cdiInterval)):
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/plugin/preferred"
 	"github.com/podgauge/podgauge/plugin/response"
@@ -55,22 +56,19 @@ func newRulesWatcher(settings published[config.Settings], specs *cdiSpecs, log *
 
 // Run follows the settings, the daemons and the channels until ctx is done.
 func (w *rulesWatcher) Run(ctx context.Context) error {
-	tick := time.NewTicker(mpsInterval)
-	defer tick.Stop()
+	changed, written := w.update()
 	for {
-		changed, written := w.update()
-		for unchanged := true; unchanged; {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-changed:
-				unchanged = false
-			case <-written:
-				unchanged = false
-			case <-tick.C:
-				unchanged = reflect.DeepEqual(w.node, readDaemonState(w.active))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-written:
+		case <-time.After(retry.Aligned(mpsInterval)):
+			if reflect.DeepEqual(w.node, readDaemonState(w.active)) {
+				continue
 			}
 		}
+		changed, written = w.update()
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 // Watcher publishes the Settings, and new Settings after a change of the file or the config's name. The watcher compares contents,
@@ -49,13 +50,11 @@ func (w *Watcher) UnknownKeys() int { return int(w.unknownKeys.Load()) }
 
 // Run watches until ctx is done. An invalid or missing file is logged once, and the previous settings stay in effect.
 func (w *Watcher) Run(ctx context.Context) error {
-	ticker := time.NewTicker(time.Second)
-	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C:
+		case <-time.After(retry.Aligned(time.Second)):
 			w.poll(false)
 		case <-w.o.Reload:
 			w.poll(true)

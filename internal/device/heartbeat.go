@@ -11,9 +11,12 @@ const heartbeatTimeout = time.Minute
 
 // Heartbeat reports whether a loop is alive.
 type Heartbeat struct {
-	// last is the time of the newest iteration; nil: before the first iteration. A time.Time carries the monotonic clock.
+	// last is the time of the newest iteration; nil: before the first iteration, or at Rest. A time.Time carries the monotonic clock.
 	last atomic.Pointer[time.Time]
 }
+
+// Rest is called before a wait without a limit, which ends with a Beat.
+func (h *Heartbeat) Rest() { h.last.Store(nil) }
 
 // Beat is called in every iteration, at least twice a minute.
 func (h *Heartbeat) Beat() {

@@ -100,13 +100,10 @@ func (l *Log) Run(ctx context.Context) error {
 		defer l.file.End()
 		defer writer.Wait()
 	}
-	timer := time.NewTimer(heartbeatInterval)
-	defer timer.Stop()
 	for ctx.Err() == nil {
 		l.Beat()
 		stored, statuses, allocations, terminations := l.update(time.Now())
 		retry.Sleep(ctx, publishInterval) //nolint:errcheck // the select returns
-		timer.Reset(heartbeatInterval)
 		select {
 		case <-ctx.Done():
 		case <-l.wake:
@@ -114,7 +111,7 @@ func (l *Log) Run(ctx context.Context) error {
 		case <-statuses:
 		case <-allocations:
 		case <-terminations:
-		case <-timer.C:
+		case <-time.After(retry.Aligned(heartbeatInterval)):
 		}
 	}
 	l.update(time.Now())

@@ -119,7 +119,7 @@ func (c *Client) Run(ctx context.Context) error {
 func (c *Client) runStream(ctx context.Context) (delay time.Duration) {
 	if _, err := os.Stat(c.socket); err != nil {
 		c.recordFailure(fmt.Errorf("%w: %w", ErrNoPodsAPI, err))
-		return socketPollInterval
+		return retry.Aligned(socketPollInterval)
 	}
 	begin := time.Now()
 	err := c.follow(ctx)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/wire"
@@ -20,8 +19,6 @@ const (
 	// renewInterval is the lifetime of a stream: an overloaded kubelet drops events without notice (Broadcast in
 	// pkg/kubelet/apis/pods/server.go).
 	renewInterval = 30 * time.Minute
-	// heartbeatInterval is the interval of heartbeats without events.
-	heartbeatInterval = 10 * time.Second
 )
 
 var (
@@ -39,51 +36,26 @@ func (c *Client) follow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, renewInterval, errRenew)
 	defer cancel()
 	ctx, end := context.WithCancelCause(ctx)
-	next, received := make(chan struct{}, 1), make(chan error, 1)
-	var receiver sync.WaitGroup
-	receiver.Go(func() { c.receive(ctx, conn, next, received) })
-	defer receiver.Wait()
-	defer close(next)
 	defer end(nil)
-
 	c.cache.startSync()
-	next <- struct{}{}
-	syncTimer, heartbeat := time.AfterFunc(syncTimeout, func() { end(errSyncTimeout) }), time.NewTicker(heartbeatInterval)
+	syncTimer := time.AfterFunc(syncTimeout, func() { end(errSyncTimeout) })
 	defer syncTimer.Stop()
-	defer heartbeat.Stop()
-	for {
+	stream, err := watchPods(ctx, conn)
+	for err == nil {
+		c.Rest()
+		err = stream.RecvMsg(&c.event)
 		c.Beat()
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-heartbeat.C:
-			continue
-		case err = <-received:
-		}
 		if err == nil {
 			err = c.applyEvent()
 		}
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err != nil:
-			return fmt.Errorf("follow pods: %w", err)
-		case c.cache.syncing == nil:
+		if c.cache.syncing == nil {
 			syncTimer.Stop()
 		}
-		next <- struct{}{}
 	}
-}
-
-// receive reads one event into c.event for each value of next, and sends the result to received, which has room for it.
-func (c *Client) receive(ctx context.Context, conn *grpc.ClientConn, next <-chan struct{}, received chan<- error) {
-	stream, err := watchPods(ctx, conn)
-	for range next {
-		if err == nil {
-			err = stream.RecvMsg(&c.event)
-		}
-		received <- err
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
+	return fmt.Errorf("follow pods: %w", err)
 }
 
 func watchPods(ctx context.Context, conn *grpc.ClientConn) (grpc.ClientStream, error) {

@@ -8,13 +8,18 @@ import (
 
 // Sleep waits for d or until ctx is done, and returns ctx.Err().
 func Sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	}
 	return ctx.Err()
+}
+
+// Aligned returns the time until the last whole second of the wall clock within d, or until 0.1 s after d. All components look at the
+// world on whole seconds, so that the process wakes once.
+func Aligned(d time.Duration) time.Duration {
+	now := time.Now()
+	return now.Add(d + 100*time.Millisecond).Truncate(time.Second).Sub(now)
 }
 
 // Backoff is a delay that doubles with each failure, from Min to Max.

@@ -43,3 +43,20 @@ func TestBackoff(t *testing.T) {
 		t.Errorf("delays %v, want %v", got, want)
 	}
 }
+
+func TestAligned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // begins on a whole second
+		for _, c := range []struct{ after, d, want time.Duration }{
+			{0, time.Second, time.Second},
+			{400 * time.Microsecond, 2 * time.Second, 2*time.Second - 400*time.Microsecond},
+			{time.Second - time.Millisecond, 10 * time.Second, 10*time.Second + time.Millisecond},
+			{500 * time.Millisecond, 10 * time.Second, 9500 * time.Millisecond},
+			{950 * time.Millisecond, time.Second, 1050 * time.Millisecond},
+		} {
+			time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)) + c.after)
+			if got := Aligned(c.d); got != c.want {
+				t.Errorf("%s after a second, %s: got %s, want %s", c.after, c.d, got, c.want)
+			}
+		}
+	})
+}

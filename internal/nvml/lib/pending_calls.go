@@ -41,12 +41,10 @@ func CallWithTimeout[T any](p *PendingCalls, timeout time.Duration, call func() 
 			}
 		}
 	})
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
 	select {
 	case result = <-results:
 		return result, true
-	case <-timer.C:
+	case <-time.After(timeout):
 		close(expired)
 		return result, false
 	}

@@ -185,21 +185,20 @@ func (f *File[T]) Save(v T, urgent bool) {
 
 // Run writes saved values until ctx is done, without waiting for a write in progress.
 func (f *File[T]) Run(ctx context.Context) error {
-	timer := time.NewTimer(0) // Read may have failed
-	defer timer.Stop()
-	var next time.Time // of the next write that is not urgent
+	due := time.After(0) // Read may have failed
+	var next time.Time   // of the next write that is not urgent
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-f.wake:
-		case <-timer.C:
+		case <-due:
 		}
 		f.mu.Lock()
 		urgent := f.urgent
 		f.mu.Unlock()
 		if wait := time.Until(next); wait > 0 && !urgent {
-			timer.Reset(wait)
+			due = time.After(wait)
 			continue
 		}
 		next = time.Now().Add(WriteInterval)
@@ -211,7 +210,7 @@ func (f *File[T]) Run(ctx context.Context) error {
 		case err := <-flushed:
 			if err != nil {
 				next = time.Now().Add(RetryInterval)
-				timer.Reset(RetryInterval)
+				due = time.After(RetryInterval)
 			}
 		}
 	}
