@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 const (
@@ -72,8 +74,10 @@ func latest(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b},
 // maxQueuedEvents bounds the distinct events in the queue.
 const maxQueuedEvents = 256
 
-// eventQueue holds events of the kernel log until the Monitor handles them. The zero eventQueue is empty.
+// eventQueue holds events of the kernel log until the Monitor handles them.
 type eventQueue struct {
+	added chan struct{} // has room for one
+
 	mu      sync.Mutex
 	events  []queuedEvent // guarded by mu
 	dropped uint64        // guarded by mu; for lack of room
@@ -102,19 +106,20 @@ func (q *eventQueue) add(e Event, at, now time.Time) {
 		return
 	}
 	q.events = append(q.events, queuedEvent{e, 1, now, at})
+	pubsub.Notify(q.added)
 }
 
-// takeBefore removes the events queued up to a time, and returns them and the number of dropped events.
-func (q *eventQueue) takeBefore(before time.Time) (taken []queuedEvent, dropped uint64) {
+// takeBefore removes the events queued up to a time, and returns them, the number of events dropped before, and the time of the first
+// event left; zero: none.
+func (q *eventQueue) takeBefore(before time.Time) (taken []queuedEvent, dropped uint64, next time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.events = slices.DeleteFunc(q.events, func(e queuedEvent) bool {
-		due := !e.queuedAt.After(before)
-		if due {
-			taken = append(taken, e)
-		}
-		return due
-	})
-	dropped, q.dropped = q.dropped, 0
-	return taken, dropped
+	n := len(q.events)
+	if i := slices.IndexFunc(q.events, func(e queuedEvent) bool { return e.queuedAt.After(before) }); i >= 0 {
+		n, next = i, q.events[i].queuedAt
+	}
+	if taken = slices.Clone(q.events[:n]); n > 0 {
+		q.events, dropped, q.dropped = slices.Delete(q.events, 0, n), q.dropped, 0
+	}
+	return taken, dropped, next
 }

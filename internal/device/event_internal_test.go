@@ -47,11 +47,11 @@ func TestReportAllocations(t *testing.T) {
 
 // TestQueuedEventHasNewestTime adds equal events in any order.
 func TestQueuedEventHasNewestTime(t *testing.T) {
-	b, now := eventQueue{}, time.Now()
+	b, now := eventQueue{added: make(chan struct{}, 1)}, time.Now()
 	for _, at := range []time.Time{now.Add(-2 * time.Second), now, now.Add(-time.Second)} {
 		b.add(Event{GPU: "GPU-a", Xid: 31}, at, now)
 	}
-	if ripe, _ := b.takeBefore(now); len(ripe) != 1 || ripe[0].count != 3 || !ripe[0].happenedAt.Equal(now) {
+	if ripe, _, _ := b.takeBefore(now); len(ripe) != 1 || ripe[0].count != 3 || !ripe[0].happenedAt.Equal(now) {
 		t.Errorf("events %+v, want three at %v", ripe, now)
 	}
 }

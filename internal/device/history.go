@@ -211,9 +211,9 @@ func (t *deviceTracker) keepRecord(g *trackedGPU, id ID, s *healthState, now tim
 	}
 }
 
-// saveHistory saves the history: at once after a new cause, at most once per tick after a count.
+// saveHistory saves the history: at once after a new cause, within countsInterval after a count.
 func (t *deviceTracker) saveHistory(now time.Time) {
-	due := t.historyChanged || t.countsChanged && now.Sub(t.historySavedAt) >= tickInterval ||
+	due := t.historyChanged || t.countsChanged && now.Sub(t.historySavedAt) >= countsInterval ||
 		now.Sub(t.historySavedAt) >= historySaveInterval && t.awaitsReset()
 	if !due {
 		return

@@ -12,7 +12,7 @@ type fuzzStore struct{ saved HealthHistory }
 
 func (s *fuzzStore) Save(h HealthHistory, _ bool) { s.saved = h }
 
-func (s *fuzzStore) ExportedCounts() *HealthHistory { return &s.saved }
+func (s *fuzzStore) ExportedCounts() (*HealthHistory, <-chan struct{}) { return &s.saved, nil }
 
 // FuzzHistory runs a Monitor with any valid history. Published devices are unique, the saved history is valid, and its counts do not fall.
 func FuzzHistory(f *testing.F) {

@@ -241,26 +241,27 @@ func TestCountsArePublishedWhenSaved(t *testing.T) {
 		m := newMachine(1)
 		gpu, id := m.GPUs()[0], m.AllocatableIDs()[0]
 		earlier := device.HealthHistory{Records: []device.HealthRecord{{GPU: gpu, Flaps: 7, Xids: []device.Xid{{Code: 31, Count: 5, Last: time.Now()}}}}}
-		s.exported.Store(&earlier)
+		s.exported.Set(&earlier)
+		s.stalled.Store(true)
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = earlier })
 		defer w.stop()
-		check := func(when string, flaps, xid31, xid95 uint64) device.Status {
+		check := func(when string, after time.Duration, flaps, xid31, xid95 uint64) device.Status {
 			t.Helper()
-			is := w.statusesAfter(time.Second)[0]
+			is := w.statusesAfter(after)[0]
 			if is.Flaps != flaps || xidCount(is, 31) != xid31 || xidCount(is, 95) != xid95 {
 				t.Errorf("%s: %d flaps, Xids %v", when, is.Flaps, is.Xids)
 			}
 			return is
 		}
-		check("at first", 7, 5, 0)
+		check("at first", time.Second, 7, 5, 0)
 		w.Fail(id, "xid 31")
 		w.Fail(id, "xid 95")
-		if is := check("while the disk hangs", 7, 5, 0); is.Healthy || is.Reason != "xid_95" || len(is.Xids) != 2 || is.Xids[1].Last.IsZero() {
+		if is := check("while the disk hangs", time.Second, 7, 5, 0); is.Healthy || is.Reason != "xid_95" || len(is.Xids) != 2 || is.Xids[1].Last.IsZero() {
 			t.Errorf("while the disk hangs: %+v", is)
 		}
 		h := s.savedHistory()
-		s.exported.Store(&h)
-		check("saved", 8, 6, 1)
+		s.exported.Set(&h)
+		check("saved", time.Nanosecond, 8, 6, 1)
 	})
 }
 

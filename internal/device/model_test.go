@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 // trackedDevice is a Backend of two GPUs whose resets show like NVIDIA's: in the next check with an answer, and to a later process
@@ -106,20 +107,24 @@ type monitorRun struct {
 	inventory    device.Inventory
 	monitor      *device.Monitor
 	saved        device.HealthHistory // newest history
+	exported     pubsub.Value[*device.HealthHistory]
 	healthEvents []device.HealthEvent
 	stop         func() error
 }
 
 // Save and ExportedCounts are called by the Monitor alone.
-func (p *monitorRun) Save(h device.HealthHistory, _ bool) { p.saved = h }
+func (p *monitorRun) Save(h device.HealthHistory, _ bool) {
+	p.saved = h
+	p.exported.Set(&h)
+}
 
-func (p *monitorRun) ExportedCounts() *device.HealthHistory {
-	h := p.saved
-	return &h
+func (p *monitorRun) ExportedCounts() (*device.HealthHistory, <-chan struct{}) {
+	return p.exported.Get()
 }
 
 func (w *trackedDevice) newRun(ctx context.Context, previous device.HealthHistory) *monitorRun {
 	p := &monitorRun{trackedDevice: w, saved: previous}
+	p.exported.Set(&previous)
 	w.locked(func() {
 		for _, g := range w.gpus {
 			g.resetsAtStart, g.evidence = g.resets, device.ResetEvidence{}

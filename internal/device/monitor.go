@@ -11,6 +11,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/loglimit"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 const (
@@ -24,6 +25,7 @@ const (
 // A driver may hang as a whole, as its locks are shared by all GPUs. The Monitor finds the hang within five seconds: the first call
 // that does not return makes checks of all GPUs due, and due again every maxCheckSpacing, as the driver may hang later.
 const (
+	callPollInterval   = 250 * time.Millisecond // between looks at calls that hang, or that a release waits for
 	hangSuspectTimeout = 500 * time.Millisecond // for one call, before the other GPUs are checked
 	driverHangTimeout  = 2 * time.Second        // for calls about all GPUs
 )
@@ -51,13 +53,14 @@ type Monitor struct {
 	closeFirstListing sync.Once
 
 	// All below belong to Run's goroutine.
-	tracker        *deviceTracker
-	list           driverCall
-	relist         bool // the running listing may be out of date
-	driverHung     bool // calls about all GPUs hang
-	phase          driverPhase
-	pendingRelease releaseRequest // the release in progress
-	replacedErr    error          // why Run is about to end
+	tracker         *deviceTracker
+	list            driverCall
+	relist          bool      // the running listing may be out of date
+	nextKernelEvent time.Time // the first in the queue was queued then; zero: none, or no device is listed
+	driverHung      bool      // calls about all GPUs hang
+	phase           driverPhase
+	pendingRelease  releaseRequest // the release in progress
+	replacedErr     error          // why Run is about to end
 }
 
 // NewMonitor returns a Monitor that lists the Backend's devices, calls GPUs through readers and publishes to inventory.
@@ -70,7 +73,7 @@ func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *
 			gpus: map[GPU]*trackedGPU{}, absentRecords: map[recordKey]HealthRecord{},
 		},
 		results: make(chan func(time.Time), 4), checkResults: make(chan gpuCheckResult),
-		releaseRequests: make(chan releaseRequest), firstListing: make(chan struct{}),
+		releaseRequests: make(chan releaseRequest), firstListing: make(chan struct{}), kernelEvents: eventQueue{added: make(chan struct{}, 1)},
 	}
 }
 
@@ -107,8 +110,6 @@ func (m *Monitor) Drain(ctx context.Context) bool { return drain(ctx, &m.calls) 
 // Run monitors the devices until ctx is done. Run never waits for the driver: a call that hangs keeps only its goroutine. If the driver
 // was replaced, Run returns ErrDriverReplaced after the last call.
 func (m *Monitor) Run(ctx context.Context) error {
-	tick := time.NewTicker(tickInterval)
-	defer tick.Stop()
 	defer func() { m.endRelease(context.Cause(ctx)) }()
 	m.tracker.loadHistory(time.Now())
 	defer m.saveFinalHistory()
@@ -124,13 +125,35 @@ func (m *Monitor) Run(ctx context.Context) error {
 			m.tracker.handleCheckResult(r, time.Now())
 		case r := <-m.releaseRequests:
 			m.handleReleaseRequest(r, time.Now())
-		case <-tick.C:
+		case <-m.kernelEvents.added:
+		case <-m.tracker.storeChanged:
+		case <-time.After(time.Until(m.nextDue(time.Now()))):
 		}
 		m.update(time.Now())
 		if err := m.advanceRelease(time.Now()); err != nil {
 			return fmt.Errorf("watch devices: %w", err)
 		}
 	}
+}
+
+// nextDue returns the time of the next step without a result or an event: a whole second, unless a device is in doubt or a call hangs.
+func (m *Monitor) nextDue(now time.Time) time.Time {
+	t, active := m.tracker, m.phase == phaseActive
+	due := now.Add(retry.Aligned(time.Second))
+	until := func(at time.Time, needed bool) {
+		if needed && at.Before(due) {
+			due = at
+		}
+	}
+	for gpu, g := range t.gpus {
+		until(g.checkDue(now, m.readers.Failed(gpu), len(t.gpus)), active)
+		until(now.Add(callPollInterval), m.readers.Busy(gpu) >= hangSuspectTimeout)
+	}
+	until(now.Add(callPollInterval), m.phase == phaseDraining || m.phase == phaseClosing)
+	until(t.publishedAt.Add(countsInterval), t.countsUnpublished)
+	until(t.historySavedAt.Add(countsInterval), t.countsChanged)
+	until(m.nextKernelEvent.Add(kernelEventDelay), !m.nextKernelEvent.IsZero())
+	return latest(due, now.Add(minCheckInterval)) // a check that cannot begin stays due
 }
 
 // update derives, publishes and saves the health of the devices.
@@ -184,8 +207,8 @@ func (m *Monitor) startChecks(ctx context.Context, now time.Time) {
 		longest = max(longest, m.readers.Busy(gpu))
 	}
 	for gpu, g := range gpus {
-		afterHang := longest > hangSuspectTimeout && (g.checkedAt.Before(now.Add(-longest)) || now.Sub(g.checkedAt) >= maxCheckSpacing)
-		if !afterHang && !g.checkDue(now, m.readers.Failed(gpu), len(gpus)) {
+		afterHang := longest >= hangSuspectTimeout && (g.checkedAt.Before(now.Add(-longest)) || now.Sub(g.checkedAt) >= maxCheckSpacing)
+		if !afterHang && g.checkDue(now, m.readers.Failed(gpu), len(gpus)).After(now) {
 			continue
 		}
 		seq := g.checksBegun + 1
@@ -202,7 +225,7 @@ func (m *Monitor) startChecks(ctx context.Context, now time.Time) {
 }
 
 func (m *Monitor) handleListing(devices []Device, err error, now time.Time) {
-	m.list.end(now, noDriverListInterval)
+	m.list.end(now, retry.Aligned(noDriverListInterval))
 	if m.phase != phaseActive { // the listing began before the release
 		return
 	}
@@ -220,7 +243,7 @@ func (m *Monitor) handleListing(devices []Device, err error, now time.Time) {
 		m.setDriver(DriverFailing, err)
 		return
 	}
-	m.list.nextAt = now.Add(listInterval)
+	m.list.nextAt = now.Add(retry.Aligned(listInterval))
 	if m.relist {
 		m.list.nextAt, m.relist = now, false
 	}
@@ -243,7 +266,7 @@ func (m *Monitor) requestList(now time.Time) {
 func (m *Monitor) handleWaitResult(e Event, err error, now time.Time) {
 	m.wait.logError(m.log, "cannot wait for driver events", err)
 	if err != nil {
-		m.wait.end(now, waitRetryInterval)
+		m.wait.end(now, retry.Aligned(waitRetryInterval))
 		m.tracker.checkAll()
 		return
 	}
@@ -267,7 +290,8 @@ func (m *Monitor) handleKernelEvents(before, now time.Time) {
 	if !m.tracker.listed {
 		return
 	}
-	queued, dropped := m.kernelEvents.takeBefore(before)
+	queued, dropped, next := m.kernelEvents.takeBefore(before)
+	m.nextKernelEvent = next
 	if dropped > 0 {
 		m.log.Warn("kernel log events dropped", "count", dropped)
 	}
@@ -313,7 +337,7 @@ func (m *Monitor) detectDriverHang(now time.Time) {
 			continue
 		}
 		listed++
-		if m.readers.Busy(gpu) > driverHangTimeout {
+		if m.readers.Busy(gpu) >= driverHangTimeout {
 			hung++
 		}
 	}

@@ -10,9 +10,9 @@ type HistoryStore interface {
 	// Save stores a history in the background, at once if urgent: a device turned unhealthy. The Monitor calls Save at most a
 	// few times a second.
 	Save(h HealthHistory, urgent bool)
-	// ExportedCounts returns the history whose counts may be published, nil for all zero: a published count must not
-	// fall if the process is killed. Health is published without waiting for the store.
-	ExportedCounts() *HealthHistory
+	// ExportedCounts returns the history whose counts may be published, nil for all zero, and a channel that the next change closes: a
+	// published count must not fall if the process is killed. Health is published without waiting for the store.
+	ExportedCounts() (h *HealthHistory, changed <-chan struct{})
 }
 
 // MonitorOptions configure a Monitor. All functions must return quickly.

@@ -10,11 +10,11 @@ import (
 // whose first list is incomplete rejects the pods with the missing devices. Later a GPU that is not assessed is left out.
 func (t *deviceTracker) publish(now time.Time) {
 	if t.options.Store != nil {
-		if h := t.options.Store.ExportedCounts(); h != t.savedHistory {
-			t.savedHistory, t.countsUnpublished = h, true
-		}
+		before := t.savedHistory
+		t.savedHistory, t.storeChanged = t.options.Store.ExportedCounts()
+		t.countsUnpublished = t.countsUnpublished || t.savedHistory != before
 	}
-	if t.countsUnpublished && (t.historyUrgent || now.Sub(t.publishedAt) >= tickInterval) { // changes of counts alone are frequent
+	if t.countsUnpublished && (t.historyUrgent || now.Sub(t.publishedAt) >= countsInterval) { // changes of counts alone are frequent
 		for _, g := range t.gpus {
 			t.updateXids(g)
 		}

@@ -224,14 +224,14 @@ func (r *Readers) SetPaused(paused bool) {
 // Idle reports whether no call runs or waits for its lock.
 func (r *Readers) Idle() bool { return r.inFlight.Load() == 0 }
 
-// Busy returns the duration of the running call about a GPU; 0 without a call.
+// Busy returns the duration of the running call about a GPU, at least 1; 0 without a call.
 func (r *Readers) Busy(gpu GPU) time.Duration {
 	l := r.lock(gpu)
 	start := l.callStart.Load()
 	if start == 0 {
 		return 0
 	}
-	return time.Since(l.createdAt) - time.Duration(start)
+	return max(time.Since(l.createdAt)-time.Duration(start), 1)
 }
 
 // Stalled reports whether a call about the GPU hangs.

@@ -11,12 +11,14 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
 // monitorRecorder records the events and the saved history of a Monitor.
 type monitorRecorder struct {
-	exported atomic.Pointer[device.HealthHistory] // by ExportedCounts; nil: what was saved last
+	exported pubsub.Value[*device.HealthHistory] // by ExportedCounts
+	stalled  atomic.Bool                         // Save does not change exported
 	mu       sync.Mutex
 	// All below are guarded by mu.
 	events             []device.HealthEvent
@@ -40,16 +42,13 @@ func (s *monitorRecorder) Save(h device.HealthHistory, urgent bool) {
 	if s.saved, s.saves = h, s.saves+1; urgent {
 		s.urgentSaves++
 	}
+	if !s.stalled.Load() {
+		s.exported.Set(&h)
+	}
 }
 
-func (s *monitorRecorder) ExportedCounts() *device.HealthHistory {
-	if h := s.exported.Load(); h != nil {
-		return h
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	h := s.saved
-	return &h
+func (s *monitorRecorder) ExportedCounts() (*device.HealthHistory, <-chan struct{}) {
+	return s.exported.Get()
 }
 
 // takeEvents returns the events since the previous call.

@@ -22,7 +22,7 @@ const (
 	minCheckInterval = time.Second / 20 // at most, however many reports come
 	// maxCheckSpacing is the maximum distance between the checks of two GPUs: a node with few GPUs checks each more often, so a hang
 	// of the driver is found as quickly.
-	maxCheckSpacing = 1500 * time.Millisecond
+	maxCheckSpacing = time.Second
 )
 
 // trackedGPU is a GPU's state in the Monitor.
@@ -84,22 +84,25 @@ func (g *trackedGPU) level(id ID) (ID, *healthState, []Device) {
 	return "", &g.health, g.affected
 }
 
-// checkDue reports whether to check the GPU, one of some GPUs: once a period if healthy, every second in doubt, and at once after a
-// report. The periods of a healthy GPU have an offset of their own, and a clock that was set back begins one.
-func (g *trackedGPU) checkDue(now time.Time, lastReadFailed bool, gpus int) bool {
+// checkDue returns when to check the GPU, one of some GPUs: once a period if healthy, every second in doubt, and at once after a
+// report. The periods of a healthy GPU begin on whole seconds, with an offset, and a clock that was set back begins one.
+func (g *trackedGPU) checkDue(now time.Time, lastReadFailed bool, gpus int) time.Time {
 	inDoubt := lastReadFailed || !g.assessed
 	for _, s := range g.levels() {
 		inDoubt = inDoubt || s.state != Healthy
 	}
 	switch {
 	case g.checkNow:
-		return now.Sub(g.checkedAt) >= minCheckInterval
+		return g.checkedAt.Add(minCheckInterval)
 	case inDoubt:
-		return now.Sub(g.checkedAt) >= recheckInterval
+		return g.checkedAt.Add(recheckInterval)
 	}
 	period := min(checkInterval, time.Duration(gpus)*maxCheckSpacing)
-	offset := period * time.Duration(g.number%gpus) / time.Duration(gpus)
-	return !now.Add(offset).Truncate(period).Equal(g.checkedAt.Add(offset).Truncate(period))
+	offset := time.Duration(g.number) * time.Second
+	if now.Add(offset).Truncate(period).Equal(g.checkedAt.Add(offset).Truncate(period)) {
+		return now.Add(period) // at most
+	}
+	return now
 }
 
 // currentHealth returns the device's health and its cause.

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	tickInterval      = 250 * time.Millisecond // least between publications, and between saves, of counts alone
+	countsInterval    = 250 * time.Millisecond // least between publications, and between saves, of counts alone
 	logInterval       = 10 * time.Second       // between log lines about one kind of event of a device
 	firstCheckTimeout = 5 * time.Second        // after a listing or an unverified failure, until a GPU does not answer
 )
@@ -40,6 +40,7 @@ type deviceTracker struct {
 
 	absentRecords   map[recordKey]HealthRecord // of devices that are not tracked
 	savedHistory    *HealthHistory             // the newest of HistoryStore.ExportedCounts
+	storeChanged    <-chan struct{}            // closed after a newer one; nil without a store
 	awaitRecovering bool                       // the first publication waits for recovering devices
 	historyLost     bool                       // as in HealthHistory; until the first publication
 	historyChanged  bool                       // a cause has, since the last save

@@ -22,7 +22,7 @@ type keptHistory struct{ device.HealthHistory }
 
 func (k *keptHistory) Save(h device.HealthHistory, _ bool) { k.HealthHistory = h }
 
-func (k *keptHistory) ExportedCounts() *device.HealthHistory { return nil }
+func (k *keptHistory) ExportedCounts() (*device.HealthHistory, <-chan struct{}) { return nil, nil }
 
 func testLostAcrossRestart(t *testing.T, late bool) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {

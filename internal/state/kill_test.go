@@ -51,7 +51,7 @@ func writeUntilKilled(dir string) {
 }
 
 func exportedFlaps(f *HealthFile) uint64 {
-	if h := f.ExportedCounts(); h != nil {
+	if h, _ := f.ExportedCounts(); h != nil {
 		return h.Records[0].Flaps
 	}
 	return 0

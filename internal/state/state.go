@@ -54,12 +54,12 @@ func (f *HealthFile) Save(h device.HealthHistory, urgent bool) {
 
 // ExportedCounts returns the newest history whose counts metrics may show: the next process continues from these or greater counts, or from 0.
 // Nil: all counts are 0.
-func (f *HealthFile) ExportedCounts() *device.HealthHistory {
-	written, _ := f.Get()
-	if written.Exportable == nil {
-		return nil
+func (f *HealthFile) ExportedCounts() (h *device.HealthHistory, changed <-chan struct{}) {
+	written, changed := f.Get()
+	if written.Exportable != nil {
+		h = &written.Exportable.HealthHistory
 	}
-	return &written.Exportable.HealthHistory
+	return h, changed
 }
 
 // Err returns the error of the newest write; nil if the newest history is on disk, or will be within a second.

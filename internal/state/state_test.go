@@ -121,7 +121,7 @@ func TestCountsContinue(t *testing.T) {
 	more.Records[0].Flaps++
 	more.Records[0].Xids[0].Count++
 	f.Save(more, true) // and it is killed
-	if shown := f.ExportedCounts(); !reflect.DeepEqual(*shown, fullHistory()) {
+	if shown, _ := f.ExportedCounts(); !reflect.DeepEqual(*shown, fullHistory()) {
 		t.Errorf("a scrape shows %+v", shown)
 	}
 	if _, h := s.open(); !reflect.DeepEqual(h, fullHistory()) {

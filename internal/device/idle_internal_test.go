@@ -1,0 +1,86 @@
+package device
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/retry"
+)
+
+// quietBackend has healthy GPUs. Listings, waits and checks are counted.
+type quietBackend struct {
+	Backend
+	gpus            int
+	listings, waits atomic.Int64   // calls so far
+	checks          chan time.Time // starts of checks
+}
+
+func (b *quietBackend) Devices(context.Context) (devices []Device, err error) {
+	b.listings.Add(1)
+	for i := range b.gpus {
+		id := fmt.Sprint("GPU-", i)
+		devices = append(devices, Device{ID: ID(id), GPU: GPU(id), Index: i, MIGDeviceIndex: -1})
+	}
+	return devices, nil
+}
+
+func (b *quietBackend) Wait(context.Context) (Event, error) {
+	b.waits.Add(1)
+	time.Sleep(retry.Aligned(2 * time.Second))
+	return Event{}, nil
+}
+
+func (b *quietBackend) Check(GPU) (ResetEvidence, error) {
+	b.checks <- time.Now()
+	return ResetEvidence{EnergyCounter: 1}, nil
+}
+
+// TestIdleMinute: an idle Monitor runs once a second at most, on whole seconds, and checks the GPUs in groups.
+func TestIdleMinute(t *testing.T) {
+	for gpus, want := range map[int]struct{ checks, checksPerSecond int }{1: {60, 1}, 2: {60, 1}, 3: {60, 1}, 8: {96, 2}, 16: {192, 4}} {
+		synctest.Test(t, func(t *testing.T) {
+			b := &quietBackend{gpus: gpus, checks: make(chan time.Time, 1000)}
+			m := NewMonitor(b, NewReaders(b), &Inventory{}, MonitorOptions{Log: slog.New(slog.DiscardHandler)})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- m.Run(ctx) }() // ends with ctx; received below
+			time.Sleep(20*time.Second - time.Millisecond)
+			synctest.Wait()
+			for len(b.checks) > 0 {
+				<-b.checks
+			}
+			listings, waits, moments := b.listings.Load(), b.waits.Load(), map[time.Time]bool{}
+			for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) {
+				synctest.Wait()
+				moments[m.last.Load().Round(0)] = true
+			}
+			seconds := map[int64]int{} // checks in each second with a wake-up
+			for at := range moments {
+				seconds[at.Unix()] = 0
+				if at.Nanosecond() != 0 {
+					t.Fatalf("%d GPUs: woken at %s", gpus, at)
+				}
+			}
+			checks, most := len(b.checks), 0
+			for range checks {
+				at := (<-b.checks).Unix()
+				seconds[at]++
+				most = max(most, seconds[at])
+			}
+			if len(seconds) > 61 || checks != want.checks || most != want.checksPerSecond || b.listings.Load()-listings != 6 || b.waits.Load()-waits != 30 {
+				t.Errorf("%d GPUs: %d wake-ups, %d checks, %d at once, %d listings, %d waits", gpus, len(seconds), checks, most, b.listings.Load()-listings, b.waits.Load()-waits)
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			m.Drain(context.Background())
+			m.readers.Drain(context.Background())
+		})
+	}
+}
