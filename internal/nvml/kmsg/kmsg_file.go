@@ -2,8 +2,6 @@ package kmsg
 
 import (
 	"errors"
-	"io"
-	"io/fs"
 	"os"
 	"time"
 
@@ -21,6 +19,7 @@ type kernelLog interface {
 type logReader interface {
 	// read reads one record. Without a record, it waits at most that long and returns errNoRecord.
 	read(buf []byte, wait time.Duration) (int, error)
+	// close ends a read that waits. It may be repeated.
 	close()
 }
 
@@ -30,11 +29,8 @@ var errNoRecord = errors.New("no new record")
 type devKmsg string
 
 func (path devKmsg) open() (logReader, error) {
-	fd, err := unix.Open(string(path), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: string(path), Err: err}
-	}
-	return kmsgFile(fd), nil
+	f, err := os.OpenFile(string(path), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	return kmsgFile{f}, err
 }
 
 func (devKmsg) uptime() time.Duration {
@@ -45,21 +41,16 @@ func (devKmsg) uptime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// kmsgFile is the descriptor of an open /dev/kmsg, non-blocking. Each read returns one record.
-type kmsgFile int
+// kmsgFile is an open /dev/kmsg, non-blocking. Each read returns one record.
+type kmsgFile struct{ *os.File }
 
 func (f kmsgFile) read(buf []byte, wait time.Duration) (int, error) {
-	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(f), Events: unix.POLLIN}}, int(wait.Milliseconds())) // a signal may end the wait
-	switch n, err := unix.Read(int(f), buf); {
-	case errors.Is(err, unix.EAGAIN):
-		return 0, errNoRecord
-	case err != nil:
-		return 0, os.NewSyscallError("read", err)
-	case n == 0:
-		return 0, io.EOF
-	default:
-		return n, nil
+	_ = f.SetReadDeadline(time.Now().Add(wait)) // fails for a file without waits
+	n, err := f.Read(buf)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = errNoRecord
 	}
+	return n, err
 }
 
-func (f kmsgFile) close() { _ = unix.Close(int(f)) } // read only
+func (f kmsgFile) close() { _ = f.Close() } // read only

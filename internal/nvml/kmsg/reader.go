@@ -22,6 +22,8 @@ const Source = "kmsg"
 const (
 	// resolveInterval is the interval between lookups of the GPUs of pending lines.
 	resolveInterval = time.Second
+	// idleInterval is the longest wait for a record, and catchUpTimeout for one from before the start.
+	idleInterval, catchUpTimeout = time.Hour, time.Millisecond
 	// reopenInterval is the delay after a failed read.
 	reopenInterval = 10 * time.Second
 	// listingTimeout is the maximum time for which a line waits for the listing of its GPU.
@@ -94,18 +96,22 @@ func (r *Reader) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow reads the log until an error or until ctx is done, at the latest after resolveInterval.
+// follow reads the log until an error or until ctx is done.
 func (r *Reader) follow(ctx context.Context) error {
 	s, err := r.source.open()
 	if err != nil {
 		return err
 	}
 	defer s.close()
+	defer context.AfterFunc(ctx, s.close)()
 	buf := make([]byte, maxRecordBytes)
 	for ctx.Err() == nil {
-		wait := resolveInterval
-		if !r.caughtUp {
-			wait = 0
+		wait := idleInterval
+		switch {
+		case !r.caughtUp:
+			wait = catchUpTimeout
+		case len(r.pending) > 0:
+			wait = retry.Aligned(resolveInterval)
 		}
 		n, err := s.read(buf, wait)
 		now := time.Now()

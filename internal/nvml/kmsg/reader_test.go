@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,6 +36,7 @@ type fakeKernelLog struct {
 type fakeReader struct {
 	*fakeKernelLog
 	position int
+	closed   bool
 	errs     []error       // returned before the next record
 	wakeups  chan struct{} // buffered; filled by each change
 }
@@ -95,7 +97,7 @@ func (k *fakeKernelLog) wakeAll() {
 
 func (t *fakeReader) read(buf []byte, wait time.Duration) (int, error) {
 	for timer := time.After(wait); ; {
-		if n, err := t.next(buf); !errors.Is(err, errNoRecord) || wait == 0 {
+		if n, err := t.next(buf); !errors.Is(err, errNoRecord) || wait <= catchUpTimeout {
 			return n, err
 		}
 		select {
@@ -114,6 +116,9 @@ func (t *fakeReader) next(buf []byte) (int, error) {
 		t.errs = t.errs[1:]
 		return 0, err
 	}
+	if t.closed {
+		return 0, fs.ErrClosed
+	}
 	if t.position == len(t.records) {
 		return 0, errNoRecord
 	}
@@ -121,7 +126,15 @@ func (t *fakeReader) next(buf []byte) (int, error) {
 	return copy(buf, t.records[t.position-1]), nil
 }
 
-func (t *fakeReader) close() { t.mu.Lock(); defer t.mu.Unlock(); t.readers = nil }
+func (t *fakeReader) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.readers, t.closed = nil, true
+	select {
+	case t.wakeups <- struct{}{}:
+	default:
+	}
+}
 
 // readerFixture is a Reader of a fakeKernelLog, and the Handler with its reports.
 type readerFixture struct {
@@ -476,7 +489,7 @@ func (l socketLog) open() (logReader, error) {
 	if err := syscall.SetNonblock(int(l), true); err != nil {
 		return nil, err
 	}
-	return kmsgFile(l), nil
+	return kmsgFile{os.NewFile(uintptr(l), "socket")}, nil
 }
 
 func (socketLog) uptime() time.Duration { return devKmsg("").uptime() }
@@ -508,7 +521,7 @@ func TestKmsgFile(t *testing.T) {
 	r.source = socketLog(pair[0])
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- r.Run(ctx) }() // ends with ctx; received below
+	go func() { done <- r.Run(ctx) }() // ends with ctx, within a wait; received below
 	if e := <-reports; e.Xid != 95 || !e.Historical || e.Source != Source {
 		t.Errorf("got %+v", e)
 	}
@@ -536,7 +549,7 @@ func TestOpenErrors(t *testing.T) {
 		t.Errorf("open a missing file: %v", err)
 	}
 	if s, err := devKmsg("/dev/null").open(); err == nil {
-		n, err := s.read(make([]byte, maxRecordBytes), 0)
+		n, err := s.read(make([]byte, maxRecordBytes), catchUpTimeout)
 		if n != 0 || !errors.Is(err, io.EOF) {
 			t.Errorf("read /dev/null: %d bytes, %v", n, err)
 		}
@@ -554,7 +567,7 @@ func TestKernelLog(t *testing.T) {
 	buf := make([]byte, maxRecordBytes)
 	records, last := 0, uint64(0)
 	for {
-		n, err := s.read(buf, 0)
+		n, err := s.read(buf, catchUpTimeout)
 		if errors.Is(err, errNoRecord) {
 			break
 		}
