@@ -12,8 +12,8 @@ const (
 	exitUsage = 2
 )
 
-// shutdownTimeout limits the end of the process. A longer call hangs in the driver.
-const shutdownTimeout = 2 * time.Second
+// shutdownTimeout limits the end of the process. A longer call hangs in the driver: a wait for events takes two seconds.
+const shutdownTimeout = 3 * time.Second
 
 // envLookup finds an environment variable, as os.LookupEnv does.
 type envLookup func(name string) (value string, set bool)

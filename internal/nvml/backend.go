@@ -89,6 +89,9 @@ type gpu struct {
 	device device.Device // appendDevices adds index and nodes
 	// layout is the partitioning by the newest successful listing; never nil. Written by Devices.
 	layout atomic.Pointer[migLayout]
+	// reportsLayout is set if the driver's events report a change of the partitioning, until the first change. Written by Wait.
+	reportsLayout atomic.Bool
+	probedAt      time.Time // the partitioning was read by Devices
 	// After a failed registration in the event set. Guarded by Backend.eventsMu.
 	registerBackoff retry.Backoff
 	registerAfter   time.Time

@@ -19,6 +19,15 @@ const (
 	pendingProbeTimeout = 50 * time.Millisecond
 )
 
+// quietProbeInterval is between probes of a GPU that is not partitioned and reports a change. It is less than a multiple of the listings'.
+const quietProbeInterval = 55 * time.Second
+
+// isQuiet reports whether a GPU needs no probe: the number of GPUs and the partitioning are those of the previous listing.
+func (l *deviceListing) isQuiet(index, count int) bool {
+	g := l.old.byIndex[index]
+	return g != nil && len(l.old.gpus) == count && g.reportsLayout.Load() && !g.layout.Load().mode.Enabled && time.Since(g.probedAt) < quietProbeInterval
+}
+
 // deviceProbe examines an index on a separate goroutine, since a call may never return. A hanging probe is kept and not repeated: a
 // hanging GPU costs a thread and no listing.
 type deviceProbe struct {
@@ -60,8 +69,12 @@ func (l *deviceListing) wait(ctx context.Context, probe *deviceProbe) {
 // hangs: only listed GPUs can be marked unhealthy.
 func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeResult {
 	l.probedAt.Store(new(time.Now()))
+	found := map[int]probeResult{}
 	for i := range count {
 		switch probe := l.probes[i]; {
+		case probe == nil && l.isQuiet(i, count):
+			g := l.old.byIndex[i]
+			found[i] = probeResult{handle: g.Handle, gpu: g}
 		case probe == nil:
 			l.startProbe(i)
 		case !probe.isDone():
@@ -71,13 +84,14 @@ func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeRe
 		}
 	}
 	for i := range count {
-		if l.wait(ctx, l.probes[i]); l.probes[i].session != l.session && l.probes[i].isDone() { // handles of an earlier Init are invalid
-			l.wait(ctx, l.startProbe(i))
+		if probe := l.probes[i]; probe != nil {
+			if l.wait(ctx, probe); probe.session != l.session && probe.isDone() { // handles of an earlier Init are invalid
+				l.wait(ctx, l.startProbe(i))
+			}
 		}
 	}
-	found := map[int]probeResult{}
 	for i := range count {
-		if probe := l.probes[i]; probe.session == l.session && pubsub.IsClosed(probe.identified) && ctx.Err() == nil {
+		if probe := l.probes[i]; probe != nil && probe.session == l.session && pubsub.IsClosed(probe.identified) && ctx.Err() == nil {
 			found[i] = probe.result
 			delete(l.probes, i)
 		}

@@ -159,7 +159,7 @@ func TestMonitorWithHangingGPU(t *testing.T) {
 // TestHangInListing has a known GPU hang in a listing. The GPU stays listed, readings wait, and other changes are found.
 func TestHangInListing(t *testing.T) {
 	inChildWithLibrary(t, func(t *testing.T, dir string) {
-		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8")
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8", "gpu 1 event_types 0x8")
 		s.timedList(8, "")
 		s.waitForRegistration()
 		stuck, id := s.id(1), s.id(2)

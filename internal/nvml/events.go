@@ -20,7 +20,7 @@ import (
 
 const (
 	// eventWaitTimeout is the duration of a wait in the driver. The wait cannot be canceled, so the end of the process waits as long.
-	eventWaitTimeout = time.Second
+	eventWaitTimeout = 2 * time.Second
 	// minEventWait is the minimum duration of a wait without an event: an interrupt may end the driver's wait at once, again and again.
 	minEventWait = 50 * time.Millisecond
 	// gpuLockTimeout is the time for locking GPUs before their registration.
@@ -44,7 +44,7 @@ type eventSet struct {
 	registered map[*gpu]bool
 }
 
-// Wait waits for an event, for a second at most. The GPUs of the set follow the listings. Only one Wait may run at a time.
+// Wait waits for an event, for two seconds at most. The GPUs of the set follow the listings. Only one Wait may run at a time.
 func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	if !b.eventsMu.TryLock() {
 		return device.Event{}, errors.New("an earlier wait has not come back")
@@ -65,10 +65,10 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 		}
 	}
 	if !supported || len(b.eventSet.registered) == 0 {
-		_ = retry.Sleep(ctx, eventWaitTimeout-time.Since(began)) // the caller waits again at once
+		_ = retry.Sleep(ctx, retry.Aligned(eventWaitTimeout)) // the caller waits again at once
 		return device.Event{}, nil
 	}
-	data, ret := b.eventSet.set.Wait(uint32(eventWaitTimeout.Milliseconds()))
+	data, ret := b.eventSet.set.Wait(uint32(retry.Aligned(eventWaitTimeout).Milliseconds() + 1))
 	switch ret {
 	case nvml.SUCCESS:
 		return b.toEvent(data), nil
@@ -108,6 +108,9 @@ func (b *Backend) toEvent(data nvml.EventData) device.Event {
 		}
 		return g.xidEvent(data.EventData, gi, ci)
 	case nvml.EventMigConfigChange:
+		if g != nil {
+			g.reportsLayout.Store(false)
+		}
 		return device.Event{GPU: id, PartitionChanged: true}
 	}
 	for _, k := range EventTypes {
@@ -248,6 +251,7 @@ func (g *gpu) registerWith(set nvml.EventSet) nvml.Return {
 	if required := types & requiredEventTypes; ret == nvml.ERROR_NOT_SUPPORTED && required != types { // false claims of support
 		ret = g.Handle.RegisterEvents(required, set)
 	}
+	g.reportsLayout.Store(ret == nvml.SUCCESS && types&nvml.EventMigConfigChange != 0)
 	return ret
 }
 

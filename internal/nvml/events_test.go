@@ -57,7 +57,7 @@ func TestEventsHaveGPU(t *testing.T) {
 	}
 }
 
-// TestWaitEnds ends Wait with ctx, or after a second.
+// TestWaitEnds ends Wait with ctx, or on a whole second within eventWaitTimeout.
 func TestWaitEnds(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -71,7 +71,7 @@ func TestWaitEnds(t *testing.T) {
 	}
 	began := time.Now()
 	e, err := s.Wait(context.Background())
-	if took := time.Since(began); e != (device.Event{}) || err != nil || took < eventWaitTimeout {
+	if took := time.Since(began); e != (device.Event{}) || err != nil || took < eventWaitTimeout/2 {
 		t.Errorf("a wait for nothing took %v: %+v, %v", took, e, err)
 	}
 }
@@ -232,7 +232,7 @@ func TestNoRegistration(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu * event_types none")
 	before, began := s.calls(), time.Now()
 	e, err := s.Wait(context.Background())
-	if took := time.Since(began); e != (device.Event{}) || err != nil || took < eventWaitTimeout {
+	if took := time.Since(began); e != (device.Event{}) || err != nil || took < eventWaitTimeout/2 {
 		t.Errorf("the wait took %v: %+v, %v", took, e, err)
 	}
 	if n := s.calls().Since(before).Count("nvmlEventSetWait_v2", nvmltest.NoGPU); n != 0 {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
@@ -119,6 +120,7 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 		if result.layout != nil {
 			g.layout.Store(result.layout)
 			g.MIG.Store(result.layout.state())
+			g.probedAt = time.Now()
 		}
 		for _, err := range result.migErrs {
 			l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.ID, err))

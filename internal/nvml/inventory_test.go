@@ -9,10 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
 func TestDevice(t *testing.T) {
@@ -303,6 +305,22 @@ func TestCallsOfListing(t *testing.T) {
 		t.Errorf("the first listing makes %d calls on a GPU, want at most 44", n)
 	}
 	t.Logf("on a GPU: first %d, later %d calls", first.GPUTotal(5), second.GPUTotal(5))
+	want := func(when string, onGPU, onAnother uint64) {
+		t.Helper()
+		before := s.calls()
+		s.list(8)
+		if c := s.calls().Since(before); c.GPUTotal(5) != onGPU || c.GPUTotal(6) != onAnother || c.GPUTotal(nvmltest.NoGPU) != 1 {
+			t.Errorf("%s: %d, %d and %d calls", when, c.GPUTotal(5), c.GPUTotal(6), c.GPUTotal(nvmltest.NoGPU))
+		}
+	}
+	s.waitForRegistration()
+	want("the driver reports changes", 0, 0)
+	s.gpu(6).probedAt = time.Now().Add(-time.Minute)
+	want("a minute later", 0, 2)
+	s.sendEvent(5, "type mig_change")
+	s.nextEvent()
+	want("a change", 2, 0)
+	want("another may follow", 2, 0)
 }
 
 // TestGPMOfGoneGPU frees the samples of a GPU beyond the listing, after the end of a call.

@@ -209,7 +209,7 @@ func (g *GPUReader) Initialize() {
 	g.checkFields = newFieldReader(has, metric.NewFieldBatch(checkedFields[:]...), g.mayHaveField)
 	g.fastFields = newFieldReader(has, g.plan.Fast, g.mayHaveField)
 	g.slowFields = newFieldReader(has, g.plan.Slow, g.mayHaveField)
-	g.collection, g.lastCollection = collection{budget: unlimitedCalls}, now
+	g.collection, g.lastCollection = collection{budget: unlimitedCalls}, now.Add(time.Minute-gpmIdleTimeout) // the first collection may come within a minute
 	if g.readSlowFields(now) {
 		g.readSlowFields(now)
 	}
