@@ -19,7 +19,7 @@ IMAGES = $(ARCH:%=$(CURDIR)/bin/$(PROGRAM)-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test stress build image image-check lint rules golden dashboards-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench bench-peers gpu
+.PHONY: demo test stress build image image-check lint rules golden dashboards-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench bench-peers bench-idle gpu
 
 build: ## bin/podgauge, and bin/podgauge-sim on a simulated machine
 	go build -trimpath $(TAGS) -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
@@ -108,6 +108,9 @@ PEERS ?= $(HOME)/.cache/podgauge-peers
 bench-peers: build ## podgauge and its peers in one run, in turns; HOUR=1: memory after an hour, too; PEERS has the peers' sources or gets clones; as root
 	test/peers/build $(PEERS)
 	PODGAUGE_PEERS=$(PEERS) go test -count=1 -timeout 4h -v -run 'TestPeers$$' ./test/peers -write $(if $(HOUR),-hour)
+
+bench-idle: build ## what wakes an idle process; with strace, by system call
+	PODGAUGE_IDLE=default go test -count=1 -v -run TestIdleMinute ./test/peers
 
 gpu: build ## on a machine with an NVIDIA GPU; results are in docs/hardware.md
 	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./internal/nvml/...
