@@ -1,7 +1,9 @@
 package kmsg
 
 import (
+	"cmp"
 	"errors"
+	"io"
 	"os"
 	"time"
 
@@ -44,13 +46,23 @@ func (devKmsg) uptime() time.Duration {
 // kmsgFile is an open /dev/kmsg, non-blocking. Each read returns one record.
 type kmsgFile struct{ *os.File }
 
-func (f kmsgFile) read(buf []byte, wait time.Duration) (int, error) {
-	_ = f.SetReadDeadline(time.Now().Add(wait)) // fails for a file without waits
-	n, err := f.Read(buf)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = errNoRecord
+// read without a wait has no deadline: a process that gets no CPU time would miss it, and take older records for new ones.
+func (f kmsgFile) read(buf []byte, wait time.Duration) (n int, err error) {
+	conn, _ := f.SyscallConn() // fails only without a file
+	if wait > 0 {
+		_ = f.SetReadDeadline(time.Now().Add(wait)) // fails for a file without waits
 	}
-	return n, err
+	waitErr := conn.Read(func(fd uintptr) bool {
+		n, err = unix.Read(int(fd), buf)
+		return wait == 0 || !errors.Is(err, unix.EAGAIN)
+	})
+	switch {
+	case errors.Is(waitErr, os.ErrDeadlineExceeded), waitErr == nil && errors.Is(err, unix.EAGAIN):
+		return 0, errNoRecord
+	case waitErr == nil && n == 0:
+		return 0, io.EOF
+	}
+	return max(n, 0), os.NewSyscallError("read", cmp.Or(waitErr, err))
 }
 
 func (f kmsgFile) close() { _ = f.Close() } // read only

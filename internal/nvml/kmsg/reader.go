@@ -22,8 +22,8 @@ const Source = "kmsg"
 const (
 	// resolveInterval is the interval between lookups of the GPUs of pending lines.
 	resolveInterval = time.Second
-	// idleInterval is the longest wait for a record, and catchUpTimeout for one from before the start.
-	idleInterval, catchUpTimeout = time.Hour, time.Millisecond
+	// idleInterval is the longest wait for a record.
+	idleInterval = time.Hour
 	// reopenInterval is the delay after a failed read.
 	reopenInterval = 10 * time.Second
 	// listingTimeout is the maximum time for which a line waits for the listing of its GPU.
@@ -109,7 +109,7 @@ func (r *Reader) follow(ctx context.Context) error {
 		wait := idleInterval
 		switch {
 		case !r.caughtUp:
-			wait = catchUpTimeout
+			wait = 0
 		case len(r.pending) > 0:
 			wait = retry.Aligned(resolveInterval)
 		}

@@ -97,7 +97,7 @@ func (k *fakeKernelLog) wakeAll() {
 
 func (t *fakeReader) read(buf []byte, wait time.Duration) (int, error) {
 	for timer := time.After(wait); ; {
-		if n, err := t.next(buf); !errors.Is(err, errNoRecord) || wait <= catchUpTimeout {
+		if n, err := t.next(buf); !errors.Is(err, errNoRecord) || wait == 0 {
 			return n, err
 		}
 		select {
@@ -542,6 +542,37 @@ func TestKmsgFile(t *testing.T) {
 	}
 }
 
+// TestReadWithoutWait reads records that are there, however long the process has been without CPU time.
+func TestReadWithoutWait(t *testing.T) {
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := socketLog(pair[0]).open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := syscall.Write(pair[1], []byte("record")); err != nil {
+		t.Error(err)
+	}
+	buf := make([]byte, maxRecordBytes)
+	if n, err := s.read(buf, 0); n != len("record") || err != nil {
+		t.Errorf("a record: %d bytes, %v", n, err)
+	}
+	for _, wait := range []time.Duration{0, time.Millisecond} {
+		if n, err := s.read(buf, wait); n != 0 || !errors.Is(err, errNoRecord) {
+			t.Errorf("no record within %s: %d bytes, %v", wait, n, err)
+		}
+	}
+	if err := syscall.Close(pair[1]); err != nil {
+		t.Error(err)
+	}
+	if n, err := s.read(buf, time.Minute); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("the end: %d bytes, %v", n, err)
+	}
+	s.close()
+}
+
 // TestOpenErrors opens files other than a kernel log.
 func TestOpenErrors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kmsg")
@@ -549,7 +580,7 @@ func TestOpenErrors(t *testing.T) {
 		t.Errorf("open a missing file: %v", err)
 	}
 	if s, err := devKmsg("/dev/null").open(); err == nil {
-		n, err := s.read(make([]byte, maxRecordBytes), catchUpTimeout)
+		n, err := s.read(make([]byte, maxRecordBytes), 0)
 		if n != 0 || !errors.Is(err, io.EOF) {
 			t.Errorf("read /dev/null: %d bytes, %v", n, err)
 		}
@@ -567,7 +598,7 @@ func TestKernelLog(t *testing.T) {
 	buf := make([]byte, maxRecordBytes)
 	records, last := 0, uint64(0)
 	for {
-		n, err := s.read(buf, catchUpTimeout)
+		n, err := s.read(buf, 0)
 		if errors.Is(err, errNoRecord) {
 			break
 		}
