@@ -84,3 +84,41 @@ func TestIdleMinute(t *testing.T) {
 		})
 	}
 }
+
+// hangingBackend has one GPU whose checks hang.
+type hangingBackend struct {
+	quietBackend
+	ended chan struct{} // closed: checks return
+}
+
+func (b *hangingBackend) Check(GPU) (ResetEvidence, error) {
+	<-b.ended
+	return ResetEvidence{}, nil
+}
+
+// TestWakeUpsDuringHang: a check that is due but cannot begin wakes the Monitor every callPollInterval only, for as long as the GPU hangs.
+func TestWakeUpsDuringHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &hangingBackend{quietBackend{gpus: 1}, make(chan struct{})}
+		m := NewMonitor(b, NewReaders(b), &Inventory{}, MonitorOptions{Log: slog.New(slog.DiscardHandler)})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- m.Run(ctx) }() // ends with ctx; received below
+		time.Sleep(40 * time.Second)
+		moments := map[time.Time]bool{}
+		for begin := time.Now(); time.Since(begin) < 10*time.Second; time.Sleep(time.Millisecond) {
+			synctest.Wait()
+			moments[*m.last.Load()] = true
+		}
+		if most := 2 * int(10*time.Second/callPollInterval); len(moments) > most {
+			t.Errorf("%d wake-ups in ten seconds, want at most %d", len(moments), most)
+		}
+		close(b.ended)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		m.Drain(context.Background())
+		m.readers.Drain(context.Background())
+	})
+}

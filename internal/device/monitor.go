@@ -146,7 +146,7 @@ func (m *Monitor) nextDue(now time.Time) time.Time {
 		}
 	}
 	for gpu, g := range t.gpus {
-		until(g.checkDue(now, m.readers.Failed(gpu), len(t.gpus)), active)
+		until(g.checkDue(now, m.readers.Failed(gpu), len(t.gpus)), active && m.readers.Busy(gpu) < hangSuspectTimeout)
 		until(now.Add(callPollInterval), m.readers.Busy(gpu) >= hangSuspectTimeout)
 	}
 	until(now.Add(callPollInterval), m.phase == phaseDraining || m.phase == phaseClosing)

@@ -61,7 +61,7 @@ type Client struct {
 
 	// All below belong to Run's goroutine.
 	cache        podCache
-	event        watchEvent // the newest; receive writes it while follow waits
+	event        watchEvent // the newest
 	backoff      retry.Backoff
 	loggedSynced bool // the newest log message is about a sync
 	loggedOutage bool // at least once
