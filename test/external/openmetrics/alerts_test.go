@@ -159,6 +159,7 @@ func checkRunbooks(t *testing.T, all familyCatalogue, named map[string]bool) {
 		text := readFile(t, file)
 		checkFamiliesExist(t, all, file, text)
 		checkRunbookQueries(t, all, file, text)
+		checkRunbookSets(t, file, text)
 		for _, part := range []string{"# " + name + "\n", "\n## Look\n", "\n## Do\n", "\n## Harmless when\n"} {
 			if !strings.Contains(text, part) {
 				t.Errorf("%s lacks %q", file, part)
@@ -181,6 +182,18 @@ func checkRunbookQueries(t *testing.T, all familyCatalogue, file, text string) {
 		}
 		if _, wrong := all.checkExpr(blank.ReplaceAllString(query, `=~".+"`)); len(wrong) > 0 {
 			t.Errorf("%s: %q: %q", file, query, wrong)
+		}
+	}
+}
+
+// checkRunbookSets checks that a runbook names the set or flag with which a family is exported, if that is not the set default.
+func checkRunbookSets(t *testing.T, file, text string) {
+	t.Helper()
+	metrics := readFile(t, "../../../docs/metrics.md")
+	for _, name := range familyPattern.FindAllString(text, -1) {
+		isFull := regexp.MustCompile("(?m)^\\| `" + name + "`<br>.* \\| full \\|$").MatchString(metrics)
+		if isFull && !strings.Contains(text, "`"+name+"` is in the [set](../scale.md#sets) `full`") && !strings.Contains(text, "`--metrics.nvlink-links` has") {
+			t.Errorf("%s names %s and not its set, full", file, name)
 		}
 	}
 }
