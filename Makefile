@@ -63,8 +63,9 @@ page-check: build ## the page in a real Chromium: what it shows, how soon and to
 	test/page/setup && cd test/page && node check.mjs
 
 lint:
-	@d=$$(mktemp -d)/status && mkdir $$d && cp internal/web/status/page.qtpl $$d && $(TOOL) qtc -skipLineComments -dir=$$d 2>/dev/null && \
-		cmp internal/web/status/page.qtpl.go $$d/page.qtpl.go && rm -r $$d || { echo "page.qtpl.go is not of page.qtpl: run make golden"; exit 1; }
+	@d=$$(mktemp -d) && trap 'rm -r "$$d"' EXIT && mkdir $$d/status && cp internal/web/status/page.qtpl $$d/status && \
+		{ $(TOOL) qtc -skipLineComments -dir=$$d/status 2>$$d/log || { cat $$d/log; exit 1; }; } && \
+		cmp internal/web/status/page.qtpl.go $$d/status/page.qtpl.go || { echo "page.qtpl.go is not of page.qtpl: run make golden"; exit 1; }
 	$(TOOL) golangci-lint run ./...
 	@unreachable="$$($(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }
 	go -C tools run ./codestats -check $(CURDIR)
