@@ -136,7 +136,7 @@ func TestHostileNames(t *testing.T) {
 }
 
 // TestTemplate checks that the template prints texts and numbers only, escaped, and within a quoted attribute or a text: quicktemplate
-// does not know the context of a value.
+// does not know the context of a value. A link does not begin with a value, which could be a scheme.
 func TestTemplate(t *testing.T) {
 	source, err := os.ReadFile("page.qtpl")
 	if err != nil {
@@ -172,6 +172,11 @@ func TestTemplate(t *testing.T) {
 	}
 	if values < 100 {
 		t.Errorf("%d values found, want 100 or more", values)
+	}
+	for _, link := range regexp.MustCompile(`(?:href|src)="({%.*?%})`).FindAllStringSubmatch(string(source), -1) {
+		if !strings.HasPrefix(link[1], "{%s incidentsHref(") && link[1] != "{%s link %}" { // PageOptions.Links: constants and --web.telemetry-path
+			t.Errorf("a link begins with a value: %s", link[0])
+		}
 	}
 }
 
