@@ -93,7 +93,7 @@ func traceIdle(t *testing.T, p *process, file string, d time.Duration) {
 		t.Fatal(err)
 	}
 	defer trace.Close()
-	line := regexp.MustCompile(`^\d+ +(\d+\.\d+) (?:<\.\.\. )?(\w+)(?:\(.*?"([^"]+)")?`)
+	line := regexp.MustCompile(`^\d+ +(\d+\.\d+) (<\.\.\. )?(\w+)(?:\(.*?"([^"]+)")?`)
 	var wakeUps int
 	var last float64
 	seen, calls := map[string]bool{}, map[string]int{}
@@ -109,7 +109,10 @@ func traceIdle(t *testing.T, p *process, file string, d time.Duration) {
 			clear(seen)
 		}
 		last = at
-		name := strings.TrimSpace(m[2] + " " + m[3])
+		if m[2] != "" { // the end of a call that has a line already
+			continue
+		}
+		name := strings.TrimSpace(m[3] + " " + m[4])
 		calls[name]++
 		if !seen[name] {
 			seen[name] = true
