@@ -22,8 +22,8 @@ const Source = "kmsg"
 const (
 	// resolveInterval is the interval between lookups of the GPUs of pending lines.
 	resolveInterval = time.Second
-	// idleInterval is the longest wait for a record.
-	idleInterval = time.Hour
+	// idleInterval is the longest wait for a record: a kernel may store one without waking the readers.
+	idleInterval = time.Minute
 	// reopenInterval is the delay after a failed read.
 	reopenInterval = 10 * time.Second
 	// listingTimeout is the maximum time for which a line waits for the listing of its GPU.
@@ -106,7 +106,7 @@ func (r *Reader) follow(ctx context.Context) error {
 	defer context.AfterFunc(ctx, s.close)()
 	buf := make([]byte, maxRecordBytes)
 	for ctx.Err() == nil {
-		wait := idleInterval
+		wait := retry.Aligned(idleInterval)
 		switch {
 		case !r.caughtUp:
 			wait = 0

@@ -482,6 +482,20 @@ func TestUnreadableLog(t *testing.T) {
 	}
 }
 
+// TestMissedWakeUp stores a record without waking the Reader.
+func TestMissedWakeUp(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		s.runReader(func() {
+			s.mu.Lock()
+			s.records = append(s.records, fmt.Sprintf("4,100,%d,-;%s\n", s.uptime().Microseconds(), xidLine(addressGPU1, 79)))
+			s.mu.Unlock()
+			s.wantReports("before the Reader looks")
+			time.Sleep(idleInterval + time.Second)
+			s.wantReports("a minute later", "GPU-1 79 reset kmsg")
+		})
+	})
+}
+
 // socketLog is the kernelLog of a socket.
 type socketLog int
 
