@@ -328,7 +328,7 @@ func (c *comparison) scrapes(t *testing.T) {
 			n.waitForHealthy(t, gpuCount)
 			n.runPods(t, gpuCount, 110-gpuCount)
 		}
-		cpu, calls, _ := c.scrapeEachSecond(t, p, address)
+		cpu, calls, _ := scrapeEachSecond(t, p, address, c.rounds)
 		cells[i] = fmt.Sprintf("CPU %s; %d NVML calls", percentiles(cpu), calls)
 		p.kill()
 	}
@@ -337,9 +337,8 @@ func (c *comparison) scrapes(t *testing.T) {
 }
 
 // scrapeEachSecond returns the CPU time of each second with a scrape, NVML calls and series of a scrape.
-func (c *comparison) scrapeEachSecond(t *testing.T, p *process, address string) (cpu []time.Duration, calls, series int) {
+func scrapeEachSecond(t *testing.T, p *process, address string, scrapes int) (cpu []time.Duration, calls, series int) {
 	t.Helper()
-	scrapes := int(c.idle.Seconds())
 	time.Sleep(5 * time.Second)
 	for range scrapes {
 		before := p.usage(t)
@@ -364,6 +363,7 @@ func (c *comparison) growth(t *testing.T) {
 	if _, err := nvmltest.BuildLarge(large); err != nil {
 		t.Fatal(err)
 	}
+	scrapes := min(c.rounds, 20)
 	for _, pods := range []int{110, 500} {
 		for gpus := gpuCount; gpus <= nvmltest.LargeMaxGPUs; gpus *= 2 {
 			library := c.library
@@ -374,10 +374,10 @@ func (c *comparison) growth(t *testing.T) {
 			p := startProcess(t, n, c.podgaugeCommand(n, address)...)
 			n.waitForHealthy(t, gpus)
 			n.runPods(t, gpus, pods-gpus)
-			cpu, _, series := c.scrapeEachSecond(t, p, address)
+			cpu, _, series := scrapeEachSecond(t, p, address, scrapes)
 			resident, anonymous := p.memory(t)
 			p.kill()
-			figure := fmt.Sprintf("%d GPUs, %d pods, a scrape a second for %s: CPU; series; resident memory (anonymous)", gpus, pods, c.idle)
+			figure := fmt.Sprintf("%d GPUs, %d pods, %d scrapes, one a second: CPU; series; resident memory (anonymous)", gpus, pods, scrapes)
 			c.add(figure, [2]string{"–", fmt.Sprintf("%s; %d; %s", percentiles(cpu), series, inMegabytes(resident, anonymous))})
 		}
 	}
