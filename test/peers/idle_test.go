@@ -93,7 +93,7 @@ func traceIdle(t *testing.T, p *process, file string, d time.Duration) {
 		t.Fatal(err)
 	}
 	defer trace.Close()
-	line := regexp.MustCompile(`^\d+ +(\d+\.\d+) (<\.\.\. )?(\w+)(?:\(.*?"([^"]+)")?`)
+	line := regexp.MustCompile(`^\d+ +(\d+\.\d+) (<\.\.\. )?(\w+)(?:\(.*?"(/[^"]+)")?`)
 	var wakeUps int
 	var last float64
 	seen, calls := map[string]bool{}, map[string]int{}
