@@ -5,6 +5,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -112,6 +113,20 @@ func TestImportsFollowTheArrows(t *testing.T) {
 	for room := range arrows {
 		if !seen[room] {
 			t.Errorf("the table has %s, the tree has not", room)
+		}
+	}
+}
+
+// TestProgramWithoutTemplates checks that no dependency brings html/template, which keeps the linker from dropping unused methods: 3.3 MB of
+// the binary (docs/adr/0014-web-config.md).
+func TestProgramWithoutTemplates(t *testing.T) {
+	packages, err := exec.Command("go", "list", "-deps", "-tags", "grpcnotrace", "./cmd/podgauge").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, unwanted := range []string{"html/template", "golang.org/x/net/trace"} {
+		if slices.Contains(strings.Fields(string(packages)), unwanted) {
+			t.Errorf("the program imports %s: go list -deps -f '{{.ImportPath}} {{.Imports}}' -tags grpcnotrace ./cmd/podgauge", unwanted)
 		}
 	}
 }
