@@ -20,16 +20,17 @@ const (
 	memoryLimitRatio = 0.75
 	// gcPercent saves 4 MB and costs some µs a scrape (docs/benchmarks.md): the heap is small, and a scrape makes little garbage.
 	gcPercent = 30
-	// startTime is the time without garbage collection after the start: collections took a third of the CPU time until the first device
-	// list. The memory limit applies.
-	startTime = time.Second
+	// startGCPercent lets the heap grow to 16 MB in startTime, more than a start allocates: collections took a third of the CPU time until
+	// the first device list.
+	startGCPercent = 400
+	startTime      = time.Second
 )
 
 // Main runs the command line of the process, and returns the exit status. GOGC and GOMEMLIMIT in the environment take precedence.
 func Main(p Platform) int {
 	time.Local = time.UTC // of logs, JSON and files
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(-1)
+		debug.SetGCPercent(startGCPercent)
 		time.AfterFunc(startTime, func() {
 			debug.SetGCPercent(gcPercent)
 			debug.FreeOSMemory()
