@@ -91,7 +91,7 @@ type gpu struct {
 	layout atomic.Pointer[migLayout]
 	// reportsLayout is set if the driver's events report a change of the partitioning, until the first change. Written by Wait.
 	reportsLayout atomic.Bool
-	probedAt      time.Time // the partitioning was read by Devices
+	probedAt      atomic.Pointer[time.Time] // Devices read the partitioning; the zero time: not since the registration, which misses earlier changes
 	// After a failed registration in the event set. Guarded by Backend.eventsMu.
 	registerBackoff retry.Backoff
 	registerAfter   time.Time

@@ -25,7 +25,7 @@ const quietProbeInterval = 55 * time.Second
 // isQuiet reports whether a GPU needs no probe: the number of GPUs and the partitioning are those of the previous listing.
 func (l *deviceListing) isQuiet(index, count int) bool {
 	g := l.old.byIndex[index]
-	return g != nil && len(l.old.gpus) == count && g.reportsLayout.Load() && !g.layout.Load().mode.Enabled && time.Since(g.probedAt) < quietProbeInterval
+	return g != nil && len(l.old.gpus) == count && g.reportsLayout.Load() && !g.layout.Load().mode.Enabled && time.Since(*g.probedAt.Load()) < quietProbeInterval
 }
 
 // deviceProbe examines an index on a separate goroutine, since a call may never return. A hanging probe is kept and not repeated: a
@@ -73,8 +73,7 @@ func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeRe
 	for i := range count {
 		switch probe := l.probes[i]; {
 		case probe == nil && l.isQuiet(i, count):
-			g := l.old.byIndex[i]
-			found[i] = probeResult{handle: g.Handle, gpu: g}
+			found[i] = probeResult{handle: l.old.byIndex[i].Handle, gpu: l.old.byIndex[i]}
 		case probe == nil:
 			l.startProbe(i)
 		case !probe.isDone():

@@ -251,6 +251,7 @@ func (g *gpu) registerWith(set nvml.EventSet) nvml.Return {
 	if required := types & requiredEventTypes; ret == nvml.ERROR_NOT_SUPPORTED && required != types { // false claims of support
 		ret = g.Handle.RegisterEvents(required, set)
 	}
+	g.probedAt.Store(&time.Time{})
 	g.reportsLayout.Store(ret == nvml.SUCCESS && types&nvml.EventMigConfigChange != 0)
 	return ret
 }

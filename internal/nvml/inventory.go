@@ -120,7 +120,7 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 		if result.layout != nil {
 			g.layout.Store(result.layout)
 			g.MIG.Store(result.layout.state())
-			g.probedAt = time.Now()
+			g.probedAt.Store(new(time.Now()))
 		}
 		for _, err := range result.migErrs {
 			l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.ID, err))

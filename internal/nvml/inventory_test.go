@@ -314,8 +314,9 @@ func TestCallsOfListing(t *testing.T) {
 		}
 	}
 	s.waitForRegistration()
+	want("a change may have come before the registration", 2, 2)
 	want("the driver reports changes", 0, 0)
-	s.gpu(6).probedAt = time.Now().Add(-time.Minute)
+	s.gpu(6).probedAt.Store(new(time.Now().Add(-time.Minute)))
 	want("a minute later", 0, 2)
 	s.sendEvent(5, "type mig_change")
 	s.nextEvent()
