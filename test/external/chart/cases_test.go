@@ -188,3 +188,22 @@ func TestNotes(t *testing.T) {
 		}
 	}
 }
+
+// TestNotesOfSet checks that the notes name a set too small for the installed alerts or dashboards.
+func TestNotesOfSet(t *testing.T) {
+	for values, want := range map[string]bool{
+		`{metrics: {set: minimal}, prometheusRule: {enabled: true}}`: true,
+		`{metrics: {set: none}, dashboards: {enabled: true}}`:        true,
+		`{metrics: {set: minimal}}`:                                  false,
+		`{metrics: {set: full}, prometheusRule: {enabled: true}}`:    false,
+		`{prometheusRule: {enabled: true}}`:                          false,
+	} {
+		_, notes, err := renderChart(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(notes, "metrics.set=") != want {
+			t.Errorf("%s: want a note on the set: %t; the notes are\n%s", values, want, notes)
+		}
+	}
+}
