@@ -24,7 +24,8 @@ const (
 )
 
 // TestSeriesSets checks that exporter/series_sets.txt has what is queried: the set minimal by the alerts on health and on podgauge
-// itself, the recording rules and their dashboard, and podgauge_series; the set default by all alerts, rules and dashboards.
+// itself, the recording rules and their dashboard, and podgauge_series; the set default by all alerts, rules and dashboards, and faults
+// without an alert.
 func TestSeriesSets(t *testing.T) {
 	dashboards, err := filepath.Glob("../../dashboards/*.json")
 	if err != nil || len(dashboards) < 5 {
@@ -38,7 +39,7 @@ func TestSeriesSets(t *testing.T) {
 			}
 		}
 	}
-	queried := readFile(t, alertsFile) + readFile(t, recordedFile)
+	queried := "nvidia_gpu_unallocatable_info podgauge_cdi_spec_up podgauge_config_unknown_keys " + readFile(t, alertsFile) + readFile(t, recordedFile)
 	for _, file := range dashboards {
 		queried += readFile(t, file)
 	}
@@ -87,7 +88,7 @@ func setLines(set, queries string) string {
 	return lines.String()
 }
 
-// seriesOfSet returns returns the lines of the sets.
+// seriesOfSets returns the lines of the sets.
 func seriesOfSets(t *testing.T) map[string]bool {
 	t.Helper()
 	lines := map[string]bool{}
@@ -95,6 +96,32 @@ func seriesOfSets(t *testing.T) map[string]bool {
 		lines[strings.TrimSpace(line)] = true
 	}
 	return lines
+}
+
+// TestRunbookFamilies checks that the set default has the families of a runbook's queries, or that the runbook names the set or flag with
+// them. Of a family queried without labels some rows are enough.
+func TestRunbookFamilies(t *testing.T) {
+	runbooks, err := filepath.Glob("../../docs/runbooks/*.md")
+	if err != nil || len(runbooks) < 30 {
+		t.Fatal(runbooks, err)
+	}
+	sets := readFile(t, setsFile)
+	for _, file := range runbooks {
+		text := readFile(t, file)
+		for line := range strings.Lines(setLines("default", text)) {
+			row := strings.TrimSpace(line)
+			_, family, _ := strings.Cut(row, " ")
+			family, _, _ = strings.Cut(family, "{")
+			note := "`" + family + "` is in the [set](../scale.md#sets) `full`."
+			if strings.HasPrefix(family, "nvidia_gpu_nvlink_link_") {
+				note = "`--metrics.nvlink-links`"
+			}
+			exported := strings.Contains(sets, row+"\n") || strings.Contains(sets, row+"{") || strings.Contains(sets, "default "+family+"\n")
+			if !exported && !strings.Contains(text, note) {
+				t.Errorf("%s: neither has the set default %s, nor the runbook %q", file, row, note)
+			}
+		}
+	}
 }
 
 // familySelector is a selector in a query.
