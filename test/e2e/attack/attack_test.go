@@ -127,7 +127,7 @@ func TestMemoryLimit(t *testing.T) {
 			if environment != "" {
 				t.Setenv("GOMEMLIMIT", environment)
 			}
-			startPodgauge(t, cgroup).measureProbe(t, "/metrics", 10*time.Second, want)
+			startPodgauge(t, cgroup, "--metrics.include=go_gc_gomemlimit_bytes").measureProbe(t, "/metrics", 10*time.Second, want)
 		})
 	}
 }
