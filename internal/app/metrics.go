@@ -45,8 +45,11 @@ func (o *metricsOptions) check() (err error) {
 	if o.perNVLink {
 		include = append(include, "nvidia_gpu_nvlink_link_*", "nvidia_gpu_nvlink_up")
 	}
+	if _, err := exporter.NewFamilyFilter(o.set, nil, nil); err != nil {
+		return fmt.Errorf("--metrics.set: %w", err)
+	}
 	if o.Filter, err = exporter.NewFamilyFilter(o.set, include, o.exclude); err != nil {
-		return fmt.Errorf("--metrics.set, --metrics.include, --metrics.exclude: %w", err)
+		return fmt.Errorf("--metrics.include, --metrics.exclude: %w", err)
 	}
 	if o.podLabels != podLabelsOnDevice && o.podLabels != podLabelsOnAllocation {
 		return fmt.Errorf("--metrics.pod-labels %q: want %s or %s", o.podLabels, podLabelsOnDevice, podLabelsOnAllocation)
