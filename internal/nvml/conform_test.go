@@ -3,7 +3,7 @@ package nvml
 import (
 	"testing"
 
-	"github.com/podgauge/podgauge/internal/device/devicetest"
+	"github.com/podgauge/podgauge/test/devicetest"
 )
 
 func TestBackendConforms(t *testing.T) { devicetest.TestBackend(t, newFixture(t, Options{}).Backend) }

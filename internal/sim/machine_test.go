@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/device/devicetest"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/devicetest"
 	"go.uber.org/goleak"
 )
 

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/device/devicetest"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/devicetest"
 )
 
 // parseMetric returns the row of a name in the text format: family{label="value"}.
