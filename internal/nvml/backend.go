@@ -69,9 +69,10 @@ type Backend struct {
 	driverRestarted bool            // the driver has ended an earlier Init
 	probes          map[int]*deviceProbe
 
-	// eventsMu guards eventSet, and is held by Wait.
-	eventsMu sync.Mutex
-	eventSet eventSet
+	// eventsMu guards the fields below, and is held by Wait.
+	eventsMu    sync.Mutex
+	eventSet    eventSet
+	eventWaiter *lib.EventWaiter // nil: no Wait since New or Close
 }
 
 // nvmlSession is the library after an Init, never written.
@@ -151,6 +152,10 @@ func (b *Backend) Close() {
 		for _, g := range inv.gpus {
 			g.FreeSamples(b.session.Session)
 		}
+	}
+	if b.eventWaiter != nil {
+		b.eventWaiter.Close()
+		b.eventWaiter = nil
 	}
 	if b.eventSet.session == b.session { // a set of an earlier Init is gone
 		b.eventSet.free()
