@@ -65,11 +65,12 @@ type Monitor struct {
 
 // NewMonitor returns a Monitor that lists the Backend's devices, calls GPUs through readers and publishes to inventory.
 func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *Monitor {
+	queue := &logQueue{Handler: o.Log.Handler()}
 	return &Monitor{
 		unhealthyTimeout: cmp.Or(o.UnhealthyTimeout, defaultUnhealthyTimeout),
 		backend:          b, readers: r, inventory: inventory, log: o.Log,
 		tracker: &deviceTracker{
-			options: o, inventory: inventory, log: o.Log, limiter: loglimit.New[eventLogKey](logInterval),
+			options: o, inventory: inventory, log: slog.New(queue), logQueue: queue, limiter: loglimit.New[eventLogKey](logInterval),
 			gpus: map[GPU]*trackedGPU{}, absentRecords: map[recordKey]HealthRecord{},
 		},
 		results: make(chan func(time.Time), 4), checkResults: make(chan gpuCheckResult),
@@ -166,6 +167,7 @@ func (m *Monitor) update(now time.Time) {
 	m.detectStalls(now)
 	m.tracker.removeExpired(now)
 	m.tracker.publish(now)
+	m.tracker.logQueue.flush()
 	m.tracker.saveHistory(now)
 }
 
@@ -365,6 +367,7 @@ func (m *Monitor) saveFinalHistory() {
 		(<-m.results)(now)
 	}
 	m.handleKernelEvents(now, now)
+	m.tracker.logQueue.flush()
 	m.tracker.historyChanged = true
 	m.tracker.saveHistory(now)
 }

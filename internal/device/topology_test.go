@@ -2,6 +2,7 @@ package device_test
 
 import (
 	"context"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,7 +13,7 @@ import (
 func TestLinksAreReadOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
-		if device.NewMonitor(m, device.NewReaders(m), &device.Inventory{}, device.MonitorOptions{}).Links() != nil {
+		if device.NewMonitor(m, device.NewReaders(m), &device.Inventory{}, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)}).Links() != nil {
 			t.Error("links before the first reading")
 		}
 		w := startMonitor(t, m, nil)

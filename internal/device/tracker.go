@@ -23,7 +23,8 @@ const (
 type deviceTracker struct {
 	options   MonitorOptions
 	inventory *Inventory
-	log       *slog.Logger
+	log       *slog.Logger // writes to logQueue
+	logQueue  *logQueue
 	limiter   *loglimit.Limiter[eventLogKey]
 
 	devices      []*trackedDevice // ordered by Device.Compare
