@@ -266,7 +266,7 @@ func (c *comparison) idleUsage(t *testing.T) {
 		t.Run(c.sides[i].name, func(t *testing.T) {
 			n, p := c.startSide(t, i, gpuCount)
 			n.waitForHealthy(t, gpuCount)
-			time.Sleep(c.idle / 4)
+			time.Sleep(c.idle * 5 / 4) // until after the samples of GPM that a start takes for a minute
 			before := p.usage(t)
 			time.Sleep(c.idle)
 			u, seconds := p.usage(t).since(before), c.idle.Seconds()
