@@ -78,7 +78,9 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	}
 	event, handle, ret, err := b.eventWaiter.Wait(inv.Raw.EventSetWait, b.eventSet.set, retry.Aligned(eventWaitTimeout)+time.Millisecond)
 	switch {
-	case err != nil:
+	case err != nil: // the thread has ended
+		b.eventWaiter.Close()
+		b.eventWaiter = nil
 		return device.Event{}, fmt.Errorf("wait for events: %w", err)
 	case ret == nvml.SUCCESS:
 		return b.toEvent(event, handle), nil
