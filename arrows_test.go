@@ -21,8 +21,9 @@ const module = "github.com/podgauge/podgauge/"
 var arrows = map[string][]string{
 	"cmd/podgauge":          {"internal/app", "internal/doctor", "internal/nvml"},
 	"cmd/podgauge-sim":      {"internal/app", "internal/nvml", "internal/nvml/metric", "internal/nvml/xid", "internal/sim"},
-	"internal/app":          {"internal/config", "internal/cgroup", "internal/device", "internal/nvml/cdi", "internal/nvml/kmsg", "internal/doctor", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state", "internal/state/disk"},
+	"internal/app":          {"internal/config", "internal/cgroup", "internal/cli", "internal/device", "internal/nvml/cdi", "internal/nvml/kmsg", "internal/doctor", "internal/kubeapi", "internal/kubestatus", "internal/nodelabel", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state", "internal/state/disk"},
 	"cmd/demo":              {},
+	"internal/cli":          {"internal/incident", "internal/web/api"},
 	"internal/config":       {"internal/device"},
 	"dashboards":            {},
 	"internal/cgroup":       {"internal/device"},
@@ -39,13 +40,18 @@ var arrows = map[string][]string{
 	"plugin/response":       {"internal/device"},
 	"plugin/preferred":      {"internal/device"},
 	"podresources":          {"internal/device", "internal/wire"},
-	"internal/pods":         {"internal/device", "internal/wire"},
+	"internal/pods":         {"internal/device", "internal/kubeapi", "internal/wire"},
+	"internal/kubeapi":      {"internal/wire"},
+	"internal/kubestatus":   {"internal/device", "internal/fault", "internal/incident", "internal/kubeapi"},
+	"internal/nodelabel":    {"internal/device", "internal/kubeapi", "internal/wire"},
+	"internal/fault":        {"internal/nvml/xid"},
+	"test/apiserver":        {"internal/kubeapi", "internal/wire"},
 	"internal/incident":     {"internal/device", "internal/state/disk"},
 	"internal/state":        {"internal/device", "internal/state/disk"},
 	"internal/state/disk":   {},
 	"exporter":              {"internal/device", "internal/web/api", "internal/web/status", "internal/incident"},
 	"internal/web/api":      {"internal/device", "internal/incident"},
-	"internal/web/status":   {"internal/device", "internal/web/api", "internal/incident"},
+	"internal/web/status":   {"internal/device", "internal/web/api", "internal/fault", "internal/incident"},
 	"internal/sim":          {"internal/device", "internal/sim/kubelet"},
 	"internal/sim/kubelet":  {},
 	"test/conformance":      {"internal/wire"},
@@ -56,6 +62,7 @@ var arrows = map[string][]string{
 	"internal/pubsub":       {},
 	"internal/retry":        {},
 	"internal/text":         {},
+	"test/bubble":           {},
 	"test/churn":            {},
 	"test/dashboards":       {"internal/sim"},
 	"test/image":            {},
@@ -63,13 +70,14 @@ var arrows = map[string][]string{
 	"test/nvml/build":       {"test/nvml"},
 	"test/peers":            {},
 	"test/program":          {},
+	"test/release":          {},
 }
 
 // leaves may be imported by any package.
 var leaves = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
 
 // inTests may be imported by any test.
-var inTests = []string{"internal/device", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/churn", "test/devicetest", "test/nvml", "test/program"}
+var inTests = []string{"internal/device", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "internal/wire", "test/apiserver", "test/bubble", "test/churn", "test/devicetest", "test/nvml", "test/program"}
 
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{
@@ -96,7 +104,7 @@ func TestImportsFollowTheArrows(t *testing.T) {
 			return err
 		}
 		if entry.IsDir() {
-			if name := entry.Name(); name != "." && (name == "testdata" || strings.HasPrefix(name, ".") || isModule(file)) {
+			if name := entry.Name(); name != "." && (name == "testdata" || name == "node_modules" || strings.HasPrefix(name, ".") || isModule(file)) {
 				return fs.SkipDir
 			}
 			return nil

@@ -14,14 +14,17 @@ const maxOwners = 8
 // counts of all owners of a device sum up to the increase since its first reading.
 //
 // The increase between two readings belongs to the owner at the first one. Each Allocate triggers a reading, which ends the
-// share of the previous owner even if a running collection has read the device before. The increase after an Allocate is
-// pending until the allocation has an owner. If the device is allocated again before that, the increase belongs to no owner.
+// share of the previous owner even if a running collection has read the device before. If that reading is late, the reading of
+// a collection that began after the Allocate replaces it. The increase after an Allocate is pending until the allocation has
+// an owner. If the device is allocated again before that, the increase belongs to no owner.
 type attribution struct {
 	index    []int // of each row of Sources.Metrics among the attributed rows; -1: not attributed
 	rowCount int   // attributed rows
 
-	mu      sync.Mutex // an Allocate may come during a collection
-	devices map[device.ID]*deviceCounters
+	mu         sync.Mutex // an Allocate may come during a collection
+	devices    map[device.ID]*deviceCounters
+	events     uint64 // Allocates, arrivals of their readings, and begins of collections
+	collection uint64 // begin of the running collection among the events
 }
 
 // deviceCounters are the attributed counters of one device.
@@ -29,10 +32,11 @@ type deviceCounters struct {
 	counters     []attributedCounter
 	unattributed *ownerCounters   // without an owner, or with several
 	owners       []*ownerCounters // the most recent one first
-	// pendingReadings counts the readings of Allocates in progress. readSinceBegin is set if one came since the collection began:
-	// the collection's own reading may be older.
-	pendingReadings int
-	readSinceBegin  bool
+	// lastAllocate is the latest Allocate among the events, or the arrival of its reading. Readings of earlier Allocates and
+	// collections may be older.
+	lastAllocate uint64
+	// lastCollection is the latest collection with a reading.
+	lastCollection uint64
 }
 
 // attributedCounter is one counter of a device, as of the latest reading.
@@ -42,7 +46,7 @@ type attributedCounter struct {
 	lastOwner   *ownerCounters // possibly dropped from deviceCounters.owners since
 	lastUnnamed bool           // the owner has no name yet
 	pending     float64        // share of the unnamed owner
-	reallocated bool           // allocated again since, and not readable then
+	reallocated bool           // allocated again since the latest reading
 }
 
 // ownerCounters are the increases of a device's counters for one owner.
@@ -67,34 +71,37 @@ func newAttribution(metrics []device.Metric) *attribution {
 func (a *attribution) beginCollection() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, d := range a.devices {
-		d.readSinceBegin = false
-	}
+	a.events++
+	a.collection = a.events
 }
 
-// expectAllocateReading announces a reading for an Allocate. Until addAllocateReading, other readings of the devices are ignored.
-func (a *attribution) expectAllocateReading(ids []device.ID) {
+// beginAllocate marks an Allocate of devices, which addAllocateReading has to follow.
+func (a *attribution) beginAllocate(ids []device.ID) (event uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.events++
 	for _, id := range ids {
-		a.countersOf(id).pendingReadings++
+		d := a.countersOf(id)
+		d.lastAllocate = a.events
+		for i := range d.counters {
+			d.counters[i].reallocated = d.counters[i].lastUnnamed
+		}
 	}
+	return a.events
 }
 
-// addAllocateReading ends the shares of the devices' previous owners. If the reading failed, the next one ends them.
-func (a *attribution) addAllocateReading(ids []device.ID, r device.Reading) {
+// addAllocateReading ends the shares of the devices' previous owners, unless a later Allocate or collection does. If the reading failed,
+// the next one ends them.
+func (a *attribution) addAllocateReading(event uint64, ids []device.ID, r device.Reading) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, id := range ids {
 		d := a.countersOf(id)
-		d.pendingReadings--
-		for i := range d.counters {
-			d.counters[i].reallocated = d.counters[i].lastUnnamed
-		}
-		if r.Err != nil {
+		if r.Err != nil || d.lastAllocate > event || d.lastCollection > event {
 			continue
 		}
-		d.readSinceBegin = true
+		a.events++
+		d.lastAllocate = a.events
 		for _, s := range r.Samples {
 			if i := a.index[s.Metric]; i >= 0 && s.Device == id {
 				d.add(i, s.Value, d.unattributed, true)
@@ -110,7 +117,8 @@ func (a *attribution) add(id device.ID, row int, raw float64, state device.Alloc
 	defer a.mu.Unlock()
 	d, i := a.countersOf(id), a.index[row]
 	counters := d.forOwner(owner)
-	if !d.counters[i].hasReading || d.pendingReadings == 0 && !d.readSinceBegin {
+	if a.collection >= d.lastAllocate {
+		d.lastCollection = a.collection
 		d.add(i, raw, counters, state == device.AllocatedOwnerUnknown)
 	}
 	return counters.sums[i]

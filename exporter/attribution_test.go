@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
@@ -18,69 +19,93 @@ func counterReading(joules float64) device.Reading {
 }
 
 // TestAttributionSums checks over random histories of a device that the counts of all owners and the pending share sum up to the increase
-// of the device's counter. No count falls, and late or failed readings for an Allocate lose nothing.
+// of the device's counter. No count falls, and late, reordered or failed readings for an Allocate lose nothing.
 func TestAttributionSums(t *testing.T) {
-	for seed := range uint64(200) {
+	type allocate struct {
+		event uint64
+		raw   float64 // at the Allocate
+	}
+	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		l := newAttribution(testMetrics)
 		ids := []device.ID{"GPU-0"}
-		raw, rose := r.Float64()*1e6, 0.0
-		known, taken := false, raw // the newest reading, if there is one
+		d := l.countersOf("GPU-0")
+		raw := r.Float64() * 1e6
+		l.add("GPU-0", energyRow, raw, device.Unallocated, device.Owner{})
+		begin, before := raw, 0.0 // at the first reading, and the increase before the driver was reloaded
 		shown := map[device.Owner]float64{}
-		awaited := 0
-		read := func() {
-			if !known { // the count before the first reading belongs to no owner
-				known, rose = true, 0
-			}
-			taken = raw
-		}
+		var allocates []allocate
 		for range 200 {
-			hold := device.AllocationState(r.IntN(5))
+			state := device.AllocationState(r.IntN(5))
 			owner := device.Owner{}
-			if hold == device.Allocated {
+			if state == device.Allocated {
 				owner.Pod = string(rune('a' + r.IntN(3)))
 			}
+			last := d.counters[0].lastRaw
+			if r.IntN(3) > 0 {
+				l.beginCollection()
+			}
 			switch event := r.IntN(20); {
-			case event == 0 && taken > 10 && awaited == 0: // the driver is reloaded
-				rose -= raw - taken // the increase after the last reading is lost
-				raw = r.Float64() * 10
-				rose += raw
-			case event < 4:
-				l.expectAllocateReading(ids)
-				awaited++
-			case event < 8 && awaited > 0:
-				awaited--
+			case event == 0 && last > 10 && len(allocates) == 0: // the driver is reloaded
+				before += last - begin
+				begin, last, raw = 0, 0, r.Float64()*10
+				l.beginCollection()
+			case event < 5:
+				allocates = append(allocates, allocate{l.beginAllocate(ids), raw})
+			case event < 10 && len(allocates) > 0:
+				i := r.IntN(len(allocates))
+				reading := counterReading(allocates[i].raw + r.Float64()*(raw-allocates[i].raw))
 				if r.IntN(4) == 0 {
-					l.addAllocateReading(ids, device.Reading{Err: errors.New("stalled")})
-					break
+					reading = device.Reading{Err: errors.New("stalled")}
 				}
-				l.addAllocateReading(ids, counterReading(raw))
-				read()
+				l.addAllocateReading(allocates[i].event, ids, reading)
+				allocates = slices.Delete(allocates, i, i+1)
 			default:
-				more := r.Float64() * 100
-				raw += more
-				rose += more
+				raw += r.Float64() * 100
 			}
-			d := l.countersOf("GPU-0")
-			l.beginCollection()
-			counts := awaited == 0 || !known
-			got := l.add("GPU-0", energyRow, raw, hold, owner)
-			if counts {
-				read()
-			}
+			got := l.add("GPU-0", energyRow, raw, state, owner)
 			if got < shown[owner] {
 				t.Fatalf("seed %d: the count of %q fell from %f to %f", seed, owner.Pod, shown[owner], got)
 			}
 			shown[owner] = got
+			if d.counters[0].lastRaw < last {
+				t.Fatalf("seed %d: a reading of %f J was added after one of %f J", seed, d.counters[0].lastRaw, last)
+			}
 			sum := d.counters[0].pending + d.unattributed.sums[0]
 			for _, a := range d.owners {
 				sum += a.sums[0]
 			}
-			if math.Abs(sum-(rose-(raw-taken))) > 1e-6 {
-				t.Fatalf("seed %d: the counts sum up to %f, the counter rose by %f", seed, sum, rose-(raw-taken))
+			if want := before + d.counters[0].lastRaw - begin; math.Abs(sum-want) > 1e-6 {
+				t.Fatalf("seed %d: the counts sum up to %f, the counter rose by %f", seed, sum, want)
 			}
 		}
 	}
+}
+
+// TestLateAllocateReading covers readings for an Allocate that arrive after later collections or readings.
+func TestLateAllocateReading(t *testing.T) {
+	l := newAttribution(testMetrics)
+	ids := []device.ID{"GPU-0"}
+	a, b, c := device.Owner{Pod: "a"}, device.Owner{Pod: "b"}, device.Owner{Pod: "c"}
+	collect := func(raw float64, state device.AllocationState, owner device.Owner, want float64) {
+		t.Helper()
+		l.beginCollection()
+		if sum := l.add("GPU-0", energyRow, raw, state, owner); sum != want {
+			t.Errorf("at %v J: count of %q is %v J, want %v", raw, owner.Pod, sum, want)
+		}
+	}
+	collect(100, device.Allocated, a, 0)
+	ofB := l.beginAllocate(ids)
+	collect(130, device.AllocatedOwnerUnknown, device.Owner{}, 0)
+	collect(150, device.Allocated, b, 20)
+	l.addAllocateReading(ofB, ids, counterReading(110)) // before the collections
+	collect(170, device.Allocated, b, 40)
+	rejected, ofC := l.beginAllocate(ids), l.beginAllocate(ids)
+	l.addAllocateReading(ofC, ids, counterReading(200))
+	l.addAllocateReading(rejected, ids, counterReading(190))
+	collect(210, device.Allocated, c, 10)
+	collect(210, device.Allocated, b, 70)
+	collect(210, device.Allocated, a, 30)
 }
 
 // TestAttributionIsBounded checks that a device keeps the counts of eight owners. A recent owner continues its count after a return, any
@@ -124,8 +149,7 @@ func TestIncreaseBeforeAllocationIsNotTheNewOwners(t *testing.T) {
 		}
 	}
 	allocate := func(id device.ID, r device.Reading) {
-		l.expectAllocateReading([]device.ID{id})
-		l.addAllocateReading([]device.ID{id}, r)
+		l.addAllocateReading(l.beginAllocate([]device.ID{id}), []device.ID{id}, r)
 	}
 	noOwner, second := device.Owner{}, device.Owner{Pod: "second"}
 	book(100, device.Unallocated, noOwner, 0)

@@ -8,9 +8,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 
 	"github.com/prometheus/common/expfmt"
+
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 func TestAcceptsGzip(t *testing.T) {
@@ -25,7 +26,7 @@ func TestAcceptsGzip(t *testing.T) {
 }
 
 func TestScrapeIsCompressed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		h := newHandler(New(d.sources(), Options{}))
 		plain := scrape(t, h)
@@ -60,7 +61,7 @@ func (r *writeObserver) Write(b []byte) (int, error) {
 // TestSlowClientBlocksNothing checks that no lock is held while a body is sent.
 func TestSlowClientBlocksNothing(t *testing.T) {
 	for _, encoding := range []string{"gzip", "identity"} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			e := New(newScrapeFixture(2).sources(), Options{})
 			h := newHandler(e)
 			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
@@ -84,7 +85,7 @@ func TestSlowClientBlocksNothing(t *testing.T) {
 
 // TestScrapeAfterLaterCollection checks that a scrape gets the newest rendering, if its own collection is no longer the newest one.
 func TestScrapeAfterLaterCollection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		e := New(d.sources(), Options{})
 		e.waitForCollection(t.Context(), e.isReusable)

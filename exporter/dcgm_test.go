@@ -3,10 +3,10 @@ package exporter
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // dcgmSeriesLabels returns the labels of GPU-0's series in dcgm-exporter's form.
@@ -31,7 +31,7 @@ const bytesRow = widthRow + 1
 var dcgmOptions = Options{DCGM: true, Hostname: "node-a"}
 
 func TestDCGMFamilies(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := dcgmFixture(1)
 		d.watts = 300
 		d.addEnergy("GPU-0", 2.5)
@@ -82,7 +82,7 @@ func TestDCGMFamilies(t *testing.T) {
 
 // TestDCGMFamiliesOfMIGDevices checks that a partitioned GPU has a series per GPU instance, with the values of the whole GPU on each.
 func TestDCGMFamiliesOfMIGDevices(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := dcgmFixture(1)
 		d.partition()
 		for range 2 { // a second compute instance of the same GPU instance
@@ -109,7 +109,7 @@ func TestDCGMFamiliesOfMIGDevices(t *testing.T) {
 // TestMIGDeviceWithReusedInstance checks that a new MIG device with the instance number of a gone one, which a container still has, does
 // not get that owner.
 func TestMIGDeviceWithReusedInstance(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := dcgmFixture(1)
 		d.partition()
 		d.statuses[1].Healthy, d.statuses[1].Reason, d.statuses[1].Gone = false, "gone", true

@@ -18,6 +18,7 @@ type nodeSnapshot struct {
 	driver       device.Driver
 	stalled      func(device.GPU) bool
 	incidents    incident.Snapshot
+	expectedGPUs int
 	healthStored bool
 	healthErr    error // of the store
 }

@@ -8,10 +8,10 @@ import (
 	"math"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
@@ -19,7 +19,7 @@ import (
 
 // TestTextEqualsExpfmt compares the text with the output of expfmt, with special characters in labels, help and values.
 func TestTextEqualsExpfmt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		for _, v := range []float64{0, 1, -1, 0.1, 1e21, 1.5e-9, 12345678, 2 << 52, math.Inf(1), math.Inf(-1), math.NaN()} {
 			d := newScrapeFixture(3)
 			d.metrics = append([]device.Metric{}, testMetrics...)

@@ -37,7 +37,7 @@ type Exporter struct {
 	ownEncoder  bodyEncoder // for podgauge's own metrics only, also while a rendering waits for files of the node
 	sender      sender
 
-	attribution *attribution // used by the running collection, and by ReadAllocated
+	attribution *attribution // used by the running collection, and by OnAllocated
 	// readsProcesses is set if a family of processes is exported.
 	readsProcesses bool
 
@@ -66,13 +66,16 @@ func New(s Sources, o Options) *Exporter {
 	return e
 }
 
-// ReadAllocated reads the counters of devices being allocated, in the background: the count so far is not the new owner's. It does
-// not affect a running collection, however long the collection waits for the kubelet or a GPU.
-func (e *Exporter) ReadAllocated(devices ...device.ID) {
+// OnAllocated reads the counters of devices for an Allocate, in the background. record publishes the allocation: a collection begins
+// before both or sees the allocation.
+func (e *Exporter) OnAllocated(record func(), devices ...device.ID) {
 	if e.options.StableSeries { // counters are the driver's own
+		record()
 		return
 	}
 	statuses, _ := e.sources.Node.Statuses()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	for gpu := range byGPU(statuses) {
 		var ids []device.ID
 		for _, s := range gpu {
@@ -83,13 +86,14 @@ func (e *Exporter) ReadAllocated(devices ...device.ID) {
 		if ids == nil {
 			continue
 		}
-		e.attribution.expectAllocateReading(ids)
+		event := e.attribution.beginAllocate(ids)
 		e.collections.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), collectionTimeout)
 			defer cancel()
-			e.attribution.addAllocateReading(ids, e.sources.Readers.ReadOne(ctx, gpu[0].GPU))
+			e.attribution.addAllocateReading(event, ids, e.sources.Readers.ReadOne(ctx, gpu[0].GPU))
 		})
 	}
+	record()
 }
 
 // Drain waits for the running collection and readings.
@@ -147,7 +151,7 @@ func (e *Exporter) collect(c *scrapeCollection) {
 	listing.Wait()
 	s := &nodeSnapshot{
 		begin: c.begin, end: time.Now(), statuses: c.statuses, readings: readings, allocations: allocations, driver: node.Driver(),
-		stalled: readers.Stalled, incidents: node.Incidents(),
+		stalled: readers.Stalled, incidents: node.Incidents(), expectedGPUs: node.ExpectedGPUs(),
 	}
 	s.healthStored, s.healthErr = node.HealthStore()
 	e.encoder.render(s, e.attribution)
@@ -187,7 +191,7 @@ func (s pageState) Readings(ctx context.Context) status.Readings {
 	encoder.mu.Lock()
 	defer encoder.mu.Unlock()
 	page := &encoder.rendered.page
-	readings := status.Readings{At: page.at, Devices: map[device.ID]status.DeviceReading{}}
+	readings := status.Readings{At: page.at, Devices: map[device.ID]status.DeviceReading{}, History: page.history}
 	for id, values := range page.devices {
 		readings.Devices[id] = maps.Clone(values)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/web/status"
+	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 )
@@ -51,6 +52,7 @@ type scrapeFixture struct {
 	incidents            incident.Snapshot
 	healthStored         bool
 	healthErr            error
+	expected             int
 	onList               func(ctx context.Context)
 	onRead               func(ctx context.Context, readings []device.Reading)
 	onReadOne            func(gpu device.GPU)
@@ -138,6 +140,7 @@ func (d *scrapeFixture) Allocations() (device.Allocations, <-chan struct{}) {
 
 func (d *scrapeFixture) Driver() device.Driver                    { return d.driver }
 func (d *scrapeFixture) Incidents() incident.Snapshot             { return d.incidents }
+func (d *scrapeFixture) ExpectedGPUs() int                        { return d.expected }
 func (d *scrapeFixture) Stalled(g device.GPU) bool                { return d.stalled[g] }
 func (d *scrapeFixture) PluginResources() []status.PluginResource { return nil }
 func (d *scrapeFixture) PodsAPI() (synced bool, err error)        { return false, nil }
@@ -259,7 +262,7 @@ func seriesLabels(uuid, gpu, namespace, pod, container string) string {
 }
 
 func TestScrapeHasOwnerLabels(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.watts = 300
 		d.allocate("GPU-0=team/train/main")
@@ -278,7 +281,7 @@ func TestScrapeHasOwnerLabels(t *testing.T) {
 }
 
 func TestOwnerLabelsAreEmptyWithoutSingleOwner(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.allocate("GPU-0::0=team/a/main", "GPU-0::1=team/b/main", "GPU-1=")
 		text := scrape(t, newHandler(New(d.sources(), Options{})))
@@ -291,7 +294,7 @@ func TestOwnerLabelsAreEmptyWithoutSingleOwner(t *testing.T) {
 
 // TestContainersOfOnePodKeepPodLabels checks that only the container label is empty if one pod has several containers on a device.
 func TestContainersOfOnePodKeepPodLabels(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.allocate("GPU-0::0=team/a/main", "GPU-0::1=team/a/side")
 		text := scrape(t, newHandler(New(d.sources(), Options{})))
@@ -327,7 +330,7 @@ func (d *scrapeFixture) partition() {
 }
 
 func TestScrapeOfAPartitionedGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.partition()
 		d.watts = 300
@@ -371,7 +374,7 @@ func TestScrapeOfAPartitionedGPU(t *testing.T) {
 }
 
 func TestUnhealthyPartitionedGPUWithoutMIGDevices(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.partition()
 		d.statuses = slices.Clone(d.statuses[:1])
@@ -388,7 +391,7 @@ func TestUnhealthyPartitionedGPUWithoutMIGDevices(t *testing.T) {
 // TestUnknownOwnerHasEmptyLabels checks that readings are exported while the kubelet does not answer. Only nvidia_gpu_allocated is
 // absent, so that no device looks idle.
 func TestUnknownOwnerHasEmptyLabels(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.joulesPerMillisecond, d.watts = 1, 300
 		d.statuses[0].Healthy, d.statuses[0].Reason = false, "xid_48"
@@ -437,7 +440,7 @@ func TestUnknownOwnerHasEmptyLabels(t *testing.T) {
 }
 
 func TestScrapeWithoutFailedGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.readErr["GPU-1"] = device.ErrStalled
 		d.stalled["GPU-1"] = true
@@ -457,7 +460,7 @@ func TestScrapeWithoutFailedGPU(t *testing.T) {
 }
 
 func TestLabelsAreEscaped(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.statuses[0].Model = "a \"quoted\"\nmodel\xff"
 		d.allocate("GPU-0=te\"am/po\nd/c\xff")
@@ -470,7 +473,7 @@ func TestLabelsAreEscaped(t *testing.T) {
 }
 
 func TestScrapesShareCollection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		h := newHandler(New(d.sources(), Options{}))
 		scrapeAll := func(n int) {
@@ -504,7 +507,7 @@ func TestScrapesShareCollection(t *testing.T) {
 }
 
 func TestScrapeTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.hang = make(chan struct{})
 		e := New(d.sources(), Options{})
@@ -540,7 +543,7 @@ func (r waitingResolver) Owner(uint32, []device.Owner) (device.Owner, bool) {
 
 // TestScrapeTimeoutWhileRendering checks that a disk that hangs leaves podgauge's own metrics.
 func TestScrapeTimeoutWhileRendering(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {memoryOnlyUse("GPU-0", 1, 100)}}
 		sources, files := d.sources(), make(chan struct{})
@@ -553,7 +556,7 @@ func TestScrapeTimeoutWhileRendering(t *testing.T) {
 }
 
 func TestEnergyIsAttributedToOwner(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		e := New(d.sources(), Options{})
 		h := newHandler(e)
@@ -593,7 +596,7 @@ func TestEnergyIsDividedAtAllocate(t *testing.T) {
 		"nothing is slow":             {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				d := newScrapeFixture(2)
 				d.joulesPerMillisecond = 1
 				d.onList = func(ctx context.Context) {
@@ -619,8 +622,7 @@ func TestEnergyIsDividedAtAllocate(t *testing.T) {
 				var slow sync.WaitGroup
 				slow.Go(func() { scrape(t, h) }) // reads at 10 s
 				at(10*time.Second + 100*time.Millisecond)
-				e.ReadAllocated("GPU-0")
-				d.allocate("GPU-0=")
+				e.OnAllocated(func() { d.allocate("GPU-0=") }, "GPU-0")
 
 				at(20 * time.Second)
 				d.allocate("GPU-0=n/b/c")
@@ -640,7 +642,7 @@ func TestEnergyIsDividedAtAllocate(t *testing.T) {
 
 // TestEnergyIsDividedIfOwnerIsKnownEarly covers a collection that began before the Allocate and already lists the new owner.
 func TestEnergyIsDividedIfOwnerIsKnownEarly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.joulesPerMillisecond = 1
 		list := time.Duration(0)
@@ -655,9 +657,8 @@ func TestEnergyIsDividedIfOwnerIsKnownEarly(t *testing.T) {
 		early := make(chan string, 1)
 		go func() { early <- scrape(t, h) }()
 		time.Sleep(100 * time.Millisecond)
-		e.ReadAllocated("GPU-0") // at 1.1 s
-		d.allocate("GPU-0=n/b/c")
-		assertSeries(t, <-early, name+b+" 0") // at 1.5 s, of a reading at 1 s
+		e.OnAllocated(func() { d.allocate("GPU-0=n/b/c") }, "GPU-0") // at 1.1 s
+		assertSeries(t, <-early, name+b+" 0")                        // at 1.5 s, of a reading at 1 s
 		list = 0
 		time.Sleep(1500 * time.Millisecond)
 		assertSeries(t, scrape(t, h), name+b+" 1900")
@@ -667,17 +668,18 @@ func TestEnergyIsDividedIfOwnerIsKnownEarly(t *testing.T) {
 	})
 }
 
-// TestReadAllocatedReadsOneGPU checks that an Allocate costs one reading of its GPU, and nothing if counters are the driver's own.
-func TestReadAllocatedReadsOneGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+// TestAllocateReadsOneGPU checks that an Allocate costs one reading of its GPU, and nothing if counters are the driver's own.
+func TestAllocateReadsOneGPU(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		for _, stable := range []bool{false, true} {
 			d := newScrapeFixture(8)
 			var asked []device.GPU
 			d.onReadOne = func(gpu device.GPU) { asked = append(asked, gpu) }
 			e := New(d.sources(), Options{StableSeries: stable})
-			e.ReadAllocated("GPU-3", "GPU-3", "GPU-that-is-not-there")
+			recorded := false
+			e.OnAllocated(func() { recorded = true }, "GPU-3", "GPU-3", "GPU-that-is-not-there")
 			e.Drain()
-			if want := map[bool]int{false: 1, true: 0}[stable]; len(asked) != want || d.readCalls != 0 || d.listCalls != 0 {
+			if want := map[bool]int{false: 1, true: 0}[stable]; !recorded || len(asked) != want || d.readCalls != 0 || d.listCalls != 0 {
 				t.Errorf("stable %v: read %v, with %d collections and %d List calls", stable, asked, d.readCalls, d.listCalls)
 			}
 		}
@@ -686,16 +688,15 @@ func TestReadAllocatedReadsOneGPU(t *testing.T) {
 
 // TestEnergyOfUnnamedOwnerIsUnattributed allocates a device to a pod that is never named, and then to another pod.
 func TestEnergyOfUnnamedOwnerIsUnattributed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		e := New(d.sources(), Options{})
 		h := newHandler(e)
 		const name = "nvidia_gpu_energy_joules_total"
 		scrape(t, h)
 		for range 2 {
-			e.ReadAllocated("GPU-0")
+			e.OnAllocated(func() { d.allocate("GPU-0=") }, "GPU-0")
 			synctest.Wait()
-			d.allocate("GPU-0=")
 			d.addEnergy("GPU-0", 500)
 		}
 		d.allocate("GPU-0=n/b/c")
@@ -708,7 +709,7 @@ func TestEnergyOfUnnamedOwnerIsUnattributed(t *testing.T) {
 
 // TestInfoFollowsDevice covers a restarted driver that describes a GPU differently.
 func TestInfoFollowsDevice(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		h := newHandler(New(d.sources(), Options{}))
 		const was, is = `pci_bus_id="0000:1a:00.0"`, `pci_bus_id="0000:9a:00.0"`
@@ -729,7 +730,7 @@ func TestInfoFollowsDevice(t *testing.T) {
 
 // TestEmptyInfoLabels checks that an empty value has no label on the info series.
 func TestEmptyInfoLabels(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		s := slices.Clone(d.statuses)
 		s[0].Model, s[0].InfoLabels = "", []device.Label{{Name: "chassis_serial"}, {Name: "serial", Value: "1650"}}
@@ -740,7 +741,7 @@ func TestEmptyInfoLabels(t *testing.T) {
 }
 
 func TestAPartitionedGPUThatIsHeldAsAWhole(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.partition()
 		d.watts = 300

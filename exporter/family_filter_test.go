@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -53,7 +53,7 @@ func split(list string) []string {
 
 // TestScrapeWithFilter checks that excluded families are in no scrape.
 func TestScrapeWithFilter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		choice, err := NewFamilyFilter(fullSet, nil, []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"})
 		if err != nil {
 			t.Fatal(err)
@@ -153,7 +153,7 @@ func TestRows(t *testing.T) {
 
 // TestSeriesLimit checks that series above the limit are left out and counted.
 func TestSeriesLimit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(8)
 		for _, limit := range []int{10, 50, 1000} {
 			text := scrape(t, newHandler(New(d.sources(), Options{SeriesLimit: limit})))
@@ -175,7 +175,7 @@ func TestSeriesLimit(t *testing.T) {
 }
 
 func TestAllocationInfoHasPodMeta(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.allocate("GPU-0=n/p/c")
 		d.pods = map[string]device.PodMeta{"n/p": {UID: "u-1", Labels: []device.Label{
@@ -234,7 +234,7 @@ func TestPodLabels(t *testing.T) {
 
 // TestStableSeries checks that series have no owner and counters are the driver's own.
 func TestStableSeries(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		h := newHandler(New(d.sources(), Options{StableSeries: true, DCGM: true}))
 		noOwner := seriesLabels("GPU-0", "0", "", "", "")
@@ -269,7 +269,7 @@ func TestStableSeries(t *testing.T) {
 
 // TestStateGaugesHaveNoOwner checks that state gauges, such as limits and modes, are independent of owners.
 func TestStateGaugesHaveNoOwner(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: widthRow, Value: 16}}
 		d.allocate("GPU-0=n/p/c")

@@ -3,17 +3,18 @@ package exporter
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 func TestHealthState(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.allocate("GPU-0=team/train/main")
 		bad := &d.statuses[0]
@@ -43,7 +44,7 @@ func withReason(labels, reason string) string {
 }
 
 func TestIncidents(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		then := time.Unix(1_700_000_000, 0)
 		owner := device.Owner{Namespace: "team", Pod: "train", Container: `m"ain`}
@@ -144,5 +145,30 @@ func TestUnchangedIncidentsAllocateNothing(t *testing.T) {
 	s.statuses = append([]device.Status{}, s.statuses...)
 	if p.render(s, l); p.incidents.entries[0].series == made {
 		t.Error("series are kept although devices changed")
+	}
+}
+
+func TestMissingGPUs(t *testing.T) {
+	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
+	d := newScrapeFixture(3)
+	gone := slices.Clone(d.statuses)
+	gone[1].Gone = true
+	for _, c := range []struct {
+		expected              int
+		statuses              []device.Status
+		wantExpected, missing float64 // -1: absent
+	}{
+		{0, d.statuses, -1, -1}, {3, d.statuses, 3, 0}, {2, d.statuses, 2, 0}, {3, gone, 3, 1}, {8, gone, 8, 6}, {8, nil, 8, -1}, {8, []device.Status{}, 8, 8},
+	} {
+		p.render(&nodeSnapshot{expectedGPUs: c.expected, statuses: c.statuses, stalled: func(device.GPU) bool { return false }}, newAttribution(nil))
+		value := func(family string) float64 {
+			for _, s := range p.byName[family].series {
+				return s.value
+			}
+			return -1
+		}
+		if e, m := value("podgauge_expected_gpus"), value("podgauge_missing_gpus"); e != c.wantExpected || m != c.missing {
+			t.Errorf("%d expected, %d listed: %v and %v missing", c.expected, len(c.statuses), e, m)
+		}
 	}
 }

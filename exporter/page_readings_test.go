@@ -5,12 +5,15 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/web/status"
+	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -27,7 +30,7 @@ func getPage(t *testing.T, h http.Handler) string {
 
 // TestPageCollections checks that viewers together cause a collection every two seconds at most, and none without viewers.
 func TestPageCollections(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		h := newHandler(New(d.sources(), Options{}))
 		time.Sleep(time.Minute)
@@ -52,7 +55,7 @@ func TestPageCollections(t *testing.T) {
 }
 
 func TestPageSharesCollectionOfScrape(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		h := newHandler(New(d.sources(), Options{}))
 		scrape(t, h)
@@ -70,11 +73,11 @@ func TestPageSharesCollectionOfScrape(t *testing.T) {
 
 // TestPageShowsHealth checks that a failed device is shown after half a second, at any age of the readings.
 func TestPageShowsHealth(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.watts = 312
 		h := newHandler(New(d.sources(), Options{}))
-		if page := getPage(t, h); !strings.Contains(page, "All 2 devices are healthy.") || !strings.Contains(page, "<dd>312 W</dd>") {
+		if page := getPage(t, h); !strings.Contains(page, "All 2 devices are healthy.") || !strings.Contains(page, ">312 W</span>") {
 			t.Errorf("%s", page)
 		}
 		failed := append([]device.Status{}, d.statuses...)
@@ -89,15 +92,47 @@ func TestPageShowsHealth(t *testing.T) {
 
 // TestPageShowsNoOldReading checks that a GPU not read in the newest collection has no values.
 func TestPageShowsNoOldReading(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.watts = 312
 		h := newHandler(New(d.sources(), Options{}))
 		getPage(t, h)
 		d.readErr["GPU-1"] = errors.New("lost")
 		time.Sleep(maxPageReadingsAge)
-		if page := getPage(t, h); strings.Count(page, "<dd>312 W</dd>") != 1 || strings.Count(page, "No reading.") != 1 {
+		if page := getPage(t, h); strings.Count(page, ">312 W</span>") != 1 || strings.Count(page, "No reading.") != 1 {
 			t.Errorf("%s", page)
+		}
+	})
+}
+
+// TestPageHistory checks that the lines of the last half hour are from collections of scrapes, and that they cause none.
+func TestPageHistory(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		d.metrics = slices.Clone(testMetrics)
+		d.metrics[widthRow] = device.Metric{Name: string(status.Utilization), Help: "Utilization."}
+		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: widthRow, Value: 0.5}}
+		h := newHandler(New(d.sources(), Options{}))
+		for range 6 { // three minutes
+			scrape(t, h)
+			time.Sleep(30 * time.Second)
+		}
+		past := func() string {
+			path := regexp.MustCompile(`aria-label="Utilization of the last 30 min: [^>]*><path d="([^"]*)"`).FindStringSubmatch(getPage(t, h))
+			if path == nil {
+				return ""
+			}
+			return path[1]
+		}
+		if got := past(); !regexp.MustCompile(`^M53 \d+h6$`).MatchString(got) || d.readCalls != 7 {
+			t.Errorf("%d collections: %q", d.readCalls, got)
+		}
+		time.Sleep(10 * time.Minute)
+		if d.readCalls != 7 {
+			t.Errorf("%d collections without scrapes and viewers", d.readCalls-7)
+		}
+		if got := past(); !regexp.MustCompile(`^M33 \d+h6M59 \d+h0$`).MatchString(got) {
+			t.Errorf("ten minutes later: %q", got)
 		}
 	})
 }

@@ -2,9 +2,9 @@ package exporter
 
 import (
 	"testing"
-	"testing/synctest"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // memoryOnlyUse returns a use of which the driver reports only the memory, as under MIG.
@@ -18,7 +18,7 @@ func busyUse(d device.ID, pid uint32, bytes, sm float64) device.ProcessUsage {
 
 // TestUsageByContainer covers a time-sliced GPU: the parts of containers and the unattributed part sum up to the device's use.
 func TestUsageByContainer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		a, b := device.Owner{Namespace: "n", Pod: "a", Container: "c"}, device.Owner{Namespace: "n", Pod: "b", Container: "c"}
 		d.allocate("GPU-0::0=n/a/c", "GPU-0::1=n/b/c", "GPU-0::2=n/idle/c")
@@ -61,7 +61,7 @@ func TestUnknownUsageIsAbsent(t *testing.T) {
 		"the driver names no processes": func(d *scrapeFixture) { d.uses = nil },
 		"allocations are unknown":       func(d *scrapeFixture) { d.allocations = device.Allocations{} },
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			d := newScrapeFixture(1)
 			d.allocate("GPU-0::0=n/a/c", "GPU-0::1=n/b/c")
 			d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {busyUse("GPU-0", 1, 100, 0.25)}}
@@ -77,7 +77,7 @@ func TestUnknownUsageIsAbsent(t *testing.T) {
 
 // TestComputeInstancesShareReadings checks that readings of a GPU instance have an owner only if one container has all compute instances.
 func TestComputeInstancesShareReadings(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.partition()
 		d.statuses[1].GI, d.statuses[2].GI = 1, 1

@@ -24,10 +24,11 @@ type pageReadings struct {
 	quantities []status.Quantity // by row of Sources.Metrics; empty: not shown
 	devices    map[device.ID]status.DeviceReading
 	at         time.Time
+	history    *status.ReadingHistory
 }
 
 func newRenderedMetrics(s *Sources, o *Options) *renderedMetrics {
-	page := pageReadings{quantities: make([]status.Quantity, len(s.Metrics)), devices: map[device.ID]status.DeviceReading{}}
+	page := pageReadings{quantities: make([]status.Quantity, len(s.Metrics)), devices: map[device.ID]status.DeviceReading{}, history: &status.ReadingHistory{}}
 	for i, m := range s.Metrics {
 		if q := status.Quantity(m.RowName()); slices.Contains(status.Quantities, q) {
 			page.quantities[i] = q
@@ -104,6 +105,7 @@ func (p *pageReadings) store(readings []device.Reading, at time.Time) {
 		}
 	}
 	maps.DeleteFunc(p.devices, func(_ device.ID, values status.DeviceReading) bool { return len(values) == 0 })
+	p.history.Record(at, p.devices)
 }
 
 // maxNodeSeries is above the number of series of renderNode.
@@ -123,6 +125,12 @@ func (rm *renderedMetrics) renderNode(s *nodeSnapshot) {
 	}
 	if s.healthStored {
 		group.set("podgauge_state_up", boolValue(s.healthErr == nil))
+	}
+	if s.expectedGPUs > 0 {
+		group.set("podgauge_expected_gpus", float64(s.expectedGPUs))
+		if s.statuses != nil {
+			group.set("podgauge_missing_gpus", float64(device.MissingGPUs(s.statuses, s.expectedGPUs)))
+		}
 	}
 	group.set("podgauge_series_dropped", float64(dropped))
 	group.set("podgauge_series", float64(count+maxNodeSeries-rm.seriesLeft+1))

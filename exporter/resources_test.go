@@ -2,13 +2,13 @@ package exporter
 
 import (
 	"testing"
-	"testing/synctest"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 func TestResources(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		owner := device.Owner{Namespace: "n", Pod: "p", Container: "c"}
 		nic := func(id string, nodes ...int) device.ResourceDevice {

@@ -139,13 +139,13 @@ func (m *SelfMetrics) ExportUnknownConfigKeys(count func() int) {
 // ExportCDISpecs exports by class whether the CDI spec is written.
 func (m *SelfMetrics) ExportCDISpecs(written func() map[string]float64) {
 	const help = "1 if the CDI spec of this class is written; 0 if the GPUs' spec is missing and a device list strategy needs it."
-	m.exportGauge("podgauge_cdi_spec_up", help, "class", written)
+	m.export("podgauge_cdi_spec_up", help, "class", prometheus.GaugeValue, written)
 }
 
 // ExportUnsupportedFamilies exports the families without support in the driver.
 func (m *SelfMetrics) ExportUnsupportedFamilies(families func() []string) {
 	const help = "Metric family that is absent because the driver's library lacks a function; always 1."
-	m.exportGauge("podgauge_family_unsupported", help, "family", func() map[string]float64 {
+	m.export("podgauge_family_unsupported", help, "family", prometheus.GaugeValue, func() map[string]float64 {
 		unsupported := map[string]float64{}
 		for _, family := range families() {
 			unsupported[family] = 1
@@ -154,12 +154,25 @@ func (m *SelfMetrics) ExportUnsupportedFamilies(families func() []string) {
 	})
 }
 
-// exportGauge exports a gauge by the value of its label. Each scrape calls values.
-func (m *SelfMetrics) exportGauge(name, help, label string, values func() map[string]float64) {
+// ExportKubernetesRequests exports the number of requests to the API server, by HTTP status code.
+func (m *SelfMetrics) ExportKubernetesRequests(requests func() map[string]float64) {
+	const help = "Requests to the Kubernetes API server, by HTTP status code; error: no response."
+	m.export("podgauge_kubernetes_requests_total", help, "code", prometheus.CounterValue, requests)
+}
+
+// ExportDroppedEvents exports the number of Kubernetes events that were not reported.
+func (m *SelfMetrics) ExportDroppedEvents(dropped func() uint64) {
+	const help = "Kubernetes events that were not reported within ten minutes, because of the rate limit or of failed requests."
+	opts := prometheus.CounterOpts{Name: "podgauge_kubernetes_events_dropped_total", Help: help}
+	promauto.With(m.registry).NewCounterFunc(opts, func() float64 { return float64(dropped()) })
+}
+
+// export exports a metric by the value of its label. Each scrape calls values.
+func (m *SelfMetrics) export(name, help, label string, kind prometheus.ValueType, values func() map[string]float64) {
 	desc := prometheus.NewDesc(name, help, []string{label}, nil)
 	m.registry.MustRegister(prometheus.CollectorFunc(func(ch chan<- prometheus.Metric) {
 		for labelValue, value := range values() {
-			ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labelValue)
+			ch <- prometheus.MustNewConstMetric(desc, kind, value, labelValue)
 		}
 	}))
 }

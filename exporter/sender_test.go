@@ -16,11 +16,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // TestReadersShareBody checks that scrapes of one collection are encoded once for each representation.
 func TestReadersShareBody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var gathered atomic.Int32
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "x", Help: "X."}, func() float64 { return float64(gathered.Add(1)) }))
@@ -50,7 +52,7 @@ func TestReadersShareBody(t *testing.T) {
 
 // TestHeadersOfSharedBodies checks the type and the length of each response.
 func TestHeadersOfSharedBodies(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
 		for _, accept := range []string{"application/openmetrics-text;version=1.0.0", "application/openmetrics-text;version=0.0.1", "text/plain"} {
 			for _, encoding := range []string{"", "gzip"} {
@@ -134,7 +136,7 @@ func (s *stalledWriter) isClosed() bool {
 // TestOldestReadersAreCutOff checks that readers of the oldest bodies are cut off at the limit, and readers of the newest body never,
 // even if it is larger than the limit.
 func TestOldestReadersAreCutOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newSender()
 		begin := func(b *scrapeBody) *stalledWriter {
 			w := newStalledWriter()
@@ -185,7 +187,7 @@ func TestOldestReadersAreCutOff(t *testing.T) {
 // TestCompressedBodiesStay checks that clients of all representations of a collection cost each other their connections, but never the
 // compressed bodies of the newest collection.
 func TestCompressedBodiesStay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newSender()
 		began := time.Now()
 		begin := func(collection, bytes int, compressed bool) *stalledWriter {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/test/bubble"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -68,7 +69,7 @@ func (b *synctestFixture) wantList(want string) {
 
 // TestAllocationsWakeThePlugin: a device allocated as a second resource is Unhealthy for the kubelet at once, not after the next interval.
 func TestAllocationsWakeThePlugin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		b := newSynctestFixture(t, Rules{}, "0 1")
 		b.wantList("GPU-0 GPU-1")
 		b.allocate("nvidia.com/a100", "GPU-1")
@@ -88,7 +89,7 @@ func TestAllocationsWakeThePlugin(t *testing.T) {
 
 // TestSameAllocationsNeedNoUpdate: the kubelet is asked for each scrape, and an update with many replicas is slow.
 func TestSameAllocationsNeedNoUpdate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		b := newSynctestFixture(t, sharingAll(2), "0")
 		b.wantList("GPU-0::0 GPU-0::1")
 		b.allocate(gpuResource, "GPU-0::1")

@@ -9,11 +9,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // startTimes is a log with the start times of servers, from lines of level Debug.
@@ -56,7 +56,7 @@ func TestFolderWithoutRoomForSockets(t *testing.T) {
 		"missing":  filepath.Join(short, "missing"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				log := newLogLines()
 				registrationTimes(t, dir, log, func(p *plugin.Plugin) {
 					time.Sleep(time.Hour)
@@ -75,7 +75,7 @@ func TestFolderWithoutRoomForSockets(t *testing.T) {
 
 func TestBackoffUpToTheMaximum(t *testing.T) {
 	dir := longDir(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const replaced = time.Minute
 		log := newLogLines()
 		hangUp := listenUnix(t, dir)
@@ -148,7 +148,7 @@ func listenUnix(t *testing.T, dir string) (end func()) {
 // TestAliveWithoutADevice: a plugin without devices stays alive for an hour.
 func TestAliveWithoutADevice(t *testing.T) {
 	dir := longDir(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		defer listenUnix(t, dir)()
 		inventory := &device.Inventory{}
 		inventory.Set(statuses(1))

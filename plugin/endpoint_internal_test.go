@@ -6,10 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // TestOtherPlugin has the rows of the table at otherPlugin, as steps of a node's life.
@@ -49,7 +49,7 @@ func TestOtherPlugin(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				e := endpointFor("", Rules{})
 				for _, s := range steps {
 					time.Sleep(s.after)
@@ -72,7 +72,7 @@ func TestOtherPlugin(t *testing.T) {
 
 // TestOtherPluginWhileTheKubeletIsAway: a foreign plugin has time to register again, however long the kubelet was away.
 func TestOtherPluginWhileTheKubeletIsAway(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		e := endpointFor(t.TempDir(), Rules{}, parseStatuses("0")...)
 		e.other.seen = time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 5*kubeletStartTimeout)

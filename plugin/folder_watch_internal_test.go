@@ -7,10 +7,11 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // TestFolderWatch reports new and removed files, and goes on after the folder was replaced.
@@ -48,7 +49,7 @@ func TestFolderWatch(t *testing.T) {
 
 // TestFolderWatchWithoutInotify counts each second as a change, and retries.
 func TestFolderWatchWithoutInotify(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		tries := 0
 		w := &folderWatch{dir: t.TempDir(), newWatcher: func() (*fsnotify.Watcher, error) { tries++; return nil, syscall.EMFILE }, log: slog.New(slog.DiscardHandler)}
 		ctx, cancel := context.WithCancel(t.Context())

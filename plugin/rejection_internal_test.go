@@ -5,15 +5,16 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // TestRepeatedRejection: the kubelet repeats a rejected start every few seconds. Each rejection is counted, and logged once a minute.
 func TestRepeatedRejection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		e := endpointFor("", Rules{}, parseStatuses("0! 1!")...)
 		e.Log = slog.New(slog.NewTextHandler(&log, nil))

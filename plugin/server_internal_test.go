@@ -18,6 +18,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/plugin/response"
+	"github.com/podgauge/podgauge/test/bubble"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -103,7 +104,7 @@ func TestServerEnds(t *testing.T) {
 		}, "plugin options changed", 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				dir, err := os.MkdirTemp("", "pg") // short: the path of a socket has at most 107 bytes
 				if err != nil {
 					t.Fatal(err)

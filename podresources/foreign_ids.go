@@ -25,8 +25,8 @@ func (o ownIDs) has(id device.ID) bool {
 	return o == nil || o[id] || uuidPattern.MatchString(string(id))
 }
 
-// foreignIDs drops all foreign ids of a resource after a response with more than maxForeignIDs. The kubelet lists ids in random order, so a
-// part would change with each response.
+// foreignIDs drops all foreign ids of a resource with more than maxForeignIDs. The kubelet lists ids in random order, so a part would
+// change with each response.
 type foreignIDs struct {
 	own       ownIDs
 	resources map[string]*foreignResource
@@ -34,7 +34,7 @@ type foreignIDs struct {
 
 type foreignResource struct {
 	ids     int  // in this response
-	dropped bool // the last response had too many
+	dropped bool // the last reading of a response had too many
 }
 
 // setOwn sets the ids of this node's devices.
@@ -65,13 +65,18 @@ func (f *foreignIDs) admit(resource, id []byte) bool {
 	return !r.dropped && r.ids <= maxForeignIDs
 }
 
-// finishResponse ends a response.
-func (f *foreignIDs) finishResponse() {
+// finishResponse ends a response. It reports whether the limit begins or ceases to apply to a resource: the response must be read again.
+func (f *foreignIDs) finishResponse() (again bool) {
 	for name, r := range f.resources {
-		if r.dropped = r.ids > maxForeignIDs; r.ids == 0 {
+		if r.ids == 0 {
 			delete(f.resources, name)
+			continue
 		}
+		tooMany := r.ids > maxForeignIDs
+		again = again || tooMany != r.dropped
+		r.dropped = tooMany
 	}
+	return again
 }
 
 // droppedIDs returns the number of dropped ids per resource; old, possibly published, if equal.

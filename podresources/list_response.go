@@ -18,11 +18,10 @@ func newListResponse() rawListResponse { return rawListResponse{resources: newRe
 
 // Read implements wire.Message.
 func (r *rawListResponse) Read(b []byte) error {
-	r.allocations, r.pods = r.allocations[:0], r.pods[:0]
-	r.resources.reset()
-	err := wire.WalkTag(b, 1<<3|wire.Length, r.readPod)
-	r.resources.foreign.finishResponse()
-	return err
+	return r.resources.readResponse(func() error {
+		r.allocations, r.pods = r.allocations[:0], r.pods[:0]
+		return wire.WalkTag(b, 1<<3|wire.Length, r.readPod)
+	})
 }
 
 // readPod reads the names and resources of a pod, and then the containers: fields may come in any order.
@@ -76,14 +75,14 @@ type rawAllocatableResponse struct{ resources resourceRows }
 // Read implements wire.Message.
 func (r *rawAllocatableResponse) Read(b []byte) error {
 	rows := &r.resources
-	rows.reset()
-	err := wire.WalkFields(b, func(f wire.Field) error {
-		if f.Tag < 4<<3 { // devices, cpu_ids, memory
-			return rows.addField(f, 1)
-		}
-		return nil
+	err := rows.readResponse(func() error {
+		return wire.WalkFields(b, func(f wire.Field) error {
+			if f.Tag < 4<<3 { // devices, cpu_ids, memory
+				return rows.addField(f, 1)
+			}
+			return nil
+		})
 	})
-	rows.foreign.finishResponse()
 	rows.setOwner(device.Owner{}, rowOffsets{})
 	return err
 }

@@ -28,6 +28,17 @@ func newResourceRows() resourceRows {
 	return resourceRows{interner: wire.NewInterner(maxInternedNames)}
 }
 
+// readResponse calls read, which adds the rows of a response; once more if the limit of foreign ids begins or ceases to apply.
+func (r *resourceRows) readResponse(read func() error) error {
+	r.reset()
+	err := read()
+	if r.foreign.finishResponse() {
+		r.reset()
+		err = read()
+	}
+	return err
+}
+
 func (r *resourceRows) reset() {
 	r.Devices, r.CPUs, r.Memory, r.Claims = r.Devices[:0], r.CPUs[:0], r.Memory[:0], r.Claims[:0]
 	r.numaNodes, r.cpuIDs, r.cdiNames = r.numaNodes[:0], r.cpuIDs[:0], r.cdiNames[:0]

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -53,7 +54,7 @@ func runScripted(t *testing.T, age time.Duration, test func(t *testing.T, k *scr
 
 func runScriptedWith(t *testing.T, age time.Duration, options Options, test func(t *testing.T, k *scriptedKubelet, c *Client)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		k := &scriptedKubelet{t: t}
 		k.start(age)
 		defer k.stop()

@@ -66,6 +66,7 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	}
 	if a.pods, err = pods.New(filepath.Join(m.KubeletDir, "pods-api", "pods-api.sock"), pods.Options{
 		Labels: o.metrics.labelsAllowlist, Log: log.With("component", "pods"), Observer: exportedNode{a},
+		APIServer: o.kubernetes.podFollower(),
 	}); err != nil {
 		return nil, err
 	}
@@ -83,7 +84,7 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	a.selfMetrics.ExportEventsUp(func() bool { return !a.monitor.EventsInterrupted() })
 
 	a.components = map[string]component{"monitor": a.monitor, "podresources": a.podResources, "pods": a.pods, "incidents": a.incidents}
-	a.tasks = append(a.tasks, a.configWatcher.Run, a.handleDriverSignals)
+	a.tasks = append(a.tasks, a.configWatcher.Run, a.handleDriverSignals, a.logMissingGPUs)
 	if m.Node != nil {
 		a.tasks = append(a.tasks, m.Node.Run)
 	}
@@ -91,6 +92,7 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 		a.tasks = append(a.tasks, func(ctx context.Context) error { return requireDriver(ctx, a.monitor) })
 	}
 	a.addKernelLog(history)
+	a.addKubernetes()
 	if o.devicePlugin {
 		a.addDevicePlugin()
 	}

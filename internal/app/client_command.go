@@ -14,8 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/retry"
-	"github.com/podgauge/podgauge/internal/text"
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/prometheus/common/config"
 	"github.com/spf13/pflag"
@@ -25,98 +24,70 @@ const (
 	requestTimeout   = 10 * time.Second
 	maxResponseBytes = 32 << 20
 	maxErrorBytes    = 200
-	redrawInterval   = 2 * time.Second
 )
 
 // clientCommand is a query of a running podgauge: `podgauge status`.
 type clientCommand struct {
+	cli.Output
 	path  string
-	table func(body []byte) (lines []string, rows [][]string, err error)
+	table func(body []byte, wide bool) (lines []string, rows [][]string, err error)
 	query url.Values
 
+	filters       map[string]*string
 	baseURL       string
 	listenAddress string
 	configFile    string
 	transport     http.RoundTripper
-	output        string
-	watch         bool
-	terminal      bool // the output is a terminal
 }
 
-var clientCommands = map[string]clientCommand{
-	"status":    {path: api.DevicesPath, table: statusTable},
-	"incidents": {path: api.IncidentsPath, table: incidentsTable},
+func newStatusQuery() *clientCommand {
+	return &clientCommand{path: api.DevicesPath, table: statusTable}
 }
 
-// runClient runs a client command, and returns the exit status.
-func runClient(ctx context.Context, command string, args []string, stdout, stderr io.Writer) int {
-	c := clientCommands[command]
-	status, err := exitUsage, c.parse(command, args, stderr)
-	if isHelp(err) {
-		return exitOK
-	}
-	if err == nil {
-		c.terminal = isTerminal(stdout)
-		status, err = exitError, c.run(ctx, stdout)
-	}
-	if err != nil {
-		fmt.Fprintf(stderr, "podgauge %s: %s\n", command, text.Printable(err.Error()))
-		return status
-	}
-	return exitOK
+func newIncidentsQuery() *clientCommand {
+	return &clientCommand{path: api.IncidentsPath, table: incidentsTable}
 }
 
-// flagSet declares the flags, and the filters, which have the names of the API. docs/operations.md lists the flags.
-func (c *clientCommand) flagSet(command string) (f *pflag.FlagSet, filters map[string]*string) {
-	f = pflag.NewFlagSet("podgauge "+command, pflag.ContinueOnError)
-	f.SortFlags = false
-	f.StringVarP(&c.output, "output", "o", "table", "output `format`: table, or json as returned by the API")
-	f.BoolVarP(&c.watch, "watch", "w", false, "redraw the table every two seconds; without a terminal, print once")
+func statusTable(body []byte, wide bool) ([]string, [][]string, error) {
+	var d api.DevicesResponse
+	if err := json.Unmarshal(body, &d); err != nil || len(d.Devices) == 0 {
+		return cli.NodeSummary(&d), nil, err
+	}
+	return cli.NodeSummary(&d), cli.DeviceTable(&d, wide), nil
+}
+
+func incidentsTable(body []byte, wide bool) ([]string, [][]string, error) {
+	var all api.IncidentsResponse
+	if err := json.Unmarshal(body, &all); err != nil || len(all.Incidents) == 0 {
+		return append(cli.IncidentNotes(&all), "no incidents"), nil, err
+	}
+	return cli.IncidentNotes(&all), cli.IncidentTable(&all, wide), nil
+}
+
+// addFlags declares the flags, and the filters, which have the names of the API.
+func (c *clientCommand) addFlags(f *pflag.FlagSet) {
+	c.AddFlags(f)
+	c.AddWatchFlag(f)
+	if c.path == api.IncidentsPath {
+		c.filters = cli.AddIncidentFilters(f)
+	}
 	f.StringVar(&c.baseURL, "url", "", "`address` of podgauge (default http://127.0.0.1 with the port of --web.listen-address; https://127.0.0.1 if --http.config.file has a tls_config)")
 	f.StringVar(&c.configFile, "http.config.file", "", "`file` with password and TLS settings for requests, in promtool's format")
 	f.StringVar(&c.listenAddress, "web.listen-address", ":9400", "listen `address` of the daemon")
-	filters = map[string]*string{}
-	if c.path == api.IncidentsPath {
-		filter := func(name, short, usage string) { filters[name] = f.StringP(name, short, "", usage) }
-		filter("device", "d", "only incidents of this `device` (UUID), or of a GPU with all MIG devices (UUID or index)")
-		filter("namespace", "n", "only incidents affecting a pod in this `namespace`")
-		filter("pod", "p", "only incidents affecting a pod with this `name`")
-		filter("reason", "", "only incidents with this `reason`: xid_79")
-		filter("since", "", "only incidents since this `time`, or within this duration: 2006-01-02T15:04:05Z, 90m, 24h")
-		filter("limit", "", fmt.Sprintf("at most this `number` of incidents, newest first, up to %d (default %d)", api.MaxLimit, api.DefaultLimit))
-	}
-	return f, filters
 }
 
-func (c *clientCommand) parse(command string, args []string, usage io.Writer) error {
-	f, filters := c.flagSet(command)
-	f.SetOutput(usage)
-	f.Usage = func() { fmt.Fprintf(usage, "Usage: podgauge %s [flags]\n\n%s", command, f.FlagUsages()) }
-	if err := f.Parse(normalizeDashes(f, args)); err != nil {
-		return flagError(err)
-	}
-	if f.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q", f.Arg(0))
-	}
-	c.query = url.Values{}
-	var allowed []string
-	for name, value := range filters {
-		allowed = append(allowed, name)
-		if f.Changed(name) {
-			c.query.Set(name, *value)
-		}
-	}
-	if _, err := api.ParseQuery(c.query.Encode(), allowed, time.Now()); err != nil { // as the daemon will
-		return fmt.Errorf("--%w", err)
-	}
-	if err := checkOutput(c.output); err != nil {
+// complete checks the parsed flags, and derives query and URL.
+func (c *clientCommand) complete(f *pflag.FlagSet) (err error) {
+	if c.query, err = cli.IncidentQuery(f, c.filters); err != nil {
 		return err
 	}
-	scheme, transport, err := clientTransport(c.configFile)
-	if err != nil {
+	if err := c.Check(); err != nil {
+		return err
+	}
+	var scheme string
+	if scheme, c.transport, err = clientTransport(c.configFile); err != nil {
 		return fileError("--http.config.file", c.configFile, err)
 	}
-	c.transport = transport
 	return c.resolveURL(scheme)
 }
 
@@ -144,57 +115,25 @@ func (c *clientCommand) resolveURL(scheme string) error {
 	return nil
 }
 
-// run writes a response or, in a watch on a terminal, repeated responses until ctx is done.
-func (c *clientCommand) run(ctx context.Context, stdout io.Writer) error {
-	if c.watch && c.terminal {
-		return c.watchScreen(ctx, stdout, redrawInterval)
-	}
-	page, err := c.render(ctx)
-	if err == nil {
-		_, err = io.WriteString(stdout, page)
-	}
-	return err
-}
-
-func (c *clientCommand) watchScreen(ctx context.Context, stdout io.Writer, interval time.Duration) error {
-	before := clearScreen
-	for {
-		page, err := c.render(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			page = text.Printable(err.Error()) + "\n"
-		}
-		if _, err := io.WriteString(stdout, before+redraw(page)); err != nil {
-			return err
-		}
-		before = ""
-		if retry.Sleep(ctx, interval) != nil {
-			return nil
-		}
-	}
-}
-
 // render returns the text of a response.
 func (c *clientCommand) render(ctx context.Context) (string, error) {
 	body, err := c.fetch(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", err
-	case c.output == "json" && c.terminal:
-		return text.PrintableLines(string(body)), nil
-	case c.output == "json":
-		return string(body), nil
 	}
-	lines, rows, err := c.table(body)
+	page := ""
+	if c.IsTable() {
+		var lines []string
+		var rows [][]string
+		lines, rows, err = c.table(body, c.Wide())
+		page = c.Table(lines, rows)
+	} else {
+		page, err = c.Document(body)
+	}
 	if err != nil {
 		return "", fmt.Errorf("%s: not a response of podgauge: %w", c.baseURL, err)
 	}
-	for i := range lines {
-		lines[i] = text.Printable(lines[i]) + "\n"
-	}
-	return strings.Join(lines, "") + formatTable(rows), nil
+	return page, nil
 }
 
 // fetch returns the body of a response.

@@ -1,7 +1,6 @@
 package app
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -86,18 +85,4 @@ func openPTY(t *testing.T) (master, slave *os.File) {
 		t.Fatal(err)
 	}
 	return master, slave
-}
-
-// TestClientStops: a signal ends a request.
-func TestClientStops(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	c := clientCommands["status"]
-	if err := c.parse("status", []string{"-w", "--url=http://127.0.0.1:1"}, io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	c.terminal = true
-	if err := c.run(ctx, io.Discard); err != nil {
-		t.Errorf("%v", err)
-	}
 }

@@ -2,7 +2,6 @@ package app
 
 import (
 	"bytes"
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -11,11 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/spf13/pflag"
 )
 
 // newAPIServer is a server that has these answers, whenever it is asked.
@@ -56,10 +56,14 @@ func TestTables(t *testing.T) {
 		}{
 			{"status" + node.name, api.DevicesPath, []string{"status"}},
 			{"incidents" + node.name, api.IncidentsPath, []string{"incidents"}},
+			{"status_wide" + node.name, api.DevicesPath, []string{"status", "-o=wide"}},
+			{"incidents_wide" + node.name, api.IncidentsPath, []string{"incidents", "-o", "wide"}},
+			{"status_yaml" + node.name, api.DevicesPath, []string{"status", "-o=yaml"}},
+			{"incidents_no_headers" + node.name, api.IncidentsPath, []string{"incidents", "--no-headers"}},
 			{"incidents_filtered" + node.name, filtered, []string{"incidents", "-d", "1", "-n=serving", "--pod=llm-0", "--since", "24h", "--limit=1"}},
 		} {
 			table, errs, status := runCLI(t, append(c.args, "--url", url+"/", "-w")...)
-			if status != exitOK || errs != "" {
+			if status != cli.ExitOK || errs != "" {
 				t.Fatalf("%v: status %d, %s", c.args, status, errs)
 			}
 			checkGolden(t, filepath.Join("testdata", c.golden+".txt"), table)
@@ -67,7 +71,7 @@ func TestTables(t *testing.T) {
 				t.Errorf("%v: control characters in the output: %q", c.args, table)
 			}
 			json, errs, status := runCLI(t, append(c.args, "--url", url, "-o", "json")...)
-			if status != exitOK || errs != "" || json != bodies[c.body] {
+			if status != cli.ExitOK || errs != "" || json != bodies[c.body] {
 				t.Errorf("%v -o json: status %d, %s, %s", c.args, status, errs, json)
 			}
 		}
@@ -77,7 +81,7 @@ func TestTables(t *testing.T) {
 // TestTablesInDocs: docs/operations.md shows what is shown.
 func TestTablesInDocs(t *testing.T) {
 	tables := map[string]string{}
-	for command := range clientCommands {
+	for _, command := range []string{"status", "incidents"} {
 		table, err := os.ReadFile(filepath.Join("testdata", command+".txt"))
 		if err != nil {
 			t.Fatal(err)
@@ -129,24 +133,25 @@ func TestClientErrors(t *testing.T) {
 		status int
 		says   string
 	}{
-		{[]string{"status", "--url=http://" + closedAddr}, exitError, "no response from http://" + closedAddr + ": dial tcp " + closedAddr + ": connect: connection refused; set --url to the address of podgauge"},
-		{[]string{"incidents", "--web.listen-address=" + closedAddr}, exitError, "no response from http://" + closedAddr},
-		{[]string{"status", "--url=" + respond(404, "404 page not found")}, exitError, "returned 404 Not Found: 404 page not found"},
-		{[]string{"status", "--url=" + respond(500, `{"error":"a\nb\u001b[31m"}`)}, exitError, `returned a�b�[31m`},
-		{[]string{"status", "--url=" + respond(302, "")}, exitError, "returned 302 Found"},
-		{[]string{"status", "--url=" + respond(200, "<html>")}, exitError, "not a response of podgauge: invalid character"},
-		{[]string{"status", "--url=" + respond(200, strings.Repeat(" ", maxResponseBytes+1))}, exitError, "response of more than 33554432 bytes"},
-		{[]string{"status", "--url=localhost:9400"}, exitUsage, `--url "localhost:9400": want http://host:port`},
-		{[]string{"status", "--url=ftp://a"}, exitUsage, `--url "ftp://a": want http://host:port`},
-		{[]string{"status", "--web.listen-address=9400"}, exitUsage, `--web.listen-address "9400": want host:port`},
-		{[]string{"status", "-o", "yaml"}, exitUsage, `--output "yaml": want table or json`},
-		{[]string{"status", "GPU-0"}, exitUsage, `unexpected argument "GPU-0"`},
-		{[]string{"status", "--pod=a"}, exitUsage, "unknown flag: --pod"},
-		{[]string{"status", "--watch=often"}, exitUsage, `--watch: "often": want true or false`},
-		{[]string{"incidents", "--since=yesterday"}, exitUsage, `--since "yesterday": want a time`},
-		{[]string{"incidents", "--limit=0"}, exitUsage, `--limit "0": want a number from 1 to 1000`},
-		{[]string{"incidents", "--pod="}, exitUsage, `--pod "": want a value`},
-		{[]string{"incidents", "a\x1b[2Jb"}, exitUsage, `unexpected argument "a\x1b[2Jb"`},
+		{[]string{"status", "--url=http://" + closedAddr}, cli.ExitError, "no response from http://" + closedAddr + ": dial tcp " + closedAddr + ": connect: connection refused; set --url to the address of podgauge"},
+		{[]string{"incidents", "--web.listen-address=" + closedAddr}, cli.ExitError, "no response from http://" + closedAddr},
+		{[]string{"status", "--url=" + respond(404, "404 page not found")}, cli.ExitError, "returned 404 Not Found: 404 page not found"},
+		{[]string{"status", "--url=" + respond(500, `{"error":"a\nb\u001b[31m"}`)}, cli.ExitError, `returned a�b�[31m`},
+		{[]string{"status", "--url=" + respond(302, "")}, cli.ExitError, "returned 302 Found"},
+		{[]string{"status", "--url=" + respond(200, "<html>")}, cli.ExitError, "not a response of podgauge: invalid character"},
+		{[]string{"status", "--url=" + respond(200, strings.Repeat(" ", maxResponseBytes+1))}, cli.ExitError, "response of more than 33554432 bytes"},
+		{[]string{"status", "--url=localhost:9400"}, cli.ExitUsage, `--url "localhost:9400": want http://host:port`},
+		{[]string{"status", "--url=ftp://a"}, cli.ExitUsage, `--url "ftp://a": want http://host:port`},
+		{[]string{"status", "--web.listen-address=9400"}, cli.ExitUsage, `--web.listen-address "9400": want host:port`},
+		{[]string{"status", "-o", "xml"}, cli.ExitUsage, `--output "xml": want table, wide, json or yaml`},
+		{[]string{"status", "-o", "yaml", "--url=" + respond(200, "<html>")}, cli.ExitError, "not a response of podgauge: invalid JSON"},
+		{[]string{"status", "GPU-0"}, cli.ExitUsage, `unexpected argument "GPU-0"`},
+		{[]string{"status", "--pod=a"}, cli.ExitUsage, "unknown flag: --pod"},
+		{[]string{"status", "--watch=often"}, cli.ExitUsage, `--watch: "often": want true or false`},
+		{[]string{"incidents", "--since=yesterday"}, cli.ExitUsage, `--since "yesterday": want a time`},
+		{[]string{"incidents", "--limit=0"}, cli.ExitUsage, `--limit "0": want a number from 1 to 1000`},
+		{[]string{"incidents", "--pod="}, cli.ExitUsage, `--pod "": want a value`},
+		{[]string{"incidents", "a\x1b[2Jb"}, cli.ExitUsage, `unexpected argument "a\x1b[2Jb"`},
 	} {
 		out, errs, status := runCLI(t, c.args...)
 		if status != c.status || out != "" || !strings.Contains(errs, c.says) || !strings.HasPrefix(errs, "podgauge "+c.args[0]+": ") || strings.Count(errs, "\n") != 1 {
@@ -155,13 +160,14 @@ func TestClientErrors(t *testing.T) {
 	}
 }
 
-func TestClientHelp(t *testing.T) {
-	for command := range clientCommands {
-		out, errs, status := runCLI(t, command, "--help")
-		if status != exitOK || out != "" || !strings.HasPrefix(errs, "Usage: podgauge "+command+" [flags]\n") {
-			t.Errorf("%s: %d %s%s", command, status, out, errs)
-		}
+// parseStatus returns the query of a command line.
+func parseStatus(args ...string) (*clientCommand, error) {
+	c, f := newStatusQuery(), pflag.NewFlagSet("status", pflag.ContinueOnError)
+	c.addFlags(f)
+	if err := f.Parse(normalizeDashes(f, args)); err != nil {
+		return nil, err
 	}
+	return c, c.complete(f)
 }
 
 // TestClientURL: asked where the daemon listens by the same flag.
@@ -177,79 +183,9 @@ func TestClientURL(t *testing.T) {
 		"--url=http://node-a:9400/behind/":      "http://node-a:9400/behind",
 		"--web.listen-address=x --url=http://a": "http://a",
 	} {
-		c := clientCommands["status"]
-		if err := c.parse("status", strings.Fields(args), io.Discard); err != nil || c.baseURL != want {
+		c, err := parseStatus(strings.Fields(args)...)
+		if err != nil || c.baseURL != want {
 			t.Errorf("%s: %s, %v, want %s", args, c.baseURL, err, want)
 		}
-	}
-}
-
-// TestWatch: the screen is overwritten until the command ends, also while the daemon returns errors.
-func TestWatch(t *testing.T) {
-	bodies := newScriptedNode().serve(t, api.DevicesPath)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	requests := 0
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if requests++; requests == 2 {
-			w.WriteHeader(http.StatusBadGateway)
-			return
-		}
-		io.WriteString(w, bodies[api.DevicesPath])
-	}))
-	defer server.Close()
-	c := clientCommands["status"]
-	if err := c.parse("status", []string{"-w", "--url", server.URL}, io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	screen := &screenRecorder{stop: cancel, after: 3}
-	if err := c.watchScreen(ctx, screen, time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
-	all := screen.text.String()
-	if !strings.HasPrefix(all, clearScreen+cursorHome+"node-a: driver up") {
-		t.Errorf("%q", all)
-	}
-	pages := strings.Split(all, cursorHome)[1:]
-	if len(pages) != 3 || pages[0] != pages[2] || !strings.HasPrefix(pages[1], server.URL+" returned 502 Bad Gateway: "+eraseLineRight+"\n"+eraseBelow) {
-		t.Errorf("%q", pages)
-	}
-}
-
-// screenRecorder is a terminal whose owner has seen enough after so many screens.
-type screenRecorder struct {
-	text  strings.Builder
-	stop  func()
-	after int
-}
-
-func (s *screenRecorder) Write(b []byte) (int, error) {
-	if s.text.Write(b); strings.Count(s.text.String(), cursorHome) >= s.after {
-		s.stop()
-	}
-	return len(b), nil
-}
-
-// TestJSONOnATerminal: control characters in JSON are replaced.
-func TestJSONOnATerminal(t *testing.T) {
-	body := "{\"a\":\"\u009b31m\u202e\"}\n\x1b[2Jx\n"
-	c := clientCommand{transport: http.DefaultTransport, path: api.DevicesPath, baseURL: newAPIServer(t, map[string]string{api.DevicesPath: body}), output: "json", terminal: true}
-	if got, err := c.render(t.Context()); err != nil || got != "{\"a\":\"\uFFFD31m\uFFFD\"}\n\uFFFD[2Jx\n" {
-		t.Errorf("%q, %v", got, err)
-	}
-}
-
-func TestAgo(t *testing.T) {
-	now := time.Unix(1_700_000_000, 0)
-	for d, want := range map[time.Duration]string{
-		-time.Hour: "now", 0: "now", 999 * time.Millisecond: "now", time.Second: "1 s ago", 59 * time.Second: "59 s ago", time.Minute: "1 min ago",
-		59*time.Minute + 59*time.Second: "59 min ago", time.Hour: "1 h ago", 47 * time.Hour: "47 h ago", 48 * time.Hour: "2 days ago", 9000 * time.Hour: "375 days ago",
-	} {
-		if got := ago(now, now.Add(-d)); got != want {
-			t.Errorf("%s: %s, want %s", d, got, want)
-		}
-	}
-	if got := ago(now, time.Time{}); got != "-" {
-		t.Errorf("never: %s", got)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/internal/cli"
 )
 
 // What the tests ask with.
@@ -26,24 +28,24 @@ func TestClientTLS(t *testing.T) {
 		status int
 		says   string
 	}{
-		{clientTLSConfig + clientAuthConfig, []string{"status", listenFlag}, exitOK, "2 of 2 devices healthy"},
-		{clientTLSConfig + clientAuthConfig, []string{"status", urlFlag}, exitOK, "2 of 2 devices healthy"},
-		{clientTLSConfig + clientAuthConfig, []string{"incidents", urlFlag, "-o=json"}, exitOK, `"incidents":[]`},
-		{"tls_config: {ca_file: tls.crt, server_name: other}\n" + clientAuthConfig, []string{"status", urlFlag}, exitError, "certificate is valid for podgauge, not other"},
-		{clientTLSConfig, []string{"status", urlFlag}, exitError, "https://" + address + " returned 401 Unauthorized: Unauthorized\n"},
-		{clientTLSConfig + "basic_auth: {username: prometheus, password: wrong}\n", []string{"status", urlFlag}, exitError, "returned 401 Unauthorized"},
-		{clientAuthConfig, []string{"status", urlFlag}, exitError, "certificate signed by unknown authority"},
-		{clientAuthConfig, []string{"status", listenFlag}, exitError, "http://" + address + " returned 400 Bad Request: Client sent an HTTP request to an HTTPS server.\n"},
-		{clientTLSConfig + clientAuthConfig, []string{"status", "--url=http://" + address}, exitError, "to an HTTPS server"},
-		{clientTLSConfig + "basic_auth: {username: prometheus, password_file: none}\n", []string{"status", urlFlag}, exitUsage, "none: no such file or directory"},
+		{clientTLSConfig + clientAuthConfig, []string{"status", listenFlag}, cli.ExitOK, "2 of 2 devices healthy"},
+		{clientTLSConfig + clientAuthConfig, []string{"status", urlFlag}, cli.ExitOK, "2 of 2 devices healthy"},
+		{clientTLSConfig + clientAuthConfig, []string{"incidents", urlFlag, "-o=json"}, cli.ExitOK, `"incidents":[]`},
+		{"tls_config: {ca_file: tls.crt, server_name: other}\n" + clientAuthConfig, []string{"status", urlFlag}, cli.ExitError, "certificate is valid for podgauge, not other"},
+		{clientTLSConfig, []string{"status", urlFlag}, cli.ExitError, "https://" + address + " returned 401 Unauthorized: Unauthorized\n"},
+		{clientTLSConfig + "basic_auth: {username: prometheus, password: wrong}\n", []string{"status", urlFlag}, cli.ExitError, "returned 401 Unauthorized"},
+		{clientAuthConfig, []string{"status", urlFlag}, cli.ExitError, "certificate signed by unknown authority"},
+		{clientAuthConfig, []string{"status", listenFlag}, cli.ExitError, "http://" + address + " returned 400 Bad Request: Client sent an HTTP request to an HTTPS server.\n"},
+		{clientTLSConfig + clientAuthConfig, []string{"status", "--url=http://" + address}, cli.ExitError, "to an HTTPS server"},
+		{clientTLSConfig + "basic_auth: {username: prometheus, password_file: none}\n", []string{"status", urlFlag}, cli.ExitUsage, "none: no such file or directory"},
 	} {
 		s.write("http.yaml", c.config)
 		out, errs, status := runCLI(t, append(c.args, "--http.config.file="+s.path("http.yaml"))...)
 		got := errs
-		if c.status == exitOK {
+		if c.status == cli.ExitOK {
 			got = out
 		}
-		if status != c.status || !strings.Contains(got, c.says) || (errs != "") != (c.status != exitOK) || strings.Count(errs, "\n") > 1 {
+		if status != c.status || !strings.Contains(got, c.says) || (errs != "") != (c.status != cli.ExitOK) || strings.Count(errs, "\n") > 1 {
 			t.Errorf("%v with %q: status %d, %q, %q", c.args, c.config, status, out, errs)
 		}
 	}
@@ -62,7 +64,7 @@ func TestClientConfigErrors(t *testing.T) {
 	} {
 		s.write("http.yaml", config)
 		out, errs, status := runCLI(t, "status", "--url=https://127.0.0.1:1", "--http.config.file="+s.path("http.yaml"))
-		if status != exitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, says) || !strings.HasPrefix(errs, `podgauge status: --http.config.file "`+s.dir) {
+		if status != cli.ExitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, says) || !strings.HasPrefix(errs, `podgauge status: --http.config.file "`+s.dir) {
 			t.Errorf("%q: status %d, %q", config, status, errs)
 		}
 	}
@@ -71,7 +73,7 @@ func TestClientConfigErrors(t *testing.T) {
 		"--http.config.file=" + missing:        `--http.config.file "` + missing + `": no such file or directory`,
 		"--url=https://a:secret@127.0.0.1:1/x": "--url: want no user and password: set both in --http.config.file",
 	} {
-		if _, errs, status := runCLI(t, "incidents", args); status != exitUsage || errs != "podgauge incidents: "+says+"\n" {
+		if _, errs, status := runCLI(t, "incidents", args); status != cli.ExitUsage || errs != "podgauge incidents: "+says+"\n" {
 			t.Errorf("%s: status %d, %q", args, status, errs)
 		}
 	}

@@ -12,14 +12,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 const sharingConfig = `version: v1
@@ -133,13 +134,14 @@ func TestValidate(t *testing.T) {
 		status     int
 		out, errs  string // in them
 	}{
-		{name: "shared", text: fmt.Sprintf(sharingConfig, true, 2), out: "nvidia.com/gpu.shared  16"},
+		{name: "shared", text: fmt.Sprintf(sharingConfig, true, 2), out: "nvidia.com/gpu.shared  16 "},
+		{name: "settings", text: fmt.Sprintf(sharingConfig, true, 2), out: "sharing.timeSlicing  nvidia.com/gpu: 2 replicas of each device as nvidia.com/gpu.shared  " + f.path},
 		{name: "selected", text: "version: v1\npodgauge: {select: {include: [0, 5]}}\n", out: "nvidia.com/gpu  2 "},
 		{name: "none selected", text: "version: v1\npodgauge: {select: {include: [77]}}\n", out: "RESOURCE  DEVICES  IDS\n"},
-		{name: "no driver", text: "version: v1\n", platform: testPlatform{errors.New("no driver")}, out: "The config is valid. The effect on this node is unknown: no driver\n"},
-		{name: "wrong", text: "version: v1\nflags:\n  migStrategy: some\n", status: exitUsage, errs: ":3: flags.migStrategy"},
-		{name: "an unknown key", text: "version: v1\nflags:\n  migStrategie: mixed\n", status: exitUsage, errs: ":3: flags.migStrategie: unknown key"},
-		{name: "no file", status: exitUsage, errs: "no such file"},
+		{name: "no driver", text: "version: v1\n", platform: testPlatform{errors.New("no driver")}, status: cli.ExitError, out: "The config is valid.\n", errs: "podgauge validate: the effect on this node is unknown: no driver\n"},
+		{name: "wrong", text: "version: v1\nflags:\n  migStrategy: some\n", status: cli.ExitUsage, errs: ":3: flags.migStrategy"},
+		{name: "an unknown key", text: "version: v1\nflags:\n  migStrategie: mixed\n", status: cli.ExitUsage, errs: ":3: flags.migStrategie: unknown key"},
+		{name: "no file", status: cli.ExitUsage, errs: "no such file"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "missing")
@@ -173,16 +175,16 @@ func TestValidateWantsOneConfig(t *testing.T) {
 		{args: []string{"--config-file", path}, out: "nvidia.com/gpu"},
 		{env: map[string]string{"CONFIG_FILE": path}, out: "nvidia.com/gpu"},
 		{args: []string{path}, env: map[string]string{"CONFIG_FILE": "/no/such/file"}, out: "nvidia.com/gpu"},
-		{status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
-		{args: []string{""}, status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
-		{args: []string{"--config-file=", "--mig-strategy=mixed"}, env: map[string]string{"CONFIG_FILE": path}, status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
-		{args: []string{path, "--config-file=" + path}, status: exitUsage, errs: "validate: FILE and --config-file: want one of them"},
-		{args: []string{path, "other"}, status: exitUsage, errs: `unexpected argument "other"`},
+		{status: cli.ExitUsage, errs: "want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{""}, status: cli.ExitUsage, errs: "want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{"--config-file=", "--mig-strategy=mixed"}, env: map[string]string{"CONFIG_FILE": path}, status: cli.ExitUsage, errs: "want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{path, "--config-file=" + path}, status: cli.ExitUsage, errs: "FILE and --config-file: want one of them"},
+		{args: []string{path, "other"}, status: cli.ExitUsage, errs: `unexpected argument "other"`},
 		{args: []string{"--version"}, out: "podgauge dev\n"},
 	} {
 		var out, errs bytes.Buffer
 		status := run(t.Context(), testPlatform{}, append([]string{"validate"}, c.args...), fakeEnv(c.env), &out, &errs)
-		if status != c.status || !strings.Contains(out.String(), c.out) || c.errs != "" && errs.String() != "podgauge: "+c.errs+"\n" {
+		if status != c.status || !strings.Contains(out.String(), c.out) || c.errs != "" && errs.String() != "podgauge validate: "+c.errs+"\n" {
 			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), errs.String())
 		}
 	}
@@ -198,7 +200,7 @@ func (p partialBackend) Devices(ctx context.Context) ([]device.Device, error) {
 
 // One GPU that cannot be described costs itself: the driver can be used.
 func TestOneLostGPUAtTheStart(t *testing.T) {
-	o, err := parseOptions(testPlatform{}, []string{"--fail-on-init-error"}, emptyEnv, io.Discard)
+	o, err := parseOptions(testPlatform{}, []string{"--fail-on-init-error"}, emptyEnv)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,11 +228,11 @@ func (h hangingBackend) Devices(context.Context) ([]device.Device, error) {
 
 // TestValidateWithHungDriver: validate ends.
 func TestValidateWithHungDriver(t *testing.T) {
-	o, err := parseOptions(testPlatform{}, nil, emptyEnv, io.Discard)
+	o, err := parseOptions(testPlatform{}, nil, emptyEnv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
 		defer close(hang)
 		if err := o.preview(t.Context(), &Hardware{Backend: hangingBackend{hang: hang}}, io.Discard); err == nil || err.Error() != "the driver does not respond" {
@@ -330,7 +332,7 @@ func newInitializingMonitor(t *testing.T, b device.Backend) *device.Monitor {
 
 // TestFailOnInitErrorWaits: a library that is still initializing, however long, is no error.
 func TestFailOnInitErrorWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		machine := newMachine(sim.T4)
 		machine.HangAll()
 		monitor := newInitializingMonitor(t, machine)

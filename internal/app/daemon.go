@@ -8,9 +8,6 @@ import (
 	"strings"
 )
 
-// subcommands are the commands beside the daemon.
-var subcommands = []string{"doctor", "incidents", "status", "validate"}
-
 // withDaemonFlags puts the flags of the daemon in the same container before doctor's own flags, which take precedence. doctor then
 // examines the daemon's folders.
 func withDaemonFlags(proc string, args []string) (all []string, note string) {
@@ -24,7 +21,8 @@ func withDaemonFlags(proc string, args []string) (all []string, note string) {
 	return slices.Concat(args[:1], flags, args[1:]), "with the flags of the daemon: " + strings.Join(flags, " ")
 }
 
-// daemonFlags returns the flags of the daemon in this process's container: the same program in the same mount namespace.
+// daemonFlags returns the flags of the daemon in this process's container: the same program in the same mount namespace. The first
+// argument of other commands is their name.
 func daemonFlags(proc string) []string {
 	identity := func(process string) string { // empty: ended, or of another user
 		exe, exeErr := os.Readlink(filepath.Join(process, "exe"))
@@ -39,7 +37,7 @@ func daemonFlags(proc string) []string {
 	for _, process := range processes {
 		cmdline, _ := os.ReadFile(filepath.Join(process, "cmdline"))
 		argv := strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
-		if self != "" && identity(process) == self && len(argv) > 1 && !slices.Contains(subcommands, argv[1]) {
+		if self != "" && identity(process) == self && len(argv) > 1 && strings.HasPrefix(argv[1], "-") {
 			return argv[1:]
 		}
 	}

@@ -3,34 +3,26 @@ package app
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/cgroup"
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
 	"github.com/podgauge/podgauge/internal/text"
 )
 
-// doctorReport is the output of `podgauge doctor -o json`.
-type doctorReport struct {
-	Node     string           `json:"node"`
-	Version  string           `json:"version"`
-	Failures int              `json:"failures"`
-	Warnings int              `json:"warnings"`
-	Checks   []doctor.Finding `json:"checks"`
-}
-
-// runDoctor examines the node, and returns the exit status.
-func (o *options) runDoctor(ctx context.Context, lookupEnv envLookup, stdout, stderr io.Writer) int {
+// runDoctor examines the node, and prints the report.
+func (o *options) runDoctor(ctx context.Context, out cli.Output, lookupEnv envLookup, stdout io.Writer) error {
 	doctorOptions := o.doctorOptions(lookupEnv)
 	m, err := o.openPlatform(slog.New(slog.DiscardHandler))
 	if err != nil {
-		fmt.Fprintln(stderr, "podgauge doctor:", err)
-		return exitError
+		return cli.Failed(err)
 	}
 	defer m.close()
 	if m.Library != nil {
@@ -39,23 +31,18 @@ func (o *options) runDoctor(ctx context.Context, lookupEnv envLookup, stdout, st
 			DriverLibrary
 		}{m.Backend, m.Library}
 	}
-	d := newDoctorReport(o.hostname, doctor.Run(ctx, doctorOptions))
+	report := doctor.NewReport(o.hostname, version, doctor.Run(ctx, doctorOptions))
 	if ctx.Err() != nil { // the findings are incomplete
-		fmt.Fprintln(stderr, "podgauge doctor: interrupted")
-		return exitError
+		return cli.Failed(errors.New("interrupted"))
 	}
-	page := d.formatTable()
-	if o.output == "json" {
-		page = d.formatJSON()
+	page, err := renderReport(&report, out)
+	if err == nil {
+		_, err = io.WriteString(stdout, text.PrintableLines(page))
 	}
-	if _, err := io.WriteString(stdout, text.PrintableLines(page)); err != nil {
-		fmt.Fprintln(stderr, "podgauge doctor:", err)
-		return exitError
+	if err == nil && report.Failures > 0 {
+		return cli.ErrReported
 	}
-	if d.Failures > 0 {
-		return exitError
-	}
-	return exitOK
+	return cli.Failed(err)
 }
 
 // doctorOptions returns the options of an examination.
@@ -67,6 +54,7 @@ func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 		DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s),
 		KubeletDir: o.kubeletDir, DevicePluginDir: o.devicePluginDir, DevicePlugin: o.devicePlugin,
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
+		ExpectedGPUs:     s.ExpectedGPUs,
 		ProcessesVisible: cgroup.New(cgroup.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
 		LookupEnv:        lookupEnv,
 	}
@@ -79,35 +67,20 @@ func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 	return opts
 }
 
-func newDoctorReport(node string, findings []doctor.Finding) doctorReport {
-	d := doctorReport{Node: node, Version: version, Checks: findings}
-	for _, f := range findings {
-		switch f.Status {
-		case doctor.StatusFailure:
-			d.Failures++
-		case doctor.StatusWarning:
-			d.Warnings++
-		case doctor.StatusOK, doctor.StatusSkipped:
-		}
+// renderReport returns JSON or YAML; or a row for each check, and a paragraph for each problem.
+func renderReport(r *doctor.Report, out cli.Output) (string, error) {
+	if !out.IsTable() {
+		body, _ := json.MarshalIndent(r, "", "  ") // all fields can be encoded
+		return out.Document(append(body, '\n'))
 	}
-	return d
-}
-
-func (d *doctorReport) formatJSON() string {
-	body, _ := json.MarshalIndent(d, "", "  ") // all fields can be encoded
-	return string(body) + "\n"
-}
-
-// formatTable returns a row for each check, and a paragraph for each problem.
-func (d *doctorReport) formatTable() string {
 	var details strings.Builder
 	rows := [][]string{{"CHECK", "STATUS", "MESSAGE"}}
-	for _, f := range d.Checks {
+	for _, f := range r.Checks {
 		rows = append(rows, []string{f.Check, string(f.Status), f.Message})
-		if f.Impact != "" {
+		if f.Impact != "" && !out.NoHeaders {
 			fmt.Fprintf(&details, "\n%s\n  impact: %s\n  fix:    %s\n", f.Check, f.Impact, f.Fix)
 		}
 	}
-	summary := fmt.Sprintf("%s: %s, %s\n", d.Node, text.Plural(d.Failures, "failure"), text.Plural(d.Warnings, "warning"))
-	return summary + formatTable(rows) + details.String()
+	summary := fmt.Sprintf("%s: %s, %s", r.Node, text.Plural(r.Failures, "failure"), text.Plural(r.Warnings, "warning"))
+	return out.Table([]string{summary}, rows) + details.String(), nil
 }

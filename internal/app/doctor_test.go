@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
@@ -93,13 +94,22 @@ func (twoGPUDriver) Library() doctor.Library {
 func (permissiveFiles) Open(string, int) error     { return nil }
 func (permissiveFiles) CheckWritable(string) error { return nil }
 
+// doctorPage returns a report as a command prints the report.
+func doctorPage(t *testing.T, r *doctor.Report, format string) string {
+	t.Helper()
+	page, err := renderReport(r, cli.Output{Format: format})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text.PrintableLines(page)
+}
+
 // TestDoctorTables: what is shown of a node, and of one whose names are hostile.
 func TestDoctorTables(t *testing.T) {
 	hostile := []doctor.Finding{{Check: "other plugins", Status: doctor.StatusFailure, Message: "nvidia-\x1b[2J\u202egpu\x9b.sock", Impact: "a\x07\nb", Fix: "rm \x1b]0;x\x07"}}
 	for name, findings := range map[string][]doctor.Finding{"doctor": brokenNodeFindings(t), "doctor_hostile": hostile} {
-		d := newDoctorReport("node-a", findings)
-		d.Version = "v1.2.3"
-		table, body := text.PrintableLines(d.formatTable()), text.PrintableLines(d.formatJSON())
+		d := doctor.NewReport("node-a", "v1.2.3", findings)
+		table, body := doctorPage(t, &d, "table"), doctorPage(t, &d, "json")
 		checkGolden(t, filepath.Join("testdata", name+".txt"), table)
 		if !json.Valid([]byte(body)) {
 			t.Errorf("not JSON: %s", body)
@@ -116,8 +126,8 @@ func TestDoctorTables(t *testing.T) {
 // TestDoctorInDocs: docs/operations.md shows what is shown.
 func TestDoctorInDocs(t *testing.T) {
 	const file = "../../docs/operations.md"
-	d := newDoctorReport("node-a", brokenNodeFindings(t))
-	checkTables(t, file, map[string]string{"doctor": codeBlock(d.formatTable())})
+	d := doctor.NewReport("node-a", version, brokenNodeFindings(t))
+	checkTables(t, file, map[string]string{"doctor": codeBlock(doctorPage(t, &d, "table"))})
 	page, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +146,7 @@ func TestDoctor(t *testing.T) {
 	stop := runKubelet(t, kubelet.Options{Dir: dir, ReadPodsAtOnce: true})
 	// The folders of the machine that the test runs on, which may be a container, are left out.
 	args := []string{"doctor", "--kubelet-dir", dir, "--state-dir", t.TempDir(), "--kernel-log=", "--pod-logs-dir", dir}
-	diagnose := func(want int, more ...string) (d doctorReport) {
+	diagnose := func(want int, more ...string) (d doctor.Report) {
 		t.Helper()
 		stdout, stderr, status := runCLI(t, append(append(slices.Clip(args), "-o=json"), more...)...)
 		if err := json.Unmarshal([]byte(stdout), &d); err != nil || status != want || stderr != "" {
@@ -144,7 +154,7 @@ func TestDoctor(t *testing.T) {
 		}
 		return d
 	}
-	verdict := func(d doctorReport, check string) doctor.CheckStatus {
+	verdict := func(d doctor.Report, check string) doctor.CheckStatus {
 		for _, f := range d.Checks {
 			if f.Check == check {
 				return f.Status
@@ -153,7 +163,7 @@ func TestDoctor(t *testing.T) {
 		return ""
 	}
 	if os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
-		if d := diagnose(exitOK); d.Failures != 0 || verdict(d, "pod resources") != doctor.StatusOK || verdict(d, "driver") != doctor.StatusSkipped {
+		if d := diagnose(cli.ExitOK); d.Failures != 0 || verdict(d, "pod resources") != doctor.StatusOK || verdict(d, "driver") != doctor.StatusSkipped {
 			t.Errorf("%+v", d)
 		}
 	}
@@ -161,15 +171,21 @@ func TestDoctor(t *testing.T) {
 	if err := os.WriteFile(wrong, []byte("version: v7\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if d := diagnose(exitError, "--config-file", wrong); verdict(d, "config") != doctor.StatusFailure || verdict(d, "pod resources") != doctor.StatusOK {
+	if d := diagnose(cli.ExitError, "--config-file", wrong); verdict(d, "config") != doctor.StatusFailure || verdict(d, "pod resources") != doctor.StatusOK {
 		t.Errorf("%+v", d)
+	}
+	if stdout, _, _ := runCLI(t, append(slices.Clip(args), "-o=yaml")...); !strings.Contains(stdout, "\n  - check: pod resources\n    status: ok\n") {
+		t.Errorf("-o yaml: %s", stdout)
+	}
+	if stdout, _, _ := runCLI(t, append(slices.Clip(args), "--no-headers")...); !strings.HasPrefix(stdout, "config ") {
+		t.Errorf("--no-headers: %s", stdout)
 	}
 	stop()
-	if d := diagnose(exitError); verdict(d, "registration") != doctor.StatusFailure || verdict(d, "pod resources") != doctor.StatusFailure {
+	if d := diagnose(cli.ExitError); verdict(d, "registration") != doctor.StatusFailure || verdict(d, "pod resources") != doctor.StatusFailure {
 		t.Errorf("%+v", d)
 	}
-	for _, more := range [][]string{{"-o", "yaml"}, {"x"}, {"--mig-strategy=x"}, {"--config-file", wrong, "--mig-strategy=x"}, {"--log.level=x"}} {
-		if stdout, stderr, status := runCLI(t, append(slices.Clip(args), more...)...); status != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
+	for _, more := range [][]string{{"-o", "xml"}, {"x"}, {"--mig-strategy=x"}, {"--config-file", wrong, "--mig-strategy=x"}, {"--log.level=x"}} {
+		if stdout, stderr, status := runCLI(t, append(slices.Clip(args), more...)...); status != cli.ExitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%v: status %d, %q, %q", more, status, stdout, stderr)
 		}
 	}

@@ -53,6 +53,32 @@ func (a *app) logMissingFamilies(ctx context.Context) error {
 	return nil
 }
 
+// logMissingGPUs logs the expected GPUs that the driver does not list.
+func (a *app) logMissingGPUs(ctx context.Context) error {
+	for missing := 0; ; {
+		statuses, listed := a.inventory.Get()
+		settings, changed := a.configWatcher.Get()
+		before := missing
+		if statuses != nil {
+			missing = device.MissingGPUs(statuses, settings.ExpectedGPUs)
+		}
+		switch missing {
+		case before:
+		case 0:
+			a.log.Info("all expected GPUs are listed", "expected", settings.ExpectedGPUs)
+		default:
+			a.log.Warn("The driver does not list all expected GPUs. Look for the missing ones in lspci and the kernel log, and reboot the node.",
+				"missing", missing, "expected", settings.ExpectedGPUs)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-listed:
+		case <-changed:
+		}
+	}
+}
+
 // requireDriver fails if the first listing finds no usable driver. Probes are served while a driver initializes. A listing with
 // devices and an error omits a device.
 func requireDriver(ctx context.Context, monitor *device.Monitor) error {

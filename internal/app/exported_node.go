@@ -29,6 +29,11 @@ func (a exportedNode) Incidents() incident.Snapshot {
 	return snapshot
 }
 
+func (a exportedNode) ExpectedGPUs() int {
+	settings, _ := a.configWatcher.Get()
+	return settings.ExpectedGPUs
+}
+
 func (a exportedNode) ListAllocations(ctx context.Context) device.Allocations {
 	return a.podResources.ListAllocations(ctx)
 }

@@ -2,6 +2,7 @@ package app
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +22,8 @@ type options struct {
 	metrics metricsOptions
 	health  healthOptions
 
+	kubernetes kubernetesOptions
+
 	logLevel, logFormat         string
 	kubeletDir, devicePluginDir string
 	podLogsDir                  string
@@ -29,8 +32,8 @@ type options struct {
 
 	platform  Platform
 	version   bool
-	command   string // "": the daemon; "validate": print the meaning of the config; "doctor": examine the node
-	output    string
+	daemon    bool  // the command is the daemon
+	doctor    bool  // the command examines the node
 	configErr error // of an invalid config, for doctor
 
 	builder *config.Builder
@@ -40,42 +43,28 @@ type options struct {
 	driverSignals <-chan os.Signal
 }
 
-// parseOptions reads command line, environment and config file. The error is a single line with the correction.
-func parseOptions(p Platform, args []string, lookupEnv envLookup, usage io.Writer) (options, error) {
-	o := options{platform: p, builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
-	if len(args) > 0 && (args[0] == "validate" || args[0] == "doctor") {
-		o.command, args = args[0], args[1:]
-	}
-	f := o.flagSet()
-	if o.output = "table"; o.command == "doctor" {
-		f.StringVarP(&o.output, "output", "o", o.output, "output `format` of doctor: table or json")
-	}
-	f.SetOutput(usage)
-	f.Usage = func() {
-		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n       podgauge doctor [flags]\n       podgauge status [flags]\n       podgauge incidents [flags]\n\n%s", f.FlagUsages())
-	}
-	if err := f.Parse(normalizeDashes(f, args)); err != nil {
-		return o, flagError(err)
-	}
-	if err := o.parseArgs(f); err != nil || o.version {
-		return o, err
-	}
+// newOptions returns the options of a command line without flags.
+func newOptions(p Platform, lookupEnv envLookup) *options {
+	return &options{platform: p, builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
+}
+
+// complete reads environment and config file after the flags are parsed. The error is a single line with the correction.
+func (o *options) complete() error {
 	if err := o.loadConfig(); err != nil {
-		return o, err
+		return err
 	}
 	if err := o.applyKubeletSocket(); err != nil {
-		return o, err
+		return err
 	}
 	o.metrics.Hostname = o.hostname
 	if o.devicePluginDir == "" {
 		o.devicePluginDir = filepath.Join(o.kubeletDir, "device-plugins")
 	}
-	return o, o.check()
+	return o.check()
 }
 
-// flagSet declares the command line. docs/flags.md is generated from the flag set.
-func (o *options) flagSet() *pflag.FlagSet {
-	f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
+// addFlags declares the flags of the daemon. docs/flags.md is generated from the flags.
+func (o *options) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	o.web.addFlags(f)
 	f.StringVar(&o.logLevel, "log.level", "info", "only log messages of this `level` and above: debug, info, warn or error")
@@ -87,9 +76,9 @@ func (o *options) flagSet() *pflag.FlagSet {
 	o.builder.AddFlags(f)
 	o.health.addFlags(f)
 	o.metrics.addFlags(f)
+	o.kubernetes.addFlags(f)
 	o.platform.AddFlags(f)
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
-	return f
 }
 
 // hostname returns the node's name as dcgm-exporter does: NODE_NAME, set by a DaemonSet, or the machine's name. In a pod, the
@@ -130,33 +119,52 @@ func flagError(err error) error {
 	return fmt.Errorf("--%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
 }
 
-// parseArgs reads the FILE of validate.
-func (o *options) parseArgs(f *pflag.FlagSet) error {
-	maxArgs := 0
-	if o.command == "validate" {
-		maxArgs = 1
+// chooseByLabel makes the value of the node's label the name of the config; --config-name is the name for a node without the label. Only
+// the daemon reads the label, other commands use what the daemon stored. A stored value with a config is used at once, so that a start
+// does not wait for the API server; the daemon follows the label afterwards.
+func (o *options) chooseByLabel(ctx context.Context, f *pflag.FlagSet, stderr io.Writer) error {
+	if o.kubernetes.configLabel == "" {
+		return nil
 	}
+	location, err := o.builder.Location()
 	switch {
-	case f.NArg() > maxArgs:
-		return fmt.Errorf("unexpected argument %q", f.Arg(maxArgs))
-	case f.NArg() == 1 && f.Changed("config-file"):
-		return errors.New("validate: FILE and --config-file: want one of them")
-	case f.NArg() == 1:
-		return f.Set("config-file", f.Arg(0))
+	case err != nil:
+		return err
+	case location.File == "":
+		return errors.New("--kubernetes.config-label: want --config-file as well, a folder of configs or a file of named configs")
+	case location.NameFile != "":
+		return errors.New("--kubernetes.config-label and --config-name-file: want one of them")
+	}
+	file := filepath.Join(o.health.stateDir, labelFile)
+	if o.daemon {
+		if file, err = o.kubernetes.followLabel(o.health.stateDir, location.Name); err != nil {
+			return err
+		}
+	}
+	_, err = os.Stat(file)
+	stored := err == nil
+	if !o.daemon && (!stored || o.health.stateDir == "") { // the daemon has not run, or its folder is unknown
+		return nil
+	}
+	if err := errors.Join(f.Set("config-name", ""), f.Set("config-name-file", file)); err != nil {
+		return err
+	}
+	if !o.daemon {
+		return nil
+	}
+	if _, err := o.builder.Load(); err != nil || !stored {
+		o.kubernetes.loadLabel(ctx, stderr)
 	}
 	return nil
 }
 
-// loadConfig reads the config. validate requires a config; doctor reports an invalid config, and continues with the defaults.
+// loadConfig reads the config. doctor reports an invalid config, and continues with the defaults.
 func (o *options) loadConfig() error {
 	location, err := o.builder.Location()
-	if o.command == "validate" && err == nil && location.File == "" {
-		err = errors.New("validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE")
-	}
 	if err != nil {
 		return err
 	}
-	if o.loaded, err = o.builder.Load(); err != nil && o.command == "doctor" && location.File != "" {
+	if o.loaded, err = o.builder.Load(); err != nil && o.doctor && location.File != "" {
 		o.configErr = err
 		o.loaded, err = o.builder.LoadFrom(config.FileLocation{})
 	}
@@ -191,14 +199,6 @@ func (o *options) check() error {
 	if o.logFormat != "logfmt" && o.logFormat != "json" {
 		return fmt.Errorf("--log.format %q: want logfmt or json", o.logFormat)
 	}
-	return checkOutput(o.output)
-}
-
-// checkOutput checks the value of --output.
-func checkOutput(output string) error {
-	if output != "table" && output != "json" {
-		return fmt.Errorf("--output %q: want table or json", output)
-	}
 	return nil
 }
 
@@ -212,6 +212,3 @@ func (o *options) logger(w io.Writer) *slog.Logger {
 	}
 	return slog.New(slog.NewTextHandler(w, handlerOptions))
 }
-
-// isHelp reports whether the user asked for the usage. pflag has printed the usage.
-func isHelp(err error) bool { return errors.Is(err, pflag.ErrHelp) }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/spf13/pflag"
 )
@@ -24,6 +25,10 @@ func TestWrongCommandLines(t *testing.T) {
 	}{
 		{args: []string{"--no-such-flag"}, says: "no-such-flag"},
 		{args: []string{"stray"}, says: `unexpected argument "stray"`},
+		{args: []string{"version", "stray"}, says: `podgauge version: unexpected argument "stray"` + "\n"},
+		{args: []string{"help", "stray"}, says: `podgauge help: unknown command "stray"` + "\n"},
+		{args: []string{"completion", "tcsh"}, says: `podgauge completion: `},
+		{args: []string{"--state-dir=/s", "status"}, says: `unknown flag: --state-dir`},
 		{args: []string{"--web.listen-address=9400"}, says: "--web.listen-address"},
 		{args: []string{"--web.telemetry-path=metrics"}, says: "--web.telemetry-path"},
 		{args: []string{"--web.telemetry-path=/healthz"}, says: "--web.telemetry-path"},
@@ -41,7 +46,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--web.config.file=/no/such/file"}, says: `podgauge: --web.config.file "/no/such/file": no such file or directory` + "\n"},
 		{args: []string{"--log.level=loud"}, says: "--log.level"},
 		{args: []string{"doctor", "--no-such-flag"}, says: "podgauge doctor: unknown flag: --no-such-flag\n"},
-		{args: []string{"doctor", "--output=xml"}, says: `podgauge doctor: --output "xml": want table or json` + "\n"},
+		{args: []string{"doctor", "--output=xml"}, says: `podgauge doctor: --output "xml": want table, wide, json or yaml` + "\n"},
 		{args: []string{"--log.format=xml"}, says: "--log.format"},
 		{args: []string{"--device-plugin=maybe"}, says: "device-plugin"},
 		{args: []string{"--kubelet-dir="}, says: "--kubelet-dir"},
@@ -70,7 +75,7 @@ func TestWrongCommandLines(t *testing.T) {
 		var out, errs bytes.Buffer
 		status := run(t.Context(), testPlatform{}, c.args, fakeEnv(c.env), &out, &errs)
 		line := errs.String()
-		if status != exitUsage || !strings.Contains(line, c.says) || strings.Count(line, "\n") != 1 || out.Len() > 0 {
+		if status != cli.ExitUsage || !strings.Contains(line, c.says) || strings.Count(line, "\n") != 1 || out.Len() > 0 {
 			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), line)
 		}
 	}
@@ -102,7 +107,7 @@ func TestKubeletSocket(t *testing.T) {
 		{args: []string{"--kubelet-socket="}, dir: "/var/lib/kubelet/device-plugins"},
 		{args: []string{"--kubelet-socket=/s/other.sock"}, errors: "want a path ending in /kubelet.sock"},
 	} {
-		o, err := parseOptions(testPlatform{}, c.args, emptyEnv, io.Discard)
+		o, err := parseOptions(testPlatform{}, c.args, emptyEnv)
 		if c.errors != "" {
 			if err == nil || !strings.Contains(err.Error(), c.errors) {
 				t.Errorf("%v: %v", c.args, err)
@@ -140,13 +145,12 @@ func FuzzTelemetryPath(f *testing.F) {
 	})
 }
 
-func TestVersionAndHelp(t *testing.T) {
-	var out, errs bytes.Buffer
-	if status := run(t.Context(), testPlatform{}, []string{"--version"}, os.LookupEnv, &out, &errs); status != exitOK || out.String() != "podgauge dev\n" {
-		t.Errorf("--version: %d %q %q", status, out.String(), errs.String())
-	}
-	if status := run(t.Context(), testPlatform{}, []string{"--help"}, os.LookupEnv, &out, &errs); status != exitOK || !strings.Contains(errs.String(), "--kubelet-dir") {
-		t.Errorf("--help: %d %q", status, errs.String())
+// TestVersion: flag and command print the same.
+func TestVersion(t *testing.T) {
+	for _, args := range [][]string{{"--version"}, {"version"}, {"doctor", "--version"}} {
+		if out, errs, status := runCLI(t, args...); status != cli.ExitOK || out != "podgauge dev\n" || errs != "" {
+			t.Errorf("%v: %d %q %q", args, status, out, errs)
+		}
 	}
 }
 
@@ -158,21 +162,30 @@ func TestTakenAddress(t *testing.T) {
 	w := newTestApp(t, 1)
 	address := strings.TrimPrefix(w.url, "http://")
 	status := run(ctx, testPlatform{}, []string{"--web.listen-address=" + address}, os.LookupEnv, io.Discard, &errs)
-	if status != exitError || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), address) {
+	if status != cli.ExitError || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), address) {
 		t.Errorf("status %d, stderr %q", status, errs.String())
 	}
 }
 
 // TestFlagTable: the table in docs/flags.md is what the flags are.
 func TestFlagTable(t *testing.T) {
-	checkTables(t, "../../docs/flags.md", map[string]string{"flags": flagTable()})
+	checkTables(t, "../../docs/flags.md", map[string]string{"flags": flagTable(), "commands": commandTable()})
+}
+
+func commandTable() string {
+	table := "| command | |\n|---|---|\n"
+	for _, c := range testCommands().Commands() {
+		table += "| `podgauge " + strings.ReplaceAll(c.Use, "|", `\|`) + "` | " + c.Short + " |\n"
+	}
+	return table
 }
 
 func flagTable() string {
-	o := options{platform: testPlatform{}, builder: config.NewBuilder(emptyEnv)}
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	newOptions(testPlatform{}, emptyEnv).addFlags(f)
 	var table strings.Builder
 	table.WriteString("| flag | environment | default | |\n|---|---|---|---|\n")
-	o.flagSet().VisitAll(func(f *pflag.Flag) {
+	f.VisitAll(func(f *pflag.Flag) {
 		_, usage := pflag.UnquoteUsage(f)
 		variable, byDefault := "", ""
 		for i, v := range f.Annotations[config.EnvAnnotation] {

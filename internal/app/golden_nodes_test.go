@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
@@ -91,7 +92,7 @@ func TestNoMIGDevices(t *testing.T) {
 	w.waitAllocatable(gpuResource, 1)
 	w.waitLine(`nvidia_gpu_unallocatable_info{`, " 1")
 	var out bytes.Buffer
-	if status := run(t.Context(), testPlatform{}, []string{"status", "--url=" + w.url}, emptyEnv, &out, &out); status != exitOK || !strings.Contains(out.String(), "no_mig_devices") {
+	if status := run(t.Context(), testPlatform{}, []string{"status", "--url=" + w.url}, emptyEnv, &out, &out); status != cli.ExitOK || !strings.Contains(out.String(), "no_mig_devices") {
 		t.Errorf("status %d:\n%s", status, out.String())
 	}
 	m.Partition(m.GPUs()[1], "1g.10gb")
@@ -146,7 +147,7 @@ func TestGoldenLimit(t *testing.T) {
 // TestGoldenReleased has a released driver: a pod keeps its device, and the device has no readings.
 func TestGoldenReleased(t *testing.T) {
 	t.Parallel()
-	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.set=none", "--metrics.include=nvidia_gpu_al*,nvidia_gpu_*health*,nvidia_gpu_power*,nvidia_gpu_energy*,podgauge_nvml_up")
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.set=none", "--metrics.include=nvidia_gpu_al*,nvidia_gpu_*health*,nvidia_gpu_power*,nvidia_gpu_energy*,podgauge_nvml_up,podgauge_*_gpus", "--expected-gpus=2")
 	w.waitAllocatable(gpuResource, 1)
 	w.runPod(gpuPod("research", "train", 1))
 	w.waitLine(`nvidia_gpu_energy_joules_total{container="main",gpu="0"`, " 0")

@@ -56,6 +56,7 @@ func (a *app) addHealth() (history device.HealthHistory) {
 	var folder *disk.Folder
 	monitorOptions := device.MonitorOptions{
 		Log: a.log.With("component", "monitor"), UnhealthyTimeout: o.unhealthyAfter, IsAllocated: a.isAllocated, Policy: a.xidPolicy,
+		ExpectedGPUs: exportedNode{a}.ExpectedGPUs,
 	}
 	if o.stateDir == "" {
 		a.log.Info("no --state-dir: health and incidents do not survive a restart")
@@ -63,7 +64,7 @@ func (a *app) addHealth() (history device.HealthHistory) {
 		folder = disk.OpenFolder(o.stateDir)
 		a.state, history = state.Open(folder, state.BootIDPath, a.log.With("component", "state"))
 		monitorOptions.Store = a.state
-		a.tasks = append(a.tasks, a.state.Run)
+		a.tasks = append(a.tasks, a.state.Run, a.serveDevices)
 	}
 	a.incidents = incident.New(incident.Options{
 		Folder: folder, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,

@@ -4,7 +4,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -25,17 +24,18 @@ const (
 	// the first device list.
 	startGCPercent = 400
 	startTime      = time.Second
+	maxProcs       = 2
 )
 
 // Main runs the command line of the process, and returns the exit status. GOGC, GOMAXPROCS and GOMEMLIMIT in the environment take
 // precedence.
 //
-// With one processor, goroutines hand over to each other without waking threads: a quarter less CPU time for a scrape
-// (docs/benchmarks.md). Go takes the processor away from a call into the driver that blocks.
+// A call into the driver keeps its processor for up to 10 ms: with one processor, scrapes with a slow driver take twice as long. More than
+// two gain nothing, and cost context switches (docs/benchmarks.md).
 func Main(p Platform) int {
 	time.Local = time.UTC // of logs, JSON and files
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(1)
+		runtime.GOMAXPROCS(min(maxProcs, runtime.GOMAXPROCS(0)))
 	}
 	tuneGC := os.Getenv("GOGC") == ""
 	if tuneGC {
@@ -56,45 +56,6 @@ func Main(p Platform) int {
 		fmt.Fprintln(os.Stderr, "podgauge doctor:", note)
 	}
 	return run(ctx, p, args, os.LookupEnv, os.Stdout, os.Stderr)
-}
-
-// run runs a command line in a given environment, and returns the exit status.
-func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, stdout, stderr io.Writer) int {
-	if len(args) > 0 {
-		if _, ok := clientCommands[args[0]]; ok {
-			return runClient(ctx, args[0], args[1:], stdout, stderr)
-		}
-	}
-	// Catch signals first: an uncaught signal ends the process.
-	reload, driverSignals := make(chan os.Signal, 1), make(chan os.Signal, 16) // one waiting reload stands for all
-	signal.Notify(reload, syscall.SIGHUP)
-	signal.Notify(driverSignals, syscall.SIGUSR1, syscall.SIGUSR2)
-	defer signal.Stop(reload)
-	defer signal.Stop(driverSignals)
-	o, err := parseOptions(p, args, lookupEnv, stderr)
-	switch {
-	case isHelp(err):
-		return exitOK
-	case err != nil && o.command == "doctor":
-		fmt.Fprintln(stderr, "podgauge doctor:", err)
-		return exitUsage
-	case err != nil:
-		fmt.Fprintln(stderr, "podgauge:", err)
-		return exitUsage
-	case o.version:
-		fmt.Fprintln(stdout, "podgauge", version)
-		return exitOK
-	case o.command == "validate":
-		return o.validate(ctx, stdout, stderr)
-	case o.command == "doctor":
-		return o.runDoctor(ctx, lookupEnv, stdout, stderr)
-	}
-	o.reload, o.driverSignals = reload, driverSignals
-	if err := runDaemon(ctx, o, o.logger(stderr)); err != nil {
-		fmt.Fprintln(stderr, "podgauge:", err)
-		return exitError
-	}
-	return exitOK
 }
 
 // runDaemon checks listeners, IMEX channels and platform, and runs the process until ctx is done.

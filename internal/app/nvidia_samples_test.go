@@ -2,7 +2,6 @@ package app
 
 import (
 	"fmt"
-	"io"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -55,7 +54,7 @@ func TestNvidiaSamples(t *testing.T) {
 	} {
 		t.Run(c.file+c.name, func(t *testing.T) {
 			file := filepath.Join("../../internal/config/testdata/nvidia", c.file)
-			o, err := parseOptions(testPlatform{}, []string{"--config-file=" + file, "--config-name=" + c.name, "--mps-root=/run/nvidia/mps"}, emptyEnv, io.Discard)
+			o, err := parseOptions(testPlatform{}, []string{"--config-file=" + file, "--config-name=" + c.name, "--mps-root=/run/nvidia/mps"}, emptyEnv)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,8 +8,9 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // fakeAuthenticator stands for exporter-toolkit: it counts the passwords that it would compare with a hash.
@@ -57,7 +58,7 @@ func (c *fakeAuthenticator) wantStatus(what, from, user, password string, want i
 // TestGuessesOfAClient: one client has so many passwords compared, of known and unknown users together. Other clients are admitted, and
 // so are passwords that were right before, from any address.
 func TestGuessesOfAClient(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := newFakeAuthenticator(t)
 		guess := func(n int) {
 			for i := range n {
@@ -106,7 +107,7 @@ func TestKnownPasswords(t *testing.T) {
 
 // TestGuessesOfManyClients: the total of comparisons is limited.
 func TestGuessesOfManyClients(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := newFakeAuthenticator(t)
 		c.wantStatus("a right password", "10.0.0.1", testUser, testPassword, http.StatusOK)
 		c.comparisons = 0
@@ -125,7 +126,7 @@ func TestGuessesOfManyClients(t *testing.T) {
 
 // TestGuessesOfOthers: what other clients guess takes no guess from a client, and gives it none.
 func TestGuessesOfOthers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := newFakeAuthenticator(t)
 		others := func() {
 			for i := range 2000 {

@@ -67,14 +67,12 @@ func (h pluginHooks) OnCallServed(method string, took time.Duration, err error) 
 	h.selfMetrics.ObservePluginCall(method, took, err)
 }
 
-// OnAllocated reads the counters before a collection can see the allocation.
 func (h pluginHooks) OnAllocated(resource string, ids []device.AdvertisedID) {
 	devices := make([]device.ID, len(ids))
 	for i, id := range ids {
 		devices[i] = id.Device()
 	}
-	h.metrics.ReadAllocated(devices...)
-	h.podResources.OnAllocated(resource, ids)
+	h.metrics.OnAllocated(func() { h.podResources.OnAllocated(resource, ids) }, devices...)
 }
 
 func (h pluginHooks) OnRejected(resource string, _ []device.AdvertisedID, reason plugin.RejectReason, _ error) {

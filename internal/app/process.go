@@ -5,13 +5,6 @@ import "time"
 // version is set by the Makefile.
 var version = "dev"
 
-// Exit statuses.
-const (
-	exitOK    = 0
-	exitError = 1
-	exitUsage = 2
-)
-
 // shutdownTimeout limits the end of the process. A longer call hangs in the driver: a wait for events takes two seconds.
 const shutdownTimeout = 3 * time.Second
 

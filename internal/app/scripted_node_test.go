@@ -7,13 +7,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/status"
+	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -24,7 +24,7 @@ var scriptedTime = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 func (s *scriptedNode) serve(t *testing.T, paths ...string) (bodies map[string]string) {
 	t.Helper()
 	bodies = map[string]string{}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(scriptedTime))
 		e := exporter.New(exporter.Sources{Node: s, Readers: s, Processes: s}, exporter.Options{Hostname: "node-a"})
 		h := e.Handler(exporter.HandlerOptions{TelemetryPath: "/metrics", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
@@ -59,6 +59,7 @@ func (s *scriptedNode) Allocations() (device.Allocations, <-chan struct{}) {
 func (s *scriptedNode) ListAllocations(context.Context) device.Allocations { return s.allocations }
 func (s *scriptedNode) Driver() device.Driver                              { return s.driver }
 func (s *scriptedNode) Incidents() incident.Snapshot                       { return s.incidents }
+func (s *scriptedNode) ExpectedGPUs() int                                  { return 0 }
 func (s *scriptedNode) HealthStore() (used bool, err error)                { return true, nil }
 func (s *scriptedNode) PodMeta(string, string) device.PodMeta              { return device.PodMeta{} }
 func (s *scriptedNode) PluginResources() []status.PluginResource           { return nil }

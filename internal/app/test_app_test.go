@@ -24,6 +24,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// parseOptions parses the daemon's flags.
+func parseOptions(p Platform, args []string, lookupEnv envLookup) (options, error) {
+	o, f := newOptions(p, lookupEnv), pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
+	o.addFlags(f)
+	if err := f.Parse(normalizeDashes(f, args)); err != nil {
+		return *o, err
+	}
+	return *o, o.complete()
+}
+
 // gpuResource is what whole GPUs are offered as.
 const gpuResource = "nvidia.com/gpu"
 
@@ -63,6 +73,8 @@ type testSetup struct {
 	// noKubelet a kubelet in this process, something else may serve its sockets in dir.
 	noKubelet bool
 	dir       string
+	// kubernetes are the features with an API server; the zero value: none.
+	kubernetes kubernetesOptions
 }
 
 // oldLibrary is a driver's library that is too old for some families.
@@ -127,11 +139,11 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	if s.missingFamilies != nil {
 		m.Library = oldLibrary{s.missingFamilies}
 	}
-	o, err := parseOptions(testPlatform{}, append([]string{"--metrics.set=full"}, args...), emptyEnv, io.Discard)
+	o, err := parseOptions(testPlatform{}, append([]string{"--metrics.set=full"}, args...), emptyEnv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.web.listenAddress = "127.0.0.1:0"
+	o.web.listenAddress, o.kubernetes = "127.0.0.1:0", s.kubernetes
 	l, err := o.web.listen()
 	if err != nil {
 		t.Fatal(err)

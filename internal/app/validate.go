@@ -10,24 +10,55 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/text"
+	"github.com/spf13/pflag"
 )
 
 // previewTimeout limits a listing: a driver may hang.
 const previewTimeout = 10 * time.Second
 
-// validate prints the device lists of a config on this node, and returns the exit status. Unknown keys, ignored by the daemon, are
-// rejected: before a rollout the operator can still correct the file.
-func (o *options) validate(ctx context.Context, stdout, stderr io.Writer) int {
-	for _, key := range o.loaded.UnknownKeys {
-		fmt.Fprintln(stderr, "podgauge:", key)
+// setConfigFile reads the FILE of validate.
+func (o *options) setConfigFile(f *pflag.FlagSet, args []string) error {
+	if len(args) > 0 {
+		if f.Changed("config-file") {
+			return errors.New("FILE and --config-file: want one of them")
+		}
+		if err := f.Set("config-file", args[0]); err != nil {
+			return err
+		}
 	}
-	if len(o.loaded.UnknownKeys) > 0 {
-		return exitUsage
+	location, err := o.builder.Location()
+	if err == nil && location.File == "" {
+		err = errors.New("want a config: podgauge validate FILE, --config-file or CONFIG_FILE")
 	}
+	return err
+}
+
+// validate prints the settings of a config, and the device lists on this node. Unknown keys, ignored by the daemon, are rejected:
+// before a rollout the operator can still correct the file.
+func (o *options) validate(ctx context.Context, stdout io.Writer) error {
+	if unknown := o.loaded.UnknownKeys; len(unknown) > 0 {
+		lines := make([]string, len(unknown))
+		for i, key := range unknown {
+			lines[i] = key.String()
+		}
+		return errors.New(strings.Join(lines, "; "))
+	}
+	fmt.Fprintln(stdout, "The config is valid.")
 	for _, notice := range o.loaded.Notices {
 		fmt.Fprintln(stdout, "note:", notice)
+	}
+	if given := o.loaded.Summary(); len(given) == 0 {
+		fmt.Fprintln(stdout, "All settings have their defaults.")
+	} else {
+		rows := [][]string{{"SETTING", "VALUE", "FROM"}}
+		for _, s := range given {
+			rows = append(rows, []string{s.Name, s.Value, s.Origin})
+		}
+		fmt.Fprintf(stdout, "\n%s\n", cli.FormatTable(rows))
 	}
 	m, err := o.openPlatform(slog.New(slog.DiscardHandler))
 	if err == nil {
@@ -35,9 +66,9 @@ func (o *options) validate(ctx context.Context, stdout, stderr io.Writer) int {
 		err = o.preview(ctx, m, stdout)
 	}
 	if err != nil {
-		fmt.Fprintln(stdout, "The config is valid. The effect on this node is unknown:", err)
+		return cli.Failed(fmt.Errorf("the effect on this node is unknown: %w", err))
 	}
-	return exitOK
+	return nil
 }
 
 // preview prints the device lists of the node's devices.
@@ -69,9 +100,12 @@ func (o *options) preview(ctx context.Context, m *Hardware, stdout io.Writer) er
 	}
 	rows := [][]string{{"RESOURCE", "DEVICES", "IDS"}}
 	for _, list := range lists {
-		ids := strings.Trim(fmt.Sprint(list.IDs), "[]")
-		rows = append(rows, []string{list.Resource, strconv.Itoa(len(list.IDs)), ids})
+		ids := make([]string, len(list.IDs))
+		for i, id := range list.IDs {
+			ids[i] = string(id)
+		}
+		rows = append(rows, []string{list.Resource, strconv.Itoa(len(ids)), text.JoinFirst(ids)})
 	}
-	_, err = io.WriteString(stdout, formatTable(rows))
+	_, err = io.WriteString(stdout, cli.FormatTable(rows))
 	return err
 }

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
@@ -59,7 +60,7 @@ func TestConfigFilesInDocs(t *testing.T) {
 	w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"))
 	w.waitRegistered()
 	out, errs, status := runCLI(t, "status", "--url=https"+strings.TrimPrefix(w.url, "http"), "--http.config.file="+s.path("http.yaml"))
-	if status != exitOK || !strings.Contains(out, "1 of 1 devices healthy") {
+	if status != cli.ExitOK || !strings.Contains(out, "1 of 1 devices healthy") {
 		t.Errorf("status %d, %q, %q", status, out, errs)
 	}
 }
@@ -250,7 +251,7 @@ func TestNoProbeAddress(t *testing.T) {
 	taken := l.main.Addr().String()
 	var errs bytes.Buffer
 	status := run(t.Context(), testPlatform{}, []string{"--web.listen-address=127.0.0.1:0", "--web.probe-address=" + taken}, emptyEnv, io.Discard, &errs)
-	if status != exitError || !strings.HasPrefix(errs.String(), "podgauge: serve probes: listen tcp "+taken+": ") || strings.Count(errs.String(), "\n") != 1 {
+	if status != cli.ExitError || !strings.HasPrefix(errs.String(), "podgauge: serve probes: listen tcp "+taken+": ") || strings.Count(errs.String(), "\n") != 1 {
 		t.Errorf("on an address that is taken: status %d, %q", status, errs.String())
 	}
 }
@@ -276,12 +277,12 @@ func TestBrokenWebConfig(t *testing.T) {
 	} {
 		s := newWebSecrets(t, c.config)
 		out, errs, status := runCLI(t, "--web.listen-address="+taken.Addr().String(), "--web.config.file="+s.path("web.yaml"))
-		if status != exitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, c.says) || !strings.HasPrefix(errs, `podgauge: --web.config.file "`+s.dir) {
+		if status != cli.ExitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, c.says) || !strings.HasPrefix(errs, `podgauge: --web.config.file "`+s.dir) {
 			t.Errorf("%q: status %d, %q", c.config, status, errs)
 		}
 	}
 	missing := filepath.Join(t.TempDir(), "web.yaml")
-	if _, errs, status := runCLI(t, "--web.config.file="+missing); status != exitUsage || errs != `podgauge: --web.config.file "`+missing+`": no such file or directory`+"\n" {
+	if _, errs, status := runCLI(t, "--web.config.file="+missing); status != cli.ExitUsage || errs != `podgauge: --web.config.file "`+missing+`": no such file or directory`+"\n" {
 		t.Errorf("a file that is missing: status %d, %q", status, errs)
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 var noOwner device.Owner
@@ -104,7 +104,7 @@ func TestListingInterval(t *testing.T) {
 	s := newProcFixture(t)
 	s.addProcess(5, cgroupFile(uid, idA))
 	s.addProcess(6, cgroupFile(uid2, idB))
-	synctest.Test(t, func(*testing.T) {
+	bubble.Test(t, func(*testing.T) {
 		l := s.newLocator()
 		s.wantOwner(l, 5, noOwner, train)
 		s.addLogLink(train, idA)
@@ -126,7 +126,7 @@ func TestListingInterval(t *testing.T) {
 func TestListingBackoff(t *testing.T) {
 	s := newProcFixture(t)
 	s.addProcess(5, cgroupFile(uid, idA))
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.newLocator()
 		listings, begin := 0, time.Now()
 		for last := l.names.listedAt; ; time.Sleep(recheckInterval) {
@@ -154,7 +154,7 @@ func TestLinkCorrectsOwner(t *testing.T) {
 	s := newProcFixture(t)
 	s.addProcess(5, cgroupFile(uid, idA))
 	s.addPodDirs(train, uid, "main", "side")
-	synctest.Test(t, func(*testing.T) {
+	bubble.Test(t, func(*testing.T) {
 		l := s.newLocator()
 		s.wantOwner(l, 5, train, train)
 		s.addLogLink(side, idA)
@@ -169,7 +169,7 @@ func TestUnreadableFolderLoggedOnce(t *testing.T) {
 	s := newProcFixture(t)
 	s.addProcess(5, cgroupFile(uid, idA))
 	s.must(os.Remove(s.logs))
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		l := New(Options{Proc: s.proc, Pods: s.pods, Logs: s.logs, Log: slog.New(slog.NewTextHandler(&log, nil))})
 		for range 100 {

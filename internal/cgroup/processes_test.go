@@ -6,8 +6,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 func TestNoOwner(t *testing.T) {
@@ -105,7 +106,7 @@ func TestMovedProcess(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)
 	s.addProcess(5, "0::/system.slice/containerd.service\n")
-	synctest.Test(t, func(*testing.T) {
+	bubble.Test(t, func(*testing.T) {
 		l := s.newLocator()
 		s.wantOwner(l, 5, noOwner, train)
 		s.addProcess(5, cgroupFileA)

@@ -50,6 +50,7 @@ type Settings struct {
 	DeviceFilter  DeviceFilter
 	Claims        ClaimsConfig
 	PreStartCheck bool
+	ExpectedGPUs  int // 0: any number
 }
 
 // IMEX has the channels of the NVLink fabric for every container.

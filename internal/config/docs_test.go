@@ -78,14 +78,22 @@ func codeList(mark string, words ...string) string {
 
 // jsonSchema is the part of JSON Schema that the chart's templates check a config by (templates/_config.tpl).
 type jsonSchema struct {
+	// Type has the kind first. A list that also is a string may be a string of items, separated by commas.
 	Type       []string               `json:"type,omitempty"`
 	Properties map[string]*jsonSchema `json:"properties,omitempty"`
 	// AdditionalProperties are those of a mapping whose keys are data. Without it, other keys are unknown.
 	AdditionalProperties *jsonSchema `json:"additionalProperties,omitempty"`
+	PropertyNames        *jsonSchema `json:"propertyNames,omitempty"`
 	Items                *jsonSchema `json:"items,omitempty"`
+	MinItems             int         `json:"minItems,omitempty"`
 	Enum                 []string    `json:"enum,omitempty"`
-	Minimum              int         `json:"minimum,omitempty"`
-	Required             []string    `json:"required,omitempty"`
+	// Pattern is of RE2. The pattern of a list is for a scalar in place of the list.
+	Pattern     string   `json:"pattern,omitempty"`
+	Format      string   `json:"format,omitempty"`      // resource-name
+	Description string   `json:"description,omitempty"` // of what the pattern matches
+	Minimum     int      `json:"minimum,omitempty"`
+	Maximum     int      `json:"maximum,omitempty"`
+	Required    []string `json:"required,omitempty"`
 }
 
 func objectSchema(properties map[string]*jsonSchema, required ...string) *jsonSchema {
@@ -96,19 +104,45 @@ func arraySchema(items *jsonSchema) *jsonSchema {
 	return &jsonSchema{Type: []string{"array"}, Items: items}
 }
 
-// configSchema is that of a config. TestChartSchema holds the parts that are written here against the parser.
+func patternSchema(pattern, description string) *jsonSchema {
+	return &jsonSchema{Type: []string{"string"}, Pattern: pattern, Description: description}
+}
+
+// selectorPattern matches what ParseDeviceSelector accepts. The numbers are of 16 bits.
+var selectorPattern = strings.Join([]string{
+	strings.ReplaceAll(`^N(:N)?$`, "N", `0*([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`),
+	deviceUUID.String(), pciAddress.String(), `^` + modelPrefix + `(?s:.+)$`,
+}, "|")
+
+// configSchema is that of a config. TestChartSchema holds the parts that are written here against the parser, and TestVerdicts of
+// test/external/chart all of it.
 func configSchema() *jsonSchema {
 	word, boolean := &jsonSchema{Type: []string{"string"}}, &jsonSchema{Type: []string{"boolean"}}
-	shared := objectSchema(map[string]*jsonSchema{
-		"renameByDefault": boolean, "failRequestsGreaterThanOne": boolean,
-		"resources": arraySchema(objectSchema(map[string]*jsonSchema{
-			"name": word, "rename": word, "devices": {}, "replicas": {Type: []string{"integer"}, Minimum: 2},
-		}, "name", "replicas")),
-	}, "resources")
-	patterns := arraySchema(objectSchema(map[string]*jsonSchema{"pattern": word, "name": word}, "pattern", "name"))
+	name := &jsonSchema{Type: []string{"string"}, Format: "resource-name"}
+	selector := patternSchema(selectorPattern, "an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB")
+	selection := &jsonSchema{
+		Type: []string{"array"}, Items: selector, MinItems: 1,
+		Pattern: `^(all|[+]?0*[1-9][0-9]*)$`, Description: "all, a count, or a list of devices",
+	}
+	resources := arraySchema(objectSchema(map[string]*jsonSchema{
+		"name": name, "rename": name, "devices": selection, "replicas": {Type: []string{"integer"}, Minimum: 2, Maximum: maxReplicas},
+	}, "name", "replicas"))
+	resources.MinItems = 1
+	shared := objectSchema(map[string]*jsonSchema{"renameByDefault": boolean, "failRequestsGreaterThanOne": boolean, "resources": resources}, "resources")
+	patterns := arraySchema(objectSchema(map[string]*jsonSchema{"pattern": word, "name": name}, "pattern", "name"))
 	subschemas := map[string]*jsonSchema{
 		"sharing.timeSlicing": shared, "sharing.mps": shared, "resources.gpus": patterns, "resources.mig": patterns,
-		"podgauge.xids": {Type: []string{"object"}, AdditionalProperties: &jsonSchema{Type: []string{"string"}, Enum: policyNames[device.PolicyIgnore:]}},
+		"podgauge.xids": {
+			Type: []string{"object"}, PropertyNames: patternSchema(`^[1-9][0-9]{0,18}$`, "the number of an Xid"),
+			AdditionalProperties: &jsonSchema{Type: []string{"string"}, Enum: policyNames[device.PolicyIgnore:]},
+		},
+	}
+	xid := patternSchema(`^((?i:all|xids)|0*[1-9][0-9]{0,18})$`, "the number of an Xid, or all")
+	items := map[string]*jsonSchema{
+		"imex.channelIDs":              patternSchema(`^0$`, "no channel, or channel 0"),
+		"podgauge.disableHealthChecks": xid, "podgauge.enableHealthChecks": xid,
+		"podgauge.select.include": selector, "podgauge.select.exclude": selector,
+		"podgauge.claims.ignore": patternSchema(claimPattern.String(), "NAMESPACE/NAME or NAMESPACE/NAME/DRIVER of claims, with * for any characters"),
 	}
 	root := objectSchema(map[string]*jsonSchema{"version": {Type: []string{"string"}, Enum: []string{schemaVersion}}})
 	for _, path := range ignoredKeys {
@@ -121,7 +155,13 @@ func configSchema() *jsonSchema {
 		case isBool(s.field(new(loadState))):
 			subschemas[s.path] = boolean
 		case isList(s.field(new(loadState))):
-			subschemas[s.path] = &jsonSchema{Type: []string{"array", "string"}, Items: &jsonSchema{Type: []string{"string"}, Enum: s.allowed}}
+			item := items[s.path]
+			if item == nil {
+				item = &jsonSchema{Type: []string{"string"}, Enum: s.allowed}
+			}
+			subschemas[s.path] = &jsonSchema{Type: []string{"array", "string"}, Items: item, MinItems: min(len(s.allowed), 1)}
+		case isNumber(s.field(new(loadState))):
+			subschemas[s.path] = &jsonSchema{Type: []string{"integer"}, Maximum: maxNumber}
 		default:
 			subschemas[s.path] = &jsonSchema{Type: []string{"string"}, Enum: s.allowed}
 		}
@@ -137,6 +177,11 @@ func configSchema() *jsonSchema {
 		parent.Properties[keys[len(keys)-1]] = subschema
 	}
 	return root
+}
+
+func isNumber(dst any) bool {
+	_, is := dst.(*int)
+	return is
 }
 
 // TestChartSchema: the chart rejects what the parser does not know, and takes what it knows.

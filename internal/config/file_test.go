@@ -77,6 +77,7 @@ func TestRefusedFiles(t *testing.T) {
 		{shared("    resources: [{name: gpu, replicas: 2, devices: 0}]\n"), `config.yaml:4: sharing.timeSlicing: devices: "0": want all, a count, or a list of devices`},
 		{shared("    resources: [{name: gpu, replicas: 2, devices: {}}]\n"), `config.yaml:4: sharing.timeSlicing: devices: "": want all, a count, or a list of devices`},
 		{shared("    resources: [{name: gpu, replicas: 2, devices: []}]\n"), `config.yaml:4: sharing.timeSlicing: devices: "": want all, a count, or a list of devices`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: [null]}]\n"), `config.yaml:4: sharing.timeSlicing: devices: "": want all, a count, or a list of devices`},
 		{shared("    resources: [{name: gpu, replicas: 2, devices: [[0]]}]\n"), "config.yaml:4: sharing.timeSlicing: cannot unmarshal !!seq into string"},
 		{shared("    renameByDefault: true\n    resources: [{name: " + strings.Repeat("a", 60) + ", replicas: 2}]\n"), `config.yaml:3: sharing.timeSlicing: "nvidia.com/` + strings.Repeat("a", 60) + `.shared": want up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit`},
 		// What does not go together.
@@ -211,8 +212,8 @@ func TestAcceptedFiles(t *testing.T) {
 			s.MPSRoot = "/mps"
 			s.Sharing.MPS = SharingMethod{Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 2}}}
 		}},
-		{"ours", "version: v1\npodgauge:\n  preStartCheck: true\n  select: {include: [0, 3B:00.0, \"model:*A100*\"], exclude: 01}\n  disableHealthChecks: [79, 48, 79]\n  enableHealthChecks: all\n", func(s *Settings) {
-			s.PreStartCheck = true
+		{"ours", "version: v1\npodgauge:\n  expectedGPUs: 8\n  preStartCheck: true\n  select: {include: [0, 3B:00.0, \"model:*A100*\"], exclude: 01}\n  disableHealthChecks: [79, 48, 79]\n  enableHealthChecks: all\n", func(s *Settings) {
+			s.PreStartCheck, s.ExpectedGPUs = true, 8
 			s.DeviceFilter = DeviceFilter{Include: []DeviceSelector{"0", "0000:3b:00.0", "model:*A100*"}, Exclude: []DeviceSelector{"1"}}
 			s.Health = HealthConfig{Ignored: []string{"79", "48"}, Enabled: []string{"all"}}
 		}},

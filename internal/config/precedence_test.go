@@ -165,6 +165,8 @@ func TestWrongValues(t *testing.T) {
 		"--mig-strategy=some":                 `invalid argument "some" for "--mig-strategy" flag: "some": want none, single or mixed`,
 		"--fail-on-init-error=maybe":          `invalid argument "maybe" for "--fail-on-init-error" flag: "maybe": want true or false`,
 		"--device-list-strategy=envvar,cdi":   `invalid argument "envvar,cdi" for "--device-list-strategy" flag: "cdi": want envvar, volume-mounts, cdi-annotations or cdi-cri`,
+		"--expected-gpus=eight":               `invalid argument "eight" for "--expected-gpus" flag: "eight": want a whole number from 0 to 1024`,
+		"--expected-gpus=-1":                  `invalid argument "-1" for "--expected-gpus" flag: "-1": want a whole number from 0 to 1024`,
 		"--imex-channel-ids=2":                `invalid argument "2" for "--imex-channel-ids" flag: "2": want no channel, or channel 0`,
 		"--device-discovery-strategy=nothing": `invalid argument "nothing" for "--device-discovery-strategy" flag: "nothing": want auto or nvml`,
 	} {

@@ -185,6 +185,10 @@ var allSettings = []setting{
 		flag: "pre-start-check", env: []string{"PRE_START_CHECK"}, path: "podgauge.preStartCheck", defaultValue: "false",
 		help: "before each container's start, check the device: responding, healthy and unallocated", field: func(t *loadState) any { return &t.PreStartCheck },
 	},
+	{
+		flag: "expected-gpus", env: []string{"EXPECTED_GPUS"}, path: "podgauge.expectedGPUs", defaultValue: "0",
+		help: "`number` of GPUs that the node should have: a GPU missing after boot is a fault; 0: any number", field: func(t *loadState) any { return &t.ExpectedGPUs },
+	},
 	// Where the file is.
 	{
 		flag: "config-file", env: []string{"CONFIG_FILE"},
@@ -208,6 +212,9 @@ func isList(dst any) bool { return reflect.TypeOf(dst).Elem().Kind() == reflect.
 
 // isBool reports whether a setting is a switch: a flag without a value means true.
 func isBool(dst any) bool { return reflect.TypeOf(dst).Elem().Kind() == reflect.Bool }
+
+// maxNumber bounds the settings that are numbers.
+const maxNumber = 1024
 
 // splitList splits the value of a list in a flag or variable.
 func splitList(s string) []string {
@@ -275,6 +282,10 @@ func assignValues(dst any, values []string) (err error) {
 	case *bool:
 		if *dst, err = strconv.ParseBool(values[0]); err != nil {
 			err = fmt.Errorf("%q: want true or false", values[0])
+		}
+	case *int:
+		if *dst, err = strconv.Atoi(values[0]); err != nil || *dst < 0 || *dst > maxNumber {
+			err = fmt.Errorf("%q: want a whole number from 0 to %d", values[0], maxNumber)
 		}
 	case *[]string:
 		*dst = values

@@ -95,13 +95,17 @@ func (d *DeviceSelection) UnmarshalYAML(n *yaml.Node) (err error) {
 	if d.All {
 		return nil
 	}
-	var values []string
 	if d.Count, err = strconv.Atoi(n.Value); err == nil && d.Count > 0 {
 		return nil
-	} else if n.Kind != yaml.SequenceNode || len(n.Content) == 0 {
+	}
+	var values []string
+	if n.Kind == yaml.SequenceNode {
+		if err = n.Decode(&values); err != nil {
+			return err
+		}
+	}
+	if len(values) == 0 { // empty items have no effect
 		return lineError(n, fmt.Errorf("devices: %q: want all, a count, or a list of devices", n.Value))
-	} else if err = n.Decode(&values); err != nil {
-		return err
 	}
 	d.List, err = parseEach(values, ParseDeviceSelector)
 	return lineError(n, err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // testWatcher is a Watcher that a test polls.
@@ -197,7 +198,7 @@ func TestWatchDebounces(t *testing.T) {
 
 // TestWatchRun: Run follows the file, and a reload reads the file at once.
 func TestWatchRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		file, reload := writeTemp(t, "config", migConfig("none")), make(chan os.Signal)
 		w := newTestWatcher(t, reload, nil, "--config-file="+file)
 		ctx, stop := context.WithCancel(t.Context())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // busyMachine is a machine with processes on its devices.
@@ -66,7 +67,7 @@ func TestCheckUsable(t *testing.T) {
 
 // TestCheckUsableDuringHang: CheckUsable returns at its deadline, and makes no second call during the hang.
 func TestCheckUsableDuringHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		id := m.AllocatableIDs()[0]
 		r := device.NewReaders(busyMachine{Machine: m})

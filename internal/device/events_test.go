@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // kernelEvent returns the event of an Xid in the kernel log.
@@ -61,7 +62,7 @@ func TestTwoSources(t *testing.T) {
 		{"a storm", strings.Join(storm, " "), 1000, ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				var s monitorRecorder
 				w := startMonitor(t, newMachine(2), nil, s.attach)
 				defer w.stop()
@@ -104,7 +105,7 @@ func TestTwoSources(t *testing.T) {
 
 // TestKernelLogAlone: the kernel log alone marks a GPU unhealthy.
 func TestKernelLogAlone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		gpu := w.GPUs()[0]
@@ -124,7 +125,7 @@ func TestKernelLogAlone(t *testing.T) {
 
 // TestTimeOfKernelLogEvent: an event has the time of its record.
 func TestTimeOfKernelLogEvent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(1), nil, s.attach)
 		defer w.stop()
@@ -141,7 +142,7 @@ func TestTimeOfKernelLogEvent(t *testing.T) {
 // TestHistoricalEvent: an Xid from before the start makes a check due and is passed on with its time, but not counted. An alert would take
 // it for a new one.
 func TestHistoricalEvent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(1), nil, s.attach)
 		gpu := w.GPUs()[0]
@@ -182,7 +183,7 @@ func TestHistoricalEvent(t *testing.T) {
 
 // TestDriverNamesMIGDevice: only the driver names the MIG device, even if the kernel log is first.
 func TestDriverNamesMIGDevice(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(1)
 		m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
@@ -204,7 +205,7 @@ func TestDriverNamesMIGDevice(t *testing.T) {
 
 // TestTwoSourcesAfterOutage: after an outage the driver may still report all events, however late.
 func TestTwoSourcesAfterOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		block := make(chan struct{}, 1)
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return blockableWait{b, block} })
 		defer w.stop()
@@ -233,7 +234,7 @@ func TestTwoSourcesAfterOutage(t *testing.T) {
 
 // TestEventsAreBounded: kinds of events are bounded, their number is not. An event beyond the bound marks a device unhealthy.
 func TestEventsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		gpu := w.GPUs()[0]
@@ -287,7 +288,7 @@ func TestPolicy(t *testing.T) {
 		{"xid 154", device.PolicyWarn, "", 1, 1, false},
 	} {
 		t.Run(fmt.Sprint(row.xid, " ", row.policy), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				var s monitorRecorder
 				var mu sync.Mutex
 				policy := device.PolicyDefault
@@ -361,7 +362,7 @@ func TestHealthEvents(t *testing.T) {
 		}, nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				var s monitorRecorder
 				m := newCheckRequestMachine(2)
 				m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
@@ -412,7 +413,7 @@ func TestHealthEvents(t *testing.T) {
 
 // TestXidStormLosesNoEvent reports ten thousand Xids in ten seconds. Each is counted and passed on; publications and saves are few.
 func TestXidStormLosesNoEvent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(2), nil, s.attach)
 		defer w.stop()
@@ -444,7 +445,7 @@ func TestXidStormLosesNoEvent(t *testing.T) {
 
 // TestKernelLogEventAtEndOfRun: the last events of the kernel log are saved, though the driver could still report them.
 func TestKernelLogEventAtEndOfRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
 		w := startMonitor(t, m, nil, s.attach)

@@ -32,6 +32,15 @@ type gpuCheckResult struct {
 // ActionReplace is the Action of a fault that came back after resets.
 const ActionReplace = "replace"
 
+// ReasonRetired is the reason of a device that an operator took out of service.
+const ReasonRetired = "retired"
+
+// Retirement is an operator's decision: the device is unhealthy until Monitor.Trust, with and without a fault.
+type Retirement struct {
+	Note string    `json:"note,omitempty"` // the operator's reason; empty: lost in a rollback
+	At   time.Time `json:"at"`
+}
+
 // healthState is the health of one level: a GPU with all its devices, or one MIG device. Evidence changes the state:
 //
 //	evidence                              healthy    suspect    unhealthy   recovering
@@ -47,6 +56,7 @@ const ActionReplace = "replace"
 //	check passed                          healthy    suspect    recovering  recovering
 //	third check passed in a row           healthy    healthy    healthy     healthy
 //	third within the recovery period      healthy    healthy    recovering  recovering
+//	trusted by the operator               healthy    healthy    healthy     healthy
 //
 // The zero healthState is healthy. Slices are replaced, never written.
 type healthState struct {
@@ -58,6 +68,7 @@ type healthState struct {
 	lastPassedAt  time.Time
 	softFailedAt  time.Time // a check failed without a reason; zero: none since a passed check
 
+	retired        *Retirement // the device is unhealthy, in each state; nil: not retired; replaced, never written
 	flaps          uint64      // turns to unhealthy
 	unhealthyTimes []time.Time // turns within flapWindow
 	failedResets   FailedResets
@@ -114,6 +125,7 @@ const (
 	evidenceCheckPassed                        //
 	evidenceResetCount                         // what a check knows about resets
 	evidenceReset                              // a reset that no count shows: a reboot, or a release of a GPU without an energy counter
+	evidenceTrusted                            // by the operator, after a passed check
 )
 
 // transition is the effect of evidence.
@@ -146,6 +158,9 @@ func (s healthState) apply(e evidence, now time.Time) (healthState, transition) 
 		t.save = s.addResetCount(e, now)
 	case evidenceReset:
 		t.save = s.addReset()
+	case evidenceTrusted:
+		t.save = true
+		s.trust()
 	}
 	t.to = s.state
 	return s, t
@@ -288,4 +303,9 @@ func (s *healthState) recoveryPeriod(now time.Time) time.Duration {
 		return 0
 	}
 	return min(minRecoveryPeriod<<(n-2), maxRecoveryPeriod)
+}
+
+// trust ends the cause and forgets what earlier faults mean for the next one.
+func (s *healthState) trust() {
+	*s = healthState{flaps: s.flaps, retired: s.retired}
 }

@@ -52,6 +52,7 @@ func TestHealthTable(t *testing.T) {
 		"check passed":                         {reset, passed(10)},
 		"third check passed in a row":          {reset, passed(10), passed(11), passed(12)},
 		"third within the recovery period":     {reset, passed(10), passed(11), passed(12)},
+		"trusted by the operator":              {{kind: evidenceTrusted}},
 	}
 	apply := func(s healthState, list ...evidence) healthState {
 		for _, e := range list {

@@ -46,6 +46,7 @@ type HealthRecord struct {
 	Flaps          uint64                    `json:"flaps,omitempty"` // as in Status
 	UnhealthyTimes []time.Time               `json:"turns,omitempty"`
 	FailedResets   FailedResets              `json:"again,omitzero"`
+	Retired        *Retirement               `json:"retired,omitempty"`
 	// Xids are the GPU's counts. They and Flaps must not fall below an exported value, except to 0: Prometheus takes the whole value of a
 	// counter that fell for an increase.
 	Xids     []Xid     `json:"xids,omitempty"`
@@ -70,8 +71,11 @@ func (r HealthRecord) compare(o HealthRecord) int {
 
 // healthState returns the health in a record. Times after now, from before the clock was set back, are corrected.
 func (r HealthRecord) healthState(checksBegun uint64, now time.Time) healthState {
-	s := healthState{flaps: r.Flaps, failedResets: r.FailedResets}
+	s := healthState{flaps: r.Flaps, failedResets: r.FailedResets, retired: r.Retired}
 	s.unhealthyTimes = slices.DeleteFunc(slices.Clone(r.UnhealthyTimes), func(at time.Time) bool { return at.After(now) })
+	if r.Retired != nil && r.Retired.At.After(now) {
+		s.retired = &Retirement{r.Retired.Note, now}
+	}
 	if r.Reason == "" {
 		return s
 	}
@@ -98,7 +102,10 @@ func (h *HealthHistory) record(gpu GPU, id ID) HealthRecord {
 
 // healthRecord returns the record of one level of the GPU; false if there is nothing to save.
 func (g *trackedGPU) healthRecord(id ID, s *healthState, now time.Time) (r HealthRecord, found bool) {
-	r = HealthRecord{GPU: g.gpu, Device: id, Flaps: s.flaps, UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets}
+	r = HealthRecord{GPU: g.gpu, Device: id, Flaps: s.flaps, UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets, Retired: s.retired}
+	if s.retired != nil {
+		r.LastSeen = now
+	}
 	if s.cause.isFault() {
 		r.HealthCause, r.LastSeen = s.cause, now
 		// A value from before the fault may also precede an earlier reset.
@@ -117,13 +124,14 @@ func (g *trackedGPU) healthRecord(id ID, s *healthState, now time.Time) (r Healt
 			r.LastSeen = g.goneSince
 		}
 	}
-	return r, r.LastListed.ID != "" || r.Reason != "" || r.Flaps > 0 || len(r.UnhealthyTimes) > 0 || r.FailedResets.Reason != "" || len(r.Xids) > 0
+	return r, r.LastListed.ID != "" || r.Reason != "" || r.Retired != nil || r.Flaps > 0 || len(r.UnhealthyTimes) > 0 || r.FailedResets.Reason != "" || len(r.Xids) > 0
 }
 
 // loadHistory keeps the records of an earlier process until a listing has their devices.
 func (t *deviceTracker) loadHistory(now time.Time) {
 	h := t.options.History
 	for _, r := range h.Records {
+		r.decodeRetirement()
 		if r.rebooted = h.Rebooted; r.rebooted {
 			r.applyReset(evidence{kind: evidenceReset}, now)
 		}
@@ -176,20 +184,35 @@ func (t *deviceTracker) restoreRecord(g *trackedGPU, id ID, s *healthState, now 
 	if r.Reason != "" {
 		t.log.Info("health restored", "gpu", g.gpu, "device", id, "reason", r.Reason, "since", r.Since, "reset_seen", r.ResetSeen)
 	}
+	if r.Retired != nil {
+		t.log.Info("device is retired", "gpu", g.gpu, "device", id, "since", r.Retired.At, "note", r.Retired.Note)
+	}
 }
 
 // restoreAbsent adds GPUs of an earlier process that the listing lacks, since a kubelet takes an unlisted device for healthy. Such a GPU
-// expires like any gone GPU; a GPU gone for longer than goneGPUTTL is added only if allocated.
+// expires like any gone GPU. A GPU gone for longer than goneGPUTTL is added only if allocated, or among the newest of missing GPUs.
 func (t *deviceTracker) restoreAbsent(now time.Time) {
-	for key, r := range t.absentRecords {
+	goneSince := func(r HealthRecord) time.Time {
 		if r.GoneSince.IsZero() || r.GoneSince.After(now) { // the clock was set back
-			r.GoneSince = now
+			return now
 		}
+		return r.GoneSince
+	}
+	missing := t.missingGPUs()
+	for _, g := range t.gpus {
+		if !g.listed {
+			missing-- // in the Inventory as gone
+		}
+	}
+	newestFirst := func(a, b HealthRecord) int { return cmp.Or(goneSince(b).Compare(goneSince(a)), a.compare(b)) }
+	for _, r := range slices.SortedFunc(maps.Values(t.absentRecords), newestFirst) {
+		r.GoneSince = goneSince(r)
 		id := r.LastListed.ID
 		old := now.Sub(r.GoneSince) >= goneGPUTTL
-		if key.device != "" || id == "" || t.gpus[r.GPU] != nil || old && !t.isAllocated(id) {
+		if r.Device != "" || id == "" || t.gpus[r.GPU] != nil || old && missing <= 0 && !t.isAllocated(id) {
 			continue
 		}
+		missing--
 		g := t.addGPU(r.GPU, now)
 		g.device, g.affected, g.goneSince = r.LastListed, []Device{r.LastListed}, r.GoneSince
 		t.devices = append(t.devices, &trackedDevice{Device: r.LastListed, gpu: g, goneSince: r.GoneSince})
@@ -198,13 +221,16 @@ func (t *deviceTracker) restoreAbsent(now time.Time) {
 }
 
 // keepRecord keeps the health of a removed device, which may come back with the same fault. At the limit, the record that was
-// last seen first is deleted.
+// last seen first is deleted, of a device that is not retired if there is one.
 func (t *deviceTracker) keepRecord(g *trackedGPU, id ID, s *healthState, now time.Time) {
 	if r, found := g.healthRecord(id, s, now); found {
 		t.absentRecords[r.key()] = r
 	}
 	for len(t.absentRecords) > maxAbsentRecords {
 		oldest := slices.MinFunc(slices.Collect(maps.Values(t.absentRecords)), func(a, b HealthRecord) int {
+			if (a.Retired == nil) != (b.Retired == nil) {
+				return map[bool]int{true: -1, false: 1}[a.Retired == nil]
+			}
 			return cmp.Or(a.LastSeen.Compare(b.LastSeen), a.compare(b))
 		})
 		delete(t.absentRecords, oldest.key())
@@ -246,6 +272,9 @@ func (t *deviceTracker) history(now time.Time) HealthHistory {
 			}
 		}
 	}
+	for i := range records {
+		records[i].encodeRetirement()
+	}
 	slices.SortFunc(records, HealthRecord.compare)
 	return HealthHistory{Records: records, Lost: t.historyLost}
 }
@@ -262,4 +291,30 @@ func (t *deviceTracker) awaitsRecovery(d *trackedDevice, now time.Time) bool {
 		s = &d.gpu.health
 	}
 	return s.state == Recovering && s.recoveryPeriod(now) < firstPublishTimeout-5*time.Second
+}
+
+// IsRetired reports whether the history has the retirement of a GPU or MIG device.
+func (h *HealthHistory) IsRetired(id ID) bool {
+	return slices.ContainsFunc(h.Records, func(r HealthRecord) bool {
+		return r.Retired != nil && (r.Device == id || r.Device == "" && string(r.GPU) == string(id))
+	})
+}
+
+// encodeRetirement makes the retirement the cause of a record without a fault: an older version, which ignores retirements, then keeps the
+// device unhealthy until a reset.
+func (r *HealthRecord) encodeRetirement() {
+	if r.Retired != nil && r.Reason == "" {
+		r.HealthCause = HealthCause{Reason: ReasonRetired, Since: r.Retired.At, FaultAt: r.Retired.At, NeedsReset: true}
+	}
+}
+
+// decodeRetirement undoes encodeRetirement. A record of an older version has lost the note.
+func (r *HealthRecord) decodeRetirement() {
+	if r.Reason != ReasonRetired {
+		return
+	}
+	if r.Retired == nil {
+		r.Retired = &Retirement{At: r.Since}
+	}
+	r.HealthCause = HealthCause{}
 }

@@ -5,10 +5,10 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // findRecord returns the record of a GPU, or of a MIG device of the GPU.
@@ -22,7 +22,7 @@ func findRecord(h device.HealthHistory, gpu device.GPU, id device.ID) device.Hea
 
 // TestHistoryOfHealthyGPUs: healthy GPUs have records, and without a change the history is saved once.
 func TestHistoryOfHealthyGPUs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(2), nil, s.attach)
 		w.statusesAfter(time.Hour)
@@ -40,7 +40,7 @@ func TestHistoryOfHealthyGPUs(t *testing.T) {
 
 // TestHistoryOfGPUAndMIGDevice tests the records of a GPU and of a MIG device.
 func TestHistoryOfGPUAndMIGDevice(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
 		gpu := m.GPUs()[0]
@@ -100,7 +100,7 @@ func TestGPULostBeforeStart(t *testing.T) {
 		{"with a reboot", failWith("xid 79"), true, "gone"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				var s monitorRecorder
 				var allocated atomic.Bool
 				m := newMachine(3)
@@ -151,7 +151,7 @@ func TestGPULostBeforeStart(t *testing.T) {
 
 // TestHistoryOfAbsentGPU: the fault of an absent GPU is kept until the GPU is back, in this process or the next.
 func TestHistoryOfAbsentGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
 		gpu, id := m.GPUs()[0], m.AllocatableIDs()[0]
@@ -186,7 +186,7 @@ func TestHistoryOfAbsentGPU(t *testing.T) {
 
 // TestHistoryWithClockAhead: a clock that is a month ahead at the start erases no record.
 func TestHistoryWithClockAhead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
 		at := time.Now()
@@ -209,7 +209,7 @@ func TestHistoryWithClockAhead(t *testing.T) {
 
 // TestOldestAbsentRecordsAreDeleted: at most 256 records of absent devices are kept.
 func TestOldestAbsentRecordsAreDeleted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
 		b := &hidingMachine{Machine: m}
@@ -236,7 +236,7 @@ func TestOldestAbsentRecordsAreDeleted(t *testing.T) {
 
 // TestCountsArePublishedWhenSaved: no published count falls if the process is killed. Health and the time of an Xid are published at once.
 func TestCountsArePublishedWhenSaved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(1)
 		gpu, id := m.GPUs()[0], m.AllocatableIDs()[0]
@@ -267,7 +267,7 @@ func TestCountsArePublishedWhenSaved(t *testing.T) {
 
 // TestHistoryWithClockSetBack: times of the future neither delay the recovery nor are published.
 func TestHistoryWithClockSetBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		ahead := time.Now().Add(1000 * time.Hour)
 		times := slices.Repeat([]time.Time{ahead}, 9)
@@ -284,7 +284,7 @@ func TestHistoryWithClockSetBack(t *testing.T) {
 
 // TestRebootCountsOnce: a reboot ends no fault that comes after it in the same process.
 func TestRebootCountsOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		id := m.AllocatableIDs()[0]
 		b := &hidingMachine{Machine: m}
@@ -311,7 +311,7 @@ func TestPendingRepairAcrossRestart(t *testing.T) {
 }
 
 func testPendingRepair(t *testing.T, booted bool) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(1)
 		id := m.AllocatableIDs()[0]
@@ -343,7 +343,7 @@ func testPendingRepair(t *testing.T, booted bool) {
 // TestResetOfAbsentMIGDevice: a reset of the GPU counts for its absent MIG devices, in this process and the next.
 func TestResetOfAbsentMIGDevice(t *testing.T) {
 	for _, restarted := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			var s monitorRecorder
 			m := newMachine(1)
 			m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
@@ -372,7 +372,7 @@ func TestResetOfAbsentMIGDevice(t *testing.T) {
 
 // TestOldFaultOfAbsentGPU: the age of a fault does not shorten the time for which an absent GPU is kept.
 func TestOldFaultOfAbsentGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
 		gpu, id := m.GPUs()[0], m.AllocatableIDs()[0]
@@ -395,7 +395,7 @@ func TestOldFaultOfAbsentGPU(t *testing.T) {
 
 // TestLostHistoryIsSaved: Lost is saved until each device has passed its checks.
 func TestLostHistoryIsSaved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(1)
 		m.SetDriverError(device.ErrNoDriver)
@@ -418,7 +418,7 @@ func TestLostHistoryIsSaved(t *testing.T) {
 
 // TestLostHistoryWithOldRecords: a healthy record may be out of date, and is checked. A recorded fault stands.
 func TestLostHistoryWithOldRecords(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		at := time.Now()
 		w := startMonitor(t, m, nil, func(w *monitorFixture) {

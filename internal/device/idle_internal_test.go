@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // quietBackend has healthy GPUs. Listings, waits and checks are counted.
@@ -43,7 +44,7 @@ func (b *quietBackend) Check(GPU) (ResetEvidence, error) {
 // TestIdleMinute: an idle Monitor runs once a second at most, on whole seconds, and checks the GPUs in groups.
 func TestIdleMinute(t *testing.T) {
 	for gpus, want := range map[int]struct{ checks, checksPerSecond int }{1: {60, 1}, 2: {60, 1}, 3: {60, 1}, 8: {96, 2}, 16: {192, 4}} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			b := &quietBackend{gpus: gpus, checks: make(chan time.Time, 1000)}
 			m := NewMonitor(b, NewReaders(b), &Inventory{}, MonitorOptions{Log: slog.New(slog.DiscardHandler)})
 			ctx, cancel := context.WithCancel(t.Context())
@@ -98,7 +99,7 @@ func (b *hangingBackend) Check(GPU) (ResetEvidence, error) {
 
 // TestWakeUpsDuringHang: a check that is due but cannot begin wakes the Monitor every callPollInterval only, for as long as the GPU hangs.
 func TestWakeUpsDuringHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		b := &hangingBackend{quietBackend{gpus: 1}, make(chan struct{})}
 		m := NewMonitor(b, NewReaders(b), &Inventory{}, MonitorOptions{Log: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithCancel(t.Context())

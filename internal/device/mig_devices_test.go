@@ -1,17 +1,21 @@
 package device_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
+	"regexp"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // deviceIDs returns the ids of statuses, in order.
@@ -31,7 +35,7 @@ func (f *monitorFixture) requireDevices(t *testing.T, when string, statuses []de
 }
 
 func TestListingAfterPartitioning(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)
@@ -63,7 +67,7 @@ func (s slowList) Devices(ctx context.Context) ([]device.Device, error) {
 
 // TestListingDuringPartitioning partitions a GPU during a listing that misses it.
 func TestListingDuringPartitioning(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		w := startMonitor(t, m, func(device.Backend) device.Backend { return slowList{m} })
 		defer w.stop()
@@ -76,7 +80,7 @@ func TestListingDuringPartitioning(t *testing.T) {
 
 // TestGoneMIGDeviceExpires: a gone MIG device stays for ten seconds, and as long as it is allocated.
 func TestGoneMIGDeviceExpires(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		gpu := m.GPUs()[0]
 		m.Partition(gpu, "1g.10gb", "1g.10gb", "1g.10gb")
@@ -112,7 +116,7 @@ func TestGoneMIGDeviceExpires(t *testing.T) {
 }
 
 func TestMIGDeviceReturns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		m.Partition(m.GPUs()[0], "1g.10gb")
 		b := &hidingMachine{Machine: m}
@@ -139,7 +143,7 @@ func (h *hidingMachine) Devices(ctx context.Context) ([]device.Device, error) {
 
 // TestGoneGPUExpires: a gone GPU stays longer than a MIG device, since it may have fallen off the bus.
 func TestGoneGPUExpires(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		m.Partition(m.GPUs()[0], "1g.10gb")
 		w := startMonitor(t, m, nil)
@@ -161,7 +165,7 @@ func TestGoneGPUExpires(t *testing.T) {
 }
 
 func TestAddedGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)
@@ -171,7 +175,7 @@ func TestAddedGPU(t *testing.T) {
 }
 
 func TestFaultOfMIGDevice(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		gpu := m.GPUs()[0]
 		m.Partition(gpu, "1c.3g.40gb", "2c.3g.40gb", "1g.10gb")
@@ -215,7 +219,7 @@ func FuzzAffectedDevices(f *testing.F) {
 		if len(script) > 60 { // each step takes simulated minutes
 			script = script[:60]
 		}
-		synctest.Test(t, func(t *testing.T) { runPartitionScript(t, script) })
+		bubble.Test(t, func(t *testing.T) { runPartitionScript(t, script) })
 	})
 }
 
@@ -295,5 +299,38 @@ func (e expectedReasons) compare(t *testing.T, when string, m *sim.Machine, stat
 		if s := statuses[i]; s.ID != d.ID || s.Reason != reason || s.Healthy != (reason == "") {
 			t.Fatalf("%s: inventory has %s %q, want %s %q", when, s.ID, s.Reason, d.ID, reason)
 		}
+	}
+}
+
+// TestLostGPUIsLogged: a lost GPU is a warning, a full sentence, whatever the number of MIG devices.
+func TestLostGPUIsLogged(t *testing.T) {
+	for _, row := range []struct {
+		name, want string
+		lose       func(*monitorFixture, device.ID)
+	}{
+		{"not listed", "no longer lists it", func(w *monitorFixture, id device.ID) { w.RemoveGPU(id) }},
+		{"fallen off the bus", "has fallen off the bus", failWith("lost")},
+		{"not listed after an Xid", "no longer lists it", func(w *monitorFixture, id device.ID) {
+			w.Fail(id, "xid 79")
+			w.statusesAfter(time.Second)
+			w.RemoveGPU(id)
+		}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				var log bytes.Buffer
+				w := startMonitor(t, newMachine(2), nil, func(w *monitorFixture) { w.options.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+				gpu := w.GPUs()[1]
+				w.Partition(gpu, "1g.10gb", "1g.10gb", "1g.10gb")
+				w.statusesAfter(11 * time.Second)
+				row.lose(w, device.ID(gpu))
+				w.statusesAfter(time.Minute)
+				w.stop()
+				want := regexp.MustCompile(`level=WARN msg="The GPU is lost: .*` + row.want + `.*\." gpu=` + string(gpu) + " index=1 ")
+				if n := len(want.FindAllString(log.String(), -1)); n != 1 || strings.Contains(log.String(), "MIG device gone") {
+					t.Errorf("%d warnings in\n%s", n, &log)
+				}
+			})
+		})
 	}
 }

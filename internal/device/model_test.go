@@ -14,6 +14,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // trackedDevice is a Backend of two GPUs whose resets show like NVIDIA's: in the next check with an answer, and to a later process
@@ -199,7 +200,7 @@ func FuzzMonitor(f *testing.F) {
 		if len(script) > 60 {
 			script = script[:60]
 		}
-		synctest.Test(t, func(t *testing.T) { runMonitorScript(t, script) })
+		bubble.Test(t, func(t *testing.T) { runMonitorScript(t, script) })
 	})
 }
 

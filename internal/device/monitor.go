@@ -49,6 +49,7 @@ type Monitor struct {
 	results           chan func(time.Time) // of calls; has room for all, so a call never waits for Run
 	checkResults      chan gpuCheckResult
 	releaseRequests   chan releaseRequest
+	operatorRequests  chan operatorRequest
 	firstListing      chan struct{}
 	closeFirstListing sync.Once
 
@@ -60,7 +61,8 @@ type Monitor struct {
 	driverHung      bool      // calls about all GPUs hang
 	phase           driverPhase
 	pendingRelease  releaseRequest // the release in progress
-	replacedErr     error          // why Run is about to end
+	pendingRequests []operatorRequest
+	replacedErr     error // why Run is about to end
 }
 
 // NewMonitor returns a Monitor that lists the Backend's devices, calls GPUs through readers and publishes to inventory.
@@ -74,7 +76,7 @@ func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *
 			gpus: map[GPU]*trackedGPU{}, absentRecords: map[recordKey]HealthRecord{},
 		},
 		results: make(chan func(time.Time), 4), checkResults: make(chan gpuCheckResult),
-		releaseRequests: make(chan releaseRequest), firstListing: make(chan struct{}), kernelEvents: eventQueue{added: make(chan struct{}, 1)},
+		releaseRequests: make(chan releaseRequest), operatorRequests: make(chan operatorRequest), firstListing: make(chan struct{}), kernelEvents: eventQueue{added: make(chan struct{}, 1)},
 	}
 }
 
@@ -123,9 +125,13 @@ func (m *Monitor) Run(ctx context.Context) error {
 		case handle := <-m.results:
 			handle(time.Now())
 		case r := <-m.checkResults:
-			m.tracker.handleCheckResult(r, time.Now())
+			now := time.Now()
+			m.tracker.handleCheckResult(r, now)
+			m.decideTrust(r, now)
 		case r := <-m.releaseRequests:
 			m.handleReleaseRequest(r, time.Now())
+		case r := <-m.operatorRequests:
+			m.handleOperatorRequest(r, time.Now())
 		case <-m.kernelEvents.added:
 		case <-m.tracker.storeChanged:
 		case <-time.After(time.Until(m.nextDue(time.Now()))):
@@ -169,6 +175,7 @@ func (m *Monitor) update(now time.Time) {
 	m.tracker.publish(now)
 	m.tracker.logQueue.flush()
 	m.tracker.saveHistory(now)
+	m.answerOperator(now)
 }
 
 // startCalls starts the calls that are due. One of Devices and Links runs at a time: the driver may keep the thread for long.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // monitorFixture is a running Monitor of a simulated machine.
@@ -129,7 +130,7 @@ func requireReasons(t *testing.T, when string, statuses []device.Status, reason 
 }
 
 func TestFaultOfGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(3), nil)
 		defer w.stop()
 		ids := w.AllocatableIDs()
@@ -149,7 +150,7 @@ func TestFaultOfGPU(t *testing.T) {
 }
 
 func TestRecoveryNeedsReset(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)
@@ -164,7 +165,7 @@ func TestRecoveryNeedsReset(t *testing.T) {
 
 // TestResetBeforeFault resets a GPU that fails again before a check sees the reset. The reset does not end the fault.
 func TestResetBeforeFault(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		id := w.AllocatableIDs()[0]
@@ -179,7 +180,7 @@ func TestResetBeforeFault(t *testing.T) {
 
 // TestResetDuringHang lets calls hang from before the fault until the GPU is reset.
 func TestResetDuringHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		id := w.AllocatableIDs()[0]
@@ -194,7 +195,7 @@ func TestResetDuringHang(t *testing.T) {
 }
 
 func TestApplicationXidsAreCounted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)
@@ -212,7 +213,7 @@ func TestApplicationXidsAreCounted(t *testing.T) {
 }
 
 func TestGoneGPUStaysInInventory(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)
@@ -227,7 +228,7 @@ func TestGoneGPUStaysInInventory(t *testing.T) {
 }
 
 func TestDriverLoadedLate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		m.SetDriverError(errors.New("libnvidia-ml.so.1 not found"))
 		w := startMonitor(t, m, nil)
@@ -250,7 +251,7 @@ func TestDriverLoadedLate(t *testing.T) {
 }
 
 func TestHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)
@@ -281,7 +282,7 @@ func TestHangs(t *testing.T) {
 func TestDriverHang(t *testing.T) {
 	for _, gpus := range []int{1, 2, 3, 8} {
 		for offset := time.Duration(0); offset < 11*time.Second; offset += 700 * time.Millisecond {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				w := startMonitor(t, newMachine(gpus), nil)
 				defer w.stop()
 				w.statusesAfter(20*time.Second + offset)
@@ -329,7 +330,7 @@ func TestDriverHang(t *testing.T) {
 }
 
 func TestDriverHangAtStart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		m.HangAll()
 		w := startMonitor(t, m, nil)
@@ -344,7 +345,7 @@ func TestDriverHangAtStart(t *testing.T) {
 }
 
 func TestFirstPublicationWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		m.HangGPU(m.AllocatableIDs()[1])
 		w := startMonitor(t, m, nil)
@@ -358,7 +359,7 @@ func TestFirstPublicationWaits(t *testing.T) {
 
 // TestPublicationWithoutUnassessedGPU adds a GPU whose first check hangs.
 func TestPublicationWithoutUnassessedGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		w := startMonitor(t, m, nil)
 		defer w.stop()
@@ -379,7 +380,7 @@ func (failingWait) Wait(context.Context) (device.Event, error) {
 }
 
 func TestFailedWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), func(b device.Backend) device.Backend { return failingWait{b} })
 		defer w.stop()
 		requireReasons(t, "after failed waits", w.statusesAfter(10*time.Second), "", "")
@@ -401,7 +402,7 @@ func (b countingChecks) Check(gpu device.GPU) (device.ResetEvidence, error) {
 
 // TestXidStorm reports a thousand Xids in ten seconds. Each is counted; log lines, checks and publications are few.
 func TestXidStorm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var checks atomic.Int64
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return countingChecks{b, &checks} })
 		defer w.stop()
@@ -458,7 +459,7 @@ func (m noDriverBackend) Devices(ctx context.Context) ([]device.Device, error) {
 
 // TestFailedListings lets listings fail at once: the driver does not hang, and known devices stay.
 func TestFailedListings(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var failing atomic.Bool
 		failing.Store(true)
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return noDriverBackend{b, &failing} })
@@ -495,7 +496,7 @@ func (m blockableWait) Wait(ctx context.Context) (device.Event, error) {
 }
 
 func TestEventsInterrupted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		block := make(chan struct{}, 1)
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return blockableWait{b, block} })
 		defer w.stop()
@@ -516,7 +517,7 @@ func TestEventsInterrupted(t *testing.T) {
 		w.statusesAfter(2 * time.Second)
 		require("when Wait has returned", false, 1, 1)
 	})
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return failingWait{b} })
 		defer w.stop()
 		w.statusesAfter(time.Minute)
@@ -527,7 +528,7 @@ func TestEventsInterrupted(t *testing.T) {
 }
 
 func TestOnlyChangesArePublished(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)

@@ -27,6 +27,9 @@ type MonitorOptions struct {
 	IsAllocated func(ID) bool
 	// Policy returns the operator's policy for an Xid, at each report; nil: PolicyDefault.
 	Policy func(xid uint64) Policy
+	// ExpectedGPUs returns the number of GPUs that the node should have. While some are missing, GPUs that are gone stay in the Inventory.
+	// nil: any number.
+	ExpectedGPUs func() int
 	// OnHealthEvent receives each event, in order, and before the Inventory has the resulting status; nil: none does.
 	OnHealthEvent func(HealthEvent)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // gpuIDs returns the GPUs of a machine without MIG devices.
@@ -41,7 +42,7 @@ func readGPUs(t *testing.T, r *device.Readers, gpus []device.GPU) (late []bool, 
 }
 
 func TestReadWithHangingGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(3)
 		r := device.NewReaders(m)
 		gpus := gpuIDs(m)
@@ -74,7 +75,7 @@ func TestReadWithHangingGPU(t *testing.T) {
 // TestReadOneDuringRead: ReadOne reads a GPU while a Read waits for another GPU. A hanging GPU is awaited until ctx is done, and not at all
 // once it counts as stalled.
 func TestReadOneDuringRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		r := device.NewReaders(m)
 		gpus := gpuIDs(m)
@@ -112,7 +113,7 @@ func TestReadOneDuringRead(t *testing.T) {
 }
 
 func TestReadWaitsForShortCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		r := device.NewReaders(m)
 		m.HangGPU(m.AllocatableIDs()[0])
@@ -164,7 +165,7 @@ func (c *countingReads) Read(gpu device.GPU, buf []device.Sample) ([]device.Samp
 }
 
 func TestReadersDrain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		r := device.NewReaders(m)
 		m.HangGPU(m.AllocatableIDs()[0])

@@ -7,12 +7,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // monitorRecorder records the events and the saved history of a Monitor.
@@ -176,7 +176,7 @@ func TestFirstCheckFailsWithoutReason(t *testing.T) {
 		return w
 	}
 	t.Run("once", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			w := start(t)
 			defer w.stop()
 			w.SetCheckError(w.AllocatableIDs()[0], nil)
@@ -189,7 +189,7 @@ func TestFirstCheckFailsWithoutReason(t *testing.T) {
 		})
 	})
 	t.Run("late", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			m := newMachine(2)
 			gpu := m.GPUs()[0]
 			w := startMonitor(t, m, func(device.Backend) device.Backend { return &slowFailure{Machine: m, gpu: gpu} })
@@ -198,7 +198,7 @@ func TestFirstCheckFailsWithoutReason(t *testing.T) {
 		})
 	})
 	t.Run("twice", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			w := start(t)
 			defer w.stop()
 			requireReasons(t, "after two checks", w.statusesAfter(2*time.Second), "check_failed", "")
@@ -231,7 +231,7 @@ func (s *slowFailure) Check(gpu device.GPU) (device.ResetEvidence, error) {
 func TestRecovery(t *testing.T) {
 	for _, row := range recoveryCases {
 		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				w := startMonitor(t, newCheckRequestMachine(2), nil)
 				defer w.stop()
 				id := w.AllocatableIDs()[0]
@@ -257,7 +257,7 @@ func TestRecovery(t *testing.T) {
 
 // TestRecoveringHasNoAction: the action of the fault was taken.
 func TestRecoveringHasNoAction(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(1), nil, s.attach)
 		defer w.stop()
@@ -280,7 +280,7 @@ func TestRecoveringHasNoAction(t *testing.T) {
 func TestRecoveryAcrossRestarts(t *testing.T) {
 	for _, row := range recoveryCases {
 		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				m, s := newCheckRequestMachine(1), monitorRecorder{}
 				id := m.AllocatableIDs()[0]
 				w := startMonitor(t, m, nil, s.attach)
@@ -313,7 +313,7 @@ func TestRecoveryAcrossRestarts(t *testing.T) {
 
 // TestResetBetweenProcesses detects the reset by the energy counter.
 func TestResetBetweenProcesses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(2), monitorRecorder{}
 		id := m.AllocatableIDs()[0]
 		w := startMonitor(t, m, nil, s.attach)
@@ -347,7 +347,7 @@ func TestReboot(t *testing.T) {
 		{"a repair is pending", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.SetRepairPending(id) }, "xid_95", time.Second},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				m, s := newMachine(2), monitorRecorder{}
 				id := m.AllocatableIDs()[0]
 				w := startMonitor(t, m, nil, s.attach)
@@ -379,7 +379,7 @@ func TestReboot(t *testing.T) {
 
 // TestLostHistory: each device must pass its checks before the first publication.
 func TestLostHistory(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(3), monitorRecorder{}
 		m.Fail(m.AllocatableIDs()[1], "lost")
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History.Lost = true })
@@ -397,7 +397,7 @@ func TestLostHistory(t *testing.T) {
 		}
 	})
 	t.Run("for thirty seconds", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			m := newMachine(2)
 			f := &intermittentGPU{Machine: m, gpu: m.GPUs()[0]}
 			w := startMonitor(t, m, func(device.Backend) device.Backend { return f }, func(w *monitorFixture) { w.options.History.Lost = true })
@@ -431,7 +431,7 @@ func (f *intermittentGPU) Check(gpu device.GPU) (device.ResetEvidence, error) {
 
 // TestRecoveryPeriod: the recovery period doubles with each turn to unhealthy within an hour, up to ten minutes.
 func TestRecoveryPeriod(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(1), monitorRecorder{}
 		id := m.AllocatableIDs()[0]
 		w := startMonitor(t, m, nil, s.attach)
@@ -494,7 +494,7 @@ func TestFailedResets(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s, restarts %v", row.name, restarts), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					m, s := newMachine(1), monitorRecorder{}
 					id := m.AllocatableIDs()[0]
 					prepare := func(w *monitorFixture) {
@@ -529,7 +529,7 @@ func TestFailedResets(t *testing.T) {
 		}
 	}
 	t.Run("without being healthy in between", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			w := startMonitor(t, newMachine(1), nil)
 			defer w.stop()
 			id := w.AllocatableIDs()[0]
@@ -548,7 +548,7 @@ func TestFailedResets(t *testing.T) {
 
 // TestUnhealthyTimeout sets MonitorOptions.UnhealthyTimeout.
 func TestUnhealthyTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), nil, func(w *monitorFixture) { w.options.UnhealthyTimeout = 3 * time.Minute })
 		defer w.stop()
 		w.statusesAfter(time.Second)
@@ -575,7 +575,7 @@ func (b unansweredCheck) Check(gpu device.GPU) (device.ResetEvidence, error) {
 
 // TestStalledChecks: a check with ErrStalled neither passes nor fails.
 func TestStalledChecks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		w := startMonitor(t, m, func(device.Backend) device.Backend { return unansweredCheck{m, m.GPUs()[0]} })
 		defer w.stop()

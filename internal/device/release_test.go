@@ -13,6 +13,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // withTimeout calls Release or Resume with a deadline.
@@ -23,7 +24,7 @@ func withTimeout(d time.Duration, request func(context.Context) error) error {
 }
 
 func TestRelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
 		w := startMonitor(t, m, nil)
@@ -90,7 +91,7 @@ func readErrors(r *device.Readers, gpus []device.GPU) (errs []error, took time.D
 
 // TestReleaseDuringHang: a release during a hanging call fails, and the devices are resumed.
 func TestReleaseDuringHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		w := startMonitor(t, m, nil)
 		defer w.stop()
@@ -120,7 +121,7 @@ func TestReleaseDuringHang(t *testing.T) {
 
 // TestReleaseDuringReads releases the driver under continuous reads.
 func TestReleaseDuringReads(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		w := startMonitor(t, m, nil)
 		w.statusesAfter(time.Second)
@@ -164,7 +165,7 @@ func (s blockingClose) Close() {
 
 // TestResumeAfterLateClose: after a release that timed out in Close, the devices are resumed when Close returns.
 func TestResumeAfterLateClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		b := blockingClose{m, make(chan struct{})}
 		w := startMonitor(t, m, func(device.Backend) device.Backend { return b })
@@ -186,7 +187,7 @@ func TestResumeAfterLateClose(t *testing.T) {
 }
 
 func TestReleaseAtEndOfRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		w := startMonitor(t, m, nil)
 		w.statusesAfter(time.Second)
@@ -228,7 +229,7 @@ func (l *backgroundCalls) Idle() bool { return !l.running.Load() }
 
 // TestDriverReplacedDuringBackgroundCall: Run does not end during a Backend's background call.
 func TestDriverReplacedDuringBackgroundCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		b := &backgroundCalls{replacedDriver: replacedDriver{Machine: newMachine(1)}}
 		b.running.Store(true)
 		monitor := device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})
@@ -249,7 +250,7 @@ func TestDriverReplacedDuringBackgroundCall(t *testing.T) {
 
 // TestDriverReplaced: Run ends after the last call.
 func TestDriverReplaced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		b := &replacedDriver{Machine: m}
 		readers, inventory := device.NewReaders(b), &device.Inventory{}
@@ -298,7 +299,7 @@ func (s *stalledChecks) Check(gpu device.GPU) (device.ResetEvidence, error) {
 
 // TestReleaseEndsStall: a stall from before a release does not count after resume.
 func TestReleaseEndsStall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var recorder monitorRecorder
 		m := newMachine(1)
 		s := &stalledChecks{Machine: m}
@@ -359,7 +360,7 @@ func TestReleaseWithoutEnergyCounter(t *testing.T) {
 		return w, s
 	}
 	t.Run("and its checks pass", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			w, s := resume(t, false)
 			defer w.stop()
 			w.statusesAfter(1750 * time.Millisecond) // the first check may fail before the listing
@@ -372,7 +373,7 @@ func TestReleaseWithoutEnergyCounter(t *testing.T) {
 		})
 	})
 	t.Run("and a repair is pending", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			w, _ := resume(t, true)
 			defer w.stop()
 			requireReasons(t, "resumed", w.statusesAfter(time.Hour), "xid_95", "xid_95")
@@ -395,7 +396,7 @@ func (u *unreadEnergyCounter) Check(gpu device.GPU) (device.ResetEvidence, error
 
 // TestReleaseBeforeEnergyCounterIsRead: an energy counter that was not read yet may exist, so the release is no reset.
 func TestReleaseBeforeEnergyCounterIsRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		u := &unreadEnergyCounter{Machine: newMachine(1)}
 		u.active.Store(true)
 		w := startMonitor(t, u.Machine, func(device.Backend) device.Backend { return u })
@@ -418,7 +419,7 @@ func TestReleaseBeforeEnergyCounterIsRead(t *testing.T) {
 
 // TestFaultDuringRelease: a reset between the fault and the resume counts.
 func TestFaultDuringRelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		w := startMonitor(t, m, nil)
 		defer w.stop()

@@ -27,9 +27,20 @@ type Status struct {
 	Flaps   uint64    // how often the device turned unhealthy, alone or with its GPU
 	Reason  string    // why the device is unhealthy, one word: "xid_79", "lost"; empty if healthy
 	Action  string    // what the operator should do: "reset_gpu", "reboot"; empty if unknown or done
+	Note    string    // the operator's reason of a retired device
 	Since   time.Time // when Healthy or Reason last changed
 	Gone    bool      // absent from the newest listing: not read, and its instance ids may be reused
 	Xids    []Xid     // the GPU's Xids, by code
+}
+
+// MissingGPUs returns how many of the expected GPUs the newest listing lacks.
+func MissingGPUs(statuses []Status, expected int) int {
+	for _, s := range statuses {
+		if s.WholeGPU() && !s.Gone {
+			expected--
+		}
+	}
+	return max(0, expected)
 }
 
 // NoMIGDevices is the reason why nothing of a MIG-enabled GPU can be allocated: the GPU has no MIG device.
@@ -48,7 +59,7 @@ func (s Status) Unallocatable(all []Status) string {
 // EqualExceptXids reports whether two statuses differ at most in their Xids.
 func (s Status) EqualExceptXids(o Status) bool {
 	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Health == o.Health && s.Flaps == o.Flaps && s.Reason == o.Reason &&
-		s.Gone == o.Gone && s.Action == o.Action && s.Since.Equal(o.Since)
+		s.Gone == o.Gone && s.Action == o.Action && s.Note == o.Note && s.Since.Equal(o.Since)
 }
 
 func (s Status) equal(o Status) bool { return s.EqualExceptXids(o) && slices.Equal(s.Xids, o.Xids) }
@@ -93,7 +104,8 @@ type HealthEvent struct {
 	// Affected are the affected devices as they were: the MIG device of the report, or the GPU and all its MIG devices.
 	Affected []Device
 	Xid      uint64 // 0 if not an Xid
-	Reason   string // "xid_79", "lost", "not_answering"
+	Reason   string // "xid_79", "lost", "not_answering", "retired"
+	Note     string // the operator's reason of a retirement
 	Class    string // as in Event; empty if a check found the fault
 	Action   string // as in Status
 	// MarkedUnhealthy is set if the event turned the affected devices unhealthy.

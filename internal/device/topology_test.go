@@ -4,14 +4,14 @@ import (
 	"context"
 	"log/slog"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 func TestLinksAreReadOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		if device.NewMonitor(m, device.NewReaders(m), &device.Inventory{}, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)}).Links() != nil {
 			t.Error("links before the first reading")
@@ -41,7 +41,7 @@ func TestLinksAreReadOnce(t *testing.T) {
 }
 
 func TestMissingLinksAreReadAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(3)
 		m.Fail(m.AllocatableIDs()[0], "lost")
 		w := startMonitor(t, m, nil)
@@ -71,7 +71,7 @@ func (s hangingLinks) Links(context.Context) ([]device.Link, error) {
 
 // TestLinksHang: while Links hangs, only listings wait.
 func TestLinksHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		b := hangingLinks{m, make(chan struct{})}
 		w := startMonitor(t, m, func(device.Backend) device.Backend { return b })

@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"iter"
 	"time"
 )
@@ -13,8 +14,11 @@ const (
 	goneGPUTTL       = 10 * time.Minute
 )
 
-// ReasonGone is the reason of a device that is absent from the newest listing.
-const ReasonGone = "gone"
+// The reasons of a lost GPU.
+const (
+	ReasonGone = "gone" // absent from the newest listing; of a MIG device as well
+	reasonLost = "lost" // fallen off the bus
+)
 
 // Intervals of the checks of a GPU.
 const (
@@ -74,6 +78,15 @@ func (g *trackedGPU) levels() iter.Seq2[ID, *healthState] {
 	}
 }
 
+// trustedLevels calls f for the levels that a Trust of id is about: all of a GPU for the empty id.
+func (g *trackedGPU) trustedLevels(id ID, f func(ID, *healthState)) {
+	for level, s := range g.levels() {
+		if id == "" || id == level {
+			f(level, s)
+		}
+	}
+}
+
 // level returns the health and the affected devices of a fault: the MIG device's, or the GPU's if id names none.
 func (g *trackedGPU) level(id ID) (ID, *healthState, []Device) {
 	for _, d := range g.migDevices {
@@ -108,7 +121,10 @@ func (g *trackedGPU) checkDue(now time.Time, lastReadFailed bool, gpus int) time
 // currentHealth returns the device's health and its cause.
 func (d *trackedDevice) currentHealth() (Health, HealthCause) {
 	g := d.gpu
+	retired := cmp.Or(g.health.retired, d.health.retired)
 	switch {
+	case retired != nil:
+		return Unhealthy, HealthCause{Reason: ReasonRetired, Since: retired.At}
 	case g.health.cause.Reason != "":
 		return g.health.state, g.health.cause
 	case !d.goneSince.IsZero():
@@ -132,8 +148,12 @@ func (d *trackedDevice) status(h Health, c HealthCause, now time.Time) Status {
 	if h == Recovering { // the action was taken
 		action = ""
 	}
-	return Status{
+	s := Status{
 		Device: d.Device, Healthy: c.Reason == "", Health: h, Reason: c.Reason, Action: action,
 		Since: d.since, Gone: !d.goneSince.IsZero(), Xids: d.gpu.xids,
 	}
+	if r := cmp.Or(d.gpu.health.retired, d.health.retired); r != nil && c.Reason == ReasonRetired {
+		s.Note = r.Note
+	}
+	return s
 }

@@ -69,10 +69,19 @@ func (t *deviceTracker) apply(g *trackedGPU, id ID, s *healthState, e evidence, 
 			level = slog.LevelWarn
 		}
 		message := [...]string{"device healthy", "device suspect", "device unhealthy", "device recovering"}[tr.to]
-		t.log.Log(context.Background(), level, message, "gpu", g.gpu, "device", id, "from", tr.from, "to", tr.to,
+		if lost := lostMessages[s.cause.Reason]; tr.to == Unhealthy && lost != "" {
+			message = lost
+		}
+		t.log.Log(context.Background(), level, message, "gpu", g.gpu, "index", g.device.Index, "device", id, "from", tr.from, "to", tr.to,
 			"reason", s.cause.Reason, "previous_reason", tr.previous.Reason, "action", s.cause.Action, "flaps", s.flaps)
 	}
 	return tr
+}
+
+// lostMessages are the log messages about a lost GPU, by reason.
+var lostMessages = map[string]string{
+	reasonLost: "The GPU is lost: it has fallen off the bus. Its containers fail; reboot the node.",
+	ReasonGone: "The GPU is lost: the driver no longer lists it. Its containers fail; reboot the node, and replace the GPU if it stays away.",
 }
 
 func (t *deviceTracker) applyAll(g *trackedGPU, e evidence, now time.Time) {
@@ -250,7 +259,7 @@ func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time
 			e.cause.resetBaseline = new(g.resets)
 		}
 	case errors.Is(c.err, ErrLost):
-		e.cause.Reason, e.cause.Action = "lost", "reboot"
+		e.cause.Reason, e.cause.Action = reasonLost, "reboot"
 	default:
 		e.kind, e.cause.Reason = evidenceCheckFailed, "check_failed"
 	}
@@ -290,15 +299,21 @@ func (t *deviceTracker) merge(devices []Device, now time.Time) {
 	for _, dev := range t.devices {
 		if !listed[dev.ID] && dev.goneSince.IsZero() {
 			dev.goneSince = now
-			t.log.Info("device gone", "device", dev.ID, "gpu", dev.GPU, "profile", dev.Profile)
+			if dev.gpu.listed {
+				t.log.Info("MIG device gone", "device", dev.ID, "gpu", dev.GPU, "profile", dev.Profile)
+			}
 		}
 	}
 	for _, g := range t.gpus {
 		if !g.listed { // affects the devices known so far
-			if g.goneSince.IsZero() {
+			wasGone := !g.goneSince.IsZero()
+			if !wasGone {
 				g.goneSince = now
 			}
-			t.addGPUFault(g, evidence{cause: HealthCause{Reason: ReasonGone, FaultAt: now, notedAt: now}}, now)
+			tr := t.addGPUFault(g, evidence{cause: HealthCause{Reason: ReasonGone, FaultAt: now, notedAt: now}}, now)
+			if !wasGone && !tr.newCause { // unhealthy before
+				t.log.Warn(lostMessages[ReasonGone], "gpu", g.gpu, "index", g.device.Index, "reason", g.health.cause.Reason)
+			}
 		}
 	}
 	t.group()
@@ -337,15 +352,29 @@ func (t *deviceTracker) isAllocated(id ID) bool {
 	return t.options.IsAllocated != nil && t.options.IsAllocated(id)
 }
 
-// removeExpired removes devices that have been gone for their TTL, unless allocated.
+// missingGPUs returns how many of the expected GPUs the newest listing lacks.
+func (t *deviceTracker) missingGPUs() int {
+	if t.options.ExpectedGPUs == nil {
+		return 0
+	}
+	missing := t.options.ExpectedGPUs()
+	for _, g := range t.gpus {
+		if g.listed {
+			missing--
+		}
+	}
+	return missing
+}
+
+// removeExpired removes devices that have been gone for their TTL, unless allocated or an expected GPU.
 func (t *deviceTracker) removeExpired(now time.Time) {
-	before := len(t.devices)
+	before, missing := len(t.devices), t.missingGPUs()
 	t.devices = slices.DeleteFunc(t.devices, func(d *trackedDevice) bool {
 		ttl := goneMIGDeviceTTL
 		if d.WholeGPU() {
 			ttl = goneGPUTTL
 		}
-		expired := !d.goneSince.IsZero() && now.Sub(d.goneSince) >= ttl && !t.isAllocated(d.ID)
+		expired := (missing <= 0 || !d.WholeGPU()) && !d.goneSince.IsZero() && now.Sub(d.goneSince) >= ttl && !t.isAllocated(d.ID)
 		if expired && !d.WholeGPU() {
 			t.keepRecord(d.gpu, d.ID, &d.health, now)
 		}

@@ -64,6 +64,7 @@ type Options struct {
 	UnknownKeys []string // lines of the config file
 
 	Driver             DriverProbe // nil: simulated
+	ExpectedGPUs       int         // 0: any number
 	DevRoot            string      // parent folder of dev/nvidia*
 	InjectsDeviceNodes bool        // containers get the device nodes of this process
 

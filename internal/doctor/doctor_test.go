@@ -264,6 +264,11 @@ var driverCases = []findingCase{
 	{check: "driver", status: StatusWarning, message: "GPU 3 is lost; GPU 4", fix: "reset", change: func(s *doctorFixture) {
 		s.driver.err = errors.Join(errors.New("GPU 3 is lost"), errors.New("GPU 4 is lost"))
 	}},
+	{check: "driver", status: StatusOK, message: "2 GPUs", change: func(s *doctorFixture) { s.ExpectedGPUs = 2 }},
+	{check: "driver", status: StatusFailure, message: "2 GPUs and 1 MIG device; missing: 1 of 3 expected GPUs", fix: "lspci", change: func(s *doctorFixture) { s.ExpectedGPUs = 3 }},
+	{check: "driver", status: StatusFailure, message: "missing: 3 of 3 expected GPUs", fix: "lspci", change: func(s *doctorFixture) {
+		s.ExpectedGPUs, s.driver.devices = 3, []device.Device{}
+	}},
 	{check: "driver", status: StatusWarning, message: "0 GPUs", fix: "lspci", change: func(s *doctorFixture) { s.driver.devices = []device.Device{} }},
 	{check: "driver", status: StatusOK, message: "2 GPUs", change: func(s *doctorFixture) { s.driver.library.MissingFunctions = []string{"nvmlDeviceGetSerial"} }},
 	{check: "driver", status: StatusWarning, message: "2 GPUs and 1 MIG device; MIG mode without MIG devices: GPU 0", fix: "nvidia-smi mig -cgi", change: func(s *doctorFixture) {

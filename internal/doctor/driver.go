@@ -54,6 +54,10 @@ func checkDriver(_ context.Context, r *report) Finding {
 		return warning(d.summary()+"; "+d.err.Error(),
 			"Find the GPU in the kernel log and reset the GPU. After Xid 79 (fallen off the bus) reboot or power-cycle the node.").
 			because("These GPUs are not registered and have no metrics.")
+	case d.gpus() < r.ExpectedGPUs:
+		return failure(fmt.Sprintf("%s; missing: %d of %d expected GPUs", d.summary(), r.ExpectedGPUs-d.gpus(), r.ExpectedGPUs),
+			"Compare lspci -d 10de: with the machine, and read dmesg for the GPU that is missing. Reboot or power-cycle the node. If the number is wrong, correct --expected-gpus.").
+			because("The missing GPUs are not registered and have no metrics.")
 	case len(d.devices) == 0:
 		return warning(d.summary(),
 			"Search lspci for the GPUs and their driver (vfio-pci for virtual machines). On a node without GPUs podgauge is not needed.")
@@ -82,14 +86,18 @@ func (d driverAnswer) withoutMIGDevices() (gpus []string) {
 	return gpus
 }
 
-// summary returns the library, the version and the number of devices.
-func (d driverAnswer) summary() string {
-	gpus := 0
+func (d driverAnswer) gpus() (n int) {
 	for i := range d.devices {
 		if d.devices[i].WholeGPU() {
-			gpus++
+			n++
 		}
 	}
+	return n
+}
+
+// summary returns the library, the version and the number of devices.
+func (d driverAnswer) summary() string {
+	gpus := d.gpus()
 	summary := d.library.Path + ": "
 	if d.library.Version != "" {
 		summary += "version " + d.library.Version + ", "

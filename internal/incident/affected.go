@@ -19,13 +19,19 @@ const (
 	maxAffected = 256
 )
 
-// attribute adds the containers with the device at the event, or until just before, as far as the kubelet has named them. The history has
-// the begin of each allocation, so later allocations are left out. A device that is gone is never allocated: if the allocations at
-// the event are unknown, the present ones are older.
+// attribute adds the containers with an affected device at the event, or until just before, as far as the kubelet has named them. The
+// history has the begin of each allocation, so later allocations are left out. A device that is gone is never allocated: if the
+// allocations at the event are unknown, the present ones are older.
 func (t *tracker) attribute(e *trackedIncident, h *device.Allocations) {
-	allocations, records := h.ForDevice(e.Device), recordsOf(h.Recent, e.Device)
+	for _, id := range e.deviceIDs {
+		t.attributeDevice(e, id, h)
+	}
+}
+
+func (t *tracker) attributeDevice(e *trackedIncident, id device.ID, h *device.Allocations) {
+	allocations, records := h.ForDevice(id), recordsOf(h.Recent, id)
 	var newestSince time.Time // begin of the newest allocation
-	if len(e.unnamedAllocations) > 0 {
+	if slices.ContainsFunc(e.unnamedAllocations, func(u device.Allocation) bool { return u.DeviceID.Device() == id }) {
 		newestSince = e.First
 	}
 	for _, s := range records {
@@ -38,7 +44,7 @@ func (t *tracker) attribute(e *trackedIncident, h *device.Allocations) {
 		switch {
 		case !allocated && wasAffected(e, s, newestSince):
 			t.addAffected(e, s, s.LastSeen)
-		case allocated && (!s.FirstSeen.After(e.First) || e.AffectedUnknown):
+		case allocated && (!s.FirstSeen.After(e.First) || e.AffectedUnknown && e.Reason == device.ReasonGone):
 			t.addAffected(e, s, time.Time{})
 		}
 	}
@@ -58,22 +64,29 @@ func wasAffected(e *trackedIncident, s device.AllocationRecord, newest time.Time
 
 // addAffected adds an affected container, once.
 func (t *tracker) addAffected(e *trackedIncident, s device.AllocationRecord, until time.Time) {
-	if len(e.Affected) == maxAffected || e.isAffected(s.Owner) {
+	if len(e.Affected) == maxAffected || e.isAffected(s.Owner, s.Device) {
 		return
 	}
-	e.Affected = append(slices.Clone(e.Affected), AffectedContainer{Owner: s.Owner, Since: s.FirstSeen, Until: until})
+	c := AffectedContainer{Owner: s.Owner, Since: s.FirstSeen, Until: until}
+	if s.Device != e.Device {
+		c.Device = s.Device
+	}
+	e.Affected = append(slices.Clone(e.Affected), c)
 	e.terminationFinal = append(e.terminationFinal, false)
 	t.affectedTotal++
-	c := t.counters.get(e, s.Owner)
-	e.counters = append(e.counters, c)
-	if e.Count > 0 {
-		c.add(e, e.Count, e.Last)
-	}
 	t.version++
+	if !e.isFault() {
+		return
+	}
+	counter := t.counters.get(e, s.Device, s.Owner)
+	e.counters = append(e.counters, counter)
+	if e.Count > 0 {
+		counter.add(e, e.Count, e.Last)
+	}
 }
 
-func (e *trackedIncident) isAffected(o device.Owner) bool {
-	return slices.ContainsFunc(e.Affected, func(c AffectedContainer) bool { return c.Owner == o })
+func (e *trackedIncident) isAffected(o device.Owner, id device.ID) bool {
+	return slices.ContainsFunc(e.Affected, func(c AffectedContainer) bool { return c.Owner == o && e.DeviceOf(c) == id })
 }
 
 // resolveOwners adds the containers that the kubelet has named since the event. Of a device that is gone, the kubelet may name them after
@@ -85,7 +98,7 @@ func (t *tracker) resolveOwners(e *trackedIncident, h *device.Allocations, now t
 	}
 	known := len(e.Affected)
 	t.attribute(e, h)
-	allocations, endedOwners := h.ForDevice(e.Device), 0
+	allocations, endedOwners := e.currentAllocations(h), 0
 	for _, c := range e.Affected[known:] {
 		if !c.Until.IsZero() {
 			endedOwners++
@@ -93,7 +106,7 @@ func (t *tracker) resolveOwners(e *trackedIncident, h *device.Allocations, now t
 	}
 	e.unnamedAllocations = slices.DeleteFunc(e.unnamedAllocations, func(u device.Allocation) bool {
 		i := slices.IndexFunc(allocations, func(r device.Allocation) bool { return r.Resource == u.Resource && r.DeviceID == u.DeviceID })
-		if i >= 0 && (allocations[i].Owner == (device.Owner{}) || e.isAffected(allocations[i].Owner)) {
+		if i >= 0 && (allocations[i].Owner == (device.Owner{}) || e.isAffected(allocations[i].Owner, u.DeviceID.Device())) {
 			return allocations[i].Owner != (device.Owner{})
 		}
 		endedOwners-- // named, and ended
@@ -101,7 +114,7 @@ func (t *tracker) resolveOwners(e *trackedIncident, h *device.Allocations, now t
 	})
 	if len(e.unnamedAllocations) == 0 && (!lost || h.Complete && len(e.Affected) > 0) {
 		e.OwnersIncomplete, e.AffectedUnknown = false, false
-		e.allocations = slices.Clone(allocations) // the next event may repeat this incident
+		e.allocations = allocations // the next event may repeat this incident
 		t.version++
 	}
 	if now.After(e.ownerDeadline) || len(allocations) == 0 && h.Complete {
@@ -117,13 +130,14 @@ func (t *tracker) updateAffected(h *device.Allocations, now time.Time) {
 			if !o.Until.IsZero() {
 				continue
 			}
-			seen := recordsOf(h.Recent, e.Device)
+			id := e.DeviceOf(o)
+			seen := recordsOf(h.Recent, id)
 			s := device.AllocationRecord{LastSeen: e.Last} // without a record: allocated at the event
 			if k := slices.IndexFunc(seen, func(s device.AllocationRecord) bool { return s.Owner == o.Owner }); k >= 0 {
 				s = seen[k]
 			}
 			ownerReplaced := s.FirstSeen.After(latest(e.Last, o.Since)) && !e.fromEarlierProcess // by a container of the same name
-			allocated := slices.ContainsFunc(h.ForDevice(e.Device), func(r device.Allocation) bool { return r.Owner == o.Owner })
+			allocated := slices.ContainsFunc(h.ForDevice(id), func(r device.Allocation) bool { return r.Owner == o.Owner })
 			if ownerReplaced {
 				s.LastSeen = e.Last
 			} else if allocated || s.EndedAt.IsZero() && !h.Complete { // unknown: a starting kubelet lists pods one after the other

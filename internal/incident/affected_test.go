@@ -6,10 +6,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // TestAffectedContainers: the allocations before and after an event decide which containers are affected. A letter is a container.
@@ -225,7 +225,7 @@ type actualAllocation struct {
 // affected, unless the incident reports missing owners.
 func TestRandomAllocations(t *testing.T) {
 	for seed := range uint64(300) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			s := startFixture(Options{})
 			defer s.stop()
 			r := rand.New(rand.NewPCG(seed, 1))

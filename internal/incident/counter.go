@@ -19,9 +19,9 @@ func (c *EventCount) compare(o *EventCount) int {
 	return cmp.Or(min(len(c.Pod), 1)-min(len(o.Pod), 1), cmp.Compare(c.Device, o.Device), c.Compare(o.Owner), cmp.Compare(c.Reason, o.Reason))
 }
 
-// get returns the counter of an incident's device, or of an affected container, and adds the counter if it is missing.
-func (s *counterSet) get(e *trackedIncident, o device.Owner) *EventCount {
-	c := &EventCount{Device: e.Device, Owner: o, Reason: e.Reason}
+// get returns the counter of an incident's device, or of an affected container with its device, and adds the counter if it is missing.
+func (s *counterSet) get(e *trackedIncident, id device.ID, o device.Owner) *EventCount {
+	c := &EventCount{Device: id, Owner: o, Reason: e.Reason}
 	i, found := slices.BinarySearchFunc(*s, c, (*EventCount).compare)
 	if !found {
 		*s = slices.Insert(*s, i, c)

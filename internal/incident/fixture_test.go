@@ -7,11 +7,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 const gpuResource = "nvidia.com/gpu"
@@ -156,7 +156,7 @@ func (l *logBuffer) count(part string) int {
 
 // runFixture runs a test in a bubble, with a Log that ends with it.
 func runFixture(t *testing.T, o Options, test func(t *testing.T, s *fixture)) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := startFixture(o)
 		defer s.stop()
 		test(t, s)

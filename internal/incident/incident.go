@@ -1,5 +1,7 @@
 // Package incident records which containers had a device when the device failed.
 //
+// A fault of a GPU is one incident with all MIG devices of the GPU; a fault of a MIG device is an incident of that device.
+//
 // The Monitor reports health events to Log.Record, which stores each event with the current allocations, without waiting. Log.Run
 // follows each incident: containers named later by the kubelet, the end of their allocations, the device's recovery, and the termination
 // of the pods. Snapshots are published at most ten times a second.
@@ -12,6 +14,8 @@
 package incident
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
@@ -27,14 +31,17 @@ type Incident struct {
 	Last  time.Time `json:"last"`
 	Count uint64    `json:"count"`
 
-	Device  device.ID  `json:"device"`
+	Device  device.ID  `json:"device"` // the GPU, or the MIG device if the event affects no other
 	GPU     device.GPU `json:"gpu"`
 	Index   int        `json:"index"`
 	Profile string     `json:"profile,omitempty"` // of a MIG device
-	Model   string     `json:"model,omitempty"`
-	PCI     string     `json:"pci_bus_id,omitempty"`
+	// MIGDevices are the MIG devices that an event of the GPU affects.
+	MIGDevices []AffectedMIGDevice `json:"mig_devices,omitempty"`
+	Model      string              `json:"model,omitempty"`
+	PCI        string              `json:"pci_bus_id,omitempty"`
 
-	Reason          string `json:"reason"` // "xid_79", "lost", "not_answering"
+	Reason          string `json:"reason"`         // "xid_79", "lost", "not_answering"
+	Note            string `json:"note,omitempty"` // the operator's reason, if the Reason is "retired"
 	Xid             uint64 `json:"xid,omitempty"`
 	Class           string `json:"class,omitempty"`
 	Action          string `json:"action,omitempty"`
@@ -52,13 +59,38 @@ type Incident struct {
 	AffectedUnknown bool `json:"holders_unknown,omitempty"`
 }
 
-// AffectedContainer is a container with the device at the event.
+// Concerns reports whether the event affects a device.
+func (i *Incident) Concerns(id device.ID) bool {
+	return i.Device == id || slices.ContainsFunc(i.MIGDevices, func(d AffectedMIGDevice) bool { return d.Device == id })
+}
+
+// DeviceOf returns the device of an affected container.
+func (i *Incident) DeviceOf(c AffectedContainer) device.ID { return cmp.Or(c.Device, i.Device) }
+
+// UniqueOwners returns each container once, with its first device.
+func UniqueOwners(all []AffectedContainer) (unique []AffectedContainer) {
+	for _, c := range all {
+		if !slices.ContainsFunc(unique, func(o AffectedContainer) bool { return o.Owner == c.Owner }) {
+			unique = append(unique, c)
+		}
+	}
+	return unique
+}
+
+// AffectedMIGDevice is an affected MIG device, as it was.
+type AffectedMIGDevice struct {
+	Device  device.ID `json:"device"`
+	Profile string    `json:"profile,omitempty"`
+}
+
+// AffectedContainer is a container with a device at the event. A container with several affected devices has a row for each.
 type AffectedContainer struct {
 	device.Owner
-	UID         string          `json:"uid,omitempty"`   // of the pod; empty: unknown
-	Since       time.Time       `json:"since"`           // first seen with the device
-	Until       time.Time       `json:"until,omitzero"`  // last seen with the device; zero: still allocated
-	Termination *PodTermination `json:"ended,omitempty"` // nil: still running, or unknown
+	Device      device.ID       `json:"device,omitempty"` // a MIG device of Incident.MIGDevices; empty: Incident.Device
+	UID         string          `json:"uid,omitempty"`    // of the pod; empty: unknown
+	Since       time.Time       `json:"since"`            // first seen with the device
+	Until       time.Time       `json:"until,omitzero"`   // last seen with the device; zero: still allocated
+	Termination *PodTermination `json:"ended,omitempty"`  // nil: still running, or unknown
 }
 
 // PodTermination is how a container and its pod ended, from the kubelet's Pods API.

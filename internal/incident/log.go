@@ -89,6 +89,15 @@ func (l *Log) Record(o device.HealthEvent) {
 // Get returns the snapshot, and a channel that the next snapshot closes.
 func (l *Log) Get() (Snapshot, <-chan struct{}) { return l.snapshot.Get() }
 
+// Stored returns the incidents on disk as far as this process has written them, and a channel that the next write closes. Stored requires a folder.
+func (l *Log) Stored() (incidents []Incident, changed <-chan struct{}) {
+	written, changed := l.file.Get()
+	if written.Written != nil {
+		incidents = written.Written.Incidents
+	}
+	return incidents, changed
+}
+
 // Ready returns nil: New has loaded the incidents of an earlier process.
 func (l *Log) Ready() error { return nil }
 
@@ -188,10 +197,17 @@ func (l *Log) logIncident(i *Incident) {
 	if i.MarkedUnhealthy {
 		level = slog.LevelWarn
 	}
-	affected := make([]string, len(i.Affected))
-	for k, c := range i.Affected {
-		affected[k] = c.Namespace + "/" + c.Pod + "/" + c.Container
+	var affected []string
+	for _, c := range UniqueOwners(i.Affected) {
+		affected = append(affected, c.Namespace+"/"+c.Pod+"/"+c.Container)
 	}
-	l.opts.Log.Log(context.Background(), level, "incident", "id", i.ID, "device", i.Device, "reason", i.Reason,
-		"action", i.Action, "marked_unhealthy", i.MarkedUnhealthy, "containers", affected, "owners_incomplete", i.OwnersIncomplete)
+	attributes := []any{"id", i.ID, "device", i.Device, "reason", i.Reason}
+	if i.Note != "" {
+		attributes = append(attributes, "note", i.Note)
+	}
+	if len(i.MIGDevices) > 0 {
+		attributes = append(attributes, "mig_devices", len(i.MIGDevices))
+	}
+	l.opts.Log.Log(context.Background(), level, "incident", append(attributes,
+		"action", i.Action, "marked_unhealthy", i.MarkedUnhealthy, "containers", affected, "owners_incomplete", i.OwnersIncomplete)...)
 }

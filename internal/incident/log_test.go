@@ -49,7 +49,7 @@ func TestIncidentFields(t *testing.T) {
 	})
 }
 
-func TestAllocatableDevicesAreRecorded(t *testing.T) {
+func TestOneIncidentPerEvent(t *testing.T) {
 	gpu := gpuDevice("GPU-1")
 	gpu.MIGEnabled = true
 	one, two := gpu, gpu
@@ -59,7 +59,7 @@ func TestAllocatableDevicesAreRecorded(t *testing.T) {
 		want     []device.ID
 	}{
 		"a whole GPU":                           {[]device.Device{gpuDevice("GPU-2")}, []device.ID{"GPU-2"}},
-		"a partitioned GPU":                     {[]device.Device{gpu, one, two}, []device.ID{"MIG-2", "MIG-1"}},
+		"a partitioned GPU":                     {[]device.Device{gpu, one, two}, []device.ID{"GPU-1"}},
 		"a MIG device":                          {[]device.Device{two}, []device.ID{"MIG-2"}},
 		"a partitioned GPU without MIG devices": {[]device.Device{gpu}, []device.ID{"GPU-1"}},
 		"no device":                             {nil, nil},

@@ -59,12 +59,13 @@ type tracker struct {
 // trackedIncident is an Incident with its private state. Published parts of the Incident (Affected and pointers) are replaced, never written.
 type trackedIncident struct {
 	Incident
-	allocations        []device.Allocation // of the device at the event
+	deviceIDs          []device.ID         // of the affected devices
+	allocations        []device.Allocation // of each of them at the event
 	unnamedAllocations []device.Allocation // those without an owner, until ownerDeadline
 	ownerDeadline      time.Time
 
 	recordedAt       time.Time     // time of the newest Record; zero: of an earlier process
-	counters         []*EventCount // of the device and of each affected container
+	counters         []*EventCount // of the incident's device and of each affected container
 	terminationFinal []bool        // of each affected container: nothing more will be known
 
 	fromEarlierProcess bool
@@ -77,7 +78,11 @@ func newTracker(o Options, now time.Time) *tracker {
 // load adds the incidents of an earlier process, before the first record.
 func (t *tracker) load(s storedState) {
 	for _, i := range slices.Backward(s.Incidents) {
-		t.entries = append(t.entries, &trackedIncident{Incident: i, terminationFinal: make([]bool, len(i.Affected)), fromEarlierProcess: true})
+		e := &trackedIncident{Incident: i, deviceIDs: []device.ID{i.Device}, terminationFinal: make([]bool, len(i.Affected)), fromEarlierProcess: true}
+		for _, d := range i.MIGDevices {
+			e.deviceIDs = append(e.deviceIDs, d.Device)
+		}
+		t.entries = append(t.entries, e)
 		t.lastID, t.affectedTotal = i.ID, t.affectedTotal+len(i.Affected)
 	}
 	for _, c := range s.Counts {
@@ -87,18 +92,12 @@ func (t *tracker) load(s storedState) {
 	t.version++
 }
 
-// record records an event for each allocatable device. A partitioned GPU is recorded only without an affected MIG device, or if it is
-// allocated: with the MIG strategy none, NVIDIA's plugin allocates partitioned GPUs.
+// record records an event: an incident of the GPU if the GPU is affected, with all its MIG devices.
 func (t *tracker) record(o *device.HealthEvent, h *device.Allocations, now time.Time) {
-	hasDevices := slices.ContainsFunc(o.Affected, func(d device.Device) bool { return !d.MIGEnabled })
-	for i := range o.Affected {
-		if d := &o.Affected[i]; !d.MIGEnabled || !hasDevices || len(h.ForDevice(d.ID)) > 0 {
-			t.recordDevice(o, d, h, now)
-		}
+	if len(o.Affected) == 0 {
+		return
 	}
-}
-
-func (t *tracker) recordDevice(o *device.HealthEvent, d *device.Device, h *device.Allocations, now time.Time) {
+	d := &o.Affected[max(0, slices.IndexFunc(o.Affected, device.Device.WholeGPU))]
 	e := t.newest(d.ID, o.Reason)
 	if e != nil {
 		t.resolveOwners(e, h, now)
@@ -121,30 +120,61 @@ func (t *tracker) newest(id device.ID, reason string) *trackedIncident {
 
 // matches reports whether an event repeats the incident. A later owner of the same name, as in a StatefulSet, has an incident of its own.
 func (e *trackedIncident) matches(o *device.HealthEvent, h *device.Allocations) bool {
-	return !e.fromEarlierProcess && e.Historical == o.Historical && e.RecoveredAt == nil && o.At.Sub(e.Last) <= mergeWindow &&
-		slices.Equal(h.ForDevice(e.Device), e.allocations) &&
-		!slices.ContainsFunc(recordsOf(h.Recent, e.Device), func(s device.AllocationRecord) bool {
-			return s.EndedAt.IsZero() && s.FirstSeen.After(e.Last) && !s.FirstSeen.After(o.At)
-		})
+	return !e.fromEarlierProcess && e.Historical == o.Historical && e.Note == o.Note && e.RecoveredAt == nil && o.At.Sub(e.Last) <= mergeWindow &&
+		slices.EqualFunc(e.deviceIDs, o.Affected, func(id device.ID, d device.Device) bool { return d.ID == id }) && e.sameAllocations(o, h)
 }
 
-// newIncident adds an incident without events.
+// sameAllocations reports whether the affected devices are allocated as before. A repeated event costs no memory.
+func (e *trackedIncident) sameAllocations(o *device.HealthEvent, h *device.Allocations) bool {
+	before := e.allocations
+	for _, id := range e.deviceIDs {
+		rows := h.ForDevice(id)
+		if len(rows) > len(before) || !slices.Equal(rows, before[:len(rows)]) ||
+			slices.ContainsFunc(recordsOf(h.Recent, id), func(s device.AllocationRecord) bool {
+				return s.EndedAt.IsZero() && s.FirstSeen.After(e.Last) && !s.FirstSeen.After(o.At)
+			}) {
+			return false
+		}
+		before = before[len(rows):]
+	}
+	return len(before) == 0
+}
+
+// currentAllocations returns the allocations of each affected device, in the order of deviceIDs.
+func (e *trackedIncident) currentAllocations(h *device.Allocations) (rows []device.Allocation) {
+	for _, id := range e.deviceIDs {
+		rows = append(rows, h.ForDevice(id)...)
+	}
+	return rows
+}
+
+// newIncident adds an incident of a device without events.
 func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device.Allocations, now time.Time) *trackedIncident {
 	t.lastID = max(t.lastID+1, uint64(max(now.UnixMilli(), 0)))
 	e := &trackedIncident{Incident: Incident{
 		ID: t.lastID, First: o.At, Last: o.At,
 		Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Model: d.Model, PCI: d.PCI,
-		Reason: o.Reason, Xid: o.Xid, Class: o.Class, Action: o.Action, Source: o.Source, Historical: o.Historical,
+		Reason: o.Reason, Note: o.Note, Xid: o.Xid, Class: o.Class, Action: o.Action, Source: o.Source, Historical: o.Historical,
 	}}
-	e.allocations = slices.Clone(h.ForDevice(d.ID))
+	unallocated := false
+	for _, a := range o.Affected {
+		e.deviceIDs = append(e.deviceIDs, a.ID)
+		if a.ID != d.ID {
+			e.MIGDevices = append(e.MIGDevices, AffectedMIGDevice{a.ID, a.Profile})
+		}
+		unallocated = unallocated || len(h.ForDevice(a.ID)) == 0 && (!a.MIGEnabled || len(o.Affected) == 1)
+	}
+	e.allocations = e.currentAllocations(h)
 	if e.Historical { // counters count events since the start
 		e.AffectedUnknown = true
 	} else {
-		e.counters = append(e.counters, t.counters.get(e, device.Owner{}))
+		if e.isFault() {
+			e.counters = append(e.counters, t.counters.get(e, e.Device, device.Owner{}))
+		}
 		e.unnamedAllocations = slices.DeleteFunc(slices.Clone(e.allocations), func(r device.Allocation) bool { return r.Owner != (device.Owner{}) })
 		t.attribute(e, h)
 		e.OwnersIncomplete, e.ownerDeadline = len(e.unnamedAllocations) > 0, now.Add(ownerTimeout)
-		e.AffectedUnknown = len(e.allocations) == 0 && !h.Complete
+		e.AffectedUnknown = unallocated && !h.Complete
 	}
 	t.entries = append(t.entries, e)
 	t.evict()
@@ -172,6 +202,9 @@ func (t *tracker) evict() {
 		t.entries = slices.Delete(t.entries, i, i+1)
 	}
 }
+
+// isFault reports whether the incident is counted: a retirement is the operator's decision.
+func (e *trackedIncident) isFault() bool { return e.Reason != device.ReasonRetired }
 
 // isOpen reports whether the device has not recovered yet.
 func (e *trackedIncident) isOpen() bool { return e.MarkedUnhealthy && e.RecoveredAt == nil }

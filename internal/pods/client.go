@@ -1,7 +1,8 @@
-// Package pods follows the pods of the node over the kubelet's Pods API (v1alpha1.Pods, from Kubernetes 1.37 on).
+// Package pods follows the pods of the node over the kubelet's Pods API (v1alpha1.Pods, from Kubernetes 1.37 on), or over a watch at
+// the API server if the kubelet has no Pods API.
 //
-// The kubelet sends all pods and then every change, as whole objects. The client keeps a subset of each pod: identity, selected labels
-// and container states. With an older kubelet, only the features based on that subset are missing.
+// Both sources send all pods and then every change, as whole objects. The client keeps a subset of each pod: identity, selected labels
+// and container states. Without a source, only the features based on that subset are missing.
 package pods
 
 import (
@@ -41,11 +42,13 @@ type Observer interface {
 	OnPodEnded(Pod)
 }
 
-// Options configure a Client. The zero Options keep no labels, log nothing and notify no Observer.
+// Options configure a Client. The zero Options keep no labels, log nothing, notify no Observer and use only the kubelet.
 type Options struct {
 	Labels   []string // names of labels to keep; a trailing * makes a prefix
 	Log      *slog.Logger
 	Observer Observer
+	// APIServer is the source while the kubelet has no Pods API. Nil: there is no such source.
+	APIServer PodFollower
 }
 
 // Client follows the pods of one kubelet.
@@ -54,6 +57,7 @@ type Client struct {
 
 	socket    string
 	dial      func(ctx context.Context) (net.Conn, error)
+	apiServer PodFollower // nil: none
 	log       *slog.Logger
 	observer  Observer
 	createdAt time.Time
@@ -80,7 +84,7 @@ func newClient(socket string, o Options, dial func(ctx context.Context) (net.Con
 		return nil, err
 	}
 	return &Client{
-		socket: socket, dial: dial, observer: o.Observer, createdAt: time.Now(), log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
+		socket: socket, dial: dial, apiServer: o.APIServer, observer: o.Observer, createdAt: time.Now(), log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
 		event: watchEvent{allowlist: labels, interner: wire.NewInterner(maxInternedNames)}, backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff},
 	}, nil
 }
@@ -115,22 +119,35 @@ func (c *Client) Run(ctx context.Context) error {
 	return nil
 }
 
-// runStream follows one stream, if the socket exists, and returns the delay before the next one.
+// runStream follows one stream of the kubelet, or of the API server if the kubelet has no Pods API, and returns the delay before the
+// next stream.
 func (c *Client) runStream(ctx context.Context) (delay time.Duration) {
-	if _, err := os.Stat(c.socket); err != nil {
+	follow := c.followKubelet
+	c.backoff.Max = maxBackoff
+	if _, err := os.Stat(c.socket); err != nil && c.apiServer == nil {
 		c.recordFailure(fmt.Errorf("%w: %w", ErrNoPodsAPI, err))
 		return retry.Aligned(socketPollInterval)
+	} else if err != nil {
+		follow = c.followAPIServer
+		c.backoff.Max = maxAPIServerBackoff
 	}
 	begin := time.Now()
-	err := c.follow(ctx)
+	err := follow(ctx)
 	if ctx.Err() != nil || errors.Is(err, errRenew) {
 		return 0
 	}
 	if c.cache.pods.Synced && time.Since(begin) > maxBackoff {
 		c.backoff.Reset()
 	}
+	if err == nil { // a watch that ends at once must not be renewed without a pause
+		return max(0, time.Until(begin.Add(maxBackoff)))
+	}
 	c.recordFailure(err)
-	return c.backoff.Next()
+	delay = c.backoff.Next()
+	if c.backoff.Max == maxAPIServerBackoff {
+		delay = retry.Spread(delay)
+	}
+	return delay
 }
 
 // recordFailure publishes that the pods are not synced. The last known pods stay.

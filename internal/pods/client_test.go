@@ -13,6 +13,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
+func noOptions() Options { return Options{} }
+
 func TestKubeletWithoutPodsAPI(t *testing.T) {
 	var log podsLogBuffer
 	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
@@ -67,15 +69,18 @@ func TestInitializingKubelet(t *testing.T) {
 
 // TestOutage checks that the last known pods stay in an outage, and that the Observer receives the difference after the outage.
 func TestOutage(t *testing.T) {
-	var log podsLogBuffer
+	var log *podsLogBuffer
 	var calls []string
-	observer := observerFuncs{
-		added: func(namespace, pod string) { calls = append(calls, "+"+namespace+"/"+pod) },
-		ended: func(p Pod) { calls = append(calls, "-"+p.Name+" "+p.Phase) },
+	options := func() Options {
+		log, calls = &podsLogBuffer{}, nil
+		return Options{Log: log.log(), Observer: observerFuncs{
+			added: func(namespace, pod string) { calls = append(calls, "+"+namespace+"/"+pod) },
+			ended: func(p Pod) { calls = append(calls, "-"+p.Name+" "+p.Phase) },
+		}}
 	}
-	runScripted(t, Options{Log: log.log(), Observer: observer}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+	runBothScripted(t, options, func(t *testing.T, k *scriptedPodsAPI, c *Client, pause time.Duration) {
 		k.start(listThenStream(t, nil, runningPod("a", "1"), runningPod("b", "2")))
-		time.Sleep(socketPollInterval)
+		time.Sleep(pause)
 		wantPods(t, c, "a/1 Running, b/2 Running", true)
 		k.stop()
 		wantPods(t, c, "a/1 Running, b/2 Running", false)
@@ -85,7 +90,7 @@ func TestOutage(t *testing.T) {
 			t.Errorf("pods are %v old, %v", time.Since(ps.updatedAt), ps.Err)
 		}
 		k.start(listThenStream(t, nil, endedPod("a", "1", "Failed", 137), runningPod("b", "3"))) // a StatefulSet recreated b
-		time.Sleep(maxBackoff)
+		time.Sleep(pause)
 		wantPods(t, c, "a/1 Failed, b/3 Running", true)
 		ps, _ := c.Snapshot()
 		if p, _, ok := ps.ByContainer("id-3"); !ok || p.UID != "3" {
@@ -105,10 +110,10 @@ func TestOutage(t *testing.T) {
 
 // TestStreamEvents checks the pods after each event of a stream.
 func TestStreamEvents(t *testing.T) {
-	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+	runBothScripted(t, noOptions, func(t *testing.T, k *scriptedPodsAPI, c *Client, pause time.Duration) {
 		events := make(chan *api.WatchPodsEvent)
 		k.start(listThenStream(t, events))
-		time.Sleep(socketPollInterval)
+		time.Sleep(pause)
 		wantPods(t, c, "", true)
 		for _, step := range []struct {
 			event     *api.WatchPodsEvent
@@ -142,14 +147,18 @@ func TestStreamEvents(t *testing.T) {
 
 // TestUndecodablePod ends the stream, and the next stream lists all pods.
 func TestUndecodablePod(t *testing.T) {
-	var log podsLogBuffer
-	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+	var log *podsLogBuffer
+	options := func() Options {
+		log = &podsLogBuffer{}
+		return Options{Log: log.log()}
+	}
+	runBothScripted(t, options, func(t *testing.T, k *scriptedPodsAPI, c *Client, pause time.Duration) {
 		events := make(chan *api.WatchPodsEvent)
 		k.start(listThenStream(t, events, runningPod("a", "1")))
-		time.Sleep(socketPollInterval)
+		time.Sleep(pause)
 		events <- &api.WatchPodsEvent{Type: modified, Pod: []byte{0xff}}
 		wantPods(t, c, "a/1 Running", false)
-		time.Sleep(maxBackoff)
+		time.Sleep(pause)
 		wantPods(t, c, "a/1 Running", true)
 		if n := k.watchCallCount(); n != 2 || log.count("\n") != 3 {
 			t.Errorf("%d streams, log: %s", n, log.buffer.String())

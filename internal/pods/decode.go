@@ -18,6 +18,7 @@ type watchEvent struct {
 	kind api.EventType
 	pod  Pod
 
+	mirrored  string          // UID of the static pod, if the pod is the API server's mirror of a static pod
 	container Container       // being decoded
 	state     *ContainerState // being decoded
 
@@ -36,12 +37,35 @@ const (
 // Read implements wire.Message. An error ends the stream.
 func (e *watchEvent) Read(b []byte) error {
 	e.kind = 0
-	e.pod = Pod{Labels: e.pod.Labels[:0], Containers: e.pod.Containers[:0]}
+	e.reset()
 	if err := e.walk(b, eventFields); err != nil || !e.hasPod() {
 		return err
 	}
+	return e.finish()
+}
+
+// readPod decodes an object of the API server.
+func (e *watchEvent) readPod(kind api.EventType, b []byte) error {
+	e.kind = kind
+	e.reset()
+	if err := e.walk(b, podFields); err != nil {
+		return err
+	}
+	return e.finish()
+}
+
+func (e *watchEvent) reset() {
+	e.pod = Pod{Labels: e.pod.Labels[:0], Containers: e.pod.Containers[:0]}
+	e.mirrored = ""
+}
+
+// finish checks and completes the decoded pod.
+func (e *watchEvent) finish() error {
 	if e.pod.UID == "" || e.pod.Name == "" || e.pod.Namespace == "" {
 		return errors.New("name, namespace or UID is empty")
+	}
+	if e.mirrored != "" { // the mirror pod is younger than the static pod
+		e.pod.UID, e.pod.Created = e.mirrored, time.Time{}
 	}
 	slices.SortFunc(e.pod.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) })
 	return nil
@@ -72,6 +96,7 @@ var (
 		5<<3 | wire.Length:  nameField(func(e *watchEvent) *string { return &e.pod.UID }),
 		8<<3 | wire.Length:  timeField(func(e *watchEvent) *time.Time { return &e.pod.Created }),
 		11<<3 | wire.Length: (*watchEvent).decodeLabel,
+		12<<3 | wire.Length: (*watchEvent).decodeAnnotation,
 	}
 	statusFields = map[uint64]fieldDecoder{
 		1<<3 | wire.Length:  textField(func(e *watchEvent) *string { return &e.pod.Phase }),
@@ -183,6 +208,20 @@ func (e *watchEvent) decodeLabel(f wire.Field) error {
 		e.pod.Labels = append(e.pod.Labels, label)
 	}
 	return err
+}
+
+// decodeAnnotation decodes the UID of a static pod (MirrorPodAnnotationKey in core/v1 in k8s.io/api).
+func (e *watchEvent) decodeAnnotation(f wire.Field) error {
+	key, err := wire.Last(f.Bytes, 1<<3|wire.Length)
+	if err != nil || string(key.Bytes) != "kubernetes.io/config.mirror" {
+		return err
+	}
+	value, err := wire.Last(f.Bytes, 2<<3|wire.Length)
+	if err != nil || len(value.Bytes) > maxNameBytes {
+		return errors.Join(errors.New("UID of a static pod"), err)
+	}
+	e.mirrored = e.interner.Intern(value.Bytes)
+	return nil
 }
 
 func (e *watchEvent) decodeContainer(f wire.Field) error {

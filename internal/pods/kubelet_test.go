@@ -31,6 +31,12 @@ type kubeletFixture struct {
 
 func newKubeletFixture(t *testing.T, version kubelet.Version, labels ...string) *kubeletFixture {
 	t.Helper()
+	return newFixtureWith(t, version, func(n *kubeletFixture) (string, Options) { return n.PodsSocket(), Options{Labels: labels} })
+}
+
+// newFixtureWith returns a fixture whose client has the socket and options of a function, apart from the Observer.
+func newFixtureWith(t *testing.T, version kubelet.Version, configure func(n *kubeletFixture) (socket string, o Options)) *kubeletFixture {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "pods") // the paths of sockets are limited
 	if err != nil {
 		t.Fatal(err)
@@ -39,11 +45,13 @@ func newKubeletFixture(t *testing.T, version kubelet.Version, labels ...string) 
 	n := &kubeletFixture{Kubelet: kubelet.New(kubelet.Options{Dir: dir, Version: version}), t: t}
 	n.runInBackground(n.Run)
 	n.waitKubelet(func(s kubelet.KubeletState) bool { return s.PodsRead && s.Serving })
-	n.client, err = New(n.PodsSocket(), Options{Labels: labels, Observer: observerFuncs{ended: func(p Pod) {
+	socket, o := configure(n)
+	o.Observer = observerFuncs{ended: func(p Pod) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.endedPods = append(n.endedPods, p)
-	}}})
+	}}
+	n.client, err = New(socket, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,21 +131,22 @@ func (n *kubeletFixture) waitSynced(p kubelet.PodSpec) (now Pod) {
 	return now
 }
 
-// lastEnded waits for OnPodEnded of a pod.
+// lastEnded waits for OnPodEnded of a pod, which follows the publication of the pods.
 func (n *kubeletFixture) lastEnded(uid string) Pod {
 	n.t.Helper()
-	var last Pod
-	n.waitPods("the end of a pod", func(Pods) bool {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
 		n.mu.Lock()
-		defer n.mu.Unlock()
-		for _, p := range n.endedPods {
+		ended := slices.Clone(n.endedPods)
+		n.mu.Unlock()
+		for _, p := range slices.Backward(ended) {
 			if p.UID == uid {
-				last = p
+				return p
 			}
 		}
-		return last.UID == uid
-	})
-	return last
+		if time.Now().After(end) {
+			n.t.Fatalf("no end of pod %s", uid)
+		}
+	}
 }
 
 func simulatedPod(name string, containers ...string) kubelet.PodSpec {
@@ -154,9 +163,11 @@ func (p *Pod) container(name string) Container {
 	return p.Containers[i]
 }
 
-func TestPods(t *testing.T) {
+func TestPods(t *testing.T) { forBothSources(t, checkPods) }
+
+func checkPods(t *testing.T, source string) {
 	t.Parallel()
-	n := newKubeletFixture(t, kubelet.V137, "app")
+	n := newFixture(t, source, "app")
 	first := simulatedPod("first", "main", "side")
 	first.InitContainers = []kubelet.ContainerSpec{{Name: "setup"}, {Name: "proxy", Sidecar: true}}
 	n.runPod(first)
@@ -182,9 +193,11 @@ func TestPods(t *testing.T) {
 	}
 }
 
-func TestPodEnds(t *testing.T) {
+func TestPodEnds(t *testing.T) { forBothSources(t, checkPodEnds) }
+
+func checkPodEnds(t *testing.T, source string) {
 	t.Parallel()
-	n := newKubeletFixture(t, kubelet.V137)
+	n := newFixture(t, source)
 	p := simulatedPod("trainer", "main", "side")
 	n.runPod(p)
 	uid := n.waitSynced(p).UID
@@ -219,9 +232,11 @@ func TestPodEnds(t *testing.T) {
 }
 
 // TestNameReuse recreates a pod like a StatefulSet.
-func TestNameReuse(t *testing.T) {
+func TestNameReuse(t *testing.T) { forBothSources(t, checkNameReuse) }
+
+func checkNameReuse(t *testing.T, source string) {
 	t.Parallel()
-	n := newKubeletFixture(t, kubelet.V137)
+	n := newFixture(t, source)
 	p := simulatedPod("web-0", "main")
 	seen := map[string]bool{}
 	for range 20 {
@@ -294,9 +309,11 @@ func TestOlderKubelet(t *testing.T) {
 }
 
 // TestManyPods compares client and kubelet after many concurrent changes.
-func TestManyPods(t *testing.T) {
+func TestManyPods(t *testing.T) { forBothSources(t, checkManyPods) }
+
+func checkManyPods(t *testing.T, source string) {
 	t.Parallel()
-	n := newKubeletFixture(t, kubelet.V137)
+	n := newFixture(t, source)
 	var all sync.WaitGroup
 	for i := range 4 {
 		all.Go(func() {

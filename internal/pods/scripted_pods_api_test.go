@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // scriptedPodsAPI is a kubelet with a scripted Pods API in a synctest bubble: hours take milliseconds. sim/kubelet behaves like a real
@@ -36,9 +38,18 @@ type scriptedPodsAPI struct {
 // runScripted runs a test in a bubble, with a stopped kubelet and a running client.
 func runScripted(t *testing.T, o Options, test func(t *testing.T, k *scriptedPodsAPI, c *Client)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	runScriptedBy(t, kubeletSource, o, test)
+}
+
+func runScriptedBy(t *testing.T, source string, o Options, test func(t *testing.T, k *scriptedPodsAPI, c *Client)) {
+	t.Helper()
+	bubble.Test(t, func(t *testing.T) {
 		k := &scriptedPodsAPI{t: t, socket: filepath.Join(t.TempDir(), "pods-api.sock")}
-		c, err := newClient(k.socket, o, k.dial)
+		socket := k.socket
+		if source == apiServerSource {
+			socket, o.APIServer = socket+".none", k
+		}
+		c, err := newClient(socket, o, k.dial)
 		if err != nil {
 			t.Fatal(err)
 		}

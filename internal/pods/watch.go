@@ -26,17 +26,17 @@ var (
 	errSyncTimeout = fmt.Errorf("follow pods: no complete list within %s", syncTimeout)
 )
 
-// follow runs one connection with one stream, and returns the reason for its end, never nil.
-func (c *Client) follow(ctx context.Context) error {
+// followKubelet runs one connection with one stream, and returns the reason for its end, never nil.
+func (c *Client) followKubelet(ctx context.Context) error {
 	conn, err := wire.NewConn(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) })
 	if err != nil {
 		return fmt.Errorf("follow pods: %w", err)
 	}
 	defer conn.Close() //nolint:errcheck // the next stream makes a new connection
-	ctx, cancel := context.WithTimeoutCause(ctx, renewInterval, errRenew)
-	defer cancel()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
+	renewTimer := time.AfterFunc(renewInterval, func() { end(errRenew) }) // a deadline would also end the stream at the kubelet, perhaps first
+	defer renewTimer.Stop()
 	c.cache.startSync()
 	syncTimer := time.AfterFunc(syncTimeout, func() { end(errSyncTimeout) })
 	defer syncTimer.Stop()

@@ -3,6 +3,7 @@ package retry
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 )
 
@@ -13,6 +14,11 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	case <-time.After(d):
 	}
 	return ctx.Err()
+}
+
+// Spread returns a random delay around d, so that the nodes of a cluster do not return to a server at once.
+func Spread(d time.Duration) time.Duration {
+	return d/2 + rand.N(max(d, 1)) //nolint:gosec // no secret
 }
 
 // Aligned returns the time until the last whole second of the wall clock within d, or until 0.1 s after d. All components look at the

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 func TestSleep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		begin := time.Now()
 		if err := Sleep(t.Context(), time.Second); err != nil {
 			t.Errorf("error %v, want none", err)
@@ -44,8 +45,22 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
+func TestSpread(t *testing.T) {
+	different := map[time.Duration]bool{}
+	for range 100 {
+		d := Spread(time.Second)
+		different[d] = true
+		if d < time.Second/2 || d >= 3*time.Second/2 {
+			t.Errorf("%s", d)
+		}
+	}
+	if len(different) < 90 || Spread(0) != 0 {
+		t.Errorf("%d different delays, and %s of none", len(different), Spread(0))
+	}
+}
+
 func TestAligned(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // begins on a whole second
+	bubble.Test(t, func(t *testing.T) { // begins on a whole second
 		for _, c := range []struct{ after, d, want time.Duration }{
 			{0, time.Second, time.Second},
 			{400 * time.Microsecond, 2 * time.Second, 2*time.Second - 400*time.Microsecond},

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/devicetest"
 	"go.uber.org/goleak"
 )
@@ -170,7 +170,7 @@ func TestPowerAndEnergyFollowLoad(t *testing.T) {
 }
 
 func TestFaults(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := sim.NewMachine(testRows, 2, time.Now)
 		id := m.AllocatableIDs()[0]
 		gpu := device.GPU(id)
@@ -201,7 +201,7 @@ func TestFaults(t *testing.T) {
 }
 
 func TestHangsUntilRelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := sim.NewMachine(testRows, 2, time.Now)
 		m.HangAll()
 		calls := make(chan error, 3)

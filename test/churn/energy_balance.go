@@ -3,7 +3,6 @@ package churn
 import (
 	"fmt"
 	"slices"
-	"time"
 )
 
 // EnergyBalance compares a device's energy counter with the energy of its containers and of its idle time, in joules.
@@ -89,9 +88,11 @@ func (v *verifier) consumed(device string, s Span) float64 {
 	return v.EnergyAt(device, s.To) - v.EnergyAt(device, s.From)
 }
 
-// checkAttribution checks the energy of a pod: all energy between its first and last snapshot, none from before its creation.
-// A collection reads counters and owners at different moments, so the pod's energy may start one collection earlier. Pods
-// that had the device twice, or together with a second pod, are not checked.
+// checkAttribution checks the energy of a pod: all energy between the first and the last collection during its allocation, none
+// from before its creation. A collection during which the allocation begins may read the counter before, and one during which it
+// ends may be older than the reading that ends the pod's share. Collections read counters and owners at different moments, so the
+// pod's energy may start one collection before its creation. Pods that had the device twice, or together with a second pod, are
+// not checked.
 func (v *verifier) checkAttribution(device string, owner ContainerKey, a attributedEnergy, snapshots []MetricsSnapshot) {
 	var periods []AllocationPeriod
 	for _, h := range v.allocationsByDevice[device] {
@@ -103,10 +104,17 @@ func (v *verifier) checkAttribution(device string, owner ContainerKey, a attribu
 		return
 	}
 	first, last := snapshots[a.firstSnapshot].Span, snapshots[a.lastSnapshot].Span
-	least := v.consumed(device, Span{first.To, last.From}) // negative if both are the same snapshot
+	during := slices.DeleteFunc(slices.Clone(snapshots[a.firstSnapshot:a.lastSnapshot+1]), func(s MetricsSnapshot) bool {
+		return !periods[0].certainlyDuring(s.Span)
+	})
+	var least float64
+	if len(during) > 1 {
+		least = v.consumed(device, Span{during[0].To, during[len(during)-1].From})
+	}
 	most := v.consumed(device, Span{periods[0].Created.Add(-v.longestCollection), last.To})
-	if a.joules < max(0, least)-counterResolution || a.joules > most+counterResolution {
-		v.Misattributed = append(v.Misattributed, fmt.Sprintf("%s: %.3f J are attributed to %v, want %.3f to %.3f J from %s to %s",
-			device, a.joules, owner, max(0, least), most, periods[0].Created.Format(time.TimeOnly), last))
+	if a.joules < least-counterResolution || a.joules > most+counterResolution {
+		v.Misattributed = append(v.Misattributed, fmt.Sprintf(
+			"%s: %.3f J are attributed to %v, want %.3f to %.3f J; created at %s, allocated from %s to %s, first snapshot %s, last %s",
+			device, a.joules, owner, least, most, periods[0].Created.Format("15:04:05.000"), periods[0].Start, periods[0].End, first, last))
 	}
 }

@@ -3,8 +3,9 @@ package churn
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 var testPlan = Plan{
@@ -14,7 +15,7 @@ var testPlan = Plan{
 
 // verifyDistorted returns the result for a podgauge with a distortion.
 func verifyDistorted(t *testing.T, d distortion) (v VerifyResult) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		record, snapshots, err := Run(t.Context(), newModelNode(d), testPlan)
 		if err != nil {
 			t.Fatal(err)
@@ -113,6 +114,22 @@ func TestTolerances(t *testing.T) {
 		if len(v.Wrong) != c.wrong || len(v.Unknown) != c.unknown || v.StaleAllowed != c.stale || v.UnnamedAllowed != c.unnamed || v.DuringRestarts != c.inRestarts {
 			t.Errorf("%s: %d wrong, %d unknown, %d stale, %d unnamed, %d in restarts; want %d, %d, %d, %d, %d\n%q %q", name,
 				len(v.Wrong), len(v.Unknown), v.StaleAllowed, v.UnnamedAllowed, v.DuringRestarts, c.wrong, c.unknown, c.stale, c.unnamed, c.inRestarts, v.Wrong, v.Unknown)
+		}
+	}
+}
+
+// TestLeastEnergy has the limit of a pod's energy: all that was used between the first and the last collection during the allocation.
+func TestLeastEnergy(t *testing.T) {
+	pod := AllocationPeriod{Device: "a", Container: containerKey("one"), Start: testSpan(1, 2), End: testSpan(10, 11), Created: testTime(1)}
+	for joules, wrong := range map[float64]int{190: 0, 189.9: 1} { // 100 W from 3.1 to 5 s
+		var snapshots []MetricsSnapshot
+		for _, start := range []float64{1.5, 3, 4, 5, 10.5} {
+			d := ownedBy("one")
+			d.HasEnergy, d.EnergyOwner, d.AttributedJoules = true, d.Owner, joules
+			snapshots = append(snapshots, snapshotOf(start, true, d))
+		}
+		if v := Verify(GroundTruth{Allocations: []AllocationPeriod{pod}, EnergyAt: energyAt}, snapshots); len(v.Misattributed) != wrong {
+			t.Errorf("%v J: %q, want %d", joules, v.Misattributed, wrong)
 		}
 	}
 }

@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
 // runWriter runs a Writer and a test body in a synctest bubble.
 func runWriter(t *testing.T, gpus int, change func(*Options), body func(*writerFixture)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newFixture(t, gpus, change)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})

@@ -182,7 +182,7 @@ func TestCallsOfDefaultSet(t *testing.T) {
 			}
 			for _, function := range []string{
 				"nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetJpgUtilization", "nvmlDeviceGetOfaUtilization",
-				"nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetRowRemapperHistogram", "nvmlDeviceGetRepairStatus", "nvmlDeviceGetPerformanceState",
+				"nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetRowRemapperHistogram", "nvmlDeviceGetPerformanceState",
 				"nvmlDeviceGetComputeMode", "nvmlDeviceGetPersistenceMode",
 			} {
 				if n := calls.Count(function, 0); n > 0 {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // fakeKernelLog is a kernelLog in memory. Each reader gets each record once.
@@ -163,7 +164,7 @@ func xidLine(pci string, number int) string {
 
 // runTest runs a test in a synctest bubble.
 func runTest(t *testing.T, body func(s *readerFixture)) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{addressGPU1: gpu1, addressGPU2: gpu2}}
 		s.Reader = NewReader("", s, slog.New(slog.NewTextHandler(&s.logBuf, nil)))
 		s.source = s.fakeKernelLog

@@ -71,6 +71,8 @@ type WriteStatus[T any] struct {
 	// Exportable is the newest value whose counts metrics may show: after a SIGKILL the next process continues from these or greater
 	// counts, or from 0. Nil: no counts.
 	Exportable *T
+	// Written is the newest value that this process has written; nil: none. After a SIGKILL the next process has this value or a newer one.
+	Written *T
 	// Err is the error of the newest write; nil if the newest value is on disk, or will be within a second.
 	Err error
 }
@@ -252,6 +254,9 @@ func (f *File[T]) Flush() error {
 		f.status.Exportable = f.newest
 	case err == nil && newest != nil:
 		f.status.Exportable = newest
+	}
+	if err == nil {
+		f.status.Written = newest
 	}
 	f.setErr(err)
 	return err

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/atomicfile"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // testCounter is a value of the tests: events that must not be lost, and a count that must not fall.
@@ -144,6 +145,34 @@ func TestExportableIsStored(t *testing.T) {
 	if got := p.scrape(t); got != 2 {
 		t.Errorf("when it is stored a scrape shows %d", got)
 	}
+}
+
+// TestWritten: a value is written when the next process has it, not when a scrape may show it.
+func TestWritten(t *testing.T) {
+	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
+	p, _ := newTestProcess(disk)
+	check := func(when string, want uint64) {
+		t.Helper()
+		got := uint64(0)
+		if status, _ := p.Get(); status.Written != nil {
+			got = status.Written.Count
+		}
+		if got != want {
+			t.Errorf("%s: %d is written, want %d", when, got, want)
+		}
+	}
+	p.increment()
+	check("before the first write", 0)
+	disk.full.Store(true)
+	p.Flush()
+	check("on a full disk", 0)
+	disk.full.Store(false)
+	p.Flush()
+	check("after a write", 1)
+	disk.full.Store(true)
+	p.increment()
+	p.Flush()
+	check("on a disk that filled up", 1)
 }
 
 // TestFullDisk: without a file all counts are shown, and with a file the counts that the file has.
@@ -279,7 +308,7 @@ func TestFileOfNewerVersion(t *testing.T) {
 
 // TestStormIsWrittenOnceASecond: an urgent value is written at once.
 func TestStormIsWrittenOnceASecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		disk := newModelDisk(rand.New(rand.NewPCG(9, 10)))
 		p, _ := newTestProcess(disk)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -368,7 +397,7 @@ func (h *hangingDisk) Create(name string) (atomicfile.TempFile, error) {
 
 // TestHungDiskAtEnd: the end of the process waits for two seconds. The status reports a write that hangs for longer.
 func TestHungDiskAtEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		disk := &hangingDisk{modelDisk: newModelDisk(rand.New(rand.NewPCG(1, 2))), enter: make(chan struct{}), leave: make(chan struct{})}
 		p, _ := newTestProcess(disk)
 		p.increment()
@@ -403,7 +432,7 @@ func (h hungReadDisk) read(name string) ([]byte, error) {
 
 // TestHungDiskAtStart: a disk that hangs delays the start for readTimeout, and the next process reads the stored value.
 func TestHungDiskAtStart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
 		earlier, _ := newTestProcess(disk)
 		earlier.increment()

@@ -96,6 +96,8 @@ type NodeState interface {
 	Allocations() (device.Allocations, <-chan struct{})
 	Driver() device.Driver
 	Incidents() incident.Snapshot
+	// ExpectedGPUs returns the expected number of GPUs; 0: any number.
+	ExpectedGPUs() int
 }
 
 // node answers queries about a node. No list is null.

@@ -10,12 +10,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // apiFixture implements NodeState.
@@ -24,12 +24,14 @@ type apiFixture struct {
 	allocations device.Allocations
 	driver      device.Driver
 	incidents   incident.Snapshot
+	expected    int
 }
 
 func (s *apiFixture) Statuses() ([]device.Status, <-chan struct{})       { return s.statuses, nil }
 func (s *apiFixture) Allocations() (device.Allocations, <-chan struct{}) { return s.allocations, nil }
 func (s *apiFixture) Driver() device.Driver                              { return s.driver }
 func (s *apiFixture) Incidents() incident.Snapshot                       { return s.incidents }
+func (s *apiFixture) ExpectedGPUs() int                                  { return s.expected }
 
 // request checks the headers common to all responses.
 func (s *apiFixture) request(t *testing.T, method, url string) *httptest.ResponseRecorder {
@@ -137,7 +139,7 @@ func newAPIFixture(now time.Time) *apiFixture {
 }
 
 func TestDevices(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		now := time.Now()
 		s := newAPIFixture(now)
 		d := getJSON[DevicesResponse](t, s, DevicesPath)
@@ -203,7 +205,7 @@ func TestNothingIsKnown(t *testing.T) {
 }
 
 func TestHolders(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := newAPIFixture(time.Now())
 		for _, c := range []struct{ query, want string }{
 			{"", "GPU-0/train GPU-0-embed GPU-0-past MIG-1-0/train MIG-1-0/embed GPU-7-past"},
@@ -231,7 +233,7 @@ func TestHolders(t *testing.T) {
 }
 
 func TestIncidents(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		now := time.Now()
 		s := newAPIFixture(now)
 		s.incidents.Incidents[4].Index = 1 // GPU 0 had another index then
@@ -326,7 +328,7 @@ func TestHead(t *testing.T) {
 
 // TestHostileNames checks that names survive the encoding.
 func TestHostileNames(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		hostile := "a\"b\n\x1b[31m<script>\u2028\xff"
 		s := newAPIFixture(time.Now())
 		s.statuses[0].Model = hostile
@@ -385,4 +387,38 @@ func FuzzParseQuery(f *testing.F) {
 			t.Errorf("%q without parameters: %v", raw, err)
 		}
 	})
+}
+
+// TestIncidentOfPartitionedGPU: the incident is that of the GPU and of each affected MIG device.
+func TestIncidentOfPartitionedGPU(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		s := newAPIFixture(time.Now())
+		s.incidents.Incidents[0] = incident.Incident{
+			ID: 5, Device: "GPU-1", GPU: "GPU-1", Index: 1, Reason: "xid_79", Last: time.Now(), MIGDevices: []incident.AffectedMIGDevice{{Device: "MIG-1-1", Profile: "1g.10gb"}},
+		}
+		for query, want := range map[string]int{"?device=GPU-1": 2, "?device=1": 2, "?device=MIG-1-1": 1, "?device=MIG-1-0": 1, "?device=GPU-2": 0} {
+			if got := getJSON[IncidentsResponse](t, s, IncidentsPath+query); got.Total != want {
+				t.Errorf("%s: %+v, want %d", query, got.Incidents, want)
+			}
+		}
+		var last []uint64
+		for _, d := range getJSON[DevicesResponse](t, s, DevicesPath+"?device=1").Devices {
+			last = append(last, d.LastIncident.ID)
+		}
+		if !slices.Equal(last, []uint64{5, 4, 5}) {
+			t.Errorf("last incidents %v", last)
+		}
+	})
+}
+
+func TestRetiredAndMissing(t *testing.T) {
+	s := newAPIFixture(time.Now())
+	s.statuses[4].Reason, s.statuses[4].Note, s.expected = "retired", "fan", 8
+	d := getJSON[DevicesResponse](t, s, DevicesPath)
+	if d.Devices[4].Note != "fan" || d.ExpectedGPUs != 8 || d.MissingGPUs != 5 {
+		t.Errorf("%+v", d)
+	}
+	if s.statuses = nil; getJSON[DevicesResponse](t, s, DevicesPath).MissingGPUs != 0 {
+		t.Error("GPUs are missing before the first listing")
+	}
 }

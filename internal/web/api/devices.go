@@ -15,6 +15,9 @@ type DevicesResponse struct {
 	Driver  DriverJSON   `json:"driver"`
 	Kubelet KubeletJSON  `json:"kubelet"`
 	Devices []DeviceJSON `json:"devices"` // each GPU before its MIG devices
+	// ExpectedGPUs is the number of GPUs in a complete node. MissingGPUs is the number of GPUs missing in the listing.
+	ExpectedGPUs int `json:"expected_gpus,omitempty"`
+	MissingGPUs  int `json:"missing_gpus,omitempty"`
 }
 
 // DriverJSON is the state of the driver.
@@ -42,6 +45,7 @@ type DeviceJSON struct {
 	Healthy       bool      `json:"healthy"` // as listed to the kubelet
 	Health        string    `json:"health"`  // a device.Health
 	Reason        string    `json:"reason,omitempty"`
+	Note          string    `json:"note,omitempty"` // the operator's reason of a retired device
 	Action        string    `json:"action,omitempty"`
 	Since         time.Time `json:"since,omitzero"` // latest change of Healthy or Reason
 	Flaps         uint64    `json:"flaps"`
@@ -87,7 +91,10 @@ func (n node) devicesMatching(q Query, now time.Time) DevicesResponse {
 	snapshot, driver := n.Incidents(), n.Driver()
 	d := DevicesResponse{
 		At: now, Node: n.name, Driver: DriverJSON{driverStateNames[driver.State], errorText(driver.Err)},
-		Kubelet: newKubeletJSON(allocations), Devices: []DeviceJSON{},
+		Kubelet: newKubeletJSON(allocations), Devices: []DeviceJSON{}, ExpectedGPUs: n.ExpectedGPUs(),
+	}
+	if statuses != nil {
+		d.MissingGPUs = device.MissingGPUs(statuses, d.ExpectedGPUs)
 	}
 	for _, status := range statuses {
 		if q.matchesDevice(status.ID, status.GPU, status.Index) {
@@ -100,7 +107,7 @@ func (n node) devicesMatching(q Query, now time.Time) DevicesResponse {
 func newDeviceJSON(s device.Status, all []device.Status, allocations device.Allocations, snapshot incident.Snapshot) DeviceJSON {
 	d := DeviceJSON{
 		ID: s.ID, GPU: s.GPU, Index: s.Index, MIG: s.MIGEnabled, Model: s.Model, PCI: s.PCI, NUMANode: nonNegative(s.NUMANode),
-		MemoryBytes: s.MemoryBytes, Healthy: s.Healthy, Health: s.Health.String(), Reason: s.Reason, Action: s.Action,
+		MemoryBytes: s.MemoryBytes, Healthy: s.Healthy, Health: s.Health.String(), Reason: s.Reason, Note: s.Note, Action: s.Action,
 		Since: s.Since, Flaps: s.Flaps, Gone: s.Gone, Unallocatable: s.Unallocatable(all), Xids: make([]XidJSON, len(s.Xids)),
 		Owners: []OwnerJSON{}, PastOwners: []OwnerJSON{}, Placement: s.Placement, InfoLabels: map[string]string{},
 	}
@@ -127,7 +134,7 @@ func newDeviceJSON(s device.Status, all []device.Status, allocations device.Allo
 			d.PastOwners = append(d.PastOwners, owner)
 		}
 	}
-	if i := slices.IndexFunc(snapshot.Incidents, func(i incident.Incident) bool { return i.Device == s.ID }); i >= 0 {
+	if i := slices.IndexFunc(snapshot.Incidents, func(i incident.Incident) bool { return i.Concerns(s.ID) }); i >= 0 {
 		d.LastIncident = new(withoutNull(snapshot.Incidents[i])) // incidents are newest first
 	}
 	return d

@@ -3,6 +3,7 @@ package api
 import (
 	"time"
 
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
@@ -21,7 +22,7 @@ func (n node) handleIncidents(q Query, now time.Time) any {
 	response := IncidentsResponse{At: now, Node: n.name, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err), Incidents: []incident.Incident{}}
 	for i := range snapshot.Incidents {
 		item := &snapshot.Incidents[i]
-		if !q.matchesDevice(item.Device, item.GPU, item.Index) || !q.matchesIncident(item) {
+		if !q.matchesDevice(item.Device, item.GPU, item.Index) && !item.Concerns(device.ID(q.Device)) || !q.matchesIncident(item) {
 			continue
 		}
 		if response.Total++; response.Total <= q.Limit {

@@ -29,6 +29,7 @@ type Query struct {
 	Device         string // UUID of a device, or UUID or index of a GPU, for its MIG devices as well
 	Namespace, Pod string
 	Reason         string
+	State          string // of devices on the status page
 	Since          time.Time
 	Limit          int // at least 1 after ParseQuery
 }
@@ -69,7 +70,7 @@ func (q *Query) set(name, value string, now time.Time) (err error) {
 			err = fmt.Errorf("want a number from 1 to %d", MaxLimit)
 		}
 	default:
-		*map[string]*string{"device": &q.Device, "namespace": &q.Namespace, "pod": &q.Pod, "reason": &q.Reason}[name] = value
+		*map[string]*string{"device": &q.Device, "namespace": &q.Namespace, "pod": &q.Pod, "reason": &q.Reason, "state": &q.State}[name] = value
 	}
 	return err
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/text"
+	"github.com/podgauge/podgauge/internal/web/api"
 )
 
 // dependency is the state of the driver or the kubelet. State continues a sentence; Grade is as in pageView.
@@ -64,16 +66,31 @@ func (b *viewBuilder) podsAPI() dependency {
 // resourceRow is a resource of the device plugin.
 type resourceRow struct {
 	PluginResource
-	Allocated                  int
-	Replicated, AllocatedKnown bool
+	Allocated      int
+	AllocatedKnown bool
+	Noun           string // of the ids: "GPU", "MIG device", "device" or "replica"
+	Devices        string // of the replicas: "8 GPUs"
 }
 
 func (b *viewBuilder) resourceRows() (rows []resourceRow) {
 	for _, resource := range b.pluginResources {
 		ids := b.allocations.DeviceIDs(resource.Resource)
 		slices.Sort(ids)
-		isReplica := func(id device.AdvertisedID) bool { return strings.Contains(string(id), "::") }
-		rows = append(rows, resourceRow{resource, len(slices.Compact(ids)), slices.ContainsFunc(resource.IDs, isReplica), b.allocations.Complete})
+		row := resourceRow{PluginResource: resource, Allocated: len(slices.Compact(ids)), AllocatedKnown: b.allocations.Complete}
+		listed := b.devicesOf(resource.IDs)
+		if row.Noun = deviceNoun(listed); slices.ContainsFunc(resource.IDs, func(id device.AdvertisedID) bool { return id != id.Device().Advertised() }) {
+			row.Noun, row.Devices = "replica", text.Plural(len(listed), row.Noun)
+		}
+		rows = append(rows, row)
 	}
 	return rows
+}
+
+// devicesOf returns the devices of ids.
+func (b *viewBuilder) devicesOf(ids []device.AdvertisedID) []api.DeviceJSON {
+	listed := make(map[device.ID]bool, len(ids))
+	for _, id := range ids {
+		listed[id.Device()] = true
+	}
+	return slices.DeleteFunc(slices.Clone(b.node.Devices), func(d api.DeviceJSON) bool { return !listed[d.ID] })
 }

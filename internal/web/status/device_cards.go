@@ -9,13 +9,15 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/fault"
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
 // Limits per device. The page shows the number of owners left out; the JSON has all.
 const (
 	maxOwners   = 16
-	maxReplicas = 64
+	maxReplicas = 128
+	wideRows    = 16 // owners of replicas above which a device takes the whole width
 )
 
 // deviceCard is a GPU or a MIG device.
@@ -29,6 +31,9 @@ type deviceCard struct {
 	ShownHealth        string // or "gone"
 	HealthNote         string // explains ShownHealth
 	Since              displayTime
+	HasFaultOfGPU      bool       // a MIG device: the fault is shown at the GPU
+	FaultyMIGDevices   int        // with HasFaultOfGPU
+	LastFault          *lastFault // of a device that is not healthy
 	Stalled, NoReading bool
 	Bars               []usageBar
 	Readings           []nameValue
@@ -37,8 +42,11 @@ type deviceCard struct {
 	Partition          *partitionMap
 }
 
-// usageBar is a bar of Percent length, with the same value as text.
-type usageBar struct{ Name, Device, Kind, Percent, Text string }
+// usageBar is a bar of Percent length, with the same value as text, and the last half hour. Without a limit Percent is empty.
+type usageBar struct {
+	Name, Device, Kind, Percent, Text string
+	Past                              sparkline
+}
 
 // replicaList has the replicas of a shared device.
 type replicaList struct {
@@ -69,8 +77,30 @@ func (b *viewBuilder) gpuCards() (gpus []*deviceCard) {
 		if g.MIG {
 			g.Partition = newPartitionMap(g)
 		}
+		for _, m := range g.MIGDevices {
+			if m.HasFaultOfGPU = m.Health == g.Health && m.Reason == g.Reason && m.Health != device.Healthy.String(); m.HasFaultOfGPU {
+				g.FaultyMIGDevices++
+			}
+		}
 	}
 	return gpus
+}
+
+// urgency orders devices by health: the worst first. A partitioned GPU is as urgent as the worst of its MIG devices.
+func (c *deviceCard) urgency() int {
+	urgency := slices.Index(filterStates, c.Health)
+	for _, m := range c.MIGDevices {
+		urgency = min(urgency, m.urgency())
+	}
+	return urgency
+}
+
+// sortByUrgency sorts GPUs, and the MIG devices of each.
+func sortByUrgency(cards []*deviceCard) {
+	slices.SortStableFunc(cards, func(a, b *deviceCard) int { return cmp.Compare(a.urgency(), b.urgency()) })
+	for _, c := range cards {
+		sortByUrgency(c.MIGDevices)
+	}
 }
 
 var healthNotes = map[string]string{
@@ -83,7 +113,7 @@ func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
 	index := strconv.Itoa(d.Index)
 	card := &deviceCard{
 		DeviceJSON: d, ShortName: index, Name: "GPU " + index, Anchor: "gpu-" + index, Model: d.Model, ShownHealth: d.Health,
-		Action: formatAction(d.Action), Since: formatTime(b.now, d.Since, since), Replicas: b.replicas(d),
+		Action: fault.Action(d.Action), Since: formatTime(b.now, d.Since, since), Replicas: b.replicas(d),
 	}
 	if d.IsMIGDevice() {
 		card.ShortName = d.MIGNumber()
@@ -96,7 +126,10 @@ func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
 	if d.Gone {
 		card.ShownHealth = "gone"
 	}
-	card.HealthNote = healthNotes[card.ShownHealth]
+	card.HealthNote = cmp.Or(d.Note, healthNotes[card.ShownHealth])
+	if d.Health != device.Healthy.String() {
+		card.LastFault = b.lastFault(d)
+	}
 	b.addReadings(card)
 	return card
 }
@@ -106,27 +139,30 @@ func (b *viewBuilder) addReadings(card *deviceCard) {
 	r, isRead := b.readings.Devices[card.ID]
 	card.Stalled = !card.IsMIGDevice() && b.Stalled(card.GPU)
 	card.NoReading = !card.IsMIGDevice() && !isRead && !card.Gone
-	addBar := func(kind, name string, ratio float64, text string) {
-		card.Bars = append(card.Bars, usageBar{Name: name, Device: card.Name, Kind: kind, Percent: formatPercent(max(0, min(ratio, 1))), Text: text})
-	}
-	ratio, known := r[Utilization]
-	if !known {
-		ratio, known = r[EngineActive]
-	}
-	if known {
-		addBar("use", "Utilization", ratio, formatPercent(ratio)+" %")
-	}
-	used, usedOK := r[MemoryUsed]
-	total, totalOK := r[MemoryTotal]
-	if usedOK && totalOK && total > 0 {
-		addBar("memory", "Memory", used/total, fmt.Sprintf("%.1f of %.1f GiB", used/gib, total/gib))
-	}
-	if w, ok := r[Power]; ok {
-		text := formatWatts(w)
-		if limit, ok := r[PowerLimit]; ok {
-			text += " of " + formatWatts(limit)
+	past := b.readings.History.points(card.ID, b.now)
+	for measure, bar := range [...]usageBar{useMeasure: {Name: "Utilization", Kind: "use"}, memoryMeasure: {Name: "Memory", Kind: "memory"}, powerMeasure: {Name: "Power", Kind: "power"}} {
+		ratio, hasRatio := r.ratio(measure)
+		power, hasPower := r[Power]
+		switch {
+		case measure == powerMeasure && hasPower:
+			bar.Text = formatWatts(power)
+			if hasRatio {
+				bar.Text += " of " + formatWatts(r[PowerLimit])
+			}
+		case hasRatio && measure == memoryMeasure:
+			bar.Text = fmt.Sprintf("%.1f of %.1f GiB", r[MemoryUsed]/gib, r[MemoryTotal]/gib)
+		case hasRatio:
+			bar.Text = formatPercent(ratio) + " %"
+		case past[measure] == slotPoints{}:
+			continue
+		default:
+			bar.Text = "–"
 		}
-		card.Readings = append(card.Readings, nameValue{"Power", text})
+		if hasRatio {
+			bar.Percent = formatPercent(max(0, min(ratio, 1)))
+		}
+		bar.Device, bar.Past = card.Name, newSparkline(&past[measure])
+		card.Bars = append(card.Bars, bar)
 	}
 	if t, ok := r[Temperature]; ok {
 		card.Readings = append(card.Readings, nameValue{"Temperature", fmt.Sprintf("%.0f °C", t)})
@@ -134,12 +170,31 @@ func (b *viewBuilder) addReadings(card *deviceCard) {
 }
 
 var allocationTexts = map[string]string{
-	"idle": "unallocated", "unnamed": "allocated to a container that the kubelet does not name", "unknown": "allocation not known yet",
+	"idle": "unallocated", "unallocatable": "cannot be allocated", "unnamed": "allocated to a container that the kubelet does not name", "unknown": "allocation not known yet",
 	"partitioned": "allocatable as MIG devices",
 }
 
 // known reports whether it is known if the device is allocated.
 func (c *deviceCard) known() bool { return c.AllocationState != "unknown" }
+
+// isUnallocated reports whether the device can be allocated and is not.
+func (c *deviceCard) isUnallocated() bool { return c.Healthy && c.AllocationState == "idle" }
+
+// allocationText describes the allocation of a device without an owner.
+func (c *deviceCard) allocationText() string {
+	if c.AllocationState == "idle" && !c.Healthy {
+		return allocationTexts["unallocatable"]
+	}
+	return allocationTexts[c.AllocationState]
+}
+
+// hasOwnFault reports whether the page explains the health at this device: once for each fault.
+func (c *deviceCard) hasOwnFault() bool {
+	return !c.HasFaultOfGPU && (c.Reason != "" || c.HealthNote != "" || c.LastFault != nil)
+}
+
+// isWide reports whether the device needs the whole width.
+func (c *deviceCard) isWide() bool { return c.Replicas.Total > 0 && len(c.Owners) > wideRows }
 
 // replicaNumber returns the number of a replica; false for a device.
 func replicaNumber(id device.AdvertisedID) (string, bool) {
@@ -195,6 +250,19 @@ func (b *viewBuilder) replicas(d *api.DeviceJSON) replicaList {
 	}
 	list.Total = len(replicas)
 	return list
+}
+
+// boxClass returns the class of a replica in the style.
+func (c *deviceCard) boxClass(r replicaBox) string {
+	switch {
+	case r.Allocated:
+		return "replica allocated"
+	case !c.Healthy:
+		return "replica unallocatable"
+	case !c.Replicas.Complete:
+		return "replica unknown"
+	}
+	return "replica"
 }
 
 // partitionMap shows the GPU instances of a GPU in its memory.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -23,6 +24,7 @@ type pageFixture struct {
 	allocations     device.Allocations
 	driver          device.Driver
 	incidents       incident.Snapshot
+	expected        int
 	readings        Readings
 	pluginResources []PluginResource
 	podsAPISynced   bool
@@ -36,6 +38,7 @@ func (f *pageFixture) Statuses() ([]device.Status, <-chan struct{}) { return f.s
 func (f *pageFixture) Allocations() (device.Allocations, <-chan struct{}) { return f.allocations, nil }
 func (f *pageFixture) Driver() device.Driver                              { return f.driver }
 func (f *pageFixture) Incidents() incident.Snapshot                       { return f.incidents }
+func (f *pageFixture) ExpectedGPUs() int                                  { return f.expected }
 func (f *pageFixture) Stalled(g device.GPU) bool                          { return f.stalled[g] }
 func (f *pageFixture) PluginResources() []PluginResource                  { return f.pluginResources }
 
@@ -60,7 +63,35 @@ func (f *pageFixture) newPage() *Page {
 
 func (f *pageFixture) pageView() *pageView {
 	slices.SortFunc(f.allocations.All, device.CompareAllocations)
-	return newPageView(f, &pageOptions, f.readings, now)
+	return f.filteredView(filter{})
+}
+
+func (f *pageFixture) filteredView(by filter) *pageView {
+	return newPageView(f, &pageOptions, f.readings, by, now)
+}
+
+// addHistory adds readings of the last half hour that lead to the present ones, with a gap.
+func (f *pageFixture) addHistory() {
+	f.readings.History = &ReadingHistory{}
+	for slot := range historySlots {
+		if slot >= 20 && slot < 27 {
+			continue
+		}
+		past := map[device.ID]DeviceReading{}
+		for id, reading := range f.readings.Devices {
+			wave := []float64{1, 0.98, 0.9, 0.95, 0.97, 0.7, 0.2, 0.25}[(slot+int(id[len(id)-1]))%8]
+			if slot == historySlots-1 {
+				wave = 1
+			}
+			past[id] = maps.Clone(reading)
+			for _, q := range []Quantity{Utilization, EngineActive, Power} {
+				if _, ok := reading[q]; ok {
+					past[id][q] = wave * reading[q]
+				}
+			}
+		}
+		f.readings.History.Record(beforeNow(time.Duration(historySlots-1-slot)*slotDuration), past)
+	}
 }
 
 // newEmptyFixture returns a healthy node without a GPU.
@@ -68,7 +99,7 @@ func newEmptyFixture() *pageFixture {
 	return &pageFixture{
 		driver: device.Driver{State: device.DriverUp}, podsAPISynced: true, pluginResources: []PluginResource{},
 		allocations: device.Allocations{At: beforeNow(2 * time.Second), Complete: true},
-		readings:    Readings{beforeNow(300 * time.Millisecond), map[device.ID]DeviceReading{}},
+		readings:    Readings{At: beforeNow(300 * time.Millisecond), Devices: map[device.ID]DeviceReading{}},
 	}
 }
 
@@ -144,6 +175,7 @@ func newH100Fixture() *pageFixture {
 		}
 	}
 	n.pluginResources = []PluginResource{{Resource: gpuResource, IDs: ids, Registered: true, Healthy: 8}}
+	n.addHistory()
 	return n
 }
 
@@ -292,6 +324,58 @@ func newFullMIGFixture() *pageFixture {
 		}
 	}
 	n.pluginResources = []PluginResource{{Resource: migResource, IDs: ids, Registered: true, Healthy: 56}}
+	n.addHistory()
+	return n
+}
+
+// newFailedMIGFixture returns the node with a failed GPU, and a MIG device with a fault of its own.
+func newFailedMIGFixture() *pageFixture {
+	n := newFullMIGFixture()
+	for i := range n.statuses {
+		s := &n.statuses[i]
+		if own := s.Index == 5 && s.MIGDeviceIndex == 4; s.Index == 3 || own {
+			s.Healthy, s.Health, s.Reason, s.Action, s.Since = false, device.Unhealthy, "xid_79", "reboot", beforeNow(3*time.Minute)
+			if own {
+				s.Reason, s.Action = "xid_95", "reset_gpu"
+			}
+			delete(n.readings.Devices, s.ID)
+			n.incidents.Incidents = append(n.incidents.Incidents, incident.Incident{
+				ID: uint64(100 - i), First: s.Since, Last: s.Since, Count: 1, Device: s.ID, GPU: s.GPU, Index: s.Index, Profile: s.Profile, Reason: s.Reason,
+				Action: s.Action, MarkedUnhealthy: true,
+			})
+			for _, a := range n.allocations.ForDevice(s.ID) {
+				last := &n.incidents.Incidents[len(n.incidents.Incidents)-1]
+				last.Affected = append(last.Affected, incident.AffectedContainer{Owner: a.Owner, Since: beforeNow(time.Hour)})
+			}
+		}
+	}
+	n.pluginResources[0].Healthy = 48
+	return n
+}
+
+// newReplicasFixture returns a node of 128 replicas, of which one GPU has 64; another GPU has failed.
+func newReplicasFixture() *pageFixture {
+	n := newEmptyFixture()
+	o := PluginResource{Resource: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true}
+	for gpu, replicas := range []int{16, 16, 16, 64, 16} {
+		s := n.addGPU("NVIDIA A10", 24, "8.6")
+		if gpu == 2 {
+			s.Healthy, s.Health, s.Reason, s.Action, s.Since = false, device.Unhealthy, "xid_79", "reboot", beforeNow(3*time.Minute)
+		} else {
+			n.addReading(s.ID, 0.8, 14, 24, 120, 150, 61)
+		}
+		for i := range replicas {
+			o.IDs = append(o.IDs, s.ID.Replica(i))
+			if (gpu+i)%4 > 0 {
+				n.allocate(o.Resource, s.ID.Replica(i), time.Hour, fmt.Sprintf("lab/notebook-%d-%d/jupyter", gpu, i))
+			}
+		}
+		if s.Healthy {
+			o.Healthy += replicas
+		}
+	}
+	n.pluginResources = []PluginResource{o}
+	n.addHistory()
 	return n
 }
 
@@ -335,6 +419,7 @@ func newUnsettledFixture() *pageFixture {
 // fixtures are the nodes with a golden file, by name.
 var fixtures = map[string]func() *pageFixture{
 	"h100": newH100Fixture, "failed": newFailedFixture, "mig": newMIGFixture, "mig_full": newFullMIGFixture, "shared": newSharedFixture,
+	"mig_failed": newFailedMIGFixture, "replicas": newReplicasFixture,
 	"one": func() *pageFixture {
 		n := newEmptyFixture()
 		s := n.addGPU("NVIDIA L4", 22.5, "8.9")

@@ -1,10 +1,8 @@
 package status
 
 import (
-	"cmp"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/text"
@@ -30,24 +28,6 @@ const (
 	ago   = "%s ago"
 	since = "for %s"
 )
-
-var actionTexts = map[string]string{
-	"restart_app":         "restart the application",
-	"restart_vm":          "restart the virtual machine",
-	"reset_gpu":           "reset the GPU",
-	"reset_bus":           "reset the bus",
-	"drain_and_reset":     "drain, then reset the GPU",
-	"drain_p2p":           "drain the peers",
-	"recover_imex_domain": "recover the IMEX domain",
-	"reboot":              "reboot the node",
-	"inspect":             "inspect the machine",
-	"replace":             "replace the GPU",
-}
-
-// formatAction returns an action in words.
-func formatAction(action string) string {
-	return cmp.Or(actionTexts[action], strings.ReplaceAll(action, "_", " "))
-}
 
 const gib = 1 << 30
 

@@ -1,5 +1,5 @@
 // Refreshes the page: fetches it once a second while visible, and applies the differences in place, so that focus, selection,
-// scroll position and open details stay.
+// scroll position and open details stay. It adds a field that filters by pod, as the parameter "pod" of the page does.
 "use strict";
 
 (() => {
@@ -29,6 +29,14 @@
     }
   }
 
+  // move places a node before another one. The focus stays.
+  function move(parent, node, before) {
+    const focus = document.activeElement;
+    if (parent.moveBefore) parent.moveBefore(node, before);
+    else parent.insertBefore(node, before);
+    if (focus !== document.activeElement) focus.focus({ preventScroll: true });
+  }
+
   function takeAttributes(node, other) {
     for (const { name } of [...node.attributes]) {
       if (!other.hasAttribute(name) && name !== "open") node.removeAttribute(name);
@@ -38,10 +46,18 @@
     }
   }
 
-  // takeChildren compares both lists of children in order: it inserts new ones, and removes those before the next match.
+  // takeChildren compares both lists of children in order: it moves those with an id, inserts new ones, and removes those before the
+  // next match.
   function takeChildren(node, other) {
+    if (node.id === "pod-search") return;
     let at = node.firstChild;
     for (const wanted of [...other.childNodes]) {
+      const same = wanted.id && document.getElementById(wanted.id);
+      if (same && same !== at && same.parentNode === node && alike(same, wanted)) {
+        move(node, same, at);
+        become(same, wanted);
+        continue;
+      }
       let match = at;
       while (match && !alike(match, wanted)) match = wanted.nodeType === Node.ELEMENT_NODE ? match.nextSibling : null;
       if (!match) {
@@ -77,6 +93,25 @@
     say(`No answer from podgauge since ${answered.toLocaleTimeString()}. The page shows the state at that time.`);
   }
 
+  // addSearch adds the field that filters by pod.
+  function addSearch() {
+    const place = document.getElementById("pod-search");
+    if (!place || place.firstChild) return;
+    const label = place.appendChild(document.createElement("label"));
+    const field = label.appendChild(document.createElement("input"));
+    label.prepend("Pod ");
+    field.type = "search";
+    field.value = new URLSearchParams(location.search).get("pod") ?? "";
+    field.addEventListener("input", () => {
+      const query = new URLSearchParams(location.search);
+      if (field.value.trim()) query.set("pod", field.value.trim());
+      else query.delete("pod");
+      history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
+      clearTimeout(timer);
+      timer = setTimeout(look, 150);
+    });
+  }
+
   async function look() {
     if (asking) return;
     if (document.hidden) {
@@ -84,17 +119,19 @@
       return;
     }
     asking = true;
+    const asked = location.search;
     waiting ||= Date.now();
     const late = setTimeout(complain, Math.max(0, waiting + doubt - Date.now())); // for requests that hang
     try {
-      const answer = await fetch(location.pathname, { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(patience) });
+      const answer = await fetch(location.pathname + asked, { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(patience) });
       if (!answer.ok) throw new Error(String(answer.status));
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (version(page) !== made) {
         location.reload(); // another version of podgauge
         return;
       }
-      become(document.getElementById("main"), page.getElementById("main"));
+      if (asked === location.search) become(document.getElementById("main"), page.getElementById("main"));
+      addSearch();
       answered = new Date();
       waiting = 0;
       say("");
@@ -104,10 +141,11 @@
       asking = false;
       clearTimeout(late);
       clearTimeout(timer);
-      timer = setTimeout(look, every);
+      timer = setTimeout(look, asked === location.search ? every : 0);
     }
   }
 
+  addSearch();
   document.addEventListener("visibilitychange", look);
   timer = setTimeout(look, every);
 })();

@@ -4,14 +4,18 @@
 // The status page. `make golden` compiles it into page.qtpl.go.
 //
 // A value is within a text or a quoted attribute, where tag s escapes the characters that end one (TestTemplate). A link is a constant, or
-// begins with one (incidentsHref). No value is part of a script or a style.
+// begins with one (incidentsHref, filter.href). No value is part of a script or a style.
 //
 
 package status
 
 import "time"
 
+import "github.com/podgauge/podgauge/internal/fault"
+
 import "github.com/podgauge/podgauge/internal/incident"
+
+import "github.com/podgauge/podgauge/internal/text"
 
 import "github.com/podgauge/podgauge/internal/web/api"
 
@@ -48,16 +52,47 @@ func timeElement(t displayTime) string {
 	return qs422016
 }
 
-func streamusageBars(qw422016 *qt422016.Writer, all []usageBar) {
-	for _, b := range all {
+func streamusageMeasure(qw422016 *qt422016.Writer, b *usageBar) {
+	qw422016.N().S(`
+<div class="measure `)
+	qw422016.E().S(b.Kind)
+	qw422016.N().S(`"><span class="measure-name" aria-hidden="true">`)
+	qw422016.E().S(b.Name)
+	qw422016.N().S(`</span>`)
+	streamgauge(qw422016, b)
+	qw422016.N().S(`</div>`)
+}
+
+func writeusageMeasure(qq422016 qtio422016.Writer, b *usageBar) {
+	qw422016 := qt422016.AcquireWriter(qq422016)
+	streamusageMeasure(qw422016, b)
+	qt422016.ReleaseWriter(qw422016)
+}
+
+func usageMeasure(b *usageBar) string {
+	qb422016 := qt422016.AcquireByteBuffer()
+	writeusageMeasure(qb422016, b)
+	qs422016 := string(qb422016.B)
+	qt422016.ReleaseByteBuffer(qb422016)
+	return qs422016
+}
+
+func streamgauge(qw422016 *qt422016.Writer, b *usageBar) {
+	if b.Past.Path != "" {
 		qw422016.N().S(`
-<div class="measure">
-<span class="measure-name" aria-hidden="true">`)
+<svg class="past" role="img" aria-label="`)
 		qw422016.E().S(b.Name)
-		qw422016.N().S(`</span>
-<svg class="bar `)
-		qw422016.E().S(b.Kind)
-		qw422016.N().S(`" role="meter" aria-label="`)
+		qw422016.N().S(` of the last 30 min: `)
+		qw422016.N().D(b.Past.Low)
+		qw422016.N().S(` to `)
+		qw422016.N().D(b.Past.High)
+		qw422016.N().S(` %" viewBox="0 -1 60 18" preserveAspectRatio="none"><path d="`)
+		qw422016.E().S(b.Past.Path)
+		qw422016.N().S(`"/></svg>`)
+	}
+	if b.Percent != "" {
+		qw422016.N().S(`
+<svg class="bar" role="meter" aria-label="`)
 		qw422016.E().S(b.Device)
 		qw422016.N().S(`, `)
 		qw422016.E().S(b.Name)
@@ -65,25 +100,29 @@ func streamusageBars(qw422016 *qt422016.Writer, all []usageBar) {
 		qw422016.E().S(b.Percent)
 		qw422016.N().S(`" aria-valuetext="`)
 		qw422016.E().S(b.Text)
-		qw422016.N().S(`"><rect class="track" width="100%" height="100%" rx="4"/><rect class="fill" width="`)
+		qw422016.N().S(`"><rect class="fill" width="`)
 		qw422016.E().S(b.Percent)
-		qw422016.N().S(`%" height="100%" rx="4"/></svg>
+		qw422016.N().S(`%" height="100%" rx="3"/></svg>
 <span class="measure-value" aria-hidden="true">`)
 		qw422016.E().S(b.Text)
-		qw422016.N().S(`</span>
-</div>`)
+		qw422016.N().S(`</span>`)
+	} else {
+		qw422016.N().S(`
+<span class="measure-value">`)
+		qw422016.E().S(b.Text)
+		qw422016.N().S(`</span>`)
 	}
 }
 
-func writeusageBars(qq422016 qtio422016.Writer, all []usageBar) {
+func writegauge(qq422016 qtio422016.Writer, b *usageBar) {
 	qw422016 := qt422016.AcquireWriter(qq422016)
-	streamusageBars(qw422016, all)
+	streamgauge(qw422016, b)
 	qt422016.ReleaseWriter(qw422016)
 }
 
-func usageBars(all []usageBar) string {
+func gauge(b *usageBar) string {
 	qb422016 := qt422016.AcquireByteBuffer()
-	writeusageBars(qb422016, all)
+	writegauge(qb422016, b)
 	qs422016 := string(qb422016.B)
 	qt422016.ReleaseByteBuffer(qb422016)
 	return qs422016
@@ -111,14 +150,79 @@ func health(d *deviceCard) string {
 	return qs422016
 }
 
-func streamhealthReason(qw422016 *qt422016.Writer, d *deviceCard) {
-	if d.Reason != "" || d.HealthNote != "" {
+func streamreason(qw422016 *qt422016.Writer, name string) {
+	if _, isXid := fault.Xid(name); isXid {
+		qw422016.N().S(`<a href="https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html" rel="noreferrer">`)
+		qw422016.E().S(fault.Reason(name))
+		qw422016.N().S(`</a>`)
+	} else {
+		qw422016.E().S(fault.Reason(name))
+	}
+}
+
+func writereason(qq422016 qtio422016.Writer, name string) {
+	qw422016 := qt422016.AcquireWriter(qq422016)
+	streamreason(qw422016, name)
+	qt422016.ReleaseWriter(qw422016)
+}
+
+func reason(name string) string {
+	qb422016 := qt422016.AcquireByteBuffer()
+	writereason(qb422016, name)
+	qs422016 := string(qb422016.B)
+	qt422016.ReleaseByteBuffer(qb422016)
+	return qs422016
+}
+
+func streamaffectedContainers(qw422016 *qt422016.Writer, all []incident.AffectedContainer) {
+	for _, c := range all[:min(len(all), maxOwners)] {
+		qw422016.N().S(`<span class="affected"><a href="`)
+		qw422016.E().S(incidentsHref("namespace", c.Namespace, "pod", c.Pod))
+		qw422016.N().S(`"><bdi>`)
+		qw422016.E().S(c.Pod)
+		qw422016.N().S(`</bdi></a> <span class="where"><bdi>`)
+		qw422016.E().S(c.Namespace)
+		qw422016.N().S(`</bdi> / <bdi>`)
+		qw422016.E().S(c.Container)
+		qw422016.N().S(`</bdi>`)
+		if ended := api.TerminationText(c.Termination); ended != "" {
+			qw422016.N().S(` · `)
+			qw422016.E().S(ended)
+		}
+		qw422016.N().S(`</span></span>`)
+	}
+	if len(all) > maxOwners {
+		qw422016.N().S(`<span class="where">and `)
+		qw422016.N().D(len(all) - maxOwners)
+		qw422016.N().S(` more</span>`)
+	}
+}
+
+func writeaffectedContainers(qq422016 qtio422016.Writer, all []incident.AffectedContainer) {
+	qw422016 := qt422016.AcquireWriter(qq422016)
+	streamaffectedContainers(qw422016, all)
+	qt422016.ReleaseWriter(qw422016)
+}
+
+func affectedContainers(all []incident.AffectedContainer) string {
+	qb422016 := qt422016.AcquireByteBuffer()
+	writeaffectedContainers(qb422016, all)
+	qs422016 := string(qb422016.B)
+	qt422016.ReleaseByteBuffer(qb422016)
+	return qs422016
+}
+
+func streamhealthReason(qw422016 *qt422016.Writer, d *deviceCard, now time.Time) {
+	if d.hasOwnFault() {
 		qw422016.N().S(`
-<p class="health-reason `)
+<div class="health-reason `)
 		qw422016.E().S(d.Health)
 		qw422016.N().S(`">`)
 		if d.Reason != "" {
-			qw422016.N().S(`<code>`)
+			qw422016.N().S(`
+<p><b>`)
+			streamreason(qw422016, d.Reason)
+			qw422016.N().S(`</b> <code>`)
 			qw422016.E().S(d.Reason)
 			qw422016.N().S(`</code>`)
 			if d.Since.ISO != "" {
@@ -126,35 +230,59 @@ func streamhealthReason(qw422016 *qt422016.Writer, d *deviceCard) {
 				streamtimeElement(qw422016, d.Since)
 				qw422016.N().S(`</span>`)
 			}
+			qw422016.N().S(`</p>`)
 		}
 		if d.Action != "" {
-			qw422016.N().S(`<span class="action"><span class="arrow" aria-hidden="true">→</span> `)
+			qw422016.N().S(`
+<p class="action"><span class="arrow" aria-hidden="true">→</span> `)
 			qw422016.E().S(d.Action)
-			qw422016.N().S(`</span>`)
+			qw422016.N().S(`</p>`)
 		}
 		if d.HealthNote != "" {
-			qw422016.N().S(`<span class="meaning">`)
+			qw422016.N().S(`
+<p class="meaning">`)
 			qw422016.E().S(d.HealthNote)
-			qw422016.N().S(`</span>`)
+			qw422016.N().S(`</p>`)
 		}
 		if d.Flaps > 1 {
-			qw422016.N().S(`<span class="meaning">Became unhealthy `)
+			qw422016.N().S(`
+<p class="meaning">Became unhealthy `)
 			qw422016.N().DUL(d.Flaps)
-			qw422016.N().S(` times.</span>`)
+			qw422016.N().S(` times.</p>`)
 		}
-		qw422016.N().S(`</p>`)
+		if f := d.LastFault; f != nil {
+			qw422016.N().S(`
+<div class="last-fault"><p><a href="`)
+			qw422016.E().S(incidentsHref("device", string(d.ID), "reason", f.Reason))
+			qw422016.N().S(`">Last incident</a>`)
+			if f.Reason != d.Reason {
+				qw422016.N().S(`: `)
+				qw422016.E().S(fault.Reason(f.Reason))
+			}
+			qw422016.N().S(` <span class="since">`)
+			streamtimeElement(qw422016, formatTime(now, f.Last, ago))
+			qw422016.N().S(`</span></p>
+<p>Affected: `)
+			streamaffectedContainers(qw422016, f.Affected)
+			if note := affectedNote(f.Incident); note != "" && len(f.Affected) == 0 {
+				qw422016.E().S(note)
+			}
+			qw422016.N().S(`</p></div>`)
+		}
+		qw422016.N().S(`
+</div>`)
 	}
 }
 
-func writehealthReason(qq422016 qtio422016.Writer, d *deviceCard) {
+func writehealthReason(qq422016 qtio422016.Writer, d *deviceCard, now time.Time) {
 	qw422016 := qt422016.AcquireWriter(qq422016)
-	streamhealthReason(qw422016, d)
+	streamhealthReason(qw422016, d, now)
 	qt422016.ReleaseWriter(qw422016)
 }
 
-func healthReason(d *deviceCard) string {
+func healthReason(d *deviceCard, now time.Time) string {
 	qb422016 := qt422016.AcquireByteBuffer()
-	writehealthReason(qb422016, d)
+	writehealthReason(qb422016, d, now)
 	qs422016 := string(qb422016.B)
 	qt422016.ReleaseByteBuffer(qb422016)
 	return qs422016
@@ -165,17 +293,17 @@ func streamallocation(qw422016 *qt422016.Writer, d *deviceCard, now time.Time) {
 
 	if all.Total > 0 {
 		qw422016.N().S(`
-<p class="replicas"><span class="replica-row" aria-hidden="true">`)
+<p class="replicas"><span class="replica-row`)
+		if len(all.First) > 32 {
+			qw422016.N().S(` dense`)
+		}
+		qw422016.N().S(`" aria-hidden="true">`)
 		for _, r := range all.First {
-			qw422016.N().S(`<span class="replica`)
-			if r.Allocated {
-				qw422016.N().S(` allocated`)
-			} else if !all.Complete {
-				qw422016.N().S(` unknown`)
-			}
+			qw422016.N().S(`<span class="`)
+			qw422016.E().S(d.boxClass(r))
 			qw422016.N().S(`">`)
 			qw422016.E().S(r.Number)
-			if !r.Allocated && !all.Complete {
+			if !r.Allocated && !all.Complete && d.Healthy {
 				qw422016.N().S(`?`)
 			}
 			qw422016.N().S(`</span>`)
@@ -193,30 +321,50 @@ func streamallocation(qw422016 *qt422016.Writer, d *deviceCard, now time.Time) {
 			qw422016.N().S(`, shared by `)
 			qw422016.E().S(all.Sharing)
 		}
+		if !d.Healthy && all.Allocated < all.Total {
+			qw422016.N().S(`; the others cannot be allocated`)
+		}
 		qw422016.N().S(`</span></p>`)
 	}
-	if len(d.Owners) > 0 {
+	if all.Total > 0 && len(d.Owners) > 0 {
+		qw422016.N().S(`
+<table class="compact replica-owners" role="table" aria-label="Containers with replicas of `)
+		qw422016.E().S(d.Name)
+		qw422016.N().S(`">
+<thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">Replica</th><th role="columnheader" scope="col">Pod</th><th role="columnheader" scope="col">Container</th></tr></thead>
+<tbody role="rowgroup">`)
+		for i := range d.Owners[:min(len(d.Owners), maxReplicas)] {
+			o := &d.Owners[i]
+
+			qw422016.N().S(`
+<tr role="row"><td role="cell">`)
+			qw422016.E().S(formatReplicas(o))
+			qw422016.N().S(`</td><td role="cell">`)
+			streampod(qw422016, o)
+			qw422016.N().S(`</td><td role="cell" class="where">`)
+			streamwhere(qw422016, o, now)
+			qw422016.N().S(`</td></tr>`)
+		}
+		qw422016.N().S(`
+</tbody>
+</table>`)
+		if len(d.Owners) > maxReplicas {
+			qw422016.N().S(`
+<p class="where">and `)
+			qw422016.N().D(len(d.Owners) - maxReplicas)
+			qw422016.N().S(` more</p>`)
+		}
+	} else if len(d.Owners) > 0 {
 		qw422016.N().S(`
 <ul class="owners">`)
 		for i := range d.Owners[:min(len(d.Owners), maxOwners)] {
 			o := &d.Owners[i]
 
 			qw422016.N().S(`
-<li><bdi class="pod">`)
-			qw422016.E().S(o.Pod)
-			qw422016.N().S(`</bdi><span class="where"><bdi>`)
-			qw422016.E().S(o.Namespace)
-			qw422016.N().S(`</bdi> / <bdi>`)
-			qw422016.E().S(o.Container)
-			qw422016.N().S(`</bdi>`)
-			if replicas := formatReplicas(o); replicas != "" {
-				qw422016.N().S(` · `)
-				qw422016.E().S(replicas)
-			}
-			if !o.FirstSeen.IsZero() {
-				qw422016.N().S(` · `)
-				streamtimeElement(qw422016, formatTime(now, o.FirstSeen, since))
-			}
+<li>`)
+			streampod(qw422016, o)
+			qw422016.N().S(`<span class="where">`)
+			streamwhere(qw422016, o, now)
 			qw422016.N().S(`</span></li>`)
 		}
 		if len(d.Owners) > maxOwners {
@@ -227,10 +375,10 @@ func streamallocation(qw422016 *qt422016.Writer, d *deviceCard, now time.Time) {
 		}
 		qw422016.N().S(`
 </ul>`)
-	} else {
+	} else if all.Total == 0 || !all.Complete {
 		qw422016.N().S(`
 <p class="no-owner">`)
-		qw422016.E().S(allocationTexts[d.AllocationState])
+		qw422016.E().S(d.allocationText())
 		qw422016.N().S(`</p>`)
 	}
 }
@@ -244,6 +392,54 @@ func writeallocation(qq422016 qtio422016.Writer, d *deviceCard, now time.Time) {
 func allocation(d *deviceCard, now time.Time) string {
 	qb422016 := qt422016.AcquireByteBuffer()
 	writeallocation(qb422016, d, now)
+	qs422016 := string(qb422016.B)
+	qt422016.ReleaseByteBuffer(qb422016)
+	return qs422016
+}
+
+func streampod(qw422016 *qt422016.Writer, o *api.OwnerJSON) {
+	qw422016.N().S(`<a class="pod" href="`)
+	qw422016.E().S(podHref(&o.Owner))
+	qw422016.N().S(`"><bdi>`)
+	qw422016.E().S(o.Pod)
+	qw422016.N().S(`</bdi></a>`)
+}
+
+func writepod(qq422016 qtio422016.Writer, o *api.OwnerJSON) {
+	qw422016 := qt422016.AcquireWriter(qq422016)
+	streampod(qw422016, o)
+	qt422016.ReleaseWriter(qw422016)
+}
+
+func pod(o *api.OwnerJSON) string {
+	qb422016 := qt422016.AcquireByteBuffer()
+	writepod(qb422016, o)
+	qs422016 := string(qb422016.B)
+	qt422016.ReleaseByteBuffer(qb422016)
+	return qs422016
+}
+
+func streamwhere(qw422016 *qt422016.Writer, o *api.OwnerJSON, now time.Time) {
+	qw422016.N().S(`<bdi>`)
+	qw422016.E().S(o.Namespace)
+	qw422016.N().S(`</bdi> / <bdi>`)
+	qw422016.E().S(o.Container)
+	qw422016.N().S(`</bdi>`)
+	if !o.FirstSeen.IsZero() {
+		qw422016.N().S(` · `)
+		streamtimeElement(qw422016, formatTime(now, o.FirstSeen, since))
+	}
+}
+
+func writewhere(qq422016 qtio422016.Writer, o *api.OwnerJSON, now time.Time) {
+	qw422016 := qt422016.AcquireWriter(qq422016)
+	streamwhere(qw422016, o, now)
+	qt422016.ReleaseWriter(qw422016)
+}
+
+func where(o *api.OwnerJSON, now time.Time) string {
+	qb422016 := qt422016.AcquireByteBuffer()
+	writewhere(qb422016, o, now)
 	qs422016 := string(qb422016.B)
 	qt422016.ReleaseByteBuffer(qb422016)
 	return qs422016
@@ -381,6 +577,9 @@ func streamgpu(qw422016 *qt422016.Writer, g *deviceCard, now time.Time) {
 	if g.MIG {
 		qw422016.N().S(` partitioned`)
 	}
+	if g.isWide() {
+		qw422016.N().S(` wide`)
+	}
 	qw422016.N().S(`" id="`)
 	qw422016.E().S(g.Anchor)
 	qw422016.N().S(`" data-device="`)
@@ -398,7 +597,7 @@ func streamgpu(qw422016 *qt422016.Writer, g *deviceCard, now time.Time) {
 	qw422016.N().S(`</h3>`)
 	streamhealth(qw422016, g)
 	qw422016.N().S(`</div>`)
-	streamhealthReason(qw422016, g)
+	streamhealthReason(qw422016, g, now)
 	if g.Stalled {
 		qw422016.N().S(`
 <p class="note">A call to this GPU hangs: no further calls until it returns.</p>`)
@@ -409,7 +608,9 @@ func streamgpu(qw422016 *qt422016.Writer, g *deviceCard, now time.Time) {
 	if len(g.Bars)+len(g.Readings) > 0 {
 		qw422016.N().S(`
 <div class="own"><div>`)
-		streamusageBars(qw422016, g.Bars)
+		for i := range g.Bars {
+			streamusageMeasure(qw422016, &g.Bars[i])
+		}
 		qw422016.N().S(`
 </div>`)
 		if len(g.Readings) > 0 {
@@ -428,37 +629,10 @@ func streamgpu(qw422016 *qt422016.Writer, g *deviceCard, now time.Time) {
 	if !g.MIG || g.IsAllocated() {
 		streamallocation(qw422016, g, now)
 	} else if len(g.MIGDevices) > 0 {
-		streampartition(qw422016, g.Partition)
-		qw422016.N().S(`
-<ul class="mig-devices" aria-label="MIG devices of `)
-		qw422016.E().S(g.Name)
-		qw422016.N().S(`">`)
-		for _, m := range g.MIGDevices {
-			qw422016.N().S(`
-<li class="mig-device `)
-			qw422016.E().S(m.Health)
-			qw422016.N().S(`" id="`)
-			qw422016.E().S(m.Anchor)
-			qw422016.N().S(`" data-device="`)
-			qw422016.E().S(string(m.ID))
-			qw422016.N().S(`" data-health="`)
-			qw422016.E().S(m.Health)
-			qw422016.N().S(`">
-<div class="mig-head"><span class="mig-name"><span class="mig-number">`)
-			qw422016.E().S(m.ShortName)
-			qw422016.N().S(`</span> `)
-			qw422016.E().S(m.Profile)
-			qw422016.N().S(`</span>`)
-			streamhealth(qw422016, m)
-			qw422016.N().S(`</div>`)
-			streamhealthReason(qw422016, m)
-			streamusageBars(qw422016, m.Bars)
-			streamallocation(qw422016, m, now)
-			qw422016.N().S(`
-</li>`)
+		if g.Partition != nil {
+			streampartition(qw422016, g.Partition)
 		}
-		qw422016.N().S(`
-</ul>`)
+		streammigTable(qw422016, g, now)
 	} else {
 		qw422016.N().S(`
 <p class="no-owner">MIG mode is on and there is no MIG device.</p>`)
@@ -482,6 +656,140 @@ func gpu(g *deviceCard, now time.Time) string {
 	return qs422016
 }
 
+func streammigTable(qw422016 *qt422016.Writer, g *deviceCard, now time.Time) {
+	qw422016.N().S(`
+<table class="compact mig-devices" role="table" aria-label="MIG devices of `)
+	qw422016.E().S(g.Name)
+	qw422016.N().S(`">
+<thead role="rowgroup"><tr role="row"><th role="columnheader" scope="col">MIG device</th><th role="columnheader" scope="col">Health</th><th role="columnheader" scope="col">Utilization</th><th role="columnheader" scope="col">Memory</th><th role="columnheader" scope="col">Allocated to</th></tr></thead>
+<tbody role="rowgroup">`)
+	for _, m := range g.MIGDevices {
+		qw422016.N().S(`
+<tr role="row" class="mig-device `)
+		qw422016.E().S(m.Health)
+		qw422016.N().S(`" id="`)
+		qw422016.E().S(m.Anchor)
+		qw422016.N().S(`" data-device="`)
+		qw422016.E().S(string(m.ID))
+		qw422016.N().S(`" data-health="`)
+		qw422016.E().S(m.Health)
+		qw422016.N().S(`"><th role="rowheader" scope="row"><span class="mig-number">`)
+		qw422016.E().S(m.ShortName)
+		qw422016.N().S(`</span> `)
+		qw422016.E().S(m.Profile)
+		qw422016.N().S(`</th><td role="cell">`)
+		streamhealth(qw422016, m)
+		qw422016.N().S(`</td><td role="cell">`)
+		streammigMeasure(qw422016, m, "use")
+		qw422016.N().S(`</td><td role="cell">`)
+		streammigMeasure(qw422016, m, "memory")
+		qw422016.N().S(`</td><td role="cell">`)
+		streamallocation(qw422016, m, now)
+		qw422016.N().S(`</td></tr>`)
+		if m.hasOwnFault() {
+			qw422016.N().S(`
+<tr role="row" class="mig-fault"><td role="cell" colspan="5">`)
+			streamhealthReason(qw422016, m, now)
+			qw422016.N().S(`</td></tr>`)
+		}
+	}
+	qw422016.N().S(`
+</tbody>
+</table>`)
+}
+
+func writemigTable(qq422016 qtio422016.Writer, g *deviceCard, now time.Time) {
+	qw422016 := qt422016.AcquireWriter(qq422016)
+	streammigTable(qw422016, g, now)
+	qt422016.ReleaseWriter(qw422016)
+}
+
+func migTable(g *deviceCard, now time.Time) string {
+	qb422016 := qt422016.AcquireByteBuffer()
+	writemigTable(qb422016, g, now)
+	qs422016 := string(qb422016.B)
+	qt422016.ReleaseByteBuffer(qb422016)
+	return qs422016
+}
+
+func streammigMeasure(qw422016 *qt422016.Writer, m *deviceCard, kind string) {
+	for i := range m.Bars {
+		b := &m.Bars[i]
+
+		if b.Kind == kind {
+			qw422016.N().S(`<div class="measure `)
+			qw422016.E().S(b.Kind)
+			qw422016.N().S(`">`)
+			streamgauge(qw422016, b)
+			qw422016.N().S(`</div>`)
+		}
+	}
+}
+
+func writemigMeasure(qq422016 qtio422016.Writer, m *deviceCard, kind string) {
+	qw422016 := qt422016.AcquireWriter(qq422016)
+	streammigMeasure(qw422016, m, kind)
+	qt422016.ReleaseWriter(qw422016)
+}
+
+func migMeasure(m *deviceCard, kind string) string {
+	qb422016 := qt422016.AcquireByteBuffer()
+	writemigMeasure(qb422016, m, kind)
+	qs422016 := string(qb422016.B)
+	qt422016.ReleaseByteBuffer(qb422016)
+	return qs422016
+}
+
+func streamfilters(qw422016 *qt422016.Writer, v *pageView) {
+	if v.AllGPUs > 0 {
+		qw422016.N().S(`
+<nav class="filters" aria-label="Filter the devices">
+<div class="pod-search" id="pod-search"></div>
+<ul>`)
+		for _, l := range v.FilterLinks {
+			qw422016.N().S(`<li><a href="`)
+			qw422016.E().S(l.href())
+			qw422016.N().S(`"`)
+			if l.Current {
+				qw422016.N().S(` aria-current="true"`)
+			}
+			qw422016.N().S(`>`)
+			if l.State == "" {
+				qw422016.N().S(`all`)
+			} else {
+				qw422016.E().S(l.State)
+			}
+			qw422016.N().S(` <span class="count">`)
+			qw422016.N().D(l.Count)
+			qw422016.N().S(`</span></a></li>`)
+		}
+		qw422016.N().S(`</ul>
+</nav>`)
+		if v.Filter.Pod != "" {
+			qw422016.N().S(`
+<p class="filtered">Devices that the pod <b><bdi>`)
+			qw422016.E().S(v.Filter.Pod)
+			qw422016.N().S(`</bdi></b> has, or had when they failed. <a href="`)
+			qw422016.E().S(filter{State: v.Filter.State}.href())
+			qw422016.N().S(`">All pods</a></p>`)
+		}
+	}
+}
+
+func writefilters(qq422016 qtio422016.Writer, v *pageView) {
+	qw422016 := qt422016.AcquireWriter(qq422016)
+	streamfilters(qw422016, v)
+	qt422016.ReleaseWriter(qw422016)
+}
+
+func filters(v *pageView) string {
+	qb422016 := qt422016.AcquireByteBuffer()
+	writefilters(qb422016, v)
+	qs422016 := string(qb422016.B)
+	qt422016.ReleaseByteBuffer(qb422016)
+	return qs422016
+}
+
 func streamincidentTableRow(qw422016 *qt422016.Writer, i *incident.Incident, now time.Time) {
 	grade, state, action := incidentOutcome(i)
 
@@ -492,9 +800,9 @@ func streamincidentTableRow(qw422016 *qt422016.Writer, i *incident.Incident, now
 	qw422016.E().S(incidentDevice(i))
 	qw422016.N().S(`</td><td role="cell" data-name="Reason"><a href="`)
 	qw422016.E().S(incidentsHref("device", string(i.Device), "reason", i.Reason))
-	qw422016.N().S(`"><code>`)
-	qw422016.E().S(i.Reason)
-	qw422016.N().S(`</code></a>`)
+	qw422016.N().S(`">`)
+	qw422016.E().S(fault.Reason(i.Reason))
+	qw422016.N().S(`</a>`)
 	if i.Count > 1 {
 		qw422016.N().S(` <span class="times">`)
 		qw422016.N().DUL(i.Count)
@@ -510,27 +818,7 @@ func streamincidentTableRow(qw422016 *qt422016.Writer, i *incident.Incident, now
 	qw422016.N().S(`">`)
 	qw422016.E().S(state)
 	qw422016.N().S(`</span></td><td role="cell" data-name="Affected containers">`)
-	for _, c := range i.Affected[:min(len(i.Affected), maxOwners)] {
-		qw422016.N().S(`<span class="affected"><a href="`)
-		qw422016.E().S(incidentsHref("namespace", c.Namespace, "pod", c.Pod))
-		qw422016.N().S(`"><bdi>`)
-		qw422016.E().S(c.Pod)
-		qw422016.N().S(`</bdi></a> <span class="where"><bdi>`)
-		qw422016.E().S(c.Namespace)
-		qw422016.N().S(`</bdi> / <bdi>`)
-		qw422016.E().S(c.Container)
-		qw422016.N().S(`</bdi>`)
-		if ended := api.TerminationText(c.Termination); ended != "" {
-			qw422016.N().S(` · `)
-			qw422016.E().S(ended)
-		}
-		qw422016.N().S(`</span></span>`)
-	}
-	if len(i.Affected) > maxOwners {
-		qw422016.N().S(`<span class="where">and `)
-		qw422016.N().D(len(i.Affected) - maxOwners)
-		qw422016.N().S(` more</span>`)
-	}
+	streamaffectedContainers(qw422016, incident.UniqueOwners(i.Affected))
 	if note := affectedNote(i); note != "" {
 		qw422016.N().S(`<span class="where">`)
 		qw422016.E().S(note)
@@ -558,12 +846,9 @@ func streamresourceTableRow(qw422016 *qt422016.Writer, r *resourceRow) {
 <tr role="row"><th role="rowheader" scope="row" data-name="Resource"><code>`)
 	qw422016.E().S(r.Resource)
 	qw422016.N().S(`</code>`)
-	if r.Replicated {
-		qw422016.N().S(` <span class="where">replicas`)
-		if r.Sharing != "" {
-			qw422016.N().S(`, shared by `)
-			qw422016.E().S(r.Sharing)
-		}
+	if r.Sharing != "" {
+		qw422016.N().S(` <span class="where">shared by `)
+		qw422016.E().S(r.Sharing)
 		qw422016.N().S(`</span>`)
 	}
 	qw422016.N().S(`</th><td role="cell" data-name="Registered">`)
@@ -578,7 +863,12 @@ func streamresourceTableRow(qw422016 *qt422016.Writer, r *resourceRow) {
 		}
 	}
 	qw422016.N().S(`</td><td role="cell" data-name="Listed" class="number">`)
-	qw422016.N().D(len(r.IDs))
+	qw422016.E().S(text.Plural(len(r.IDs), r.Noun))
+	if r.Devices != "" {
+		qw422016.N().S(` <span class="where">of `)
+		qw422016.E().S(r.Devices)
+		qw422016.N().S(`</span>`)
+	}
 	qw422016.N().S(`</td><td role="cell" data-name="Healthy" class="number">`)
 	if r.Registered {
 		qw422016.N().D(r.Healthy)
@@ -654,7 +944,7 @@ func streampage(qw422016 *qt422016.Writer, v *pageView) {
 		qw422016.E().S(a.ShownHealth)
 		if a.Reason != "" && !a.Gone {
 			qw422016.N().S(`, `)
-			qw422016.E().S(a.Reason)
+			qw422016.E().S(fault.Reason(a.Reason))
 		}
 		qw422016.N().S(`.</span>`)
 	}
@@ -666,16 +956,30 @@ func streampage(qw422016 *qt422016.Writer, v *pageView) {
 			qw422016.N().S(`
 <li class="`)
 			qw422016.E().S(a.ShownHealth)
-			qw422016.N().S(`"><a href="#`)
-			qw422016.E().S(a.Anchor)
 			qw422016.N().S(`">`)
-			qw422016.E().S(a.Name)
-			qw422016.N().S(`</a> `)
+			if v.isShown(a) {
+				qw422016.N().S(`<a href="#`)
+				qw422016.E().S(a.Anchor)
+				qw422016.N().S(`">`)
+				qw422016.E().S(a.Name)
+				qw422016.N().S(`</a>`)
+			} else {
+				qw422016.N().S(`<a href="./#`)
+				qw422016.E().S(a.Anchor)
+				qw422016.N().S(`">`)
+				qw422016.E().S(a.Name)
+				qw422016.N().S(`</a>`)
+			}
+			if a.FaultyMIGDevices > 0 {
+				qw422016.N().S(`, with `)
+				qw422016.E().S(text.Plural(a.FaultyMIGDevices, "MIG device"))
+				qw422016.N().S(`,`)
+			}
+			qw422016.N().S(` is `)
 			qw422016.E().S(a.ShownHealth)
 			if a.Reason != "" && !a.Gone {
-				qw422016.N().S(`: <code>`)
-				qw422016.E().S(a.Reason)
-				qw422016.N().S(`</code>`)
+				qw422016.N().S(`: `)
+				streamreason(qw422016, a.Reason)
 			}
 			if a.Action != "" && !a.Gone {
 				qw422016.N().S(` <span class="arrow" aria-hidden="true">→</span> `)
@@ -718,7 +1022,7 @@ func streampage(qw422016 *qt422016.Writer, v *pageView) {
 <h2 id="devices-title">Devices`)
 	if v.Model != "" {
 		qw422016.N().S(` <span class="model">`)
-		qw422016.N().D(len(v.GPUs))
+		qw422016.N().D(v.AllGPUs)
 		qw422016.N().S(` × `)
 		qw422016.E().S(v.Model)
 		qw422016.N().S(`</span>`)
@@ -729,6 +1033,7 @@ func streampage(qw422016 *qt422016.Writer, v *pageView) {
 		qw422016.N().S(`</span>`)
 	}
 	qw422016.N().S(`</h2>`)
+	streamfilters(qw422016, v)
 	if len(v.GPUs) > 0 {
 		qw422016.N().S(`
 <ul class="gpus">`)
@@ -737,6 +1042,9 @@ func streampage(qw422016 *qt422016.Writer, v *pageView) {
 		}
 		qw422016.N().S(`
 </ul>`)
+	} else if v.AllGPUs > 0 {
+		qw422016.N().S(`
+<p class="empty">No device matches the filter.</p>`)
 	} else {
 		qw422016.N().S(`
 <p class="empty">`)

@@ -52,7 +52,27 @@ var Quantities = []Quantity{Utilization, EngineActive, MemoryUsed, MemoryTotal, 
 type Readings struct {
 	At      time.Time // end of the collection; zero without one
 	Devices map[device.ID]DeviceReading
+	History *ReadingHistory // nil without one
 }
 
 // DeviceReading has the known values of one device.
 type DeviceReading map[Quantity]float64
+
+// ratio returns the value of a measure as a share of its maximum.
+func (r DeviceReading) ratio(measure int) (ratio float64, ok bool) {
+	value, limit := MemoryUsed, MemoryTotal
+	switch measure {
+	case useMeasure:
+		if ratio, ok = r[Utilization]; !ok {
+			ratio, ok = r[EngineActive]
+		}
+		return ratio, ok
+	case powerMeasure:
+		value, limit = Power, PowerLimit
+	}
+	ratio, ok = r[value]
+	if r[limit] <= 0 {
+		return 0, false
+	}
+	return ratio / r[limit], ok
+}

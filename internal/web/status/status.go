@@ -30,33 +30,40 @@ type Page struct {
 	state   PageState
 	options PageOptions
 
-	mu         sync.Mutex
-	body       []byte    // not written after it was rendered; guarded by mu
-	renderedAt time.Time // guarded by mu
+	mu sync.Mutex
+	// All below are guarded by mu.
+	body       []byte // of the newest filter; not written after it was rendered
+	filter     filter
+	renderedAt time.Time
 }
 
 // New returns a page. Nothing is read before the first request.
 func New(state PageState, o PageOptions) *Page { return &Page{state: state, options: o} }
 
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body := p.current(context.WithoutCancel(r.Context())) // other viewers share the page, and a collection has a timeout
 	setSecurityHeaders(w.Header())
+	f, err := parseFilter(r.URL.RawQuery, time.Now())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest) // with quoted values
+		return
+	}
+	body := p.current(context.WithoutCancel(r.Context()), f) // other viewers share the page, and a collection has a timeout
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.Write(body) //nolint:errcheck // the client disconnected
 }
 
 // current returns a page not older than maxPageAge.
-func (p *Page) current(ctx context.Context) []byte {
+func (p *Page) current(ctx context.Context, f filter) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.body == nil || time.Since(p.renderedAt) >= maxPageAge {
-		p.body, p.renderedAt = p.render(p.state.Readings(ctx), time.Now()), time.Now()
+	if p.body == nil || p.filter != f || time.Since(p.renderedAt) >= maxPageAge {
+		p.body, p.filter, p.renderedAt = p.render(p.state.Readings(ctx), f, time.Now()), f, time.Now()
 	}
 	return p.body
 }
 
-func (p *Page) render(readings Readings, now time.Time) []byte {
+func (p *Page) render(readings Readings, f filter, now time.Time) []byte {
 	// The template escapes markup, but not control characters.
-	return []byte(text.PrintableLines(page(newPageView(p.state, &p.options, readings, now))))
+	return []byte(text.PrintableLines(page(newPageView(p.state, &p.options, readings, f, now))))
 }

@@ -14,10 +14,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/test/bubble"
 	"golang.org/x/net/html"
 )
 
@@ -53,7 +54,7 @@ func TestGolden(t *testing.T) {
 // page returns the page.
 func (f *pageFixture) page(t *testing.T) []byte {
 	t.Helper()
-	return f.newPage().render(f.readings, now)
+	return f.newPage().render(f.readings, filter{}, now)
 }
 
 // checkHTML checks that elements are closed, ids are unique, link targets exist, and the page has only what its policy allows.
@@ -93,8 +94,11 @@ func checkHTML(t *testing.T, page []byte) {
 	}
 }
 
+// xidCatalogue is the only link to another server.
+const xidCatalogue = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+
 var allowedElements = strings.Fields("html head meta title link noscript script body a header p span h1 h2 h3 bdi main ul li dl dt dd div b code q " +
-	"section svg rect details summary time table caption thead tbody tr th td footer nav")
+	"section svg rect path details summary time table caption thead tbody tr th td footer nav")
 
 func checkAttributes(t *testing.T, token html.Token, ids, wanted map[string]bool) {
 	t.Helper()
@@ -111,6 +115,7 @@ func checkAttributes(t *testing.T, token html.Token, ids, wanted map[string]bool
 			ids[a.Val] = true
 		case a.Key == "aria-labelledby", a.Key == "href" && strings.HasPrefix(a.Val, "#"):
 			wanted[strings.TrimPrefix(a.Val, "#")] = true
+		case a.Key == "href" && token.Data == "a" && a.Val == xidCatalogue:
 		case (a.Key == "href" || a.Key == "src") && (strings.Contains(a.Val, ":") || strings.HasPrefix(a.Val, "/")):
 			t.Errorf("<%s %s=%q> links to another server", token.Data, a.Key, a.Val)
 		}
@@ -174,7 +179,7 @@ func TestTemplate(t *testing.T) {
 		t.Errorf("%d values found, want 100 or more", values)
 	}
 	for _, link := range regexp.MustCompile(`(?:href|src)="({%.*?%})`).FindAllStringSubmatch(string(source), -1) {
-		if !strings.HasPrefix(link[1], "{%s incidentsHref(") && link[1] != "{%s link %}" { // PageOptions.Links: constants and --web.telemetry-path
+		if !strings.HasPrefix(link[1], "{%s incidentsHref(") && !strings.HasPrefix(link[1], "{%s podHref(") && !strings.HasSuffix(link[1], ".href() %}") && link[1] != "{%s link %}" { // PageOptions.Links: constants and --web.telemetry-path
 			t.Errorf("a link begins with a value: %s", link[0])
 		}
 	}
@@ -317,7 +322,7 @@ func TestAssets(t *testing.T) {
 
 // TestViewersShareAPage checks that a page is rendered twice a second at most.
 func TestViewersShareAPage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newH100Fixture()
 		p := n.newPage()
 		for range 100 {
@@ -346,28 +351,72 @@ func TestPageOfDisconnectedClient(t *testing.T) {
 	}
 }
 
-// TestPageAllocations limits the allocations per page, with the race detector too.
+// TestPageAllocations limits the allocations per page, with the race detector too, and the size.
 func TestPageAllocations(t *testing.T) {
-	for name, most := range map[string]float64{"h100": 500, "mig_full": 3000} {
+	for name, most := range map[string]struct {
+		allocations float64
+		bytes       int
+	}{"h100": {500, 30_000}, "mig_full": {3000, 90_000}, "replicas": {2000, 55_000}} {
 		n := fixtures[name]()
 		p := n.newPage()
-		if got := testing.AllocsPerRun(10, func() { p.render(n.readings, now) }); got > most {
-			t.Errorf("%s: %.0f allocations a page, want %.0f at most", name, got, most)
+		size := len(p.render(n.readings, filter{}, now))
+		if got := testing.AllocsPerRun(10, func() { p.render(n.readings, filter{}, now) }); got > most.allocations || size > most.bytes {
+			t.Errorf("%s: %.0f allocations and %d bytes a page, want %.0f and %d at most", name, got, size, most.allocations, most.bytes)
 		} else {
-			t.Logf("%s: %.0f allocations", name, got)
+			t.Logf("%s: %.0f allocations, %d bytes", name, got, size)
 		}
 	}
 }
 
 func BenchmarkPage(b *testing.B) {
-	for _, name := range []string{"h100", "mig_full"} {
+	for _, name := range []string{"h100", "mig_full", "replicas"} {
 		n := fixtures[name]()
 		p := n.newPage()
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				p.render(n.readings, now)
+				p.render(n.readings, filter{}, now)
 			}
 		})
+	}
+}
+
+func TestIncidentDevice(t *testing.T) {
+	for want, i := range map[string]incident.Incident{
+		"GPU 3":                {Index: 3},
+		"GPU 3, 1g.10gb":       {Index: 3, Profile: "1g.10gb"},
+		"GPU 3, 2 MIG devices": {Index: 3, MIGDevices: make([]incident.AffectedMIGDevice, 2)},
+	} {
+		if got := incidentDevice(&i); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestMissingGPUs(t *testing.T) {
+	n := newEmptyFixture()
+	n.addGPU("NVIDIA L4", 20, "8.9")
+	n.addGPU("NVIDIA L4", 20, "8.9")
+	n.expected = 3
+	if v := n.pageView(); v.Grade != "warning" || v.Headline != "All 2 devices are healthy. Missing: 1 of 3 expected GPUs." {
+		t.Errorf("%s: %s", v.Grade, v.Headline)
+	}
+	n.expected = 2
+	if v := n.pageView(); v.Grade != "well" || strings.Contains(v.Headline, "issing") {
+		t.Errorf("%s: %s", v.Grade, v.Headline)
+	}
+}
+
+func TestRetiredDevice(t *testing.T) {
+	n := newEmptyFixture()
+	n.addGPU("NVIDIA L4", 20, "8.9")
+	n.statuses[0].Healthy, n.statuses[0].Health, n.statuses[0].Reason, n.statuses[0].Note = false, device.Unhealthy, "retired", "fan is <noisy>"
+	i := incident.Incident{Reason: "retired", Note: "fan is <noisy>", MarkedUnhealthy: true}
+	n.incidents.Incidents = []incident.Incident{i}
+	if v := n.pageView(); v.GPUs[0].HealthNote != "fan is <noisy>" {
+		t.Errorf("%+v", v.GPUs[0])
+	}
+	if grade, state, action := incidentOutcome(&i); grade != "plain" || state != "retired: fan is <noisy>" || action != "" {
+		t.Error(grade, state, action)
 	}
 }

@@ -21,13 +21,16 @@ const maxReadingsAge = 5 * time.Second
 type pageView struct {
 	*PageOptions
 	Node          string
+	Filter        filter
+	FilterLinks   []filterLink
 	Headline      string        // the node's state in a sentence
 	Grade         string        // "well", "warning" or "bad"
 	Alerts        []*deviceCard // of devices that are not healthy
 	Stats         []nodeStat
-	Model         string      // of all GPUs, if common
-	ReadAt        displayTime // of old readings
-	GPUs          []*deviceCard
+	Model         string        // of all GPUs, if common
+	ReadAt        displayTime   // of old readings
+	GPUs          []*deviceCard // matching the filter
+	AllGPUs       int
 	Driver        dependency
 	DriverDetails []nameValue
 	Kubelet       dependency
@@ -64,20 +67,21 @@ type viewBuilder struct {
 	readings        Readings
 	node            api.DevicesResponse
 	allocations     device.Allocations
+	incidents       incident.Snapshot
 	pluginResources []PluginResource
 	anchors         map[string]int // devices per anchor
 }
 
-func newPageView(state PageState, o *PageOptions, readings Readings, now time.Time) *pageView {
+func newPageView(state PageState, o *PageOptions, readings Readings, f filter, now time.Time) *pageView {
 	b := &viewBuilder{
 		PageState: state, now: now, readings: readings, node: api.Devices(o.Node, state, now),
-		pluginResources: state.PluginResources(), anchors: map[string]int{},
+		incidents: state.Incidents(), pluginResources: state.PluginResources(), anchors: map[string]int{},
 	}
 	b.allocations, _ = state.Allocations()
 	v := &pageView{
-		PageOptions: o, Node: cmp.Or(o.Node, "this node"), GPUs: b.gpuCards(),
+		PageOptions: o, Node: cmp.Or(o.Node, "this node"), GPUs: b.gpuCards(), Filter: f,
 		Driver: b.driver(), DriverDetails: b.driverDetails(), Kubelet: b.kubelet(), LastAnswer: formatTime(now, b.node.Kubelet.LastAnswer, ago),
-		PodsAPI: b.podsAPI(), Resources: b.resourceRows(), IsPlugin: b.pluginResources != nil, Incidents: state.Incidents(), Now: now,
+		PodsAPI: b.podsAPI(), Resources: b.resourceRows(), IsPlugin: b.pluginResources != nil, Incidents: b.incidents, Now: now,
 	}
 	if age := now.Sub(readings.At); age >= maxReadingsAge {
 		v.ReadAt = formatTime(now, readings.At, ago)
@@ -88,18 +92,24 @@ func newPageView(state PageState, o *PageOptions, readings Readings, now time.Ti
 			g.Model = ""
 		}
 	}
+	sortByUrgency(v.GPUs)
 	v.Alerts = alerts(v.GPUs)
 	driver := nodeStat{Name: "Driver", Value: v.Driver.ShortState(), Grade: v.Driver.Grade}
 	if len(v.DriverDetails) > 0 {
 		driver.Note = v.DriverDetails[0].Value
 	}
 	v.Stats = append(b.stats(v.GPUs), driver, nodeStat{Name: "Kubelet", Value: v.Kubelet.ShortState(), At: v.LastAnswer, Grade: v.Kubelet.Grade})
-	v.summarize(b.node.Counts())
+	v.summarize(b.node.Counts(), b.node.MissingGPUs, b.node.ExpectedGPUs)
+	v.AllGPUs, v.FilterLinks = len(v.GPUs), f.links(v.GPUs)
+	v.GPUs = f.apply(v.GPUs)
+	if f.Pod != "" {
+		v.Incidents.Incidents = slices.DeleteFunc(slices.Clone(v.Incidents.Incidents), func(i incident.Incident) bool { return !f.affects(i.Affected) })
+	}
 	return v
 }
 
 // summarize sets the headline and the grade.
-func (v *pageView) summarize(n api.DeviceCounts) {
+func (v *pageView) summarize(n api.DeviceCounts, missing, expected int) {
 	v.Grade = "well"
 	switch {
 	case v.Driver.Grade == "bad":
@@ -126,6 +136,9 @@ func (v *pageView) summarize(n api.DeviceCounts) {
 	if stalled := countCards(v.GPUs, func(g *deviceCard) bool { return g.Stalled && g.Healthy }); stalled > 0 {
 		warnings = " Calls to " + text.Plural(stalled, "GPU") + " hang."
 	}
+	if missing > 0 {
+		warnings += fmt.Sprintf(" Missing: %d of %d expected GPUs.", missing, expected)
+	}
 	if v.Kubelet.Grade == "bad" {
 		warnings += " The kubelet " + v.Kubelet.State + "."
 	}
@@ -141,12 +154,17 @@ func alerts(gpus []*deviceCard) (all []*deviceCard) {
 			all = append(all, g)
 		}
 		for _, m := range g.MIGDevices {
-			if (m.Health != g.Health || m.Reason != g.Reason) && m.Health != device.Healthy.String() {
+			if !m.HasFaultOfGPU && m.Health != device.Healthy.String() {
 				all = append(all, m)
 			}
 		}
 	}
 	return all
+}
+
+// isShown reports whether the filter leaves a device on the page.
+func (v *pageView) isShown(card *deviceCard) bool {
+	return slices.ContainsFunc(v.GPUs, func(g *deviceCard) bool { return g == card || slices.Contains(g.MIGDevices, card) })
 }
 
 func countCards(cards []*deviceCard, has func(*deviceCard) bool) (n int) {
@@ -164,10 +182,17 @@ func (b *viewBuilder) stats(gpus []*deviceCard) []nodeStat {
 		return nil
 	}
 	n := b.node.Counts()
-	of := "of " + strconv.Itoa(n.Devices)
+	of := "of " + text.Plural(n.Devices, deviceNoun(b.node.Devices))
 	stats := []nodeStat{{Name: "Healthy", Value: strconv.Itoa(n.Healthy), Note: of}, {Name: "Allocated", Value: strconv.Itoa(n.Allocated), Note: of}}
 	if n.Unknown > 0 || n.Devices == 0 {
 		stats[1].Value, stats[1].Note = "–", "not known yet"
+	}
+	if r := b.replicaSum(gpus); r.Total > 0 {
+		replicas := nodeStat{Name: "Replicas allocated", Value: strconv.Itoa(r.Allocated), Note: "of " + strconv.Itoa(r.Total)}
+		if !r.Complete {
+			replicas.Value, replicas.Note = "–", "not known yet"
+		}
+		stats = append(stats, replicas)
 	}
 	present := countCards(gpus, func(g *deviceCard) bool { return !g.Gone })
 	note := func(s sum, of string) string {
@@ -186,6 +211,33 @@ func (b *viewBuilder) stats(gpus []*deviceCard) []nodeStat {
 		stats = append(stats, nodeStat{Name: "Power", Value: formatWatts(p.value), Note: note(p, "of "+formatWatts(p.limit))})
 	}
 	return stats
+}
+
+// deviceNoun names the devices that can be allocated.
+func deviceNoun(devices []api.DeviceJSON) string {
+	gpus, migDevices := false, false
+	for i := range devices {
+		migDevices = migDevices || devices[i].IsMIGDevice()
+		gpus = gpus || !devices[i].IsMIGDevice() && devices[i].AllocationState != "partitioned"
+	}
+	switch {
+	case gpus && migDevices:
+		return "device"
+	case migDevices:
+		return "MIG device"
+	}
+	return "GPU"
+}
+
+// replicaSum counts the replicas of all devices.
+func (b *viewBuilder) replicaSum(gpus []*deviceCard) (all replicaList) {
+	all.Complete = b.allocations.Complete
+	for _, g := range gpus {
+		for _, c := range append([]*deviceCard{g}, g.MIGDevices...) {
+			all.Allocated, all.Total = all.Allocated+c.Replicas.Allocated, all.Total+c.Replicas.Total
+		}
+	}
+	return all
 }
 
 // sum is the sum of a quantity and its limit over the GPUs that were read.

@@ -1,0 +1,138 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/text"
+	"github.com/spf13/cobra"
+)
+
+// defaultStateDir is the chart's --state-dir, on the node and in the container.
+const defaultStateDir = "/var/lib/podgauge"
+
+const maxDeviceResponse = 1 << 20
+
+// deviceCommand is `podgauge device retire` or `podgauge device trust`.
+type deviceCommand struct {
+	deviceRequest
+	stateDir string
+}
+
+const deviceHelp = `Take a GPU or a MIG device out of service, or trust it again.
+
+GPU is a UUID or an index of podgauge status. A retired device is unhealthy to the kubelet until it is trusted. Trust also ends a
+cause that earlier reports gave, if a check of the GPU passes now.`
+
+// newDeviceCommand returns the commands `podgauge device retire` and `podgauge device trust`.
+func newDeviceCommand() *cobra.Command {
+	parent := &cobra.Command{
+		Use: "device", Short: "Take a device out of service, or trust it again", Long: deviceHelp,
+		Example: "  podgauge device retire 3 --reason 'fan is noisy, ticket 4711'\n  podgauge device trust 3",
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("want podgauge device retire GPU --reason=…, or podgauge device trust GPU")
+		},
+	}
+	for _, action := range []string{actionRetire, actionTrust} {
+		request := deviceCommand{deviceRequest: deviceRequest{Action: action}}
+		short := "Trust a device again"
+		c := &cobra.Command{Use: action + " GPU", Long: deviceHelp, Example: parent.Example}
+		if action == actionRetire {
+			short = "Take a device out of service"
+			c.Flags().StringVar(&request.Reason, "reason", "", "why the device is retired, in one `line`; required")
+		}
+		c.Short = short
+		c.Flags().StringVar(&request.stateDir, "state-dir", "", "`folder` of the daemon's --state-dir (default of the daemon in this container, or "+defaultStateDir+")")
+		c.RunE = func(c *cobra.Command, args []string) error {
+			if err := request.complete(args, "/proc"); err != nil {
+				return err
+			}
+			return request.run(c.Context(), c.OutOrStdout())
+		}
+		parent.AddCommand(c)
+	}
+	return parent
+}
+
+// complete checks the arguments.
+func (c *deviceCommand) complete(args []string, proc string) error {
+	if len(args) != 1 {
+		return errors.New("want one GPU")
+	}
+	c.Device = args[0]
+	c.stateDir = cmp.Or(c.stateDir, flagValue(daemonFlags(proc), "state-dir"), defaultStateDir)
+	return c.check()
+}
+
+// flagValue returns the last value of a flag among arguments; empty: not given.
+func flagValue(args []string, name string) (value string) {
+	for i, arg := range args {
+		flag, text, inline := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		switch {
+		case flag != name || !strings.HasPrefix(arg, "-"):
+		case inline:
+			value = text
+		case i+1 < len(args):
+			value = args[i+1]
+		}
+	}
+	return value
+}
+
+// run sends the request and prints the response. A trusted device that is not healthy is a failure, too.
+func (c *deviceCommand) run(ctx context.Context, stdout io.Writer) error {
+	r, err := c.send(ctx)
+	if err != nil {
+		return cli.Failed(err)
+	}
+	for _, line := range r.Lines {
+		fmt.Fprintln(stdout, text.Printable(line))
+	}
+	if r.Holds {
+		return cli.ErrReported
+	}
+	return nil
+}
+
+// send sends the request to the daemon.
+func (c *deviceCommand) send(ctx context.Context) (r deviceResponse, err error) {
+	path := filepath.Join(c.stateDir, socketName)
+	conn, err := (&net.Dialer{Timeout: requestTimeout}).DialContext(ctx, "unix", path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return r, fmt.Errorf("no socket %s: podgauge needs --state-dir=%s; set --state-dir to the daemon's", path, c.stateDir)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return r, fmt.Errorf("podgauge does not run: nothing answers at %s", path)
+	case errors.Is(err, os.ErrPermission):
+		return r, fmt.Errorf("%s: permission denied: want root", path)
+	case err != nil:
+		return r, fmt.Errorf("connect to podgauge: %w", err)
+	}
+	defer conn.Close()                                                      //nolint:errcheck // the response is read
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })() //nolint:errcheck // a signal ends the request
+	conn.SetDeadline(time.Now().Add(deviceActionTimeout + requestTimeout))  //nolint:errcheck // the connection is open
+	if err := json.NewEncoder(conn).Encode(c.deviceRequest); err != nil {
+		return r, fmt.Errorf("send request to %s: %w", path, err)
+	}
+	if err := conn.(*net.UnixConn).CloseWrite(); err != nil {
+		return r, fmt.Errorf("send request to %s: %w", path, err)
+	}
+	if err := json.NewDecoder(io.LimitReader(conn, maxDeviceResponse)).Decode(&r); err != nil {
+		return r, fmt.Errorf("read response of %s: %w", path, err)
+	}
+	if r.Error != "" {
+		return r, errors.New(r.Error)
+	}
+	return r, nil
+}

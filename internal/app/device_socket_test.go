@@ -1,0 +1,307 @@
+package app
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+// requestDevice sends bytes to a socket, and returns the response.
+func requestDevice(t *testing.T, path, content string) deviceResponse {
+	t.Helper()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(waitTimeout))
+	io.WriteString(conn, content) // the server may not read it all
+	conn.(*net.UnixConn).CloseWrite()
+	var r deviceResponse
+	if err := json.NewDecoder(conn).Decode(&r); err != nil {
+		t.Errorf("%.40q: %v", content, err)
+	}
+	return r
+}
+
+// startWithSocket starts podgauge with a state folder, and waits for the socket.
+func startWithSocket(t *testing.T, s testSetup, args ...string) (w *testApp, dir string) {
+	t.Helper()
+	dir = shortDir(t)
+	w = newTestAppWith(t, s, append(args, "--state-dir="+dir)...)
+	waitUntil(t, "the socket is there", func() bool {
+		_, err := os.Stat(filepath.Join(dir, socketName))
+		return err == nil
+	})
+	return w, dir
+}
+
+// device runs `podgauge device`.
+func (w *testApp) device(dir string, args ...string) (status int, out, errs string) {
+	var stdout, stderr bytes.Buffer
+	status = run(w.t.Context(), testPlatform{}, append(append([]string{"device"}, args...), "--state-dir="+dir), emptyEnv, &stdout, &stderr)
+	return status, stdout.String(), stderr.String()
+}
+
+// TestRetireMIGDeviceAndReplicas: all ids of a retired device are unhealthy to the kubelet, and no others.
+func TestRetireMIGDeviceAndReplicas(t *testing.T) {
+	machine := newMachine(sim.H100, sim.H100)
+	machine.Partition(machine.GPUs()[1], "1g.10gb", "1g.10gb", "1g.10gb")
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(config, []byte("flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w, dir := startWithSocket(t, testSetup{machine: machine}, "--config-file="+config)
+	const migResource = "nvidia.com/mig-1g.10gb"
+	w.waitAllocatable(gpuResource, 4)
+	w.waitAllocatable(migResource, 3)
+	w.runPod(gpuPod("research", "train", 1))
+	w.waitLine("nvidia_gpu_allocation_info{", " 1")
+	mig := string(machine.AllocatableIDs()[2])
+	for _, c := range []struct {
+		args     []string
+		out      string
+		gpu, mig int // allocatable
+	}{
+		{[]string{"retire", "0", "--reason=fan is noisy"}, "GPU 0 (" + string(machine.GPUs()[0]) + ") is retired: fan is noisy\nallocated until the pods end: research/train\n", 0, 3},
+		{[]string{"retire", mig, "--reason", "slow"}, "GPU 1:1 (" + mig + ") is retired: slow\n", 0, 2},
+		{[]string{"trust", "0"}, "GPU 0 (" + string(machine.GPUs()[0]) + ") is healthy\nthe retirement has ended\n", 4, 2},
+		{[]string{"trust", "1:1"}, "GPU 1:1 (" + mig + ") is healthy\nthe retirement has ended\n", 4, 3},
+		{[]string{"retire", string(machine.GPUs()[1]), "--reason=all"}, "GPU 1 (" + string(machine.GPUs()[1]) + ") is retired: all\n", 4, 0},
+		{[]string{"trust", "1"}, "GPU 1 (" + string(machine.GPUs()[1]) + ") is healthy\nthe retirement has ended\n", 4, 3},
+	} {
+		if status, out, errs := w.device(dir, c.args...); status != cli.ExitOK || out != c.out || errs != "" {
+			t.Errorf("%v: %d, %q, %q, want %q", c.args, status, out, errs, c.out)
+		}
+		w.waitKubelet(fmt.Sprint(c.args), func(s kubelet.KubeletState) bool {
+			return s.Resources[gpuResource].Allocatable == c.gpu && s.Resources[migResource].Allocatable == c.mig
+		})
+		gpu := slices.Index([]string{"0", string(machine.GPUs()[1])}, c.args[1])
+		if c.args[0] == "retire" && gpu >= 0 { // alerts depend on the series of the GPU itself, also of a partitioned one
+			series := regexp.MustCompile(fmt.Sprintf(`nvidia_gpu_unhealthy_info\{.*gpu="%d",mig_uuid="".*reason="retired"`, gpu))
+			w.waitScrape("the retired GPU", series.MatchString)
+		}
+	}
+}
+
+// TestTrustReportsWhatHolds: trust ends a wrong verdict, and names what is left.
+func TestTrustReportsWhatHolds(t *testing.T) {
+	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.H100, sim.H100)})
+	w.waitRegistered()
+	ids := w.machine.AllocatableIDs()
+	w.machine.SetRepairPending(ids[0])
+	w.machine.Fail(ids[0], "xid 95")
+	w.machine.Fail(ids[1], "lost")
+	w.waitAllocatable(gpuResource, 0)
+	if status, out, errs := w.device(dir, "trust", "0"); status != cli.ExitOK || errs != "" ||
+		out != "GPU 0 ("+string(ids[0])+") is healthy\na memory repair is pending: reset the GPU when it is idle\n" {
+		t.Errorf("%d %q %q", status, out, errs)
+	}
+	w.waitAllocatable(gpuResource, 1)
+	status, out, errs := w.device(dir, "trust", "1")
+	if status != cli.ExitError || errs != "" || out != fmt.Sprintf("GPU 1 (%s) is unhealthy: lost (reboot)\nGPU 1 (%s): GPU is lost\n", ids[1], ids[1]) {
+		t.Errorf("%d %q %q", status, out, errs)
+	}
+}
+
+// TestDeviceErrors: an error is one line, and nothing has changed.
+func TestDeviceErrors(t *testing.T) {
+	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4, sim.T4)})
+	w.waitRegistered()
+	names := fmt.Sprintf("0 (%s), 1 (%s)", w.machine.GPUs()[0], w.machine.GPUs()[1])
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stale := filepath.Join(dir, "stale")
+	if err := os.Mkdir(stale, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(stale, socketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{[]string{"retire", "8", "--reason=x"}, cli.ExitError, `no device "8": want one of ` + names},
+		{[]string{"trust", "GPU-none"}, cli.ExitError, `no device "GPU-none": want one of ` + names},
+		{[]string{"retire", string(w.machine.GPUs()[0]) + "::0", "--reason=x"}, cli.ExitError, "want one of " + names},
+		{[]string{"retire", "0"}, cli.ExitUsage, "--reason: want why the device is retired"},
+		{[]string{"retire", "0", "--reason= "}, cli.ExitUsage, "--reason: want why the device is retired"},
+		{[]string{"retire", "0", "--reason=a\nb"}, cli.ExitUsage, "--reason: want at most 256 bytes of printable text in one line"},
+		{[]string{"retire", "0", "--reason=" + strings.Repeat("x", 257)}, cli.ExitUsage, "--reason: want at most 256 bytes"},
+		{[]string{"trust", "0", "--reason=x"}, cli.ExitUsage, "unknown flag: --reason"},
+		{[]string{"retire", "", "--reason=x"}, cli.ExitUsage, "want the UUID or index of a GPU"},
+		{[]string{"reset", "0"}, cli.ExitUsage, `want podgauge device retire GPU --reason=…, or podgauge device trust GPU`},
+		{[]string{"retire"}, cli.ExitUsage, "want one GPU"},
+		{[]string{"retire", "0", "1"}, cli.ExitUsage, "want one GPU"},
+		{[]string{"trust", "0", "--nothing"}, cli.ExitUsage, "unknown flag: --nothing"},
+		{[]string{"trust", "0", "--state-dir=/no/folder"}, cli.ExitError, "no socket /no/folder/podgauge.sock: podgauge needs --state-dir=/no/folder"},
+		{[]string{"trust", "0", "--state-dir=" + stale}, cli.ExitError, "podgauge does not run: nothing answers at " + stale},
+		{[]string{"trust", "0", "--state-dir=" + file}, cli.ExitError, "connect to podgauge: "},
+	} {
+		var stdout, stderr bytes.Buffer
+		args := c.args
+		if !slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--state-dir") }) && args[0] != "reset" {
+			args = append(slices.Clone(args), "--state-dir="+dir)
+		}
+		status := run(t.Context(), testPlatform{}, append([]string{"device"}, args...), emptyEnv, &stdout, &stderr)
+		errs := stderr.String()
+		if status != c.status || stdout.Len() > 0 || !strings.HasPrefix(errs, "podgauge device") || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%q: %d, %q, %q", c.args, status, &stdout, errs)
+		}
+	}
+	path := filepath.Join(dir, socketName)
+	if s, err := os.Stat(path); err != nil || s.Mode().Perm() != 0o600 {
+		t.Errorf("the socket: %v, %v", s.Mode(), err)
+	}
+	for content, want := range map[string]string{
+		"":                         "parse request: EOF",
+		"x":                        "parse request: invalid character",
+		"[]":                       "parse request: json: cannot unmarshal array",
+		`{"action":"trust","x":1}`: "unknown field",
+		`{"action":"trust"}{}`:     "more than one object",
+		`{"action":"trust"}}`:      "more than one object",
+		strings.Repeat(" ", 5000):  "request of more than 4096 bytes",
+		`{"action":"stop"}`:        "want retire or trust",
+		"{\"action\":\"trust\",\"device\":\"\\u001b\"}": "want the UUID",
+	} {
+		if r := requestDevice(t, path, content); !strings.Contains(r.Error, want) || len(r.Lines) > 0 {
+			t.Errorf("%.40q: %+v, want %s", content, r, want)
+		}
+	}
+	if statuses := w.scrape("text/plain"); strings.Contains(statuses, `reason="retired"`) {
+		t.Error("a request with an error has retired a device")
+	}
+}
+
+// TestSilentClients: clients that send nothing are cut off, and the others are answered.
+func TestSilentClients(t *testing.T) {
+	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4)})
+	w.waitRegistered()
+	for range 2 * maxDeviceConns {
+		conn, err := net.Dial("unix", filepath.Join(dir, socketName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		io.WriteString(conn, "{") // and no more
+	}
+	if status, _, errs := w.device(dir, "retire", "0", "--reason=fan"); status != cli.ExitOK {
+		t.Error(errs)
+	}
+}
+
+// TestRetirementIsNotStored: a device is retired while the disk is full, and the answer is a warning.
+func TestRetirementIsNotStored(t *testing.T) {
+	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4)})
+	w.waitRegistered()
+	w.waitLine("podgauge_state_up", " 1")
+	if err := os.RemoveAll(filepath.Join(dir, "owner")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "owner"), []byte("a later process\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, out, errs := w.device(dir, "retire", "0", "--reason=fan")
+	if status != cli.ExitOK || errs != "" || !strings.Contains(out, "is retired: fan\nnot stored on disk, and lost at a restart of podgauge: ") {
+		t.Errorf("%d %q %q", status, out, errs)
+	}
+	w.waitAllocatable(gpuResource, 0)
+}
+
+// TestMissingGPU: a GPU that is missing is shown in metrics, JSON and status.
+func TestMissingGPU(t *testing.T) {
+	w := newTestApp(t, 2, "--expected-gpus=3")
+	w.waitLine("podgauge_expected_gpus", " 3")
+	w.waitLine("podgauge_missing_gpus", " 1")
+	_, body := w.getPath("/api/v1/devices")
+	notes, _, err := statusTable([]byte(body), false)
+	if err != nil || !strings.Contains(strings.Join(notes, "\n"), "1 of 3 expected GPUs missing") {
+		t.Errorf("%q, %v", notes, err)
+	}
+	w.machine.AddGPU()
+	w.waitLine("podgauge_missing_gpus", " 0")
+}
+
+func TestFlagValue(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, ""},
+		{[]string{"--state-dir=/a", "--x"}, "/a"},
+		{[]string{"-state-dir", "/a"}, "/a"},
+		{[]string{"--state-dir=/a", "--state-dir=/b"}, "/b"},
+		{[]string{"--state-dir"}, ""},
+		{[]string{"state-dir=/a"}, ""},
+		{[]string{"--state-dirs=/a"}, ""},
+	} {
+		if got := flagValue(c.args, "state-dir"); got != c.want {
+			t.Errorf("%q: %q", c.args, got)
+		}
+	}
+}
+
+// TestDaemonsStateDir: without a flag, the folder is that of the daemon in the container.
+func TestDaemonsStateDir(t *testing.T) {
+	argv := []string{"podgauge", "device", "trust", "0"}
+	proc := newFakeProc(t, fakeProcess{"self", "podgauge", "mnt:[1]", argv}, fakeProcess{"7", "podgauge", "mnt:[1]", argv},
+		fakeProcess{"1", "podgauge", "mnt:[1]", []string{"podgauge", "--state-dir=/state"}})
+	for _, c := range []struct{ proc, flag, want string }{{proc, "", "/state"}, {proc, "/mine", "/mine"}, {t.TempDir(), "", defaultStateDir}} {
+		command := deviceCommand{deviceRequest: deviceRequest{Action: actionTrust}, stateDir: c.flag}
+		if err := command.complete([]string{"0"}, c.proc); err != nil || command.stateDir != c.want {
+			t.Errorf("%q, %v, want %q", command.stateDir, err, c.want)
+		}
+	}
+}
+
+// FuzzParseDeviceRequest: an accepted request has an action, a name and a reason that can be printed and stored.
+func FuzzParseDeviceRequest(f *testing.F) {
+	for _, seed := range []string{`{"action":"retire","device":"0","reason":"fan"}`, `{"action":"trust","device":"GPU-1"}`, `{"action":"trust","device":"\ud800"}`, "{", "null", "[1]"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		r, err := parseDeviceRequest(content)
+		if err != nil {
+			if r := strings.ContainsAny(err.Error(), "\n\r\x1b"); r {
+				t.Errorf("error %q", err)
+			}
+			return
+		}
+		if len(content) > maxDeviceRequest || r.Device == "" || len(r.Device) > maxDeviceName || len(r.Reason) > maxDeviceNote || (r.Action == actionRetire) != (r.Reason != "") {
+			t.Errorf("%+v", r)
+		}
+		encoded, err := json.Marshal(device.Retirement{Note: r.Reason})
+		var stored device.Retirement
+		if err != nil || json.Unmarshal(encoded, &stored) != nil || stored.Note != r.Reason {
+			t.Errorf("%q is stored as %q", r.Reason, stored.Note)
+		}
+		again, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if same, err := parseDeviceRequest(again); err != nil || same != r {
+			t.Errorf("%+v, %v, want %+v", same, err, r)
+		}
+	})
+}

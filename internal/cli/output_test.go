@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// TestWatch checks that a page overwrites the page before, also after an error.
+func TestWatch(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	rendered := 0
+	render := func(context.Context) (string, error) {
+		if rendered++; rendered == 2 {
+			return "partial\n", errors.New("502 \x1b[2J")
+		}
+		return "page\n", nil
+	}
+	screen := &screenRecorder{stop: cancel, after: 3}
+	if err := watchScreen(ctx, screen, time.Millisecond, render); err != nil {
+		t.Fatal(err)
+	}
+	page := cursorHome + "page" + eraseLineRight + "\n" + eraseBelow
+	failed := cursorHome + "partial" + eraseLineRight + "\n502 \uFFFD[2J" + eraseLineRight + "\n" + eraseBelow
+	if got := screen.text.String(); got != clearScreen+page+failed+page {
+		t.Errorf("%q", got)
+	}
+}
+
+// screenRecorder is a terminal whose user interrupts after a number of pages.
+type screenRecorder struct {
+	text  strings.Builder
+	stop  func()
+	after int
+}
+
+func (s *screenRecorder) Write(b []byte) (int, error) {
+	if s.text.Write(b); strings.Count(s.text.String(), cursorHome) >= s.after {
+		s.stop()
+	}
+	return len(b), nil
+}
+
+// TestPrint checks that only a watch on a terminal repeats, and that an interrupt is no error.
+func TestPrint(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, o := range []Output{{}, {Watch: true}, {Terminal: true}} {
+		var out strings.Builder
+		err := o.Print(canceled, &out, func(context.Context) (string, error) { return "part\n", io.ErrUnexpectedEOF })
+		if out.String() != "part\n" || !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%+v: %q, %v", o, out.String(), err)
+		}
+	}
+	watch := Output{Watch: true, Terminal: true}
+	if err := watch.Print(canceled, io.Discard, func(ctx context.Context) (string, error) { return "", ctx.Err() }); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFlags(t *testing.T) {
+	for args, valid := range map[string]bool{"": true, "-o wide": true, "-o=yaml": true, "--output json --no-headers": true, "-o xml": false, "-o=": false} {
+		var o Output
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		o.AddFlags(f)
+		if err := f.Parse(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Check(); (err == nil) != valid {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
+
+// TestDocument checks that JSON is unchanged for a program and without control characters on a terminal, and that YAML has the same
+// values.
+func TestDocument(t *testing.T) {
+	const body = "{\"id\":1795262220000,\"a\":\"\u009b31m\u202e\\u001b\",\"yes\":\"no\",\"n\":null,\"list\":[{\"x\":1.5},\"1\"],\"empty\":[]}\n"
+	const printable = "{\"id\":1795262220000,\"a\":\"\uFFFD31m\uFFFD\\u001b\",\"yes\":\"no\",\"n\":null,\"list\":[{\"x\":1.5},\"1\"],\"empty\":[]}\n"
+	const asYAML = "id: 1795262220000\na: \"\uFFFD31m\uFFFD\\e\"\n\"yes\": \"no\"\n\"n\": null\nlist:\n  - x: 1.5\n  - \"1\"\nempty: []\n"
+	for _, c := range []struct {
+		output Output
+		want   string
+	}{{Output{Format: "json"}, body}, {Output{Format: "json", Terminal: true}, printable}, {Output{Format: "yaml"}, asYAML}} {
+		if got, err := c.output.Document([]byte(body)); err != nil || got != c.want {
+			t.Errorf("%+v: %q, %v, want %q", c.output, got, err, c.want)
+		}
+	}
+	yaml := Output{Format: "yaml"}
+	if got, err := yaml.Document([]byte("<html>")); err == nil {
+		t.Errorf("no JSON: %q", got)
+	}
+}
+
+func TestTable(t *testing.T) {
+	lines, rows := []string{"a\x1bb"}, [][]string{{"NAME", "X"}, {"n\n", "1"}}
+	for _, c := range []struct {
+		output Output
+		rows   [][]string
+		want   string
+	}{
+		{Output{}, rows, "a\uFFFDb\nNAME  X\nn\uFFFD    1\n"},
+		{Output{NoHeaders: true}, rows, "n\uFFFD  1\n"},
+		{Output{NoHeaders: true}, nil, ""},
+	} {
+		if got := c.output.Table(lines, c.rows); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.output, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+// Package fault describes reasons and actions of health in words.
+package fault
+
+import (
+	"cmp"
+	"strconv"
+	"strings"
+
+	"github.com/podgauge/podgauge/internal/nvml/xid"
+)
+
+var reasonTexts = map[string]string{
+	"lost":                    "The GPU is lost and answers no call",
+	"gone":                    "The device is gone",
+	"not_answering":           "A call to the GPU hangs",
+	"reset_required":          "The driver requires a reset",
+	"unproven":                "No check has passed since the start",
+	"retired":                 "Retired by an operator",
+	"row_remap_failure":       "A row of memory could not be replaced by a spare one",
+	"sram_threshold_exceeded": "SRAM has had too many uncorrected errors",
+	"unrepairable_memory":     "Memory has errors that cannot be repaired",
+	"fabric":                  "Joining the fabric of NVSwitches failed",
+	"fabric_not_joined":       "The GPU has not joined the fabric of NVSwitches",
+}
+
+var actionTexts = map[string]string{
+	"restart_app":         "restart the application",
+	"restart_vm":          "restart the virtual machine",
+	"reset_gpu":           "reset the GPU",
+	"reset_bus":           "reset the bus",
+	"drain_and_reset":     "drain, then reset the GPU",
+	"drain_p2p":           "drain the peers",
+	"recover_imex_domain": "recover the IMEX domain",
+	"reboot":              "reboot the node",
+	"inspect":             "inspect the machine",
+	"replace":             "replace the GPU",
+}
+
+// Xid returns the number of a reason that is an Xid.
+func Xid(reason string) (number uint64, ok bool) {
+	digits, ok := strings.CutPrefix(reason, "xid_")
+	number, err := strconv.ParseUint(digits, 10, 64)
+	return number, ok && err == nil
+}
+
+// Reason returns a reason in words: "Xid 79: GPU has fallen off the bus".
+func Reason(reason string) string {
+	if number, ok := Xid(reason); ok {
+		text := "Xid " + strconv.FormatUint(number, 10)
+		if name := xid.Xids[number].Name; name != "" {
+			text += ": " + name
+		}
+		return text
+	}
+	if action, ok := strings.CutPrefix(reason, "recovery_action_"); ok {
+		return "The driver asks for recovery: " + strings.ReplaceAll(action, "_", " ")
+	}
+	return cmp.Or(reasonTexts[reason], strings.ReplaceAll(reason, "_", " "))
+}
+
+// Action returns an action in words, in lower case: "reboot the node". No action is empty.
+func Action(action string) string {
+	return cmp.Or(actionTexts[action], strings.ReplaceAll(action, "_", " "))
+}

@@ -1,0 +1,40 @@
+package fault
+
+import (
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/nvml/collect"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
+)
+
+func TestReasonText(t *testing.T) {
+	for reason, want := range map[string]string{
+		"xid_79":                       "Xid 79: GPU has fallen off the bus",
+		"xid_999":                      "Xid 999",
+		"xid_":                         "xid ",
+		"xid_79x":                      "xid 79x",
+		"lost":                         "The GPU is lost and answers no call",
+		"recovery_action_drain_p2p":    "The driver asks for recovery: drain p2p",
+		"reason_of_a_later_version":    "reason of a later version",
+		"xid_99999999999999999999999":  "xid 99999999999999999999999",
+		"recovery_action_system_reset": "The driver asks for recovery: system reset",
+	} {
+		if got := Reason(reason); got != want {
+			t.Errorf("%s: %q, want %q", reason, got, want)
+		}
+	}
+	for number, row := range xid.Xids {
+		if row.Name == "" {
+			t.Errorf("Xid %d has no text", number)
+		}
+	}
+}
+
+// TestReasonsOfChecks checks that each reason of a check has a text.
+func TestReasonsOfChecks(t *testing.T) {
+	for _, c := range collect.Checks() {
+		if reason := c.Fault.Reason; reasonTexts[reason] == "" && reason != "recovery_action_…" {
+			t.Errorf("%s has no text", reason)
+		}
+	}
+}

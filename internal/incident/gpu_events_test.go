@@ -1,0 +1,205 @@
+package incident
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// partitionedGPU returns a GPU and its MIG devices, as an event of the GPU affects them.
+func partitionedGPU(migDevices int) []device.Device {
+	gpu := gpuDevice("GPU-1")
+	gpu.MIGEnabled, gpu.Index = true, 3
+	all := []device.Device{gpu}
+	for i := range migDevices {
+		d := gpu
+		d.ID, d.MIGEnabled, d.MIGDeviceIndex, d.Profile = device.ID(fmt.Sprintf("MIG-%d", i)), false, i, "1g.10gb"
+		all = append(all, d)
+	}
+	return all
+}
+
+// TestGPUFaultIsOneIncident: a fault of a partitioned GPU is one incident, with all MIG devices and their containers.
+func TestGPUFaultIsOneIncident(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
+		affected := partitionedGPU(7)
+		s.allocations.setOwner("MIG-1", owner("A"))
+		s.allocations.setOwner("MIG-1::1", owner("C")) // a replica
+		s.allocations.setOwner("MIG-2", owner("B"))
+		s.allocations.setOwner("MIG-3", owner("B"))
+		s.Record(xidEvent(79, affected...))
+		s.Record(xidEvent(79, affected...))
+		s.Record(xidEvent(31, affected[6])) // of one MIG device
+		known := s.waitWritten()
+		requireIncidents := func(when string, want ...string) {
+			t.Helper()
+			var got []string
+			for _, i := range s.incidents() {
+				line := fmt.Sprintf("%s %s %d/%d:", i.Device, i.Reason, i.Count, len(i.MIGDevices))
+				for _, c := range i.Affected {
+					line += fmt.Sprintf(" %s on %s", c.Pod, c.Device)
+					if !c.Until.IsZero() {
+						line += " ended"
+					}
+				}
+				got = append(got, line)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: the incidents are\n%s, want\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
+			}
+		}
+		requireIncidents("at first", "MIG-5 xid_31 1/0:", "GPU-1 xid_79 2/7: A on MIG-1 C on MIG-1 B on MIG-2 B on MIG-3")
+		if got := fmt.Sprint(counts(known)); got != "map[GPU-1 GPU-1 3 xid_79:2 MIG-1 GPU-1 3 {team A main} xid_79:2 MIG-1 GPU-1 3 {team C main} xid_79:2 "+
+			"MIG-2 GPU-1 3 {team B main} xid_79:2 MIG-3 GPU-1 3 {team B main} xid_79:2 MIG-5 GPU-1 3 xid_31:1]" {
+			t.Errorf("the counts are %s", got)
+		}
+		if n := s.log.count("level=WARN"); n != 1 || s.log.count("containers=\"[team/A/main team/C/main team/B/main]\"") != 1 {
+			t.Errorf("%d warnings in the log:\n%s", n, s.log.text.String())
+		}
+		if i := known.Incidents[1]; !i.Concerns("GPU-1") || !i.Concerns("MIG-6") || i.Concerns("MIG-7") || i.MIGDevices[6] != (AffectedMIGDevice{"MIG-6", "1g.10gb"}) {
+			t.Errorf("the incident is %+v", i)
+		}
+
+		s.allocations.release("MIG-3")
+		requireIncidents("B released a device", "MIG-5 xid_31 1/0:", "GPU-1 xid_79 2/7: A on MIG-1 C on MIG-1 B on MIG-2 B on MIG-3 ended")
+		s.Record(xidEvent(79, affected...))
+		requireIncidents("again, with other allocations", "GPU-1 xid_79 1/7: A on MIG-1 C on MIG-1 B on MIG-2 B on MIG-3 ended",
+			"MIG-5 xid_31 1/0:", "GPU-1 xid_79 2/7: A on MIG-1 C on MIG-1 B on MIG-2 B on MIG-3 ended")
+		s.Record(xidEvent(79, affected[:7]...))
+		if got := s.incidents(); len(got) != 4 || len(got[0].MIGDevices) != 6 {
+			t.Errorf("after the removal of a MIG device: %d incidents, the newest with %d MIG devices", len(got), len(got[0].MIGDevices))
+		}
+		before := s.waitWritten()
+		s = s.restart(dir)
+		defer s.stop()
+		s.waitWritten()
+		s.statuses.Set([]device.Status{{Device: affected[0], Healthy: true, Since: time.Now()}})
+		for n, i := range s.incidents() {
+			if i.MarkedUnhealthy != (i.RecoveredAt != nil) || len(i.MIGDevices) != len(before.Incidents[n].MIGDevices) {
+				t.Errorf("after a restart and the recovery of the GPU: %+v", i)
+			}
+		}
+	})
+}
+
+// TestPartlyUnknownAllocations: the allocations of a partitioned GPU are unknown if those of one MIG device are.
+func TestPartlyUnknownAllocations(t *testing.T) {
+	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+		for _, c := range []struct {
+			complete, want bool
+			affected       []device.Device
+		}{
+			{true, false, partitionedGPU(2)},
+			{false, true, partitionedGPU(2)},
+			{false, false, partitionedGPU(1)},
+			{false, true, partitionedGPU(0)},
+		} {
+			all := []device.Allocation{{Resource: gpuResource, DeviceID: "MIG-0", Owner: owner("A")}}
+			s.allocations.Set(device.Allocations{At: time.Now(), All: all, Complete: c.complete})
+			s.Record(device.HealthEvent{At: time.Now(), GPU: "GPU-1", Affected: c.affected, Reason: "lost"})
+			got := s.incidents()[0].AffectedUnknown
+			time.Sleep(2 * mergeWindow)
+			if got != c.want {
+				t.Errorf("%d MIG devices, all known %v: affected unknown %v", len(c.affected)-1, c.complete, got)
+			}
+		}
+	})
+}
+
+// TestLaterOwnerOfUnknownDevice: a container that gets a device after the event is not affected, even if the allocations were unknown.
+func TestLaterOwnerOfUnknownDevice(t *testing.T) {
+	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+		s.allocations.allocate("MIG-0") // without an owner
+		unsettled, _ := s.allocations.Get()
+		unsettled.Complete = false
+		s.allocations.Set(unsettled)
+		s.Record(xidEvent(79, partitionedGPU(2)...))
+		time.Sleep(time.Second)
+		s.allocations.allocate("MIG-1")
+		s.allocations.setOwner("MIG-1", owner("later"))
+		s.settle()
+		s.allocations.setOwner("MIG-0", owner("A"))
+		if got := s.incidents(); len(got) != 1 || affectedPods(got[0]) != "A" {
+			t.Errorf("the incidents are %+v", got)
+		}
+	})
+}
+
+// TestFileOfPreviousVersion: incidents of each MIG device stay as they are. An upgrade and a rollback lose nothing.
+func TestFileOfPreviousVersion(t *testing.T) {
+	dir := t.TempDir()
+	const file = `{"version":1,"incidents":[
+		{"id":8,"first":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","count":1,"device":"MIG-1","gpu":"GPU-1","index":3,"profile":"1g.10gb","reason":"xid_79","xid":79,"condemned":true,"holders":[{"namespace":"team","pod":"A","container":"main","since":"2026-11-21T11:00:00Z"}]},
+		{"id":7,"first":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","count":1,"device":"MIG-0","gpu":"GPU-1","index":3,"profile":"1g.10gb","reason":"xid_79","xid":79,"condemned":true,"holders":null}],
+		"counts":[{"device":"MIG-1","gpu":"GPU-1","index":3,"namespace":"","pod":"","container":"","reason":"xid_79","count":1,"last":"2026-11-21T12:00:00Z"},
+		{"device":"MIG-1","gpu":"GPU-1","index":3,"namespace":"team","pod":"A","container":"main","reason":"xid_79","count":1,"last":"2026-11-21T12:00:00Z"}]}`
+	if err := os.WriteFile(filepath.Join(dir, fileName), []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
+		s.allocations.setOwner("MIG-1", owner("A"))
+		known := s.waitWritten()
+		if got := known.Incidents; len(got) != 2 || got[0].Device != "MIG-1" || affectedPods(got[0]) != "(A)" || got[0].Affected[0].Device != "" {
+			t.Errorf("of the previous version: %+v", got)
+		}
+		s.Record(xidEvent(79, partitionedGPU(2)...))
+		known = s.waitWritten()
+		if got := fmt.Sprint(counts(known)); got != "map[GPU-1 GPU-1 3 xid_79:1 MIG-1 GPU-1 3 xid_79:1 MIG-1 GPU-1 3 {team A main} xid_79:2]" {
+			t.Errorf("the counts are %s", got)
+		}
+	})
+	// The fields that the previous version reads.
+	var previous struct {
+		Version   int
+		Incidents []struct {
+			ID              uint64
+			Device          device.ID
+			Count           uint64
+			MarkedUnhealthy bool `json:"condemned"`
+			Affected        []struct {
+				device.Owner
+				Since time.Time
+			} `json:"holders"`
+		}
+	}
+	content, err := os.ReadFile(filepath.Join(dir, fileName))
+	if err == nil {
+		err = json.Unmarshal(content, &previous)
+	}
+	if err != nil || previous.Version != 1 || len(previous.Incidents) != 3 {
+		t.Fatalf("for the previous version: %v, %+v", err, previous)
+	}
+	if i := previous.Incidents[0]; i.Device != "GPU-1" || i.Count != 1 || !i.MarkedUnhealthy || i.Affected[0].Owner != owner("A") {
+		t.Errorf("for the previous version: %+v", i)
+	}
+}
+
+// TestRetirement: a retirement is an incident with the operator's reason, and no fault that is counted.
+func TestRetirement(t *testing.T) {
+	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+		s.allocations.setOwner("MIG-0", owner("A"))
+		retired := device.HealthEvent{At: time.Now(), GPU: "GPU-1", Affected: partitionedGPU(2), Reason: device.ReasonRetired, Note: "fan", MarkedUnhealthy: true}
+		s.Record(retired)
+		retired.Note = "slow"
+		s.Record(retired)
+		got := s.incidents()
+		known, _ := s.Get()
+		if len(got) != 2 || got[0].Note != "slow" || got[1].Note != "fan" || affectedPods(got[1]) != "A" || len(counts(known)) != 0 {
+			t.Errorf("the incidents are %+v, the counts %v", got, counts(known))
+		}
+		s.statuses.Set([]device.Status{{Device: retired.Affected[0], Healthy: true, Since: time.Now().Add(time.Second)}})
+		for _, i := range s.incidents() {
+			if i.RecoveredAt == nil {
+				t.Errorf("not ended: %+v", i)
+			}
+		}
+	})
+}

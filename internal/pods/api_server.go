@@ -1,0 +1,62 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/kubeapi"
+	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+)
+
+// maxAPIServerBackoff limits the delay after a failed list or watch: all nodes of a cluster return to the API server at once.
+const maxAPIServerBackoff = 10 * time.Second
+
+var errNotListed = errors.New("the API server has not listed the pods yet")
+
+// PodFollower follows the pods of the node at the API server: a kubeapi.Follower of /api/v1/pods.
+type PodFollower interface {
+	Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error
+}
+
+// followAPIServer follows the pods until the watch ends. A nil error means that the next call continues without a gap.
+func (c *Client) followAPIServer(ctx context.Context) error {
+	if ps := &c.cache.pods; !ps.Synced && ps.Err == nil { // the API server may hang, and Ready must not wait
+		c.publish(c.cache.setErr(errNotListed))
+	}
+	c.Rest()
+	err := c.apiServer.Follow(ctx, func(e kubeapi.WatchEvent) error {
+		c.Beat()
+		defer c.Rest()
+		return c.handleAPIServerEvent(e)
+	})
+	c.Beat()
+	if err != nil {
+		return fmt.Errorf("follow pods at the API server: %w", err)
+	}
+	return nil
+}
+
+// handleAPIServerEvent applies an event of the API server like an event of the kubelet.
+func (c *Client) handleAPIServerEvent(e kubeapi.WatchEvent) (err error) {
+	switch e.Type {
+	case kubeapi.ListStarted:
+		c.cache.startSync()
+		return nil
+	case kubeapi.Resumed:
+		c.event.kind = resumed
+	case kubeapi.ListEnded:
+		c.event.kind = api.EventType_INITIAL_SYNC_COMPLETE
+	case kubeapi.Added:
+		err = c.event.readPod(api.EventType_ADDED, e.Object)
+	case kubeapi.Modified:
+		err = c.event.readPod(api.EventType_MODIFIED, e.Object)
+	case kubeapi.Deleted:
+		err = c.event.readPod(api.EventType_DELETED, e.Object)
+	}
+	if err != nil {
+		return err
+	}
+	return c.applyEvent()
+}

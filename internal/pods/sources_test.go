@@ -1,0 +1,218 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protowire"
+	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+
+	"github.com/podgauge/podgauge/internal/kubeapi"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/wire"
+	"github.com/podgauge/podgauge/test/apiserver"
+)
+
+// Tests with both sources have a subtest for each.
+const (
+	kubeletSource   = "kubelet"
+	apiServerSource = "API server"
+)
+
+func forBothSources(t *testing.T, test func(t *testing.T, source string)) {
+	t.Helper()
+	for _, source := range []string{kubeletSource, apiServerSource} {
+		t.Run(source, func(t *testing.T) { test(t, source) })
+	}
+}
+
+// runBothScripted is runScripted for both sources. pause is longer than any backoff of the source.
+func runBothScripted(t *testing.T, o func() Options, test func(t *testing.T, k *scriptedPodsAPI, c *Client, pause time.Duration)) {
+	t.Helper()
+	forBothSources(t, func(t *testing.T, source string) {
+		runScriptedBy(t, source, o(), func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+			test(t, k, c, map[string]time.Duration{kubeletSource: socketPollInterval, apiServerSource: 2 * maxAPIServerBackoff}[source])
+		})
+	})
+}
+
+// Follow implements PodFollower: the scripted events, as from the API server.
+func (k *scriptedPodsAPI) Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error {
+	conn, err := wire.NewConn(func(ctx context.Context, _ string) (net.Conn, error) { return k.dial(ctx) })
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // of a test
+	stream, err := watchPods(ctx, conn)
+	if err != nil {
+		return err
+	}
+	if err := handle(kubeapi.WatchEvent{Type: kubeapi.ListStarted}); err != nil {
+		return err
+	}
+	for {
+		var e rawEvent
+		if err := stream.RecvMsg(&e); err != nil {
+			return err
+		}
+		if err := handle(e.event()); err != nil {
+			return err
+		}
+	}
+}
+
+// rawEvent is a WatchPodsEvent that keeps the pod as bytes.
+type rawEvent struct {
+	kind api.EventType
+	pod  []byte
+}
+
+func (e *rawEvent) Read(b []byte) error {
+	kind, err := wire.Last(b, 1<<3|wire.Varint)
+	if err != nil {
+		return err
+	}
+	pod, err := wire.Last(b, 2<<3|wire.Length)
+	e.kind, e.pod = api.EventType(kind.Value), append([]byte(nil), pod.Bytes...)
+	return err
+}
+
+func (e *rawEvent) event() kubeapi.WatchEvent {
+	types := map[api.EventType]kubeapi.EventType{added: kubeapi.Added, modified: kubeapi.Modified, deleted: kubeapi.Deleted, complete: kubeapi.ListEnded}
+	return kubeapi.WatchEvent{Type: types[e.kind], Object: e.pod}
+}
+
+// newFixture returns a fixture whose client has a source. The API server has the kubelet's pods, as in a cluster.
+func newFixture(t *testing.T, source string, labels ...string) *kubeletFixture {
+	t.Helper()
+	if source == kubeletSource {
+		return newKubeletFixture(t, kubelet.V137, labels...)
+	}
+	s := apiserver.Start(t)
+	n := newFixtureWith(t, kubelet.V137, func(n *kubeletFixture) (string, Options) {
+		n.runInBackground(func(ctx context.Context) error { return n.bridge(ctx, s) })
+		return filepath.Join(t.TempDir(), "none"), Options{Labels: labels, APIServer: &kubeapi.Follower{Client: s.Client(), Path: "/api/v1/pods"}}
+	})
+	return n
+}
+
+// bridge passes the kubelet's pods to the API server, and ignores late events of deleted pods.
+func (n *kubeletFixture) bridge(ctx context.Context, s *apiserver.Server) error {
+	ended := map[string]bool{}
+	for ctx.Err() == nil {
+		_ = n.bridgeStream(ctx, s, ended)
+		time.Sleep(10 * time.Millisecond)
+	}
+	return nil
+}
+
+func (n *kubeletFixture) bridgeStream(ctx context.Context, s *apiserver.Server, ended map[string]bool) error {
+	conn, err := grpc.NewClient("unix:"+n.PodsSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // of a test
+	stream, err := api.NewPodsClient(conn).WatchPods(ctx, &api.WatchPodsRequest{})
+	for err == nil {
+		var e *api.WatchPodsEvent
+		if e, err = stream.Recv(); err != nil || e.Type == complete {
+			continue
+		}
+		uid, object := apiObject(e.Pod)
+		switch {
+		case e.Type == deleted:
+			s.Delete("pods", uid)
+			ended[uid] = true
+		case !ended[uid]:
+			s.Set("pods", uid, object)
+		}
+	}
+	return err
+}
+
+// apiObject returns the API server's object of the kubelet's pod, and the kubelet's UID. A static pod has a mirror pod with another
+// UID.
+func apiObject(pod []byte) (uid string, object []byte) {
+	metadata, _ := wire.Last(pod, 1<<3|wire.Length)
+	id, _ := wire.Last(metadata.Bytes, 5<<3|wire.Length)
+	uid = string(id.Bytes)
+	if strings.Contains(uid, "-") {
+		return uid, pod
+	}
+	mirror := append([]byte(nil), metadata.Bytes...)
+	mirror = append(mirror, text(5, "00000000-mirror-"+uid)...) // the last value counts
+	mirror = append(mirror, message(8, number(1, uint64(time.Now().Unix())))...)
+	mirror = append(mirror, message(12, text(1, "kubernetes.io/config.source"), text(2, "file"))...)
+	mirror = append(mirror, message(12, text(1, "kubernetes.io/config.mirror"), text(2, uid))...)
+	status, _ := wire.Last(pod, 3<<3|wire.Length)
+	return uid, append(message(1, mirror), protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), status.Bytes)...)
+}
+
+// TestAPIServerOutage stops the API server for a while: the pods stay, and changes of the outage are not lost.
+func TestAPIServerOutage(t *testing.T) {
+	t.Parallel()
+	for name, expired := range map[string]bool{"events kept": false, "events expired": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := apiserver.Start(t)
+			s.Set("pods", "1-", newWatchEvent(added, runningPod("a", "1-")).Pod)
+			n := newFixtureWith(t, kubelet.V136, func(*kubeletFixture) (string, Options) {
+				return filepath.Join(t.TempDir(), "none"), Options{APIServer: &kubeapi.Follower{Client: s.Client(), Path: "/api/v1/pods"}}
+			})
+			n.waitPods("the pod", func(ps Pods) bool { return ps.Synced && ps.Len() == 1 })
+			s.Set("pods", "2-", newWatchEvent(added, runningPod("b", "2-")).Pod)
+			n.waitPods("the watch", func(ps Pods) bool { return ps.Synced && ps.Len() == 2 })
+			s.Stop()
+			n.waitPods("the outage", func(ps Pods) bool { return !ps.Synced && ps.Len() == 2 && ps.Err != nil })
+			s.Set("pods", "1-", newWatchEvent(modified, endedPod("a", "1-", "Failed", 137)).Pod)
+			s.Delete("pods", "1-")
+			if expired {
+				s.Compact()
+			}
+			s.Resume()
+			n.waitPods("the deletion", func(ps Pods) bool { return ps.Synced && ps.Len() == 1 })
+			if end := n.lastEnded("1-"); !expired && end.Phase != "Failed" {
+				t.Errorf("ended pod %+v", end)
+			}
+		})
+	}
+}
+
+// TestKubeletPrecedence uses the kubelet's Pods API as soon as the kubelet has one.
+func TestKubeletPrecedence(t *testing.T) {
+	t.Parallel()
+	s := apiserver.Start(t)
+	n := newFixtureWith(t, kubelet.V137, func(n *kubeletFixture) (string, Options) {
+		return n.PodsSocket(), Options{APIServer: &kubeapi.Follower{Client: s.Client(), Path: "/api/v1/pods"}}
+	})
+	n.runPod(simulatedPod("one", "main"))
+	n.waitSynced(simulatedPod("one", "main"))
+	if requests := s.Requests(); len(requests) > 0 {
+		t.Errorf("requests %q", requests)
+	}
+	if _, err := os.Stat(n.PodsSocket()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHungAPIServer checks that readiness does not wait for the API server.
+func TestHungAPIServer(t *testing.T) {
+	t.Parallel()
+	s := apiserver.Start(t)
+	s.Reject(func(string, string) int { return -1 })
+	n := newFixtureWith(t, kubelet.V136, func(*kubeletFixture) (string, Options) {
+		return filepath.Join(t.TempDir(), "none"), Options{APIServer: &kubeapi.Follower{Client: s.Client(), Path: "/api/v1/pods"}}
+	})
+	n.waitPods("the error", func(ps Pods) bool { return errors.Is(ps.Err, errNotListed) })
+	if err := errors.Join(n.client.Ready(), n.client.Alive()); err != nil {
+		t.Error(err)
+	}
+}

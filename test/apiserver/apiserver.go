@@ -1,0 +1,454 @@
+// Package apiserver simulates the API server for tests: HTTPS with a token, lists and watches of pods and nodes in protobuf, events and
+// the status of nodes in JSON.
+package apiserver
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/podgauge/podgauge/internal/kubeapi"
+	"github.com/podgauge/podgauge/internal/wire"
+)
+
+// Token is the accepted token.
+const Token = "secret-token"
+
+// Server is a running simulated API server.
+type Server struct {
+	t       testing.TB
+	dir     string
+	address string
+
+	mu sync.Mutex
+	// All below are guarded by mu.
+	http       *httptest.Server // nil while stopped
+	stopped    chan struct{}    // closed by Stop; ends all requests
+	version    int
+	history    []change      // of all resources, oldest first
+	compacted  int           // older versions have expired
+	changed    chan struct{} // closed by the next change
+	events     map[string]map[string]any
+	conditions map[string]map[string]any // by type
+	json       map[string]string         // responses by path; empty: not found
+	requests   []string                  // method and path
+	reject     func(method, path string) int
+}
+
+// change is a version of an object. A deletion has the last version of the object.
+type change struct {
+	resource, key string
+	kind          string // "ADDED", "MODIFIED", "DELETED"
+	version       int
+	object        []byte
+}
+
+// Start starts a server with a CA of its own, until the end of the test.
+func Start(t testing.TB) *Server {
+	t.Helper()
+	s := &Server{
+		t: t, dir: t.TempDir(), version: 100, changed: make(chan struct{}),
+		events: map[string]map[string]any{}, conditions: map[string]map[string]any{}, json: map[string]string{},
+	}
+	s.SetToken(Token)
+	s.Resume()
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// Options are the client's options.
+func (s *Server) Options() kubeapi.Options {
+	return kubeapi.Options{Server: "https://" + s.address, TokenFile: filepath.Join(s.dir, "token"), CAFile: filepath.Join(s.dir, "ca.crt")}
+}
+
+// Client returns a client.
+func (s *Server) Client() *kubeapi.Client {
+	s.t.Helper()
+	c, err := kubeapi.New(s.Options())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+// SetToken replaces the client's token file.
+func (s *Server) SetToken(token string) { s.write("token", []byte(token)) }
+
+// SetCA replaces the client's CA file, and returns the file before.
+func (s *Server) SetCA(data []byte) (before []byte) {
+	before, err := os.ReadFile(s.Options().CAFile)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.write("ca.crt", data)
+	return before
+}
+
+func (s *Server) write(name string, data []byte) {
+	if err := os.WriteFile(filepath.Join(s.dir, name), data, 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Stop closes all connections and the listener.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	server := s.http
+	s.http = nil
+	if server != nil {
+		close(s.stopped)
+	}
+	s.mu.Unlock()
+	if server != nil {
+		server.CloseClientConnections()
+		server.Close()
+	}
+}
+
+// Resume starts a stopped server on the same address.
+func (s *Server) Resume() {
+	server := httptest.NewUnstartedServer(s)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	if s.address != "" {
+		listener, err := net.Listen("tcp", s.address)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		_ = server.Listener.Close()
+		server.Listener = listener
+	}
+	s.mu.Lock()
+	s.http, s.stopped = server, make(chan struct{})
+	s.mu.Unlock()
+	server.StartTLS()
+	s.address = server.Listener.Addr().String()
+	s.write("ca.crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
+}
+
+// Reject makes the server answer requests with a status; nil or status 0: handle the request. Status -1: never answer.
+func (s *Server) Reject(status func(method, path string) int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reject = status
+}
+
+// Set adds or replaces an object of "pods" or "nodes", a protobuf message without a resource version.
+func (s *Server) Set(resource, key string, object []byte) {
+	kind := "ADDED"
+	if s.find(resource, key) != nil {
+		kind = "MODIFIED"
+	}
+	s.record(resource, key, kind, object)
+}
+
+// Delete deletes an object.
+func (s *Server) Delete(resource, key string) {
+	if last := s.find(resource, key); last != nil {
+		s.record(resource, key, "DELETED", last.object)
+	}
+}
+
+// SetNodeLabels sets a node with labels.
+func (s *Server) SetNodeLabels(name string, labels map[string]string) {
+	metadata := text(1, name)
+	for key, value := range labels {
+		metadata = append(metadata, message(11, append(text(1, key), text(2, value)...))...)
+	}
+	s.Set("nodes", name, message(1, metadata))
+}
+
+// SetJSON sets the response to GET of a path; empty: not found.
+func (s *Server) SetJSON(path, response string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.json[path] = response
+}
+
+// Compact makes all versions until now expire, as etcd's compaction or a restart does, and ends all watches.
+func (s *Server) Compact() {
+	s.mu.Lock()
+	s.version++
+	s.compacted = s.version
+	server := s.http
+	s.mu.Unlock()
+	if server != nil {
+		server.CloseClientConnections()
+	}
+}
+
+// Events returns the Kubernetes events by namespace and name.
+func (s *Server) Events() map[string]map[string]any {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return copyOf(s.t, s.events)
+}
+
+// Conditions returns the conditions of the node by type.
+func (s *Server) Conditions() map[string]map[string]any {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return copyOf(s.t, s.conditions)
+}
+
+// SetCondition sets a condition of the node, as Kubernetes' JSON has it.
+func (s *Server) SetCondition(condition map[string]any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conditions[fmt.Sprint(condition["type"])] = condition
+}
+
+// Requests returns method and path of all requests so far.
+func (s *Server) Requests() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.requests)
+}
+
+func copyOf(t testing.TB, v map[string]map[string]any) (c map[string]map[string]any) {
+	data, err := json.Marshal(v)
+	if err != nil || json.Unmarshal(data, &c) != nil {
+		t.Error(err)
+	}
+	return c
+}
+
+func (s *Server) find(resource, key string) *change {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range slices.Backward(s.history) {
+		if c.resource == resource && c.key == key {
+			if c.kind == "DELETED" {
+				return nil
+			}
+			return &c
+		}
+	}
+	return nil
+}
+
+func (s *Server) record(resource, key, kind string, object []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	s.history = append(s.history, change{resource, key, kind, s.version, object})
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	s.requests = append(s.requests, r.Method+" "+r.URL.Path)
+	code := 0
+	if s.reject != nil {
+		code = s.reject(r.Method, r.URL.Path)
+	}
+	stopped, response := s.stopped, s.json[r.URL.Path]
+	s.mu.Unlock()
+	part := strings.Split(strings.TrimPrefix(r.URL.Path, "/api/v1/"), "/")
+	switch {
+	case code < 0:
+		select {
+		case <-stopped:
+		case <-r.Context().Done():
+		}
+	case r.Header.Get("Authorization") != "Bearer "+Token:
+		fail(w, r, http.StatusUnauthorized, "Unauthorized")
+	case code > 0:
+		fail(w, r, code, http.StatusText(code))
+	case r.Method == http.MethodGet && response != "":
+		_, _ = io.WriteString(w, response)
+	case r.Method == http.MethodGet && len(part) == 1 && r.URL.Query().Get("watch") == "true":
+		s.watch(w, r, part[0], stopped)
+	case r.Method == http.MethodGet && len(part) == 1:
+		s.list(w, part[0])
+	case r.Method == http.MethodPost && len(part) == 3 && part[2] == "events":
+		s.createEvent(w, r, part[1])
+	case r.Method == http.MethodPatch && len(part) == 4 && part[2] == "events":
+		s.patchEvent(w, r, part[1]+"/"+part[3])
+	case r.Method == http.MethodPatch && len(part) == 3 && part[0] == "nodes" && part[2] == "status":
+		s.patchNode(w, r)
+	default:
+		fail(w, r, http.StatusNotFound, "the server could not find the requested resource")
+	}
+}
+
+// fail answers with a Status, in the format of the request.
+func fail(w http.ResponseWriter, r *http.Request, code int, reason string) {
+	if strings.HasPrefix(r.Header.Get("Accept"), "application/vnd.kubernetes.protobuf") {
+		w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
+		w.WriteHeader(code)
+		_, _ = w.Write(wrap(status(code, reason)))
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "code": code, "reason": reason, "message": reason + " by the simulated API server"})
+}
+
+func status(code int, reason string) []byte {
+	return slices.Concat(text(3, reason+" by the simulated API server"), text(4, reason), number(6, uint64(code)))
+}
+
+func (s *Server) list(w http.ResponseWriter, resource string) {
+	s.mu.Lock()
+	list, newest := message(1, text(2, strconv.Itoa(s.version))), map[string]change{}
+	for _, c := range s.history {
+		if c.resource == resource {
+			newest[c.key] = c
+		}
+	}
+	for _, c := range newest {
+		if c.kind != "DELETED" {
+			list = append(list, message(2, c.withVersion())...)
+		}
+	}
+	s.mu.Unlock()
+	w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
+	_, _ = w.Write(wrap(list))
+}
+
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string, stopped <-chan struct{}) {
+	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	if err != nil {
+		fail(w, r, http.StatusBadRequest, "BadRequest")
+		return
+	}
+	w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf;stream=watch")
+	for {
+		s.mu.Lock()
+		changed, frames := s.changed, []byte(nil)
+		if from < s.compacted {
+			frames = frame("ERROR", status(http.StatusGone, "Expired"))
+		} else {
+			for _, c := range s.history {
+				if c.version > from && c.resource == resource {
+					frames = append(frames, frame(c.kind, c.withVersion())...)
+				}
+			}
+			from = max(from, s.version)
+			frames = append(frames, frame("BOOKMARK", message(1, text(6, strconv.Itoa(from))))...)
+		}
+		expired := from < s.compacted
+		s.mu.Unlock()
+		_, _ = w.Write(frames)
+		w.(http.Flusher).Flush()
+		if expired {
+			return
+		}
+		select {
+		case <-stopped:
+			return
+		case <-r.Context().Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
+func (s *Server) createEvent(w http.ResponseWriter, r *http.Request, namespace string) {
+	var e map[string]any
+	if err := json.NewDecoder(r.Body).Decode(&e); err != nil {
+		fail(w, r, http.StatusBadRequest, "BadRequest")
+		return
+	}
+	metadata, _ := e["metadata"].(map[string]any)
+	key := fmt.Sprintf("%s/%v", namespace, metadata["name"])
+	s.mu.Lock()
+	_, exists := s.events[key]
+	if !exists {
+		s.events[key] = e
+	}
+	s.mu.Unlock()
+	if exists {
+		fail(w, r, http.StatusConflict, "AlreadyExists")
+		return
+	}
+	w.WriteHeader(http.StatusCreated)
+	_ = json.NewEncoder(w).Encode(e)
+}
+
+func (s *Server) patchEvent(w http.ResponseWriter, r *http.Request, key string) {
+	var patch map[string]any
+	err := json.NewDecoder(r.Body).Decode(&patch)
+	s.mu.Lock()
+	e, found := s.events[key]
+	if found && err == nil {
+		maps.Copy(e, patch)
+	}
+	s.mu.Unlock()
+	switch {
+	case err != nil || r.Header.Get("Content-Type") != "application/merge-patch+json":
+		fail(w, r, http.StatusBadRequest, "BadRequest")
+	case !found:
+		fail(w, r, http.StatusNotFound, "NotFound")
+	default:
+		_, _ = w.Write([]byte("{}"))
+	}
+}
+
+func (s *Server) patchNode(w http.ResponseWriter, r *http.Request) {
+	var patch struct {
+		Status struct{ Conditions []map[string]any }
+	}
+	if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || r.Header.Get("Content-Type") != "application/strategic-merge-patch+json" {
+		fail(w, r, http.StatusBadRequest, "BadRequest")
+		return
+	}
+	s.mu.Lock()
+	for _, c := range patch.Status.Conditions {
+		s.conditions[fmt.Sprint(c["type"])] = c
+	}
+	conditions := slices.Collect(maps.Values(s.conditions))
+	s.mu.Unlock()
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Node", "status": map[string]any{"conditions": conditions}})
+}
+
+// withVersion returns the object with the version in its metadata.
+func (c *change) withVersion() []byte {
+	metadata, rest := []byte(nil), []byte(nil)
+	_ = wire.WalkFields(c.object, func(f wire.Field) error { // the test's own object
+		if f.Tag == 1<<3|wire.Length {
+			metadata = append(metadata, f.Bytes...)
+		} else if f.Tag&7 == wire.Length {
+			rest = append(rest, message(protowire.Number(f.Tag>>3), f.Bytes)...)
+		}
+		return nil
+	})
+	return append(message(1, append(metadata, text(6, strconv.Itoa(c.version))...)), rest...)
+}
+
+// wrap returns an object with the envelope of Kubernetes' protobuf.
+func wrap(object []byte) []byte {
+	return slices.Concat([]byte("k8s\x00"), message(1, append(text(1, "v1"), text(2, "Object")...)), message(2, object))
+}
+
+func frame(kind string, object []byte) []byte {
+	event := append(text(1, kind), message(2, message(1, wrap(object)))...)
+	return append([]byte{byte(len(event) >> 24), byte(len(event) >> 16), byte(len(event) >> 8), byte(len(event))}, event...)
+}
+
+func text(field protowire.Number, value string) []byte { return message(field, []byte(value)) }
+
+func message(field protowire.Number, content []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(nil, field, protowire.BytesType), content)
+}
+
+func number(field protowire.Number, value uint64) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(nil, field, protowire.VarintType), value)
+}
