@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/podgauge/podgauge/internal/cli"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+	utilexec "k8s.io/client-go/util/exec"
+	"k8s.io/streaming/pkg/httpstream"
+)
+
+// execInPod runs a command in podgauge's container, through a WebSocket or, on older API servers, SPDY.
+func (c *client) execInPod(ctx context.Context, p *corev1.Pod, command []string) ([]byte, error) {
+	u := c.kube.CoreV1().RESTClient().Post().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Container: container(p).Name, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
+	ws, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
+	if err != nil {
+		return nil, err
+	}
+	spdy, err := remotecommand.NewSPDYExecutor(c.config, http.MethodPost, u)
+	if err != nil {
+		return nil, err
+	}
+	executor, err := remotecommand.NewFallbackExecutor(ws, spdy, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	var stdout, stderr limitedBuffer
+	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr})
+	return execOutput(err, &stdout, &stderr)
+}
+
+// execOutput returns stdout of a command that began: an exit status of 1 with output is a finding of podgauge doctor.
+func execOutput(err error, stdout, stderr *limitedBuffer) ([]byte, error) {
+	exit, ended := errors.AsType[utilexec.ExitError](err)
+	switch {
+	case err == nil, ended && exit.ExitStatus() == cli.ExitError && stdout.Len() > 0:
+		return stdout.Bytes(), nil
+	case ended && stderr.Len() > 0:
+		return nil, errors.New(strings.TrimSpace(stderr.String()))
+	}
+	return nil, err
+}
+
+// limitedBuffer rejects output that is too long.
+type limitedBuffer struct{ bytes.Buffer }
+
+func (b *limitedBuffer) Write(p []byte) (int, error) {
+	if b.Len()+len(p) > maxResponseBytes {
+		return 0, fmt.Errorf("output of more than %d bytes", maxResponseBytes)
+	}
+	return b.Buffer.Write(p)
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	promapi "github.com/prometheus/client_golang/api"
+	promv1 "github.com/prometheus/client_golang/api/prometheus/v1"
+	promconfig "github.com/prometheus/common/config"
+	"github.com/prometheus/common/model"
+	"github.com/spf13/pflag"
+)
+
+// promSource reads the past of a pod from Prometheus, also after the end of pod and node.
+type promSource struct {
+	address, configFile string
+	since               time.Duration
+	api                 promv1.API
+}
+
+func (s *promSource) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&s.address, "prometheus", "", "`URL` of a Prometheus with podgauge's metrics, for pods and nodes that are gone")
+	f.StringVar(&s.configFile, "prometheus-config", "", "`file` with password and TLS settings for Prometheus, in promtool's format")
+	f.DurationVar(&s.since, "prometheus-since", 7*24*time.Hour, "search Prometheus for this `time`")
+}
+
+func (s *promSource) given() bool { return s.address != "" }
+
+func (s *promSource) hint() string {
+	if s.given() {
+		return ""
+	}
+	return "; for a pod of a node that is gone, set --prometheus"
+}
+
+func (s *promSource) connect() error {
+	if !s.given() {
+		return nil
+	}
+	if u, err := url.Parse(s.address); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return fmt.Errorf("--prometheus %q: want http://host:port or https://host:port", s.address)
+	}
+	if s.since < time.Minute {
+		return fmt.Errorf("--prometheus-since %s: want a minute or more", s.since)
+	}
+	transport := http.RoundTripper(http.DefaultTransport)
+	if s.configFile != "" {
+		config, _, err := promconfig.LoadHTTPConfigFile(s.configFile)
+		if err != nil {
+			return fmt.Errorf("--prometheus-config: %w", err)
+		}
+		if transport, err = promconfig.NewRoundTripperFromConfig(*config, "kubectl-podgauge"); err != nil {
+			return fmt.Errorf("--prometheus-config: %w", err)
+		}
+	}
+	client, err := promapi.NewClient(promapi.Config{Address: s.address, RoundTripper: transport})
+	s.api = promv1.NewAPI(client)
+	return err
+}
+
+// records returns the faults and allocations of a pod. Nodes that answered have the current health.
+func (s *promSource) records(ctx context.Context, timeout time.Duration, namespace, pod string, answers []answer[podAnswer]) ([]podRecord, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
+	owner := fmt.Sprintf("namespace=%q,pod=%q", namespace, pod)
+	window := model.Duration(s.since).String()
+	faults := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%s}[%s])", owner, window)
+	allocations := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_info{%s}[%s])", owner, window)
+	current := q.vector(q.now, "nvidia_gpu_allocation_info{%s}", owner)
+	endings := q.endings(owner, window)
+	var records []podRecord
+	for _, sample := range faults {
+		record := newPromRecord(sample.Metric)
+		at := time.UnixMilli(int64(sample.Value * 1000))
+		record.Fault, record.FaultAt = string(sample.Metric["reason"]), &at
+		if code, found := strings.CutPrefix(record.Fault, "xid_"); found {
+			record.Xid, _ = strconv.ParseUint(code, 10, 64)
+		}
+		record.HealthThen, record.Action = q.healthAt(sample.Metric, at)
+		records = append(records, record)
+	}
+	for _, sample := range allocations {
+		record := newPromRecord(sample.Metric)
+		if !slices.ContainsFunc(records, func(r podRecord) bool { return r.sameDevice(&record) }) {
+			records = append(records, record)
+		}
+	}
+	for _, sample := range current {
+		now := newPromRecord(sample.Metric)
+		for i := range records {
+			records[i].Allocated = records[i].Allocated || records[i].sameDevice(&now)
+		}
+	}
+	for i := range records {
+		records[i].Ended = cmp.Or(endings[records[i].Container], endings[""])
+		q.setNow(&records[i], answers)
+	}
+	return records, q.err
+}
+
+// newPromRecord returns a record with the device and container of a series.
+func newPromRecord(labels model.Metric) podRecord {
+	return podRecord{
+		Node: string(cmp.Or(labels["node"], labels["instance"])), Device: device.ID(cmp.Or(labels["mig_uuid"], labels["uuid"])),
+		GPU: string(labels["gpu"]), Container: string(labels["container"]), HealthNow: unknownHealth, Source: "prometheus",
+	}
+}
+
+// promQuery runs instant queries until the first error.
+type promQuery struct {
+	api promv1.API
+	ctx context.Context // of one report
+	now time.Time
+	err error
+}
+
+func (q *promQuery) vector(at time.Time, format string, args ...any) model.Vector {
+	if q.err != nil {
+		return nil
+	}
+	value, _, _, err := q.api.Query(q.ctx, fmt.Sprintf(format, args...), at)
+	q.err = err
+	vector, _ := value.(model.Vector)
+	return vector
+}
+
+// deviceSelector returns the labels of a device.
+func deviceSelector(labels model.Metric) string {
+	return fmt.Sprintf("uuid=%q,mig_uuid=%q", string(labels["uuid"]), string(labels["mig_uuid"]))
+}
+
+// healthAt returns the effect of a fault and the action, from the two minutes after the fault.
+func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action string) {
+	const delay = 2 * time.Minute
+	end := at.Add(delay)
+	if end.After(q.now) {
+		end = q.now
+	}
+	for _, sample := range q.vector(end, "last_over_time(nvidia_gpu_unhealthy_info{%s}[2m])", deviceSelector(labels)) {
+		if sample.Metric["reason"] == labels["reason"] {
+			return "unhealthy", string(sample.Metric["action"])
+		}
+	}
+	return "as before", ""
+}
+
+// setNow sets the current health of a device. A device without series is gone, unless the node's podgauge failed to answer.
+func (q *promQuery) setNow(p *podRecord, answers []answer[podAnswer]) {
+	id := strconv.Quote(string(p.Device))
+	for _, sample := range q.vector(q.now, "max by (uuid) (nvidia_gpu_healthy{mig_uuid=%s} or nvidia_gpu_healthy{uuid=%s,mig_uuid=\"\"})", id, id) {
+		p.HealthNow = map[bool]string{true: device.Healthy.String(), false: device.Unhealthy.String()}[sample.Value == 1]
+	}
+	failed := func(a answer[podAnswer]) bool { return a.Node == p.Node && a.Response == nil }
+	if p.HealthNow == unknownHealth && len(answers) > 0 && !slices.ContainsFunc(answers, failed) {
+		p.HealthNow = "gone"
+	}
+}
+
+// endings returns how containers ended, by name, from kube-state-metrics. The empty name has the phase of the pod.
+func (q *promQuery) endings(owner, window string) map[string]string {
+	endings, phase := map[string]string{}, ""
+	for _, sample := range q.vector(q.now, "last_over_time(kube_pod_status_phase{%s,phase=~\"Failed|Succeeded\"}[%s]) > 0", owner, window) {
+		phase = string(sample.Metric["phase"])
+	}
+	endings[""] = phase
+	add := func(container, text string) {
+		if endings[container] == "" {
+			endings[container] = phase
+		}
+		endings[container] = strings.TrimPrefix(endings[container]+", "+text, ", ")
+	}
+	for _, family := range []string{"kube_pod_container_status_terminated_reason", "kube_pod_container_status_last_terminated_reason"} {
+		for _, sample := range q.vector(q.now, "last_over_time(%s{%s}[%s]) > 0", family, owner, window) {
+			if name := string(sample.Metric["container"]); !strings.Contains(endings[name], string(sample.Metric["reason"])) {
+				add(name, string(sample.Metric["reason"]))
+			}
+		}
+	}
+	for _, sample := range q.vector(q.now, "last_over_time(kube_pod_container_status_last_terminated_exitcode{%s}[%s])", owner, window) {
+		add(string(sample.Metric["container"]), "exit "+sample.Value.String())
+	}
+	return endings
+}

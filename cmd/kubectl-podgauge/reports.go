@@ -1,0 +1,195 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// nodeList is the JSON of a report with an answer for each node.
+type nodeList[T any] struct {
+	Nodes []answer[T] `json:"nodes"`
+}
+
+// withoutFlags is the part of a report without arguments and flags.
+type withoutFlags struct{}
+
+func (withoutFlags) args() int                                        { return 0 }
+func (withoutFlags) addFlags(*pflag.FlagSet)                          {}
+func (withoutFlags) complete(*client, *pflag.FlagSet, []string) error { return nil }
+
+// statusReport has the devices of all nodes.
+type statusReport struct{ withoutFlags }
+
+func newStatusReport() clusterReport { return statusReport{} }
+
+func askDevices(ctx context.Context, c *client) ([]answer[api.DevicesResponse], error) {
+	return askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*api.DevicesResponse, error) {
+		return get[api.DevicesResponse](ctx, c, p, "status", nil)
+	})
+}
+
+func (statusReport) run(ctx context.Context, c *client) (result, error) {
+	answers, err := askDevices(ctx, c)
+	return result{document: nodeList[api.DevicesResponse]{answers}, failed: failedNodes(answers), table: func(wide bool) [][]string {
+		rows := [][]string{append([]string{"NODE"}, cli.DeviceTable(&api.DevicesResponse{}, wide)[0]...)}
+		for _, a := range answers {
+			if a.Response == nil {
+				continue
+			}
+			for _, row := range cli.DeviceTable(a.Response, wide)[1:] {
+				rows = append(rows, append([]string{a.Node}, row...))
+			}
+		}
+		return rows
+	}}, err
+}
+
+// incidentsReport has the incidents of all nodes.
+type incidentsReport struct {
+	withoutFlags
+	filters map[string]*string
+	query   url.Values
+}
+
+func newIncidentsReport() clusterReport { return &incidentsReport{} }
+
+func (r *incidentsReport) addFlags(f *pflag.FlagSet) { r.filters = cli.AddIncidentFilters(f) }
+
+func (r *incidentsReport) complete(_ *client, f *pflag.FlagSet, _ []string) (err error) {
+	r.query, err = cli.IncidentQuery(f, r.filters)
+	return err
+}
+
+func (r *incidentsReport) run(ctx context.Context, c *client) (result, error) {
+	answers, err := askIncidents(ctx, c, r.query)
+	var notes []string
+	for _, a := range answers {
+		if a.Response != nil {
+			for _, note := range cli.IncidentNotes(a.Response) {
+				notes = append(notes, a.Node+": "+note)
+			}
+		}
+	}
+	return result{document: nodeList[api.IncidentsResponse]{answers}, notes: notes, failed: failedNodes(answers), table: func(wide bool) [][]string {
+		type entry struct {
+			last time.Time
+			row  []string
+		}
+		var entries []entry
+		for _, a := range answers {
+			if a.Response == nil {
+				continue
+			}
+			for i, row := range cli.IncidentTable(a.Response, wide)[1:] {
+				entries = append(entries, entry{a.Response.Incidents[i].Last, append([]string{a.Node}, row...)})
+			}
+		}
+		slices.SortStableFunc(entries, func(a, b entry) int { return b.last.Compare(a.last) })
+		rows := [][]string{append([]string{"NODE"}, cli.IncidentTable(&api.IncidentsResponse{}, wide)[0]...)}
+		for _, e := range entries {
+			rows = append(rows, e.row)
+		}
+		return rows
+	}}, err
+}
+
+func askIncidents(ctx context.Context, c *client, query url.Values) ([]answer[api.IncidentsResponse], error) {
+	return askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*api.IncidentsResponse, error) {
+		return get[api.IncidentsResponse](ctx, c, p, "incidents", query)
+	})
+}
+
+// nodesReport has a line for each node.
+type nodesReport struct{ withoutFlags }
+
+func newNodesReport() clusterReport { return nodesReport{} }
+
+// nodeSummary is the line of a node.
+type nodeSummary struct {
+	Node      string `json:"node"`
+	Pod       string `json:"podgauge"`
+	Error     string `json:"error,omitempty"` // the counts are unknown
+	Devices   int    `json:"devices"`
+	Unhealthy int    `json:"unhealthy"`
+	Suspect   int    `json:"suspect"`
+	Allocated int    `json:"allocated"`
+	Driver    string `json:"driver,omitempty"`
+	Kubelet   string `json:"kubelet,omitempty"`
+	Worst     string `json:"worst,omitempty"` // device with reason and action
+	// LastIncident is the newest incident.
+	LastIncident *incident.Incident `json:"last_incident,omitempty"`
+
+	lastIncidentAge string
+}
+
+func (nodesReport) run(ctx context.Context, c *client) (result, error) {
+	answers, err := askDevices(ctx, c)
+	nodes, problems := make([]nodeSummary, len(answers)), false
+	for i, a := range answers {
+		nodes[i] = summarize(a)
+		problems = problems || a.Response == nil
+	}
+	slices.SortStableFunc(nodes, func(a, b nodeSummary) int { return slices.Compare(b.badness(), a.badness()) })
+	return result{problems: problems, document: map[string]any{"nodes": nodes}, table: func(wide bool) [][]string {
+		rows := [][]string{{"NODE", "DEVICES", "UNHEALTHY", "SUSPECT", "ALLOCATED", "DRIVER", "KUBELET", "WORST", "LAST INCIDENT"}}
+		if wide {
+			rows[0] = append(rows[0], "PODGAUGE")
+		}
+		for _, n := range nodes {
+			row := []string{
+				n.Node, strconv.Itoa(n.Devices), strconv.Itoa(n.Unhealthy), strconv.Itoa(n.Suspect), strconv.Itoa(n.Allocated),
+				n.Driver, n.Kubelet, cmp.Or(n.Worst, "-"), cmp.Or(n.lastIncidentAge, "-"),
+			}
+			if n.Error != "" {
+				row = []string{n.Node, "?", "?", "?", "?", "?", "?", n.Error, "?"}
+			}
+			if wide {
+				row = append(row, n.Pod)
+			}
+			rows = append(rows, row)
+		}
+		return rows
+	}}, err
+}
+
+func summarize(a answer[api.DevicesResponse]) nodeSummary {
+	n := nodeSummary{Node: a.Node, Pod: a.Pod, Error: a.Error}
+	if a.Response == nil {
+		return n
+	}
+	counts := a.Response.Counts()
+	n.Devices, n.Unhealthy, n.Suspect, n.Allocated = counts.Devices, counts.Devices-counts.Healthy, counts.Suspect, counts.Allocated
+	n.Driver, n.Kubelet = cli.DriverText(a.Response), cli.KubeletText(a.Response)
+	for i := range a.Response.Devices {
+		d := &a.Response.Devices[i]
+		if n.Worst == "" && !d.Healthy {
+			n.Worst = fmt.Sprintf("%s %s", cli.DeviceNumber(d), cmp.Or(cli.ReasonText(d), d.Health))
+		}
+		if last := d.LastIncident; last != nil && (n.LastIncident == nil || last.Last.After(n.LastIncident.Last)) {
+			n.LastIncident, n.lastIncidentAge = last, last.Reason+" "+cli.Ago(a.Response.At, last.Last)
+		}
+	}
+	return n
+}
+
+// badness orders nodes: without an answer, without devices or a driver, with unhealthy devices, without a kubelet, with suspect devices.
+func (n *nodeSummary) badness() []int {
+	number := func(bad bool) int {
+		if bad {
+			return 1
+		}
+		return 0
+	}
+	return []int{number(n.Error != ""), number(n.Driver != "up"), n.Unhealthy, number(n.Kubelet != "up"), n.Suspect}
+}
