@@ -10,7 +10,6 @@ import (
 	"embed"
 	"encoding/json"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"text/template"
@@ -21,85 +20,76 @@ import (
 //go:embed boards grafana.tmpl
 var sources embed.FS
 
-// Files returns the dashboards by file name. recordingRules is the content of deploy/rules/podgauge.recording.yaml.
-func Files(recordingRules []byte) (map[string][]byte, error) {
-	var g generator
-	var err error
-	if g.rules, err = readRules(recordingRules); err != nil {
-		return nil, fmt.Errorf("read recording rules: %w", err)
-	}
+// Files returns the dashboards by file name.
+func Files() (map[string][]byte, error) {
 	toJSON := func(v any) (string, error) { text, err := json.Marshal(v); return string(text), err }
-	if g.grafana, err = template.New("grafana.tmpl").Funcs(template.FuncMap{"json": toJSON}).ParseFS(sources, "grafana.tmpl"); err != nil {
+	grafana, err := template.New("grafana.tmpl").Funcs(template.FuncMap{"json": toJSON}).ParseFS(sources, "grafana.tmpl")
+	if err != nil {
 		return nil, err
 	}
 	files := map[string][]byte{}
 	for _, name := range []string{"fleet", "workload", "device", "podgauge"} {
-		if err := g.generate(files, name); err != nil {
+		if files[name+".json"], err = generateBoard(grafana, name); err != nil {
 			return nil, fmt.Errorf("generate %s: %w", name, err)
 		}
 	}
 	return files, nil
 }
 
-type generator struct {
-	grafana *template.Template
-	rules   map[string]string // expressions of the recording rules, with NODE in each selector
-}
-
 // board is a file of boards/, behind the content of shared.yaml.
 type board struct {
 	Shared                  any // parts of several boards, for references
 	UID, Title, Description string
-	RecordedDescription     string `yaml:"recordedDescription"` // of the second dashboard, of recorded series, if any
-	Variables               []struct{ Name, Label, Description, Expr, All string }
+	NoValue                 string `yaml:"noValue"` // text of panels without series that have no text of their own
+	Interval                string // shortest step of time series that have none of their own
+	Variables               []variable
 	Annotations             []struct{ Name, Color, Expr, Title, Text, Tags string }
 	Rows                    []struct {
 		Title  string
 		Panels []panel
 	}
-	// The rest is not in the file.
-	Panels   []panel           `yaml:"-"`
-	Recorded bool              `yaml:"-"`
-	rules    map[string]string // of generator
+	Panels []panel `yaml:"-"` // set by generateBoard
 }
 
-// generate adds the files of a board.
-func (g *generator) generate(files map[string][]byte, name string) error {
+// variable is a selection at the top of a dashboard: of a label's values, or a number to be typed.
+type variable struct {
+	Name, Label, Description string
+	Expr                     string // label_values(…); empty for a number
+	All                      string // regular expression of the choice All; without one a value is required
+	Single                   bool   // one value, compared by "="
+	Every                    bool   // a hidden variable with all values
+	Value                    string // default of a number
+}
+
+// generateBoard returns a dashboard's file, which is deterministic.
+func generateBoard(grafana *template.Template, name string) ([]byte, error) {
 	shared, err := sources.ReadFile("boards/shared.yaml")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	text, err := sources.ReadFile("boards/" + name + ".yaml")
+	source, err := sources.ReadFile("boards/" + name + ".yaml")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	b := board{rules: g.rules}
-	decoder := yaml.NewDecoder(bytes.NewReader(slices.Concat(shared, text)))
+	var b board
+	decoder := yaml.NewDecoder(bytes.NewReader(slices.Concat(shared, source)))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&b); err != nil {
-		return err
+		return nil, err
 	}
-	if files[name+".json"], err = g.encode(b); err != nil || b.RecordedDescription == "" {
-		return err
-	}
-	b.Recorded, b.UID, b.Title, b.Description = true, b.UID+"-recorded", b.Title+", recorded", b.RecordedDescription
-	files[name+"-recorded.json"], err = g.encode(b)
-	return err
-}
-
-// encode returns a dashboard's file, which is deterministic.
-func (g *generator) encode(b board) ([]byte, error) {
 	for _, row := range b.Rows {
 		b.Panels = append(b.Panels, panel{Type: "row", Title: row.Title})
 		for _, p := range row.Panels {
-			if !p.LiveOnly || !b.Recorded {
-				b.Panels = append(b.Panels, p)
+			p.NoValue = cmp.Or(p.NoValue, b.NoValue)
+			if p.Type == "timeseries" {
+				p.Interval = cmp.Or(p.Interval, b.Interval)
 			}
+			b.Panels = append(b.Panels, p)
 		}
 	}
 	layout(b.Panels)
 	var text bytes.Buffer
-	if err := g.grafana.Execute(&text, b); err != nil {
+	if err := grafana.Execute(&text, b); err != nil {
 		return nil, err
 	}
 	var content yaml.Node
@@ -107,7 +97,7 @@ func (g *generator) encode(b board) ([]byte, error) {
 		return nil, err
 	}
 	var file bytes.Buffer
-	err := json.Indent(&file, append(appendJSON(nil, content.Content[0]), '\n'), "", "  ")
+	err = json.Indent(&file, append(appendJSON(nil, content.Content[0]), '\n'), "", "  ")
 	return file.Bytes(), err
 }
 
@@ -137,49 +127,19 @@ func appendJSON(b []byte, n *yaml.Node) []byte {
 	}
 }
 
-// Matchers of the dashboards' selections.
-const (
-	matchNode = `node=~"$node"`
-	matchGPU  = matchNode + `,uuid=~"$gpu"`
-	matchPod  = matchGPU + `,namespace=~"$namespace",pod=~"$pod",container=~"$container"`
-)
-
-var (
-	recordName     = regexp.MustCompile(`\bnode_\w+:\w+:\w+`)
-	openSelector   = regexp.MustCompile(`\b(nvidia_gpu_\w+\{[^}]+)\}`)
-	familySelector = regexp.MustCompile(`\b(nvidia_gpu_\w+)([^\w{]|$)`)
-)
-
-// Expand inserts the matchers into an expression.
+// Expand inserts the matchers of the selections into an expression.
 func (b board) Expand(expr string) string {
-	return strings.NewReplacer("NODE", matchNode, "GPU", matchGPU, "POD", matchPod).Replace(expr)
-}
-
-// QueryExpr returns the expression of a query. A recording rule's name stands for the series, or for the rule's expression.
-func (b board) QueryExpr(q query) string {
-	if b.Recorded {
-		return b.Expand(recordName.ReplaceAllString(cmp.Or(q.Recorded, q.Expr), "$0{NODE}"))
-	}
-	return b.Expand(recordName.ReplaceAllStringFunc(q.Expr, func(name string) string { return "(" + b.rules[name] + ")" }))
-}
-
-// readRules returns the expressions of recording rules by name, with NODE in each selector and the window of a panel's rate.
-func readRules(text []byte) (map[string]string, error) {
-	var file struct {
-		Groups []struct {
-			Rules []struct{ Record, Expr string }
+	operators := map[string]string{}
+	for _, v := range b.Variables {
+		operators[v.Name] = "=~"
+		if v.Single {
+			operators[v.Name] = "="
 		}
 	}
-	if err := yaml.Unmarshal(text, &file); err != nil {
-		return nil, err
-	}
-	rules := map[string]string{}
-	for _, g := range file.Groups {
-		for _, r := range g.Rules {
-			expr := openSelector.ReplaceAllString(r.Expr, "$1,NODE}")
-			expr = familySelector.ReplaceAllString(expr, "$1{NODE}$2")
-			rules[r.Record] = strings.ReplaceAll(expr, "[5m]", "[$__rate_interval]")
-		}
-	}
-	return rules, nil
+	matcher := func(label, name string) string { return label + operators[name] + `"$` + name + `"` }
+	cluster := matcher("cluster", "cluster")
+	node := cluster + "," + matcher("node", "node")
+	gpu := node + "," + matcher("uuid", "gpu")
+	pod := gpu + "," + matcher("namespace", "namespace") + "," + matcher("pod", "pod") + "," + matcher("container", "container")
+	return strings.NewReplacer("CLUSTER", cluster, "NODE", node, "GPU", gpu, "POD", pod).Replace(expr)
 }

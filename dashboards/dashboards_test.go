@@ -13,11 +13,7 @@ var update = flag.Bool("update", false, "write the dashboards")
 
 func generate(t *testing.T) map[string][]byte {
 	t.Helper()
-	rules, err := os.ReadFile("../deploy/rules/podgauge.recording.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := Files(rules)
+	files, err := Files()
 	if err != nil {
 		t.Fatal(err)
 	}

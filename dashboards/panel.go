@@ -1,12 +1,14 @@
 package dashboards
 
+import "slices"
+
 // panel is a panel of a dashboard.
 type panel struct {
 	Type, Title, Description string        // Type: row, stat, timeseries, state-timeline or table
-	LiveOnly                 bool          `yaml:"liveOnly"` // not in the dashboard of recorded series
 	Size                     [2]int        // width and height in grid units; zero: that of the type
 	Unit                     string        // Grafana's id of a unit
 	Ratio                    bool          // an axis of 0–100 %
+	Interval                 string        // shortest step; empty: as the width has room for
 	Stack                    bool          // the series are parts of a whole
 	Bars                     bool          // for rare events
 	NoValue                  string        `yaml:"noValue"` // text of a panel without series
@@ -27,16 +29,30 @@ type threshold struct {
 // mappedValue replaces a value; a value without text is shown as a number.
 type mappedValue struct{ Text, Color string }
 
-// query is a query with the legend of its series; the query of a table or of a single number has no legend.
+// query is a query with the legend of its series; the query of a table has no legend.
 type query struct {
 	Expr, Legend string
-	Recorded     string // replaces Expr in the dashboard of recorded series
+	Share        bool // a percentage beside a number, which alone has the thresholds' colors
+}
+
+// Name returns the name of the query's series.
+func (q query) Name() string {
+	if q.Share {
+		return "share"
+	}
+	return q.Legend
+}
+
+// HasShare reports whether a query is a share.
+func (p panel) HasShare() bool {
+	return slices.ContainsFunc(p.Queries, func(q query) bool { return q.Share })
 }
 
 // column is a label of a table's rows, or the value of a query ("A", "B").
 type column struct {
 	Key, Title, Unit string
 	Mappings         []mappedValue
+	Lowest           string // color of values below the thresholds; "text" if empty
 	Thresholds       []threshold
 	Link             string // URL of the cell's link
 	Hidden           bool   // a query that only selects the rows

@@ -115,7 +115,7 @@ func seriesOf(scrape string, n *simNode) (all []backfillSeries) {
 
 // withTargetLabels is a series with the labels of its target.
 func withTargetLabels(series string, n *simNode) string {
-	target := fmt.Sprintf(`node=%q,instance=%q,job="podgauge"`, n.name, n.address)
+	target := fmt.Sprintf(`cluster=%q,node=%q,instance=%q,job="podgauge"`, n.cluster, n.name, n.address)
 	name, labels, ok := strings.Cut(series, "{")
 	if !ok {
 		return name + "{" + target + "}"

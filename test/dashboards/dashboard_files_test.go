@@ -22,6 +22,7 @@ const (
 // dashboardFile is what a dashboard's file asks for.
 type dashboardFile struct {
 	Name       string `json:"-"` // the file's, without .json
+	Title      string `json:"title"`
 	Templating struct {
 		List []boardVariable `json:"list"`
 	} `json:"templating"`
@@ -32,9 +33,10 @@ type dashboardFile struct {
 		} `json:"list"`
 	} `json:"annotations"`
 	Panels []struct {
-		Title   string        `json:"title"`
-		Type    string        `json:"type"`
-		Targets []boardTarget `json:"targets"`
+		Title    string        `json:"title"`
+		Type     string        `json:"type"`
+		Interval string        `json:"interval"` // shortest step
+		Targets  []boardTarget `json:"targets"`
 		// Transformations are Grafana's to read.
 		Transformations json.RawMessage `json:"transformations"`
 	} `json:"panels"`
@@ -45,6 +47,9 @@ type boardVariable struct {
 	Type     string          `json:"type"`
 	Query    json.RawMessage `json:"query"`
 	AllValue string          `json:"allValue"`
+	Multi    bool            `json:"multi"`
+	Hide     int             `json:"hide"`
+	All      bool            `json:"includeAll"`
 }
 
 type boardTarget struct {
@@ -58,6 +63,7 @@ type panelQuery struct {
 	boardTarget
 	board    *dashboardFile
 	location string // "fleet: Power: A"
+	interval string // of a panel with steps longer than a run, which is asked at single times
 }
 
 func readDashboards(t *testing.T) (all []*dashboardFile) {
@@ -83,11 +89,11 @@ func readDashboards(t *testing.T) (all []*dashboardFile) {
 // queries are all that a dashboard asks, apart from its variables.
 func (b *dashboardFile) queries() (all []panelQuery) {
 	for _, n := range b.Annotations.List {
-		all = append(all, panelQuery{n.Target, b, b.Name + ": annotation " + n.Name})
+		all = append(all, panelQuery{n.Target, b, b.Name + ": annotation " + n.Name, ""})
 	}
 	for _, p := range b.Panels {
 		for _, t := range p.Targets {
-			all = append(all, panelQuery{t, b, b.Name + ": " + p.Title + ": " + t.RefID})
+			all = append(all, panelQuery{t, b, b.Name + ": " + p.Title + ": " + t.RefID, p.Interval})
 		}
 	}
 	return all

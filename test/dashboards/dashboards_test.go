@@ -83,9 +83,9 @@ func startNodes(t *testing.T, dir string) []*simNode {
 		}
 	}
 	return []*simNode{
-		startNode(t, "node-a", "--mig-strategy=mixed", "--state-dir="+filepath.Join(dir, "a")),
-		startNode(t, "node-b", "--config-file="+shared),
-		startNode(t, "node-c", "--state-dir="+filepath.Join(unwritable, "c"), "--metrics.series-limit=250"),
+		startNode(t, "east", "node-a", "--mig-strategy=mixed", "--state-dir="+filepath.Join(dir, "a")),
+		startNode(t, "west", "node-b", "--config-file="+shared, "--expected-gpus=64"),
+		startNode(t, "east", "node-c", "--state-dir="+filepath.Join(unwritable, "c"), "--metrics.series-limit=250"),
 	}
 }
 
@@ -179,32 +179,34 @@ func (c *dashboardRun) checkBackfill(url, blocks string) {
 	}
 }
 
+// selection is a state of a dashboard's variables.
+type selection struct {
+	offered   map[string][]string
+	all, each variableValues // with All where it can be chosen, and with each value chosen
+}
+
 // checkDashboards asks what the dashboards ask: with All, with each value chosen, and with each alone.
 func (c *dashboardRun) checkDashboards(all []*dashboardFile) {
 	answered := map[string]bool{}
 	for _, b := range all {
-		offered := c.variables(b)
-		everything, each := variableValues{}, variableValues{}
-		for _, v := range b.Templating.List {
-			if v.Type == "query" {
-				everything[v.Name], each[v.Name] = v.allValue(offered[v.Name]), alternatives(offered[v.Name])
-			}
-			if len(offered[v.Name]) == 0 { // which was said
-				each[v.Name] = everything[v.Name]
-			}
-		}
+		selections := c.selections(b)
 		for _, q := range b.queries() {
-			n := c.countPanelSeries(q, everything)
+			n, chosen := 0, 0
+			for _, s := range selections {
+				n += c.countPanelSeries(q, s.all)
+				chosen += c.countPanelSeries(q, s.each)
+			}
 			answered[q.location] = n > 0
 			c.seriesCount += n
 			if n == 0 && expectedEmpty[q.location] == "" {
 				c.Errorf("%s: nothing comes of %s", q.location, q.Expr)
 			}
-			if n > 0 && c.countPanelSeries(q, each) == 0 && expectedEmpty[q.location] == "" {
+			if n > 0 && chosen == 0 && expectedEmpty[q.location] == "" {
 				c.Errorf("%s: nothing comes of it where each value is chosen, in place of All: %s", q.location, q.Expr)
 			}
+			c.checkValues(q, selections[0].all)
 		}
-		c.checkSingleValues(b, offered, everything)
+		c.checkSingleValues(b, selections)
 	}
 	for _, where := range slices.Sorted(maps.Keys(expectedEmpty)) {
 		if answered[where] {
@@ -213,43 +215,102 @@ func (c *dashboardRun) checkDashboards(all []*dashboardFile) {
 	}
 }
 
-// variables are the values that each of a dashboard's offers, where All is chosen in those before it.
-func (c *dashboardRun) variables(b *dashboardFile) map[string][]string {
-	offered, values := map[string][]string{}, variableValues{}
+// selections returns the selections of a dashboard: one, or one for each value of the variable that has a single value.
+func (c *dashboardRun) selections(b *dashboardFile) []selection {
+	all := []selection{{map[string][]string{}, variableValues{}, variableValues{}}}
 	for _, v := range b.Templating.List {
-		if v.Type != "query" {
-			continue
+		offered := false
+		var next []selection
+		for _, s := range all {
+			switch {
+			case v.Type == "textbox":
+				s.all[v.Name], s.each[v.Name] = price, price
+			case v.Type != "query":
+			default:
+				found := c.labelValues(b, v, s.all)
+				offered = offered || len(found) > 0
+				if !v.Multi {
+					for _, value := range found {
+						one := selection{maps.Clone(s.offered), maps.Clone(s.all), maps.Clone(s.each)}
+						one.offered[v.Name], one.all[v.Name], one.each[v.Name] = []string{value}, value, value
+						next = append(next, one)
+					}
+					continue
+				}
+				s.offered[v.Name], s.all[v.Name], s.each[v.Name] = found, v.allValue(found), alternatives(found)
+			}
+			next = append(next, s)
 		}
-		series, label, err := v.labelValuesQuery()
-		if err == nil {
-			series, err = c.expandVariables(series, values)
+		if v.Type == "query" && !offered {
+			c.Errorf("%s: $%s offers nothing", b.Name, v.Name)
 		}
-		if err != nil {
-			c.Fatalf("%s: $%s: %v", b.Name, v.Name, err)
-		}
-		found, _, _, err := c.LabelValues(c.Context(), label, []string{series}, c.begin, c.end)
-		c.queryCount++
-		if err != nil || len(found) == 0 {
-			c.Errorf("%s: $%s offers nothing: %v", b.Name, v.Name, err)
-		}
-		for _, value := range found {
-			offered[v.Name] = append(offered[v.Name], string(value))
-		}
-		values[v.Name] = v.allValue(offered[v.Name])
+		all = next
+	}
+	if len(all) == 0 {
+		c.Fatalf("%s: nothing can be selected", b.Name)
+	}
+	return all
+}
+
+// labelValues returns the values that a variable offers.
+func (c *dashboardRun) labelValues(b *dashboardFile, v boardVariable, values variableValues) (offered []string) {
+	series, label, err := v.labelValuesQuery()
+	if err == nil {
+		series, err = c.expandVariables(series, values)
+	}
+	if err != nil {
+		c.Fatalf("%s: $%s: %v", b.Name, v.Name, err)
+	}
+	found, _, _, err := c.LabelValues(c.Context(), label, []string{series}, c.begin, c.end)
+	c.queryCount++
+	if err != nil {
+		c.Errorf("%s: $%s: %v", b.Name, v.Name, err)
+	}
+	for _, value := range found {
+		offered = append(offered, string(value))
 	}
 	return offered
 }
 
-// checkSingleValues chooses each value of each variable alone: something has to be shown of it.
-func (c *dashboardRun) checkSingleValues(b *dashboardFile, offered map[string][]string, everything variableValues) {
-	for name, values := range offered {
-		for _, value := range values {
-			one := maps.Clone(everything)
-			one[name] = alternatives([]string{value})
-			if !slices.ContainsFunc(b.queries(), func(q panelQuery) bool {
-				return strings.Contains(q.Expr, "$"+name) && !strings.Contains(q.Expr, "vector(0)") && c.countPanelSeries(q, one) > 0
-			}) {
-				c.Errorf("%s: nothing is shown of %s %q", b.Name, name, value)
+// checkValues compares the values at the end of the run with the expected ones.
+func (c *dashboardRun) checkValues(q panelQuery, values variableValues) {
+	c.Helper()
+	if expectedValues[q.location] == nil {
+		return
+	}
+	found := map[string]float64{}
+	for _, s := range c.querySeries(q.Expr, values, c.end) {
+		labels := model.LabelSet{}
+		for name, value := range s.Labels {
+			labels[model.LabelName(name)] = model.LabelValue(value)
+		}
+		found[labels.String()] = s.Value
+	}
+	for of, want := range expectedValues[q.location] {
+		if got, ok := found[of]; !ok || got != want {
+			c.Errorf("%s: %s is %v (%t), want %v; all: %v", q.location, of, got, ok, want, found)
+		}
+	}
+}
+
+// checkSingleValues chooses each value of each variable alone: something has to be shown of it. A hidden variable always has all values.
+func (c *dashboardRun) checkSingleValues(b *dashboardFile, selections []selection) {
+	for _, v := range b.Templating.List {
+		shown := map[string]bool{}
+		for _, s := range selections {
+			for _, value := range s.offered[v.Name] {
+				one := maps.Clone(s.all)
+				if v.Multi {
+					one[v.Name] = alternatives([]string{value})
+				}
+				shown[value] = shown[value] || v.Hide != 0 || slices.ContainsFunc(b.queries(), func(q panelQuery) bool {
+					return strings.Contains(q.Expr, "$"+v.Name) && !strings.Contains(q.Expr, "vector(0)") && c.countPanelSeries(q, one) > 0
+				})
+			}
+		}
+		for value, is := range shown {
+			if !is {
+				c.Errorf("%s: nothing is shown of %s %q", b.Name, v.Name, value)
 			}
 		}
 	}
@@ -259,12 +320,16 @@ func (c *dashboardRun) checkSingleValues(b *dashboardFile, offered map[string][]
 // then further and further back: what it shows may have been over by then.
 func (c *dashboardRun) countPanelSeries(q panelQuery, values variableValues) int {
 	c.Helper()
+	if q.interval != "" {
+		values = maps.Clone(values)
+		values["__interval"] = q.interval
+	}
 	expr, err := c.expandVariables(q.Expr, values)
 	if err != nil {
 		c.Errorf("%s: %v", q.location, err)
 		return 0
 	}
-	if !q.Instant {
+	if !q.Instant && q.interval == "" {
 		return c.countOverRange(expr)
 	}
 	for at := c.end; at.After(c.begin); at = at.Add(-3 * scrapeInterval) {

@@ -17,6 +17,25 @@ var expectedEmpty = map[string]string{
 	"podgauge: Unsupported families: A": "a simulated driver supports all families",
 }
 
+// price is typed into the variables of prices.
+const price = "0.5"
+
+// expectedValues are values at the end of a run, counted by hand from the scripts: node-a has two MIG devices 1g.10gb, one of them
+// allocated, and an idle one 3g.40gb; its notebook is idle, too. One pod waits for two GPUs in each cluster.
+var expectedValues = map[string]map[string]float64{
+	"fleet: Nodes: A":                     {`{}`: 3},
+	"fleet: Idle but allocated: A":        {`{}`: 2},
+	"fleet: Requested by pending pods: A": {`{}`: 4},
+	"fleet: By MIG profile: A":            {`{mig_profile="1g.10gb"}`: 2, `{mig_profile="3g.40gb"}`: 1},
+	"fleet: By MIG profile: B":            {`{mig_profile="1g.10gb"}`: 1, `{mig_profile="3g.40gb"}`: 1},
+	"fleet: By MIG profile: C":            {`{mig_profile="1g.10gb"}`: 1, `{mig_profile="3g.40gb"}`: 0},
+	"fleet: MIG devices, by profile: B":   {`{mig_profile="1g.10gb"}`: 1, `{mig_profile="3g.40gb"}`: 0},
+	"fleet: Unallocated devices and pending pods: A": {
+		`{resource="nvidia.com/mig-1g.10gb"}`: 1, `{resource="nvidia.com/mig-3g.40gb"}`: 0,
+	},
+	"fleet: Unallocated devices and pending pods: B": {`{resource="nvidia_com_gpu"}`: 4},
+}
+
 // expectedAlert is where an alert has to be active in a run, and by what.
 type expectedAlert struct {
 	node  string // none is absent()'s
@@ -40,9 +59,16 @@ var unusualAlerts = map[string]expectedAlert{
 	"PodgaugeDeviceMissing":  {"node-a", causeBackfill},
 
 	"PodgaugeAbsent":              {"", causeShutdown},
+	"PodgaugeDown":                {"node-a", causeShutdown},
+	"PodgaugeDaemonSetNotReady":   {"", causeScript},
+	"PodgaugeVersionSkew":         {"", causeScript},
+	"PodgaugeFleetUnhealthy":      {"", causeScript},
+	"PodgaugeMemoryNearlyFull":    {"node-b", causeScript},
+	"PodgaugeUnrepairableMemory":  {"node-c", causeScript},
 	"PodgaugeDriverDown":          {"node-c", causeScript},
 	"PodgaugeEventsNotHeard":      {"node-c", causeScript},
 	"PodgaugeCollectionStalled":   {"node-c", causeScript},
+	"PodgaugeGPUMissing":          {"node-b", causeScript},
 	"PodgaugePluginNotRegistered": {"node-b", causeScript},
 	"PodgaugeContainersRefused":   {"node-b", causeScript},
 	"PodgaugeHoldersStale":        {"node-b", causeScript},
@@ -84,6 +110,11 @@ func TestTables(t *testing.T) {
 				t.Errorf("%s: two are called so", q.location)
 			}
 			asked[q.location] = true
+		}
+	}
+	for where := range expectedValues {
+		if !asked[where] {
+			t.Errorf("%s: no query is called so", where)
 		}
 	}
 	for where, why := range expectedEmpty {

@@ -1,6 +1,7 @@
 package dashboards
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"regexp"
@@ -19,17 +20,23 @@ const scrapeInterval = 5 * time.Second
 const maxPoints = 800
 
 // panelRange is what a reader looks at: a range of time.
-type panelRange struct{ begin, end time.Time }
+type panelRange struct {
+	begin, end time.Time
+	scrapes    time.Duration // time between two; zero: scrapeInterval
+	minStep    time.Duration // of the panel
+}
+
+func (s panelRange) scrapeInterval() time.Duration { return cmp.Or(s.scrapes, scrapeInterval) }
 
 // interval is $__interval, and the step of a query over the range.
 func (s panelRange) interval() time.Duration {
-	return max(s.end.Sub(s.begin)/maxPoints, scrapeInterval)
+	return max(s.end.Sub(s.begin)/maxPoints, s.scrapeInterval(), s.minStep)
 }
 
 // rateInterval is $__rate_interval: a window in which each step has two samples, even where a
 // scrape is missed.
 func (s panelRange) rateInterval() time.Duration {
-	return max(s.interval()+scrapeInterval, 4*scrapeInterval)
+	return max(s.interval()+s.scrapeInterval(), 4*s.scrapeInterval())
 }
 
 // variableValues are the values of a dashboard's variables, as they stand in a query.
@@ -120,7 +127,7 @@ func TestFill(t *testing.T) {
 		{time.Minute, `a{pod=~"${pod:regex}"}`, variableValues{"pod": alternatives([]string{"a.b-0", `c\d`})}, `a{pod=~"(a\\.b-0|c\\\\d)"}`, ""},
 		{time.Minute, `a{pod=~"$pods"}`, variableValues{"pod": "a"}, `a{pod=~"$pods"}`, "no variable is called pods"},
 	} {
-		got, err := panelRange{begin, begin.Add(c.within)}.expandVariables(c.expr, c.values)
+		got, err := panelRange{begin: begin, end: begin.Add(c.within)}.expandVariables(c.expr, c.values)
 		if got != c.want || fmt.Sprint(err) != c.err && (err != nil || c.err != "") {
 			t.Errorf("%s: %s, %v, want %s", c.expr, got, err, c.want)
 		}

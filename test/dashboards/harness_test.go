@@ -2,6 +2,7 @@ package dashboards
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type testProgram struct {
 	output   bytes.Buffer // read once it has ended
 	stopOnce sync.Once
 	err      error
+	patience time.Duration // to end; zero: exitTimeout
 }
 
 // startProgram starts a program, and ends it with the test.
@@ -62,7 +64,7 @@ func startProgram(t *testing.T, name string, command string, args ...string) *te
 func (p *testProgram) stop() error {
 	p.stopOnce.Do(func() {
 		signalled := p.Process.Signal(syscall.SIGTERM)
-		late := time.AfterFunc(exitTimeout, func() { p.Process.Kill() })
+		late := time.AfterFunc(cmp.Or(p.patience, exitTimeout), func() { p.Process.Kill() })
 		p.err = errors.Join(signalled, p.Wait())
 		late.Stop()
 	})
@@ -85,16 +87,17 @@ func freeAddress(t *testing.T) string {
 // simNode is one simulated node.
 type simNode struct {
 	name    string
+	cluster string
 	script  *sim.Script
 	address string
 	*testProgram
 }
 
 // startNode has a podgauge on a node on which its script happens.
-func startNode(t *testing.T, name string, args ...string) *simNode {
+func startNode(t *testing.T, cluster, name string, args ...string) *simNode {
 	t.Helper()
 	file := filepath.Join("testdata", name+".script")
-	n := &simNode{name: name, script: readScript(t, file), address: freeAddress(t)}
+	n := &simNode{name: name, cluster: cluster, script: readScript(t, file), address: freeAddress(t)}
 	n.testProgram = startProgram(t, name, "../../bin/podgauge-sim", append([]string{"--simulate=script:" + file, "--web.listen-address=" + n.address}, args...)...)
 	return n
 }
@@ -176,11 +179,14 @@ func startPrometheus(t *testing.T, dir, data string) (asks prometheus.API, url s
 
 // writePrometheusConfig writes Prometheus' config: what docs/operations.md says, without a cluster to find
 // the targets in.
-func writePrometheusConfig(t *testing.T, dir string, nodes []*simNode, kubeStateMetrics string) {
+func writePrometheusConfig(t *testing.T, dir string, nodes []*simNode, kubeStateMetrics map[string]string) {
 	t.Helper()
-	var targets strings.Builder
+	var targets, exporters strings.Builder
 	for _, n := range nodes {
-		fmt.Fprintf(&targets, "      - {targets: [%q], labels: {node: %q}}\n", n.address, n.name)
+		fmt.Fprintf(&targets, "      - {targets: [%q], labels: {cluster: %q, node: %q}}\n", n.address, n.cluster, n.name)
+	}
+	for cluster, address := range kubeStateMetrics {
+		fmt.Fprintf(&exporters, "      - {targets: [%q], labels: {cluster: %q}}\n", address, cluster)
 	}
 	absolute := func(name string) string {
 		path, err := filepath.Abs(name)
@@ -197,11 +203,13 @@ scrape_configs:
     honor_labels: true
     static_configs:
 %[4]s
+    metric_relabel_configs: # one node with another version
+      - {source_labels: [__name__, node], regex: podgauge_build_info;node-c, target_label: version, replacement: older}
   - job_name: kube-state-metrics
     honor_labels: true
     static_configs:
-      - {targets: [%[5]q]}
-`, scrapeInterval, absolute(rulesFile), absolute(recordingsFile), targets.String(), kubeStateMetrics)
+%[5]s
+`, scrapeInterval, absolute(rulesFile), absolute(recordingsFile), targets.String(), exporters.String())
 	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

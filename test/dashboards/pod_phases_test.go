@@ -50,23 +50,38 @@ func kubeStateFamilies(pods map[string]string) string {
 			fmt.Fprintf(&text, "kube_pod_status_phase{namespace=%q,pod=%q,uid=%q,phase=%q} %d\n", namespace, name, "uid-of-"+name, phase, value)
 		}
 	}
+	// The scripts have no scheduler: one pod that waits for two devices stands for all.
+	text.WriteString("# TYPE kube_pod_status_unschedulable gauge\nkube_pod_status_unschedulable{namespace=\"team-f\",pod=\"waiting-0\"} 1\n" +
+		"# TYPE kube_pod_container_resource_requests gauge\n" +
+		"kube_pod_container_resource_requests{namespace=\"team-f\",pod=\"waiting-0\",container=\"main\",resource=\"nvidia_com_gpu\"} 2\n")
+	for family, value := range map[string]int{"desired_number_scheduled": 3, "number_ready": 2, "updated_number_scheduled": 3} {
+		fmt.Fprintf(&text, "# TYPE kube_daemonset_status_%[1]s gauge\nkube_daemonset_status_%[1]s{namespace=\"gpu\",daemonset=\"podgauge\"} %[2]d\n", family, value)
+	}
 	return text.String()
 }
 
-// kubeStateMetrics tells of the nodes' pods what a cluster's would, since the scripts began. It
-// returns its address.
-func kubeStateMetrics(t *testing.T, nodes []*simNode, begun time.Time) string {
+// kubeStateMetrics starts an exporter for each cluster, with the pods of its nodes since the scripts began. It returns the addresses.
+func kubeStateMetrics(t *testing.T, nodes []*simNode, begun time.Time) map[string]string {
 	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		pods := map[string]string{}
-		for _, n := range nodes {
-			maps.Copy(pods, podPhasesAt(n.script, time.Since(begun)))
+	addresses := map[string]string{}
+	for _, first := range nodes {
+		if addresses[first.cluster] != "" {
+			continue
 		}
-		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
-		fmt.Fprint(w, kubeStateFamilies(pods))
-	}))
-	t.Cleanup(server.Close)
-	return strings.TrimPrefix(server.URL, "http://")
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			pods := map[string]string{}
+			for _, n := range nodes {
+				if n.cluster == first.cluster {
+					maps.Copy(pods, podPhasesAt(n.script, time.Since(begun)))
+				}
+			}
+			w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+			fmt.Fprint(w, kubeStateFamilies(pods))
+		}))
+		t.Cleanup(server.Close)
+		addresses[first.cluster] = strings.TrimPrefix(server.URL, "http://")
+	}
+	return addresses
 }
 
 // TestScripts: the nodes' scripts have a meaning, and tell of pods.
@@ -95,7 +110,7 @@ func TestPhases(t *testing.T) {
 			t.Errorf("at %s: %s, want %s", at, got, want)
 		}
 	}
-	if text := kubeStateFamilies(map[string]string{"a/x": "Failed"}); !strings.Contains(text, `pod="x",uid="uid-of-x",phase="Failed"} 1`) || strings.Count(text, "\nkube") != len(podPhases) {
+	if text := kubeStateFamilies(map[string]string{"a/x": "Failed"}); !strings.Contains(text, `pod="x",uid="uid-of-x",phase="Failed"} 1`) || strings.Count(text, "\nkube_pod_status_phase{") != len(podPhases) {
 		t.Error(text)
 	}
 }

@@ -22,7 +22,7 @@ var invalidDashboards = map[string]struct{ old, spoilt, says string }{
 	"no such threshold":        {`"mode": "absolute"`, `"mode": "relative"`, "not assignable"},
 	"no such kind of variable": {`"type": "datasource"`, `"type": "datasources"`, "not assignable"},
 	"a place without height":   {`"h": 4`, `"high": 4`, `"high"' does not exist`},
-	"a step without a colour":  {`"color": "green",`, ``, "'color' is missing"},
+	"a step without a colour":  {`"color": "text",`, ``, "'color' is missing"},
 	"a query without its id":   {`"refId": "A",`, ``, "'refId' is missing"},
 	"no such refresh":          {`"refresh": 2`, `"refresh": 3`, "not assignable"},
 }

@@ -47,17 +47,15 @@ type renderedTable struct {
 func (c *dashboardRun) checkTables(all []*dashboardFile) {
 	var questions []tableQuery
 	for _, b := range all {
-		values := variableValues{}
-		for _, v := range b.Templating.List {
-			values[v.Name] = v.AllValue
-		}
-		for _, p := range b.Panels {
-			for at := c.end; p.Type == "table" && at.After(c.begin); at = at.Add(-30 * time.Second) {
-				a := tableQuery{Location: b.Name + ": " + p.Title, Transformations: p.Transformations}
-				for _, t := range p.Targets {
-					a.Answers = append(a.Answers, queryAnswer{t.RefID, c.querySeries(t.Expr, values, at)})
+		for _, s := range c.selections(b) {
+			for _, p := range b.Panels {
+				for at := c.end; p.Type == "table" && at.After(c.begin); at = at.Add(-30 * time.Second) {
+					a := tableQuery{Location: b.Name + ": " + p.Title, Transformations: p.Transformations}
+					for _, t := range p.Targets {
+						a.Answers = append(a.Answers, queryAnswer{t.RefID, c.querySeries(t.Expr, s.all, at)})
+					}
+					questions = append(questions, a)
 				}
-				questions = append(questions, a)
 			}
 		}
 	}
