@@ -28,9 +28,31 @@ var chartCases = []chartCase{
 	{"named-config", `config: {name: gpu-configs, default: shared}`},
 	{"empty-config", `config: {map: {a: "version: v1", b: "version: v1"}, fallbackStrategies: [named, single, empty]}`},
 	{"web-secret", `{webConfig: {existingSecret: podgauge-web, key: web-config.yml}, probes: {port: 9500}}`},
-	{"service-monitor", `{serviceMonitor: {enabled: true, interval: 15s, scrapeTimeout: 10s}, prometheusRule: {enabled: true, recording: false, disabled: [PodgaugeIdleDeviceHeld]}}`},
+	{"service-monitor", `{serviceMonitor: {enabled: true, interval: 15s, scrapeTimeout: 10s}, prometheusRule: {enabled: true, recording: false, alerts: {PodgaugeIdleDeviceHeld: {enabled: false}}}}`},
 	{"annotations", `{prometheusAnnotations: {enabled: true}, service: {enabled: false}, podAnnotations: {example.com/team: gpu}}`},
 	{"network-policy", `networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}`},
+	{"kubernetes", `{kubernetes: {events: true, nodeCondition: true, pods: true, configLabel: nvidia.com/device-plugin.config}, config: {map: {a: "version: v1", b: "version: v1"}, default: a}, networkPolicy: {enabled: true}}`},
+	{"no-network-policy", `networkPolicy: {enabled: false}`},
+	{"host-network", `{hostNetwork: true, openshift: {scc: true}, webConfig: {existingSecret: podgauge-web, key: web-config.yml}, metrics: {port: 9410}, podMonitor: {enabled: true, honorLabels: false}}`},
+	{"extras", `
+global: {imageRegistry: registry.example.com:5000}
+image: {registry: ignored.example.com}
+revisionHistoryLimit: 2
+dnsPolicy: Default
+initContainers: [{name: wait, image: registry.example.com/wait}]
+extraContainers: [{name: proxy, image: registry.example.com/proxy, ports: [{name: https, containerPort: 8443}]}]
+networkPolicy: {ingress: [{ports: [{port: https, protocol: TCP}]}], egress: [{ports: [{port: 443, protocol: TCP}]}]}
+serviceMonitor: {enabled: true, labels: {release: a}, additionalLabels: {team: gpu}, sampleLimit: 30000}
+prometheusRule: {enabled: true, recording: false, namespace: monitoring, additionalLabels: {team: gpu}}
+extraObjects:
+  - {apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ include "podgauge.fullname" . }}-extra', namespace: '{{ include "podgauge.namespace" . }}'}, data: {port: '{{ .Values.metrics.port }}'}}
+  - |
+    apiVersion: v1
+    kind: ConfigMap
+    metadata:
+      name: text
+      namespace: other
+`},
 	{"on-delete", `{updateStrategy: {type: OnDelete}, priorityClassName: "", serviceAccount: {create: false}}`},
 	{"simulated", `simulate: hardware`},
 	{"simulated-node", `{simulate: node, devicePlugin: {enabled: true}}`},
@@ -63,6 +85,7 @@ gdsEnabled: true
 mofedEnabled: false
 sharedDevicesAllocationPolicy: distinct
 preStartCheck: true
+expectedGPUs: 8
 includeDevices: [0, "model:*H100*"]
 excludeDevices: ["0000:3b:00.0"]
 claims: {ignore: [monitoring/*, "*/dcgm-*/gpu.nvidia.com"], reserveDevices: true}
@@ -173,7 +196,7 @@ func TestNotes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, words := range []string{"kubectl -n gpus rollout status daemonset/podgauge", "nvidia.com/gpu.present=true", "podMonitor.enabled=true", "label namespace gpus pod-security"} {
+	for _, words := range []string{"kubectl -n gpus rollout status daemonset/podgauge", "nvidia.com/gpu.present=true", "podMonitor.enabled=true", "Pod Security level: privileged", "label namespace gpus pod-security", "all namespaces and addresses may connect to port 9400"} {
 		if !strings.Contains(notes, words) {
 			t.Errorf("the notes do not say %q:\n%s", words, notes)
 		}
@@ -182,9 +205,28 @@ func TestNotes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, words := range []string{"gpu.present", "podMonitor", "pod-security", "RuntimeClass"} {
+	for _, words := range []string{"gpu.present", "podMonitor", "pod-security.", "RuntimeClass", "honorLabels"} {
 		if strings.Contains(notes, words) {
 			t.Errorf("the notes say %q, which does not concern who simulates a node:\n%s", words, notes)
+		}
+	}
+}
+
+// TestNotesOfNetwork checks that the notes state who reaches podgauge, and what honorLabels costs.
+func TestNotesOfNetwork(t *testing.T) {
+	for values, want := range map[string]string{
+		`networkPolicy: {from: [{podSelector: {}}]}`:                   "NetworkPolicy: the peers in networkPolicy.from may connect to port 9400; other connections in, and all connections out, are denied.",
+		`networkPolicy: {egress: [{}]}`:                                "denied, except those of networkPolicy.ingress and networkPolicy.egress.",
+		`{hostNetwork: true, metrics: {port: 9410}}`:                   "port 9410 of each node answers all",
+		`serviceMonitor: {enabled: true, honorLabels: false}`:          "exported_pod",
+		`{driver: {injection: host}, networkPolicy: {enabled: false}}`: "The container is privileged, too",
+	} {
+		_, notes, err := renderChart(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(notes, want) {
+			t.Errorf("%s: the notes lack %q:\n%s", values, want, notes)
 		}
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestConfigs: configs that podgauge takes are taken by the chart, and one with keys of a newer version is rejected.
+// TestConfigs: configs that podgauge takes are taken by the chart, with the root of MPS as NVIDIA's chart sets it, and one with keys of
+// a newer version is rejected.
 func TestConfigs(t *testing.T) {
 	const newer = "newer.yaml"
 	texts := map[string]string{}
@@ -27,7 +28,7 @@ func TestConfigs(t *testing.T) {
 		}
 	}
 	for name, text := range texts {
-		_, _, err := renderChart(string(mustJSON(t, map[string]any{"config": map[string]any{"map": map[string]string{name: text}}})))
+		_, _, err := renderChart("mps: {root: /run/nvidia/mps}", string(mustJSON(t, map[string]any{"config": map[string]any{"map": map[string]string{name: text}}})))
 		switch {
 		case name != newer && err != nil:
 			t.Errorf("%s: %v", name, err)

@@ -42,7 +42,7 @@ func TestDocs(t *testing.T) {
 			linked[filepath.Base(path)] = true
 		}
 	}
-	for _, path := range []string{"openshift", "k0s", "microk8s", "rke2", "gpu-operator", "tls", "prometheus-operator"} {
+	for _, path := range []string{"openshift", "eks", "gke", "aks", "k0s", "microk8s", "rke2", "gpu-operator", "tls", "prometheus-operator"} {
 		if !linked[path+".yaml"] {
 			t.Errorf("no page leads to the example %s", path)
 		}

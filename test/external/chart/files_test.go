@@ -86,9 +86,9 @@ func TestRules(t *testing.T) {
 		maps.Copy(want, rulesByName(spec))
 	}
 	for name, wants := range map[string]func(rule string) bool{
-		`prometheusRule: {enabled: true}`:                           func(string) bool { return true },
-		`prometheusRule: {enabled: true, recording: false}`:         func(rule string) bool { return strings.Contains(rule, `"alert"`) },
-		`prometheusRule: {enabled: true, disabled: [` + left + `]}`: func(rule string) bool { return !strings.Contains(rule, `"`+left+`"`) },
+		`prometheusRule: {enabled: true}`:                                           func(string) bool { return true },
+		`prometheusRule: {enabled: true, recording: false}`:                         func(rule string) bool { return strings.Contains(rule, `"alert"`) },
+		`prometheusRule: {enabled: true, alerts: {` + left + `: {enabled: false}}}`: func(rule string) bool { return !strings.Contains(rule, `"`+left+`"`) },
 	} {
 		got := map[string]string{}
 		for _, r := range decodeAll[monitoring.PrometheusRule](t, mustRender(t, name)) {
@@ -102,6 +102,51 @@ func TestRules(t *testing.T) {
 		}
 		for key := range got {
 			t.Errorf("%s: %s is in no file", name, key)
+		}
+	}
+}
+
+// TestAlertValues checks that each value of an alert changes the rule accordingly, and no other rule.
+func TestAlertValues(t *testing.T) {
+	const alert = "PodgaugeNearSlowdown"
+	alerts := func(values string) map[string]monitoring.Rule {
+		all := map[string]monitoring.Rule{}
+		for _, r := range decodeAll[monitoring.PrometheusRule](t, mustRender(t, "{fullnameOverride: gpus, nameOverride: gpu-metrics, prometheusRule: {enabled: true, recording: false, "+values+"}}")) {
+			for _, g := range r.Spec.Groups {
+				for _, rule := range g.Rules {
+					all[rule.Alert] = rule
+				}
+			}
+		}
+		return all
+	}
+	plain := alerts("")
+	for values, want := range map[string]func(r *monitoring.Rule) bool{
+		`severity: page`:          func(r *monitoring.Rule) bool { return r.Labels["severity"] == "page" },
+		`for: 1h`:                 func(r *monitoring.Rule) bool { return *r.For == "1h" },
+		`keepFiringFor: 2h`:       func(r *monitoring.Rule) bool { return *r.KeepFiringFor == "2h" },
+		`labels: {team: gpu}`:     func(r *monitoring.Rule) bool { return r.Labels["team"] == "gpu" && r.Labels["severity"] == "warning" },
+		`annotations: {note: me}`: func(r *monitoring.Rule) bool { return r.Annotations["note"] == "me" && r.Annotations["summary"] != "" },
+		`threshold: 4.5`:          func(r *monitoring.Rule) bool { return strings.Count(r.Expr.String(), ") < 4.5 # threshold\n") == 2 },
+		`threshold: 0`:            func(r *monitoring.Rule) bool { return strings.Count(r.Expr.String(), ") < 0 # threshold\n") == 2 },
+		`annotations: {runbook_url: https://wiki/gpu}`: func(r *monitoring.Rule) bool { return r.Annotations["runbook_url"] == "https://wiki/gpu" },
+	} {
+		for name, rule := range alerts("alerts: {" + alert + ": {" + values + "}}") {
+			changed := string(mustJSON(t, rule)) != string(mustJSON(t, plain[name]))
+			if name == alert && (!changed || !want(&rule)) || name != alert && changed {
+				t.Errorf("%s: %s is %s", values, name, mustJSON(t, rule))
+			}
+		}
+	}
+	for name, rule := range alerts(`alertLabels: {team: gpu}, runbookURL: "https://wiki/runbooks/"`) {
+		if rule.Labels["team"] != "gpu" || rule.Annotations["runbook_url"] != "https://wiki/runbooks/"+name+".md" {
+			t.Errorf("%s has %v and %v", name, rule.Labels, rule.Annotations)
+		}
+	}
+	// A release with other names is found by them.
+	for name, selector := range map[string]string{"PodgaugeDown": `job=~".*gpu-metrics.*"`, "PodgaugeDaemonSetNotReady": `daemonset=~".*gpus.*"`} {
+		if rule := plain[name]; !strings.Contains(rule.Expr.String(), selector) {
+			t.Errorf("%s asks %s", name, rule.Expr.String())
 		}
 	}
 }

@@ -3,6 +3,7 @@ package chart
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
+	rbac "k8s.io/api/rbac/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -50,16 +52,20 @@ type sccStrategy struct {
 
 // objectTypes are the objects that the chart makes, and nothing else.
 var objectTypes = map[string]func() any{
-	"v1 Namespace":                                        func() any { return new(core.Namespace) },
-	"v1 ServiceAccount":                                   func() any { return new(core.ServiceAccount) },
-	"v1 ConfigMap":                                        func() any { return new(core.ConfigMap) },
-	"v1 Secret":                                           func() any { return new(core.Secret) },
-	"v1 Service":                                          func() any { return new(core.Service) },
-	"apps/v1 DaemonSet":                                   func() any { return new(apps.DaemonSet) },
-	"networking.k8s.io/v1 NetworkPolicy":                  func() any { return new(networking.NetworkPolicy) },
-	"monitoring.coreos.com/v1 PodMonitor":                 func() any { return new(monitoring.PodMonitor) },
-	"monitoring.coreos.com/v1 ServiceMonitor":             func() any { return new(monitoring.ServiceMonitor) },
-	"monitoring.coreos.com/v1 PrometheusRule":             func() any { return new(monitoring.PrometheusRule) },
+	"v1 Namespace":                                    func() any { return new(core.Namespace) },
+	"v1 ServiceAccount":                               func() any { return new(core.ServiceAccount) },
+	"v1 ConfigMap":                                    func() any { return new(core.ConfigMap) },
+	"v1 Secret":                                       func() any { return new(core.Secret) },
+	"v1 ResourceQuota":                                func() any { return new(core.ResourceQuota) },
+	"v1 Service":                                      func() any { return new(core.Service) },
+	"apps/v1 DaemonSet":                               func() any { return new(apps.DaemonSet) },
+	"networking.k8s.io/v1 NetworkPolicy":              func() any { return new(networking.NetworkPolicy) },
+	"monitoring.coreos.com/v1 PodMonitor":             func() any { return new(monitoring.PodMonitor) },
+	"monitoring.coreos.com/v1 ServiceMonitor":         func() any { return new(monitoring.ServiceMonitor) },
+	"monitoring.coreos.com/v1 PrometheusRule":         func() any { return new(monitoring.PrometheusRule) },
+	"rbac.authorization.k8s.io/v1 ClusterRole":        func() any { return new(rbac.ClusterRole) },
+	"rbac.authorization.k8s.io/v1 ClusterRoleBinding": func() any { return new(rbac.ClusterRoleBinding) },
+
 	"security.openshift.io/v1 SecurityContextConstraints": func() any { return new(securityConstraints) },
 }
 
@@ -111,12 +117,15 @@ func TestTypes(t *testing.T) {
 				} else {
 					named[name] = true
 				}
+				if d.template == "extra.yaml" {
+					continue // labels and namespace are the user's
+				}
 				for _, label := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
 					if d.Metadata.Labels[label] == "" {
 						t.Errorf("%s %s has no label %s", d.Kind, d.Metadata.Name, label)
 					}
 				}
-				if cluster := d.Kind == "Namespace" || d.Kind == "SecurityContextConstraints"; cluster != (d.Metadata.Namespace == "") {
+				if cluster := slices.Contains([]string{"Namespace", "SecurityContextConstraints", "ClusterRole", "ClusterRoleBinding"}, d.Kind); cluster != (d.Metadata.Namespace == "") {
 					t.Errorf("%s %s is in the namespace %q", d.Kind, d.Metadata.Name, d.Metadata.Namespace)
 				}
 			}
@@ -201,7 +210,7 @@ func TestMonitors(t *testing.T) {
 		}
 		for _, e := range endpoints {
 			seen++
-			if !e.honor || len(e.labels) == 0 || e.labels[0].TargetLabel != "node" || e.labels[0].SourceLabels[0] != "__meta_kubernetes_pod_node_name" {
+			if e.honor == strings.Contains(c.values, "honorLabels: false") || len(e.labels) == 0 || e.labels[0].TargetLabel != "node" || e.labels[0].SourceLabels[0] != "__meta_kubernetes_pod_node_name" {
 				t.Errorf("%s: an endpoint is scraped with %+v", c.name, e)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"helm.sh/helm/v4/pkg/chart/v2/util"
+	"sigs.k8s.io/yaml"
 )
 
 // maxPackageSize is how large the packed chart may be, in bytes. Helm keeps it in a Secret with all that it has made, and a Secret holds 1 MiB.
@@ -47,5 +48,24 @@ func TestPackage(t *testing.T) {
 		if !names["files/"+name] {
 			t.Errorf("files/%s is not in it", name)
 		}
+	}
+}
+
+// TestArtifactHub checks that Artifact Hub shows the image that the chart installs.
+func TestArtifactHub(t *testing.T) {
+	c, err := loader.LoadDir(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var images []struct{ Name, Image string }
+	if err := yaml.Unmarshal([]byte(c.Metadata.Annotations["artifacthub.io/images"]), &images); err != nil {
+		t.Fatal(err)
+	}
+	want := c.Values["image"].(map[string]any)["repository"].(string) + ":" + c.Metadata.AppVersion
+	if len(images) != 1 || images[0].Image != want {
+		t.Errorf("images are %v, want %s", images, want)
+	}
+	if want := "v" + c.Metadata.Version; c.Metadata.AppVersion != want {
+		t.Errorf("appVersion is %s, want %s", c.Metadata.AppVersion, want)
 	}
 }

@@ -48,7 +48,7 @@ type objectHeader struct {
 }
 
 // installOrder is the order in which objects are made: what others refer to comes first.
-var installOrder = []string{"Namespace", "SecurityContextConstraints", "ServiceAccount", "Secret", "ConfigMap", "Service", "DaemonSet", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
+var installOrder = []string{"Namespace", "SecurityContextConstraints", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap", "Service", "DaemonSet", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
 
 // mergeValues reads what a user would give with -f: later texts are laid over earlier ones.
 func mergeValues(texts ...string) (map[string]any, error) {

@@ -8,6 +8,7 @@ import (
 
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
 )
 
 // podRequirements are the features of a case that ask for more than every pod has.
@@ -15,11 +16,18 @@ type podRequirements struct {
 	privileged, hostPID bool
 	capabilities        []core.Capability
 	metricsOnly         bool // without the device plugin: the device-plugins folder is read-only
+	hostNetwork         bool
+	containers          int      // beside podgauge's
+	rules               []string // of the API server: verbs and resource
 }
 
 // caseRequirements is what each case asks for beyond nothing. A case that is not here gets nothing.
 var caseRequirements = map[string]podRequirements{
 	"measure-only": {metricsOnly: true},
+	"host-network": {hostNetwork: true},
+	"extras":       {containers: 2},
+	"kubernetes":   {rules: []string{"create,patch events", "get pods", "patch nodes/status", "list,watch pods", "list,watch nodes"}},
+	"gke":          {privileged: true},
 	"processes":    {hostPID: true},
 	"time-slicing": {hostPID: true},
 	"kernel-log":   {privileged: true, capabilities: []core.Capability{"SYSLOG"}},
@@ -56,11 +64,7 @@ func TestSecurity(t *testing.T) {
 		known[c.name] = true
 		t.Run(c.name, func(t *testing.T) {
 			documents := mustRender(t, c.values)
-			for _, d := range documents {
-				if strings.Contains(d.APIVersion, "rbac") {
-					t.Errorf("there is a %s", d.Kind)
-				}
-			}
+			checkRules(t, documents, caseRequirements[c.name].rules)
 			for _, account := range decodeAll[core.ServiceAccount](t, documents) {
 				if account.AutomountServiceAccountToken == nil || *account.AutomountServiceAccountToken {
 					t.Errorf("the ServiceAccount %s gives away its token", account.Name)
@@ -84,12 +88,38 @@ func TestSecurity(t *testing.T) {
 	}
 }
 
+// checkRules checks the permissions of the service account: exactly the wanted verbs and resources of the core group.
+func checkRules(t *testing.T, documents []chartObject, want []string) {
+	t.Helper()
+	var got []string
+	for _, role := range decodeAll[rbac.ClusterRole](t, documents) {
+		for _, rule := range role.Rules {
+			if !slices.Equal(rule.APIGroups, []string{""}) || len(rule.NonResourceURLs) > 0 {
+				t.Errorf("rule %+v", rule)
+			}
+			got = append(got, strings.Join(rule.Verbs, ",")+" "+strings.Join(rule.Resources, ","))
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("rules %q, want %q", got, want)
+	}
+	bindings := decodeAll[rbac.ClusterRoleBinding](t, documents)
+	if len(bindings) != min(len(want), 1) {
+		t.Errorf("%d bindings", len(bindings))
+	}
+	for _, d := range documents {
+		if strings.Contains(d.APIVersion, "rbac") && !strings.HasPrefix(d.Kind, "ClusterRole") {
+			t.Errorf("there is a %s", d.Kind)
+		}
+	}
+}
+
 func checkPodSecurity(t *testing.T, pod core.PodSpec, a podRequirements) {
 	t.Helper()
-	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
-		t.Error("the pod has a token")
+	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken != (len(a.rules) > 0) {
+		t.Error("the pod has a token without need, or none")
 	}
-	if pod.HostNetwork || pod.HostIPC || pod.ShareProcessNamespace != nil {
+	if pod.HostNetwork != a.hostNetwork || pod.HostIPC || pod.ShareProcessNamespace != nil {
 		t.Error("the pod shares what it need not")
 	}
 	if pod.HostPID != a.hostPID {
@@ -98,13 +128,16 @@ func checkPodSecurity(t *testing.T, pod core.PodSpec, a podRequirements) {
 	if s := pod.SecurityContext; s == nil || s.RunAsUser == nil || *s.RunAsUser != 0 || s.SeccompProfile == nil || s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
 		t.Errorf("the pod's security context is %+v", s)
 	}
-	if len(pod.InitContainers) > 0 || len(pod.Containers) != 1 {
-		t.Error("there is more than one container")
+	if wanted := map[bool]core.DNSPolicy{true: core.DNSClusterFirstWithHostNet}[a.hostNetwork]; a.containers == 0 && pod.DNSPolicy != wanted {
+		t.Errorf("dnsPolicy is %q", pod.DNSPolicy)
+	}
+	if len(pod.InitContainers)+len(pod.Containers) != 1+a.containers {
+		t.Error("there is another number of containers")
 	}
 	container := pod.Containers[0]
 	for _, port := range container.Ports {
-		if port.HostPort != 0 {
-			t.Errorf("port %s is the node's", port.Name)
+		if port.HostPort != 0 != a.hostNetwork || a.hostNetwork && port.HostPort != port.ContainerPort {
+			t.Errorf("port %s is %d of the node", port.Name, port.HostPort)
 		}
 	}
 	s := container.SecurityContext
@@ -173,16 +206,36 @@ func checkMounts(t *testing.T, pod core.PodSpec, a podRequirements) {
 // TestImages: every container's image is the one that the values name, so that a registry of one's own has them all. The image of
 // podgauge-sim is beside it.
 func TestImages(t *testing.T) {
-	const named = `image: {repository: registry.test/mirror/podgauge, tag: v9, digest: "", pullPolicy: Never}`
+	const named = `global: {imageRegistry: ""}
+image: {registry: "", repository: registry.test/mirror/podgauge, tag: v9, digest: "", pullPolicy: Never}`
 	for _, c := range allCases(t) {
 		want := "registry.test/mirror/podgauge:v9"
 		if strings.Contains(c.values, "simulate") {
 			want = "registry.test/mirror/podgauge-sim:v9"
 		}
-		for _, container := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values, named))[0].Spec.Template.Spec.Containers {
+		for _, container := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values, named))[0].Spec.Template.Spec.Containers[:1] {
 			if container.Image != want || container.ImagePullPolicy != core.PullNever {
 				t.Errorf("%s: %s is pulled (%s)", c.name, container.Image, container.ImagePullPolicy)
 			}
+		}
+	}
+}
+
+// TestRegistries: a registry of the values replaces that of the repository, and global's comes first.
+func TestRegistries(t *testing.T) {
+	for values, want := range map[string]string{
+		``:                          "ghcr.io/podgauge/podgauge:v1",
+		`image: {registry: r.test}`: "r.test/podgauge/podgauge:v1",
+		`{global: {imageRegistry: g.test:5000}, image: {registry: r.test}}`:   "g.test:5000/podgauge/podgauge:v1",
+		`{global: {imageRegistry: g.test/mirror}, simulate: hardware}`:        "g.test/mirror/podgauge/podgauge-sim:v1",
+		`{image: {registry: r.test, repository: mirror/podgauge}}`:            "r.test/mirror/podgauge:v1",
+		`{image: {registry: r.test, repository: localhost/podgauge}}`:         "r.test/podgauge:v1",
+		`{image: {registry: r.test, repository: "old.test:5000/a/podgauge"}}`: "r.test/a/podgauge:v1",
+		`{global: null, image: {repository: podgauge}}`:                       "podgauge:v1",
+	} {
+		got := decodeAll[apps.DaemonSet](t, mustRender(t, values, `image: {tag: v1}`))[0].Spec.Template.Spec.Containers[0].Image
+		if got != want {
+			t.Errorf("%s: the image is %s, want %s", values, got, want)
 		}
 	}
 }
@@ -206,7 +259,7 @@ func checkConstraints(t *testing.T, scc securityConstraints, pod core.PodSpec) {
 	if scc.AllowPrivilegedContainer != privileged || scc.AllowPrivilegeEscalation == nil || *scc.AllowPrivilegeEscalation != privileged {
 		t.Errorf("privileged: %v and %v are allowed", scc.AllowPrivilegedContainer, *scc.AllowPrivilegeEscalation)
 	}
-	if scc.AllowHostPID != pod.HostPID || scc.AllowHostNetwork || scc.AllowHostIPC || scc.AllowHostPorts {
+	if scc.AllowHostPID != pod.HostPID || scc.AllowHostNetwork != pod.HostNetwork || scc.AllowHostIPC || scc.AllowHostPorts != pod.HostNetwork {
 		t.Error("the node's namespaces are not allowed as they are asked for")
 	}
 	if !slices.Equal(scc.AllowedCapabilities, s.Capabilities.Add) && len(scc.AllowedCapabilities)+len(s.Capabilities.Add) > 0 {

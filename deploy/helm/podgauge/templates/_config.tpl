@@ -1,5 +1,5 @@
-{{- /* Checks of config.map. The schema is files/config.schema.json, which is made from what podgauge reads; podgauge validate checks
-more. */}}
+{{- /* Checks of config.map by the rules of podgauge. The schema is files/config.schema.json, which is generated from the parser
+(internal/config). TestVerdicts holds the verdicts of both against each other. */}}
 
 {{- /* podgauge.config.line is the line of a key, counted from 1: YAML gives no lines, so keys are looked for one below the other.
 It takes (dict "text" string "path" list). */}}
@@ -23,7 +23,7 @@ It takes (dict "text" string "path" list). */}}
   {{- else }}
     {{- $found := -1 }}
     {{- $from := $at }}
-    {{- $pattern := printf "(^|[\\s{,])[\"']?%s[\"']?\\s*:" (regexQuoteMeta .) }}
+    {{- $pattern := include "podgauge.config.keyPattern" . }}
     {{- range $i, $line := $lines }}
       {{- if and (lt $found 0) (ge $i $from) (regexMatch $pattern $line) }}{{ $found = $i }}{{ end }}
     {{- end }}
@@ -33,55 +33,171 @@ It takes (dict "text" string "path" list). */}}
 {{- add $at 1 }}
 {{- end }}
 
+{{- /* podgauge.config.keyPattern matches a line with the key. */}}
+{{- define "podgauge.config.keyPattern" }}
+{{- printf "(^|[\\s{,])[\"']?%s[\"']?\\s*:" (regexQuoteMeta .) }}
+{{- end }}
+
 {{- /* podgauge.config.fail ends the rendering. It takes what podgauge.config.check does, and "what". */}}
 {{- define "podgauge.config.fail" }}
 {{- $path := join "." .path | replace ".[" "[" }}
 {{- fail (printf "config.map.%s:%s: %s: %s" .name (include "podgauge.config.line" (dict "text" .text "path" .path)) $path .what) }}
 {{- end }}
 
-{{- /* podgauge.config.check takes (dict "name" of the config "text" of it "path" list "schema" "value"). null is as good as absent. */}}
+{{- /* podgauge.config.text checks what a parsed config no longer shows. It takes (dict "name" "text" "value"). */}}
+{{- define "podgauge.config.text" }}
+{{- if gt (len .text) 131072 }}
+  {{- fail (printf "config.map.%s: more than 128 KiB" .name) }}
+{{- end }}
+{{- if and (not .value) (not (contains "{" (regexReplaceAll "#[^\\n]*" .text ""))) }}
+  {{- fail (printf "config.map.%s: is empty" .name) }}
+{{- end }}
+{{- if regexMatch "(?m)^---(\\s|$)" (regexReplaceAll "^(\\s*([#%][^\\n]*)?\\n)*---(\\s|$)" .text "") }}
+  {{- fail (printf "config.map.%s: want one document" .name) }}
+{{- end }}
+{{- end }}
+
+{{- /* podgauge.config.keys lists the keys of a parsed config, one a line. */}}
+{{- define "podgauge.config.keys" }}
+{{- if kindIs "map" . }}
+  {{- range $key, $value := . }}{{ printf "%s\n" $key }}{{ include "podgauge.config.keys" $value }}{{ end }}
+{{- else if kindIs "slice" . }}
+  {{- range . }}{{ include "podgauge.config.keys" . }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* podgauge.config.duplicates rejects a key that is given twice. The parser of helm keeps one of them, so that the text has more
+keys than the parsed config. Keys within a block scalar cannot be told from others, and merges change the number. It takes (dict "name" "text" "value"). */}}
+{{- define "podgauge.config.duplicates" }}
+{{- $in := . }}
+{{- $left := dict }}
+{{- range splitList "\n" (include "podgauge.config.keys" .value) }}{{ $_ := set $left . (add1 (get $left . | int)) }}{{ end }}
+{{- if not (regexMatch "<<[\"']?\\s*:|:\\s*[|>][0-9+-]*[ \\t]*(#[^\\n]*)?\\n" .text) }}
+{{- range regexFindAll "(?s)#[^\\n]*|\"(?:\\\\.|[^\"\\\\])*\"(?:\\s*:)?|'(?:''|[^'])*'(?:\\s*:)?|[^\\s,{}\\[\\]\"'#][^\\s,{}\\[\\]]*(?:[ \\t]+:(?:\\s|$))?" .text -1 }}
+  {{- $token := trim . }}
+  {{- $key := trimSuffix ":" $token | trim | trimAll "\"'" }}
+  {{- if and (hasSuffix ":" $token) (not (hasPrefix "#" $token)) }}
+    {{- if not (hasKey $left $key) }}
+      {{- fail (printf "config.map.%s: %s: want a key as JSON has it" $in.name $key) }}
+    {{- else if eq (get $left $key | int) 0 }}
+      {{- $line := 0 }}
+      {{- range $i, $text := splitList "\n" $in.text }}
+        {{- if regexMatch (include "podgauge.config.keyPattern" $key) $text }}{{ $line = add1 $i }}{{ end }}
+      {{- end }}
+      {{- fail (printf "config.map.%s:%d: %s: given twice" $in.name (int $line) $key) }}
+    {{- end }}
+    {{- $_ := set $left $key (sub (get $left $key | int) 1) }}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* podgauge.config.resourceName is what is wrong with the name of a resource: the rules of CheckResourceName. */}}
+{{- define "podgauge.config.resourceName" }}
+{{- $name := contains "/" . | ternary . (printf "nvidia.com/%s" .) }}
+{{- $domain := regexFind "^[^/]*" $name }}
+{{- $local := trimPrefix (printf "%s/" $domain) $name }}
+{{- if or (contains "kubernetes.io/" $name) (hasPrefix "requests." $name) }}
+  {{- printf "%q: kubernetes.io and requests. are reserved" $name }}
+{{- else if or (gt (len $domain) 244) (not (regexMatch "^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$" $domain)) }}
+  {{- printf "%q: want a domain name before the /, as in nvidia.com/gpu" $name }}
+{{- else if or (gt (len $local) 63) (not (regexMatch "^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$" $local)) }}
+  {{- printf "%q: want up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit" $name }}
+{{- end }}
+{{- end }}
+
+{{- /* podgauge.config.scalar is the text of a scalar, or empty for all other values. */}}
+{{- define "podgauge.config.scalar" }}
+{{- if and (kindIs "float64" .) (eq (toString .) (toString (floor .))) }}{{ printf "%.0f" . }}
+{{- else if not (or (kindIs "map" .) (kindIs "slice" .) (kindIs "invalid" .)) }}{{ toString . }}
+{{- end }}
+{{- end }}
+
+{{- /* podgauge.config.check takes (dict "name" of the config "text" of it "path" list "schema" "value"). A key without a value is
+as good as absent. */}}
 {{- define "podgauge.config.check" }}
 {{- $in := . }}
 {{- $schema := .schema }}
-{{- $types := default list $schema.type }}
-{{- $kinds := dict "map" "object" "slice" "array" "string" "string" "bool" "boolean" "float64" "integer" "int64" "integer" "int" "integer" }}
-{{- $type := get $kinds (kindOf .value) }}
-{{- if and (eq $type "integer") (has "string" $types) }}{{ $type = "string" }}{{ end }}
-{{- if and $types (not (has $type $types)) (not (kindIs "invalid" .value)) }}
-  {{- $words := dict "object" "a mapping" "array" "a list" "string" "a string" "boolean" "true or false" "integer" "a whole number" }}
-  {{- include "podgauge.config.fail" (set $in "what" (printf "want %s" (get $words (first $types)))) }}
-{{- end }}
-{{- if eq $type "object" }}
+{{- $type := first (default (list "") $schema.type) }}
+{{- $isScalar := not (or (kindIs "map" .value) (kindIs "slice" .value) (kindIs "invalid" .value)) }}
+{{- $text := include "podgauge.config.scalar" .value }}
+{{- $next := dict "name" .name "text" .text "path" .path }}
+{{- if eq $type "" }}
+{{- else if eq $type "object" }}
+  {{- if not (kindIs "map" .value) }}{{ include "podgauge.config.fail" (set $in "what" "want a mapping") }}{{ end }}
+  {{- $known := default dict $schema.properties }}
   {{- range $key, $value := .value }}
-    {{- $at := append $in.path $key }}
-    {{- $next := dict "name" $in.name "text" $in.text "path" $at "value" $value }}
-    {{- $known := default dict $schema.properties }}
-    {{- if hasKey $known $key }}
-      {{- include "podgauge.config.check" (set $next "schema" (get $known $key)) }}
-    {{- else if $schema.additionalProperties }}
-      {{- include "podgauge.config.check" (set $next "schema" $schema.additionalProperties) }}
-    {{- else if $known }}
+    {{- $_ := set $next "path" (append $in.path $key) }}
+    {{- with $schema.propertyNames }}
+      {{- if not (regexMatch .pattern $key) }}{{ include "podgauge.config.fail" (set $next "what" (printf "%q: want %s" $key .description)) }}{{ end }}
+    {{- end }}
+    {{- if not (or (hasKey $known $key) $schema.additionalProperties) }}
       {{- include "podgauge.config.fail" (set $next "what" (printf "unknown key; valid keys are %s" (keys $known | sortAlpha | join ", "))) }}
+    {{- else if not (kindIs "invalid" $value) }}
+      {{- include "podgauge.config.check" (merge (dict "value" $value "schema" (hasKey $known $key | ternary (get $known $key) $schema.additionalProperties)) $next) }}
     {{- end }}
   {{- end }}
   {{- range $schema.required }}
-    {{- if not (hasKey $in.value .) }}{{ include "podgauge.config.fail" (set $in "what" (printf "no %s" .)) }}{{ end }}
+    {{- if has (toString (get $in.value .)) (list "" "<nil>") }}{{ include "podgauge.config.fail" (set $in "what" (printf "no %s" .)) }}{{ end }}
   {{- end }}
 {{- else if eq $type "array" }}
-  {{- range $i, $value := .value }}
-    {{- include "podgauge.config.check" (dict "name" $in.name "text" $in.text "path" (append $in.path (printf "[%d]" $i)) "schema" (default dict $schema.items) "value" $value) }}
+  {{- $items := list }}
+  {{- if kindIs "slice" .value }}
+    {{- /* Empty items of a list of words have no effect. */}}
+    {{- range .value }}{{ if or $schema.items.properties (not (kindIs "invalid" .)) }}{{ $items = append $items . }}{{ end }}{{ end }}
+  {{- else if and $isScalar $schema.pattern }}
+    {{- if not (regexMatch $schema.pattern $text) }}{{ include "podgauge.config.fail" (set $in "what" (printf "%q: want %s" $text $schema.description)) }}{{ end }}
+  {{- else if and $isScalar (has "string" $schema.type) }}
+    {{- range splitList "," $text }}{{ if trim . }}{{ $items = append $items (trim .) }}{{ end }}{{ end }}
+  {{- else }}
+    {{- include "podgauge.config.fail" (set $in "what" "want a list") }}
   {{- end }}
-{{- else if eq $type "string" }}
-  {{- $enum := default $schema.enum (default dict $schema.items).enum }}
-  {{- $words := ternary (splitList "," (toString .value)) (list (toString .value)) (hasKey $schema "items") }}
-  {{- range $words }}
-    {{- if and $enum (not (has (trim .) $enum)) }}
-      {{- include "podgauge.config.fail" (set $in "what" (printf "%q: want one of %s" . (join ", " $enum))) }}
-    {{- end }}
+  {{- if and (lt (len $items) (int (default 0 $schema.minItems))) (or (kindIs "slice" .value) (not $schema.pattern)) }}
+    {{- include "podgauge.config.fail" (set $in "what" "want at least one") }}
   {{- end }}
+  {{- range $i, $value := $items }}
+    {{- $path := kindIs "slice" $in.value | ternary (append $in.path (printf "[%d]" $i)) $in.path }}
+    {{- include "podgauge.config.check" (merge (dict "value" $value "schema" $schema.items "path" $path) $next) }}
+  {{- end }}
+{{- else if eq $type "boolean" }}
+  {{- if not (or (kindIs "bool" .value) (regexMatch "^([yY]|[yY]es|YES|[oO]n|ON|[nN]|[nN]o|NO|[oO]ff|OFF)$" (toString .value))) }}{{ include "podgauge.config.fail" (set $in "what" "want true or false") }}{{ end }}
+{{- else if not $isScalar }}
+  {{- include "podgauge.config.fail" (set $in "what" (eq $type "integer" | ternary "want a whole number" "want a string")) }}
 {{- else if eq $type "integer" }}
-  {{- if or (ne (float64 .value) (floor .value)) (lt (float64 .value) (float64 (default 0 $schema.minimum))) }}
-    {{- include "podgauge.config.fail" (set $in "what" (printf "%v: want a whole number from %v" .value (default 0 $schema.minimum))) }}
+  {{- if or (not (regexMatch "^[+]?[0-9]{1,9}$" $text)) (lt (atoi $text) (int $schema.minimum)) (gt (atoi $text) (int $schema.maximum)) }}
+    {{- include "podgauge.config.fail" (set $in "what" (printf "%s: want a whole number from %d to %d" $text (int $schema.minimum) (int $schema.maximum))) }}
+  {{- end }}
+{{- else if and $schema.enum (not (has $text $schema.enum)) }}
+  {{- include "podgauge.config.fail" (set $in "what" (printf "%q: want one of %s" $text (join ", " $schema.enum))) }}
+{{- else if and $schema.pattern (not (regexMatch $schema.pattern $text)) }}
+  {{- include "podgauge.config.fail" (set $in "what" (printf "%q: want %s" $text $schema.description)) }}
+{{- else if and $schema.format $text }}
+  {{- with include "podgauge.config.resourceName" $text }}{{ include "podgauge.config.fail" (set $in "what" .) }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* podgauge.config.together checks settings that depend on each other. It takes what podgauge.config.check does, and "values": a
+value of the chart beats the config. */}}
+{{- define "podgauge.config.together" }}
+{{- $in := . }}
+{{- range $method, $sharing := .value.sharing }}
+  {{- $path := list "sharing" $method }}
+  {{- if $sharing }}
+    {{- range $i, $resource := $sharing.resources }}
+      {{- if and $sharing.renameByDefault (not $resource.rename) }}
+        {{- with include "podgauge.config.resourceName" (printf "%s.shared" (include "podgauge.config.scalar" $resource.name)) }}
+          {{- include "podgauge.config.fail" (merge (dict "path" (append $path "renameByDefault") "what" .) $in) }}
+        {{- end }}
+      {{- end }}
+    {{- end }}
+    {{- if eq $method "mps" }}
+      {{- $flags := default dict $in.value.flags }}
+      {{- if eq "mixed" (default "" (coalesce $in.values.migStrategy $flags.migStrategy)) }}
+        {{- include "podgauge.config.fail" (merge (dict "path" $path "what" "not with MIG strategy mixed; MPS shares whole GPUs only") $in) }}
+      {{- else if not (coalesce $in.values.mps.root $flags.mpsRoot) }}
+        {{- include "podgauge.config.fail" (merge (dict "path" $path "what" "want mps.root or flags.mpsRoot, the folder of a running MPS control daemon") $in) }}
+      {{- end }}
+    {{- end }}
   {{- end }}
 {{- end }}
 {{- end }}

@@ -26,6 +26,10 @@ the node, so that `kubectl exec … podgauge doctor` finds them too. */}}
 {{- if $v.metrics.nvlinkLinks }}{{ $args = append $args "--metrics.nvlink-links" }}{{ end }}
 {{- if $v.metrics.dcgm }}{{ $args = append $args "--metrics.dcgm" }}{{ end }}
 {{- with $v.metrics.seriesLimit }}{{ $args = append $args (printf "--metrics.series-limit=%d" (int .)) }}{{ end }}
+{{- if $v.kubernetes.events }}{{ $args = append $args "--kubernetes.events" }}{{ end }}
+{{- if $v.kubernetes.nodeCondition }}{{ $args = append $args "--kubernetes.node-condition" }}{{ end }}
+{{- if $v.kubernetes.pods }}{{ $args = append $args "--kubernetes.pods" }}{{ end }}
+{{- with $v.kubernetes.configLabel }}{{ $args = append $args (printf "--kubernetes.config-label=%s" .) }}{{ end }}
 {{- with $v.log.level }}{{ $args = append $args (printf "--log.level=%s" .) }}{{ end }}
 {{- with $v.log.format }}{{ $args = append $args (printf "--log.format=%s" .) }}{{ end }}
 {{- with concat $args $v.extraArgs }}
@@ -74,6 +78,7 @@ config. */}}
   (list "MOFED_ENABLED" $v.mofedEnabled)
   (list "SHARED_DEVICES_ALLOCATION_POLICY" $v.sharedDevicesAllocationPolicy)
   (list "PRE_START_CHECK" $v.preStartCheck)
+  (list "EXPECTED_GPUS" $v.expectedGPUs)
   (list "INCLUDE_DEVICES" (join "," $v.includeDevices))
   (list "EXCLUDE_DEVICES" (join "," $v.excludeDevices))
   (list "IGNORE_CLAIMS" (join "," $v.claims.ignore))

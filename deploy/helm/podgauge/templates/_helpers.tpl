@@ -40,8 +40,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- default .Chart.AppVersion .Values.image.tag | trunc 63 | trimAll "-_." }}
 {{- end }}
 
+{{- /* A repository begins with a registry if its first part is a host, as container runtimes read it. */}}
 {{- define "podgauge.image" -}}
 {{- $repository := .Values.image.repository }}
+{{- with coalesce (default dict .Values.global).imageRegistry .Values.image.registry }}
+{{- $repository = printf "%s/%s" . (regexReplaceAll "^(localhost|[^/]*[.:][^/]*)/" $repository "") }}
+{{- end }}
 {{- if .Values.simulate }}{{ $repository = printf "%s-sim" $repository }}{{ end }}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" $repository .Values.image.digest }}
@@ -56,6 +60,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   nodes         device nodes are answered, said or because a config may ask for them
   mig, cdi      their features are on, said or because a config asks for them
   driverRoot    the folder of the node with the driver is mounted
+  apiServer     a feature uses the API server
   configFolder  named configs are mounted; configMap is where they are, configName the one that holds
   web           there is a web config; webSecret is where */}}
 {{- define "podgauge.facts" -}}
@@ -68,8 +73,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   {{- if hasKey $config "Error" }}
     {{- fail (printf "config.map.%s: %s" $name $config.Error) }}
   {{- end }}
-  {{- $flags := default dict $config.flags }}
-  {{- $plugin := default dict $flags.plugin }}
+  {{- $flags := kindIs "map" $config.flags | ternary $config.flags dict }}
+  {{- $plugin := kindIs "map" $flags.plugin | ternary $flags.plugin dict }}
   {{- $migs = append $migs (default "" $flags.migStrategy) }}
   {{- if $plugin.passDeviceSpecs }}{{ $nodes = true }}{{ end }}
   {{- $said := default list $plugin.deviceListStrategy }}
@@ -101,9 +106,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "mig" (and $hardware $mig)
   "cdi" $cdi
   "driverRoot" (and $hardware (or $host $cdi))
-  "configFolder" (or (ne $v.config.name "") (ne $configName ""))
+  "configFolder" (or (ne $v.config.name "") (ne $configName "") (and (ne $v.kubernetes.configLabel "") (gt (len $v.config.map) 0)))
   "configMap" (default (printf "%s-configs" (include "podgauge.fullname" .)) $v.config.name)
   "configName" $configName
+  "apiServer" (or $v.kubernetes.events $v.kubernetes.nodeCondition $v.kubernetes.pods (ne $v.kubernetes.configLabel ""))
   "web" $web
   "webSecret" (default (printf "%s-web" (include "podgauge.fullname" .)) $v.webConfig.existingSecret)
   | toJson }}

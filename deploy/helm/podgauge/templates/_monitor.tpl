@@ -20,7 +20,7 @@ basicAuth:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 # namespace, pod and container are those of the pod that holds the device, and not podgauge's own.
-honorLabels: true
+honorLabels: {{ .honorLabels }}
 relabelings:
   - sourceLabels: [__meta_kubernetes_pod_node_name]
     targetLabel: node
