@@ -1,8 +1,10 @@
 # The container image of podgauge, for amd64 and arm64: `make image`. The binary is what `make build` makes;
 # test/image holds the two against each other.
 
+# Base images are pinned to the digests of their multi-arch indexes; .github/dependabot.yml updates them.
+
 # The compiler is the building machine's own, whatever it builds for: none is emulated.
-FROM --platform=$BUILDPLATFORM docker.io/library/golang:1.26-trixie AS build
+FROM --platform=$BUILDPLATFORM docker.io/library/golang:1.26-trixie@sha256:0e214333a799b48cce126b20a906cbbcaacd04f55dd54aa22f050fbd9462965a AS build
 ARG TARGETARCH
 # The C compiler and glibc of the other architecture, where the image is for another one.
 RUN set -eu; \
@@ -29,7 +31,7 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
 # glibc, since NVIDIA's runtime injects a libnvidia-ml.so.1 that needs it and that is opened while podgauge runs.
 # No shell and no ldconfig: the runtime brings its own to the linker's cache. Packages stay listed below
 # /var/lib/dpkg/status.d, where scanners look. The platform is said, since buildah 1.28 goes on with the one above.
-FROM --platform=$TARGETPLATFORM gcr.io/distroless/base-nossl-debian13
+FROM --platform=$TARGETPLATFORM gcr.io/distroless/base-nossl-debian13:latest@sha256:af5cb8dd589b8520b8c06bebb9efb73d7e16406cab58e85c51761fff49d370a0
 COPY LICENSE /usr/share/doc/podgauge/LICENSE
 COPY --from=build /out/podgauge /usr/bin/podgauge
 # The kubelet's pod-resources folder is 0750 and root's: uid 0 is let in as its owner, without a capability.
@@ -45,6 +47,6 @@ LABEL org.opencontainers.image.title="podgauge" \
       org.opencontainers.image.source="https://github.com/podgauge/podgauge" \
       org.opencontainers.image.documentation="https://github.com/podgauge/podgauge/tree/main/docs" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.base.name="gcr.io/distroless/base-nossl-debian13" \
+      org.opencontainers.image.base.name="gcr.io/distroless/base-nossl-debian13:latest" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION"

@@ -1,8 +1,11 @@
 # Puts the base images of the Dockerfile together from Debian's packages and this machine's Go. Read by build.sh, whose
-# `ours` and `cache` it uses.
+# `ours` and `dockerfile` it uses.
 
-compiler=$(sed -n 's/^FROM --platform=$BUILDPLATFORM \(.*\) AS build$/\1/p' Dockerfile)
-final=$(sed -n 's/^FROM --platform=$TARGETPLATFORM //p' Dockerfile)
+# A local image has no digest of the registry.
+sed 's/@sha256:[0-9a-f]*//' Dockerfile >"$dockerfile"
+
+compiler=$(sed -n 's/^FROM --platform=$BUILDPLATFORM \(.*\) AS build$/\1/p' "$dockerfile")
+final=$(sed -n 's/^FROM --platform=$TARGETPLATFORM //p' "$dockerfile")
 suite=${compiler##*-}
 go=$(go env GOVERSION)
 

@@ -6,6 +6,7 @@
 # images give the same layers.
 #
 # BUILDER is docker (with buildx), podman or buildah; by default the first of them that works here.
+# BUILD_TMP replaces the folder of the compiler's cache, so that a build starts from nothing.
 # BASES=local builds on base images that are put together here from Debian's packages and this machine's Go, under the
 # names that the Dockerfile has: for where no registry can be reached. It takes buildah, and root.
 set -eu
@@ -20,7 +21,7 @@ export SOURCE_DATE_EPOCH
 
 # ours is buildah with a storage of its own, that neither needs nor fills the machine's.
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/podgauge-image
-export BUILDAH_ISOLATION="${BUILDAH_ISOLATION:-chroot}" TMPDIR="$cache/tmp"
+export BUILDAH_ISOLATION="${BUILDAH_ISOLATION:-chroot}" TMPDIR="${BUILD_TMP:-$cache/tmp}"
 ours() { buildah --root "$cache/storage" --runroot "$cache/run" "$@"; }
 
 works() {
@@ -77,7 +78,7 @@ build() {
             ;;
         buildah)
             if [ "$BASES" = local ]; then base "$arch"; fi
-            ours bud "$@" $pull .
+            ours bud --file "$dockerfile" "$@" $pull .
             ours push "$image" "oci-archive:$archive:$image"
             ours rmi "$image"
             ;;
@@ -85,9 +86,9 @@ build() {
 }
 
 mkdir -p bin "$TMPDIR"
-pull=
+pull='' dockerfile=Dockerfile
 if [ "$BASES" = local ]; then
-    BUILDER=buildah pull=--pull-never
+    BUILDER=buildah pull=--pull-never dockerfile=bin/Dockerfile
     . deploy/image/bases.sh
 fi
 with=$(builder)

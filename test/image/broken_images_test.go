@@ -80,7 +80,7 @@ func goodImage(t *testing.T) *ociImage {
 	c.Labels = map[string]string{}
 	for name, value := range map[string]string{
 		"title": "podgauge", "description": "Device plugin for NVIDIA GPUs", "source": "https://github.com/podgauge/podgauge",
-		"documentation": "https://example.com", "licenses": "Apache-2.0", "base.name": "gcr.io/distroless/base-nossl-debian13",
+		"documentation": "https://example.com", "licenses": "Apache-2.0", "base.name": "gcr.io/distroless/base-nossl-debian13:latest",
 		"version": "v1.2.3", "revision": strings.Repeat("0", 40),
 	} {
 		c.Labels["org.opencontainers.image."+name] = value

@@ -81,7 +81,7 @@ var wantLabels = map[string]string{
 	"source":        "https://github.com/podgauge/podgauge",
 	"documentation": "https://.*",
 	"licenses":      "Apache-2.0",
-	"base.name":     `gcr\.io/distroless/base-nossl-debian\d+`,
+	"base.name":     `gcr\.io/distroless/base-nossl-debian\d+:latest`,
 	"version":       `v?[0-9a-f][\w.-]*`,
 	"revision":      "[0-9a-f]{40}",
 }

@@ -52,12 +52,12 @@ func TestImageIsBuiltByTheModulesGo(t *testing.T) {
 	if got := findInFile(t, "Dockerfile", `^FROM .*/golang:([\d.]+)-`); got != version && !strings.HasPrefix(got, version+".") {
 		t.Errorf("the image is built by Go %s, go.mod has %s", got, version)
 	}
-	suite := findInFile(t, "Dockerfile", `^FROM .*/golang:[\d.]+-(\w+) AS build$`)
-	debian := findInFile(t, "Dockerfile", `^FROM .*distroless/\S+-debian(\d+)$`)
+	suite := findInFile(t, "Dockerfile", `^FROM .*/golang:[\d.]+-(\w+)@\S+ AS build$`)
+	debian := findInFile(t, "Dockerfile", `^FROM .*distroless/\S+-debian(\d+):latest@\S+$`)
 	if want := map[string]string{"12": "bookworm", "13": "trixie"}[debian]; suite != want {
 		t.Errorf("built on %s, but runs on Debian %s, %s", suite, debian, want)
 	}
-	base := findInFile(t, "Dockerfile", `^FROM --platform=\$TARGETPLATFORM (\S+)$`)
+	base := findInFile(t, "Dockerfile", `^FROM --platform=\$TARGETPLATFORM (\S+)@sha256:[0-9a-f]{64}$`)
 	if got := findInFile(t, "Dockerfile", `image\.base\.name="([^"]*)"`); got != base {
 		t.Errorf("label has base %s, want %s", got, base)
 	}

@@ -1,0 +1,168 @@
+// Package release reads what `make release-check` has built, as a user of a release would.
+package release
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// TestRelease checks the files of $PODGAUGE_RELEASE for the version $VERSION: archives, their SBOMs, checksums.
+func TestRelease(t *testing.T) {
+	dir := os.Getenv("PODGAUGE_RELEASE")
+	if dir == "" {
+		t.Skip("make release-check runs it")
+	}
+	files := filepath.Join(dir, "files")
+	archives, err := filepath.Glob(filepath.Join(files, "*.tar.gz"))
+	if err != nil || len(archives) != 8 { // two images and the plugin, each for two processors, and the plugin for macOS
+		t.Errorf("%d archives, want 8: %v", len(archives), err)
+	}
+	for _, archive := range archives {
+		name := strings.TrimSuffix(filepath.Base(archive), ".tar.gz")
+		t.Run(name, func(t *testing.T) { checkArchive(t, archive, name) })
+	}
+	checkSums(t, files)
+}
+
+// checkArchive checks one NAME_VERSION_OS_ARCH.tar.gz and its NAME_VERSION_OS_ARCH.spdx.json.
+func checkArchive(t *testing.T, archive, name string) {
+	parts := strings.Split(name, "_")
+	program, system, arch := parts[0], parts[2], parts[3]
+	content := unpack(t, archive)
+	if len(content) != 2 || len(content["LICENSE"]) == 0 {
+		t.Errorf("%d files, want %s and LICENSE", len(content), program)
+	}
+	info, err := buildinfo.Read(bytes.NewReader(content[program]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range info.Settings {
+		if s.Key == "GOOS" && s.Value != system || s.Key == "GOARCH" && s.Value != arch {
+			t.Errorf("built with %s=%s", s.Key, s.Value)
+		}
+	}
+	packages := readSBOM(t, strings.TrimSuffix(archive, ".tar.gz")+".spdx.json")
+	for _, module := range info.Deps {
+		if module.Replace != nil { // by a folder of the repository
+			continue
+		}
+		if !packages[module.Path+" "+module.Version] {
+			t.Errorf("the SBOM lacks %s %s", module.Path, module.Version)
+		}
+	}
+	if !packages["stdlib "+info.GoVersion] {
+		t.Errorf("the SBOM lacks the standard library of %s", info.GoVersion)
+	}
+	if program != "kubectl-podgauge" && !packages["deb libc6"] {
+		t.Error("the SBOM lacks the image's libc6")
+	}
+	t.Logf("%d modules, %d packages in the SBOM", len(info.Deps), len(packages))
+	if system == runtime.GOOS && arch == runtime.GOARCH {
+		checkVersion(t, program, content[program])
+	}
+}
+
+// checkVersion runs the program, which prints the version of the release.
+func checkVersion(t *testing.T, program string, content []byte) {
+	path := filepath.Join(t.TempDir(), program)
+	if err := os.WriteFile(path, content, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), path, "version").CombinedOutput()
+	if want := os.Getenv("VERSION"); err != nil || want == "" || !strings.Contains(string(out), want) {
+		t.Errorf("%s version: %v, want %s\n%s", program, err, want, out)
+	}
+}
+
+// unpack returns the files of a tar.gz by name.
+func unpack(t *testing.T, archive string) map[string][]byte {
+	t.Helper()
+	packed, err := os.ReadFile(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unzipped, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string][]byte{}
+	for r := tar.NewReader(unzipped); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if files[h.Name], err = io.ReadAll(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// readSBOM returns an SPDX file's packages: a Go module as "path version", a Debian package as "deb name".
+func readSBOM(t *testing.T, path string) map[string]bool {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var document struct {
+		SPDXVersion string
+		Packages    []struct {
+			Name, VersionInfo string
+			ExternalRefs      []struct{ ReferenceLocator string }
+		}
+	}
+	if err := json.Unmarshal(content, &document); err != nil || document.SPDXVersion != "SPDX-2.3" {
+		t.Fatalf("%s: SPDX version %q, %v", path, document.SPDXVersion, err)
+	}
+	packages := map[string]bool{}
+	for _, p := range document.Packages {
+		packages[p.Name+" "+p.VersionInfo] = true
+		for _, ref := range p.ExternalRefs {
+			if strings.HasPrefix(ref.ReferenceLocator, "pkg:deb/") {
+				packages["deb "+p.Name] = true
+			}
+		}
+	}
+	return packages
+}
+
+// checkSums checks that checksums.txt has each file of the release with its SHA-256.
+func checkSums(t *testing.T, files string) {
+	list, err := os.ReadFile(filepath.Join(files, "checksums.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "checksums.txt") {
+			continue
+		}
+		content, err := os.ReadFile(filepath.Join(files, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256(content)
+		if !strings.Contains(string(list), hex.EncodeToString(sum[:])+"  "+e.Name()+"\n") {
+			t.Errorf("checksums.txt lacks %s", e.Name())
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package release
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	actionLine  = regexp.MustCompile(`(?m)\buses: *(.*)$`)
+	pinned      = regexp.MustCompile(`^\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
+	baseLine    = regexp.MustCompile(`(?m)^FROM .*$`)
+	digested    = regexp.MustCompile(`@sha256:[0-9a-f]{64}( AS \w+)?$`)
+	workflowUse = regexp.MustCompile(`(?m)(?:\bmake|\bverb:) ([a-z][a-z0-9 -]*)|\bverb: \[([^\]]*)\]`)
+	makeTarget  = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
+)
+
+// TestPinned checks that actions have a commit with the version as a comment, and base images a digest.
+func TestPinned(t *testing.T) {
+	actions := 0
+	for name, text := range workflows(t) {
+		for _, match := range actionLine.FindAllStringSubmatch(text, -1) {
+			actions++
+			if !strings.HasPrefix(match[1], "./") && !pinned.MatchString(match[1]) {
+				t.Errorf("%s: %s, want NAME@COMMIT # VERSION", name, match[1])
+			}
+		}
+	}
+	bases := baseLine.FindAllString(readFile(t, "../../Dockerfile"), -1)
+	for _, line := range bases {
+		if !digested.MatchString(line) {
+			t.Errorf("Dockerfile: %s, want a digest", line)
+		}
+	}
+	if actions < 5 || len(bases) != 2 {
+		t.Errorf("%d actions, %d base images", actions, len(bases))
+	}
+}
+
+// TestPermissions checks that a workflow has no permission, so that each job lists the few that it needs.
+func TestPermissions(t *testing.T) {
+	for name, text := range workflows(t) {
+		if !strings.Contains(text, "\npermissions: {}\n") {
+			t.Errorf("%s: want permissions: {} at the top", name)
+		}
+	}
+}
+
+// TestMakeVerbs checks that workflows run targets of the Makefile, those of .ci/run among them.
+func TestMakeVerbs(t *testing.T) {
+	var targets, used []string
+	for _, match := range makeTarget.FindAllStringSubmatch(readFile(t, "../../Makefile"), -1) {
+		targets = append(targets, match[1])
+	}
+	for name, text := range workflows(t) {
+		for _, match := range workflowUse.FindAllStringSubmatch(text, -1) {
+			for verb := range strings.FieldsFuncSeq(match[1]+match[2], func(r rune) bool { return r == ' ' || r == ',' }) {
+				used = append(used, verb)
+				if !slices.Contains(targets, verb) {
+					t.Errorf("%s: the Makefile has no %s", name, verb)
+				}
+			}
+		}
+	}
+	for _, verb := range []string{"test", "lint", "e2e-all", "release-check"} {
+		if !slices.Contains(used, verb) {
+			t.Errorf("no workflow runs make %s", verb)
+		}
+	}
+}
+
+// workflows returns the text of each workflow by file name.
+func workflows(t *testing.T) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob("../../.github/workflows/*.yaml")
+	if err != nil || len(paths) < 3 {
+		t.Fatalf("%d workflows: %v", len(paths), err)
+	}
+	all := map[string]string{}
+	for _, path := range paths {
+		all[filepath.Base(path)] = readFile(t, path)
+	}
+	return all
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
