@@ -19,10 +19,13 @@ IMAGES = $(ARCH:%=$(CURDIR)/bin/$(PROGRAM)-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test stress build image image-check lint rules golden dashboards-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench bench-peers bench-idle gpu
+.PHONY: demo test stress build kubectl-podgauge image image-check lint rules golden dashboards-check fleet-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench bench-peers bench-idle gpu release release-check
 
 build: ## bin/podgauge, and bin/podgauge-sim on a simulated machine
 	go build -trimpath $(TAGS) -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
+
+kubectl-podgauge: ## bin/kubectl-podgauge, kubectl's plugin, for this machine; GOOS=darwin GOARCH=arm64: for another
+	cd cmd/kubectl-podgauge && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(CURDIR)/bin/ .
 
 image: ## OCI archives in bin; ARCH=amd64: one of them; PROGRAM=podgauge-sim: of that; BASES=local, as root: where no registry can be reached
 	VERSION=$(VERSION) PROGRAM=$(PROGRAM) deploy/image/build.sh $(ARCH)
@@ -38,6 +41,7 @@ test: build ## all that needs no root; allocations are counted, and great answer
 	go test -race ./...
 	go test -run 'Allocations|Calls|GreatAnswers' ./...
 	cd test/external && go test -count=1 ./...
+	cd cmd/kubectl-podgauge && go test -race ./...
 	go -C tools test ./codestats
 
 stress: build ## the tests of make test 20 times with -race beside four busy loops; RUNS=5 PKGS=./exporter/...: fewer
@@ -46,12 +50,14 @@ stress: build ## the tests of make test 20 times with -race beside four busy loo
 rules: ## the alerts, by the promtool that is installed; make test evaluates them without one
 	promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml
 	promtool test rules deploy/rules/*_test.yaml
+	cd test/external && PODGAUGE_PROMTOOL=1 go test -count=1 -run TestHealthyFleet ./openmetrics
 
 golden: ## write the golden files anew, and first the status page and the sets of series, which are built into what is run
 	$(TOOL) qtc -skipLineComments -dir=internal/web/status
 	go test ./dashboards -update && go test ./internal/app -run TestSeriesSets -update
 	go test ./internal/app ./internal/config ./dashboards ./internal/web/status -update
 	cd test/external && go test ./podsfixture -run Fixtures -update
+	cd cmd/kubectl-podgauge && go test -update .
 	cd test/external/chart && go test -run Copies -update . && go test -run "Golden|Manifest|Readme" -update .
 
 dashboards-check: build ## real Prometheus answers what the dashboards ask, and Grafana's schema reads them
@@ -59,10 +65,24 @@ dashboards-check: build ## real Prometheus answers what the dashboards ask, and 
 	cd test/dashboards/schema && npm ci --ignore-scripts --no-audit --no-fund
 	PODGAUGE_DASHBOARDS=1 go test -count=1 -timeout 20m -v ./test/dashboards
 
+FLEET ?= $(HOME)/.cache/podgauge-fleet
+
+fleet-check: build ## the dashboards over six hours of 500 nodes, in real Prometheus and in a cluster of Thanos; writes docs/scale.md; FLEET has Thanos and the data; needs 10 GB of memory
+	which prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
+	test/dashboards/build-thanos $(FLEET)
+	PODGAUGE_FLEET=$(FLEET) go test -count=1 -timeout 2h -v -run 'TestFleet$$' ./test/dashboards -write
+
 page-check: build ## the page in a real Chromium: what it shows, how soon and to whom; pictures go to docs/img
 	test/page/setup && cd test/page && node check.mjs
 
+release: ## the files, images and chart of a release in bin/release, under the chart's version; BASES=local: as for image
+	VERSION=$(RELEASE) deploy/release/build.sh
+
+release-check: ## a release that is built, published to a local registry, signed with a new key, and verified; BASES=local: as for image
+	VERSION=$(RELEASE) deploy/release/check.sh
+
 lint:
+	go tool -modfile=$(CURDIR)/tools/release/go.mod actionlint -shellcheck= -pyflakes=
 	@d=$$(mktemp -d) && trap 'rm -r "$$d"' EXIT && mkdir $$d/status && cp internal/web/status/page.qtpl $$d/status && \
 		{ $(TOOL) qtc -skipLineComments -dir=$$d/status 2>$$d/log || { cat $$d/log; exit 1; }; } && \
 		cmp internal/web/status/page.qtpl.go $$d/status/page.qtpl.go || { echo "page.qtpl.go is not of page.qtpl: run make golden"; exit 1; }
@@ -71,6 +91,8 @@ lint:
 	go -C tools run ./codestats -check $(CURDIR)
 	cd test/e2e && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml --build-tags cluster ./...
 	cd test/external && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
+	cd cmd/kubectl-podgauge && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
+	@cd cmd/kubectl-podgauge && unreachable="$$($(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }
 
 e2e: build ## a real kubelet, containerd and Prometheus; as root
 	cd test/e2e && go run ./cmd/e2e setup && go test -p 1 -count=1 -timeout 30m ./...
@@ -82,7 +104,7 @@ e2e-all: build ## the same on each kubelet
 # Here the image's bases are made locally, so that no registry is asked.
 here = $(MAKE) image ARCH=$(shell go env GOARCH) BASES=local
 
-e2e-cluster: ## API server, controllers, helm and the Prometheus operator, with the image and the chart in them; as root
+e2e-cluster: build kubectl-podgauge ## API server, controllers, helm and the Prometheus operator, with the image and the chart in them; as root
 	$(here)
 	cd test/e2e && go run ./cmd/e2e setup monitoring && go test -count=1 -timeout 20m -v -tags cluster ./cluster
 
@@ -103,6 +125,8 @@ xids: build ## from the driver's report to the kubelet, 200 times; as root
 
 bench: ## results are in docs/benchmarks.md
 	go test -run '^$$' -bench . -benchmem ./...
+
+RELEASE ?= $(shell sed -n 's/^appVersion: //p' deploy/helm/podgauge/Chart.yaml)
 
 PEERS ?= $(HOME)/.cache/podgauge-peers
 

@@ -95,9 +95,24 @@ func (k *servedKubelet) Pod(r KubeletRequest, status *kubelet.PodStatus) error {
 	return err
 }
 
-// EndPod sends SIGTERM: testcmd exits 0.
+// EndPod sends SIGTERM: testcmd exits 0, once it handles signals.
 func (k *servedKubelet) EndPod(r KubeletRequest, _ *bool) error {
+	ctx, cancel := k.until(r.Deadline)
+	defer cancel()
 	for _, c := range r.Pod.Containers {
+		if err := node.Until(ctx, "the container handles signals", func(ctx context.Context) error {
+			pid, err := k.n.ContainerPID(ctx, toStaticPod(r.Pod), c.Name)
+			if err != nil {
+				return err
+			}
+			name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			if err == nil && string(name) != "box-ready\n" {
+				err = fmt.Errorf("process is %q", name)
+			}
+			return err
+		}); err != nil {
+			return err
+		}
 		if err := k.kill(r.Pod, c.Name, syscall.SIGTERM); err != nil {
 			return err
 		}

@@ -17,12 +17,12 @@ import (
 
 // TestMemory has Prometheus scrape podgauge every second, for the time that PODGAUGE_SOAK says (make soak), and watches what it takes.
 func TestMemory(t *testing.T) {
-	soak(t, 30, newPlainMachine, []string{gpuResource}, nil)
+	soak(t, 27, newPlainMachine, []string{gpuResource}, nil)
 }
 
 // TestMemoryOfEverything is the same with all that podgauge can do, on 56 MIG devices.
 func TestMemoryOfEverything(t *testing.T) {
-	soak(t, 36, newMIGMachine, []string{smallMIGResource}, []string{
+	soak(t, 32, newMIGMachine, []string{smallMIGResource}, []string{
 		"--mig-strategy=mixed", "--metrics.set=full", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*",
 	})
 }

@@ -1,5 +1,5 @@
 // Looks at podgauge's page in a real Chromium (docs/page.md). Exits with 1 where something is wrong.
-import { existsSync, mkdirSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync } from "node:fs";
 import { get } from "node:https";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -10,7 +10,7 @@ import { serve } from "./states.mjs";
 const root = join(dirname(fileURLToPath(import.meta.url)), "../..");
 const images = join(root, "docs/img");
 // parts are what there is a picture of, of golden pages.
-const parts = { mig: ["mig", "#devices"], shared: ["shared", "#devices"], failed: ["incidents", "[aria-labelledby=incidents-title]"] };
+const parts = { mig_failed: ["mig", "#devices"], replicas: ["replicas", "#devices"], failed: ["incidents", "[aria-labelledby=incidents-title]"] };
 const schemes = ["light", "dark"];
 const within = 3000; // ms from a device's failure to its being seen
 let wrong = 0;
@@ -25,11 +25,11 @@ function until(page, is, timeout, ...args) {
   return page.waitForFunction(is, { timeout, polling: 50 }, ...args);
 }
 
-// picture is what the window shows, or, as long as that is, what is in a part of the page.
+// picture is what the window shows, or the beginning of a part of the page.
 async function picture(page, name, part) {
   await page.evaluate(() => scrollTo(0, 0));
   const box = part && await (await page.$(part)).boundingBox(), edge = 12;
-  const clip = box && { x: box.x - edge, y: box.y - edge, width: box.width + 2 * edge, height: box.height + 2 * edge };
+  const clip = box && { x: box.x - edge, y: box.y - edge, width: box.width + 2 * edge, height: Math.min(box.height, 1500) + 2 * edge };
   await page.screenshot({ path: join(images, `page-${name}.png`), clip, captureBeyondViewport: Boolean(clip) });
 }
 
@@ -80,6 +80,7 @@ async function live(browser, node) {
   for (const page of pages) {
     const now = await page.evaluate(() => ({
       seen: globalThis.seen, mine: globalThis.mine, open: document.querySelector("#gpu-0 details").open,
+      first: document.querySelector(".gpu").dataset.device, card: document.querySelector(".gpu").textContent, xid: document.querySelector(".gpu .health-reason a").href,
       focus: document.activeElement.closest("#gpu-0") !== null, announced: globalThis.announced, live: document.querySelectorAll("[aria-live=assertive], [role=alert]").length,
     }));
     const took = now.seen.at - failure.at;
@@ -87,6 +88,10 @@ async function live(browser, node) {
       took > within && `it took ${took} ms to be seen`,
       now.seen.device !== failure.device && `${now.seen.device} is shown, and ${failure.device} failed`,
       !/^Unhealthy: /.test(now.seen.headline) && `the headline says ${now.seen.headline}`,
+      now.first !== failure.device && `${now.first} is first, and ${failure.device} failed`,
+      !/Xid \d+: \w.*Last incident.*Affected: /s.test(now.card) && `the failed GPU's card is ${now.card}`,
+      /unallocated|free/.test(now.card) && "the failed GPU is called unallocated",
+      !now.xid.startsWith("https://docs.nvidia.com/deploy/xid-errors/") && `the Xid leads to ${now.xid}`,
       !now.mine && "the page was loaded anew",
       !now.focus && "the focus is lost",
       !now.open && "what was folded open is folded",
@@ -132,6 +137,35 @@ async function atRest(browser, node) {
   await close(page);
 }
 
+// filters wants the devices of a state and of a pod only: by links and parameters without script, and as somebody types.
+async function filters(browser, node) {
+  const faults = [];
+  const names = (page) => page.$$eval(".gpu .pod", (pods) => pods.map((pod) => pod.textContent));
+  const plain = await open(browser, `${node.url}?state=allocated`, { size: "desktop", scheme: "light", script: false, user: viewer });
+  const allocated = await plain.$$eval(".gpu", (gpus) => gpus.length), pods = await names(plain);
+  if (allocated === 0 || allocated > 8 || pods.length < allocated) faults.push(`${pods.length} pods on ${allocated} allocated GPUs`);
+  const pod = pods[0];
+  await Promise.all([plain.waitForNavigation(), plain.click(".gpu .pod")]);
+  const linked = await names(plain);
+  if (linked.length === 0 || linked.some((name) => name !== pod)) faults.push(`the link of ${pod} leads to ${linked}`);
+  faults.push(...plain.faults);
+  await close(plain);
+  const page = await open(browser, node.url, { size: "desktop", scheme: "light", user: viewer });
+  await page.evaluate(() => { globalThis.mine = true; });
+  await page.type("#pod-search input", pod);
+  const only = (pod) => [...document.querySelectorAll(".gpu .pod")].every((e) => e.textContent.includes(pod)) && document.querySelector(".gpu .pod") && new URL(location).searchParams.get("pod") === pod;
+  await until(page, only, 3000, pod).catch(() => faults.push(`typing ${pod} does not leave its GPUs`));
+  await new Promise((resolve) => setTimeout(resolve, 2500)); // two refreshes
+  if (!await page.evaluate(only, pod)) faults.push("a refresh ends the filter");
+  if (!await page.evaluate(() => globalThis.mine && document.activeElement.matches("#pod-search input"))) faults.push("the field is left");
+  faults.push(...await looks(page));
+  await page.evaluate(() => { document.activeElement.select(); });
+  await page.keyboard.press("Backspace");
+  await until(page, () => document.querySelectorAll(".gpu").length === 8 && !location.search, 3000).catch(() => faults.push("an empty field does not show all"));
+  report("filters", [...faults, ...page.faults], `${pod} by link and as typed`);
+  await close(page);
+}
+
 // withoutScript wants the page to have its data, and to come anew.
 async function withoutScript(browser, node) {
   const page = await open(browser, node.url, { size: "desktop", scheme: "light", script: false, user: viewer });
@@ -144,6 +178,18 @@ async function withoutScript(browser, node) {
     });
   });
   report("without script", [first !== 8 && `${first} GPUs`, !again && "it does not come anew", ...page.faults].filter(Boolean), "8 GPUs, and it comes anew");
+  await close(page);
+}
+
+// columns wants four GPUs beside each other where there is room, each with lines of the past.
+async function columns(browser, node) {
+  const page = await open(browser, node.url, { size: "wide", scheme: "light", user: viewer });
+  const { inRow, lines, cards } = await page.evaluate(() => {
+    const gpus = [...document.querySelectorAll(".gpu")], top = (gpu) => gpu.getBoundingClientRect().top;
+    return { inRow: gpus.filter((gpu) => top(gpu) === top(gpus[0])).length, lines: document.querySelectorAll(".gpu .past path").length, cards: gpus.length };
+  });
+  const faults = [inRow !== 4 && `${inRow} GPUs in a row`, cards !== 8 && `${cards} GPUs`, lines < 3 * cards - 3 && `${lines} lines`].filter(Boolean);
+  report("a wide window", [...faults, ...await looks(page), ...page.faults], `four columns, ${lines} lines`);
   await close(page);
 }
 
@@ -197,13 +243,49 @@ async function anotherVersion(browser, node) {
   await close(page);
 }
 
+// order wants the GPUs that fail to move to the front as they are: with the focus, and with what is folded open.
+async function order(browser) {
+  const pages = await serve(root, headers);
+  const failed = readFileSync(join(root, "internal/web/status/testdata/failed.html"), "utf8"), faults = [];
+  try {
+    for (const focus of ["gpu-2", "gpu-0"]) { // one that moves, one that stays
+      const page = await open(browser, pages.url + "h100", { size: "desktop", scheme: "light" });
+      await page.evaluate((id) => {
+        globalThis.before = [...document.querySelectorAll(".gpu")];
+        for (const gpu of ["gpu-4", "gpu-7", id]) document.querySelector(`#${gpu} summary`).click();
+        document.querySelector(`#${id} summary`).focus();
+      }, focus);
+      page.on("request", (request) => request.resourceType() === "fetch"
+        ? request.respond({ contentType: "text/html; charset=utf-8", body: failed }) : request.continue());
+      await page.setRequestInterception(true);
+      await until(page, () => document.querySelector(".headline.bad"), 5000).catch(() => faults.push("the failure is not shown"));
+      const now = await page.evaluate(() => ({
+        order: [...document.querySelectorAll(".gpu")].map((gpu) => gpu.id).join(" "), kept: globalThis.before.every((gpu) => gpu.isConnected),
+        focus: document.activeElement.closest(".gpu")?.id, open: [...document.querySelectorAll(".gpu details[open]")].map((d) => d.closest(".gpu").id).sort().join(" "),
+      }));
+      const unfolded = [...new Set(["gpu-4", "gpu-7", focus])].sort().join(" ");
+      faults.push(...[
+        now.order !== "gpu-2 gpu-7 gpu-6 gpu-5 gpu-0 gpu-1 gpu-3 gpu-4" && `the order is ${now.order}`,
+        !now.kept && "GPUs are made anew",
+        now.focus !== focus && `the focus of ${focus} is on ${now.focus}`,
+        now.open !== unfolded && `${now.open} are open, and ${unfolded} were`,
+        ...page.faults,
+      ].filter(Boolean));
+      await close(page);
+    }
+  } finally {
+    await pages.stop();
+  }
+  report("unhealthy first", faults, "GPUs move, with focus and open details");
+}
+
 // states looks at the golden pages, in all ways.
 async function states(browser) {
   const pages = await serve(root, headers);
   try {
     for (const name of pages.names) {
       const faults = [];
-      for (const size of ["desktop", "narrow"]) {
+      for (const size of ["desktop", "narrow", "wide"]) {
         for (const scheme of schemes) {
           const page = await open(browser, pages.url + name, { size, scheme });
           page.what = `${name}, ${size} ${scheme}`;
@@ -212,7 +294,7 @@ async function states(browser) {
           await close(page);
         }
       }
-      report(name, faults, "axe-core, width, console and network, in four ways");
+      report(name, faults, "axe-core, width, console and network, in six ways");
     }
   } finally {
     await pages.stop();
@@ -225,7 +307,7 @@ const browser = await launch();
 let headers = {}; // of podgauge's own page
 try {
   console.log(`${await browser.version()}, ${node.url.replace(/:\d+\/$/, "")}`);
-  for (const part of [live, strangers, atRest, withoutScript, outage, anotherVersion, states]) {
+  for (const part of [live, strangers, atRest, filters, columns, withoutScript, outage, anotherVersion, order, states]) {
     await part(browser, node).catch((error) => report(part.name, [error.message]));
   }
 } finally {

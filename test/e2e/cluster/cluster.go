@@ -40,6 +40,8 @@ type Cluster struct {
 
 	identities clusterIdentities
 	api        rest.Interface // the administrator's client
+	level      PodSecurity
+	apiServer  *node.Process // of the newest startAPIServer
 }
 
 // Options returns the node's options for a cluster.
@@ -67,14 +69,12 @@ func Up(ctx context.Context, n *node.RealNode, level PodSecurity) (*Cluster, err
 	if err := ids.addUsers(server, userGroups(node.Name)); err != nil {
 		return nil, err
 	}
-	c := &Cluster{Node: n, Kubeconfig: ids.kubeconfig("admin"), identities: ids}
+	c := &Cluster{Node: n, Kubeconfig: ids.kubeconfig("admin"), identities: ids, level: level}
 	if c.api, err = newClient(c.Kubeconfig); err != nil {
 		return nil, err
 	}
 	for _, step := range []func(context.Context) error{
-		c.startEtcd,
-		func(ctx context.Context) error { return c.startAPIServer(ctx, level) },
-		c.startControllers, c.startKubelet,
+		c.startEtcd, c.StartAPIServer, c.startControllers, c.startKubelet,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, fmt.Errorf("start cluster (logs in %s): %w", n.Logs, err)

@@ -31,6 +31,7 @@ func TestCluster(t *testing.T) {
 		{"claims have the labels of their pods", claimOwners},
 		{"updates lose nothing", updateRelease},
 		{"alert for a pod that failed on an unhealthy GPU", checkAlert},
+		{"kubectl podgauge shows all nodes, also if one hangs", checkKubectlPlugin},
 		{"helm uninstalls it", uninstallRelease},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.play(ctx, t, s) }) {

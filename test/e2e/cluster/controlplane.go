@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"syscall"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
 	"github.com/podgauge/podgauge/test/e2e/programs"
@@ -29,22 +30,25 @@ const podSecurity = `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "Admis
   }
 }]}`
 
-func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
+// StartAPIServer starts the API server and waits until it is ready.
+func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	binary, err := programs.ControlPlane.Binary("kube-apiserver")
 	if err != nil {
 		return err
 	}
 	// Pods reach the API server at the address of the service, without kube-proxy.
 	redirect := fmt.Sprintf("-d %s/32 -p tcp --dport 443 -j DNAT --to-destination %s:%d", serviceIP, c.Node.IP(), apiPort)
-	if _, err := c.Node.Shell(ctx, fmt.Sprintf("iptables -t nat -A PREROUTING %s\niptables -t nat -A OUTPUT %s", redirect, redirect)); err != nil {
-		return err
+	if c.apiServer == nil {
+		if _, err := c.Node.Shell(ctx, fmt.Sprintf("iptables -t nat -A PREROUTING %s\niptables -t nat -A OUTPUT %s", redirect, redirect)); err != nil {
+			return err
+		}
 	}
 	admission := c.identities.file("admission.json")
-	if err := os.WriteFile(admission, fmt.Appendf(nil, podSecurity, level), 0o644); err != nil {
+	if err := os.WriteFile(admission, fmt.Appendf(nil, podSecurity, c.level), 0o644); err != nil {
 		return err
 	}
 	accounts := c.identities.file("service-accounts.key")
-	_, err = c.Node.Start(ctx, "kube-apiserver", []string{
+	c.apiServer, err = c.Node.Start(ctx, "kube-apiserver", []string{
 		binary,
 		fmt.Sprintf("--etcd-servers=http://%s:2379", c.Node.IP()),
 		"--bind-address=" + c.Node.IP(), fmt.Sprintf("--secure-port=%d", apiPort), "--service-cluster-ip-range=" + serviceSubnet,
@@ -56,6 +60,12 @@ func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
 		"--service-account-key-file=" + accounts, "--service-account-signing-key-file=" + accounts,
 		"--kubelet-preferred-address-types=InternalIP",
 	}, func(ctx context.Context) error { return c.Get(ctx, "/readyz", nil) })
+	return err
+}
+
+// StopAPIServer kills the API server.
+func (c *Cluster) StopAPIServer(ctx context.Context) error {
+	_, err := c.apiServer.Stop(ctx, syscall.SIGKILL)
 	return err
 }
 

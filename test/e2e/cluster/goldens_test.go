@@ -48,7 +48,7 @@ func checkGoldens(ctx context.Context, t *testing.T, s *clusterFixture) {
 	printMeasurement(t, "golden cases that the API server takes", fmt.Sprintf("%d of %d", len(cases)-refused, len(cases)))
 }
 
-var namespaced = regexp.MustCompile(`(?m)^  namespace: (\S+)$`)
+var namespaced = regexp.MustCompile(`(?m)^  namespace: '?([^\s']+)'?$`)
 
 // createNamespaces creates the namespaces of a manifest, because a dry run creates none.
 func (s *clusterFixture) createNamespaces(ctx context.Context, t *testing.T, manifest string) {

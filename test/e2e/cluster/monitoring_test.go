@@ -34,13 +34,22 @@ func (s *clusterFixture) startPrometheusOperator(ctx context.Context) error {
 	if err := s.loadProgram(ctx, programs.PrometheusOperator, "operator", "quay.io/prometheus-operator/prometheus-operator:"+programs.PrometheusOperator.Version); err != nil {
 		return err
 	}
-	if err := s.applyDefinitions(ctx, filepath.Join(source, "example", "prometheus-operator-crd")); err != nil {
+	if err := s.installMonitoringKinds(ctx); err != nil {
 		return err
 	}
 	if _, err := s.Kubectl(ctx, "apply", "--filename="+filepath.Join(source, "example", "rbac", "prometheus-operator")); err != nil {
 		return err
 	}
 	return s.waitForRollout(ctx, "default", "deployment/prometheus-operator")
+}
+
+// installMonitoringKinds installs the definitions of the Prometheus operator's kinds.
+func (s *clusterFixture) installMonitoringKinds(ctx context.Context) error {
+	source, err := programs.PrometheusOperator.Source(ctx)
+	if err != nil {
+		return err
+	}
+	return s.applyDefinitions(ctx, filepath.Join(source, "example", "prometheus-operator-crd"))
 }
 
 // installOpenShiftKinds installs the definition of OpenShift's SecurityContextConstraints.

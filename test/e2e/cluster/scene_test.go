@@ -50,7 +50,12 @@ type clusterFixture struct {
 
 func newClusterFixture(ctx context.Context, t *testing.T) *clusterFixture {
 	t.Helper()
-	n := node.ForTest(ctx, t, cluster.Options())
+	return newClusterFixtureOf(ctx, t, cluster.Options())
+}
+
+func newClusterFixtureOf(ctx context.Context, t *testing.T, o node.Options) *clusterFixture {
+	t.Helper()
+	n := node.ForTest(ctx, t, o)
 	begin := time.Now()
 	c, err := cluster.Up(ctx, n, "baseline")
 	if err != nil {

@@ -12,8 +12,11 @@ import (
 // ClusterVersion is the Kubernetes version of a cluster.
 const ClusterVersion = "v1.37.1"
 
+// OlderVersion is a Kubernetes version whose kubelet has no Pods API.
+const OlderVersion = "v1.36.3"
+
 // KubeletVersions returns the versions under test. The first is that of tests without KUBELET_VERSION.
-func KubeletVersions() []string { return []string{ClusterVersion, "v1.36.3"} }
+func KubeletVersions() []string { return []string{ClusterVersion, OlderVersion} }
 
 // Kubelet returns the kubelet of a version.
 func Kubelet(version string) BuildSpec {
@@ -86,5 +89,5 @@ func OfCluster() []BuildSpec {
 
 // OfMonitoredCluster returns OfCluster and the programs that the tests run in the cluster.
 func OfMonitoredCluster() []BuildSpec {
-	return append(OfCluster(), KubeStateMetrics, PrometheusOperator, Prometheus)
+	return append(OfCluster(), Kubelet(OlderVersion), KubeStateMetrics, PrometheusOperator, Prometheus)
 }

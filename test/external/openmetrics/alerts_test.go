@@ -113,6 +113,9 @@ func TestAlerts(t *testing.T) {
 		for _, text := range r.Annotations {
 			checkFamiliesExist(t, all, r.Alert, text)
 		}
+		for _, without := range dropsCluster(expr) {
+			t.Errorf("%s drops the label cluster: %s", r.Alert, without)
+		}
 		for _, l := range missingFrom(requiredSummaryLabels(expr), labelsIn(r.Annotations["summary"])) {
 			t.Errorf("the summary of %s does not name its %s", r.Alert, l)
 		}
@@ -121,6 +124,24 @@ func TestAlerts(t *testing.T) {
 		t.Errorf("%d alerts", len(named))
 	}
 	checkRunbooks(t, all, named)
+}
+
+// dropsCluster returns the aggregations and joins of an expression that do not keep clusters apart. absent() has no labels.
+func dropsCluster(expr parser.Expr) (drop []string) {
+	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
+		switch e := n.(type) {
+		case *parser.AggregateExpr:
+			if e.Without || !slices.Contains(e.Grouping, "cluster") {
+				drop = append(drop, e.String())
+			}
+		case *parser.BinaryExpr:
+			if e.VectorMatching != nil && e.VectorMatching.On && !slices.Contains(e.VectorMatching.MatchingLabels, "cluster") {
+				drop = append(drop, e.String())
+			}
+		}
+		return nil
+	})
+	return drop
 }
 
 // requiredSummaryLabels are the labels of an alert that its summary has to name: where it is, and whose.
@@ -160,6 +181,10 @@ func checkRunbooks(t *testing.T, all familyCatalogue, named map[string]bool) {
 		checkFamiliesExist(t, all, file, text)
 		checkRunbookQueries(t, all, file, text)
 		checkRunbookSets(t, file, text)
+		// The first line finds the pods, or the pod of the node and what it reports.
+		if !regexp.MustCompile(`^# \w+\n\n    (pod=\$\(kubectl [^\n]*spec\.nodeName=NODE[^\n]*-- podgauge status|kubectl [^\n]*get pod[^\n]*)\n`).MatchString(text) {
+			t.Errorf("%s does not begin with a command", file)
+		}
 		for _, part := range []string{"# " + name + "\n", "\n## Look\n", "\n## Do\n", "\n## Harmless when\n"} {
 			if !strings.Contains(text, part) {
 				t.Errorf("%s lacks %q", file, part)
@@ -177,7 +202,7 @@ func checkRunbookQueries(t *testing.T, all familyCatalogue, file, text string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
 		query, ok := strings.CutPrefix(line, "    ")
-		if !ok || strings.HasPrefix(query, "podgauge ") || strings.HasPrefix(query, "kubectl ") {
+		if !ok || strings.HasPrefix(query, "pod=$(kubectl ") || strings.HasPrefix(query, "kubectl ") {
 			continue
 		}
 		if _, wrong := all.checkExpr(blank.ReplaceAllString(query, `=~".+"`)); len(wrong) > 0 {
@@ -226,7 +251,7 @@ func TestXids(t *testing.T) {
 		parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
 			if s, ok := n.(*parser.VectorSelector); ok {
 				for _, m := range s.LabelMatchers {
-					if m.Name == "xid" || m.Name == "reason" {
+					if m.Name == "xid" || m.Name == "reason" && matchers[r.Alert] == nil {
 						matchers[r.Alert] = m
 					}
 				}

@@ -56,27 +56,44 @@ type panelTransform struct {
 	} `json:"options"`
 }
 
-// TestRecordingRules: each rule is one that Prometheus takes, over families that there are, and
-// has the labels that its name says.
+// TestRecordingRules: each rule is one that Prometheus takes, over families that exist, keeps the clusters apart, and has the labels of
+// its name.
 func TestRecordingRules(t *testing.T) {
 	for _, r := range recordingRules(t) {
 		a := exprChecker{familyCatalogue: readCatalogue(t)}
-		expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
-		if err != nil {
-			t.Fatalf("%s: %v", r.Record, err)
+		a.labels(parseRecording(t, r))
+		if got, want := slices.Sorted(maps.Keys(recordedLabels(t, r))), levelLabels(r.Record); !slices.Equal(got, want) {
+			t.Errorf("%s has the labels %s, want %s", r.Record, got, want)
 		}
-		level, _, _ := strings.Cut(r.Record, ":")
-		if got := strings.Join(slices.Sorted(maps.Keys(a.labels(expr))), "_"); got != sortedLevel(level) {
-			t.Errorf("%s has the labels %s", r.Record, got)
-		}
-		for _, wrong := range a.wrong {
+		for _, wrong := range append(a.wrong, dropsCluster(parseRecording(t, r))...) {
 			t.Errorf("%s: %s", r.Record, wrong)
 		}
 	}
 }
 
-func sortedLevel(level string) string {
-	return strings.Join(slices.Sorted(slices.Values(strings.Split(level, "_"))), "_")
+func parseRecording(t *testing.T, r rulefmt.Rule) parser.Expr {
+	t.Helper()
+	expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
+	if err != nil {
+		t.Fatalf("%s: %v", r.Record, err)
+	}
+	return expr
+}
+
+// recordedLabels returns the labels of a recorded series.
+func recordedLabels(t *testing.T, r rulefmt.Rule) labelValuesByName {
+	t.Helper()
+	a := exprChecker{familyCatalogue: readCatalogue(t)}
+	return a.labels(parseRecording(t, r))
+}
+
+// levelLabels returns the labels that a name begins with. A device's and a container's labels are a word each.
+func levelLabels(record string) []string {
+	level, _, _ := strings.Cut(record, ":")
+	level = strings.NewReplacer("mig_profile", "mig profile", "_", ",", "device", "node,gpu,uuid,mig uuid", "container", "namespace,pod,container").Replace(level)
+	found := strings.Split(strings.ReplaceAll("cluster,"+level, " ", "_"), ",")
+	slices.Sort(found)
+	return found
 }
 
 func recordingRules(t *testing.T) (all []rulefmt.Rule) {
@@ -104,8 +121,7 @@ func TestDashboards(t *testing.T) {
 	}
 	families := readCatalogue(t)
 	for _, r := range recordingRules(t) {
-		level, _, _ := strings.Cut(r.Record, ":")
-		families[r.Record] = keepLabels(nil, strings.Split(level, "_"))
+		families[r.Record] = recordedLabels(t, r)
 	}
 	var all []dashboardModel
 	for _, file := range files {
@@ -120,8 +136,8 @@ func TestDashboards(t *testing.T) {
 		for _, wrong := range families.checkDashboard(b) {
 			t.Errorf("%s: %s", filepath.Base(file), wrong)
 		}
-		if used := strings.Count(string(text), `node_model:`); used > 0 != strings.Contains(file, "recorded") {
-			t.Errorf("%s asks %d times for series that have to be recorded", file, used)
+		for _, wrong := range b.mixedSources(filepath.Base(file) == "fleet.json") {
+			t.Errorf("%s: %s", filepath.Base(file), wrong)
 		}
 		all = append(all, b)
 	}
@@ -169,7 +185,37 @@ func (c familyCatalogue) checkExpr(expr string) (labelValuesByName, []string) {
 	return a.labels(parsed), a.wrong
 }
 
+// joinsClusters returns the joins of an expression that do not keep clusters apart.
+func joinsClusters(text string) (wrong []string) {
+	expr, err := parser.NewParser(parser.Options{}).ParseExpr(text)
+	if err != nil {
+		return nil
+	}
+	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
+		e, ok := n.(*parser.BinaryExpr)
+		if ok && e.VectorMatching != nil && len(e.VectorMatching.MatchingLabels) > 0 && !slices.Contains(e.VectorMatching.MatchingLabels, "cluster") {
+			wrong = append(wrong, e.String())
+		}
+		return nil
+	})
+	return wrong
+}
+
+// mixedSources returns the queries that read recorded series although the dashboard works without the recording rules, or the reverse.
+func (b dashboardModel) mixedSources(recorded bool) (wrong []string) {
+	recordPattern := regexp.MustCompile(`\w:\w`)
+	for _, p := range b.Panels {
+		for _, q := range p.Targets {
+			if recordPattern.MatchString(q.Expr) != recorded || recorded && rawFamilyPattern.MatchString(q.Expr) {
+				wrong = append(wrong, p.Title+": "+q.Expr+": recorded and raw series")
+			}
+		}
+	}
+	return wrong
+}
+
 var (
+	rawFamilyPattern    = regexp.MustCompile(`(?:^|[^\w:])(?:nvidia_gpu|podgauge)_\w+`)
 	variableNamePattern = regexp.MustCompile(`\$(\w+)`)
 	labelValuesPattern  = regexp.MustCompile(`^label_values\((.*), *(\w+)\)$`)
 	legendLabelPattern  = regexp.MustCompile(`{{(\w+)}}`)
@@ -177,9 +223,12 @@ var (
 
 // checkDashboard is what is wrong with a dashboard.
 func (c familyCatalogue) checkDashboard(b dashboardModel) (wrong []string) {
-	variables := map[string]string{"__range": "6h", "__rate_interval": "2m"}
+	variables := map[string]string{"__range": "6h", "__rate_interval": "2m", "__interval": "1h"}
 	for _, v := range b.Templating.List {
 		variables[v.Name] = "a|b"
+		if v.Type == "textbox" {
+			variables[v.Name] = "0.3"
+		}
 	}
 	ask := func(where, expr string) labelValuesByName {
 		expr = variableNamePattern.ReplaceAllStringFunc(expr, func(name string) string {
@@ -189,6 +238,9 @@ func (c familyCatalogue) checkDashboard(b dashboardModel) (wrong []string) {
 			}
 			return value
 		})
+		for _, without := range joinsClusters(expr) {
+			wrong = append(wrong, where+": a join across clusters: "+without)
+		}
 		of, ails := c.checkExpr(expr)
 		for _, what := range ails {
 			wrong = append(wrong, where+": "+what)

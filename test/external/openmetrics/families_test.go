@@ -23,12 +23,17 @@ type labelValuesByName map[string]labelValueSet
 type labelValueSet map[string]bool
 
 // targetLabels are labels that Prometheus adds: of the target, and by relabelling (docs/operations.md).
-var targetLabels = []string{"node", "instance", "job"}
+var targetLabels = []string{"cluster", "node", "instance", "job"}
 
 // externalFamilies are families that somebody else writes.
 var externalFamilies = map[string][]string{
-	"kube_pod_status_phase":         {"namespace", "pod", "phase"}, // kube-state-metrics
-	"up":                            nil,                           // Prometheus
+	"kube_pod_status_phase":                          {"namespace", "pod", "phase"}, // kube-state-metrics
+	"kube_pod_status_unschedulable":                  {"namespace", "pod"},
+	"kube_pod_container_resource_requests":           {"namespace", "pod", "container", "resource"},
+	"kube_daemonset_status_desired_number_scheduled": {"namespace", "daemonset"},
+	"kube_daemonset_status_number_ready":             {"namespace", "daemonset"},
+	"kube_daemonset_status_updated_number_scheduled": {"namespace", "daemonset"},
+	"up":                            nil, // Prometheus
 	"process_cpu_seconds_total":     nil,
 	"process_resident_memory_bytes": nil,
 }
@@ -117,6 +122,9 @@ func (a *exprChecker) labels(expr parser.Expr) labelValuesByName {
 	case *parser.AggregateExpr:
 		of := a.labels(e.Expr)
 		a.requireLabels(of, e.Grouping, e)
+		if e.Op == parser.TOPK || e.Op == parser.BOTTOMK {
+			return of
+		}
 		if !e.Without {
 			return keepLabels(of, e.Grouping)
 		}

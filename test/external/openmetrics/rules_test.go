@@ -191,38 +191,67 @@ func (s *recordedSeries) record(t *testing.T, promQL parser.Parser, text string,
 	*s = append(*s, storage.NewListSeries(of, points))
 }
 
-// firingLabels evaluates a rule from the beginning of the record, and tells for which labels it
-// fires in the end.
+// firingLabels returns the labels for which a rule fires at a time, evaluated from the beginning of the record.
 func (s recordedSeries) firingLabels(t *testing.T, engine *promql.Engine, rule rulefmt.Rule, interval, end time.Duration) []string {
 	t.Helper()
-	since := map[string]time.Duration{}
-	firing := []string{}
-	for now := time.Duration(0); now <= end; now += interval {
-		active := map[string]time.Duration{}
-		firing = firing[:0]
-		for _, of := range s.query(t, engine, rule.Expr, now) {
-			name := of.String()
-			if began, ok := since[name]; ok {
-				active[name] = began
-			} else {
-				active[name] = now
-			}
-			if now-active[name] >= time.Duration(rule.For) {
-				b := labels.NewBuilder(of)
-				for name, value := range rule.Labels {
-					b.Set(name, value)
-				}
-				firing = append(firing, b.Labels().String())
-			}
-		}
-		since = active
+	var firing []string
+	for _, alert := range s.evaluate(t, engine, rule, interval, end)[end/interval] {
+		firing = append(firing, alert.String())
 	}
 	slices.Sort(firing)
 	return firing
 }
 
+// activeAlert is the state of an alert between evaluations of its rule.
+type activeAlert struct {
+	labels              labels.Labels
+	since, lastTrue     time.Duration
+	firing, isTrueAgain bool
+}
+
+// evaluate evaluates a rule at each interval as Prometheus does, and returns the labels of the firing alerts of each evaluation.
+func (s recordedSeries) evaluate(t *testing.T, engine *promql.Engine, rule rulefmt.Rule, interval, end time.Duration) (firing [][]labels.Labels) {
+	t.Helper()
+	active := map[string]*activeAlert{}
+	for now := time.Duration(0); now <= end; now += interval {
+		for _, of := range s.query(t, engine, rule.Expr, now) {
+			alert := active[of.String()]
+			if alert == nil {
+				b := labels.NewBuilder(of)
+				for name, value := range rule.Labels {
+					b.Set(name, value)
+				}
+				alert = &activeAlert{labels: b.Labels(), since: now}
+				active[of.String()] = alert
+			}
+			alert.lastTrue, alert.isTrueAgain = now, true
+		}
+		firing = append(firing, nil)
+		for key, alert := range active {
+			alert.firing = alert.firing || alert.isTrueAgain && now-alert.since >= time.Duration(rule.For)
+			if !alert.isTrueAgain && (!alert.firing || now-alert.lastTrue > time.Duration(rule.KeepFiringFor)) {
+				delete(active, key)
+			} else if alert.firing {
+				firing[len(firing)-1] = append(firing[len(firing)-1], alert.labels)
+			}
+			alert.isTrueAgain = false
+		}
+	}
+	return firing
+}
+
 // query evaluates an expression, and returns the labels of what comes of it.
 func (s recordedSeries) query(t *testing.T, engine *promql.Engine, expr string, now time.Duration) []labels.Labels {
+	t.Helper()
+	var found []labels.Labels
+	for _, sample := range s.samples(t, engine, expr, now) {
+		found = append(found, sample.Metric.DropReserved(func(name string) bool { return name == model.MetricNameLabel }))
+	}
+	return found
+}
+
+// samples evaluates an expression.
+func (s recordedSeries) samples(t *testing.T, engine *promql.Engine, expr string, now time.Duration) promql.Vector {
 	t.Helper()
 	query, err := engine.NewInstantQuery(t.Context(), s, nil, expr, time.UnixMilli(now.Milliseconds()))
 	if err != nil {
@@ -231,13 +260,9 @@ func (s recordedSeries) query(t *testing.T, engine *promql.Engine, expr string, 
 	defer query.Close()
 	vector, err := query.Exec(t.Context()).Vector()
 	if err != nil {
-		t.Fatalf("at %s: %v", now, err)
+		t.Fatalf("at %s: %v: %s", now, err, expr)
 	}
-	var found []labels.Labels
-	for _, sample := range vector {
-		found = append(found, sample.Metric.DropReserved(func(name string) bool { return name == model.MetricNameLabel }))
-	}
-	return found
+	return slices.Clone(vector)
 }
 
 // Querier is storage.Queryable's: the engine leaves out what is not of its time.

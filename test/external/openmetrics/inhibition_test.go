@@ -1,0 +1,170 @@
+package openmetrics
+
+import (
+	"cmp"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/alertmanager/alert"
+	amcommon "github.com/prometheus/alertmanager/config/common"
+	"github.com/prometheus/alertmanager/eventrecorder"
+	"github.com/prometheus/alertmanager/inhibit"
+	amlabels "github.com/prometheus/alertmanager/pkg/labels"
+	"github.com/prometheus/alertmanager/provider/mem"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	inhibitionFile = "../../../deploy/alertmanager/podgauge.inhibit.yaml"
+	xid79File      = "../../../deploy/rules/podgauge-xid79_test.yaml"
+	xid79Duration  = 100 * time.Minute
+)
+
+// firingAlert is an alert with its name.
+type firingAlert struct {
+	name   string
+	labels model.LabelSet
+}
+
+// TestXid79RaisesOnePage evaluates all alerts over a fault from Xid 79 to the GPU's recovery, and has Alertmanager's inhibitor mute what
+// it mutes: one alert is left while the GPU is lost, no second page until the end, and no late message about the GPU's pod.
+func TestXid79RaisesOnePage(t *testing.T) {
+	rules := inhibitionRules(t)
+	pages, all := map[string]bool{}, map[string]bool{}
+	for minute, firing := range firingAlerts(t, xid79File, xid79Duration) {
+		var notified []string
+		for _, a := range unmuted(t, rules, firing) {
+			notified = append(notified, a.name)
+			if a.labels["severity"] == "critical" {
+				pages[a.labels.String()] = true
+			}
+		}
+		isLost := slices.ContainsFunc(firing, func(a firingAlert) bool { return a.name == "PodgaugeGpuLost" })
+		if isLost && !slices.Equal(notified, []string{"PodgaugeGpuLost"}) {
+			t.Errorf("minute %d: notified of %q", minute, notified)
+		}
+		if slices.Contains(notified, "PodgaugePodFailedOnUnhealthyDevice") {
+			t.Errorf("minute %d: notified of the pod of the lost GPU", minute)
+		}
+		for _, a := range firing {
+			all[a.name] = true
+		}
+	}
+	if len(pages) != 1 {
+		t.Errorf("pages: %q", slices.Sorted(maps.Keys(pages)))
+	}
+	// The fault has all these consequences.
+	for _, name := range []string{"DeviceUnhealthy", "FabricNotReady", "HardwareXid", "NvlinkDown", "PodFailedOnUnhealthyDevice", "RecoveryActionWanted", "UnhealthyDeviceHeld"} {
+		if !all["Podgauge"+name] {
+			t.Errorf("Podgauge%s does not fire: the test proves nothing about it", name)
+		}
+	}
+}
+
+// TestInhibitionNames checks that the inhibition rules name alerts that exist, and mute no page by a lesser alert.
+func TestInhibitionNames(t *testing.T) {
+	severities := map[string]string{}
+	for _, r := range alertRules(t) {
+		severities[r.Alert] = r.Labels["severity"]
+	}
+	for i, rule := range inhibitionRules(t) {
+		sources, targets := matchingNames(rule.SourceMatchers, severities), matchingNames(rule.TargetMatchers, severities)
+		if len(sources) == 0 || len(targets) == 0 {
+			t.Errorf("rule %d: sources %q, targets %q", i, sources, targets)
+		}
+		for _, m := range append(slices.Clone(rule.SourceMatchers), rule.TargetMatchers...) {
+			for _, name := range strings.FieldsFunc(m.Value, func(r rune) bool { return strings.ContainsRune("()|", r) }) {
+				name = "Podgauge" + strings.TrimPrefix(name, "Podgauge")
+				if severities[name] == "" && !strings.HasSuffix(name, "+") && name != "Podgauge" {
+					t.Errorf("rule %d: no alert is called %s", i, name)
+				}
+			}
+		}
+		for _, source := range sources {
+			for _, target := range targets {
+				if severities[target] == "critical" && severities[source] != "critical" {
+					t.Errorf("rule %d: %s, a page, is muted by %s", i, target, source)
+				}
+			}
+		}
+	}
+}
+
+// matchingNames returns the alerts that matchers select by their name.
+func matchingNames(matchers amcommon.Matchers, severities map[string]string) (names []string) {
+	for name := range severities {
+		if !slices.ContainsFunc(matchers, func(m *amlabels.Matcher) bool { return m.Name == "alertname" && !m.Matches(name) }) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// inhibitionRules reads the rules with Alertmanager's own parser.
+func inhibitionRules(t *testing.T) []amcommon.InhibitRule {
+	t.Helper()
+	var file struct {
+		InhibitRules []amcommon.InhibitRule `yaml:"inhibit_rules"`
+	}
+	if err := yaml.Unmarshal([]byte(readFile(t, inhibitionFile)), &file); err != nil || len(file.InhibitRules) == 0 {
+		t.Fatalf("%s: %d rules, %v", inhibitionFile, len(file.InhibitRules), err)
+	}
+	return file.InhibitRules
+}
+
+// firingAlerts returns the firing alerts of each minute of the series of a test file.
+func firingAlerts(t *testing.T, file string, duration time.Duration) [][]firingAlert {
+	t.Helper()
+	promQL := parser.NewParser(parser.Options{})
+	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
+	var recorded recordedSeries
+	for _, s := range readRuleTests(t, file).Tests[0].InputSeries {
+		recorded.record(t, promQL, s.Series+" "+s.Values, time.Minute)
+	}
+	minutes := make([][]firingAlert, duration/time.Minute+1)
+	for _, rule := range alertRules(t) {
+		for minute, firing := range recorded.evaluate(t, engine, rule, time.Minute, duration) {
+			for _, of := range firing {
+				set := model.LabelSet{"alertname": model.LabelValue(rule.Alert)}
+				for name, value := range of.Map() {
+					set[model.LabelName(name)] = model.LabelValue(value)
+				}
+				minutes[minute] = append(minutes[minute], firingAlert{rule.Alert, set})
+			}
+		}
+	}
+	return minutes
+}
+
+// unmuted returns the alerts that Alertmanager's inhibitor does not mute.
+func unmuted(t *testing.T, rules []amcommon.InhibitRule, firing []firingAlert) []firingAlert {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	alerts, err := mem.NewAlerts(t.Context(), time.Hour, 0, nil, log, eventrecorder.NopRecorder(), prometheus.NewRegistry(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer alerts.Close()
+	now := time.Now()
+	for _, a := range firing {
+		one := &alert.Alert{Alert: model.Alert{Labels: a.labels, StartsAt: now, EndsAt: now.Add(time.Hour)}, UpdatedAt: now}
+		if err := alerts.Put(t.Context(), one); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inhibitor := inhibit.NewInhibitor(alerts, rules, log, eventrecorder.NopRecorder())
+	go inhibitor.Run()
+	defer inhibitor.Stop()
+	inhibitor.WaitForLoading()
+	left := slices.DeleteFunc(slices.Clone(firing), func(a firingAlert) bool { return inhibitor.Mutes(t.Context(), a.labels) })
+	slices.SortFunc(left, func(a, b firingAlert) int { return cmp.Compare(a.name, b.name) })
+	return left
+}
