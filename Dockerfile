@@ -37,7 +37,7 @@ COPY --from=build /out/podgauge /usr/bin/podgauge
 # The kubelet's pod-resources folder is 0750 and root's: uid 0 is let in as its owner, without a capability.
 USER 0:0
 # No NVIDIA_VISIBLE_DEVICES: where the default runtime is NVIDIA's, whatever is started from this image would be given
-# all GPUs, and would not start without a driver. Who wants that says so in the pod (docs/driver.md).
+# all GPUs, and would not start without a driver. Who wants that says so in the pod (docs/how-to/driver.md).
 EXPOSE 9400
 ENTRYPOINT ["/usr/bin/podgauge"]
 ARG VERSION=dev

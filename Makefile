@@ -67,7 +67,7 @@ dashboards-check: build ## real Prometheus answers what the dashboards ask, and 
 
 FLEET ?= $(HOME)/.cache/podgauge-fleet
 
-fleet-check: build ## the dashboards over six hours of 500 nodes, in real Prometheus and in a cluster of Thanos; writes docs/scale.md; FLEET has Thanos and the data; needs 10 GB of memory
+fleet-check: build ## the dashboards over six hours of 500 nodes, in real Prometheus and in a cluster of Thanos; writes docs/explanation/scale.md; FLEET has Thanos and the data; needs 10 GB of memory
 	which prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
 	test/dashboards/build-thanos $(FLEET)
 	PODGAUGE_FLEET=$(FLEET) go test -count=1 -timeout 2h -v -run 'TestFleet$$' ./test/dashboards -write
@@ -123,7 +123,7 @@ churn: build ## a thousand pods' comings and goings, simulated and on the real n
 xids: build ## from the driver's report to the kubelet, 200 times; as root
 	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_XIDS=200 go test -count=1 -timeout 20m -v -run 'TestEventLatency$$' .
 
-bench: ## results are in docs/benchmarks.md
+bench: ## results are in docs/contributing/benchmarks.md
 	go test -run '^$$' -bench . -benchmem ./...
 
 RELEASE ?= $(shell sed -n 's/^appVersion: //p' deploy/helm/podgauge/Chart.yaml)
@@ -137,5 +137,5 @@ bench-peers: build ## podgauge and its peers in one run, in turns; HOUR=1: memor
 bench-idle: build ## what wakes an idle process; with strace, by system call
 	PODGAUGE_IDLE=default go test -count=1 -v -run TestIdleMinute ./test/peers
 
-gpu: build ## on a machine with an NVIDIA GPU; results are in docs/hardware.md
+gpu: build ## on a machine with an NVIDIA GPU; results are in docs/contributing/hardware.md
 	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./internal/nvml/...

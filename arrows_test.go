@@ -126,7 +126,7 @@ func TestImportsFollowTheArrows(t *testing.T) {
 }
 
 // TestProgramWithoutTemplates checks that no dependency brings html/template, which keeps the linker from dropping unused methods: 3.3 MB of
-// the binary (docs/adr/0014-web-config.md).
+// the binary (docs/contributing/adr/0014-web-config.md).
 func TestProgramWithoutTemplates(t *testing.T) {
 	packages, err := exec.Command("go", "list", "-deps", "-tags", "grpcnotrace", "./cmd/podgauge").Output()
 	if err != nil {

@@ -185,7 +185,7 @@ var goFile = regexp.MustCompile("`([a-z0-9_]+(?:/[a-z0-9_]+)*\\.go)`")
 
 // TestGoFiles checks that the Go files that contributors are sent to exist.
 func TestGoFiles(t *testing.T) {
-	for page, least := range map[string]int{"docs/architecture.md": 25, "CONTRIBUTING.md": 5} {
+	for page, least := range map[string]int{"docs/explanation/architecture.md": 25, "CONTRIBUTING.md": 5} {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)

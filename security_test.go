@@ -25,16 +25,16 @@ func TestStartsNothing(t *testing.T) {
 	}
 	for _, p := range packages {
 		if p == "os/exec" || p == "plugin" || strings.HasPrefix(p, "k8s.io/client-go") {
-			t.Errorf("%s is linked, and docs/security.md says that it is not", p)
+			t.Errorf("%s is linked, and docs/explanation/security.md says that it is not", p)
 		}
 	}
 }
 
 var fuzzTarget = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
 
-// TestFuzzTargets: docs/security.md has each, and none that there is not.
+// TestFuzzTargets: docs/explanation/security.md has each, and none that there is not.
 func TestFuzzTargets(t *testing.T) {
-	page, err := os.ReadFile("docs/security.md")
+	page, err := os.ReadFile("docs/explanation/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestFuzzTargets(t *testing.T) {
 		source, err := os.ReadFile(file)
 		for _, name := range fuzzTarget.FindAllStringSubmatch(string(source), -1) {
 			if told[name[1]]--; told[name[1]] < 0 {
-				t.Errorf("docs/security.md does not have %s of %s", name[1], path.Dir(file))
+				t.Errorf("docs/explanation/security.md does not have %s of %s", name[1], path.Dir(file))
 			}
 		}
 		return err
@@ -64,7 +64,7 @@ func TestFuzzTargets(t *testing.T) {
 	}
 	for name, n := range told {
 		if n > 0 {
-			t.Errorf("docs/security.md has %s once too often", name)
+			t.Errorf("docs/explanation/security.md has %s once too often", name)
 		}
 	}
 }

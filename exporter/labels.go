@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// labelSet selects the labels of a series. The sets are a public contract (docs/adr/0002-label-contract.md).
+// labelSet selects the labels of a series. The sets are a public contract (docs/contributing/adr/0002-label-contract.md).
 type labelSet uint8
 
 const (

@@ -19,7 +19,7 @@ const (
 
 // processUsage attributes the use of shared devices to containers. The series of such a device have no owner. Each container's
 // part comes from its processes, and the rest has families of its own, so that the sum is the device's use
-// (docs/adr/0010-processes-to-containers.md).
+// (docs/contributing/adr/0010-processes-to-containers.md).
 type processUsage struct {
 	resolver      ProcessResolver
 	memoryUsedRow int // -1 without such a row

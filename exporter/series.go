@@ -13,7 +13,7 @@ import (
 const maxUnusedRenderings = 10
 
 // seriesStore holds the series of one rendering after the other. Label text is kept, so a scrape costs the writing of values and
-// not the making of series (docs/benchmarks.md).
+// not the making of series (docs/contributing/benchmarks.md).
 type seriesStore struct {
 	sources     *Sources
 	options     *Options

@@ -15,7 +15,7 @@ import (
 )
 
 // This file owns withdrawn resources: resources without a rule. podgauge serves an owned withdrawn resource while a container has a
-// device and no foreign plugin serves the resource (docs/adr/0015-renamed-resources.md).
+// device and no foreign plugin serves the resource (docs/contributing/adr/0015-renamed-resources.md).
 
 // registeredFile has the names of owned resources. The file lies beside the kubelet's checkpoint and explains the allocations there: a
 // starting kubelet deletes sockets, but no files.

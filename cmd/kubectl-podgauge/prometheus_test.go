@@ -155,7 +155,7 @@ func TestFamilies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile("../../docs/metrics.md")
+	page, err := os.ReadFile("../../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestFamilies(t *testing.T) {
 	}
 	for _, name := range families {
 		if !strings.Contains(string(page), "| `"+name+"`<br>") {
-			t.Errorf("docs/metrics.md lacks %s", name)
+			t.Errorf("docs/reference/metrics.md lacks %s", name)
 		}
 	}
 }

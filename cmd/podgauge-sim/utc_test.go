@@ -10,7 +10,7 @@ import (
 	"github.com/podgauge/podgauge/test/program"
 )
 
-// TestTimesAreInUTC checks the JSON of a process in another time zone: docs/api.md promises UTC.
+// TestTimesAreInUTC checks the JSON of a process in another time zone: docs/reference/api.md promises UTC.
 func TestTimesAreInUTC(t *testing.T) {
 	p := program.Start(t, []string{"TZ=Asia/Tokyo"})
 	response, err := http.Get(strings.Replace(p.URL, "/metrics", "/api/v1/devices", 1))

@@ -13,10 +13,10 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// TestAPIPage: the examples of docs/api.md are what is answered, and its tables have each
+// TestAPIPage: the examples of docs/reference/api.md are what is answered, and its tables have each
 // field.
 func TestAPIPage(t *testing.T) {
-	const file = "../../docs/api.md"
+	const file = "../../docs/reference/api.md"
 	page, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -43,13 +43,13 @@ func TestAPIPage(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if !bytes.Equal(page, want) {
-		t.Errorf("the examples in docs/api.md are not what is answered; run make golden")
+		t.Errorf("the examples in docs/reference/api.md are not what is answered; run make golden")
 	}
 	tables := examples.ReplaceAllString(string(page), "")
 	for _, answer := range []any{api.DevicesResponse{}, api.HoldersResponse{}, api.IncidentsResponse{}} {
 		for _, field := range jsonFields(reflect.TypeOf(answer)) {
 			if !strings.Contains(tables, "`"+field+"`") {
-				t.Errorf("docs/api.md lacks %s of %T", field, answer)
+				t.Errorf("docs/reference/api.md lacks %s of %T", field, answer)
 			}
 		}
 	}

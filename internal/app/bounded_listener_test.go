@@ -222,7 +222,7 @@ func TestBoundedListenerManyClients(t *testing.T) {
 		}
 		admitted = append(admitted, n)
 	}
-	if want := []int{192, 48, 12, 3, 1}; !slices.Equal(admitted, want) { // docs/security.md
+	if want := []int{192, 48, 12, 3, 1}; !slices.Equal(admitted, want) { // docs/explanation/security.md
 		t.Errorf("five clients take %v, want %v", admitted, want)
 	}
 }

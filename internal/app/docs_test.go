@@ -19,10 +19,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// TestMetricsPage: the tables in docs/metrics.md are what the rows are.
+// TestMetricsPage: the tables in docs/reference/metrics.md are what the rows are.
 func TestMetricsPage(t *testing.T) {
 	all := metric.MetricsPerLink()
-	checkTables(t, "../../docs/metrics.md", map[string]string{
+	checkTables(t, "../../docs/reference/metrics.md", map[string]string{
 		"rows": metricsTable(t, all[:len(metric.Metrics())], dcgmByFamily()), "links": metricsTable(t, all[len(metric.Metrics()):], nil),
 		"families": familiesTable(t, exporter.Families()), "own": familiesTable(t, selfFamilies(t)),
 	})
@@ -271,7 +271,7 @@ func distinctTexts(family []device.Metric, text func(device.Metric) string) stri
 	return strings.Join(lines, "<br>")
 }
 
-// TestEachFamilyIsShown: each family of docs/metrics.md is in one golden file at least, with
+// TestEachFamilyIsShown: each family of docs/reference/metrics.md is in one golden file at least, with
 // the kind in the page.
 func TestEachFamilyIsShown(t *testing.T) {
 	if *update {
@@ -294,7 +294,7 @@ func TestEachFamilyIsShown(t *testing.T) {
 			}
 		}
 	}
-	page, err := os.ReadFile("../../docs/metrics.md")
+	page, err := os.ReadFile("../../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,10 +306,10 @@ func TestEachFamilyIsShown(t *testing.T) {
 		case shown[name] == "":
 			t.Errorf("no golden file has %s", name)
 		case shown[name] != "" && shown[name] != kind:
-			t.Errorf("%s is a %s in docs/metrics.md, and a %s in a golden file", name, kind, shown[name])
+			t.Errorf("%s is a %s in docs/reference/metrics.md, and a %s in a golden file", name, kind, shown[name])
 		}
 	}
 	if families := len(exporter.Families()); documented <= families {
-		t.Errorf("docs/metrics.md has %d families, fewer than %d that no row makes", documented, families)
+		t.Errorf("docs/reference/metrics.md has %d families, fewer than %d that no row makes", documented, families)
 	}
 }

@@ -123,9 +123,9 @@ func TestDoctorTables(t *testing.T) {
 	}
 }
 
-// TestDoctorInDocs: docs/operations.md shows what is shown.
+// TestDoctorInDocs: docs/how-to/operations.md shows what is shown.
 func TestDoctorInDocs(t *testing.T) {
-	const file = "../../docs/operations.md"
+	const file = "../../docs/how-to/operations.md"
 	d := doctor.NewReport("node-a", version, brokenNodeFindings(t))
 	checkTables(t, file, map[string]string{"doctor": codeBlock(doctorPage(t, &d, "table"))})
 	page, err := os.ReadFile(file)
@@ -134,7 +134,7 @@ func TestDoctorInDocs(t *testing.T) {
 	}
 	for _, f := range d.Checks {
 		if !strings.Contains(string(page), "\n| "+f.Check+" | ") {
-			t.Errorf("docs/operations.md does not have the check %s", f.Check)
+			t.Errorf("docs/how-to/operations.md does not have the check %s", f.Check)
 		}
 	}
 }

@@ -63,7 +63,7 @@ func (o *options) complete() error {
 	return o.check()
 }
 
-// addFlags declares the flags of the daemon. docs/flags.md is generated from the flags.
+// addFlags declares the flags of the daemon. docs/reference/flags.md is generated from the flags.
 func (o *options) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	o.web.addFlags(f)

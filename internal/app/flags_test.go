@@ -167,9 +167,9 @@ func TestTakenAddress(t *testing.T) {
 	}
 }
 
-// TestFlagTable: the table in docs/flags.md is what the flags are.
+// TestFlagTable: the table in docs/reference/flags.md is what the flags are.
 func TestFlagTable(t *testing.T) {
-	checkTables(t, "../../docs/flags.md", map[string]string{"flags": flagTable(), "commands": commandTable()})
+	checkTables(t, "../../docs/reference/flags.md", map[string]string{"flags": flagTable(), "commands": commandTable()})
 }
 
 func commandTable() string {

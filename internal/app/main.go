@@ -18,7 +18,7 @@ import (
 const (
 	// memoryLimitRatio is Go's share of the cgroup's memory limit. The rest is for the driver's library, sockets and the binary.
 	memoryLimitRatio = 0.75
-	// gcPercent saves 4 MB and costs some µs a scrape (docs/benchmarks.md): the heap is small, and a scrape makes little garbage.
+	// gcPercent saves 4 MB and costs some µs a scrape (docs/contributing/benchmarks.md): the heap is small, and a scrape makes little garbage.
 	gcPercent = 30
 	// startGCPercent lets the heap grow to 16 MB in startTime, more than a start allocates: collections took a third of the CPU time until
 	// the first device list.
@@ -31,7 +31,7 @@ const (
 // precedence.
 //
 // A call into the driver keeps its processor for up to 10 ms: with one processor, scrapes with a slow driver take twice as long. More than
-// two gain nothing, and cost context switches (docs/benchmarks.md).
+// two gain nothing, and cost context switches (docs/contributing/benchmarks.md).
 func Main(p Platform) int {
 	time.Local = time.UTC // of logs, JSON and files
 	if os.Getenv("GOMAXPROCS") == "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// scaleCase is a node of docs/scale.md. A pod holds each of its devices.
+// scaleCase is a node of docs/explanation/scale.md. A pod holds each of its devices.
 type scaleCase struct {
 	name       string
 	models     []*sim.Model
@@ -31,7 +31,7 @@ const stableSeriesFlag = "--metrics.pod-labels=allocation"
 // eightH100 is the node that fleets are made of.
 var eightH100 = slices.Repeat([]*sim.Model{sim.H100}, 8)
 
-// Of the nodes, those of which docs/scale.md computes fleets.
+// Of the nodes, those of which docs/explanation/scale.md computes fleets.
 const (
 	caseAllSeries  = 1
 	caseLeanSeries = 4
@@ -109,7 +109,7 @@ func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 	return c
 }
 
-// Inputs of a fleet's figures, besides the counted series. docs/scale.md has the sources.
+// Inputs of a fleet's figures, besides the counted series. docs/explanation/scale.md has the sources.
 const (
 	selfSeries     = 93   // of podgauge itself, with the set default: not in podgauge_series
 	leanSelfSeries = 10   // with the set minimal
@@ -117,7 +117,7 @@ const (
 	bytesPerSample = 2    // on disk, index included
 )
 
-// TestScalePage: the tables in docs/scale.md are what such nodes show, and what follows from it.
+// TestScalePage: the tables in docs/explanation/scale.md are what such nodes show, and what follows from it.
 func TestScalePage(t *testing.T) {
 	t.Parallel()
 	counts := make([]seriesCount, len(scaleCases))
@@ -137,7 +137,7 @@ func TestScalePage(t *testing.T) {
 	for i, n := range scaleCases {
 		fmt.Fprintf(&nodes, "| %s | %s | %d |\n", n.name, formatNumber(float64(counts[i].series)), counts[i].perPod)
 	}
-	checkTables(t, "../../docs/scale.md", map[string]string{
+	checkTables(t, "../../docs/explanation/scale.md", map[string]string{
 		"nodes": nodes.String(), "all": fleetTable(counts[caseAllSeries].series + selfSeries),
 		"lean": fleetTable(counts[caseLeanSeries].series + leanSelfSeries),
 	})
@@ -182,7 +182,7 @@ func formatBytes(bytes float64) string {
 	panic("not reached")
 }
 
-// TestSilentAlerts: docs/scale.md names the alerts that are silent with the set minimal.
+// TestSilentAlerts: docs/explanation/scale.md names the alerts that are silent with the set minimal.
 func TestSilentAlerts(t *testing.T) { // not beside TestScalePage, which writes the same page
 	minimal := seriesOfSets(t)
 	var silent []string
@@ -193,7 +193,7 @@ func TestSilentAlerts(t *testing.T) { // not beside TestScalePage, which writes 
 			}
 		}
 	}
-	checkTables(t, "../../docs/scale.md", map[string]string{"silent": strings.Join(silent, ", ") + ".\n"})
+	checkTables(t, "../../docs/explanation/scale.md", map[string]string{"silent": strings.Join(silent, ", ") + ".\n"})
 }
 
 // alertGroup is a group of alert rules.
@@ -236,7 +236,7 @@ func firstMatch(expression, text string) string {
 	return ""
 }
 
-// TestAlertTable: docs/operations.md lists all alerts with their defaults.
+// TestAlertTable: docs/how-to/operations.md lists all alerts with their defaults.
 func TestAlertTable(t *testing.T) {
 	var table strings.Builder
 	for _, group := range alertGroups(t) {
@@ -245,12 +245,12 @@ func TestAlertTable(t *testing.T) {
 			fmt.Fprintf(&table, "| %s | %s | %s | %s |\n", alert.link(), alert.severity, alert.delay, alert.threshold)
 		}
 	}
-	checkTables(t, "../../docs/operations.md", map[string]string{"alerts": table.String()})
+	checkTables(t, "../../docs/how-to/operations.md", map[string]string{"alerts": table.String()})
 }
 
-// TestRemoteWriteMatches: the remote-write list of docs/scale.md has all series of the dashboard Fleet.
+// TestRemoteWriteMatches: the remote-write list of docs/explanation/scale.md has all series of the dashboard Fleet.
 func TestRemoteWriteMatches(t *testing.T) {
-	matches := regexp.MustCompile(`(?:regex: |__name__=~)"([^"]+)"`).FindAllStringSubmatch(readFile(t, "../../docs/scale.md"), -1)
+	matches := regexp.MustCompile(`(?:regex: |__name__=~)"([^"]+)"`).FindAllStringSubmatch(readFile(t, "../../docs/explanation/scale.md"), -1)
 	if len(matches) != 2 { // by remote write, and by federation
 		t.Fatalf("%d matches", len(matches))
 	}

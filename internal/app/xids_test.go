@@ -13,9 +13,9 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
-// TestXidsPage: the tables in docs/xids.md are what the rows are.
+// TestXidsPage: the tables in docs/reference/xids.md are what the rows are.
 func TestXidsPage(t *testing.T) {
-	checkTables(t, "../../docs/xids.md", map[string]string{"classes": classesTable(), "xids": xidsTable(), "kinds": eventTypesTable(), "checks": checksTable()})
+	checkTables(t, "../../docs/reference/xids.md", map[string]string{"classes": classesTable(), "xids": xidsTable(), "kinds": eventTypesTable(), "checks": checksTable()})
 }
 
 // classesTable has a line for each class of an Xid.

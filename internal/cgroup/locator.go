@@ -1,7 +1,7 @@
 // Package cgroup finds the container of a process from files of the node.
 //
 // The driver lists processes by pid. The path of a process's cgroup has the pod's UID and the container's id, and the kubelet's log
-// folders map both to names. No token, runtime socket or API server is involved (docs/adr/0010-processes-to-containers.md).
+// folders map both to names. No token, runtime socket or API server is involved (docs/contributing/adr/0010-processes-to-containers.md).
 package cgroup
 
 import (

@@ -1,7 +1,7 @@
 // Package config has the settings of the device plugin: flags, environment variables and a file, spelled as NVIDIA's device plugin
 // spells them.
 //
-// A table (settings.go) has each setting once. The flags, the known keys of the file, the precedence and docs/config.md derive from
+// A table (settings.go) has each setting once. The flags, the known keys of the file, the precedence and docs/reference/config.md derive from
 // the table. A Builder makes Settings, and a Watcher makes new Settings when the file changes.
 package config
 

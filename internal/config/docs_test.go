@@ -14,11 +14,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-var update = flag.Bool("update", false, "write the generated part of docs/config.md, and the chart's schema of a config")
+var update = flag.Bool("update", false, "write the generated part of docs/reference/config.md, and the chart's schema of a config")
 
 // TestDocs: the page's table is what the rows are.
 func TestDocs(t *testing.T) {
-	const file = "../../docs/config.md"
+	const file = "../../docs/reference/config.md"
 	page, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func TestDocs(t *testing.T) {
 
 // TestDocsExamples: the files that the page shows are files that are taken.
 func TestDocsExamples(t *testing.T) {
-	page, err := os.ReadFile("../../docs/config.md")
+	page, err := os.ReadFile("../../docs/reference/config.md")
 	if err != nil {
 		t.Fatal(err)
 	}

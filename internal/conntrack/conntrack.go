@@ -1,6 +1,6 @@
 // Package conntrack replaces github.com/mwitkow/go-conntrack, a dependency of prometheus/common/config. The functions are the same, without
 // metrics and traces. The original imports golang.org/x/net/trace and therefore html/template. Reflection in html/template keeps the linker
-// from dropping unused methods: 3.3 MB of the binary (docs/adr/0014-web-config.md).
+// from dropping unused methods: 3.3 MB of the binary (docs/contributing/adr/0014-web-config.md).
 package conntrack
 
 import (

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// The three identities are distinct types, so the compiler keeps them apart (docs/adr/0001-three-identities.md).
+// The three identities are distinct types, so the compiler keeps them apart (docs/contributing/adr/0001-three-identities.md).
 type (
 	// GPU is the UUID of a physical GPU ("GPU-…"). Driver calls, faults and stalls are per GPU.
 	GPU string

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Limits of recovery (docs/adr/0012-recovery.md).
+// Limits of recovery (docs/contributing/adr/0012-recovery.md).
 const (
 	minPassedChecks      = 3                // in a row, before a device is healthy again
 	flapWindow           = time.Hour        // turns to unhealthy count for this long

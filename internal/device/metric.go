@@ -6,7 +6,7 @@ type Kind uint8
 const (
 	// Gauge is a current value. It carries the device's owner.
 	Gauge Kind = iota
-	// OwnerCounter only rises, and is accumulated per owner of the device (docs/adr/0003-holder-counters.md).
+	// OwnerCounter only rises, and is accumulated per owner of the device (docs/contributing/adr/0003-holder-counters.md).
 	OwnerCounter
 	// FaultCounter only rises and belongs to the device: it carries no owner.
 	FaultCounter
@@ -22,7 +22,7 @@ type Metric struct {
 	Labels []Label
 	// Enum marks the states of an enumeration: 1 if the state holds, otherwise 0.
 	Enum bool
-	// Source lists the functions and field ids of the vendor's library, for docs/metrics.md.
+	// Source lists the functions and field ids of the vendor's library, for docs/reference/metrics.md.
 	Source string
 	// Hardware names the devices with this metric; empty: all.
 	Hardware string

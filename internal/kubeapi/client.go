@@ -1,6 +1,6 @@
 // Package kubeapi is a small client of the Kubernetes API server: single requests, and lists followed by a watch.
 //
-// client-go would double the size of the program (docs/adr/0017-api-server-client.md). The client keeps a single object in
+// client-go would double the size of the program (docs/contributing/adr/0017-api-server-client.md). The client keeps a single object in
 // memory, reads the service account's token before each request and the CA before each connection, because both rotate, and leaves
 // backoff to the caller.
 package kubeapi

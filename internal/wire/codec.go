@@ -1,6 +1,6 @@
 // Package wire reads protobuf messages in place: connections to the kubelet, a gRPC codec, a walk over fields and an interner of strings.
 //
-// Generated messages copy every string: 1,263 allocations for a List of 110 pods. Reading in place needs none (docs/adr/0016-list-decoder.md).
+// Generated messages copy every string: 1,263 allocations for a List of 110 pods. Reading in place needs none (docs/contributing/adr/0016-list-decoder.md).
 package wire
 
 import (

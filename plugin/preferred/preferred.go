@@ -1,7 +1,7 @@
 // Package preferred chooses devices for a container: whole GPUs by links, replicas and MIG devices by load.
 //
 // No call waits or returns an error: the kubelet fails a pod if GetPreferredAllocation returns an error.
-// The order of preference and the reasons are in docs/adr/0006-preferred-allocation.md.
+// The order of preference and the reasons are in docs/contributing/adr/0006-preferred-allocation.md.
 package preferred
 
 import (

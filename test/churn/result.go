@@ -45,7 +45,7 @@ const (
 // Measurement is a line of the report.
 type Measurement struct{ Name, Value string }
 
-// Measurements returns the report, for the log and docs/e2e.md.
+// Measurements returns the report, for the log and docs/contributing/e2e.md.
 func (v VerifyResult) Measurements() []Measurement {
 	slices.Sort(v.Lateness)
 	late := func(share float64) time.Duration {

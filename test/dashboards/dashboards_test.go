@@ -168,7 +168,7 @@ func (c *dashboardRun) checkRecordings(all []alertOrRecording) {
 	c.Logf("%d recording rules", len(all))
 }
 
-// checkBackfill has promtool work the rules out over the past, as docs/dashboards.md says.
+// checkBackfill has promtool work the rules out over the past, as docs/reference/dashboards.md says.
 func (c *dashboardRun) checkBackfill(url, blocks string) {
 	end := c.begin.Add(-10 * time.Minute)
 	out, err := exec.Command("promtool", "tsdb", "create-blocks-from", "rules", "--url="+url, "--output-dir="+blocks,

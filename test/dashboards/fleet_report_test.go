@@ -116,7 +116,7 @@ func total(series map[string]fleetSeries) map[string]fleetSeries {
 	return map[string]fleetSeries{"all": all}
 }
 
-// fleetRow is a row of the table in docs/scale.md.
+// fleetRow is a row of the table in docs/explanation/scale.md.
 type fleetRow struct {
 	what  string
 	cells map[string]string // by engine
@@ -137,7 +137,7 @@ func formatBytes(n float64) string {
 	return fmt.Sprintf("%.0f MB", n/1e6)
 }
 
-// report logs the table, and writes it to docs/scale.md if asked to.
+// report logs the table, and writes it to docs/explanation/scale.md if asked to.
 func (c *fleetRun) report() {
 	var table strings.Builder
 	fmt.Fprintf(&table, "On %s, on a machine with %d processors:\n\n| |", time.Now().Format(time.DateOnly), runtime.NumCPU())
@@ -156,7 +156,7 @@ func (c *fleetRun) report() {
 	if !*writeFleet || c.Failed() || c.fleetModel == nil { // a second run with -keep lacks figures of the writes
 		return
 	}
-	const page, begin, end = "../../docs/scale.md", "<!-- fleet -->\n", "<!-- /fleet -->"
+	const page, begin, end = "../../docs/explanation/scale.md", "<!-- fleet -->\n", "<!-- /fleet -->"
 	text, err := os.ReadFile(page)
 	if err != nil {
 		c.Fatal(err)

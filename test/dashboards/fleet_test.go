@@ -18,7 +18,7 @@ var (
 	fleetHours   = flag.Int("hours", 6, "hours of series, and range of the dashboards")
 	fleetCluster = flag.Bool("cluster", true, "the same with a cluster of Thanos")
 	keepFleet    = flag.Bool("keep", false, "keep the data, and feed none if there are data with the same recording rules")
-	writeFleet   = flag.Bool("write", false, "write the tables to docs/scale.md")
+	writeFleet   = flag.Bool("write", false, "write the tables to docs/explanation/scale.md")
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// What podgauge answers in JSON, as far as tests look at it: by the names of docs/api.md, which are a contract.
+// What podgauge answers in JSON, as far as tests look at it: by the names of docs/reference/api.md, which are a contract.
 type (
 	// apiIncident is what happened to a device.
 	apiIncident struct {

@@ -16,7 +16,7 @@ import (
 )
 
 // TestEventLatency has the GPUs of a machine report Xid 79 one after the other, and looks up in the kubelet's log when it was told. It takes the
-// number of reports from PODGAUGE_XIDS; docs/benchmarks.md has 200.
+// number of reports from PODGAUGE_XIDS; docs/contributing/benchmarks.md has 200.
 func TestEventLatency(t *testing.T) {
 	count, err := strconv.Atoi(cmp.Or(os.Getenv("PODGAUGE_XIDS"), "32"))
 	if err != nil || count < 1 {

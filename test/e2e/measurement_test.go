@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// printMeasurement prints what was measured, in the one form that docs/e2e.md copies.
+// printMeasurement prints what was measured, in the one form that docs/contributing/e2e.md copies.
 func printMeasurement(t *testing.T, what, value string) {
 	t.Helper()
 	t.Logf("figure: %s: %s", what, value)

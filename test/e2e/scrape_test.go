@@ -199,9 +199,9 @@ func isDeviceFamily(name string) bool {
 	return stands || slices.Contains(own, name) || strings.HasPrefix(name, unattributedPrefix) || deviceFamilies()[name]
 }
 
-// deviceFamilies are those that docs/metrics.md, which is a contract, says to be of the device: faults, limits, modes.
+// deviceFamilies are those that docs/reference/metrics.md, which is a contract, says to be of the device: faults, limits, modes.
 var deviceFamilies = sync.OnceValue(func() map[string]bool {
-	page, err := os.ReadFile("../../docs/metrics.md")
+	page, err := os.ReadFile("../../docs/reference/metrics.md")
 	if err != nil {
 		panic(err)
 	}
@@ -214,7 +214,7 @@ var deviceFamilies = sync.OnceValue(func() map[string]bool {
 		}
 	}
 	if len(families) == 0 {
-		panic("docs/metrics.md has no family of the device")
+		panic("docs/reference/metrics.md has no family of the device")
 	}
 	return families
 })

@@ -107,7 +107,7 @@ func TestNothingOfTheBinaryIsIgnored(t *testing.T) {
 			t.Errorf("%s is ignored: %s", file, pattern)
 		}
 	}
-	for _, file := range []string{"bin/podgauge", "docs/api.md", "internal/config/testdata/x", "internal/config/build_test.go", ".git/HEAD"} {
+	for _, file := range []string{"bin/podgauge", "docs/reference/api.md", "internal/config/testdata/x", "internal/config/build_test.go", ".git/HEAD"} {
 		if ignoringPattern(patterns, file) == "" {
 			t.Errorf("%s is not ignored", file)
 		}

@@ -1,4 +1,4 @@
-// Looks at podgauge's page in a real Chromium (docs/page.md). Exits with 1 where something is wrong.
+// Looks at podgauge's page in a real Chromium (docs/reference/page.md). Exits with 1 where something is wrong.
 import { existsSync, mkdirSync, readFileSync } from "node:fs";
 import { get } from "node:https";
 import { dirname, join } from "node:path";

@@ -22,11 +22,11 @@ import (
 )
 
 var (
-	write = flag.Bool("write", false, "write the table to docs/benchmarks.md")
+	write = flag.Bool("write", false, "write the table to docs/contributing/benchmarks.md")
 	hour  = flag.Bool("hour", false, "read memory after an hour, too: two hours more")
 )
 
-const page = "../../docs/benchmarks.md"
+const page = "../../docs/contributing/benchmarks.md"
 
 // dcgmFamilies have 25 series of a GPU, as dcgm-exporter's default set has.
 var dcgmFamilies = []string{

@@ -2,7 +2,7 @@
 // The files stay after the end of the process, because a restarted container needs them.
 //
 // nvidia-container-toolkit's nvcdi finds the files of the driver below the driver root. Its NVML calls are answered from the inventory
-// (nvml_adapter.go): so no call hangs, meets a missing function, or fails for all GPUs because of a lost GPU (docs/adr/0007-cdi.md).
+// (nvml_adapter.go): so no call hangs, meets a missing function, or fails for all GPUs because of a lost GPU (docs/contributing/adr/0007-cdi.md).
 package cdi
 
 import (

@@ -1,5 +1,5 @@
 // Package disk stores values in files for the next process. A file is replaced as a whole: at most once a second, urgent values at once
-// (docs/adr/0013-incident-store.md).
+// (docs/contributing/adr/0013-incident-store.md).
 package disk
 
 import (

@@ -1,7 +1,7 @@
 // Package api answers queries about devices, allocations and incidents in JSON.
 //
 // Responses show the published state, without a call to the driver or the kubelet. Their fields are a public contract
-// (docs/api.md): fields are added, and never change.
+// (docs/reference/api.md): fields are added, and never change.
 package api
 
 import (

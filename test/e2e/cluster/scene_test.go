@@ -285,7 +285,7 @@ func ownerOf(families map[string]*dto.MetricFamily, uuid string) (string, error)
 	return "", errors.New("no series of " + uuid)
 }
 
-// printMeasurement logs a measurement in the format that docs/e2e.md copies.
+// printMeasurement logs a measurement in the format that docs/contributing/e2e.md copies.
 func printMeasurement(t *testing.T, what, value string) {
 	t.Helper()
 	t.Logf("figure: %s: %s", what, value)

@@ -33,7 +33,7 @@ func (s *clusterFixture) objects(ctx context.Context) ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// uninstallRelease checks that uninstall removes all objects and keeps running pods. The files of docs/install.md stay on the node.
+// uninstallRelease checks that uninstall removes all objects and keeps running pods. The files of docs/how-to/install.md stay on the node.
 func uninstallRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	running, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil {

@@ -22,7 +22,7 @@ func TestConfigs(t *testing.T) {
 	if err != nil || texts[newer] == "" {
 		t.Fatal(err, len(texts))
 	}
-	for i, match := range regexp.MustCompile("(?s)```yaml\n(version: v1.*?)```").FindAllStringSubmatch(read(t, root+"/docs/config.md"), -1) {
+	for i, match := range regexp.MustCompile("(?s)```yaml\n(version: v1.*?)```").FindAllStringSubmatch(read(t, root+"/docs/reference/config.md"), -1) {
 		if !strings.Contains(match[1], "\nconfigs:") { // in the chart, each config is a file
 			texts["example-"+string(rune('a'+i))] = match[1]
 		}

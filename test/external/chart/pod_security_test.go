@@ -11,7 +11,7 @@ import (
 )
 
 // TestPodSecurityLevel asks Kubernetes' own evaluator what in the pods of each case violates the level baseline. By default that is
-// hostPath volumes alone, as docs/install.md and docs/security.md state; caseRequirements has the rest.
+// hostPath volumes alone, as docs/how-to/install.md and docs/explanation/security.md state; caseRequirements has the rest.
 func TestPodSecurityLevel(t *testing.T) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	if err != nil {

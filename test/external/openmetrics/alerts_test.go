@@ -43,11 +43,11 @@ func missingFrom(wanted, had []string) []string {
 	return missing
 }
 
-// listedLabelValues are the values of labels that docs/metrics.md lists, by family and label.
+// listedLabelValues are the values of labels that docs/reference/metrics.md lists, by family and label.
 func listedLabelValues(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
-	for line := range strings.Lines(readFile(t, "../../../docs/metrics.md")) {
+	for line := range strings.Lines(readFile(t, "../../../docs/reference/metrics.md")) {
 		name, _, ok := strings.Cut(strings.TrimPrefix(line, "| `"), "`<br>")
 		if !ok {
 			continue
@@ -59,7 +59,7 @@ func listedLabelValues(t *testing.T) map[string][]string {
 		}
 	}
 	if !slices.Contains(all["nvidia_gpu_throttle_active reason"], "hw_power_brake") {
-		t.Fatalf("docs/metrics.md is not read right: %v", all)
+		t.Fatalf("docs/reference/metrics.md is not read right: %v", all)
 	}
 	return all
 }
@@ -96,10 +96,10 @@ func TestAlerts(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, wrong := all.checkExpr(r.Expr); len(wrong) > 0 {
-			t.Errorf("%s asks for what docs/metrics.md does not have: %q", r.Alert, wrong)
+			t.Errorf("%s asks for what docs/reference/metrics.md does not have: %q", r.Alert, wrong)
 		}
 		for _, wrong := range unknownAlternatives(listedLabelValues(t), expr) {
-			t.Errorf("%s asks for %s, which docs/metrics.md does not list", r.Alert, wrong)
+			t.Errorf("%s asks for %s, which docs/reference/metrics.md does not list", r.Alert, wrong)
 		}
 		if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) {
 			t.Errorf("%s has severity %q", r.Alert, r.Labels["severity"])
@@ -214,7 +214,7 @@ func checkRunbookQueries(t *testing.T, all familyCatalogue, file, text string) {
 // checkRunbookSets checks that a runbook names the set or flag with which a family is exported, if that is not the set default.
 func checkRunbookSets(t *testing.T, file, text string) {
 	t.Helper()
-	metrics := readFile(t, "../../../docs/metrics.md")
+	metrics := readFile(t, "../../../docs/reference/metrics.md")
 	for _, name := range familyPattern.FindAllString(text, -1) {
 		isFull := regexp.MustCompile("(?m)^\\| `" + name + "`<br>.* \\| full \\|$").MatchString(metrics)
 		if isFull && !strings.Contains(text, "`"+name+"` is in the [set](../scale.md#sets) `full`") && !strings.Contains(text, "`--metrics.nvlink-links` has") {
@@ -228,19 +228,19 @@ func checkFamiliesExist(t *testing.T, all familyCatalogue, name, text string) {
 	t.Helper()
 	for _, f := range familyPattern.FindAllString(text, -1) {
 		if _, ok := all[f]; !ok {
-			t.Errorf("%s names %s, which docs/metrics.md does not have", name, f)
+			t.Errorf("%s names %s, which docs/reference/metrics.md does not have", name, f)
 		}
 	}
 }
 
-// TestXids: the alerts on Xids take those that docs/xids.md has as their classes say.
+// TestXids: the alerts on Xids take those that docs/reference/xids.md has as their classes say.
 func TestXids(t *testing.T) {
 	classes := map[string]string{} // by Xid
-	for _, x := range regexp.MustCompile("(?m)^\\| (\\d+) \\|[^|]*\\|[^|]*\\| `(\\w+)` \\|").FindAllStringSubmatch(readFile(t, "../../../docs/xids.md"), -1) {
+	for _, x := range regexp.MustCompile("(?m)^\\| (\\d+) \\|[^|]*\\|[^|]*\\| `(\\w+)` \\|").FindAllStringSubmatch(readFile(t, "../../../docs/reference/xids.md"), -1) {
 		classes[x[1]] = x[2]
 	}
 	if len(classes) < 80 {
-		t.Fatalf("docs/xids.md has %d Xids", len(classes))
+		t.Fatalf("docs/reference/xids.md has %d Xids", len(classes))
 	}
 	matchers := map[string]*labels.Matcher{} // by alert, the one on Xids or on reasons
 	for _, r := range alertRules(t) {

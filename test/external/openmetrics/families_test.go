@@ -22,7 +22,7 @@ type labelValuesByName map[string]labelValueSet
 // labelValueSet are a label's. What is no list is not known: of families whose values depend on the clock.
 type labelValueSet map[string]bool
 
-// targetLabels are labels that Prometheus adds: of the target, and by relabelling (docs/operations.md).
+// targetLabels are labels that Prometheus adds: of the target, and by relabelling (docs/how-to/operations.md).
 var targetLabels = []string{"cluster", "node", "instance", "job"}
 
 // externalFamilies are families that somebody else writes.
@@ -38,11 +38,11 @@ var externalFamilies = map[string][]string{
 	"process_resident_memory_bytes": nil,
 }
 
-// readCatalogue reads the families of docs/metrics.md, with the labels that it names, and of those which the
+// readCatalogue reads the families of docs/reference/metrics.md, with the labels that it names, and of those which the
 // golden files have, all labels and values that are written there by the binary.
 func readCatalogue(t *testing.T) familyCatalogue {
 	t.Helper()
-	page, err := os.ReadFile("../../../docs/metrics.md")
+	page, err := os.ReadFile("../../../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
