@@ -78,7 +78,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// TestTablesInDocs: docs/how-to/operations.md shows what is shown.
+// TestTablesInDocs: docs/how-to/troubleshoot.md has the output of status and incidents.
 func TestTablesInDocs(t *testing.T) {
 	tables := map[string]string{}
 	for _, command := range []string{"status", "incidents"} {
@@ -88,7 +88,7 @@ func TestTablesInDocs(t *testing.T) {
 		}
 		tables[command] = codeBlock(string(table))
 	}
-	checkTables(t, "../../docs/how-to/operations.md", tables)
+	checkTables(t, "../../docs/how-to/troubleshoot.md", tables)
 }
 
 // codeBlock is how a page shows a text as it is.

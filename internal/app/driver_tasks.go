@@ -15,7 +15,7 @@ import (
 const releaseTimeout = 30 * time.Second
 
 // handleDriverSignals releases the driver on SIGUSR1, so that a GPU can be reset or partitioned, and resumes on SIGUSR2
-// (docs/how-to/operations.md).
+// (docs/how-to/driver.md).
 func (a *app) handleDriverSignals(ctx context.Context) error {
 	for {
 		var sig os.Signal

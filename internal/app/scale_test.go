@@ -248,9 +248,9 @@ func TestAlertTable(t *testing.T) {
 	checkTables(t, "../../docs/how-to/operations.md", map[string]string{"alerts": table.String()})
 }
 
-// TestRemoteWriteMatches: the remote-write list of docs/explanation/scale.md has all series of the dashboard Fleet.
+// TestRemoteWriteMatches: the remote-write list of docs/how-to/large-fleets.md has all series of the dashboard Fleet.
 func TestRemoteWriteMatches(t *testing.T) {
-	matches := regexp.MustCompile(`(?:regex: |__name__=~)"([^"]+)"`).FindAllStringSubmatch(readFile(t, "../../docs/explanation/scale.md"), -1)
+	matches := regexp.MustCompile(`(?:regex: |__name__=~)"([^"]+)"`).FindAllStringSubmatch(readFile(t, "../../docs/how-to/large-fleets.md"), -1)
 	if len(matches) != 2 { // by remote write, and by federation
 		t.Fatalf("%d matches", len(matches))
 	}

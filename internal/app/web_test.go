@@ -25,7 +25,7 @@ import (
 )
 
 // What the tests' web configs ask for. The hash is of the password, made as
-// docs/how-to/operations.md has it, but with the least cost there is.
+// docs/how-to/tls.md has it, but with the least cost there is.
 const (
 	testUser     = "prometheus"
 	testPassword = "correct horse"
@@ -33,7 +33,7 @@ const (
 	tlsConfig    = "tls_server_config:\n  cert_file: tls.crt\n  key_file: tls.key\n"
 )
 
-// The files of docs/how-to/operations.md; the password is the same.
+// The files of docs/how-to/tls.md; the password is the same.
 const (
 	docsWebConfig = `tls_server_config:
   cert_file: tls.crt
@@ -50,10 +50,10 @@ basic_auth:
 `
 )
 
-// TestConfigFilesInDocs: the files in docs/how-to/operations.md work.
+// TestConfigFilesInDocs: the files in docs/how-to/tls.md work.
 func TestConfigFilesInDocs(t *testing.T) {
 	yaml := func(text string) string { return "```yaml\n" + text + "```\n" }
-	checkTables(t, "../../docs/how-to/operations.md", map[string]string{"web.yaml": yaml(docsWebConfig), "http.yaml": yaml(docsHTTPConfig)})
+	checkTables(t, "../../docs/how-to/tls.md", map[string]string{"web.yaml": yaml(docsWebConfig), "http.yaml": yaml(docsHTTPConfig)})
 	s := newWebSecrets(t, docsWebConfig)
 	s.write("http.yaml", docsHTTPConfig)
 	s.write("password", testPassword+"\n")

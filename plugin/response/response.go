@@ -1,7 +1,7 @@
 // Package response builds the response of Allocate for a container's devices, as NVIDIA's device plugin does.
 //
 // The package only formats: the arguments decide the response, so a table of tests covers all of them. The responses follow NVIDIA's
-// k8s-device-plugin v0.19.3, internal/plugin/server.go and mps.go; docs/how-to/migration.md lists the differences.
+// k8s-device-plugin v0.19.3, internal/plugin/server.go and mps.go; docs/reference/peers.md lists the differences.
 package response
 
 import (

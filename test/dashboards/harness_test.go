@@ -177,7 +177,7 @@ func startPrometheus(t *testing.T, dir, data string) (asks prometheus.API, url s
 	return prometheus.NewAPI(client), url
 }
 
-// writePrometheusConfig writes Prometheus' config: what docs/how-to/operations.md says, without a cluster to find
+// writePrometheusConfig writes Prometheus' config: what docs/how-to/monitor.md says, without a cluster to find
 // the targets in.
 func writePrometheusConfig(t *testing.T, dir string, nodes []*simNode, kubeStateMetrics map[string]string) {
 	t.Helper()

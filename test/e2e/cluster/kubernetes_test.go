@@ -356,7 +356,7 @@ func permissionsTaken(ctx context.Context, t *testing.T, s *clusterFixture) {
 
 func (s *clusterFixture) kubernetesValues() string { return s.Node.Path("kubernetes.yaml") }
 
-// conditionSwitchedOff disables the node condition, which stays, and removes it as docs/how-to/kubernetes.md describes.
+// conditionSwitchedOff disables the node condition, which stays, and removes it as docs/how-to/kubernetes-objects.md describes.
 func conditionSwitchedOff(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.helm(ctx, t, "upgrade", releaseName, chartDir, "--namespace="+releaseNamespace, "--values="+s.values, "--values="+s.kubernetesValues(),
 		"--set=kubernetes.nodeCondition=false")
@@ -364,14 +364,14 @@ func conditionSwitchedOff(ctx context.Context, t *testing.T, s *clusterFixture) 
 	if err := s.hasCondition("True", "GPU")(ctx); err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile(repoRoot + "/docs/how-to/kubernetes.md")
+	page, err := os.ReadFile(repoRoot + "/docs/how-to/kubernetes-objects.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, command, _ := strings.Cut(string(page), "<!-- remove-condition -->\n```sh\n")
 	command, _, found := strings.Cut(command, "```\n<!-- /remove-condition -->")
 	if !found {
-		t.Fatal("docs/how-to/kubernetes.md has no command")
+		t.Fatal("docs/how-to/kubernetes-objects.md has no command")
 	}
 	kubectl, err := programs.ControlPlane.Binary("kubectl")
 	if err != nil {

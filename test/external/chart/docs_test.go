@@ -16,7 +16,8 @@ import (
 // TestDocs: what the pages tell the reader to give helm is taken, and what they lead to is there.
 func TestDocs(t *testing.T) {
 	linked := map[string]bool{}
-	for _, page := range []string{root + "/docs/how-to/install.md", chartDir + "/README.md", chartDir + "/templates/NOTES.txt"} {
+	guides := root + "/docs/how-to/"
+	for _, page := range []string{guides + "install.md", guides + "monitor.md", guides + "tls.md", chartDir + "/README.md", chartDir + "/templates/NOTES.txt"} {
 		text, settings := read(t, page), 0
 		for _, match := range regexp.MustCompile("(?:--set |`)([A-Za-z][A-Za-z.]*)=([^ `]*)").FindAllStringSubmatch(text, -1) {
 			if strings.HasPrefix(match[1], "nvidia.") || strings.HasPrefix(match[1], "gfd.") {

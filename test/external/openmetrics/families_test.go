@@ -22,7 +22,7 @@ type labelValuesByName map[string]labelValueSet
 // labelValueSet are a label's. What is no list is not known: of families whose values depend on the clock.
 type labelValueSet map[string]bool
 
-// targetLabels are labels that Prometheus adds: of the target, and by relabelling (docs/how-to/operations.md).
+// targetLabels are labels that Prometheus adds: of the target, and by relabelling (docs/how-to/monitor.md).
 var targetLabels = []string{"cluster", "node", "instance", "job"}
 
 // externalFamilies are families that somebody else writes.
