@@ -62,7 +62,7 @@ func TestXid79RaisesOnePage(t *testing.T) {
 		t.Errorf("pages: %q", slices.Sorted(maps.Keys(pages)))
 	}
 	// The fault has all these consequences.
-	for _, name := range []string{"DeviceUnhealthy", "FabricNotReady", "HardwareXid", "NvlinkDown", "PodFailedOnUnhealthyDevice", "RecoveryActionWanted", "UnhealthyDeviceHeld"} {
+	for _, name := range []string{"DeviceUnhealthy", "FabricNotReady", "HardwareXid", "NvlinkDown", "PodFailedOnUnhealthyDevice", "RecoveryActionNeeded", "UnhealthyDeviceAllocated"} {
 		if !all["Podgauge"+name] {
 			t.Errorf("Podgauge%s does not fire: the test proves nothing about it", name)
 		}
