@@ -19,7 +19,7 @@ func TestDocs(t *testing.T) {
 	guides := root + "/docs/how-to/"
 	for _, page := range []string{guides + "install.md", guides + "monitor.md", guides + "tls.md", chartDir + "/README.md", chartDir + "/templates/NOTES.txt"} {
 		text, settings := read(t, page), 0
-		for _, match := range regexp.MustCompile("(?:--set |`)([A-Za-z][A-Za-z.]*)=([^ `]*)").FindAllStringSubmatch(text, -1) {
+		for _, match := range regexp.MustCompile("(?:--set |`)([A-Za-z][A-Za-z.]*)=([^ \n`]*)").FindAllStringSubmatch(text, -1) {
 			if strings.HasPrefix(match[1], "nvidia.") || strings.HasPrefix(match[1], "gfd.") {
 				continue // a node's label, or a value for NVIDIA's chart
 			}
