@@ -99,8 +99,8 @@ func seriesOfSets(t *testing.T) map[string]bool {
 	return lines
 }
 
-// TestRunbookFamilies checks that the set default has the families of a runbook's queries, or that the runbook names the set or flag with
-// them. Of a family queried without labels some rows are enough.
+// TestRunbookFamilies checks that the set default has the families of a runbook's queries, or that the runbook names the flag that
+// exports them. Of a family queried without labels some rows are enough.
 func TestRunbookFamilies(t *testing.T) {
 	runbooks, err := filepath.Glob("../../docs/runbooks/*.md")
 	if err != nil || len(runbooks) < 30 {
@@ -113,7 +113,7 @@ func TestRunbookFamilies(t *testing.T) {
 			row := strings.TrimSpace(line)
 			_, family, _ := strings.Cut(row, " ")
 			family, _, _ = strings.Cut(family, "{")
-			note := "`" + family + "` is in the [set](../scale.md#sets) `full`."
+			note := "`" + family + "` requires `--metrics.set=full`."
 			if strings.HasPrefix(family, "nvidia_gpu_nvlink_link_") {
 				note = "`--metrics.nvlink-links`"
 			}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
@@ -85,12 +86,12 @@ func unknownAlternatives(all map[string][]string, expr parser.Expr) []string {
 // TestAlerts: each alert says what the catalogue has, how bad it is, where, and what to do.
 func TestAlerts(t *testing.T) {
 	all := readCatalogue(t)
-	named := map[string]bool{}
+	named := map[string]rulefmt.Rule{}
 	for _, r := range alertRules(t) {
-		if named[r.Alert] {
-			t.Errorf("%s is there twice", r.Alert)
+		if _, ok := named[r.Alert]; ok {
+			t.Errorf("there are two alerts %s", r.Alert)
 		}
-		named[r.Alert] = true
+		named[r.Alert] = r
 		expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
 		if err != nil {
 			t.Fatal(err)
@@ -165,60 +166,93 @@ func labelsIn(text string) []string {
 }
 
 // checkRunbooks checks that each alert has a runbook, and each runbook an alert.
-func checkRunbooks(t *testing.T, all familyCatalogue, named map[string]bool) {
+func checkRunbooks(t *testing.T, all familyCatalogue, alerts map[string]rulefmt.Rule) {
 	t.Helper()
 	files, err := filepath.Glob(runbooks + "/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}
+	written := map[string]bool{}
 	for _, file := range files {
-		name := strings.TrimSuffix(filepath.Base(file), ".md")
-		if !named[name] {
-			t.Errorf("%s is the runbook of no alert", file)
-		}
-		delete(named, name)
 		text := readFile(t, file)
 		checkFamiliesExist(t, all, file, text)
 		checkRunbookQueries(t, all, file, text)
 		checkRunbookSets(t, file, text)
-		// The first line finds the pods, or the pod of the node and what it reports.
-		if !regexp.MustCompile(`^# \w+\n\n    (pod=\$\(kubectl [^\n]*spec\.nodeName=NODE[^\n]*-- podgauge status|kubectl [^\n]*get pod[^\n]*)\n`).MatchString(text) {
-			t.Errorf("%s does not begin with a command", file)
+		name := strings.TrimSuffix(filepath.Base(file), ".md")
+		if name == "rma" {
+			continue
 		}
-		for _, part := range []string{"# " + name + "\n", "\n## Look\n", "\n## Do\n", "\n## Harmless when\n"} {
-			if !strings.Contains(text, part) {
-				t.Errorf("%s lacks %q", file, part)
+		rule, ok := alerts[name]
+		if !ok {
+			t.Errorf("%s is the runbook of no alert", file)
+		}
+		written[name] = true
+		checkRunbookForm(t, file, text, rule)
+	}
+	for name := range alerts {
+		if !written[name] {
+			t.Errorf("%s has no runbook", name)
+		}
+	}
+}
+
+// firstBlock is a title and a block of shell commands directly below.
+var firstBlock = regexp.MustCompile("(?s)^# (\\w+)\n\n```sh\n(.*?)\n```\n\n## ")
+
+// hardwareAlert matches the names of alerts after which a GPU may be replaced.
+var hardwareAlert = regexp.MustCompile(`Device(Flapping|Missing|StuckRecovering|Unhealthy)$|GPUMissing|GpuLost|HardwareXid|Nvlink|Pcie` +
+	`|RecoveryAction|RepairPending|RowRemap|Sram|Ecc|UnrepairableMemory|CollectionStalled`)
+
+// checkRunbookForm checks the commands that begin a runbook, and the sections. The commands find the pod of the alert's node.
+func checkRunbookForm(t *testing.T, file, text string, rule rulefmt.Rule) {
+	t.Helper()
+	begin := firstBlock.FindStringSubmatch(text)
+	if begin == nil || begin[1] != rule.Alert || !regexp.MustCompile(`(?m)^kubectl `).MatchString(begin[2]) {
+		t.Fatalf("%s does not begin with its title and a block of kubectl commands", file)
+	}
+	hasNode := strings.Contains(rule.Annotations["summary"], "$labels.node")
+	if hasNode && (!strings.Contains(begin[2], "NODE=") || !strings.Contains(begin[2], "spec.nodeName=$NODE")) {
+		t.Errorf("the commands of %s do not find the pod of the node", file)
+	}
+	sections := []string{"Meaning", "Action", "When it is over"}
+	if hardwareAlert.MatchString(rule.Alert) {
+		sections = []string{"Meaning", "Action", "Collect evidence for an RMA", "When it is over"}
+		if !strings.Contains(text, "](rma.md)") {
+			t.Errorf("%s does not link rma.md", file)
+		}
+	}
+	var got []string
+	for _, heading := range regexp.MustCompile(`(?m)^## (.*)$`).FindAllStringSubmatch(text, -1) {
+		got = append(got, heading[1])
+	}
+	if !slices.Equal(got, sections) {
+		t.Errorf("%s has the sections %q, want %q", file, got, sections)
+	}
+	if _, action, _ := strings.Cut(text, "\n## Action\n"); !regexp.MustCompile(`^\n(1\. |\||Follow the label)`).MatchString(action) {
+		t.Errorf("the action of %s begins with neither a step nor a table", file)
+	}
+}
+
+// checkRunbookQueries checks that the queries of a runbook are PromQL over existing families and labels.
+func checkRunbookQueries(t *testing.T, all familyCatalogue, file, text string) {
+	t.Helper()
+	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(text, -1) {
+		for query := range strings.Lines(block[1]) {
+			if _, wrong := all.checkExpr(blank.ReplaceAllString(strings.TrimSpace(query), `=~".+"`)); len(wrong) > 0 {
+				t.Errorf("%s: %q: %q", file, query, wrong)
 			}
 		}
 	}
-	for name := range named {
-		t.Errorf("%s has no runbook", name)
-	}
 }
 
-// checkRunbookQueries checks that what a runbook has in its blocks of code, commands apart, is PromQL over
-// what there is.
-func checkRunbookQueries(t *testing.T, all familyCatalogue, file, text string) {
-	t.Helper()
-	for line := range strings.Lines(text) {
-		query, ok := strings.CutPrefix(line, "    ")
-		if !ok || strings.HasPrefix(query, "pod=$(kubectl ") || strings.HasPrefix(query, "kubectl ") {
-			continue
-		}
-		if _, wrong := all.checkExpr(blank.ReplaceAllString(query, `=~".+"`)); len(wrong) > 0 {
-			t.Errorf("%s: %q: %q", file, query, wrong)
-		}
-	}
-}
-
-// checkRunbookSets checks that a runbook names the set or flag with which a family is exported, if that is not the set default.
+// checkRunbookSets checks that a runbook names the flag that exports a family, if the set default lacks the family.
 func checkRunbookSets(t *testing.T, file, text string) {
 	t.Helper()
 	metrics := readFile(t, "../../../docs/reference/metrics.md")
 	for _, name := range familyPattern.FindAllString(text, -1) {
 		isFull := regexp.MustCompile("(?m)^\\| `" + name + "`<br>.* \\| full \\|$").MatchString(metrics)
-		if isFull && !strings.Contains(text, "`"+name+"` is in the [set](../scale.md#sets) `full`") && !strings.Contains(text, "`--metrics.nvlink-links` has") {
-			t.Errorf("%s names %s and not its set, full", file, name)
+		if isFull && !strings.Contains(text, "`"+name+"` requires `--metrics.set=full`") && !strings.Contains(text, "`--metrics.nvlink-links` adds") {
+			t.Errorf("%s names %s without its flag", file, name)
 		}
 	}
 }
