@@ -4,6 +4,8 @@ import (
 	_ "embed"
 	"regexp"
 	"strings"
+
+	"github.com/podgauge/podgauge/tools/terms"
 )
 
 // words counts the words of comments or strings.
@@ -32,12 +34,9 @@ func (w *words) share() float64 {
 var (
 	//go:embed pronouns.txt
 	pronounList string // pronouns and relatives; "this" is mostly an adjective
-	//go:embed banned.txt
-	bannedList string // a regular expression per line (CONTRIBUTING.md, Language)
 
-	pronouns     = set(pronounList)
-	bannedPhrase = regexp.MustCompile(`(?i)\b(` + strings.ReplaceAll(strings.TrimSpace(bannedList), "\n", "|") + `)\b`)
-	word         = regexp.MustCompile(`[A-Za-z]+('[a-z]+)?`)
+	pronouns = set(pronounList)
+	word     = regexp.MustCompile(`[A-Za-z]+('[a-z]+)?`)
 	// name matches paths, keys, identifiers and flags.
 	name = regexp.MustCompile(`\S*[/_"\x60]\S*|--\S+`)
 )
@@ -59,7 +58,7 @@ func (w *words) count(text string) {
 			w.pronouns++
 		}
 	}
-	for _, s := range bannedPhrase.FindAllString(text, -1) {
-		w.banned = append(w.banned, strings.ToLower(s))
+	for _, f := range terms.Code.Find(text) {
+		w.banned = append(w.banned, strings.ToLower(f.Phrase))
 	}
 }
