@@ -128,7 +128,7 @@ func (l limits) check(files []*file) error {
 			fail("%s: %.1f %% of the words in comments and strings are pronouns, at most %.1f %%", dir, w.share(), l.Pronouns)
 		}
 		if len(w.banned) > l.BannedOf[dir] {
-			fail("%s: banned words (terms are in CONTRIBUTING.md): %s", dir, strings.Join(w.banned, ", "))
+			fail("%s: banned words (terms are in tools/terms/rules.txt): %s", dir, strings.Join(w.banned, ", "))
 		}
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })

@@ -99,14 +99,14 @@ func TestPage(t *testing.T) {
 
 // TestSize checks that runbooks do not count, and that a part of docs has no size.
 func TestSize(t *testing.T) {
-	page := func(path string, words int) page {
+	pageOf := func(path string, words int) page {
 		return page{path, []byte("# T\n\nFor us: it.\n\n" + strings.Repeat("word. ", words-5))}
 	}
-	full := []page{page("docs/a.md", maxDocs-10), page("docs/b.md", 10), page("docs/runbooks/A.md", 100), page("README.md", 100)}
+	full := []page{pageOf("docs/a.md", maxDocs-10), pageOf("docs/b.md", 10), pageOf("docs/runbooks/A.md", 100), pageOf("README.md", 100)}
 	if err := check(io.Discard, full, true); err != nil {
 		t.Error(err)
 	}
-	full[1] = page("docs/b.md", 11)
+	full[1] = pageOf("docs/b.md", 11)
 	if err := check(io.Discard, full, true); err == nil {
 		t.Error("no error above the limit")
 	}

@@ -1,4 +1,4 @@
-// Package terms finds phrases for which the project has a standard term.
+// Package terms finds phrases in place of the standard terms of the project.
 package terms
 
 import (
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Match is a phrase of a text and the words to write instead.
+// Match is a banned phrase in a text, with the standard term.
 type Match struct {
 	Pos             int
 	Phrase, Instead string
@@ -17,7 +17,7 @@ type Match struct {
 type rule struct {
 	banned     *regexp.Regexp
 	instead    string
-	legitimate *regexp.Regexp // nil: none
+	legitimate *regexp.Regexp // nil if all uses are banned
 }
 
 // List is a list of phrases.
@@ -30,11 +30,11 @@ var (
 	everywhere, docs, _ = strings.Cut(source, "\n## docs\n")
 	// Code has the rules of code and its comments.
 	Code = parse(everywhere)
-	// Docs has the rules of everything that users read: those of Code, and words that have a meaning in Go.
+	// Docs has the rules of text for users: the rules of Code, and words with another meaning in Go.
 	Docs = slices.Concat(Code, parse(docs))
 )
 
-// parse reads rows of three columns: phrases, the words to write instead, legitimate uses of the phrases.
+// parse reads rows of three columns: phrases, the standard term, legitimate uses of the phrases.
 func parse(rows string) List {
 	var rules List
 	for row := range strings.Lines(rows) {
