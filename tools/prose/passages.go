@@ -108,12 +108,13 @@ func textOf(n ast.Node, source []byte) string {
 
 var (
 	control = regexp.MustCompile(`{{-? *(?:(?:if|else|end|range|with)\b|\$\w+ *:=)[^\n]*?}}`)
+	other   = regexp.MustCompile(`{{-? *else\b[^\n]*?{{-? *end *-?}}`) // in one line
 	action  = regexp.MustCompile(`{{[^\n]*?}}`)
 )
 
-// withoutActions replaces the actions of a template.
+// withoutActions replaces the actions of a template, with the first text of each condition.
 func withoutActions(template []byte) []byte {
-	return action.ReplaceAll(control.ReplaceAll(template, nil), []byte("CODE"))
+	return action.ReplaceAll(control.ReplaceAll(other.ReplaceAll(template, nil), nil), []byte("CODE"))
 }
 
 // yamlCode matches code in the text of YAML: templates, code spans, addresses, paths, options and names.

@@ -34,7 +34,7 @@ func TestPassages(t *testing.T) {
 		},
 		{
 			"deploy/helm/podgauge/templates/NOTES.txt",
-			"{{- $x := 1 }}\nA {{ .Values.a }}{{ if .b }} B{{ end }}.\n\n    anew\n",
+			"{{- $x := 1 }}\nA {{ .Values.a }}{{ if .b }} B{{ else }} C{{ end }}.\n\n    anew\n",
 			[]passage{{2, "A CODE B.", sentences}},
 		},
 	} {
