@@ -49,6 +49,7 @@ func TestLinksThatLeadNowhere(t *testing.T) {
 	for target, right := range map[string]bool{
 		"docs/a.md": true, "docs/a.md#a": true, "#top": true, "#whos-here---a_b": true, "#twice": true, "#twice-1": true, "#mark": true, "go.mod": true,
 		"docs/b.md": false, "docs/a.md#b": false, "#no-heading": false, "#twice-2": false, "../x/README.md": false, "/docs/a.md": false, "go.mod#a": false,
+		"https://github.com/podgauge/podgauge/blob/main/docs/a.md": true, "https://github.com/podgauge/podgauge/blob/main/docs/b.md": false,
 		"https://example.com/nothing#is-asked": true, "mailto:a@example.com": true,
 	} {
 		if err := leads(pages, "README.md", target); (err == nil) != right {
@@ -61,18 +62,25 @@ func TestLinksThatLeadNowhere(t *testing.T) {
 	}
 }
 
-// pages are the Markdown files below a folder, hidden ones and what tests read apart.
+// pages returns the Markdown files below a folder.
 func pages(t *testing.T, root string) map[string]string {
+	t.Helper()
+	return texts(t, root, func(name string) bool { return path.Ext(name) == ".md" })
+}
+
+// texts returns the files below a folder by path. Hidden folders are left out, except .github, and data of tests.
+func texts(t *testing.T, root string, match func(name string) bool) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
 		name := entry.Name()
+		hidden := strings.HasPrefix(name, ".") && name != ".github"
 		switch {
 		case err != nil:
 			return err
-		case entry.IsDir() && name != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "node_modules" || name == "bin"):
+		case entry.IsDir() && name != root && (hidden || name == "testdata" || name == "node_modules" || name == "bin"):
 			return fs.SkipDir
-		case entry.IsDir() || path.Ext(name) != ".md":
+		case entry.IsDir() || !match(name):
 			return nil
 		}
 		text, err := os.ReadFile(file)
@@ -85,6 +93,35 @@ func pages(t *testing.T, root string) map[string]string {
 	return all
 }
 
+// pagePath matches the path of a page in a comment or text.
+var pagePath = regexp.MustCompile(`\bdocs/[\w/.-]+\.md(?:#[\w-]+)?`)
+
+// TestPagePaths checks the pages that comments, messages, values and templates refer to.
+func TestPagePaths(t *testing.T) {
+	pages := pages(t, ".")
+	files := texts(t, ".", func(name string) bool {
+		switch path.Ext(name) {
+		case ".go":
+			return !strings.HasSuffix(name, "_test.go")
+		case ".yaml", ".yml", ".json", ".txt", ".tpl", ".tmpl", ".qtpl", ".sh", ".mjs":
+			return true
+		}
+		return name == "Makefile" || name == "Dockerfile"
+	})
+	found := 0
+	for file, text := range files {
+		for _, target := range pagePath.FindAllString(text, -1) {
+			found++
+			if err := leads(pages, "README.md", target); err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+		}
+	}
+	if found < 50 {
+		t.Errorf("%d pages are referred to, want at least 50", found)
+	}
+}
+
 func targets(text string) (all []string) {
 	for _, match := range linked.FindAllStringSubmatch(code.ReplaceAllString(text, ""), -1) {
 		all = append(all, match[1]+match[2]+match[3])
@@ -92,9 +129,16 @@ func targets(text string) (all []string) {
 	return all
 }
 
+// onMain matches the start of an absolute link to a file of the repository.
+var onMain = regexp.MustCompile(`^https://github\.com/podgauge/podgauge/(?:blob|tree)/main/`)
+
 // leads says why a link on a page leads nowhere. Those to elsewhere are not asked.
 func leads(pages map[string]string, page, target string) error {
 	link, err := url.Parse(target)
+	if err == nil && onMain.MatchString(target) {
+		page = "README.md"
+		link, err = url.Parse(onMain.ReplaceAllString(target, ""))
+	}
 	switch {
 	case err != nil:
 		return err
