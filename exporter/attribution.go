@@ -10,7 +10,7 @@ import (
 // maxOwners bounds the owners of a device with counts, as podresources bounds recent allocations. The count without owner is extra.
 const maxOwners = 8
 
-// attribution attributes the increase of a device's counters to the owner at that time (docs/contributing/adr/0003-holder-counters.md). The
+// attribution attributes the increase of a device's counters to the owner at that time (docs/contributing/adr/0003-owner-counters.md). The
 // counts of all owners of a device sum up to the increase since its first reading.
 //
 // The increase between two readings belongs to the owner at the first one. Each Allocate triggers a reading, which ends the

@@ -17,7 +17,7 @@ const reasonMPSDown = "mps_daemon"
 // Rules map devices to resources. The zero Rules offer each whole GPU once, as nvidia.com/gpu. Rules are immutable.
 type Rules struct {
 	// MIGStrategy is none (also if empty), single or mixed. Unlike in NVIDIA's plugin, none does not offer a partitioned GPU as a
-	// whole (docs/contributing/adr/0008-mig-on-the-board.md).
+	// whole (docs/contributing/adr/0008-mig-in-the-inventory.md).
 	//
 	//	       whole GPU        MIG device
 	//	none   nvidia.com/gpu   not offered

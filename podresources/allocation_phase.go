@@ -1,7 +1,7 @@
 package podresources
 
 // allocationPhase is the state of knowledge about an allocation. An absence in a List proves little after a restart: a kubelet first
-// lists no pods, then static pods, then the API server's pods (docs/contributing/adr/0004-unknown-holders.md). The rules are the table nextPhases.
+// lists no pods, then static pods, then the API server's pods (docs/contributing/adr/0004-unknown-owners.md). The rules are the table nextPhases.
 type allocationPhase uint8
 
 const (

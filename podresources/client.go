@@ -1,7 +1,7 @@
 // Package podresources tracks the containers of each device, by the kubelet's PodResourcesLister service (v1).
 //
 // List is incomplete for a moment after each kubelet restart, and between Allocate and the kubelet's own record of the allocation. At such
-// moments a device missing in List does not count as unallocated (docs/contributing/adr/0004-unknown-holders.md).
+// moments a device missing in List does not count as unallocated (docs/contributing/adr/0004-unknown-owners.md).
 package podresources
 
 import (

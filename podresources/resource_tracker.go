@@ -9,7 +9,7 @@ import (
 // resourceTracker tracks allocated and allocatable resources from response to response, without a lock.
 //
 // A response replaces the response before, unless possibly incomplete. Then a pod keeps its resources until a response over this connection
-// lists the pod, or responses are complete (docs/contributing/adr/0004-unknown-holders.md).
+// lists the pod, or responses are complete (docs/contributing/adr/0004-unknown-owners.md).
 type resourceTracker struct {
 	// allocated and allocatable have the rows of responses. Published slices are replaced and never written.
 	allocated, allocatable device.ResourceSet

@@ -13,7 +13,7 @@ const (
 	// (checkInterval in internal/device), and a crashed pod is gone within a second.
 	releaseGrace = 5 * time.Second
 	// ownerTimeout bounds the wait for an owner. The kubelet names the owner within milliseconds, after a restart within a minute
-	// (docs/contributing/adr/0004-unknown-holders.md).
+	// (docs/contributing/adr/0004-unknown-owners.md).
 	ownerTimeout = time.Minute
 	// maxAffected bounds the affected containers of an incident: a device may have many replicas.
 	maxAffected = 256

@@ -13,7 +13,7 @@ type EnergyBalance struct {
 	// Attributed is the increase of all owner counters; an owner that ended counts with the last exported value.
 	Attributed float64
 	// MaxUnseen limits the energy attributed to owners after their last snapshot. The energy between a pod's last snapshot
-	// and the next belongs to that pod (docs/contributing/adr/0003-holder-counters.md).
+	// and the next belongs to that pod (docs/contributing/adr/0003-owner-counters.md).
 	MaxUnseen float64
 	// Uncertainty is the energy during the first and the last snapshot. A collection reads the counter at an unknown moment.
 	Uncertainty float64

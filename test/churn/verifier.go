@@ -24,7 +24,7 @@ const (
 	// second, and the collection that a scrape joins may have started before the allocation.
 	minScrapes = 2
 	// maxStaleOwner is the longest time after a kubelet restart for an owner that the kubelet does not list
-	// (docs/contributing/adr/0004-unknown-holders.md): a minute from the connection, which podgauge makes within a second.
+	// (docs/contributing/adr/0004-unknown-owners.md): a minute from the connection, which podgauge makes within a second.
 	maxStaleOwner = time.Minute + time.Second
 	// maxUnnamed is the longest time after a restart for an unallocated device that podgauge reports as allocated without an
 	// owner. The restart interrupted the pod, and the kubelet never listed or rejected the pod. Podgauge searches for ten
@@ -182,7 +182,7 @@ func (v *verifier) reportWrong(s *MetricsSnapshot, device, format string, args .
 
 // isStaleAllowed reports whether a label may belong to the last owner before a kubelet restart.
 // An owner that ended while podgauge could not see the kubelet may be exported for maxStaleOwner, unless the kubelet has
-// listed a different owner since (docs/contributing/adr/0004-unknown-holders.md).
+// listed a different owner since (docs/contributing/adr/0004-unknown-owners.md).
 func (v *verifier) isStaleAllowed(s *MetricsSnapshot, l DeviceOwner) bool {
 	for i, o := range v.Outages {
 		if s.To.Before(o.From) || s.From.After(o.To.Add(maxStaleOwner)) {
