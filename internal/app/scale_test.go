@@ -16,7 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// scaleCase is a node of docs/explanation/scale.md. A pod holds each of its devices.
+// scaleCase is a node of docs/explanation/scale.md. A pod has each of its devices.
 type scaleCase struct {
 	name       string
 	models     []*sim.Model
@@ -47,9 +47,9 @@ var scaleCases = []scaleCase{
 	{name: "8 H100, `--metrics.dcgm`", models: eightH100, args: []string{"--metrics.dcgm"}},
 	{name: "8 H100, `--metrics.nvlink-links`", models: eightH100, rows: metric.MetricsPerLink(), args: []string{"--metrics.nvlink-links"}},
 	{name: "8 H100, each shared by four pods, with `hostPID`", models: eightH100, podsPerGPU: 4},
-	{name: "8 H100 in 56 slices", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single"}},
-	{name: "8 H100 in 56 slices, `" + stableSeriesFlag + "`", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single", stableSeriesFlag}},
-	{name: "8 H100 in 56 slices, `--metrics.set=full`", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single", "--metrics.set=full"}},
+	{name: "8 H100 in 56 MIG devices", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single"}},
+	{name: "8 H100 in 56 MIG devices, `" + stableSeriesFlag + "`", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single", stableSeriesFlag}},
+	{name: "8 H100 in 56 MIG devices, `--metrics.set=full`", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single", "--metrics.set=full"}},
 }
 
 // seriesCount is how many series such a node has, and how many of them name one of its pods.
@@ -133,9 +133,9 @@ func TestScalePage(t *testing.T) {
 		return
 	}
 	var nodes strings.Builder
-	nodes.WriteString("| node | series | of them new with each pod and device |\n|---|---|---|\n")
+	nodes.WriteString("|node|series|new per pod and device|\n|---|---|---|\n")
 	for i, n := range scaleCases {
-		fmt.Fprintf(&nodes, "| %s | %s | %d |\n", n.name, formatNumber(float64(counts[i].series)), counts[i].perPod)
+		fmt.Fprintf(&nodes, "|%s|%s|%d|\n", n.name, formatNumber(float64(counts[i].series)), counts[i].perPod)
 	}
 	checkTables(t, "../../docs/explanation/scale.md", map[string]string{
 		"nodes": nodes.String(), "all": fleetTable(counts[caseAllSeries].series + selfSeries),
@@ -146,10 +146,10 @@ func TestScalePage(t *testing.T) {
 // fleetTable are what so many nodes cost that have so many series each.
 func fleetTable(series int) string {
 	var b strings.Builder
-	b.WriteString("| nodes | series | samples a second, scraped every 15 s | 30 s | 60 s | memory | disk a day, every 30 s |\n|---|---|---|---|---|---|---|\n")
+	b.WriteString("|nodes|series|samples per second at 15 s|30 s|60 s|memory|disk per day at 30 s|\n|---|---|---|---|---|---|---|\n")
 	for _, nodes := range []float64{1, 10, 100, 1000, 10000} {
 		all := nodes * float64(series)
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", formatNumber(nodes), formatNumber(all), formatNumber(all/15), formatNumber(all/30), formatNumber(all/60),
+		fmt.Fprintf(&b, "|%s|%s|%s|%s|%s|%s|%s|\n", formatNumber(nodes), formatNumber(all), formatNumber(all/15), formatNumber(all/30), formatNumber(all/60),
 			formatBytes(all*bytesPerSeries), formatBytes(all/30*86400*bytesPerSample))
 	}
 	return b.String()

@@ -140,15 +140,15 @@ func formatBytes(n float64) string {
 // report logs the table, and writes it to docs/explanation/scale.md if asked to.
 func (c *fleetRun) report() {
 	var table strings.Builder
-	fmt.Fprintf(&table, "On %s, on a machine with %d processors:\n\n| |", time.Now().Format(time.DateOnly), runtime.NumCPU())
+	fmt.Fprintf(&table, "On %s, on a machine with %d processors:\n\n||", time.Now().Format(time.DateOnly), runtime.NumCPU())
 	for _, e := range c.engines {
-		fmt.Fprintf(&table, " %s |", e.title)
+		fmt.Fprintf(&table, "%s|", e.title)
 	}
 	fmt.Fprintf(&table, "\n|---|%s\n", strings.Repeat("---|", len(c.engines)))
 	for _, r := range c.rows {
-		fmt.Fprintf(&table, "| %s |", r.what)
+		fmt.Fprintf(&table, "|%s|", r.what)
 		for _, e := range c.engines {
-			fmt.Fprintf(&table, " %s |", r.cells[e.name])
+			fmt.Fprintf(&table, "%s|", r.cells[e.name])
 		}
 		table.WriteString("\n")
 	}

@@ -120,7 +120,7 @@ func (c *fleetRun) recordingRules() string {
 func (c *fleetRun) addFed() {
 	for _, e := range c.engines {
 		if c.fleetModel != nil {
-			c.add(e, "resident when all has been written", formatBytes(e.memory(c.T, "VmRSS")))
+			c.add(e, "resident memory after the writes", formatBytes(e.memory(c.T, "VmRSS")))
 		}
 		c.add(e, "samples; series; pods", fmt.Sprintf("%.1f million; %d; %d", float64(c.fed.Samples)/1e6, c.fed.Series, c.fed.Pods))
 	}
@@ -229,20 +229,20 @@ func (c *fleetRun) measure(e *fleetEngine) map[string]fleetAnswer {
 	disk, blocks, blockSamples := e.diskUsage(c.T)
 	begun := time.Now()
 	e.start(c.T)
-	c.add(e, "restart, until queries are answered", fmt.Sprintf("%.0f s", time.Since(begun).Seconds()))
-	c.add(e, "series in the head, with those that have ended", fmt.Sprintf("%.0f", e.metric("prometheus_tsdb_head_series")))
+	c.add(e, "restart until the first answer", fmt.Sprintf("%.0f s", time.Since(begun).Seconds()))
+	c.add(e, "series in the head, ended ones included", fmt.Sprintf("%.0f", e.metric("prometheus_tsdb_head_series")))
 	c.add(e, "on disk, with the write-ahead log", formatBytes(disk))
 	if blockSamples > 0 {
-		c.add(e, "bytes a sample in blocks, index included", fmt.Sprintf("%.1f", blocks/blockSamples))
+		c.add(e, "bytes per sample in blocks, with the index", fmt.Sprintf("%.1f", blocks/blockSamples))
 	}
-	c.add(e, "resident after the restart; of it not of files", fmt.Sprintf("%s; %s", formatBytes(e.memory(c.T, "VmRSS")), formatBytes(e.memory(c.T, "RssAnon"))))
+	c.add(e, "resident memory after the restart; anonymous part", fmt.Sprintf("%s; %s", formatBytes(e.memory(c.T, "VmRSS")), formatBytes(e.memory(c.T, "RssAnon"))))
 	e.resetPeak(c.T)
 	answers := map[string]fleetAnswer{}
 	for _, b := range readDashboards(c.T) {
 		c.measureBoard(e, b, answers)
 	}
 	c.measureRules(e)
-	c.add(e, "resident at most, while panels and rules were asked for", formatBytes(e.memory(c.T, "VmHWM")))
+	c.add(e, "maximum resident memory during queries", formatBytes(e.memory(c.T, "VmHWM")))
 	e.stop(c.T)
 	return answers
 }
