@@ -138,7 +138,7 @@ func (m *SelfMetrics) ExportUnknownConfigKeys(count func() int) {
 
 // ExportCDISpecs exports by class whether the CDI spec is written.
 func (m *SelfMetrics) ExportCDISpecs(written func() map[string]float64) {
-	const help = "1 if the CDI spec of this class is written; 0 if the GPUs' spec is missing and a device list strategy needs it."
+	const help = "1 if the CDI spec of this class is written; 0 if a device list strategy needs it and it is missing."
 	m.export("podgauge_cdi_spec_up", help, "class", prometheus.GaugeValue, written)
 }
 
@@ -156,13 +156,13 @@ func (m *SelfMetrics) ExportUnsupportedFamilies(families func() []string) {
 
 // ExportKubernetesRequests exports the number of requests to the API server, by HTTP status code.
 func (m *SelfMetrics) ExportKubernetesRequests(requests func() map[string]float64) {
-	const help = "Requests to the Kubernetes API server, by HTTP status code; error: no response."
+	const help = "Requests to the Kubernetes API server, by HTTP status code; error without a response."
 	m.export("podgauge_kubernetes_requests_total", help, "code", prometheus.CounterValue, requests)
 }
 
 // ExportDroppedEvents exports the number of Kubernetes events that were not reported.
 func (m *SelfMetrics) ExportDroppedEvents(dropped func() uint64) {
-	const help = "Kubernetes events that were not reported within ten minutes, because of the rate limit or of failed requests."
+	const help = "Kubernetes events dropped after ten minutes of rate limiting or failed requests."
 	opts := prometheus.CounterOpts{Name: "podgauge_kubernetes_events_dropped_total", Help: help}
 	promauto.With(m.registry).NewCounterFunc(opts, func() float64 { return float64(dropped()) })
 }

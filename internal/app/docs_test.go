@@ -19,16 +19,61 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// TestMetricsPage: the tables in docs/reference/metrics.md are what the rows are.
-func TestMetricsPage(t *testing.T) {
-	all := metric.MetricsPerLink()
-	checkTables(t, "../../docs/reference/metrics.md", map[string]string{
-		"rows": metricsTable(t, all[:len(metric.Metrics())], dcgmByFamily()), "links": metricsTable(t, all[len(metric.Metrics()):], nil),
-		"families": familiesTable(t, exporter.Families()), "own": familiesTable(t, selfFamilies(t)),
-	})
+// metricsSections are the tables of readings in docs/reference/metrics.md, each with its first family.
+var metricsSections = []struct{ name, first string }{
+	{"memory", "nvidia_gpu_memory_total_bytes"},
+	{"engines", "nvidia_gpu_utilization_ratio"},
+	{"power", "nvidia_gpu_power_watts"},
+	{"pcie", "nvidia_gpu_pcie_transmit_bytes_total"},
+	{"nvlink", "nvidia_gpu_nvlink_transmit_bytes_total"},
+	{"faults", "nvidia_gpu_ecc_volatile_errors_total"},
+	{"modes", "nvidia_gpu_persistence_mode_enabled"},
+	{"links", "nvidia_gpu_nvlink_link_transmit_bytes_total"},
 }
 
-// checkTables holds a page's tables, which stand between their marks, against what they are to be.
+// familySections are the tables of other families, by the beginnings of their names. The first match decides.
+var familySections = []struct {
+	name  string
+	names *regexp.Regexp
+}{
+	{"allocations", regexp.MustCompile(`^nvidia_gpu_allocat`)},
+	{"usage", regexp.MustCompile(`^nvidia_gpu_(container|unattributed)_`)},
+	{"health", regexp.MustCompile(`^nvidia_gpu_`)},
+	{"resources", regexp.MustCompile(`^podgauge_(allocatable|claim|container|resource|shared)_`)},
+	{"node", regexp.MustCompile(``)},
+}
+
+// TestMetricsPage checks that the tables in docs/reference/metrics.md have the exported families.
+func TestMetricsPage(t *testing.T) {
+	all := metric.MetricsPerLink()
+	tables := map[string]string{"own": familiesTable(t, selfFamilies(t))}
+	for i, section := range metricsSections {
+		begin, end := familyIndex(all, section.first), len(all)
+		if i+1 < len(metricsSections) {
+			end = familyIndex(all, metricsSections[i+1].first)
+		}
+		tables[section.name] = metricsTable(t, all[begin:end])
+	}
+	families := map[string][]exporter.Family{}
+	for _, f := range exporter.Families() {
+		for _, section := range familySections {
+			if section.names.MatchString(f.Name) {
+				families[section.name] = append(families[section.name], f)
+				break
+			}
+		}
+	}
+	for name, of := range families {
+		tables[name] = familiesTable(t, of)
+	}
+	checkTables(t, "../../docs/reference/metrics.md", tables)
+}
+
+func familyIndex(metrics []device.Metric, name string) int {
+	return slices.IndexFunc(metrics, func(m device.Metric) bool { return m.Name == name })
+}
+
+// checkTables compares a page's tables between <!-- name --> and <!-- /name --> with the generated ones.
 func checkTables(t *testing.T, file string, tables map[string]string) {
 	t.Helper()
 	page, err := os.ReadFile(file)
@@ -71,23 +116,6 @@ func withFieldNames(text string) string {
 	})
 }
 
-// dcgmByFamily are dcgm-exporter's families, by the family that they are made of.
-func dcgmByFamily() map[string][]string {
-	byFamily := map[string][]string{}
-	for _, theirs := range exporter.DCGMFamilies {
-		for _, row := range theirs.Sources {
-			ours, _, _ := strings.Cut(row, "{")
-			if !slices.Contains(byFamily[ours], theirs.Name) {
-				byFamily[ours] = append(byFamily[ours], theirs.Name)
-			}
-		}
-	}
-	for _, names := range byFamily {
-		slices.Sort(names)
-	}
-	return byFamily
-}
-
 // selfFamilies are podgauge's about itself, which a registry has.
 func selfFamilies(t *testing.T) (families []exporter.Family) {
 	t.Helper()
@@ -119,19 +147,18 @@ func selfFamilies(t *testing.T) (families []exporter.Family) {
 	return families
 }
 
-// familiesTable has a line for each family that no row makes.
+// familiesTable has a line for each family.
 func familiesTable(t *testing.T, families []exporter.Family) string {
 	t.Helper()
 	var table strings.Builder
 	sets := seriesOfSets(t)
-	table.WriteString("| family | kind | unit | labels | set |\n|---|---|---|---|---|\n")
+	table.WriteString("|family|kind|labels|set|\n|---|---|---|---|\n")
 	for _, f := range families {
 		labels := make([]string, len(f.Labels))
 		for i, l := range f.Labels {
 			labels[i] = "`" + l + "`"
 		}
-		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s | %s |\n", f.Name, strings.ReplaceAll(f.Help, "|", `\|`), f.Type, unitText(f.Name), strings.Join(labels, " "),
-			setText(sets, f.Name, nil))
+		fmt.Fprintf(&table, "|`%s`<br>%s|%s|%s|%s|\n", f.Name, strings.ReplaceAll(f.Help, "|", `\|`), f.Type, strings.Join(labels, " "), setText(sets, f.Name, nil))
 	}
 	return table.String()
 }
@@ -168,12 +195,12 @@ func setText(sets map[string]bool, name string, rows []device.Metric) string {
 	return strings.Join(texts, "<br>")
 }
 
-// metricsTable has a line for each family. dcgm are what dcgm-exporter calls it.
-func metricsTable(t *testing.T, metrics []device.Metric, dcgm map[string][]string) string {
+// metricsTable has a line for each family.
+func metricsTable(t *testing.T, metrics []device.Metric) string {
 	t.Helper()
 	sets := seriesOfSets(t)
 	var table strings.Builder
-	table.WriteString("| family | kind | unit | labels | NVML | hardware | pace | dcgm-exporter | set |\n|---|---|---|---|---|---|---|---|---|\n")
+	table.WriteString("|family|kind|labels|NVML|hardware|pace|set|\n|---|---|---|---|---|---|---|\n")
 	for len(metrics) > 0 {
 		n := slices.IndexFunc(metrics, func(m device.Metric) bool { return m.Name != metrics[0].Name })
 		if n < 0 {
@@ -182,22 +209,57 @@ func metricsTable(t *testing.T, metrics []device.Metric, dcgm map[string][]strin
 		family := metrics[:n]
 		metrics = metrics[n:]
 		m := family[0]
-		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s | %s | %s | %s | %s | %s |\n", m.Name, m.Help, kindText(m.Kind), unitText(m.Name),
-			labelsText(family), distinctTexts(family, func(m device.Metric) string { return withFieldNames(m.Source) }),
+		fmt.Fprintf(&table, "|`%s`<br>%s|%s|%s|%s|%s|%s|%s|\n", m.Name, m.Help, kindText(m.Kind), labelsText(family), sourcesText(family),
 			distinctTexts(family, func(m device.Metric) string { return m.Hardware }),
-			distinctTexts(family, func(m device.Metric) string { return paceText(m.ReadPace) }), strings.Join(dcgm[m.Name], "<br>"), setText(sets, m.Name, family))
+			distinctTexts(family, func(m device.Metric) string { return paceText(m.ReadPace) }), setText(sets, m.Name, family))
 	}
 	return table.String()
+}
+
+var gpmPattern = regexp.MustCompile(`^nvmlGpmMetricsGet, metric (\d+) `)
+
+// sourcesText lists the sources of a family's rows: the field's name for a single row, and the numbers of fields or GPM metrics in the
+// order of the rows otherwise.
+func sourcesText(family []device.Metric) string {
+	var functions, fields, gpm []string
+	add := func(list *[]string, s string) {
+		if !slices.Contains(*list, s) {
+			*list = append(*list, s)
+		}
+	}
+	for _, m := range family {
+		for source := range strings.SplitSeq(m.Source, "; ") {
+			source, _, _ = strings.Cut(source, ", of all links")
+			source, _, _ = strings.Cut(source, ", over all links")
+			if field, ok := strings.CutPrefix(source, "field "); ok {
+				add(&fields, field)
+			} else if number := gpmPattern.FindStringSubmatch(source); number != nil {
+				add(&gpm, number[1])
+			} else {
+				add(&functions, "`"+source+"`")
+			}
+		}
+	}
+	var texts []string
+	if len(fields) > 0 && len(fields) <= 2 {
+		texts = append(texts, strings.ReplaceAll(withFieldNames("field "+strings.Join(fields, "<br>field ")), "NVML_FI_DEV_", ""))
+	} else if len(fields) > 0 {
+		texts = append(texts, "fields "+strings.Join(fields, ","))
+	}
+	if len(gpm) > 0 {
+		texts = append(texts, "GPM "+strings.Join(gpm, ","))
+	}
+	return strings.Join(append(texts, functions...), "<br>")
 }
 
 func kindText(k device.Kind) string {
 	switch k {
 	case device.OwnerCounter:
-		return "counter, of the holder"
+		return "owner-counter"
 	case device.FaultCounter:
-		return "counter, of the device"
+		return "device-counter"
 	case device.StateGauge:
-		return "gauge, of the device"
+		return "device-gauge"
 	default:
 		return "gauge"
 	}
@@ -214,18 +276,7 @@ func paceText(p device.ReadPace) string {
 	}
 }
 
-// unitText returns the unit in a family's name.
-func unitText(name string) string {
-	name = strings.TrimSuffix(name, "_total")
-	for _, unit := range []string{"bytes_per_second", "bytes", "ratio", "watts", "joules", "celsius", "hertz", "seconds"} {
-		if strings.HasSuffix(name, "_"+unit) {
-			return strings.ReplaceAll(unit, "_", " ")
-		}
-	}
-	return ""
-}
-
-// labelsText are the labels that a family has of its own, and their values.
+// labelsText lists the labels of a family, and their values.
 func labelsText(family []device.Metric) string {
 	var labels []string
 	for i, l := range family[0].Labels {
@@ -237,7 +288,7 @@ func labelsText(family []device.Metric) string {
 		}
 		text := strings.Join(values, ", ")
 		if l.Name == "link" {
-			text = "0 to " + values[len(values)-1]
+			text = "0–" + values[len(values)-1]
 		}
 		labels = append(labels, "`"+l.Name+"`: "+text)
 	}
@@ -299,7 +350,7 @@ func TestEachFamilyIsShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	documented := 0
-	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`<br>[^|]*\\| ([a-z]+)").FindAllStringSubmatch(string(page), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\|`([a-z0-9_]+)`<br>[^|]*\\|(?:owner-|device-)?([a-z]+)").FindAllStringSubmatch(string(page), -1) {
 		name, kind := row[1], row[2]
 		documented++
 		switch {

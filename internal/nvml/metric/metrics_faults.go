@@ -10,16 +10,16 @@ import (
 // labels, to allow sums over each family.
 const (
 	volatileHelp          = "ECC errors since the last driver load or GPU reset."
-	aggregateHelp         = "ECC errors in the lifetime of the GPU."
+	aggregateHelp         = "ECC errors over the lifetime of the GPU."
 	volatileLocationHelp  = "ECC errors since the last driver load or GPU reset, by location."
-	aggregateLocationHelp = "ECC errors in the lifetime of the GPU, by location."
-	unitHelp              = "Uncorrected ECC errors of SRAM in the lifetime of the GPU, by unit."
-	remappedHelp          = "Memory rows replaced by spare rows."
-	inactiveHelp          = "Replaced memory rows back in use."
-	banksHelp             = "Banks of memory by the number of remaining spare rows."
-	retiredHelp           = "Retired pages of GPU memory."
-	repairHelp            = "1 if a repair is pending until the next reset."
-	recoveryHelp          = "1 for the recovery action required by the driver before further use of the GPU."
+	aggregateLocationHelp = "ECC errors over the lifetime of the GPU, by location."
+	unitHelp              = "Uncorrected SRAM ECC errors over the lifetime of the GPU, by unit."
+	remappedHelp          = "Number of memory rows replaced by spare rows."
+	inactiveHelp          = "Number of replaced memory rows that are in use again."
+	banksHelp             = "Number of memory banks with this many spare rows left."
+	retiredHelp           = "Number of retired pages of GPU memory."
+	repairHelp            = "1 if a repair of this unit is pending until the next reset."
+	recoveryHelp          = "1 for the recovery action that the driver requires before further use of the GPU."
 	turingAndOlder        = "up to Turing"
 	ampereAndNewer        = "Ampere and newer"
 	withECC               = "GPUs with ECC"
@@ -55,7 +55,7 @@ var faultRows = slices.Concat(
 	familyRows(faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp).onHardware(ampereAndNewer), "unit", Row.fromCall, inCount,
 		labeledValue{"l2", sramInL2}, labeledValue{"sm", sramInSM}, labeledValue{"pcie", sramInPCIe}, labeledValue{"microcontroller", sramInMCU}, labeledValue{"other", sramInOther}),
 	[]Row{
-		stateRow("nvidia_gpu_ecc_sram_threshold_exceeded", "1 if uncorrected SRAM errors exceed the threshold for replacing the GPU.").
+		stateRow("nvidia_gpu_ecc_sram_threshold_exceeded", "1 if uncorrected SRAM errors exceed the threshold for GPU replacement.").
 			fromCall(SRAMThresholdExceeded, inBool).onHardware(ampereAndNewer),
 	},
 	familyRows(stateRow("nvidia_gpu_remapped_rows", remappedHelp).slowPace().onHardware(ampereAndNewer), "cause", Row.fromField, inCount,
@@ -64,7 +64,7 @@ var faultRows = slices.Concat(
 		labeledField{"correctable", nvml.FI_DEV_REMAPPED_ROWS_COR_INACTIVE}, labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_ROWS_UNC_INACTIVE}),
 	[]Row{
 		stateRow("nvidia_gpu_row_remap_pending", "1 if row remappings are pending until the next reset.").fromField(nvml.FI_DEV_REMAPPED_PENDING, inBool).slowPace().onHardware(ampereAndNewer),
-		stateRow("nvidia_gpu_row_remap_failure", "1 if a memory row could not be remapped and the GPU needs replacement.").fromField(nvml.FI_DEV_REMAPPED_FAILURE, inBool).slowPace().onHardware(ampereAndNewer),
+		stateRow("nvidia_gpu_row_remap_failure", "1 if remapping a memory row failed: replace the GPU.").fromField(nvml.FI_DEV_REMAPPED_FAILURE, inBool).slowPace().onHardware(ampereAndNewer),
 	},
 	familyRows(stateRow("nvidia_gpu_row_remap_banks", banksHelp).onHardware(ampereAndNewer), "availability", Row.fromCall, inCount,
 		labeledValue{"max", banksMax}, labeledValue{"high", banksHigh}, labeledValue{"partial", banksPartial}, labeledValue{"low", banksLow}, labeledValue{"none", banksNone}),
@@ -76,9 +76,9 @@ var faultRows = slices.Concat(
 	familyRows(stateRow("nvidia_gpu_repair_pending", repairHelp).onHardware("Hopper and newer"), "unit", Row.fromCall, inBool,
 		labeledValue{"channel", channelRepairPending}, labeledValue{"tpc", tpcRepairPending}),
 	[]Row{
-		stateRow("nvidia_gpu_unrepairable_memory", "1 if the GPU's memory has unrepairable errors.").fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, with driver 590"),
+		stateRow("nvidia_gpu_unrepairable_memory", "1 if the GPU's memory has unrepairable errors.").fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, driver 590"),
 	},
-	enumRows(stateRow("nvidia_gpu_recovery_action", recoveryHelp).fromField(RecoveryField, inRecoveryAction).slowPace().onHardware("any, with driver 565 and newer"),
+	enumRows(stateRow("nvidia_gpu_recovery_action", recoveryHelp).fromField(RecoveryField, inRecoveryAction).slowPace().onHardware("driver 565 and newer"),
 		"action", recoveryActions, 0, false),
 )
 

@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	linkErrorsHelp   = "Errors over all NVLinks; the types depend on the NVLink generation."
-	c2cErrorsHelp    = "Errors over all links between GPU and CPU."
-	recoveriesHelp   = "Recoveries of NVLinks in use, over all links."
-	fabricStateHelp  = "1 for the current state of joining the NVSwitch fabric; CUDA starts only after completion."
-	fabricFaultHelp  = "1 for each NVSwitch fabric fault reported by the driver."
+	linkErrorsHelp   = "NVLink errors of this type, over all links; types depend on the NVLink generation."
+	c2cErrorsHelp    = "C2C (GPU-to-CPU) link errors of this type, over all links."
+	recoveriesHelp   = "NVLink recoveries by result, over all links."
+	fabricStateHelp  = "1 for the current state of joining the NVSwitch fabric; CUDA needs completed."
+	fabricFaultHelp  = "1 if the driver reports this NVSwitch fabric fault."
 	voltaToHopper    = "Volta to Hopper"
 	blackwell        = "Blackwell and newer"
 	withNVLink       = "GPUs with NVLink"
@@ -22,17 +22,17 @@ const (
 )
 
 var linkRows = slices.Concat([]Row{
-	ownerCounterRow("nvidia_gpu_nvlink_transmit_bytes_total", "Data sent over all NVLinks, by owner; from 0 at podgauge's first reading.").
+	ownerCounterRow("nvidia_gpu_nvlink_transmit_bytes_total", "Data sent over all NVLinks, by owner, in bytes.").
 		fromScope(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, allLinks, inKibibytes).
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, inByteCount).counterUpTo(maxNVLinkRate).onHardware(withNVLink),
 	ownerCounterRow("nvidia_gpu_nvlink_receive_bytes_total",
-		"Data received over all NVLinks, by owner; from 0 at podgauge's first reading.").
+		"Data received over all NVLinks, by owner, in bytes.").
 		fromScope(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, allLinks, inKibibytes).
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_BYTES, inByteCount).counterUpTo(maxNVLinkRate).onHardware(withNVLink),
-	stateRow("nvidia_gpu_nvlink_links", "NVLinks of the GPU.").fromField(nvml.FI_DEV_NVLINK_LINK_COUNT, inCount).slowPace().onHardware(withNVLink),
-	stateRow("nvidia_gpu_nvlink_links_up", "Active or sleeping NVLinks. A link with disabled traffic is down.").
+	stateRow("nvidia_gpu_nvlink_links", "Number of NVLinks of the GPU.").fromField(nvml.FI_DEV_NVLINK_LINK_COUNT, inCount).slowPace().onHardware(withNVLink),
+	stateRow("nvidia_gpu_nvlink_links_up", "Number of NVLinks that are active or asleep; links with disabled traffic are down.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_GET_STATE, inLinkState).slowPace().onHardware(withNVLink),
-	stateRow("nvidia_gpu_nvlink_speed_bytes_per_second", "Speed of each active NVLink.").
+	stateRow("nvidia_gpu_nvlink_speed_bytes_per_second", "Speed of each active NVLink, in bytes per second.").
 		fromField(nvml.FI_DEV_NVLINK_SPEED_MBPS_COMMON, inMegabytes).slowPace().onHardware(withNVLink),
 	linkErrorRow("crc_flit").fromField(nvml.FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, inCount).onHardware(voltaToHopper),
 	linkErrorRow("crc_data").fromField(nvml.FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, inCount).onHardware(voltaToHopper),
@@ -53,9 +53,9 @@ var linkRows = slices.Concat([]Row{
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
 	faultCounterRow("nvidia_gpu_nvlink_recoveries_total", recoveriesHelp, "result", "failure").
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
-	faultCounterRow("nvidia_gpu_nvlink_symbol_errors_total", "Symbol errors over all NVLinks; most are corrected.").
+	faultCounterRow("nvidia_gpu_nvlink_symbol_errors_total", "NVLink symbol errors over all links; most are corrected.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
-	faultCounterRow("nvidia_gpu_nvlink_effective_errors_total", "Errors left after correction, over all NVLinks.").
+	faultCounterRow("nvidia_gpu_nvlink_effective_errors_total", "NVLink errors left after correction, over all links.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
 },
 	enumRows(stateRow("nvidia_gpu_fabric_state", fabricStateHelp).fromCall(fabricState, inCount).onHardware(withNVSwitch),
@@ -70,9 +70,9 @@ var linkRows = slices.Concat([]Row{
 		labeledValue{"access_timeout_recovery", fabricAccessTimeout},
 		labeledValue{"incorrect_configuration", fabricMisconfigured},
 	), []Row{
-		stateRow("nvidia_gpu_c2c_links", "Links between GPU and CPU.").fromField(nvml.FI_DEV_C2C_LINK_COUNT, inCount).slowPace().onHardware(grace),
-		stateRow("nvidia_gpu_c2c_links_up", "Active links between GPU and CPU.").sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_STATUS, inBool).slowPace().onHardware(grace),
-		stateRow("nvidia_gpu_c2c_bandwidth_max_bytes_per_second", "Total bandwidth of the active links between GPU and CPU.").
+		stateRow("nvidia_gpu_c2c_links", "Number of C2C (GPU-to-CPU) links.").fromField(nvml.FI_DEV_C2C_LINK_COUNT, inCount).slowPace().onHardware(grace),
+		stateRow("nvidia_gpu_c2c_links_up", "Number of active C2C links.").sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_STATUS, inBool).slowPace().onHardware(grace),
+		stateRow("nvidia_gpu_c2c_bandwidth_max_bytes_per_second", "Total bandwidth of the active C2C links, in bytes per second.").
 			sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_MAX_BW, inMegabytes).slowPace().onHardware(grace),
 		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "crc").sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_INTR, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
 		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "replay").sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_REPLAY, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
@@ -105,17 +105,17 @@ func perLinkRows() []Row {
 	var transmit, receive, errors, up []Row
 	for link := range uint32(MaxNVLinks) {
 		n := strconv.Itoa(int(link))
-		sent := ownerCounterRow("nvidia_gpu_nvlink_link_transmit_bytes_total", "Data sent over the NVLink; see nvidia_gpu_nvlink_transmit_bytes_total.", "link", n)
-		got := ownerCounterRow("nvidia_gpu_nvlink_link_receive_bytes_total", "Data received over the NVLink; see nvidia_gpu_nvlink_receive_bytes_total.", "link", n)
+		sent := ownerCounterRow("nvidia_gpu_nvlink_link_transmit_bytes_total", "Data sent over this NVLink, by owner, in bytes.", "link", n)
+		got := ownerCounterRow("nvidia_gpu_nvlink_link_receive_bytes_total", "Data received over this NVLink, by owner, in bytes.", "link", n)
 		transmit = append(transmit, sent.fromLink(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, link, inByteCount).
 			fromLink(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, link, inKibibytes).counterUpTo(maxNVLinkRate).onHardware(withNVLink))
 		receive = append(receive, got.fromLink(nvml.FI_DEV_NVLINK_COUNT_RCV_BYTES, link, inByteCount).
 			fromLink(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, link, inKibibytes).counterUpTo(maxNVLinkRate).onHardware(withNVLink))
 		for _, e := range perLinkErrors {
-			errors = append(errors, faultCounterRow("nvidia_gpu_nvlink_link_errors_total", "Errors on the NVLink; the types depend on the NVLink generation.", "link", n, "type", e.kind).
+			errors = append(errors, faultCounterRow("nvidia_gpu_nvlink_link_errors_total", "Errors of this type on this NVLink; types depend on the NVLink generation.", "link", n, "type", e.kind).
 				fromLink(e.field, link, inCount).slowPace().onHardware(e.hardware))
 		}
-		up = append(up, stateRow("nvidia_gpu_nvlink_up", "1 if the NVLink is active or asleep, 0 if it is inactive or its traffic is disabled.", "link", n).
+		up = append(up, stateRow("nvidia_gpu_nvlink_up", "1 if the NVLink is active or asleep; 0 if inactive or with disabled traffic.", "link", n).
 			fromLink(nvml.FI_DEV_NVLINK_GET_STATE, link, inLinkState).slowPace().onHardware(withNVLink))
 	}
 	return slices.Concat(transmit, receive, errors, up)

@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	eccHelp     = "1 if ECC is enabled, now and after the next reset."
-	migHelp     = "1 if MIG mode is enabled, now and after the next reset."
-	featureHelp = "1 if GPU and driver support a feature required by whole families; absent if unknown."
+	eccHelp     = "1 if ECC is enabled, now or after the next reset."
+	migHelp     = "1 if MIG mode is enabled, now or after the next reset."
+	featureHelp = "1 if GPU and driver support this feature; absent if unknown."
 )
 
 // computeModes are the states of nvmlComputeMode_t, from 0 on.
 var computeModes = []string{"default", "exclusive_thread", "prohibited", "exclusive_process"}
 
 var modeRows = slices.Concat([]Row{
-	stateRow("nvidia_gpu_persistence_mode_enabled", "1 if the driver keeps an unused GPU initialized.").
+	stateRow("nvidia_gpu_persistence_mode_enabled", "1 if persistence mode keeps an unused GPU initialized.").
 		fromFunction("nvmlDeviceGetPersistenceMode", device.PaceSlow, inBool, getter(nvml.Device.GetPersistenceMode)),
-}, enumRows(stateRow("nvidia_gpu_compute_mode", "1 for the current compute mode, the permission for concurrent use of the GPU.").
+}, enumRows(stateRow("nvidia_gpu_compute_mode", "1 for the current compute mode.").
 	fromFunction("nvmlDeviceGetComputeMode", device.PaceSlow, inCount, getter(nvml.Device.GetComputeMode)), "mode", computeModes, 0, true), []Row{
 	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "now").fromField(nvml.FI_DEV_ECC_CURRENT, inBool).slowPace().onHardware(withECC),
 	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "after_reset").fromField(nvml.FI_DEV_ECC_PENDING, inBool).slowPace().onHardware(withECC),

@@ -8,21 +8,21 @@ import (
 )
 
 const (
-	pcieErrorsHelp = "Errors on the PCIe link, counted by the GPU, including recoveries and rejected packets."
+	pcieErrorsHelp = "PCIe link errors of this type."
 	// maxPCIeRate is more bytes than cross a PCIe link of 16 lanes in a second, of the
 	// seventh generation.
 	maxPCIeRate = 256e9
 )
 
 var pcieRows = slices.Concat([]Row{
-	ownerCounterRow("nvidia_gpu_pcie_transmit_bytes_total", "Data sent over PCIe, by owner; from 0 at podgauge's first reading.").
+	ownerCounterRow("nvidia_gpu_pcie_transmit_bytes_total", "Data sent over PCIe, by owner, in bytes.").
 		fromField(nvml.FI_DEV_PCIE_COUNT_TX_BYTES, inByteCount).counterUpTo(maxPCIeRate),
-	ownerCounterRow("nvidia_gpu_pcie_receive_bytes_total", "Data received over PCIe, by owner; from 0 at podgauge's first reading.").
+	ownerCounterRow("nvidia_gpu_pcie_receive_bytes_total", "Data received over PCIe, by owner, in bytes.").
 		fromField(nvml.FI_DEV_PCIE_COUNT_RX_BYTES, inByteCount).counterUpTo(maxPCIeRate),
-	faultCounterRow("nvidia_gpu_pcie_replays_total", "Replays of PCIe packets.").fromField(nvml.FI_DEV_PCIE_REPLAY_COUNTER, inCount).slowPace(),
-	faultCounterRow("nvidia_gpu_pcie_replay_rollovers_total", "Retrainings of the PCIe link after repeated replays of a packet.").
+	faultCounterRow("nvidia_gpu_pcie_replays_total", "PCIe packet replays.").fromField(nvml.FI_DEV_PCIE_REPLAY_COUNTER, inCount).slowPace(),
+	faultCounterRow("nvidia_gpu_pcie_replay_rollovers_total", "PCIe link retrainings after repeated replays of a packet.").
 		fromField(nvml.FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER, inCount).slowPace(),
-}, familyRows(faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp).slowPace().onHardware("Hopper and newer; older ones with newer drivers have some"), "type", Row.fromField, inCount,
+}, familyRows(faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp).slowPace().onHardware("Hopper and newer; some types on older GPUs"), "type", Row.fromField, inCount,
 	labeledField{"l0_to_recovery", nvml.FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER},
 	labeledField{"correctable", nvml.FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS},
 	labeledField{"nak_received", nvml.FI_DEV_PCIE_COUNT_NAKS_RECEIVED},
@@ -36,12 +36,12 @@ var pcieRows = slices.Concat([]Row{
 	labeledField{"lcrc", nvml.FI_DEV_PCIE_COUNT_LCRC_ERROR},
 	labeledField{"lane", nvml.FI_DEV_PCIE_COUNT_LANE_ERROR},
 ), []Row{
-	stateRow("nvidia_gpu_pcie_link_generation", "Current PCIe generation of the link; idle GPUs lower it.").
+	stateRow("nvidia_gpu_pcie_link_generation", "Current PCIe generation of the link; lower while the GPU is idle.").
 		fromFunction("nvmlDeviceGetCurrPcieLinkGeneration", device.PaceSlow, inCount, getter(nvml.Device.GetCurrPcieLinkGeneration)),
-	stateRow("nvidia_gpu_pcie_link_width", "Current lanes of the PCIe link.").
+	stateRow("nvidia_gpu_pcie_link_width", "Current number of lanes of the PCIe link.").
 		fromFunction("nvmlDeviceGetCurrPcieLinkWidth", device.PaceSlow, inCount, getter(nvml.Device.GetCurrPcieLinkWidth)),
-	stateRow("nvidia_gpu_pcie_link_generation_max", "Maximum PCIe generation of GPU and slot.").
+	stateRow("nvidia_gpu_pcie_link_generation_max", "Maximum PCIe generation that GPU and slot support.").
 		fromFunction("nvmlDeviceGetMaxPcieLinkGeneration", device.PaceStatic, inCount, getter(nvml.Device.GetMaxPcieLinkGeneration)),
-	stateRow("nvidia_gpu_pcie_link_width_max", "Maximum PCIe lanes of GPU and slot.").
+	stateRow("nvidia_gpu_pcie_link_width_max", "Maximum number of PCIe lanes that GPU and slot support.").
 		fromFunction("nvmlDeviceGetMaxPcieLinkWidth", device.PaceStatic, inCount, getter(nvml.Device.GetMaxPcieLinkWidth)),
 })

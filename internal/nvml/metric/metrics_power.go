@@ -9,26 +9,26 @@ import (
 )
 
 const (
-	powerLimitHelp   = "Power limits: enforced, requested, default after boot, and the permitted range."
-	temperatureHelp  = "Temperature of the GPU's core or of its memory."
-	thresholdHelp    = "Temperatures of shutdown and slowdown, and the maximum for normal operation of core and memory."
-	marginHelp       = "Values of nvidia_gpu_temperature_margin_celsius for shutdown, for slowdown, and the maximum for normal operation of core and memory."
-	clockHelp        = "Clock of the GPU's multiprocessors, memory, graphics or video engines."
-	clockMaxHelp     = "Maximum clock of the GPU's multiprocessors, memory, graphics or video engines."
-	throttleHelp     = "1 if this reason currently limits the clocks; only reasons supported by the GPU, without idleness."
-	throttleTimeHelp = "Time during which this reason limited the clocks, by owner; from 0 at podgauge's first reading."
+	powerLimitHelp   = "Power limit of this type, in watts; min and max are the permitted range."
+	temperatureHelp  = "Temperature at this sensor, in degrees Celsius."
+	thresholdHelp    = "Temperature limit of this type, in degrees Celsius."
+	marginHelp       = "Value of nvidia_gpu_temperature_margin_celsius at this limit, in degrees Celsius."
+	clockHelp        = "Current frequency of this clock, in hertz."
+	clockMaxHelp     = "Maximum frequency of this clock, in hertz."
+	throttleHelp     = "1 if this reason currently limits the clocks; idleness is no reason."
+	throttleTimeHelp = "Time during which this reason limited the clocks, by owner, in seconds."
 
 	ada   = "Ada, Hopper and newer"
 	grace = "Grace superchips"
 )
 
 var powerRows = slices.Concat([]Row{
-	gaugeRow("nvidia_gpu_power_watts", "Power draw of the GPU; the average of a second with older drivers.").
+	gaugeRow("nvidia_gpu_power_watts", "Power draw of the GPU, in watts; a 1 s average with old drivers.").
 		fromField(nvml.FI_DEV_POWER_INSTANT, inMilliwatts).
 		fromFunction("nvmlDeviceGetPowerUsage", device.PaceFast, inMilliwatts, getter(nvml.Device.GetPowerUsage)),
-	gaugeRow("nvidia_gpu_power_average_watts", "Average power draw of the GPU in the last second.").
-		fromField(nvml.FI_DEV_POWER_AVERAGE, inMilliwatts).onHardware("Ampere, GA100 apart, and newer"),
-	gaugeRow("nvidia_gpu_module_power_watts", "Power draw of the module with GPU and CPU.").
+	gaugeRow("nvidia_gpu_power_average_watts", "Average power draw of the GPU over 1 s, in watts.").
+		fromField(nvml.FI_DEV_POWER_AVERAGE, inMilliwatts).onHardware("Ampere and newer, except GA100"),
+	gaugeRow("nvidia_gpu_module_power_watts", "Power draw of the module with GPU and CPU, in watts.").
 		fromScope(nvml.FI_DEV_POWER_INSTANT, 1, inMilliwatts).onHardware(grace),
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "enforced").fromField(nvml.FI_DEV_POWER_CURRENT_LIMIT, inMilliwatts).
 		fromFunction("nvmlDeviceGetEnforcedPowerLimit", device.PaceSlow, inMilliwatts, getter(nvml.Device.GetEnforcedPowerLimit)).slowPace(),
@@ -36,13 +36,13 @@ var powerRows = slices.Concat([]Row{
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "default").fromField(nvml.FI_DEV_POWER_DEFAULT_LIMIT, inMilliwatts).slowPace(),
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "min").fromField(nvml.FI_DEV_POWER_MIN_LIMIT, inMilliwatts).slowPace(),
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "max").fromField(nvml.FI_DEV_POWER_MAX_LIMIT, inMilliwatts).slowPace(),
-	ownerCounterRow("nvidia_gpu_energy_joules_total", "Energy consumed by the GPU, by owner; from 0 at podgauge's first reading.").
+	ownerCounterRow("nvidia_gpu_energy_joules_total", "Energy consumed by the GPU, by owner, in joules.").
 		fromField(EnergyField, inMillijoules).onHardware("Volta and newer"),
 
 	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "gpu").
 		fromFunction("nvmlDeviceGetTemperature", device.PaceFast, inCelsius, getterOf(nvml.Device.GetTemperature, nvml.TEMPERATURE_GPU)), // older drivers lack GetTemperatureV
 	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "memory").fromField(nvml.FI_DEV_MEMORY_TEMP, inCelsius).onHardware("GPUs with HBM"),
-	gaugeRow("nvidia_gpu_temperature_margin_celsius", "Temperature margin before the GPU slows down.").
+	gaugeRow("nvidia_gpu_temperature_margin_celsius", "Temperature margin before the GPU slows down, in degrees Celsius.").
 		fromFunction("nvmlDeviceGetMarginTemperature", device.PaceSlow, inCelsiusMargin, getTemperatureMargin).onHardware(ada),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "shutdown").
 		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_SHUTDOWN)).onHardware("up to Ampere"),
@@ -97,7 +97,7 @@ const maxFans = 3
 // fanRows has a row for each fan.
 func fanRows() (rows []Row) {
 	for fan := range maxFans {
-		rows = append(rows, gaugeRow("nvidia_gpu_fan_speed_ratio", "Intended speed of the fan as a share of its maximum, which some boards exceed.", "fan", strconv.Itoa(fan)).
+		rows = append(rows, gaugeRow("nvidia_gpu_fan_speed_ratio", "Requested fan speed as a fraction of the maximum; some boards exceed 1.", "fan", strconv.Itoa(fan)).
 			fromFunction("nvmlDeviceGetFanSpeed_v2", device.PaceSlow, inFanPercent, getterOf(nvml.Device.GetFanSpeed_v2, fan)).
 			ofPart(fan, fanCount).onHardware("boards with fans"))
 	}
