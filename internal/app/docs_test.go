@@ -2,6 +2,7 @@ package app
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -167,10 +168,14 @@ func familiesTable(t *testing.T, families []exporter.Family) string {
 func setText(sets map[string]bool, name string, rows []device.Metric) string {
 	var texts []string
 	for _, set := range []string{"minimal", "default"} {
-		var values []string
+		var values, missing []string
 		for i := range rows {
-			if row := rows[i].RowName(); row != name && sets[set+" "+row] {
+			switch row := rows[i].RowName(); {
+			case row == name: // without labels
+			case sets[set+" "+row]:
 				values = append(values, rows[i].Labels[0].Value)
+			default:
+				missing = append(missing, rows[i].Labels[0].Value)
 			}
 		}
 		text := set
@@ -182,6 +187,8 @@ func setText(sets map[string]bool, name string, rows []device.Metric) string {
 			texts = append(texts, text+"; always "+strings.Join(values, ", "))
 		case sets[set+" "+name]:
 			texts = append(texts, text)
+		case len(values) > 5 && len(missing) == 1:
+			texts = append(texts, text+": not "+missing[0])
 		case len(values) > 0:
 			texts = append(texts, text+": "+strings.Join(values, ", "))
 		}
@@ -295,29 +302,38 @@ func labelsText(family []device.Metric) string {
 	return strings.Join(labels, "<br>")
 }
 
-// distinctTexts returns the text of a family's rows: one text if all rows agree, or a text for each last label.
+// distinctTexts returns the text of a family's rows: one text if all rows agree, or a text for each group of values of the first label
+// apart from link. The largest group is called others.
 func distinctTexts(family []device.Metric, text func(device.Metric) string) string {
-	var all, lines []string
+	var texts []string
+	values := map[string][]string{}
 	for _, m := range family {
-		got := text(m)
-		if !slices.Contains(all, got) {
-			all = append(all, got)
+		got := strings.ReplaceAll(text(m), " and newer", "+")
+		if !slices.Contains(texts, got) {
+			texts = append(texts, got)
 		}
-		if len(m.Labels) > 0 {
-			var values []string
-			for _, l := range m.Labels {
-				if l.Name != "link" {
-					values = append(values, l.Value)
-				}
+		for _, l := range m.Labels {
+			if l.Name == "link" {
+				continue
 			}
-			line := strings.TrimPrefix(strings.Join(values, " ")+": "+got, ": ")
-			if got != "" && !slices.Contains(lines, line) {
-				lines = append(lines, line)
+			if !slices.Contains(values[got], l.Value) {
+				values[got] = append(values[got], l.Value)
 			}
+			break
 		}
 	}
-	if len(all) == 1 {
-		return all[0]
+	if len(texts) == 1 {
+		return texts[0]
+	}
+	largest := slices.MaxFunc(texts, func(a, b string) int { return cmp.Compare(len(values[a]), len(values[b])) })
+	var lines []string
+	for _, t := range texts {
+		if t != "" && (t != largest || len(values[t]) < 3) {
+			lines = append(lines, strings.Join(values[t], ", ")+": "+t)
+		}
+	}
+	if largest != "" && len(values[largest]) > 2 {
+		lines = append(lines, "others: "+largest)
 	}
 	return strings.Join(lines, "<br>")
 }

@@ -43,27 +43,27 @@ type HealthCheck struct {
 // without NVLink run. For an unusable GPU the driver has a recovery action.
 var healthChecks = [...]HealthCheck{
 	{
-		fieldIndex: remapFailureIndex, Condition: "a row of memory could not be replaced by a spare one",
+		fieldIndex: remapFailureIndex, Condition: "remapping a memory row failed",
 		evaluate: faultIfSet, Fault: device.Fault{Reason: "row_remap_failure", Action: xid.ActionReplaceGPU, NeedsReset: true},
 	},
 	{
-		valueID: metric.SRAMThresholdExceeded, Condition: "SRAM has had too many uncorrected errors",
+		valueID: metric.SRAMThresholdExceeded, Condition: "uncorrected SRAM errors exceed the threshold for replacement",
 		evaluate: faultIfSet, Fault: device.Fault{Reason: "sram_threshold_exceeded", Action: xid.ActionReplaceGPU},
 	},
 	{
-		valueID: metric.UnrepairableMemory, Condition: "memory has errors that cannot be repaired",
+		valueID: metric.UnrepairableMemory, Condition: "the memory has unrepairable errors",
 		evaluate: faultIfSet, Fault: device.Fault{Reason: "unrepairable_memory", Action: xid.ActionReplaceGPU},
 	},
 	{
-		fieldIndex: recoveryIndex, Condition: "the driver asks for anything but none",
+		fieldIndex: recoveryIndex, Condition: "the driver requires a recovery action",
 		evaluate: evaluateRecoveryAction, Fault: device.Fault{Reason: "recovery_action_…", Action: "as the driver reports"},
 	},
 	{
-		valueID: metric.FabricFailed, Condition: "joining the fabric of NVSwitches has ended with an error",
+		valueID: metric.FabricFailed, Condition: "joining the NVSwitch fabric failed",
 		evaluate: faultIfSet, Fault: device.Fault{Reason: "fabric", Action: xid.ActionResetGPU},
 	},
 	{
-		valueID: metric.FabricNotJoined, Condition: "the GPU, which has NVLinks and is not partitioned, has not joined the fabric for 5 minutes",
+		valueID: metric.FabricNotJoined, Condition: "an unpartitioned GPU with NVLinks did not join the NVSwitch fabric within 5 minutes",
 		evaluate: evaluateFabricJoin, Fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
 	},
 }

@@ -7,14 +7,14 @@ import (
 
 // Shared parts of help texts.
 const (
-	videoHelp = " in the driver's last sampling period, 0 to 1; absent in MIG mode."
-	pipeHelp  = "Fraction of cycles with this pipe active, averaged over all SMs and 10 s, 0 to 1."
+	videoHelp = "; absent in MIG mode."
+	pipeHelp  = "Fraction of cycles with this pipe active, averaged over all SMs and 10 s."
 )
 
 var engineRows = []Row{
-	gaugeRow("nvidia_gpu_utilization_ratio", "Fraction of the driver's last sampling period (1/6 to 1 s) with a running kernel, 0 to 1; absent in MIG mode.").
+	gaugeRow("nvidia_gpu_utilization_ratio", "Fraction of time with a running kernel; absent in MIG mode.").
 		fromCall(gpuUtilization, inPercent),
-	gaugeRow("nvidia_gpu_memory_controller_utilization_ratio", "Fraction of the driver's last sampling period with memory reads or writes, 0 to 1; absent in MIG mode.").
+	gaugeRow("nvidia_gpu_memory_controller_utilization_ratio", "Fraction of time with memory reads or writes; absent in MIG mode.").
 		fromCall(memoryUtilization, inPercent),
 	gaugeRow("nvidia_gpu_encoder_utilization_ratio", "Utilization of the video encoders"+videoHelp).
 		fromFunction("nvmlDeviceGetEncoderUtilization", device.PaceFast, inPercent, utilization(nvml.Device.GetEncoderUtilization)),
@@ -24,11 +24,11 @@ var engineRows = []Row{
 		fromFunction("nvmlDeviceGetJpgUtilization", device.PaceFast, inPercent, utilization(nvml.Device.GetJpgUtilization)).onHardware("Ampere and newer"),
 	gaugeRow("nvidia_gpu_ofa_utilization_ratio", "Utilization of the optical flow accelerator"+videoHelp).
 		fromFunction("nvmlDeviceGetOfaUtilization", device.PaceFast, inPercent, utilization(nvml.Device.GetOfaUtilization)).onHardware("Turing and newer"),
-	gaugeRow("nvidia_gpu_graphics_engine_active_ratio", "Fraction of the latest 10 s with the graphics or compute engine active, 0 to 1.").
+	gaugeRow("nvidia_gpu_graphics_engine_active_ratio", "Fraction of the latest 10 s with the graphics or compute engine active.").
 		fromGPM(nvml.GPM_METRIC_GRAPHICS_UTIL, "GRAPHICS_UTIL"),
-	gaugeRow("nvidia_gpu_sm_active_ratio", "Fraction of cycles with a resident warp, averaged over all SMs and 10 s, 0 to 1.").
+	gaugeRow("nvidia_gpu_sm_active_ratio", "Fraction of cycles with a resident warp, averaged over all SMs and 10 s.").
 		fromGPM(nvml.GPM_METRIC_SM_UTIL, "SM_UTIL"),
-	gaugeRow("nvidia_gpu_sm_occupancy_ratio", "Resident warps as a fraction of the maximum, averaged over 10 s, 0 to 1.").
+	gaugeRow("nvidia_gpu_sm_occupancy_ratio", "Resident warps as a fraction of the maximum, averaged over 10 s.").
 		fromGPM(nvml.GPM_METRIC_SM_OCCUPANCY, "SM_OCCUPANCY"),
 	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "tensor").fromGPM(nvml.GPM_METRIC_ANY_TENSOR_UTIL, "ANY_TENSOR_UTIL"),
 	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "dfma").fromGPM(nvml.GPM_METRIC_DFMA_TENSOR_UTIL, "DFMA_TENSOR_UTIL"),
@@ -38,6 +38,6 @@ var engineRows = []Row{
 	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp32").fromGPM(nvml.GPM_METRIC_FP32_UTIL, "FP32_UTIL"),
 	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp16").fromGPM(nvml.GPM_METRIC_FP16_UTIL, "FP16_UTIL"),
 	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "int").fromGPM(nvml.GPM_METRIC_INTEGER_UTIL, "INTEGER_UTIL"),
-	gaugeRow("nvidia_gpu_dram_bandwidth_utilization_ratio", "Fraction of the memory bandwidth in use, averaged over 10 s, 0 to 1.").
+	gaugeRow("nvidia_gpu_dram_bandwidth_utilization_ratio", "Fraction of the memory bandwidth in use, averaged over 10 s.").
 		fromGPM(nvml.GPM_METRIC_DRAM_BW_UTIL, "DRAM_BW_UTIL"),
 }

@@ -22,7 +22,7 @@ const (
 	recoveryHelp          = "1 for the recovery action that the driver requires before further use of the GPU."
 	turingAndOlder        = "up to Turing"
 	ampereAndNewer        = "Ampere and newer"
-	withECC               = "GPUs with ECC"
+	withECC               = "with ECC"
 )
 
 // RecoveryField is the recovery action required by the driver.

@@ -15,8 +15,8 @@ const (
 	fabricFaultHelp  = "1 if the driver reports this NVSwitch fabric fault."
 	voltaToHopper    = "Volta to Hopper"
 	blackwell        = "Blackwell and newer"
-	withNVLink       = "GPUs with NVLink"
-	withNVSwitch     = "Hopper and newer, with NVSwitches"
+	withNVLink       = "with NVLink"
+	withNVSwitch     = "Hopper and newer with NVSwitches"
 	maxNVLinkRate    = 4e12 // bytes in a second over all links of a GPU: more than there are
 	maxLinkErrorRate = 1e6  // errors, likewise: above any working link
 )

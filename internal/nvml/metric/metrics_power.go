@@ -41,7 +41,7 @@ var powerRows = slices.Concat([]Row{
 
 	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "gpu").
 		fromFunction("nvmlDeviceGetTemperature", device.PaceFast, inCelsius, getterOf(nvml.Device.GetTemperature, nvml.TEMPERATURE_GPU)), // older drivers lack GetTemperatureV
-	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "memory").fromField(nvml.FI_DEV_MEMORY_TEMP, inCelsius).onHardware("GPUs with HBM"),
+	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "memory").fromField(nvml.FI_DEV_MEMORY_TEMP, inCelsius).onHardware("with HBM"),
 	gaugeRow("nvidia_gpu_temperature_margin_celsius", "Temperature margin before the GPU slows down, in degrees Celsius.").
 		fromFunction("nvmlDeviceGetMarginTemperature", device.PaceSlow, inCelsiusMargin, getTemperatureMargin).onHardware(ada),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "shutdown").
@@ -82,7 +82,7 @@ var powerRows = slices.Concat([]Row{
 	labeledField{"board_limit", nvml.FI_DEV_PERF_POLICY_BOARD_LIMIT},
 	labeledField{"low_utilization", nvml.FI_DEV_PERF_POLICY_LOW_UTILIZATION},
 	labeledField{"reliability", nvml.FI_DEV_PERF_POLICY_RELIABILITY},
-), familyRows(ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp).onHardware("any, with driver 580.82 and newer"), "reason", Row.fromField, inNanoseconds,
+), familyRows(ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp).onHardware("driver 580.82 and newer"), "reason", Row.fromField, inNanoseconds,
 	labeledField{"sw_thermal", nvml.FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN},
 	labeledField{"hw_thermal", nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN},
 	labeledField{"hw_power_brake", nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN},
@@ -99,7 +99,7 @@ func fanRows() (rows []Row) {
 	for fan := range maxFans {
 		rows = append(rows, gaugeRow("nvidia_gpu_fan_speed_ratio", "Requested fan speed as a fraction of the maximum; some boards exceed 1.", "fan", strconv.Itoa(fan)).
 			fromFunction("nvmlDeviceGetFanSpeed_v2", device.PaceSlow, inFanPercent, getterOf(nvml.Device.GetFanSpeed_v2, fan)).
-			ofPart(fan, fanCount).onHardware("boards with fans"))
+			ofPart(fan, fanCount).onHardware("with fans"))
 	}
 	return rows
 }

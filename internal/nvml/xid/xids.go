@@ -62,17 +62,17 @@ var classes = [...]struct {
 }{
 	Unknown: {
 		"unknown", ActionInspect, device.RecoveryChecksPass, false,
-		"checked at once: according to the driver's recovery action; without one, suspect until checks pass",
+		"the driver's recovery action decides; without one, suspect until checks pass",
 	},
 	Application: {"application", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy"},
 	Information: {"information", "", device.RecoveryNone, false, "counted; the device stays healthy"},
-	Contained:   {"contained", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy, and the affected program needs a restart"},
-	Undecided:   {"undecided", "", device.RecoveryChecksPass, true, "checked at once: according to the driver's recovery action"},
-	Memory:      {"memory", ActionResetGPU, device.RecoveryAfterReset, true, "according to the driver's recovery action; without one, unhealthy until a reset"},
+	Contained:   {"contained", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy, the affected application needs a restart"},
+	Undecided:   {"undecided", "", device.RecoveryChecksPass, true, "the driver's recovery action decides"},
+	Memory:      {"memory", ActionResetGPU, device.RecoveryAfterReset, true, "the driver's recovery action decides; without one, unhealthy until a reset"},
 	Broken:      {"broken", ActionResetGPU, device.RecoveryAfterReset, true, "unhealthy until a reset"},
-	Fallen:      {"fallen", ActionReboot, device.RecoveryAfterReset, true, "unhealthy until the GPU answers after a reboot or a power cycle of the node"},
+	Fallen:      {"fallen", ActionReboot, device.RecoveryAfterReset, true, "unhealthy until the GPU responds after a reboot or power cycle of the node"},
 	Locked:      {"locked", ActionRestartVM, device.RecoveryAfterReset, true, "unhealthy until a restart of the virtual machine"},
-	Unpowered:   {"unpowered", ActionInspect, device.RecoveryAfterReset, true, "unhealthy until a reset, after an inspection of the machine"},
+	Unpowered:   {"unpowered", ActionInspect, device.RecoveryAfterReset, true, "unhealthy until a reset; inspect the machine"},
 }
 
 // ClassOf returns the class of an Xid.

@@ -159,7 +159,7 @@ func TestXidRows(t *testing.T) {
 	for _, known := range []struct {
 		xid  uint64
 		name string
-	}{{31, "memory page fault"}, {48, "double-bit ECC error"}, {79, "GPU has fallen off the bus"}, {94, "contained memory error"}, {119, "GSP does not answer"}} {
+	}{{31, "memory page fault"}, {48, "double-bit ECC error"}, {79, "GPU has fallen off the bus"}, {94, "contained memory error"}, {119, "GSP RPC timeout"}} {
 		if Xids[known.xid].Name != known.name {
 			t.Errorf("xid %d is called %q, want %q", known.xid, Xids[known.xid].Name, known.name)
 		}
