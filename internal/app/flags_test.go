@@ -167,13 +167,14 @@ func TestTakenAddress(t *testing.T) {
 	}
 }
 
-// TestFlagTable: the table in docs/reference/flags.md is what the flags are.
+// TestFlagTable checks that docs/reference/flags.md lists all flags, and docs/reference/cli.md all commands.
 func TestFlagTable(t *testing.T) {
-	checkTables(t, "../../docs/reference/flags.md", map[string]string{"flags": flagTable(), "commands": commandTable()})
+	checkTables(t, "../../docs/reference/flags.md", map[string]string{"flags": flagTable()})
+	checkTables(t, "../../docs/reference/cli.md", map[string]string{"commands": commandTable()})
 }
 
 func commandTable() string {
-	table := "| command | |\n|---|---|\n"
+	table := "| command | purpose |\n|---|---|\n"
 	for _, c := range testCommands().Commands() {
 		table += "| `podgauge " + strings.ReplaceAll(c.Use, "|", `\|`) + "` | " + c.Short + " |\n"
 	}
@@ -184,17 +185,15 @@ func flagTable() string {
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
 	newOptions(testPlatform{}, emptyEnv).addFlags(f)
 	var table strings.Builder
-	table.WriteString("| flag | environment | default | |\n|---|---|---|---|\n")
+	table.WriteString("|flag|variable|default|meaning|\n|---|---|---|---|\n")
 	f.VisitAll(func(f *pflag.Flag) {
 		_, usage := pflag.UnquoteUsage(f)
-		variable, byDefault := "", ""
-		for i, v := range f.Annotations[config.EnvAnnotation] {
-			variable += strings.Repeat(", ", min(i, 1)) + "`" + v + "`"
-		}
+		byDefault := ""
 		if f.DefValue != "" {
 			byDefault = "`" + f.DefValue + "`"
 		}
-		table.WriteString("| `--" + f.Name + "` | " + variable + " | " + byDefault + " | " + strings.ReplaceAll(usage, "<", "\\<") + " |\n")
+		variables := strings.ReplaceAll("`"+strings.Join(f.Annotations[config.EnvAnnotation], "`<br>`")+"`", "``", "")
+		table.WriteString("|`--" + f.Name + "`|" + variables + "|" + byDefault + "|" + strings.ReplaceAll(usage, "<", "\\<") + "|\n")
 	})
 	return table.String()
 }

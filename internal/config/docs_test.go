@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"maps"
@@ -16,7 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "write the generated part of docs/reference/config.md, and the chart's schema of a config")
 
-// TestDocs: the page's table is what the rows are.
+// TestDocs checks that the page lists all keys.
 func TestDocs(t *testing.T) {
 	const file = "../../docs/reference/config.md"
 	page, err := os.ReadFile(file)
@@ -36,7 +37,7 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// TestDocsExamples: the files that the page shows are files that are taken.
+// TestDocsExamples checks that the page's examples are valid configs.
 func TestDocsExamples(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reference/config.md")
 	if err != nil {
@@ -56,16 +57,18 @@ func TestDocsExamples(t *testing.T) {
 
 func settingsTable() string {
 	var table strings.Builder
-	table.WriteString("| flag | variable | in the file | default | |\n|---|---|---|---|---|\n")
-	for _, s := range allSettings {
+	table.WriteString("|key|flag|\n|---|---|\n")
+	for i := range allSettings {
+		s := &allSettings[i]
 		flags := codeList("--", append([]string{s.flag}, s.aliases...)...)
-		usage := strings.ReplaceAll(s.help, "`", "") // quoted for --help only
-		table.WriteString("| " + strings.Join([]string{flags, codeList("", s.env...), codeList("", s.path), codeList("", s.defaultValue), usage}, " | ") + " |\n")
+		if s.path != "" {
+			table.WriteString("|`" + s.path + "`|" + cmp.Or(flags, s.help) + "|\n")
+		}
 	}
 	return table.String()
 }
 
-// codeList lists words as code, those that there are.
+// codeList lists words as code, without empty ones.
 func codeList(mark string, words ...string) string {
 	var quoted []string
 	for _, w := range words {

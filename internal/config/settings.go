@@ -83,15 +83,15 @@ var allSettings = []setting{
 	},
 	{
 		flag: "gdrcopy-enabled", env: []string{"GDRCOPY_ENABLED"}, path: "flags.gdrcopyEnabled", defaultValue: "false",
-		help: "give containers GDRCopy", field: func(t *loadState) any { return &t.GDRCopy },
+		help: "pass GDRCopy to containers", field: func(t *loadState) any { return &t.GDRCopy },
 	},
 	{
 		flag: "gds-enabled", env: []string{"GDS_ENABLED"}, path: "flags.gdsEnabled", defaultValue: "false",
-		help: "give containers GPUDirect Storage", field: func(t *loadState) any { return &t.GDS },
+		help: "pass GPUDirect Storage to containers", field: func(t *loadState) any { return &t.GDS },
 	},
 	{
 		flag: "mofed-enabled", env: []string{"MOFED_ENABLED"}, path: "flags.mofedEnabled", defaultValue: "false",
-		help: "give containers MOFED", field: func(t *loadState) any { return &t.MOFED },
+		help: "pass MOFED devices to containers", field: func(t *loadState) any { return &t.MOFED },
 	},
 	{
 		flag: "cdi-annotation-prefix", env: []string{"CDI_ANNOTATION_PREFIX"}, path: "flags.plugin.cdiAnnotationPrefix", defaultValue: "cdi.k8s.io/",
@@ -158,12 +158,12 @@ var allSettings = []setting{
 	},
 	{
 		flag: "enable-health-checks", env: []string{"DP_ENABLE_HEALTHCHECKS"}, path: "podgauge.enableHealthChecks", lenient: true,
-		help: "`xids` that make a device unhealthy, or all; beats --disable-health-checks", field: func(t *loadState) any { return &t.Health.Enabled }, check: checkXid,
+		help: "`xids` that make a device unhealthy, or all; overrides --disable-health-checks", field: func(t *loadState) any { return &t.Health.Enabled }, check: checkXid,
 	},
 	// Settings of podgauge.
 	{
 		path: "podgauge.xids", field: func(t *loadState) any { return &t.Health.Xids },
-		help: "policy for single Xids: ignore, warn or unhealthy; beats both lists",
+		help: "policy for single Xids: ignore, warn or unhealthy; overrides both lists",
 	},
 	{
 		flag: "include-devices", env: []string{"INCLUDE_DEVICES"}, path: "podgauge.select.include",
@@ -171,7 +171,7 @@ var allSettings = []setting{
 	},
 	{
 		flag: "exclude-devices", env: []string{"EXCLUDE_DEVICES"}, path: "podgauge.select.exclude",
-		help: "`devices` not to advertise; beats --include-devices", field: func(t *loadState) any { return &t.DeviceFilter.Exclude },
+		help: "`devices` not to advertise; overrides --include-devices", field: func(t *loadState) any { return &t.DeviceFilter.Exclude },
 	},
 	{
 		flag: "ignore-claims", env: []string{"IGNORE_CLAIMS"}, path: "podgauge.claims.ignore",
@@ -183,16 +183,16 @@ var allSettings = []setting{
 	},
 	{
 		flag: "pre-start-check", env: []string{"PRE_START_CHECK"}, path: "podgauge.preStartCheck", defaultValue: "false",
-		help: "before each container's start, check the device: responding, healthy and unallocated", field: func(t *loadState) any { return &t.PreStartCheck },
+		help: "before each container start, check that the device responds, is healthy and has no processes", field: func(t *loadState) any { return &t.PreStartCheck },
 	},
 	{
 		flag: "expected-gpus", env: []string{"EXPECTED_GPUS"}, path: "podgauge.expectedGPUs", defaultValue: "0",
-		help: "`number` of GPUs that the node should have: a GPU missing after boot is a fault; 0: any number", field: func(t *loadState) any { return &t.ExpectedGPUs },
+		help: "expected `number` of GPUs; fewer GPUs are a fault; 0: no check", field: func(t *loadState) any { return &t.ExpectedGPUs },
 	},
 	// Where the file is.
 	{
 		flag: "config-file", env: []string{"CONFIG_FILE"},
-		help: "`path` of a config, of a file of named configs, or of a folder of configs", field: func(t *loadState) any { return &t.location.File },
+		help: "`path` of a config, a file of named configs, or a folder of configs", field: func(t *loadState) any { return &t.location.File },
 	},
 	{
 		flag: "config-name", env: []string{"CONFIG_NAME"},
