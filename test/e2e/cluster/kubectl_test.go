@@ -46,7 +46,7 @@ const fleetScript = `machine h100
 6s fail serving/llm-0
 `
 
-// fleetRole is what docs/reference/kubectl.md has for a user.
+// fleetRole is what docs/reference/cli.md has for a user.
 const fleetRole = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -144,7 +144,7 @@ func (s *clusterFixture) startFleetNode(ctx context.Context, t *testing.T, name 
 	return p
 }
 
-// plugin runs kubectl-podgauge over the simulated nodes, with the permissions of docs/reference/kubectl.md.
+// plugin runs kubectl-podgauge over the simulated nodes, with the permissions of docs/reference/cli.md.
 func (s *clusterFixture) plugin(ctx context.Context, args ...string) (stdout, stderr string, err error) {
 	return s.runPlugin(ctx, append([]string{"--as=sre", "--podgauge-namespace=" + fleetNamespace}, args...)...)
 }
