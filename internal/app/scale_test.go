@@ -182,20 +182,6 @@ func formatBytes(bytes float64) string {
 	panic("not reached")
 }
 
-// TestSilentAlerts: docs/explanation/scale.md names the alerts that are silent with the set minimal.
-func TestSilentAlerts(t *testing.T) { // not beside TestScalePage, which writes the same page
-	minimal := seriesOfSets(t)
-	var silent []string
-	for _, group := range alertGroups(t) {
-		for _, alert := range group.alerts {
-			if slices.ContainsFunc(strings.Split(setLines("minimal", alert.expression), "\n"), func(line string) bool { return line != "" && !minimal[line] }) {
-				silent = append(silent, alert.link())
-			}
-		}
-	}
-	checkTables(t, "../../docs/explanation/scale.md", map[string]string{"silent": strings.Join(silent, ", ") + ".\n"})
-}
-
 // alertGroup is a group of alert rules.
 type alertGroup struct {
 	name   string
@@ -206,7 +192,7 @@ type alertRule struct{ name, expression, severity, delay, threshold string }
 
 // link returns a link to the runbook, for a page in docs.
 func (a alertRule) link() string {
-	return fmt.Sprintf("[`%s`](runbooks/%s.md)", strings.TrimPrefix(a.name, "Podgauge"), a.name)
+	return fmt.Sprintf("[`%s`](../runbooks/%s.md)", strings.TrimPrefix(a.name, "Podgauge"), a.name)
 }
 
 // alertGroups reads deploy/rules/podgauge.rules.yaml.
