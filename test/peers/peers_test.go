@@ -456,9 +456,9 @@ func (c *comparison) dcgmMapping(t *testing.T, n *machine, shared bool) string {
 func (c *comparison) table() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "On %s, %d CPUs (%s), %d repetitions of each time.\n\n", time.Now().Format(time.DateOnly), runtime.NumCPU(), cpuModel(), c.rounds)
-	fmt.Fprintf(&b, "| figure | %s | %s |\n|---|---|---|\n", c.sides[0].name, c.sides[1].name)
+	fmt.Fprintf(&b, "|figure|%s|%s|\n|---|---|---|\n", c.sides[0].name, c.sides[1].name)
 	for _, r := range c.rows {
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.figure, r.peer, r.podgauge)
+		fmt.Fprintf(&b, "|%s|%s|%s|\n", r.figure, r.peer, r.podgauge)
 	}
 	return b.String()
 }
