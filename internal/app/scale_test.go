@@ -222,16 +222,24 @@ func firstMatch(expression, text string) string {
 	return ""
 }
 
-// TestAlertTable: docs/how-to/operations.md lists all alerts with their defaults.
+// TestAlertTable checks that docs/reference/alerts.md lists all alerts with their defaults, and the smallest set with the queried series.
 func TestAlertTable(t *testing.T) {
+	sets := seriesOfSets(t)
 	var table strings.Builder
 	for _, group := range alertGroups(t) {
-		fmt.Fprintf(&table, "\n| %s | severity | for | threshold |\n|---|---|---|---|\n", group.name)
+		fmt.Fprintf(&table, "\n|%s|severity|for|threshold|set|\n|---|---|---|---|---|\n", group.name)
 		for _, alert := range group.alerts {
-			fmt.Fprintf(&table, "| %s | %s | %s | %s |\n", alert.link(), alert.severity, alert.delay, alert.threshold)
+			set := "minimal"
+			for line := range strings.Lines(setLines(set, alert.expression)) {
+				if !sets[strings.TrimSpace(line)] {
+					set = "default"
+					break
+				}
+			}
+			fmt.Fprintf(&table, "|%s|%s|%s|%s|%s|\n", alert.link(), alert.severity, alert.delay, alert.threshold, set)
 		}
 	}
-	checkTables(t, "../../docs/how-to/operations.md", map[string]string{"alerts": table.String()})
+	checkTables(t, "../../docs/reference/alerts.md", map[string]string{"alerts": table.String()})
 }
 
 // TestRemoteWriteMatches: the remote-write list of docs/how-to/large-fleets.md has all series of the dashboard Fleet.
