@@ -35,7 +35,7 @@ type FamilyFilter struct {
 func NewFamilyFilter(set string, include, exclude []string) (FamilyFilter, error) {
 	for _, pattern := range slices.Concat(include, exclude) {
 		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
-			return FamilyFilter{}, fmt.Errorf("%q is no pattern of a name", pattern)
+			return FamilyFilter{}, fmt.Errorf("%q is not a valid name pattern", pattern)
 		}
 	}
 	f := FamilyFilter{include: include, exclude: exclude}
@@ -49,7 +49,7 @@ func NewFamilyFilter(set string, include, exclude []string) (FamilyFilter, error
 		}
 	}
 	if len(f.set) == 0 && set != noSet {
-		return FamilyFilter{}, fmt.Errorf("%q is no set: want none, minimal, default or full", set)
+		return FamilyFilter{}, fmt.Errorf("%q is not a set: expected none, minimal, default or full", set)
 	}
 	return f, nil
 }

@@ -78,7 +78,7 @@ func (c callSnapshot) responseOptions(ids []device.AdvertisedID) response.Option
 // resolveDevices returns the devices of a container's ids, and a fault for each rejected id.
 func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []device.Device, errs []requestError) {
 	if len(ids) == 0 {
-		return nil, []requestError{{RejectNoIDs, "a container asks for no device"}}
+		return nil, []requestError{{RejectNoIDs, "a container requests no device"}}
 	}
 	replicaOf := map[device.GPU]device.AdvertisedID{}
 	for _, id := range ids {
@@ -122,7 +122,7 @@ func (c callSnapshot) checkID(id device.AdvertisedID, size int) (listItem, devic
 	case i.unusableReason != "" && i.unusableReason != reasonAllocatedElsewhere: // here the newest allocations decide
 		err = rejectf(RejectUnhealthy, "%s is unhealthy (%s)", id, i.unusableReason)
 	case i.onePerContainer && size > 1:
-		err = rejectf(RejectTooMany, "%s is shared, and a container may have one such device, not %d", id, size)
+		err = rejectf(RejectTooMany, "%s is shared: a container can request one such device, not %d", id, size)
 	}
 	return i, s, err
 }

@@ -101,7 +101,7 @@ func TestAllocate(t *testing.T) {
 			name: "in all containers", containers: []string{"GPU-77", "GPU-0", "GPU-2"},
 			err: "cannot allocate: GPU-2 is unhealthy (xid_79), GPU-77 is unknown",
 		},
-		{name: "nothing", containers: []string{""}, err: "cannot allocate: a container asks for no device"},
+		{name: "nothing", containers: []string{""}, err: "cannot allocate: a container requests no device"},
 	}
 	for _, specs := range []bool{false, true} {
 		t.Run(fmt.Sprintf("device specs %t", specs), func(t *testing.T) {

@@ -30,7 +30,7 @@ func (w *folderWatch) run(ctx context.Context) error {
 		err := w.watch(ctx)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && err.Error() != logged { // the endpoints log a missing folder
 			logged = err.Error()
-			w.log.Warn("folder of the sockets cannot be watched, looking each second", "folder", w.dir, "err", err)
+			w.log.Warn("cannot watch device-plugin folder, polling every second", "folder", w.dir, "err", err)
 		}
 		_ = retry.Sleep(ctx, folderPollInterval) // an error ends the loop
 		w.Set(struct{}{})

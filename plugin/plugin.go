@@ -120,7 +120,7 @@ func (p *Plugin) update(
 	lists, warnings := rules.deviceLists(statuses)
 	for _, w := range warnings {
 		if !slices.Contains(p.loggedWarnings, w) {
-			p.Log.Warn("devices not offered", "reason", w)
+			p.Log.Warn("devices not listed", "reason", w)
 		}
 	}
 	p.loggedWarnings = warnings

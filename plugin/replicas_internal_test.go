@@ -38,7 +38,7 @@ func TestReplicasFitTheKubeletsMessage(t *testing.T) {
 	for _, c := range []struct{ gpus, replicas int }{{1, 65_536}, {8, 65_536}, {16, 4_096}} {
 		list, warnings := of(c.gpus, c.replicas)
 		var ids, mib, most int
-		_, err := fmt.Sscanf(warnings, "nvidia.com/gpu needs %d ids, but the kubelet's limit of %d MiB has room for %d: use fewer replicas", &ids, &mib, &most)
+		_, err := fmt.Sscanf(warnings, "nvidia.com/gpu needs %d ids, but only %d fit into the kubelet's limit of %d MiB: use fewer replicas", &ids, &most, &mib)
 		if list != nil || err != nil || ids != c.gpus*c.replicas || mib != 4 {
 			t.Errorf("%d GPUs with %d replicas: %q", c.gpus, c.replicas, warnings)
 		}

@@ -215,7 +215,7 @@ func TestRejections(t *testing.T) {
 			"two replicas, one allowed",
 			plugin.Rules{Sharing: onlyOne},
 			[]string{"GPU-0::0", "GPU-1::1"},
-			plugin.RejectTooMany, "GPU-1::1 is shared, and a container may have one",
+			plugin.RejectTooMany, "GPU-1::1 is shared: a container can request one",
 		},
 		{"one replica", plugin.Rules{Sharing: onlyOne}, []string{"GPU-0::0"}, "", ""},
 		{
@@ -226,7 +226,7 @@ func TestRejections(t *testing.T) {
 		},
 		{"two of two GPUs", plugin.Rules{Sharing: sharedRules(2).Sharing, Policy: preferred.Distinct}, []string{"GPU-0::0", "GPU-1::1"}, "", ""},
 		{"two of a GPU, under the default policy", sharedRules(2), []string{"GPU-0::0", "GPU-0::1"}, "", ""},
-		{"no id", plugin.Rules{}, nil, plugin.RejectNoIDs, "asks for no device"},
+		{"no id", plugin.Rules{}, nil, plugin.RejectNoIDs, "requests no device"},
 		{"unknown", plugin.Rules{}, []string{"GPU-0::0"}, plugin.RejectUnknown, "GPU-0::0 is unknown"},
 		{"unhealthy", plugin.Rules{}, []string{"GPU-2"}, plugin.RejectUnhealthy, "GPU-2 is unhealthy (lost)"},
 	} {

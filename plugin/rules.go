@@ -62,8 +62,8 @@ func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceLi
 		list := lists[name]
 		if list.listBytes > maxListBytes {
 			delete(lists, name)
-			warnings = append(warnings, fmt.Sprintf("%s needs %d ids, but the kubelet's limit of %d MiB has room for %d: use fewer replicas",
-				name, list.idCount, maxMessageBytes>>20, list.idCount*maxListBytes/list.listBytes))
+			warnings = append(warnings, fmt.Sprintf("%s needs %d ids, but only %d fit into the kubelet's limit of %d MiB: use fewer replicas",
+				name, list.idCount, list.idCount*maxListBytes/list.listBytes, maxMessageBytes>>20))
 			continue
 		}
 		list.sort()
@@ -80,9 +80,9 @@ func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status
 		switch {
 		case r.Select != nil && !r.Select(s.Device):
 		case s.Unallocatable(statuses) == device.NoMIGDevices:
-			warnings = append(warnings, fmt.Sprintf("%s has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off", s.ID))
+			warnings = append(warnings, fmt.Sprintf("%s is MIG-enabled without a MIG device: create MIG devices, or disable MIG mode", s.ID))
 		case s.MIGEnabled && strategyNone:
-			warnings = append(warnings, fmt.Sprintf("%s is partitioned: MIG strategy none offers neither the GPU nor its MIG devices", s.ID))
+			warnings = append(warnings, fmt.Sprintf("%s is partitioned: MIG strategy none lists neither the GPU nor its MIG devices", s.ID))
 		case s.MIGEnabled || !s.WholeGPU() && strategyNone:
 		default:
 			selected = append(selected, s)
@@ -94,9 +94,9 @@ func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status
 	if r.MIGStrategy != config.MIGSingle || len(profiles) == 0 || len(profiles) == 1 && !whole {
 		return selected, warnings
 	}
-	warning := fmt.Sprintf("MIG strategy single needs the same profile on all GPUs: found %d profiles", len(profiles))
+	warning := fmt.Sprintf("MIG strategy single requires the same profile on all GPUs: found %d profiles", len(profiles))
 	if whole {
-		warning = "MIG strategy single needs MIG devices on every GPU: some GPUs are whole"
+		warning = "MIG strategy single requires MIG devices on all GPUs: some GPUs are not partitioned"
 	}
 	return slices.DeleteFunc(selected, func(s device.Status) bool { return !s.WholeGPU() }), append(warnings, warning)
 }

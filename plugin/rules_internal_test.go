@@ -73,7 +73,7 @@ func TestRules(t *testing.T) {
 		{name: "whole GPUs", inventory: "0 1! 2", want: "gpu: GPU-0 GPU-1! GPU-2"},
 		{
 			name: "a partitioned GPU and no strategy", inventory: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
-			cannot: "GPU-1 is partitioned: MIG strategy none offers neither the GPU nor its MIG devices",
+			cannot: "GPU-1 is partitioned: MIG strategy none lists neither the GPU nor its MIG devices",
 		},
 		{
 			name: "mixed", rules: Rules{MIGStrategy: config.MIGMixed}, inventory: "0 1m 1/1g.10gb 1/1g.10gb! 1/3g.40gb",
@@ -82,21 +82,21 @@ func TestRules(t *testing.T) {
 		{name: "a profile with attributes", rules: Rules{MIGStrategy: config.MIGMixed}, inventory: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1"},
 		{
 			name: "MIG without a MIG device", rules: Rules{MIGStrategy: config.MIGMixed}, inventory: "0m 1", want: "gpu: GPU-1",
-			cannot: "GPU-0 has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off",
+			cannot: "GPU-0 is MIG-enabled without a MIG device: create MIG devices, or disable MIG mode",
 		},
 		{
 			name: "MIG without a MIG device, strategy none", rules: Rules{}, inventory: "0m",
-			cannot: "GPU-0 has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off",
+			cannot: "GPU-0 is MIG-enabled without a MIG device: create MIG devices, or disable MIG mode",
 		},
 		{name: "single", rules: Rules{MIGStrategy: config.MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/1g.10gb", want: "gpu: MIG-1 MIG-3"},
 		{name: "single, all GPUs whole", rules: Rules{MIGStrategy: config.MIGSingle}, inventory: "0 1", want: "gpu: GPU-0 GPU-1"},
 		{
 			name: "single, two profiles", rules: Rules{MIGStrategy: config.MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/2g.20gb",
-			cannot: "MIG strategy single needs the same profile on all GPUs: found 2 profiles",
+			cannot: "MIG strategy single requires the same profile on all GPUs: found 2 profiles",
 		},
 		{
 			name: "single, some whole", rules: Rules{MIGStrategy: config.MIGSingle}, inventory: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
-			cannot: "MIG strategy single needs MIG devices on every GPU: some GPUs are whole",
+			cannot: "MIG strategy single requires MIG devices on all GPUs: some GPUs are not partitioned",
 		},
 		{
 			name: "selected", rules: Rules{MIGStrategy: config.MIGMixed, Select: func(d device.Device) bool { return d.Index != 1 }},

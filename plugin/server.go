@@ -137,9 +137,9 @@ func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Durat
 			opened, timeout, openedAt = nil, nil, time.Now()
 			s.Log.Info("registered", "resource", s.resource, "socket", s.socketPath)
 		case <-timeout:
-			err = fmt.Errorf("kubelet opened no stream within %s", streamTimeout)
+			err = fmt.Errorf("the kubelet opened no stream within %s", streamTimeout)
 		case <-s.kubeletStreamEnded:
-			err = errors.New("kubelet's stream ended")
+			err = errors.New("the kubelet closed the stream")
 		case <-s.serveDone:
 			err = fmt.Errorf("serve: %w", cmp.Or(s.serveErr, errors.New("server stopped")))
 		case <-socketsChanged:
@@ -158,9 +158,9 @@ func (s *server) check(kubelet socketID, emptyLeft, deletedLeft time.Duration) e
 	current := statSocket(s.kubeletSocket())
 	switch {
 	case current != (socketID{}) && current != kubelet:
-		return errors.New("kubelet's socket was replaced")
+		return errors.New("the kubelet's socket was replaced")
 	case deletedLeft <= 0:
-		return errors.New("own socket was deleted")
+		return errors.New("podgauge's socket was deleted")
 	case emptyLeft <= 0:
 		return errors.New("device list is empty")
 	case s.pluginOptions().PreStartRequired != s.sentPreStartRequired.Load():

@@ -55,12 +55,12 @@ func TestServerEnds(t *testing.T) {
 		after  time.Duration // from event to end
 		uptime time.Duration // of the kubelet's stream
 	}{
-		{"the kubelet opens no stream", func(*testing.T, *server) {}, "kubelet opened no stream within 5s", streamTimeout, 0},
+		{"the kubelet opens no stream", func(*testing.T, *server) {}, "the kubelet opened no stream within 5s", streamTimeout, 0},
 		{"the kubelet's stream ends", func(t *testing.T, s *server) {
 			open(s)
 			time.Sleep(time.Minute)
 			close(s.kubeletStreamEnded)
-		}, "kubelet's stream ended", 0, time.Minute},
+		}, "the kubelet closed the stream", 0, time.Minute},
 		{"the stream of a different client ends", func(t *testing.T, s *server) {
 			open(s)
 			err := s.ListAndWatch(nil, &fakeStream{ctx: t.Context(), send: func(*api.ListAndWatchResponse) error { return io.EOF }})
@@ -78,9 +78,9 @@ func TestServerEnds(t *testing.T) {
 			open(s)
 			remove(t, s.kubeletSocket())
 			bindSocket(t, s.kubeletSocket())
-		}, "kubelet's socket was replaced", 0, 0},
+		}, "the kubelet's socket was replaced", 0, 0},
 		{"the kubelet's socket vanishes", func(t *testing.T, s *server) { open(s); remove(t, s.kubeletSocket()) }, "", 0, 0},
-		{"the own socket vanishes", func(t *testing.T, s *server) { open(s); remove(t, s.socketPath) }, "own socket was deleted", deletionTimeout, deletionTimeout},
+		{"the own socket vanishes", func(t *testing.T, s *server) { open(s); remove(t, s.socketPath) }, "podgauge's socket was deleted", deletionTimeout, deletionTimeout},
 		{"all sockets vanish, the own first", func(t *testing.T, s *server) {
 			open(s)
 			remove(t, s.socketPath)
@@ -227,8 +227,8 @@ func TestCheckSockets(t *testing.T) {
 		{"no change", func() {}, ""},
 		{"the kubelet's socket vanishes", func() { rename(t, "kubelet.sock", "old.sock") }, ""},
 		{"the own socket too", func() { rename(t, "own.sock", "own.old") }, ""},
-		{"a new kubelet", func() { bind("kubelet.sock") }, "kubelet's socket was replaced"},
-		{"a new kubelet, the own socket exists", func() { rename(t, "own.old", "own.sock") }, "kubelet's socket was replaced"},
+		{"a new kubelet", func() { bind("kubelet.sock") }, "the kubelet's socket was replaced"},
+		{"a new kubelet, the own socket exists", func() { rename(t, "own.old", "own.sock") }, "the kubelet's socket was replaced"},
 		{"a file in place of the socket", func() { rename(t, "kubelet.sock", "new.sock"); write(t, "kubelet.sock") }, ""},
 	}
 	for _, step := range steps {
@@ -239,7 +239,7 @@ func TestCheckSockets(t *testing.T) {
 	}
 	rename(t, "new.sock", "kubelet.sock")
 	rename(t, "own.sock", "own.old")
-	if err := check(statSocket(p.kubeletSocket())); err == nil || err.Error() != "own socket was deleted" {
+	if err := check(statSocket(p.kubeletSocket())); err == nil || err.Error() != "podgauge's socket was deleted" {
 		t.Errorf("own socket deleted: %v", err)
 	}
 }

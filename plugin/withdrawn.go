@@ -43,7 +43,7 @@ func loadRegistered(dir string, log *slog.Logger) *registeredResources {
 		err = json.Unmarshal(content, &c)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		log.Warn("resource file unreadable: renamed resources are not served", "err", err)
+		log.Warn("resource file unreadable, not serving renamed resources", "err", err)
 		return r
 	}
 	slices.Sort(c.Resources)
@@ -93,7 +93,7 @@ func (r *registeredResources) update(change func([]string) []string) {
 		err = os.Rename(r.path+".tmp", r.path)
 	}
 	if err != nil {
-		r.log.Warn("resource file not stored: after a restart, renamed resources are not served", "err", err)
+		r.log.Warn("cannot store resource file, not serving renamed resources after a restart", "err", err)
 		return
 	}
 	r.saved = r.names

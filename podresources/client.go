@@ -110,9 +110,9 @@ func (c *Client) Ready() error {
 	case !allocations.At.IsZero():
 		return nil
 	case allocations.Err == nil:
-		return errors.New("the kubelet was not called yet")
+		return errors.New("no request to the kubelet yet")
 	default:
-		return fmt.Errorf("owners of devices are unknown, the kubelet has not answered yet: %w", allocations.Err)
+		return fmt.Errorf("owners of devices are unknown, no response from the kubelet yet: %w", allocations.Err)
 	}
 }
 

@@ -86,7 +86,7 @@ func (c *Client) refresh(ctx context.Context) {
 func (c *Client) logOutage(err error) {
 	switch inOutage := err != nil; {
 	case inOutage && !c.loggedOutage:
-		c.options.Log.Warn("pod-resources API unavailable, last allocations stand", "err", err)
+		c.options.Log.Warn("pod-resources API unavailable, keeping the last allocations", "err", err)
 	case !inOutage && c.loggedOutage:
 		c.options.Log.Info("pod-resources API recovered")
 	}
@@ -110,7 +110,7 @@ func (c *Client) refreshCheckpoint() {
 	case err == nil:
 		c.loggedCheckpointError = false
 	case overdue && !c.loggedCheckpointError:
-		c.options.Log.Warn("checkpoint unreadable, allocations without an owner stand for an hour", "err", err)
+		c.options.Log.Warn("checkpoint unreadable, keeping allocations without an owner for an hour", "err", err)
 		c.loggedCheckpointError = true
 	}
 }

@@ -70,14 +70,14 @@ func (c *client) addFlags(f *pflag.FlagSet) {
 	f.StringVarP(&c.selector, "selector", "l", "app.kubernetes.io/name=podgauge", "`labels` of podgauge's pods")
 	f.StringVar(&c.port, "port", "", "`port` of podgauge (default the container's port metrics, or "+defaultPort+")")
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "`time` to wait for each node; doctor waits 1m unless set")
-	f.IntVar(&c.parallel, "parallel", 64, "`number` of nodes to ask at a time")
-	f.BoolVar(&c.exec, "exec", false, "run podgauge in the pods instead of the API server's proxy, for a podgauge with passwords")
+	f.IntVar(&c.parallel, "parallel", 64, "`number` of nodes to query at a time")
+	f.BoolVar(&c.exec, "exec", false, "run podgauge in its pods instead of using the API server's proxy, if podgauge requires a password")
 }
 
 // connect reads the kubeconfig.
 func (c *client) connect() (err error) {
 	if c.timeout <= 0 || c.parallel <= 0 {
-		return errors.New("--timeout and --parallel: want more than 0")
+		return errors.New("--timeout and --parallel: expected more than 0")
 	}
 	if c.config, err = c.flags.ToRESTConfig(); err != nil {
 		return err
@@ -127,7 +127,7 @@ func askNodes[T any](ctx context.Context, c *client, ask func(context.Context, *
 			case err != nil && p.Status.Phase != corev1.PodRunning:
 				answers[i].Error = "pod is " + string(p.Status.Phase)
 			case err != nil && nodeCtx.Err() != nil && ctx.Err() == nil:
-				answers[i].Error = fmt.Sprintf("no answer within %s", c.timeout)
+				answers[i].Error = fmt.Sprintf("no response within %s", c.timeout)
 			case err != nil:
 				answers[i].Error = err.Error()
 			default:
@@ -174,7 +174,7 @@ func (c *client) startProgress(finished *atomic.Int64, total int) (stop func()) 
 	go func() {
 		defer close(ended)
 		for {
-			fmt.Fprintf(c.streams.ErrOut, "\r%d of %s answered", finished.Load(), text.Plural(total, "node"))
+			fmt.Fprintf(c.streams.ErrOut, "\r%d of %s responded", finished.Load(), text.Plural(total, "node"))
 			select {
 			case <-done:
 				fmt.Fprint(c.streams.ErrOut, "\r\x1b[K")
@@ -199,7 +199,7 @@ func get[T any](ctx context.Context, c *client, p *corev1.Pod, command string, q
 	}
 	response := new(T)
 	if err := json.Unmarshal(body, response); err != nil {
-		return nil, fmt.Errorf("not a response of podgauge: %w", err)
+		return nil, fmt.Errorf("not a podgauge response: %w", err)
 	}
 	return response, nil
 }
@@ -239,7 +239,7 @@ func (c *client) proxy(ctx context.Context, p *corev1.Pod, command string, query
 	case status == http.StatusOK:
 		return body, nil
 	case status == http.StatusUnauthorized && !bytes.Contains(body, []byte(`"kind"`)): // of podgauge, not of the API server
-		return nil, errors.New("podgauge wants a password, which the API server's proxy cannot pass: use --exec")
+		return nil, errors.New("podgauge requires a password, which the API server's proxy cannot send: use --exec")
 	}
 	var reason struct {
 		Error   string `json:"error"`   // of podgauge
@@ -272,7 +272,7 @@ func (c *client) proxyRequest(ctx context.Context, scheme string, p *corev1.Pod,
 	defer response.Body.Close() //nolint:errcheck // opened for reading
 	body, err = io.ReadAll(io.LimitReader(response.Body, maxResponseBytes+1))
 	if err == nil && len(body) > maxResponseBytes {
-		err = fmt.Errorf("response of more than %d bytes", maxResponseBytes)
+		err = fmt.Errorf("response larger than %d bytes", maxResponseBytes)
 	}
 	return response.StatusCode, body, err
 }

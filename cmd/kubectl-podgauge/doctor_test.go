@@ -33,7 +33,7 @@ func TestDoctor(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	const failed = "node-c: pods \"podgauge-node-c\" is forbidden (podgauge/podgauge-node-c)\nnode-d: no answer within 2s (podgauge/podgauge-node-d)\n"
+	const failed = "node-c: pods \"podgauge-node-c\" is forbidden (podgauge/podgauge-node-c)\nnode-d: no response within 2s (podgauge/podgauge-node-d)\n"
 	for name, args := range map[string][]string{"doctor": {"doctor"}, "doctor_wide": {"doctor", "-o=wide"}} {
 		out, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, args...)
 		if status != cli.ExitError || errs != failed {

@@ -56,7 +56,7 @@ type limitedBuffer struct{ bytes.Buffer }
 
 func (b *limitedBuffer) Write(p []byte) (int, error) {
 	if b.Len()+len(p) > maxResponseBytes {
-		return 0, fmt.Errorf("output of more than %d bytes", maxResponseBytes)
+		return 0, fmt.Errorf("output larger than %d bytes", maxResponseBytes)
 	}
 	return b.Buffer.Write(p)
 }

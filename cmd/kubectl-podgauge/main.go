@@ -38,7 +38,7 @@ func newRootCommand(c *client) *cobra.Command {
 	root := &cobra.Command{
 		Use: "kubectl-podgauge", Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl podgauge"},
 		Short:         "Show the GPUs of a cluster",
-		Long:          "Show the GPUs of a cluster: podgauge on each node is asked through the API server.",
+		Long:          "Show the GPUs of a cluster. The plugin queries podgauge on each node through the API server.",
 		Example:       "  kubectl podgauge nodes\n  kubectl podgauge pod llm-0 -n serving",
 		SilenceErrors: true, SilenceUsage: true, DisableSuggestions: true, // one line for each error
 	}

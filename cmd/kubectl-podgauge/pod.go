@@ -102,7 +102,7 @@ func (r *podReport) run(ctx context.Context, c *client) (result, error) {
 	}
 	slices.SortStableFunc(records, func(a, b podRecord) int { return b.faultTime().Compare(a.faultTime()) })
 	if len(records) == 0 {
-		res.failed = append(res.failed, r.namespace+"/"+r.name+": no podgauge has a device of this pod"+r.prometheus.hint())
+		res.failed = append(res.failed, r.namespace+"/"+r.name+": no node reports a device of this pod"+r.prometheus.hint())
 	}
 	res.document, res.table = map[string]any{"namespace": r.namespace, "pod": r.name, "devices": records}, func(wide bool) [][]string { return podTable(records, wide) }
 	return res, nil

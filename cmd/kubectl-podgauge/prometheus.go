@@ -27,9 +27,9 @@ type promSource struct {
 }
 
 func (s *promSource) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&s.address, "prometheus", "", "`URL` of a Prometheus with podgauge's metrics, for pods and nodes that are gone")
+	f.StringVar(&s.address, "prometheus", "", "`URL` of a Prometheus with podgauge's metrics, for deleted pods and nodes")
 	f.StringVar(&s.configFile, "prometheus-config", "", "`file` with password and TLS settings for Prometheus, in promtool's format")
-	f.DurationVar(&s.since, "prometheus-since", 7*24*time.Hour, "search Prometheus for this `time`")
+	f.DurationVar(&s.since, "prometheus-since", 7*24*time.Hour, "search this `time` back in Prometheus")
 }
 
 func (s *promSource) given() bool { return s.address != "" }
@@ -38,7 +38,7 @@ func (s *promSource) hint() string {
 	if s.given() {
 		return ""
 	}
-	return "; for a pod of a node that is gone, set --prometheus"
+	return "; for a pod of a deleted node, set --prometheus"
 }
 
 func (s *promSource) connect() error {
@@ -46,10 +46,10 @@ func (s *promSource) connect() error {
 		return nil
 	}
 	if u, err := url.Parse(s.address); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return fmt.Errorf("--prometheus %q: want http://host:port or https://host:port", s.address)
+		return fmt.Errorf("--prometheus %q: expected http://host:port or https://host:port", s.address)
 	}
 	if s.since < time.Minute {
-		return fmt.Errorf("--prometheus-since %s: want a minute or more", s.since)
+		return fmt.Errorf("--prometheus-since%s: expected at least 1m", s.since)
 	}
 	transport := http.RoundTripper(http.DefaultTransport)
 	if s.configFile != "" {

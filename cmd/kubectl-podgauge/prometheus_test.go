@@ -135,8 +135,8 @@ func TestPrometheusErrors(t *testing.T) {
 	}{
 		{[]string{"--prometheus=" + url}, cli.ExitError, "xid_79", "Prometheus: client_error: client error: 401"},
 		{[]string{"--prometheus=http://127.0.0.1:1"}, cli.ExitError, "xid_79", "Prometheus: Post "},
-		{[]string{"--prometheus=localhost:9090"}, cli.ExitUsage, "", `error: --prometheus "localhost:9090": want http://host:port or https://host:port`},
-		{[]string{"--prometheus=" + url, "--prometheus-since=1s"}, cli.ExitUsage, "", "error: --prometheus-since 1s: want a minute or more"},
+		{[]string{"--prometheus=localhost:9090"}, cli.ExitUsage, "", `error: --prometheus "localhost:9090": expected http://host:port or https://host:port`},
+		{[]string{"--prometheus=" + url, "--prometheus-since=1s"}, cli.ExitUsage, "", "error: --prometheus-since 1s: expected at least 1m"},
 		{[]string{"--prometheus=" + url, "--prometheus-config=/no/such/file"}, cli.ExitUsage, "", "error: --prometheus-config: open /no/such/file"},
 	} {
 		out, errs, status := c.run(nil, append([]string{"pod", "llm-0", "-n", "serving"}, row.args...)...)
@@ -144,7 +144,7 @@ func TestPrometheusErrors(t *testing.T) {
 			t.Errorf("%v: %d %s%s", row.args, status, out, errs)
 		}
 	}
-	if _, errs, status := c.run(nil, "pod", "other", "-n=serving"); status != cli.ExitError || errs != "serving/other: no podgauge has a device of this pod; for a pod of a node that is gone, set --prometheus\n" {
+	if _, errs, status := c.run(nil, "pod", "other", "-n=serving"); status != cli.ExitError || errs != "serving/other: no node reports a device of this pod; for a pod of a deleted node, set --prometheus\n" {
 		t.Errorf("unknown pod: %d %s", status, errs)
 	}
 }

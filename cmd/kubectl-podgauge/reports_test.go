@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-const nodeFailures = "node-c: no answer within 2s (podgauge/podgauge-node-c)\n" +
+const nodeFailures = "node-c: no response within 2s (podgauge/podgauge-node-c)\n" +
 	"node-d: error trying to reach service: dial tcp 10.0.0.3:9400: connect: connection refused (podgauge/podgauge-node-d)\n"
 
 // TestReports checks that a node that hangs and a node that fails cost a line each and exit status 1, and no other node.
@@ -68,10 +68,10 @@ func TestDocuments(t *testing.T) {
 	if a := all.Nodes[0]; a.Node != "node-a" || len(a.Response.Devices) != 2 || a.Error != "" {
 		t.Errorf("%+v", a)
 	}
-	if a := all.Nodes[2]; a.Node != "node-c" || a.Response != nil || a.Error != "no answer within 2s" {
+	if a := all.Nodes[2]; a.Node != "node-c" || a.Response != nil || a.Error != "no response within 2s" {
 		t.Errorf("%+v", a)
 	}
-	if out, _, _ := c.run(nil, "nodes", "-o=yaml"); !strings.HasPrefix(out, "nodes:\n  - node: node-c\n    podgauge: podgauge/podgauge-node-c\n    error: no answer within 2s\n") {
+	if out, _, _ := c.run(nil, "nodes", "-o=yaml"); !strings.HasPrefix(out, "nodes:\n  - node: node-c\n    podgauge: podgauge/podgauge-node-c\n    error: no response within 2s\n") {
 		t.Error(out)
 	}
 	if out, _, _ := c.run(nil, "pod", "llm-0", "-n=serving", "-o=json"); !strings.Contains(out, `"health_now": "unhealthy"`) || !strings.Contains(out, `"ended": "Failed, Error, exit 139"`) {
@@ -94,7 +94,7 @@ func TestCommandLine(t *testing.T) {
 	c := newFakeCluster(t, nil)
 	for args, want := range map[string]string{
 		"nods": `error: unknown command "nods" for "kubectl podgauge"`, "pod": "error: accepts 1 arg(s), received 0", "pod a -n=": "error: no pod has the labels",
-		"incidents --since=x": `error: --since "x": want a time`,
+		"incidents --since=x": `error: --since "x": expected a time`,
 	} {
 		if out, errs, status := c.run(nil, strings.Fields(args)...); status == cli.ExitOK || out != "" || !strings.HasPrefix(errs, want) || strings.Count(errs, "\n") != 1 {
 			t.Errorf("%q: %d %s%s", args, status, out, errs)
@@ -187,17 +187,17 @@ func TestTransports(t *testing.T) {
 		"port":          {&fakeNode{serve: healthyNode(now).serve, devices: healthyNode(now).devices, port: 9410}, nil, "podgauge-n:9410", cli.ExitOK, "n     0"},
 		"given port":    {&fakeNode{devices: healthyNode(now).devices, port: 9410}, []string{"--port=9"}, "podgauge-n:9 ", cli.ExitOK, "n     0"},
 		"pending":       {&fakeNode{serve: unreachable, phase: corev1.PodPending}, nil, "", cli.ExitError, "n: pod is Pending (podgauge/podgauge-n)\n"},
-		"password":      {&fakeNode{serve: respond(401, "Unauthorized\n")}, nil, "", cli.ExitError, "n: podgauge wants a password, which the API server's proxy cannot pass: use --exec"},
+		"password":      {&fakeNode{serve: respond(401, "Unauthorized\n")}, nil, "", cli.ExitError, "n: podgauge requires a password, which the API server's proxy cannot send: use --exec"},
 		"podgauge":      {&fakeNode{serve: respond(503, `{"error":"too many\nresponses"}`)}, nil, "", cli.ExitError, "n: too many\uFFFDresponses (podgauge/podgauge-n)\n"},
-		"no podgauge":   {&fakeNode{serve: respond(200, "<html>")}, nil, "", cli.ExitError, "n: not a response of podgauge: invalid character"},
+		"no podgauge":   {&fakeNode{serve: respond(200, "<html>")}, nil, "", cli.ExitError, "n: not a podgauge response: invalid character"},
 		"other error":   {&fakeNode{serve: respond(418, "a  \n b")}, nil, "", cli.ExitError, "n: 418 I'm a teapot: a b (podgauge/podgauge-n)\n"},
 		"redirect":      {&fakeNode{serve: http.RedirectHandler("http://127.0.0.1:1/", http.StatusFound).ServeHTTP}, nil, "", cli.ExitError, "n: 302 Found: "},
-		"too long":      {&fakeNode{serve: respond(200, strings.Repeat(" ", maxResponseBytes+1))}, nil, "", cli.ExitError, "n: response of more than 33554432 bytes"},
+		"too long":      {&fakeNode{serve: respond(200, strings.Repeat(" ", maxResponseBytes+1))}, nil, "", cli.ExitError, "n: response larger than 33554432 bytes"},
 		"no pods":       {&fakeNode{}, []string{"-l=a=b"}, "", cli.ExitError, "error: no pod has the labels a=b; set --selector and --podgauge-namespace\n"},
 		"argument":      {&fakeNode{}, []string{"x"}, "", cli.ExitUsage, "error: "},
 		"flag":          {&fakeNode{}, []string{"--no-such-flag"}, "", cli.ExitUsage, "error: unknown flag: --no-such-flag\n"},
-		"output":        {&fakeNode{}, []string{"-o=xml"}, "", cli.ExitUsage, `error: --output "xml": want table, wide, json or yaml` + "\n"},
-		"timeout":       {&fakeNode{}, []string{"--timeout=0"}, "", cli.ExitUsage, "error: --timeout and --parallel: want more than 0\n"},
+		"output":        {&fakeNode{}, []string{"-o=xml"}, "", cli.ExitUsage, `error: --output "xml": expected table, wide, json or yaml` + "\n"},
+		"timeout":       {&fakeNode{}, []string{"--timeout=0"}, "", cli.ExitUsage, "error: --timeout and --parallel: expected more than 0\n"},
 		"no API server": {&fakeNode{}, []string{"--server=http://127.0.0.1:1"}, "", cli.ExitError, "error: list pods of podgauge: "},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -220,7 +220,7 @@ func TestNodesInParallel(t *testing.T) {
 		c.nodes["n"+strings.Repeat("x", i)] = &fakeNode{serve: c.hang}
 	}
 	start := time.Now()
-	if _, errs, status := c.run(nil, "status", "--timeout=500ms"); status != cli.ExitError || strings.Count(errs, "no answer within 500ms") != 30 {
+	if _, errs, status := c.run(nil, "status", "--timeout=500ms"); status != cli.ExitError || strings.Count(errs, "no response within 500ms") != 30 {
 		t.Errorf("%d %s", status, errs)
 	}
 	if took := time.Since(start); took > 5*time.Second { // one after the other: 15 s
@@ -232,7 +232,7 @@ func TestNodesInParallel(t *testing.T) {
 func TestProgress(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"n": healthyNode(time.Now())})
 	_, errs, status := c.run(func(c *client) { c.isTerminal = func(io.Writer) bool { return true } }, "status")
-	if status != cli.ExitOK || !strings.HasPrefix(errs, "\r0 of 1 node answered") || !strings.HasSuffix(errs, "\r\x1b[K") {
+	if status != cli.ExitOK || !strings.HasPrefix(errs, "\r0 of 1 node responded") || !strings.HasSuffix(errs, "\r\x1b[K") {
 		t.Errorf("%d %q", status, errs)
 	}
 }

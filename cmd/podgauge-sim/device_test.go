@@ -93,7 +93,7 @@ func TestRetireAndTrust(t *testing.T) {
 	program.WaitUntil(t, "the device is healthy, and the incident has ended", func() bool {
 		return !retired() && strings.Contains(get(t, base+"/api/v1/incidents?device=2&reason=retired"), `"healed"`)
 	})
-	if out := device(1, "retire", "9", "--reason=x"); !strings.Contains(out, `no device "9": want one of 0 (GPU-`) {
+	if out := device(1, "retire", "9", "--reason=x"); !strings.Contains(out, `no device "9": expected one of 0 (GPU-`) {
 		t.Errorf("an unknown device: %q", out)
 	}
 	p.Kill()

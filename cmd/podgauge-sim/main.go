@@ -47,7 +47,7 @@ func (p *simulatedPlatform) setMode(mode string) (err error) {
 	case isScript:
 		p.script, err = readScript(file)
 	case mode != modeNode && mode != modeHardware:
-		err = fmt.Errorf("%q: want node, hardware or script:FILE", mode)
+		err = fmt.Errorf("%q: expected node, hardware or script:FILE", mode)
 	}
 	return err
 }

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { program.Main(m, main) }
 // TestWrongMode: a wrong value, or script, gives one line and exit status 2.
 func TestWrongMode(t *testing.T) {
 	for mode, want := range map[string]string{
-		"cluster":     `podgauge: --simulate: "cluster": want node, hardware or script:FILE` + "\n",
+		"cluster":     `podgauge: --simulate: "cluster": expected node, hardware or script:FILE` + "\n",
 		"script:none": "podgauge: --simulate: open none: no such file or directory\n",
 	} {
 		command := exec.Command(os.Args[0], "--simulate="+mode)

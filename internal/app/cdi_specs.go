@@ -108,7 +108,7 @@ func (s *cdiSpecs) Ready() error {
 func (s *cdiSpecs) Run(ctx context.Context) error {
 	if settings, _ := s.settings.Get(); !usesCDI(settings) {
 		if err := cdi.RemoveSpecs(s.dir); err != nil {
-			s.log.Warn("remove CDI specs of an earlier process", "err", err)
+			s.log.Warn("cannot remove CDI specs of an earlier process", "err", err)
 		}
 	}
 	for {

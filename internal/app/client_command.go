@@ -97,9 +97,9 @@ func (c *clientCommand) resolveURL(scheme string) error {
 		u, err := url.Parse(c.baseURL)
 		switch {
 		case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
-			return fmt.Errorf("--url %q: want http://host:port or https://host:port", c.baseURL)
+			return fmt.Errorf("--url %q: expected http://host:port or https://host:port", c.baseURL)
 		case u.User != nil: // the list of processes would show the password
-			return errors.New("--url: want no user and password: set both in --http.config.file")
+			return errors.New("--url: user and password not allowed: set both in --http.config.file")
 		}
 		c.baseURL = strings.TrimSuffix(c.baseURL, "/")
 		return nil
@@ -131,7 +131,7 @@ func (c *clientCommand) render(ctx context.Context) (string, error) {
 		page, err = c.Document(body)
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s: not a response of podgauge: %w", c.baseURL, err)
+		return "", fmt.Errorf("%s: not a podgauge response: %w", c.baseURL, err)
 	}
 	return page, nil
 }
@@ -154,7 +154,7 @@ func (c *clientCommand) fetch(ctx context.Context) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("read response of %s: %w", c.baseURL, err)
 	case len(body) > maxResponseBytes:
-		return nil, fmt.Errorf("%s: response of more than %d bytes", c.baseURL, maxResponseBytes)
+		return nil, fmt.Errorf("%s: response larger than %d bytes", c.baseURL, maxResponseBytes)
 	case resp.StatusCode != http.StatusOK:
 		var apiErr api.ErrorResponse
 		_ = json.Unmarshal(body, &apiErr) // only podgauge has such a body

@@ -71,7 +71,7 @@ func TestClientConfigErrors(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "http.yaml")
 	for args, says := range map[string]string{
 		"--http.config.file=" + missing:        `--http.config.file "` + missing + `": no such file or directory`,
-		"--url=https://a:secret@127.0.0.1:1/x": "--url: want no user and password: set both in --http.config.file",
+		"--url=https://a:secret@127.0.0.1:1/x": "--url: user and password not allowed: set both in --http.config.file",
 	} {
 		if _, errs, status := runCLI(t, "incidents", args); status != cli.ExitUsage || errs != "podgauge incidents: "+says+"\n" {
 			t.Errorf("%s: status %d, %q", args, status, errs)

@@ -105,8 +105,8 @@ func newDoctorCommand(o *options, daemonFlags *pflag.FlagSet, lookupEnv envLooku
 	var out cli.Output
 	c := &cobra.Command{
 		Use: "doctor", Short: "Examine this node, and report problems with impact and fix",
-		Long: "Examine this node, and report problems with impact and fix. Nothing is changed.\n" +
-			"Also takes the flags of the daemon (podgauge --help). In the daemon's container, doctor uses the daemon's own flags.",
+		Long: "Examine this node, and report problems with impact and fix. The command changes nothing.\n" +
+			"Accepts the flags of the daemon, too (podgauge --help). In the daemon's container, doctor uses the daemon's own flags.",
 		Example: "  kubectl exec -n podgauge ds/podgauge -- podgauge doctor", Args: maxArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.version {
@@ -129,9 +129,9 @@ func newDoctorCommand(o *options, daemonFlags *pflag.FlagSet, lookupEnv envLooku
 func newValidateCommand(o *options, daemonFlags *pflag.FlagSet) *cobra.Command {
 	c := &cobra.Command{
 		Use: "validate [FILE]", Short: "Check a config, and show the effect on this node",
-		Long: "Check a config of the device plugin, and show the effect on this node. Nothing is changed.\n" +
+		Long: "Check a config of the device plugin, and show the effect on this node. The command changes nothing.\n" +
 			"The exit status is 0 for a valid config, 1 if this node's devices cannot be listed, and 2 for an invalid config.\n" +
-			"Also takes the flags of the daemon (podgauge --help).",
+			"Accepts the flags of the daemon, too (podgauge --help).",
 		Example: "  podgauge validate config.yaml --mig-strategy=mixed", Args: maxArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if o.version {
@@ -176,7 +176,7 @@ func newCompletionCommand() *cobra.Command {
 			case "fish":
 				return c.Root().GenFishCompletion(out, true)
 			}
-			return fmt.Errorf("shell %q: want bash, zsh or fish", strings.Join(args, ""))
+			return fmt.Errorf("shell %q: expected bash, zsh or fish", strings.Join(args, ""))
 		},
 	}
 }

@@ -74,7 +74,7 @@ func TestConfigIsFollowed(t *testing.T) {
 	w.waitDeviceCounts(map[string]int{gpuResource + ".shared": 6, gpuResource: 0})
 	w.waitLine("podgauge_config_unknown_keys", " 1")
 	greedy := kubelet.PodSpec{Name: "greedy", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource + ".shared": 2}}}}
-	if err := w.kubelet.RunPod(t.Context(), greedy); err == nil || !strings.Contains(err.Error(), "is shared, and a container may have one") {
+	if err := w.kubelet.RunPod(t.Context(), greedy); err == nil || !strings.Contains(err.Error(), "is shared: a container can request one") {
 		t.Errorf("a container that asks for two replicas: %v", err)
 	}
 	w.waitLine(`podgauge_plugin_refusals_total{reason="too_many",resource="nvidia.com/gpu.shared"}`, " 1")
@@ -175,10 +175,10 @@ func TestValidateWantsOneConfig(t *testing.T) {
 		{args: []string{"--config-file", path}, out: "nvidia.com/gpu"},
 		{env: map[string]string{"CONFIG_FILE": path}, out: "nvidia.com/gpu"},
 		{args: []string{path}, env: map[string]string{"CONFIG_FILE": "/no/such/file"}, out: "nvidia.com/gpu"},
-		{status: cli.ExitUsage, errs: "want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
-		{args: []string{""}, status: cli.ExitUsage, errs: "want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
-		{args: []string{"--config-file=", "--mig-strategy=mixed"}, env: map[string]string{"CONFIG_FILE": path}, status: cli.ExitUsage, errs: "want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
-		{args: []string{path, "--config-file=" + path}, status: cli.ExitUsage, errs: "FILE and --config-file: want one of them"},
+		{status: cli.ExitUsage, errs: "no config: set FILE, --config-file or CONFIG_FILE"},
+		{args: []string{""}, status: cli.ExitUsage, errs: "no config: set FILE, --config-file or CONFIG_FILE"},
+		{args: []string{"--config-file=", "--mig-strategy=mixed"}, env: map[string]string{"CONFIG_FILE": path}, status: cli.ExitUsage, errs: "no config: set FILE, --config-file or CONFIG_FILE"},
+		{args: []string{path, "--config-file=" + path}, status: cli.ExitUsage, errs: "FILE and --config-file: set only one of them"},
 		{args: []string{path, "other"}, status: cli.ExitUsage, errs: `unexpected argument "other"`},
 		{args: []string{"--version"}, out: "podgauge dev\n"},
 	} {

@@ -30,23 +30,23 @@ type deviceCommand struct {
 	stateDir string
 }
 
-const deviceHelp = `Take a GPU or a MIG device out of service, or trust it again.
+const deviceHelp = `Take a GPU or a MIG device out of service, or return it to service.
 
-GPU is a UUID or an index of podgauge status. A retired device is unhealthy to the kubelet until it is trusted. Trust also ends a
-cause that earlier reports gave, if a check of the GPU passes now.`
+GPU is a UUID or an index from podgauge status. A retired device is unhealthy for the kubelet until you trust it. The command
+trust also clears a fault that was reported earlier, if a check of the GPU passes now.`
 
 // newDeviceCommand returns the commands `podgauge device retire` and `podgauge device trust`.
 func newDeviceCommand() *cobra.Command {
 	parent := &cobra.Command{
-		Use: "device", Short: "Take a device out of service, or trust it again", Long: deviceHelp,
+		Use: "device", Short: "Take a device out of service, or return it to service", Long: deviceHelp,
 		Example: "  podgauge device retire 3 --reason 'fan is noisy, ticket 4711'\n  podgauge device trust 3",
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("want podgauge device retire GPU --reason=…, or podgauge device trust GPU")
+			return errors.New("expected podgauge device retire GPU --reason=…, or podgauge device trust GPU")
 		},
 	}
 	for _, action := range []string{actionRetire, actionTrust} {
 		request := deviceCommand{deviceRequest: deviceRequest{Action: action}}
-		short := "Trust a device again"
+		short := "Return a device to service"
 		c := &cobra.Command{Use: action + " GPU", Long: deviceHelp, Example: parent.Example}
 		if action == actionRetire {
 			short = "Take a device out of service"
@@ -68,7 +68,7 @@ func newDeviceCommand() *cobra.Command {
 // complete checks the arguments.
 func (c *deviceCommand) complete(args []string, proc string) error {
 	if len(args) != 1 {
-		return errors.New("want one GPU")
+		return errors.New("expected one device")
 	}
 	c.Device = args[0]
 	c.stateDir = cmp.Or(c.stateDir, flagValue(daemonFlags(proc), "state-dir"), defaultStateDir)
@@ -111,11 +111,11 @@ func (c *deviceCommand) send(ctx context.Context) (r deviceResponse, err error) 
 	conn, err := (&net.Dialer{Timeout: requestTimeout}).DialContext(ctx, "unix", path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return r, fmt.Errorf("no socket %s: podgauge needs --state-dir=%s; set --state-dir to the daemon's", path, c.stateDir)
+		return r, fmt.Errorf("no socket %s: run podgauge with --state-dir=%s, or set --state-dir to the daemon's folder", path, c.stateDir)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return r, fmt.Errorf("podgauge does not run: nothing answers at %s", path)
+		return r, fmt.Errorf("podgauge is not running: no process listens at %s", path)
 	case errors.Is(err, os.ErrPermission):
-		return r, fmt.Errorf("%s: permission denied: want root", path)
+		return r, fmt.Errorf("%s: permission denied: run as root", path)
 	case err != nil:
 		return r, fmt.Errorf("connect to podgauge: %w", err)
 	}

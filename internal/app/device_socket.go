@@ -64,7 +64,7 @@ type deviceResponse struct {
 // parseDeviceRequest parses and checks a request.
 func parseDeviceRequest(content []byte) (r deviceRequest, err error) {
 	if len(content) > maxDeviceRequest {
-		return r, fmt.Errorf("request of more than %d bytes", maxDeviceRequest)
+		return r, fmt.Errorf("request larger than %d bytes", maxDeviceRequest)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(content))
 	decoder.DisallowUnknownFields()
@@ -83,15 +83,15 @@ func (r *deviceRequest) check() error {
 	}
 	switch {
 	case r.Action != actionRetire && r.Action != actionTrust:
-		return fmt.Errorf("%q: want %s or %s", r.Action, actionRetire, actionTrust)
+		return fmt.Errorf("%q: expected %s or %s", r.Action, actionRetire, actionTrust)
 	case r.Device == "" || len(r.Device) > maxDeviceName || !isPrintable(r.Device):
-		return errors.New("want the UUID or index of a GPU, or the UUID of a MIG device")
+		return errors.New("expected the UUID or index of a GPU, or the UUID of a MIG device")
 	case r.Action == actionRetire && strings.TrimSpace(r.Reason) == "":
-		return errors.New("--reason: want why the device is retired")
+		return errors.New("--reason: required to retire a device")
 	case r.Action == actionTrust && r.Reason != "":
-		return errors.New("--reason: trust takes no reason")
+		return errors.New("--reason: not valid for trust")
 	case len(r.Reason) > maxDeviceNote || !isPrintable(r.Reason):
-		return fmt.Errorf("--reason: want at most %d bytes of printable text in one line", maxDeviceNote)
+		return fmt.Errorf("--reason: expected one line of printable text, at most %d bytes", maxDeviceNote)
 	}
 	return nil
 }
@@ -192,7 +192,7 @@ func (a *app) handleDeviceConn(ctx context.Context, conn net.Conn) {
 func (a *app) overruleHealth(ctx context.Context, r deviceRequest) (deviceResponse, error) {
 	statuses, _ := a.inventory.Get()
 	if statuses == nil {
-		return deviceResponse{}, errors.New("no device is known yet: the driver has listed none")
+		return deviceResponse{}, errors.New("no device is known yet: the driver has not listed any")
 	}
 	id, name := device.ID(r.Device), r.Device
 	if i := slices.IndexFunc(statuses, func(s device.Status) bool { return isNamed(&s, r.Device) }); i >= 0 {
@@ -210,7 +210,7 @@ func (a *app) overruleHealth(ctx context.Context, r deviceRequest) (deviceRespon
 	}
 	switch {
 	case errors.Is(err, device.ErrUnknownDevice):
-		return deviceResponse{}, fmt.Errorf("no device %q: want one of %s", r.Device, deviceNames(statuses))
+		return deviceResponse{}, fmt.Errorf("no device %q: expected one of %s", r.Device, deviceNames(statuses))
 	case err != nil:
 		return deviceResponse{}, err
 	}
@@ -218,7 +218,7 @@ func (a *app) overruleHealth(ctx context.Context, r deviceRequest) (deviceRespon
 		err = a.waitStored(ctx, id, r)
 	}
 	if err != nil {
-		lines = append(lines, fmt.Sprintf("not stored on disk, and lost at a restart of podgauge: %v", err))
+		lines = append(lines, fmt.Sprintf("not stored on disk, a restart of podgauge loses this change: %v", err))
 	}
 	return deviceResponse{Lines: lines, Holds: r.Action == actionTrust && len(a.notHealthy(id)) > 0}, nil
 }
@@ -315,7 +315,7 @@ func (a *app) waitStored(ctx context.Context, id device.ID, r deviceRequest) err
 		case <-changed:
 		case <-added:
 		case <-ctx.Done():
-			return cmp.Or(a.state.Err(), errors.New("the disk does not answer"))
+			return cmp.Or(a.state.Err(), errors.New("the disk does not respond"))
 		}
 	}
 }

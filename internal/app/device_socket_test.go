@@ -142,21 +142,21 @@ func TestDeviceErrors(t *testing.T) {
 		status int
 		want   string
 	}{
-		{[]string{"retire", "8", "--reason=x"}, cli.ExitError, `no device "8": want one of ` + names},
-		{[]string{"trust", "GPU-none"}, cli.ExitError, `no device "GPU-none": want one of ` + names},
-		{[]string{"retire", string(w.machine.GPUs()[0]) + "::0", "--reason=x"}, cli.ExitError, "want one of " + names},
-		{[]string{"retire", "0"}, cli.ExitUsage, "--reason: want why the device is retired"},
-		{[]string{"retire", "0", "--reason= "}, cli.ExitUsage, "--reason: want why the device is retired"},
-		{[]string{"retire", "0", "--reason=a\nb"}, cli.ExitUsage, "--reason: want at most 256 bytes of printable text in one line"},
-		{[]string{"retire", "0", "--reason=" + strings.Repeat("x", 257)}, cli.ExitUsage, "--reason: want at most 256 bytes"},
+		{[]string{"retire", "8", "--reason=x"}, cli.ExitError, `no device "8": expected one of ` + names},
+		{[]string{"trust", "GPU-none"}, cli.ExitError, `no device "GPU-none": expected one of ` + names},
+		{[]string{"retire", string(w.machine.GPUs()[0]) + "::0", "--reason=x"}, cli.ExitError, "expected one of " + names},
+		{[]string{"retire", "0"}, cli.ExitUsage, "--reason: required to retire a device"},
+		{[]string{"retire", "0", "--reason= "}, cli.ExitUsage, "--reason: required to retire a device"},
+		{[]string{"retire", "0", "--reason=a\nb"}, cli.ExitUsage, "--reason: expected one line of printable text, at most 256 bytes"},
+		{[]string{"retire", "0", "--reason=" + strings.Repeat("x", 257)}, cli.ExitUsage, "--reason: expected one line of printable text"},
 		{[]string{"trust", "0", "--reason=x"}, cli.ExitUsage, "unknown flag: --reason"},
-		{[]string{"retire", "", "--reason=x"}, cli.ExitUsage, "want the UUID or index of a GPU"},
-		{[]string{"reset", "0"}, cli.ExitUsage, `want podgauge device retire GPU --reason=…, or podgauge device trust GPU`},
-		{[]string{"retire"}, cli.ExitUsage, "want one GPU"},
-		{[]string{"retire", "0", "1"}, cli.ExitUsage, "want one GPU"},
+		{[]string{"retire", "", "--reason=x"}, cli.ExitUsage, "expected the UUID or index of a GPU"},
+		{[]string{"reset", "0"}, cli.ExitUsage, `expected podgauge device retire GPU --reason=…, or podgauge device trust GPU`},
+		{[]string{"retire"}, cli.ExitUsage, "expected one device"},
+		{[]string{"retire", "0", "1"}, cli.ExitUsage, "expected one device"},
 		{[]string{"trust", "0", "--nothing"}, cli.ExitUsage, "unknown flag: --nothing"},
-		{[]string{"trust", "0", "--state-dir=/no/folder"}, cli.ExitError, "no socket /no/folder/podgauge.sock: podgauge needs --state-dir=/no/folder"},
-		{[]string{"trust", "0", "--state-dir=" + stale}, cli.ExitError, "podgauge does not run: nothing answers at " + stale},
+		{[]string{"trust", "0", "--state-dir=/no/folder"}, cli.ExitError, "no socket /no/folder/podgauge.sock: run podgauge with --state-dir=/no/folder"},
+		{[]string{"trust", "0", "--state-dir=" + stale}, cli.ExitError, "podgauge is not running: no process listens at " + stale},
 		{[]string{"trust", "0", "--state-dir=" + file}, cli.ExitError, "connect to podgauge: "},
 	} {
 		var stdout, stderr bytes.Buffer
@@ -181,9 +181,9 @@ func TestDeviceErrors(t *testing.T) {
 		`{"action":"trust","x":1}`: "unknown field",
 		`{"action":"trust"}{}`:     "more than one object",
 		`{"action":"trust"}}`:      "more than one object",
-		strings.Repeat(" ", 5000):  "request of more than 4096 bytes",
-		`{"action":"stop"}`:        "want retire or trust",
-		"{\"action\":\"trust\",\"device\":\"\\u001b\"}": "want the UUID",
+		strings.Repeat(" ", 5000):  "request larger than 4096 bytes",
+		`{"action":"stop"}`:        "expected retire or trust",
+		"{\"action\":\"trust\",\"device\":\"\\u001b\"}": "expected the UUID",
 	} {
 		if r := requestDevice(t, path, content); !strings.Contains(r.Error, want) || len(r.Lines) > 0 {
 			t.Errorf("%.40q: %+v, want %s", content, r, want)
@@ -223,7 +223,7 @@ func TestRetirementIsNotStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, out, errs := w.device(dir, "retire", "0", "--reason=fan")
-	if status != cli.ExitOK || errs != "" || !strings.Contains(out, "is retired: fan\nnot stored on disk, and lost at a restart of podgauge: ") {
+	if status != cli.ExitOK || errs != "" || !strings.Contains(out, "is retired: fan\nnot stored on disk, a restart of podgauge loses this change: ") {
 		t.Errorf("%d %q %q", status, out, errs)
 	}
 	w.waitAllocatable(gpuResource, 0)

@@ -24,9 +24,9 @@ func (a *app) handleDriverSignals(ctx context.Context) error {
 			return nil
 		case sig = <-a.o.driverSignals:
 		}
-		action, done, apply := "resume driver", "driver resumed", a.monitor.Resume
+		action, done, apply := "cannot resume driver", "driver resumed", a.monitor.Resume
 		if sig == syscall.SIGUSR1 {
-			action, done, apply = "release driver", "driver released", a.monitor.Release
+			action, done, apply = "cannot release driver", "driver released", a.monitor.Release
 		}
 		callCtx, cancel := context.WithTimeout(ctx, releaseTimeout)
 		if err := apply(callCtx); err != nil && ctx.Err() == nil {
@@ -67,8 +67,8 @@ func (a *app) logMissingGPUs(ctx context.Context) error {
 		case 0:
 			a.log.Info("all expected GPUs are listed", "expected", settings.ExpectedGPUs)
 		default:
-			a.log.Warn("The driver does not list all expected GPUs. Look for the missing ones in lspci and the kernel log, and reboot the node.",
-				"missing", missing, "expected", settings.ExpectedGPUs)
+			a.log.Warn("expected GPUs missing", "missing", missing, "expected", settings.ExpectedGPUs,
+				"hint", "compare lspci -d 10de: with the kernel log, then reboot the node")
 		}
 		select {
 		case <-ctx.Done():

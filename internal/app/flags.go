@@ -105,7 +105,7 @@ func normalizeDashes(f *pflag.FlagSet, args []string) []string {
 }
 
 // valueHints are the forms of values by type of flag. The errors of package strconv name Go functions.
-var valueHints = map[string]string{"bool": "true or false", "int": "a whole number", "duration": "a time, as in 30s"}
+var valueHints = map[string]string{"bool": "true or false", "int": "a whole number", "duration": "a duration such as 30s"}
 
 // flagError returns an error in the form of a variable's or file's error.
 func flagError(err error) error {
@@ -114,7 +114,7 @@ func flagError(err error) error {
 		return err
 	}
 	if want := valueHints[invalid.GetFlag().Value.Type()]; want != "" {
-		return fmt.Errorf("--%s: %q: want %s", invalid.GetFlag().Name, invalid.GetValue(), want)
+		return fmt.Errorf("--%s: %q: expected %s", invalid.GetFlag().Name, invalid.GetValue(), want)
 	}
 	return fmt.Errorf("--%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
 }
@@ -131,9 +131,9 @@ func (o *options) chooseByLabel(ctx context.Context, f *pflag.FlagSet, stderr io
 	case err != nil:
 		return err
 	case location.File == "":
-		return errors.New("--kubernetes.config-label: want --config-file as well, a folder of configs or a file of named configs")
+		return errors.New("--kubernetes.config-label requires --config-file with a folder of configs or a file of named configs")
 	case location.NameFile != "":
-		return errors.New("--kubernetes.config-label and --config-name-file: want one of them")
+		return errors.New("--kubernetes.config-label and --config-name-file: set only one of them")
 	}
 	file := filepath.Join(o.health.stateDir, labelFile)
 	if o.daemon {
@@ -179,7 +179,7 @@ func (o *options) applyKubeletSocket() error {
 	case socket == "":
 		o.devicePlugin = false
 	case filepath.Base(socket) != "kubelet.sock":
-		return fmt.Errorf("%s: %q: want a path ending in /kubelet.sock", origin, socket)
+		return fmt.Errorf("%s: %q: expected a path ending in /kubelet.sock", origin, socket)
 	default:
 		o.devicePluginDir = cmp.Or(o.devicePluginDir, filepath.Dir(socket))
 	}
@@ -188,16 +188,16 @@ func (o *options) applyKubeletSocket() error {
 
 func (o *options) check() error {
 	if o.kubeletDir == "" {
-		return errors.New("--kubelet-dir: want a folder")
+		return errors.New("--kubelet-dir: expected a folder")
 	}
 	if err := cmp.Or(o.metrics.check(), o.health.check(), o.web.check()); err != nil {
 		return err
 	}
 	if err := new(slog.Level).UnmarshalText([]byte(o.logLevel)); err != nil {
-		return fmt.Errorf("--log.level %q: want debug, info, warn or error", o.logLevel)
+		return fmt.Errorf("--log.level %q: expected debug, info, warn or error", o.logLevel)
 	}
 	if o.logFormat != "logfmt" && o.logFormat != "json" {
-		return fmt.Errorf("--log.format %q: want logfmt or json", o.logFormat)
+		return fmt.Errorf("--log.format %q: expected logfmt or json", o.logFormat)
 	}
 	return nil
 }

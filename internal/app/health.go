@@ -39,13 +39,13 @@ func (o *healthOptions) addFlags(f *pflag.FlagSet) {
 func (o *healthOptions) check() error {
 	switch {
 	case o.unhealthyAfter < time.Second:
-		return errors.New("--unhealthy-after: want a second or more")
+		return errors.New("--unhealthy-after: expected at least 1s")
 	case o.ownersMaxAge < time.Second:
-		return errors.New("--holders.max-age: want a second or more")
+		return errors.New("--holders.max-age: expected at least 1s")
 	case o.incidentsMaxAge < time.Minute:
-		return errors.New("--incidents.max-age: want a minute or more")
+		return errors.New("--incidents.max-age: expected at least 1m")
 	case o.incidentsMaxCount < 1 || o.incidentsMaxCount > maxIncidentCount:
-		return fmt.Errorf("--incidents.max-count: want 1 to %d", maxIncidentCount)
+		return fmt.Errorf("--incidents.max-count: expected 1 to %d", maxIncidentCount)
 	}
 	return nil
 }
@@ -59,7 +59,7 @@ func (a *app) addHealth() (history device.HealthHistory) {
 		ExpectedGPUs: exportedNode{a}.ExpectedGPUs,
 	}
 	if o.stateDir == "" {
-		a.log.Info("no --state-dir: health and incidents do not survive a restart")
+		a.log.Info("no --state-dir, health and incidents are lost at a restart")
 	} else {
 		folder = disk.OpenFolder(o.stateDir)
 		a.state, history = state.Open(folder, state.BootIDPath, a.log.With("component", "state"))

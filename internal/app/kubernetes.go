@@ -55,7 +55,7 @@ func (o *kubernetesOptions) connect(lookupEnv envLookup) error {
 		return fmt.Errorf("--kubernetes.*: %w", err)
 	}
 	if o.nodeName, _ = lookupEnv("NODE_NAME"); o.nodeName == "" {
-		return errors.New("--kubernetes.*: NODE_NAME: want the name of the node, as in the chart")
+		return errors.New("--kubernetes.*: set NODE_NAME to the name of the node")
 	}
 	return nil
 }

@@ -223,9 +223,9 @@ func TestKubernetesFlags(t *testing.T) {
 		want string
 	}{
 		{[]string{"--kubernetes.events"}, nil, "--kubernetes.*: find API server"},
-		{[]string{"--kubernetes.pods"}, map[string]string{"KUBERNETES_SERVICE_HOST": "a", "KUBERNETES_SERVICE_PORT": "1"}, "NODE_NAME: want"},
-		{[]string{"--kubernetes.config-label=a"}, cluster, "want --config-file as well"},
-		{[]string{"--kubernetes.config-label=a", "--config-file=x", "--config-name-file=y"}, cluster, "want one of them"},
+		{[]string{"--kubernetes.pods"}, map[string]string{"KUBERNETES_SERVICE_HOST": "a", "KUBERNETES_SERVICE_PORT": "1"}, "set NODE_NAME"},
+		{[]string{"--kubernetes.config-label=a"}, cluster, "requires --config-file"},
+		{[]string{"--kubernetes.config-label=a", "--config-file=x", "--config-name-file=y"}, cluster, "set only one of them"},
 		{[]string{"--kubernetes.events", "--kubernetes.pods", "--kubernetes.node-condition"}, cluster, ""},
 	} {
 		lookup := func(name string) (string, bool) { v, ok := test.env[name]; return v, ok }

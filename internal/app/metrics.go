@@ -52,14 +52,14 @@ func (o *metricsOptions) check() (err error) {
 		return fmt.Errorf("--metrics.include, --metrics.exclude: %w", err)
 	}
 	if o.podLabels != podLabelsOnDevice && o.podLabels != podLabelsOnAllocation {
-		return fmt.Errorf("--metrics.pod-labels %q: want %s or %s", o.podLabels, podLabelsOnDevice, podLabelsOnAllocation)
+		return fmt.Errorf("--metrics.pod-labels %q: expected %s or %s", o.podLabels, podLabelsOnDevice, podLabelsOnAllocation)
 	}
 	o.StableSeries = o.podLabels == podLabelsOnAllocation
 	if err := pods.ValidateLabels(o.labelsAllowlist); err != nil {
 		return fmt.Errorf("--metrics.labels-allowlist: %w", err)
 	}
 	if o.SeriesLimit < 1 {
-		return fmt.Errorf("--metrics.series-limit %d: want 1 or more", o.SeriesLimit)
+		return fmt.Errorf("--metrics.series-limit %d: expected at least 1", o.SeriesLimit)
 	}
 	return nil
 }

@@ -87,7 +87,7 @@ func (w *rulesWatcher) update() (changed, written <-chan struct{}) {
 		w.log.Warn("MPS control daemons changed", "down", w.node.mpsErrors)
 	}
 	if w.node.imexError != "" && w.node.imexError != before.imexError {
-		w.log.Error("find IMEX channels", "err", w.node.imexError)
+		w.log.Error("cannot find IMEX channels", "err", w.node.imexError)
 	}
 	w.Set(pluginRules(w.active, w.specs.HasSpec, w.node))
 	if complete && !started {

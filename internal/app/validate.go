@@ -24,7 +24,7 @@ const previewTimeout = 10 * time.Second
 func (o *options) setConfigFile(f *pflag.FlagSet, args []string) error {
 	if len(args) > 0 {
 		if f.Changed("config-file") {
-			return errors.New("FILE and --config-file: want one of them")
+			return errors.New("FILE and --config-file: set only one of them")
 		}
 		if err := f.Set("config-file", args[0]); err != nil {
 			return err
@@ -32,7 +32,7 @@ func (o *options) setConfigFile(f *pflag.FlagSet, args []string) error {
 	}
 	location, err := o.builder.Location()
 	if err == nil && location.File == "" {
-		err = errors.New("want a config: podgauge validate FILE, --config-file or CONFIG_FILE")
+		err = errors.New("no config: set FILE, --config-file or CONFIG_FILE")
 	}
 	return err
 }

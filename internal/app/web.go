@@ -63,10 +63,10 @@ func fileError(flag, file string, err error) error {
 func checkAddress(address string) error {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return errors.New("want host:port, or :port")
+		return errors.New("expected host:port or :port")
 	}
 	if port == "" {
-		return errors.New("want a port")
+		return errors.New("expected a port")
 	}
 	if _, err := net.LookupPort("tcp", port); err != nil {
 		return fmt.Errorf("%q: not a port", port)
@@ -78,15 +78,15 @@ func checkAddress(address string) error {
 func (o *webOptions) checkPath() error {
 	switch p := o.telemetryPath; {
 	case !strings.HasPrefix(p, "/") || strings.ContainsAny(p, "{} ?#%"):
-		return errors.New("want a path that begins with /")
+		return errors.New("expected a path that begins with /")
 	case path.Clean(p) != p:
-		return fmt.Errorf("want %s", path.Clean(p))
+		return fmt.Errorf("expected %s", path.Clean(p))
 	case p == "/healthz" || p == "/readyz":
-		return errors.New("path of a probe")
+		return errors.New("reserved for a probe")
 	case strings.HasPrefix(p+"/", "/api/"):
-		return errors.New("path of the JSON API")
+		return errors.New("reserved for the JSON API")
 	case p == "/debug/pprof" || strings.HasPrefix(p, "/debug/pprof/"):
-		return errors.New("path of the profiles")
+		return errors.New("reserved for profiles")
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func New(o Options) *Locator {
 		containers: map[containerRef]*cachedContainer{},
 	}
 	if l.visible = inNodePIDNamespace(o.Proc); !l.visible {
-		o.Log.Info("processes are not attributed to containers, set hostPID: true")
+		o.Log.Info("processes not visible, set hostPID: true to attribute them to containers")
 	}
 	return l
 }

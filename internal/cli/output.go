@@ -44,7 +44,7 @@ func (o *Output) AddWatchFlag(f *pflag.FlagSet) {
 // Check checks the format.
 func (o *Output) Check() error {
 	if !slices.Contains(Formats, o.Format) {
-		return fmt.Errorf("--output %q: want table, wide, json or yaml", o.Format)
+		return fmt.Errorf("--output %q: expected table, wide, json or yaml", o.Format)
 	}
 	return nil
 }

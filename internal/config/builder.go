@@ -107,7 +107,7 @@ func (b *Builder) Load() (Loaded, error) {
 		return Loaded{}, err
 	}
 	if location.File == "" && (location.Name != "" || location.NameFile != "") {
-		return Loaded{}, errors.New("--config-name and --config-name-file: want --config-file as well")
+		return Loaded{}, errors.New("--config-name and --config-name-file require --config-file")
 	}
 	return b.LoadFrom(location)
 }
@@ -193,9 +193,9 @@ func (t *loadState) finalize(d *document, origins map[string]string) error {
 	}
 	switch {
 	case t.MIGStrategy == MIGMixed:
-		return fmt.Errorf("%s: sharing.mps: not with MIG strategy mixed (%s); MPS shares whole GPUs only", origins["sharing.mps"], origins["mig-strategy"])
+		return fmt.Errorf("%s: sharing.mps: incompatible with MIG strategy mixed (%s): MPS shares whole GPUs only", origins["sharing.mps"], origins["mig-strategy"])
 	case t.MPSRoot == "":
-		return fmt.Errorf("%s: sharing.mps: want --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon", origins["sharing.mps"])
+		return fmt.Errorf("%s: sharing.mps: requires --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon", origins["sharing.mps"])
 	}
 	return nil
 }

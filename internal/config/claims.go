@@ -30,7 +30,7 @@ var claimPattern = regexp.MustCompile(`^([a-z0-9.*-]+)/([a-z0-9.*-]+)(?:/([a-z0-
 func ParseClaimPattern(s string) (ClaimPattern, error) {
 	parts := claimPattern.FindStringSubmatch(s)
 	if parts == nil {
-		return ClaimPattern{}, fmt.Errorf("%q: want NAMESPACE/NAME or NAMESPACE/NAME/DRIVER of claims, with * for any characters", s)
+		return ClaimPattern{}, fmt.Errorf("%q: expected NAMESPACE/NAME or NAMESPACE/NAME/DRIVER of claims, with * for any characters", s)
 	}
 	return ClaimPattern{parts[1], parts[2], cmp.Or(parts[3], "*")}, nil
 }

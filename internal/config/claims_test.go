@@ -37,7 +37,7 @@ func TestClaimPatterns(t *testing.T) {
 
 func TestWrongClaimPatterns(t *testing.T) {
 	for _, pattern := range []string{"", "*", "monitoring", "/", "a/", "/a", "a/b/", "a/b/c/d", "Monitoring/*", "a b/*", "a/b_c", "ä/*", "a/b\n"} {
-		if _, err := ParseClaimPattern(pattern); err == nil || !strings.Contains(err.Error(), "want NAMESPACE/NAME") {
+		if _, err := ParseClaimPattern(pattern); err == nil || !strings.Contains(err.Error(), "expected NAMESPACE/NAME") {
 			t.Errorf("%q: %v", pattern, err)
 		}
 	}

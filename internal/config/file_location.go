@@ -96,7 +96,7 @@ func chooseConfig(names []string, want string) (string, error) {
 	case len(names) == 1:
 		return names[0], nil
 	}
-	return "", fmt.Errorf("several configs without a default; want --config-name of %s", strings.Join(names, ", "))
+	return "", fmt.Errorf("several configs without a default; set --config-name to one of %s", strings.Join(names, ", "))
 }
 
 // readFile reads a regular file, up to the limit of a config and one byte. A pipe is not waited for.
@@ -142,7 +142,7 @@ func (d *document) chooseNamed(root *yaml.Node, want string) (*yaml.Node, error)
 	top, _ := entriesOf(root) //nolint:errcheck // read returns the error
 	i := slices.IndexFunc(top, func(e entry) bool { return e.key == "configs" })
 	if i < 0 && want != "" {
-		return nil, d.errorAt(fmt.Errorf("one config without a name; want no --config-name %q", want), 0, "")
+		return nil, d.errorAt(fmt.Errorf("--config-name %q: the file has one config without a name", want), 0, "")
 	} else if i < 0 {
 		return root, nil
 	}

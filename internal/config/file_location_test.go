@@ -34,7 +34,7 @@ func writeDir(t testing.TB, files ...string) string {
 
 // TestNamesWithoutAFile: a name that nothing is chosen by is a mistake.
 func TestNamesWithoutAFile(t *testing.T) {
-	const says = "--config-name and --config-name-file: want --config-file as well"
+	const says = "--config-name and --config-name-file require --config-file"
 	for _, env := range []map[string]string{{"CONFIG_NAME": "a"}, {"CONFIG_NAME_FILE": "/label"}} {
 		if _, err := newTestBuilder(t, env).Load(); errText(err) != says {
 			t.Errorf("%v: %v, want %s", env, err, says)
@@ -58,29 +58,29 @@ func TestNamedConfigs(t *testing.T) {
 		refused string // with FOLDER for the folder
 	}{
 		{name: "one config", files: []string{"c", single}, file: "c", label: "-", chosen: "single "},
-		{name: "one config cannot be asked for", files: []string{"c", single}, file: "c", config: "x", refused: `FOLDER/c: one config without a name; want no --config-name "x"`},
+		{name: "one config cannot be asked for", files: []string{"c", single}, file: "c", config: "x", refused: `FOLDER/c: --config-name "x": the file has one config without a name`},
 		{name: "the default", files: []string{"c", namedConfigs}, file: "c", label: "\n", chosen: "none plain"},
 		{name: "by flag", files: []string{"c", namedConfigs}, file: "c", config: "mixed", label: "wrong", chosen: "mixed mixed"},
 		{name: "by label", files: []string{"c", namedConfigs}, file: "c", label: "mixed\n", chosen: "mixed mixed"},
 		{name: "unknown", files: []string{"c", namedConfigs}, file: "c", config: "x", refused: `FOLDER/c: no config "x"; valid names are mixed, plain, void, wrong`},
-		{name: "wrong within", files: []string{"c", namedConfigs}, file: "c", config: "wrong", refused: `FOLDER/c:9: flags.migStrategy: "odd": want none, single or mixed`},
+		{name: "wrong within", files: []string{"c", namedConfigs}, file: "c", config: "wrong", refused: `FOLDER/c:9: flags.migStrategy: "odd": expected none, single or mixed`},
 		{name: "null within", files: []string{"c", namedConfigs}, file: "c", config: "void", refused: "FOLDER/c:10: is empty"},
 		{name: "named default", files: []string{"c", "configs: {default: {" + mixed[:len(mixed)-1] + "}, other: {}}"}, file: "c", chosen: "mixed default"},
 		{name: "the only one", files: []string{"c", "configs: {other: {" + mixed[:len(mixed)-1] + "}}"}, file: "c", chosen: "mixed other"},
-		{name: "none is the default", files: []string{"c", "configs: {b: {}, a: {}}"}, file: "c", refused: "FOLDER/c: several configs without a default; want --config-name of a, b"},
+		{name: "none is the default", files: []string{"c", "configs: {b: {}, a: {}}"}, file: "c", refused: "FOLDER/c: several configs without a default; set --config-name to one of a, b"},
 		{name: "a default that is not there", files: []string{"c", "default: x\nconfigs: {a: {}}"}, file: "c", refused: `FOLDER/c: no config "x"; valid names are a`},
 		{name: "a default that is a list", files: []string{"c", "configs: {a: {}}\ndefault: [a]"}, file: "c", refused: "FOLDER/c:2: default: cannot unmarshal !!seq into string"},
 		{name: "no configs", files: []string{"c", "configs: {}"}, file: "c", refused: "FOLDER/c: no configs"},
-		{name: "configs are a list", files: []string{"c", "version: v1\nconfigs: []"}, file: "c", refused: "FOLDER/c:2: configs: want a mapping"},
-		{name: "version of several", files: []string{"c", "version: v2\nconfigs: {a: {}}"}, file: "c", refused: `FOLDER/c:1: version: "v2": want v1`},
-		{name: "version within", files: []string{"c", "version: v1\nconfigs:\n  a: {version: v3}"}, file: "c", refused: `FOLDER/c:3: version: "v3": want v1`},
+		{name: "configs are a list", files: []string{"c", "version: v1\nconfigs: []"}, file: "c", refused: "FOLDER/c:2: configs: expected a mapping"},
+		{name: "version of several", files: []string{"c", "version: v2\nconfigs: {a: {}}"}, file: "c", refused: `FOLDER/c:1: version: "v2": expected v1`},
+		{name: "version within", files: []string{"c", "version: v1\nconfigs:\n  a: {version: v3}"}, file: "c", refused: `FOLDER/c:3: version: "v3": expected v1`},
 
 		{name: "a folder with one", files: []string{"any", single}, chosen: "single any"},
 		{name: "a folder with a default", files: []string{"default", single, "other", mixed}, chosen: "single default"},
 		{name: "a folder by label", files: []string{"default", single, "other", mixed}, label: "other", chosen: "mixed other"},
 		{name: "a folder, unknown", files: []string{"default", single, "other", mixed}, label: "../other", refused: `FOLDER: no config "../other"; valid names are default, other`},
 		{name: "a folder without", files: nil, refused: "FOLDER: no configs"},
-		{name: "a folder, none is the default", files: []string{"a", none, "b", none}, refused: "FOLDER: several configs without a default; want --config-name of a, b"},
+		{name: "a folder, none is the default", files: []string{"a", none, "b", none}, refused: "FOLDER: several configs without a default; set --config-name to one of a, b"},
 		{name: "nothing there", file: "x", refused: "read config: open FOLDER/x: no such file or directory"},
 	} {
 		dir, label := writeDir(t, c.files...), filepath.Join(t.TempDir(), "label")

@@ -35,9 +35,9 @@ func (p *XidPolicies) UnmarshalYAML(n *yaml.Node) error {
 		policy := slices.Index(policyNames, word)
 		switch {
 		case err != nil || xid == 0 || strconv.FormatUint(xid, 10) != key:
-			return fmt.Errorf("%q: want the number of an Xid", key)
+			return fmt.Errorf("%q: expected the number of an Xid", key)
 		case policy < 0:
-			return fmt.Errorf("%s: %q: want %s", key, word, joinOr(policyNames[device.PolicyIgnore:]))
+			return fmt.Errorf("%s: %q: expected %s", key, word, joinOr(policyNames[device.PolicyIgnore:]))
 		case policy > 0:
 			(*p)[xid] = device.Policy(policy)
 		}
@@ -74,5 +74,5 @@ func checkXid(s string) error {
 	if xid, err := strconv.ParseUint(s, 10, 64); isAllXids(s) || err == nil && xid > 0 {
 		return nil
 	}
-	return fmt.Errorf("%q: want the number of an Xid, or all", s)
+	return fmt.Errorf("%q: expected the number of an Xid, or all", s)
 }

@@ -162,13 +162,13 @@ func TestSpellings(t *testing.T) {
 // TestWrongValues of flags and variables say which.
 func TestWrongValues(t *testing.T) {
 	for flag, says := range map[string]string{
-		"--mig-strategy=some":                 `invalid argument "some" for "--mig-strategy" flag: "some": want none, single or mixed`,
-		"--fail-on-init-error=maybe":          `invalid argument "maybe" for "--fail-on-init-error" flag: "maybe": want true or false`,
-		"--device-list-strategy=envvar,cdi":   `invalid argument "envvar,cdi" for "--device-list-strategy" flag: "cdi": want envvar, volume-mounts, cdi-annotations or cdi-cri`,
-		"--expected-gpus=eight":               `invalid argument "eight" for "--expected-gpus" flag: "eight": want a whole number from 0 to 1024`,
-		"--expected-gpus=-1":                  `invalid argument "-1" for "--expected-gpus" flag: "-1": want a whole number from 0 to 1024`,
-		"--imex-channel-ids=2":                `invalid argument "2" for "--imex-channel-ids" flag: "2": want no channel, or channel 0`,
-		"--device-discovery-strategy=nothing": `invalid argument "nothing" for "--device-discovery-strategy" flag: "nothing": want auto or nvml`,
+		"--mig-strategy=some":                 `invalid argument "some" for "--mig-strategy" flag: "some": expected none, single or mixed`,
+		"--fail-on-init-error=maybe":          `invalid argument "maybe" for "--fail-on-init-error" flag: "maybe": expected true or false`,
+		"--device-list-strategy=envvar,cdi":   `invalid argument "envvar,cdi" for "--device-list-strategy" flag: "cdi": expected envvar, volume-mounts, cdi-annotations or cdi-cri`,
+		"--expected-gpus=eight":               `invalid argument "eight" for "--expected-gpus" flag: "eight": expected a whole number from 0 to 1024`,
+		"--expected-gpus=-1":                  `invalid argument "-1" for "--expected-gpus" flag: "-1": expected a whole number from 0 to 1024`,
+		"--imex-channel-ids=2":                `invalid argument "2" for "--imex-channel-ids" flag: "2": expected no channel, or channel 0`,
+		"--device-discovery-strategy=nothing": `invalid argument "nothing" for "--device-discovery-strategy" flag: "nothing": expected auto or nvml`,
 	} {
 		f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 		NewBuilder(nil).AddFlags(f)
@@ -177,10 +177,10 @@ func TestWrongValues(t *testing.T) {
 		}
 	}
 	for variable, says := range map[string]string{
-		"MIG_STRATEGY":         `MIG_STRATEGY: "x y": want none, single or mixed`,
-		"PASS_DEVICE_SPECS":    `PASS_DEVICE_SPECS: "x y": want true or false`,
-		"DEVICE_LIST_STRATEGY": `DEVICE_LIST_STRATEGY: "x y": want envvar, volume-mounts, cdi-annotations or cdi-cri`,
-		"EXCLUDE_DEVICES":      `EXCLUDE_DEVICES: "x y": want an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`,
+		"MIG_STRATEGY":         `MIG_STRATEGY: "x y": expected none, single or mixed`,
+		"PASS_DEVICE_SPECS":    `PASS_DEVICE_SPECS: "x y": expected true or false`,
+		"DEVICE_LIST_STRATEGY": `DEVICE_LIST_STRATEGY: "x y": expected envvar, volume-mounts, cdi-annotations or cdi-cri`,
+		"EXCLUDE_DEVICES":      `EXCLUDE_DEVICES: "x y": expected an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`,
 	} {
 		if got := loadError(t, map[string]string{variable: "x y"}, FileLocation{}, ""); got != says {
 			t.Errorf("%s: %s, want %s", variable, got, says)

@@ -87,9 +87,9 @@ func CheckResourceName(name string) error {
 	case strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests."):
 		return fmt.Errorf("%q: kubernetes.io and requests. are reserved", name)
 	case len("requests.")+len(domain) > 253 || !domainName.MatchString(domain):
-		return fmt.Errorf("%q: want a domain name before the /, as in nvidia.com/gpu", name)
+		return fmt.Errorf("%q: expected a domain name before the /, as in nvidia.com/gpu", name)
 	case len(local) > 63 || !localName.MatchString(local):
-		return fmt.Errorf("%q: want up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit", name)
+		return fmt.Errorf("%q: expected up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit", name)
 	}
 	return nil
 }

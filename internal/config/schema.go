@@ -42,7 +42,7 @@ func (d *document) read(root *yaml.Node) error {
 	case !ok:
 		d.addNotice(root.Line, "no version; read as %s", schemaVersion)
 	case version.value.ShortTag() != "!!str" || version.value.Value != schemaVersion:
-		return d.errorAt(fmt.Errorf("%q: want %s", version.value.Value, schemaVersion), version.line, "version")
+		return d.errorAt(fmt.Errorf("%q: expected %s", version.value.Value, schemaVersion), version.line, "version")
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ func (d *document) collect(n *yaml.Node, path string, known map[string][]string)
 		d.values[path] = e
 		pattern := itemIndex.ReplaceAllString(path, "[]")
 		if onlyHere(pattern, e.value) {
-			d.addNotice(e.line, "%s: in effect here, ignored by NVIDIA's plugin", path)
+			d.addNotice(e.line, "%s: used by podgauge, ignored by NVIDIA's plugin", path)
 		}
 		if known[pattern] != nil {
 			err = d.collect(e.value, path, known)

@@ -34,7 +34,7 @@ func ParseDeviceSelector(s string) (DeviceSelector, error) {
 	if normal := cmp.Or(normalizeIndex(s), normalizePCI(s)); normal != "" {
 		return DeviceSelector(normal), nil
 	}
-	return "", fmt.Errorf("%q: want an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB", s)
+	return "", fmt.Errorf("%q: expected an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB", s)
 }
 
 // Matches reports whether s selects d.

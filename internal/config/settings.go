@@ -230,12 +230,12 @@ func splitList(s string) []string {
 // set checks values, and assigns unique values to the field.
 func (s *setting) set(t *loadState, values []string) error {
 	if len(s.allowed) > 0 && len(values) == 0 {
-		return fmt.Errorf("want at least one of %s", strings.Join(s.allowed, ", "))
+		return fmt.Errorf("expected at least one of %s", strings.Join(s.allowed, ", "))
 	}
 	unique := make([]string, 0, len(values))
 	for _, v := range values {
 		if len(s.allowed) > 0 && !slices.Contains(s.allowed, v) {
-			return fmt.Errorf("%q: want %s", v, joinOr(s.allowed))
+			return fmt.Errorf("%q: expected %s", v, joinOr(s.allowed))
 		}
 		if s.check != nil {
 			if err := s.check(v); err != nil {
@@ -281,11 +281,11 @@ func assignValues(dst any, values []string) (err error) {
 		*dst = values[0]
 	case *bool:
 		if *dst, err = strconv.ParseBool(values[0]); err != nil {
-			err = fmt.Errorf("%q: want true or false", values[0])
+			err = fmt.Errorf("%q: expected true or false", values[0])
 		}
 	case *int:
 		if *dst, err = strconv.Atoi(values[0]); err != nil || *dst < 0 || *dst > maxNumber {
-			err = fmt.Errorf("%q: want a whole number from 0 to %d", values[0], maxNumber)
+			err = fmt.Errorf("%q: expected a whole number from 0 to %d", values[0], maxNumber)
 		}
 	case *[]string:
 		*dst = values
@@ -322,7 +322,7 @@ func joinOr(words []string) string {
 // checkChannel accepts the same channel as NVIDIA's plugin.
 func checkChannel(s string) error {
 	if s != "0" {
-		return fmt.Errorf("%q: want no channel, or channel 0", s)
+		return fmt.Errorf("%q: expected no channel, or channel 0", s)
 	}
 	return nil
 }

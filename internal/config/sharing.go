@@ -59,7 +59,7 @@ func (r *SharedResource) UnmarshalYAML(n *yaml.Node) error {
 		return err
 	}
 	if r.Name == "" || r.Replicas == 0 {
-		return lineError(n, errors.New("want a name and replicas"))
+		return lineError(n, errors.New("expected a name and replicas"))
 	}
 	var err, renameErr error
 	r.Name, err = resourceName(r.Name)
@@ -76,7 +76,7 @@ type ReplicaCount int
 func (c *ReplicaCount) UnmarshalYAML(n *yaml.Node) error {
 	count, err := strconv.ParseInt(n.Value, 0, 32)
 	if err != nil || count < 2 || count > maxReplicas {
-		return lineError(n, fmt.Errorf("replicas: %q: want a whole number from 2 to %d", n.Value, maxReplicas))
+		return lineError(n, fmt.Errorf("replicas: %q: expected a whole number from 2 to %d", n.Value, maxReplicas))
 	}
 	*c = ReplicaCount(count)
 	return nil
@@ -105,7 +105,7 @@ func (d *DeviceSelection) UnmarshalYAML(n *yaml.Node) (err error) {
 		}
 	}
 	if len(values) == 0 { // empty items have no effect
-		return lineError(n, fmt.Errorf("devices: %q: want all, a count, or a list of devices", n.Value))
+		return lineError(n, fmt.Errorf("devices: %q: expected all, a count, or a list of devices", n.Value))
 	}
 	d.List, err = parseEach(values, ParseDeviceSelector)
 	return lineError(n, err)

@@ -34,6 +34,6 @@ func (l Loaded) Report(log *slog.Logger) {
 		log.Info("config notice", "notice", notice)
 	}
 	for _, k := range l.UnknownKeys {
-		log.Warn("unknown configuration key ignored", "key", k.Key, "file", k.File, "line", k.Line, "hint", k.Hint)
+		log.Warn("unknown config key ignored", "key", k.Key, "file", k.File, "line", k.Line, "hint", k.Hint)
 	}
 }

@@ -84,7 +84,7 @@ func (w *Watcher) poll(force bool) {
 		err = w.checkRestart(l)
 	}
 	if err != nil {
-		w.o.Log.Error("config rejected, previous settings stay in effect", "err", err)
+		w.o.Log.Error("config rejected, keeping the previous settings", "err", err)
 		return
 	}
 	w.publish(l)

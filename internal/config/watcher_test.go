@@ -104,17 +104,17 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 
 	updateConfigMap(t, dir, "config", migConfig("mixed")+"newer: 1\n")
 	w.pollTimes(2)
-	w.check("a key of a newer version", MIGMixed, "unknown configuration key ignored")
+	w.check("a key of a newer version", MIGMixed, "unknown config key ignored")
 	if n := w.UnknownKeys(); n != 1 {
 		t.Errorf("%d unknown keys", n)
 	}
 
 	updateConfigMap(t, dir, "config", migConfig("odd"))
 	w.pollTimes(3)
-	w.check("invalid", MIGMixed, "config rejected, previous settings stay in effect")
+	w.check("invalid", MIGMixed, "config rejected, keeping the previous settings")
 	updateConfigMap(t, dir, "config", migConfig("strange"))
 	w.pollTimes(3)
-	w.check("invalid otherwise", MIGMixed, `strange\": want none`)
+	w.check("invalid otherwise", MIGMixed, `strange\": expected none`)
 	updateConfigMap(t, dir)
 	w.pollTimes(3)
 	w.check("gone", MIGMixed, "no such file")
@@ -270,7 +270,7 @@ func TestWatchPolicies(t *testing.T) {
 		want   device.Policy
 	}{
 		{"version: v1\npodgauge: {xids: {31: unhealthy}}\n", "config changed", device.PolicyUnhealthy},
-		{"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `want ignore, warn or unhealthy`, device.PolicyUnhealthy},
+		{"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `expected ignore, warn or unhealthy`, device.PolicyUnhealthy},
 		{"version: v1\npodgauge: {xids: {31: ignore}}\n", "config changed", device.PolicyIgnore},
 		{"version: v1\n", "config changed", device.PolicyDefault},
 	} {

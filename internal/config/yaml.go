@@ -30,7 +30,7 @@ func parseYAML(data []byte) (*yaml.Node, error) {
 		return nil, err
 	}
 	if err := decoder.Decode(&second); err == nil {
-		return nil, lineError(&second, errors.New("want one document"))
+		return nil, lineError(&second, errors.New("expected one document"))
 	} else if !errors.Is(err, io.EOF) {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ type entry struct {
 // entriesOf returns the keys of a mapping in alphabetical order, with merged keys.
 func entriesOf(n *yaml.Node) ([]entry, error) {
 	if n.Kind != yaml.MappingNode {
-		return nil, lineError(n, errors.New("want a mapping"))
+		return nil, lineError(n, errors.New("expected a mapping"))
 	}
 	var values map[string]yaml.Node
 	if err := n.Decode(&values); err != nil {

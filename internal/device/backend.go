@@ -10,11 +10,11 @@ var (
 	// ErrNoDriver means that the driver or its library is missing, or refuses to start. Both may appear later.
 	ErrNoDriver = errors.New("no driver")
 	// ErrDriverReplaced accompanies ErrNoDriver if the loaded library does not match the new driver: only a new process can load the new library.
-	ErrDriverReplaced = errors.New("the driver was replaced, and only a restart of this process loads its library")
+	ErrDriverReplaced = errors.New("the driver was replaced: restart podgauge to load the new library")
 	// ErrLost means that the GPU has fallen off the bus.
 	ErrLost = errors.New("GPU is lost")
 	// ErrStalled means that no call was made because an earlier call to the GPU still runs.
-	ErrStalled = errors.New("GPU does not answer")
+	ErrStalled = errors.New("GPU does not respond")
 )
 
 // Backend reads the hardware of one vendor. Any call may hang: callers run each in a goroutine that no other work waits for. Calls

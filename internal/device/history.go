@@ -185,7 +185,7 @@ func (t *deviceTracker) restoreRecord(g *trackedGPU, id ID, s *healthState, now 
 		t.log.Info("health restored", "gpu", g.gpu, "device", id, "reason", r.Reason, "since", r.Since, "reset_seen", r.ResetSeen)
 	}
 	if r.Retired != nil {
-		t.log.Info("device is retired", "gpu", g.gpu, "device", id, "since", r.Retired.At, "note", r.Retired.Note)
+		t.log.Info("device still retired", "gpu", g.gpu, "device", id, "since", r.Retired.At, "note", r.Retired.Note)
 	}
 }
 
@@ -216,7 +216,7 @@ func (t *deviceTracker) restoreAbsent(now time.Time) {
 		g := t.addGPU(r.GPU, now)
 		g.device, g.affected, g.goneSince = r.LastListed, []Device{r.LastListed}, r.GoneSince
 		t.devices = append(t.devices, &trackedDevice{Device: r.LastListed, gpu: g, goneSince: r.GoneSince})
-		t.log.Warn("GPU of the previous process not listed", "gpu", r.GPU, "index", r.LastListed.Index, "pci", r.LastListed.PCI, "gone_since", r.GoneSince)
+		t.log.Warn("GPU of an earlier process not listed", "gpu", r.GPU, "index", r.LastListed.Index, "pci", r.LastListed.PCI, "gone_since", r.GoneSince)
 	}
 }
 

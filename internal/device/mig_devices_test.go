@@ -302,15 +302,15 @@ func (e expectedReasons) compare(t *testing.T, when string, m *sim.Machine, stat
 	}
 }
 
-// TestLostGPUIsLogged: a lost GPU is a warning, a full sentence, whatever the number of MIG devices.
+// TestLostGPUIsLogged: a lost GPU is a single warning for any number of MIG devices.
 func TestLostGPUIsLogged(t *testing.T) {
 	for _, row := range []struct {
 		name, want string
 		lose       func(*monitorFixture, device.ID)
 	}{
-		{"not listed", "no longer lists it", func(w *monitorFixture, id device.ID) { w.RemoveGPU(id) }},
-		{"fallen off the bus", "has fallen off the bus", failWith("lost")},
-		{"not listed after an Xid", "no longer lists it", func(w *monitorFixture, id device.ID) {
+		{"not listed", "no longer listed by the driver", func(w *monitorFixture, id device.ID) { w.RemoveGPU(id) }},
+		{"fallen off the bus", "fallen off the bus", failWith("lost")},
+		{"not listed after an Xid", "no longer listed by the driver", func(w *monitorFixture, id device.ID) {
 			w.Fail(id, "xid 79")
 			w.statusesAfter(time.Second)
 			w.RemoveGPU(id)
@@ -326,7 +326,7 @@ func TestLostGPUIsLogged(t *testing.T) {
 				row.lose(w, device.ID(gpu))
 				w.statusesAfter(time.Minute)
 				w.stop()
-				want := regexp.MustCompile(`level=WARN msg="The GPU is lost: .*` + row.want + `.*\." gpu=` + string(gpu) + " index=1 ")
+				want := regexp.MustCompile(`level=WARN msg="GPU lost: ` + row.want + `" gpu=` + string(gpu) + " index=1 ")
 				if n := len(want.FindAllString(log.String(), -1)); n != 1 || strings.Contains(log.String(), "MIG device gone") {
 					t.Errorf("%d warnings in\n%s", n, &log)
 				}

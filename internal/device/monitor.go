@@ -317,10 +317,10 @@ func (m *Monitor) detectStalls(now time.Time) {
 		return
 	}
 	if m.list.running() && now.Sub(m.list.startedAt) > listTimeout {
-		m.setDriverHung(errors.New("the driver's library does not return"))
+		m.setDriverHung(errors.New("the driver's library hangs"))
 	}
 	if m.topology.running() && now.Sub(m.topology.startedAt) > m.unhealthyTimeout { // delays listings
-		m.setDriverHung(errors.New("the driver's library does not return with the links"))
+		m.setDriverHung(errors.New("the query of links in the driver's library hangs"))
 	}
 	m.detectDriverHang(now)
 	if m.wait.update(m.log, now) {
@@ -354,7 +354,7 @@ func (m *Monitor) detectDriverHang(now time.Time) {
 	m.driverHung = listed > 0 && hung == listed
 	switch {
 	case m.driverHung:
-		m.setDriverHung(errors.New("calls about all GPUs do not return"))
+		m.setDriverHung(errors.New("calls to all GPUs hang"))
 	case wasHung:
 		m.requestList(now)
 	}

@@ -63,13 +63,13 @@ func (m *Monitor) sendOperatorRequest(ctx context.Context, r operatorRequest) (T
 	select {
 	case m.operatorRequests <- r:
 	case <-ctx.Done():
-		return Trusted{}, fmt.Errorf("ask the Monitor: %w", ctx.Err())
+		return Trusted{}, fmt.Errorf("send request to the monitor: %w", ctx.Err())
 	}
 	select {
 	case end := <-done:
 		return end.Trusted, end.err
 	case <-ctx.Done():
-		return Trusted{}, fmt.Errorf("wait for the Monitor, which may still apply the request: %w", ctx.Err())
+		return Trusted{}, fmt.Errorf("wait for the monitor, which may still apply the request: %w", ctx.Err())
 	}
 }
 

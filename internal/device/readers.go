@@ -116,7 +116,7 @@ func (r *Readers) read(l *gpuLock, buffer []Sample) Reading {
 	return Reading{GPU: l.gpu, Samples: samples}
 }
 
-// CheckUsable returns an error if a container should not start on the device: the GPU does not answer or has a fault or, if exclusive
+// CheckUsable returns an error if a container should not start on the device: the GPU does not respond or has a fault or, if exclusive
 // is set, the device is in use.
 func (r *Readers) CheckUsable(ctx context.Context, d Device, exclusive bool) error {
 	reading := await(ctx, d.GPU, r.start(ctx, d.GPU, func(*gpuLock) Reading { return Reading{Err: r.checkUsable(d, exclusive)} }))

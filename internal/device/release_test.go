@@ -107,7 +107,7 @@ func TestReleaseDuringHang(t *testing.T) {
 		if err := <-result; !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("error %v", err)
 		}
-		requireReasons(t, "after the timeout", w.statusesAfter(5*time.Second), "", "released") // the second GPU does not answer
+		requireReasons(t, "after the timeout", w.statusesAfter(5*time.Second), "", "released") // the second GPU does not respond
 		m.ReleaseHangs()
 		requireReasons(t, "after the hang", w.statusesAfter(5*time.Second), "", "")
 		if m.Closed() || m.ClosedDuringCall() {

@@ -15,7 +15,7 @@ import (
 const (
 	countsInterval    = 250 * time.Millisecond // least between publications, and between saves, of counts alone
 	logInterval       = 10 * time.Second       // between log lines about one kind of event of a device
-	firstCheckTimeout = 5 * time.Second        // after a listing or an unverified failure, until a GPU does not answer
+	firstCheckTimeout = 5 * time.Second        // after a listing or an unverified failure, until a GPU does not respond
 )
 
 // deviceTracker holds the health of all devices, publishes it and saves it. A deviceTracker makes no calls to the driver and belongs
@@ -80,8 +80,8 @@ func (t *deviceTracker) apply(g *trackedGPU, id ID, s *healthState, e evidence, 
 
 // lostMessages are the log messages about a lost GPU, by reason.
 var lostMessages = map[string]string{
-	reasonLost: "The GPU is lost: it has fallen off the bus. Its containers fail; reboot the node.",
-	ReasonGone: "The GPU is lost: the driver no longer lists it. Its containers fail; reboot the node, and replace the GPU if it stays away.",
+	reasonLost: "GPU lost: fallen off the bus",
+	ReasonGone: "GPU lost: no longer listed by the driver",
 }
 
 func (t *deviceTracker) applyAll(g *trackedGPU, e evidence, now time.Time) {
@@ -265,7 +265,7 @@ func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time
 	}
 	if t.addGPUFault(g, e, now).unverified {
 		g.checkDeadline = now.Add(firstCheckTimeout)
-		t.log.Info("check failed, checking again", "gpu", g.gpu, "err", c.err)
+		t.log.Info("check failed, retrying", "gpu", g.gpu, "err", c.err)
 	}
 }
 

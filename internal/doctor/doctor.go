@@ -93,13 +93,13 @@ type check struct {
 var checks = [...]check{
 	{"config", "podgauge does not start with this file; a running podgauge keeps its settings. The other checks use flags and environment only.", checkConfig},
 	{"driver", "No GPU is registered, and no GPU has metrics.", checkDriver},
-	{"device nodes", "Containers need these device nodes. CDI specs and device lists only have nodes visible to this process.", checkDeviceNodes},
+	{"device nodes", "Containers need these device nodes. CDI specs and device lists contain only the nodes that this process can see.", checkDeviceNodes},
 	{"registration", "podgauge cannot register: the kubelet has no devices to allocate.", checkRegistration},
-	{"other plugins", "Two plugins of one resource overwrite each other's device list. With two resources, two pods can get the same GPU.", checkOtherPlugins},
-	{"pod resources", "Metrics have no pod labels: only the kubelet knows which container has which device.", checkPodResources},
-	{"pods api", "Incidents lack the termination of pods; labels and UIDs of pods are absent.", checkPodsAPI},
+	{"other plugins", "Two plugins for the same resource overwrite each other's device list. With different resources, two pods can receive the same GPU.", checkOtherPlugins},
+	{"pod resources", "Metrics have no pod labels: podgauge reads the allocations from the kubelet.", checkPodResources},
+	{"pods api", "Incidents do not record how pods ended. Labels and UIDs of pods are absent.", checkPodsAPI},
 	{
-		"processes", "nvidia_gpu_container_* needs the folder names there to attribute processes to containers, unless the kubelet has a Pods API.",
+		"processes", "Without the folder names, podgauge cannot attribute processes to containers (nvidia_gpu_container_*), unless the kubelet has the Pods API.",
 		checkProcesses,
 	},
 	{"kernel log", "podgauge misses Xids that NVML does not report.", checkKernelLog},
@@ -140,8 +140,8 @@ func Run(ctx context.Context, o Options) []Finding {
 }
 
 func (r *report) timedOut() Finding {
-	return failure(fmt.Sprintf("no answer within %v", r.Timeout), "Search the kernel log (dmesg) for NVRM and Xid, for processes in state D and for a kubelet that "+
-		"hangs (journalctl -u kubelet). Reset the GPU that the log names; otherwise reboot the node.")
+	return failure(fmt.Sprintf("no response within %v", r.Timeout), "Search the kernel log (dmesg) for NVRM and Xid. Look for processes in state D (ps) and for a "+
+		"kubelet that hangs (journalctl -u kubelet). Reset the GPU that the log names; otherwise reboot the node.")
 }
 
 func ok(format string, args ...any) Finding {

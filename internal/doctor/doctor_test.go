@@ -249,17 +249,17 @@ var driverCases = []findingCase{
 	{check: "driver", status: StatusFailure, message: "cannot open", fix: "NVIDIA_DRIVER_CAPABILITIES=utility", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err, s.driver.library = nil, errors.New("cannot open libnvidia-ml.so.1"), Library{}
 	}},
-	{check: "driver", status: StatusFailure, message: "no answer within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.library, s.driver.block = Library{}, s.newHang() }},
-	{check: "driver", status: StatusFailure, message: "no answer within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.block = s.newHang() }},
-	{check: "driver", status: StatusFailure, message: "no answer within", fix: "dmesg", change: func(s *doctorFixture) {
+	{check: "driver", status: StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.library, s.driver.block = Library{}, s.newHang() }},
+	{check: "driver", status: StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.block = s.newHang() }},
+	{check: "driver", status: StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err = nil, fmt.Errorf("list: %w", context.DeadlineExceeded)
 	}},
 	{check: "driver", status: StatusFailure, message: "replaced", fix: "Reboot", change: func(s *doctorFixture) { s.driver.devices, s.driver.err = nil, device.ErrDriverReplaced }},
 	{check: "driver", status: StatusFailure, message: "MISMATCH", fix: "Reboot", change: func(s *doctorFixture) {
-		s.driver.devices, s.driver.err = nil, errors.New("initialise NVML: LIB_RM_VERSION_MISMATCH")
+		s.driver.devices, s.driver.err = nil, errors.New("initialize NVML: LIB_RM_VERSION_MISMATCH")
 	}},
 	{check: "driver", status: StatusFailure, message: "DRIVER_NOT_LOADED", fix: "modprobe", change: func(s *doctorFixture) {
-		s.driver.devices, s.driver.err = nil, errors.New("initialise NVML: DRIVER_NOT_LOADED")
+		s.driver.devices, s.driver.err = nil, errors.New("initialize NVML: DRIVER_NOT_LOADED")
 	}},
 	{check: "driver", status: StatusWarning, message: "GPU 3 is lost; GPU 4", fix: "reset", change: func(s *doctorFixture) {
 		s.driver.err = errors.Join(errors.New("GPU 3 is lost"), errors.New("GPU 4 is lost"))
@@ -288,7 +288,7 @@ var driverCases = []findingCase{
 	{check: "device nodes", status: StatusFailure, message: "/dev/nvidiactl: no such file", fix: "nvidia-modprobe", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err, s.files.errs["/dev/nvidiactl"] = nil, device.ErrNoDriver, syscall.ENOENT
 	}},
-	{check: "device nodes", status: StatusFailure, message: "no answer within", fix: "reboot", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/nvidia0": s.newHang()} }},
+	{check: "device nodes", status: StatusFailure, message: "no response within", fix: "reboot", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/nvidia0": s.newHang()} }},
 }
 
 var folderCases = []findingCase{
@@ -297,7 +297,7 @@ var folderCases = []findingCase{
 	{check: "config", status: StatusWarning, message: "gpu.yaml:3: flags.x: unknown key", change: func(s *doctorFixture) {
 		s.Config, s.UnknownKeys = "gpu.yaml", []string{"gpu.yaml:3: flags.x: unknown key"}
 	}},
-	{check: "config", status: StatusFailure, message: "gpu.yaml:3", fix: "validate", change: func(s *doctorFixture) { s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: want a mapping") }},
+	{check: "config", status: StatusFailure, message: "gpu.yaml:3", fix: "validate", change: func(s *doctorFixture) { s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: expected a mapping") }},
 
 	{check: "processes", status: StatusSkipped, message: "hostPID", change: func(s *doctorFixture) { s.ProcessesVisible = false }},
 	{check: "processes", status: StatusOK, message: "is readable", change: func(s *doctorFixture) { s.mountInContainer(s.PodLogsDir) }},
@@ -308,7 +308,7 @@ var folderCases = []findingCase{
 	{check: "kernel log", status: StatusSkipped, message: "not configured", change: func(s *doctorFixture) { s.KernelLog = "" }},
 	{check: "kernel log", status: StatusSkipped, message: "does not exist", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.ENOENT }},
 	{check: "kernel log", status: StatusWarning, message: "not permitted", fix: "SYSLOG", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.EPERM }},
-	{check: "kernel log", status: StatusFailure, message: "no answer within", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/kmsg": s.newHang()} }},
+	{check: "kernel log", status: StatusFailure, message: "no response within", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/kmsg": s.newHang()} }},
 
 	{check: "state", status: StatusSkipped, message: "--state-dir", change: func(s *doctorFixture) { s.StateDir = "" }},
 	{check: "state", status: StatusOK, message: "is writable", change: func(s *doctorFixture) { s.mountInContainer(s.dir) }},

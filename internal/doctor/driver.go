@@ -45,29 +45,29 @@ func checkDriver(_ context.Context, r *report) Finding {
 	case !d.inTime || errors.Is(d.err, context.DeadlineExceeded):
 		return r.timedOut().because("Calls to the driver hang, also in containers. No GPU is registered.")
 	case errors.Is(d.err, device.ErrDriverReplaced) || d.err != nil && strings.Contains(d.err.Error(), "LIB_RM_VERSION_MISMATCH"):
-		return failure(d.err.Error(), "Reboot the node, or reload the kernel module. A container keeps the injected library: recreate the pod.").
+		return failure(d.err.Error(), "Reboot the node, or reload the kernel module. In a container, recreate the pod: the container keeps the injected library.").
 			because("The library and the kernel module have different versions: all calls fail.")
 	case d.err != nil && d.devices == nil:
 		return failure(d.err.Error(),
-			"Run nvidia-smi on the node. After an error, load the kernel module (modprobe nvidia) and read dmesg; otherwise give this container access to the device nodes.")
+			"Run nvidia-smi on the node. If it fails, load the kernel module (modprobe nvidia) and read dmesg. Otherwise, give this container access to the device nodes.")
 	case d.err != nil:
 		return warning(d.summary()+"; "+d.err.Error(),
 			"Find the GPU in the kernel log and reset the GPU. After Xid 79 (fallen off the bus) reboot or power-cycle the node.").
 			because("These GPUs are not registered and have no metrics.")
 	case d.gpus() < r.ExpectedGPUs:
 		return failure(fmt.Sprintf("%s; missing: %d of %d expected GPUs", d.summary(), r.ExpectedGPUs-d.gpus(), r.ExpectedGPUs),
-			"Compare lspci -d 10de: with the machine, and read dmesg for the GPU that is missing. Reboot or power-cycle the node. If the number is wrong, correct --expected-gpus.").
+			"Compare lspci -d 10de: with the installed GPUs, and search dmesg for the missing GPU. Reboot or power-cycle the node. If the number is wrong, correct --expected-gpus.").
 			because("The missing GPUs are not registered and have no metrics.")
 	case len(d.devices) == 0:
 		return warning(d.summary(),
-			"Search lspci for the GPUs and their driver (vfio-pci for virtual machines). On a node without GPUs podgauge is not needed.")
+			"Find the GPUs and their kernel driver with lspci -k (vfio-pci is for virtual machines). A node without GPUs does not need podgauge.")
 	case len(d.withoutMIGDevices()) > 0:
 		return warning(d.summary()+"; MIG mode without MIG devices: "+text.JoinFirst(d.withoutMIGDevices()),
 			"Create MIG devices (nvidia-smi mig -cgi), or disable MIG mode (nvidia-smi -mig 0).").
-			because("Nothing of these GPUs is registered.")
+			because("These GPUs are not registered.")
 	case len(d.library.MissingFamilies) > 0:
-		return warning(d.summary()+"; the library lacks "+text.JoinFirst(d.library.MissingFunctions), "Install a newer driver for these families.").
-			because("Metric families without values: " + strings.Join(d.library.MissingFamilies, ", ") + ".")
+		return warning(d.summary()+"; the library lacks "+text.JoinFirst(d.library.MissingFunctions), "Install a newer driver to get these metric families.").
+			because("These metric families have no values: " + strings.Join(d.library.MissingFamilies, ", ") + ".")
 	}
 	return ok("%s", d.summary())
 }
@@ -130,8 +130,8 @@ func checkDeviceNodes(_ context.Context, r *report) Finding {
 			failed = append(failed, err.Error())
 		}
 	}
-	const fix = "On the node, run nvidia-modprobe -u -c=0. A container gets them from NVIDIA's runtime (nvidia-uvm with " +
-		"NVIDIA_DRIVER_CAPABILITIES=compute,utility), or is privileged and mounts the host's /dev. --dev-root sets another folder."
+	const fix = "On the node, run nvidia-modprobe -u -c=0. In a container, either use NVIDIA's runtime (nvidia-uvm requires " +
+		"NVIDIA_DRIVER_CAPABILITIES=compute,utility), or run privileged and mount the host's /dev. To use another folder, set --dev-root."
 	switch {
 	case len(failed) == 0:
 		return ok("%d in %s", len(names), filepath.Join(r.DevRoot, "dev"))

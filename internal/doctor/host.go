@@ -17,7 +17,7 @@ import (
 func checkConfig(_ context.Context, r *report) Finding {
 	switch {
 	case r.ConfigErr != nil:
-		return failure(r.ConfigErr.Error(), "Correct the file. podgauge validate FILE checks it.")
+		return failure(r.ConfigErr.Error(), "Correct the file, and check it with podgauge validate FILE.")
 	case r.Config == "":
 		return ok("no file: flags and environment only")
 	case len(r.UnknownKeys) > 0:
@@ -30,7 +30,7 @@ func checkConfig(_ context.Context, r *report) Finding {
 // checkProcesses checks the sources of process attribution.
 func checkProcesses(_ context.Context, r *report) Finding {
 	if !r.ProcessesVisible {
-		return skipped("the node's processes are invisible (hostPID): nvidia_gpu_container_* and nvidia_gpu_unattributed_* are absent")
+		return skipped("the node's processes are not visible (hostPID): nvidia_gpu_container_* and nvidia_gpu_unattributed_* are absent")
 	}
 	entries, err := os.ReadDir(r.PodLogsDir)
 	switch {
@@ -52,9 +52,9 @@ func checkKernelLog(_ context.Context, r *report) Finding {
 	case err == nil:
 		return ok("%s is readable", r.KernelLog)
 	case errors.Is(err, fs.ErrNotExist):
-		return skipped("%s does not exist: Xids come from NVML only", r.KernelLog)
+		return skipped("%s does not exist: podgauge receives Xids from NVML only", r.KernelLog)
 	default:
-		return warning(err.Error(), "Run as uid 0 with the device; with kernel.dmesg_restrict=1 also with the capability SYSLOG. --kernel-log= disables this source.")
+		return warning(err.Error(), "Run as uid 0 with access to the device. With kernel.dmesg_restrict=1, add the capability SYSLOG. To disable this source, set --kernel-log=.")
 	}
 }
 

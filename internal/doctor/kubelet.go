@@ -70,7 +70,7 @@ func checkOtherPlugins(ctx context.Context, r *report) Finding {
 		return ok("%s serves the GPUs; podgauge registers none", text.JoinFirst(live))
 	case len(live) > 0:
 		return failure(text.JoinFirst(live)+": another plugin for NVIDIA GPUs is running",
-			"Remove one plugin from this node: NVIDIA's DaemonSet (GPU operator: devicePlugin.enabled=false), or set --device-plugin=false for podgauge.")
+			"Run only one plugin on this node: remove NVIDIA's DaemonSet (GPU operator: devicePlugin.enabled=false), or set --device-plugin=false for podgauge.")
 	}
 	return ok("%s, none of a running NVIDIA plugin", text.Plural(others, "other socket"))
 }
@@ -87,7 +87,7 @@ func checkPodResources(ctx context.Context, r *report) Finding {
 	case codes.DeadlineExceeded: // of the kubelet's clock
 		return r.timedOut()
 	case codes.ResourceExhausted:
-		return failure(err.Error(), "The kubelet limits all clients of the node to 100 requests a second: find the client with more requests.")
+		return failure(err.Error(), "The kubelet limits all clients on the node to 100 requests per second. Find the client that exceeds the limit.")
 	default:
 		return failure(fmt.Sprintf("list pod resources at %s: %v", socket, err), "Read the kubelet's log (journalctl -u kubelet).")
 	}
@@ -144,9 +144,9 @@ func (r *report) socketFailure(socket, hint string, err error) Finding {
 	case errors.Is(err, fs.ErrPermission):
 		fix = "Run as uid 0; no capability is needed. On SELinux, use a container type that may connect (spc_t)."
 	case errors.Is(err, syscall.ECONNREFUSED) && slices.Contains(r.mounts, socket):
-		fix = "The socket itself is mounted, and each kubelet creates a new one: mount its folder."
+		fix = "Mount the folder, not the socket itself: each kubelet start creates a new socket."
 	case errors.Is(err, syscall.ECONNREFUSED):
-		fix = "The kubelet of this socket has ended. Start the kubelet (systemctl status kubelet)."
+		fix = "The kubelet that created this socket is not running. Start the kubelet (systemctl status kubelet)."
 	}
 	return failure(err.Error(), fix)
 }
@@ -155,7 +155,7 @@ func (r *report) socketFailure(socket, hint string, err error) Finding {
 func (r *report) socketOK(socket, message string) Finding {
 	if slices.Contains(r.mounts, socket) {
 		return warning("the socket itself is mounted", "Mount its folder, "+filepath.Dir(socket)+".").
-			because("Each kubelet creates a new socket: this one ends at the next restart.")
+			because("Each kubelet start creates a new socket: the mounted socket fails after the next restart.")
 	}
 	return ok("%s", message)
 }

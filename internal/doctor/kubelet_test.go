@@ -39,10 +39,10 @@ var kubeletCases = []findingCase{
 		s.must(s.kubelet.RunPod(s.Context(), kubelet.PodSpec{Name: "train", Containers: []kubelet.ContainerSpec{{Name: "main"}}}))
 	}},
 	{check: "pod resources", status: StatusFailure, message: "no such file", fix: "--kubelet-dir", noKubelet: true, change: func(*doctorFixture) {}},
-	{check: "pod resources", status: StatusFailure, message: "no answer within", fix: "journalctl", change: func(s *doctorFixture) {
+	{check: "pod resources", status: StatusFailure, message: "no response within", fix: "journalctl", change: func(s *doctorFixture) {
 		s.kubelet.SetFaults(kubelet.Faults{HoldList: s.newHang()})
 	}},
-	{check: "pod resources", status: StatusFailure, message: "no answer within", fix: "journalctl", noKubelet: true, change: func(s *doctorFixture) {
+	{check: "pod resources", status: StatusFailure, message: "no response within", fix: "journalctl", noKubelet: true, change: func(s *doctorFixture) {
 		s.Timeout = 100 * time.Millisecond
 		s.listenOn(s.kubelet.PodResourcesSocket(), true) // without an Accept
 	}},

@@ -10,17 +10,17 @@ import (
 )
 
 var reasonTexts = map[string]string{
-	"lost":                    "The GPU is lost and answers no call",
+	"lost":                    "The GPU is lost and all calls to it fail",
 	"gone":                    "The device is gone",
 	"not_answering":           "A call to the GPU hangs",
 	"reset_required":          "The driver requires a reset",
-	"unproven":                "No check has passed since the start",
+	"unproven":                "No check has passed since podgauge started",
 	"retired":                 "Retired by an operator",
-	"row_remap_failure":       "A row of memory could not be replaced by a spare one",
-	"sram_threshold_exceeded": "SRAM has had too many uncorrected errors",
-	"unrepairable_memory":     "Memory has errors that cannot be repaired",
-	"fabric":                  "Joining the fabric of NVSwitches failed",
-	"fabric_not_joined":       "The GPU has not joined the fabric of NVSwitches",
+	"row_remap_failure":       "Remapping a memory row to a spare row failed",
+	"sram_threshold_exceeded": "SRAM exceeded its threshold of uncorrectable errors",
+	"unrepairable_memory":     "GPU memory has errors that cannot be repaired",
+	"fabric":                  "The GPU failed to join the NVSwitch fabric",
+	"fabric_not_joined":       "The GPU has not yet joined the NVSwitch fabric",
 }
 
 var actionTexts = map[string]string{
@@ -53,7 +53,7 @@ func Reason(reason string) string {
 		return text
 	}
 	if action, ok := strings.CutPrefix(reason, "recovery_action_"); ok {
-		return "The driver asks for recovery: " + strings.ReplaceAll(action, "_", " ")
+		return "The driver requests a recovery action: " + strings.ReplaceAll(action, "_", " ")
 	}
 	return cmp.Or(reasonTexts[reason], strings.ReplaceAll(reason, "_", " "))
 }

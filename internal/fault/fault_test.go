@@ -13,11 +13,11 @@ func TestReasonText(t *testing.T) {
 		"xid_999":                      "Xid 999",
 		"xid_":                         "xid ",
 		"xid_79x":                      "xid 79x",
-		"lost":                         "The GPU is lost and answers no call",
-		"recovery_action_drain_p2p":    "The driver asks for recovery: drain p2p",
+		"lost":                         "The GPU is lost and all calls to it fail",
+		"recovery_action_drain_p2p":    "The driver requests a recovery action: drain p2p",
 		"reason_of_a_later_version":    "reason of a later version",
 		"xid_99999999999999999999999":  "xid 99999999999999999999999",
-		"recovery_action_system_reset": "The driver asks for recovery: system reset",
+		"recovery_action_system_reset": "The driver requests a recovery action: system reset",
 	} {
 		if got := Reason(reason); got != want {
 			t.Errorf("%s: %q, want %q", reason, got, want)

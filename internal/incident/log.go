@@ -66,7 +66,7 @@ func New(o Options) *Log {
 		l.file = disk.New(o.Folder, disk.Format[storedState]{Name: "incidents", Version: version, Validate: (*storedState).validate}, o.Log)
 		s, err := l.file.Read()
 		if err != nil {
-			o.Log.Warn("incidents of an earlier process are unreadable", "err", err)
+			o.Log.Warn("incidents of an earlier process unreadable", "err", err)
 		}
 		l.tracker.load(s)
 		l.loggedID, l.publishedVersion = l.tracker.lastID, l.tracker.version

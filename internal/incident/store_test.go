@@ -284,7 +284,7 @@ func TestUnwritableDisk(t *testing.T) {
 		if known.Persisted || known.Err == nil || len(known.Incidents) != 1 || len(known.Devices) != 1 {
 			t.Errorf("it knows %+v", known)
 		}
-		if n := s.log.count("kept in memory only"); n != 1 {
+		if n := s.log.count("cannot store state"); n != 1 {
 			t.Errorf("it is logged %d times", n)
 		}
 		if err := os.Remove(dir); err != nil {

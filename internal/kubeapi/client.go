@@ -78,7 +78,7 @@ type Client struct {
 // New returns a client. Nothing is connected or read yet.
 func New(o Options) (*Client, error) {
 	if u, err := url.Parse(o.Server); err != nil || u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
-		return nil, fmt.Errorf("address of the API server %q: want https://host:port", o.Server)
+		return nil, fmt.Errorf("address of the API server %q: expected https://host:port", o.Server)
 	}
 	o.Server = strings.TrimSuffix(o.Server, "/")
 	// The first success, missing permission and outage are visible to increase().
@@ -91,7 +91,7 @@ func New(o Options) (*Client, error) {
 			MaxIdleConnsPerHost:   1,
 			DisableCompression:    true, // the network to the API server is faster than gzip
 		},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("the API server redirects") },
+		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("the API server sent a redirect") },
 	}
 	return c, nil
 }
@@ -151,7 +151,7 @@ func (c *Client) Do(ctx context.Context, method, path, contentType string, body 
 	defer response.Body.Close() //nolint:errcheck // read to the end
 	data, err := io.ReadAll(io.LimitReader(response.Body, maxResponseBytes+1))
 	if err == nil && len(data) > maxResponseBytes {
-		err = fmt.Errorf("response of more than %d bytes", maxResponseBytes)
+		err = fmt.Errorf("response larger than %d bytes", maxResponseBytes)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", method, path, err)

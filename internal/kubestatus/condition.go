@@ -175,7 +175,7 @@ func conditionOf(statuses []device.Status, driver device.Driver, expected int) n
 	case driver.State != device.DriverUp:
 		c.Status, c.Reason, c.Message = "Unknown", "DriverNotReady", "The driver is not ready."
 	default:
-		c.Message = text.Plural(gpus, "GPU") + " without a fault."
+		c.Message = text.Plural(gpus, "GPU") + " healthy."
 	}
 	return c
 }

@@ -43,7 +43,7 @@ func (s *requestState) failed(err error) time.Duration {
 func (s *requestState) succeeded() {
 	s.backoff.Reset()
 	if s.outage {
-		s.log.Info("reporting to the API server again")
+		s.log.Info("reports to the API server resumed")
 		s.outage = false
 	}
 }

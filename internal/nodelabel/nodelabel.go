@@ -86,7 +86,7 @@ func (w *LabelWatcher) Run(ctx context.Context) error {
 				backoff.Reset()
 			}
 			if w.loggedAt.IsZero() {
-				w.Log.Warn("cannot follow the node's label, last config stays", "label", w.Key, "err", err)
+				w.Log.Warn("cannot watch node label, keeping the last config", "label", w.Key, "err", err)
 				w.loggedAt = time.Now()
 			}
 			_ = retry.Sleep(ctx, retry.Spread(backoff.Next()))
@@ -115,7 +115,7 @@ func (w *LabelWatcher) handle(e kubeapi.WatchEvent) error {
 		}
 	}
 	if !w.loggedAt.IsZero() {
-		w.Log.Info("following the node's label again", "label", w.Key)
+		w.Log.Info("watching node label again", "label", w.Key)
 		w.loggedAt = time.Time{}
 	}
 	return nil
@@ -148,6 +148,6 @@ func (w *LabelWatcher) store(value string) error {
 	if err := atomicfile.Replace(atomicfile.OSDir(filepath.Dir(w.File)), filepath.Base(w.File), []byte(value+"\n")); err != nil {
 		return fmt.Errorf("store label %s: %w", w.Key, err)
 	}
-	w.Log.Info("node's label selects a config", "label", w.Key, "value", value)
+	w.Log.Info("node label selects a config", "label", w.Key, "value", value)
 	return nil
 }

@@ -38,7 +38,7 @@ func (s *backendFixture) timedList(n int, index string) time.Duration {
 	began := time.Now()
 	devices, err := s.Devices(context.Background())
 	took := time.Since(began)
-	if len(devices) != n || (err != nil) != (index != "") || err != nil && err.Error() != "GPU at index "+index+": it does not answer" {
+	if len(devices) != n || (err != nil) != (index != "") || err != nil && err.Error() != "GPU at index "+index+": it does not respond" {
 		s.Errorf("%d devices are listed, error %v; want %d, and index %q be named", len(devices), err, n, index)
 	}
 	return took
@@ -169,7 +169,7 @@ func TestHangInListing(t *testing.T) {
 			go func() { _, err := s.Read(stuck, nil); reads <- err }() // ends with the hang; received below
 		}
 		links, err := s.Links(context.Background())
-		if len(links) != 7*7 || err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not answer") {
+		if len(links) != 7*7 || err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not respond") {
 			t.Errorf("%d links, error %v; want those of the others", len(links), err)
 		}
 		if err := <-reads; !errors.Is(err, device.ErrStalled) { // the other one waits

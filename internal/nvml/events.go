@@ -48,7 +48,7 @@ type eventSet struct {
 // Wait waits for an event, for two seconds at most. The GPUs of the set follow the listings. Only one Wait may run at a time.
 func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	if !b.eventsMu.TryLock() {
-		return device.Event{}, errors.New("an earlier wait has not come back")
+		return device.Event{}, errors.New("an earlier wait has not returned")
 	}
 	defer b.eventsMu.Unlock()
 	inv := b.inventory.Load()
@@ -232,7 +232,7 @@ func (e *eventSet) register(inv *inventory, g *gpu) error {
 	if !ok { // the hanging call keeps the set
 		g.Responsive.Store(false)
 		e.abandon()
-		return fmt.Errorf("register events of %s: it does not answer", g.ID)
+		return fmt.Errorf("register events of %s: it does not respond", g.ID)
 	}
 	switch ret {
 	case nvml.SUCCESS:

@@ -368,7 +368,7 @@ func TestHangInRegistration(t *testing.T) {
 		go func() { _, err := s.Wait(context.Background()); waited <- err }() // ends with the hang at the latest; received below
 		select {
 		case err := <-waited:
-			if err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not answer") {
+			if err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not respond") {
 				t.Errorf("%s: got %v", function, err)
 			}
 		case <-time.After(testTimeout):

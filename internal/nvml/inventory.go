@@ -104,7 +104,7 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 	for i := range count {
 		result, answered := found[i]
 		if !answered {
-			result.err = errors.New("it does not answer")
+			result.err = errors.New("it does not respond")
 		}
 		if g := l.old.byIndex[i]; result.handle == nil && g != nil && !placed[g] {
 			result = probeResult{gpu: g} // Check will find the reason

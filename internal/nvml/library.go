@@ -45,9 +45,9 @@ func (b *Backend) ensureInitialized() error {
 	case nvml.SUCCESS:
 		b.initialized = true
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return fmt.Errorf("initialise NVML: %w", b.versionMismatch())
+		return fmt.Errorf("initialize NVML: %w", b.versionMismatch())
 	default:
-		return fmt.Errorf("initialise NVML: %w", lib.Error(ret))
+		return fmt.Errorf("initialize NVML: %w", lib.Error(ret))
 	}
 	session := lib.NewSession(b.lib, metric.Symbols())
 	b.session = &nvmlSession{
@@ -73,5 +73,5 @@ func (b *Backend) versionMismatch() error {
 	if b.initialized || b.libraryFile.Changed() {
 		return fmt.Errorf("%w: %w", device.ErrDriverReplaced, ret)
 	}
-	return fmt.Errorf("%w: the kernel's module and %s are of different versions", ret, b.libraryFile.Path)
+	return fmt.Errorf("%w: the kernel module and %s have different versions", ret, b.libraryFile.Path)
 }

@@ -206,7 +206,7 @@ func TestDriverComesLater(t *testing.T) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}})
 		s.must(os.Remove(filepath.Join(dir, "scenario")))
 		for range 3 {
-			s.wantNoDriver("initialise NVML: DRIVER_NOT_LOADED")
+			s.wantNoDriver("initialize NVML: DRIVER_NOT_LOADED")
 		}
 		s.set("gpus 2")
 		s.list(2)

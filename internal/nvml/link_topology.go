@@ -37,7 +37,7 @@ func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 	for _, g := range inv.gpus {
 		links, ok := inv.readLinksWithTimeout(ctx, g, answered)
 		if !ok {
-			links = &gpuLinks{lost: true, errs: []string{"it does not answer"}}
+			links = &gpuLinks{lost: true, errs: []string{"it does not respond"}}
 		}
 		for _, text := range links.errs {
 			errs = append(errs, fmt.Sprintf("%s: %s", g.ID, text))
@@ -122,7 +122,7 @@ func (l *gpuLinks) readPaths(ctx context.Context, g *gpu, others []*gpu) {
 	for _, o := range others {
 		if !o.lockUntil(ctx, time.Now().Add(linkLockTimeout)) {
 			o.Responsive.Store(false)
-			l.errs = append(l.errs, fmt.Sprintf("path to %s: it does not answer", o.ID))
+			l.errs = append(l.errs, fmt.Sprintf("path to %s: it does not respond", o.ID))
 			continue
 		}
 		level, ret := g.Handle.GetTopologyCommonAncestor(o.Handle)

@@ -133,7 +133,7 @@ func TestLinksWithStalledGPU(t *testing.T) {
 	s.eventually("the reading hangs", func() bool { return s.calls().InFlight(1) == 1 })
 	before, began := s.calls(), time.Now()
 	got, err := s.linkMatrix()
-	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got, want) || err == nil || err.Error() != "GPU-1: it does not answer" {
+	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got, want) || err == nil || err.Error() != "GPU-1: it does not respond" {
 		t.Errorf("got %q, %v\nwant %q", got, err, want)
 	}
 	if took := time.Since(began); took < linkLockTimeout {
@@ -170,7 +170,7 @@ func TestHangInLinks(t *testing.T) {
 		s.clear("hang")
 		got = <-answers
 	}
-	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got.rows, want) || got.err == nil || got.err.Error() != "GPU-1: it does not answer" {
+	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got.rows, want) || got.err == nil || got.err.Error() != "GPU-1: it does not respond" {
 		t.Errorf("got %q, %v\nwant %q", got.rows, got.err, want)
 	}
 	s.list(3)
@@ -189,7 +189,7 @@ func TestHangInPaths(t *testing.T) {
 	s := newListedFixture(t, "gpus 3", "gpu 0 uuid GPU-0", "gpu 1 uuid GPU-1", "gpu 2 uuid GPU-2", "hang nvmlDeviceGetTopologyCommonAncestor gpu *")
 	before := s.calls()
 	got, err := s.linkMatrix()
-	const wantErr = "GPU-1: it does not answer; GPU-2: path to GPU-0: it does not answer"
+	const wantErr = "GPU-1: it does not respond; GPU-2: path to GPU-0: it does not respond"
 	if want := []string{"0: - 0? 18?", "2: 18? 0? -"}; !slices.Equal(got, want) || err == nil || err.Error() != wantErr {
 		t.Errorf("got %q, %v\nwant %q", got, err, want)
 	}

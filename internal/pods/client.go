@@ -157,7 +157,7 @@ func (c *Client) recordFailure(err error) {
 	c.publish(changed)
 	switch {
 	case c.loggedSynced:
-		c.log.Info("pods no longer synced, last known pods stay", "err", err)
+		c.log.Info("pods no longer synced, keeping the last known pods", "err", err)
 	case !c.loggedOutage && !errors.Is(err, ErrNoPodsAPI) && time.Since(c.createdAt) > startupGracePeriod:
 		c.log.Warn("cannot list pods", "err", err)
 	default:

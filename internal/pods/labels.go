@@ -27,7 +27,7 @@ func newAllowlist(patterns []string) (labelAllowlist, error) {
 	for _, pattern := range patterns {
 		text, isPrefix := strings.CutSuffix(pattern, "*")
 		if pattern == "" || strings.Contains(text, "*") {
-			return nil, fmt.Errorf("label %q is neither a name nor a prefix and a *", pattern)
+			return nil, fmt.Errorf("label %q is neither a name nor a prefix followed by *", pattern)
 		}
 		a = append(a, labelPattern{[]byte(text), isPrefix})
 	}

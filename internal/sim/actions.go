@@ -51,7 +51,7 @@ var scriptActions = map[string]scriptAction{
 func parsePod(text string) (kubelet.PodSpec, error) {
 	namespace, name, ok := strings.Cut(text, "/")
 	if !ok || namespace == "" || name == "" {
-		return kubelet.PodSpec{}, fmt.Errorf("%q: want NAMESPACE/NAME", text)
+		return kubelet.PodSpec{}, fmt.Errorf("%q: expected NAMESPACE/NAME", text)
 	}
 	return kubelet.PodSpec{Namespace: namespace, Name: name, GracePeriod: podGracePeriod}, nil
 }
@@ -89,7 +89,7 @@ func parseContainer(text string) (kubelet.ContainerSpec, error) {
 	}
 	wanted, err := strconv.Atoi(count)
 	if err != nil || name == "" || resource == "" {
-		return kubelet.ContainerSpec{}, fmt.Errorf("%q: want CONTAINER=COUNT[,RESOURCE]", text)
+		return kubelet.ContainerSpec{}, fmt.Errorf("%q: expected CONTAINER=COUNT[,RESOURCE]", text)
 	}
 	return kubelet.ContainerSpec{Name: name, Limits: map[string]int{resource: wanted}}, nil
 }

@@ -55,11 +55,11 @@ func (s *Script) addLine(line int, words []string) error {
 		s.Machine = words[1]
 		return nil
 	case len(words) == 1:
-		return fmt.Errorf("%q: want TIME ACTION", words[0])
+		return fmt.Errorf("%q: expected TIME ACTION", words[0])
 	}
 	at, err := time.ParseDuration(words[0])
 	if err != nil {
-		return fmt.Errorf("%q: want a time, as in 30s", words[0])
+		return fmt.Errorf("%q: expected a duration such as 30s", words[0])
 	}
 	if n := len(s.Steps); n > 0 && s.Steps[n-1].At > at {
 		return fmt.Errorf("%s is before the time %s of an earlier line", at, s.Steps[n-1].At)
@@ -70,7 +70,7 @@ func (s *Script) addLine(line int, words []string) error {
 		return fmt.Errorf("unknown action %q", step.Action)
 	}
 	if n := len(step.Args); n < action.minArgs || n > action.maxArgs {
-		return fmt.Errorf("%s: want %s", step.Action, action.usage)
+		return fmt.Errorf("%s: expected %s", step.Action, action.usage)
 	}
 	s.Steps = append(s.Steps, step)
 	return nil

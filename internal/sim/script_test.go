@@ -23,16 +23,16 @@ func TestReadScript(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"machine k80":             `line 1: unknown machine "k80"`,
-		"\nsoon wedge":            `line 2: "soon": want a time`,
-		"5s":                      `line 1: "5s": want TIME ACTION`,
+		"\nsoon wedge":            `line 2: "soon": expected a time`,
+		"5s":                      `line 1: "5s": expected TIME ACTION`,
 		"5s wedge\n4s release":    "line 2: 4s is before the time 5s",
 		"5s explode 3":            `line 1: unknown action "explode"`,
-		"5s xid 3":                "line 1: xid: want DEVICE CODE [TIMES]",
-		"5s wedge now":            "line 1: wedge: want no argument",
+		"5s xid 3":                "line 1: xid: expected DEVICE CODE [TIMES]",
+		"5s wedge now":            "line 1: wedge: expected no argument",
 		strings.Repeat("x", 1e5):  "token too long",
-		"5s pod a/b":              "line 1: pod: want NAMESPACE/NAME",
-		"5s set 3 nvidia_gpu_x":   "line 1: set: want DEVICE ROW VALUE",
-		"5s kubelet well forever": "line 1: kubelet: want well, silent, refuses or restarts",
+		"5s pod a/b":              "line 1: pod: expected NAMESPACE/NAME",
+		"5s set 3 nvidia_gpu_x":   "line 1: set: expected DEVICE ROW VALUE",
+		"5s kubelet well forever": "line 1: kubelet: expected well, silent, refuses or restarts",
 	} {
 		if _, err := sim.ReadScript(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
@@ -153,7 +153,7 @@ func TestScriptErrors(t *testing.T) {
 		"0s set 0 nvidia_gpu_power_watts much": "invalid syntax",
 		"0s xid a/b 79":                        "no such pod",
 		"0s fail b":                            "want NAMESPACE/NAME",
-		"0s pod a/b main":                      "want CONTAINER=COUNT[,RESOURCE]",
+		"0s pod a/b main":                      "expected CONTAINER=COUNT[,RESOURCE]",
 		"0s kubelet naps":                      `unknown behavior "naps"`,
 		"0s pod a/b main=0\n0s reset a/b":      "pod a/b has no device",
 		"0s delete a/b":                        "no such pod",

@@ -41,7 +41,7 @@ func Open(folder *disk.Folder, bootIDPath string, log *slog.Logger) (*HealthFile
 	h := read.HealthHistory
 	if err != nil {
 		h.Lost = true
-		log.Warn("health of an earlier process is unknown: devices are checked before publication", "err", err)
+		log.Warn("health of an earlier process unreadable, checking devices before publication", "err", err)
 	}
 	h.Rebooted = read.BootID != "" && f.bootID != "" && read.BootID != f.bootID
 	return f, h

@@ -129,7 +129,7 @@ func TestSharesInPods(t *testing.T) {
 			d := m.deploy(ctx, t, n, pod, []string{links, podsAPI}, append(args, logs)...)
 			waitForResources(ctx, t, n, idsByResource{gpuResource: replicaIDs(uuid(0), 4)})
 			d.scrapeUntil(ctx, t, "all else is there", func(s metricsScrape) error { return compareFamilies(s, whole, containerPrefix, unattributedPrefix) })
-			if said := d.logLines(t, "processes are not attributed to containers", "hostPID"); len(said) != 1 {
+			if said := d.logLines(t, "processes not visible", "hostPID"); len(said) != 1 {
 				t.Errorf("that is said %d times: %q", len(said), said)
 			}
 			d.removePod(ctx, t)

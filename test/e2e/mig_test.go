@@ -104,7 +104,7 @@ func makeCapabilities(ctx context.Context, t *testing.T, n *node.RealNode) {
 func migNone(ctx context.Context, t *testing.T, n *node.RealNode) {
 	d := newMachine(t, n, append([]string{"gpus 3"}, scenarioLines(newMIGDevices(2, "3g.40gb", "1g.10gb"))...)...).start(t, n)
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(2)})
-	if said := d.logLines(t, "devices not offered", uuid(2)+" is partitioned"); len(said) != 1 {
+	if said := d.logLines(t, "devices not listed", uuid(2)+" is partitioned"); len(said) != 1 {
 		t.Errorf("that a GPU is not offered is said %d times: %q", len(said), said)
 	}
 	d.stop(t)

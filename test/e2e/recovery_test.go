@@ -265,7 +265,7 @@ func corruptState(ctx context.Context, t *testing.T, n *node.RealNode, m *simula
 		t.Errorf("%s after podgauge's start GPUs are given away of which nobody knew anything", took)
 	}
 	measureDurations(t, "all GPUs are allocatable after the start of a podgauge whose memory was garbage", 30*time.Second, time.Since(begin))
-	if said := d.logLines(t, "level=WARN", "health.json", "checked before publication"); len(said) != 1 {
+	if said := d.logLines(t, "level=WARN", "health.json", "before publication"); len(said) != 1 {
 		t.Errorf("of that it says %q", said)
 	}
 	if aside, err := os.ReadFile(file + ".bad"); err != nil || string(aside) != garbage {

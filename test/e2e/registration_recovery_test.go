@@ -190,7 +190,7 @@ func TestLateParts(t *testing.T) {
 		if err := d.checkProbe(ctx, "/healthz"); err != nil {
 			return node.StopRetrying(err)
 		}
-		if err := d.checkProbe(ctx, "/readyz"); err == nil || !strings.Contains(err.Error(), "the kubelet has not answered yet") {
+		if err := d.checkProbe(ctx, "/readyz"); err == nil || !strings.Contains(err.Error(), "no response from the kubelet yet") {
 			return node.StopRetrying(fmt.Errorf("probe readiness without a kubelet: got %w", err))
 		}
 		if waited := time.Since(began); waited < 30*time.Second {

@@ -117,7 +117,7 @@ func TestTimeSlicing(t *testing.T) {
 	waitForResources(ctx, t, n, idsByResource{gpuResource: replicaIDs(uuid(0), 4)})
 
 	greedy := podWithResource("greedy", gpuResource, 2)
-	runRejectedPod(ctx, t, n, greedy, "UnexpectedAdmissionError", "is shared, and a container may have one such device, not 2", uuid(0)+"::")
+	runRejectedPod(ctx, t, n, greedy, "UnexpectedAdmissionError", "is shared: a container can request one such device, not 2", uuid(0)+"::")
 	d.scrapeUntil(ctx, t, "the refusal is counted", func(s metricsScrape) error {
 		return errors.Join(s.wantValue(1, "podgauge_plugin_refusals_total", seriesLabels{"resource": gpuResource, "reason": "too_many"}), checkRejections(s, 1))
 	})

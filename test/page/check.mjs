@@ -218,7 +218,7 @@ async function outage(browser, node) {
     const faults = [];
     const is = async (what, test, within) => until(page, test, within).catch(() => faults.push(what));
     const end = await begin(page);
-    await is("it does not say so", () => /^No answer/.test(document.getElementById("outage").textContent), 4500);
+    await is("it does not say so", () => /^No response/.test(document.getElementById("outage").textContent), 4500);
     await end();
     await is("it does not say that it is over", () => document.getElementById("outage").textContent === "", 15000);
     report(`without an answer, ${how}`, faults, "the page says so, and when it is over");

@@ -118,7 +118,7 @@ func (b *specBuilder) newNVCDI(mode nvcdi.Mode, lib deviceLibAdapter) (nvcdi.Int
 // gpuSpec builds the spec of GPUs and MIG devices. An invalid device is skipped for the sake of the others.
 func (b *specBuilder) gpuSpec() (spec.Interface, error) {
 	if b.driverVersion == "" {
-		return nil, errors.New("driver version unknown, which is in the names of the driver's libraries")
+		return nil, errors.New("driver version unknown, cannot find the driver's libraries")
 	}
 	lib, err := b.newNVCDI(nvcdi.ModeNvml, deviceLibAdapter{})
 	if err != nil {
@@ -187,7 +187,7 @@ func (b *specBuilder) gpuEdits(d device.Device) (*specs.ContainerEdits, error) {
 		return nil, err
 	}
 	if len(devices) != 1 {
-		return nil, fmt.Errorf("nvcdi returned %d devices, want 1", len(devices))
+		return nil, fmt.Errorf("nvcdi returned %d devices, expected 1", len(devices))
 	}
 	edits := devices[0].ContainerEdits
 	// nvcdi skips a missing device node, and the container would start without a GPU.

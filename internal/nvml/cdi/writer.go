@@ -107,7 +107,7 @@ func (w *Writer) Update(statuses []device.Status) {
 	for class, f := range w.files {
 		if f.written != nil && !f.isUnchanged() {
 			altered, f.written = true, nil
-			w.Log.Warn("CDI spec lost or altered, writing again", "file", f.path, "class", class)
+			w.Log.Warn("CDI spec missing or changed, rewriting", "file", f.path, "class", class)
 		}
 	}
 	changed := !reflect.DeepEqual(devices, w.devices)
@@ -194,7 +194,7 @@ func (w *Writer) publish(err error) {
 	log := w.Log.With("dir", w.Dir, "devices", len(state.Devices), "classes", strings.Join(state.Classes, ","))
 	switch {
 	case errors.Is(err, errNoDevice):
-		w.Log.Info("CDI specs wait for a device", "err", errText)
+		w.Log.Info("waiting for a device to write CDI specs", "err", errText)
 	case err != nil:
 		log.Warn("cannot write all CDI specs, retrying", "err", errText)
 	default:

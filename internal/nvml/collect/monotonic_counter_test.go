@@ -75,7 +75,7 @@ func FuzzMeter(f *testing.F) {
 			for i := range links {
 				counted[i] += random.Uint64N(wraps / 2)
 				if random.IntN(4) == 0 {
-					continue // it does not answer
+					continue // it does not respond
 				}
 				if told[i] && counted[i]-last[i] >= wraps { // it was away for too long to tell
 					return

@@ -38,7 +38,7 @@ func (g *GPUReader) Read(buf []device.Sample) ([]device.Sample, error) {
 func (g *GPUReader) readError() error {
 	err := g.collection.failure
 	if err == nil {
-		return errors.New("the GPU has nothing that can be read")
+		return errors.New("the GPU has no readable metrics")
 	}
 	if errors.Is(err, lib.Error(nvml.ERROR_INVALID_ARGUMENT)) {
 		return cmp.Or(g.ping(), err)

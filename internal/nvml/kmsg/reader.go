@@ -84,7 +84,7 @@ func (r *Reader) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case first && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
-			r.log.Info("kernel log not readable, Xids come from NVML only", "err", err)
+			r.log.Info("kernel log not readable, receiving Xids from NVML only", "err", err)
 			<-ctx.Done()
 			return nil
 		case err.Error() != lastError:

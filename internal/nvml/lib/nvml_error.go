@@ -27,7 +27,7 @@ func (e Error) Error() string {
 	case e >= 0 && int(e) < len(errorNames):
 		return errorNames[e]
 	default:
-		return "NVML answers " + strconv.Itoa(int(e))
+		return "NVML returned " + strconv.Itoa(int(e))
 	}
 }
 

@@ -28,8 +28,8 @@ const (
 
 var (
 	errInvalidFile  = errors.New("not a file of podgauge")
-	errNewerVersion = errors.New("file of a newer version")
-	errHung         = errors.New("the disk does not answer")
+	errNewerVersion = errors.New("file of a newer podgauge")
+	errHung         = errors.New("the disk does not respond")
 	errUnread       = errors.New("the disk hung at start: restart podgauge to read the stored state")
 )
 
@@ -157,9 +157,9 @@ func (f Format[T]) decode(content []byte) (*T, error) {
 	switch {
 	case err != nil:
 	case head.Version > f.Version:
-		return nil, fmt.Errorf("%w: version %d, want %d", errNewerVersion, head.Version, f.Version)
+		return nil, fmt.Errorf("%w: version %d, expected %d", errNewerVersion, head.Version, f.Version)
 	case head.Version != f.Version:
-		err = fmt.Errorf("version %d, want %d", head.Version, f.Version)
+		err = fmt.Errorf("version %d, expected %d", head.Version, f.Version)
 	default:
 		var decoded T
 		if err = json.Unmarshal(content, &decoded); err == nil {
@@ -272,7 +272,7 @@ func (f *File[T]) End() {
 	select {
 	case <-ended:
 	case <-time.After(endTimeout):
-		f.log.Error("state folder hangs: ended without the last write", "file", f.format.Name)
+		f.log.Error("state folder hangs, exiting without the last write", "file", f.format.Name)
 	}
 }
 
@@ -297,9 +297,9 @@ func (f *File[T]) Get() (WriteStatus[T], <-chan struct{}) { return f.published.G
 func (f *File[T]) setErr(err error) {
 	switch before := f.status.Err; {
 	case err != nil && before == nil:
-		f.log.Warn("state is kept in memory only", "file", f.name, "err", err)
+		f.log.Warn("cannot store state, keeping it in memory", "file", f.name, "err", err)
 	case err == nil && before != nil:
-		f.log.Info("state is stored again", "file", f.name)
+		f.log.Info("state storage recovered", "file", f.name)
 	}
 	f.status.Err = err
 	f.published.Set(f.status)

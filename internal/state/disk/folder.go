@@ -18,7 +18,7 @@ import (
 const OwnerFileName = "owner"
 
 // errNotOwner reports that a later process owns the folder.
-var errNotOwner = errors.New("another podgauge that started later owns the folder: stop one of them and restart the other")
+var errNotOwner = errors.New("another podgauge process, started later, owns the folder: stop one process and restart the other")
 
 // Folder is the state folder. The process that opened the folder last owns it and is the only writer: an earlier process, which may end at any
 // time or hang in the driver, must not replace newer files.

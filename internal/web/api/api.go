@@ -48,11 +48,11 @@ func Handler(name string, state NodeState) http.Handler {
 		e, ok := endpoints[r.URL.Path]
 		switch {
 		case !ok:
-			WriteError(w, http.StatusNotFound, fmt.Errorf("nothing is at %s: want %s, %s or %s", r.URL.Path, DevicesPath, HoldersPath, IncidentsPath))
+			WriteError(w, http.StatusNotFound, fmt.Errorf("unknown path %s: expected %s, %s or %s", r.URL.Path, DevicesPath, HoldersPath, IncidentsPath))
 			return
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
-			WriteError(w, http.StatusMethodNotAllowed, fmt.Errorf("%s: want GET or HEAD", r.Method))
+			WriteError(w, http.StatusMethodNotAllowed, fmt.Errorf("%s: expected GET or HEAD", r.Method))
 			return
 		}
 		now := time.Now()

@@ -283,23 +283,23 @@ func TestInvalidRequests(t *testing.T) {
 		status      int
 		message     string
 	}{
-		{"GET", DevicesPath + "?pod=a", 400, `unknown parameter "pod": want device`},
-		{"GET", HoldersPath + "?since=1h", 400, `unknown parameter "since": want device, namespace, pod`},
-		{"GET", IncidentsPath + "?pods=x", 400, `unknown parameter "pods": want device, namespace, pod, reason, since, limit`},
-		{"GET", IncidentsPath + "?pod=", 400, `pod "": want a value`},
+		{"GET", DevicesPath + "?pod=a", 400, `unknown parameter "pod": expected device`},
+		{"GET", HoldersPath + "?since=1h", 400, `unknown parameter "since": expected device, namespace, pod`},
+		{"GET", IncidentsPath + "?pods=x", 400, `unknown parameter "pods": expected device, namespace, pod, reason, since, limit`},
+		{"GET", IncidentsPath + "?pod=", 400, `pod "": expected a value`},
 		{"GET", IncidentsPath + "?pod=a&pod=b", 400, "pod is given 2 times"},
-		{"GET", IncidentsPath + "?limit=0", 400, `limit "0": want a number from 1 to 1000`},
-		{"GET", IncidentsPath + "?limit=1001", 400, `limit "1001": want a number from 1 to 1000`},
-		{"GET", IncidentsPath + "?limit=many", 400, `limit "many": want a number from 1 to 1000`},
-		{"GET", IncidentsPath + "?since=yesterday", 400, `since "yesterday": want a time (2006-01-02T15:04:05Z) or a duration (90m, 24h)`},
-		{"GET", IncidentsPath + "?since=-1h", 400, `since "-1h": want a time`},
+		{"GET", IncidentsPath + "?limit=0", 400, `limit "0": expected a number from 1 to 1000`},
+		{"GET", IncidentsPath + "?limit=1001", 400, `limit "1001": expected a number from 1 to 1000`},
+		{"GET", IncidentsPath + "?limit=many", 400, `limit "many": expected a number from 1 to 1000`},
+		{"GET", IncidentsPath + "?since=yesterday", 400, `since "yesterday": expected a time (2006-01-02T15:04:05Z) or a duration (90m, 24h)`},
+		{"GET", IncidentsPath + "?since=-1h", 400, `since "-1h": expected a time`},
 		{"GET", IncidentsPath + "?pod=%zz", 400, "parse parameters: "},
 		{"GET", IncidentsPath + "?a;b", 400, "parse parameters: "},
-		{"GET", IncidentsPath + "?pod=" + strings.Repeat("x", 5000), 400, "parameters of 5004 bytes: want at most 4096"},
-		{"POST", IncidentsPath, 405, "POST: want GET or HEAD"},
-		{"DELETE", DevicesPath, 405, "DELETE: want GET or HEAD"},
-		{"GET", Root, 404, "nothing is at /api/v1/: want /api/v1/devices"},
-		{"GET", DevicesPath + "/GPU-0", 404, "nothing is at /api/v1/devices/GPU-0"},
+		{"GET", IncidentsPath + "?pod=" + strings.Repeat("x", 5000), 400, "parameters of 5004 bytes: expected at most 4096"},
+		{"POST", IncidentsPath, 405, "POST: expected GET or HEAD"},
+		{"DELETE", DevicesPath, 405, "DELETE: expected GET or HEAD"},
+		{"GET", Root, 404, "unknown path /api/v1/: expected /api/v1/devices"},
+		{"GET", DevicesPath + "/GPU-0", 404, "unknown path /api/v1/devices/GPU-0"},
 	} {
 		w := s.request(t, c.method, c.url)
 		var response ErrorResponse

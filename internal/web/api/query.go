@@ -38,7 +38,7 @@ type Query struct {
 func ParseQuery(raw string, params []string, now time.Time) (Query, error) {
 	q := Query{Limit: DefaultLimit}
 	if len(raw) > maxQueryBytes {
-		return q, fmt.Errorf("parameters of %d bytes: want at most %d", len(raw), maxQueryBytes)
+		return q, fmt.Errorf("parameters of %d bytes: expected at most %d", len(raw), maxQueryBytes)
 	}
 	values, err := url.ParseQuery(raw)
 	if err != nil {
@@ -47,7 +47,7 @@ func ParseQuery(raw string, params []string, now time.Time) (Query, error) {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		switch v := values[name]; {
 		case !slices.Contains(params, name):
-			return q, fmt.Errorf("unknown parameter %q: want %s", name, cmp.Or(strings.Join(params, ", "), "none"))
+			return q, fmt.Errorf("unknown parameter %q: expected %s", name, cmp.Or(strings.Join(params, ", "), "none"))
 		case len(v) > 1:
 			return q, fmt.Errorf("%s is given %d times", name, len(v))
 		default:
@@ -62,12 +62,12 @@ func ParseQuery(raw string, params []string, now time.Time) (Query, error) {
 func (q *Query) set(name, value string, now time.Time) (err error) {
 	switch {
 	case value == "":
-		return errors.New("want a value")
+		return errors.New("expected a value")
 	case name == "since":
 		q.Since, err = parseSince(value, now)
 	case name == "limit":
 		if q.Limit, err = strconv.Atoi(value); err != nil || q.Limit < 1 || q.Limit > MaxLimit {
-			err = fmt.Errorf("want a number from 1 to %d", MaxLimit)
+			err = fmt.Errorf("expected a number from 1 to %d", MaxLimit)
 		}
 	default:
 		*map[string]*string{"device": &q.Device, "namespace": &q.Namespace, "pod": &q.Pod, "reason": &q.Reason, "state": &q.State}[name] = value
@@ -82,7 +82,7 @@ func parseSince(value string, now time.Time) (time.Time, error) {
 	}
 	ago, err := time.ParseDuration(value)
 	if err != nil || ago < 0 {
-		return time.Time{}, errors.New("want a time (2006-01-02T15:04:05Z) or a duration (90m, 24h)")
+		return time.Time{}, errors.New("expected a time (2006-01-02T15:04:05Z) or a duration (90m, 24h)")
 	}
 	return now.Add(-ago), nil
 }

@@ -21,8 +21,8 @@ var driverStates = map[string]dependency{
 	"starting":      {"warning", "is starting", ""},
 	"up":            {"well", "is up", ""},
 	"failing":       {"bad", "lists no devices", ""},
-	"absent":        {"bad", "is absent", ""},
-	"not_answering": {"bad", "does not answer", ""},
+	"absent":        {"bad", "was not found", ""},
+	"not_answering": {"bad", "does not respond", ""},
 	"replaced":      {"warning", "was replaced, and podgauge restarts", ""},
 	"released":      {"bad", "is released", ""},
 }
@@ -44,11 +44,11 @@ func (b *viewBuilder) driverDetails() []nameValue {
 func (b *viewBuilder) kubelet() dependency {
 	switch k := b.node.Kubelet; {
 	case k.Up:
-		return dependency{"well", "answers", ""}
+		return dependency{"well", "responds", ""}
 	case k.Error == "":
 		return dependency{"warning", "was not called yet", ""}
 	default:
-		return dependency{"bad", "does not answer", k.Error}
+		return dependency{"bad", "does not respond", k.Error}
 	}
 }
 

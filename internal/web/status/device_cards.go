@@ -104,8 +104,8 @@ func sortByUrgency(cards []*deviceCard) {
 }
 
 var healthNotes = map[string]string{
-	"suspect":    "A fault was reported. Checks are running; the device stays allocatable.",
-	"recovering": "The fault is gone. The device is healthy after more passed checks.",
+	"suspect":    "A fault was reported. Checks are running; the device remains allocatable.",
+	"recovering": "The fault is gone. The device becomes healthy after further checks pass.",
 	"gone":       "No longer listed by the driver.",
 }
 

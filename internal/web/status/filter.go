@@ -25,7 +25,7 @@ var filterStates = []string{"unhealthy", "recovering", "suspect", "healthy", "al
 func parseFilter(rawQuery string, now time.Time) (filter, error) {
 	query, err := api.ParseQuery(rawQuery, []string{"pod", "state"}, now)
 	if err == nil && query.State != "" && !slices.Contains(filterStates, query.State) {
-		err = fmt.Errorf("state %q: want %s", query.State, strings.Join(filterStates, ", "))
+		err = fmt.Errorf("state %q: expected %s", query.State, strings.Join(filterStates, ", "))
 	}
 	return filter{query.Pod, query.State}, err
 }

@@ -14,11 +14,11 @@ func TestParseFilter(t *testing.T) {
 		"":                           "{ }",
 		"state=unhealthy":            "{ unhealthy}",
 		"pod=train":                  "{train }",
-		"pod=lab%2Ftrain&state=idle": `state "idle": want unhealthy, recovering, suspect, healthy, allocated, unallocated`,
+		"pod=lab%2Ftrain&state=idle": `state "idle": expected unhealthy, recovering, suspect, healthy, allocated, unallocated`,
 		"pod=lab%2Ftrain":            "{lab/train }",
-		"pods=train":                 `unknown parameter "pods": want pod, state`,
+		"pods=train":                 `unknown parameter "pods": expected pod, state`,
 		"pod=a&pod=b":                "pod is given 2 times",
-		"pod=":                       `pod "": want a value`,
+		"pod=":                       `pod "": expected a value`,
 		"pod=%":                      `parse parameters: invalid URL escape "%"`,
 	} {
 		f, err := parseFilter(query, now)
@@ -146,7 +146,7 @@ func TestFilteredPage(t *testing.T) {
 			t.Error("no link to the failed GPU")
 		}
 		w := get(t, h, "/?state=%1B%5B31m")
-		if w.Code != http.StatusBadRequest || !strings.HasPrefix(w.Body.String(), `state "\x1b[31m": want unhealthy, `) || strings.Count(w.Body.String(), "\n") != 1 {
+		if w.Code != http.StatusBadRequest || !strings.HasPrefix(w.Body.String(), `state "\x1b[31m": expected unhealthy, `) || strings.Count(w.Body.String(), "\n") != 1 {
 			t.Errorf("%d %q", w.Code, w.Body)
 		}
 	})

@@ -82,7 +82,7 @@ func affectedBy(i *incident.Incident, d *api.DeviceJSON) (all []incident.Affecte
 func affectedNote(i *incident.Incident) string {
 	switch {
 	case i.AffectedUnknown:
-		return "owners were unknown"
+		return "owners unknown"
 	case i.OwnersIncomplete:
 		return "a container that the kubelet does not name"
 	case len(i.Affected) == 0:

@@ -90,7 +90,7 @@
   }
 
   function complain() {
-    say(`No answer from podgauge since ${answered.toLocaleTimeString()}. The page shows the state at that time.`);
+    say(`No response from podgauge since ${answered.toLocaleTimeString()}. The page shows the state at that time.`);
   }
 
   // addSearch adds the field that filters by pod.

@@ -600,7 +600,7 @@ func streamgpu(qw422016 *qt422016.Writer, g *deviceCard, now time.Time) {
 	streamhealthReason(qw422016, g, now)
 	if g.Stalled {
 		qw422016.N().S(`
-<p class="note">A call to this GPU hangs: no further calls until it returns.</p>`)
+<p class="note">A call to this GPU hangs. podgauge makes no further calls until it returns.</p>`)
 	} else if g.NoReading {
 		qw422016.N().S(`
 <p class="note">No reading.</p>`)
@@ -635,7 +635,7 @@ func streamgpu(qw422016 *qt422016.Writer, g *deviceCard, now time.Time) {
 		streammigTable(qw422016, g, now)
 	} else {
 		qw422016.N().S(`
-<p class="no-owner">MIG mode is on and there is no MIG device.</p>`)
+<p class="no-owner">MIG mode is enabled, but no MIG device exists.</p>`)
 	}
 	streamabout(qw422016, g)
 	qw422016.N().S(`
@@ -767,9 +767,9 @@ func streamfilters(qw422016 *qt422016.Writer, v *pageView) {
 </nav>`)
 		if v.Filter.Pod != "" {
 			qw422016.N().S(`
-<p class="filtered">Devices that the pod <b><bdi>`)
+<p class="filtered">Devices allocated to the pod <b><bdi>`)
 			qw422016.E().S(v.Filter.Pod)
-			qw422016.N().S(`</bdi></b> has, or had when they failed. <a href="`)
+			qw422016.N().S(`</bdi></b>, now or when they failed. <a href="`)
 			qw422016.E().S(filter{State: v.Filter.State}.href())
 			qw422016.N().S(`">All pods</a></p>`)
 		}
@@ -1093,7 +1093,7 @@ func streampage(qw422016 *qt422016.Writer, v *pageView) {
 </table>`)
 	} else {
 		qw422016.N().S(`
-<p class="empty">None recorded.</p>`)
+<p class="empty">No incidents recorded.</p>`)
 	}
 	qw422016.N().S(`
 </section>

@@ -120,9 +120,9 @@ func (v *pageView) summarize(n api.DeviceCounts, missing, expected int) {
 	case len(v.GPUs) == 0 && v.Driver.Grade == "warning":
 		v.Grade, v.Headline = "warning", "The driver "+v.Driver.State+". No GPU is known yet."
 	case len(v.GPUs) == 0:
-		v.Headline = "The driver is up and lists no GPU."
+		v.Headline = "The driver is up but lists no GPUs."
 	case n.Devices == 0:
-		v.Headline = "All GPUs are partitioned and have no MIG device."
+		v.Headline = "MIG mode is enabled on all GPUs, but no MIG device exists."
 	case n.Healthy < n.Devices:
 		v.Grade, v.Headline = "bad", fmt.Sprintf("Unhealthy: %d of %s.", n.Devices-n.Healthy, text.Plural(n.Devices, "device"))
 	case n.Suspect > 0:

@@ -97,7 +97,7 @@ func checkKubectlPlugin(ctx context.Context, t *testing.T, s *clusterFixture) {
 	if jsonErr := json.Unmarshal([]byte(out), &nodes); jsonErr != nil || exitStatus(err) != 1 || len(nodes.Nodes) != 3 {
 		t.Fatalf("%v %v %s%s", jsonErr, err, out, errs)
 	}
-	if n := nodes.Nodes[0]; n.Node != "sim-1" || n.Error != "no answer within 3s" {
+	if n := nodes.Nodes[0]; n.Node != "sim-1" || n.Error != "no response within 3s" {
 		t.Errorf("first is %+v", n)
 	}
 	for _, n := range nodes.Nodes[1:] {
@@ -106,7 +106,7 @@ func checkKubectlPlugin(ctx context.Context, t *testing.T, s *clusterFixture) {
 		}
 	}
 	out, errs, err = s.plugin(ctx, "status", "--timeout=3s", "--no-headers")
-	if exitStatus(err) != 1 || strings.Count(out, "\n") != 16 || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "sim-1: no answer within 3s") {
+	if exitStatus(err) != 1 || strings.Count(out, "\n") != 16 || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "sim-1: no response within 3s") {
 		t.Errorf("%v %s%s", err, out, errs)
 	}
 	if out, errs, err = s.plugin(ctx, "doctor"); exitStatus(err) != 1 || strings.Count(errs, "\n") != 3 { // the role lacks pods/exec
