@@ -1,12 +1,12 @@
-# The container image of podgauge, for amd64 and arm64: `make image`. The binary is what `make build` makes;
-# test/image holds the two against each other.
+# The container image of podgauge, for amd64 and arm64: `make image`. The binary is the one of `make build`;
+# test/image compares both.
 
 # Base images are pinned to the digests of their multi-arch indexes; .github/dependabot.yml updates them.
 
-# The compiler is the building machine's own, whatever it builds for: none is emulated.
+# The compiler runs on the build platform, without emulation.
 FROM --platform=$BUILDPLATFORM docker.io/library/golang:1.26-trixie@sha256:0e214333a799b48cce126b20a906cbbcaacd04f55dd54aa22f050fbd9462965a AS build
 ARG TARGETARCH
-# The C compiler and glibc of the other architecture, where the image is for another one.
+# C compiler and glibc for cross-compilation.
 RUN set -eu; \
     case "$TARGETARCH" in \
         "$(dpkg --print-architecture)") exit 0 ;; \
@@ -19,31 +19,31 @@ RUN set -eu; \
     rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-# As in the Makefile, which says why.
+# The Makefile explains these flags.
 ENV CGO_ENABLED=1 CGO_LDFLAGS="-Wl,-z,lazy" CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations"
 ARG VERSION=dev
-# podgauge-sim is an image of its own: in that of podgauge it would be 8 MB more to pull for each node with a GPU.
+# podgauge-sim has an image of its own, which keeps 8 MB out of podgauge's.
 ARG PROGRAM=podgauge
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     case "$TARGETARCH" in amd64) CC=x86_64-linux-gnu-gcc ;; arm64) CC=aarch64-linux-gnu-gcc ;; esac; \
     CC=$CC GOARCH=$TARGETARCH go build -trimpath -tags grpcnotrace -ldflags "-s -w -X github.com/podgauge/podgauge/internal/app.version=$VERSION" -o /out/podgauge ./cmd/$PROGRAM
 
-# glibc, since NVIDIA's runtime injects a libnvidia-ml.so.1 that needs it and that is opened while podgauge runs.
-# No shell and no ldconfig: the runtime brings its own to the linker's cache. Packages stay listed below
-# /var/lib/dpkg/status.d, where scanners look. The platform is said, since buildah 1.28 goes on with the one above.
+# The libnvidia-ml.so.1 that NVIDIA's runtime injects requires glibc. No shell and no ldconfig: the runtime updates the
+# linker's cache itself. Scanners find the packages in /var/lib/dpkg/status.d. Without the explicit platform, buildah 1.28
+# uses the build platform.
 FROM --platform=$TARGETPLATFORM gcr.io/distroless/base-nossl-debian13:latest@sha256:af5cb8dd589b8520b8c06bebb9efb73d7e16406cab58e85c51761fff49d370a0
 COPY LICENSE /usr/share/doc/podgauge/LICENSE
 COPY --from=build /out/podgauge /usr/bin/podgauge
-# The kubelet's pod-resources folder is 0750 and root's: uid 0 is let in as its owner, without a capability.
+# The kubelet's pod-resources folder belongs to root (0750): uid 0 has access without a capability.
 USER 0:0
-# No NVIDIA_VISIBLE_DEVICES: where the default runtime is NVIDIA's, whatever is started from this image would be given
-# all GPUs, and would not start without a driver. Who wants that says so in the pod (docs/how-to/driver.md).
+# No NVIDIA_VISIBLE_DEVICES: under NVIDIA's runtime, each container of this image would receive all GPUs, and would not
+# start without a driver. Pods set it instead (docs/how-to/driver.md).
 EXPOSE 9400
 ENTRYPOINT ["/usr/bin/podgauge"]
 ARG VERSION=dev
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="podgauge" \
-      org.opencontainers.image.description="Device plugin for NVIDIA GPUs whose metrics carry the pod that holds the device" \
+      org.opencontainers.image.description="NVIDIA GPU device plugin and Prometheus exporter with per-pod attribution" \
       org.opencontainers.image.source="https://github.com/podgauge/podgauge" \
       org.opencontainers.image.documentation="https://github.com/podgauge/podgauge/tree/main/docs" \
       org.opencontainers.image.licenses="Apache-2.0" \

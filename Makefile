@@ -1,16 +1,14 @@
-# The verbs of this project; each does its own set-up. See CONTRIBUTING.md.
+# Targets of this project; each sets up its own requirements. See CONTRIBUTING.md.
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-# go-nvml calls functions that the loaded driver may lack: they must be bound when
-# they are first called, not when the program starts. As a build flag this would
-# miss `go test`, and in #cgo lines it is refused.
+# go-nvml calls functions that the loaded driver may lack, so they are bound lazily.
+# A build flag would not apply to `go test`, and cgo rejects the flag in #cgo lines.
 export CGO_LDFLAGS = -Wl,-z,lazy
-# go-nvml calls what nvml.h calls deprecated, since older drivers have nothing else.
+# go-nvml calls deprecated functions of nvml.h for older drivers.
 export CGO_CFLAGS = -g -O2 -Wno-deprecated-declarations
 
-# gRPC's trace pages would serve themselves on the default mux, which podgauge does not
-# serve: they are left out.
+# Omits gRPC's trace pages: podgauge does not serve the default mux.
 TAGS = -tags grpcnotrace
 
 ARCH ?= amd64 arm64
@@ -21,38 +19,38 @@ TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
 .PHONY: demo test stress build kubectl-podgauge image image-check lint rules golden dashboards-check fleet-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench bench-peers bench-idle gpu release release-check
 
-build: ## bin/podgauge, and bin/podgauge-sim on a simulated machine
+build: ## bin/podgauge, and bin/podgauge-sim for a simulated machine
 	go build -trimpath $(TAGS) -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
 
-kubectl-podgauge: ## bin/kubectl-podgauge, kubectl's plugin, for this machine; GOOS=darwin GOARCH=arm64: for another
+kubectl-podgauge: ## bin/kubectl-podgauge, the kubectl plugin; GOOS=darwin GOARCH=arm64 for another machine
 	cd cmd/kubectl-podgauge && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(CURDIR)/bin/ .
 
-image: ## OCI archives in bin; ARCH=amd64: one of them; PROGRAM=podgauge-sim: of that; BASES=local, as root: where no registry can be reached
+image: ## OCI archives in bin; ARCH=amd64 for one architecture; PROGRAM=podgauge-sim; BASES=local (as root) without a registry
 	VERSION=$(VERSION) PROGRAM=$(PROGRAM) deploy/image/build.sh $(ARCH)
 	PODGAUGE_IMAGES="$(IMAGES)" go test -count=1 -v -run 'TestImages$$' ./test/image
 
-image-check: ## podgauge runs from these archives, without a capability; as root
+image-check: ## run podgauge from these archives, without capabilities; as root
 	PODGAUGE_IMAGES="$(IMAGES)" go test -count=1 -v -run TestImages ./test/image
 
 demo: build ## a simulated node in this terminal
 	go build -o bin/demo ./cmd/demo && exec bin/demo bin
 
-test: build ## all that needs no root; allocations are counted, and great answers read, without the race detector
+test: build ## all tests without root; tests of allocations, call counts and large responses run without the race detector
 	go test -race ./...
 	go test -run 'Allocations|Calls|GreatAnswers' ./...
 	cd test/external && go test -count=1 ./...
 	cd cmd/kubectl-podgauge && go test -race ./...
 	go -C tools test ./...
 
-stress: build ## the tests of make test 20 times with -race beside four busy loops; RUNS=5 PKGS=./exporter/...: fewer
+stress: build ## the tests of make test 20 times with -race beside four busy loops; RUNS=5 PKGS=./exporter/... for fewer
 	test/stress/stress $(PKGS)
 
-rules: ## the alerts, by the promtool that is installed; make test evaluates them without one
+rules: ## alert rules in the installed promtool; make test evaluates them without it
 	promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml
 	promtool test rules deploy/rules/*_test.yaml
 	cd test/external && PODGAUGE_PROMTOOL=1 go test -count=1 -run TestHealthyFleet ./openmetrics
 
-golden: ## write the golden files anew, and first the status page and the sets of series, which are built into what is run
+golden: ## regenerate golden files; first the compiled status page and the series sets, which the other generators use
 	$(TOOL) qtc -skipLineComments -dir=internal/web/status
 	go test ./dashboards -update && go test ./internal/app -run TestSeriesSets -update
 	go test ./internal/app ./internal/config ./dashboards ./internal/web/status -update
@@ -60,32 +58,32 @@ golden: ## write the golden files anew, and first the status page and the sets o
 	cd cmd/kubectl-podgauge && go test -update .
 	cd test/external/chart && go test -run Copies -update . && go test -run "Golden|Manifest|Readme" -update .
 
-dashboards-check: build ## real Prometheus answers what the dashboards ask, and Grafana's schema reads them
+dashboards-check: build ## dashboard queries in a real Prometheus, and dashboards against Grafana's schema
 	which prometheus promtool npm >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus npm; }
 	cd test/dashboards/schema && npm ci --ignore-scripts --no-audit --no-fund
 	PODGAUGE_DASHBOARDS=1 go test -count=1 -timeout 20m -v ./test/dashboards
 
 FLEET ?= $(HOME)/.cache/podgauge-fleet
 
-fleet-check: build ## the dashboards over six hours of 500 nodes, in real Prometheus and in a cluster of Thanos; writes docs/explanation/scale.md; FLEET has Thanos and the data; needs 10 GB of memory
+fleet-check: build ## dashboards over six hours of 500 nodes, in a real Prometheus and a Thanos cluster; writes docs/explanation/scale.md; FLEET is the folder of Thanos and data; needs 10 GB of memory
 	which prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
 	test/dashboards/build-thanos $(FLEET)
 	PODGAUGE_FLEET=$(FLEET) go test -count=1 -timeout 2h -v -run 'TestFleet$$' ./test/dashboards -write
 
-page-check: build ## the page in a real Chromium: what it shows, how soon and to whom; pictures go to docs/img
+page-check: build ## status page in a real Chromium: content, timing, accessibility; writes docs/img
 	test/page/setup && cd test/page && node check.mjs
 
-release: ## the files, images and chart of a release in bin/release, under the chart's version; BASES=local: as for image
+release: ## files, images and chart of a release in bin/release, under the chart's version; BASES=local as for image
 	VERSION=$(RELEASE) deploy/release/build.sh
 
-release-check: ## a release that is built, published to a local registry, signed with a new key, and verified; BASES=local: as for image
+release-check: ## build a release, publish it to a local registry, sign it with a new key, and verify it; BASES=local as for image
 	VERSION=$(RELEASE) deploy/release/check.sh
 
 lint:
 	go tool -modfile=$(CURDIR)/tools/release/go.mod actionlint -shellcheck= -pyflakes=
 	@d=$$(mktemp -d) && trap 'rm -r "$$d"' EXIT && mkdir $$d/status && cp internal/web/status/page.qtpl $$d/status && \
 		{ $(TOOL) qtc -skipLineComments -dir=$$d/status 2>$$d/log || { cat $$d/log; exit 1; }; } && \
-		cmp internal/web/status/page.qtpl.go $$d/status/page.qtpl.go || { echo "page.qtpl.go is not of page.qtpl: run make golden"; exit 1; }
+		cmp internal/web/status/page.qtpl.go $$d/status/page.qtpl.go || { echo "page.qtpl.go is outdated: run make golden"; exit 1; }
 	$(TOOL) golangci-lint run ./...
 	@unreachable="$$($(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }
 	go -C tools run ./codestats -check $(CURDIR)
@@ -95,48 +93,48 @@ lint:
 	cd cmd/kubectl-podgauge && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 	@cd cmd/kubectl-podgauge && unreachable="$$($(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }
 
-e2e: build ## a real kubelet, containerd and Prometheus; as root
+e2e: build ## end-to-end tests with a real kubelet, containerd and Prometheus; as root
 	cd test/e2e && go run ./cmd/e2e setup && go test -p 1 -count=1 -timeout 30m ./...
 
-e2e-all: build ## the same on each kubelet
+e2e-all: build ## end-to-end tests with each kubelet version; as root
 	cd test/e2e && go run ./cmd/e2e setup all
 	cd test/e2e && for v in v1.37.1 v1.36.3; do PODGAUGE_STRICT=1 KUBELET_VERSION=$$v go test -p 1 -count=1 -timeout 30m ./... || exit 1; done
 
-# Here the image's bases are made locally, so that no registry is asked.
+# Builds the image with local base images, without a registry.
 here = $(MAKE) image ARCH=$(shell go env GOARCH) BASES=local
 
-e2e-cluster: build kubectl-podgauge ## API server, controllers, helm and the Prometheus operator, with the image and the chart in them; as root
+e2e-cluster: build kubectl-podgauge ## image and chart in a cluster with API server, controllers, helm and the Prometheus operator; as root
 	$(here)
 	cd test/e2e && go run ./cmd/e2e setup monitoring && go test -count=1 -timeout 20m -v -tags cluster ./cluster
 
-cluster: ## a cluster of one node in this terminal, to try podgauge in; as root
+cluster: ## a one-node cluster with simulated GPUs in this terminal; as root
 	$(here) PROGRAM=podgauge-sim
 	cd test/e2e && go run ./cmd/e2e setup cluster && go run ./cmd/e2e cluster
 
-soak: build ## memory over an hour of scrapes with everything on, and ten minutes without; as root
+soak: build ## memory over an hour of scrapes with all features, and ten minutes with the defaults; as root
 	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_SOAK=10m go test -count=1 -timeout 30m -v -run 'TestMemory$$' .
 	cd test/e2e && PODGAUGE_SOAK=1h go test -count=1 -timeout 90m -v -run 'TestMemoryOfEverything' .
 
-churn: build ## a thousand pods' comings and goings, simulated and on the real node; as root
+churn: build ## a thousand pod starts and ends, simulated and with a real kubelet; as root
 	PODGAUGE_CHURN=1000 go test -count=1 -timeout 20m -v -run 'TestChurn$$' ./internal/app
 	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_CHURN=1000 go test -count=1 -timeout 20m -v -run 'TestChurn$$' .
 
-xids: build ## from the driver's report to the kubelet, 200 times; as root
+xids: build ## latency from the driver's Xid report to the kubelet, 200 times; as root
 	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_XIDS=200 go test -count=1 -timeout 20m -v -run 'TestEventLatency$$' .
 
-bench: ## results are in docs/contributing/benchmarks.md
+bench: ## Go benchmarks (docs/contributing/benchmarks.md)
 	go test -run '^$$' -bench . -benchmem ./...
 
 RELEASE ?= $(shell sed -n 's/^appVersion: //p' deploy/helm/podgauge/Chart.yaml)
 
 PEERS ?= $(HOME)/.cache/podgauge-peers
 
-bench-peers: build ## podgauge and its peers in one run, in turns; HOUR=1: memory after an hour, too; PEERS has the peers' sources or gets clones; as root
+bench-peers: build ## podgauge and its peers in one run, alternating; HOUR=1 adds memory after an hour; PEERS is the folder of the peers' sources; as root
 	test/peers/build $(PEERS)
 	PODGAUGE_PEERS=$(PEERS) go test -count=1 -timeout 4h -v -run 'TestPeers$$' ./test/peers -write $(if $(HOUR),-hour)
 
-bench-idle: build ## what wakes an idle process; with strace, by system call
+bench-idle: build ## wakeups of an idle process; with strace, by system call
 	PODGAUGE_IDLE=default go test -count=1 -v -run TestIdleMinute ./test/peers
 
-gpu: build ## on a machine with an NVIDIA GPU; results are in docs/contributing/hardware.md
+gpu: build ## tests on a machine with an NVIDIA GPU (docs/contributing/hardware.md)
 	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./internal/nvml/...
