@@ -296,7 +296,7 @@ func TestOutage(t *testing.T) {
 	f.waitEvents("/node-a Warning GPUUnhealthy 1: "+failed, "team/trainer Warning GPUUnhealthy 1: "+failed)
 	f.waitCondition("True GPUsUnhealthy GPU 3 (GPU-0000): Xid 79, GPU has fallen off the bus. Reboot the node.")
 	f.wait(func() error {
-		if strings.Count(f.log.String(), "again") < 2 {
+		if strings.Count(f.log.String(), "resumed") < 2 {
 			return fmt.Errorf("no message after the outage")
 		}
 		return nil
@@ -446,7 +446,7 @@ func TestCondition(t *testing.T) {
 	stop := f.run(NewCondition(f.options()))
 	healthy := device.Status{Device: device.Device{ID: gpu, GPU: gpu, Index: 3}, Healthy: true}
 	f.statuses.Set([]device.Status{healthy})
-	c := f.waitCondition("False GPUsHealthy 1 GPU without a fault.")
+	c := f.waitCondition("False GPUsHealthy 1 GPU healthy.")
 	if c["lastHeartbeatTime"] == before || c["lastTransitionTime"] != before {
 		t.Errorf("after a restart: %v, want a new heartbeat and no transition", c)
 	}
@@ -479,8 +479,8 @@ func TestConditionOfMissingGPUs(t *testing.T) {
 		expected int
 		want     string
 	}{
-		{healthy, up, 0, "False 1 GPU without a fault."},
-		{healthy, up, 1, "False 1 GPU without a fault."},
+		{healthy, up, 0, "False 1 GPU healthy."},
+		{healthy, up, 1, "False 1 GPU healthy."},
 		{healthy, up, 3, "True 2 of 3 expected GPUs missing."},
 		{[]device.Status{}, absent, 3, "Unknown The driver is not ready."},
 	} {

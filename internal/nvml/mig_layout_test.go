@@ -210,7 +210,7 @@ func TestMIGDevicesWithFaults(t *testing.T) {
 	for _, c := range []struct{ line, want, first string }{
 		{"fail nvmlDeviceGetMigDeviceHandleByIndex gpu 1 UNKNOWN", "MIG device 6: get its handle: UNKNOWN", ""},
 		{"fail nvmlDeviceGetGpuInstanceId gpu 1 UNKNOWN", "MIG device 6: get its GPU instance: UNKNOWN", ""},
-		{"fail nvmlDeviceGetComputeInstanceId gpu 1 4242", "MIG device 6: get its compute instance: NVML answers 4242", ""},
+		{"fail nvmlDeviceGetComputeInstanceId gpu 1 4242", "MIG device 6: get its compute instance: NVML returned 4242", ""},
 		{"fail nvmlDeviceGetAttributes_v2 gpu 1 UNKNOWN", "MIG device 6: get its attributes: UNKNOWN", ""},
 		{"fail nvmlDeviceGetMigDeviceHandleByIndex gpu 1 GPU_IS_LOST", "GPU-1: get its handle: GPU_IS_LOST", ""},
 		{"fail nvmlDeviceGetMaxMigDeviceCount gpu 1 UNKNOWN", "", "GPU-1: count its MIG devices: UNKNOWN"},

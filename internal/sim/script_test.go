@@ -23,7 +23,7 @@ func TestReadScript(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"machine k80":             `line 1: unknown machine "k80"`,
-		"\nsoon wedge":            `line 2: "soon": expected a time`,
+		"\nsoon wedge":            `line 2: "soon": expected a duration`,
 		"5s":                      `line 1: "5s": expected TIME ACTION`,
 		"5s wedge\n4s release":    "line 2: 4s is before the time 5s",
 		"5s explode 3":            `line 1: unknown action "explode"`,
@@ -152,7 +152,7 @@ func TestScriptErrors(t *testing.T) {
 		"0s set 0 nvidia_gpu_x 1":              "unknown row nvidia_gpu_x",
 		"0s set 0 nvidia_gpu_power_watts much": "invalid syntax",
 		"0s xid a/b 79":                        "no such pod",
-		"0s fail b":                            "want NAMESPACE/NAME",
+		"0s fail b":                            "expected NAMESPACE/NAME",
 		"0s pod a/b main":                      "expected CONTAINER=COUNT[,RESOURCE]",
 		"0s kubelet naps":                      `unknown behavior "naps"`,
 		"0s pod a/b main=0\n0s reset a/b":      "pod a/b has no device",

@@ -201,7 +201,7 @@ func TestReadErrors(t *testing.T) {
 		{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 SUCCESS"}, false, "", 16, "nvmlDeviceGetFieldValues: INVALID_ARGUMENT"},
 		{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 GPU_IS_LOST"}, true, "", 16, "nvmlDeviceGetUUID: GPU_IS_LOST"},
 		{[]string{"fail * gpu 1 NO_PERMISSION"}, false, "", 15, "nvmlDeviceGetFieldValues: NO_PERMISSION"},
-		{[]string{"fail * gpu 1 4242"}, false, "", 15, "NVML answers 4242"},
+		{[]string{"fail * gpu 1 4242"}, false, "", 15, "NVML returned 4242"},
 		{[]string{"gpus 1"}, true, "", 16, "INVALID_ARGUMENT"}, // its handle is none any more
 	} {
 		s := newListedFixture(t, "gpus 3")

@@ -130,7 +130,7 @@ func (s *clusterFixture) checkTrusted(ctx context.Context, t *testing.T, gpu int
 	}
 	await(ctx, t, "the node has the GPU", s.hasAllocatable(gpuCount))
 	await(ctx, t, "kubectl describe node has the recovery", s.describes("node "+node.Name, fmt.Sprintf("GPU %d (%s) recovered after: Retired by an operator.", gpu, uuid(gpu))))
-	await(ctx, t, "the node has no fault", s.hasCondition("False", fmt.Sprintf("%d GPUs without a fault.", gpuCount)))
+	await(ctx, t, "the node has no fault", s.hasCondition("False", fmt.Sprintf("%d GPUs healthy.", gpuCount)))
 	s.kubectl(ctx, t, "delete", "pod", "others", "--namespace="+teamNamespace, "--wait")
 	s.waitPodReady(ctx, t, "all")
 	owners, err := s.Node.Owners(ctx, gpuResource)

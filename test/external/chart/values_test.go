@@ -151,7 +151,7 @@ func TestReadme(t *testing.T) {
 	for _, row := range rows {
 		if row.section != section {
 			section = row.section
-			fmt.Fprintf(&table, "\n**%s**\n\n| value | default | |\n|---|---|---|\n", section)
+			fmt.Fprintf(&table, "\n**%s**\n\n| value | default | description |\n|---|---|---|\n", section)
 		}
 		fmt.Fprintf(&table, "| `%s` | `%s` | %s |\n", row.key, strings.ReplaceAll(row.defaultValue, "|", `\|`), strings.ReplaceAll(row.description, "|", `\|`))
 	}

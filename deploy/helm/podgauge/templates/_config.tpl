@@ -1,7 +1,7 @@
 {{- /* Checks of config.map by the rules of podgauge. The schema is files/config.schema.json, which is generated from the parser
-(internal/config). TestVerdicts holds the verdicts of both against each other. */}}
+(internal/config). TestVerdicts compares the verdicts of both. */}}
 
-{{- /* podgauge.config.line is the line of a key, counted from 1: YAML gives no lines, so keys are looked for one below the other.
+{{- /* podgauge.config.line is the line of a key, counted from 1: YAML has no line numbers, so the template searches for the keys in order.
 It takes (dict "text" string "path" list). */}}
 {{- define "podgauge.config.line" }}
 {{- $lines := splitList "\n" .text }}
@@ -38,13 +38,13 @@ It takes (dict "text" string "path" list). */}}
 {{- printf "(^|[\\s{,])[\"']?%s[\"']?\\s*:" (regexQuoteMeta .) }}
 {{- end }}
 
-{{- /* podgauge.config.fail ends the rendering. It takes what podgauge.config.check does, and "what". */}}
+{{- /* podgauge.config.fail ends the rendering. It takes the arguments of podgauge.config.check, and "what". */}}
 {{- define "podgauge.config.fail" }}
 {{- $path := join "." .path | replace ".[" "[" }}
 {{- fail (printf "config.map.%s:%s: %s: %s" .name (include "podgauge.config.line" (dict "text" .text "path" .path)) $path .what) }}
 {{- end }}
 
-{{- /* podgauge.config.text checks what a parsed config no longer shows. It takes (dict "name" "text" "value"). */}}
+{{- /* podgauge.config.text checks the text before it is parsed. It takes (dict "name" "text" "value"). */}}
 {{- define "podgauge.config.text" }}
 {{- if gt (len .text) 131072 }}
   {{- fail (printf "config.map.%s: more than 128 KiB" .name) }}
@@ -53,7 +53,7 @@ It takes (dict "text" string "path" list). */}}
   {{- fail (printf "config.map.%s: is empty" .name) }}
 {{- end }}
 {{- if regexMatch "(?m)^---(\\s|$)" (regexReplaceAll "^(\\s*([#%][^\\n]*)?\\n)*---(\\s|$)" .text "") }}
-  {{- fail (printf "config.map.%s: want one document" .name) }}
+  {{- fail (printf "config.map.%s: expected one document" .name) }}
 {{- end }}
 {{- end }}
 
@@ -66,7 +66,7 @@ It takes (dict "text" string "path" list). */}}
 {{- end }}
 {{- end }}
 
-{{- /* podgauge.config.duplicates rejects a key that is given twice. The parser of helm keeps one of them, so that the text has more
+{{- /* podgauge.config.duplicates rejects duplicate keys. The parser of helm keeps one of them, so that the text has more
 keys than the parsed config. Keys within a block scalar cannot be told from others, and merges change the number. It takes (dict "name" "text" "value"). */}}
 {{- define "podgauge.config.duplicates" }}
 {{- $in := . }}
@@ -78,7 +78,7 @@ keys than the parsed config. Keys within a block scalar cannot be told from othe
   {{- $key := trimSuffix ":" $token | trim | trimAll "\"'" }}
   {{- if and (hasSuffix ":" $token) (not (hasPrefix "#" $token)) }}
     {{- if not (hasKey $left $key) }}
-      {{- fail (printf "config.map.%s: %s: want a key as JSON has it" $in.name $key) }}
+      {{- fail (printf "config.map.%s: %s: expected a string as key" $in.name $key) }}
     {{- else if eq (get $left $key | int) 0 }}
       {{- $line := 0 }}
       {{- range $i, $text := splitList "\n" $in.text }}
@@ -100,9 +100,9 @@ keys than the parsed config. Keys within a block scalar cannot be told from othe
 {{- if or (contains "kubernetes.io/" $name) (hasPrefix "requests." $name) }}
   {{- printf "%q: kubernetes.io and requests. are reserved" $name }}
 {{- else if or (gt (len $domain) 244) (not (regexMatch "^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$" $domain)) }}
-  {{- printf "%q: want a domain name before the /, as in nvidia.com/gpu" $name }}
+  {{- printf "%q: expected a domain name before the /, as in nvidia.com/gpu" $name }}
 {{- else if or (gt (len $local) 63) (not (regexMatch "^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$" $local)) }}
-  {{- printf "%q: want up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit" $name }}
+  {{- printf "%q: expected up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit" $name }}
 {{- end }}
 {{- end }}
 
@@ -124,12 +124,12 @@ as good as absent. */}}
 {{- $next := dict "name" .name "text" .text "path" .path }}
 {{- if eq $type "" }}
 {{- else if eq $type "object" }}
-  {{- if not (kindIs "map" .value) }}{{ include "podgauge.config.fail" (set $in "what" "want a mapping") }}{{ end }}
+  {{- if not (kindIs "map" .value) }}{{ include "podgauge.config.fail" (set $in "what" "expected a mapping") }}{{ end }}
   {{- $known := default dict $schema.properties }}
   {{- range $key, $value := .value }}
     {{- $_ := set $next "path" (append $in.path $key) }}
     {{- with $schema.propertyNames }}
-      {{- if not (regexMatch .pattern $key) }}{{ include "podgauge.config.fail" (set $next "what" (printf "%q: want %s" $key .description)) }}{{ end }}
+      {{- if not (regexMatch .pattern $key) }}{{ include "podgauge.config.fail" (set $next "what" (printf "%q: expected %s" $key .description)) }}{{ end }}
     {{- end }}
     {{- if not (or (hasKey $known $key) $schema.additionalProperties) }}
       {{- include "podgauge.config.fail" (set $next "what" (printf "unknown key; valid keys are %s" (keys $known | sortAlpha | join ", "))) }}
@@ -146,31 +146,31 @@ as good as absent. */}}
     {{- /* Empty items of a list of words have no effect. */}}
     {{- range .value }}{{ if or $schema.items.properties (not (kindIs "invalid" .)) }}{{ $items = append $items . }}{{ end }}{{ end }}
   {{- else if and $isScalar $schema.pattern }}
-    {{- if not (regexMatch $schema.pattern $text) }}{{ include "podgauge.config.fail" (set $in "what" (printf "%q: want %s" $text $schema.description)) }}{{ end }}
+    {{- if not (regexMatch $schema.pattern $text) }}{{ include "podgauge.config.fail" (set $in "what" (printf "%q: expected %s" $text $schema.description)) }}{{ end }}
   {{- else if and $isScalar (has "string" $schema.type) }}
     {{- range splitList "," $text }}{{ if trim . }}{{ $items = append $items (trim .) }}{{ end }}{{ end }}
   {{- else }}
-    {{- include "podgauge.config.fail" (set $in "what" "want a list") }}
+    {{- include "podgauge.config.fail" (set $in "what" "expected a list") }}
   {{- end }}
   {{- if and (lt (len $items) (int (default 0 $schema.minItems))) (or (kindIs "slice" .value) (not $schema.pattern)) }}
-    {{- include "podgauge.config.fail" (set $in "what" "want at least one") }}
+    {{- include "podgauge.config.fail" (set $in "what" "expected at least one value") }}
   {{- end }}
   {{- range $i, $value := $items }}
     {{- $path := kindIs "slice" $in.value | ternary (append $in.path (printf "[%d]" $i)) $in.path }}
     {{- include "podgauge.config.check" (merge (dict "value" $value "schema" $schema.items "path" $path) $next) }}
   {{- end }}
 {{- else if eq $type "boolean" }}
-  {{- if not (or (kindIs "bool" .value) (regexMatch "^([yY]|[yY]es|YES|[oO]n|ON|[nN]|[nN]o|NO|[oO]ff|OFF)$" (toString .value))) }}{{ include "podgauge.config.fail" (set $in "what" "want true or false") }}{{ end }}
+  {{- if not (or (kindIs "bool" .value) (regexMatch "^([yY]|[yY]es|YES|[oO]n|ON|[nN]|[nN]o|NO|[oO]ff|OFF)$" (toString .value))) }}{{ include "podgauge.config.fail" (set $in "what" "expected true or false") }}{{ end }}
 {{- else if not $isScalar }}
-  {{- include "podgauge.config.fail" (set $in "what" (eq $type "integer" | ternary "want a whole number" "want a string")) }}
+  {{- include "podgauge.config.fail" (set $in "what" (eq $type "integer" | ternary "expected a whole number" "expected a string")) }}
 {{- else if eq $type "integer" }}
   {{- if or (not (regexMatch "^[+]?[0-9]{1,9}$" $text)) (lt (atoi $text) (int $schema.minimum)) (gt (atoi $text) (int $schema.maximum)) }}
-    {{- include "podgauge.config.fail" (set $in "what" (printf "%s: want a whole number from %d to %d" $text (int $schema.minimum) (int $schema.maximum))) }}
+    {{- include "podgauge.config.fail" (set $in "what" (printf "%s: expected a whole number from %d to %d" $text (int $schema.minimum) (int $schema.maximum))) }}
   {{- end }}
 {{- else if and $schema.enum (not (has $text $schema.enum)) }}
-  {{- include "podgauge.config.fail" (set $in "what" (printf "%q: want one of %s" $text (join ", " $schema.enum))) }}
+  {{- include "podgauge.config.fail" (set $in "what" (printf "%q: expected one of %s" $text (join ", " $schema.enum))) }}
 {{- else if and $schema.pattern (not (regexMatch $schema.pattern $text)) }}
-  {{- include "podgauge.config.fail" (set $in "what" (printf "%q: want %s" $text $schema.description)) }}
+  {{- include "podgauge.config.fail" (set $in "what" (printf "%q: expected %s" $text $schema.description)) }}
 {{- else if and $schema.format $text }}
   {{- with include "podgauge.config.resourceName" $text }}{{ include "podgauge.config.fail" (set $in "what" .) }}{{ end }}
 {{- end }}
@@ -193,9 +193,9 @@ value of the chart beats the config. */}}
     {{- if eq $method "mps" }}
       {{- $flags := default dict $in.value.flags }}
       {{- if eq "mixed" (default "" (coalesce $in.values.migStrategy $flags.migStrategy)) }}
-        {{- include "podgauge.config.fail" (merge (dict "path" $path "what" "not with MIG strategy mixed; MPS shares whole GPUs only") $in) }}
+        {{- include "podgauge.config.fail" (merge (dict "path" $path "what" "incompatible with MIG strategy mixed: MPS shares whole GPUs only") $in) }}
       {{- else if not (coalesce $in.values.mps.root $flags.mpsRoot) }}
-        {{- include "podgauge.config.fail" (merge (dict "path" $path "what" "want mps.root or flags.mpsRoot, the folder of a running MPS control daemon") $in) }}
+        {{- include "podgauge.config.fail" (merge (dict "path" $path "what" "requires mps.root or flags.mpsRoot, the folder of a running MPS control daemon") $in) }}
       {{- end }}
     {{- end }}
   {{- end }}

@@ -1,5 +1,4 @@
-{{- /* The daemon's flags: what has no variable. Folders are where podgauge looks for them by itself, whatever they are called on
-the node, so that `kubectl exec … podgauge doctor` finds them too. */}}
+{{- /* The daemon's flags without an environment variable. Folders are mounted at podgauge's default paths, so that `kubectl exec … podgauge doctor` finds them too. */}}
 {{- define "podgauge.args" -}}
 {{- $v := .Values }}
 {{- $facts := include "podgauge.facts" . | fromJson }}
@@ -37,8 +36,8 @@ the node, so that `kubectl exec … podgauge doctor` finds them too. */}}
 {{- end }}
 {{- end }}
 
-{{- /* The device plugin's settings, as variables, which doctor has as well. What nobody gave is not set, since a variable beats the
-config. */}}
+{{- /* The device plugin's settings as environment variables, which doctor reads too. Variables override the config, so values without a
+setting set none. */}}
 {{- define "podgauge.env" -}}
 {{- $v := .Values }}
 {{- $facts := include "podgauge.facts" . | fromJson }}
@@ -109,7 +108,7 @@ config. */}}
 {{- toYaml (mergeOverwrite $own (deepCopy .Values.podSecurityContext)) }}
 {{- end }}
 
-{{- /* Kubernetes refuses a privileged container that may not gain privileges. */}}
+{{- /* Kubernetes rejects privileged containers without allowPrivilegeEscalation. */}}
 {{- define "podgauge.securityContext" -}}
 {{- $facts := include "podgauge.facts" . | fromJson }}
 {{- $add := list }}

@@ -35,7 +35,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- toYaml (mergeOverwrite (deepCopy .Values.commonLabels) $own (include "podgauge.selectorLabels" . | fromYaml)) }}
 {{- end }}
 
-{{- /* A label's value: a digest or a long tag is none. */}}
+{{- /* A label's value: omits digests and long tags. */}}
 {{- define "podgauge.version" -}}
 {{- default .Chart.AppVersion .Values.image.tag | trunc 63 | trimAll "-_." }}
 {{- end }}
@@ -54,14 +54,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- end }}
 
-{{- /* What follows from several values, worked out once, as JSON:
-  hardware      there is a driver: nothing is simulated
-  privileged    podgauge needs a device that only a privileged container is given
-  nodes         device nodes are answered, said or because a config may ask for them
-  mig, cdi      their features are on, said or because a config asks for them
+{{- /* Facts derived from several values, as JSON:
+  hardware      the node has a driver: nothing is simulated
+  privileged    podgauge needs a device that requires a privileged container
+  nodes         Allocate returns device nodes, by a value or possibly by a config
+  mig, cdi      the feature is on, by a value or by a config
   driverRoot    the folder of the node with the driver is mounted
   apiServer     a feature uses the API server
-  configFolder  named configs are mounted; configMap is where they are, configName the one that holds
+  configFolder  named configs are mounted; configMap has them, configName selects one
   web           there is a web config; webSecret is where */}}
 {{- define "podgauge.facts" -}}
 {{- $v := .Values }}

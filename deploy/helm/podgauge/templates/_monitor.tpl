@@ -1,4 +1,4 @@
-{{- /* What PodMonitor and ServiceMonitor say alike of an endpoint. */}}
+{{- /* The endpoint of PodMonitor and ServiceMonitor. */}}
 {{- define "podgauge.endpoint" -}}
 port: metrics
 path: /metrics
@@ -19,7 +19,7 @@ tlsConfig:
 basicAuth:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-# namespace, pod and container are those of the pod that holds the device, and not podgauge's own.
+# namespace, pod and container belong to the pod that owns the device, not to podgauge.
 honorLabels: {{ .honorLabels }}
 relabelings:
   - sourceLabels: [__meta_kubernetes_pod_node_name]

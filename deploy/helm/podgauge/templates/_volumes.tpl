@@ -1,18 +1,18 @@
-{{- /* What of the node is mounted: rows of
+{{- /* Mounts from the node. Columns:
   name      of the volume
-  at        its place in the container
-  from      its place on the node
-  type      of a hostPath: Directory where its absence is a mistake, which an event of the pod then names;
-            DirectoryOrCreate where it may come later
-  readOnly  it is only looked at
-  late      what is mounted there on the node later is seen here as well */}}
+  at        path in the container
+  from      path on the node
+  type      of the hostPath: Directory if a missing folder is an error, shown by an event of the pod;
+            DirectoryOrCreate if it may appear later
+  readOnly  mounted read-only
+  late      later mounts on the node propagate */}}
 {{- define "podgauge.hostPaths" -}}
 {{- $v := .Values }}
 {{- $facts := include "podgauge.facts" . | fromJson }}
 {{- $rows := list }}
 {{- if ne $v.simulate "node" }}
 {{- $rows = append $rows (dict "name" "pod-resources" "at" "/var/lib/kubelet/pod-resources" "from" (printf "%s/pod-resources" $v.kubelet.dir) "type" "Directory" "readOnly" true) }}
-{{- /* Without the plugin, only the kubelet's checkpoint is read there. */}}
+{{- /* Without the device plugin, podgauge only reads the kubelet's checkpoint. */}}
 {{- $rows = append $rows (dict "name" "device-plugins" "at" "/var/lib/kubelet/device-plugins" "from" $v.kubelet.devicePluginDir "type" "Directory" "readOnly" (not $v.devicePlugin.enabled)) }}
 {{- if $v.podsAPI.enabled }}
 {{- $rows = append $rows (dict "name" "pods-api" "at" "/var/lib/kubelet/pods-api" "from" (printf "%s/pods-api" $v.kubelet.dir) "type" "DirectoryOrCreate" "readOnly" true) }}
