@@ -62,7 +62,7 @@ func TestRetireAndTrust(t *testing.T) {
 		return status == 0 && strings.Contains(out, "is retired: fan is noisy, ticket 4711\n") && !strings.Contains(out, "not stored")
 	})
 	p.Kill() // at once: the answer means that the file has the retirement
-	if out := device(1, "trust", "2"); !strings.Contains(out, "podgauge does not run") {
+	if out := device(1, "trust", "2"); !strings.Contains(out, "podgauge is not running") {
 		t.Errorf("after SIGKILL: %q", out)
 	}
 
