@@ -1,25 +1,25 @@
 #!/bin/sh
 # usage: VERSION=… [PROGRAM=podgauge-sim] deploy/image/build.sh [amd64] [arm64]
 #
-# Builds the image of the Dockerfile, by default for both architectures, and leaves each as an OCI archive in
-# bin/<program>-image-<architecture>.tar, which `ctr -n k8s.io images import` takes. The same commit and the same base
-# images give the same layers.
+# Builds the image of the Dockerfile, by default for both architectures. Writes an OCI archive per architecture to
+# bin/<program>-image-<architecture>.tar, for `ctr -n k8s.io images import`. The same commit and base images give the
+# same layers.
 #
-# BUILDER is docker (with buildx), podman or buildah; by default the first of them that works here.
-# BUILD_TMP replaces the folder of the compiler's cache, so that a build starts from nothing.
-# BASES=local builds on base images that are put together here from Debian's packages and this machine's Go, under the
-# names that the Dockerfile has: for where no registry can be reached. It takes buildah, and root.
+# BUILDER is docker (with buildx), podman or buildah; default: the first that works on this machine.
+# BUILD_TMP replaces the folder of the compiler's cache, for a build without a cache.
+# BASES=local builds base images from Debian's packages and this machine's Go, under the names of the Dockerfile, for
+# machines without access to a registry. It requires buildah and root.
 set -eu
 cd "$(dirname "$0")/../.."
 
 : "${VERSION:?}" "${BASES:=pulled}" "${PROGRAM:=podgauge}"
 image=ghcr.io/podgauge/$PROGRAM:$VERSION
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-# Files and configuration are as old as the commit, and not as the build.
+# Files and configuration have the time of the commit, not of the build.
 : "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
 export SOURCE_DATE_EPOCH
 
-# ours is buildah with a storage of its own, that neither needs nor fills the machine's.
+# ours is buildah with separate storage.
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/podgauge-image
 export BUILDAH_ISOLATION="${BUILDAH_ISOLATION:-chroot}" TMPDIR="${BUILD_TMP:-$cache/tmp}"
 ours() { buildah --root "$cache/storage" --runroot "$cache/run" "$@"; }
@@ -32,11 +32,11 @@ works() {
     esac >/dev/null 2>&1
 }
 
-# builder names what builds, and installs buildah where nothing does.
+# builder prints the builder, and installs buildah if none works.
 builder() {
     case ${BUILDER:-buildah} in
         docker | podman | buildah) ;;
-        *) echo "BUILDER=$BUILDER: want docker, podman or buildah" >&2; exit 2 ;;
+        *) echo "BUILDER=$BUILDER: expected docker, podman or buildah" >&2; exit 2 ;;
     esac
     for b in ${BUILDER:-docker podman buildah}; do
         if works "$b"; then echo "$b"; return; fi
@@ -46,24 +46,23 @@ builder() {
     echo buildah
 }
 
-# install asks Debian for a program of the same name as its package.
+# install installs a program from the Debian package of the same name.
 install() {
     command -v "$1" >/dev/null && return
     { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$1"; } >&2
 }
 
-# archives tells whether docker's builder writes OCI archives: the one that comes with docker does so with containerd's
-# storage only.
+# archives reports whether docker's builder writes OCI archives: docker's own builder requires containerd's storage.
 archives() {
     [ "$(docker buildx inspect | sed -n 's/^Driver: *//p')" != docker ] ||
         docker info --format '{{.DriverStatus}}' | grep -q io.containerd.snapshotter
 }
 
-# build leaves the image of one architecture in a file.
+# build writes the image of an architecture to a file.
 build() {
     arch=$1 archive=$2
     set -- --platform "linux/$arch" --build-arg "VERSION=$VERSION" --build-arg "REVISION=$revision" --build-arg "PROGRAM=$PROGRAM"
-    if [ "$with" != docker ]; then # which knows its own platform, and keeps files' times by SOURCE_DATE_EPOCH
+    if [ "$with" != docker ]; then # docker sets the platform, and file times by SOURCE_DATE_EPOCH
         set -- "$@" --build-arg "BUILDPLATFORM=linux/$(go env GOHOSTARCH)" --format oci --identity-label=false \
             --timestamp "$SOURCE_DATE_EPOCH" --tag "$image"
     fi

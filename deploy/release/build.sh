@@ -1,8 +1,8 @@
 #!/bin/sh
 # usage: VERSION=v1.2.3 deploy/release/build.sh
 #
-# Builds what a release has: bin/release/files is attached to it, bin/release/oci has the multi-arch images as OCI layouts.
-# The programs for Linux nodes are taken from the images, so that both have the same bytes.
+# Builds the files of a release in bin/release/files, and the multi-arch images as OCI layouts in bin/release/oci.
+# The programs for Linux nodes are copied from the images, so both are identical.
 set -eu
 cd "$(dirname "$0")/../.."
 . deploy/release/lib.sh
@@ -15,7 +15,7 @@ grep -q "^## $number\b" CHANGELOG.md || die "CHANGELOG.md has no entry $number"
 rm -rf bin/release
 mkdir -p "$files" "$oci" bin/release/tmp
 
-# pack writes a tar.gz of a program and the license, with the commit's time and without the builder's names.
+# pack writes a tar.gz of a program and the license, with the commit's time and without user names.
 pack() {
     program=$1 platform=$2 from=$3
     tar -c --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u+rw,go-w,a+rX \
@@ -54,7 +54,7 @@ for platform in linux_amd64 linux_arm64 darwin_amd64 darwin_arm64; do
         -o "spdx-json=$files/kubectl-podgauge_${number}_$platform.spdx.json"
 done
 
-# Links of the chart's README lead to the repository, since the package is read elsewhere.
+# Links in the README of the packaged chart lead to the repository.
 cp -r deploy/helm/podgauge bin/release/tmp/chart
 at=https://github.com/podgauge/podgauge/blob/$VERSION
 sed -i "s#](\(\.\./\)\{3\}#]($at/#g; s#](examples)#]($at/deploy/helm/podgauge/examples)#g" bin/release/tmp/chart/README.md

@@ -1,8 +1,8 @@
 #!/bin/sh
 # usage: VERSION=v1.2.3 deploy/release/check.sh
 #
-# Makes a release without a remote registry: builds it, publishes it to a registry on the loopback address, signs it with a new key,
-# and verifies what a user would. BASES=local is as for deploy/image/build.sh.
+# Tests a release without a remote registry: builds it, publishes it to a registry on the loopback address, signs it with a new key,
+# and verifies it as a user would. BASES=local is as for deploy/image/build.sh.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -10,7 +10,7 @@ deploy/release/build.sh
 . deploy/release/lib.sh
 tmp=$PWD/bin/release/tmp
 
-# fails takes a command that must fail.
+# fails runs a command that must fail.
 fails() {
     if "$@" >"$tmp/fails.log" 2>&1; then die "succeeds, and must fail: $*"; fi
 }
@@ -30,7 +30,7 @@ cosign generate-key-pair --output-key-prefix "$tmp/other"
 serve "$tmp/remote"
 SIGN="--key $tmp/release.key --use-signing-config=false --tlog-upload=false" deploy/release/publish.sh "$registry"
 
-# verify takes a cosign command that verifies, and the name of the key.
+# verify runs a cosign command with the name of the key.
 verify() {
     command=$1 key=$2
     shift 2

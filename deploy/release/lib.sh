@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2034,SC2064 # read by other scripts; the registry of now
-# What the scripts of a release share.
+# Functions of the release scripts.
 
 : "${VERSION:?}"
 number=${VERSION#v}

@@ -1,9 +1,9 @@
 #!/bin/sh
 # usage: VERSION=v1.2.3 [SIGN="--key cosign.key"] deploy/release/publish.sh REGISTRY
 #
-# Pushes what build.sh has left in bin/release to REGISTRY (ghcr.io/podgauge), and signs it: the images with an attested SBOM for
-# each architecture, the chart, and the list of checksums. Without SIGN, signatures are keyless, by the workflow's identity.
-# Each pushed reference with its digest is a line of bin/release/pushed.txt.
+# Pushes the output of build.sh in bin/release to REGISTRY (ghcr.io/podgauge) and signs it: images with an attested SBOM per
+# architecture, the chart, and the list of checksums. Without SIGN, signatures are keyless, by the workflow's identity.
+# Each pushed reference with its digest is a line in bin/release/pushed.txt.
 set -eu
 cd "$(dirname "$0")/../.."
 . deploy/release/lib.sh
@@ -15,7 +15,7 @@ case $registry in
     *) ! grep -q "^## $number (unreleased)" CHANGELOG.md || die "CHANGELOG.md: the entry $number has no date" ;;
 esac
 
-# sign takes the arguments of a cosign command that makes a signature.
+# sign runs a cosign command with the options of SIGN.
 # shellcheck disable=SC2086 # a list
 sign() { cosign "$@" --yes ${SIGN:-}; }
 
