@@ -24,7 +24,7 @@ var kubeletCases = []findingCase{
 	{check: "registration", status: StatusFailure, message: "connection refused", fix: "Start the kubelet", noKubelet: true, change: func(s *doctorFixture) {
 		s.listenOn(s.kubelet.RegistrationSocket(), false)
 	}},
-	{check: "registration", status: StatusFailure, message: "connection refused", fix: "mount its folder", noKubelet: true, change: func(s *doctorFixture) {
+	{check: "registration", status: StatusFailure, message: "connection refused", fix: "Mount the folder", noKubelet: true, change: func(s *doctorFixture) {
 		s.listenOn(s.kubelet.RegistrationSocket(), false)
 		s.mountInContainer(s.DevicePluginDir, s.kubelet.RegistrationSocket())
 	}},

@@ -72,7 +72,7 @@ func TestErrors(t *testing.T) {
 
 func TestLargeResponse(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 5<<20)) })
-	if _, err := c.Do(t.Context(), http.MethodGet, "/x", "", nil); err == nil || !strings.Contains(err.Error(), "more than") {
+	if _, err := c.Do(t.Context(), http.MethodGet, "/x", "", nil); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -81,7 +81,7 @@ func TestRedirect(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "https://example.com/", http.StatusFound)
 	})
-	if _, err := c.Do(t.Context(), http.MethodGet, "/x", "", nil); err == nil || !strings.Contains(err.Error(), "redirects") {
+	if _, err := c.Do(t.Context(), http.MethodGet, "/x", "", nil); err == nil || !strings.Contains(err.Error(), "redirect") {
 		t.Errorf("got %v", err)
 	}
 }
