@@ -49,7 +49,7 @@ type page struct {
 // read returns the files, by default all files in git that have prose.
 func read(root string, paths []string) ([]page, error) {
 	if len(paths) == 0 {
-		list, err := exec.Command("git", "-C", root, "ls-files", "-co", "--exclude-standard").Output()
+		list, err := exec.Command("git", "-C", root, "ls-files", "-co", "--deduplicate", "--exclude-standard").Output()
 		if err != nil {
 			return nil, fmt.Errorf("list files: %w", err)
 		}
