@@ -2,7 +2,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +18,24 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func main() { os.Exit(app.Main(&simulatedPlatform{})) }
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == simulateCommand {
+		os.Exit(simulate(os.Args[2:], os.Stderr))
+	}
+	os.Exit(app.Main(&simulatedPlatform{}))
+}
+
+// simulateCommand runs an action of a script on a running podgauge-sim --simulate=hardware: `podgauge simulate xid 0 79`.
+const simulateCommand = "simulate"
+
+// simulate runs the command, and returns the exit status.
+func simulate(args []string, stderr io.Writer) int {
+	if err := sim.SendAction(context.Background(), args); err != nil {
+		fmt.Fprintf(stderr, "podgauge %s: %v\n", simulateCommand, err)
+		return 1
+	}
+	return 0
+}
 
 // defaultGPUs is the number of GPUs of a machine without a script.
 const defaultGPUs = 8
@@ -64,6 +83,7 @@ func (p *simulatedPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
 	machine.SetXidClassifier(xid.Event)
 	m := &app.Hardware{Backend: machine, Simulated: true, ClaimedDevice: nvml.ClaimedDevice}
 	if p.mode == modeHardware {
+		m.Node = sim.NewControl(machine, o.Log)
 		return m, nil
 	}
 	node, err := sim.NewVirtualNode(machine, p.script, o.Log)

@@ -43,11 +43,11 @@ type Hardware struct {
 	Processes                   exporter.ProcessResolver
 }
 
-// SimulatedNode is a simulated node with a kubelet.
+// SimulatedNode is the task of a simulation: a node with a kubelet, or the control of a machine.
 type SimulatedNode interface {
-	// Run runs the node until ctx is done.
+	// Run runs the task until ctx is done.
 	Run(ctx context.Context) error
-	// Close removes the node's files. Run must have returned.
+	// Close removes the files. Run must have returned.
 	Close()
 }
 
