@@ -17,7 +17,7 @@ IMAGES = $(ARCH:%=$(CURDIR)/bin/$(PROGRAM)-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test stress build kubectl-podgauge image image-check lint rules golden dashboards-check fleet-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench bench-peers bench-idle gpu release release-check
+.PHONY: demo test stress build kubectl-podgauge image image-check lint rules golden dashboards-check fleet-check page-check e2e e2e-all e2e-cluster cluster tutorial-check soak churn xids bench bench-peers bench-idle gpu release release-check
 
 build: ## bin/podgauge, and bin/podgauge-sim for a simulated machine
 	go build -trimpath $(TAGS) -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
@@ -110,6 +110,9 @@ e2e-cluster: build kubectl-podgauge ## image and chart in a cluster with API ser
 cluster: ## a one-node cluster with simulated GPUs in this terminal; as root
 	$(here) PROGRAM=podgauge-sim
 	cd test/e2e && go run ./cmd/e2e setup cluster && go run ./cmd/e2e cluster
+
+tutorial-check: ## the commands of docs/getting-started/tutorial.md as they stand, and their output; as root
+	PODGAUGE_TUTORIAL=1 go test -count=1 -timeout 90m -v -run 'TestTutorial$$' ./test/tutorial
 
 soak: build ## memory over an hour of scrapes with all features, and ten minutes with the defaults; as root
 	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_SOAK=10m go test -count=1 -timeout 30m -v -run 'TestMemory$$' .

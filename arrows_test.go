@@ -71,6 +71,7 @@ var arrows = map[string][]string{
 	"test/peers":            {},
 	"test/program":          {},
 	"test/release":          {},
+	"test/tutorial":         {},
 }
 
 // leaves may be imported by any package.

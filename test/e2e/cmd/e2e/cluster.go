@@ -59,10 +59,11 @@ func runCluster(ctx context.Context, out io.Writer) (err error) {
 	}
 	kubectl, kubectlErr := programs.ControlPlane.BuiltDir()
 	helm, helmErr := programs.Helm.BuiltDir()
-	if err := errors.Join(kubectlErr, helmErr); err != nil {
+	bin, binErr := filepath.Abs(repoRoot + "/bin") // of kubectl-podgauge
+	if err := errors.Join(kubectlErr, helmErr, binErr); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, instructions, node.Name, programs.ClusterVersion, image, c.Kubeconfig, kubectl+":"+helm)
+	fmt.Fprintf(out, instructions, node.Name, programs.ClusterVersion, image, c.Kubeconfig, kubectl+":"+helm+":"+bin)
 	<-ctx.Done()
 	return nil
 }

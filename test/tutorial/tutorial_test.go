@@ -1,0 +1,179 @@
+// Package tutorial runs the tutorial of docs/getting-started.
+package tutorial
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	repoRoot = "../.."
+	pagePath = repoRoot + "/docs/getting-started/tutorial.md"
+)
+
+const (
+	// foregroundTimeout includes the build of Kubernetes.
+	foregroundTimeout = time.Hour
+	commandTimeout    = 5 * time.Minute
+	// queryTimeout is the time until a query prints what an earlier command caused. A reader is slower than the test.
+	queryTimeout  = 30 * time.Second
+	queryInterval = 250 * time.Millisecond
+	endTimeout    = 2 * time.Minute
+)
+
+// query matches commands that change nothing.
+var query = regexp.MustCompile(`^(curl|kubectl (get|events|podgauge)|kubectl (-n \S+ )?exec ds/podgauge -- podgauge (status|incidents)) `)
+
+// TestPage parses the tutorial.
+func TestPage(t *testing.T) {
+	steps := readPage(t)
+	queries := 0
+	for _, s := range steps {
+		if query.MatchString(s.command) {
+			queries++
+		}
+	}
+	if len(steps) < 10 || queries < 5 || !steps[0].foreground {
+		t.Errorf("%d steps, %d of them queries", len(steps), queries)
+	}
+}
+
+// TestTutorial runs the commands of the tutorial as they stand, and compares the output with the page.
+func TestTutorial(t *testing.T) {
+	if os.Getenv("PODGAUGE_TUTORIAL") == "" {
+		t.Skip("make tutorial-check runs it, as root")
+	}
+	steps := readPage(t)
+	var foreground []*terminal
+	defer func() {
+		for _, terminal := range foreground {
+			if err := terminal.interrupt(endTimeout); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	shell := newTerminal(t)
+	var ready time.Time
+	for _, s := range steps {
+		printed := ""
+		for _, terminal := range foreground {
+			printed += terminal.output()
+		}
+		begin := time.Now()
+		var err error
+		if s.foreground {
+			ready = time.Time{}
+			terminal := newTerminal(t)
+			foreground = append(foreground, terminal)
+			err = terminal.runForeground(s, foregroundTimeout)
+		} else {
+			err = shell.runStep(s, printed)
+		}
+		if err != nil {
+			t.Fatalf("%s:%d: %s: %v", pagePath, s.line, s.command, err)
+		}
+		if ready.IsZero() {
+			ready = time.Now()
+		}
+		t.Logf("%6.1f s  %s", time.Since(begin).Seconds(), s.command)
+	}
+	t.Logf("figure: commands of the tutorial in the running cluster: %.0f s", time.Since(ready).Seconds())
+}
+
+func readPage(t *testing.T) []step {
+	t.Helper()
+	page, err := os.ReadFile(pagePath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps, err := parsePage(string(page))
+	if err != nil {
+		t.Fatalf("%s: %v", pagePath, err)
+	}
+	return steps
+}
+
+// runStep runs a command, and repeats a query until the output is that of the page.
+func (t *terminal) runStep(s step, printed string) error {
+	command, err := fillCommand(s.command, printed)
+	if err != nil {
+		return err
+	}
+	for end := time.Now().Add(queryTimeout); ; time.Sleep(queryInterval) {
+		output, err := t.run(command, commandTimeout)
+		err = cmp.Or(err, compare(s.output, output, false))
+		if err == nil || !query.MatchString(s.command) || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// runForeground starts a command, and waits until the output begins with that of the page.
+func (t *terminal) runForeground(s step, timeout time.Duration) error {
+	t.start(s.command)
+	for end := time.Now().Add(timeout); ; time.Sleep(queryInterval) {
+		err := compare(s.output, t.output(), true)
+		switch {
+		case err == nil:
+			return nil
+		case t.ended():
+			return errors.Join(errors.New("the command ended"), err)
+		case time.Now().After(end):
+			return fmt.Errorf("not within %s: %w", timeout, err)
+		}
+	}
+}
+
+func TestQuery(t *testing.T) {
+	for command, want := range map[string]bool{
+		"kubectl get pods": true, "kubectl podgauge nodes": true, "curl -s localhost:9400/": true,
+		"kubectl -n podgauge exec ds/podgauge -- podgauge incidents":         true,
+		"kubectl -n podgauge exec ds/podgauge -- podgauge simulate xid 0 95": false,
+		"kubectl delete pod gpu-pod":                                         false, "helm install podgauge": false,
+	} {
+		if query.MatchString(command+" ") != want {
+			t.Errorf("%s is a query: %t", command, !want)
+		}
+	}
+}
+
+// TestTerminal runs steps in a terminal, with outputs that differ.
+func TestTerminal(t *testing.T) {
+	shell := newTerminal(t)
+	for _, c := range []struct {
+		step
+		want string // of the error
+	}{
+		{step{command: "A=1; B='two words'"}, ""},
+		{step{command: `echo "$A" \` + "\n" + `  "$B"`, output: []string{"1 two words"}}, ""},
+		{step{command: "echo other", output: []string{"one"}}, "the page has:\none"},
+		{step{command: "echo out; false", output: []string{"out"}}, "exit status 1"},
+		{step{command: "cat", output: nil}, ""}, // no input
+		{step{command: "sleep 60 & echo error >&2", output: []string{"error"}}, ""},
+		{step{command: "kill %1"}, ""},
+		{step{command: "echo $?", output: []string{"0"}}, ""},
+	} {
+		if err := shell.runStep(c.step, ""); (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.command, err, c.want)
+		}
+	}
+	foreground := newTerminal(t)
+	if err := foreground.runForeground(step{command: "echo building; echo up; echo '  export A=1'; exec sleep 60", output: []string{"…", "up"}}, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if err := shell.runStep(step{command: "export A=…"}, foreground.output()); err != nil {
+		t.Error(err)
+	}
+	if err := foreground.interrupt(time.Minute); err != nil {
+		t.Error(err)
+	}
+	if err := newTerminal(t).runForeground(step{command: "echo no; exit 1", output: []string{"up"}}, time.Minute); err == nil || !strings.HasPrefix(err.Error(), "the command ended") {
+		t.Errorf("a command that ended: %v", err)
+	}
+}
