@@ -2,9 +2,7 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,23 +16,15 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// main runs podgauge, or an action of a script on a running podgauge-sim --simulate=hardware: `podgauge simulate xid 0 79`.
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == simulateCommand {
-		os.Exit(simulate(os.Args[2:], os.Stderr))
+	if len(os.Args) < 2 || os.Args[1] != "simulate" {
+		os.Exit(app.Main(&simulatedPlatform{}))
 	}
-	os.Exit(app.Main(&simulatedPlatform{}))
-}
-
-// simulateCommand runs an action of a script on a running podgauge-sim --simulate=hardware: `podgauge simulate xid 0 79`.
-const simulateCommand = "simulate"
-
-// simulate runs the command, and returns the exit status.
-func simulate(args []string, stderr io.Writer) int {
-	if err := sim.SendAction(context.Background(), args); err != nil {
-		fmt.Fprintf(stderr, "podgauge %s: %v\n", simulateCommand, err)
-		return 1
+	if err := sim.SendAction(sim.ControlAddress, os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, "podgauge simulate:", err)
+		os.Exit(1)
 	}
-	return 0
 }
 
 // defaultGPUs is the number of GPUs of a machine without a script.
@@ -83,7 +73,7 @@ func (p *simulatedPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
 	machine.SetXidClassifier(xid.Event)
 	m := &app.Hardware{Backend: machine, Simulated: true, ClaimedDevice: nvml.ClaimedDevice}
 	if p.mode == modeHardware {
-		m.Node = sim.NewControl(machine, o.Log)
+		m.Node = &sim.Control{Address: sim.ControlAddress, Machine: machine, Log: o.Log}
 		return m, nil
 	}
 	node, err := sim.NewVirtualNode(machine, p.script, o.Log)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,7 +28,7 @@ type actionFunc func(ctx context.Context, n *VirtualNode, args []string) error
 
 // scriptActions are all actions by name.
 var scriptActions = map[string]scriptAction{
-	"pod":    {"NAMESPACE/NAME CONTAINER=COUNT[,RESOURCE]… [idle]", 2, unlimitedArgs, onKubelet(runPod)},
+	"pod":    {"NAMESPACE/NAME CONTAINER=COUNT[,RESOURCE]… [idle]", 2, unlimitedArgs, runPod},
 	"fail":   {"NAMESPACE/NAME", 1, 1, onPod(failPod)},
 	"finish": {"NAMESPACE/NAME", 1, 1, onPod((*kubelet.Kubelet).EndPod)},
 	"delete": {"NAMESPACE/NAME", 1, 1, onPod((*kubelet.Kubelet).DeletePod)},
@@ -47,33 +45,7 @@ var scriptActions = map[string]scriptAction{
 	"unload":  {"no argument", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(errors.New("the driver was unloaded")) })},
 	"load":    {"no argument", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(nil) })},
 
-	"kubelet": {"well, silent, refuses or restarts", 1, 1, onKubelet(setKubeletBehavior)},
-}
-
-// errRealKubelet is the error of actions on pods and kubelet in a Control.
-var errRealKubelet = errors.New("the kubelet and the pods of this node are not simulated")
-
-// onKubelet is an action that needs a simulated kubelet.
-func onKubelet(run actionFunc) actionFunc {
-	return func(ctx context.Context, n *VirtualNode, args []string) error {
-		if n.Kubelet == nil {
-			return errRealKubelet
-		}
-		return run(ctx, n, args)
-	}
-}
-
-// parseAction parses and checks an action with arguments.
-func parseAction(words []string) (Step, error) {
-	step := Step{Action: words[0], Args: words[1:]}
-	action, ok := scriptActions[step.Action]
-	if !ok {
-		return Step{}, fmt.Errorf("unknown action %q: want %s", step.Action, strings.Join(slices.Sorted(maps.Keys(scriptActions)), ", "))
-	}
-	if n := len(step.Args); n < action.minArgs || n > action.maxArgs {
-		return Step{}, fmt.Errorf("%s: want %s", step.Action, action.usage)
-	}
-	return step, nil
+	"kubelet": {"well, silent, refuses or restarts", 1, 1, setKubeletBehavior},
 }
 
 func parsePod(text string) (kubelet.PodSpec, error) {
@@ -123,13 +95,13 @@ func parseContainer(text string) (kubelet.ContainerSpec, error) {
 }
 
 func onPod(do func(k *kubelet.Kubelet, p kubelet.PodSpec) error) actionFunc {
-	return onKubelet(func(_ context.Context, n *VirtualNode, args []string) error {
+	return func(_ context.Context, n *VirtualNode, args []string) error {
 		p, err := parsePod(args[0])
 		if err != nil {
 			return err
 		}
 		return do(n.Kubelet, p)
-	})
+	}
 }
 
 // failPod ends all containers with status 1.
@@ -164,9 +136,6 @@ func (n *VirtualNode) findDevice(text string) (device.ID, error) {
 
 // deviceOfPod returns the first device of a pod, or the device of the time when the script last named the pod.
 func (n *VirtualNode) deviceOfPod(text string) (device.ID, error) {
-	if n.Kubelet == nil {
-		return "", errRealKubelet
-	}
 	p, err := parsePod(text)
 	if err != nil {
 		return "", err

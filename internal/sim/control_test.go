@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -15,18 +16,17 @@ import (
 // TestControl runs actions on a machine without simulated kubelet, and rejects actions on pods.
 func TestControl(t *testing.T) {
 	machine := NewMachine(nil, 2, time.Now)
-	c := NewControl(machine, slog.New(slog.DiscardHandler))
-	c.address = fmt.Sprintf("@podgauge-sim-test-%d", os.Getpid())
+	c := &Control{Address: fmt.Sprintf("@podgauge-sim-test-%d", os.Getpid()), Machine: machine, Log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
-	send := func(line string) error { return sendAction(ctx, c.address, strings.Fields(line)) }
+	send := func(line string) error { return SendAction(c.Address, strings.Fields(line)) }
 	for end := time.Now().Add(time.Minute); send("xid 1 79") != nil; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the socket does not answer")
 		}
 	}
-	if _, err := machine.Check(machine.GPUs()[1]); err != device.ErrLost {
+	if _, err := machine.Check(machine.GPUs()[1]); !errors.Is(err, device.ErrLost) {
 		t.Errorf("GPU 1 after Xid 79: %v", err)
 	}
 	if err := send("reset 1"); err != nil {
@@ -35,31 +35,32 @@ func TestControl(t *testing.T) {
 	if evidence, err := machine.Check(machine.GPUs()[1]); err != nil || evidence.Resets != 1 {
 		t.Errorf("GPU 1 after a reset: %+v, %v", evidence, err)
 	}
+	const realKubelet = "the kubelet and the pods of this node are not simulated"
 	for line, want := range map[string]string{
-		"":                 "want an action",
-		"explode":          `unknown action "explode": want delete, fail,`,
-		"xid 0":            "xid: want DEVICE CODE [TIMES]",
+		"":                 `line 1: "0s": want TIME ACTION`,
+		"explode":          `line 1: unknown action "explode"`,
+		"machine t4":       `line 1: unknown action "machine"`,
+		"xid 0":            "line 1: xid: want DEVICE CODE [TIMES]",
 		"reset 2":          `"2" is not a device`,
-		"reset team/train": errRealKubelet.Error(),
-		"pod team/a x=1":   errRealKubelet.Error(),
-		"fail team/train":  errRealKubelet.Error(),
-		"kubelet restarts": errRealKubelet.Error(),
+		"reset team/train": realKubelet,
+		"pod team/a x=1":   realKubelet,
+		"pod a x=1":        `"a": want NAMESPACE/NAME`,
+		"fail team/train":  realKubelet,
+		"finish train":     `"train": want NAMESPACE/NAME`,
+		"kubelet restarts": realKubelet,
 	} {
-		if err := send(line); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if err := send(line); err == nil || err.Error() != want {
 			t.Errorf("%q: %v, want %s", line, err, want)
 		}
 	}
-	second := NewControl(machine, slog.New(slog.DiscardHandler))
-	second.address = c.address
-	secondEnded := make(chan error, 1)
-	go func() { secondEnded <- second.Run(ctx) }()
-	cancel()
-	for _, ended := range []chan error{ended, secondEnded} {
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+	if err := c.Run(ctx); err != nil { // the address is in use
+		t.Error(err)
 	}
-	if err := sendAction(t.Context(), c.address, []string{"release"}); err == nil {
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if err := send("release"); err == nil {
 		t.Error("the socket answers after the end")
 	}
 }

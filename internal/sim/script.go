@@ -64,11 +64,14 @@ func (s *Script) addLine(line int, words []string) error {
 	if n := len(s.Steps); n > 0 && s.Steps[n-1].At > at {
 		return fmt.Errorf("%s is before the time %s of an earlier line", at, s.Steps[n-1].At)
 	}
-	step, err := parseAction(words[1:])
-	if err != nil {
-		return err
+	step := Step{At: at, Action: words[1], Args: words[2:], Line: line}
+	action, ok := scriptActions[step.Action]
+	if !ok {
+		return fmt.Errorf("unknown action %q", step.Action)
 	}
-	step.At, step.Line = at, line
+	if n := len(step.Args); n < action.minArgs || n > action.maxArgs {
+		return fmt.Errorf("%s: want %s", step.Action, action.usage)
+	}
 	s.Steps = append(s.Steps, step)
 	return nil
 }

@@ -77,7 +77,5 @@ const pauseImage = "registry.k8s.io/pause:3.10"
 const instructions = `%s is ready: Kubernetes %s, with the image %s. Ctrl-C removes the cluster. In another terminal, as root:
 
   export KUBECONFIG=%s PATH=%s:$PATH
-  helm install podgauge deploy/helm/podgauge -n podgauge --create-namespace --set simulate=hardware --wait
-  kubectl apply -f deploy/pod.yaml
-  kubectl get --raw /api/v1/namespaces/podgauge/services/podgauge:metrics/proxy/metrics | grep 'pod="gpu-pod"'
+and continue with "Install podgauge" in docs/getting-started/tutorial.md.
 `
