@@ -1,7 +1,6 @@
 package tutorial
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -196,7 +195,7 @@ func TestFillCommand(t *testing.T) {
 	const printed = "ready\n  export A=1 B=/x:$B\n  other\n"
 	for command, want := range map[string]string{"kubectl get": "kubectl get", "export A=… B=…:$B": "export A=1 B=/x:$B", "export C=…": "", "…": ""} {
 		if got, err := fillCommand(command, printed); got != want || (err == nil) != (want != "") {
-			t.Errorf("%s: %q, %v", command, got, cmp.Or(err, nil))
+			t.Errorf("%s: %q, %v", command, got, err)
 		}
 	}
 }

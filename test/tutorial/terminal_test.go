@@ -1,6 +1,8 @@
 package tutorial
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"os/exec"
@@ -92,10 +94,10 @@ func (t *terminal) start(command string) {
 var endMark = regexp.MustCompile(`\n<end of command, exit status (\d+)>\n`)
 
 // run runs a command without input, and returns the output of the command.
-func (t *terminal) run(command string, timeout time.Duration) (string, error) {
+func (t *terminal) run(ctx context.Context, command string, timeout time.Duration) (string, error) {
 	begin := len(t.output())
 	fmt.Fprintf(t.stdin, "{ %s\n} </dev/null; printf '\\n<end of command, exit status %%d>\\n' $?\n", command)
-	for end := time.Now().Add(timeout); time.Now().Before(end) && !t.ended(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(timeout); ctx.Err() == nil && time.Now().Before(end) && !t.ended(); time.Sleep(5 * time.Millisecond) {
 		output := t.output()[begin:]
 		mark := endMark.FindStringSubmatchIndex(output)
 		if mark == nil {
@@ -106,5 +108,5 @@ func (t *terminal) run(command string, timeout time.Duration) (string, error) {
 		}
 		return output[:mark[0]], nil
 	}
-	return "", fmt.Errorf("no end within %s:\n%s", timeout, t.output()[begin:])
+	return "", cmp.Or(ctx.Err(), fmt.Errorf("no end within %s:\n%s", timeout, t.output()[begin:]))
 }

@@ -3,11 +3,14 @@ package tutorial
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -49,6 +52,8 @@ func TestTutorial(t *testing.T) {
 	if os.Getenv("PODGAUGE_TUTORIAL") == "" {
 		t.Skip("make tutorial-check runs it, as root")
 	}
+	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGINT, syscall.SIGTERM) // the cluster must not stay
+	defer stop()
 	steps := readPage(t)
 	var foreground []*terminal
 	defer func() {
@@ -71,9 +76,9 @@ func TestTutorial(t *testing.T) {
 			ready = time.Time{}
 			terminal := newTerminal(t)
 			foreground = append(foreground, terminal)
-			err = terminal.runForeground(s, foregroundTimeout)
+			err = terminal.runForeground(ctx, s, foregroundTimeout)
 		} else {
-			err = shell.runStep(s, printed)
+			err = shell.runStep(ctx, s, printed)
 		}
 		if err != nil {
 			t.Fatalf("%s:%d: %s: %v", pagePath, s.line, s.command, err)
@@ -100,28 +105,30 @@ func readPage(t *testing.T) []step {
 }
 
 // runStep runs a command, and repeats a query until the output is that of the page.
-func (t *terminal) runStep(s step, printed string) error {
+func (t *terminal) runStep(ctx context.Context, s step, printed string) error {
 	command, err := fillCommand(s.command, printed)
 	if err != nil {
 		return err
 	}
 	for end := time.Now().Add(queryTimeout); ; time.Sleep(queryInterval) {
-		output, err := t.run(command, commandTimeout)
+		output, err := t.run(ctx, command, commandTimeout)
 		err = cmp.Or(err, compare(s.output, output, false))
-		if err == nil || !query.MatchString(s.command) || time.Now().After(end) {
+		if err == nil || ctx.Err() != nil || !query.MatchString(s.command) || time.Now().After(end) {
 			return err
 		}
 	}
 }
 
 // runForeground starts a command, and waits until the output begins with that of the page.
-func (t *terminal) runForeground(s step, timeout time.Duration) error {
+func (t *terminal) runForeground(ctx context.Context, s step, timeout time.Duration) error {
 	t.start(s.command)
 	for end := time.Now().Add(timeout); ; time.Sleep(queryInterval) {
 		err := compare(s.output, t.output(), true)
 		switch {
 		case err == nil:
 			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
 		case t.ended():
 			return errors.Join(errors.New("the command ended"), err)
 		case time.Now().After(end):
@@ -159,21 +166,21 @@ func TestTerminal(t *testing.T) {
 		{step{command: "kill %1"}, ""},
 		{step{command: "echo $?", output: []string{"0"}}, ""},
 	} {
-		if err := shell.runStep(c.step, ""); (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
+		if err := shell.runStep(t.Context(), c.step, ""); (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.command, err, c.want)
 		}
 	}
 	foreground := newTerminal(t)
-	if err := foreground.runForeground(step{command: "echo building; echo up; echo '  export A=1'; exec sleep 60", output: []string{"…", "up"}}, time.Minute); err != nil {
+	if err := foreground.runForeground(t.Context(), step{command: "echo building; echo up; echo '  export A=1'; exec sleep 60", output: []string{"…", "up"}}, time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if err := shell.runStep(step{command: "export A=…"}, foreground.output()); err != nil {
+	if err := shell.runStep(t.Context(), step{command: "export A=…"}, foreground.output()); err != nil {
 		t.Error(err)
 	}
 	if err := foreground.interrupt(time.Minute); err != nil {
 		t.Error(err)
 	}
-	if err := newTerminal(t).runForeground(step{command: "echo no; exit 1", output: []string{"up"}}, time.Minute); err == nil || !strings.HasPrefix(err.Error(), "the command ended") {
+	if err := newTerminal(t).runForeground(t.Context(), step{command: "echo no; exit 1", output: []string{"up"}}, time.Minute); err == nil || !strings.HasPrefix(err.Error(), "the command ended") {
 		t.Errorf("a command that ended: %v", err)
 	}
 }
