@@ -49,7 +49,7 @@ func (s *promSource) connect() error {
 		return fmt.Errorf("--prometheus %q: expected http://host:port or https://host:port", s.address)
 	}
 	if s.since < time.Minute {
-		return fmt.Errorf("--prometheus-since%s: expected at least 1m", s.since)
+		return fmt.Errorf("--prometheus-since %s: expected at least 1m", s.since)
 	}
 	transport := http.RoundTripper(http.DefaultTransport)
 	if s.configFile != "" {
