@@ -164,7 +164,7 @@ func TestFamilies(t *testing.T) {
 		t.Errorf("queries of %q", families)
 	}
 	for _, name := range families {
-		if !strings.Contains(string(page), "| `"+name+"`<br>") {
+		if !strings.Contains(string(page), "|`"+name+"`<br>") {
 			t.Errorf("docs/reference/metrics.md lacks %s", name)
 		}
 	}

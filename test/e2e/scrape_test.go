@@ -207,9 +207,12 @@ var deviceFamilies = sync.OnceValue(func() map[string]bool {
 	}
 	families := map[string]bool{}
 	for line := range strings.Lines(string(page)) {
-		// | `name`<br>Help. | gauge, of the device | …
-		cells := strings.Split(line, " | ")
-		if name, _, row := strings.Cut(strings.TrimPrefix(cells[0], "| `"), "`<br>"); row && strings.HasSuffix(cells[1], ", of the device") {
+		// |`name`<br>Help.|device-gauge|…
+		cells := strings.Split(line, "|")
+		if len(cells) < 3 {
+			continue
+		}
+		if name, _, row := strings.Cut(strings.TrimPrefix(cells[1], "`"), "`<br>"); row && strings.HasPrefix(cells[2], "device-") {
 			families[name] = true
 		}
 	}

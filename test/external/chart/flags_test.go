@@ -90,7 +90,7 @@ var foreignVariables = []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABIL
 // of the chart in another way.
 func TestVariables(t *testing.T) {
 	known := map[string]bool{"NODE_NAME": true}
-	for _, row := range regexp.MustCompile("(?m)^\\| `?-?.*$").FindAllString(read(t, root+"/docs/reference/config.md"), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\|`--.*$").FindAllString(read(t, root+"/docs/reference/flags.md"), -1) {
 		if cells := strings.Split(row, "|"); len(cells) > 2 {
 			for _, name := range regexp.MustCompile("`([A-Z_]+)`").FindAllStringSubmatch(cells[2], -1) {
 				known[name[1]] = true
@@ -136,10 +136,10 @@ func TestFlags(t *testing.T) {
 		"--kubelet-dir", "--device-plugin-dir", "--pod-logs-dir", // the node's are mounted there
 		"--version",
 	}
-	variables := read(t, root+"/docs/reference/config.md")
+	table := read(t, root+"/docs/reference/flags.md")
 	found := 0
 	for flag := range programFlags(t) {
-		if strings.Contains(variables, "| `"+flag+"`") {
+		if strings.Contains(table, "|`"+flag+"`|`") { // with a variable
 			continue
 		}
 		found++

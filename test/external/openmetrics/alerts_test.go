@@ -49,12 +49,12 @@ func listedLabelValues(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
 	for line := range strings.Lines(readFile(t, "../../../docs/reference/metrics.md")) {
-		name, _, ok := strings.Cut(strings.TrimPrefix(line, "| `"), "`<br>")
+		name, _, ok := strings.Cut(strings.TrimPrefix(line, "|`"), "`<br>")
 		if !ok {
 			continue
 		}
 		for _, l := range regexp.MustCompile("`([a-z0-9_]+)`: ([a-z0-9_, ]+)").FindAllStringSubmatch(line, -1) {
-			if !strings.Contains(l[2], " to ") {
+			if l[1] != "link" {
 				all[name+" "+l[1]] = strings.Split(strings.TrimSpace(l[2]), ", ")
 			}
 		}
@@ -250,7 +250,7 @@ func checkRunbookSets(t *testing.T, file, text string) {
 	t.Helper()
 	metrics := readFile(t, "../../../docs/reference/metrics.md")
 	for _, name := range familyPattern.FindAllString(text, -1) {
-		isFull := regexp.MustCompile("(?m)^\\| `" + name + "`<br>.* \\| full \\|$").MatchString(metrics)
+		isFull := regexp.MustCompile("(?m)^\\|`" + name + "`<br>.*\\|full\\|$").MatchString(metrics)
 		if isFull && !strings.Contains(text, "`"+name+"` requires `--metrics.set=full`") && !strings.Contains(text, "`--metrics.nvlink-links` adds") {
 			t.Errorf("%s names %s without its flag", file, name)
 		}
@@ -270,7 +270,7 @@ func checkFamiliesExist(t *testing.T, all familyCatalogue, name, text string) {
 // TestXids: the alerts on Xids take those that docs/reference/xids.md has as their classes say.
 func TestXids(t *testing.T) {
 	classes := map[string]string{} // by Xid
-	for _, x := range regexp.MustCompile("(?m)^\\| (\\d+) \\|[^|]*\\|[^|]*\\| `(\\w+)` \\|").FindAllStringSubmatch(readFile(t, "../../../docs/reference/xids.md"), -1) {
+	for _, x := range regexp.MustCompile("(?m)^\\|(\\d+)\\|[^|]*\\|[^|]*\\|`(\\w+)`\\|").FindAllStringSubmatch(readFile(t, "../../../docs/reference/xids.md"), -1) {
 		classes[x[1]] = x[2]
 	}
 	if len(classes) < 80 {

@@ -51,7 +51,7 @@ func readCatalogue(t *testing.T) familyCatalogue {
 		all.add(name, of...)
 	}
 	label := regexp.MustCompile("`([a-z_]+)`")
-	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`<br>[^|]*\\| ([a-z]+)[^|]*\\|[^|]*\\|([^|]*)\\|").FindAllStringSubmatch(string(page), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\|`([a-z0-9_]+)`<br>[^|]*\\|([a-z-]+)\\|([^|]*)\\|").FindAllStringSubmatch(string(page), -1) {
 		var of []string
 		for _, l := range label.FindAllStringSubmatch(row[3], -1) {
 			of = append(of, l[1])

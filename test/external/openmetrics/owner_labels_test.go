@@ -16,14 +16,14 @@ import (
 func ownedFamilies(t *testing.T) map[string]bool {
 	t.Helper()
 	all := map[string]bool{"nvidia_gpu_healthy": true, "nvidia_gpu_allocated": true, "nvidia_gpu_unhealthy_info": true}
-	rows, _, _ := strings.Cut(readFile(t, "../../../docs/reference/metrics.md"), "\n## Of devices, holders and the node\n")
+	rows, _, _ := strings.Cut(readFile(t, "../../../docs/reference/metrics.md"), "\n## Health\n")
 	for line := range strings.Lines(rows) {
-		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "| `"), "`<br>")
+		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "|`"), "`<br>")
 		if !ok {
 			continue
 		}
 		kind := strings.TrimSpace(strings.Split(rest, "|")[1])
-		all[name] = kind == "gauge" || kind == "counter, of the holder"
+		all[name] = kind == "gauge" || kind == "owner-counter"
 	}
 	if !all["nvidia_gpu_throttle_active"] || !all["nvidia_gpu_energy_joules_total"] || all["nvidia_gpu_pcie_replays_total"] || all["nvidia_gpu_pcie_link_width"] {
 		t.Fatalf("docs/reference/metrics.md is not read right: %v", all)

@@ -1,0 +1,20 @@
+package openmetrics
+
+import (
+	"regexp"
+	"testing"
+)
+
+// TestPromQLPage checks that the queries in docs/reference/promql.md parse, and use existing families and labels.
+func TestPromQLPage(t *testing.T) {
+	families := readCatalogue(t)
+	queries := regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(readFile(t, "../../../docs/reference/promql.md"), -1)
+	if len(queries) < 15 {
+		t.Fatalf("%d queries", len(queries))
+	}
+	for _, query := range queries {
+		if _, wrong := families.checkExpr(query[1]); len(wrong) > 0 {
+			t.Errorf("%s%q", query[1], wrong)
+		}
+	}
+}
