@@ -16,7 +16,7 @@ const (
 	unitHelp              = "Uncorrected SRAM ECC errors over the lifetime of the GPU, by unit."
 	remappedHelp          = "Number of memory rows replaced by spare rows."
 	inactiveHelp          = "Number of replaced memory rows that are in use again."
-	banksHelp             = "Number of memory banks with this many spare rows left."
+	banksHelp             = "Number of memory banks by remaining spare rows."
 	retiredHelp           = "Number of retired pages of GPU memory."
 	repairHelp            = "1 if a repair of this unit is pending until the next reset."
 	recoveryHelp          = "1 for the recovery action that the driver requires before further use of the GPU."
