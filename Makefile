@@ -17,7 +17,7 @@ IMAGES = $(ARCH:%=$(CURDIR)/bin/$(PROGRAM)-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test stress build kubectl-podgauge image image-check lint rules golden dashboards-check fleet-check page-check e2e e2e-all e2e-cluster cluster tutorial-check soak churn xids bench bench-peers bench-idle gpu release release-check
+.PHONY: demo test stress build kubectl-podgauge image image-check lint rules golden dashboards-check fleet-check page-check pictures e2e e2e-all e2e-cluster cluster tutorial-check soak churn xids bench bench-peers bench-idle gpu release release-check
 
 build: ## bin/podgauge, and bin/podgauge-sim for a simulated machine
 	go build -trimpath $(TAGS) -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
@@ -72,6 +72,10 @@ fleet-check: build ## dashboards over six hours of 500 nodes, in a real Promethe
 
 page-check: build ## status page in a real Chromium: content, timing, accessibility; writes docs/img
 	test/page/setup && cd test/page && node check.mjs
+
+pictures: build kubectl-podgauge ## docs/img: page, commands and dashboards of three simulated nodes, drawn after twenty minutes
+	which prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
+	test/page/setup && cd test/page/pictures && npm ci --silent && node pictures.mjs
 
 release: ## files, images and chart of a release in bin/release, under the chart's version; BASES=local as for image
 	VERSION=$(RELEASE) deploy/release/build.sh

@@ -1,7 +1,8 @@
 // A real Chromium, and what is asked of a page in it.
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import puppeteer from "puppeteer-core";
+import sharp from "sharp";
 
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 
@@ -42,6 +43,12 @@ export async function open(browser, url, { size, scheme, script = true, user }) 
   if (user) await page.authenticate(user);
   page.answer = await page.goto(url, { waitUntil: "load" });
   return page;
+}
+
+// save writes a small picture of the window, or of a part of the page.
+export async function save(page, file, clip) {
+  const picture = await page.screenshot({ clip, captureBeyondViewport: Boolean(clip) });
+  writeFileSync(file, await sharp(picture).png({ palette: true, colours: 128, dither: 0, compressionLevel: 9, effort: 10 }).toBuffer());
 }
 
 export async function close(page) {

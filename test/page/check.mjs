@@ -3,7 +3,7 @@ import { existsSync, mkdirSync, readFileSync } from "node:fs";
 import { get } from "node:https";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { byKeyboard, close, launch, open, overflow, violations } from "./browser.mjs";
+import { byKeyboard, close, launch, open, overflow, save, violations } from "./browser.mjs";
 import { start, viewer } from "./podgauge.mjs";
 import { serve } from "./states.mjs";
 
@@ -25,12 +25,12 @@ function until(page, is, timeout, ...args) {
   return page.waitForFunction(is, { timeout, polling: 50 }, ...args);
 }
 
-// picture is what the window shows, or the beginning of a part of the page.
+// picture writes a picture of the beginning of a part of the page.
 async function picture(page, name, part) {
   await page.evaluate(() => scrollTo(0, 0));
-  const box = part && await (await page.$(part)).boundingBox(), edge = 12;
-  const clip = box && { x: box.x - edge, y: box.y - edge, width: box.width + 2 * edge, height: Math.min(box.height, 1500) + 2 * edge };
-  await page.screenshot({ path: join(images, `page-${name}.png`), clip, captureBeyondViewport: Boolean(clip) });
+  const box = await (await page.$(part)).boundingBox(), edge = 12;
+  const clip = { x: box.x - edge, y: box.y - edge, width: box.width + 2 * edge, height: Math.min(box.height, 1500) + 2 * edge };
+  await save(page, join(images, `page-${name}.png`), clip);
 }
 
 // looks says why a page is not one that anybody can read. What axe-core finds, and does not
@@ -101,7 +101,6 @@ async function live(browser, node) {
     report(`${page.what}, with the failed GPU`, await looks(page), "axe-core, width");
     await page.click("#gpu-0 summary");
     await page.evaluate(() => document.activeElement.blur());
-    if (page.what.startsWith("desktop")) await picture(page, page.what.replace("desktop ", "failed-"));
   }
   await Promise.all(pages.map((page) => until(page, () => document.querySelector(".headline.well"), 90000)));
   for (const page of pages) {
@@ -109,7 +108,6 @@ async function live(browser, node) {
     await page.reload(); // Tab goes on from where the focus was
     report(`${page.what}, keyboard`, await byKeyboard(page));
     await page.evaluate(() => document.activeElement.blur());
-    await picture(page, page.what.replace(" ", "-"));
     report(`${page.what}, console and network`, page.faults);
     await close(page);
   }
