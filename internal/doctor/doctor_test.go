@@ -297,7 +297,9 @@ var folderCases = []findingCase{
 	{check: "config", status: StatusWarning, message: "gpu.yaml:3: flags.x: unknown key", change: func(s *doctorFixture) {
 		s.Config, s.UnknownKeys = "gpu.yaml", []string{"gpu.yaml:3: flags.x: unknown key"}
 	}},
-	{check: "config", status: StatusFailure, message: "gpu.yaml:3", fix: "validate", change: func(s *doctorFixture) { s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: expected a mapping") }},
+	{check: "config", status: StatusFailure, message: "gpu.yaml:3", fix: "validate", change: func(s *doctorFixture) {
+		s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: expected a mapping")
+	}},
 
 	{check: "processes", status: StatusSkipped, message: "hostPID", change: func(s *doctorFixture) { s.ProcessesVisible = false }},
 	{check: "processes", status: StatusOK, message: "is readable", change: func(s *doctorFixture) { s.mountInContainer(s.PodLogsDir) }},

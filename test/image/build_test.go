@@ -83,7 +83,7 @@ func TestDockerBuilder(t *testing.T) {
 func TestUnknownBuilder(t *testing.T) {
 	cmd := exec.Command("sh", copyBuildScript(t), "amd64")
 	cmd.Env = append(os.Environ(), "XDG_CACHE_HOME="+t.TempDir(), "BUILDER=kaniko", "VERSION=v9")
-	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "BUILDER=kaniko: want docker, podman or buildah") {
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "BUILDER=kaniko: expected docker, podman or buildah") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
