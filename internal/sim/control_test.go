@@ -37,16 +37,16 @@ func TestControl(t *testing.T) {
 	}
 	const realKubelet = "the kubelet and the pods of this node are not simulated"
 	for line, want := range map[string]string{
-		"":                 `line 1: "0s": want TIME ACTION`,
+		"":                 `line 1: "0s": expected TIME ACTION`,
 		"explode":          `line 1: unknown action "explode"`,
 		"machine t4":       `line 1: unknown action "machine"`,
-		"xid 0":            "line 1: xid: want DEVICE CODE [TIMES]",
+		"xid 0":            "line 1: xid: expected DEVICE CODE [TIMES]",
 		"reset 2":          `"2" is not a device`,
 		"reset team/train": realKubelet,
 		"pod team/a x=1":   realKubelet,
-		"pod a x=1":        `"a": want NAMESPACE/NAME`,
+		"pod a x=1":        `"a": expected NAMESPACE/NAME`,
 		"fail team/train":  realKubelet,
-		"finish train":     `"train": want NAMESPACE/NAME`,
+		"finish train":     `"train": expected NAMESPACE/NAME`,
 		"kubelet restarts": realKubelet,
 	} {
 		if err := send(line); err == nil || err.Error() != want {

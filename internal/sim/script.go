@@ -70,7 +70,7 @@ func (s *Script) addLine(line int, words []string) error {
 		return fmt.Errorf("unknown action %q", step.Action)
 	}
 	if n := len(step.Args); n < action.minArgs || n > action.maxArgs {
-		return fmt.Errorf("%s: want %s", step.Action, action.usage)
+		return fmt.Errorf("%s: expected %s", step.Action, action.usage)
 	}
 	s.Steps = append(s.Steps, step)
 	return nil

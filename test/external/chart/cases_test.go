@@ -31,7 +31,7 @@ var chartCases = []chartCase{
 	{"service-monitor", `{serviceMonitor: {enabled: true, interval: 15s, scrapeTimeout: 10s}, prometheusRule: {enabled: true, recording: false, alerts: {PodgaugeIdleDeviceAllocated: {enabled: false}}}}`},
 	{"annotations", `{prometheusAnnotations: {enabled: true}, service: {enabled: false}, podAnnotations: {example.com/team: gpu}}`},
 	{"network-policy", `networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}`},
-	{"kubernetes", `{kubernetes: {events: true, nodeCondition: true, pods: true, configLabel: nvidia.com/device-plugin.config}, config: {map: {a: "version: v1", b: "version: v1"}, default: a}, networkPolicy: {enabled: true}}`},
+	{"kubernetes", `{podsAPI: {enabled: false}, metrics: {podUID: true}, kubernetes: {events: true, nodeCondition: true, pods: true, configLabel: nvidia.com/device-plugin.config}, config: {map: {a: "version: v1", b: "version: v1"}, default: a}, networkPolicy: {enabled: true}}`},
 	{"no-network-policy", `networkPolicy: {enabled: false}`},
 	{"host-network", `{hostNetwork: true, openshift: {scc: true}, webConfig: {existingSecret: podgauge-web, key: web-config.yml}, metrics: {port: 9410}, podMonitor: {enabled: true, honorLabels: false}}`},
 	{"extras", `
