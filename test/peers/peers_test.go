@@ -377,7 +377,7 @@ func (c *comparison) growth(t *testing.T) {
 			cpu, _, series := scrapeEachSecond(t, p, address, scrapes)
 			resident, anonymous := p.memory(t)
 			p.kill()
-			figure := fmt.Sprintf("%d GPUs, %d pods, %d scrapes, one a second: CPU; series; resident memory (anonymous)", gpus, pods, scrapes)
+			figure := fmt.Sprintf("%d GPUs, %d pods: CPU of a scrape; series; memory", gpus, pods)
 			c.add(figure, [2]string{"–", fmt.Sprintf("%s; %d; %s", percentiles(cpu), series, inMegabytes(resident, anonymous))})
 		}
 	}
