@@ -32,8 +32,8 @@ type deviceCommand struct {
 
 const deviceHelp = `Take a GPU or a MIG device out of service, or return it to service.
 
-GPU is a UUID or an index from podgauge status. A retired device is unhealthy for the kubelet until you trust it. The command
-trust also clears a fault that was reported earlier, if a check of the GPU passes now.`
+DEVICE is a UUID, a GPU index, or GPU:MIG from podgauge status. A retired device is unhealthy for the kubelet until you trust
+it. The command trust also clears a fault that was reported earlier, if a check of the GPU passes now.`
 
 // newDeviceCommand returns the commands `podgauge device retire` and `podgauge device trust`.
 func newDeviceCommand() *cobra.Command {
@@ -41,13 +41,13 @@ func newDeviceCommand() *cobra.Command {
 		Use: "device", Short: "Take a device out of service, or return it to service", Long: deviceHelp,
 		Example: "  podgauge device retire 3 --reason 'fan is noisy, ticket 4711'\n  podgauge device trust 3",
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("expected podgauge device retire GPU --reason=…, or podgauge device trust GPU")
+			return errors.New("expected podgauge device retire DEVICE --reason=…, or podgauge device trust DEVICE")
 		},
 	}
 	for _, action := range []string{actionRetire, actionTrust} {
 		request := deviceCommand{deviceRequest: deviceRequest{Action: action}}
 		short := "Return a device to service"
-		c := &cobra.Command{Use: action + " GPU", Long: deviceHelp, Example: parent.Example}
+		c := &cobra.Command{Use: action + " DEVICE", Long: deviceHelp, Example: parent.Example}
 		if action == actionRetire {
 			short = "Take a device out of service"
 			c.Flags().StringVar(&request.Reason, "reason", "", "why the device is retired, in one `line`; required")

@@ -151,7 +151,7 @@ func TestDeviceErrors(t *testing.T) {
 		{[]string{"retire", "0", "--reason=" + strings.Repeat("x", 257)}, cli.ExitUsage, "--reason: expected one line of printable text"},
 		{[]string{"trust", "0", "--reason=x"}, cli.ExitUsage, "unknown flag: --reason"},
 		{[]string{"retire", "", "--reason=x"}, cli.ExitUsage, "expected the UUID or index of a GPU"},
-		{[]string{"reset", "0"}, cli.ExitUsage, `expected podgauge device retire GPU --reason=…, or podgauge device trust GPU`},
+		{[]string{"reset", "0"}, cli.ExitUsage, `expected podgauge device retire DEVICE --reason=…, or podgauge device trust DEVICE`},
 		{[]string{"retire"}, cli.ExitUsage, "expected one device"},
 		{[]string{"retire", "0", "1"}, cli.ExitUsage, "expected one device"},
 		{[]string{"trust", "0", "--nothing"}, cli.ExitUsage, "unknown flag: --nothing"},
