@@ -100,7 +100,7 @@ func TestPage(t *testing.T) {
 // TestSize checks that runbooks do not count, and that a part of docs has no size.
 func TestSize(t *testing.T) {
 	pageOf := func(path string, words int) page {
-		return page{path, []byte("# T\n\nFor us: it.\n\n" + strings.Repeat("word. ", words-5))}
+		return page{path, []byte("# T\n\nFor us: it.\n\n" + "```\nno word\n```\n\n" + strings.Repeat("word. ", words-4))}
 	}
 	full := []page{pageOf("docs/a.md", maxDocs-10), pageOf("docs/b.md", 10), pageOf("docs/runbooks/A.md", 100), pageOf("README.md", 100)}
 	if err := check(io.Discard, full, true); err != nil {
