@@ -36,10 +36,12 @@ function frames({ target, result, step }, several) {
     ] })];
   }
   return result.map((series) => {
-    const points = series.values ?? [series.value], displayNameFromDS = legend(target.legendFormat, series.metric);
+    const points = new Map(series.values ?? [series.value]), start = Math.floor(begin / 1000 / step) * step;
+    const times = series.value ? [series.value[0]] : Array.from({ length: Math.floor((end / 1000 - start) / step) + 1 }, (_, i) => start + i * step); // missing values are null
+    const displayNameFromDS = legend(target.legendFormat, series.metric);
     return toDataFrame({ refId: target.refId, name: displayNameFromDS, fields: [
-      { name: "Time", type: FieldType.time, config: { interval: step * 1000 }, values: points.map(([at]) => at * 1000) }, // a gap is longer
-      { name: "Value", type: FieldType.number, labels: series.metric, config: { displayNameFromDS }, values: points.map(([, value]) => Number(value)) },
+      { name: "Time", type: FieldType.time, values: times.map((at) => at * 1000) },
+      { name: "Value", type: FieldType.number, labels: series.metric, config: { displayNameFromDS }, values: times.map((at) => points.has(at) ? Number(points.get(at)) : null) },
     ] });
   });
 }
@@ -67,7 +69,7 @@ function Stat({ panel: { options, fieldConfig }, data, width, height }) {
 }
 
 function Lines({ panel, data, width, height }) {
-  return <TimeSeries frames={data} timeRange={timeRange} timeZone="utc" width={width} height={height} legend={panel.options.legend} options={panel.options} structureRev={1} />;
+  return <div data-needs="canvas"><TimeSeries frames={data} timeRange={timeRange} timeZone="utc" width={width} height={height} legend={panel.options.legend} options={panel.options} structureRev={1} /></div>;
 }
 
 // Timeline merges equal values that follow each other, as Grafana does.
@@ -75,6 +77,7 @@ function Timeline({ data, width, height }) {
   const rows = data.map((frame) => {
     const [time, value] = frame.fields, step = Math.min(...time.values.slice(1).map((at, i) => at - time.values[i]), end - begin), spans = [];
     value.values.forEach((v, i) => {
+      if (v === null) return;
       const at = time.values[i], last = spans[spans.length - 1], to = Math.min(at + step, end), from = Math.max(at, begin);
       if (last?.value === v && from <= last.to) last.to = to;
       else spans.push({ value: v, from, to });
@@ -97,7 +100,7 @@ function Timeline({ data, width, height }) {
 }
 
 function Rows({ panel, data, width, height }) {
-  return <TableNG data={data[0]} width={width} height={height} timeRange={timeRange} cellHeight={panel.options.cellHeight} enableVirtualization={false} disableKeyboardEvents />;
+  return <div data-needs="[role=gridcell]"><TableNG data={data[0]} width={width} height={height} timeRange={timeRange} cellHeight={panel.options.cellHeight} enableVirtualization={false} disableKeyboardEvents /></div>;
 }
 
 const kinds = { stat: Stat, timeseries: Lines, "state-timeline": Timeline, table: Rows };

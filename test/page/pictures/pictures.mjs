@@ -1,9 +1,10 @@
 // Draws the page, the commands and the dashboards of three simulated nodes and a real Prometheus for docs/img. It takes twenty minutes.
-import { execFileSync } from "node:child_process";
+import { execFile } from "node:child_process";
 import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
 import { build } from "esbuild";
 import { close, launch, open, save } from "../browser.mjs";
 import { start } from "./cluster.mjs";
@@ -24,10 +25,13 @@ const drawn = async (page) => (await page.$("#root")).boundingBox();
 // terminal draws commands with their output.
 async function terminal(browser, name, commands) {
   const escape = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
-  const text = commands.map(([shown, program, ...args]) => `<b>$ ${escape(shown)}</b>\n${escape(execFileSync(join(root, "bin", program), args, { encoding: "utf8" }))}`).join("\n");
+  const texts = await Promise.all(commands.map(async ([shown, program, ...args]) => {
+    const { stdout } = await promisify(execFile)(join(root, "bin", program), args); // not execFileSync: this process is the API server
+    return `<b>$ ${escape(shown)}</b>\n${escape(stdout)}`;
+  }));
   const page = await browser.newPage();
   await page.setContent(`<style>body { margin: 0 } #root { display: inline-block; padding: 14px 18px; background: #111217; color: #d5d7dd; font: 13px/1.45 monospace }
-    pre { margin: 0; font: inherit } b { color: #7ee787; font-weight: normal }</style><div id="root"><pre>${text.trimEnd()}</pre></div>`);
+    pre { margin: 0; font: inherit } b { color: #7ee787; font-weight: normal }</style><div id="root"><pre>${texts.join("\n").trimEnd()}</pre></div>`);
   await save(page, file(name), await drawn(page));
   await page.close();
 }
@@ -70,7 +74,8 @@ async function dashboard(browser, files, name, board) {
   await page.goto("http://dashboards.test/");
   await page.evaluate((board) => { globalThis.board = board; }, board);
   await page.addScriptTag({ url: "/board.js", type: "module" });
-  await page.waitForSelector("#root canvas");
+  await page.waitForSelector("#root section");
+  await page.waitForFunction(() => [...document.querySelectorAll("[data-needs]")].every((panel) => panel.querySelector(panel.dataset.needs)), { polling: 200 });
   await page.waitForNetworkIdle({ idleTime: 2000 });
   if (faults.length) throw new Error(`${name}: ${faults.join("; ")}`);
   await save(page, file(`dashboard-${name}`), await drawn(page));
