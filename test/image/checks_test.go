@@ -77,7 +77,7 @@ func checkStart(img *ociImage) (string, error) {
 // https://github.com/opencontainers/image-spec/blob/main/annotations.md
 var wantLabels = map[string]string{
 	"title":         "podgauge",
-	"description":   ".*GPUs.*",
+	"description":   ".*GPU.*",
 	"source":        "https://github.com/podgauge/podgauge",
 	"documentation": "https://.*",
 	"licenses":      "Apache-2.0",
