@@ -118,10 +118,10 @@ func (rm *renderedMetrics) renderNode(s *nodeSnapshot) {
 	group := rm.group(noLabels, device.Status{}, device.Owner{})
 	group.set("podgauge_nvml_up", boolValue(s.driver.State == device.DriverUp))
 	group.set("podgauge_kubelet_up", boolValue(s.allocations.Err == nil && !s.allocations.At.IsZero()))
-	group.set("podgauge_flight_begin_timestamp_seconds", unixSeconds(s.begin))
-	group.set("podgauge_flight_end_timestamp_seconds", unixSeconds(s.end))
+	group.set("podgauge_collection_begin_timestamp_seconds", unixSeconds(s.begin))
+	group.set("podgauge_collection_end_timestamp_seconds", unixSeconds(s.end))
 	if !s.allocations.At.IsZero() {
-		group.set("podgauge_holders_age_seconds", max(0, s.end.Sub(s.allocations.At).Seconds()))
+		group.set("podgauge_allocations_age_seconds", max(0, s.end.Sub(s.allocations.At).Seconds()))
 	}
 	if s.healthStored {
 		group.set("podgauge_state_up", boolValue(s.healthErr == nil))

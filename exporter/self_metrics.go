@@ -15,7 +15,7 @@ var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1
 // knows Prometheus.
 type SelfMetrics struct {
 	registry                  *prometheus.Registry
-	registrations, refusals   *prometheus.CounterVec
+	registrations, rejections   *prometheus.CounterVec
 	streams, devices          *prometheus.GaugeVec
 	pluginCalls, kubeletCalls callMetrics
 }
@@ -40,7 +40,7 @@ func NewSelfMetrics(registry *prometheus.Registry, version string, simulated boo
 	return &SelfMetrics{
 		registry:      registry,
 		registrations: counter("podgauge_registrations_total", "Registrations with the kubelet, by result.", "resource", "result"),
-		refusals: counter("podgauge_plugin_refusals_total", "Containers whose device request was rejected, by the first reason found.",
+		rejections: counter("podgauge_plugin_rejections_total", "Containers whose device request was rejected, by the first reason found.",
 			"resource", "reason"),
 		streams: gauge("podgauge_plugin_streams", "Number of open ListAndWatch streams of the kubelet; 1 if the resource is registered.",
 			"resource"),
@@ -63,7 +63,7 @@ func (m *SelfMetrics) InitResource(resource string, rejectReasons ...string) {
 		m.pluginCalls.errors.WithLabelValues(method)
 	}
 	for _, reason := range rejectReasons {
-		m.refusals.WithLabelValues(resource, reason)
+		m.rejections.WithLabelValues(resource, reason)
 	}
 }
 
@@ -75,7 +75,7 @@ func (m *SelfMetrics) DeleteResource(resource string) {
 
 // CountRejection counts a container whose request was rejected.
 func (m *SelfMetrics) CountRejection(resource, reason string) {
-	m.refusals.WithLabelValues(resource, reason).Inc()
+	m.rejections.WithLabelValues(resource, reason).Inc()
 }
 
 // CountRegistration counts a registration.

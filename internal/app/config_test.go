@@ -77,7 +77,7 @@ func TestConfigIsFollowed(t *testing.T) {
 	if err := w.kubelet.RunPod(t.Context(), greedy); err == nil || !strings.Contains(err.Error(), "is shared: a container can request one") {
 		t.Errorf("a container that asks for two replicas: %v", err)
 	}
-	w.waitLine(`podgauge_plugin_refusals_total{reason="too_many",resource="nvidia.com/gpu.shared"}`, " 1")
+	w.waitLine(`podgauge_plugin_rejections_total{reason="too_many",resource="nvidia.com/gpu.shared"}`, " 1")
 }
 
 // Specs are kept while the settings ask for them, by a writer of their own kind.

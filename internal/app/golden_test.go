@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 // or on the machine: of them golden files have only that they are there.
 var timeFamilies = []string{
 	"podgauge_build_info",
-	"podgauge_flight_begin_timestamp_seconds", "podgauge_flight_end_timestamp_seconds", "podgauge_holders_age_seconds",
+	"podgauge_collection_begin_timestamp_seconds", "podgauge_collection_end_timestamp_seconds", "podgauge_allocations_age_seconds",
 	"podgauge_plugin_request_duration_seconds", "podgauge_pod_resources_request", "podgauge_events_up",
 	"nvidia_gpu_health_since_timestamp_seconds", "nvidia_gpu_incident_last_timestamp_seconds", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds",
 	"nvidia_gpu_xid_last_timestamp_seconds",

@@ -58,8 +58,8 @@ const (
 	familyAllocated       = "nvidia_gpu_allocated"
 	familyEnergy          = "nvidia_gpu_energy_joules_total"
 	familyKubeletUp       = "podgauge_kubelet_up"
-	familyCollectionBegin = "podgauge_flight_begin_timestamp_seconds"
-	familyCollectionEnd   = "podgauge_flight_end_timestamp_seconds"
+	familyCollectionBegin = "podgauge_collection_begin_timestamp_seconds"
+	familyCollectionEnd   = "podgauge_collection_end_timestamp_seconds"
 	// familyLastSeen also has containers of past allocations.
 	familyLastSeen = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
 )

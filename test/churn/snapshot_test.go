@@ -26,10 +26,10 @@ nvidia_gpu_allocation_last_seen_timestamp_seconds{container="main",mig_uuid="",n
 podgauge_resource_allocation_info{container="main",device_id="GPU-5::1",namespace="default",numa_node="",pod="four",resource="nvidia.com/gpu"} 1
 # TYPE podgauge_kubelet_up gauge
 podgauge_kubelet_up 1
-# TYPE podgauge_flight_begin_timestamp_seconds gauge
-podgauge_flight_begin_timestamp_seconds 1700000000.25
-# TYPE podgauge_flight_end_timestamp_seconds gauge
-podgauge_flight_end_timestamp_seconds 1700000000.5
+# TYPE podgauge_collection_begin_timestamp_seconds gauge
+podgauge_collection_begin_timestamp_seconds 1700000000.25
+# TYPE podgauge_collection_end_timestamp_seconds gauge
+podgauge_collection_end_timestamp_seconds 1700000000.5
 `
 	got, err := Parse(strings.NewReader(text))
 	if err != nil {

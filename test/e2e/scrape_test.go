@@ -75,11 +75,11 @@ func (d *podgaugeProcess) scrape(ctx context.Context) (metricsScrape, error) {
 			s.add(name, m)
 		}
 	}
-	begun, err := s.value("podgauge_flight_begin_timestamp_seconds", nil)
+	begun, err := s.value("podgauge_collection_begin_timestamp_seconds", nil)
 	if err != nil {
 		return s, nil
 	}
-	landed, err := s.value("podgauge_flight_end_timestamp_seconds", nil)
+	landed, err := s.value("podgauge_collection_end_timestamp_seconds", nil)
 	s.collection = timeSpan{unixTime(begun), unixTime(landed)}
 	return s, err
 }

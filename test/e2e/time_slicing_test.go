@@ -119,7 +119,7 @@ func TestTimeSlicing(t *testing.T) {
 	greedy := podWithResource("greedy", gpuResource, 2)
 	runRejectedPod(ctx, t, n, greedy, "UnexpectedAdmissionError", "is shared: a container can request one such device, not 2", uuid(0)+"::")
 	d.scrapeUntil(ctx, t, "the refusal is counted", func(s metricsScrape) error {
-		return errors.Join(s.wantValue(1, "podgauge_plugin_refusals_total", seriesLabels{"resource": gpuResource, "reason": "too_many"}), checkRejections(s, 1))
+		return errors.Join(s.wantValue(1, "podgauge_plugin_rejections_total", seriesLabels{"resource": gpuResource, "reason": "too_many"}), checkRejections(s, 1))
 	})
 	if said := d.logLines(t, "container rejected", uuid(0)+"::", "not 2"); len(said) != 1 {
 		t.Errorf("the refusal is said %d times: %q", len(said), said)
@@ -160,7 +160,7 @@ func TestDistinct(t *testing.T) {
 	pair := podWithResource("pair", gpuResource, 2)
 	runRejectedPod(ctx, t, n, pair, "UnexpectedAdmissionError", "is of the same GPU as", uuid(0)+"::")
 	d.scrapeUntil(ctx, t, "the refusal is counted", func(s metricsScrape) error {
-		return errors.Join(s.wantValue(1, "podgauge_plugin_refusals_total", seriesLabels{"resource": gpuResource, "reason": "same_gpu"}), checkRejections(s, 1))
+		return errors.Join(s.wantValue(1, "podgauge_plugin_rejections_total", seriesLabels{"resource": gpuResource, "reason": "same_gpu"}), checkRejections(s, 1))
 	})
 	begin := time.Now()
 	m.setLines(t, "gpus 2")
@@ -173,7 +173,7 @@ func TestDistinct(t *testing.T) {
 
 // checkRejections says where the number of them is another.
 func checkRejections(s metricsScrape, want float64) error {
-	if got := s.sum("podgauge_plugin_refusals_total", nil); got != want {
+	if got := s.sum("podgauge_plugin_rejections_total", nil); got != want {
 		return fmt.Errorf("%v containers were refused, not %v", got, want)
 	}
 	return nil

@@ -248,7 +248,7 @@ func (n fleetNode) ownSeries() []string {
 		fmt.Sprintf(`podgauge_build_info{%s,version="v1",goversion="go1"} 1x%d stale`, target(0), restart-1),
 		fmt.Sprintf(`podgauge_build_info{%s,version="v2",goversion="go1"} _x%d 1x%d`, target(1), restart+1, left),
 		fmt.Sprintf(`podgauge_events_up{%s} 1x%d _ 1x%d`, node, restart-1, left),
-		fmt.Sprintf(`podgauge_holders_age_seconds{%s} 9x%d`, node, fleetSteps),
+		fmt.Sprintf(`podgauge_allocations_age_seconds{%s} 9x%d`, node, fleetSteps),
 		fmt.Sprintf(`podgauge_state_up{%s} 1x%d`, node, fleetSteps),
 		fmt.Sprintf(`podgauge_missing_gpus{%s} 0x%d`, node, fleetSteps),
 		fmt.Sprintf(`podgauge_incident_store_up{%s} 1x%d`, node, fleetSteps),
