@@ -15,7 +15,7 @@ var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1
 // knows Prometheus.
 type SelfMetrics struct {
 	registry                  *prometheus.Registry
-	registrations, rejections   *prometheus.CounterVec
+	registrations, rejections *prometheus.CounterVec
 	streams, devices          *prometheus.GaugeVec
 	pluginCalls, kubeletCalls callMetrics
 }

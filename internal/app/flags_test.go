@@ -62,7 +62,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": expected true or false` + "\n"},
 		{args: []string{"--unhealthy-after=soon"}, says: `podgauge: --unhealthy-after: "soon": expected a duration such as 30s` + "\n"},
 		{args: []string{"--unhealthy-after=1ms"}, says: "podgauge: --unhealthy-after: expected at least 1s\n"},
-		{args: []string{"--holders.max-age=0"}, says: `podgauge: --holders.max-age: expected at least 1s` + "\n"},
+		{args: []string{"--allocations.max-age=0"}, says: `podgauge: --allocations.max-age: expected at least 1s` + "\n"},
 		{args: []string{"--incidents.max-age=1s"}, says: "podgauge: --incidents.max-age: expected at least 1m\n"},
 		{args: []string{"--incidents.max-count=0"}, says: "podgauge: --incidents.max-count: expected 1 to 10000\n"},
 		{args: []string{"--metrics.series-limit=many"}, says: `podgauge: --metrics.series-limit: "many": expected a whole number` + "\n"},

@@ -31,7 +31,7 @@ func (o *healthOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.stateDir, "state-dir", "", "`folder` for health and incidents, to survive a restart; empty: no folder")
 	f.DurationVar(&o.unhealthyAfter, "unhealthy-after", 30*time.Second, "mark a GPU unhealthy if a driver call takes longer than this `time`")
 	f.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "kernel log `file`, a second source of Xids; empty: no second source")
-	f.DurationVar(&o.ownersMaxAge, "holders.max-age", time.Hour, "forget the owners of an ended allocation after this `time`")
+	f.DurationVar(&o.ownersMaxAge, "allocations.max-age", time.Hour, "forget the owners of an ended allocation after this `time`")
 	f.DurationVar(&o.incidentsMaxAge, "incidents.max-age", 30*24*time.Hour, "forget incidents older than this `time`")
 	f.IntVar(&o.incidentsMaxCount, "incidents.max-count", 1000, "keep at most this `number` of incidents, up to 10000")
 }
@@ -41,7 +41,7 @@ func (o *healthOptions) check() error {
 	case o.unhealthyAfter < time.Second:
 		return errors.New("--unhealthy-after: expected at least 1s")
 	case o.ownersMaxAge < time.Second:
-		return errors.New("--holders.max-age: expected at least 1s")
+		return errors.New("--allocations.max-age: expected at least 1s")
 	case o.incidentsMaxAge < time.Minute:
 		return errors.New("--incidents.max-age: expected at least 1m")
 	case o.incidentsMaxCount < 1 || o.incidentsMaxCount > maxIncidentCount:

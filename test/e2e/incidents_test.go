@@ -272,7 +272,7 @@ func TestHoldersAreForgotten(t *testing.T) {
 	backdateKubelet(t, n)
 	m := newMachine(t, n)
 	const kept = 5 * time.Second
-	d := m.start(t, n, "--holders.max-age="+kept.String())
+	d := m.start(t, n, "--allocations.max-age="+kept.String())
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
 	pod := podWithGPUs("brief", 1)
 	runPod(ctx, t, n, pod)

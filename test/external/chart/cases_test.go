@@ -94,7 +94,7 @@ mps: {root: /run/nvidia/mps}
 cdi: {nvidiaHookPath: /usr/bin/nvidia-cdi-hook, featureFlags: disable-nvsandboxutils, disableHooks: all, annotationPrefix: cdi.example.com/}
 health: {disable: [43, "109"], enable: [31], unhealthyAfter: 1m30s}
 incidents: {maxAge: 240h, maxCount: 500}
-holders: {maxAge: 2h}
+allocations: {maxAge: 2h}
 metrics:
   port: 9410
   set: minimal

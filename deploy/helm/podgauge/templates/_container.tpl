@@ -8,7 +8,7 @@
 {{- if $v.state.enabled }}{{ $args = append $args "--state-dir=/var/lib/podgauge" }}{{ end }}
 {{- if not $v.kernelLog.enabled }}{{ $args = append $args "--kernel-log=" }}{{ end }}
 {{- with $v.health.unhealthyAfter }}{{ $args = append $args (printf "--unhealthy-after=%s" .) }}{{ end }}
-{{- with $v.holders.maxAge }}{{ $args = append $args (printf "--holders.max-age=%s" .) }}{{ end }}
+{{- with $v.allocations.maxAge }}{{ $args = append $args (printf "--allocations.max-age=%s" .) }}{{ end }}
 {{- with $v.incidents.maxAge }}{{ $args = append $args (printf "--incidents.max-age=%s" .) }}{{ end }}
 {{- with $v.incidents.maxCount }}{{ $args = append $args (printf "--incidents.max-count=%d" (int .)) }}{{ end }}
 {{- if ne (int $v.metrics.port) 9400 }}{{ $args = append $args (printf "--web.listen-address=:%d" (int $v.metrics.port)) }}{{ end }}
