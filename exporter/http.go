@@ -97,7 +97,7 @@ func probeHandler(checks map[string]func() error) http.HandlerFunc {
 
 // linkPaths returns the paths linked on the page, relative, since a proxy may serve the page below a path of its own.
 func (o HandlerOptions) linkPaths() []string {
-	paths := []string{o.TelemetryPath, api.DevicesPath, api.HoldersPath, api.IncidentsPath, "/healthz", "/readyz"}
+	paths := []string{o.TelemetryPath, api.DevicesPath, api.AllocationsPath, api.IncidentsPath, "/healthz", "/readyz"}
 	if o.Pprof {
 		paths = append(paths, "/debug/pprof/")
 	}

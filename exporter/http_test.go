@@ -29,7 +29,7 @@ func (s slowWriter) Write(b []byte) (int, error) {
 // TestSlowReaders checks that slow readers of JSON and of the page are limited separately, and block neither others nor scrapes and
 // probes.
 func TestSlowReaders(t *testing.T) {
-	data := []string{api.DevicesPath, api.IncidentsPath, api.HoldersPath}
+	data := []string{api.DevicesPath, api.IncidentsPath, api.AllocationsPath}
 	for _, c := range []struct{ slow, refused, answered []string }{
 		{data, data, []string{"/", "/metrics", "/healthz", "/readyz"}},
 		{[]string{"/"}, []string{"/"}, append([]string{"/metrics", "/healthz", "/readyz"}, data...)},

@@ -161,7 +161,7 @@ func checkGolden(t *testing.T, name, got string) {
 func newDevice(id, gpu string, index int) api.DeviceJSON {
 	return api.DeviceJSON{
 		ID: device.ID(id), GPU: device.GPU(gpu), Index: index, Model: "NVIDIA H100 80GB HBM3", PCI: "0000:19:00.0", MemoryBytes: 80 << 30,
-		Healthy: true, Health: "healthy", AllocationState: "idle",
+		Healthy: true, Health: "healthy", AllocationState: "unallocated",
 	}
 }
 
@@ -184,7 +184,7 @@ func newNode(now time.Time) *fakeNode {
 		},
 	}
 	allocated, failed := newDevice(gpu0, gpu0, 0), newDevice(gpu1, gpu1, 1)
-	allocated.AllocationState, allocated.Owners = "held", []api.OwnerJSON{newOwner("serving", "llm-1", true)}
+	allocated.AllocationState, allocated.Owners = "allocated", []api.OwnerJSON{newOwner("serving", "llm-1", true)}
 	allocated.PastOwners = []api.OwnerJSON{newOwner("serving", "llm-0", false)}
 	failed.Healthy, failed.Health, failed.Reason, failed.Action, failed.Since = false, "unhealthy", "xid_79", "reboot", fault.Last
 	failed.PastOwners, failed.LastIncident = []api.OwnerJSON{newOwner("serving", "llm-0", false)}, &fault

@@ -73,7 +73,7 @@ func TestRetireAndTrust(t *testing.T) {
 	program.WaitUntil(t, "the next process has the device as retired", retired)
 	base := strings.TrimSuffix(p.URL, "/metrics")
 	incidents := get(t, base+"/api/v1/incidents?device=2&reason=retired")
-	if !strings.Contains(incidents, `"total":1`) || !strings.Contains(incidents, `"note":"fan is noisy, ticket 4711"`) || strings.Contains(incidents, `"healed"`) {
+	if !strings.Contains(incidents, `"total":1`) || !strings.Contains(incidents, `"note":"fan is noisy, ticket 4711"`) || strings.Contains(incidents, `"recovered"`) {
 		t.Errorf("incidents: %s", incidents)
 	}
 	if devices := get(t, base+"/api/v1/devices?device=2"); !strings.Contains(devices, `"reason":"retired","note":"fan is noisy, ticket 4711"`) {
@@ -91,7 +91,7 @@ func TestRetireAndTrust(t *testing.T) {
 	}
 	device(0, "trust", "2")
 	program.WaitUntil(t, "the device is healthy, and the incident has ended", func() bool {
-		return !retired() && strings.Contains(get(t, base+"/api/v1/incidents?device=2&reason=retired"), `"healed"`)
+		return !retired() && strings.Contains(get(t, base+"/api/v1/incidents?device=2&reason=retired"), `"recovered"`)
 	})
 	if out := device(1, "retire", "9", "--reason=x"); !strings.Contains(out, `no device "9": expected one of 0 (GPU-`) {
 		t.Errorf("an unknown device: %q", out)

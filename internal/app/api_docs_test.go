@@ -46,7 +46,7 @@ func TestAPIPage(t *testing.T) {
 		t.Errorf("the examples in docs/reference/api.md are not what is answered; run make golden")
 	}
 	tables := examples.ReplaceAllString(string(page), "")
-	for _, answer := range []any{api.DevicesResponse{}, api.HoldersResponse{}, api.IncidentsResponse{}} {
+	for _, answer := range []any{api.DevicesResponse{}, api.AllocationsResponse{}, api.IncidentsResponse{}} {
 		for _, field := range jsonFields(reflect.TypeOf(answer)) {
 			if !strings.Contains(tables, "`"+field+"`") {
 				t.Errorf("docs/reference/api.md lacks %s of %T", field, answer)

@@ -46,7 +46,7 @@ func TestStatusOfARunningNode(t *testing.T) {
 	if text := runCommand("incidents", address); text != "no incidents\n" {
 		t.Errorf("%q", text)
 	}
-	if body := runCommand("incidents", "-o=json", address, "--device=1"); !strings.HasSuffix(body, `"kept":false,"total":0,"incidents":[]}`+"\n") {
+	if body := runCommand("incidents", "-o=json", address, "--device=1"); !strings.HasSuffix(body, `"persisted":false,"total":0,"incidents":[]}`+"\n") {
 		t.Errorf("%s", body)
 	}
 }

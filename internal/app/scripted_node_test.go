@@ -213,7 +213,7 @@ func hostileNode() *scriptedNode {
 	s.statuses[1].Reason, s.statuses[1].Action = hostile, hostile
 	s.allocations.All[0].Owner = newOwner(hostile, hostile, hostile)
 	s.allocations.At, s.allocations.Err = time.Time{}, errors.New("dial "+hostile)
-	s.driver = device.Driver{State: device.DriverNotAnswering, Err: errors.New(hostile)}
+	s.driver = device.Driver{State: device.DriverNotResponding, Err: errors.New(hostile)}
 	s.incidents.Err, s.incidents.Incidents[0].Reason = errors.New(hostile), hostile
 	s.incidents.Incidents[0].Affected[0].Termination.Reason = hostile
 	return s

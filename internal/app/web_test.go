@@ -176,7 +176,7 @@ func fetch(t *testing.T, c *http.Client, url, password string) (httpResult, erro
 
 // servedPaths that is served, by path, and a word of its answer.
 var servedPaths = map[string]string{
-	"/": "podgauge", "/metrics": "podgauge_build_info", api.DevicesPath: `"devices"`, api.HoldersPath: `"holders"`,
+	"/": "podgauge", "/metrics": "podgauge_build_info", api.DevicesPath: `"devices"`, api.AllocationsPath: `"allocations"`,
 	api.IncidentsPath: `"incidents"`, "/healthz": "ok", "/readyz": "ok", "/debug/pprof/": "goroutine",
 }
 

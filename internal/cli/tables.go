@@ -84,10 +84,10 @@ func KubeletText(d *api.DevicesResponse) string {
 	switch {
 	case d.Kubelet.Up:
 		return "up"
-	case d.Kubelet.LastAnswer.IsZero():
-		return "not answering"
+	case d.Kubelet.LastResponse.IsZero():
+		return "not responding"
 	}
-	return "not answering, last answer " + Ago(d.At, d.Kubelet.LastAnswer)
+	return "not responding, last response " + Ago(d.At, d.Kubelet.LastResponse)
 }
 
 func ownersText(d *api.DeviceJSON) string {
@@ -98,7 +98,7 @@ func ownersText(d *api.DeviceJSON) string {
 	switch {
 	case len(names) > 0:
 		return text.JoinFirst(names)
-	case d.AllocationState == "idle":
+	case d.AllocationState == "unallocated":
 		return emptyCell
 	}
 	return "(" + d.AllocationState + ")"

@@ -7,13 +7,13 @@ type DriverState uint8
 
 // The states of the driver.
 const (
-	DriverStarting     DriverState = iota
-	DriverUp                       //
-	DriverFailing                  // answers, but cannot list devices
-	DriverAbsent                   // missing, or refuses to start
-	DriverNotAnswering             // a listing, the start of the library, or calls about all GPUs hang
-	DriverReplaced                 // Run returns ErrDriverReplaced when no call runs
-	DriverReleased                 // by Release
+	DriverStarting      DriverState = iota
+	DriverUp                        //
+	DriverFailing                   // answers, but cannot list devices
+	DriverAbsent                    // missing, or refuses to start
+	DriverNotResponding             // a listing, the start of the library, or calls about all GPUs hang
+	DriverReplaced                  // Run returns ErrDriverReplaced when no call runs
+	DriverReleased                  // by Release
 )
 
 // Driver is the driver's state, with an error if the driver is not up.

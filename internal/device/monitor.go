@@ -333,7 +333,7 @@ func (m *Monitor) detectStalls(now time.Time) {
 			stalled = now.After(g.checkDeadline)
 		}
 		if stalled {
-			m.tracker.addGPUFault(g, evidence{cause: HealthCause{Reason: "not_answering", FaultAt: now, notedAt: now}}, now)
+			m.tracker.addGPUFault(g, evidence{cause: HealthCause{Reason: "not_responding", FaultAt: now, notedAt: now}}, now)
 		}
 	}
 }
@@ -362,8 +362,8 @@ func (m *Monitor) detectDriverHang(now time.Time) {
 
 // setDriverHung keeps the first error of a hang: several calls hang at once, and each change of the error is logged.
 func (m *Monitor) setDriverHung(err error) {
-	if m.Driver().State != DriverNotAnswering {
-		m.setDriver(DriverNotAnswering, err)
+	if m.Driver().State != DriverNotResponding {
+		m.setDriver(DriverNotResponding, err)
 	}
 }
 

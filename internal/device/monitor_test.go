@@ -257,14 +257,14 @@ func TestHangs(t *testing.T) {
 		w.statusesAfter(time.Second)
 		w.HangGPU(w.AllocatableIDs()[0])
 		requireReasons(t, "ten seconds into a stall", w.statusesAfter(10*time.Second), "", "")
-		requireReasons(t, "a minute into it", w.statusesAfter(time.Minute), "not_answering", "")
+		requireReasons(t, "a minute into it", w.statusesAfter(time.Minute), "not_responding", "")
 		w.ReleaseHangs()
 		requireReasons(t, "after the timeout", w.statusesAfter(5*time.Second), "", "")
 
 		w.HangAll()
 		w.statusesAfter(20 * time.Second)
-		if d := w.monitor.Driver(); d.State != device.DriverNotAnswering {
-			t.Errorf("driver %+v, want not answering", d)
+		if d := w.monitor.Driver(); d.State != device.DriverNotResponding {
+			t.Errorf("driver %+v, want not responding", d)
 		}
 		if err := w.monitor.Alive(); err != nil {
 			t.Errorf("the Monitor hangs with the driver: %v", err)
@@ -294,7 +294,7 @@ func TestDriverHang(t *testing.T) {
 				}
 				w.HangAll()
 				w.statusesAfter(5 * time.Second)
-				state("in a hang", device.DriverNotAnswering)
+				state("in a hang", device.DriverNotResponding)
 				w.statusesAfter(15 * time.Second)
 				if n := w.log.count("driver lists no devices"); n != 1 {
 					t.Errorf("%d GPUs, offset %v: a hang of 20 s is logged %d times, want once", gpus, offset, n)
@@ -307,9 +307,9 @@ func TestDriverHang(t *testing.T) {
 					w.HangGPU(id)
 				}
 				w.statusesAfter(5 * time.Second)
-				state("with calls about all GPUs hanging", device.DriverNotAnswering)
+				state("with calls about all GPUs hanging", device.DriverNotResponding)
 				w.statusesAfter(15 * time.Second)
-				state("a listing later", device.DriverNotAnswering)
+				state("a listing later", device.DriverNotResponding)
 				w.ReleaseHangs()
 				w.statusesAfter(time.Second)
 				state("after the hang of all GPUs", device.DriverUp)
@@ -322,7 +322,7 @@ func TestDriverHang(t *testing.T) {
 					}
 					w.HangAll()
 					w.statusesAfter(5 * time.Second)
-					state("in a hang that follows", device.DriverNotAnswering)
+					state("in a hang that follows", device.DriverNotResponding)
 				}
 			})
 		}
@@ -336,8 +336,8 @@ func TestDriverHangAtStart(t *testing.T) {
 		w := startMonitor(t, m, nil)
 		defer w.stop()
 		w.statusesAfter(6 * time.Second)
-		if d := w.monitor.Driver(); d.State != device.DriverNotAnswering || w.monitor.Ready() != nil {
-			t.Errorf("driver %+v, ready %v; want not answering, and ready", d, w.monitor.Ready())
+		if d := w.monitor.Driver(); d.State != device.DriverNotResponding || w.monitor.Ready() != nil {
+			t.Errorf("driver %+v, ready %v; want not responding, and ready", d, w.monitor.Ready())
 		}
 		w.ReleaseHangs()
 		requireReasons(t, "after the hang", w.statusesAfter(2*time.Second), "")
@@ -353,7 +353,7 @@ func TestFirstPublicationWaits(t *testing.T) {
 		if w.statusesAfter(4*time.Second) != nil {
 			t.Error("published before each device was assessed")
 		}
-		requireReasons(t, "after the timeout of the first check", w.statusesAfter(2*time.Second), "", "not_answering")
+		requireReasons(t, "after the timeout of the first check", w.statusesAfter(2*time.Second), "", "not_responding")
 	})
 }
 
@@ -368,7 +368,7 @@ func TestPublicationWithoutUnassessedGPU(t *testing.T) {
 		requireReasons(t, "after the listing", w.statusesAfter(2*time.Second), "", "")
 		m.Fail(m.AllocatableIDs()[0], "xid 79")
 		requireReasons(t, "after Xid 79 of the first GPU", w.statusesAfter(time.Millisecond), "xid_79", "")
-		requireReasons(t, "after the timeout of the first check", w.statusesAfter(5*time.Second), "xid_79", "", "not_answering")
+		requireReasons(t, "after the timeout of the first check", w.statusesAfter(5*time.Second), "xid_79", "", "not_responding")
 	})
 }
 

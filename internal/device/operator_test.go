@@ -148,7 +148,7 @@ func TestTrustAgainstEvidence(t *testing.T) {
 			w.SetCheckError(id, errUnknown)
 		}, "xid_95", "UNKNOWN", 0},
 		{"gone", func(w *monitorFixture, id device.ID) { w.RemoveGPU(id) }, "lost", "does not list", 0},
-		{"a call that hangs", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, "not_answering", "no check of the GPU ended within 5s", 5 * time.Second},
+		{"a call that hangs", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, "not_responding", "no check of the GPU ended within 5s", 5 * time.Second},
 		{"a driver that was released", func(w *monitorFixture, _ device.ID) {
 			if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 				panic(err)

@@ -153,7 +153,7 @@ var recoveryCases = []recoveryCase{
 		w.ResetGPU(id)
 	}, "unhealthy", "unhealthy recovering healthy", "xid_64", "reset_gpu", 1},
 	{"a pending repair without a fault", func(w *monitorFixture, id device.ID) { w.SetRepairPending(id) }, doNothing, "healthy", "healthy", "", "", 0},
-	{"a hang", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, func(w *monitorFixture, _ device.ID) { w.ReleaseHangs() }, "healthy unhealthy", "recovering healthy", "not_answering", "", 1},
+	{"a hang", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, func(w *monitorFixture, _ device.ID) { w.ReleaseHangs() }, "healthy unhealthy", "recovering healthy", "not_responding", "", 1},
 	{"a fault while recovering", func(w *monitorFixture, id device.ID) {
 		w.Fail(id, "lost")
 		w.statusesAfter(10 * time.Second)
@@ -288,7 +288,7 @@ func TestRecoveryAcrossRestarts(t *testing.T) {
 				row.fail(w, id)
 				w.statusesAfter(time.Minute)
 				w.stop()
-				if row.reason == "not_answering" { // stop ended the hang
+				if row.reason == "not_responding" { // stop ended the hang
 					m.HangGPU(id)
 				}
 				began := time.Now()
@@ -343,7 +343,7 @@ func TestReboot(t *testing.T) {
 		{"the fault is over", failWith("xid 79"), func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 3 * time.Second},
 		{"the fault is over, without an energy counter", failWith("xid 95"), func(*sim.Machine, device.ID) {}, "", 3 * time.Second},
 		{"the GPU is still lost", failWith("xid 79"), func(*sim.Machine, device.ID) {}, "lost", time.Second},
-		{"the GPU hangs", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.HangGPU(id) }, "not_answering", 6 * time.Second},
+		{"the GPU hangs", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.HangGPU(id) }, "not_responding", 6 * time.Second},
 		{"a repair is pending", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.SetRepairPending(id) }, "xid_95", time.Second},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -554,7 +554,7 @@ func TestUnhealthyTimeout(t *testing.T) {
 		w.statusesAfter(time.Second)
 		w.HangGPU(w.AllocatableIDs()[1])
 		requireReasons(t, "soon", w.statusesAfter(170*time.Second), "", "")
-		requireReasons(t, "then", w.statusesAfter(20*time.Second), "", "not_answering")
+		requireReasons(t, "then", w.statusesAfter(20*time.Second), "", "not_responding")
 		w.ReleaseHangs()
 		requireReasons(t, "when the GPU answers again", w.statusesAfter(5*time.Second), "", "")
 	})
@@ -580,6 +580,6 @@ func TestStalledChecks(t *testing.T) {
 		w := startMonitor(t, m, func(device.Backend) device.Backend { return unansweredCheck{m, m.GPUs()[0]} })
 		defer w.stop()
 		requireReasons(t, "before each GPU is assessed", w.statusesAfter(4*time.Second))
-		requireReasons(t, "after the timeout", w.statusesAfter(2*time.Second), "not_answering", "")
+		requireReasons(t, "after the timeout", w.statusesAfter(2*time.Second), "not_responding", "")
 	})
 }

@@ -104,7 +104,7 @@ type HealthEvent struct {
 	// Affected are the affected devices as they were: the MIG device of the report, or the GPU and all its MIG devices.
 	Affected []Device
 	Xid      uint64 // 0 if not an Xid
-	Reason   string // "xid_79", "lost", "not_answering", "retired"
+	Reason   string // "xid_79", "lost", "not_responding", "retired"
 	Note     string // the operator's reason of a retirement
 	Class    string // as in Event; empty if a check found the fault
 	Action   string // as in Status

@@ -79,7 +79,7 @@ func TestLinksHang(t *testing.T) {
 		w.Fail(m.AllocatableIDs()[1], "xid 95")
 		requireReasons(t, "a failure", w.statusesAfter(time.Second), "", "xid_95")
 		w.statusesAfter(30 * time.Second)
-		if d := w.monitor.Driver(); d.State != device.DriverNotAnswering {
+		if d := w.monitor.Driver(); d.State != device.DriverNotResponding {
 			t.Errorf("driver %+v", d)
 		}
 		if err := withTimeout(5*time.Second, w.monitor.Release); err == nil {

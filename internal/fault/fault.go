@@ -12,7 +12,7 @@ import (
 var reasonTexts = map[string]string{
 	"lost":                    "The GPU is lost and all calls to it fail",
 	"gone":                    "The device is gone",
-	"not_answering":           "A call to the GPU hangs",
+	"not_responding":          "A call to the GPU hangs",
 	"reset_required":          "The driver requires a reset",
 	"unproven":                "No check has passed since podgauge started",
 	"retired":                 "Retired by an operator",

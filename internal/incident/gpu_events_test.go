@@ -137,8 +137,8 @@ func TestLaterOwnerOfUnknownDevice(t *testing.T) {
 func TestFileOfPreviousVersion(t *testing.T) {
 	dir := t.TempDir()
 	const file = `{"version":1,"incidents":[
-		{"id":8,"first":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","count":1,"device":"MIG-1","gpu":"GPU-1","index":3,"profile":"1g.10gb","reason":"xid_79","xid":79,"condemned":true,"holders":[{"namespace":"team","pod":"A","container":"main","since":"2026-11-21T11:00:00Z"}]},
-		{"id":7,"first":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","count":1,"device":"MIG-0","gpu":"GPU-1","index":3,"profile":"1g.10gb","reason":"xid_79","xid":79,"condemned":true,"holders":null}],
+		{"id":8,"first":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","count":1,"device":"MIG-1","gpu":"GPU-1","index":3,"profile":"1g.10gb","reason":"xid_79","xid":79,"marked_unhealthy":true,"affected":[{"namespace":"team","pod":"A","container":"main","since":"2026-11-21T11:00:00Z"}]},
+		{"id":7,"first":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","count":1,"device":"MIG-0","gpu":"GPU-1","index":3,"profile":"1g.10gb","reason":"xid_79","xid":79,"marked_unhealthy":true,"affected":null}],
 		"counts":[{"device":"MIG-1","gpu":"GPU-1","index":3,"namespace":"","pod":"","container":"","reason":"xid_79","count":1,"last":"2026-11-21T12:00:00Z"},
 		{"device":"MIG-1","gpu":"GPU-1","index":3,"namespace":"team","pod":"A","container":"main","reason":"xid_79","count":1,"last":"2026-11-21T12:00:00Z"}]}`
 	if err := os.WriteFile(filepath.Join(dir, fileName), []byte(file), 0o600); err != nil {
@@ -163,11 +163,11 @@ func TestFileOfPreviousVersion(t *testing.T) {
 			ID              uint64
 			Device          device.ID
 			Count           uint64
-			MarkedUnhealthy bool `json:"condemned"`
+			MarkedUnhealthy bool `json:"marked_unhealthy"`
 			Affected        []struct {
 				device.Owner
 				Since time.Time
-			} `json:"holders"`
+			} `json:"affected"`
 		}
 	}
 	content, err := os.ReadFile(filepath.Join(dir, fileName))

@@ -40,23 +40,23 @@ type Incident struct {
 	Model      string              `json:"model,omitempty"`
 	PCI        string              `json:"pci_bus_id,omitempty"`
 
-	Reason          string `json:"reason"`         // "xid_79", "lost", "not_answering"
+	Reason          string `json:"reason"`         // "xid_79", "lost", "not_responding"
 	Note            string `json:"note,omitempty"` // the operator's reason, if the Reason is "retired"
 	Xid             uint64 `json:"xid,omitempty"`
 	Class           string `json:"class,omitempty"`
 	Action          string `json:"action,omitempty"`
-	MarkedUnhealthy bool   `json:"condemned"` // the event turned the device unhealthy
-	Source          string `json:"witness,omitempty"`
-	Historical      bool   `json:"past,omitempty"` // before the start of podgauge; the affected containers are unknown
+	MarkedUnhealthy bool   `json:"marked_unhealthy"` // the event turned the device unhealthy
+	Source          string `json:"source,omitempty"`
+	Historical      bool   `json:"historical,omitempty"` // before the start of podgauge; the affected containers are unknown
 
 	// RecoveredAt is nil if the device was not marked unhealthy, or has not recovered.
-	RecoveredAt *time.Time `json:"healed,omitempty"`
+	RecoveredAt *time.Time `json:"recovered,omitempty"`
 	// Affected are the containers with the device at the event, or until just before.
-	Affected []AffectedContainer `json:"holders"`
+	Affected []AffectedContainer `json:"affected"`
 	// OwnersIncomplete reports that the kubelet did not name the owner of some allocation.
-	OwnersIncomplete bool `json:"nameless,omitempty"`
+	OwnersIncomplete bool `json:"owners_incomplete,omitempty"`
 	// AffectedUnknown reports that allocations were unknown at the event.
-	AffectedUnknown bool `json:"holders_unknown,omitempty"`
+	AffectedUnknown bool `json:"affected_unknown,omitempty"`
 }
 
 // Concerns reports whether the event affects a device.

@@ -455,7 +455,7 @@ func TestCondition(t *testing.T) {
 	mig := unhealthy
 	mig.ID, mig.Profile = "MIG-1", "1g.10gb"
 	own := mig
-	own.ID, own.Reason = "MIG-2", "not_answering"
+	own.ID, own.Reason = "MIG-2", "not_responding"
 	f.statuses.Set([]device.Status{unhealthy, mig, own})
 	const fallen = "GPU 3 (GPU-0000): Xid 79, GPU has fallen off the bus. Reboot the node."
 	c = f.waitCondition("True GPUsUnhealthy " + fallen + " MIG device 1g.10gb (MIG-2) of GPU 3: A call to the GPU hangs. Reboot the node.")

@@ -23,11 +23,11 @@ type (
 		Reason            string
 		Xid               int
 		Class, Action     string
-		MarkedUnhealthy   bool                   `json:"condemned"`
-		RecoveredAt       time.Time              `json:"healed"`
-		Containers        []apiAffectedContainer `json:"holders"`
-		OwnerUnnamed      bool                   `json:"nameless"`
-		ContainersUnknown bool                   `json:"holders_unknown"`
+		MarkedUnhealthy   bool                   `json:"marked_unhealthy"`
+		RecoveredAt       time.Time              `json:"recovered"`
+		Containers        []apiAffectedContainer `json:"affected"`
+		OwnerUnnamed      bool                   `json:"owners_incomplete"`
+		ContainersUnknown bool                   `json:"affected_unknown"`
 	}
 	// apiAffectedContainer is a container that had the device.
 	apiAffectedContainer struct {
@@ -42,10 +42,10 @@ type (
 	// apiDevice is how a device is.
 	apiDevice struct {
 		Device, Health, Reason, Action string
-		Allocation                     string `json:"hold"`
+		Allocation                     string
 		Healthy                        bool
 		Flaps                          int
-		Containers                     []struct{ Namespace, Pod, Container string } `json:"holders"`
+		Containers                     []struct{ Namespace, Pod, Container string } `json:"owners"`
 	}
 )
 
@@ -115,7 +115,7 @@ func (d *podgaugeProcess) waitForIncident(ctx context.Context, t *testing.T, id,
 // affectsOnly says where an incident does not name this container, and it alone.
 func (i apiIncident) affectsOnly(h node.OwnerKey) error {
 	if len(i.Containers) != 1 || i.OwnerUnnamed || i.ContainersUnknown {
-		return fmt.Errorf("hit are %+v (nameless %v, unknown %v)", i.Containers, i.OwnerUnnamed, i.ContainersUnknown)
+		return fmt.Errorf("affected: %+v (incomplete %v, unknown %v)", i.Containers, i.OwnerUnnamed, i.ContainersUnknown)
 	}
 	if got := i.Containers[0].owner(); got != h {
 		return fmt.Errorf("hit is %+v, not %+v", got, h)

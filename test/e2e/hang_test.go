@@ -112,17 +112,17 @@ func wantHangUnhealthy(ctx context.Context, t *testing.T, d *podgaugeProcess, id
 	t.Helper()
 	another := func(h apiAffectedContainer) bool { return h.owner() != mainContainer(podWithGPUs(podDuringHang, 1)) }
 	for _, id := range ids {
-		d.waitForIncident(ctx, t, id, "not_answering", func(i apiIncident) error {
+		d.waitForIncident(ctx, t, id, "not_responding", func(i apiIncident) error {
 			if !i.MarkedUnhealthy || !i.RecoveredAt.IsZero() || slices.ContainsFunc(i.Containers, another) || i.OwnerUnnamed || i.ContainersUnknown {
 				return fmt.Errorf("told is %+v", i)
 			}
 			return nil
 		})
-		if s, err := d.device(ctx, id); err != nil || s.Healthy || s.Health != "unhealthy" || s.Reason != "not_answering" {
+		if s, err := d.device(ctx, id); err != nil || s.Healthy || s.Health != "unhealthy" || s.Reason != "not_responding" {
 			t.Errorf("a GPU whose calls hang is %+v, %v", s, err)
 		}
 	}
-	if all, err := d.incidents(ctx, "reason", "not_answering"); err != nil || len(all) != len(ids) {
+	if all, err := d.incidents(ctx, "reason", "not_responding"); err != nil || len(all) != len(ids) {
 		t.Errorf("of calls that hang is told %+v, %v", all, err)
 	}
 }
@@ -131,7 +131,7 @@ func wantHangUnhealthy(ctx context.Context, t *testing.T, d *podgaugeProcess, id
 func waitUntilHangOver(ctx context.Context, t *testing.T, d *podgaugeProcess, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
-		d.waitForIncident(ctx, t, id, "not_answering", func(i apiIncident) error {
+		d.waitForIncident(ctx, t, id, "not_responding", func(i apiIncident) error {
 			if !i.RecoveredAt.After(i.Last) {
 				return fmt.Errorf("told is %+v", i)
 			}

@@ -7,13 +7,13 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// HoldersResponse is the response at HoldersPath.
-type HoldersResponse struct {
+// AllocationsResponse is the response at AllocationsPath.
+type AllocationsResponse struct {
 	At          time.Time        `json:"at"`
 	Node        string           `json:"node,omitempty"`
 	Kubelet     KubeletJSON      `json:"kubelet"`
-	Complete    bool             `json:"settled"` // a device without a row is unallocated
-	Allocations []AllocationJSON `json:"holders"`
+	Complete    bool             `json:"complete"` // a device without a row is unallocated
+	Allocations []AllocationJSON `json:"allocations"`
 }
 
 // AllocationJSON is a device and a container to which it is or was allocated. Gone devices have no GPU, index and profile.
@@ -28,8 +28,8 @@ type AllocationJSON struct {
 // OwnerJSON is a current or recent owner of a device.
 type OwnerJSON struct {
 	device.Owner
-	Current   bool             `json:"holds"`
-	Resources []ResourceIDJSON `json:"as"`             // as allocated by the kubelet; empty for a recent owner
+	Current   bool             `json:"current"`
+	Resources []ResourceIDJSON `json:"resources"`      // as allocated by the kubelet; empty for a recent owner
 	FirstSeen time.Time        `json:"first,omitzero"` // with the device
 	LastSeen  time.Time        `json:"last,omitzero"`
 }
@@ -40,10 +40,10 @@ type ResourceIDJSON struct {
 	ID       device.AdvertisedID `json:"id"`
 }
 
-func (n node) handleHolders(q Query, now time.Time) any {
+func (n node) handleAllocations(q Query, now time.Time) any {
 	statuses, _ := n.Statuses()
 	allocations, _ := n.Allocations()
-	response := HoldersResponse{At: now, Node: n.name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete, Allocations: []AllocationJSON{}}
+	response := AllocationsResponse{At: now, Node: n.name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete, Allocations: []AllocationJSON{}}
 	for _, row := range allocationCandidates(statuses, allocations) {
 		index := -1
 		if row.Index != nil {

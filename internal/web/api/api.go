@@ -19,10 +19,10 @@ import (
 
 // The paths. All begin with Root.
 const (
-	Root          = "/api/v1/"
-	DevicesPath   = Root + "devices"
-	HoldersPath   = Root + "holders"
-	IncidentsPath = Root + "incidents"
+	Root            = "/api/v1/"
+	DevicesPath     = Root + "devices"
+	AllocationsPath = Root + "allocations"
+	IncidentsPath   = Root + "incidents"
 )
 
 // ErrorResponse is the response to a query that failed.
@@ -40,15 +40,15 @@ type route struct {
 func Handler(name string, state NodeState) http.Handler {
 	n := node{state, name}
 	endpoints := map[string]route{
-		DevicesPath:   {[]string{"device"}, n.handleDevices},
-		HoldersPath:   {[]string{"device", "namespace", "pod"}, n.handleHolders},
-		IncidentsPath: {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, n.handleIncidents},
+		DevicesPath:     {[]string{"device"}, n.handleDevices},
+		AllocationsPath: {[]string{"device", "namespace", "pod"}, n.handleAllocations},
+		IncidentsPath:   {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, n.handleIncidents},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e, ok := endpoints[r.URL.Path]
 		switch {
 		case !ok:
-			WriteError(w, http.StatusNotFound, fmt.Errorf("unknown path %s: expected %s, %s or %s", r.URL.Path, DevicesPath, HoldersPath, IncidentsPath))
+			WriteError(w, http.StatusNotFound, fmt.Errorf("unknown path %s: expected %s, %s or %s", r.URL.Path, DevicesPath, AllocationsPath, IncidentsPath))
 			return
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
@@ -108,13 +108,13 @@ type node struct {
 
 // KubeletJSON is the result of the latest request for allocations.
 type KubeletJSON struct {
-	Up         bool      `json:"up"`
-	LastAnswer time.Time `json:"answered,omitzero"` // the list of allocations is from then
-	Error      string    `json:"error,omitempty"`
+	Up           bool      `json:"up"`
+	LastResponse time.Time `json:"last_response,omitzero"` // the list of allocations is from then
+	Error        string    `json:"error,omitempty"`
 }
 
 func newKubeletJSON(a device.Allocations) KubeletJSON {
-	return KubeletJSON{Up: a.Err == nil && !a.At.IsZero(), LastAnswer: a.At, Error: errorText(a.Err)}
+	return KubeletJSON{Up: a.Err == nil && !a.At.IsZero(), LastResponse: a.At, Error: errorText(a.Err)}
 }
 
 // errorText returns an error as one line.

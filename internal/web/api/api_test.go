@@ -150,7 +150,7 @@ func TestDevices(t *testing.T) {
 		for _, dev := range d.Devices {
 			states = append(states, dev.AllocationState)
 		}
-		if want := []string{"held", "partitioned", "shared", "idle", "unnamed"}; !slices.Equal(states, want) {
+		if want := []string{"allocated", "partitioned", "shared", "unallocated", "unnamed"}; !slices.Equal(states, want) {
 			t.Errorf("allocation states %v, want %v", states, want)
 		}
 		for query, want := range map[string]int{"?device=0": 1, "?device=GPU-1": 3, "?device=1": 3, "?device=MIG-1-1": 1, "?device=8": 0} {
@@ -192,7 +192,7 @@ func TestNothingIsKnown(t *testing.T) {
 	if d.Driver != (DriverJSON{"starting", "no; library"}) || d.Kubelet.Up || d.Kubelet.Error != "connection refused" || d.Devices == nil {
 		t.Errorf("%+v", d)
 	}
-	if h := getJSON[HoldersResponse](t, s, HoldersPath); h.Complete || h.Allocations == nil {
+	if h := getJSON[AllocationsResponse](t, s, AllocationsPath); h.Complete || h.Allocations == nil {
 		t.Errorf("%+v", h)
 	}
 	s.incidents.Err = errors.New("disk full")
@@ -222,7 +222,7 @@ func TestHolders(t *testing.T) {
 			{"?device=GPU-4", ""},
 		} {
 			var got []string
-			for _, h := range getJSON[HoldersResponse](t, s, HoldersPath+c.query).Allocations {
+			for _, h := range getJSON[AllocationsResponse](t, s, AllocationsPath+c.query).Allocations {
 				got = append(got, string(h.Device)+map[bool]string{true: "/", false: "-"}[h.Current]+h.Pod)
 			}
 			if strings.Join(got, " ") != c.want {
@@ -270,7 +270,7 @@ func TestIncidents(t *testing.T) {
 				t.Errorf("%s: %v of %d, want %s of %d", c.query, ids, got.Total, c.want, c.total)
 			}
 		}
-		if body := s.request(t, http.MethodGet, IncidentsPath).Body.String(); !strings.Contains(body, `"holders":[]`) {
+		if body := s.request(t, http.MethodGet, IncidentsPath).Body.String(); !strings.Contains(body, `"affected":[]`) {
 			t.Errorf("%s", body)
 		}
 	})
@@ -284,7 +284,7 @@ func TestInvalidRequests(t *testing.T) {
 		message     string
 	}{
 		{"GET", DevicesPath + "?pod=a", 400, `unknown parameter "pod": expected device`},
-		{"GET", HoldersPath + "?since=1h", 400, `unknown parameter "since": expected device, namespace, pod`},
+		{"GET", AllocationsPath + "?since=1h", 400, `unknown parameter "since": expected device, namespace, pod`},
 		{"GET", IncidentsPath + "?pods=x", 400, `unknown parameter "pods": expected device, namespace, pod, reason, since, limit`},
 		{"GET", IncidentsPath + "?pod=", 400, `pod "": expected a value`},
 		{"GET", IncidentsPath + "?pod=a&pod=b", 400, "pod is given 2 times"},

@@ -33,14 +33,14 @@ type DeviceJSON struct {
 	Index          int               `json:"index"`             // of the GPU
 	MIG            bool              `json:"mig"`               // partitioned
 	Profile        string            `json:"profile,omitempty"` // of a MIG device, like the next three fields
-	MIGDeviceIndex *int              `json:"slice,omitempty"`
+	MIGDeviceIndex *int              `json:"mig_device_index,omitempty"`
 	GI             *int              `json:"gi,omitempty"`
 	CI             *int              `json:"ci,omitempty"`
 	Model          string            `json:"model,omitempty"`
 	PCI            string            `json:"pci_bus_id,omitempty"`
 	NUMANode       *int              `json:"numa_node,omitempty"`
 	MemoryBytes    uint64            `json:"memory_bytes,omitempty"`
-	InfoLabels     map[string]string `json:"facts,omitempty"` // as in nvidia_gpu_info
+	InfoLabels     map[string]string `json:"info,omitempty"` // as in nvidia_gpu_info
 
 	Healthy       bool      `json:"healthy"` // as listed to the kubelet
 	Health        string    `json:"health"`  // a device.Health
@@ -53,9 +53,9 @@ type DeviceJSON struct {
 	Unallocatable string    `json:"unallocatable,omitempty"` // reason why no device of a healthy GPU can be allocated
 	Xids          []XidJSON `json:"xids"`                    // of the GPU
 
-	AllocationState string             `json:"hold"` // an allocationStateNames, or "partitioned"
-	Owners          []OwnerJSON        `json:"holders"`
-	PastOwners      []OwnerJSON        `json:"last_holders"` // newest first
+	AllocationState string             `json:"allocation"` // an allocationStateNames, or "partitioned"
+	Owners          []OwnerJSON        `json:"owners"`
+	PastOwners      []OwnerJSON        `json:"past_owners"` // newest first
 	LastIncident    *incident.Incident `json:"last_incident,omitempty"`
 
 	Placement device.Placement `json:"-"` // in the memory of the GPU
@@ -70,11 +70,11 @@ type XidJSON struct {
 
 var driverStateNames = [...]string{
 	device.DriverStarting: "starting", device.DriverUp: "up", device.DriverFailing: "failing", device.DriverAbsent: "absent",
-	device.DriverNotAnswering: "not_answering", device.DriverReplaced: "replaced", device.DriverReleased: "released",
+	device.DriverNotResponding: "not_responding", device.DriverReplaced: "replaced", device.DriverReleased: "released",
 }
 
 var allocationStateNames = [...]string{
-	device.AllocationUnknown: "unknown", device.Unallocated: "idle", device.Allocated: "held", device.AllocatedShared: "shared",
+	device.AllocationUnknown: "unknown", device.Unallocated: "unallocated", device.Allocated: "allocated", device.AllocatedShared: "shared",
 	device.AllocatedOwnerUnknown: "unnamed",
 }
 

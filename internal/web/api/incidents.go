@@ -11,7 +11,7 @@ import (
 type IncidentsResponse struct {
 	At        time.Time           `json:"at"`
 	Node      string              `json:"node,omitempty"`
-	Persisted bool                `json:"kept"` // incidents are stored on disk; if not, Error has the reason
+	Persisted bool                `json:"persisted"` // incidents are stored on disk; if not, Error has the reason
 	Error     string              `json:"error,omitempty"`
 	Total     int                 `json:"total"`     // incidents that match
 	Incidents []incident.Incident `json:"incidents"` // the newest of them up to the limit, newest first

@@ -24,7 +24,7 @@ func (d *DeviceJSON) MIGNumber() string {
 
 // IsAllocated reports whether a container has the device.
 func (d *DeviceJSON) IsAllocated() bool {
-	return slices.Contains([]string{"held", "shared", "unnamed"}, d.AllocationState)
+	return slices.Contains([]string{"allocated", "shared", "unnamed"}, d.AllocationState)
 }
 
 // DeviceCounts are numbers of devices that can be allocated: MIG devices in place of their GPU.

@@ -18,13 +18,13 @@ func (d dependency) ShortState() string {
 }
 
 var driverStates = map[string]dependency{
-	"starting":      {"warning", "is starting", ""},
-	"up":            {"well", "is up", ""},
-	"failing":       {"bad", "lists no devices", ""},
-	"absent":        {"bad", "was not found", ""},
-	"not_answering": {"bad", "does not respond", ""},
-	"replaced":      {"warning", "was replaced, and podgauge restarts", ""},
-	"released":      {"bad", "is released", ""},
+	"starting":       {"warning", "is starting", ""},
+	"up":             {"well", "is up", ""},
+	"failing":        {"bad", "lists no devices", ""},
+	"absent":         {"bad", "was not found", ""},
+	"not_responding": {"bad", "does not respond", ""},
+	"replaced":       {"warning", "was replaced, and podgauge restarts", ""},
+	"released":       {"bad", "is released", ""},
 }
 
 func (b *viewBuilder) driver() dependency {

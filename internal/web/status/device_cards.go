@@ -170,7 +170,7 @@ func (b *viewBuilder) addReadings(card *deviceCard) {
 }
 
 var allocationTexts = map[string]string{
-	"idle": "unallocated", "unallocatable": "cannot be allocated", "unnamed": "allocated to a container that the kubelet does not name", "unknown": "allocation not known yet",
+	"unallocated": "unallocated", "unallocatable": "cannot be allocated", "unnamed": "allocated to a container that the kubelet does not name", "unknown": "allocation not known yet",
 	"partitioned": "allocatable as MIG devices",
 }
 
@@ -178,11 +178,11 @@ var allocationTexts = map[string]string{
 func (c *deviceCard) known() bool { return c.AllocationState != "unknown" }
 
 // isUnallocated reports whether the device can be allocated and is not.
-func (c *deviceCard) isUnallocated() bool { return c.Healthy && c.AllocationState == "idle" }
+func (c *deviceCard) isUnallocated() bool { return c.Healthy && c.AllocationState == "unallocated" }
 
 // allocationText describes the allocation of a device without an owner.
 func (c *deviceCard) allocationText() string {
-	if c.AllocationState == "idle" && !c.Healthy {
+	if c.AllocationState == "unallocated" && !c.Healthy {
 		return allocationTexts["unallocatable"]
 	}
 	return allocationTexts[c.AllocationState]

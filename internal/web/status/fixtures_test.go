@@ -53,7 +53,7 @@ func (f *pageFixture) Readings(ctx context.Context) Readings {
 }
 
 var pageOptions = PageOptions{
-	Node: "node-a", Version: "1.2.3", Links: []string{"metrics", "api/v1/devices", "api/v1/holders", "api/v1/incidents", "healthz", "readyz"},
+	Node: "node-a", Version: "1.2.3", Links: []string{"metrics", "api/v1/devices", "api/v1/allocations", "api/v1/incidents", "healthz", "readyz"},
 }
 
 func (f *pageFixture) newPage() *Page {
@@ -189,7 +189,7 @@ func newFailedFixture() *pageFixture {
 	setHealth(2, device.Unhealthy, "xid_79", "reboot", 3*time.Minute, 1)
 	setHealth(5, device.Suspect, "", "", 12*time.Hour, 0)
 	setHealth(6, device.Recovering, "xid_48", "", time.Hour, 3)
-	setHealth(7, device.Unhealthy, "not_answering", "", 40*time.Second, 1)
+	setHealth(7, device.Unhealthy, "not_responding", "", 40*time.Second, 1)
 	delete(n.readings.Devices, n.statuses[2].ID)
 	delete(n.readings.Devices, n.statuses[7].ID)
 	n.stalled = map[device.GPU]bool{n.statuses[7].GPU: true}
@@ -207,7 +207,7 @@ func newFailedFixture() *pageFixture {
 		return incident.AffectedContainer{Owner: of, Since: beforeNow(31 * time.Hour), Termination: ended}
 	}
 	n.incidents = incident.Snapshot{Persisted: true, Incidents: []incident.Incident{
-		newIncident(6, 7, "not_answering", "", 40*time.Second, 1),
+		newIncident(6, 7, "not_responding", "", 40*time.Second, 1),
 		newIncident(5, 2, "xid_79", "reboot", 3*time.Minute, 1,
 			newAffected("research/llama-pretrain-0/trainer", &incident.PodTermination{At: now, Phase: "Failed", Reason: "Error", ExitCode: &exit})),
 		newIncident(4, 5, "xid_31", "restart_app", 25*time.Minute, 12, newAffected("research/notebook-ada/jupyter", nil)),

@@ -1123,9 +1123,9 @@ func streampage(qw422016 *qt422016.Writer, v *pageView) {
 	qw422016.N().S(`">`)
 	qw422016.E().S(v.Kubelet.ShortState())
 	qw422016.N().S(`</span>`)
-	if v.LastAnswer.ISO != "" {
+	if v.LastResponse.ISO != "" {
 		qw422016.N().S(`<span class="where">listed allocations `)
-		streamtimeElement(qw422016, v.LastAnswer)
+		streamtimeElement(qw422016, v.LastResponse)
 		qw422016.N().S(`</span>`)
 	}
 	if v.Kubelet.Error != "" {

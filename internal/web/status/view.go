@@ -34,7 +34,7 @@ type pageView struct {
 	Driver        dependency
 	DriverDetails []nameValue
 	Kubelet       dependency
-	LastAnswer    displayTime
+	LastResponse  displayTime
 	PodsAPI       dependency
 	Resources     []resourceRow
 	IsPlugin      bool // this process is the device plugin
@@ -80,7 +80,7 @@ func newPageView(state PageState, o *PageOptions, readings Readings, f filter, n
 	b.allocations, _ = state.Allocations()
 	v := &pageView{
 		PageOptions: o, Node: cmp.Or(o.Node, "this node"), GPUs: b.gpuCards(), Filter: f,
-		Driver: b.driver(), DriverDetails: b.driverDetails(), Kubelet: b.kubelet(), LastAnswer: formatTime(now, b.node.Kubelet.LastAnswer, ago),
+		Driver: b.driver(), DriverDetails: b.driverDetails(), Kubelet: b.kubelet(), LastResponse: formatTime(now, b.node.Kubelet.LastResponse, ago),
 		PodsAPI: b.podsAPI(), Resources: b.resourceRows(), IsPlugin: b.pluginResources != nil, Incidents: b.incidents, Now: now,
 	}
 	if age := now.Sub(readings.At); age >= maxReadingsAge {
@@ -98,7 +98,7 @@ func newPageView(state PageState, o *PageOptions, readings Readings, f filter, n
 	if len(v.DriverDetails) > 0 {
 		driver.Note = v.DriverDetails[0].Value
 	}
-	v.Stats = append(b.stats(v.GPUs), driver, nodeStat{Name: "Kubelet", Value: v.Kubelet.ShortState(), At: v.LastAnswer, Grade: v.Kubelet.Grade})
+	v.Stats = append(b.stats(v.GPUs), driver, nodeStat{Name: "Kubelet", Value: v.Kubelet.ShortState(), At: v.LastResponse, Grade: v.Kubelet.Grade})
 	v.summarize(b.node.Counts(), b.node.MissingGPUs, b.node.ExpectedGPUs)
 	v.AllGPUs, v.FilterLinks = len(v.GPUs), f.links(v.GPUs)
 	v.GPUs = f.apply(v.GPUs)
