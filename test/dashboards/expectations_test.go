@@ -68,7 +68,7 @@ var unusualAlerts = map[string]expectedAlert{
 	"PodgaugeDriverDown":          {"node-c", causeScript},
 	"PodgaugeEventsNotReceived":   {"node-c", causeScript},
 	"PodgaugeCollectionStalled":   {"node-c", causeScript},
-	"PodgaugeGPUMissing":          {"node-b", causeScript},
+	"PodgaugeGpuMissing":          {"node-b", causeScript},
 	"PodgaugePluginNotRegistered": {"node-b", causeScript},
 	"PodgaugeContainersRejected":  {"node-b", causeScript},
 	"PodgaugeAllocationsStale":    {"node-b", causeScript},
