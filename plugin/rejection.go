@@ -16,13 +16,13 @@ type RejectReason string
 
 // The reasons.
 const (
-	RejectNoIDs     RejectReason = "nothing_asked" // request without ids
+	RejectNoIDs     RejectReason = "empty_request" // request without ids
 	RejectUnknown   RejectReason = "unknown"       // id without a listed device
 	RejectUnhealthy RejectReason = "unhealthy"
-	RejectAllocated RejectReason = "allocated" // device with an allocation by a different id
-	RejectTooMany   RejectReason = "too_many"  // several replicas under Sharing.OnePerContainer
-	RejectSameGPU   RejectReason = "same_gpu"  // several replicas of a GPU under preferred.Distinct
-	RejectUnusable  RejectReason = "unfit"     // failed check before the start
+	RejectAllocated RejectReason = "allocated"    // device with an allocation by a different id
+	RejectTooMany   RejectReason = "too_many"     // several replicas under Sharing.OnePerContainer
+	RejectSameGPU   RejectReason = "same_gpu"     // several replicas of a GPU under preferred.Distinct
+	RejectUnusable  RejectReason = "check_failed" // failed check before the start
 )
 
 // RejectReasons returns all reasons.

@@ -36,7 +36,7 @@ func TestPreStartCheck(t *testing.T) {
 	}
 	refused := d.scrapeUntil(ctx, t, "the container's start is refused", func(s metricsScrape) error {
 		// The kubelet tries again at once, and then after longer and longer pauses.
-		if count, err := s.value("podgauge_plugin_rejections_total", seriesLabels{"resource": gpuResource, "reason": "unfit"}); err != nil || count < 1 {
+		if count, err := s.value("podgauge_plugin_rejections_total", seriesLabels{"resource": gpuResource, "reason": "check_failed"}); err != nil || count < 1 {
 			return fmt.Errorf("%v: %w", count, err)
 		}
 		return nil
