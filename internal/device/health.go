@@ -80,11 +80,11 @@ type HealthCause struct {
 	Action        string    `json:"action,omitempty"`
 	Class         string    `json:"class,omitempty"`
 	Since         time.Time `json:"since"`
-	FaultAt       time.Time `json:"at"`                  // of the newest fault of this cause
-	NeedsReset    bool      `json:"by_reset,omitempty"`  // the cause lasts until a reset
-	ByPolicy      bool      `json:"by_policy,omitempty"` // only the operator's policy marks the device unhealthy
-	ResetSeen     bool      `json:"reset,omitempty"`     // since the cause, which needs a reset
-	EnergyCounter uint64    `json:"odometer,omitempty"`  // the GPU's in an earlier process, after the fault; 0: unknown
+	FaultAt       time.Time `json:"fault_at"`              // of the newest fault of this cause
+	NeedsReset    bool      `json:"needs_reset,omitempty"` // the cause lasts until a reset
+	ByPolicy      bool      `json:"by_policy,omitempty"`   // only the operator's policy marks the device unhealthy
+	ResetSeen     bool      `json:"reset_seen,omitempty"`  // since the cause, which needs a reset
+	EnergyCounter uint64    `json:"energy,omitempty"`      // the GPU's in an earlier process, after the fault; 0: unknown
 
 	// needsRepair is set if a pending repair must be done first: the cause followed a fault that needs a reset before a check passed.
 	needsRepair bool
@@ -100,8 +100,8 @@ type HealthCause struct {
 // FailedResets counts the resets after which a fault came back.
 type FailedResets struct {
 	Reason      string    `json:"reason"`
-	Count       int       `json:"resets"`
-	LastFaultAt time.Time `json:"at"`
+	Count       int       `json:"count"`
+	LastFaultAt time.Time `json:"last_fault_at"`
 }
 
 // evidence is an input of healthState.apply.

@@ -40,21 +40,21 @@ func (h *HealthHistory) Validate() error {
 
 // HealthRecord is the health of a GPU with all its devices, or of one MIG device.
 type HealthRecord struct {
-	GPU            GPU                       `json:"gpu"`
-	Device         ID                        `json:"device,omitempty"` // of a MIG device; empty: the GPU
-	HealthCause    `json:"verdict,omitzero"` // of Unhealthy or Recovering
-	Flaps          uint64                    `json:"flaps,omitempty"` // as in Status
-	UnhealthyTimes []time.Time               `json:"turns,omitempty"`
-	FailedResets   FailedResets              `json:"again,omitzero"`
-	Retired        *Retirement               `json:"retired,omitempty"`
+	GPU            GPU                     `json:"gpu"`
+	Device         ID                      `json:"device,omitempty"` // of a MIG device; empty: the GPU
+	HealthCause    `json:"cause,omitzero"` // of Unhealthy or Recovering
+	Flaps          uint64                  `json:"flaps,omitempty"` // as in Status
+	UnhealthyTimes []time.Time             `json:"unhealthy_times,omitempty"`
+	FailedResets   FailedResets            `json:"failed_resets,omitzero"`
+	Retired        *Retirement             `json:"retired,omitempty"`
 	// Xids are the GPU's counts. They and Flaps must not fall below an exported value, except to 0: Prometheus takes the whole value of a
 	// counter that fell for an increase.
 	Xids     []Xid     `json:"xids,omitempty"`
-	LastSeen time.Time `json:"seen,omitzero"` // of a GPU: present; of a MIG device: present and unhealthy
+	LastSeen time.Time `json:"last_seen,omitzero"` // of a GPU: present; of a MIG device: present and unhealthy
 	// GoneSince is when the GPU was first absent from a listing; zero: present.
-	GoneSince time.Time `json:"gone,omitzero"`
+	GoneSince time.Time `json:"gone_since,omitzero"`
 	// LastListed is the GPU in its newest listing; the zero Device if unknown. DeviceNodes and InfoLabels are not saved.
-	LastListed Device `json:"listed,omitzero"`
+	LastListed Device `json:"last_listed,omitzero"`
 	rebooted   bool   // the node, after the record was made
 }
 

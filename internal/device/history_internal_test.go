@@ -18,10 +18,10 @@ func (s *fuzzStore) ExportedCounts() (*HealthHistory, <-chan struct{}) { return 
 func FuzzHistory(f *testing.F) {
 	for _, h := range []string{
 		`{}`, `{"lost":true,"records":[{"gpu":"GPU-a"}]}`,
-		`{"records":[{"gpu":"GPU-a","flaps":7,"verdict":{"reason":"xid_95","by_reset":true,"since":"9999-12-31T00:00:00Z"},"xids":[{"code":95,"count":2}]}]}`,
-		`{"records":[{"gpu":"GPU-a","device":"MIG-b","verdict":{"reason":"xid_999","by_reset":true,"reset":true},"again":{"reason":"xid_999","resets":-1}}]}`,
-		`{"records":[{"gpu":"GPU-b","seen":"2026-01-01T00:00:00Z","listed":{"id":"GPU-b","gpu":"GPU-b","index":-1}}]}`,
-		`{"records":[{"gpu":"GPU-a","turns":["2026-01-01T00:00:00Z","9999-12-31T00:00:00Z"],"xids":[{},{}]},{"gpu":"GPU-b"}]}`,
+		`{"records":[{"gpu":"GPU-a","flaps":7,"cause":{"reason":"xid_95","needs_reset":true,"since":"9999-12-31T00:00:00Z"},"xids":[{"code":95,"count":2}]}]}`,
+		`{"records":[{"gpu":"GPU-a","device":"MIG-b","cause":{"reason":"xid_999","needs_reset":true,"reset_seen":true},"failed_resets":{"reason":"xid_999","count":-1}}]}`,
+		`{"records":[{"gpu":"GPU-b","last_seen":"2026-01-01T00:00:00Z","last_listed":{"id":"GPU-b","gpu":"GPU-b","index":-1}}]}`,
+		`{"records":[{"gpu":"GPU-a","unhealthy_times":["2026-01-01T00:00:00Z","9999-12-31T00:00:00Z"],"xids":[{},{}]},{"gpu":"GPU-b"}]}`,
 	} {
 		f.Add([]byte(h))
 	}

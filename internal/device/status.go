@@ -92,7 +92,7 @@ type Xid struct {
 	Count uint64    `json:"count"`
 	Last  time.Time `json:"last,omitzero"` // of the newest counted Xid; zero: none
 	// LastHistorical is the time of the newest Xid from before podgauge listened; such Xids are not counted. Zero: none.
-	LastHistorical time.Time `json:"past,omitzero"`
+	LastHistorical time.Time `json:"last_historical,omitzero"`
 }
 
 func xidReason(xid uint64) string { return "xid_" + strconv.FormatUint(xid, 10) }

@@ -200,7 +200,7 @@ func checkRunbooks(t *testing.T, all familyCatalogue, alerts map[string]rulefmt.
 var firstBlock = regexp.MustCompile("(?s)^# (\\w+)\n\n```sh\n(.*?)\n```\n\n## ")
 
 // hardwareAlert matches the names of alerts after which a GPU may be replaced.
-var hardwareAlert = regexp.MustCompile(`Device(Flapping|Missing|StuckRecovering|Unhealthy)$|GPUMissing|GpuLost|HardwareXid|Nvlink|Pcie` +
+var hardwareAlert = regexp.MustCompile(`Device(Flapping|Missing|StuckRecovering|Unhealthy)$|GpuMissing|GpuLost|HardwareXid|Nvlink|Pcie` +
 	`|RecoveryAction|RepairPending|RowRemap|Sram|Ecc|UnrepairableMemory|CollectionStalled`)
 
 // checkRunbookForm checks the commands that begin a runbook, and the sections. The commands find the pod of the alert's node.
