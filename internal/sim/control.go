@@ -24,22 +24,30 @@ type Control struct {
 	Log     *slog.Logger
 }
 
-// Run answers a connection at a time until ctx is done. A socket in use, of a second podgauge-sim in the same network namespace, is logged.
+// Run answers a connection at a time until ctx is done. If a second podgauge-sim in the same network namespace uses the socket, Run logs a
+// warning and only waits.
 func (c *Control) Run(ctx context.Context) error {
 	l, err := net.Listen("unix", c.Address)
 	if err != nil {
 		c.Log.Warn("cannot receive simulated actions", "err", err)
+		<-ctx.Done()
 		return nil
 	}
 	defer context.AfterFunc(ctx, func() { l.Close() })() //nolint:errcheck // Accept returns
-	for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("receive simulated actions: %w", err)
+		}
 		conn.SetDeadline(time.Now().Add(controlTimeout)) //nolint:errcheck // the connection is open
 		if err := c.runAction(ctx, conn); err != nil {
 			io.WriteString(conn, err.Error()) //nolint:errcheck // the client is gone
 		}
 		conn.Close() //nolint:errcheck // the response is written
 	}
-	return nil
 }
 
 // runAction runs a line of a script without the time.

@@ -53,10 +53,17 @@ func TestControl(t *testing.T) {
 			t.Errorf("%q: %v, want %s", line, err, want)
 		}
 	}
-	if err := c.Run(ctx); err != nil { // the address is in use
-		t.Error(err)
+	inUse := make(chan error, 1)
+	go func() { inUse <- c.Run(ctx) }()
+	select {
+	case err := <-inUse:
+		t.Fatalf("Run with a socket in use returned %v before the end", err)
+	case <-time.After(10 * time.Millisecond): // a longer wait finds no more
 	}
 	cancel()
+	if err := <-inUse; err != nil {
+		t.Error(err)
+	}
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
