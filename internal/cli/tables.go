@@ -112,13 +112,9 @@ func IncidentTable(all *api.IncidentsResponse, wide bool) [][]string {
 	}
 	for i := range all.Incidents {
 		inc := &all.Incidents[i]
-		action := inc.Action
-		if inc.RecoveredAt != nil {
-			action = ""
-		}
 		row := []string{
 			strconv.FormatUint(inc.ID, 10), Ago(all.At, inc.Last), strconv.FormatUint(inc.Count, 10), strings.TrimSpace(strconv.Itoa(inc.Index) + " " + inc.Profile),
-			inc.Reason, OutcomeText(all.At, inc), cmp.Or(action, inc.Note, emptyCell), affectedText(inc), string(inc.Device),
+			inc.Reason, OutcomeText(all.At, inc), cmp.Or(inc.PendingAction(), inc.Note, emptyCell), affectedText(inc), string(inc.Device),
 		}
 		if wide {
 			row = append(row, Ago(all.At, inc.First), cmp.Or(inc.Model, emptyCell), cmp.Or(inc.PCI, emptyCell), cmp.Or(inc.Source, emptyCell))

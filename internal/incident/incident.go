@@ -59,6 +59,14 @@ type Incident struct {
 	AffectedUnknown bool `json:"affected_unknown,omitempty"`
 }
 
+// PendingAction returns the action that the operator still has to take; empty after the recovery.
+func (i *Incident) PendingAction() string {
+	if i.RecoveredAt != nil {
+		return ""
+	}
+	return i.Action
+}
+
 // Concerns reports whether the event affects a device.
 func (i *Incident) Concerns(id device.ID) bool {
 	return i.Device == id || slices.ContainsFunc(i.MIGDevices, func(d AffectedMIGDevice) bool { return d.Device == id })
