@@ -174,9 +174,9 @@ func TestFlagTable(t *testing.T) {
 }
 
 func commandTable() string {
-	table := "| command | purpose |\n|---|---|\n"
+	table := "|command|purpose|\n|---|---|\n"
 	for _, c := range testCommands().Commands() {
-		table += "| `podgauge " + strings.ReplaceAll(c.Use, "|", `\|`) + "` | " + c.Short + " |\n"
+		table += "|`podgauge " + strings.ReplaceAll(c.Use, "|", `\|`) + "`|" + c.Short + "|\n"
 	}
 	return table
 }

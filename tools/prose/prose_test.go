@@ -97,16 +97,16 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestSize checks that runbooks do not count, and that a part of docs has no size.
+// TestSize checks that tables and code count, that runbooks do not count, and that a part of docs has no size.
 func TestSize(t *testing.T) {
 	pageOf := func(path string, words int) page {
-		return page{path, []byte("# T\n\nFor us: it.\n\n" + "```\nno word\n```\n\n" + strings.Repeat("word. ", words-4))}
+		return page{path, []byte("# T\n\nFor us: it.\n\n" + "```\na b\n```\n\n|a|b|\n|---|---|\n\n" + strings.Repeat("word. ", words-11))}
 	}
-	full := []page{pageOf("docs/a.md", maxDocs-10), pageOf("docs/b.md", 10), pageOf("docs/runbooks/A.md", 100), pageOf("README.md", 100)}
+	full := []page{pageOf("docs/a.md", maxDocs-20), pageOf("docs/b.md", 20), pageOf("docs/runbooks/A.md", 100), pageOf("README.md", 100)}
 	if err := check(io.Discard, full, true); err != nil {
 		t.Error(err)
 	}
-	full[1] = pageOf("docs/b.md", 11)
+	full[1] = pageOf("docs/b.md", 21)
 	if err := check(io.Discard, full, true); err == nil {
 		t.Error("no error above the limit")
 	}
