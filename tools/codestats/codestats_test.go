@@ -59,3 +59,20 @@ func TestDuplicates(t *testing.T) {
 		t.Errorf("duplicates %v, want T in a and b", got)
 	}
 }
+
+// TestBannedWords checks that comments of tests are checked, and strings of tests are not.
+func TestBannedWords(t *testing.T) {
+	l := limits{Production: 1, NonTest: 1}
+	for _, c := range []struct {
+		file file
+		ok   bool
+	}{
+		{file{kind: test, strings: words{banned: []string{"anew"}}}, true},
+		{file{kind: test, comments: words{banned: []string{"anew"}}}, false},
+		{file{kind: helper, strings: words{banned: []string{"anew"}}}, false},
+	} {
+		if err := l.check([]*file{&c.file}); (err == nil) != c.ok {
+			t.Errorf("%+v: error %v, want ok %t", c.file, err, c.ok)
+		}
+	}
+}

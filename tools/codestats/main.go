@@ -119,6 +119,11 @@ func (l limits) check(files []*file) error {
 			fail("type %s is declared in %s", name, strings.Join(dirs, " and "))
 		}
 	}
+	for _, f := range files {
+		if f.kind == test && len(f.comments.banned) > 0 { // strings of tests are test data
+			fail("%s: banned words in comments (terms are in tools/terms/rules.txt): %s", filepath.Join(f.dir, f.name), strings.Join(f.comments.banned, ", "))
+		}
+	}
 	for dir, p := range packagesOf(files) {
 		if up, _ := upward(p); len(up) > l.Upward {
 			fail("%s: %d references run upward, at most %d: %s", dir, len(up), l.Upward, strings.Join(up, ", "))
