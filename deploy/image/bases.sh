@@ -1,5 +1,5 @@
-# Puts the base images of the Dockerfile together from Debian's packages and this machine's Go. Read by build.sh, whose
-# `ours` and `dockerfile` it uses.
+# Builds the base images of the Dockerfile from Debian's packages and this machine's Go. build.sh sources this file, which
+# uses its function `ours` and its variable `dockerfile`.
 
 # A local image has no digest of the registry.
 sed 's/@sha256:[0-9a-f]*//' Dockerfile >"$dockerfile"
@@ -9,8 +9,8 @@ final=$(sed -n 's/^FROM --platform=$TARGETPLATFORM //p' "$dockerfile")
 suite=${compiler##*-}
 go=$(go env GOVERSION)
 
-# base makes what is missing of what an image is built on, and has the names mean it: a storage has one image under a
-# name, so that the final one's is of one architecture at a time. What is there is kept.
+# base builds missing base images, and tags those of an architecture with the names of the Dockerfile. A storage has one
+# image per name, so the final base image is of one architecture at a time.
 base() {
     exists "local/compiler:$go-$suite" || make_compiler
     exists "local/final:$suite-$1" || make_final "$1"
@@ -20,22 +20,22 @@ base() {
 
 exists() { ours inspect --type image "$1" >/dev/null 2>&1; }
 
-# make_compiler is Debian with a C compiler and Go in it, as the golang image is.
+# make_compiler builds an image with Debian, a C compiler and Go, like the golang image.
 make_compiler() {
     c=$(ours from scratch)
     root=$(ours mount "$c")
     debootstrap --variant=minbase --include=ca-certificates,gcc,libc6-dev "$suite" "$root"
     rm -rf "$root"/var/cache/apt/archives/*.deb
     cp -a "$(go env GOROOT)" "$root/usr/local/go"
-    # What this machine trusts: between it and the module proxy may be a proxy of its own.
+    # The machine's certificates, because its connection to the module proxy may use a proxy with a private certificate.
     cp "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" "$root/etc/ssl/certs/ca-certificates.crt"
     ours config --env PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
         --env GOPATH=/go --env GOTOOLCHAIN=local --workingdir /go "$c"
     ours commit --rm "$c" "local/compiler:$go-$suite"
 }
 
-# make_final has the packages that distroless's base-nossl has: unpacked, and never installed, so that nothing of
-# them has to run for another architecture.
+# make_final builds an image with the packages of distroless's base-nossl. They are unpacked and not installed, so no
+# program of another architecture has to run.
 make_final() {
     from=$(ours from --pull-never "local/compiler:$go-$suite")
     ours run "$from" -- sh -c "$unpack" unpack "$1"
@@ -47,7 +47,7 @@ make_final() {
     ours commit --rm "$c" "local/final:$suite-$1"
 }
 
-# unpack runs in the compiler's image. status.d is where scanners look for the packages of an image without dpkg.
+# unpack runs in the compiler's image. Scanners read the packages of an image without dpkg from status.d.
 unpack='set -eu
 dpkg --add-architecture "$1"
 apt-get update -q

@@ -92,13 +92,13 @@ if [ "$BASES" = local ]; then
 fi
 with=$(builder)
 if [ "$with" = buildah ]; then
-    exec 9>"$cache/lock" # a name in the storage means one architecture at a time
+    exec 9>"$cache/lock" # a name in the storage has one architecture at a time
     flock 9
-    ours rm --all >/dev/null # what a build that was cut off has left
+    ours rm --all >/dev/null # leftovers of interrupted builds
 fi
 builder=
 if [ "$with" = docker ] && ! archives; then
-    docker buildx rm podgauge-image 2>/dev/null || : # what a build that was cut off has left
+    docker buildx rm podgauge-image 2>/dev/null || : # leftover of an interrupted build
     docker buildx create --name podgauge-image --driver docker-container
     trap 'docker buildx rm podgauge-image' EXIT
     builder="--builder podgauge-image"

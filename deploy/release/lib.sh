@@ -1,4 +1,4 @@
-# shellcheck shell=sh disable=SC2034,SC2064 # read by other scripts; the registry of now
+# shellcheck shell=sh disable=SC2034,SC2064 # variables of other scripts; the trap has the current registry
 # Functions of the release scripts.
 
 : "${VERSION:?}"
