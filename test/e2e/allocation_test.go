@@ -13,59 +13,58 @@ import (
 )
 
 const (
-	// honorLabelsJob is the scrape job as the README has it.
+	// honorLabelsJob is the scrape job that the README recommends.
 	honorLabelsJob = "podgauge"
-	// noHonorLabelsJob is the same without honor_labels.
+	// noHonorLabelsJob is the same job without honor_labels.
 	noHonorLabelsJob = "without-honor-labels"
 )
 
-// TestOffer is the whole path: GPUs, the kubelet's list, a pod, its labels, and what Prometheus makes of them. Nothing here is hurried: the
-// kubelet is as young as it is.
-func TestOffer(t *testing.T) {
+// TestAllocation checks the path from the device list and a pod's allocation to labels in Prometheus, with a kubelet that is not backdated.
+func TestAllocation(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	makeNodes(ctx, t, n)
 	d := newMachine(t, n).start(t, n, "--pass-device-specs")
 	d.waitUntilListening(ctx, t)
-	var kubelet time.Time
+	var kubeletStart time.Time
 	took := measureRegistration(ctx, t, n, func() {
 		startKubelet(ctx, t, n)
-		kubelet = time.Now()
+		kubeletStart = time.Now()
 	}, uuids(defaultGPUs)...)
-	measureDurations(t, "registered after the kubelet's socket", time.Second, took)
+	measureDurations(t, "kubelet socket → registered", time.Second, took)
 	prometheus := startPrometheus(ctx, t, n)
 
 	pod := podWithGPUs("train", 1)
 	runPod(ctx, t, n, pod)
-	held := allocatedGPU(ctx, t, n, pod)
-	holding := map[string]node.OwnerKey{held: mainContainer(pod)}
+	gpuID := allocatedGPU(ctx, t, n, pod)
+	owners := map[string]node.OwnerKey{gpuID: mainContainer(pod)}
 	s := d.nextScrape(ctx, t)
-	if err := s.checkOwners([]string{held}, holding); err != nil {
-		t.Errorf("the next scrape after the kubelet's List has the pod: %v", err)
+	if err := s.checkOwners([]string{gpuID}, owners); err != nil {
+		t.Errorf("first scrape after the pod's allocation: %v", err)
 	}
 	env, err := containerEnv(ctx, n, pod, "main")
-	if err != nil || env["NVIDIA_VISIBLE_DEVICES"] != held {
-		t.Errorf("the container sees %q (%v), and holds %q", env["NVIDIA_VISIBLE_DEVICES"], err, held)
+	if err != nil || env["NVIDIA_VISIBLE_DEVICES"] != gpuID {
+		t.Errorf("NVIDIA_VISIBLE_DEVICES: got %q (%v), want %q", env["NVIDIA_VISIBLE_DEVICES"], err, gpuID)
 	}
-	checkDeviceNodes(ctx, t, n, pod, indexOf(t, held))
-	awaitWithin(ctx, t, 90*time.Second, "the other GPUs are known to be idle", func(ctx context.Context) error {
+	checkDeviceNodes(ctx, t, n, pod, indexOf(t, gpuID))
+	awaitWithin(ctx, t, 90*time.Second, "the other GPUs are exported as idle", func(ctx context.Context) error {
 		s, err := d.scrape(ctx)
 		if err != nil {
 			return err
 		}
-		// Until they are known to be, they are not said to be: nothing but the truth is shown throughout.
-		if err := s.checkNoWrongOwner(holding); err != nil {
+		// Before that, their owner is unknown, and no series may have a wrong owner.
+		if err := s.checkNoWrongOwner(owners); err != nil {
 			return node.StopRetrying(err)
 		}
-		return s.checkOwners(uuids(defaultGPUs), holding)
+		return s.checkOwners(uuids(defaultGPUs), owners)
 	})
-	measureDurations(t, "idle GPUs are shown after the start of kubelet and podgauge at once", 65*time.Second, time.Since(kubelet))
-	checkPrometheus(ctx, t, prometheus, holding)
-	checkWithoutHonorLabels(ctx, t, prometheus, held, pod)
+	measureDurations(t, "kubelet and podgauge started → idle GPUs exported", 65*time.Second, time.Since(kubeletStart))
+	checkPrometheus(ctx, t, prometheus, owners)
+	checkWithoutHonorLabels(ctx, t, prometheus, gpuID, pod)
 }
 
-// makeNodes gives the node the device nodes that a driver would.
+// makeNodes creates the driver's device nodes.
 func makeNodes(ctx context.Context, t *testing.T, n *node.RealNode) {
 	t.Helper()
 	script := "mknod /dev/nvidiactl c 195 255\n"
@@ -77,7 +76,7 @@ func makeNodes(ctx context.Context, t *testing.T, n *node.RealNode) {
 	}
 }
 
-// checkDeviceNodes looks into a running container: it has its own GPU's node and the one that all share, and no other.
+// checkDeviceNodes checks that a running container has the device nodes of its GPU and of the driver, and no others.
 func checkDeviceNodes(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, i int) {
 	t.Helper()
 	pid, err := n.ContainerPID(ctx, pod, "main")
@@ -87,11 +86,11 @@ func checkDeviceNodes(ctx context.Context, t *testing.T, n *node.RealNode, pod n
 	dev := fmt.Sprintf("/proc/%d/root/dev/", pid)
 	got, err := filepath.Glob(dev + "nvidia*")
 	if want := []string{fmt.Sprintf("%snvidia%d", dev, i), dev + "nvidiactl"}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("the container has %q, %v; want %q", got, err, want)
+		t.Errorf("device nodes of the container: got %q, %v, want %q", got, err, want)
 	}
 }
 
-// startPrometheus has the server find podgauge as service discovery would: with podgauge's own pod in the target's labels.
+// startPrometheus starts a server with podgauge as its target. As with service discovery, the target's labels name podgauge's own pod.
 func startPrometheus(ctx context.Context, t *testing.T, n *node.RealNode) *node.PrometheusServer {
 	t.Helper()
 	target := scrapeTarget{
@@ -107,10 +106,10 @@ func startPrometheus(ctx context.Context, t *testing.T, n *node.RealNode) *node.
 	return prometheus
 }
 
-// checkPrometheus waits until Prometheus has scraped what is true, and checks that nothing else is in it. Prometheus drops empty labels.
-func checkPrometheus(ctx context.Context, t *testing.T, p *node.PrometheusServer, held map[string]node.OwnerKey) {
+// checkPrometheus waits until Prometheus has the expected owners and checks that no other labels exist. Prometheus drops empty labels.
+func checkPrometheus(ctx context.Context, t *testing.T, p *node.PrometheusServer, owners map[string]node.OwnerKey) {
 	t.Helper()
-	await(ctx, t, "Prometheus shows the truth", func(ctx context.Context) error {
+	await(ctx, t, "Prometheus has the expected owners", func(ctx context.Context) error {
 		wrong := []error{}
 		for _, family := range ownerFamilies {
 			samples, err := p.Query(ctx, fmt.Sprintf(`%s{job=%q}`, family, honorLabelsJob))
@@ -118,11 +117,11 @@ func checkPrometheus(ctx context.Context, t *testing.T, p *node.PrometheusServer
 				return err
 			}
 			if len(samples) != defaultGPUs {
-				wrong = append(wrong, fmt.Errorf("%s: %d series", family, len(samples)))
+				wrong = append(wrong, fmt.Errorf("number of series %s: got %d, want %d", family, len(samples), defaultGPUs))
 			}
 			for _, sample := range samples {
-				if want := ownerLabels(held[string(sample.Metric["uuid"])]); !hasLabels(labelsOf(sample.Metric), want) {
-					wrong = append(wrong, fmt.Errorf("%v, not %v", sample.Metric, want))
+				if want := ownerLabels(owners[string(sample.Metric["uuid"])]); !hasLabels(labelsOf(sample.Metric), want) {
+					wrong = append(wrong, fmt.Errorf("labels: got %v, want %v", sample.Metric, want))
 				}
 			}
 		}
@@ -133,33 +132,33 @@ func checkPrometheus(ctx context.Context, t *testing.T, p *node.PrometheusServer
 		`{job=%q,__name__=~"nvidia_gpu_.*",pod="podgauge"}`,
 	} {
 		if found, err := p.Query(ctx, fmt.Sprintf(never, honorLabelsJob)); err != nil || len(found) > 0 {
-			t.Errorf("%s finds %v, %v", never, found, err)
+			t.Errorf("query %s: got %v, %v, want no series", never, found, err)
 		}
 	}
 }
 
-// checkWithoutHonorLabels shows that the test could have failed: without honor_labels every GPU seems to be held by podgauge's own pod.
-func checkWithoutHonorLabels(ctx context.Context, t *testing.T, p *node.PrometheusServer, held string, pod node.StaticPod) {
+// checkWithoutHonorLabels proves that checkPrometheus can fail: without honor_labels, all GPUs have podgauge's own pod as their owner.
+func checkWithoutHonorLabels(ctx context.Context, t *testing.T, p *node.PrometheusServer, gpuID string, pod node.StaticPod) {
 	t.Helper()
-	await(ctx, t, "podgauge's own pod is everywhere", func(ctx context.Context) error {
+	await(ctx, t, "all series have the label of podgauge's own pod", func(ctx context.Context) error {
 		samples, err := p.Query(ctx, fmt.Sprintf(`nvidia_gpu_healthy{job=%q}`, noHonorLabelsJob))
 		if err != nil || len(samples) != defaultGPUs {
-			return fmt.Errorf("%v: %w", samples, err)
+			return fmt.Errorf("series: got %v, %w", samples, err)
 		}
 		for _, sample := range samples {
 			labels, exported := labelsOf(sample.Metric), ""
-			if labels["uuid"] == held {
+			if labels["uuid"] == gpuID {
 				exported = pod.FullName()
 			}
 			if labels["pod"] != "podgauge" || labels["exported_pod"] != exported {
-				return fmt.Errorf("%v", labels)
+				return fmt.Errorf("labels: got %v, want pod podgauge, exported_pod %q", labels, exported)
 			}
 		}
 		return nil
 	})
 }
 
-// TestSharedDevices has another plugin offer replicas, as NVIDIA's does for time-slicing, and podgauge export beside it.
+// TestSharedDevices checks the metrics beside another device plugin that lists replicas, such as NVIDIA's with time-slicing.
 func TestSharedDevices(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -171,7 +170,7 @@ func TestSharedDevices(t *testing.T) {
 	serveDeviceIDs(ctx, t, n, "shared.sock", shared, replicas...)
 	await(ctx, t, "the replicas are allocatable", func(ctx context.Context) error {
 		if ids, err := n.Allocatable(ctx, shared); err != nil || !slices.Equal(ids, replicas) {
-			return fmt.Errorf("%q are: %w", ids, err)
+			return fmt.Errorf("allocatable replicas: got %q, %w", ids, err)
 		}
 		return nil
 	})
@@ -185,26 +184,26 @@ func TestSharedDevices(t *testing.T) {
 		runPod(ctx, t, n, pod)
 		pods = append(pods, pod)
 	}
-	var holders map[string]node.OwnerKey
+	var owners map[string]node.OwnerKey
 	await(ctx, t, "List has both pods", func(ctx context.Context) (err error) {
-		if holders, err = n.Owners(ctx, shared); err != nil || len(holders) != len(pods) {
-			return fmt.Errorf("%v: %w", holders, err)
+		if owners, err = n.Owners(ctx, shared); err != nil || len(owners) != len(pods) {
+			return fmt.Errorf("owners: got %v, %w", owners, err)
 		}
 		return nil
 	})
 	s := d.nextScrape(ctx, t)
-	for id, h := range holders {
-		with := ownerLabels(h)
-		with["uuid"], with["device_id"], with["resource"], with["mig_uuid"] = uuid(3), id, shared, ""
-		if err := s.wantValue(1, "nvidia_gpu_allocation_info", with); err != nil {
+	for id, owner := range owners {
+		labels := ownerLabels(owner)
+		labels["uuid"], labels["device_id"], labels["resource"], labels["mig_uuid"] = uuid(3), id, shared, ""
+		if err := s.wantValue(1, "nvidia_gpu_allocation_info", labels); err != nil {
 			t.Error(err)
 		}
 	}
-	for _, i := range []int{3, 4} { // the shared one, and an idle one
+	for _, i := range []int{3, 4} { // a shared and an idle GPU
 		for _, family := range ownerFamilies {
 			found := findSamples(s.series[family], seriesLabels{"uuid": uuid(i)})
 			if len(found) != 1 {
-				t.Fatalf("%s of GPU %d is there %d times", family, i, len(found))
+				t.Fatalf("number of series %s of GPU %d: got %d, want 1", family, i, len(found))
 			}
 			if err := checkOwnerLabels(found[0], node.OwnerKey{}); err != nil {
 				t.Errorf("%s of GPU %d: %v", family, i, err)
@@ -216,16 +215,16 @@ func TestSharedDevices(t *testing.T) {
 		}
 	}
 	checkPrometheus(ctx, t, prometheus, nil)
-	await(ctx, t, "Prometheus has both holders", func(ctx context.Context) error {
+	await(ctx, t, "Prometheus has both owners", func(ctx context.Context) error {
 		for _, pod := range pods {
 			found, err := prometheus.Query(ctx, fmt.Sprintf(`nvidia_gpu_allocation_info{job=%q,pod=%q,uuid=%q}`, honorLabelsJob, pod.FullName(), uuid(3)))
 			if err != nil || len(found) != 1 {
-				return fmt.Errorf("%v: %w", found, err)
+				return fmt.Errorf("series of pod %s: got %v, %w", pod.Name, found, err)
 			}
 		}
 		return nil
 	})
 	if sockets := d.sockets(t); len(sockets) > 0 {
-		t.Errorf("without a device plugin there are %q", sockets)
+		t.Errorf("sockets without a device plugin: got %q, want none", sockets)
 	}
 }

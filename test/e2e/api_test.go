@@ -12,9 +12,9 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// What podgauge answers in JSON, as far as tests look at it: by the names of docs/reference/api.md, which are a contract.
+// The types decode the fields of podgauge's JSON responses that the tests use. Names are from docs/reference/api.md, a contract.
 type (
-	// apiIncident is what happened to a device.
+	// apiIncident is a recorded fault of a device.
 	apiIncident struct {
 		ID                uint64
 		First, Last       time.Time
@@ -29,7 +29,7 @@ type (
 		OwnerUnnamed      bool                   `json:"owners_incomplete"`
 		ContainersUnknown bool                   `json:"affected_unknown"`
 	}
-	// apiAffectedContainer is a container that had the device.
+	// apiAffectedContainer is a container to which the device was allocated.
 	apiAffectedContainer struct {
 		Namespace, Pod, Container string
 		UID                       string
@@ -39,7 +39,7 @@ type (
 			ExitCode      *int `json:"exit_code"`
 		}
 	}
-	// apiDevice is how a device is.
+	// apiDevice is the state of a device.
 	apiDevice struct {
 		Device, Health, Reason, Action string
 		Allocation                     string
@@ -49,7 +49,7 @@ type (
 	}
 )
 
-// getJSON asks for JSON.
+// getJSON requests a path and decodes the response.
 func (d *podgaugeProcess) getJSON(ctx context.Context, path string, query url.Values, into any) error {
 	body, err := d.get(ctx, path+"?"+query.Encode())
 	if err != nil {
@@ -57,91 +57,91 @@ func (d *podgaugeProcess) getJSON(ctx context.Context, path string, query url.Va
 	}
 	defer body.Close()
 	if err := json.NewDecoder(body).Decode(into); err != nil {
-		return fmt.Errorf("read the answer of %s: %w", path, err)
+		return fmt.Errorf("decode response of %s: %w", path, err)
 	}
 	return nil
 }
 
-// device is how podgauge says that a device is.
+// device returns the state of a device from podgauge's API.
 func (d *podgaugeProcess) device(ctx context.Context, id string) (apiDevice, error) {
-	var answer struct{ Devices []apiDevice }
-	if err := d.getJSON(ctx, "/api/v1/devices", url.Values{"device": {id}}, &answer); err != nil {
+	var response struct{ Devices []apiDevice }
+	if err := d.getJSON(ctx, "/api/v1/devices", url.Values{"device": {id}}, &response); err != nil {
 		return apiDevice{}, err
 	}
-	if len(answer.Devices) != 1 || answer.Devices[0].Device != id {
-		return apiDevice{}, fmt.Errorf("asked for %s it says %+v", id, answer.Devices)
+	if len(response.Devices) != 1 || response.Devices[0].Device != id {
+		return apiDevice{}, fmt.Errorf("devices with id %s: got %+v, want one", id, response.Devices)
 	}
-	return answer.Devices[0], nil
+	return response.Devices[0], nil
 }
 
-// incidents are all those that have these names and values, the newest first.
-func (d *podgaugeProcess) incidents(ctx context.Context, with ...string) ([]apiIncident, error) {
-	asked := url.Values{"limit": {"1000"}}
-	for i := 0; i < len(with); i += 2 {
-		asked.Set(with[i], with[i+1])
+// incidents returns the incidents that match the filters, which are names and values in turn; the newest incident is first.
+func (d *podgaugeProcess) incidents(ctx context.Context, filters ...string) ([]apiIncident, error) {
+	query := url.Values{"limit": {"1000"}}
+	for i := 0; i < len(filters); i += 2 {
+		query.Set(filters[i], filters[i+1])
 	}
-	var answer struct {
+	var response struct {
 		Kept      bool
 		Error     string
 		Total     int
 		Incidents []apiIncident
 	}
-	if err := d.getJSON(ctx, "/api/v1/incidents", asked, &answer); err != nil {
+	if err := d.getJSON(ctx, "/api/v1/incidents", query, &response); err != nil {
 		return nil, err
 	}
-	if !answer.Kept || answer.Error != "" || answer.Total != len(answer.Incidents) {
-		return nil, fmt.Errorf("kept are %v (%s), and %d of %d told", answer.Kept, answer.Error, len(answer.Incidents), answer.Total)
+	if !response.Kept || response.Error != "" || response.Total != len(response.Incidents) {
+		return nil, fmt.Errorf("incidents: got kept %v, error %q, %d of %d", response.Kept, response.Error, len(response.Incidents), response.Total)
 	}
-	return answer.Incidents, nil
+	return response.Incidents, nil
 }
 
-// waitForIncident waits until what happened to a device for a reason is told as one incident that is as it should be, and returns it.
-func (d *podgaugeProcess) waitForIncident(ctx context.Context, t *testing.T, id, reason string, check func(apiIncident) error) (told apiIncident) {
+// waitForIncident waits until a device has exactly one incident with this reason, and check accepts it. It returns the incident.
+func (d *podgaugeProcess) waitForIncident(ctx context.Context, t *testing.T, id, reason string, check func(apiIncident) error) (found apiIncident) {
 	t.Helper()
-	await(ctx, t, fmt.Sprintf("it is told that %s has come to %s", reason, id), func(ctx context.Context) error {
+	await(ctx, t, fmt.Sprintf("incident %s of %s is as expected", reason, id), func(ctx context.Context) error {
 		all, err := d.incidents(ctx, "device", id, "reason", reason)
 		if err != nil {
 			return err
 		}
 		if len(all) != 1 || all[0].Device != id {
-			return fmt.Errorf("told are %+v", all)
+			return fmt.Errorf("incidents: got %+v, want one", all)
 		}
-		told = all[0]
-		return check(told)
+		found = all[0]
+		return check(found)
 	})
-	return told
+	return found
 }
 
-// affectsOnly says where an incident does not name this container, and it alone.
-func (i apiIncident) affectsOnly(h node.OwnerKey) error {
+// affectsOnly returns an error unless this container is the only affected container of the incident.
+func (i apiIncident) affectsOnly(owner node.OwnerKey) error {
 	if len(i.Containers) != 1 || i.OwnerUnnamed || i.ContainersUnknown {
-		return fmt.Errorf("affected: %+v (incomplete %v, unknown %v)", i.Containers, i.OwnerUnnamed, i.ContainersUnknown)
+		return fmt.Errorf("affected containers: got %+v (incomplete %v, unknown %v), want one", i.Containers, i.OwnerUnnamed, i.ContainersUnknown)
 	}
-	if got := i.Containers[0].owner(); got != h {
-		return fmt.Errorf("hit is %+v, not %+v", got, h)
+	if got := i.Containers[0].owner(); got != owner {
+		return fmt.Errorf("affected container: got %+v, want %+v", got, owner)
 	}
 	return nil
 }
 
-func (h apiAffectedContainer) owner() node.OwnerKey {
-	return node.OwnerKey{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container}
+func (c apiAffectedContainer) owner() node.OwnerKey {
+	return node.OwnerKey{Namespace: c.Namespace, Pod: c.Pod, Container: c.Container}
 }
 
-// hasIncident says where an incident is not as it was.
-func (d *podgaugeProcess) hasIncident(ctx context.Context, before apiIncident) error {
+// checkIncidentUnchanged returns an error unless podgauge reports the incident exactly as before.
+func (d *podgaugeProcess) checkIncidentUnchanged(ctx context.Context, before apiIncident) error {
 	all, err := d.incidents(ctx, "device", before.Device, "reason", before.Reason)
 	if err == nil && (len(all) != 1 || !reflect.DeepEqual(all[0], before)) {
-		err = fmt.Errorf("told are %+v, and was %+v", all, before)
+		err = fmt.Errorf("incidents: got %+v, want %+v", all, before)
 	}
 	return err
 }
 
-// podgaugeOutput runs a command of podgauge's in the node, as kubectl exec would in its pod, and returns what it prints.
-func podgaugeOutput(ctx context.Context, t *testing.T, n *node.RealNode, words ...string) string {
+// podgaugeOutput runs podgauge with arguments in the node, as kubectl exec would in podgauge's pod, and returns the output.
+func podgaugeOutput(ctx context.Context, t *testing.T, n *node.RealNode, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	p, err := n.Exec("podgauge-"+words[0], append([]string{commandLine(t)[0]}, words...))
+	p, err := n.Exec("podgauge-"+args[0], append([]string{commandLine(t)[0]}, args...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func podgaugeOutput(ctx context.Context, t *testing.T, n *node.RealNode, words .
 	}
 	out, err := p.Output()
 	if err != nil || !state.Success() {
-		t.Fatalf("podgauge %s: %s: %v\n%s", words, state, err, out)
+		t.Fatalf("podgauge %s: %s: %v\n%s", args, state, err, out)
 	}
 	return out
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestChurn has pods come and go, several a second, with the kubelet restarted among them, and holds each scrape against what the kubelet
-// said. It takes a number of transitions from PODGAUGE_CHURN (make churn: 1000).
+// TestChurn starts and deletes several pods a second, restarts the kubelet in between, and checks each scrape against the kubelet's List.
+// PODGAUGE_CHURN is the number of transitions (make churn: 1000).
 func TestChurn(t *testing.T) {
 	transitions, err := strconv.Atoi(cmp.Or(os.Getenv("PODGAUGE_CHURN"), "60"))
 	if err != nil {
@@ -63,41 +63,40 @@ func TestChurn(t *testing.T) {
 		t.Error(err)
 	}
 	if v.Transitions < transitions {
-		t.Errorf("there were %d transitions, not %d", v.Transitions, transitions)
+		t.Errorf("transitions: got %d, want at least %d", v.Transitions, transitions)
 	}
 }
 
-// churnNode is the node as a churn.NodeUnderTest.
+// churnNode implements churn.NodeUnderTest.
 type churnNode struct {
 	n               *node.RealNode
 	daemon          *podgaugeProcess
 	countersStarted time.Time // at which the GPUs' counters were 0
 
 	mu   sync.Mutex
-	conn *grpc.ClientConn // the newest; nil where it failed
-	// restarting is from before a kubelet's end to the first answer of its successor that names all pods that were listed; back is when that
-	// one had started, zero before.
+	conn *grpc.ClientConn // nil after an error
+	// restarting is set before the kubelet's stop, and reset by the first response of the new kubelet that has all pods of before.
+	// kubeletUpAt is the start of the new kubelet; zero before.
 	restarting  bool
 	kubeletUpAt time.Time
-	listedPods  []string        // the pods of the newest answers; of all since its begin while it is restarting
-	deletedPods map[string]bool // those that were deleted
+	listedPods  []string // pods of the latest response; while restarting, of all responses since the stop
+	deletedPods map[string]bool
 }
 
-// milliwatts are a GPU's, whoever holds it.
+// milliwatts returns the constant power of a GPU.
 func (*churnNode) milliwatts(gpu int) int { return 100000 + 50000*gpu }
 
-// energyAt is a GPU's counter, in joules.
+// energyAt returns the energy counter of a GPU at a time, in joules.
 func (c *churnNode) energyAt(id string, at time.Time) float64 {
 	return float64(c.milliwatts(slices.Index(uuids(defaultGPUs), id))) / 1000 * at.Sub(c.countersStarted).Seconds()
 }
 
 func churnPod(name string, gpus int) node.StaticPod {
 	p := podWithGPUs(name, gpus)
-	p.HostNetwork = true // a network of its own is half the work of a start
+	p.HostNetwork = true // a pod network takes half of the start time
 	return p
 }
 
-// PodName and the rest make it a churn.NodeUnderTest.
 func (*churnNode) PodName(name string) string { return churnPod(name, 0).FullName() }
 
 func (c *churnNode) CreatePod(_ context.Context, name string, gpus int) error {
@@ -140,7 +139,7 @@ func (c *churnNode) Scrape(ctx context.Context) (churn.MetricsSnapshot, error) {
 	return churn.Parse(body)
 }
 
-// ListAllocations asks over a connection that is kept as long as it works: one that has failed would wait before it tries a restarted kubelet again.
+// ListAllocations keeps its connection until an error: a failed connection would delay the first request to a restarted kubelet.
 func (c *churnNode) ListAllocations(ctx context.Context) (churn.KubeletListing, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +157,7 @@ func (c *churnNode) ListAllocations(ctx context.Context) (churn.KubeletListing, 
 	list, err := podresources.NewPodResourcesListerClient(c.conn).List(ctx, &podresources.ListPodResourcesRequest{})
 	a.To = time.Now()
 	if status.Code(err) == codes.ResourceExhausted {
-		return a, fmt.Errorf("the question was one too many: %w", err) // the test's own fault: it leaves room
+		return a, fmt.Errorf("kubelet's rate limit exceeded: %w", err) // the test's fault: the test must stay below the limit
 	}
 	if err != nil {
 		c.conn.Close()
@@ -169,9 +168,10 @@ func (c *churnNode) ListAllocations(ctx context.Context) (churn.KubeletListing, 
 	for _, pod := range list.GetPodResources() {
 		pods = append(pods, pod.Name)
 		for _, container := range pod.GetContainers() {
+			owner := churn.ContainerKey{Namespace: pod.Namespace, Pod: pod.Name, Container: container.Name}
 			for _, devices := range container.GetDevices() {
 				for _, id := range devices.GetDeviceIds() {
-					a.Allocated = append(a.Allocated, churn.DeviceOwner{Device: id, Owner: churn.ContainerKey{Namespace: pod.Namespace, Pod: pod.Name, Container: container.Name}})
+					a.Allocated = append(a.Allocated, churn.DeviceOwner{Device: id, Owner: owner})
 				}
 			}
 		}
@@ -180,8 +180,8 @@ func (c *churnNode) ListAllocations(ctx context.Context) (churn.KubeletListing, 
 	return a, nil
 }
 
-// isComplete tells whether an answer names all that there are. After a restart that is all whom the kubelet listed before, but for those it turned
-// away: they were to be started, and there was no plugin yet. mu is held.
+// isComplete reports whether a response contains all pods. After a kubelet restart, these are the pods listed before, except for pods that
+// the new kubelet rejected because no plugin was registered yet. The caller must lock mu.
 func (c *churnNode) isComplete(ctx context.Context, pods []string) bool {
 	if !c.restarting {
 		c.listedPods = pods

@@ -17,7 +17,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestConformance runs the table of test/conformance against a real kubelet: if it differs from internal/sim/kubelet, internal/sim/kubelet is wrong.
+// TestConformance runs the cases of test/conformance with a real kubelet. If a case fails, internal/sim/kubelet is wrong.
 // PODGAUGE_CASE selects cases as -run does.
 func TestConformance(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -33,21 +33,21 @@ func TestConformance(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	go func() { // ends with the table, or with the listener
+	go func() { // ends with go test, or with the listener
 		if conn, err := listener.Accept(); err == nil {
 			server.ServeConn(conn)
 		}
 	}()
-	table := exec.CommandContext(ctx, "go", "test", "-count=1", "-v", "-run=TestRealKubelet/"+os.Getenv("PODGAUGE_CASE"), "./test/conformance")
-	table.Dir, table.Env = "../..", append(os.Environ(), "PODGAUGE_KUBELET="+listener.Addr().String())
-	out, err := table.CombinedOutput()
+	cases := exec.CommandContext(ctx, "go", "test", "-count=1", "-v", "-run=TestRealKubelet/"+os.Getenv("PODGAUGE_CASE"), "./test/conformance")
+	cases.Dir, cases.Env = "../..", append(os.Environ(), "PODGAUGE_KUBELET="+listener.Addr().String())
+	out, err := cases.CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil || !strings.Contains(string(out), "--- PASS: TestRealKubelet (") {
 		t.Error(err)
 	}
 }
 
-// servedKubelet has the methods of the table's subject, as net/rpc calls them.
+// servedKubelet exports the node to the cases, with methods for net/rpc.
 type servedKubelet struct {
 	ctx context.Context
 	n   *node.RealNode
@@ -107,7 +107,7 @@ func (k *servedKubelet) EndPod(r KubeletRequest, _ *bool) error {
 			}
 			name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 			if err == nil && string(name) != "box-ready\n" {
-				err = fmt.Errorf("process is %q", name)
+				err = fmt.Errorf("process name: got %q, want box-ready", name)
 			}
 			return err
 		}); err != nil {
@@ -148,7 +148,7 @@ func (k *servedKubelet) RestartContainer(r KubeletRequest, _ *bool) error {
 	return node.Until(ctx, "the container runs again", func(ctx context.Context) error {
 		now, err := k.container(ctx, r)
 		if err != nil || now.State != "running" || now.Restarts == before.Restarts {
-			return fmt.Errorf("it is %+v: %w", now, err)
+			return fmt.Errorf("container status: got %+v, %w", now, err)
 		}
 		return nil
 	})
@@ -173,7 +173,7 @@ func (k *servedKubelet) Start(r KubeletRequest, _ *bool) error {
 	return err
 }
 
-// toStaticPod is the pod as the node runs it.
+// toStaticPod converts a simulated pod into a static pod of the node.
 func toStaticPod(p kubelet.PodSpec) node.StaticPod {
 	pod := node.StaticPod{Name: p.Name, Namespace: p.Namespace, Grace: p.GracePeriod, Labels: p.Labels}
 	if p.RunOnce {
@@ -192,7 +192,7 @@ func toStaticPod(p kubelet.PodSpec) node.StaticPod {
 	return pod
 }
 
-// containerArgs is what the containers of a pod do: those with a grace make use of it.
+// containerArgs returns the arguments of testcmd: containers with a grace period use all of it.
 func containerArgs(p kubelet.PodSpec) []string {
 	if p.GracePeriod > 0 {
 		return []string{"stubborn"}
@@ -209,8 +209,8 @@ func toSimStatus(s node.StaticPodStatus) kubelet.PodStatus {
 		} else {
 			container.Starts++
 		}
-		for _, d := range c.Devices {
-			container.Devices = append(container.Devices, kubelet.AllocatedDeviceHealth(d))
+		for _, device := range c.Devices {
+			container.Devices = append(container.Devices, kubelet.AllocatedDeviceHealth(device))
 		}
 		slices.SortFunc(container.Devices, func(a, b kubelet.AllocatedDeviceHealth) int { return strings.Compare(a.ID, b.ID) })
 		status.Containers = append(status.Containers, container)

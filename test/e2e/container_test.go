@@ -35,7 +35,7 @@ func pidInside(t *testing.T, pid int) int {
 			return inside
 		}
 	}
-	t.Fatalf("process %d is not in the node", pid)
+	t.Fatalf("process %d is not in the node's pid namespace", pid)
 	return 0
 }
 
@@ -123,9 +123,9 @@ func containerAnnotations(ctx context.Context, n *node.RealNode, p node.StaticPo
 		return nil, err
 	}
 	defer conn.Close()
-	answer, err := cri.NewRuntimeServiceClient(conn).ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.ID})
+	response, err := cri.NewRuntimeServiceClient(conn).ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.ID})
 	if err != nil {
 		return nil, fmt.Errorf("query containerd: %w", err)
 	}
-	return answer.GetStatus().GetAnnotations(), nil
+	return response.GetStatus().GetAnnotations(), nil
 }

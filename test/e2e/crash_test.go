@@ -15,12 +15,14 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
+// TestDownLeavesNothing checks that Down removes all resources of a node, including a container that ignores SIGTERM.
 func TestDownLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)
-	if _, err := n.RunPod(ctx, node.StaticPod{Name: "stubborn", Containers: []node.StaticContainer{{Name: "main", Args: []string{"stubborn"}}}}); err != nil {
+	stubborn := node.StaticPod{Name: "stubborn", Containers: []node.StaticContainer{{Name: "main", Args: []string{"stubborn"}}}}
+	if _, err := n.RunPod(ctx, stubborn); err != nil {
 		t.Fatal(err)
 	}
 	up, err := n.Resources()
@@ -29,22 +31,22 @@ func TestDownLeavesNothing(t *testing.T) {
 	}
 	for _, kind := range []string{"/box stubborn", "cgroup ", "network link ", "folder "} {
 		if !strings.Contains(strings.Join(up, "\n"), kind) {
-			t.Errorf("a node that is up shows no %q but %q", kind, up)
+			t.Errorf("resources of a running node: got %q, want one with %q", up, kind)
 		}
 	}
 	if err := n.Down(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := node.Leftovers(ctx, node.Options{}); err != nil || len(left) > 0 {
-		t.Errorf("%v, and left are %q", err, left)
+		t.Errorf("resources after Down: got %q, %v, want none", left, err)
 	}
 }
 
-// TestKilledTestLeavesNothing kills a process that has a node up. Its node's processes go with it, and Clean removes the rest.
+// TestKilledTestLeavesNothing kills a test process with a running node. The node's processes end with it, and CleanUp removes the rest.
 func TestKilledTestLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	o := node.Options{Dir: t.TempDir()} // Clean removes logs too: here those of nobody else
+	o := node.Options{Dir: t.TempDir()} // CleanUp removes all logs in the folder, so no other test may use it
 	child := exec.CommandContext(ctx, os.Args[0])
 	child.Env = append(os.Environ(), abandonNodeEnv+"="+o.Dir)
 	child.Stderr = os.Stderr
@@ -57,7 +59,7 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 	}
 	var kubelet, container int
 	if _, err := fmt.Fscanf(stdout, abandonedNodeUpFormat, &kubelet, &container); err != nil {
-		t.Fatalf("the child did not get its node up: %v", err)
+		t.Fatalf("start the child's node: %v", err)
 	}
 	if err := errors.Join(syscall.Kill(kubelet, 0), syscall.Kill(container, 0)); err != nil {
 		t.Fatalf("the child's node does not run: %v", err)
@@ -67,10 +69,10 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 	}
 	_ = child.Wait() // killed
 
-	err = node.Until(ctx, "the node's processes have died with their parent", func(context.Context) error {
+	err = node.Until(ctx, "the node's processes have ended with the test process", func(context.Context) error {
 		for _, pid := range []int{kubelet, container} {
 			if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("process %d is there: %w", pid, err)
+				return fmt.Errorf("process %d still exists: %w", pid, err)
 			}
 		}
 		return nil
@@ -82,18 +84,18 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, err := node.Leftovers(ctx, o); err != nil || len(left) > 0 {
-		t.Errorf("%v, and left are %q", err, left)
+		t.Errorf("resources after CleanUp: got %q, %v, want none", left, err)
 	}
 }
 
 const (
-	// abandonNodeEnv makes the test binary the child that is killed, with its node in the folder that is named.
+	// abandonNodeEnv makes the test binary run as the child that is killed. The value is the folder of the child's node.
 	abandonNodeEnv = "PODGAUGE_E2E_ABANDON"
-	// abandonedNodeUpFormat is what the child says when its node is up, with two of the node's processes.
+	// abandonedNodeUpFormat is the child's output after the start of its node, with two of the node's process ids.
 	abandonedNodeUpFormat = "up: kubelet %d, container %d\n"
 )
 
-// runAbandonedNode is the child: it brings a node with a pod up, says so, and waits for the end that it cannot see coming.
+// runAbandonedNode is the main function of the child: it starts a node with a pod, prints the process ids and waits to be killed.
 func runAbandonedNode(dir string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Second)
 	err := startAbandonedNode(ctx, dir)

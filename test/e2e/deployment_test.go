@@ -13,20 +13,22 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// deployedPodgauge is podgauge in a container, as a DaemonSet has it, where it sees of the node what its pod was given.
+// deployedPodgauge is podgauge in a pod, as with a DaemonSet. It has access only to the host paths and namespaces of its pod.
 type deployedPodgauge struct {
-	*podgaugeProcess // without a process of its own
+	*podgaugeProcess // Process is nil
 	pod              node.StaticPod
 }
 
-// deploy has the kubelet run podgauge in a pod, whose name and namespaces the caller chooses, and waits until its GPUs can be had. Of the node
-// it has the kubelet's sockets for devices and these paths.
-func (m *simulatedMachine) deploy(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, paths []string, args ...string) *deployedPodgauge {
+// deploy runs podgauge in a pod with the name and namespaces of the argument, and waits until podgauge serves HTTP. The pod mounts these
+// paths of the node, and the kubelet's folders of the device-plugin and pod-resources sockets.
+func (m *simulatedMachine) deploy(
+	ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, paths []string, args ...string,
+) *deployedPodgauge {
 	t.Helper()
 	command := commandLine(t, m.withStateDir(args)...)
 	pod.HostNetwork, pod.Grace = true, 5*time.Second
 	pod.HostPaths = slices.Concat([]string{
-		"/lib", "/lib64", filepath.Dir(command[0]), m.libraryDir, // what it was built for, since the image has nothing but box
+		"/lib", "/lib64", filepath.Dir(command[0]), m.libraryDir, // podgauge and its libraries: the image contains only testcmd
 		filepath.Dir(m.scenarioFile), "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources",
 	}, paths)
 	env := map[string]string{"LD_LIBRARY_PATH": m.libraryDir}
@@ -41,7 +43,7 @@ func (m *simulatedMachine) deploy(ctx context.Context, t *testing.T, n *node.Rea
 	return d
 }
 
-// removePod has its pod end, and waits until it has.
+// removePod removes podgauge's pod and checks that podgauge removed its sockets.
 func (d *deployedPodgauge) removePod(ctx context.Context, t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
@@ -50,7 +52,7 @@ func (d *deployedPodgauge) removePod(ctx context.Context, t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := d.sockets(t); len(left) > 0 {
-		t.Errorf("podgauge left %q", left)
+		t.Errorf("podgauge's sockets after its exit: got %q, want none", left)
 	}
 }
 
@@ -63,9 +65,9 @@ func (d *deployedPodgauge) logLines(t *testing.T, words ...string) []string {
 	return linesWith(out, words...)
 }
 
-// TestSharesInPods has podgauge run in pods that see more of the node, or less: in the node's pid namespace it knows whose each process is,
-// whichever one of the sources of names it has, and in another it says nothing of processes, and all else.
-func TestSharesInPods(t *testing.T) {
+// TestUsageFromPods checks process usage if podgauge runs in pods with different access to the node. In the node's pid namespace each
+// source of container names suffices. In other pid namespaces only the families of processes are missing.
+func TestUsageFromPods(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{Containerd2: true})
@@ -75,7 +77,7 @@ func TestSharesInPods(t *testing.T) {
 	m := newMachine(t, n, "gpus 1")
 	args := []string{"--config-file=" + config.path()}
 	logs := "--pod-logs-dir=" + n.PodLogs()
-	nowhere := "--pod-logs-dir=/nowhere"
+	noLogs := "--pod-logs-dir=/nowhere"
 	const links, podsAPI = "/var/log/containers", "/var/lib/kubelet/pods-api"
 
 	first := m.deploy(ctx, t, n, node.StaticPod{Name: "first", HostPID: true}, []string{links, podsAPI}, append(args, logs)...)
@@ -84,23 +86,23 @@ func TestSharesInPods(t *testing.T) {
 	if err := checkUsage(first.nextScrape(ctx, t), uuid(0), all.usage, all.unattributed); err != nil {
 		t.Error(err)
 	}
-	whole := first.nextScrape(ctx, t) // by now there are means between two samples
+	full := first.nextScrape(ctx, t) // includes means between two samples
 	first.removePod(ctx, t)
 
-	for _, by := range []struct {
+	for _, source := range []struct {
 		name  string
 		paths []string
 		logs  string
-		since string // the oldest kubelet that has it
+		since string // oldest kubelet version with the source
 	}{
-		{"links", []string{links}, nowhere, ""},
-		{"pods-api", []string{podsAPI}, nowhere, "v1.37"},
+		{"links", []string{links}, noLogs, ""},
+		{"pods-api", []string{podsAPI}, noLogs, "v1.37"},
 	} {
-		if n.KubeletVersion < by.since {
+		if n.KubeletVersion < source.since {
 			continue
 		}
-		t.Run("names by "+by.name, func(t *testing.T) {
-			d := m.deploy(ctx, t, n, node.StaticPod{Name: by.name, HostPID: true}, by.paths, append(args, by.logs)...)
+		t.Run("names by "+source.name, func(t *testing.T) {
+			d := m.deploy(ctx, t, n, node.StaticPod{Name: source.name, HostPID: true}, source.paths, append(args, source.logs)...)
 			waitForResources(ctx, t, n, idsByResource{gpuResource: replicaIDs(uuid(0), 4)})
 			if err := checkUsage(d.nextScrape(ctx, t), uuid(0), all.usage, all.unattributed); err != nil {
 				t.Error(err)
@@ -111,15 +113,15 @@ func TestSharesInPods(t *testing.T) {
 	t.Run("names by folders", func(t *testing.T) {
 		d := m.deploy(ctx, t, n, node.StaticPod{Name: "folders", HostPID: true}, nil, append(args, logs)...)
 		waitForResources(ctx, t, n, idsByResource{gpuResource: replicaIDs(uuid(0), 4)})
-		// A folder tells the pod, and the container where the pod has one: of the other nobody knows which one it is.
-		uses, rest := map[node.OwnerKey]processUsage{}, all.unattributed
-		for h, u := range all.usage {
-			if uses[h] = u; h.Pod == all.secondPod.FullName() {
-				uses[h] = processUsage{}
+		// A log folder identifies only the pod. In a pod with several containers, usage is unattributed.
+		usage, rest := map[node.OwnerKey]processUsage{}, all.unattributed
+		for owner, u := range all.usage {
+			if usage[owner] = u; owner.Pod == all.secondPod.FullName() {
+				usage[owner] = processUsage{}
 				rest.memory, rest.sm, rest.decoder, rest.processes = rest.memory+u.memory, rest.sm+u.sm, rest.decoder+u.decoder, rest.processes+u.processes
 			}
 		}
-		if err := checkUsage(d.nextScrape(ctx, t), uuid(0), uses, rest); err != nil {
+		if err := checkUsage(d.nextScrape(ctx, t), uuid(0), usage, rest); err != nil {
 			t.Error(err)
 		}
 		d.removePod(ctx, t)
@@ -128,9 +130,11 @@ func TestSharesInPods(t *testing.T) {
 		t.Run("pid namespace "+pod.Name, func(t *testing.T) {
 			d := m.deploy(ctx, t, n, pod, []string{links, podsAPI}, append(args, logs)...)
 			waitForResources(ctx, t, n, idsByResource{gpuResource: replicaIDs(uuid(0), 4)})
-			d.scrapeUntil(ctx, t, "all else is there", func(s metricsScrape) error { return compareFamilies(s, whole, containerPrefix, unattributedPrefix) })
-			if said := d.logLines(t, "processes not visible", "hostPID"); len(said) != 1 {
-				t.Errorf("that is said %d times: %q", len(said), said)
+			d.scrapeUntil(ctx, t, "all other families are exported", func(s metricsScrape) error {
+				return compareFamilies(s, full, containerPrefix, unattributedPrefix)
+			})
+			if lines := d.logLines(t, "processes not visible", "hostPID"); len(lines) != 1 {
+				t.Errorf("log lines about invisible processes: got %q, want one", lines)
 			}
 			d.removePod(ctx, t)
 		})
@@ -138,19 +142,20 @@ func TestSharesInPods(t *testing.T) {
 	checkKubeletNotRestarted(t, n)
 }
 
-// compareFamilies says where a scrape differs from another one in which families there are, but for those that begin so, which it must not have.
-func compareFamilies(s, whole metricsScrape, beginnings ...string) error {
+// compareFamilies returns an error unless a scrape has the same families as a full scrape, except for the families with these prefixes.
+// These families must exist in the full scrape only.
+func compareFamilies(s, full metricsScrape, prefixes ...string) error {
 	wrong := []error{}
-	if found := familiesWithPrefix(s, beginnings...); len(found) > 0 {
-		wrong = append(wrong, fmt.Errorf("there are %q", found))
+	if found := familiesWithPrefix(s, prefixes...); len(found) > 0 {
+		wrong = append(wrong, fmt.Errorf("families with prefixes %q: got %q, want none", prefixes, found))
 	}
-	if len(familiesWithPrefix(whole, beginnings...)) == 0 {
-		wrong = append(wrong, errors.New("there is nothing to lack"))
+	if len(familiesWithPrefix(full, prefixes...)) == 0 {
+		wrong = append(wrong, fmt.Errorf("families with prefixes %q in the full scrape: got none", prefixes))
 	}
-	for name, series := range whole.series {
-		lacking := slices.ContainsFunc(beginnings, func(b string) bool { return strings.HasPrefix(name, b) })
-		if strings.HasPrefix(name, "nvidia_gpu_") && !lacking && len(s.series[name]) != len(series) {
-			wrong = append(wrong, fmt.Errorf("%s has %d series, not %d", name, len(s.series[name]), len(series)))
+	for name, series := range full.series {
+		excluded := slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		if strings.HasPrefix(name, "nvidia_gpu_") && !excluded && len(s.series[name]) != len(series) {
+			wrong = append(wrong, fmt.Errorf("number of series %s: got %d, want %d", name, len(s.series[name]), len(series)))
 		}
 	}
 	return errors.Join(wrong...)

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// visibleDevicesDir is where NVIDIA's container runtime looks for devices that are told by mounts.
+	// visibleDevicesDir is the folder of the mounts that name devices for NVIDIA's container runtime.
 	visibleDevicesDir = "/var/run/nvidia-container-devices"
-	// cdiKind is that of the devices in podgauge's spec, as NVIDIA's plugin has it.
+	// cdiKind is the kind of the devices in podgauge's CDI spec, the same as of NVIDIA's plugin.
 	cdiKind = "k8s.device-plugin.nvidia.com/gpu"
-	// driverVersion is the stand-in's; a driver's files bear it.
+	// driverVersion is the driver version of the stand-in library, and part of the driver's file names.
 	driverVersion = "580.95.05"
 )
 
-// TestStrategies looks into a container for each way in which it can be given its GPU. Only containerd 2 knows CDI.
-func TestStrategies(t *testing.T) {
+// TestDeviceListStrategies checks a container's environment, mounts and device nodes for each strategy. Only containerd 2 supports CDI.
+func TestDeviceListStrategies(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{Containerd2: true})
@@ -42,21 +42,22 @@ func TestStrategies(t *testing.T) {
 	} {
 		t.Run(s.list, func(t *testing.T) { s.test(ctx, t, n, m, driver) })
 	}
-	t.Run("cdi-cri of slices", func(t *testing.T) { cdiMIGDevice(ctx, t, n, m, driver) })
-	t.Logf("containerd is %s", programs.Containerd.Version)
+	t.Run("cdi-cri of MIG devices", func(t *testing.T) { cdiMIGDevice(ctx, t, n, m, driver) })
+	t.Logf("containerd %s", programs.Containerd.Version)
 }
 
-// cdiMIGDevice gives a container a slice by CDI: its GPU's node and the two that open it.
+// cdiMIGDevice allocates a MIG device by CDI and checks the device nodes: of the GPU, the GPU instance and the compute instance.
 func cdiMIGDevice(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, driver driverInstallation) {
 	makeCapabilities(ctx, t, n)
 	all := newMIGDevices(7, "3g.40gb", "1g.10gb")
 	m.setLines(t, scenarioLines(all)...)
 	d := m.start(t, n, append(driver.flags(), "--device-list-strategy=cdi-cri", "--mig-strategy=mixed")...)
-	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(7), largeMIGResource: migUUIDs(all, "3g.40gb"), smallMIGResource: migUUIDs(all, "1g.10gb")})
+	large, small := migUUIDs(all, "3g.40gb"), migUUIDs(all, "1g.10gb")
+	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(7), largeMIGResource: large, smallMIGResource: small})
 	if err := checkReady(ctx, d); err != nil {
 		t.Fatal(err)
 	}
-	pod := podWithResource("slice", smallMIGResource, 1)
+	pod := podWithResource("mig-device", smallMIGResource, 1)
 	runPod(ctx, t, n, pod)
 	waitForDevices(ctx, t, n, pod)
 	checkCapabilities(ctx, t, n, pod, all[1])
@@ -65,7 +66,7 @@ func cdiMIGDevice(ctx context.Context, t *testing.T, n *node.RealNode, m *simula
 	waitForResources(ctx, t, n, idsByResource{})
 }
 
-// driverInstallation is what a driver's installation leaves below its root, and a hook that tells that it ran.
+// driverInstallation is a driver's library below a root, and a CDI hook that writes its arguments to hookOutput.
 type driverInstallation struct{ root, library, hook, hookOutput string }
 
 func installDriver(t *testing.T, n *node.RealNode) driverInstallation {
@@ -86,12 +87,12 @@ func installDriver(t *testing.T, n *node.RealNode) driverInstallation {
 	return d
 }
 
-// flags have podgauge find the driver, as it would be on a host.
+// flags returns podgauge's flags for the location of the driver and the hook.
 func (d driverInstallation) flags() []string {
 	return []string{"--driver-root=" + d.root, "--dev-root=/", "--nvidia-cdi-hook-path=" + d.hook}
 }
 
-// listStrategy is a --device-list-strategy and what it is to have come to.
+// listStrategy is a --device-list-strategy and its expected effects.
 type listStrategy struct {
 	list                                                 string
 	wantVariable, wantMounts, wantAnnotations, wantEdits bool
@@ -100,14 +101,14 @@ type listStrategy struct {
 func (s listStrategy) test(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, driver driverInstallation) {
 	d := m.start(t, n, append(driver.flags(), "--device-list-strategy="+s.list)...)
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(defaultGPUs)})
-	if err := checkReady(ctx, d); err != nil { // the specs are there
+	if err := checkReady(ctx, d); err != nil { // ready after the CDI specs are written
 		t.Fatal(err)
 	}
-	if s.wantEdits { // a file that is lost comes again
+	if s.wantEdits { // podgauge restores deleted specs
 		if _, err := n.Shell(ctx, "rm /var/run/cdi/*"); err != nil {
 			t.Fatal(err)
 		}
-		await(ctx, t, "the CDI spec is there again", func(ctx context.Context) error {
+		await(ctx, t, "the CDI spec is restored", func(ctx context.Context) error {
 			_, err := n.Shell(ctx, "ls /var/run/cdi/*.json")
 			return err
 		})
@@ -115,23 +116,23 @@ func (s listStrategy) test(ctx context.Context, t *testing.T, n *node.RealNode, 
 	pod := podWithResource(strings.ReplaceAll(s.list, ",", "-and-"), gpuResource, 2)
 	runPod(ctx, t, n, pod)
 	ids := waitForDevices(ctx, t, n, pod)
-	s.hasVariable(ctx, t, n, pod, ids)
-	s.hasMounts(ctx, t, n, pod, ids)
-	s.hasAnnotation(ctx, t, n, pod, ids)
-	s.hasEdits(ctx, t, n, pod, ids, driver)
+	s.checkVariable(ctx, t, n, pod, ids)
+	s.checkMounts(ctx, t, n, pod, ids)
+	s.checkAnnotation(ctx, t, n, pod, ids)
+	s.checkEdits(ctx, t, n, pod, ids, driver)
 	removePod(ctx, t, n, pod)
 	d.stop(t)
 	waitForResources(ctx, t, n, idsByResource{})
-	// Specs stay for containers that restart, and the next process removes those that its strategy does not need.
+	// Specs are kept for restarts of containers. The next podgauge process removes specs that its strategy does not need.
 	if out, err := n.Shell(ctx, "ls -A /var/run/cdi 2>/dev/null || true"); err != nil || (out != "") != s.wantEdits {
-		t.Errorf("at the end of %s the CDI specs are %q, %v", s.list, out, err)
+		t.Errorf("CDI specs after strategy %s: got %q, %v, want specs: %t", s.list, out, err, s.wantEdits)
 	}
 }
 
-func (s listStrategy) hasVariable(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
+func (s listStrategy) checkVariable(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
 	t.Helper()
 	switch {
-	case s.wantEdits: // the spec has NVIDIA's runtime leave the container alone, whatever else is said
+	case s.wantEdits: // the spec disables NVIDIA's runtime for the container
 		checkVisibleDevices(ctx, t, n, pod, "void")
 	case s.wantMounts:
 		checkVisibleDevices(ctx, t, n, pod, visibleDevicesDir)
@@ -140,7 +141,7 @@ func (s listStrategy) hasVariable(ctx context.Context, t *testing.T, n *node.Rea
 	}
 }
 
-func (s listStrategy) hasMounts(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
+func (s listStrategy) checkMounts(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
 	t.Helper()
 	mounts, err := containerMounts(ctx, n, pod, "main")
 	got := slices.DeleteFunc(mounts, func(path string) bool { return !strings.HasPrefix(path, visibleDevicesDir) })
@@ -152,11 +153,11 @@ func (s listStrategy) hasMounts(ctx context.Context, t *testing.T, n *node.RealN
 	}
 	slices.Sort(got)
 	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("the mounts are %q, %v, want %q", got, err, want)
+		t.Errorf("mounts: got %q, %v, want %q", got, err, want)
 	}
 }
 
-func (s listStrategy) hasAnnotation(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
+func (s listStrategy) checkAnnotation(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
 	t.Helper()
 	annotations, err := containerAnnotations(ctx, n, pod, "main")
 	if err != nil {
@@ -177,12 +178,12 @@ func (s listStrategy) hasAnnotation(ctx context.Context, t *testing.T, n *node.R
 		want = append(want, strings.Join(names, ","))
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("containerd was told %q, want %q", got, want)
+		t.Errorf("CDI annotations of the container: got %q, want %q", got, want)
 	}
 }
 
-// hasEdits looks for what the CDI spec adds: nodes of the pod's GPUs and of no other, the driver's library, and hooks that ran.
-func (s listStrategy) hasEdits(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string, driver driverInstallation) {
+// checkEdits checks the edits of the CDI spec: device nodes of exactly the pod's GPUs, the driver's library, and hooks that ran.
+func (s listStrategy) checkEdits(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string, driver driverInstallation) {
 	t.Helper()
 	pid, err := n.ContainerPID(ctx, pod, "main")
 	if err != nil {
@@ -201,15 +202,15 @@ func (s listStrategy) hasEdits(ctx context.Context, t *testing.T, n *node.RealNo
 		want = append(want, dev+"nvidiactl")
 	}
 	if !slices.Equal(nodes, want) {
-		t.Errorf("the container has %q, want %q", nodes, want)
+		t.Errorf("device nodes of the container: got %q, want %q", nodes, want)
 	}
 	mounts, err := containerMounts(ctx, n, pod, "main")
 	if err != nil || slices.Contains(mounts, driver.library) != s.wantEdits {
-		t.Errorf("the mounts are %q, %v; the driver's library should be one: %t", mounts, err, s.wantEdits)
+		t.Errorf("mounts: got %q, %v, want the driver's library: %t", mounts, err, s.wantEdits)
 	}
-	hooked, _ := os.ReadFile(driver.hookOutput)
-	if ran := strings.Contains(string(hooked), "update-ldcache"); ran != s.wantEdits {
-		t.Errorf("hooks ran: %q; they should: %t", hooked, s.wantEdits)
+	hookOutput, _ := os.ReadFile(driver.hookOutput)
+	if ran := strings.Contains(string(hookOutput), "update-ldcache"); ran != s.wantEdits {
+		t.Errorf("hook output: got %q, want hooks to run: %t", hookOutput, s.wantEdits)
 	}
 	if s.wantEdits {
 		if err := os.Remove(driver.hookOutput); err != nil {

@@ -21,8 +21,7 @@ import (
 // nicResource is a resource of another vendor's plugin.
 const nicResource = "nics.test/fast"
 
-// TestForeignResources has another plugin's devices, exclusive processors and reserved memory on a node, and podgauge show all of it as the
-// kubelet says it.
+// TestForeignResources compares the metrics of another plugin's devices, exclusive CPUs and reserved memory with the kubelet's report.
 func TestForeignResources(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -36,25 +35,25 @@ func TestForeignResources(t *testing.T) {
 	servePluginDevices(ctx, t, n, "nics.sock", nicResource, healthyDevice("eth-a", 0), healthyDevice("eth-b", 0, 1), healthyDevice("eth-c"))
 	d := newMachine(t, n, "gpus 2").start(t, n)
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(2), nicResource: {"eth-a", "eth-b", "eth-c"}})
-	d.scrapeUntil(ctx, t, "nothing is held", matchesKubelet(ctx, n))
+	d.scrapeUntil(ctx, t, "metrics without allocations match the kubelet's", matchesKubelet(ctx, n))
 
-	pinned, loose := podWithResource("pinned", nicResource, 2), podWithResource("loose", nicResource, 1)
+	pinned, unpinned := podWithResource("pinned", nicResource, 2), podWithResource("unpinned", nicResource, 1)
 	pinned.Containers[0].Limits["cpu"], pinned.Containers[0].Limits["memory"] = 1, 64<<20
 	runPod(ctx, t, n, pinned)
-	runPod(ctx, t, n, loose)
+	runPod(ctx, t, n, unpinned)
 	waitForDevices(ctx, t, n, pinned)
-	waitForDevices(ctx, t, n, loose)
+	waitForDevices(ctx, t, n, unpinned)
 	begin := time.Now()
-	s := d.scrapeUntil(ctx, t, "what is held is shown", matchesKubelet(ctx, n))
-	measureDurations(t, "another plugin's devices, exclusive processors and reserved memory are shown as the kubelet says, after", 2*time.Second, time.Since(begin))
-	if err := checkExclusiveCPUs(ctx, t, n, s, pinned, loose); err != nil {
+	s := d.scrapeUntil(ctx, t, "metrics of the allocations match the kubelet's", matchesKubelet(ctx, n))
+	measureDurations(t, "allocations of other devices, CPUs and memory → exported", 2*time.Second, time.Since(begin))
+	if err := checkExclusiveCPUs(ctx, t, n, s, pinned, unpinned); err != nil {
 		t.Error(err)
 	}
-	printMeasurement(t, "processors", fmt.Sprintf("%.0f that can be given away, %.0f exclusive, %.0f shared; a pod without runs on %q",
+	printMeasurement(t, "CPUs", fmt.Sprintf("%.0f allocatable, %.0f exclusive, %.0f shared; CPUs of a pod without exclusive CPUs: %q",
 		s.sum("podgauge_allocatable_cpus", nil), s.sum("podgauge_container_exclusive_cpus", nil), s.sum("podgauge_shared_cpus", nil),
-		allowedCPUs(ctx, t, n, loose)))
+		allowedCPUs(ctx, t, n, unpinned)))
 
-	// The other plugin does not come back, and what its devices are held by is in the kubelet's checkpoint.
+	// The other plugin does not register again, so the owners of its devices are only in the kubelet's checkpoint.
 	if err := n.StopKubelet(ctx, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -62,54 +61,54 @@ func TestForeignResources(t *testing.T) {
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(2)})
 	waitForDevices(ctx, t, n, pinned)
 	begin = time.Now()
-	s = d.scrapeUntil(ctx, t, "what is held is shown after a restart", matchesKubelet(ctx, n))
-	measureDurations(t, "after a kubelet's restart, by which a plugin was lost, all of that is shown as the kubelet says, after", 15*time.Second, time.Since(begin))
+	s = d.scrapeUntil(ctx, t, "metrics after a kubelet restart match the kubelet's", matchesKubelet(ctx, n))
+	measureDurations(t, "kubelet restart, other plugin not registered → its allocations exported", 15*time.Second, time.Since(begin))
 	if found := findSamples(s.series["podgauge_resource_allocation_info"], seriesLabels{"resource": nicResource}); len(found) != 3 {
-		t.Errorf("held are %v", found)
+		t.Errorf("allocations of %s: got %v, want 3", nicResource, found)
 	}
 	removePod(ctx, t, n, pinned)
-	removePod(ctx, t, n, loose)
+	removePod(ctx, t, n, unpinned)
 	begin = time.Now()
-	s = d.scrapeUntil(ctx, t, "all is let go of", matchesKubelet(ctx, n))
-	measureDurations(t, "their end is shown after", 2*time.Second, time.Since(begin))
+	s = d.scrapeUntil(ctx, t, "metrics after the pods' end match the kubelet's", matchesKubelet(ctx, n))
+	measureDurations(t, "end of these allocations → exported", 2*time.Second, time.Since(begin))
 	if found := s.series["podgauge_container_exclusive_cpus"]; len(found) > 0 {
-		t.Errorf("exclusive are %v", found)
+		t.Errorf("exclusive CPUs after the pods' end: got %v, want none", found)
 	}
-	if said := logWarnings(t, d); len(said) > 0 {
-		t.Errorf("podgauge warns: %q", said)
+	if lines := logWarnings(t, d); len(lines) > 0 {
+		t.Errorf("podgauge's warnings: got %q, want none", lines)
 	}
 }
 
-// checkExclusiveCPUs says where a scrape is wrong about processors, going by what the kernel lets the containers use and not by the kubelet's word.
-func checkExclusiveCPUs(ctx context.Context, t *testing.T, n *node.RealNode, s metricsScrape, pinned, loose node.StaticPod) error {
+// checkExclusiveCPUs checks a scrape's CPU metrics against the CPUs that the kernel allows the containers, not against the kubelet's report.
+func checkExclusiveCPUs(ctx context.Context, t *testing.T, n *node.RealNode, s metricsScrape, pinned, shared node.StaticPod) error {
 	t.Helper()
 	wrong := []error{s.wantValue(1, "podgauge_container_exclusive_cpus", ownerLabels(mainContainer(pinned)))}
 	with := ownerLabels(mainContainer(pinned))
 	with["cpus"] = strings.Join(allowedCPUs(ctx, t, n, pinned), ",")
 	wrong = append(wrong, s.wantValue(1, "podgauge_container_exclusive_cpus_info", with))
-	for _, cpu := range allowedCPUs(ctx, t, n, loose) {
+	for _, cpu := range allowedCPUs(ctx, t, n, shared) {
 		if cpu == with["cpus"] {
-			wrong = append(wrong, fmt.Errorf("processor %s is exclusive, and another pod runs on it", cpu))
+			wrong = append(wrong, fmt.Errorf("exclusive CPU %s is allowed for another pod", cpu))
 		}
 	}
 	if got := s.sum("podgauge_allocatable_cpus", nil) - s.sum("podgauge_container_exclusive_cpus", nil); got != s.sum("podgauge_shared_cpus", nil) {
-		wrong = append(wrong, fmt.Errorf("of the processors %v are left, and %v shared", got, s.sum("podgauge_shared_cpus", nil)))
+		wrong = append(wrong, fmt.Errorf("allocatable minus exclusive CPUs: got %v, want %v shared CPUs", got, s.sum("podgauge_shared_cpus", nil)))
 	}
 	return errors.Join(wrong...)
 }
 
-// matchesKubelet says where a scrape differs from what the kubelet answers about all resources. It is asked five times a second at most: podgauge and
-// the test have one limit together.
+// matchesKubelet returns a check that compares a scrape with the kubelet's report of all resources. The check requests a report at most
+// five times a second, as the test and podgauge have a common rate limit.
 func matchesKubelet(ctx context.Context, n *node.RealNode) func(s metricsScrape) error {
-	var truth map[string]map[string]float64
-	var asked time.Time
+	var want map[string]map[string]float64
+	var requestedAt time.Time
 	return func(s metricsScrape) error {
-		if time.Since(asked) > 200*time.Millisecond {
+		if time.Since(requestedAt) > 200*time.Millisecond {
 			var err error
-			if truth, err = kubeletResources(ctx, n); err != nil {
+			if want, err = kubeletResources(ctx, n); err != nil {
 				return err
 			}
-			asked = time.Now()
+			requestedAt = time.Now()
 		}
 		wrong := []error{}
 		for _, family := range resourceFamilies {
@@ -117,8 +116,8 @@ func matchesKubelet(ctx context.Context, n *node.RealNode) func(s metricsScrape)
 			for _, sample := range s.series[family] {
 				got[formatLabels(sample.Labels)] = sample.Value
 			}
-			if !maps.Equal(got, truth[family]) {
-				wrong = append(wrong, fmt.Errorf("%s is %v, and the kubelet says %v", family, got, truth[family]))
+			if !maps.Equal(got, want[family]) {
+				wrong = append(wrong, fmt.Errorf("%s: got %v, want %v", family, got, want[family]))
 			}
 		}
 		return errors.Join(wrong...)
@@ -130,7 +129,7 @@ var resourceFamilies = []string{
 	"podgauge_shared_cpus", "podgauge_container_exclusive_cpus", "podgauge_allocatable_memory_bytes", "podgauge_container_reserved_memory_bytes",
 }
 
-// formatLabels are labels in one order.
+// formatLabels formats labels in the order of their names.
 func formatLabels(l seriesLabels) string {
 	text := []string{}
 	for _, name := range slices.Sorted(maps.Keys(l)) {
@@ -139,9 +138,9 @@ func formatLabels(l seriesLabels) string {
 	return strings.Join(text, ",")
 }
 
-// kubeletResources is what the kubelet says, as series: by family and labels.
+// kubeletResources returns the kubelet's report as values by family and labels.
 func kubeletResources(ctx context.Context, n *node.RealNode) (map[string]map[string]float64, error) {
-	can, err := n.AllocatableResources(ctx)
+	allocatable, err := n.AllocatableResources(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -150,24 +149,24 @@ func kubeletResources(ctx context.Context, n *node.RealNode) (map[string]map[str
 		return nil, err
 	}
 	t := kubeletSeries{}
-	t.addDevices("podgauge_resource_device_info", can.Devices, seriesLabels{})
+	t.addDevices("podgauge_resource_device_info", allocatable.Devices, seriesLabels{})
 	for _, l := range t.rows["podgauge_resource_device_info"] {
 		t.add("podgauge_resource_allocatable_devices", 1, seriesLabels{"resource": l["resource"], "numa_node": l["numa_node"]})
 	}
-	t.addMemory("podgauge_allocatable_memory_bytes", can.Memory, seriesLabels{})
+	t.addMemory("podgauge_allocatable_memory_bytes", allocatable.Memory, seriesLabels{})
 	exclusive := map[int64]bool{}
 	for _, pod := range pods {
 		for _, c := range pod.Containers {
-			of := ownerLabels(node.OwnerKey{Namespace: pod.Namespace, Pod: pod.Name, Container: c.Name})
-			t.addDevices("podgauge_resource_allocation_info", c.Devices, of)
-			t.addMemory("podgauge_container_reserved_memory_bytes", c.Memory, of)
+			owner := ownerLabels(node.OwnerKey{Namespace: pod.Namespace, Pod: pod.Name, Container: c.Name})
+			t.addDevices("podgauge_resource_allocation_info", c.Devices, owner)
+			t.addMemory("podgauge_container_reserved_memory_bytes", c.Memory, owner)
 			for _, cpu := range c.CpuIds {
 				exclusive[cpu] = true
-				t.add("podgauge_container_exclusive_cpus", 1, of)
+				t.add("podgauge_container_exclusive_cpus", 1, owner)
 			}
 		}
 	}
-	for _, cpu := range can.CpuIds {
+	for _, cpu := range allocatable.CpuIds {
 		t.add("podgauge_allocatable_cpus", 1, seriesLabels{})
 		shared := 1.0
 		if exclusive[cpu] {
@@ -178,7 +177,7 @@ func kubeletResources(ctx context.Context, n *node.RealNode) (map[string]map[str
 	return t.sums, nil
 }
 
-// kubeletSeries adds series up.
+// kubeletSeries sums values by family and labels.
 type kubeletSeries struct {
 	sums map[string]map[string]float64
 	rows map[string][]seriesLabels
@@ -195,25 +194,25 @@ func (t *kubeletSeries) add(family string, value float64, l seriesLabels) {
 	t.rows[family] = append(t.rows[family], l)
 }
 
-// addDevices puts one series for each id: the kubelet names an id once for each of its NUMA nodes, in any order.
-func (t *kubeletSeries) addDevices(family string, all []*podresources.ContainerDevices, of seriesLabels) {
+// addDevices adds one series for each id. The kubelet repeats an id for each of its NUMA nodes, in any order.
+func (t *kubeletSeries) addDevices(family string, all []*podresources.ContainerDevices, owner seriesLabels) {
 	nodes := map[[2]string][]int64{}
 	for _, d := range all {
 		for _, id := range d.DeviceIds {
-			at := [2]string{d.ResourceName, id}
-			nodes[at] = append(nodes[at], numaNodesOf(d.Topology)...)
+			key := [2]string{d.ResourceName, id}
+			nodes[key] = append(nodes[key], numaNodesOf(d.Topology)...)
 		}
 	}
-	for at, found := range nodes {
-		l := maps.Clone(of)
-		l["resource"], l["device_id"], l["numa_node"] = at[0], at[1], joinNodes(found)
+	for key, ids := range nodes {
+		l := maps.Clone(owner)
+		l["resource"], l["device_id"], l["numa_node"] = key[0], key[1], joinNodes(ids)
 		t.add(family, 1, l)
 	}
 }
 
-func (t *kubeletSeries) addMemory(family string, all []*podresources.ContainerMemory, of seriesLabels) {
+func (t *kubeletSeries) addMemory(family string, all []*podresources.ContainerMemory, owner seriesLabels) {
 	for _, m := range all {
-		l := maps.Clone(of)
+		l := maps.Clone(owner)
 		l["type"], l["numa_node"] = m.MemoryType, joinNodes(numaNodesOf(m.Topology))
 		t.add(family, float64(m.Size), l)
 	}
@@ -236,7 +235,7 @@ func joinNodes(nodes []int64) string {
 	return strings.Join(text, ",")
 }
 
-// logWarnings are what podgauge's log has above what it tells of its normal life.
+// logWarnings returns the warnings and errors of podgauge's log.
 func logWarnings(t *testing.T, d *podgaugeProcess) []string {
 	t.Helper()
 	return append(d.logLines(t, "level=WARN"), d.logLines(t, "level=ERROR")...)

@@ -15,8 +15,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestEventLatency has the GPUs of a machine report Xid 79 one after the other, and looks up in the kubelet's log when it was told. It takes the
-// number of reports from PODGAUGE_XIDS; docs/contributing/benchmarks.md has 200.
+// TestEventLatency measures the time from Xid 79 to the device list in the kubelet's log. PODGAUGE_XIDS is the number of Xids.
 func TestEventLatency(t *testing.T) {
 	count, err := strconv.Atoi(cmp.Or(os.Getenv("PODGAUGE_XIDS"), "32"))
 	if err != nil || count < 1 {
@@ -32,20 +31,20 @@ func TestEventLatency(t *testing.T) {
 		took = append(took, measureEventLatency(ctx, t, n, count-len(took))...)
 	}
 	slices.Sort(took)
-	from := fmt.Sprintf("from Xid 79 to Unhealthy on the stream, by the kubelet's log, n=%d: ", len(took))
-	measureDurations(t, from+"p50", 5*time.Millisecond, percentile(took, 50))
-	measureDurations(t, from+"p99", 20*time.Millisecond, percentile(took, 99))
-	printMeasurement(t, from+"max", formatSeconds(took[len(took)-1]))
+	prefix := fmt.Sprintf("Xid 79 → Unhealthy in the kubelet's log, n=%d: ", len(took))
+	measureDurations(t, prefix+"p50", 5*time.Millisecond, percentile(took, 50))
+	measureDurations(t, prefix+"p99", 20*time.Millisecond, percentile(took, 99))
+	printMeasurement(t, prefix+"max", formatSeconds(took[len(took)-1]))
 }
 
-// percentile of durations in their order.
+// percentile returns a percentile of sorted durations.
 func percentile(sorted []time.Duration, p int) time.Duration {
 	return sorted[(len(sorted)*p+99)/100-1]
 }
 
-// measureEventLatency is that of a podgauge which remembers nothing, on a machine of as many GPUs as there can be. Each reports twice, and is reset between:
-// one that has failed more often is recovering for longer and longer.
-func measureEventLatency(ctx context.Context, t *testing.T, n *node.RealNode, most int) (took []time.Duration) {
+// measureEventLatency measures at most limit Xids, with a new podgauge without state and the largest number of GPUs. Each GPU reports two
+// Xids with a reset in between: each further failure would lengthen its recovery.
+func measureEventLatency(ctx context.Context, t *testing.T, n *node.RealNode, limit int) (took []time.Duration) {
 	t.Helper()
 	ids := uuids(nvmltest.MaxGPUs)
 	m := newMachine(t, n, fmt.Sprintf("gpus %d", len(ids)))
@@ -54,7 +53,7 @@ func measureEventLatency(ctx context.Context, t *testing.T, n *node.RealNode, mo
 		waitForAllocatable(ctx, t, n, ids...)
 		var begins []time.Time
 		for i := range ids {
-			if len(took)+len(begins) == most {
+			if len(took)+len(begins) == limit {
 				break
 			}
 			begins = append(begins, time.Now())
@@ -71,14 +70,14 @@ func measureEventLatency(ctx context.Context, t *testing.T, n *node.RealNode, mo
 	return took
 }
 
-// latencyToNextList is how long after each of these times the next list arrived. Each of them has one of its own.
+// latencyToNextList returns the time from each begin to the next device list, which must arrive before the next begin.
 func latencyToNextList(t *testing.T, n *node.RealNode, begins []time.Time) (took []time.Duration) {
 	t.Helper()
 	times := gpuListTimes(t, n)
 	for i, begin := range begins {
 		at := slices.IndexFunc(times, begin.Before)
 		if at < 0 || i+1 < len(begins) && times[at].After(begins[i+1]) {
-			t.Fatalf("after report %d no list has come", i)
+			t.Fatalf("device list after Xid %d: got none", i)
 		}
 		took = append(took, times[at].Sub(begin))
 		times = times[at:]

@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestLeftoverProcess has a process on a GPU that no container can account for: the next container's start is refused until it is gone.
+// TestLeftoverProcess checks that a container's start is rejected until a leftover process of an ended container has released the GPU.
 func TestLeftoverProcess(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -23,10 +23,10 @@ func TestLeftoverProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitForStartRejected(ctx, t, n, pod, uuid(0)+": in use by process 4711")
-	if said := d.logLines(t, "container rejected", "cannot start", uuid(0), "4711"); len(said) == 0 {
-		t.Error("podgauge says nothing of it")
+	if lines := d.logLines(t, "container rejected", "cannot start", uuid(0), "4711"); len(lines) == 0 {
+		t.Error("log lines about the rejected container: got none")
 	}
 	m.clear(t, "gpu 0 process")
-	measureDurations(t, "from the end of a leftover process to the container's start", 25*time.Second, waitForStart(ctx, t, n, pod))
+	measureDurations(t, "end of a leftover process → container started", 25*time.Second, waitForStart(ctx, t, n, pod))
 	removePod(ctx, t, n, pod)
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestLostGPU has a GPU fall off the bus without an Xid, and podgauge begin anew on a machine that has one. The driver then fails calls that
-// are about no GPU, too.
+// TestLostGPU checks podgauge, also after a restart, with a GPU that fell off the bus without an Xid. Calls about no GPU then fail as well.
 func TestLostGPU(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -28,7 +27,7 @@ func TestLostGPU(t *testing.T) {
 	begin := time.Now()
 	m.setLines(t, fmt.Sprintf("gpu %d lost", lost))
 	waitForResources(ctx, t, n, idsByResource{gpuResource: others})
-	measureDurations(t, "a GPU that is lost without a word is taken from the kubelet's GPUs", 5*time.Second, time.Since(begin))
+	measureDurations(t, "GPU lost without an Xid → not allocatable", 5*time.Second, time.Since(begin))
 	runPodPairs(ctx, t, n, d, others, "known")
 
 	d.stop(t)
@@ -40,15 +39,15 @@ func TestLostGPU(t *testing.T) {
 	m.clear(t, fmt.Sprintf("gpu %d lost", lost))
 	begin = time.Now()
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(defaultGPUs)})
-	measureDurations(t, "a GPU that was lost at podgauge's start is among the kubelet's when it is back", 15*time.Second, time.Since(begin))
+	measureDurations(t, "GPU lost at podgauge's start is back → allocatable", 15*time.Second, time.Since(begin))
 }
 
-// runPodPairs runs pods of two GPUs until one GPU of these is left, one with the kubelet's choice and podgauge's advice each.
+// runPodPairs runs pods with two GPUs each until one of the GPUs is left. For each pod the kubelet must call GetPreferredAllocation.
 func runPodPairs(ctx context.Context, t *testing.T, n *node.RealNode, d *podgaugeProcess, ids []string, name string) {
 	t.Helper()
 	before := d.nextScrape(ctx, t)
 	left := slices.Clone(ids)
-	holding := map[string]node.OwnerKey{}
+	owners := map[string]node.OwnerKey{}
 	pods := []node.StaticPod{}
 	for i := range len(ids) / 2 {
 		pod := podWithResource(fmt.Sprintf("%s-%d", name, i), gpuResource, 2)
@@ -57,23 +56,23 @@ func runPodPairs(ctx context.Context, t *testing.T, n *node.RealNode, d *podgaug
 		for _, id := range waitForDevices(ctx, t, n, pod) {
 			at := slices.Index(left, id)
 			if at < 0 {
-				t.Fatalf("pod %s has %s, of %q", pod.Name, id, left)
+				t.Fatalf("GPU of pod %s: got %s, want one of %q", pod.Name, id, left)
 			}
 			left = slices.Delete(left, at, at+1)
-			holding[id] = mainContainer(pod)
+			owners[id] = mainContainer(pod)
 		}
 	}
 	s := d.nextScrape(ctx, t)
-	const asked = "podgauge_plugin_request_duration_seconds_count"
+	const requestCount = "podgauge_plugin_request_duration_seconds_count"
 	with := seriesLabels{"method": "GetPreferredAllocation"}
-	if calls := s.sum(asked, with) - before.sum(asked, with); calls != float64(len(pods)) {
-		t.Errorf("the kubelet has asked for a choice %v times", calls)
+	if calls := s.sum(requestCount, with) - before.sum(requestCount, with); calls != float64(len(pods)) {
+		t.Errorf("GetPreferredAllocation calls: got %v, want %d", calls, len(pods))
 	}
-	if err := errors.Join(s.checkOwners(ids, holding), checkRejections(s, 0)); err != nil {
+	if err := errors.Join(s.checkOwners(ids, owners), checkRejections(s, 0)); err != nil {
 		t.Error(err)
 	}
-	if said := d.logLines(t, "level=ERROR"); len(said) > 0 {
-		t.Errorf("podgauge says %q", said)
+	if lines := d.logLines(t, "level=ERROR"); len(lines) > 0 {
+		t.Errorf("podgauge's errors: got %q, want none", lines)
 	}
 	for _, pod := range pods {
 		removePod(ctx, t, n, pod)

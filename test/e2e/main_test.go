@@ -1,6 +1,6 @@
-// Package e2e runs podgauge on a real node: kubelet, containerd and Prometheus as they are shipped.
+// Package e2e tests podgauge on a real node, with unmodified kubelet, containerd and Prometheus.
 //
-// One function is one scenario. It gets a node with node.ForTest, waits for things themselves with node.Until, and leaves nothing behind.
+// Each test function is a scenario. It creates a node with node.ForTest, waits for conditions with node.Until, and cleans up.
 package e2e
 
 import (
@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(abandonNodeEnv); dir != "" {
 		runAbandonedNode(dir)
 	}
-	// A machine that cannot run the tests is a failure: skipped tests look like passed ones.
+	// Fail if the machine cannot run the tests: skipped tests look like passed tests.
 	if err := node.CheckRequirements(node.Options{}); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		os.Exit(1)

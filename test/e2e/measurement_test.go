@@ -8,14 +8,13 @@ import (
 	"time"
 )
 
-// printMeasurement prints what was measured, in the one form that docs/contributing/e2e.md copies.
-func printMeasurement(t *testing.T, what, value string) {
+// printMeasurement logs a measurement for docs/contributing/e2e.md.
+func printMeasurement(t *testing.T, name, value string) {
 	t.Helper()
-	t.Logf("figure: %s: %s", what, value)
+	t.Logf("figure: %s: %s", name, value)
 }
 
-// timeoutFactor is how much longer than it may something can take before a test fails: the machine may have other things to do, and what is
-// broken takes for ever. PODGAUGE_STRICT=1 (make e2e-all) leaves none.
+// timeoutFactor returns the factor of all time limits, as the machine may be busy: 4, or 1 with PODGAUGE_STRICT=1 (make e2e-all).
 func timeoutFactor() time.Duration {
 	if os.Getenv("PODGAUGE_STRICT") != "" {
 		return 1
@@ -23,8 +22,8 @@ func timeoutFactor() time.Duration {
 	return 4
 }
 
-// measureDurations prints how long something took, each time it was tried, and says where that was longer than it may be.
-func measureDurations(t *testing.T, what string, limit time.Duration, durations ...time.Duration) {
+// measureDurations logs durations with their limit. The test fails if a duration is longer than the limit times timeoutFactor.
+func measureDurations(t *testing.T, name string, limit time.Duration, durations ...time.Duration) {
 	t.Helper()
 	slices.Sort(durations)
 	longest := durations[len(durations)-1]
@@ -32,17 +31,17 @@ func measureDurations(t *testing.T, what string, limit time.Duration, durations 
 	if len(durations) > 1 {
 		value = fmt.Sprintf("p50 %s, max %s (n=%d)", formatSeconds(durations[len(durations)/2]), formatSeconds(longest), len(durations))
 	}
-	value += "; may be " + formatSeconds(limit)
+	value += "; limit " + formatSeconds(limit)
 	if longest > limit {
-		value += ": OVER"
+		value += ": EXCEEDED"
 	}
-	printMeasurement(t, what, value)
+	printMeasurement(t, name, value)
 	if longest > limit*timeoutFactor() {
-		t.Errorf("%s: took %s, and may take %s", what, formatSeconds(longest), formatSeconds(limit))
+		t.Errorf("%s: got %s, want at most %s", name, formatSeconds(longest), formatSeconds(limit*timeoutFactor()))
 	}
 }
 
-// formatSeconds writes a duration to three digits or so.
+// formatSeconds formats a duration in seconds, with about three digits.
 func formatSeconds(d time.Duration) string {
 	switch {
 	case d < time.Millisecond:

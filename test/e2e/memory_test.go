@@ -15,12 +15,12 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestMemory has Prometheus scrape podgauge every second, for the time that PODGAUGE_SOAK says (make soak), and watches what it takes.
+// TestMemory measures podgauge's memory during scrapes every second. PODGAUGE_SOAK is the duration (make soak).
 func TestMemory(t *testing.T) {
 	soak(t, 27, newPlainMachine, []string{gpuResource}, nil)
 }
 
-// TestMemoryOfEverything is the same with all that podgauge can do, on 56 MIG devices.
+// TestMemoryOfEverything is TestMemory with 56 MIG devices and all optional metrics.
 func TestMemoryOfEverything(t *testing.T) {
 	soak(t, 32, newMIGMachine, []string{smallMIGResource}, []string{
 		"--mig-strategy=mixed", "--metrics.set=full", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*",
@@ -39,24 +39,24 @@ func newMIGMachine(t *testing.T, n *node.RealNode) *simulatedMachine {
 	return m
 }
 
-// soak lets podgauge run on a machine, with pods that hold one and two of a resource's devices. It may take so many MB (2^20 bytes).
-func soak(t *testing.T, most int, made func(*testing.T, *node.RealNode) *simulatedMachine, offered, args []string) {
-	long, err := time.ParseDuration(cmp.Or(os.Getenv("PODGAUGE_SOAK"), "20s"))
+// soak runs podgauge on a machine, with pods that have one and two devices of each resource. limitMB is in units of 2^20 bytes.
+func soak(t *testing.T, limitMB int, makeMachine func(*testing.T, *node.RealNode) *simulatedMachine, resources, args []string) {
+	duration, err := time.ParseDuration(cmp.Or(os.Getenv("PODGAUGE_SOAK"), "20s"))
 	if err != nil {
 		t.Fatalf("PODGAUGE_SOAK: %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), long+2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), duration+2*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)
 	backdateKubelet(t, n)
 	t.Setenv("PODGAUGE_BIN", copyAsUnpacked(t))
-	d := made(t, n).start(t, n, args...)
-	for _, resource := range offered {
-		await(ctx, t, resource+" can be given away", func(ctx context.Context) error {
+	d := makeMachine(t, n).start(t, n, args...)
+	for _, resource := range resources {
+		await(ctx, t, resource+" is allocatable", func(ctx context.Context) error {
 			ids, err := n.Allocatable(ctx, resource)
 			if len(ids) < defaultGPUs {
-				return fmt.Errorf("%d are: %w", len(ids), err)
+				return fmt.Errorf("allocatable devices: got %d, want at least %d, %w", len(ids), defaultGPUs, err)
 			}
 			return nil
 		})
@@ -71,41 +71,39 @@ func soak(t *testing.T, most int, made func(*testing.T, *node.RealNode) *simulat
 	}
 	await(ctx, t, "Prometheus has scraped podgauge", func(ctx context.Context) error { return checkAllScraped(ctx, prometheus) })
 
-	resident, own, pauses := sampleMemory(ctx, t, d, long)
-	quarter := len(own) / 4
-	early, late := slices.Max(own[quarter:2*quarter]), slices.Max(own[3*quarter:])
-	printMeasurement(t, fmt.Sprintf("resident memory over %s, scraped every second", long),
-		fmt.Sprintf("%.1f MB at most; may be %d MB (2^20 bytes each). Of it pages of its own, not of files: %.1f MB at most in the second quarter, %.1f MB in the last",
-			megabytes(slices.Max(resident)), most, megabytes(early), megabytes(late)))
-	if bytes := slices.Max(resident); bytes > most<<20 {
-		t.Errorf("podgauge takes %d bytes", bytes)
+	resident, anonymous, pauses := sampleMemory(ctx, t, d, duration)
+	quarter := len(anonymous) / 4
+	early, late := slices.Max(anonymous[quarter:2*quarter]), slices.Max(anonymous[3*quarter:])
+	printMeasurement(t, fmt.Sprintf("maximum resident memory over %s, scraped every second", duration),
+		fmt.Sprintf("%.1f MB (2^20 bytes); limit %d MB. Anonymous memory: maximum %.1f MB in the second quarter, %.1f MB in the last",
+			megabytes(slices.Max(resident)), limitMB, megabytes(early), megabytes(late)))
+	if bytes := slices.Max(resident); bytes > limitMB<<20 {
+		t.Errorf("resident memory: got %d bytes, want at most %d", bytes, limitMB<<20)
 	}
-	// In its first half minute Go's heap still finds its size. What is mapped of the program's
-	// file grows when the kernel finds a huge page for it, and never above the file's size: that
-	// is no growth of podgauge's.
-	if growth := late - early; growth > 1<<20 && long >= 2*time.Minute {
-		t.Errorf("podgauge grew by %d bytes from the second quarter of the time to the last", growth)
+	// Go's heap grows in the first half minute. Pages of the program's file do not count: they grow if the kernel maps huge pages.
+	if growth := late - early; growth > 1<<20 && duration >= 2*time.Minute {
+		t.Errorf("growth of anonymous memory from the second to the last quarter: got %d bytes, want at most %d", growth, 1<<20)
 	}
-	failed, err := failedScrapes(ctx, prometheus, long)
+	failed, err := failedScrapes(ctx, prometheus, duration)
 	if err != nil {
 		t.Error(err)
 	}
 	for _, at := range failed {
-		if stopped := slices.ContainsFunc(pauses, func(p processPause) bool { return p.overlapsScrape(at) }); stopped {
-			t.Logf("the scrape of %s failed while the machine did not run this test either", at.Format(time.TimeOnly))
+		if paused := slices.ContainsFunc(pauses, func(p processPause) bool { return p.overlapsScrape(at) }); paused {
+			t.Logf("scrape at %s failed during a pause of the machine", at.Format(time.TimeOnly))
 		} else {
-			t.Errorf("the scrape of %s failed", at.Format(time.TimeOnly))
+			t.Errorf("scrape at %s failed", at.Format(time.TimeOnly))
 		}
 	}
-	t.Logf("the machine did not run this test for half a second or more: %v", pauses)
-	samples, err := prometheus.Query(ctx, fmt.Sprintf(`count_over_time(up{job=%q}[%dms])`, honorLabelsJob, long.Milliseconds()))
-	if err != nil || len(samples) != 1 || float64(samples[0].Value) < 0.9*long.Seconds() {
-		t.Errorf("scrapes in that time: %v, %v", samples, err)
+	t.Logf("pauses of the test process of at least half a second: %v", pauses)
+	samples, err := prometheus.Query(ctx, fmt.Sprintf(`count_over_time(up{job=%q}[%dms])`, honorLabelsJob, duration.Milliseconds()))
+	if err != nil || len(samples) != 1 || float64(samples[0].Value) < 0.9*duration.Seconds() {
+		t.Errorf("number of scrapes: got %v, %v, want at least %.0f", samples, err, 0.9*duration.Seconds())
 	}
 }
 
-// copyAsUnpacked is a copy of podgauge, written as containerd unpacks a layer: in pieces of 32 KB. The file as Go's linker leaves it is kept by the
-// kernel in huge pages, and all of one counts as resident where a process has touched any of it.
+// copyAsUnpacked returns a copy of podgauge, written in blocks of 32 KB as containerd unpacks a layer. The kernel keeps the file of Go's
+// linker in huge pages, and a huge page counts as resident as a whole.
 func copyAsUnpacked(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "podgauge")
@@ -117,7 +115,7 @@ func copyAsUnpacked(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Either of the two could copy in larger pieces by itself.
+	// The anonymous structs hide WriteTo and ReadFrom, which would copy larger blocks.
 	_, err = io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, 32<<10))
 	if err = errors.Join(err, to.Close(), from.Close()); err != nil {
 		t.Fatal(err)
@@ -125,19 +123,19 @@ func copyAsUnpacked(t *testing.T) string {
 	return path
 }
 
-// checkAllScraped says whether Prometheus' scrapes of podgauge have all succeeded.
+// checkAllScraped returns an error unless all scrapes of podgauge have succeeded.
 func checkAllScraped(ctx context.Context, p *node.PrometheusServer) error {
 	samples, err := p.Query(ctx, fmt.Sprintf(`min_over_time(up{job=%q}[1h])`, honorLabelsJob))
 	if err != nil || len(samples) != 1 || samples[0].Value != 1 {
-		return fmt.Errorf("up was %v: %w", samples, err)
+		return fmt.Errorf("minimum of up: got %v, %w", samples, err)
 	}
 	return nil
 }
 
-// processPause is a time in which the test's process did not run.
+// processPause is a time during which the test process did not run.
 type processPause struct{ begin, end time.Time }
 
-// overlapsScrape reports whether a scrape that began then, and had a second, met the pause or what had to be caught up on after it.
+// overlapsScrape reports whether a scrape with a timeout of a second overlaps the pause or the second after it.
 func (p processPause) overlapsScrape(scrape time.Time) bool {
 	return scrape.After(p.begin.Add(-time.Second)) && scrape.Before(p.end.Add(time.Second))
 }
@@ -146,12 +144,12 @@ func (p processPause) String() string {
 	return fmt.Sprintf("%s (%s)", p.begin.Format(time.TimeOnly), p.end.Sub(p.begin).Round(100*time.Millisecond))
 }
 
-// failedScrapes returns when the scrapes of podgauge began that failed within the last time of that length.
-func failedScrapes(ctx context.Context, p *node.PrometheusServer, long time.Duration) (failed []time.Time, err error) {
+// failedScrapes returns the times of failed scrapes of podgauge during the last period of this length.
+func failedScrapes(ctx context.Context, p *node.PrometheusServer, duration time.Duration) (failed []time.Time, err error) {
 	now := time.Now()
-	all, err := p.QueryRange(ctx, fmt.Sprintf(`min_over_time(up{job=%q}[1s])`, honorLabelsJob), now.Add(-long), now, time.Second)
+	all, err := p.QueryRange(ctx, fmt.Sprintf(`min_over_time(up{job=%q}[1s])`, honorLabelsJob), now.Add(-duration), now, time.Second)
 	if err != nil || len(all) != 1 {
-		return nil, fmt.Errorf("up has %d series: %w", len(all), err)
+		return nil, fmt.Errorf("number of series of up: got %d, %w", len(all), err)
 	}
 	for _, point := range all[0].Values {
 		if point.Value != 1 {
@@ -161,14 +159,13 @@ func failedScrapes(ctx context.Context, p *node.PrometheusServer, long time.Dura
 	return failed, nil
 }
 
-// sampleMemory looks every quarter of a second: at all that is resident, and at what of it
-// is no file's. Pauses are the times in which it could not.
-func sampleMemory(ctx context.Context, t *testing.T, d *podgaugeProcess, long time.Duration) (resident, own []int, pauses []processPause) {
+// sampleMemory samples podgauge's resident memory and its anonymous part four times a second. It also returns pauses between samples.
+func sampleMemory(ctx context.Context, t *testing.T, d *podgaugeProcess, duration time.Duration) (resident, anonymous []int, pauses []processPause) {
 	t.Helper()
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
 	begin := time.Now()
-	for last := begin; time.Since(begin) < long && ctx.Err() == nil; <-tick.C {
+	for last := begin; time.Since(begin) < duration && ctx.Err() == nil; <-tick.C {
 		now := time.Now()
 		if now.Sub(last) > 750*time.Millisecond {
 			pauses = append(pauses, processPause{last, now})
@@ -183,9 +180,9 @@ func sampleMemory(ctx context.Context, t *testing.T, d *podgaugeProcess, long ti
 			t.Fatal(err)
 		}
 		resident = append(resident, pages*os.Getpagesize())
-		own = append(own, (pages-files)*os.Getpagesize())
+		anonymous = append(anonymous, (pages-files)*os.Getpagesize())
 	}
-	return resident, own, pauses
+	return resident, anonymous, pauses
 }
 
 func megabytes(bytes int) float64 { return float64(bytes) / (1 << 20) }

@@ -13,29 +13,29 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// The resources of slices under the strategy mixed.
+// The resources of MIG devices with --mig-strategy=mixed.
 const (
 	smallMIGResource = "nvidia.com/mig-1g.10gb"
 	largeMIGResource = "nvidia.com/mig-3g.40gb"
 )
 
-// migDevice is a slice of a GPU, as a scenario has it.
+// migDevice is a MIG device in a scenario.
 type migDevice struct {
 	gpu, index int
 	profile    string
 	gi, ci     int
 }
 
-// uuid as the stand-in makes it.
-func (s migDevice) uuid() string {
-	return fmt.Sprintf("MIG-00000000-%04d-5%03d-8000-%012d", s.gi, s.ci, s.gpu)
+// uuid returns the stand-in library's UUID of the MIG device.
+func (d migDevice) uuid() string {
+	return fmt.Sprintf("MIG-00000000-%04d-5%03d-8000-%012d", d.gi, d.ci, d.gpu)
 }
 
-func (s migDevice) scenarioLine() string {
-	return fmt.Sprintf("gpu %d slice %d %s gi %d ci %d", s.gpu, s.index, s.profile, s.gi, s.ci)
+func (d migDevice) scenarioLine() string {
+	return fmt.Sprintf("gpu %d slice %d %s gi %d ci %d", d.gpu, d.index, d.profile, d.gi, d.ci)
 }
 
-// newMIGDevices is a GPU with slices of these profiles at the indices from 0 on.
+// newMIGDevices returns MIG devices of a GPU with these profiles, and indices from 0.
 func newMIGDevices(gpu int, profiles ...string) []migDevice {
 	all := []migDevice{}
 	for i, profile := range profiles {
@@ -44,28 +44,28 @@ func newMIGDevices(gpu int, profiles ...string) []migDevice {
 	return all
 }
 
-// scenarioLines switch the mode of the slices' GPUs on, and make the slices.
+// scenarioLines returns lines that turn on MIG mode and create MIG devices.
 func scenarioLines(all []migDevice) []string {
-	made := []string{}
-	for _, s := range all {
-		made = append(made, fmt.Sprintf("gpu %d mig_mode 1", s.gpu), s.scenarioLine())
+	lines := []string{}
+	for _, d := range all {
+		lines = append(lines, fmt.Sprintf("gpu %d mig_mode 1", d.gpu), d.scenarioLine())
 	}
-	return slices.Compact(made)
+	return slices.Compact(lines)
 }
 
-// of a profile, by uuid, sorted.
+// migUUIDs returns the sorted UUIDs of the MIG devices with this profile.
 func migUUIDs(all []migDevice, profile string) []string {
 	ids := []string{}
-	for _, s := range all {
-		if s.profile == profile {
-			ids = append(ids, s.uuid())
+	for _, d := range all {
+		if d.profile == profile {
+			ids = append(ids, d.uuid())
 		}
 	}
 	slices.Sort(ids)
 	return ids
 }
 
-// TestMIG has GPUs that are whole and GPUs that are partitioned, without a strategy and with mixed, and then a node of nothing but equal slices.
+// TestMIG checks each MIG strategy: none and mixed with whole and partitioned GPUs, single with equal MIG devices only.
 func TestMIG(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -79,10 +79,10 @@ func TestMIG(t *testing.T) {
 	t.Run("single", func(t *testing.T) { migSingle(ctx, t, n) })
 }
 
-// capabilityMinor is the minor number of the node that opens a GPU instance; that of its compute instance 0 is one more.
+// capabilityMinor returns the minor number of a GPU instance's device node. The number of its compute instance 0 is one higher.
 func capabilityMinor(gpu, gi int) int { return 100*(gpu+1) + 10*gi }
 
-// makeCapabilities gives the node what a driver gives it of all slices that there could be: their list in /proc, and their nodes.
+// makeCapabilities creates the driver's list of capabilities in /proc and the device nodes, for all possible GPU instances.
 func makeCapabilities(ctx context.Context, t *testing.T, n *node.RealNode) {
 	t.Helper()
 	script, list := "mkdir /dev/nvidia-caps\n", ""
@@ -100,12 +100,12 @@ func makeCapabilities(ctx context.Context, t *testing.T, n *node.RealNode) {
 	}
 }
 
-// migNone offers neither the partitioned GPU nor its slices, and says so.
+// migNone checks that podgauge lists neither the partitioned GPU nor its MIG devices, and logs that.
 func migNone(ctx context.Context, t *testing.T, n *node.RealNode) {
 	d := newMachine(t, n, append([]string{"gpus 3"}, scenarioLines(newMIGDevices(2, "3g.40gb", "1g.10gb"))...)...).start(t, n)
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(2)})
-	if said := d.logLines(t, "devices not listed", uuid(2)+" is partitioned"); len(said) != 1 {
-		t.Errorf("that a GPU is not offered is said %d times: %q", len(said), said)
+	if lines := d.logLines(t, "devices not listed", uuid(2)+" is partitioned"); len(lines) != 1 {
+		t.Errorf("log lines about the partitioned GPU: got %q, want one", lines)
 	}
 	d.stop(t)
 	waitForResources(ctx, t, n, idsByResource{})
@@ -115,30 +115,31 @@ func migMixed(ctx context.Context, t *testing.T, n *node.RealNode) {
 	all := slices.Concat(newMIGDevices(2, "3g.40gb", "1g.10gb", "1g.10gb"), newMIGDevices(3, "3g.40gb", "3g.40gb"))
 	m := newMachine(t, n, append([]string{"gpus 4"}, scenarioLines(all)...)...)
 	d := m.start(t, n, "--mig-strategy=mixed", "--pass-device-specs")
-	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(2), smallMIGResource: migUUIDs(all, "1g.10gb"), largeMIGResource: migUUIDs(all, "3g.40gb")})
+	small, large := migUUIDs(all, "1g.10gb"), migUUIDs(all, "3g.40gb")
+	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(2), smallMIGResource: small, largeMIGResource: large})
 
 	pods := map[string]node.StaticPod{}
-	held := map[string]string{} // by resource
+	allocated := map[string]string{} // by resource
 	for name, resource := range map[string]string{"whole": gpuResource, "little": smallMIGResource, "big": largeMIGResource} {
 		pod := podWithResource(name, resource, 1)
 		runPod(ctx, t, n, pod)
 		id := waitForDevices(ctx, t, n, pod)[0]
 		checkVisibleDevices(ctx, t, n, pod, id)
-		held[resource], pods[resource] = id, pod
+		allocated[resource], pods[resource] = id, pod
 	}
-	for _, s := range all {
+	for _, device := range all {
 		for resource, pod := range pods {
-			if held[resource] == s.uuid() {
-				checkCapabilities(ctx, t, n, pod, s)
+			if allocated[resource] == device.uuid() {
+				checkCapabilities(ctx, t, n, pod, device)
 			}
 		}
 	}
 	s := d.nextScrape(ctx, t)
-	holding := map[string]node.OwnerKey{}
-	for resource, id := range held {
-		holding[id] = mainContainer(pods[resource])
+	owners := map[string]node.OwnerKey{}
+	for resource, id := range allocated {
+		owners[id] = mainContainer(pods[resource])
 	}
-	if err := errors.Join(s.checkOwners(uuids(2), holding), checkMIGSeries(s, all, holding)); err != nil {
+	if err := errors.Join(s.checkOwners(uuids(2), owners), checkMIGSeries(s, all, owners)); err != nil {
 		t.Error(err)
 	}
 	for _, pod := range pods {
@@ -148,8 +149,8 @@ func migMixed(ctx context.Context, t *testing.T, n *node.RealNode) {
 	waitForResources(ctx, t, n, idsByResource{})
 }
 
-// checkCapabilities looks into a running container: of the nodes that open slices it has its own slice's, and of GPUs its slice's GPU's.
-func checkCapabilities(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, s migDevice) {
+// checkCapabilities checks that a container has exactly the device nodes of its MIG device: GPU, GPU instance and compute instance.
+func checkCapabilities(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, mig migDevice) {
 	t.Helper()
 	pid, err := n.ContainerPID(ctx, pod, "main")
 	if err != nil {
@@ -166,31 +167,31 @@ func checkCapabilities(ctx context.Context, t *testing.T, n *node.RealNode, pod 
 			got = append(got, strings.TrimPrefix(path, dev))
 		}
 	}
-	minor := capabilityMinor(s.gpu, s.gi)
-	want := []string{fmt.Sprintf("nvidia%d", s.gpu), fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor), fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor+1)}
+	minor := capabilityMinor(mig.gpu, mig.gi)
+	want := []string{fmt.Sprintf("nvidia%d", mig.gpu), fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor), fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor+1)}
 	if !slices.Equal(got, want) {
-		t.Errorf("pod %s has %q, want %q", pod.Name, got, want)
+		t.Errorf("device nodes of pod %s: got %q, want %q", pod.Name, got, want)
 	}
 }
 
-// checkMIGSeries says where the scrape differs from the truth about slices: those in held are held, the others idle.
-func checkMIGSeries(s metricsScrape, all []migDevice, held map[string]node.OwnerKey) error {
-	wrong := []error{s.checkNoWrongOwner(held)}
-	for _, slice := range all {
-		of := seriesLabels{"uuid": uuid(slice.gpu), "mig_uuid": slice.uuid()}
+// checkMIGSeries returns an error unless a scrape has the series of all MIG devices; devices without an owner must be idle.
+func checkMIGSeries(s metricsScrape, all []migDevice, owners map[string]node.OwnerKey) error {
+	wrong := []error{s.checkNoWrongOwner(owners)}
+	for _, device := range all {
+		with := seriesLabels{"uuid": uuid(device.gpu), "mig_uuid": device.uuid()}
 		infos := 0
-		if held[slice.uuid()] != (node.OwnerKey{}) {
+		if owners[device.uuid()] != (node.OwnerKey{}) {
 			infos = 1
 		}
-		wrong = append(wrong, s.wantValue(1, "nvidia_gpu_healthy", of), s.wantValue(float64(infos), "nvidia_gpu_allocated", of),
-			s.wantValue(1, "nvidia_gpu_info", seriesLabels{"mig_uuid": slice.uuid(), "mig_profile": slice.profile}))
-		if n := len(findSamples(s.series["nvidia_gpu_allocation_info"], of)); n != infos {
-			wrong = append(wrong, fmt.Errorf("nvidia_gpu_allocation_info of %s is there %d times", slice.uuid(), n))
+		wrong = append(wrong, s.wantValue(1, "nvidia_gpu_healthy", with), s.wantValue(float64(infos), "nvidia_gpu_allocated", with),
+			s.wantValue(1, "nvidia_gpu_info", seriesLabels{"mig_uuid": device.uuid(), "mig_profile": device.profile}))
+		if n := len(findSamples(s.series["nvidia_gpu_allocation_info"], with)); n != infos {
+			wrong = append(wrong, fmt.Errorf("number of series nvidia_gpu_allocation_info of %s: got %d, want %d", device.uuid(), n, infos))
 		}
-		// What the GPU reads is its own: its slices share it. Nobody can hold all of it.
+		// A partitioned GPU has readings of its own, but cannot be allocated.
 		for family, want := range map[string]int{"nvidia_gpu_power_watts": 1, "nvidia_gpu_healthy": 0, "nvidia_gpu_allocated": 0} {
-			if found := findSamples(s.series[family], seriesLabels{"uuid": uuid(slice.gpu), "mig_uuid": ""}); len(found) != want {
-				wrong = append(wrong, fmt.Errorf("%s of GPU %d is %v", family, slice.gpu, found))
+			if found := findSamples(s.series[family], seriesLabels{"uuid": uuid(device.gpu), "mig_uuid": ""}); len(found) != want {
+				wrong = append(wrong, fmt.Errorf("%s of GPU %d: got %v, want %d series", family, device.gpu, found, want))
 			}
 		}
 	}
@@ -205,17 +206,17 @@ func migSingle(ctx context.Context, t *testing.T, n *node.RealNode) {
 	pod := podWithResource("single", gpuResource, 2)
 	runPod(ctx, t, n, pod)
 	ids := waitForDevices(ctx, t, n, pod)
-	// The variable has them in the node's order, which is that of these ids.
+	// The order in the variable is the node's, here the order of the ids.
 	checkVisibleDevices(ctx, t, n, pod, strings.Join(ids, ","))
 	s := d.nextScrape(ctx, t)
-	held := map[string]node.OwnerKey{}
+	owners := map[string]node.OwnerKey{}
 	for _, id := range ids {
-		held[id] = mainContainer(pod)
+		owners[id] = mainContainer(pod)
 		if err := s.wantValue(1, "nvidia_gpu_allocation_info", seriesLabels{"mig_uuid": id, "device_id": id, "resource": gpuResource}); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := checkMIGSeries(s, all, held); err != nil {
+	if err := checkMIGSeries(s, all, owners); err != nil {
 		t.Error(err)
 	}
 	removePod(ctx, t, n, pod)

@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestNode shows that the node is a node, without podgauge: what fails here is the tests' fault.
+// TestNode checks the test node itself, without podgauge. A failure is a fault of the test environment.
 func TestNode(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -28,25 +28,25 @@ func TestNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if main, err := status.Container("main"); err != nil || main.State != "running" {
-		t.Fatalf("the pod does not run: %+v", status)
+		t.Fatalf("pod status: got %+v, want a running container", status)
 	}
-	held := waitForOwnedDevice(ctx, t, n, node.OwnerKey{Namespace: "default", Pod: pod.FullName(), Container: "main"})
+	deviceID := waitForOwnedDevice(ctx, t, n, node.OwnerKey{Namespace: "default", Pod: pod.FullName(), Container: "main"})
 	env, err := containerEnv(ctx, n, pod, "main")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if env["NVIDIA_VISIBLE_DEVICES"] != held {
-		t.Errorf("the container sees %q, and holds %q", env["NVIDIA_VISIBLE_DEVICES"], held)
+	if env["NVIDIA_VISIBLE_DEVICES"] != deviceID {
+		t.Errorf("NVIDIA_VISIBLE_DEVICES: got %q, want %q", env["NVIDIA_VISIBLE_DEVICES"], deviceID)
 	}
 
-	err = node.Until(ctx, "the pod's status names its device", func(ctx context.Context) error {
+	err = node.Until(ctx, "the pod's status contains its device", func(ctx context.Context) error {
 		status, err := n.Pod(ctx, pod)
 		if err != nil {
 			return err
 		}
-		want := []node.DeviceHealth{{Resource: gpuResource, ID: held, Health: "Healthy"}}
+		want := []node.DeviceHealth{{Resource: gpuResource, ID: deviceID, Health: "Healthy"}}
 		if got := status.Containers[0].Devices; !slices.Equal(got, want) {
-			return fmt.Errorf("%v, not %v", got, want)
+			return fmt.Errorf("devices: got %v, want %v", got, want)
 		}
 		return nil
 	})
@@ -61,29 +61,29 @@ func TestNode(t *testing.T) {
 		startKubelet(ctx, t, n)
 		serveGPUs(ctx, t, n, fmt.Sprintf("again-%d.sock", i), 8)
 		waitForAllocatableGPUs(ctx, t, n, 8)
-		if again := waitForOwnedDevice(ctx, t, n, node.OwnerKey{Namespace: "default", Pod: pod.FullName(), Container: "main"}); again != held {
-			t.Errorf("after %s the pod holds %s, before it %s", signal, again, held)
+		if got := waitForOwnedDevice(ctx, t, n, node.OwnerKey{Namespace: "default", Pod: pod.FullName(), Container: "main"}); got != deviceID {
+			t.Errorf("device of the pod after %s to the kubelet: got %s, want %s", signal, got, deviceID)
 		}
 	}
-	// A kubelet that has just been started does not say at once how a pod's containers are.
-	await(ctx, t, "the container has outlived the kubelets", func(ctx context.Context) error { return checkSameContainer(ctx, n, pod, status) })
+	// The kubelet reports container states only some time after its start.
+	await(ctx, t, "the container still runs after kubelet restarts", func(ctx context.Context) error { return checkSameContainer(ctx, n, pod, status) })
 
 	if out, err := n.Shell(ctx, "mknod /dev/nvidia0 c 195 0 && ls /dev/nvidia*"); err != nil || out != "/dev/nvidia0\n" {
-		t.Errorf("the node's device nodes are %q: %v", out, err)
+		t.Errorf("device nodes of the node: got %q, %v", out, err)
 	}
 
 	if err := n.RemovePod(ctx, pod); err != nil {
 		t.Fatal(err)
 	}
 	if listed, err := n.ListPodResources(ctx); err != nil || len(listed) > 0 {
-		t.Errorf("the kubelet still lists %v, %v", listed, err)
+		t.Errorf("List after the removal of the pod: got %v, %v, want no pods", listed, err)
 	}
 	if _, err := n.Pod(ctx, pod); !errors.Is(err, node.ErrNoPod) {
-		t.Errorf("the kubelet still shows a pod that was removed: %v", err)
+		t.Errorf("status of a removed pod: got %v, want %v", err, node.ErrNoPod)
 	}
 }
 
-// TestPodsEnd shows the ends that a pod can take, each as the kubelet tells it.
+// TestPodsEnd checks the kubelet's report of failed and rejected pods, without podgauge.
 func TestPodsEnd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -115,25 +115,25 @@ func TestPodsEnd(t *testing.T) {
 	}
 	out, err := containerLog(n, brief, "prints")
 	if want := "NVIDIA_VISIBLE_DEVICES=GPU-0\n"; err != nil || !strings.Contains(out, want) {
-		t.Errorf("the container printed %q (%v), without %q", out, err, want)
+		t.Errorf("container output: got %q (%v), want %q in it", out, err, want)
 	}
 
-	// Its device is free again, and goes to the first of two pods: the second has to be told no.
-	holds := node.StaticPod{Name: "holds", HostNetwork: true, Containers: []node.StaticContainer{{Name: "main", Limits: map[string]int{gpuResource: 1}}}}
-	if _, err := n.RunPod(ctx, holds); err != nil {
+	// The device is unallocated again. The first of two pods gets the device, and the second is rejected.
+	first := node.StaticPod{Name: "first", HostNetwork: true, Containers: []node.StaticContainer{{Name: "main", Limits: map[string]int{gpuResource: 1}}}}
+	if _, err := n.RunPod(ctx, first); err != nil {
 		t.Fatal(err)
 	}
-	late := node.StaticPod{Name: "late", Containers: holds.Containers}
+	late := node.StaticPod{Name: "late", Containers: first.Containers}
 	status, err := n.RunPod(ctx, late)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if status.Phase != "Failed" || status.Reason != "UnexpectedAdmissionError" {
-		t.Errorf("two pods on one GPU: the second is %+v", status)
+		t.Errorf("second pod for one GPU: got status %+v, want UnexpectedAdmissionError", status)
 	}
 }
 
-// TestPrometheus lets a real server scrape itself.
+// TestPrometheus checks that a real Prometheus server scrapes itself, without podgauge.
 func TestPrometheus(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -145,7 +145,7 @@ func TestPrometheus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = node.Until(ctx, "it has scraped itself thrice", func(ctx context.Context) error {
+	err = node.Until(ctx, "Prometheus has scraped itself three times", func(ctx context.Context) error {
 		series, err := prometheus.QueryRange(ctx, `up{job="itself"}`, begin, time.Now(), 200*time.Millisecond)
 		if err != nil || len(series) != 1 || len(series[0].Values) < 3 {
 			return fmt.Errorf("series %v: %w", series, err)
@@ -157,7 +157,7 @@ func TestPrometheus(t *testing.T) {
 	}
 	up, err := prometheus.Query(ctx, "up")
 	if err != nil || len(up) != 1 || up[0].Value != 1 || up[0].Metric["pod"] != "podgauge-x" {
-		t.Errorf("up is %v: %v", up, err)
+		t.Errorf("query of up: got %v, %v", up, err)
 	}
 }
 
@@ -167,7 +167,7 @@ func startKubelet(ctx context.Context, t *testing.T, n *node.RealNode) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("the kubelet answered after %s", time.Since(start).Round(time.Millisecond))
+	t.Logf("kubelet ready after %s", time.Since(start).Round(time.Millisecond))
 }
 
 func waitForAllocatableGPUs(ctx context.Context, t *testing.T, n *node.RealNode, gpus int) {
@@ -175,7 +175,7 @@ func waitForAllocatableGPUs(ctx context.Context, t *testing.T, n *node.RealNode,
 	err := node.Until(ctx, fmt.Sprintf("%d GPUs are allocatable", gpus), func(ctx context.Context) error {
 		ids, err := n.Allocatable(ctx, gpuResource)
 		if err != nil || len(ids) != gpus {
-			return fmt.Errorf("%v: %w", ids, err)
+			return fmt.Errorf("allocatable GPUs: got %v, %w", ids, err)
 		}
 		return nil
 	})
@@ -184,18 +184,18 @@ func waitForAllocatableGPUs(ctx context.Context, t *testing.T, n *node.RealNode,
 	}
 }
 
-// waitForOwnedDevice returns the one device that is held, once the kubelet names its holder.
+// waitForOwnedDevice waits until the only allocated GPU is allocated to the wanted owner, and returns the GPU's id.
 func waitForOwnedDevice(ctx context.Context, t *testing.T, n *node.RealNode, want node.OwnerKey) (id string) {
 	t.Helper()
-	err := node.Until(ctx, fmt.Sprintf("%+v holds a device", want), func(ctx context.Context) error {
-		holders, err := n.Owners(ctx, gpuResource)
-		for device, holder := range holders {
-			if holder == want && len(holders) == 1 {
+	err := node.Until(ctx, fmt.Sprintf("a device is allocated to %+v", want), func(ctx context.Context) error {
+		owners, err := n.Owners(ctx, gpuResource)
+		for device, owner := range owners {
+			if owner == want && len(owners) == 1 {
 				id = device
 				return nil
 			}
 		}
-		return fmt.Errorf("%v: %w", holders, err)
+		return fmt.Errorf("owners: got %v, %w", owners, err)
 	})
 	if err != nil {
 		t.Fatal(err)

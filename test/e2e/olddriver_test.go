@@ -12,14 +12,14 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// newerSymbols are a dozen functions that drivers of a few years ago lack: what each gives is then to be had from an older one, or not at all.
+// newerSymbols are functions that older drivers lack. Podgauge calls an older function instead, if one exists.
 var newerSymbols = []string{
 	"nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo_v2",
 	"nvmlEventSetWait_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSupportedClocksEventReasons",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetCudaComputeCapability", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetFieldValues",
 }
 
-// TestOldDriver compares what podgauge shows on a driver that lacks them with what it shows on a new one.
+// TestOldDriver compares podgauge's metrics with a driver without newerSymbols to its metrics with a current driver.
 func TestOldDriver(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -35,7 +35,7 @@ func TestOldDriver(t *testing.T) {
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
 	full := d.nextScrape(ctx, t)
 	if found := full.series["podgauge_family_unsupported"]; len(found) > 0 {
-		t.Errorf("on a new driver there is %v", found)
+		t.Errorf("unsupported families with a current driver: got %v, want none", found)
 	}
 	d.stop(t)
 	waitForAllocatable(ctx, t, n)
@@ -50,39 +50,38 @@ func TestOldDriver(t *testing.T) {
 	if err := s.checkNoWrongOwner(map[string]node.OwnerKey{allocatedGPU(ctx, t, n, pod): mainContainer(pod)}); err != nil {
 		t.Error(err)
 	}
-	said := []string{}
+	unsupported := []string{}
 	for _, sample := range s.series["podgauge_family_unsupported"] {
-		said = append(said, sample.Labels["family"])
+		unsupported = append(unsupported, sample.Labels["family"])
 	}
-	slices.Sort(said)
-	// A family that has lost some of its series is called unsupported as well, and so is one that this GPU has on no driver.
-	absent, poorer := missingFamilies(full, s)
-	whole := slices.DeleteFunc(slices.Clone(said), func(family string) bool { return len(s.series[family]) == 0 || slices.Contains(poorer, family) })
-	if len(absent) == 0 || !containsAll(said, absent) || len(whole) > 0 {
-		t.Errorf("it says that it cannot have %q; %q are not there, %q are poorer, and %q are whole", said, absent, poorer, whole)
+	slices.Sort(unsupported)
+	// Families with fewer series are unsupported as well, and families that the GPU does not support with any driver.
+	absent, reduced := missingFamilies(full, s)
+	complete := slices.DeleteFunc(slices.Clone(unsupported), func(f string) bool { return len(s.series[f]) == 0 || slices.Contains(reduced, f) })
+	if len(absent) == 0 || !containsAll(unsupported, absent) || len(complete) > 0 {
+		t.Errorf("unsupported families: got %q, want all absent %q, perhaps reduced %q, but not complete %q", unsupported, absent, reduced, complete)
 	}
 	if lines := d.logLines(t, append(absent, "level=")...); len(lines) != 1 {
-		t.Errorf("of %q it logs %q", absent, lines)
+		t.Errorf("log lines with the families %q: got %q, want one", absent, lines)
 	}
-	printMeasurement(t, fmt.Sprintf("families of %d that are absent on a driver that lacks %d functions", countHardwareFamilies(full), len(newerSymbols)),
-		fmt.Sprintf("%d (%s), poorer %d (%s)", len(absent), strings.Join(absent, " "), len(poorer), strings.Join(poorer, " ")))
+	printMeasurement(t, fmt.Sprintf("families absent with a driver without %d functions, of %d", len(newerSymbols), countHardwareFamilies(full)),
+		fmt.Sprintf("%d (%s); families with fewer series: %d (%s)", len(absent), strings.Join(absent, " "), len(reduced), strings.Join(reduced, " ")))
 }
 
-// missingFamilies are the hardware families that only the first scrape has, and those of which the second has fewer series; sorted.
-func missingFamilies(full, s metricsScrape) (absent, poorer []string) {
+// missingFamilies returns the sorted hardware families that are absent or have fewer series in the second scrape.
+func missingFamilies(full, s metricsScrape) (absent, reduced []string) {
 	for _, name := range slices.Sorted(maps.Keys(full.series)) {
 		switch was, is := len(full.series[name]), len(s.series[name]); {
 		case !strings.HasPrefix(name, "nvidia_gpu_") || is >= was:
 		case is == 0:
 			absent = append(absent, name)
 		default:
-			poorer = append(poorer, name)
+			reduced = append(reduced, name)
 		}
 	}
-	return absent, poorer
+	return absent, reduced
 }
 
-// countHardwareFamilies counts the hardware families.
 func countHardwareFamilies(s metricsScrape) (count int) {
 	for name := range s.series {
 		if strings.HasPrefix(name, "nvidia_gpu_") {

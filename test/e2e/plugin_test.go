@@ -17,13 +17,13 @@ import (
 
 const gpuResource = "nvidia.com/gpu"
 
-// minimalPlugin is as little of a device plugin as the kubelet accepts. It shows that the node works, whatever podgauge does.
+// minimalPlugin is the smallest device plugin that the kubelet accepts. It tests the node without podgauge.
 type minimalPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
-	devices []*pluginapi.Device // not written after the start
+	devices []*pluginapi.Device // read-only after the start
 }
 
-// serveGPUs offers so many GPUs to the kubelet, and ends with the test. endpoint is the socket's file name, new for each start.
+// serveGPUs runs a plugin that lists GPUs, until the end of the test. Each call needs another endpoint, the file name of the socket.
 func serveGPUs(ctx context.Context, t *testing.T, n *node.RealNode, endpoint string, gpus int) {
 	t.Helper()
 	ids := []string{}
@@ -33,7 +33,7 @@ func serveGPUs(ctx context.Context, t *testing.T, n *node.RealNode, endpoint str
 	serveDeviceIDs(ctx, t, n, endpoint, gpuResource, ids...)
 }
 
-// serveDeviceIDs is serveGPUs with a resource and ids of the test's own.
+// serveDeviceIDs is serveGPUs with another resource and ids.
 func serveDeviceIDs(ctx context.Context, t *testing.T, n *node.RealNode, endpoint, resource string, ids ...string) {
 	t.Helper()
 	devices := []*pluginapi.Device{}
@@ -43,7 +43,7 @@ func serveDeviceIDs(ctx context.Context, t *testing.T, n *node.RealNode, endpoin
 	servePluginDevices(ctx, t, n, endpoint, resource, devices...)
 }
 
-// healthyDevice is a healthy one at these NUMA nodes; without any it does not say where it is.
+// healthyDevice returns a healthy device, with a topology if there are NUMA nodes.
 func healthyDevice(id string, numa ...int64) *pluginapi.Device {
 	d := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
 	for _, node := range numa {
@@ -55,7 +55,7 @@ func healthyDevice(id string, numa ...int64) *pluginapi.Device {
 	return d
 }
 
-// servePluginDevices is offer with devices that say more of themselves.
+// servePluginDevices is serveDeviceIDs with complete devices.
 func servePluginDevices(ctx context.Context, t *testing.T, n *node.RealNode, endpoint, resource string, devices ...*pluginapi.Device) {
 	t.Helper()
 	p := &minimalPlugin{devices: devices}
@@ -97,10 +97,10 @@ func (p *minimalPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStrea
 }
 
 func (p *minimalPlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	answer := &pluginapi.AllocateResponse{}
+	response := &pluginapi.AllocateResponse{}
 	for _, c := range r.ContainerRequests {
 		env := map[string]string{"NVIDIA_VISIBLE_DEVICES": strings.Join(c.DevicesIds, ",")}
-		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerAllocateResponse{Envs: env})
+		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerAllocateResponse{Envs: env})
 	}
-	return answer, nil
+	return response, nil
 }

@@ -22,48 +22,49 @@ import (
 )
 
 const (
-	// defaultGPUs is how many a machine has that does not say otherwise.
+	// defaultGPUs is the number of GPUs of a machine without a "gpus" line.
 	defaultGPUs = 8
-	// defaultPort is the one that podgauge listens on by default.
+	// defaultPort is podgauge's default port.
 	defaultPort = 9400
-	// waitTimeout is how long a test waits for what takes a second or two. How long something may take is said where it is measured.
+	// waitTimeout limits waits for conditions that usually take a second or two. measureDurations checks the actual limits.
 	waitTimeout = 30 * time.Second
 )
 
-// simulatedMachine is the hardware that podgauge finds: a library that obeys the test.
+// simulatedMachine is simulated hardware: a stand-in for the NVML library with a scenario that the test controls.
 type simulatedMachine struct {
 	*nvmltest.Scenario
-	libraryDir   string // its folder
-	scenarioFile string // the scenario
-	callsFile    string // what was asked of the newest podgauge's library
-	stateRoot    string // the folder in which each podgauge finds what the one before has left
+	libraryDir   string // folder of the library
+	scenarioFile string
+	callsFile    string // counts of the library calls of the latest podgauge process
+	stateRoot    string // --state-dir of all podgauge processes
 }
 
-// newMachine has eight idle GPUs, unless the lines of a scenario say otherwise. It has been up for an hour: the counters of its GPUs go on when
-// podgauge is started anew, where those of a library that counts from its own start would look as if all GPUs had been reset.
+// newMachine returns a machine with eight idle GPUs, unless the scenario lines change that. Counters start an hour ago: if they started
+// with the library, each restart of podgauge would look like a reset of all GPUs.
 func newMachine(t *testing.T, n *node.RealNode, lines ...string) *simulatedMachine {
 	t.Helper()
 	lib, err := libraryDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(n.Logs, "machine.scenario") // readable where a test has failed
-	memory, err := os.MkdirTemp(n.Logs, "memory-")
+	file := filepath.Join(n.Logs, "machine.scenario") // kept if the test fails
+	state, err := os.MkdirTemp(n.Logs, "state-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &simulatedMachine{Scenario: nvmltest.NewScenario(file), libraryDir: lib, scenarioFile: file, callsFile: filepath.Join(n.Logs, "nvml.calls"), stateRoot: memory}
+	m := &simulatedMachine{Scenario: nvmltest.NewScenario(file), libraryDir: lib, scenarioFile: file, stateRoot: state}
+	m.callsFile = filepath.Join(n.Logs, "nvml.calls")
 	m.setLines(t, append([]string{fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix())}, lines...)...)
 	return m
 }
 
-// scratchDir is the folder for what is made once for all tests; main removes it.
+// scratchDir returns a folder that all tests share; TestMain removes it.
 var scratchDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "podgauge-e2e-") })
 
-// libraryDir is the folder of the stand-in, which is compiled once.
+// libraryDir returns the folder of the stand-in library, compiled once.
 var libraryDir = sync.OnceValues(func() (string, error) { return buildLibrary("driver") })
 
-// buildLibrary compiles a stand-in without the hidden functions into a folder of its own.
+// buildLibrary compiles a stand-in library without the hidden functions into a new folder.
 func buildLibrary(name string, hidden ...string) (string, error) {
 	dir, err := scratchDir()
 	if err != nil {
@@ -77,10 +78,9 @@ func buildLibrary(name string, hidden ...string) (string, error) {
 	return dir, err
 }
 
-// uuid of the GPU with this index, as the stand-in names it.
+// uuid returns the stand-in library's UUID of the GPU with this index.
 func uuid(index int) string { return fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", index) }
 
-// uuids of the first GPUs.
 func uuids(n int) []string {
 	all := []string{}
 	for i := range n {
@@ -89,12 +89,11 @@ func uuids(n int) []string {
 	return all
 }
 
-// indexOf of a GPU.
 func indexOf(t *testing.T, id string) int {
 	t.Helper()
 	i := slices.Index(uuids(nvmltest.MaxGPUs), id)
 	if i < 0 {
-		t.Fatalf("no GPU is called %q", id)
+		t.Fatalf("no GPU has UUID %q", id)
 	}
 	return i
 }
@@ -106,14 +105,13 @@ func (m *simulatedMachine) setLines(t *testing.T, lines ...string) {
 	}
 }
 
-func (m *simulatedMachine) clear(t *testing.T, words string) {
+func (m *simulatedMachine) clear(t *testing.T, line string) {
 	t.Helper()
-	if err := m.Clear(words); err != nil {
+	if err := m.Clear(line); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// resetGPU has a GPU have been reset.
 func (m *simulatedMachine) resetGPU(t *testing.T, gpu int) {
 	t.Helper()
 	if err := m.Reset(gpu); err != nil {
@@ -121,18 +119,17 @@ func (m *simulatedMachine) resetGPU(t *testing.T, gpu int) {
 	}
 }
 
-func (m *simulatedMachine) addEvent(t *testing.T, gpu int, what string) {
+func (m *simulatedMachine) addEvent(t *testing.T, gpu int, event string) {
 	t.Helper()
-	if err := m.Event(gpu, what); err != nil {
+	if err := m.Event(gpu, event); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// maxCallersPerGPU are those who may be inside calls about one GPU at the same time: its reader, the listing, and whoever waits for events, when he
-// registers for the GPU's.
+// maxCallersPerGPU limits concurrent calls about a GPU: its reader, the listing, and the wait for events, which registers its events.
 const maxCallersPerGPU = 3
 
-// checkedCalls is what was asked of the library. It ends the test where more calls than that were ever under way about one GPU.
+// checkedCalls returns the counts of library calls. The test fails if a GPU ever had more than maxCallersPerGPU concurrent calls.
 func (m *simulatedMachine) checkedCalls(t *testing.T) nvmltest.CallCounts {
 	t.Helper()
 	calls, err := nvmltest.ReadCalls(m.callsFile)
@@ -140,14 +137,14 @@ func (m *simulatedMachine) checkedCalls(t *testing.T) nvmltest.CallCounts {
 		t.Fatal(err)
 	}
 	for gpu := range nvmltest.MaxGPUs {
-		if most := calls.MaxInFlight(gpu); most > maxCallersPerGPU {
-			t.Fatalf("%d calls about GPU %d were under way at the same time", most, gpu)
+		if got := calls.MaxInFlight(gpu); got > maxCallersPerGPU {
+			t.Fatalf("concurrent calls about GPU %d: got %d, want at most %d", gpu, got, maxCallersPerGPU)
 		}
 	}
 	return calls
 }
 
-// podgaugeProcess is podgauge, running in a node.
+// podgaugeProcess is a podgauge process in a node.
 type podgaugeProcess struct {
 	*node.Process
 	n      *node.RealNode
@@ -155,18 +152,18 @@ type podgaugeProcess struct {
 	client *http.Client
 }
 
-// start starts podgauge on the machine. It ends with the test, and has to end well.
+// start starts podgauge on the machine. At the end of the test podgauge is stopped, and must exit with status 0.
 func (m *simulatedMachine) start(t *testing.T, n *node.RealNode, args ...string) *podgaugeProcess {
 	t.Helper()
 	return startPodgauge(t, n, append(m.environ(), "LD_LIBRARY_PATH="+m.libraryDir), m.withStateDir(args)...)
 }
 
-// withStateDir has podgauge keep on disk what the next one is to know.
+// withStateDir adds --state-dir, so that the next podgauge process restores the state, and the full metrics set.
 func (m *simulatedMachine) withStateDir(args []string) []string {
 	return append([]string{"--state-dir=" + m.stateRoot, "--metrics.set=full"}, args...)
 }
 
-// environ has the library find its scenario.
+// environ returns the environment variables of the stand-in library.
 func (m *simulatedMachine) environ() []string {
 	return []string{nvmltest.EnvScenario + "=" + m.scenarioFile, nvmltest.EnvCalls + "=" + m.callsFile}
 }
@@ -183,7 +180,7 @@ func startPodgauge(t *testing.T, n *node.RealNode, env []string, args ...string)
 	return d
 }
 
-// commandLine is how podgauge is started.
+// commandLine returns podgauge's command line.
 func commandLine(t *testing.T, args ...string) []string {
 	t.Helper()
 	path, err := filepath.Abs(cmp.Or(os.Getenv("PODGAUGE_BIN"), "../../bin/podgauge"))
@@ -191,21 +188,21 @@ func commandLine(t *testing.T, args ...string) []string {
 		_, err = os.Stat(path)
 	}
 	if err != nil {
-		t.Fatalf("no podgauge to test: %v; make build, or name one by PODGAUGE_BIN", err)
+		t.Fatalf("no podgauge binary: %v; run make build, or set PODGAUGE_BIN", err)
 	}
 	return append([]string{path, "--log.level=debug"}, args...)
 }
 
-// newPodgaugeProcess is one that listens where podgauge does by default.
+// newPodgaugeProcess returns a client of a podgauge on the default port.
 func newPodgaugeProcess(n *node.RealNode) *podgaugeProcess {
 	return &podgaugeProcess{n: n, url: n.URL(defaultPort), client: &http.Client{
 		Timeout: 10 * time.Second,
-		// Each scrape is a connection of its own, so that none is left to be counted.
+		// A new connection for each scrape: idle connections would change the counts of file descriptors and goroutines.
 		Transport: &http.Transport{DisableKeepAlives: true},
 	}}
 }
 
-// stop asks podgauge to end, which must succeed and leave no socket. One that has ended already is left alone.
+// stop stops podgauge with SIGTERM and checks that it exits with status 0 and removes its socket. It does nothing after podgauge's exit.
 func (d *podgaugeProcess) stop(t *testing.T) {
 	t.Helper()
 	select {
@@ -217,15 +214,15 @@ func (d *podgaugeProcess) stop(t *testing.T) {
 	defer cancel()
 	state, err := d.Stop(ctx, syscall.SIGTERM)
 	if err != nil || !state.Success() {
-		t.Errorf("podgauge did not end well on SIGTERM: %v %v", state, err)
-		_ = d.Signal(syscall.SIGKILL) // it must not meet its successor
+		t.Errorf("stop podgauge by SIGTERM: got %v, %v, want exit status 0", state, err)
+		_ = d.Signal(syscall.SIGKILL) // two podgauge processes must not run at once
 	}
 	if left := d.sockets(t); len(left) > 0 && err == nil {
-		t.Errorf("podgauge left %q", left)
+		t.Errorf("podgauge's sockets after its exit: got %q, want none", left)
 	}
 }
 
-// sockets are the device plugin's in the kubelet's folder: one while it is registered.
+// sockets returns podgauge's sockets in the kubelet's device-plugin folder: one for each registered resource.
 func (d *podgaugeProcess) sockets(t *testing.T) []string {
 	t.Helper()
 	sockets, err := filepath.Glob(filepath.Join(d.n.KubeletDir(), "device-plugins", "podgauge-*"))
@@ -235,7 +232,7 @@ func (d *podgaugeProcess) sockets(t *testing.T) []string {
 	return sockets
 }
 
-// checkProbe asks /healthz or /readyz, and returns why it is not ok.
+// checkProbe requests /healthz or /readyz and returns an error unless the status is 200.
 func (d *podgaugeProcess) checkProbe(ctx context.Context, path string) error {
 	body, err := d.get(ctx, path)
 	if err == nil {
@@ -244,13 +241,13 @@ func (d *podgaugeProcess) checkProbe(ctx context.Context, path string) error {
 	return err
 }
 
-// waitUntilListening waits until podgauge answers.
+// waitUntilListening waits until podgauge serves HTTP.
 func (d *podgaugeProcess) waitUntilListening(ctx context.Context, t *testing.T) {
 	t.Helper()
-	await(ctx, t, "podgauge answers", func(ctx context.Context) error { return d.checkProbe(ctx, "/healthz") })
+	await(ctx, t, "podgauge serves /healthz", func(ctx context.Context) error { return d.checkProbe(ctx, "/healthz") })
 }
 
-// logLines returns the lines of podgauge's log that have all the words.
+// logLines returns the lines of podgauge's log that contain all words.
 func (d *podgaugeProcess) logLines(t *testing.T, words ...string) []string {
 	t.Helper()
 	out, err := d.Output()
@@ -270,44 +267,43 @@ func linesWith(log string, words ...string) []string {
 	return lines
 }
 
-// await waits for something, for as long as a test has patience, and returns how long it took.
-func await(ctx context.Context, t *testing.T, what string, try func(context.Context) error) time.Duration {
+// await calls try until it returns nil, at most for waitTimeout, and returns the time that this took.
+func await(ctx context.Context, t *testing.T, condition string, try func(context.Context) error) time.Duration {
 	t.Helper()
-	return awaitWithin(ctx, t, waitTimeout, what, try)
+	return awaitWithin(ctx, t, waitTimeout, condition, try)
 }
 
-// awaitWithin is await with a patience of its own.
-func awaitWithin(ctx context.Context, t *testing.T, timeout time.Duration, what string, try func(context.Context) error) time.Duration {
+// awaitWithin is await with another timeout.
+func awaitWithin(ctx context.Context, t *testing.T, timeout time.Duration, condition string, try func(context.Context) error) time.Duration {
 	t.Helper()
 	begin := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := node.Until(ctx, what, try); err != nil {
+	if err := node.Until(ctx, condition, try); err != nil {
 		t.Fatal(err)
 	}
 	return time.Since(begin)
 }
 
-// waitSince waits until so much time has passed since the beginning of something: for scenarios that are about time.
-func waitSince(begin time.Time, long time.Duration) func(context.Context) error {
+// waitSince returns a condition for await: this duration has passed since begin.
+func waitSince(begin time.Time, duration time.Duration) func(context.Context) error {
 	return func(context.Context) error {
-		if passed := time.Since(begin); passed < long {
+		if passed := time.Since(begin); passed < duration {
 			return fmt.Errorf("%s have passed", passed)
 		}
 		return nil
 	}
 }
 
-// backdateKubelet makes the kubelet look an hour old. Podgauge takes the lesser age of the kubelet's socket and of its process, and in the
-// kubelet's first minute a device that no pod is listed with is not idle yet (ADR 4). TestOffer waits that minute out. Call it before podgauge's
-// start.
+// backdateKubelet sets the start of the kubelet to an hour ago: in the kubelet's first minute, podgauge does not report devices without a
+// pod as idle (ADR 4). The age is the lesser of the socket's and the process's age. Call backdateKubelet before podgauge's start.
 func backdateKubelet(t *testing.T, n *node.RealNode) {
 	t.Helper()
 	hourAgo := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(n.PodResourcesSocket(), hourAgo, hourAgo); err != nil {
 		t.Fatal(err)
 	}
-	// Field 22 is when the process started, since the boot. The kubelet's name has no spaces.
+	// Field 22 is the start time of the process, in ticks since the boot. The kubelet's name has no spaces.
 	_, err := n.Shell(t.Context(), `awk '{$22 = 0; print}' "/proc/$PID/stat" >"$FILE" && mount --bind "$FILE" "/proc/$PID/stat"`,
 		fmt.Sprintf("PID=%d", pidInside(t, n.Kubelet().PID)), "FILE="+n.Path("kubelet.stat"))
 	if err != nil {
@@ -315,7 +311,7 @@ func backdateKubelet(t *testing.T, n *node.RealNode) {
 	}
 }
 
-// waitForAllocatable waits until the kubelet would give away these GPUs and no others.
+// waitForAllocatable waits until exactly these GPUs are allocatable.
 func waitForAllocatable(ctx context.Context, t *testing.T, n *node.RealNode, want ...string) time.Duration {
 	t.Helper()
 	return await(ctx, t, fmt.Sprintf("%d GPUs are allocatable", len(want)), hasAllocatable(n, want...))
@@ -324,14 +320,13 @@ func waitForAllocatable(ctx context.Context, t *testing.T, n *node.RealNode, wan
 func hasAllocatable(n *node.RealNode, want ...string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if ids, err := n.Allocatable(ctx, gpuResource); err != nil || !slices.Equal(ids, want) {
-			return fmt.Errorf("%q are: %w", ids, err)
+			return fmt.Errorf("allocatable GPUs: got %q, %w", ids, err)
 		}
 		return nil
 	}
 }
 
-// measureRegistration calls begin, which leads to a new socket of the kubelet's, and returns how long after that socket's making the kubelet had all
-// of these GPUs.
+// measureRegistration calls begin, which causes a new kubelet socket, and returns the time from the socket to the wanted allocatable GPUs.
 func measureRegistration(ctx context.Context, t *testing.T, n *node.RealNode, begin func(), want ...string) time.Duration {
 	t.Helper()
 	before, err := n.KubeletSocketTime()
@@ -340,36 +335,36 @@ func measureRegistration(ctx context.Context, t *testing.T, n *node.RealNode, be
 	}
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	type outcome struct {
+	type result struct {
 		took time.Duration
 		err  error
 	}
-	registered := make(chan outcome, 1)
+	registered := make(chan result, 1)
 	go func() {
-		err := node.Until(ctx, "a new kubelet has all GPUs", func(ctx context.Context) error {
-			if made, err := n.KubeletSocketTime(); err != nil || made.Equal(before) {
+		err := node.Until(ctx, "all GPUs are allocatable in the new kubelet", func(ctx context.Context) error {
+			if created, err := n.KubeletSocketTime(); err != nil || created.Equal(before) {
 				return fmt.Errorf("no new socket: %w", err)
 			}
 			return hasAllocatable(n, want...)(ctx)
 		})
 		now := time.Now()
-		made, _ := n.KubeletSocketTime()
-		registered <- outcome{now.Sub(made), err}
+		created, _ := n.KubeletSocketTime()
+		registered <- result{now.Sub(created), err}
 	}()
 	begin()
-	o := <-registered
-	if o.err != nil {
-		t.Fatal(o.err)
+	r := <-registered
+	if r.err != nil {
+		t.Fatal(r.err)
 	}
-	return o.took
+	return r.took
 }
 
-// podWithGPUs is a pod with one container that holds so many GPUs until it is removed.
+// podWithGPUs returns a pod whose container "main" requests GPUs and runs until it is deleted.
 func podWithGPUs(name string, gpus int) node.StaticPod {
 	return node.StaticPod{Name: name, Containers: []node.StaticContainer{{Name: "main", Limits: map[string]int{gpuResource: gpus}}}}
 }
 
-// runPod runs a pod and returns its status and how long it took until all its containers ran.
+// runPod runs a pod and returns its status and the time until all its containers ran.
 func runPod(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) (node.StaticPodStatus, time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
@@ -380,12 +375,12 @@ func runPod(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPo
 		t.Fatal(err)
 	}
 	if status.Phase == "Failed" {
-		t.Fatalf("pod %s was turned away: %s: %s", p.Name, status.Reason, status.Message)
+		t.Fatalf("pod %s was rejected: %s: %s", p.Name, status.Reason, status.Message)
 	}
 	return status, time.Since(begin)
 }
 
-// removePod takes a pod away and waits until the kubelet's List does not have it any more, which is its end.
+// removePod deletes a pod and waits until the kubelet's List response no longer contains it.
 func removePod(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) {
 	t.Helper()
 	if err := n.DeletePod(p); err != nil {
@@ -394,7 +389,7 @@ func removePod(ctx context.Context, t *testing.T, n *node.RealNode, p node.Stati
 	waitForPodEnd(ctx, t, n, p)
 }
 
-// waitForPodEnd waits until the kubelet's List does not have the pod any more.
+// waitForPodEnd waits until the kubelet's List response no longer contains the pod.
 func waitForPodEnd(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) {
 	t.Helper()
 	await(ctx, t, fmt.Sprintf("pod %s has ended", p.Name), func(ctx context.Context) error {
@@ -404,45 +399,45 @@ func waitForPodEnd(ctx context.Context, t *testing.T, n *node.RealNode, p node.S
 		}
 		for _, listed := range pods {
 			if listed.Name == p.FullName() {
-				return errors.New("it is listed")
+				return errors.New("List still contains the pod")
 			}
 		}
 		return nil
 	})
 }
 
-// waitForAllocation waits until the kubelet's List has the pod's containers with so many GPUs, and returns which, by container.
+// waitForAllocation waits until List has the pod's containers with as many GPUs as requested, and returns the GPUs of each container.
 func waitForAllocation(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) map[string][]string {
 	t.Helper()
-	var held map[string][]string
+	var allocated map[string][]string
 	await(ctx, t, fmt.Sprintf("List has pod %s with its GPUs", p.Name), func(ctx context.Context) error {
-		holders, err := n.Owners(ctx, gpuResource)
+		owners, err := n.Owners(ctx, gpuResource)
 		if err != nil {
 			return err
 		}
-		held = map[string][]string{}
-		for id, holder := range holders {
-			if holder.Pod == p.FullName() {
-				held[holder.Container] = append(held[holder.Container], id)
+		allocated = map[string][]string{}
+		for id, owner := range owners {
+			if owner.Pod == p.FullName() {
+				allocated[owner.Container] = append(allocated[owner.Container], id)
 			}
 		}
 		for _, c := range p.Containers {
-			if len(held[c.Name]) != c.Limits[gpuResource] {
-				return fmt.Errorf("container %s has %q", c.Name, held[c.Name])
+			if len(allocated[c.Name]) != c.Limits[gpuResource] {
+				return fmt.Errorf("GPUs of container %s: got %q, want %d", c.Name, allocated[c.Name], c.Limits[gpuResource])
 			}
 		}
 		return nil
 	})
-	return held
+	return allocated
 }
 
-// allocatedGPU is the GPU of a pod whose container "main" has one.
+// allocatedGPU returns the GPU of a pod's container "main".
 func allocatedGPU(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) string {
 	t.Helper()
 	return waitForAllocation(ctx, t, n, p)["main"][0]
 }
 
-// mainContainer is the container "main" of a pod, as the kubelet names it.
+// mainContainer returns the owner key of a pod's container "main".
 func mainContainer(p node.StaticPod) node.OwnerKey {
 	return node.OwnerKey{Namespace: cmp.Or(p.Namespace, "default"), Pod: p.FullName(), Container: "main"}
 }

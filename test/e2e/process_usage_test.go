@@ -14,10 +14,9 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// mebibyte is what the shares of memory are made of.
 const mebibyte = 1 << 20
 
-// processUsage is what a container, or nobody, uses of a GPU. Ratios are in quarters, whose sums are exact.
+// processUsage is the usage of a GPU by a container, or the unattributed usage. Ratios are multiples of 1/4, so that sums are exact.
 type processUsage struct {
 	memory                       float64
 	sm, controller, enc, decoder float64
@@ -31,22 +30,22 @@ func (u processUsage) families() map[string]float64 {
 	}
 }
 
-// The beginnings of the names of families that are about processes.
+// The prefixes of families of processes.
 const (
 	containerPrefix    = "nvidia_gpu_container_"
 	unattributedPrefix = "nvidia_gpu_unattributed_"
 )
 
-// checkUsage says where a scrape is wrong about what containers use of a GPU, and about what is left; all together is the GPU's memory in use.
+// checkUsage returns an error unless a scrape has exactly this usage of a GPU, by container and unattributed, and its sum as used memory.
 func checkUsage(s metricsScrape, id string, usage map[node.OwnerKey]processUsage, unattributed processUsage) error {
 	wrong := []error{}
 	for family := range unattributed.families() {
 		if found := findSamples(s.series[containerPrefix+family], seriesLabels{"uuid": id}); len(found) != len(usage) {
-			wrong = append(wrong, fmt.Errorf("%s is there %d times, not %d", family, len(found), len(usage)))
+			wrong = append(wrong, fmt.Errorf("number of series %s: got %d, want %d", family, len(found), len(usage)))
 		}
 	}
-	for h, u := range usage {
-		with := ownerLabels(h)
+	for owner, u := range usage {
+		with := ownerLabels(owner)
 		with["uuid"], with["mig_uuid"] = id, ""
 		for family, want := range u.families() {
 			wrong = append(wrong, s.wantValue(want, containerPrefix+family, with))
@@ -65,42 +64,45 @@ func checkUsage(s metricsScrape, id string, usage map[node.OwnerKey]processUsage
 	return errors.Join(wrong...)
 }
 
-// checkNoUsage says where a scrape is wrong about a GPU without a process: of none there is no utilisation.
+// checkNoUsage returns an error unless a scrape has the series of a GPU without processes: memory and processes, but no utilization.
 func checkNoUsage(s metricsScrape, id string) error {
-	wrong := []error{s.wantValue(0, unattributedPrefix+"memory_used_bytes", seriesLabels{"uuid": id}), s.wantValue(0, unattributedPrefix+"processes", seriesLabels{"uuid": id})}
+	with := seriesLabels{"uuid": id}
+	wrong := []error{s.wantValue(0, unattributedPrefix+"memory_used_bytes", with), s.wantValue(0, unattributedPrefix+"processes", with)}
 	if found := familiesWithPrefix(s, containerPrefix, unattributedPrefix); len(found) != 2 {
-		wrong = append(wrong, fmt.Errorf("nobody uses %s, and there are %q", id, found))
+		wrong = append(wrong, fmt.Errorf("families of processes without processes on %s: got %q, want 2", id, found))
 	}
 	return errors.Join(wrong...)
 }
 
-// familiesWithPrefix of a scrape that begin with one of these.
-func familiesWithPrefix(s metricsScrape, beginnings ...string) []string {
+// familiesWithPrefix returns the sorted families of a scrape with one of these prefixes.
+func familiesWithPrefix(s metricsScrape, prefixes ...string) []string {
 	found := []string{}
 	for _, name := range slices.Sorted(maps.Keys(s.series)) {
-		if slices.ContainsFunc(beginnings, func(b string) bool { return strings.HasPrefix(name, b) }) {
+		if slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
 			found = append(found, name)
 		}
 	}
 	return found
 }
 
-// sharedGPUPods is what the shared GPU's tests have: pods on it, and who uses how much.
+// sharedGPUPods contains the pods on a shared GPU and the usage of their containers.
 type sharedGPUPods struct {
-	firstPod, secondPod node.StaticPod // right has two containers that hold a replica each, and one that holds none
+	firstPod, secondPod node.StaticPod // secondPod has two containers with a replica each, and one without
 	usage               map[node.OwnerKey]processUsage
 	unattributed        processUsage
 }
 
-// GPU memory in use by no process is the driver's own.
+// driverReservedBytes is the used GPU memory that does not belong to a process.
 const driverReservedBytes = 512 * mebibyte
 
-// runSharedGPUPods has the pods run, and the driver tell what their processes use.
+// runSharedGPUPods runs the pods and a process outside of containers, and adds the usage of all processes to the scenario.
 func runSharedGPUPods(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine) sharedGPUPods {
 	t.Helper()
-	s := sharedGPUPods{firstPod: podWithResource("left", gpuResource, 1), secondPod: podWithResource("right", gpuResource, 1), usage: map[node.OwnerKey]processUsage{}}
+	s := sharedGPUPods{firstPod: podWithResource("left", gpuResource, 1), secondPod: podWithResource("right", gpuResource, 1)}
+	s.usage = map[node.OwnerKey]processUsage{}
 	s.firstPod.Containers[0].Args = []string{"family", "1"}
-	s.secondPod.Containers = append(s.secondPod.Containers, node.StaticContainer{Name: "second", Limits: map[string]int{gpuResource: 1}}, node.StaticContainer{Name: "helper"})
+	s.secondPod.Containers = append(s.secondPod.Containers,
+		node.StaticContainer{Name: "second", Limits: map[string]int{gpuResource: 1}}, node.StaticContainer{Name: "helper"})
 	for _, pod := range []node.StaticPod{s.firstPod, s.secondPod} {
 		runPod(ctx, t, n, pod)
 		waitForAllocation(ctx, t, n, pod)
@@ -113,10 +115,10 @@ func runSharedGPUPods(ctx context.Context, t *testing.T, n *node.RealNode, m *si
 	if err != nil {
 		t.Fatal(err)
 	}
-	lefts := waitForProcesses(ctx, t, n, s.firstPod, "main", 2)
+	pids := waitForProcesses(ctx, t, n, s.firstPod, "main", 2)
 	m.setLines(t, fmt.Sprintf("gpu 0 memory_used %d", (3072+4096+256+1024+64)*mebibyte+driverReservedBytes),
-		processLine(lefts[0], 1024, "sm 25 mem 25 enc 25 dec 0"),
-		processLine(lefts[1], 2048, "sm 25 mem 0 enc 0 dec 0"),
+		processLine(pids[0], 1024, "sm 25 mem 25 enc 25 dec 0"),
+		processLine(pids[1], 2048, "sm 25 mem 0 enc 0 dec 0"),
 		processLine(waitForProcesses(ctx, t, n, s.secondPod, "main", 1)[0], 4096, "sm 25 mem 0 enc 0 dec 50"),
 		processLine(waitForProcesses(ctx, t, n, s.secondPod, "second", 1)[0], 256, ""),
 		processLine(waitForProcesses(ctx, t, n, s.secondPod, "helper", 1)[0], 64, "type graphics"),
@@ -125,23 +127,22 @@ func runSharedGPUPods(ctx context.Context, t *testing.T, n *node.RealNode, m *si
 }
 
 func secondContainer(pod node.StaticPod) node.OwnerKey {
-	h := mainContainer(pod)
-	h.Container = "second"
-	return h
+	owner := mainContainer(pod)
+	owner.Container = "second"
+	return owner
 }
 
-// processLine is the line of one that uses GPU 0.
 func processLine(pid, mebibytes int, more string) string {
 	return strings.TrimSpace(fmt.Sprintf("gpu 0 process %d %d %s", pid, mebibytes*mebibyte, more))
 }
 
-// waitForProcesses waits until a container has so many, and returns what they are called in the node.
+// waitForProcesses waits until a container has this number of processes, and returns their ids in the node's pid namespace.
 func waitForProcesses(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, container string, want int) []int {
 	t.Helper()
 	var pids []int
 	await(ctx, t, fmt.Sprintf("container %s of pod %s has %d processes", container, pod.Name, want), func(ctx context.Context) (err error) {
 		if pids, err = n.ContainerPIDs(ctx, pod, container); err != nil || len(pids) != want {
-			return fmt.Errorf("it has %v: %w", pids, err)
+			return fmt.Errorf("processes: got %v, %w", pids, err)
 		}
 		return nil
 	})
@@ -151,7 +152,7 @@ func waitForProcesses(ctx context.Context, t *testing.T, n *node.RealNode, pod n
 	return pids
 }
 
-// TestShares has two pods on one GPU, each with processes of its own, and processes on it that are nobody's.
+// TestShares checks the usage of two pods that share a GPU, and the unattributed usage of other processes.
 func TestShares(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -171,8 +172,9 @@ func TestShares(t *testing.T) {
 	if err := checkUsage(s, uuid(0), all.usage, all.unattributed); err != nil {
 		t.Error(err)
 	}
-	printMeasurement(t, "memory of a shared GPU", fmt.Sprintf("%.0f + %.0f + %.0f MiB of three containers, and %.0f MiB of nobody, are its %.0f MiB",
-		all.usage[mainContainer(all.firstPod)].memory/mebibyte, all.usage[mainContainer(all.secondPod)].memory/mebibyte, all.usage[secondContainer(all.secondPod)].memory/mebibyte,
+	memory := func(owner node.OwnerKey) float64 { return all.usage[owner].memory / mebibyte }
+	printMeasurement(t, "memory of a shared GPU", fmt.Sprintf("%.0f + %.0f + %.0f MiB of three containers + %.0f MiB unattributed = %.0f MiB",
+		memory(mainContainer(all.firstPod)), memory(mainContainer(all.secondPod)), memory(secondContainer(all.secondPod)),
 		all.unattributed.memory/mebibyte, s.sum("nvidia_gpu_memory_used_bytes", seriesLabels{"uuid": uuid(0)})/mebibyte))
 	containerRestart(ctx, t, n, m, d, all)
 	removePod(ctx, t, n, all.firstPod)
@@ -180,7 +182,7 @@ func TestShares(t *testing.T) {
 	checkKubeletNotRestarted(t, n)
 }
 
-// containerRestart has a container be killed and started anew: it has another id, and its process another number.
+// containerRestart kills a container. After the restart, the container and its process have new ids.
 func containerRestart(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, d *podgaugeProcess, all sharedGPUPods) {
 	t.Helper()
 	before, err := n.Pod(ctx, all.secondPod)
@@ -205,19 +207,19 @@ func containerRestart(ctx context.Context, t *testing.T, n *node.RealNode, m *si
 				return nil
 			}
 		}
-		return fmt.Errorf("it is %+v", now.Containers)
+		return fmt.Errorf("container statuses: got %+v", now.Containers)
 	})
-	// The driver has not noticed yet: whose the process was, nobody can tell any more.
-	uses, rest := maps.Clone(all.usage), all.unattributed
-	uses[mainContainer(all.secondPod)] = processUsage{}
+	// The driver still reports the ended process, whose owner can no longer be determined.
+	usage, rest := maps.Clone(all.usage), all.unattributed
+	usage[mainContainer(all.secondPod)] = processUsage{}
 	rest.memory += all.usage[mainContainer(all.secondPod)].memory
 	rest.sm, rest.decoder, rest.processes = rest.sm+.25, .5, rest.processes+1
-	if err := checkUsage(d.nextScrape(ctx, t), uuid(0), uses, rest); err != nil {
-		t.Errorf("a process has ended that the driver still tells of: %v", err)
+	if err := checkUsage(d.nextScrape(ctx, t), uuid(0), usage, rest); err != nil {
+		t.Errorf("usage while the driver reports an ended process: %v", err)
 	}
 	m.clear(t, fmt.Sprintf("gpu 0 process %d", gone))
 	begin := time.Now()
 	m.setLines(t, processLine(waitForProcesses(ctx, t, n, all.secondPod, "main", 1)[0], 4096, "sm 25 mem 0 enc 0 dec 50"))
-	d.scrapeUntil(ctx, t, "the new process is its container's", func(s metricsScrape) error { return checkUsage(s, uuid(0), all.usage, all.unattributed) })
-	measureDurations(t, "a container was started anew and uses the GPU: its share is known after", 2*time.Second, time.Since(begin))
+	d.scrapeUntil(ctx, t, "the new process is attributed", func(s metricsScrape) error { return checkUsage(s, uuid(0), all.usage, all.unattributed) })
+	measureDurations(t, "new process of a restarted container → attributed", 2*time.Second, time.Since(begin))
 }

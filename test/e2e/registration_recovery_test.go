@@ -16,9 +16,9 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestRegistrationHeals takes podgauge's registration from it in every way but by a restart of the kubelet: its socket, its stream, or
-// everything in the folder. All the while it is scraped, and has to be right about a holder.
-func TestRegistrationHeals(t *testing.T) {
+// TestRegistrationRecovery interrupts podgauge's registration without a kubelet restart: by its socket, its stream, or all files in the
+// folder. Scrapes during the test must have the right owner.
+func TestRegistrationRecovery(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
@@ -28,52 +28,52 @@ func TestRegistrationHeals(t *testing.T) {
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
 	pod := podWithGPUs("train", 1)
 	runPod(ctx, t, n, pod)
-	held := allocatedGPU(ctx, t, n, pod)
-	truth := func(s metricsScrape) error {
-		return s.checkOwners(uuids(defaultGPUs), map[string]node.OwnerKey{held: mainContainer(pod)})
+	gpuID := allocatedGPU(ctx, t, n, pod)
+	check := func(s metricsScrape) error {
+		return s.checkOwners(uuids(defaultGPUs), map[string]node.OwnerKey{gpuID: mainContainer(pod)})
 	}
-	d.scrapeUntil(ctx, t, "the holder is shown", truth)
-	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, truth)
+	d.scrapeUntil(ctx, t, "the owner is exported", check)
+	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, check)
 
-	for _, trouble := range []struct {
-		what string
-		make func()
+	for _, interruption := range []struct {
+		name  string
+		cause func()
 	}{
-		{"podgauge's socket was deleted", func() { removePluginSocket(t, d) }},
-		{"the kubelet's connection was cut", func() { cutStream(t, d) }},
-		{"the device-plugin folder was wiped but for the kubelet's socket", func() { removeSocketFiles(t, n) }},
+		{"own socket deleted", func() { removePluginSocket(t, d) }},
+		{"connection from the kubelet shut down", func() { cutStream(t, d) }},
+		{"all files except the kubelet's socket deleted", func() { removeSocketFiles(t, n) }},
 	} {
 		var took []time.Duration
 		for range 3 {
 			before := currentRegistrations(ctx, t, d)
 			old, logged := d.sockets(t), len(d.logLines(t, "msg=registered"))
 			begin := time.Now()
-			trouble.make()
-			await(ctx, t, "podgauge has registered anew", func(ctx context.Context) error { // scrapes may show that a second later
+			interruption.cause()
+			await(ctx, t, "podgauge has registered again", func(ctx context.Context) error { // up to a second before scrapes show that
 				if now := len(d.logLines(t, "msg=registered")); now <= logged {
-					return fmt.Errorf("%d registrations are logged", now)
+					return fmt.Errorf("registrations in the log: got %d, want more than %d", now, logged)
 				}
 				return hasAllocatable(n, uuids(defaultGPUs)...)(ctx)
 			})
 			took = append(took, time.Since(begin))
 			await(ctx, t, "scrapes show the new registration", func(ctx context.Context) error {
 				if now, err := registrationCount(ctx, d); err != nil || now <= before {
-					return fmt.Errorf("%v registrations: %w", now, err)
+					return fmt.Errorf("registrations: got %v, want more than %v, %w", now, before, err)
 				}
 				return nil
 			})
 			if now := d.sockets(t); len(now) != 1 || slices.Equal(now, old) {
-				t.Errorf("podgauge's sockets are %q, and were %q", now, old)
+				t.Errorf("podgauge's sockets: got %q, want one other than %q", now, old)
 			}
-			// One that ends sooner is taken for one that the kubelet refuses, which podgauge answers with longer and longer pauses.
-			await(ctx, t, "the stream has stood for a while", waitSince(time.Now(), 1100*time.Millisecond))
+			// Podgauge assumes that the kubelet rejects shorter streams, and registers with increasing delays.
+			await(ctx, t, "the stream is old enough", waitSince(time.Now(), 1100*time.Millisecond))
 		}
-		measureDurations(t, "registered anew after "+trouble.what, time.Second, took...)
+		measureDurations(t, interruption.name+" → registered", time.Second, took...)
 	}
-	printMeasurement(t, "scrapes meanwhile, each right about every holder", fmt.Sprint(watch.stop(t)))
+	printMeasurement(t, "number of scrapes during the test, all with the right owners", fmt.Sprint(watch.stop(t)))
 }
 
-// registrationCount is how often podgauge has registered, where one stream stands.
+// registrationCount returns the number of successful registrations, or an error unless one stream is open.
 func registrationCount(ctx context.Context, d *podgaugeProcess) (float64, error) {
 	s, err := d.scrape(ctx)
 	if err != nil {
@@ -87,7 +87,7 @@ func registrationCount(ctx context.Context, d *podgaugeProcess) (float64, error)
 
 func currentRegistrations(ctx context.Context, t *testing.T, d *podgaugeProcess) (count float64) {
 	t.Helper()
-	await(ctx, t, "one stream stands", func(ctx context.Context) (err error) {
+	await(ctx, t, "one stream is open", func(ctx context.Context) (err error) {
 		count, err = registrationCount(ctx, d)
 		return err
 	})
@@ -103,7 +103,7 @@ func removePluginSocket(t *testing.T, d *podgaugeProcess) {
 	}
 }
 
-// removeSocketFiles removes everything in the folder that is no kubelet's, as eager clean-up scripts do.
+// removeSocketFiles removes all files in the device-plugin folder except the kubelet's socket, as some clean-up scripts do.
 func removeSocketFiles(t *testing.T, n *node.RealNode) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(n.DevicePluginSocket()))
@@ -119,20 +119,20 @@ func removeSocketFiles(t *testing.T, n *node.RealNode) {
 	}
 }
 
-// cutStream shuts the connection on which the kubelet watches podgauge, in the kernel: no tool does that for unix sockets, but who may trace a
-// process may take a duplicate of its descriptor, and a shutdown concerns the connection itself.
+// cutStream shuts down the connection from the kubelet to podgauge. No tool does that for unix sockets, so the test shuts down a
+// duplicate of podgauge's file descriptor, which affects the connection itself.
 func cutStream(t *testing.T, d *podgaugeProcess) {
 	t.Helper()
 	connections, err := acceptedConnections(d, "/device-plugins/podgauge-")
 	if err != nil || len(connections) != 1 {
-		t.Fatalf("the kubelet's connections to podgauge are descriptors %v: %v", connections, err)
+		t.Fatalf("file descriptors of the kubelet's connections: got %v, %v, want one", connections, err)
 	}
 	if err := shutdownConnection(d.PID, connections[0]); err != nil {
-		t.Fatalf("cut the kubelet's connection: %v", err)
+		t.Fatalf("shut down the kubelet's connection: %v", err)
 	}
 }
 
-// acceptedConnections are the process's descriptors of connections that came in on a unix socket with this in its path.
+// acceptedConnections returns the process's file descriptors of accepted connections to unix sockets whose path contains this text.
 func acceptedConnections(d *podgaugeProcess, path string) (fds []int, err error) {
 	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", d.PID))
 	if err != nil {
@@ -140,7 +140,7 @@ func acceptedConnections(d *podgaugeProcess, path string) (fds []int, err error)
 	}
 	inodes := []string{}
 	for line := range strings.Lines(string(table)) {
-		// Num RefCount Protocol Flags Type St Inode Path; a connection that came in bears the path of the socket it came in on.
+		// Num RefCount Protocol Flags Type St Inode Path. An accepted connection has the path of the listening socket.
 		const connected = "03"
 		if f := strings.Fields(line); len(f) == 8 && strings.Contains(f[7], path) && f[5] == connected {
 			inodes = append(inodes, "socket:["+f[6]+"]")
@@ -166,40 +166,40 @@ func shutdownConnection(pid, fd int) error {
 		return fmt.Errorf("pidfd_open: %w", err)
 	}
 	defer unix.Close(process)
-	own, err := unix.PidfdGetfd(process, fd, 0)
+	duplicate, err := unix.PidfdGetfd(process, fd, 0)
 	if err != nil {
 		return fmt.Errorf("pidfd_getfd: %w", err)
 	}
-	return errors.Join(unix.Shutdown(own, unix.SHUT_RDWR), unix.Close(own))
+	return errors.Join(unix.Shutdown(duplicate, unix.SHUT_RDWR), unix.Close(duplicate))
 }
 
-// TestLateParts starts podgauge before everything else: half a minute before the kubelet, and then before the driver.
-func TestLateParts(t *testing.T) {
+// TestLateDependencies starts podgauge 30 s before the kubelet, before the installation of the library, and before the driver is loaded.
+func TestLateDependencies(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	m := newMachine(t, n)
 	d := m.start(t, n)
-	began := time.Now()
+	begin := time.Now()
 	d.waitUntilListening(ctx, t)
-	d.scrapeUntil(ctx, t, "the GPUs are shown", func(s metricsScrape) error {
+	d.scrapeUntil(ctx, t, "the GPUs are exported", func(s metricsScrape) error {
 		return errors.Join(s.wantValue(0, "podgauge_kubelet_up", nil), s.wantValue(1, "podgauge_nvml_up", nil),
 			s.wantValue(1, "nvidia_gpu_up", seriesLabels{"uuid": uuid(7)}))
 	})
-	awaitWithin(ctx, t, time.Minute, "podgauge has been without a kubelet for 30 s", func(ctx context.Context) error {
+	awaitWithin(ctx, t, time.Minute, "podgauge has run without a kubelet for 30 s", func(ctx context.Context) error {
 		if err := d.checkProbe(ctx, "/healthz"); err != nil {
 			return node.StopRetrying(err)
 		}
 		if err := d.checkProbe(ctx, "/readyz"); err == nil || !strings.Contains(err.Error(), "no response from the kubelet yet") {
 			return node.StopRetrying(fmt.Errorf("probe readiness without a kubelet: got %w", err))
 		}
-		if waited := time.Since(began); waited < 30*time.Second {
-			return fmt.Errorf("for %s", waited)
+		if waited := time.Since(begin); waited < 30*time.Second {
+			return fmt.Errorf("%s have passed", waited)
 		}
 		return nil
 	})
 	took := measureRegistration(ctx, t, n, func() { startKubelet(ctx, t, n) }, uuids(defaultGPUs)...)
-	measureDurations(t, "registered after the socket of a kubelet that came 30 s after podgauge", time.Second, took)
+	measureDurations(t, "kubelet socket, 30 s after podgauge's start → registered", time.Second, took)
 	d.stop(t)
 	waitForAllocatable(ctx, t, n)
 
@@ -207,14 +207,14 @@ func TestLateParts(t *testing.T) {
 	t.Run("driver", func(t *testing.T) { driverLoadedLate(ctx, t, n) })
 }
 
-// checkReady is the readiness probe, which has to succeed within seconds of the start.
+// checkReady waits until the readiness probe succeeds, at most for 10 s.
 func checkReady(ctx context.Context, d *podgaugeProcess) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return node.Until(ctx, "podgauge is ready", func(ctx context.Context) error { return d.checkProbe(ctx, "/readyz") })
 }
 
-// libraryInstalledLate has the driver installed while podgauge runs.
+// libraryInstalledLate installs the driver's library while podgauge runs.
 func libraryInstalledLate(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine) {
 	root := t.TempDir()
 	d := startPodgauge(t, n, m.environ(), "--nvidia-driver-root="+root)
@@ -222,13 +222,13 @@ func libraryInstalledLate(ctx context.Context, t *testing.T, n *node.RealNode, m
 	begin := time.Now()
 	replaceDriver(t, m.libraryDir, root)
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
-	measureDurations(t, "GPUs are allocatable after the driver's library was installed", 5*time.Second, time.Since(begin))
+	measureDurations(t, "driver library installed → GPUs allocatable", 5*time.Second, time.Since(begin))
 	d.nextScrape(ctx, t)
 	d.stop(t)
 	waitForAllocatable(ctx, t, n)
 }
 
-// driverLoadedLate has the kernel module loaded while podgauge runs: the library is there, and does not start.
+// driverLoadedLate loads the kernel module while podgauge runs: before, the initialization of the library fails.
 func driverLoadedLate(ctx context.Context, t *testing.T, n *node.RealNode) {
 	m := newMachine(t, n)
 	if err := os.Remove(m.scenarioFile); err != nil {
@@ -239,11 +239,11 @@ func driverLoadedLate(ctx context.Context, t *testing.T, n *node.RealNode) {
 	begin := time.Now()
 	m.setLines(t)
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
-	measureDurations(t, "GPUs are allocatable after the driver was loaded", 5*time.Second, time.Since(begin))
+	measureDurations(t, "driver loaded → GPUs allocatable", 5*time.Second, time.Since(begin))
 	d.stop(t)
 }
 
-// checkWithoutDriver checks what podgauge is like on a node without driver: ready, and clear about it.
+// checkWithoutDriver checks that podgauge is ready on a node without a driver, logs that once, and exports no GPU metrics.
 func checkWithoutDriver(ctx context.Context, t *testing.T, d *podgaugeProcess) {
 	t.Helper()
 	d.waitUntilListening(ctx, t)
@@ -257,14 +257,14 @@ func checkWithoutDriver(ctx context.Context, t *testing.T, d *podgaugeProcess) {
 		}
 		for name := range s.series {
 			if strings.HasPrefix(name, "nvidia_gpu_") {
-				t.Errorf("there is %s", name)
+				t.Errorf("family %s exists without a driver", name)
 			}
 		}
 	}
 	if lines := d.logLines(t, "driver lists no devices"); len(lines) != 1 {
-		t.Errorf("of the driver's absence it says %q", lines)
+		t.Errorf("log lines about the driver: got %q, want one", lines)
 	}
 	if sockets := d.sockets(t); len(sockets) > 0 {
-		t.Errorf("without a device there are %q", sockets)
+		t.Errorf("podgauge's sockets without a device: got %q, want none", sockets)
 	}
 }

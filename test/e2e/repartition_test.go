@@ -11,10 +11,10 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// mediumMIGResource is a resource that there is only after GPU 1 was partitioned anew.
+// mediumMIGResource is a resource that exists only after GPU 1 was repartitioned.
 const mediumMIGResource = "nvidia.com/mig-2g.20gb"
 
-// TestRepartition has slices come and go beside one that a pod holds.
+// TestRepartition adds and removes MIG devices beside an allocated MIG device.
 func TestRepartition(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -28,74 +28,74 @@ func TestRepartition(t *testing.T) {
 	d := m.start(t, n, "--mig-strategy=mixed")
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(1), smallMIGResource: migUUIDs(before, "1g.10gb"), largeMIGResource: {big.uuid()}})
 
-	pod, kin := podWithResource("holds", smallMIGResource, 1), podWithResource("kin", smallMIGResource, 1)
+	pod, sameProfile := podWithResource("owner", smallMIGResource, 1), podWithResource("same-profile", smallMIGResource, 1)
 	status, _ := runPod(ctx, t, n, pod)
-	if held := waitForDevices(ctx, t, n, pod)[0]; held != kept.uuid() {
+	if id := waitForDevices(ctx, t, n, pod)[0]; id != kept.uuid() {
 		kept, spare = spare, kept
 	}
-	holding := map[string]node.OwnerKey{kept.uuid(): mainContainer(pod)}
-	truth := func(s metricsScrape) error {
-		return errors.Join(s.checkNoWrongOwner(holding), s.wantValue(1, "nvidia_gpu_allocated", seriesLabels{"mig_uuid": kept.uuid()}),
+	owners := map[string]node.OwnerKey{kept.uuid(): mainContainer(pod)}
+	check := func(s metricsScrape) error {
+		return errors.Join(s.checkNoWrongOwner(owners), s.wantValue(1, "nvidia_gpu_allocated", seriesLabels{"mig_uuid": kept.uuid()}),
 			s.wantValue(1, "nvidia_gpu_healthy", seriesLabels{"mig_uuid": kept.uuid()}))
 	}
-	d.scrapeUntil(ctx, t, "the holder is shown", truth)
-	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, truth)
+	d.scrapeUntil(ctx, t, "the owner is exported", check)
+	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, check)
 
 	begin := time.Now()
 	m.repartition(t, []migDevice{spare, big}, fresh)
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(1), smallMIGResource: {kept.uuid()}, mediumMIGResource: {fresh.uuid()}})
-	measureDurations(t, "from a GPU's new partition to the kubelet's resources, where the driver tells of it", time.Second, time.Since(begin))
+	measureDurations(t, "new MIG layout, with an event of the driver → the kubelet's resources", time.Second, time.Since(begin))
 	waitForEmptyList(ctx, t, n, largeMIGResource)
-	// What a listing does not have any more is unhealthy at once, and forgotten after ten seconds.
-	measureDurations(t, "from a GPU's new partition to the empty list of a resource that is gone", 15*time.Second, time.Since(begin))
+	// A device that is missing in a listing is unhealthy at once, and removed after ten seconds.
+	measureDurations(t, "new MIG layout → empty device list of a removed resource", 15*time.Second, time.Since(begin))
 	watch.stop(t)
 	runRejectedPod(ctx, t, n, podWithResource("late", largeMIGResource, 1), "UnexpectedAdmissionError", largeMIGResource)
-	runRejectedPod(ctx, t, n, kin, "UnexpectedAdmissionError", smallMIGResource, "Available: 0")
-	newcomer := podWithResource("newcomer", mediumMIGResource, 1)
-	runPod(ctx, t, n, newcomer)
-	checkVisibleDevices(ctx, t, n, newcomer, waitForDevices(ctx, t, n, newcomer)[0])
-	holding[fresh.uuid()] = mainContainer(newcomer)
-	if err := errors.Join(checkSameContainer(ctx, n, pod, status), truth(d.nextScrape(ctx, t))); err != nil {
+	runRejectedPod(ctx, t, n, sameProfile, "UnexpectedAdmissionError", smallMIGResource, "Available: 0")
+	newPod := podWithResource("new", mediumMIGResource, 1)
+	runPod(ctx, t, n, newPod)
+	checkVisibleDevices(ctx, t, n, newPod, waitForDevices(ctx, t, n, newPod)[0])
+	owners[fresh.uuid()] = mainContainer(newPod)
+	if err := errors.Join(checkSameContainer(ctx, n, pod, status), check(d.nextScrape(ctx, t))); err != nil {
 		t.Error(err)
 	}
-	removePod(ctx, t, n, newcomer)
-	delete(holding, fresh.uuid())
+	removePod(ctx, t, n, newPod)
+	delete(owners, fresh.uuid())
 
 	raceAllocation(ctx, t, n, m, big, fresh)
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(1), smallMIGResource: {kept.uuid()}, mediumMIGResource: {fresh.uuid()}})
-	if err := errors.Join(checkSameContainer(ctx, n, pod, status), truth(d.nextScrape(ctx, t))); err != nil {
+	if err := errors.Join(checkSameContainer(ctx, n, pod, status), check(d.nextScrape(ctx, t))); err != nil {
 		t.Error(err)
 	}
 	removeAllocatedDevice(ctx, t, n, m, pod, kept, fresh)
 	checkKubeletNotRestarted(t, n)
 }
 
-// repartition has slices of one GPU go and others come, and the driver tell of it.
+// repartition removes and adds MIG devices of a GPU, and reports the driver's event.
 func (m *simulatedMachine) repartition(t *testing.T, removed []migDevice, added ...migDevice) {
 	t.Helper()
 	gpu := -1
-	for _, s := range removed {
-		m.clear(t, fmt.Sprintf("gpu %d slice %d", s.gpu, s.index))
-		gpu = s.gpu
+	for _, device := range removed {
+		m.clear(t, fmt.Sprintf("gpu %d slice %d", device.gpu, device.index))
+		gpu = device.gpu
 	}
-	for _, s := range added {
-		m.setLines(t, s.scenarioLine())
-		gpu = s.gpu
+	for _, device := range added {
+		m.setLines(t, device.scenarioLine())
+		gpu = device.gpu
 	}
 	m.addEvent(t, gpu, "type 0x100")
 }
 
-// raceAllocation has a pod ask for a slice in the moment in which it goes: a kubelet from 1.37 on ends where a device is gone when Allocate returns.
+// raceAllocation removes a MIG device while a pod requests it: kubelets from v1.37 on exit if a device is gone when Allocate returns.
 func raceAllocation(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, big, fresh migDevice) {
 	t.Helper()
 	const races = 4
 	ran := 0
 	for round := range races {
 		m.repartition(t, []migDevice{fresh}, big)
-		await(ctx, t, "the slice is allocatable", func(ctx context.Context) error {
+		await(ctx, t, "the MIG device is allocatable", func(ctx context.Context) error {
 			ids, err := n.Allocatable(ctx, largeMIGResource)
 			if !slices.Equal(ids, []string{big.uuid()}) {
-				return fmt.Errorf("%q are: %w", ids, err)
+				return fmt.Errorf("allocatable MIG devices: got %q, %w", ids, err)
 			}
 			return nil
 		})
@@ -103,9 +103,9 @@ func raceAllocation(ctx context.Context, t *testing.T, n *node.RealNode, m *simu
 		if _, err := n.CreatePod(pod); err != nil {
 			t.Fatal(err)
 		}
-		await(ctx, t, "it is time", waitSince(time.Now(), time.Duration(round)*20*time.Millisecond))
+		await(ctx, t, "the delay of this round is over", waitSince(time.Now(), time.Duration(round)*20*time.Millisecond))
 		m.repartition(t, []migDevice{big}, fresh)
-		await(ctx, t, "the pod runs, or has been refused", func(ctx context.Context) error {
+		await(ctx, t, "the pod runs or is rejected", func(ctx context.Context) error {
 			status, err := n.Pod(ctx, pod)
 			switch {
 			case err != nil:
@@ -116,7 +116,7 @@ func raceAllocation(ctx context.Context, t *testing.T, n *node.RealNode, m *simu
 				ran++
 				return nil
 			}
-			return fmt.Errorf("it is %+v", status)
+			return fmt.Errorf("pod status: got %+v", status)
 		})
 		if err := n.DeletePod(pod); err != nil {
 			t.Fatal(err)
@@ -124,20 +124,21 @@ func raceAllocation(ctx context.Context, t *testing.T, n *node.RealNode, m *simu
 		waitForPodEnd(ctx, t, n, pod)
 		checkKubeletNotRestarted(t, n)
 	}
-	printMeasurement(t, "pods that asked for a slice in the moment in which it went", fmt.Sprintf("%d, of which %d ran", races, ran))
+	printMeasurement(t, "pods that requested a MIG device during its removal", fmt.Sprintf("%d, of which %d ran", races, ran))
 }
 
-// removeAllocatedDevice takes a slice away from under its holder, whose status has to say so, and then ends the partition.
+// removeAllocatedDevice removes an allocated MIG device, which must be Unhealthy in the pod's status, and then turns MIG mode off.
 func removeAllocatedDevice(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, pod node.StaticPod, kept, fresh migDevice) {
 	t.Helper()
 	m.repartition(t, []migDevice{kept})
-	await(ctx, t, "the pod's status says that its slice is not well", func(ctx context.Context) error {
+	await(ctx, t, "the MIG device is Unhealthy in the pod's status", func(ctx context.Context) error {
 		status, err := n.Pod(ctx, pod)
 		if err != nil {
 			return err
 		}
-		if got := status.Containers[0].Devices; !slices.Equal(got, []node.DeviceHealth{{Resource: smallMIGResource, ID: kept.uuid(), Health: "Unhealthy"}}) {
-			return fmt.Errorf("it has %v", got)
+		want := []node.DeviceHealth{{Resource: smallMIGResource, ID: kept.uuid(), Health: "Unhealthy"}}
+		if got := status.Containers[0].Devices; !slices.Equal(got, want) {
+			return fmt.Errorf("devices of the pod: got %v, want %v", got, want)
 		}
 		return nil
 	})

@@ -16,29 +16,29 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestKubeletRestarts ends the kubelet over and over, both ways, while podgauge is scraped five times a second. Not one of these scrapes may
-// be wrong about a holder, and podgauge must not grow.
+// TestKubeletRestarts restarts the kubelet repeatedly, by SIGTERM and by SIGKILL, and scrapes podgauge five times a second. All scrapes
+// must have the right owners, and podgauge must not leak file descriptors, goroutines or threads.
 func TestKubeletRestarts(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	const warmUps, restarts = 2, 10 // of the latter for each signal
+	const warmUps, restarts = 2, 10 // restarts for each signal
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)
 	backdateKubelet(t, n)
 	d := newMachine(t, n).start(t, n, "--web.enable-pprof")
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
-	holding, containers := map[string]node.OwnerKey{}, map[string]string{}
+	owners, containers := map[string]node.OwnerKey{}, map[string]string{}
 	pods := []node.StaticPod{podWithGPUs("one", 1), podWithGPUs("two", 1)}
 	for _, pod := range pods {
 		status, _ := runPod(ctx, t, n, pod)
-		holding[allocatedGPU(ctx, t, n, pod)] = mainContainer(pod)
+		owners[allocatedGPU(ctx, t, n, pod)] = mainContainer(pod)
 		containers[pod.Name] = status.Containers[0].ID
 	}
-	d.scrapeUntil(ctx, t, "the holders are shown", func(s metricsScrape) error { return s.checkOwners(uuids(defaultGPUs), holding) })
-	var flights, silences []timeSpan
+	d.scrapeUntil(ctx, t, "the owners are exported", func(s metricsScrape) error { return s.checkOwners(uuids(defaultGPUs), owners) })
+	var collections, emptyLists []timeSpan
 	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, func(s metricsScrape) error {
-		flights = append(flights, s.collection)
-		return s.checkOwners(uuids(defaultGPUs), holding)
+		collections = append(collections, s.collection)
+		return s.checkOwners(uuids(defaultGPUs), owners)
 	})
 
 	took := map[syscall.Signal][]time.Duration{}
@@ -49,52 +49,51 @@ func TestKubeletRestarts(t *testing.T) {
 			if err := n.StopKubelet(ctx, signal); err != nil {
 				t.Fatal(err)
 			}
-			// A flight begins every second. This has one meet the kubelet's first answers now and then, which name nobody.
-			await(ctx, t, "it is time", waitSince(d.nextScrape(ctx, t).collection.begin, 500*time.Millisecond+time.Duration(i)*20*time.Millisecond))
-			silence := emptyListTime(ctx, n)
+			// A collection begins every second. With these delays, some collections get the kubelet's first responses, without pods.
+			delay := 500*time.Millisecond + time.Duration(i)*20*time.Millisecond
+			await(ctx, t, "the delay of this restart is over", waitSince(d.nextScrape(ctx, t).collection.begin, delay))
+			emptyList := emptyListTime(ctx, n)
 			startKubelet(ctx, t, n)
-			silences = append(silences, <-silence)
+			emptyLists = append(emptyLists, <-emptyList)
 		}, uuids(defaultGPUs)...)
 		if i >= warmUps {
 			took[signal] = append(took[signal], after)
 		}
-		d.nextScrape(ctx, t) // the answers to several flights are to be right, not one that is shared
+		d.nextScrape(ctx, t) // the watch must see several collections, not a shared one
 		d.nextScrape(ctx, t)
 		if i == warmUps-1 {
 			before = minResourceUse(ctx, t, n, d)
 		}
 	}
 	after := minResourceUse(ctx, t, n, d)
-	measureDurations(t, "re-registered after the new socket of a kubelet that was ended by SIGTERM", time.Second, took[syscall.SIGTERM]...)
-	measureDurations(t, "re-registered after the new socket of a kubelet that was ended by SIGKILL", time.Second, took[syscall.SIGKILL]...)
-	printMeasurement(t, fmt.Sprintf("over %d kubelet restarts", 2*restarts), fmt.Sprintf("file descriptors %d to %d, goroutines %d to %d, threads %d to %d",
+	measureDurations(t, "kubelet restart by SIGTERM → registered", time.Second, took[syscall.SIGTERM]...)
+	measureDurations(t, "kubelet restart by SIGKILL → registered", time.Second, took[syscall.SIGKILL]...)
+	printMeasurement(t, fmt.Sprintf("%d kubelet restarts", 2*restarts), fmt.Sprintf("file descriptors %d to %d, goroutines %d to %d, threads %d to %d",
 		before.fds, after.fds, before.goroutines, after.goroutines, before.threads, after.threads))
 	if after.fds > before.fds || after.goroutines > before.goroutines || after.threads > before.threads+maxRuntimeThreads {
-		t.Errorf("podgauge grows: %+v, then %+v", before, after)
+		t.Errorf("podgauge's resources after %d restarts: got %+v, want at most %+v", 2*restarts, after, before)
 	}
 	count := watch.stop(t)
-	printMeasurement(t, "scrapes meanwhile, each right about every holder",
-		fmt.Sprintf("%d; %d flights asked a kubelet that listed nobody yet", count, countWithin(slices.Compact(flights), silences)))
+	printMeasurement(t, "number of scrapes during the restarts, all with the right owners",
+		fmt.Sprintf("%d; %d collections from a kubelet without pods in List", count, countWithin(slices.Compact(collections), emptyLists)))
 	for _, pod := range pods {
 		if status, err := n.Pod(ctx, pod); err != nil || status.Containers[0].ID != containers[pod.Name] {
-			t.Errorf("pod %s did not outlive the kubelets: %+v, %v", pod.Name, status, err)
+			t.Errorf("pod %s after the kubelet restarts: got %+v, %v, want container %s", pod.Name, status, err, containers[pod.Name])
 		}
 	}
 }
 
-// timeSpan is a time.
 type timeSpan struct{ begin, end time.Time }
 
-// emptyListTime is the time in which a kubelet that is about to start answers and lists nobody: from its first such answer to the last such question.
-// It ends with the first pod that is listed.
+// emptyListTime sends the time during which a starting kubelet's List has no pods: from the first such response to the last such request.
 func emptyListTime(ctx context.Context, n *node.RealNode) <-chan timeSpan {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
-	silence := make(chan timeSpan, 1)
+	result := make(chan timeSpan, 1)
 	go func() {
 		defer cancel()
 		var s timeSpan
-		_ = node.Until(ctx, "somebody is listed", func(ctx context.Context) error { // registers says so where it fails
-			asked := time.Now()
+		_ = node.Until(ctx, "List has a pod", func(ctx context.Context) error { // measureRegistration reports a timeout
+			begin := time.Now()
 			pods, err := n.ListPodResources(ctx)
 			switch {
 			case err != nil:
@@ -104,16 +103,16 @@ func emptyListTime(ctx context.Context, n *node.RealNode) <-chan timeSpan {
 			case s.begin.IsZero():
 				s = timeSpan{time.Now(), time.Now()}
 			default:
-				s.end = asked
+				s.end = begin
 			}
-			return errors.New("nobody is")
+			return errors.New("List has no pods")
 		})
-		silence <- s
+		result <- s
 	}()
-	return silence
+	return result
 }
 
-// countWithin counts the times that lie within one of the others.
+// countWithin returns the number of times that are within one of the others.
 func countWithin(times, others []timeSpan) (count int) {
 	for _, t := range times {
 		if slices.ContainsFunc(others, func(o timeSpan) bool { return t.begin.After(o.begin) && t.end.Before(o.end) }) {
@@ -123,7 +122,7 @@ func countWithin(times, others []timeSpan) (count int) {
 	return count
 }
 
-// TestPodgaugeRestarts kills podgauge under a pod that goes on, and looks at it from its first answer on.
+// TestPodgaugeRestarts kills podgauge while a pod runs, and checks the first scrape of the next podgauge process.
 func TestPodgaugeRestarts(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -134,41 +133,41 @@ func TestPodgaugeRestarts(t *testing.T) {
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
 	pod := podWithGPUs("train", 1)
 	before, _ := runPod(ctx, t, n, pod)
-	held := allocatedGPU(ctx, t, n, pod)
-	holding := map[string]node.OwnerKey{held: mainContainer(pod)}
-	d.scrapeUntil(ctx, t, "the holder is shown", func(s metricsScrape) error { return s.checkOwners([]string{held}, holding) })
+	gpuID := allocatedGPU(ctx, t, n, pod)
+	owners := map[string]node.OwnerKey{gpuID: mainContainer(pod)}
+	d.scrapeUntil(ctx, t, "the owner is exported", func(s metricsScrape) error { return s.checkOwners([]string{gpuID}, owners) })
 
-	var shown, back []time.Duration
+	var exported, allocatable []time.Duration
 	for range 5 {
 		if _, err := d.Stop(ctx, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		waitForAllocatable(ctx, t, n) // none: the kubelet has noticed
+		waitForAllocatable(ctx, t, n) // none, after the end of the stream
 		begin := time.Now()
 		d = m.start(t, n)
-		s := firstScrapeOf(ctx, t, d, held)
-		shown = append(shown, time.Since(begin))
-		if err := s.checkOwners([]string{held}, holding); err != nil {
-			t.Errorf("the first scrape that shows the GPU: %v", err)
+		s := firstScrapeOf(ctx, t, d, gpuID)
+		exported = append(exported, time.Since(begin))
+		if err := s.checkOwners([]string{gpuID}, owners); err != nil {
+			t.Errorf("first scrape with the GPU: %v", err)
 		}
 		waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
-		back = append(back, time.Since(begin))
+		allocatable = append(allocatable, time.Since(begin))
 	}
-	measureDurations(t, "a held GPU is shown, with its holder, after the start of a podgauge whose predecessor was killed", 2*time.Second, shown...)
-	measureDurations(t, "its GPUs are allocatable again after that start", 2*time.Second, back...)
+	measureDurations(t, "podgauge killed and started → owner in the first scrape", 2*time.Second, exported...)
+	measureDurations(t, "podgauge killed and started → GPUs allocatable", 2*time.Second, allocatable...)
 	after, err := n.Pod(ctx, pod)
 	if err != nil || after.Containers[0].ID != before.Containers[0].ID || after.Containers[0].Restarts != 0 {
-		t.Errorf("the pod was %+v, and is %+v, %v", before, after, err)
+		t.Errorf("pod: got %+v, %v, want %+v", after, err, before)
 	}
 	if sockets := d.sockets(t); len(sockets) != 1 {
-		t.Errorf("podgauge's sockets are %q", sockets)
+		t.Errorf("podgauge's sockets: got %q, want one", sockets)
 	}
 }
 
-// firstScrapeOf is the first scrape that shows anything of the GPU.
+// firstScrapeOf returns the first scrape with a series of the GPU.
 func firstScrapeOf(ctx context.Context, t *testing.T, d *podgaugeProcess, id string) metricsScrape {
 	t.Helper()
-	return d.scrapeUntil(ctx, t, "the GPU is shown", func(s metricsScrape) error {
+	return d.scrapeUntil(ctx, t, "the GPU is exported", func(s metricsScrape) error {
 		for _, samples := range s.series {
 			if len(findSamples(samples, seriesLabels{"uuid": id})) > 0 {
 				return nil
@@ -178,26 +177,25 @@ func firstScrapeOf(ctx context.Context, t *testing.T, d *podgaugeProcess, id str
 	})
 }
 
-// resourceUse is what podgauge takes of the machine.
+// resourceUse contains the numbers of podgauge's file descriptors, goroutines and threads.
 type resourceUse struct{ fds, goroutines, threads int }
 
-// minResourceUse is the least of a dozen looks within a second: a look may meet the list that the Monitor makes every ten seconds. Goroutines are
-// those of a profile, since a scrape has some of its own, which differ from one to the next. Threads do not go away, so that of these it
-// is the most.
+// minResourceUse returns the minima of a dozen samples, as the listing of every ten seconds may run during a sample. Goroutines are from
+// a profile, as scrapes start varying numbers of goroutines. Of threads it returns the maximum, as threads do not end.
 func minResourceUse(ctx context.Context, t *testing.T, n *node.RealNode, d *podgaugeProcess) resourceUse {
 	t.Helper()
-	d.scrapeUntil(ctx, t, "one stream stands, and the kubelet answers", func(s metricsScrape) error {
+	d.scrapeUntil(ctx, t, "one stream is open and the kubelet responds", func(s metricsScrape) error {
 		if err := s.wantValue(1, "podgauge_plugin_streams", nil); err != nil {
 			return err
 		}
 		return s.wantValue(1, "podgauge_kubelet_up", nil)
 	})
-	// A kubelet that starts rejects the stream of its Pods API for a second or two. The stream takes a connection and seven goroutines.
+	// The kubelet rejects the stream of its Pods API for a second or two after its start. The stream needs a connection and seven goroutines.
 	if _, err := os.Stat(filepath.Join(n.KubeletDir(), "pods-api", "pods-api.sock")); err == nil {
-		await(ctx, t, "the Pods API's stream stands", func(context.Context) error {
-			begun, ended := len(d.logLines(t, "pods synced")), len(d.logLines(t, "pods no longer synced"))
-			if begun != ended+1 {
-				return fmt.Errorf("count streams of the Pods API: %d have begun, %d have ended", begun, ended)
+		await(ctx, t, "the stream of the Pods API is open", func(context.Context) error {
+			opened, ended := len(d.logLines(t, "pods synced")), len(d.logLines(t, "pods no longer synced"))
+			if opened != ended+1 {
+				return fmt.Errorf("streams of the Pods API: got %d opened, %d ended", opened, ended)
 			}
 			return nil
 		})
@@ -221,7 +219,7 @@ func minResourceUse(ctx context.Context, t *testing.T, n *node.RealNode, d *podg
 	return rest
 }
 
-// goroutines counts them all, this question's two included. The daemon needs --web.enable-pprof.
+// goroutines returns the number of goroutines, including two of the request. podgauge needs --web.enable-pprof.
 func (d *podgaugeProcess) goroutines(ctx context.Context, t *testing.T) (n int) {
 	t.Helper()
 	profile, err := d.get(ctx, "/debug/pprof/goroutine?debug=1")
@@ -235,8 +233,8 @@ func (d *podgaugeProcess) goroutines(ctx context.Context, t *testing.T) (n int) 
 	return n
 }
 
-// maxRuntimeThreads is how many threads Go may start beside those that a program's calls keep: when it does not know whether one of its threads
-// has only been slow to come back, on a machine with much else to do.
+// maxRuntimeThreads limits the threads of the Go runtime in addition to the threads in calls. On a busy machine, the runtime starts more
+// threads because its threads return late from calls.
 const maxRuntimeThreads = 4
 
 func threadCount(t *testing.T, d *podgaugeProcess) int {
@@ -248,23 +246,23 @@ func threadCount(t *testing.T, d *podgaugeProcess) int {
 	return n
 }
 
-// scrapeWatch goes on in the background.
+// scrapeWatch scrapes and checks in the background.
 type scrapeWatch struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
-	// What was seen; not read before done.
+	// The results; read only after done.
 	count   int
 	longest time.Duration
 	wrong   []string
 }
 
-// watchScrapes scrapes at every tick until stop, and has each answer looked at.
-func watchScrapes(ctx context.Context, t *testing.T, d *podgaugeProcess, every time.Duration, look func(metricsScrape) error) *scrapeWatch {
+// watchScrapes scrapes at an interval until stop is called, and checks each scrape.
+func watchScrapes(ctx context.Context, t *testing.T, d *podgaugeProcess, interval time.Duration, check func(metricsScrape) error) *scrapeWatch {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	w := &scrapeWatch{cancel: cancel}
 	w.done.Go(func() {
-		tick := time.NewTicker(every)
+		tick := time.NewTicker(interval)
 		defer tick.Stop()
 		for {
 			select {
@@ -277,7 +275,7 @@ func watchScrapes(ctx context.Context, t *testing.T, d *podgaugeProcess, every t
 				return
 			}
 			if err == nil {
-				err = look(s)
+				err = check(s)
 			}
 			w.count++
 			w.longest = max(w.longest, s.duration)
@@ -290,13 +288,13 @@ func watchScrapes(ctx context.Context, t *testing.T, d *podgaugeProcess, every t
 	return w
 }
 
-// stop returns how many scrapes there were. It fails the test with what was wrong.
+// stop ends the watch and returns the number of scrapes. The test fails if a scrape was wrong.
 func (w *scrapeWatch) stop(t *testing.T) int {
 	t.Helper()
 	w.cancel()
 	w.done.Wait()
 	if len(w.wrong) > 0 {
-		t.Errorf("%d of %d scrapes were wrong, the first ones:\n%s", len(w.wrong), w.count, strings.Join(slices.Clip(w.wrong[:min(3, len(w.wrong))]), "\n"))
+		t.Errorf("wrong scrapes: got %d of %d:\n%s", len(w.wrong), w.count, strings.Join(slices.Clip(w.wrong[:min(3, len(w.wrong))]), "\n"))
 	}
 	return w.count
 }

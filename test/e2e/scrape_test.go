@@ -23,20 +23,20 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// metricsScrape is one answer of /metrics.
+// metricsScrape is a parsed response of /metrics.
 type metricsScrape struct {
 	series     map[string][]scrapedSample // by name
-	collection timeSpan                   // zero where it has none
+	collection timeSpan                   // of podgauge's collection; may be zero
 	duration   time.Duration
 }
 
-// scrapedSample is a series of a scrape.
+// scrapedSample is a sample of a scrape.
 type scrapedSample struct {
 	Labels seriesLabels
 	Value  float64
 }
 
-// seriesLabels of a series, or some of them.
+// seriesLabels contains all or some labels of a series.
 type seriesLabels = map[string]string
 
 func (d *podgaugeProcess) get(ctx context.Context, path string) (io.ReadCloser, error) {
@@ -44,19 +44,19 @@ func (d *podgaugeProcess) get(ctx context.Context, path string) (io.ReadCloser, 
 	if err != nil {
 		return nil, err
 	}
-	answer, err := d.client.Do(r)
+	response, err := d.client.Do(r)
 	if err != nil {
 		return nil, err
 	}
-	if answer.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(answer.Body)
-		answer.Body.Close()
-		return nil, fmt.Errorf("%s: %s: %s", path, answer.Status, body)
+	if response.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(response.Body)
+		response.Body.Close()
+		return nil, fmt.Errorf("%s: %s: %s", path, response.Status, body)
 	}
-	return answer.Body, nil
+	return response.Body, nil
 }
 
-// scrape asks once.
+// scrape requests and parses /metrics.
 func (d *podgaugeProcess) scrape(ctx context.Context) (metricsScrape, error) {
 	begin := time.Now()
 	body, err := d.get(ctx, "/metrics")
@@ -75,12 +75,12 @@ func (d *podgaugeProcess) scrape(ctx context.Context) (metricsScrape, error) {
 			s.add(name, m)
 		}
 	}
-	begun, err := s.value("podgauge_collection_begin_timestamp_seconds", nil)
+	collectionBegin, err := s.value("podgauge_collection_begin_timestamp_seconds", nil)
 	if err != nil {
 		return s, nil
 	}
-	landed, err := s.value("podgauge_collection_end_timestamp_seconds", nil)
-	s.collection = timeSpan{unixTime(begun), unixTime(landed)}
+	collectionEnd, err := s.value("podgauge_collection_end_timestamp_seconds", nil)
+	s.collection = timeSpan{unixTime(collectionBegin), unixTime(collectionEnd)}
 	return s, err
 }
 
@@ -89,17 +89,17 @@ func (s metricsScrape) add(name string, m *dto.Metric) {
 	for _, pair := range m.Label {
 		all[pair.GetName()] = pair.GetValue()
 	}
-	put := func(name string, value float64) {
+	addSample := func(name string, value float64) {
 		s.series[name] = append(s.series[name], scrapedSample{Labels: all, Value: value})
 	}
 	switch {
 	case m.Gauge != nil:
-		put(name, m.Gauge.GetValue())
+		addSample(name, m.Gauge.GetValue())
 	case m.Counter != nil:
-		put(name, m.Counter.GetValue())
+		addSample(name, m.Counter.GetValue())
 	case m.Histogram != nil:
-		put(name+"_count", float64(m.Histogram.GetSampleCount()))
-		put(name+"_sum", m.Histogram.GetSampleSum())
+		addSample(name+"_count", float64(m.Histogram.GetSampleCount()))
+		addSample(name+"_sum", m.Histogram.GetSampleSum())
 	}
 }
 
@@ -108,7 +108,7 @@ func unixTime(seconds float64) time.Time {
 	return time.Unix(int64(whole), int64(fraction*1e9))
 }
 
-// findSamples returns the series of a name that have these labels.
+// findSamples returns the samples with these labels.
 func findSamples(samples []scrapedSample, with seriesLabels) []scrapedSample {
 	found := []scrapedSample{}
 	for _, sample := range samples {
@@ -119,7 +119,7 @@ func findSamples(samples []scrapedSample, with seriesLabels) []scrapedSample {
 	return found
 }
 
-// labelsOf returns the labels of Prometheus' series.
+// labelsOf converts Prometheus' labels.
 func labelsOf(m model.Metric) seriesLabels {
 	all := seriesLabels{}
 	for name, value := range m {
@@ -137,25 +137,25 @@ func hasLabels(all, some seriesLabels) bool {
 	return true
 }
 
-// value of the only series of a name that has these labels.
+// value returns the value of a family's only series with these labels.
 func (s metricsScrape) value(name string, with seriesLabels) (float64, error) {
 	found := findSamples(s.series[name], with)
 	if len(found) != 1 {
-		return 0, fmt.Errorf("%s%v is there %d times", name, with, len(found))
+		return 0, fmt.Errorf("number of series %s%v: got %d, want 1", name, with, len(found))
 	}
 	return found[0].Value, nil
 }
 
-// wantValue says why the only series of a name that has these labels does not have this value.
+// wantValue returns an error unless a family's only series with these labels has this value.
 func (s metricsScrape) wantValue(want float64, name string, with seriesLabels) error {
 	got, err := s.value(name, with)
 	if err == nil && got != want {
-		err = fmt.Errorf("%s%v is %v, not %v", name, with, got, want)
+		err = fmt.Errorf("%s%v: got %v, want %v", name, with, got, want)
 	}
 	return err
 }
 
-// sum of a name's series with these labels.
+// sum returns the sum of a family's series with these labels.
 func (s metricsScrape) sum(name string, with seriesLabels) (sum float64) {
 	for _, sample := range findSamples(s.series[name], with) {
 		sum += sample.Value
@@ -163,11 +163,11 @@ func (s metricsScrape) sum(name string, with seriesLabels) (sum float64) {
 	return sum
 }
 
-// scrapeUntil scrapes until an answer is as it should be, and returns that one.
-func (d *podgaugeProcess) scrapeUntil(ctx context.Context, t *testing.T, what string, check func(metricsScrape) error) metricsScrape {
+// scrapeUntil scrapes until check accepts a scrape, and returns that scrape.
+func (d *podgaugeProcess) scrapeUntil(ctx context.Context, t *testing.T, condition string, check func(metricsScrape) error) metricsScrape {
 	t.Helper()
 	var s metricsScrape
-	await(ctx, t, what, func(ctx context.Context) (err error) {
+	await(ctx, t, condition, func(ctx context.Context) (err error) {
 		if s, err = d.scrape(ctx); err != nil {
 			return err
 		}
@@ -176,30 +176,29 @@ func (d *podgaugeProcess) scrapeUntil(ctx context.Context, t *testing.T, what st
 	return s
 }
 
-// nextScrape is the next scrape: the first one whose flight began after the call.
+// nextScrape returns the first scrape with a collection that began after the call.
 func (d *podgaugeProcess) nextScrape(ctx context.Context, t *testing.T) metricsScrape {
 	t.Helper()
-	event := time.Now()
-	return d.scrapeUntil(ctx, t, "the next scrape", func(s metricsScrape) error {
-		if !s.collection.begin.After(event) {
-			return fmt.Errorf("its flight began at %s", s.collection.begin)
+	called := time.Now()
+	return d.scrapeUntil(ctx, t, "a scrape has a new collection", func(s metricsScrape) error {
+		if !s.collection.begin.After(called) {
+			return fmt.Errorf("begin of the collection: got %s, want after %s", s.collection.begin, called)
 		}
 		return nil
 	})
 }
 
-// ownerFamilies carry the holder's labels, and are there for every device whose holder is known; one of a kind: health, allocation, a gauge and
-// a counter.
+// ownerFamilies are examples of families with owner labels, of each kind. They exist for each device whose owner is known.
 var ownerFamilies = []string{"nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total"}
 
-// isDeviceFamily are families of the device itself, which have no holder whoever holds it.
+// isDeviceFamily reports whether a family is about the device itself: its owner labels are empty even if the device is allocated.
 func isDeviceFamily(name string) bool {
-	own := []string{"nvidia_gpu_info", "nvidia_gpu_up", "nvidia_gpu_stalled", "nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}
-	stands := strings.HasPrefix(name, "nvidia_gpu_health_") || strings.HasPrefix(name, "nvidia_gpu_incident")
-	return stands || slices.Contains(own, name) || strings.HasPrefix(name, unattributedPrefix) || deviceFamilies()[name]
+	names := []string{"nvidia_gpu_info", "nvidia_gpu_up", "nvidia_gpu_stalled", "nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}
+	health := strings.HasPrefix(name, "nvidia_gpu_health_") || strings.HasPrefix(name, "nvidia_gpu_incident")
+	return health || slices.Contains(names, name) || strings.HasPrefix(name, unattributedPrefix) || deviceFamilies()[name]
 }
 
-// deviceFamilies are those that docs/reference/metrics.md, which is a contract, says to be of the device: faults, limits, modes.
+// deviceFamilies returns the families of the device in docs/reference/metrics.md, a contract: faults, limits, modes.
 var deviceFamilies = sync.OnceValue(func() map[string]bool {
 	page, err := os.ReadFile("../../docs/reference/metrics.md")
 	if err != nil {
@@ -222,20 +221,20 @@ var deviceFamilies = sync.OnceValue(func() map[string]bool {
 	return families
 })
 
-// Families that name holders of the past.
+// Families with the owners of ended allocations.
 const (
 	familyLastSeen          = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
 	familyDeviceFailures    = "nvidia_gpu_allocation_device_failures_total"
 	familyLastDeviceFailure = "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"
 )
 
-// checkOwners says where the scrape differs from the truth: held are those of these GPUs that are held, the others are idle.
+// checkOwners returns an error unless a scrape has these owners of GPUs. GPUs without an owner must be idle.
 func (s metricsScrape) checkOwners(ids []string, owners map[string]node.OwnerKey) error {
 	wrong := []error{}
 	for _, id := range ids {
 		for _, family := range ownerFamilies {
 			if n := len(findSamples(s.series[family], seriesLabels{"uuid": id})); n != 1 {
-				wrong = append(wrong, fmt.Errorf("%s of %s is there %d times", family, id, n))
+				wrong = append(wrong, fmt.Errorf("number of series %s of %s: got %d, want 1", family, id, n))
 			}
 		}
 		want := 0
@@ -243,13 +242,13 @@ func (s metricsScrape) checkOwners(ids []string, owners map[string]node.OwnerKey
 			want = 1
 		}
 		if n := len(findSamples(s.series["nvidia_gpu_allocation_info"], seriesLabels{"uuid": id})); n != want {
-			wrong = append(wrong, fmt.Errorf("nvidia_gpu_allocation_info of %s is there %d times", id, n))
+			wrong = append(wrong, fmt.Errorf("number of series nvidia_gpu_allocation_info of %s: got %d, want %d", id, n, want))
 		}
 	}
 	return errors.Join(append(wrong, s.checkNoWrongOwner(owners))...)
 }
 
-// checkNoWrongOwner says which series name a holder that is not, or none where there is one. held are GPUs and slices.
+// checkNoWrongOwner returns an error if a series has a wrong owner, or no owner although the GPU or MIG device has one.
 func (s metricsScrape) checkNoWrongOwner(owners map[string]node.OwnerKey) error {
 	wrong := []error{}
 	for _, name := range slices.Sorted(maps.Keys(s.series)) {
@@ -269,16 +268,16 @@ func (s metricsScrape) checkNoWrongOwner(owners map[string]node.OwnerKey) error 
 	return errors.Join(wrong...)
 }
 
-// checkOwnerLabels says whose labels a scraped series has, where it is not these holder's. Empty ones have to be there.
+// checkOwnerLabels returns an error unless a sample has the labels of this owner. Empty labels must exist.
 func checkOwnerLabels(sample scrapedSample, want node.OwnerKey) error {
 	for name, value := range ownerLabels(want) {
-		if got, there := sample.Labels[name]; !there || got != value {
-			return fmt.Errorf("%v, which has %s %q", sample.Labels, name, value)
+		if got, ok := sample.Labels[name]; !ok || got != value {
+			return fmt.Errorf("labels: got %v, want %s %q", sample.Labels, name, value)
 		}
 	}
 	return nil
 }
 
-func ownerLabels(h node.OwnerKey) seriesLabels {
-	return seriesLabels{"namespace": h.Namespace, "pod": h.Pod, "container": h.Container}
+func ownerLabels(owner node.OwnerKey) seriesLabels {
+	return seriesLabels{"namespace": owner.Namespace, "pod": owner.Pod, "container": owner.Container}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// replicaIDs of a GPU, by id.
+// replicaIDs returns the ids of a GPU's replicas.
 func replicaIDs(id string, n int) []string {
 	all := []string{}
 	for i := range n {
@@ -25,13 +25,12 @@ func replicaIDs(id string, n int) []string {
 	return all
 }
 
-// configMapFile is a folder as the kubelet mounts a ConfigMap: the file is a link through ..data, which is replaced by a rename.
+// configMapFile is a file of a ConfigMap as the kubelet mounts it: a link through ..data, which is replaced by a rename.
 type configMapFile struct {
 	dir     string
 	version int
 }
 
-// newConfigMap is a ConfigMap with this content.
 func newConfigMap(t *testing.T, n *node.RealNode, content string) *configMapFile {
 	t.Helper()
 	c := &configMapFile{dir: filepath.Join(n.Logs, "config")}
@@ -65,7 +64,7 @@ func (c *configMapFile) write(t *testing.T, content string) {
 	}
 }
 
-// timeSlicingConfig is a config with so many replicas of each GPU; more are further lines of timeSlicing.
+// timeSlicingConfig returns a config with this number of replicas of each GPU, and more lines of timeSlicing.
 func timeSlicingConfig(replicas int, more ...string) string {
 	text := "version: v1\nsharing:\n  timeSlicing:\n"
 	for _, line := range more {
@@ -74,12 +73,12 @@ func timeSlicingConfig(replicas int, more ...string) string {
 	return text + fmt.Sprintf("    resources:\n    - {name: %s, replicas: %d}\n", gpuResource, replicas)
 }
 
-// checkSharedGPU says where a scrape is wrong about a GPU that these pods share, each by a replica: the GPU's own series name none of them.
+// checkSharedGPU returns an error unless each pod has an allocation of a replica, and the GPU's own series have no owner.
 func checkSharedGPU(s metricsScrape, id string, pods map[string]node.StaticPod) error {
 	wrong := []error{s.checkNoOwnerExceptInfo()}
 	for _, family := range ownerFamilies {
 		if found := findSamples(s.series[family], seriesLabels{"uuid": id}); len(found) != 1 {
-			wrong = append(wrong, fmt.Errorf("%s is there %d times", family, len(found)))
+			wrong = append(wrong, fmt.Errorf("number of series %s: got %d, want 1", family, len(found)))
 		}
 	}
 	wrong = append(wrong, s.wantValue(float64(min(1, len(pods))), "nvidia_gpu_allocated", seriesLabels{"uuid": id}))
@@ -89,12 +88,12 @@ func checkSharedGPU(s metricsScrape, id string, pods map[string]node.StaticPod) 
 		wrong = append(wrong, s.wantValue(1, "nvidia_gpu_allocation_info", with))
 	}
 	if n := len(s.series["nvidia_gpu_allocation_info"]); n != len(pods) {
-		wrong = append(wrong, fmt.Errorf("nvidia_gpu_allocation_info is there %d times", n))
+		wrong = append(wrong, fmt.Errorf("number of series nvidia_gpu_allocation_info: got %d, want %d", n, len(pods)))
 	}
 	return errors.Join(wrong...)
 }
 
-// checkNoOwnerExceptInfo says which series name a holder, but for those that are about each.
+// checkNoOwnerExceptInfo returns an error if a series has an owner, except for series of allocations and of containers.
 func (s metricsScrape) checkNoOwnerExceptInfo() error {
 	others := metricsScrape{series: map[string][]scrapedSample{}}
 	for name, samples := range s.series {
@@ -105,7 +104,7 @@ func (s metricsScrape) checkNoOwnerExceptInfo() error {
 	return others.checkNoWrongOwner(nil)
 }
 
-// TestTimeSlicing has four pods on one GPU, and a fifth that asks for too much.
+// TestTimeSlicing checks four pods that share a GPU, and the rejection of pods that request too many replicas.
 func TestTimeSlicing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -118,20 +117,21 @@ func TestTimeSlicing(t *testing.T) {
 
 	greedy := podWithResource("greedy", gpuResource, 2)
 	runRejectedPod(ctx, t, n, greedy, "UnexpectedAdmissionError", "is shared: a container can request one such device, not 2", uuid(0)+"::")
-	d.scrapeUntil(ctx, t, "the refusal is counted", func(s metricsScrape) error {
-		return errors.Join(s.wantValue(1, "podgauge_plugin_rejections_total", seriesLabels{"resource": gpuResource, "reason": "too_many"}), checkRejections(s, 1))
+	d.scrapeUntil(ctx, t, "the rejection is counted", func(s metricsScrape) error {
+		rejections := seriesLabels{"resource": gpuResource, "reason": "too_many"}
+		return errors.Join(s.wantValue(1, "podgauge_plugin_rejections_total", rejections), checkRejections(s, 1))
 	})
-	if said := d.logLines(t, "container rejected", uuid(0)+"::", "not 2"); len(said) != 1 {
-		t.Errorf("the refusal is said %d times: %q", len(said), said)
+	if lines := d.logLines(t, "container rejected", uuid(0)+"::", "not 2"); len(lines) != 1 {
+		t.Errorf("log lines about the rejection: got %q, want one", lines)
 	}
 
 	pods := map[string]node.StaticPod{}
 	for i := range 4 {
-		pod := podWithResource(fmt.Sprintf("share-%d", i), gpuResource, 1)
+		pod := podWithResource(fmt.Sprintf("replica-%d", i), gpuResource, 1)
 		runPod(ctx, t, n, pod)
 		replica := waitForDevices(ctx, t, n, pod)[0]
 		if pods[replica].Name != "" {
-			t.Errorf("%s has %s, too", pod.Name, replica)
+			t.Errorf("replica %s is allocated to pods %s and %s", replica, pods[replica].Name, pod.Name)
 		}
 		pods[replica] = pod
 		checkVisibleDevices(ctx, t, n, pod, uuid(0))
@@ -147,8 +147,9 @@ func TestTimeSlicing(t *testing.T) {
 	d.scrapeUntil(ctx, t, "the GPU is idle", func(s metricsScrape) error { return checkSharedGPU(s, uuid(0), nil) })
 }
 
-// TestDistinct has a container ask for two GPUs where one is shared, which is refused, and get one of each when a second GPU has come.
-func TestDistinct(t *testing.T) {
+// TestDistinctPolicy checks --shared-devices-allocation-policy=distinct: a request for two replicas is rejected with one GPU, and gets
+// replicas of two GPUs after a second GPU was added.
+func TestDistinctPolicy(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
@@ -159,27 +160,28 @@ func TestDistinct(t *testing.T) {
 	waitForResources(ctx, t, n, idsByResource{gpuResource: replicaIDs(uuid(0), 3)})
 	pair := podWithResource("pair", gpuResource, 2)
 	runRejectedPod(ctx, t, n, pair, "UnexpectedAdmissionError", "is of the same GPU as", uuid(0)+"::")
-	d.scrapeUntil(ctx, t, "the refusal is counted", func(s metricsScrape) error {
-		return errors.Join(s.wantValue(1, "podgauge_plugin_rejections_total", seriesLabels{"resource": gpuResource, "reason": "same_gpu"}), checkRejections(s, 1))
+	d.scrapeUntil(ctx, t, "the rejection is counted", func(s metricsScrape) error {
+		rejections := seriesLabels{"resource": gpuResource, "reason": "same_gpu"}
+		return errors.Join(s.wantValue(1, "podgauge_plugin_rejections_total", rejections), checkRejections(s, 1))
 	})
 	begin := time.Now()
 	m.setLines(t, "gpus 2")
 	waitForResources(ctx, t, n, idsByResource{gpuResource: slices.Concat(replicaIDs(uuid(0), 3), replicaIDs(uuid(1), 3))})
-	measureDurations(t, "a GPU that is put in is among the kubelet's", 15*time.Second, time.Since(begin))
+	measureDurations(t, "new GPU → allocatable", 15*time.Second, time.Since(begin))
 	runPod(ctx, t, n, pair)
 	waitForDevices(ctx, t, n, pair)
 	checkVisibleDevices(ctx, t, n, pair, strings.Join(uuids(2), ","))
 }
 
-// checkRejections says where the number of them is another.
+// checkRejections returns an error unless this number of rejections is counted.
 func checkRejections(s metricsScrape, want float64) error {
 	if got := s.sum("podgauge_plugin_rejections_total", nil); got != want {
-		return fmt.Errorf("%v containers were refused, not %v", got, want)
+		return fmt.Errorf("rejections: got %v, want %v", got, want)
 	}
 	return nil
 }
 
-// TestConfigChanges shares a GPU that is held, without a restart of anything.
+// TestConfigChanges configures replicas of an allocated GPU, without restarts.
 func TestConfigChanges(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -191,22 +193,22 @@ func TestConfigChanges(t *testing.T) {
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(2)})
 	old := podWithResource("old", gpuResource, 1)
 	before, _ := runPod(ctx, t, n, old)
-	held := waitForDevices(ctx, t, n, old)[0]
-	holding := map[string]node.OwnerKey{held: mainContainer(old)}
-	d.scrapeUntil(ctx, t, "the holder is shown", func(s metricsScrape) error { return s.checkOwners(uuids(2), holding) })
+	gpuID := waitForDevices(ctx, t, n, old)[0]
+	owners := map[string]node.OwnerKey{gpuID: mainContainer(old)}
+	d.scrapeUntil(ctx, t, "the owner is exported", func(s metricsScrape) error { return s.checkOwners(uuids(2), owners) })
 	registered := currentRegistrations(ctx, t, d)
-	stays := watchScrapes(ctx, t, d, 200*time.Millisecond, func(s metricsScrape) error { return s.checkOwners(uuids(2), holding) })
+	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, func(s metricsScrape) error { return s.checkOwners(uuids(2), owners) })
 
 	begin := time.Now()
 	config.write(t, timeSlicingConfig(4))
-	// What is held stays on the list, as healthy as it is: the kubelet would call it healthy whatever happens to it.
-	shared := slices.Concat([]string{held}, replicaIDs(uuid(0), 4), replicaIDs(uuid(1), 4))
+	// The device list keeps the allocated GPU with its health: the kubelet reports an unlisted device as healthy.
+	shared := slices.Concat([]string{gpuID}, replicaIDs(uuid(0), 4), replicaIDs(uuid(1), 4))
 	slices.Sort(shared)
 	waitForResources(ctx, t, n, idsByResource{gpuResource: shared})
-	measureDurations(t, "from a config's rename to four replicas of each GPU at the kubelet", 3*time.Second, time.Since(begin))
-	stays.stop(t)
+	measureDurations(t, "replicas 1 → 4 while a pod has the GPU → allocatable", 3*time.Second, time.Since(begin))
+	watch.stop(t)
 	if now := currentRegistrations(ctx, t, d); now != registered {
-		t.Errorf("%v registrations, and then %v", registered, now)
+		t.Errorf("registrations: got %v, want %v", now, registered)
 	}
 
 	pods := map[string]node.StaticPod{}
@@ -229,7 +231,7 @@ func TestConfigChanges(t *testing.T) {
 		}
 	}
 	with := ownerLabels(mainContainer(old))
-	with["uuid"], with["device_id"] = held, held
+	with["uuid"], with["device_id"] = gpuID, gpuID
 	if err := errors.Join(s.wantValue(1, "nvidia_gpu_allocation_info", with), checkSameContainer(ctx, n, old, before)); err != nil {
 		t.Error(err)
 	}
@@ -244,26 +246,26 @@ func TestConfigChanges(t *testing.T) {
 }
 
 // invalidConfigRejected writes an invalid config: podgauge rejects it with one log line and keeps the device list.
-func invalidConfigRejected(ctx context.Context, t *testing.T, n *node.RealNode, d *podgaugeProcess, config *configMapFile, offered idsByResource) {
+func invalidConfigRejected(ctx context.Context, t *testing.T, n *node.RealNode, d *podgaugeProcess, config *configMapFile, want idsByResource) {
 	t.Helper()
 	config.write(t, strings.Replace(timeSlicingConfig(2), "replicas: 2", "replicas: two", 1))
 	await(ctx, t, "the config is rejected", func(context.Context) error {
 		if lines := d.logLines(t, "config rejected", "replicas"); len(lines) != 1 {
-			return fmt.Errorf("it says %q", lines)
+			return fmt.Errorf("log lines about the config: got %q, want one", lines)
 		}
 		return nil
 	})
-	await(ctx, t, "it was looked at thrice more", waitSince(time.Now(), 3*time.Second))
+	await(ctx, t, "podgauge has read the config three more times", waitSince(time.Now(), 3*time.Second))
 	if lines := d.logLines(t, "config rejected"); len(lines) != 1 {
-		t.Errorf("an invalid config is said %d times: %q", len(lines), lines)
+		t.Errorf("log lines about the config, later: got %q, want one", lines)
 	}
-	if err := errors.Join(hasResources(n, offered)(ctx), d.checkProbe(ctx, "/healthz"), checkReady(ctx, d)); err != nil {
+	if err := errors.Join(hasResources(n, want)(ctx), d.checkProbe(ctx, "/healthz"), checkReady(ctx, d)); err != nil {
 		t.Error(err)
 	}
 }
 
-// reloadConfig changes the config to one GPU that is not shared, and asks podgauge to look at once. What is held stays, and the GPU, which is to be had
-// alone from now on, is given to nobody before its replicas are let go of.
+// reloadConfig changes the config to one GPU without replicas, and sends SIGHUP. Allocated replicas stay on the device list, and the whole
+// GPU is allocatable only after the end of its replicas' allocations.
 func reloadConfig(ctx context.Context, t *testing.T, n *node.RealNode, d *podgaugeProcess, config *configMapFile, pods map[string]node.StaticPod) {
 	t.Helper()
 	config.write(t, "version: v1\npodgauge:\n  select:\n    include: [1]\n")
@@ -271,26 +273,26 @@ func reloadConfig(ctx context.Context, t *testing.T, n *node.RealNode, d *podgau
 	if err := d.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	held := slices.Sorted(maps.Keys(pods))
-	await(ctx, t, "the new config holds", func(ctx context.Context) error {
+	allocated := slices.Sorted(maps.Keys(pods))
+	await(ctx, t, "the new config is active", func(ctx context.Context) error {
 		ids, err := n.Allocatable(ctx, gpuResource)
-		if len(ids) != len(held) {
-			return fmt.Errorf("%q are allocatable: %w", ids, err)
+		if len(ids) != len(allocated) {
+			return fmt.Errorf("allocatable devices: got %q, want %d, %w", ids, len(allocated), err)
 		}
 		return nil
 	})
-	measureDurations(t, "from SIGHUP to the new config at the kubelet", 500*time.Millisecond, time.Since(begin))
-	waitForResources(ctx, t, n, idsByResource{gpuResource: held})
+	measureDurations(t, "SIGHUP → new config at the kubelet", 500*time.Millisecond, time.Since(begin))
+	waitForResources(ctx, t, n, idsByResource{gpuResource: allocated})
 	var left []string
-	for _, replica := range held {
+	for _, replica := range allocated {
 		if id, _, _ := strings.Cut(replica, "::"); id == uuid(1) {
 			removePod(ctx, t, n, pods[replica])
 		} else {
 			left = append(left, replica)
 		}
 	}
-	if len(left) == len(held) {
-		t.Fatalf("none of %q is a replica of %s", held, uuid(1))
+	if len(left) == len(allocated) {
+		t.Fatalf("none of %q is a replica of %s", allocated, uuid(1))
 	}
 	left = append(left, uuid(1))
 	slices.Sort(left)

@@ -13,8 +13,8 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestTopologyManager has the kubelet put processors and GPUs of one container on one NUMA node, or refuse it. The machine has one such node;
-// that the node under test has two is made up, and only the kubelet and podgauge believe it.
+// TestTopologyManager checks that the kubelet allocates CPUs and GPUs of a container on one NUMA node, or rejects the pod. The node
+// simulates two NUMA nodes for the kubelet and podgauge.
 func TestTopologyManager(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -28,26 +28,26 @@ func TestTopologyManager(t *testing.T) {
 	d := m.start(t, n)
 	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(4)})
 
-	// Processor 0 is the system's, and the only one beside GPUs 0 and 1.
+	// CPU 0 is reserved for the system, and the only CPU on the NUMA node of GPUs 0 and 1.
 	aligned := podWithResource("aligned", gpuResource, 1)
 	aligned.Containers[0].Limits["cpu"], aligned.Containers[0].Limits["memory"] = 1, 64<<20
 	runPod(ctx, t, n, aligned)
-	if held := indexOf(t, waitForDevices(ctx, t, n, aligned)[0]); held != 2 {
-		t.Errorf("a pod with a processor of NUMA node 1 has GPU %d", held)
+	if gpu := indexOf(t, waitForDevices(ctx, t, n, aligned)[0]); gpu != 2 {
+		t.Errorf("GPU of a pod with a CPU of NUMA node 1: got %d, want 2", gpu)
 	}
 	if cpus := allowedCPUs(ctx, t, n, aligned); slices.Contains(cpus, "0") || len(cpus) != 1 {
-		t.Errorf("the pod has processors %q", cpus)
+		t.Errorf("CPUs of the pod: got %q, want one other than 0", cpus)
 	}
-	torn := podWithResource("torn", gpuResource, 3)
-	runRejectedPod(ctx, t, n, torn, "TopologyAffinityError", "Topology locality")
+	unaligned := podWithResource("unaligned", gpuResource, 3)
+	runRejectedPod(ctx, t, n, unaligned, "TopologyAffinityError", "Topology locality")
 	pair := podWithResource("pair", gpuResource, 2)
 	runPod(ctx, t, n, pair)
-	if held := waitForDevices(ctx, t, n, pair); !slices.Equal(held, uuids(2)) {
-		t.Errorf("a pod of two has %q, which are not of one NUMA node", held)
+	if ids := waitForDevices(ctx, t, n, pair); !slices.Equal(ids, uuids(2)) {
+		t.Errorf("GPUs of a pod with two GPUs: got %q, want %q of one NUMA node", ids, uuids(2))
 	}
 	removePod(ctx, t, n, pair)
-	// Three are free, as many as it asks for.
-	runRejectedPod(ctx, t, n, torn, "TopologyAffinityError", "Topology locality")
+	// Three GPUs are unallocated, as many as the pod requests.
+	runRejectedPod(ctx, t, n, unaligned, "TopologyAffinityError", "Topology locality")
 
 	s := d.nextScrape(ctx, t)
 	wrong := []error{s.checkOwners(uuids(4), map[string]node.OwnerKey{uuid(2): mainContainer(aligned)}), checkRejections(s, 0)}
@@ -59,8 +59,8 @@ func TestTopologyManager(t *testing.T) {
 	}
 }
 
-// simulateNUMA has the node show two NUMA nodes, the first with processor 0 and the second with the others, and each GPU at one of them.
-func simulateNUMA(ctx context.Context, t *testing.T, n *node.RealNode, of map[int]int) {
+// simulateNUMA simulates two NUMA nodes, the first with CPU 0 and the second with the other CPUs, and assigns GPUs to NUMA nodes.
+func simulateNUMA(ctx context.Context, t *testing.T, n *node.RealNode, numaNodes map[int]int) {
 	t.Helper()
 	script := `
 mount -t tmpfs tmpfs /sys/devices/system/node
@@ -76,8 +76,8 @@ for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
 done
 mount -t tmpfs tmpfs /sys/bus/pci/devices
 `
-	for gpu, id := range of {
-		pci := fmt.Sprintf("0000:%02x:00.0", 0x10+gpu) // as the stand-in has it
+	for gpu, id := range numaNodes {
+		pci := fmt.Sprintf("0000:%02x:00.0", 0x10+gpu) // the stand-in library's PCI address
 		script += fmt.Sprintf("mkdir /sys/bus/pci/devices/%s\necho %d >/sys/bus/pci/devices/%s/numa_node\n", pci, id, pci)
 	}
 	if _, err := n.Shell(ctx, script); err != nil {
@@ -85,7 +85,7 @@ mount -t tmpfs tmpfs /sys/bus/pci/devices
 	}
 }
 
-// allowedCPUs are those that a running container may use, by number or range.
+// allowedCPUs returns the numbers and ranges of the CPUs that a running container may use.
 func allowedCPUs(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod) []string {
 	t.Helper()
 	pid, err := n.ContainerPID(ctx, pod, "main")
@@ -101,6 +101,6 @@ func allowedCPUs(ctx context.Context, t *testing.T, n *node.RealNode, pod node.S
 			return strings.Split(strings.TrimSpace(list), ",")
 		}
 	}
-	t.Fatalf("%s does not say on which processors", status)
+	t.Fatalf("process status: got no Cpus_allowed_list: %s", status)
 	return nil
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestDriverUpgrade replaces the driver under a pod: its library by one of another version, and its module, which the library in memory
-// then does not fit. Podgauge ends by itself, and well; a DaemonSet would start it anew, here the test does.
+// TestDriverUpgrade replaces the driver's library and module while a pod runs. The loaded library then has the wrong version, and podgauge
+// must exit with status 0. The test restarts podgauge as a DaemonSet would.
 func TestDriverUpgrade(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -25,11 +25,11 @@ func TestDriverUpgrade(t *testing.T) {
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
 	pod := podWithGPUs("train", 1)
 	before, _ := runPod(ctx, t, n, pod)
-	held := allocatedGPU(ctx, t, n, pod)
-	holding := map[string]node.OwnerKey{held: mainContainer(pod)}
-	d.scrapeUntil(ctx, t, "the holder is shown", func(s metricsScrape) error { return s.checkOwners([]string{held}, holding) })
+	gpuID := allocatedGPU(ctx, t, n, pod)
+	owners := map[string]node.OwnerKey{gpuID: mainContainer(pod)}
+	d.scrapeUntil(ctx, t, "the owner is exported", func(s metricsScrape) error { return s.checkOwners([]string{gpuID}, owners) })
 
-	newer, err := buildLibrary("newer", "nvmlDeviceGetSerial") // which is another file
+	newer, err := buildLibrary("newer", "nvmlDeviceGetSerial") // a different file
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,35 +39,35 @@ func TestDriverUpgrade(t *testing.T) {
 	select {
 	case <-d.Done():
 	case <-time.After(waitTimeout):
-		t.Fatal("podgauge goes on with the old driver's library")
+		t.Fatal("podgauge still runs with the old library")
 	}
-	measureDurations(t, "podgauge has ended after the driver was replaced", 15*time.Second, time.Since(begin)) // a listing comes every 10 s
+	measureDurations(t, "driver replaced → podgauge exited", 15*time.Second, time.Since(begin)) // listings are every 10 s
 	if state, err := d.Wait(ctx); err != nil || !state.Success() {
-		t.Errorf("it ended with %v, %v", state, err)
+		t.Errorf("podgauge's exit: got %v, %v, want status 0", state, err)
 	}
 	if lines := d.logLines(t, "exiting: driver was replaced, restart loads the new library"); len(lines) != 1 {
-		t.Errorf("it said why in %q", lines)
+		t.Errorf("log lines about the exit: got %q, want one", lines)
 	}
 	m.clear(t, "fail")
 	waitForAllocatable(ctx, t, n)
 	begin = time.Now()
 	d = startPodgauge(t, n, m.environ(), flag)
-	s := firstScrapeOf(ctx, t, d, held)
-	if err := s.checkOwners([]string{held}, holding); err != nil {
-		t.Errorf("the first scrape that shows the GPU: %v", err)
+	s := firstScrapeOf(ctx, t, d, gpuID)
+	if err := s.checkOwners([]string{gpuID}, owners); err != nil {
+		t.Errorf("first scrape with the GPU: %v", err)
 	}
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
-	measureDurations(t, "all GPUs are allocatable again after the start that followed", 2*time.Second, time.Since(begin))
-	if versions := findSamples(s.series["nvidia_gpu_info"], seriesLabels{"uuid": held, "driver_version": "590.10"}); len(versions) != 1 {
-		t.Errorf("the info series are %v", s.series["nvidia_gpu_info"])
+	measureDurations(t, "podgauge started with the new driver → all GPUs allocatable", 2*time.Second, time.Since(begin))
+	if versions := findSamples(s.series["nvidia_gpu_info"], seriesLabels{"uuid": gpuID, "driver_version": "590.10"}); len(versions) != 1 {
+		t.Errorf("series nvidia_gpu_info: got %v, want driver_version 590.10", s.series["nvidia_gpu_info"])
 	}
 	after, err := n.Pod(ctx, pod)
 	if err != nil || after.Containers[0].ID != before.Containers[0].ID || after.Containers[0].Restarts != 0 {
-		t.Errorf("the pod was %+v, and is %+v, %v", before, after, err)
+		t.Errorf("pod: got %+v, %v, want %+v", after, err, before)
 	}
 }
 
-// replaceDriver puts a driver's library below a root, in place of the one that is there.
+// replaceDriver copies a driver's library to the driver root and replaces the existing library.
 func replaceDriver(t *testing.T, from, root string) {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(from, "libnvidia-ml.so.1"))
@@ -78,10 +78,10 @@ func replaceDriver(t *testing.T, from, root string) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "half"), content, 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "new"), content, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(filepath.Join(dir, "half"), filepath.Join(dir, "libnvidia-ml.so.1")); err != nil {
+	if err := os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "libnvidia-ml.so.1")); err != nil {
 		t.Fatal(err)
 	}
 }
