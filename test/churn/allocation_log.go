@@ -17,13 +17,13 @@ type KubeletListing struct {
 	Complete bool
 }
 
-// AllocationLog turns lists, added in order of time, into allocation periods.
+// AllocationLog converts lists, added in order of time, to allocation periods.
 type AllocationLog struct {
 	allocations     []AllocationPeriod
-	openAllocations map[DeviceOwner]int        // index of each period without an end
+	openAllocations map[DeviceOwner]int        // index of each open period
 	lastComplete    time.Time                  // request time of the newest complete list
 	outages         []Span                     // from a complete list to the next, with incomplete lists between
-	inOutage        bool                       // the newest outage lasts
+	inOutage        bool                       // the newest outage has not ended
 	created         map[ContainerKey]time.Time // by pod
 	lastListed      []DeviceOwner              // of the newest list
 }
@@ -40,45 +40,45 @@ func NewAllocationLog(start time.Time) *AllocationLog {
 }
 
 // PodCreated records the creation time of a pod, before the node gets the pod.
-func (r *AllocationLog) PodCreated(namespace, pod string, at time.Time) {
-	r.created[ContainerKey{Namespace: namespace, Pod: pod}] = at
+func (l *AllocationLog) PodCreated(namespace, pod string, at time.Time) {
+	l.created[ContainerKey{Namespace: namespace, Pod: pod}] = at
 }
 
 // Add adds a list of the kubelet.
-func (r *AllocationLog) Add(a KubeletListing) {
-	for _, h := range a.Allocated {
-		at, known := r.openAllocations[h]
+func (l *AllocationLog) Add(list KubeletListing) {
+	for _, o := range list.Allocated {
+		i, known := l.openAllocations[o]
 		if !known {
-			at = len(r.allocations)
-			r.openAllocations[h] = at
-			r.allocations = append(r.allocations, AllocationPeriod{
-				Device: h.Device, Container: h.Owner, Start: Span{r.lastComplete, a.To}, Created: r.created[h.Owner.podKey()],
+			i = len(l.allocations)
+			l.openAllocations[o] = i
+			l.allocations = append(l.allocations, AllocationPeriod{
+				Device: o.Device, Container: o.Owner, Start: Span{l.lastComplete, list.To}, Created: l.created[o.Owner.podKey()],
 			})
 		}
-		r.allocations[at].End.From = a.From
+		l.allocations[i].End.From = list.From
 	}
-	for h, at := range r.openAllocations {
-		if a.Complete && !slices.Contains(a.Allocated, h) {
-			r.allocations[at].End.To = a.To
-			delete(r.openAllocations, h)
+	for o, i := range l.openAllocations {
+		if list.Complete && !slices.Contains(list.Allocated, o) {
+			l.allocations[i].End.To = list.To
+			delete(l.openAllocations, o)
 		}
 	}
-	r.lastListed = a.Allocated
+	l.lastListed = list.Allocated
 	switch {
-	case a.Complete && r.inOutage:
-		r.outages[len(r.outages)-1].To = a.To
-	case !a.Complete && !r.inOutage:
-		r.outages = append(r.outages, Span{From: r.lastComplete})
+	case list.Complete && l.inOutage:
+		l.outages[len(l.outages)-1].To = list.To
+	case !list.Complete && !l.inOutage:
+		l.outages = append(l.outages, Span{From: l.lastComplete})
 	}
-	if r.inOutage = !a.Complete; a.Complete {
-		r.lastComplete = a.From
+	if l.inOutage = !list.Complete; list.Complete {
+		l.lastComplete = list.From
 	}
 }
 
 // DeviceCount returns the number of a pod's devices in the newest list.
-func (r *AllocationLog) DeviceCount(namespace, pod string) (n int) {
-	for _, h := range r.lastListed {
-		if h.Owner.podKey() == (ContainerKey{Namespace: namespace, Pod: pod}) {
+func (l *AllocationLog) DeviceCount(namespace, pod string) (n int) {
+	for _, o := range l.lastListed {
+		if o.Owner.podKey() == (ContainerKey{Namespace: namespace, Pod: pod}) {
 			n++
 		}
 	}
@@ -86,20 +86,20 @@ func (r *AllocationLog) DeviceCount(namespace, pod string) (n int) {
 }
 
 // LastComplete returns the request time of the newest complete list.
-func (r *AllocationLog) LastComplete() time.Time { return r.lastComplete }
+func (l *AllocationLog) LastComplete() time.Time { return l.lastComplete }
 
 // Allocations returns all periods; the open periods last until end.
-func (r *AllocationLog) Allocations(end time.Time) []AllocationPeriod {
-	for _, at := range r.openAllocations {
-		r.allocations[at].End.To = end
+func (l *AllocationLog) Allocations(end time.Time) []AllocationPeriod {
+	for _, i := range l.openAllocations {
+		l.allocations[i].End.To = end
 	}
-	return r.allocations
+	return l.allocations
 }
 
 // Outages returns the times without a complete list.
-func (r *AllocationLog) Outages(end time.Time) []Span {
-	if r.inOutage {
-		r.outages[len(r.outages)-1].To = end
+func (l *AllocationLog) Outages(end time.Time) []Span {
+	if l.inOutage {
+		l.outages[len(l.outages)-1].To = end
 	}
-	return r.outages
+	return l.outages
 }

@@ -53,34 +53,34 @@ func TestAllocationLog(t *testing.T) {
 			{Device: "a", Container: containerKey("one"), Start: testSpan(0, 1.1), End: testSpan(2, 3.1)},
 			{Device: "a", Container: containerKey("two"), Start: testSpan(1, 2.1), End: testSpan(3, 99)},
 		}, nil},
-		{"an outage that lasts", []KubeletListing{listing(1, true), listing(2, false)}, nil, []Span{testSpan(1, 99)}},
+		{"an outage without an end", []KubeletListing{listing(1, true), listing(2, false)}, nil, []Span{testSpan(1, 99)}},
 	} {
-		r := NewAllocationLog(testTime(0))
-		for _, a := range c.listings {
-			r.Add(a)
+		log := NewAllocationLog(testTime(0))
+		for _, list := range c.listings {
+			log.Add(list)
 		}
-		if got := r.Allocations(testTime(99)); !slices.Equal(got, c.want) {
-			t.Errorf("%s: allocations are %v, want %v", c.name, got, c.want)
+		if got := log.Allocations(testTime(99)); !slices.Equal(got, c.want) {
+			t.Errorf("%s: allocations: got %v, want %v", c.name, got, c.want)
 		}
-		if got := r.Outages(testTime(99)); !slices.Equal(got, c.outages) {
-			t.Errorf("%s: outages are %v, want %v", c.name, got, c.outages)
+		if got := log.Outages(testTime(99)); !slices.Equal(got, c.outages) {
+			t.Errorf("%s: outages: got %v, want %v", c.name, got, c.outages)
 		}
 	}
 }
 
 func TestAllocationLogOfPod(t *testing.T) {
-	r := NewAllocationLog(testTime(0))
-	r.PodCreated("default", "one", testTime(.5))
-	r.Add(listing(1, true, deviceOwner("a", "one"), deviceOwner("b", "one"), deviceOwner("c", "two")))
-	if n := r.DeviceCount("default", "one"); n != 2 {
-		t.Errorf("%d devices, want 2", n)
+	log := NewAllocationLog(testTime(0))
+	log.PodCreated("default", "one", testTime(.5))
+	log.Add(listing(1, true, deviceOwner("a", "one"), deviceOwner("b", "one"), deviceOwner("c", "two")))
+	if n := log.DeviceCount("default", "one"); n != 2 {
+		t.Errorf("devices of the pod: got %d, want 2", n)
 	}
-	for _, h := range r.Allocations(testTime(2)) {
-		if want := h.Container == containerKey("one"); h.Created.Equal(testTime(.5)) != want {
-			t.Errorf("%v: created at %s", h, h.Created)
+	for _, p := range log.Allocations(testTime(2)) {
+		if want := p.Container == containerKey("one"); p.Created.Equal(testTime(.5)) != want {
+			t.Errorf("%v: creation time is %s, want the time of PodCreated: %t", p, p.Created, want)
 		}
 	}
-	if !r.LastComplete().Equal(testTime(1)) {
-		t.Errorf("newest complete list was requested at %s, want 1 s", r.LastComplete())
+	if !log.LastComplete().Equal(testTime(1)) {
+		t.Errorf("newest complete list: got %s, want %s", log.LastComplete(), testTime(1))
 	}
 }

@@ -1,18 +1,18 @@
 // Package churn compares the container labels of /metrics with the kubelet's allocations while pods start and end and the
 // kubelet restarts.
 //
-// Run creates and deletes pods on a NodeUnderTest, lists the kubelet's allocations and scrapes podgauge. AllocationLog turns
-// the lists into AllocationPeriods, whose start and end are known within limits because a list shows a single moment. Verify
+// Run creates and deletes pods on a NodeUnderTest, lists the kubelet's allocations and scrapes podgauge. AllocationLog converts the
+// lists to AllocationPeriods. Start and end of a period are known within limits, because a list shows a single moment. Verify
 // compares each MetricsSnapshot, over the time of its collection, with all periods.
 package churn
 
 import "time"
 
-// ContainerKey identifies a container as the kubelet does. The zero key stands for no container.
+// ContainerKey identifies a container as the kubelet does. The zero key means no container.
 type ContainerKey struct{ Namespace, Pod, Container string }
 
 // podKey returns the key of the container's pod.
-func (o ContainerKey) podKey() ContainerKey { return ContainerKey{Namespace: o.Namespace, Pod: o.Pod} }
+func (k ContainerKey) podKey() ContainerKey { return ContainerKey{Namespace: k.Namespace, Pod: k.Pod} }
 
 // Span is a time range, or the limits of an unknown moment.
 type Span struct{ From, To time.Time }
@@ -31,25 +31,25 @@ type AllocationPeriod struct {
 	Container ContainerKey
 	// Start and End are the limits of the period's first and last moment.
 	Start, End Span
-	// Created is when the pod was created, the earliest time of the allocation.
+	// Created is the creation time of the pod, and the earliest time of the allocation.
 	Created time.Time
 }
 
 // possiblyDuring reports whether the period may include a moment of s.
-func (h AllocationPeriod) possiblyDuring(s Span) bool {
-	return Span{h.Start.From, h.End.To}.overlaps(s)
+func (p AllocationPeriod) possiblyDuring(s Span) bool {
+	return Span{p.Start.From, p.End.To}.overlaps(s)
 }
 
 // certainlyDuring reports whether the period includes all of s.
-func (h AllocationPeriod) certainlyDuring(s Span) bool {
-	return h.Start.To.Before(s.From) && h.End.From.After(s.To)
+func (p AllocationPeriod) certainlyDuring(s Span) bool {
+	return p.Start.To.Before(s.From) && p.End.From.After(s.To)
 }
 
 // allocatedSpan returns the longest possible time of the allocation.
 // The kubelet lists a container only after Allocate has returned and the checkpoint is written.
-func (h AllocationPeriod) allocatedSpan() Span { return Span{h.Created, h.End.To} }
+func (p AllocationPeriod) allocatedSpan() Span { return Span{p.Created, p.End.To} }
 
 // overlaps reports whether two containers certainly had the same device at the same time.
-func (h AllocationPeriod) overlaps(o AllocationPeriod) bool {
-	return h.Device == o.Device && h.Container != o.Container && h.Start.To.Before(o.End.From) && o.Start.To.Before(h.End.From)
+func (p AllocationPeriod) overlaps(o AllocationPeriod) bool {
+	return p.Device == o.Device && p.Container != o.Container && p.Start.To.Before(o.End.From) && o.Start.To.Before(p.End.From)
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// EnergyBalance compares a device's energy counter with the energy of its containers and of its idle time, in joules.
+// EnergyBalance compares a device's energy counter with the attributed energy of containers and idle time, in joules.
 type EnergyBalance struct {
 	Device string
 	// Measured is the increase of the counter from the start of the first snapshot to the end of the last.
@@ -23,13 +23,13 @@ type EnergyBalance struct {
 // NVML counts millijoules, and a float64 of Unix seconds has a resolution of 0.25 µs.
 const counterResolution = 0.01
 
-// Deviation returns the difference of both sides beyond the unseen energy; 0 if the balance holds.
-func (c EnergyBalance) Deviation() float64 {
+// Deviation returns the difference between measured and attributed energy beyond the unseen energy; 0 if both are consistent.
+func (b EnergyBalance) Deviation() float64 {
 	switch {
-	case c.Attributed > c.Measured+counterResolution:
-		return c.Attributed - c.Measured
-	case c.Attributed < c.Measured-c.MaxUnseen-c.Uncertainty-counterResolution:
-		return c.Measured - c.MaxUnseen - c.Uncertainty - c.Attributed
+	case b.Attributed > b.Measured+counterResolution:
+		return b.Attributed - b.Measured
+	case b.Attributed < b.Measured-b.MaxUnseen-b.Uncertainty-counterResolution:
+		return b.Measured - b.MaxUnseen - b.Uncertainty - b.Attributed
 	default:
 		return 0
 	}
@@ -41,40 +41,40 @@ func (v *verifier) checkBalance(device string, snapshots []MetricsSnapshot) Ener
 		visible := s.Devices[device]
 		return !visible.HasEnergy || visible.State != StateIdle && visible.State != StateNamed
 	})
-	c := EnergyBalance{Device: device}
+	b := EnergyBalance{Device: device}
 	if len(known) == 0 {
-		return c
+		return b
 	}
 	// The counter of the idle time may include energy from before the first snapshot.
 	first, last := known[0], known[len(known)-1]
-	c.Attributed = -first.Devices[device].AttributedJoules
-	accounts := map[ContainerKey]*attributedEnergy{}
+	b.Attributed = -first.Devices[device].AttributedJoules
+	byOwner := map[ContainerKey]*attributedEnergy{}
 	for i, s := range known {
 		visible := s.Devices[device]
-		a := accounts[visible.EnergyOwner]
+		a := byOwner[visible.EnergyOwner]
 		if a == nil {
 			a = &attributedEnergy{firstSnapshot: i}
-			accounts[visible.EnergyOwner] = a
+			byOwner[visible.EnergyOwner] = a
 		}
 		a.lastSnapshot, a.joules = i, visible.AttributedJoules
 	}
-	for owner, a := range accounts {
-		c.Attributed += a.joules
+	for owner, a := range byOwner {
+		b.Attributed += a.joules
 		v.checkAttribution(device, owner, *a, known)
 	}
 	for i := range known[1:] {
 		// Energy between two snapshots is attributed to the owner in the first, or to a container between both.
 		between := Span{known[i].From, known[i+1].To}
-		unseen := func(o ContainerKey) bool { return accounts[o] == nil || accounts[o].lastSnapshot <= i }
-		if unseen(known[i].Devices[device].EnergyOwner) || slices.ContainsFunc(v.allocationsByDevice[device], func(h AllocationPeriod) bool {
-			return h.possiblyDuring(between) && unseen(h.Container)
+		unseen := func(o ContainerKey) bool { return byOwner[o] == nil || byOwner[o].lastSnapshot <= i }
+		if unseen(known[i].Devices[device].EnergyOwner) || slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool {
+			return p.possiblyDuring(between) && unseen(p.Container)
 		}) {
-			c.MaxUnseen += v.consumed(device, between)
+			b.MaxUnseen += v.consumed(device, between)
 		}
 	}
-	c.Uncertainty = v.consumed(device, first.Span) + v.consumed(device, last.Span)
-	c.Measured = v.EnergyAt(device, last.To) - v.EnergyAt(device, first.From)
-	return c
+	b.Uncertainty = v.consumed(device, first.Span) + v.consumed(device, last.Span)
+	b.Measured = v.EnergyAt(device, last.To) - v.EnergyAt(device, first.From)
+	return b
 }
 
 // attributedEnergy is the energy of a device that the snapshots attribute to a container.
@@ -88,16 +88,15 @@ func (v *verifier) consumed(device string, s Span) float64 {
 	return v.EnergyAt(device, s.To) - v.EnergyAt(device, s.From)
 }
 
-// checkAttribution checks the energy of a pod: all energy between the first and the last collection during its allocation, none
-// from before its creation. A collection during which the allocation begins may read the counter before, and one during which it
-// ends may be older than the reading that ends the pod's share. Collections read counters and owners at different moments, so the
-// pod's energy may start one collection before its creation. Pods that had the device twice, or together with a second pod, are
-// not checked.
+// checkAttribution checks the energy of a pod. It must include all energy between the first and the last collection during the
+// allocation, and no energy from before the pod's creation. Collections read counters and owners at different moments. The pod's
+// energy may therefore start one collection before its creation, and collections at start and end of the allocation do not count.
+// Pods that had the device twice, or together with a second pod, are not checked.
 func (v *verifier) checkAttribution(device string, owner ContainerKey, a attributedEnergy, snapshots []MetricsSnapshot) {
 	var periods []AllocationPeriod
-	for _, h := range v.allocationsByDevice[device] {
-		if h.Container == owner {
-			periods = append(periods, h)
+	for _, p := range v.allocationsByDevice[device] {
+		if p.Container == owner {
+			periods = append(periods, p)
 		}
 	}
 	if len(periods) != 1 || slices.ContainsFunc(v.allocationsByDevice[device], periods[0].overlaps) {
@@ -107,14 +106,14 @@ func (v *verifier) checkAttribution(device string, owner ContainerKey, a attribu
 	during := slices.DeleteFunc(slices.Clone(snapshots[a.firstSnapshot:a.lastSnapshot+1]), func(s MetricsSnapshot) bool {
 		return !periods[0].certainlyDuring(s.Span)
 	})
-	var least float64
+	var minJoules float64
 	if len(during) > 1 {
-		least = v.consumed(device, Span{during[0].To, during[len(during)-1].From})
+		minJoules = v.consumed(device, Span{during[0].To, during[len(during)-1].From})
 	}
-	most := v.consumed(device, Span{periods[0].Created.Add(-v.longestCollection), last.To})
-	if a.joules < least-counterResolution || a.joules > most+counterResolution {
+	maxJoules := v.consumed(device, Span{periods[0].Created.Add(-v.longestCollection), last.To})
+	if a.joules < minJoules-counterResolution || a.joules > maxJoules+counterResolution {
 		v.Misattributed = append(v.Misattributed, fmt.Sprintf(
 			"%s: %.3f J are attributed to %v, want %.3f to %.3f J; created at %s, allocated from %s to %s, first snapshot %s, last %s",
-			device, a.joules, owner, least, most, periods[0].Created.Format("15:04:05.000"), periods[0].Start, periods[0].End, first, last))
+			device, a.joules, owner, minJoules, maxJoules, periods[0].Created.Format("15:04:05.000"), periods[0].Start, periods[0].End, first, last))
 	}
 }

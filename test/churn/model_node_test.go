@@ -12,11 +12,11 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// modelNode is a simulated node with a correct kubelet; distortion changes the snapshots of its podgauge.
+// modelNode is a simulated node with a correct kubelet. A distortion changes the snapshots of podgauge.
 type modelNode struct {
 	distortion distortion
 	mu         sync.Mutex
-	owners     map[string]ContainerKey // guarded by mu, as all below
+	owners     map[string]ContainerKey // guarded by mu, like all fields below
 	// kubeletDown is true without a kubelet; for 100 ms after kubeletUpAt the lists are incomplete.
 	kubeletDown    bool
 	kubeletUpAt    time.Time
@@ -49,8 +49,8 @@ const (
 // unnamedOwner is the owner of a device between Allocate and the next list.
 var unnamedOwner = ContainerKey{Pod: "unnamed"}
 
-func newModelNode(l distortion) *modelNode {
-	return &modelNode{distortion: l, owners: map[string]ContainerKey{}, knownOwners: map[string]ContainerKey{}, energyByDevice: map[string]*energyAttribution{}}
+func newModelNode(d distortion) *modelNode {
+	return &modelNode{distortion: d, owners: map[string]ContainerKey{}, knownOwners: map[string]ContainerKey{}, energyByDevice: map[string]*energyAttribution{}}
 }
 
 func gpuID(i int) string { return fmt.Sprintf("GPU-%d", i) }
@@ -63,7 +63,7 @@ func energyAt(device string, at time.Time) float64 {
 
 func (m *modelNode) PodName(name string) string { return name + "-node" }
 
-func (m *modelNode) CreatePod(_ context.Context, name string, wanted int) error {
+func (m *modelNode) CreatePod(_ context.Context, name string, count int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var unallocated []string
@@ -72,10 +72,10 @@ func (m *modelNode) CreatePod(_ context.Context, name string, wanted int) error 
 			unallocated = append(unallocated, gpuID(i))
 		}
 	}
-	if m.kubeletDown || len(unallocated) < wanted {
+	if m.kubeletDown || len(unallocated) < count {
 		return errors.New("rejected")
 	}
-	for _, id := range unallocated[:wanted] {
+	for _, id := range unallocated[:count] {
 		m.owners[id] = ContainerKey{PodNamespace, m.PodName(name), ContainerName}
 		m.knownOwners[id] = unnamedOwner // from Allocate
 	}
@@ -124,7 +124,7 @@ func (m *modelNode) Scrape(ctx context.Context) (MetricsSnapshot, error) {
 	a, err := m.ListAllocations(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if a.Complete { // otherwise the last owners stay
+	if a.Complete { // otherwise keep the last owners
 		m.knownOwners = maps.Clone(m.owners)
 	}
 	s := MetricsSnapshot{Span: a.Span, KubeletUp: !m.kubeletDown, Devices: map[string]ShownDevice{}}
@@ -283,9 +283,9 @@ func undercountedEnergy() distortion {
 				moved[DeviceOwner{id, d.Owner}] = d.AttributedJoules / 2
 				d.AttributedJoules /= 2
 			} else {
-				for l, j := range moved {
-					if l.Device == id {
-						d.AttributedJoules += j
+				for key, joules := range moved {
+					if key.Device == id {
+						d.AttributedJoules += joules
 					}
 				}
 			}
@@ -314,6 +314,6 @@ var distortions = map[string]struct {
 	"undercounted energy": {undercountedEnergy, "J are attributed to"},
 }
 
-func constantDistortion(l distortion) func() distortion { return func() distortion { return l } }
+func constantDistortion(d distortion) func() distortion { return func() distortion { return d } }
 
 func sortedDistortions() []string { return slices.Sorted(maps.Keys(distortions)) }

@@ -15,12 +15,12 @@ type VerifyResult struct {
 	Restarts       int
 	Snapshots      int // each collection once
 	DuringRestarts int // snapshots that overlap a restart
-	// DoubleAllocated counts allocations of a device that a running pod had.
+	// DoubleAllocated counts allocations of a device that another running pod had.
 	DoubleAllocated int
 	// Wrong are snapshots with a container that had no allocation of the device during the collection, with an allocated
 	// device as idle, or with contradictory series.
 	Wrong []string
-	// StaleAllowed counts devices labeled with the last owner before a restart, which ended unseen (ADR 4).
+	// StaleAllowed counts devices labeled with the last owner before a restart, if podgauge could not notice the owner's end (ADR 4).
 	StaleAllowed int
 	// UnnamedAllowed counts devices allocated without an owner, of pods that a restart interrupted (ADR 4).
 	UnnamedAllowed int
@@ -48,15 +48,15 @@ type Measurement struct{ Name, Value string }
 // Measurements returns the report, for the log and docs/contributing/e2e.md.
 func (v VerifyResult) Measurements() []Measurement {
 	slices.Sort(v.Lateness)
-	late := func(share float64) time.Duration {
+	late := func(quantile float64) time.Duration {
 		if len(v.Lateness) == 0 {
 			return 0
 		}
-		return v.Lateness[int(share*float64(len(v.Lateness)-1))].Round(time.Millisecond)
+		return v.Lateness[int(quantile*float64(len(v.Lateness)-1))].Round(time.Millisecond)
 	}
 	measured, attributed, deviation := 0.0, 0.0, 0.0
-	for _, c := range v.EnergyBalances {
-		measured, attributed, deviation = measured+c.Measured, attributed+c.Attributed, max(deviation, c.Deviation())
+	for _, b := range v.EnergyBalances {
+		measured, attributed, deviation = measured+b.Measured, attributed+b.Attributed, max(deviation, b.Deviation())
 	}
 	return []Measurement{
 		{"pod transitions", fmt.Sprintf("%d, with %d kubelet restarts; the kubelet allocated a device twice %d times", v.Transitions, v.Restarts, v.DoubleAllocated)},
@@ -90,9 +90,9 @@ func (v VerifyResult) Err() error {
 	if len(v.EnergyBalances) == 0 {
 		errs = append(errs, errors.New("no energy counter checked"))
 	}
-	for _, c := range v.EnergyBalances {
-		if c.Deviation() != 0 || c.Attributed <= 0 {
-			errs = append(errs, fmt.Errorf("%s used %.3f J (±%.3f J); %.3f J are attributed and at most %.3f J unseen", c.Device, c.Measured, c.Uncertainty, c.Attributed, c.MaxUnseen))
+	for _, b := range v.EnergyBalances {
+		if b.Deviation() != 0 || b.Attributed <= 0 {
+			errs = append(errs, fmt.Errorf("%s used %.3f J (±%.3f J); %.3f J are attributed and at most %.3f J unseen", b.Device, b.Measured, b.Uncertainty, b.Attributed, b.MaxUnseen))
 		}
 	}
 	return errors.Join(errs...)

@@ -26,14 +26,14 @@ const (
 type NodeUnderTest interface {
 	// PodName returns the kubelet's name of a pod.
 	PodName(name string) string
-	// CreatePod creates a pod with one container and the given number of GPUs, possibly before the kubelet sees the pod. An
+	// CreatePod creates a pod with one container and the given number of GPUs, and may return before the kubelet reads the pod. An
 	// error means that the pod was rejected.
 	CreatePod(ctx context.Context, name string, gpus int) error
 	// DeletePod deletes a pod. The pod may still run when the call returns.
 	DeletePod(name string) error
-	// RestartKubelet stops the kubelet, waits, and starts a new one that answers. The restarts are numbered so that they can differ.
+	// RestartKubelet stops the kubelet, waits, starts a new kubelet and waits until its sockets respond. Restarts may differ by n.
 	RestartKubelet(ctx context.Context, n int, wait time.Duration) error
-	// ListAllocations returns the kubelet's list, or an incomplete list if the kubelet does not answer.
+	// ListAllocations returns the kubelet's list, or an incomplete list if the kubelet does not respond.
 	ListAllocations(ctx context.Context) (KubeletListing, error)
 	// Scrape returns podgauge's metrics.
 	Scrape(ctx context.Context) (MetricsSnapshot, error)
@@ -53,13 +53,13 @@ type Plan struct {
 }
 
 const (
-	// waitTimeout limits waits for a state that a correct node reaches in a moment.
+	// waitTimeout limits waits for a state that a correct node reaches within milliseconds.
 	waitTimeout = 30 * time.Second
 	// admissionTimeout is the time after which a pod without devices counts as rejected: a restarted kubelet may lack the plugin.
 	admissionTimeout = 10 * time.Second
 	// maxPause is the longest pause between a pod and its successor.
 	maxPause = 300 * time.Millisecond
-	// noTimeout is longer than any churn.
+	// noTimeout is longer than any Run.
 	noTimeout = 24 * time.Hour
 )
 
@@ -85,8 +85,8 @@ type churnRun struct {
 	node NodeUnderTest
 	plan Plan
 
-	// kubelet has one unit for each deletion of a pod; a restart takes all units. A pod that is deleted during a restart stays
-	// in the lists until the new kubelet has stopped the containers. Pods may be created during a restart.
+	// kubelet has one unit for each deletion of a pod; a restart acquires all units. A pod that is deleted during a restart is
+	// listed until the new kubelet has stopped the containers. Pods may be created during a restart.
 	kubelet *semaphore.Weighted
 	// updated changes with each list.
 	updated pubsub.Value[struct{}]
@@ -143,7 +143,7 @@ func (r *churnRun) scrape(ctx context.Context) error {
 	return nil
 }
 
-// waitUntil waits until cond, which runs with mu locked, holds after a list of the kubelet.
+// waitUntil evaluates cond with mu locked, initially and after each list of the kubelet, until cond returns true.
 func (r *churnRun) waitUntil(ctx context.Context, timeout time.Duration, description string, cond func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -250,7 +250,6 @@ func (r *churnRun) runPod(ctx context.Context, random *rand.Rand, gpus int) erro
 	return r.waitUntil(ctx, waitTimeout, "the kubelet no longer lists "+name, hasDevices(0))
 }
 
-// countTransition counts a start or an end of a pod.
 func (r *churnRun) countTransition() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

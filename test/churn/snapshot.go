@@ -34,8 +34,8 @@ const (
 	StateNamed   // allocated, with the container's labels
 )
 
-func (h OwnerState) String() string {
-	return [...]string{"unknown", "idle", "allocated without an owner", "allocated"}[h]
+func (s OwnerState) String() string {
+	return [...]string{"unknown", "idle", "allocated without an owner", "allocated"}[s]
 }
 
 // ShownDevice is the state of a device in a snapshot.

@@ -52,7 +52,7 @@ podgauge_collection_end_timestamp_seconds 1700000000.5
 	}
 	for _, broken := range []string{"", "podgauge_kubelet_up 1\n", "nvidia_gpu_allocated{"} {
 		if _, err := Parse(strings.NewReader(broken)); err == nil {
-			t.Errorf("%q is accepted", broken)
+			t.Errorf("Parse(%q): got no error", broken)
 		}
 	}
 }

@@ -18,17 +18,16 @@ type GroundTruth struct {
 }
 
 const (
-	// minLabelledDuration is the shortest allocation that must be labeled.
+	// minLabelledDuration is the shortest allocation that must have a label in snapshots.
 	minLabelledDuration = time.Second
 	// minScrapes is the minimum number of whole scrapes within such an allocation. On a loaded machine a scrape may take a
-	// second, and the collection that a scrape joins may have started before the allocation.
+	// second, and may return a collection from before the allocation.
 	minScrapes = 2
 	// maxStaleOwner is the longest time after a kubelet restart for an owner that the kubelet does not list
 	// (docs/contributing/adr/0004-unknown-owners.md): a minute from the connection, which podgauge makes within a second.
 	maxStaleOwner = time.Minute + time.Second
 	// maxUnnamed is the longest time after a restart for an unallocated device that podgauge reports as allocated without an
-	// owner. The restart interrupted the pod, and the kubelet never listed or rejected the pod. Podgauge searches for ten
-	// seconds (ADR 4).
+	// owner. The restart interrupted the pod's admission. Podgauge waits ten seconds for the pod (ADR 4).
 	maxUnnamed = 11 * time.Second
 )
 
@@ -36,9 +35,9 @@ const (
 func Verify(t GroundTruth, snapshots []MetricsSnapshot) VerifyResult {
 	v := verifier{GroundTruth: t, longestCollection: time.Second / 10, allocationsByDevice: map[string][]AllocationPeriod{}, ownerSeen: map[DeviceOwner][]time.Time{}}
 	pods := map[ContainerKey]bool{}
-	for _, h := range t.Allocations {
-		v.allocationsByDevice[h.Device] = append(v.allocationsByDevice[h.Device], h)
-		pods[h.Container.podKey()] = true
+	for _, p := range t.Allocations {
+		v.allocationsByDevice[p.Device] = append(v.allocationsByDevice[p.Device], p)
+		pods[p.Container.podKey()] = true
 	}
 	v.Transitions, v.Restarts, v.Snapshots = 2*len(pods), len(t.Outages), len(snapshots)
 	for _, o := range t.Outages {
@@ -48,12 +47,12 @@ func Verify(t GroundTruth, snapshots []MetricsSnapshot) VerifyResult {
 		v.checkSnapshot(&snapshots[i])
 		v.scrapes = append(v.scrapes, snapshots[i].Scrapes...)
 	}
-	for _, h := range t.Allocations {
-		v.checkAllocation(h)
+	for _, p := range t.Allocations {
+		v.checkAllocation(p)
 	}
-	for i, h := range t.Allocations {
+	for i, p := range t.Allocations {
 		for _, other := range t.Allocations[:i] {
-			if h.overlaps(other) {
+			if p.overlaps(other) {
 				v.DoubleAllocated++
 			}
 		}
@@ -124,7 +123,7 @@ func (v *verifier) checkSnapshot(s *MetricsSnapshot) {
 	}
 }
 
-// checkDevice checks a device in a snapshot and describes a state that the kubelet knew and the snapshot lacks.
+// checkDevice checks a device in a snapshot. It returns a description if the snapshot lacks a state that the kubelet listed.
 func (v *verifier) checkDevice(s *MetricsSnapshot, device string) (unknown string) {
 	shown := s.Devices[device]
 	for _, owner := range shown.Owners {
@@ -136,7 +135,7 @@ func (v *verifier) checkDevice(s *MetricsSnapshot, device string) (unknown strin
 	if shown.HasEnergy && shown.EnergyOwner != shown.Owner {
 		v.reportWrong(s, device, "has owner %v, but energy of %v", shown.Owner, shown.EnergyOwner)
 	}
-	allocated := slices.ContainsFunc(v.allocationsByDevice[device], func(h AllocationPeriod) bool { return h.certainlyDuring(s.Span) })
+	allocated := slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool { return p.certainlyDuring(s.Span) })
 	switch {
 	case allocated && shown.State == StateIdle:
 		v.reportWrong(s, device, "is reported idle")
@@ -152,7 +151,7 @@ func (v *verifier) checkDevice(s *MetricsSnapshot, device string) (unknown strin
 // checkOwner checks the container labels of a device.
 func (v *verifier) checkOwner(s *MetricsSnapshot, l DeviceOwner) {
 	switch {
-	case slices.ContainsFunc(v.allocationsByDevice[l.Device], func(h AllocationPeriod) bool { return h.Container == l.Owner && h.possiblyDuring(s.Span) }):
+	case slices.ContainsFunc(v.allocationsByDevice[l.Device], func(p AllocationPeriod) bool { return p.Container == l.Owner && p.possiblyDuring(s.Span) }):
 		v.ownerSeen[l] = append(v.ownerSeen[l], s.To)
 	case v.isStaleAllowed(s, l):
 		v.StaleAllowed++
@@ -164,7 +163,7 @@ func (v *verifier) checkOwner(s *MetricsSnapshot, l DeviceOwner) {
 // isUnknownAllowed reports whether the snapshot may lack an owner.
 // Between Allocate and the kubelet's checkpoint the owner is unknown, and a restart can interrupt that allocation.
 func (v *verifier) isUnknownAllowed(s *MetricsSnapshot, device string, state OwnerState) bool {
-	if slices.ContainsFunc(v.allocationsByDevice[device], func(h AllocationPeriod) bool { return h.allocatedSpan().overlaps(s.Span) }) {
+	if slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool { return p.allocatedSpan().overlaps(s.Span) }) {
 		return true
 	}
 	interrupted := state == StateUnnamed && slices.ContainsFunc(v.Outages, func(o Span) bool {
@@ -181,15 +180,15 @@ func (v *verifier) reportWrong(s *MetricsSnapshot, device, format string, args .
 }
 
 // isStaleAllowed reports whether a label may belong to the last owner before a kubelet restart.
-// An owner that ended while podgauge could not see the kubelet may be exported for maxStaleOwner, unless the kubelet has
-// listed a different owner since (docs/contributing/adr/0004-unknown-owners.md).
+// An owner that ended without a connection between podgauge and the kubelet may be exported for maxStaleOwner, unless the kubelet
+// lists a different owner (docs/contributing/adr/0004-unknown-owners.md).
 func (v *verifier) isStaleAllowed(s *MetricsSnapshot, l DeviceOwner) bool {
 	for i, o := range v.Outages {
 		if s.To.Before(o.From) || s.From.After(o.To.Add(maxStaleOwner)) {
 			continue
 		}
-		for _, h := range v.allocationsByDevice[l.Device] {
-			if h.Container == l.Owner && h.End.overlaps(v.kubeletUnseen[i]) && !v.wasReplaced(h, s.From) {
+		for _, p := range v.allocationsByDevice[l.Device] {
+			if p.Container == l.Owner && p.End.overlaps(v.kubeletUnseen[i]) && !v.wasReplaced(p, s.From) {
 				return true
 			}
 		}
@@ -198,30 +197,30 @@ func (v *verifier) isStaleAllowed(s *MetricsSnapshot, l DeviceOwner) bool {
 }
 
 // wasReplaced reports whether the kubelet listed a new owner of the device before the collection.
-func (v *verifier) wasReplaced(h AllocationPeriod, collected time.Time) bool {
-	return slices.ContainsFunc(v.allocationsByDevice[h.Device], func(other AllocationPeriod) bool {
-		return other.Container != h.Container && other.Start.To.After(h.End.From) && !other.Start.To.After(collected)
+func (v *verifier) wasReplaced(p AllocationPeriod, collected time.Time) bool {
+	return slices.ContainsFunc(v.allocationsByDevice[p.Device], func(other AllocationPeriod) bool {
+		return other.Container != p.Container && other.Start.To.After(p.End.From) && !other.Start.To.After(collected)
 	})
 }
 
 // checkAllocation checks that snapshots have the label of an allocation of minLabelledDuration outside restarts.
-func (v *verifier) checkAllocation(h AllocationPeriod) {
-	lasted := h.End.From.Sub(h.Start.To)
+func (v *verifier) checkAllocation(p AllocationPeriod) {
+	duration := p.End.From.Sub(p.Start.To)
 	for _, o := range v.Outages {
-		lasted -= max(0, earlier(o.To, h.End.From).Sub(later(o.From, h.Start.To)))
+		duration -= max(0, earlier(o.To, p.End.From).Sub(later(o.From, p.Start.To)))
 	}
-	if lasted < minLabelledDuration || v.scrapesIn(Span{h.Start.To, h.End.From}) < minScrapes {
+	if duration < minLabelledDuration || v.scrapesIn(Span{p.Start.To, p.End.From}) < minScrapes {
 		return
 	}
 	v.LongAllocations++
-	for _, at := range v.ownerSeen[DeviceOwner{h.Device, h.Container}] {
-		if !at.Before(h.Start.From) {
+	for _, at := range v.ownerSeen[DeviceOwner{p.Device, p.Container}] {
+		if !at.Before(p.Start.From) {
 			v.Labelled++
-			v.Lateness = append(v.Lateness, max(0, at.Sub(h.Start.To)))
+			v.Lateness = append(v.Lateness, max(0, at.Sub(p.Start.To)))
 			return
 		}
 	}
-	v.Unlabelled = append(v.Unlabelled, fmt.Sprintf("%s was allocated to %v for %s", h.Device, h.Container, lasted))
+	v.Unlabelled = append(v.Unlabelled, fmt.Sprintf("%s was allocated to %v for %s", p.Device, p.Container, duration))
 }
 
 // scrapesIn returns the number of whole scrapes within s.
@@ -242,9 +241,9 @@ func later(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b}, 
 func (v *verifier) describeAllocations(device string, s Span) string {
 	around := Span{s.From.Add(-3 * time.Second), s.To.Add(3 * time.Second)}
 	var descriptions []string
-	for _, h := range v.allocationsByDevice[device] {
-		if h.possiblyDuring(around) {
-			descriptions = append(descriptions, fmt.Sprintf("allocated to %v from %s to %s", h.Container, h.Start, h.End))
+	for _, p := range v.allocationsByDevice[device] {
+		if p.possiblyDuring(around) {
+			descriptions = append(descriptions, fmt.Sprintf("allocated to %v from %s to %s", p.Container, p.Start, p.End))
 		}
 	}
 	for _, o := range v.Outages {

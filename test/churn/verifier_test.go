@@ -13,7 +13,7 @@ var testPlan = Plan{
 	GPUsPerPod: []int{1, 1, 1, 1, 2, 2}, Seed: 1,
 }
 
-// verifyDistorted returns the result for a podgauge with a distortion.
+// verifyDistorted runs testPlan on a simulated node with a distortion of podgauge's snapshots, and returns the result.
 func verifyDistorted(t *testing.T, d distortion) (v VerifyResult) {
 	bubble.Test(t, func(t *testing.T) {
 		record, snapshots, err := Run(t.Context(), newModelNode(d), testPlan)
@@ -44,13 +44,12 @@ func TestEachDistortionIsFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := verifyDistorted(t, distortions[name].make()).Err()
 			if err == nil || !strings.Contains(err.Error(), distortions[name].want) {
-				t.Errorf("error lacks %q: %v", distortions[name].want, err)
+				t.Errorf("got error %v, want %q", err, distortions[name].want)
 			}
 		})
 	}
 }
 
-// snapshotOf returns a snapshot of one device.
 func snapshotOf(start float64, up bool, d ShownDevice) MetricsSnapshot {
 	return MetricsSnapshot{Span: testSpan(start, start+.1), KubeletUp: up, Devices: map[string]ShownDevice{"a": d}}
 }
@@ -66,7 +65,7 @@ func ownedBy(pods ...string) ShownDevice {
 	return d
 }
 
-// TestTolerances has the limits of each tolerance, from both sides.
+// TestTolerances checks values inside and outside the limit of each tolerance.
 func TestTolerances(t *testing.T) {
 	period := func(pod string, start, end Span) AllocationPeriod {
 		return AllocationPeriod{Device: "a", Container: containerKey(pod), Start: start, End: end, Created: start.From}
@@ -112,14 +111,14 @@ func TestTolerances(t *testing.T) {
 	for name, c := range cases {
 		v := Verify(GroundTruth{c.allocations, c.outages, energyAt}, c.snapshots)
 		if len(v.Wrong) != c.wrong || len(v.Unknown) != c.unknown || v.StaleAllowed != c.stale || v.UnnamedAllowed != c.unnamed || v.DuringRestarts != c.inRestarts {
-			t.Errorf("%s: %d wrong, %d unknown, %d stale, %d unnamed, %d in restarts; want %d, %d, %d, %d, %d\n%q %q", name,
+			t.Errorf("%s: got %d wrong, %d unknown, %d stale, %d unnamed, %d in restarts; want %d, %d, %d, %d, %d\n%q %q", name,
 				len(v.Wrong), len(v.Unknown), v.StaleAllowed, v.UnnamedAllowed, v.DuringRestarts, c.wrong, c.unknown, c.stale, c.unnamed, c.inRestarts, v.Wrong, v.Unknown)
 		}
 	}
 }
 
-// TestLeastEnergy has the limit of a pod's energy: all that was used between the first and the last collection during the allocation.
-func TestLeastEnergy(t *testing.T) {
+// TestMinimumEnergy checks that a pod has all energy between the first and the last collection during the allocation.
+func TestMinimumEnergy(t *testing.T) {
 	pod := AllocationPeriod{Device: "a", Container: containerKey("one"), Start: testSpan(1, 2), End: testSpan(10, 11), Created: testTime(1)}
 	for joules, wrong := range map[float64]int{190: 0, 189.9: 1} { // 100 W from 3.1 to 5 s
 		var snapshots []MetricsSnapshot
@@ -129,7 +128,7 @@ func TestLeastEnergy(t *testing.T) {
 			snapshots = append(snapshots, snapshotOf(start, true, d))
 		}
 		if v := Verify(GroundTruth{Allocations: []AllocationPeriod{pod}, EnergyAt: energyAt}, snapshots); len(v.Misattributed) != wrong {
-			t.Errorf("%v J: %q, want %d", joules, v.Misattributed, wrong)
+			t.Errorf("wrong counters with %v J: got %q, want %d", joules, v.Misattributed, wrong)
 		}
 	}
 }

@@ -20,8 +20,8 @@ var allocationCases = []kubeletCase{
 		}
 		s.waitForListed(got.Name, fmt.Sprintf("main%v second%v third[]", calls[0], calls[1]))
 	}},
-	{"a container may have several resources, each of a plugin", severalResources},
-	{"if Allocate fails for one of several resources, the checkpoint has no entry and all devices are freed", oneOfSeveralFails},
+	{"a container may have resources of several plugins", severalResources},
+	{"if Allocate fails for one of several resources, the checkpoint has no entry and all devices are unallocated", oneOfSeveralFails},
 	{"a pod is rejected if Allocate fails, without a retry", func(s *caseFixture) {
 		p := s.registerPluginWith(pluginBehavior{allocate: failing("out of order")}, healthy("a")...)
 		s.runRejectedPod(s.podSpec("rejected", 1), "rpc error: code = Unknown desc = out of order")
@@ -29,7 +29,7 @@ var allocationCases = []kubeletCase{
 		p.wantAllocateCalls(1)
 		s.waitForAllocatable("a")
 	}},
-	{"List has the pod before, and the allocation after Allocate", func(s *caseFixture) {
+	{"List has the pod before Allocate returns, and the allocation afterwards", func(s *caseFixture) {
 		var during map[string]string
 		var err error
 		s.registerPluginWith(pluginBehavior{allocate: func() error {
@@ -48,27 +48,27 @@ var allocationCases = []kubeletCase{
 		s.runRejectedPod(s.podSpec("greedy", 2), s.unavailable(2, 1))
 		p.wantAllocateCalls(1)
 		if pods, err := s.list(); err != nil || len(pods) != 1 || pods[owner.Name] == "" {
-			s.Errorf("List: %q, %v; want pod %s alone", pods, err, owner.Name)
+			s.Errorf("List: %q, %v; want only pod %s", pods, err, owner.Name)
 		}
 	}},
-	{"a pod is rejected while the plugin is away", func(s *caseFixture) {
+	{"a pod is rejected while the plugin is stopped", func(s *caseFixture) {
 		s.registerPlugin(healthy("a")...).stop()
 		s.waitForAllocatable()
-		for n := range 2 { // also without a request
+		for n := range 2 { // also a pod that requests no device
 			s.runRejectedPod(s.podSpec(fmt.Sprintf("early-%d", n), n), s.allUnhealthy())
 		}
 	}},
-	// The scheduler would not place the pod; the kubelet admits the pod.
+	// The scheduler would not schedule the pod; the kubelet admits the pod.
 	{"a pod that requests a resource without a plugin runs without devices", func(s *caseFixture) {
 		s.waitForListed(s.runAdmittedPod(s.podSpec("early", 1)).Name, "main[]")
 	}},
-	{"GetPreferredAllocation is called and obeyed, even if all devices are needed", func(s *caseFixture) {
+	{"GetPreferredAllocation is called and determines the devices, even if all devices are requested", func(s *caseFixture) {
 		p := s.registerPluginWith(pluginBehavior{prefer: lastIDs}, healthy("a", "b", "c", "d")...)
 		s.waitForListed(s.runAdmittedPod(s.podSpec("first", 2)).Name, "main[c d]")
 		s.runAdmittedPod(s.podSpec("rest", 2))
 		p.wantPreferredCalls("[a b c d] [] 2", "[a b] [] 2")
 	}},
-	{"a GetPreferredAllocation response with too few ids is filled up", func(s *caseFixture) {
+	{"the kubelet adds devices to a GetPreferredAllocation response with too few ids", func(s *caseFixture) {
 		prefer := func([]string, int) []string { return []string{"b", "unknown"} }
 		p := s.registerPluginWith(pluginBehavior{prefer: prefer}, healthy("a", "b", "c", "d")...)
 		s.runAdmittedPod(s.podSpec("two", 2))
@@ -81,12 +81,12 @@ var allocationCases = []kubeletCase{
 		s.waitForListed(s.runAdmittedPod(s.withInit(s.podSpec("prepared", 2), 1)).Name, "main[c d]")
 		p.wantPreferredCalls("[a b c d] [] 1", "[a b c d] [d] 2")
 	}},
-	{"GetPreferredAllocation is not called if an init container had enough", func(s *caseFixture) {
+	{"GetPreferredAllocation is not called if the devices of an init container suffice", func(s *caseFixture) {
 		p := s.registerPluginWith(pluginBehavior{prefer: lastIDs}, healthy("a", "b", "c")...)
 		s.waitForListed(s.runAdmittedPod(s.withInit(s.podSpec("prepared", 1), 1)).Name, "main[c]")
 		p.wantPreferredCalls("[a b c] [] 1")
 	}},
-	{"an init container's devices go to later containers and are not listed", func(s *caseFixture) {
+	{"an init container's devices are reused for later containers and are not listed", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b", "c")...)
 		got := s.runAdmittedPod(s.withInit(s.podSpec("prepared", 1), 2))
 		calls := p.recorded().allocate
@@ -148,7 +148,7 @@ func severalResources(s *caseFixture) {
 	}
 }
 
-// oneOfSeveralFails repeats: the order of the resources is random.
+// oneOfSeveralFails repeats the pod, because the order of the resources is random.
 func oneOfSeveralFails(s *caseFixture) {
 	other := newCaseFixture(s.T, s.k)
 	s.registerPlugin(healthy("a")...)

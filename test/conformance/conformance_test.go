@@ -22,7 +22,7 @@ func TestNewKubelets(t *testing.T) {
 		for _, c := range allCases() {
 			t.Run(string(version)+"/"+c.name, func(t *testing.T) {
 				t.Parallel()
-				c.play(newCaseFixture(t, startSimulatedKubelet(t, version)))
+				c.run(newCaseFixture(t, startSimulatedKubelet(t, version)))
 			})
 		}
 	}
@@ -48,6 +48,6 @@ func allCases() []kubeletCase {
 
 func runAll(t *testing.T, k subject) {
 	for _, c := range allCases() {
-		t.Run(c.name, func(t *testing.T) { c.play(newCaseFixture(t, k)) })
+		t.Run(c.name, func(t *testing.T) { c.run(newCaseFixture(t, k)) })
 	}
 }

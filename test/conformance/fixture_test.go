@@ -23,13 +23,13 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// kubeletCase is a behavior of the kubelet.
+// kubeletCase checks a behavior of the kubelet.
 type kubeletCase struct {
 	name string
-	play func(s *caseFixture)
+	run  func(s *caseFixture)
 }
 
-// caseFixture is a kubelet and a resource of the case.
+// caseFixture has the kubelet and the resource of a case.
 type caseFixture struct {
 	*testing.T
 	k           subject
@@ -40,14 +40,14 @@ type caseFixture struct {
 	lister      podresources.PodResourcesListerClient
 }
 
-// waitTimeout is ample: real kubelets need two seconds at most.
+// waitTimeout is a generous limit: real kubelets need at most two seconds.
 const waitTimeout = 30 * time.Second
 
 func newCaseFixture(t *testing.T, k subject) *caseFixture {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	t.Cleanup(cancel)
-	name := fmt.Sprintf("case-%08x", rand.Uint32()) // the kubelet remembers resources, so each run needs a new name
+	name := fmt.Sprintf("case-%08x", rand.Uint32()) // the kubelet keeps resources, so each run needs a new name
 	s := &caseFixture{T: t, k: k, ctx: ctx, name: name, resource: "conformance.test/" + name}
 	s.lister = podresources.NewPodResourcesListerClient(s.dial("pod-resources", "kubelet.sock"))
 	return s
@@ -85,7 +85,7 @@ func (s *caseFixture) register(ctx context.Context, version, socket, resource st
 	return err
 }
 
-// waitFor polls: the kubelet publishes no changes.
+// waitFor calls try until it returns no error. The kubelet's APIs have no notifications of changes.
 func (s *caseFixture) waitFor(what string, try func() error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx, waitTimeout)
@@ -97,7 +97,7 @@ func (s *caseFixture) waitFor(what string, try func() error) {
 	}
 }
 
-// waitForValue polls get until the value, as text, is want.
+// waitForValue calls get until the value, formatted as text, equals want.
 func (s *caseFixture) waitForValue(what string, get func() (any, error), want any) {
 	s.Helper()
 	s.waitFor(fmt.Sprintf("%s: want %v", what, want), func() error {
@@ -109,7 +109,7 @@ func (s *caseFixture) waitForValue(what string, get func() (any, error), want an
 	})
 }
 
-// callWithRetry repeats a call at the rate limit.
+// callWithRetry repeats a call that the kubelet's rate limit rejects.
 func callWithRetry[Request, Response any](s *caseFixture, call func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request) (Response, error) {
 	for {
 		response, err := call(s.ctx, request)
@@ -130,7 +130,7 @@ func (s *caseFixture) waitForAllocatable(want ...string) {
 	s.waitForValue("GetAllocatableResources", s.allocatable, want)
 }
 
-// requireAllocatable checks for unchanged rows, several times longer than a change takes.
+// requireAllocatable checks that the rows do not change, for several times the duration of a change.
 func (s *caseFixture) requireAllocatable(want ...string) {
 	s.Helper()
 	for range 10 {
@@ -138,7 +138,7 @@ func (s *caseFixture) requireAllocatable(want ...string) {
 		time.Sleep(25 * time.Millisecond)
 	}
 	if got, err := s.allocatable(); err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
-		s.Fatalf("GetAllocatableResources: %q, %v; want %q to stay", got, err, want)
+		s.Fatalf("GetAllocatableResources: %q, %v; want %q without changes", got, err, want)
 	}
 }
 
@@ -163,7 +163,7 @@ func (s *caseFixture) rows(devices []*podresources.ContainerDevices) []string {
 	return all
 }
 
-// containers returns a pod's containers with rows: "main[a b] side[]".
+// containers returns a pod's containers with their rows: "main[a b] side[]".
 func (s *caseFixture) containers(pod *podresources.PodResources) string {
 	var all []string
 	for _, c := range pod.GetContainers() {
@@ -218,7 +218,7 @@ func (s *caseFixture) containerSpec(name string, n int) kubelet.ContainerSpec {
 // runPod runs a pod, and removes the pod when the test ends.
 func (s *caseFixture) runPod(pod kubelet.PodSpec) kubelet.PodStatus {
 	s.Helper()
-	s.Cleanup(func() { _ = s.k.RemovePod(context.WithoutCancel(s.ctx), pod) }) // may be gone already
+	s.Cleanup(func() { _ = s.k.RemovePod(context.WithoutCancel(s.ctx), pod) }) // the pod may be removed already
 	got, err := s.k.RunPod(s.ctx, pod)
 	s.must(err)
 	return got
@@ -244,11 +244,12 @@ func (s *caseFixture) runRejectedPod(pod kubelet.PodSpec, reason string) kubelet
 	return got
 }
 
-// unavailable and allUnhealthy return reasons for a rejected pod.
+// unavailable returns the kubelet's reason for rejecting a request of too many devices.
 func (s *caseFixture) unavailable(requested, available int) string {
 	return fmt.Sprintf("requested number of devices unavailable for %s. Requested: %d, Available: %d", s.resource, requested, available)
 }
 
+// allUnhealthy returns the kubelet's reason for rejecting a request without healthy devices.
 func (s *caseFixture) allUnhealthy() string {
 	return "no healthy devices present; cannot allocate unhealthy devices " + s.resource
 }
@@ -284,16 +285,16 @@ func (s *caseFixture) waitForStatus(what string, pod kubelet.PodSpec, accept fun
 	})
 }
 
-// restart restarts the kubelet; while may be nil.
-func (s *caseFixture) restart(signal syscall.Signal, while func()) {
+// restart restarts the kubelet; whileDown may be nil.
+func (s *caseFixture) restart(signal syscall.Signal, whileDown func()) {
 	s.Helper()
-	if while == nil {
-		while = func() {}
+	if whileDown == nil {
+		whileDown = func() {}
 	}
-	s.must(s.k.Restart(s.ctx, signal, while))
+	s.must(s.k.Restart(s.ctx, signal, whileDown))
 }
 
-// wantError checks an error's code and part of the text.
+// wantError checks the code of a gRPC error and a part of its message.
 func (s *caseFixture) wantError(err error, code codes.Code, text string) {
 	s.Helper()
 	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), text) {

@@ -7,7 +7,7 @@ import (
 )
 
 var listCases = []kubeletCase{
-	{"a list replaces the list before", listThenAllocatable(healthy("b", "c", "d"), "b", "c", "d")},
+	{"a list replaces the previous list", listThenAllocatable(healthy("b", "c", "d"), "b", "c", "d")},
 	{"an id that is listed twice counts once", listThenAllocatable(healthy("a", "b", "c", "d", "a", "b", "c", "d", "e"), "a", "b", "c", "d", "e")},
 	{"an id that is listed healthy and unhealthy is allocatable", listThenAllocatable(append(unhealthy("a", "b"), healthy("a")...), "a")},
 	{"only the string Healthy is healthy", listThenAllocatable([]*pluginapi.Device{
@@ -20,7 +20,7 @@ var listCases = []kubeletCase{
 		p.send(healthy("a", "b")...)
 		s.waitForAllocatable("a", "b")
 	}},
-	{"an empty list leaves no device, and the next list counts", func(s *caseFixture) {
+	{"an empty list removes all devices, and the next list adds devices", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b")...)
 		p.send()
 		s.waitForAllocatable()
@@ -28,8 +28,8 @@ var listCases = []kubeletCase{
 		p.send(healthy("a")...)
 		s.waitForAllocatable("a")
 	}},
-	{"an empty list keeps allocations, and the resource registered", emptyListAllocated},
-	// gRPC's default limit applies to the kubelet's end of the stream.
+	{"an empty list keeps allocations and the registration of the resource", emptyListAllocated},
+	// gRPC's default limit applies to messages that the kubelet receives.
 	{"a list of more than 4 MiB ends the stream", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a")...)
 		many := []*pluginapi.Device{}
@@ -53,7 +53,7 @@ var listCases = []kubeletCase{
 	}},
 }
 
-// listThenAllocatable returns a case of a second list.
+// listThenAllocatable returns a case that sends a second list and waits for the allocatable devices.
 func listThenAllocatable(list []*pluginapi.Device, want ...string) func(*caseFixture) {
 	return func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b")...)
@@ -62,7 +62,7 @@ func listThenAllocatable(list []*pluginapi.Device, want ...string) func(*caseFix
 	}
 }
 
-// emptyListAllocated: so a plugin can withdraw a resource. The checkpoint keeps the resource, without devices.
+// emptyListAllocated checks that a plugin can withdraw all devices of a resource. The checkpoint keeps the resource, without devices.
 func emptyListAllocated(s *caseFixture) {
 	p := s.registerPlugin(healthy("a")...)
 	pod := s.podSpec("owner", 1)

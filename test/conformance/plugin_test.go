@@ -27,7 +27,7 @@ type fakePlugin struct {
 	calls pluginCalls // guarded by mu
 }
 
-// pluginBehavior is set by the case before the plugin registers. Nil funcs have no effect.
+// pluginBehavior configures a fakePlugin before its registration. Nil funcs have no effect.
 type pluginBehavior struct {
 	preStartRequired bool
 	prefer           func(available []string, n int) []string // GetPreferredAllocation
@@ -42,7 +42,7 @@ type pluginList struct {
 	ended   bool
 }
 
-// pluginCalls counts and records the kubelet's actions.
+// pluginCalls records the calls of the kubelet.
 type pluginCalls struct {
 	connections int
 	options     int // GetDevicePluginOptions before the first stream
@@ -107,7 +107,7 @@ func (l countingListener) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// restarted returns the plugin with a new server on a new socket.
+// restarted stops the plugin and returns a new plugin with the same list on a new socket.
 func (p *fakePlugin) restarted() *fakePlugin {
 	p.fixture.Helper()
 	p.stop()
@@ -176,7 +176,6 @@ func (p *fakePlugin) wantAllocateCalls(want int) {
 	}
 }
 
-// wantPreferredCalls checks the GetPreferredAllocation calls.
 func (p *fakePlugin) wantPreferredCalls(want ...string) {
 	p.fixture.Helper()
 	if got := p.recorded().preferred; !slices.Equal(got, want) {

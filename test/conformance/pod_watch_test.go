@@ -81,7 +81,7 @@ func (w *podWatch) current() []podEvent {
 	return slices.Clone(w.events)
 }
 
-// waitFor waits until the events are enough, and returns the events.
+// waitFor waits until enough returns true, and returns the events so far.
 func (w *podWatch) waitFor(what string, enough func([]podEvent) bool) (events []podEvent) {
 	w.fixture.Helper()
 	w.fixture.waitFor(what, func() error {
@@ -107,12 +107,12 @@ func (w *podWatch) waitForPod(uid, what string, matches func(podEvent) bool) (ev
 	return events
 }
 
-// readEvent decodes the fields for the cases (core/v1/generated.proto in k8s.io/api).
+// readEvent decodes the fields that the cases check (core/v1/generated.proto in k8s.io/api).
 func readEvent(from *podsapi.WatchPodsEvent) podEvent {
 	text := func(numbers ...uint64) string { return string(readField(from.Pod, numbers...)) }
 	e := podEvent{
 		kind: from.Type.String(), name: text(1, 1), namespace: text(1, 3), uid: text(1, 5), labels: text(1, 11), phase: text(3, 1),
-		hasCreationTime: text(1, 8) != "", // an empty time is none
+		hasCreationTime: text(1, 8) != "", // an empty time is missing
 	}
 	_ = wire.WalkTag(readField(from.Pod, 3), 8<<3|wire.Length, func(container wire.Field) error {
 		if _, id, ok := strings.Cut(string(readField(container.Bytes, 8)), "://"); ok {
@@ -123,7 +123,7 @@ func readEvent(from *podsapi.WatchPodsEvent) podEvent {
 	return e
 }
 
-// readField returns the last field with these numbers, from the outer to the inner message; nil without any.
+// readField returns the last field with these numbers, from the outer to the inner message; nil if there is no such field.
 func readField(message []byte, numbers ...uint64) []byte {
 	for _, number := range numbers {
 		last, _ := wire.Last(message, number<<3|wire.Length)

@@ -17,14 +17,14 @@ var podResourcesCases = []kubeletCase{
 		s.waitForListed(s.runAdmittedPod(s.podSpec("three", 3)).Name, "main[a b c]")
 		s.waitForAllocatable("a", "b", "c") // allocated or not
 	}},
-	{"Topology has a row for each node, and an empty Topology loses an allocatable device", func(s *caseFixture) {
+	{"a device with Topology has a row for each NUMA node, and GetAllocatableResources lacks a device with an empty Topology", func(s *caseFixture) {
 		s.registerPlugin(
 			&pluginapi.Device{ID: "nil", Health: pluginapi.Healthy}, onNUMANodes("empty"), onNUMANodes("one", 0), onNUMANodes("two", 0, 1))
 		s.waitForAllocatable("nil", "one[0]", "two[0]", "two[1]")
 		got := s.runAdmittedPod(s.podSpec("all", 4))
-		s.waitForListed(got.Name, "main[empty nil one[0] two[0] two[1]]") // allocations are stored by node, and "empty" like nil
+		s.waitForListed(got.Name, "main[empty nil one[0] two[0] two[1]]") // the kubelet stores allocations by node, and "empty" like nil
 	}},
-	{"an allocation keeps the Topology", func(s *caseFixture) {
+	{"an allocation keeps the Topology of its start", func(s *caseFixture) {
 		p := s.registerPlugin(onNUMANodes("a", 0))
 		got := s.runAdmittedPod(s.podSpec("one", 1))
 		p.send(onNUMANodes("a", 1))
@@ -54,7 +54,7 @@ var podResourcesCases = []kubeletCase{
 		_, err := s.get(got.Name)
 		s.must(err)
 	}},
-	{"an unhealthy device stays allocated", func(s *caseFixture) {
+	{"an unhealthy device remains allocated", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b")...)
 		pod := s.podSpec("owner", 2)
 		got := s.runAdmittedPod(pod)
@@ -67,7 +67,7 @@ var podResourcesCases = []kubeletCase{
 		s.waitForHealth(pod, "a Healthy", "b Healthy")
 		s.waitForAllocatable("a", "b")
 	}},
-	{"a removed device stays allocated and becomes Healthy", func(s *caseFixture) {
+	{"a removed device remains allocated and becomes Healthy", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b")...)
 		pod := s.podSpec("owner", 2)
 		got := s.runAdmittedPod(pod)
@@ -91,8 +91,8 @@ var podResourcesCases = []kubeletCase{
 		p.restarted().registerAndWait()
 		s.waitForListed(got.Name, "main[a]")
 	}},
-	// The CDI names of a claim's rows start again with each driver.
-	{"a claim's row has the CDI names of the rows before", func(s *caseFixture) {
+	// The list of CDI names starts again with each driver.
+	{"a claim's row includes the CDI names of the previous rows", func(s *caseFixture) {
 		s.waitForClaims(1, []string{"gpu.test gpu-0", "gpu.test gpu-1", "nic.test eth0", "gpu.test gpu-2"}, []string{"main"},
 			"main: gpu.test gpu-0 [gpu-0]", "main: gpu.test gpu-1 [gpu-0 gpu-1]", "main: gpu.test gpu-2 [gpu-0 gpu-1 gpu-2]", "main: nic.test eth0 [eth0]")
 	}},

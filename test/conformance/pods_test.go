@@ -11,7 +11,7 @@ import (
 )
 
 var podCases = []kubeletCase{
-	{"an ended pod leaves List and Get, and the device is free", func(s *caseFixture) {
+	{"List and Get lack an ended pod, and the device is unallocated", func(s *caseFixture) {
 		s.registerPlugin(healthy("a")...)
 		pod := s.podSpec("brief", 1)
 		pod.RunOnce = true
@@ -24,8 +24,8 @@ var podCases = []kubeletCase{
 		s.waitForStatus("the pod has ended", pod, func(p kubelet.PodStatus) bool { return p.Phase == "Succeeded" || p.Phase == "Failed" })
 		s.waitForListed(s.runAdmittedPod(s.podSpec("next", 1)).Name, "main[a]")
 	}},
-	// The device goes to the next pod during the grace period of the containers.
-	{"a static pod leaves List while the containers still run", func(s *caseFixture) {
+	// The kubelet allocates the device to the next pod during the grace period of the containers.
+	{"List lacks a removed static pod while the containers still run", func(s *caseFixture) {
 		s.registerPlugin(healthy("a")...)
 		pod := s.podSpec("stubborn", 1)
 		pod.GracePeriod = 20 * time.Second
@@ -36,7 +36,7 @@ var podCases = []kubeletCase{
 		s.waitForListed(got.Name, "")
 		s.waitForListed(s.runAdmittedPod(s.podSpec("next", 1)).Name, "main[a]")
 		if took := time.Since(start); took > pod.GracePeriod/2 {
-			s.Errorf("took %v of the grace period %v", took, pod.GracePeriod)
+			s.Errorf("device was allocated again after %v, want at most half of the grace period %v", took, pod.GracePeriod)
 		}
 	}},
 	{"a restarted container keeps the device without a second Allocate", func(s *caseFixture) {
@@ -44,7 +44,7 @@ var podCases = []kubeletCase{
 		pod := s.podSpec("owner", 1)
 		got := s.runAdmittedPod(pod)
 		before := s.listed(got.Name)
-		p.send(unhealthy("a", "b")...) // health matters at admission only
+		p.send(unhealthy("a", "b")...) // health affects admission only
 		s.waitForAllocatable()
 		s.must(s.k.RestartContainer(s.ctx, pod, "main"))
 		s.waitForListed(got.Name, before)
@@ -63,10 +63,10 @@ var podCases = []kubeletCase{
 		pod.Containers = append(pod.Containers, s.containerSpec("without", 0))
 		s.runAdmittedPod(pod)
 		if c := p.recorded(); len(c.allocate) != 2 || fmt.Sprint(c.preStart) != fmt.Sprint(c.allocate) {
-			s.Errorf("PreStartContainer calls %q, Allocate calls %q; want two, and the same", c.preStart, c.allocate)
+			s.Errorf("PreStartContainer calls %q, Allocate calls %q; want the same two calls", c.preStart, c.allocate)
 		}
 	}},
-	{"a container waits with the device if PreStartContainer fails", func(s *caseFixture) {
+	{"a container waits, with its device, if PreStartContainer fails", func(s *caseFixture) {
 		s.registerPluginWith(pluginBehavior{preStartRequired: true, preStart: failing("not ready")}, healthy("a")...)
 		pod := s.podSpec("waiting", 1)
 		s.Cleanup(func() { _ = s.k.RemovePod(context.WithoutCancel(s.ctx), pod) })

@@ -18,8 +18,8 @@ import (
 var podsAPICases = []kubeletCase{
 	{"the Pods API exists since 1.37", func(s *caseFixture) {
 		_, err := os.Stat(s.path("pods-api", "pods-api.sock"))
-		if exists := err == nil; exists != (s.k.Version() != kubelet.V136) || err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.Errorf("socket: %v", err)
+		if want := s.k.Version() != kubelet.V136; (err == nil) != want || err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.Errorf("socket of the Pods API: %v; want exists: %t", err, want)
 		}
 	}},
 	{"WatchPods sends all pods, and INITIAL_SYNC_COMPLETE", withPodsAPI(watchListsPods)},
@@ -75,10 +75,10 @@ var podsAPICases = []kubeletCase{
 }
 
 // withPodsAPI skips kubelets without a Pods API.
-func withPodsAPI(play func(s *caseFixture)) func(s *caseFixture) {
+func withPodsAPI(run func(s *caseFixture)) func(s *caseFixture) {
 	return func(s *caseFixture) {
 		if s.k.Version() != kubelet.V136 {
-			play(s)
+			run(s)
 		}
 	}
 }
@@ -94,7 +94,7 @@ func watchListsPods(s *caseFixture) {
 	}
 	e := events[i]
 	if e.kind != "ADDED" || e.name != got.Name || e.namespace != "default" || e.phase != "Running" || !strings.Contains(e.labels, "team") || e.hasCreationTime {
-		s.Errorf("event %+v; want pod %s, running, with labels and without a time of creation", e, got.Name)
+		s.Errorf("event %+v; want pod %s, running, with labels and without a creation time", e, got.Name)
 	}
 	if len(e.ids) != 1 || len(e.ids[0]) != 64 {
 		s.Errorf("container ids %q; want one of 64 digits", e.ids)
@@ -110,7 +110,7 @@ func watchPodEnd(s *caseFixture) {
 	s.must(s.k.EndPod(s.ctx, pod))
 	events := w.waitForPod(got.UID, "DELETED", isDeleted)
 	if end := last(events); end.name != got.Name || end.namespace != "default" || end.phase != "" || len(end.ids) > 0 {
-		s.Errorf("DELETED %+v; want names alone", end)
+		s.Errorf("DELETED %+v; want only the names", end)
 	}
 	if before := events[len(events)-2]; before.kind != "MODIFIED" || before.phase != "Succeeded" {
 		s.Errorf("event before DELETED %+v; want MODIFIED, Succeeded", before)

@@ -34,7 +34,7 @@ var registrationCases = []kubeletCase{
 			s.Errorf("Register took %v; want %v", took, deadline)
 		}
 	}},
-	{"a plugin with failing options is rejected and never watched", func(s *caseFixture) {
+	{"a plugin with failing GetDevicePluginOptions is rejected without ListAndWatch", func(s *caseFixture) {
 		p := s.startPlugin(pluginBehavior{optionsErr: errors.New("out of options")}, healthy("a")...)
 		s.wantError(p.register(), codes.Unknown, "failed to get device plugin options: rpc error: code = Unknown desc = out of options")
 		s.waitForAllocatable()
@@ -42,14 +42,14 @@ var registrationCases = []kubeletCase{
 			s.Errorf("%d ListAndWatch calls; want none", c.streams)
 		}
 	}},
-	// A plugin can distinguish the kubelet's stream from clients' streams by the connection.
+	// The connection distinguishes the kubelet's stream from streams of other clients.
 	{"options and stream share one connection", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a")...)
 		if c := p.recorded(); c.options != 1 || c.connections != 1 {
 			s.Errorf("%d calls for options before the stream, %d connections; want one each", c.options, c.connections)
 		}
 	}},
-	{"a second registration of a live socket", registerTwice},
+	{"a second registration of a connected socket", registerTwice},
 	{"a plugin stops after a second registration", stopAfterDoubleRegistration},
 	{"an old plugin stops while the successor is connected", replacedPluginStops},
 	{"a plugin may register again on a new socket", func(s *caseFixture) {
@@ -58,10 +58,10 @@ var registrationCases = []kubeletCase{
 		s.waitForAllocatable()
 		p.restarted().registerAndWait()
 	}},
-	{"a failed registration leaves the live plugin on the node", failedRegistrationKeepsLive},
+	{"the devices of a connected plugin remain after a failed registration and the end of the plugin", failedRegistrationKeepsDevices},
 }
 
-// registerTwice: until 1.36 the second registration succeeds, and there are two streams.
+// registerTwice checks that the second registration fails. Until 1.36 it succeeds, with a second stream.
 func registerTwice(s *caseFixture) {
 	p := s.registerPlugin(healthy("a", "b", "c", "d")...)
 	err := p.register()
@@ -77,15 +77,15 @@ func registerTwice(s *caseFixture) {
 	p.waitForList()
 }
 
-// stopAfterDoubleRegistration: since 1.37 the kubelet has lost the client of the stream. The devices stay on the node for ever, and the
-// socket's name can never register again.
+// stopAfterDoubleRegistration checks a defect since 1.37: the kubelet loses the client of the stream. The devices are allocatable for ever,
+// and the socket's name can never register again.
 func stopAfterDoubleRegistration(s *caseFixture) {
 	old := s.k.Version() == kubelet.V136
 	p := s.registerPlugin(healthy("a", "b", "c", "d")...)
 	_ = p.register()                         // as in registerTwice
-	s.requireAllocatable("a", "b", "c", "d") // until both streams have the list: a late list would undo the end of the first stream
+	s.requireAllocatable("a", "b", "c", "d") // until both streams have the list: a later list would undo the end of the first stream
 	p.stop()
-	if old { // until the streams have ended: a late end would disconnect the next registration
+	if old { // until the streams have ended: a later end would disconnect the next registration
 		s.requireAllocatable()
 	} else {
 		s.requireAllocatable("a", "b", "c", "d")
@@ -105,7 +105,7 @@ func stopAfterDoubleRegistration(s *caseFixture) {
 	s.registerPlugin(healthy("e", "f", "g")...) // on a new name
 }
 
-// replacedPluginStops: until 1.36 the end of any stream disconnects the resource's current plugin.
+// replacedPluginStops checks that the successor of a replaced plugin remains connected. Until 1.36 the end of any stream disconnects it.
 func replacedPluginStops(s *caseFixture) {
 	old := s.registerPlugin(healthy("a", "b")...)
 	successor := s.registerPlugin(healthy("a", "b", "c")...)
@@ -122,9 +122,9 @@ func replacedPluginStops(s *caseFixture) {
 	successor.waitForStreams(1)
 }
 
-// failedRegistrationKeepsLive: a failed registration on the same socket (1.37) or resource (before) deletes the live plugin's client.
-// The end of the live plugin's stream then disconnects no plugin.
-func failedRegistrationKeepsLive(s *caseFixture) {
+// failedRegistrationKeepsDevices checks a defect: a failed registration of the same socket (1.37) or resource (1.36) deletes the client of
+// the connected plugin. The end of the plugin's stream then removes no devices.
+func failedRegistrationKeepsDevices(s *caseFixture) {
 	p := s.registerPlugin(healthy("a", "b")...)
 	failing := p
 	if s.k.Version() == kubelet.V136 {

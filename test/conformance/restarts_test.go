@@ -22,7 +22,7 @@ import (
 var restartCases = []kubeletCase{
 	{"the sockets of an ended kubelet refuse connections", func(s *caseFixture) { s.restart(syscall.SIGTERM, s.requireRefused) }},
 	{"the sockets of a killed kubelet refuse connections", func(s *caseFixture) { s.restart(syscall.SIGKILL, s.requireRefused) }},
-	{"a start removes sockets, and neither files nor folders", socketsRemoved},
+	{"a start of the kubelet removes sockets, but no files or folders", socketsRemoved},
 	{"a plugin's stream and socket end with the kubelet", func(s *caseFixture) {
 		for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			p := s.registerPlugin(healthy("a", "b")...)
@@ -34,18 +34,18 @@ var restartCases = []kubeletCase{
 			p.restarted().registerAndWait()
 		}
 	}},
-	{"an allocation is listed before the plugin is back", ownerBeforePlugin},
-	{"after a start List lacks a pod or has the pod with the device", listAfterStart},
+	{"an allocation is listed before the plugin registers again", ownerBeforePlugin},
+	{"after a start, List lacks the pod or has the pod with the device", listAfterStart},
 	{"the checkpoint has the pod's uid and devices", checkpointFile},
-	// The kubelet admits running pods again and skips running containers. A regular init container does not run.
-	{"a pod with devices of an init container is rejected by a start without the plugin", func(s *caseFixture) {
+	// A new kubelet repeats the admission of running pods, and skips containers that run. A regular init container does not run.
+	{"a pod with an init container's devices is rejected by a new kubelet without the plugin", func(s *caseFixture) {
 		s.registerPlugin(healthy("a", "b")...)
 		pod := s.withInit(s.podSpec("prepared", 1), 1)
 		s.runAdmittedPod(pod)
 		s.restart(syscall.SIGTERM, nil)
 		s.waitForStatus("the pod is rejected", pod, func(p kubelet.PodStatus) bool { return p.Phase == "Failed" })
 	}},
-	// No API server remembers the failure of a static pod.
+	// No API server stores the failure of a static pod.
 	{"a rejected static pod is admitted again by the next kubelet", func(s *caseFixture) {
 		s.registerPluginWith(pluginBehavior{allocate: failing("out of order")}, healthy("a")...)
 		pod := s.podSpec("rejected", 1)
@@ -55,19 +55,19 @@ var restartCases = []kubeletCase{
 			return strings.Contains(p.Message, "no healthy devices present")
 		})
 	}},
-	{"a pod that ends without a kubelet has no allocation after", func(s *caseFixture) {
+	{"a pod that is removed while the kubelet is stopped has no allocation after the start", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a")...)
 		pod := s.podSpec("orphan", 1)
 		got := s.runAdmittedPod(pod)
 		s.restart(syscall.SIGTERM, func() {
-			if err := s.k.RemovePod(s.ctx, pod); err != nil { // not Fatal: Restart may call while in a new goroutine
+			if err := s.k.RemovePod(s.ctx, pod); err != nil { // not Fatal: Restart may call whileDown in a new goroutine
 				s.Error(err)
 			}
 		})
 		p.restarted().registerAndWait()
 		s.waitForListed(got.Name, "")
-		s.waitFor("the device is free", func() error {
-			// A real kubelet frees the device after reading all pods, and rejects earlier requests.
+		s.waitFor("the device is unallocated", func() error {
+			// A real kubelet releases the device after reading all pods, and rejects earlier requests.
 			if next := s.runPod(s.podSpec(fmt.Sprint("next-", time.Now().UnixNano()), 1)); next.Phase == "Failed" {
 				return errors.New(next.Message)
 			}
@@ -107,7 +107,7 @@ func socketsRemoved(s *caseFixture) {
 	s.restart(syscall.SIGTERM, nil)
 	for path, want := range map[string]bool{dir: true, file: true, nested: true, foreign: false, s.path("device-plugins", "kubelet.sock"): true} {
 		if _, err := os.Lstat(path); (err == nil) != want {
-			s.Errorf("%s: %v; want exists = %t", path, err, want)
+			s.Errorf("%s: %v; want exists: %t", path, err, want)
 		}
 	}
 }
@@ -128,11 +128,11 @@ func ownerBeforePlugin(s *caseFixture) {
 	if now, err := s.k.Pod(s.ctx, pod); err != nil || now.UID != got.UID || now.Phase != "Running" {
 		s.Errorf("pod %+v, %v; want the same pod, running", now, err)
 	}
-	free := map[string]string{"main[a]": "main[b]", "main[b]": "main[a]"}[before]
-	s.waitForListed(s.runAdmittedPod(s.podSpec("other", 1)).Name, free)
+	unallocated := map[string]string{"main[a]": "main[b]", "main[b]": "main[a]"}[before]
+	s.waitForListed(s.runAdmittedPod(s.podSpec("other", 1)).Name, unallocated)
 }
 
-// listAfterStart calls List from the first response of the socket on. Real kubelets lacked the pod at first in ten of ten restarts.
+// listAfterStart calls List from the first response after a restart. Real kubelets lacked the pod at first in ten of ten restarts.
 func listAfterStart(s *caseFixture) {
 	s.registerPlugin(healthy("a")...)
 	got := s.runAdmittedPod(s.podSpec("owner", 1))
@@ -159,7 +159,7 @@ func listAfterStart(s *caseFixture) {
 	})
 	poll.Wait()
 	if len(rows) == 0 || rows[len(rows)-1] != "main[a]" {
-		s.Errorf("responses %q; want main[a] in the first one with the pod", rows)
+		s.Errorf("responses %q; want main[a] in the first response with the pod", rows)
 	}
 	s.Logf("%d responses without the pod", len(rows)-1)
 }
@@ -182,7 +182,7 @@ func checkpointFile(s *caseFixture) {
 	}
 }
 
-// checkpointData is the part of kubelet_internal_checkpoint for podgauge.
+// checkpointData is the part of kubelet_internal_checkpoint that podgauge reads.
 type checkpointData struct {
 	PodDeviceEntries  []checkpointEntry
 	RegisteredDevices map[string][]string

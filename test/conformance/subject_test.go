@@ -12,14 +12,14 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// subject is a running kubelet with a node. Pods are static: no API server is needed.
+// subject is a kubelet under test, with a node. Pods are static, so that no API server is needed.
 type subject interface {
 	// Dir returns the kubelet's folder in the mount namespace of this process.
 	Dir() string
 	// Version returns the expected minor version.
 	Version() kubelet.Version
-	// RunPod runs a static pod and returns the status after the start of all containers, or after a failure, which is no error.
-	// Regular init containers exit 0, containers run until EndPod, and ignore SIGTERM if there is a GracePeriod.
+	// RunPod runs a static pod and returns the status after the start of all containers, or after the pod has failed, without an error.
+	// Regular init containers exit 0. Containers run until EndPod, and ignore SIGTERM if the pod has a GracePeriod.
 	RunPod(ctx context.Context, pod kubelet.PodSpec) (kubelet.PodStatus, error)
 	// Pod returns the status of a pod, with the pod's full name.
 	Pod(ctx context.Context, pod kubelet.PodSpec) (kubelet.PodStatus, error)
@@ -29,15 +29,15 @@ type subject interface {
 	RemovePod(ctx context.Context, pod kubelet.PodSpec) error
 	// RestartContainer kills a container and returns when the kubelet has started the container again.
 	RestartContainer(ctx context.Context, pod kubelet.PodSpec, container string) error
-	// Restart ends the kubelet by a signal, calls while, and returns when the successor serves.
-	Restart(ctx context.Context, signal syscall.Signal, while func()) error
+	// Restart ends the kubelet with a signal, calls whileDown, and returns when the new kubelet serves.
+	Restart(ctx context.Context, signal syscall.Signal, whileDown func()) error
 }
 
-// claimSupport is a subject with claims in RunPod. Claims need an API server and a DRA driver: static pods have no claims
-// (pkg/apis/core/validation).
-type claimSupport interface{ TakesClaims() }
+// claimSupport is a subject that supports claims in RunPod. Claims need an API server and a DRA driver: Kubernetes rejects claims of
+// static pods (pkg/apis/core/validation).
+type claimSupport interface{ SupportsClaims() }
 
-// simulatedKubelet is a subject.
+// simulatedKubelet is a kubelet of internal/sim/kubelet as a subject.
 type simulatedKubelet struct{ *kubelet.Kubelet }
 
 // startSimulatedKubelet runs a kubelet until the test ends.
@@ -64,8 +64,8 @@ func startSimulatedKubelet(t *testing.T, version kubelet.Version) subject {
 	return simulatedKubelet{k}
 }
 
-// TakesClaims makes it a claimSupport.
-func (k simulatedKubelet) TakesClaims() {}
+// SupportsClaims implements claimSupport.
+func (k simulatedKubelet) SupportsClaims() {}
 
 func (k simulatedKubelet) RunPod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
 	var rejected *kubelet.AdmissionError
@@ -87,12 +87,12 @@ func (k simulatedKubelet) RemovePod(_ context.Context, p kubelet.PodSpec) error 
 	return k.DeletePod(p)
 }
 
-func (k simulatedKubelet) Restart(ctx context.Context, _ syscall.Signal, while func()) error {
-	return k.Kubelet.Restart(ctx, while)
+func (k simulatedKubelet) Restart(ctx context.Context, _ syscall.Signal, whileDown func()) error {
+	return k.Kubelet.Restart(ctx, whileDown)
 }
 
-// realKubelet is a subject in test/e2e, which serves its methods over a socket: test/e2e is a module of its own, and no package there can have the
-// table. conformance_test.go there has the same request.
+// realKubelet is a subject of test/e2e, called over a socket: test/e2e is a separate module and cannot import the table of this package.
+// conformance_test.go in test/e2e has the same request type.
 type realKubelet struct {
 	client  *rpc.Client
 	dir     string
@@ -135,7 +135,6 @@ func (k realKubelet) call(ctx context.Context, method string, request realKubele
 	}
 }
 
-// status makes a call that returns a status.
 func (k realKubelet) status(ctx context.Context, method string, p kubelet.PodSpec) (kubelet.PodStatus, error) {
 	status := new(kubelet.PodStatus)
 	if err := k.call(ctx, method, realKubeletRequest{Pod: p}, status); err != nil {
@@ -168,10 +167,10 @@ func (k realKubelet) RestartContainer(ctx context.Context, p kubelet.PodSpec, co
 	return k.call(ctx, "RestartContainer", realKubeletRequest{Pod: p, Container: container}, new(bool))
 }
 
-func (k realKubelet) Restart(ctx context.Context, signal syscall.Signal, while func()) error {
+func (k realKubelet) Restart(ctx context.Context, signal syscall.Signal, whileDown func()) error {
 	if err := k.call(ctx, "Stop", realKubeletRequest{Signal: signal}, new(bool)); err != nil {
 		return err
 	}
-	while()
+	whileDown()
 	return k.call(ctx, "Start", realKubeletRequest{}, new(bool))
 }

@@ -70,5 +70,5 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
 
-// The daemon is tested through its binary; what is required here is the library that it finds and the table of the kubelet's habits.
+// The tests run the daemon's binary. They import only test packages and the conformance table of the simulated kubelet.
 replace github.com/podgauge/podgauge => ../..

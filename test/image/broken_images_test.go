@@ -42,7 +42,7 @@ func goodImage(t *testing.T) *ociImage {
 	for _, name := range []string{"base-files", "ca-certificates", "libc6", "tzdata"} {
 		img.files["/var/lib/dpkg/status.d/"+name] = &imageFile{mode: 0o644, content: []byte("Package: " + name + "\nVersion: 1-2\n")}
 	}
-	put := func(name, source string) {
+	add := func(name, source string) {
 		content, err := os.ReadFile(source)
 		if err != nil {
 			t.Fatalf("%v (make build)", err)
@@ -56,11 +56,11 @@ func goodImage(t *testing.T) *ociImage {
 			img.files[dir] = &imageFile{mode: fs.ModeDir | 0o755}
 		}
 	}
-	put(programPath, "../../bin/podgauge")
+	add(programPath, "../../bin/podgauge")
 	img.config.Architecture, img.config.OS = runtime.GOARCH, "linux"
 	libraries := img.libraryDir()
 	for _, library := range []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2"} {
-		put(libraries+"/"+library, libraries+"/"+library)
+		add(libraries+"/"+library, libraries+"/"+library)
 	}
 	bin, err := img.openELF(programPath)
 	if err != nil {
@@ -70,7 +70,7 @@ func goodImage(t *testing.T) *ociImage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(libraries+"/"+filepath.Base(loader), loader)
+	add(libraries+"/"+filepath.Base(loader), loader)
 	img.files["/usr"+loader] = &imageFile{mode: fs.ModeSymlink | 0o777, link: libraries + "/" + filepath.Base(loader)}
 	if dir := filepath.Dir("/usr" + loader); img.files[dir] == nil {
 		img.files[dir] = &imageFile{mode: fs.ModeDir | 0o755}
@@ -88,10 +88,10 @@ func goodImage(t *testing.T) *ociImage {
 	return img
 }
 
-// brokenImages has images with one defect and the check that must find the defect.
+// brokenImages has images with one defect each, and the check that must detect the defect.
 var brokenImages = []struct {
 	defect, check string
-	spoil         func(img *ociImage)
+	corrupt       func(img *ociImage)
 }{
 	{"wrong version", "name", func(img *ociImage) { img.name = registry + "podgauge:v1.2.4" }},
 	{"no name", "name", func(img *ociImage) { img.name = "" }},
@@ -139,8 +139,8 @@ func replaceDynTag(img *ociImage, from, to elf.DynTag) {
 	if err != nil {
 		panic(err)
 	}
-	at := bin.Section(".dynamic")
-	for entry := at.Offset; entry < at.Offset+at.Size; entry += 16 {
+	section := bin.Section(".dynamic")
+	for entry := section.Offset; entry < section.Offset+section.Size; entry += 16 {
 		tag := img.files[programPath].content[entry : entry+8]
 		if elf.DynTag(binary.LittleEndian.Uint64(tag)) == from {
 			binary.LittleEndian.PutUint64(tag, uint64(to))
@@ -172,26 +172,26 @@ func TestChecks(t *testing.T) {
 	for _, check := range imageChecks {
 		found, err := check.run(goodImage(t))
 		if err != nil || found == "" {
-			t.Errorf("%s: valid image: %q, %v", check.name, found, err)
+			t.Errorf("%s of a valid image: got %q, %v, want a description", check.name, found, err)
 		}
 	}
 	tried := map[string]bool{}
 	for _, c := range brokenImages {
 		img := goodImage(t)
-		c.spoil(img)
+		c.corrupt(img)
 		for _, check := range imageChecks {
 			if check.name != c.check {
 				continue
 			}
 			tried[check.name] = true
 			if _, err := check.run(img); err == nil {
-				t.Errorf("%s: no error for %q", check.name, c.defect)
+				t.Errorf("%s of an image with defect %q: got no error", check.name, c.defect)
 			}
 		}
 	}
 	for _, check := range imageChecks {
 		if !tried[check.name] {
-			t.Errorf("%s: no broken image", check.name)
+			t.Errorf("brokenImages lacks a defect for check %s", check.name)
 		}
 	}
 }

@@ -50,7 +50,7 @@ func copyBuildScript(t *testing.T) string {
 	return path
 }
 
-// TestDockerBuilder: docker's default driver writes no OCI archive, so build.sh creates a temporary builder.
+// TestDockerBuilder checks that build.sh creates a temporary builder if docker's driver cannot write an OCI archive.
 func TestDockerBuilder(t *testing.T) {
 	for name, c := range map[string]struct {
 		driver, store string
@@ -73,17 +73,17 @@ func TestDockerBuilder(t *testing.T) {
 				}
 			}
 			if built != 1 || created != c.creates || used != c.creates || removed != c.creates {
-				t.Errorf("created %v, used %v, removed %v:\n%s", created, used, removed, strings.Join(all, "\n"))
+				t.Errorf("created %t, used %t, removed %t, want %t; %d builds, want 1:\n%q", created, used, removed, c.creates, built, all)
 			}
 		})
 	}
 }
 
-// TestUnknownBuilder: the error has the valid values of BUILDER.
+// TestUnknownBuilder checks that the error lists the valid values of BUILDER.
 func TestUnknownBuilder(t *testing.T) {
 	cmd := exec.Command("sh", copyBuildScript(t), "amd64")
 	cmd.Env = append(os.Environ(), "XDG_CACHE_HOME="+t.TempDir(), "BUILDER=kaniko", "VERSION=v9")
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "BUILDER=kaniko: expected docker, podman or buildah") {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("build.sh with an unknown BUILDER: got %v\n%s", err, out)
 	}
 }

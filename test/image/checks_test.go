@@ -98,7 +98,7 @@ func checkLabels(img *ociImage) (string, error) {
 	return fmt.Sprintf("%d labels", len(wantLabels)), errors.Join(errs...)
 }
 
-// forbiddenPrograms are shells and tools that would help an intruder, in any folder.
+// forbiddenPrograms are shells and tools that help intruders, in any folder.
 var forbiddenPrograms = []string{"ash", "bash", "busybox", "dash", "ksh", "sh", "toybox", "zsh", "apt", "apt-get", "dpkg", "perl", "python3"}
 
 // checkContents checks that podgauge and the dynamic linker of the base image are the only programs.

@@ -86,7 +86,7 @@ func (b *runcBundle) addFile(source, name string) error {
 		return err
 	}
 	at := filepath.Join(b.dir, "rootfs", name)
-	// A rename, so that a reader sees the whole file or no file.
+	// With a rename, readers see the whole file or no file.
 	if err := os.WriteFile(at+".new", content, 0o755); err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func (b *runcBundle) output(ctx context.Context, args ...string) (string, error)
 
 func (b *runcBundle) id() string { return fmt.Sprintf("podgauge-image-%d", os.Getpid()) }
 
-// launch starts podgauge and returns when the server listens.
+// launch starts podgauge and returns when podgauge logs the listen address.
 func (b *runcBundle) launch(ctx context.Context, args ...string) (*runningContainer, error) {
 	cmd, err := b.command(ctx, b.id(), append(args, "--web.listen-address=127.0.0.1:0", "--log.format=json")...)
 	if err != nil {
@@ -220,7 +220,7 @@ func (b *runcBundle) emulatorArgs() []string {
 	return []string{"/emulator"}
 }
 
-// stop terminates podgauge and returns the error of the process. After waitTimeout the container is killed.
+// stop sends SIGTERM and returns the error of the process. After waitTimeout it kills the container.
 func (c *runningContainer) stop() error {
 	err := exec.Command("runc", "kill", c.id, "TERM").Run()
 	select {

@@ -31,40 +31,41 @@ func findInFile(t *testing.T, file, expression string) string {
 	return found[1]
 }
 
-// TestImageHasTheBinaryOfMakeBuild: image and `make build` use the same flags, so that the delivered binary is the tested binary.
-func TestImageHasTheBinaryOfMakeBuild(t *testing.T) {
+// TestBuildFlags checks that the image and `make build` use the same flags, so that the delivered binary is the tested binary.
+func TestBuildFlags(t *testing.T) {
 	flags := findInFile(t, "Makefile", `^build:.*\n\tgo build (.*) -o `)
 	flags = strings.NewReplacer("$(TAGS)", findInFile(t, "Makefile", `^TAGS = (.*)$`), "$(VERSION)", "$VERSION", "'", `"`).Replace(flags)
 	if got := findInFile(t, "Dockerfile", `go build (.*) -o /out/podgauge `); got != flags {
-		t.Errorf("the Dockerfile builds with %s\nthe Makefile with         %s", got, flags)
+		t.Errorf("build flags of the Dockerfile: got %s\nwant as in the Makefile: %s", got, flags)
 	}
 	for _, name := range []string{"CGO_LDFLAGS", "CGO_CFLAGS"} {
 		want := findInFile(t, "Makefile", `^export `+name+` = (.*)$`)
 		if got := findInFile(t, "Dockerfile", `^ENV .*`+name+`="([^"]*)"`); got != want {
-			t.Errorf("%s is %q in the Dockerfile and %q in the Makefile", name, got, want)
+			t.Errorf("%s in the Dockerfile: got %q, want %q as in the Makefile", name, got, want)
 		}
 	}
 }
 
-// TestImageIsBuiltByTheModulesGo also checks that the build uses the glibc of the base image, which lacks symbols of newer versions.
-func TestImageIsBuiltByTheModulesGo(t *testing.T) {
+// TestBuildImage checks that the build image has the Go version of go.mod and the glibc of the base image.
+// The base image lacks symbols of newer glibc versions.
+func TestBuildImage(t *testing.T) {
 	version := findInFile(t, "go.mod", `^go (\d+\.\d+)`)
 	if got := findInFile(t, "Dockerfile", `^FROM .*/golang:([\d.]+)-`); got != version && !strings.HasPrefix(got, version+".") {
-		t.Errorf("the image is built by Go %s, go.mod has %s", got, version)
+		t.Errorf("Go version of the build image: got %s, want %s as in go.mod", got, version)
 	}
 	suite := findInFile(t, "Dockerfile", `^FROM .*/golang:[\d.]+-(\w+)@\S+ AS build$`)
 	debian := findInFile(t, "Dockerfile", `^FROM .*distroless/\S+-debian(\d+):latest@\S+$`)
 	if want := map[string]string{"12": "bookworm", "13": "trixie"}[debian]; suite != want {
-		t.Errorf("built on %s, but runs on Debian %s, %s", suite, debian, want)
+		t.Errorf("suite of the build image: got %s, want %s of Debian %s", suite, want, debian)
 	}
 	base := findInFile(t, "Dockerfile", `^FROM --platform=\$TARGETPLATFORM (\S+)@sha256:[0-9a-f]{64}$`)
 	if got := findInFile(t, "Dockerfile", `image\.base\.name="([^"]*)"`); got != base {
-		t.Errorf("label has base %s, want %s", got, base)
+		t.Errorf("label base.name: got %s, want %s", got, base)
 	}
 }
 
-// TestNothingOfTheBinaryIsIgnored: the build context includes each file of each package.
-func TestNothingOfTheBinaryIsIgnored(t *testing.T) {
+// TestBuildContext checks that the build context includes each file of each package.
+func TestBuildContext(t *testing.T) {
 	list := exec.Command("go", "list", "-deps", "-json=Dir,Module,GoFiles,CgoFiles,CFiles,HFiles,EmbedFiles", "./cmd/podgauge", "./cmd/podgauge-sim")
 	list.Dir = filepath.Join("..", "..")
 	out, err := list.Output()
@@ -99,7 +100,7 @@ func TestNothingOfTheBinaryIsIgnored(t *testing.T) {
 		}
 	}
 	if len(files) < 50 {
-		t.Fatalf("only %d files", len(files))
+		t.Fatalf("files: got %d, want at least 50", len(files))
 	}
 	patterns := strings.Fields(regexp.MustCompile(`(?m)^#.*$`).ReplaceAllString(read(t, ".dockerignore"), ""))
 	for _, file := range files {

@@ -40,7 +40,7 @@ func checkArchitecture(img *ociImage) (string, error) {
 }
 
 // checkLazyBinding checks that functions of the driver are bound at the first call.
-// Otherwise a function that the driver lacks ends the process at its start.
+// Otherwise the process exits at its start if the driver lacks a function.
 func checkLazyBinding(img *ociImage) (string, error) {
 	bin, err := img.openELF(programPath)
 	if err != nil {
@@ -52,7 +52,7 @@ func checkLazyBinding(img *ociImage) (string, error) {
 			return "", err
 		}
 		if slices.ContainsFunc(values, func(v uint64) bool { return v&mask == mask }) {
-			return "", fmt.Errorf("%s is bound at its start", programPath)
+			return "", fmt.Errorf("%s binds functions at its start", programPath)
 		}
 	}
 	imported, err := bin.ImportedSymbols()

@@ -34,7 +34,7 @@ func layers() []map[string]*imageFile {
 	}
 }
 
-// archive returns the archive of an image, as a builder writes it.
+// archive returns an OCI archive of an image.
 func archive(name string, c imageConfig, layers ...map[string]*imageFile) archiveBlobs {
 	b := archiveBlobs{}
 	put := func(mediaType string, content []byte) blobDescriptor {
@@ -122,7 +122,7 @@ func TestReadImageAppliesLayers(t *testing.T) {
 	for path, want := range map[string]string{"/usr/lib/a": "/usr/lib/a", "/lib/a": "/usr/lib/a", "/lib/b": "/usr/lib/a"} {
 		f, at, found := img.followLinks(path)
 		if !found || at != want || string(f.content) != "new" {
-			t.Errorf("%s resolves to %s with %q, %v", path, at, f.content, found)
+			t.Errorf("%s: resolves to %s, found: %t; want %s with the new content", path, at, found, want)
 		}
 	}
 	for _, path := range []string{"/usr/lib/c", "/lib/d"} {
@@ -133,7 +133,7 @@ func TestReadImageAppliesLayers(t *testing.T) {
 }
 
 func TestReadImageRejectsInvalidArchives(t *testing.T) {
-	for name, spoil := range map[string]func(archiveBlobs){
+	for name, corrupt := range map[string]func(archiveBlobs){
 		"no index":    func(b archiveBlobs) { delete(b, "index.json") },
 		"two images":  func(b archiveBlobs) { b["index.json"] = []byte(`{"manifests":[{},{}]}`) },
 		"no manifest": func(b archiveBlobs) { b["index.json"] = []byte(`{"manifests":[{"digest":"sha256:00"}]}`) },
@@ -146,15 +146,15 @@ func TestReadImageRejectsInvalidArchives(t *testing.T) {
 		},
 	} {
 		b := archive("x/y:1", imageConfig{}, layers()...)
-		spoil(b)
+		corrupt(b)
 		if _, err := b.image(); err == nil {
-			t.Errorf("%s is accepted", name)
+			t.Errorf("%s: got no error", name)
 		}
 	}
 	b := archive("x/y:1", imageConfig{RootFS: struct {
 		DiffIDs []string `json:"diff_ids"`
 	}{[]string{"sha256:00"}}}, layers()[0])
 	if _, err := b.image(); err == nil {
-		t.Error("a configuration with wrong layer digests is accepted")
+		t.Error("configuration with wrong layer digests: got no error")
 	}
 }

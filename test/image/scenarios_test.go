@@ -55,7 +55,7 @@ func runScenarios(t *testing.T, img *ociImage) {
 	for _, s := range startScenarios[img.programName()] {
 		t.Run(s.name, func(t *testing.T) {
 			if s.nativeOnly && r.emulator != "" {
-				t.Skip("the image is for another architecture")
+				t.Skip("the image is for a different architecture")
 			}
 			r.env, r.mounts, r.devices = img.config.Config.Env, nil, nil
 			if err := s.run(t.Context(), r); err != nil {
@@ -86,7 +86,7 @@ func newScenarioRunner(t *testing.T, img *ociImage) *scenarioRunner {
 	return r
 }
 
-// findTool returns the path of a program and installs its Debian package if missing.
+// findTool returns the path of a program. It installs the Debian package of a missing program.
 func findTool(t *testing.T, name, pkg string) string {
 	t.Helper()
 	if at, err := exec.LookPath(name); err == nil {
@@ -183,16 +183,16 @@ func runLateDriver(ctx context.Context, r *scenarioRunner) error {
 }
 
 // runDeviceNodes checks that `doctor` reports device nodes that the container's cgroup denies.
-// A mount of the node does not suffice: NVIDIA's runtime, a device plugin, CDI or `privileged` must allow access.
+// A mount of the device node does not suffice: NVIDIA's runtime, a device plugin, CDI or `privileged` must allow access.
 func runDeviceNodes(ctx context.Context, r *scenarioRunner) error {
 	node := filepath.Join(r.dir, "nvidiactl")
-	if err := syscall.Mknod(node, syscall.S_IFCHR|0o666, 195<<8|255); err != nil { // documented in the kernel's devices.txt
-		return fmt.Errorf("make %s: %w", node, err)
+	if err := syscall.Mknod(node, syscall.S_IFCHR|0o666, 195<<8|255); err != nil { // numbers from the kernel's devices.txt
+		return fmt.Errorf("create %s: %w", node, err)
 	}
 	defer os.Remove(node)
 	r.mounts = []bindMount{{"/dev/nvidiactl", "none", node, []string{"bind"}}}
 	const denied = "/dev/nvidiactl: operation not permitted"
-	// doctor ends with status 1 without a kubelet.
+	// Without a kubelet, doctor exits with status 1.
 	if table, _ := r.output(ctx, "doctor"); !strings.Contains(table, denied) {
 		return fmt.Errorf("output of doctor lacks %q: %s", denied, table)
 	}

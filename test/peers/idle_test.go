@@ -27,8 +27,8 @@ var idleFunctions = []string{
 	"nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetUnrepairableMemoryFlag_v1", "nvmlEventSetWait_v2", "nvmlGpmMetricsGet", "nvmlGpmSampleGet",
 }
 
-// TestIdleMinute prints what wakes podgauge in a minute without pods and scrapes: context switches, NVML calls, and, if strace is
-// installed, the wake-ups with their system calls. PODGAUGE_IDLE has further flags of podgauge, or "default".
+// TestIdleMinute logs context switches and NVML calls of podgauge in a minute without pods and scrapes and, if strace is installed,
+// wake-ups and system calls. PODGAUGE_IDLE has further flags of podgauge, or "default".
 func TestIdleMinute(t *testing.T) {
 	flags := os.Getenv("PODGAUGE_IDLE")
 	if flags == "" {
@@ -45,7 +45,7 @@ func TestIdleMinute(t *testing.T) {
 	}
 	p := startProcess(t, n, command...)
 	n.waitForHealthy(t, gpuCount)
-	time.Sleep(c.idle * 5 / 4) // samples of GPM are taken until a minute after the start
+	time.Sleep(c.idle * 5 / 4) // podgauge takes GPM samples in the first minute
 	before, callsBefore := p.usage(t), readCalls(t, p)
 	time.Sleep(c.idle)
 	u, calls := p.usage(t).since(before), readCalls(t, p).Since(callsBefore)
@@ -73,7 +73,7 @@ func readCalls(t *testing.T, p *process) nvmltest.CallCounts {
 	return calls
 }
 
-// traceIdle logs the wake-ups of a process and the system calls.
+// traceIdle logs the wake-ups and system calls of a process.
 func traceIdle(t *testing.T, p *process, file string, d time.Duration) {
 	t.Helper()
 	strace, err := exec.LookPath("strace")
@@ -109,7 +109,7 @@ func traceIdle(t *testing.T, p *process, file string, d time.Duration) {
 			clear(seen)
 		}
 		last = at
-		if m[2] != "" { // the end of a call that has a line already
+		if m[2] != "" { // the end of a call that is already counted
 			continue
 		}
 		name := strings.TrimSpace(m[3] + " " + m[4])

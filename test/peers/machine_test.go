@@ -22,7 +22,7 @@ const (
 	waitTimeout = time.Minute
 )
 
-// machine is a machine with the stand-in's GPUs and a simulated kubelet.
+// machine is a simulated kubelet and the NVML stand-in's GPUs.
 type machine struct {
 	dir, library string
 	gpus         int
@@ -61,7 +61,7 @@ func (n *machine) wait(t *testing.T, cond func(kubelet.KubeletState) bool) {
 	}
 }
 
-// waitForHealthy waits until the kubelet counts a number of healthy GPUs.
+// waitForHealthy waits until the kubelet has a number of healthy GPUs.
 func (n *machine) waitForHealthy(t *testing.T, count int) {
 	t.Helper()
 	n.wait(t, func(s kubelet.KubeletState) bool {
@@ -69,7 +69,7 @@ func (n *machine) waitForHealthy(t *testing.T, count int) {
 	})
 }
 
-// runPods runs pods with a GPU each, and pods without.
+// runPods runs pods with one GPU each, and pods without a GPU.
 func (n *machine) runPods(t *testing.T, withGPU, without int) {
 	t.Helper()
 	for i := range withGPU + without {
@@ -84,24 +84,23 @@ func (n *machine) runPods(t *testing.T, withGPU, without int) {
 	}
 }
 
-// pluginSocket returns the path of the device plugin's socket.
 func (n *machine) pluginSocket(t *testing.T) string {
 	t.Helper()
 	sockets := n.kubelet.Resource(resource).Sockets
 	if len(sockets) != 1 {
-		t.Fatalf("%d sockets", len(sockets))
+		t.Fatalf("sockets of the device plugin: got %d, want 1", len(sockets))
 	}
 	return filepath.Join(n.dir, "device-plugins", sockets[0])
 }
 
-// nvmlLibrary builds the stand-in.
+// nvmlLibrary builds the NVML stand-in and returns its folder.
 func nvmlLibrary(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	if _, err := nvmltest.Build(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll("/var/lib/kubelet", 0o755); err != nil { // where the peer's folder is mounted
+	if err := os.MkdirAll("/var/lib/kubelet", 0o755); err != nil { // mount point for the peer
 		t.Fatal(err)
 	}
 	return dir
@@ -118,7 +117,6 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// cpuModel returns the processor's name.
 func cpuModel() string {
 	text, _ := os.ReadFile("/proc/cpuinfo")
 	for line := range strings.Lines(string(text)) {

@@ -1,4 +1,4 @@
-// Package peers compares podgauge with programs of the same kind: same machine, same stand-in for the driver, same kubelet, in turns.
+// Package peers compares podgauge with similar programs, alternately on the same machine, with the same NVML stand-in and kubelet.
 package peers
 
 import (
@@ -23,12 +23,12 @@ import (
 
 var (
 	write = flag.Bool("write", false, "write the table to docs/contributing/benchmarks.md")
-	hour  = flag.Bool("hour", false, "read memory after an hour, too: two hours more")
+	hour  = flag.Bool("hour", false, "also read memory after an hour; takes two more hours")
 )
 
 const page = "../../docs/contributing/benchmarks.md"
 
-// dcgmFamilies have 25 series of a GPU, as dcgm-exporter's default set has.
+// dcgmFamilies have 25 series per GPU, like dcgm-exporter's default set.
 var dcgmFamilies = []string{
 	"nvidia_gpu_memory_*", "nvidia_gpu_utilization_ratio", "nvidia_gpu_*coder_utilization_ratio",
 	"nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total", "nvidia_gpu_temperature_celsius", "nvidia_gpu_clock_hertz",
@@ -36,7 +36,7 @@ var dcgmFamilies = []string{
 	"nvidia_gpu_remapped_rows", "nvidia_gpu_row_remap_failure", "nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidia_gpu_allocation_info",
 }
 
-// side is a device plugin under comparison.
+// side is one of the two device plugins of the comparison.
 type side struct {
 	name    string
 	command func(n *machine) []string
@@ -49,7 +49,7 @@ type comparison struct {
 	idle     time.Duration   // of each idle measurement
 	loaded   []time.Duration // times after which memory is read
 	sides    [2]side         // NVIDIA's plugin and podgauge
-	dir      string          // of the peers
+	dir      string          // folder of the peers
 	podgauge string
 	rows     []row
 }
@@ -61,7 +61,7 @@ func (c *comparison) add(figure string, cells [2]string) {
 	c.rows = append(c.rows, row{figure, cells[0], cells[1]})
 }
 
-// TestPeers measures both sides and prints a table. PODGAUGE_PEERS is the folder of the peers (make bench-peers).
+// TestPeers measures both sides and logs a table. PODGAUGE_PEERS is the folder of the peers (make bench-peers).
 func TestPeers(t *testing.T) {
 	dir := os.Getenv("PODGAUGE_PEERS")
 	if dir == "" {
@@ -122,7 +122,7 @@ func (c *comparison) podgaugeCommand(n *machine, address string) []string {
 	}
 }
 
-// eachSide runs a measurement of both sides in turns.
+// eachSide runs a measurement of both sides alternately.
 func (c *comparison) eachSide(rounds int, measure func(side int)) {
 	for round := range rounds {
 		for i := range c.sides {
@@ -152,7 +152,7 @@ func (c *comparison) size(t *testing.T) {
 	c.add("size of the program (MB of 10^6 bytes)", cells)
 }
 
-// start measures from the start of the process to the kubelet's receipt of the first list.
+// start measures the time from the start of the process to the first device list in the kubelet.
 func (c *comparison) start(t *testing.T) {
 	var times, cpu [2][]time.Duration
 	c.eachSide(c.rounds, func(i int) {
@@ -163,7 +163,7 @@ func (c *comparison) start(t *testing.T) {
 			n.waitForHealthy(t, gpuCount)
 			times[i] = append(times[i], time.Since(begin))
 			p.kill()
-			cpu[i] = append(cpu[i], p.cpuOfLife())
+			cpu[i] = append(cpu[i], p.totalCPU())
 		})
 	})
 	var cells [2]string
@@ -173,7 +173,7 @@ func (c *comparison) start(t *testing.T) {
 	c.add("start of the process to first list", cells)
 }
 
-// registration measures from a new kubelet's socket to the registration and the list.
+// registration measures the time from a new kubelet's socket to the registration and the device list.
 func (c *comparison) registration(t *testing.T) {
 	var times [2][]time.Duration
 	var machines [2]*machine
@@ -194,14 +194,14 @@ func (c *comparison) registration(t *testing.T) {
 	c.add("kubelet's socket to registration and list", [2]string{percentiles(times[0]), percentiles(times[1])})
 }
 
-// xid measures from the driver's report of an Xid 79 to the kubelet's receipt of the list.
+// xid measures the time from the driver's report of an Xid 79 to the device list in the kubelet.
 func (c *comparison) xid(t *testing.T) {
 	var times [2][]time.Duration
 	c.eachSide((c.rounds+gpuCount-1)/gpuCount, func(i int) {
 		t.Run("", func(t *testing.T) {
 			n, p := c.startSide(t, i, gpuCount)
 			n.waitForHealthy(t, gpuCount)
-			time.Sleep(2 * time.Second) // until events are registered, and checks of the start are done
+			time.Sleep(2 * time.Second) // until events are registered and the first checks are done
 			for gpu := range gpuCount {
 				time.Sleep(100 * time.Millisecond)
 				if err := n.scenario.Event(gpu, "xid 79"); err != nil {
@@ -217,7 +217,7 @@ func (c *comparison) xid(t *testing.T) {
 	c.add("Xid 79 to Unhealthy at the kubelet", [2]string{percentiles(times[0]), percentiles(times[1])})
 }
 
-// preferred measures GetPreferredAllocation over the plugin's socket, for each size of a request.
+// preferred measures GetPreferredAllocation on the plugin's socket, for each size of a request.
 func (c *comparison) preferred(t *testing.T) {
 	var cells [2]string
 	for i := range c.sides {
@@ -266,7 +266,7 @@ func (c *comparison) idleUsage(t *testing.T) {
 		t.Run(c.sides[i].name, func(t *testing.T) {
 			n, p := c.startSide(t, i, gpuCount)
 			n.waitForHealthy(t, gpuCount)
-			time.Sleep(c.idle * 5 / 4) // until after the samples of GPM that a start takes for a minute
+			time.Sleep(c.idle * 5 / 4) // podgauge takes GPM samples in the first minute
 			before := p.usage(t)
 			time.Sleep(c.idle)
 			u, seconds := p.usage(t).since(before), c.idle.Seconds()
@@ -336,7 +336,7 @@ func (c *comparison) scrapes(t *testing.T) {
 	c.add("a second with a scrape of all default families, 8 allocated GPUs, 110 pods", cells)
 }
 
-// scrapeEachSecond returns the CPU time of each second with a scrape, NVML calls and series of a scrape.
+// scrapeEachSecond returns the CPU time of each second with a scrape, and NVML calls and series per scrape.
 func scrapeEachSecond(t *testing.T, p *process, address string, scrapes int) (cpu []time.Duration, calls, series int) {
 	t.Helper()
 	time.Sleep(5 * time.Second)
@@ -357,7 +357,7 @@ func scrapeEachSecond(t *testing.T, p *process, address string, scrapes int) (cp
 
 var seriesLine = regexp.MustCompile("(?m)^[a-z]")
 
-// growth measures podgauge with more GPUs, of which one pod each has one, and more pods.
+// growth measures podgauge with more GPUs, each allocated to a pod, and with more pods.
 func (c *comparison) growth(t *testing.T) {
 	large := t.TempDir()
 	if _, err := nvmltest.BuildLarge(large); err != nil {
@@ -386,8 +386,8 @@ func (c *comparison) growth(t *testing.T) {
 // sharedConfig gives each GPU four replicas.
 const sharedConfig = `{version: v1, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}`
 
-// mapping measures podgauge's scrape of 25 series a GPU, and dcgm-exporter's mapping and rendering of as many: without readings and
-// compression, which podgauge's figures include.
+// mapping measures podgauge's scrape of 25 series per GPU, and dcgm-exporter's mapping and rendering of 25 series per GPU. Only podgauge's
+// figures include readings and compression.
 func (c *comparison) mapping(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		n, address := newMachine(t, c.library, gpuCount), freeAddress(t)
@@ -403,18 +403,18 @@ func (c *comparison) mapping(t *testing.T) {
 		p := startProcess(t, n, command...)
 		n.waitForHealthy(t, devices)
 		n.runPods(t, devices, 110-devices)
-		theirs := c.dcgmMapping(t, n, shared)
-		var ours []time.Duration
+		peer := c.dcgmMapping(t, n, shared)
+		var times []time.Duration
 		series := 0
 		for range c.rounds {
-			time.Sleep(1100 * time.Millisecond) // a collection serves the scrapes of a second
+			time.Sleep(1100 * time.Millisecond) // scrapes within a second share a collection
 			before := p.usage(t)
 			text, err := scrape("http://" + address + "/metrics")
 			if err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(50 * time.Millisecond)
-			ours = append(ours, p.usage(t).since(before).cpu)
+			times = append(times, p.usage(t).since(before).cpu)
 			series = strings.Count(text, "\nnvidia_gpu_")
 		}
 		p.kill()
@@ -422,7 +422,7 @@ func (c *comparison) mapping(t *testing.T) {
 		if shared {
 			figure = "CPU of a scrape, 8 GPUs with 4 replicas each, all allocated, 110 pods"
 		}
-		c.add(figure, [2]string{"dcgm-exporter 4.8.2: " + theirs, fmt.Sprintf("%s; %d series", percentiles(ours), series)})
+		c.add(figure, [2]string{"dcgm-exporter 4.8.2: " + peer, fmt.Sprintf("%s; %d series", percentiles(times), series)})
 	}
 }
 
@@ -471,7 +471,7 @@ func writeTable(t *testing.T, table string) {
 	}
 	between := regexp.MustCompile(`(?s)(<!-- peers -->\n).*(<!-- /peers -->)`)
 	if !between.Match(text) {
-		t.Fatalf("%s has no place for the table", page)
+		t.Fatalf("%s lacks the comments <!-- peers --> and <!-- /peers -->", page)
 	}
 	text = between.ReplaceAllLiteral(text, []byte("<!-- peers -->\n"+table+"<!-- /peers -->"))
 	if err := os.WriteFile(page, text, 0o644); err != nil {
@@ -479,7 +479,7 @@ func writeTable(t *testing.T, table string) {
 	}
 }
 
-// percentile returns a percentile by the nearest rank; 0 without times.
+// percentile returns a percentile by nearest rank, 0 without times.
 func percentile(times []time.Duration, percent int) time.Duration {
 	if len(times) == 0 {
 		return 0

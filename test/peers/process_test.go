@@ -19,14 +19,14 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// process is a running program under measurement.
+// process is a program under measurement.
 type process struct {
 	*exec.Cmd
-	callsFile string // without it, calls are not counted
+	callsFile string // of the NVML stand-in's call counts; empty: calls are not counted
 	log       bytes.Buffer
 }
 
-// startProcess starts a program with the stand-in until the test ends.
+// startProcess runs a program with the NVML stand-in until the test ends.
 func startProcess(t *testing.T, n *machine, command ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(command[0], command[1:]...)}
@@ -44,7 +44,7 @@ func startProcess(t *testing.T, n *machine, command ...string) *process {
 	return p
 }
 
-// kill ends the process. ProcessState then has the CPU time of the process's life.
+// kill ends the process. ProcessState then has the total CPU time.
 func (p *process) kill() {
 	if p.ProcessState == nil {
 		p.Process.Kill()
@@ -52,11 +52,11 @@ func (p *process) kill() {
 	}
 }
 
-func (p *process) cpuOfLife() time.Duration {
+func (p *process) totalCPU() time.Duration {
 	return p.ProcessState.UserTime() + p.ProcessState.SystemTime()
 }
 
-// usage is the consumption of a process so far.
+// usage is the resource usage of a process since its start.
 type usage struct {
 	cpu             time.Duration
 	contextSwitches int
@@ -71,10 +71,10 @@ func (p *process) usage(t *testing.T) (u usage) {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.Process.Pid))
 	if err != nil || len(tasks) == 0 {
-		t.Fatalf("%s has ended: %v\n%s", p.Path, err, p.log.String())
+		t.Fatalf("%s exited: %v\n%s", p.Path, err, p.log.String())
 	}
 	for _, task := range tasks {
-		schedstat, _ := os.ReadFile(task + "/schedstat") // a task that has ended counts 0
+		schedstat, _ := os.ReadFile(task + "/schedstat") // an ended task counts 0
 		if fields := strings.Fields(string(schedstat)); len(fields) > 0 {
 			u.cpu += time.Duration(parseInt(t, fields[0]))
 		}
@@ -104,7 +104,7 @@ func (p *process) memory(t *testing.T) (resident, anonymous int) {
 	return statusField(t, string(rollup), "Rss") << 10, statusField(t, string(rollup), "Anonymous") << 10
 }
 
-// statusField returns a field of a file in /proc; 0 without the field.
+// statusField returns a field of a file in /proc, 0 if the field is missing.
 func statusField(t *testing.T, text, name string) int {
 	t.Helper()
 	for line := range strings.Lines(text) {
@@ -124,7 +124,7 @@ func parseInt(t *testing.T, text string) int {
 	return n
 }
 
-// scrape reads the metrics of a program, compressed as Prometheus asks for.
+// scrape returns the metrics of a program, requested with compression as Prometheus does.
 func scrape(url string) (text string, err error) {
 	request, err := http.NewRequest(http.MethodGet, url, http.NoBody)
 	if err != nil {
@@ -147,8 +147,8 @@ func scrape(url string) (text string, err error) {
 	return string(content), err
 }
 
-// copyAsUnpacked copies a program in pieces of 32 KB, as containerd unpacks an image. The kernel maps a file that the linker has written in
-// larger units, and more of the file counts as resident.
+// copyAsUnpacked copies a program in chunks of 32 KB, as containerd unpacks an image. The kernel maps the linker's output in larger units,
+// so that more of the file counts as resident.
 func copyAsUnpacked(t *testing.T, from, dir string) string {
 	t.Helper()
 	in, err := os.Open(from)

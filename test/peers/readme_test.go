@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestReadmeFigures: each figure of the table in README.md is one that make bench-peers wrote to docs/contributing/benchmarks.md.
+// TestReadmeFigures checks that make bench-peers wrote each figure of README.md's table to docs/contributing/benchmarks.md.
 func TestReadmeFigures(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
 	if err != nil {
@@ -25,11 +25,11 @@ func TestReadmeFigures(t *testing.T) {
 		for _, want := range figure.FindAll(row, -1) {
 			checked++
 			if !regexp.MustCompile(`\b` + regexp.QuoteMeta(string(want))).Match(table) {
-				t.Errorf("make bench-peers did not print %s", want)
+				t.Errorf("%s of README.md is not in %s", want, page)
 			}
 		}
 	}
 	if checked < 7 {
-		t.Errorf("%d figures of README.md were checked", checked)
+		t.Errorf("figures in README.md: got %d, want at least 7", checked)
 	}
 }

@@ -1,4 +1,4 @@
-// Package release reads what `make release-check` has built, as a user of a release would.
+// Package release checks the files of a release that `make release-check` builds, and the workflows that build it.
 package release
 
 import (
@@ -19,7 +19,7 @@ import (
 	"testing"
 )
 
-// TestRelease checks the files of $PODGAUGE_RELEASE for the version $VERSION: archives, their SBOMs, checksums.
+// TestRelease checks the archives, SBOMs and checksums in $PODGAUGE_RELEASE for the version $VERSION.
 func TestRelease(t *testing.T) {
 	dir := os.Getenv("PODGAUGE_RELEASE")
 	if dir == "" {
@@ -27,8 +27,8 @@ func TestRelease(t *testing.T) {
 	}
 	files := filepath.Join(dir, "files")
 	archives, err := filepath.Glob(filepath.Join(files, "*.tar.gz"))
-	if err != nil || len(archives) != 8 { // two images and the plugin, each for two processors, and the plugin for macOS
-		t.Errorf("%d archives, want 8: %v", len(archives), err)
+	if err != nil || len(archives) != 8 { // two images and the kubectl plugin for two architectures each, and the plugin for macOS
+		t.Errorf("archives: got %d, want 8: %v", len(archives), err)
 	}
 	for _, archive := range archives {
 		name := strings.TrimSuffix(filepath.Base(archive), ".tar.gz")
@@ -43,7 +43,7 @@ func checkArchive(t *testing.T, archive, name string) {
 	program, system, arch := parts[0], parts[2], parts[3]
 	content := unpack(t, archive)
 	if len(content) != 2 || len(content["LICENSE"]) == 0 {
-		t.Errorf("%d files, want %s and LICENSE", len(content), program)
+		t.Errorf("files: got %d, want %s and LICENSE", len(content), program)
 	}
 	info, err := buildinfo.Read(bytes.NewReader(content[program]))
 	if err != nil {
@@ -56,7 +56,7 @@ func checkArchive(t *testing.T, archive, name string) {
 	}
 	packages := readSBOM(t, strings.TrimSuffix(archive, ".tar.gz")+".spdx.json")
 	for _, module := range info.Deps {
-		if module.Replace != nil { // by a folder of the repository
+		if module.Replace != nil { // with a folder of the repository
 			continue
 		}
 		if !packages[module.Path+" "+module.Version] {
@@ -75,7 +75,7 @@ func checkArchive(t *testing.T, archive, name string) {
 	}
 }
 
-// checkVersion runs the program, which prints the version of the release.
+// checkVersion checks that the program prints the version of the release.
 func checkVersion(t *testing.T, program string, content []byte) {
 	path := filepath.Join(t.TempDir(), program)
 	if err := os.WriteFile(path, content, 0o755); err != nil {
@@ -83,7 +83,7 @@ func checkVersion(t *testing.T, program string, content []byte) {
 	}
 	out, err := exec.CommandContext(t.Context(), path, "version").CombinedOutput()
 	if want := os.Getenv("VERSION"); err != nil || want == "" || !strings.Contains(string(out), want) {
-		t.Errorf("%s version: %v, want %s\n%s", program, err, want, out)
+		t.Errorf("%s version: got error %v, want %q in the output:\n%s", program, err, want, out)
 	}
 }
 
@@ -120,18 +120,18 @@ func readSBOM(t *testing.T, path string) map[string]bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var document struct {
+	var sbom struct {
 		SPDXVersion string
 		Packages    []struct {
 			Name, VersionInfo string
 			ExternalRefs      []struct{ ReferenceLocator string }
 		}
 	}
-	if err := json.Unmarshal(content, &document); err != nil || document.SPDXVersion != "SPDX-2.3" {
-		t.Fatalf("%s: SPDX version %q, %v", path, document.SPDXVersion, err)
+	if err := json.Unmarshal(content, &sbom); err != nil || sbom.SPDXVersion != "SPDX-2.3" {
+		t.Fatalf("%s: SPDX version %q, %v", path, sbom.SPDXVersion, err)
 	}
 	packages := map[string]bool{}
-	for _, p := range document.Packages {
+	for _, p := range sbom.Packages {
 		packages[p.Name+" "+p.VersionInfo] = true
 		for _, ref := range p.ExternalRefs {
 			if strings.HasPrefix(ref.ReferenceLocator, "pkg:deb/") {

@@ -13,12 +13,12 @@ var (
 	actionLine  = regexp.MustCompile(`(?m)\buses: *(.*)$`)
 	pinned      = regexp.MustCompile(`^\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
 	baseLine    = regexp.MustCompile(`(?m)^FROM .*$`)
-	digested    = regexp.MustCompile(`@sha256:[0-9a-f]{64}( AS \w+)?$`)
+	hasDigest   = regexp.MustCompile(`@sha256:[0-9a-f]{64}( AS \w+)?$`)
 	workflowUse = regexp.MustCompile(`(?m)(?:\bmake|\bverb:) ([a-z][a-z0-9 -]*)|\bverb: \[([^\]]*)\]`)
 	makeTarget  = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
 )
 
-// TestPinned checks that actions have a commit with the version as a comment, and base images a digest.
+// TestPinned checks that workflows pin actions by commit, with the version as a comment, and the Dockerfile base images by digest.
 func TestPinned(t *testing.T) {
 	actions := 0
 	for name, text := range workflows(t) {
@@ -31,25 +31,25 @@ func TestPinned(t *testing.T) {
 	}
 	bases := baseLine.FindAllString(readFile(t, "../../Dockerfile"), -1)
 	for _, line := range bases {
-		if !digested.MatchString(line) {
+		if !hasDigest.MatchString(line) {
 			t.Errorf("Dockerfile: %s, want a digest", line)
 		}
 	}
 	if actions < 5 || len(bases) != 2 {
-		t.Errorf("%d actions, %d base images", actions, len(bases))
+		t.Errorf("actions and base images: got %d and %d, want at least 5 and exactly 2", actions, len(bases))
 	}
 }
 
-// TestPermissions checks that a workflow has no permission, so that each job lists the few that it needs.
+// TestPermissions checks that workflows grant no permissions by default, so that each job lists the required permissions.
 func TestPermissions(t *testing.T) {
 	for name, text := range workflows(t) {
 		if !strings.Contains(text, "\npermissions: {}\n") {
-			t.Errorf("%s: want permissions: {} at the top", name)
+			t.Errorf("%s lacks \"permissions: {}\" at the top level", name)
 		}
 	}
 }
 
-// TestMakeVerbs checks that workflows run targets of the Makefile, those of .ci/run among them.
+// TestMakeVerbs checks that workflows run targets of the Makefile, including test, lint, e2e-all and release-check.
 func TestMakeVerbs(t *testing.T) {
 	var targets, used []string
 	for _, match := range makeTarget.FindAllStringSubmatch(readFile(t, "../../Makefile"), -1) {
@@ -60,7 +60,7 @@ func TestMakeVerbs(t *testing.T) {
 			for verb := range strings.FieldsFuncSeq(match[1]+match[2], func(r rune) bool { return r == ' ' || r == ',' }) {
 				used = append(used, verb)
 				if !slices.Contains(targets, verb) {
-					t.Errorf("%s: the Makefile has no %s", name, verb)
+					t.Errorf("%s runs make %s, but the Makefile has no such target", name, verb)
 				}
 			}
 		}

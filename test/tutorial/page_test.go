@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// wildcard is text that varies: within a line at least a character, as a line of its own at least a line.
+// wildcard matches variable text: within a line at least one character, as a whole line at least one line.
 const wildcard = "…"
 
 const (
@@ -24,11 +24,12 @@ type step struct {
 	line       int // of the page
 	command    string
 	output     []string
-	foreground bool // the command runs in a terminal of its own until the end of the page
+	foreground bool // the command runs in a separate terminal until the end of the page
 }
 
-// parsePage returns the steps of all fenced blocks. A block is "```console" or "```console foreground"; a line "$ COMMAND" is a command,
-// which a backslash at the end continues on the next line; all other lines are output. Other fences are errors: their content would not run.
+// parsePage returns the steps of all fenced blocks. A block starts with "```console" or "```console foreground". A line "$ COMMAND" is a
+// command, and a backslash at the end continues the command on the next line. All other lines are output. Other fences are errors, because
+// the test would not run their content.
 func parsePage(page string) (steps []step, err error) {
 	block, continued := "", false
 	for i, line := range strings.Split(page, "\n") {
@@ -79,8 +80,8 @@ func parsePage(page string) (steps []step, err error) {
 	return steps, nil
 }
 
-// compare returns an error unless a command printed the lines, and with prefix possibly more. Runs of spaces are equal: the values
-// of a table set the widths of the columns.
+// compare returns an error unless the output matches the lines, or with prefix starts with the lines. The number of spaces is irrelevant,
+// because the width of a table's columns depends on the values.
 func compare(want []string, got string, prefix bool) error {
 	pattern := `\A`
 	for _, line := range want {
@@ -106,7 +107,7 @@ func wildcardPattern(text string) string {
 	return strings.ReplaceAll(regexp.QuoteMeta(text), wildcard, `.+?`)
 }
 
-// trimLines removes spaces at the ends of all lines, and ends the last line.
+// trimLines removes trailing spaces of all lines and adds a missing newline at the end.
 func trimLines(text string) string {
 	text = regexp.MustCompile(`(?m)[ \r]+$`).ReplaceAllString(text, "")
 	if text != "" && !strings.HasSuffix(text, "\n") {
@@ -115,7 +116,7 @@ func trimLines(text string) string {
 	return text
 }
 
-// fillCommand replaces a command with wildcards by the line that an earlier command printed for the reader to copy.
+// fillCommand replaces a command with wildcards by the matching line of an earlier output, which readers copy.
 func fillCommand(command, printed string) (string, error) {
 	if !strings.Contains(command, wildcard) {
 		return command, nil
@@ -137,7 +138,7 @@ func TestParsePage(t *testing.T) {
 		{15, "four", []string{"out"}, false},
 	}
 	if err != nil || !reflect.DeepEqual(steps, want) {
-		t.Errorf("%v\n%#v\n%#v", err, steps, want)
+		t.Errorf("error %v\ngot  %#v\nwant %#v", err, steps, want)
 	}
 	for page, want := range map[string]string{
 		"no block":                                        "no block",
@@ -151,7 +152,7 @@ func TestParsePage(t *testing.T) {
 		"```console\n$ true\n```\n```console\nout\n```\n": "line 5: output before",
 	} {
 		if _, err := parsePage(page); err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%q: %v, want %s", page, err, want)
+			t.Errorf("page %q: got error %v, want %s", page, err, want)
 		}
 	}
 }
@@ -186,7 +187,7 @@ func TestCompare(t *testing.T) {
 			want = strings.Split(c.want, "\n")
 		}
 		if err := compare(want, c.got, c.prefix); (err == nil) != c.equal {
-			t.Errorf("%q, %q: %v", c.want, c.got, err)
+			t.Errorf("compare %q with %q: got error %v, want equal: %t", c.got, c.want, err, c.equal)
 		}
 	}
 }
@@ -195,7 +196,7 @@ func TestFillCommand(t *testing.T) {
 	const printed = "ready\n  export A=1 B=/x:$B\n  other\n"
 	for command, want := range map[string]string{"kubectl get": "kubectl get", "export A=… B=…:$B": "export A=1 B=/x:$B", "export C=…": "", "…": ""} {
 		if got, err := fillCommand(command, printed); got != want || (err == nil) != (want != "") {
-			t.Errorf("%s: %q, %v", command, got, err)
+			t.Errorf("command %s: got %q, %v, want %q", command, got, err, want)
 		}
 	}
 }

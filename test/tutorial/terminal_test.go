@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// terminal is a shell in the repository's root.
+// terminal is a shell in the repository root.
 type terminal struct {
 	command *exec.Cmd
 	stdin   io.Writer
-	closed  chan struct{} // closed when all processes have closed the output
+	closed  chan struct{} // closed after all processes have closed the output
 
 	mu   sync.Mutex // guards text
 	text strings.Builder
 }
 
-// newTerminal starts a shell, which ends with the test.
+// newTerminal runs a shell until the test ends.
 func newTerminal(t *testing.T) *terminal {
 	t.Helper()
 	term := &terminal{command: exec.Command("bash", "--noprofile", "--norc"), closed: make(chan struct{})}
@@ -54,7 +54,7 @@ func (t *terminal) Write(p []byte) (int, error) {
 	return t.text.Write(p)
 }
 
-// output returns everything that was printed.
+// output returns the output so far.
 func (t *terminal) output() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,16 +81,16 @@ func (t *terminal) interrupt(timeout time.Duration) error {
 	case <-t.closed:
 		return nil
 	case <-time.After(timeout):
-		return fmt.Errorf("no end within %s of Ctrl-C:\n%s", timeout, t.output())
+		return fmt.Errorf("processes still run %s after Ctrl-C:\n%s", timeout, t.output())
 	}
 }
 
-// start runs a command, after which the shell ends.
+// start starts a command. The shell exits after the command.
 func (t *terminal) start(command string) {
 	fmt.Fprintf(t.stdin, "{ %s\n} </dev/null; exit $?\n", command)
 }
 
-// endMark is printed after a command.
+// endMark matches the line that run prints after a command.
 var endMark = regexp.MustCompile(`\n<end of command, exit status (\d+)>\n`)
 
 // run runs a command without input, and returns the output of the command.
@@ -108,5 +108,5 @@ func (t *terminal) run(ctx context.Context, command string, timeout time.Duratio
 		}
 		return output[:mark[0]], nil
 	}
-	return "", cmp.Or(ctx.Err(), fmt.Errorf("no end within %s:\n%s", timeout, t.output()[begin:]))
+	return "", cmp.Or(ctx.Err(), fmt.Errorf("no exit status within %s:\n%s", timeout, t.output()[begin:]))
 }

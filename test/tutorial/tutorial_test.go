@@ -24,16 +24,16 @@ const (
 	// foregroundTimeout includes the build of Kubernetes.
 	foregroundTimeout = time.Hour
 	commandTimeout    = 5 * time.Minute
-	// queryTimeout is the time until a query prints what an earlier command caused. A reader is slower than the test.
+	// queryTimeout is the time until a query prints the effect of an earlier command. Readers are slower than the test.
 	queryTimeout  = 30 * time.Second
 	queryInterval = 250 * time.Millisecond
 	endTimeout    = 2 * time.Minute
 )
 
-// query matches commands that change nothing.
+// query matches read-only commands.
 var query = regexp.MustCompile(`^(curl|kubectl (get|events|podgauge)|kubectl (-n \S+ )?exec ds/podgauge -- podgauge (status|incidents)) `)
 
-// TestPage parses the tutorial.
+// TestPage checks that the tutorial can be parsed.
 func TestPage(t *testing.T) {
 	steps := readPage(t)
 	queries := 0
@@ -43,16 +43,16 @@ func TestPage(t *testing.T) {
 		}
 	}
 	if len(steps) < 10 || queries < 5 || !steps[0].foreground {
-		t.Errorf("%d steps, %d of them queries", len(steps), queries)
+		t.Errorf("got %d steps with %d queries, want at least 10 and 5, and a foreground command first", len(steps), queries)
 	}
 }
 
-// TestTutorial runs the commands of the tutorial as they stand, and compares the output with the page.
+// TestTutorial runs the commands of the tutorial unchanged and compares the output with the page.
 func TestTutorial(t *testing.T) {
 	if os.Getenv("PODGAUGE_TUTORIAL") == "" {
 		t.Skip("make tutorial-check runs it, as root")
 	}
-	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGINT, syscall.SIGTERM) // the cluster must not stay
+	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGINT, syscall.SIGTERM) // an interrupted test must stop the cluster
 	defer stop()
 	steps := readPage(t)
 	var foreground []*terminal
@@ -104,7 +104,7 @@ func readPage(t *testing.T) []step {
 	return steps
 }
 
-// runStep runs a command, and repeats a query until the output is that of the page.
+// runStep runs a command, and repeats a query until the output matches the page.
 func (t *terminal) runStep(ctx context.Context, s step, printed string) error {
 	command, err := fillCommand(s.command, printed)
 	if err != nil {
@@ -119,7 +119,7 @@ func (t *terminal) runStep(ctx context.Context, s step, printed string) error {
 	}
 }
 
-// runForeground starts a command, and waits until the output begins with that of the page.
+// runForeground starts a command and waits until its output starts with the output on the page.
 func (t *terminal) runForeground(ctx context.Context, s step, timeout time.Duration) error {
 	t.start(s.command)
 	for end := time.Now().Add(timeout); ; time.Sleep(queryInterval) {
@@ -130,9 +130,9 @@ func (t *terminal) runForeground(ctx context.Context, s step, timeout time.Durat
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case t.ended():
-			return errors.Join(errors.New("the command ended"), err)
+			return errors.Join(errors.New("the command exited"), err)
 		case time.Now().After(end):
-			return fmt.Errorf("not within %s: %w", timeout, err)
+			return fmt.Errorf("after %s: %w", timeout, err)
 		}
 	}
 }
@@ -145,12 +145,12 @@ func TestQuery(t *testing.T) {
 		"kubectl delete pod gpu-pod":                                         false, "helm install podgauge": false,
 	} {
 		if query.MatchString(command+" ") != want {
-			t.Errorf("%s is a query: %t", command, !want)
+			t.Errorf("%s: query is %t, want %t", command, !want, want)
 		}
 	}
 }
 
-// TestTerminal runs steps in a terminal, with outputs that differ.
+// TestTerminal runs steps in a terminal, with matching and other outputs.
 func TestTerminal(t *testing.T) {
 	shell := newTerminal(t)
 	for _, c := range []struct {
@@ -167,7 +167,7 @@ func TestTerminal(t *testing.T) {
 		{step{command: "echo $?", output: []string{"0"}}, ""},
 	} {
 		if err := shell.runStep(t.Context(), c.step, ""); (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
-			t.Errorf("%s: %v, want %q", c.command, err, c.want)
+			t.Errorf("command %s: got error %v, want %q", c.command, err, c.want)
 		}
 	}
 	foreground := newTerminal(t)
@@ -180,7 +180,7 @@ func TestTerminal(t *testing.T) {
 	if err := foreground.interrupt(time.Minute); err != nil {
 		t.Error(err)
 	}
-	if err := newTerminal(t).runForeground(t.Context(), step{command: "echo no; exit 1", output: []string{"up"}}, time.Minute); err == nil || !strings.HasPrefix(err.Error(), "the command ended") {
-		t.Errorf("a command that ended: %v", err)
+	if err := newTerminal(t).runForeground(t.Context(), step{command: "echo no; exit 1", output: []string{"up"}}, time.Minute); err == nil || !strings.HasPrefix(err.Error(), "the command exited") {
+		t.Errorf("foreground command that exits: got error %v", err)
 	}
 }

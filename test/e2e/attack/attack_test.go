@@ -1,4 +1,4 @@
-// Package attack overruns podgauge's HTTP server, in the memory that the chart gives it.
+// Package attack overloads podgauge's HTTP server under the chart's memory limit.
 package attack
 
 import (
@@ -32,10 +32,10 @@ import (
 )
 
 const (
-	// memoryLimit and probeTimeout are the chart's; TestChart holds them to it.
+	// memoryLimit and probeTimeout are values of the chart; TestChart compares them.
 	memoryLimit  = 96 << 20
 	probeTimeout = 5 * time.Second
-	// maxProbe is how long a probe may take; four times as long unless strict.
+	// maxProbe is the maximum response time of a probe, four times as long unless strict.
 	maxProbe = time.Second
 
 	gpus, migDevicesPerGPU = 8, 7
@@ -43,7 +43,7 @@ const (
 	roundCount             = 30
 )
 
-// libraryDir is the folder of the stand-in for NVML.
+// libraryDir is the folder of the NVML stand-in.
 var libraryDir string
 
 func TestMain(m *testing.M) {
@@ -60,10 +60,10 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// isStrict reports whether a test that would be skipped fails, and bars are not multiplied (make e2e-all).
+// isStrict reports whether skipped tests fail and limits are not multiplied (make e2e-all).
 func isStrict() bool { return os.Getenv("PODGAUGE_STRICT") != "" }
 
-// skip skips a test for which the machine lacks something, or fails it if strict.
+// skip skips a test that the machine cannot run, or fails the test if strict.
 func skip(t *testing.T, args ...any) {
 	t.Helper()
 	if isStrict() {
@@ -72,8 +72,8 @@ func skip(t *testing.T, args ...any) {
 	t.Skip(args...)
 }
 
-// TestSlowReaders has a thousand clients ask for everything that is served, in every format, and read none of it. The kubelet's
-// probe and Prometheus' scrapes are answered all the while, and podgauge stays below the chart's memory limit.
+// TestSlowReaders runs 1,000 clients that request all pages in all formats and read no response. It checks that probes and scrapes
+// succeed, and that memory remains below the chart's limit.
 func TestSlowReaders(t *testing.T) {
 	t.Run("HTTP", func(t *testing.T) { slowReaders(t) })
 	t.Run("TLS", func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestSlowReaders(t *testing.T) {
 func slowReaders(t *testing.T, args ...string) {
 	cgroup := newMemoryCgroup(t, memoryLimit)
 	podgauge := startPodgauge(t, cgroup, append(args, "--metrics.set=full", "--metrics.nvlink-links", "--metrics.dcgm", "--mig-strategy=mixed", "--metrics.pod-uid")...)
-	podgauge.waitForMIGDevices(t, gpus+gpus*migDevicesPerGPU) // the GPUs and their MIG devices
+	podgauge.waitForDevices(t, gpus+gpus*migDevicesPerGPU) // the GPUs and their MIG devices
 
 	attack, stop := context.WithCancel(t.Context())
 	var attackers sync.WaitGroup
@@ -99,27 +99,27 @@ func slowReaders(t *testing.T, args ...string) {
 		probes = append(probes, podgauge.measureProbe(t, "/healthz", probeTimeout, "ok\n"))
 		scrapes = append(scrapes, podgauge.measureProbe(t, "/metrics", 10*time.Second, "podgauge_build_info"))
 	}
-	t.Logf("figure: a probe among %d slow readers: %s; may be %s", connectionCount, formatSpread(probes), maxProbe)
-	most := 4 * maxProbe
+	t.Logf("figure: a probe among %d slow readers: %s; limit %s", connectionCount, formatSpread(probes), maxProbe)
+	limit := 4 * maxProbe
 	if isStrict() {
-		most = maxProbe
+		limit = maxProbe
 	}
-	if longest := slices.Max(probes); longest > most {
-		t.Errorf("a probe took %s, and may take %s", longest, most)
+	if longest := slices.Max(probes); longest > limit {
+		t.Errorf("longest probe: got %s, want at most %s", longest, limit)
 	}
 	t.Logf("figure: a scrape among %d slow readers: %s", connectionCount, formatSpread(scrapes))
 	peak := cgroup.peak(t)
-	t.Logf("figure: memory of the cgroup, sockets and pages of files included: at most %.1f of %d MB (2^20 bytes); resident at most %s",
+	t.Logf("figure: peak memory of the cgroup, including sockets and page cache: %.1f of %d MiB; peak resident memory: %s",
 		float64(peak)/(1<<20), memoryLimit>>20, podgauge.peakResident(t))
 	if peak >= memoryLimit {
-		t.Errorf("podgauge and its sockets took %d bytes", peak)
+		t.Errorf("peak memory of podgauge and its sockets: got %d bytes, want less than %d", peak, memoryLimit)
 	}
 	if killed := cgroup.killed(t); killed != "0" {
-		t.Errorf("the kernel killed %s processes for their memory", killed)
+		t.Errorf("processes killed by the OOM killer: got %s, want 0", killed)
 	}
 }
 
-// TestMemoryLimit: the garbage collector is told of the cgroup's limit, unless the environment has another.
+// TestMemoryLimit checks that the garbage collector uses the cgroup's memory limit, unless GOMEMLIMIT is set.
 func TestMemoryLimit(t *testing.T) {
 	cgroup := newMemoryCgroup(t, memoryLimit)
 	for environment, want := range map[string]string{"": "\ngo_gc_gomemlimit_bytes 7.5497472e+07\n", "50MiB": "\ngo_gc_gomemlimit_bytes 5.24288e+07\n"} {
@@ -132,20 +132,20 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
-// TestChart holds the constants of these tests to the chart.
+// TestChart compares the constants of these tests with the chart.
 func TestChart(t *testing.T) {
 	const chart = "../../../deploy/helm/podgauge/"
-	for file, has := range map[string]string{
+	for file, want := range map[string]string{
 		chart + "values.yaml":              fmt.Sprintf("  limits:\n    memory: %dMi\n", memoryLimit>>20),
 		chart + "templates/daemonset.yaml": fmt.Sprintf("periodSeconds: 20\n            timeoutSeconds: %d\n", int(probeTimeout.Seconds())),
 	} {
-		if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), has) {
-			t.Errorf("%s lacks %q: %v", file, has, err)
+		if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s lacks %q: %v", file, want, err)
 		}
 	}
 }
 
-// webConfig writes a web config with TLS.
+// webConfig writes a web config with TLS and returns its path.
 func webConfig(t *testing.T) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -174,21 +174,22 @@ func webConfig(t *testing.T) string {
 	return filepath.Join(dir, "web.yaml")
 }
 
-func formatSpread(took []time.Duration) string {
-	slices.Sort(took)
-	return fmt.Sprintf("p50 %s, max %s (n=%d)", took[len(took)/2].Round(time.Millisecond/10), took[len(took)-1].Round(time.Millisecond/10), len(took))
+func formatSpread(times []time.Duration) string {
+	const unit = time.Millisecond / 10
+	slices.Sort(times)
+	return fmt.Sprintf("p50 %s, max %s (n=%d)", times[len(times)/2].Round(unit), times[len(times)-1].Round(unit), len(times))
 }
 
-// podgaugeUnderAttack is podgauge in its cgroup.
+// podgaugeUnderAttack is a podgauge process in a memory cgroup.
 type podgaugeUnderAttack struct {
 	*exec.Cmd
 	address string
-	tls     bool          // the address wants TLS
-	probes  string        // the probes' address
-	exited  chan struct{} // closed when it has ended
+	tls     bool          // the address requires TLS
+	probes  string        // address for probes
+	exited  chan struct{} // closed at the end of the process
 }
 
-// startPodgauge starts podgauge in a cgroup, on a node with 56 MIG devices. It has to end well with the test.
+// startPodgauge runs podgauge in a cgroup until the test ends, on a node with 56 MIG devices. The exit status must be 0.
 func startPodgauge(t *testing.T, in *memoryCgroup, args ...string) *podgaugeUnderAttack {
 	t.Helper()
 	binary, err := filepath.Abs(cmp.Or(os.Getenv("PODGAUGE_BIN"), "../../../bin/podgauge"))
@@ -205,7 +206,7 @@ func startPodgauge(t *testing.T, in *memoryCgroup, args ...string) *podgaugeUnde
 	if err := nvmltest.NewScenario(scenario).Set(scenarioLines()...); err != nil {
 		t.Fatal(err)
 	}
-	// The shell joins the cgroup before podgauge exists, so that every page is counted.
+	// The shell joins the cgroup before it executes podgauge, so that the cgroup accounts for all memory.
 	p := &podgaugeUnderAttack{Cmd: exec.Command("/bin/sh", append([]string{
 		"-c", `echo $$ >"$0" && exec "$@"`, in.procs(), binary,
 		"--web.listen-address=127.0.0.1:0", "--kubelet-dir=" + dir, "--device-plugin-dir=" + filepath.Join(dir, "device-plugins"), "--state-dir=" + t.TempDir(),
@@ -223,7 +224,7 @@ func startPodgauge(t *testing.T, in *memoryCgroup, args ...string) *podgaugeUnde
 	for p.address == "" || p.probes == "" {
 		line, err := lines.ReadString('\n')
 		if err != nil {
-			t.Fatalf("podgauge ended at start: %v, %v", err, p.Wait())
+			t.Fatalf("podgauge exited at start: %v, %v", err, p.Wait())
 		}
 		if _, after, found := strings.Cut(line, " listen="); found {
 			p.address, _, _ = strings.Cut(after, " ")
@@ -236,11 +237,11 @@ func startPodgauge(t *testing.T, in *memoryCgroup, args ...string) *podgaugeUnde
 		}
 	}
 	go func() {
-		io.Copy(io.Discard, lines) //nolint:errcheck // it ends with podgauge
+		io.Copy(io.Discard, lines) //nolint:errcheck // returns when podgauge exits
 		close(p.exited)
 	}()
 	t.Cleanup(func() {
-		p.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
+		p.Process.Signal(syscall.SIGTERM) //nolint:errcheck // podgauge may have exited
 		<-p.exited
 		if err := p.Wait(); err != nil {
 			t.Errorf("podgauge: %v", err)
@@ -249,7 +250,7 @@ func startPodgauge(t *testing.T, in *memoryCgroup, args ...string) *podgaugeUnde
 	return p
 }
 
-// startKubelet has a simulated kubelet serve its sockets in a folder until the test ends.
+// startKubelet runs a simulated kubelet with its sockets in dir until the test ends.
 func startKubelet(t *testing.T, dir string) {
 	t.Helper()
 	k := kubelet.New(kubelet.Options{Dir: dir, RunningSince: time.Now().Add(-time.Hour)})
@@ -264,7 +265,7 @@ func startKubelet(t *testing.T, dir string) {
 	})
 }
 
-// scenarioLines is a node of eight H100s with seven MIG devices each.
+// scenarioLines returns a scenario of eight H100 GPUs with seven MIG devices each.
 func scenarioLines() []string {
 	lines := []string{fmt.Sprint("gpus ", gpus)}
 	for gpu := range gpus {
@@ -276,7 +277,7 @@ func scenarioLines() []string {
 	return lines
 }
 
-// attackRequests are what the attackers ask for: each kind of answer that costs memory.
+// attackRequests has a request for each kind of response that needs memory.
 var attackRequests = []string{
 	"/metrics HTTP/1.1\r\nAccept: text/plain",
 	"/metrics HTTP/1.1\r\nAccept: text/plain\r\nAccept-Encoding: gzip",
@@ -289,13 +290,13 @@ var attackRequests = []string{
 	"/metrics HTTP/1.1\r\nContent-Length: 1000000000",
 }
 
-// requestWithoutReading asks on one connection after another, each from another address than the kubelet's, and reads nothing.
+// requestWithoutReading sends requests on one connection after another, not from the kubelet's address, and reads no response.
 func (p *podgaugeUnderAttack) requestWithoutReading(ctx context.Context, i int) {
 	from := net.Dialer{
 		LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)},
-		// A small window, so that the answer stays in podgauge.
+		// A small receive window keeps the response in podgauge's memory.
 		Control: func(_, _ string, c syscall.RawConn) error {
-			return c.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096) }) //nolint:errcheck // then it is larger
+			return c.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096) }) //nolint:errcheck // optional
 		},
 	}
 	for pause := time.Duration(0); ; pause = time.Second {
@@ -308,7 +309,7 @@ func (p *podgaugeUnderAttack) requestWithoutReading(ctx context.Context, i int) 
 		if err != nil {
 			continue
 		}
-		conn.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // then podgauge ends what hangs
+		conn.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // podgauge closes hanging connections as well
 		to := conn
 		if p.tls {
 			to = tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
@@ -318,7 +319,7 @@ func (p *podgaugeUnderAttack) requestWithoutReading(ctx context.Context, i int) 
 	}
 }
 
-// waitForClose waits until podgauge has closed the connection, without reading.
+// waitForClose waits until podgauge closes the connection, without reading.
 func (*podgaugeUnderAttack) waitForClose(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	raw, err := conn.(*net.TCPConn).SyscallConn()
@@ -338,18 +339,18 @@ func (*podgaugeUnderAttack) waitForClose(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// measureProbe asks on a new connection, as kubelets do, and returns how long the answer took.
-func (p *podgaugeUnderAttack) measureProbe(t *testing.T, path string, timeout time.Duration, has string) time.Duration {
+// measureProbe sends a request on a new connection, as kubelets do, and returns the response time.
+func (p *podgaugeUnderAttack) measureProbe(t *testing.T, path string, timeout time.Duration, want string) time.Duration {
 	t.Helper()
 	select {
 	case <-p.exited:
-		t.Fatal("podgauge has ended")
+		t.Fatal("podgauge exited")
 	default:
 	}
 	began := time.Now()
 	text, err := p.get(t.Context(), path, timeout)
-	if err != nil || !strings.Contains(text, has) {
-		t.Errorf("%s after %s: %d bytes, %v", path, time.Since(began), len(text), err)
+	if err != nil || !strings.Contains(text, want) {
+		t.Errorf("%s after %s: got %d bytes and error %v, want %q", path, time.Since(began), len(text), err, want)
 	}
 	return time.Since(began)
 }
@@ -372,26 +373,26 @@ func (p *podgaugeUnderAttack) get(ctx context.Context, path string, timeout time
 	if path == "/metrics" {
 		r.Header.Set("Accept-Encoding", "gzip")
 	}
-	answer, err := client.Do(r)
+	response, err := client.Do(r)
 	if err != nil {
 		return "", err
 	}
-	defer answer.Body.Close()
-	body := io.Reader(answer.Body)
-	if answer.Header.Get("Content-Encoding") == "gzip" {
+	defer response.Body.Close()
+	body := io.Reader(response.Body)
+	if response.Header.Get("Content-Encoding") == "gzip" {
 		if body, err = gzip.NewReader(body); err != nil {
 			return "", err
 		}
 	}
 	text, err := io.ReadAll(body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("status %s", answer.Status)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("status %s", response.Status)
 	}
 	return string(text), err
 }
 
-// waitForMIGDevices waits until a scrape has so many MIG devices.
-func (p *podgaugeUnderAttack) waitForMIGDevices(t *testing.T, devices int) {
+// waitForDevices waits until a scrape has the number of GPUs and MIG devices.
+func (p *podgaugeUnderAttack) waitForDevices(t *testing.T, devices int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -403,12 +404,12 @@ func (p *podgaugeUnderAttack) waitForMIGDevices(t *testing.T, devices int) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("no scrape has %d devices: %v\n%s", devices, err, text)
+			t.Fatalf("no scrape with %d devices: %v\n%s", devices, err, text)
 		}
 	}
 }
 
-// peakResident is the process's high-water mark.
+// peakResident returns the peak resident memory of the process.
 func (p *podgaugeUnderAttack) peakResident(t *testing.T) string {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))

@@ -12,17 +12,17 @@ import (
 	"testing"
 )
 
-// memoryCgroup is a memory cgroup with a limit, as the kubelet makes one for a container.
+// memoryCgroup is a memory cgroup with a limit, like the cgroup of a container.
 type memoryCgroup struct {
 	dir string
 	v2  bool
 }
 
-// newMemoryCgroup makes a memory cgroup. On a machine that does not allow it, the test is skipped, or fails if strict.
+// newMemoryCgroup creates a memory cgroup. If the machine does not allow it, the test is skipped, or fails if strict.
 func newMemoryCgroup(t *testing.T, limit int) *memoryCgroup {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		skip(t, "only root makes a memory cgroup")
+		skip(t, "a memory cgroup requires root")
 	}
 	root, v2, err := memoryHierarchy()
 	if err != nil {
@@ -42,7 +42,7 @@ func newMemoryCgroup(t *testing.T, limit int) *memoryCgroup {
 			t.Errorf("remove the cgroup: %v", err)
 		}
 	})
-	// Of v1, memory of sockets is counted apart, and only with a limit of its own. A container has none.
+	// cgroup v1 counts the memory of sockets separately, and only with a separate limit, which containers lack.
 	limits := map[string]string{"memory.limit_in_bytes": strconv.Itoa(limit), "memory.kmem.tcp.limit_in_bytes": strconv.Itoa(1 << 40)}
 	if v2 {
 		limits = map[string]string{"memory.max": strconv.Itoa(limit), "memory.swap.max": "0"}
@@ -56,16 +56,16 @@ func newMemoryCgroup(t *testing.T, limit int) *memoryCgroup {
 	return c
 }
 
-// memoryHierarchy returns where the hierarchy with the memory controller is mounted.
+// memoryHierarchy returns the mount point of the hierarchy with the memory controller.
 func memoryHierarchy() (root string, v2 bool, err error) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return "", false, err
 	}
 	for lines := bufio.NewScanner(bytes.NewReader(mounts)); lines.Scan(); {
-		// proc_pid_mountinfo(5): the mount point is the fifth field; type and options stand at the end.
-		place, kind, _ := strings.Cut(lines.Text(), " - ")
-		at, fields := strings.Fields(place)[4], strings.Fields(kind)
+		// proc_pid_mountinfo(5): the mount point is the fifth field; type and options are at the end.
+		mount, kind, _ := strings.Cut(lines.Text(), " - ")
+		at, fields := strings.Fields(mount)[4], strings.Fields(kind)
 		switch fields[0] {
 		case "cgroup":
 			if strings.Contains(","+fields[2]+",", ",memory,") {
@@ -83,10 +83,10 @@ func memoryHierarchy() (root string, v2 bool, err error) {
 	return root, v2, nil
 }
 
-// procs is the file that moves a process in.
+// procs returns the file that adds processes to the cgroup.
 func (c *memoryCgroup) procs() string { return filepath.Join(c.dir, "cgroup.procs") }
 
-// peak returns the most memory that was ever in use, in bytes. It includes pages of files and memory of sockets.
+// peak returns the peak memory in bytes, including page cache and sockets.
 func (c *memoryCgroup) peak(t *testing.T) int {
 	t.Helper()
 	if c.v2 {
@@ -95,7 +95,7 @@ func (c *memoryCgroup) peak(t *testing.T) int {
 	return c.number(t, "memory.max_usage_in_bytes") + c.number(t, "memory.kmem.tcp.max_usage_in_bytes")
 }
 
-// number reads a file of the cgroup.
+// number returns the number in a file of the cgroup.
 func (c *memoryCgroup) number(t *testing.T, file string) int {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(c.dir, file))
@@ -109,7 +109,7 @@ func (c *memoryCgroup) number(t *testing.T, file string) int {
 	return n
 }
 
-// killed returns how many processes the kernel killed for their memory.
+// killed returns the number of processes that the OOM killer killed.
 func (c *memoryCgroup) killed(t *testing.T) string {
 	t.Helper()
 	file := "memory.oom_control"
@@ -125,5 +125,5 @@ func (c *memoryCgroup) killed(t *testing.T) string {
 			return strings.TrimSpace(n)
 		}
 	}
-	return "0" // a kernel before 4.13 does not count them
+	return "0" // kernels before 4.13 lack the count
 }

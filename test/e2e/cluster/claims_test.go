@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	observersNamespace = "observers" // claims are ignored by values
-	auditorsNamespace  = "auditors"  // claims are not ignored
+	observersNamespace = "observers" // namespace of claims that the chart values ignore
+	auditorsNamespace  = "auditors"  // namespace of other claims
 )
 
-// claimOwners compares the owner labels of claimed GPUs with the claims: two GPUs for one pod, one GPU for two containers of a pod, and every GPU for
-// a monitoring pod with adminAccess, beside pods that got their GPUs from the device plugin.
+// claimOwners compares the owner labels of claimed GPUs with the claims: two GPUs for one pod, one GPU for two containers of a pod, and
+// all GPUs for a monitoring pod with adminAccess, beside pods with GPUs of the device plugin.
 func claimOwners(ctx context.Context, t *testing.T, s *clusterFixture) {
 	uuids := uuids()
 	for _, name := range []string{observersNamespace, auditorsNamespace} {
@@ -28,22 +28,22 @@ func claimOwners(ctx context.Context, t *testing.T, s *clusterFixture) {
 	}
 	trainers, err := s.Node.Owners(ctx, gpuResource)
 	if err != nil || len(trainers) != 3 {
-		t.Fatalf("list the trainers' GPUs: got %v, %v", trainers, err)
+		t.Fatalf("list the trainers' GPUs: got %v, %v, want 3", trainers, err)
 	}
-	free := []string{}
+	unallocated := []string{}
 	want := map[string]ownerLabels{}
 	for _, id := range uuids {
-		if h, held := trainers[id]; held {
-			want[id] = ownerLabels{teamNamespace, h.Pod, "main"}
+		if owner, allocated := trainers[id]; allocated {
+			want[id] = ownerLabels{teamNamespace, owner.Pod, "main"}
 		} else {
-			free = append(free, id)
+			unallocated = append(unallocated, id)
 		}
 	}
 
 	s.applyClaims(ctx, t, auditorsNamespace, podWithClaim{name: "audit", admin: true})
 	await(ctx, t, "the trainers' GPUs keep their labels beside an adminAccess claim", func(ctx context.Context) error {
 		// A GPU that only a claim allocates has the claim's labels: the kubelet does not report adminAccess.
-		for _, id := range free {
+		for _, id := range unallocated {
 			want[id] = ownerLabels{auditorsNamespace, "audit", "main"}
 		}
 		return errors.Join(s.checkOwners(ctx, want), s.hasAllocatable(gpuCount)(ctx))
@@ -51,19 +51,19 @@ func claimOwners(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.kubectl(ctx, t, "delete", "--namespace="+auditorsNamespace, "pod/audit", "--wait")
 
 	s.applyClaims(ctx, t, observersNamespace, podWithClaim{name: "observer", admin: true})
-	s.applyClaims(ctx, t, teamNamespace, podWithClaim{name: "pair", uuids: free[:2]})
-	s.applyClaims(ctx, t, teamNamespace, podWithClaim{name: "shared", uuids: free[2:3], containers: []string{"main", "side"}})
-	for _, id := range free {
+	s.applyClaims(ctx, t, teamNamespace, podWithClaim{name: "pair", uuids: unallocated[:2]})
+	s.applyClaims(ctx, t, teamNamespace, podWithClaim{name: "shared", uuids: unallocated[2:3], containers: []string{"main", "side"}})
+	for _, id := range unallocated {
 		want[id] = ownerLabels{}
 	}
-	want[free[0]], want[free[1]] = ownerLabels{teamNamespace, "pair", "main"}, ownerLabels{teamNamespace, "pair", "main"}
-	want[free[2]] = ownerLabels{teamNamespace, "shared", ""}
+	want[unallocated[0]], want[unallocated[1]] = ownerLabels{teamNamespace, "pair", "main"}, ownerLabels{teamNamespace, "pair", "main"}
+	want[unallocated[2]] = ownerLabels{teamNamespace, "shared", ""}
 	await(ctx, t, "claims of two GPUs and of two containers have their labels", func(ctx context.Context) error {
 		return errors.Join(s.checkOwners(ctx, want), s.hasAllocatable(gpuCount)(ctx))
 	})
 
 	s.kubectl(ctx, t, "delete", "--namespace="+teamNamespace, "pod/pair", "pod/shared", "--wait")
-	for _, id := range free {
+	for _, id := range unallocated {
 		want[id] = ownerLabels{}
 	}
 	await(ctx, t, "labels end with the claims' pods", func(ctx context.Context) error { return s.checkOwners(ctx, want) })
@@ -92,13 +92,13 @@ func (s *clusterFixture) checkOwners(ctx context.Context, want map[string]ownerL
 	}
 	for id, w := range want {
 		if got[id] != w {
-			err = errors.Join(err, fmt.Errorf("compare labels of %s: got %v, want %v", id, got[id], w))
+			err = errors.Join(err, fmt.Errorf("owner labels of %s: got %v, want %v", id, got[id], w))
 		}
 	}
 	return err
 }
 
-// podWithClaim is a pod with a claim of the same name, for GPUs by UUID, or for all GPUs by adminAccess.
+// podWithClaim is a pod with a claim of the same name, for GPUs by UUID or for all GPUs with adminAccess.
 type podWithClaim struct {
 	name       string
 	admin      bool

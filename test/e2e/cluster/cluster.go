@@ -24,9 +24,8 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
-// serviceIP is the address of the API server's service, the first of the service subnet.
 const (
-	serviceIP     = "10.96.0.1"
+	serviceIP     = "10.96.0.1" // of the API server, the first of the subnet
 	serviceSubnet = "10.96.0.0/24"
 	apiPort       = 6443
 )
@@ -41,7 +40,7 @@ type Cluster struct {
 	identities clusterIdentities
 	api        rest.Interface // the administrator's client
 	level      PodSecurity
-	apiServer  *node.Process // of the newest startAPIServer
+	apiServer  *node.Process // of the latest StartAPIServer
 }
 
 // Options returns the node's options for a cluster.
@@ -116,7 +115,7 @@ func (c *Cluster) startKubelet(ctx context.Context) error {
 
 func isReady(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue }
 
-// Etcd is Debian's, whose package also starts one for the machine.
+// Etcd is Debian's etcd. The package also starts an etcd on the machine.
 var Etcd = node.RequiredTool{File: "etcd", Package: "etcd-server"}
 
 // CheckRequirements returns an error with the remedy if this machine cannot run a cluster with the programs.

@@ -13,37 +13,37 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestCluster tests the life of a release, from a rejected installation to the leftovers after uninstall.
+// TestCluster tests a release from a rejected installation to the leftovers after uninstall.
 func TestCluster(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	s := newClusterFixture(ctx, t)
 	for _, step := range []struct {
 		name string
-		play func(context.Context, *testing.T, *clusterFixture)
+		run  func(context.Context, *testing.T, *clusterFixture)
 	}{
-		{"others are there", installOthers},
-		{"unlabeled namespace rejects podgauge", unlabelledNamespace},
-		{"the API server takes every golden case", checkGoldens},
-		{"helm installs it", installRelease},
-		{"pods get GPUs", workload},
+		{"other programs are installed", installOtherPrograms},
+		{"unlabeled namespace rejects podgauge", unlabeledNamespace},
+		{"the API server accepts every golden case", checkGoldens},
+		{"helm installs podgauge", installRelease},
+		{"pods get GPUs", runTrainers},
 		{"Prometheus has the pod's name on the GPU's series", checkMonitors},
 		{"claims have the labels of their pods", claimOwners},
 		{"updates lose nothing", updateRelease},
 		{"alert for a pod that failed on an unhealthy GPU", checkAlert},
-		{"kubectl podgauge shows all nodes, also if one hangs", checkKubectlPlugin},
-		{"helm uninstalls it", uninstallRelease},
+		{"kubectl podgauge shows all nodes, even if a node hangs", checkKubectlPlugin},
+		{"helm uninstalls podgauge", uninstallRelease},
 	} {
-		if !t.Run(step.name, func(t *testing.T) { step.play(ctx, t, s) }) {
+		if !t.Run(step.name, func(t *testing.T) { step.run(ctx, t, s) }) {
 			return // later steps depend on this step
 		}
 	}
 }
 
-// unlabelledNamespace installs the chart in a namespace with Pod Security level baseline.
+// unlabeledNamespace installs the chart in a namespace with Pod Security level baseline.
 // The pods of the DaemonSet are rejected, and the event names the missing label.
-func unlabelledNamespace(ctx context.Context, t *testing.T, s *clusterFixture) {
-	s.helm(ctx, t, "install", releaseName, chartDir, "--namespace=unlabelled", "--create-namespace", "--values="+s.values)
+func unlabeledNamespace(ctx context.Context, t *testing.T, s *clusterFixture) {
+	s.helm(ctx, t, "install", releaseName, chartDir, "--namespace=unlabeled", "--create-namespace", "--values="+s.values)
 	await(ctx, t, "the DaemonSet's pods are rejected", func(ctx context.Context) error {
 		var events struct {
 			Items []struct {
@@ -51,7 +51,7 @@ func unlabelledNamespace(ctx context.Context, t *testing.T, s *clusterFixture) {
 				InvolvedObject  struct{ Kind string }
 			}
 		}
-		if err := s.Get(ctx, "/api/v1/namespaces/unlabelled/events", &events); err != nil {
+		if err := s.Get(ctx, "/api/v1/namespaces/unlabeled/events", &events); err != nil {
 			return err
 		}
 		for _, e := range events.Items {
@@ -62,8 +62,8 @@ func unlabelledNamespace(ctx context.Context, t *testing.T, s *clusterFixture) {
 		}
 		return fmt.Errorf("events are %+v", events.Items)
 	})
-	s.helm(ctx, t, "uninstall", releaseName, "--namespace=unlabelled", "--wait")
-	s.kubectl(ctx, t, "delete", "namespace", "unlabelled")
+	s.helm(ctx, t, "uninstall", releaseName, "--namespace=unlabeled", "--wait")
+	s.kubectl(ctx, t, "delete", "namespace", "unlabeled")
 	s.kubectl(ctx, t, "label", "namespace", releaseNamespace, "pod-security.kubernetes.io/enforce=privileged")
 }
 
@@ -82,12 +82,12 @@ func installRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.checkConfinement(ctx, t)
 }
 
-// checkConfinement checks the process: no capabilities, no new privileges, system call filter.
+// checkConfinement checks that the process has no capabilities, no new privileges and a system call filter.
 func (s *clusterFixture) checkConfinement(ctx context.Context, t *testing.T) {
 	t.Helper()
 	all, err := s.podgaugePods(ctx)
 	if err != nil || len(all) != 1 {
-		t.Fatal(all, err)
+		t.Fatalf("podgauge pods: got %v, %v, want 1", all, err)
 	}
 	status := s.shell(ctx, t, all[0], "cat /proc/${PIDS%% *}/status")
 	for _, line := range []string{"Name:\tpodgauge", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
@@ -97,7 +97,6 @@ func (s *clusterFixture) checkConfinement(ctx context.Context, t *testing.T) {
 	}
 }
 
-// trainersManifest has pods with a GPU each.
 const trainersManifest = `
 apiVersion: apps/v1
 kind: Deployment
@@ -113,15 +112,15 @@ spec:
         - {name: main, image: "@IMAGE@", imagePullPolicy: Never, resources: {limits: {nvidia.com/gpu: 1}}}
 `
 
-// workload runs pods with GPUs and compares the labels of /metrics with the kubelet's allocations.
-func workload(ctx context.Context, t *testing.T, s *clusterFixture) {
+// runTrainers runs pods with GPUs and compares the labels of /metrics with the kubelet's allocations.
+func runTrainers(ctx context.Context, t *testing.T, s *clusterFixture) {
 	begin := time.Now()
 	s.apply(ctx, t, strings.ReplaceAll(trainersManifest, "@IMAGE@", node.TestImage))
 	s.kubectl(ctx, t, "rollout", "status", "--namespace="+teamNamespace, "deployment/trainer", "--timeout="+waitTimeout.String())
-	printMeasurement(t, "three pods that ask for a GPU each: applied → available", formatSeconds(time.Since(begin)))
+	printMeasurement(t, "three pods with one GPU each: applied → available", formatSeconds(time.Since(begin)))
 	pods, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil || len(pods) != 3 {
-		t.Fatal(pods, err)
+		t.Fatalf("trainer pods: got %v, %v, want 3", pods, err)
 	}
 	await(ctx, t, "/metrics has the pods' names", func(ctx context.Context) error { return s.checkPodOwners(ctx, pods) })
 }
@@ -138,13 +137,13 @@ func (s *clusterFixture) checkPodOwners(ctx context.Context, pods []podObject) e
 	}
 	for _, p := range pods {
 		found := false
-		for id, h := range owners {
-			if h.Pod != p.Metadata.Name {
+		for id, owner := range owners {
+			if owner.Pod != p.Metadata.Name {
 				continue
 			}
 			found = true
-			if name, err := ownerOf(families, id); err != nil || name != h.Pod {
-				return fmt.Errorf("%s has pod %q, want %q: %w", id, name, h.Pod, err)
+			if name, err := ownerOf(families, id); err != nil || name != owner.Pod {
+				return fmt.Errorf("pod label of %s: got %q, want %q: %w", id, name, owner.Pod, err)
 			}
 		}
 		if !found {
@@ -152,7 +151,7 @@ func (s *clusterFixture) checkPodOwners(ctx context.Context, pods []podObject) e
 		}
 	}
 	if len(owners) != len(pods) {
-		return fmt.Errorf("kubelet lists %v", owners)
+		return fmt.Errorf("owners in the kubelet: got %v, want %d", owners, len(pods))
 	}
 	return nil
 }

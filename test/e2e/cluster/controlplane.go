@@ -20,7 +20,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	return err
 }
 
-// podSecurity returns the configuration of Pod Security admission.
+// podSecurity is the configuration of Pod Security admission, with the level as a parameter.
 const podSecurity = `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration", "plugins": [{
   "name": "PodSecurity",
   "configuration": {
@@ -69,7 +69,7 @@ func (c *Cluster) StopAPIServer(ctx context.Context) error {
 	return err
 }
 
-// startControllers starts the controller manager and the scheduler, whose health checks need no token.
+// startControllers starts the controller manager and the scheduler. Their health checks need no token.
 func (c *Cluster) startControllers(ctx context.Context) error {
 	manager, err := programs.ControlPlane.Binary("kube-controller-manager")
 	if err != nil {

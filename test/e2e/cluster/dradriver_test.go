@@ -33,10 +33,10 @@ const (
 // draDriverCommand is the first argument with which this test binary is the DRA driver.
 const draDriverCommand = "dradriver"
 
-// runDRADriver is a DRA driver for the GPUs of the stand-in, with the kubelet plugin helper of real drivers. NVIDIA's driver needs a real GPU
-// driver.
+// runDRADriver runs a DRA driver for the GPUs of the NVML stand-in, with the kubelet plugin helper of real drivers. NVIDIA's DRA driver
+// needs a real GPU driver.
 //
-// The names of devices and CDI devices are those of NVIDIA's driver since v0.4 (kubernetes-sigs/dra-driver-nvidia-gpu,
+// Devices and CDI devices have the names of NVIDIA's driver since v0.4 (kubernetes-sigs/dra-driver-nvidia-gpu,
 // cmd/gpu-kubelet-plugin/deviceinfo.go and cdi.go): gpu-<minor number> and k8s.gpu.nvidia.com/claim=<claim UID>-<device>.
 func runDRADriver(args []string) error {
 	flags := flag.NewFlagSet(draDriverCommand, flag.ExitOnError)
@@ -91,7 +91,7 @@ func driverResources(node string, uuids []string) resourceslice.DriverResources 
 	}}
 }
 
-// claimDriver prepares claims by a CDI spec each.
+// claimDriver prepares each claim with a CDI spec.
 type claimDriver struct{}
 
 // PrepareResourceClaims writes the CDI specs of claims and returns the devices.

@@ -20,7 +20,7 @@ func checkGoldens(ctx context.Context, t *testing.T, s *clusterFixture) {
 		t.Fatalf("no golden cases: %v", err)
 	}
 	cases = append(cases, repoRoot+"/deploy/podgauge.yaml")
-	refused := 0
+	rejected := 0
 	for _, file := range cases {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			manifest, err := os.ReadFile(file)
@@ -29,7 +29,7 @@ func checkGoldens(ctx context.Context, t *testing.T, s *clusterFixture) {
 			}
 			s.createNamespaces(ctx, t, string(manifest))
 			if _, err := s.Apply(ctx, string(manifest), "--server-side", "--dry-run=server", "--validate=strict"); err != nil {
-				refused++
+				rejected++
 				t.Error(err)
 			}
 		})
@@ -42,10 +42,10 @@ func checkGoldens(ctx context.Context, t *testing.T, s *clusterFixture) {
 	for _, wrong := range []string{"minReadySecond: 5", "minReadySeconds: five"} {
 		broken := strings.Replace(string(manifest), "minReadySeconds: 5", wrong, 1)
 		if _, err := s.Apply(ctx, broken, "--server-side", "--dry-run=server", "--validate=strict"); err == nil || !strings.Contains(err.Error(), "minReadySecond") {
-			t.Errorf("%s: %v", wrong, err)
+			t.Errorf("dry run with %s: got error %v, want an error with the field", wrong, err)
 		}
 	}
-	printMeasurement(t, "golden cases that the API server takes", fmt.Sprintf("%d of %d", len(cases)-refused, len(cases)))
+	printMeasurement(t, "golden cases that the API server accepts", fmt.Sprintf("%d of %d", len(cases)-rejected, len(cases)))
 }
 
 var namespaced = regexp.MustCompile(`(?m)^  namespace: '?([^\s']+)'?$`)

@@ -18,10 +18,10 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// fleetNamespace has pods without containers, whose addresses are those of podgauge-sim processes of the node.
+// fleetNamespace has pods without containers. Their addresses lead to podgauge-sim processes of the node.
 const fleetNamespace = "fleet"
 
-// fleetNode is a Node object with a pod of podgauge. The pod's container never runs: no kubelet has the name.
+// fleetNode is a Node object with a pod of podgauge. The pod's container never runs, because no kubelet has the node's name.
 const fleetNode = `
 apiVersion: v1
 kind: Node
@@ -39,14 +39,14 @@ spec:
     - {name: podgauge, image: podgauge-sim, ports: [{name: metrics, containerPort: @PORT@}]}
 `
 
-// fleetScript has a GPU that fails under a pod.
+// fleetScript has a GPU fault that ends a pod.
 const fleetScript = `machine h100
 0s pod serving/llm-0 server=8
 5s xid 1 79
 6s fail serving/llm-0
 `
 
-// fleetRole is what docs/reference/cli.md has for a user.
+// fleetRole has the permissions of a user from docs/reference/cli.md.
 const fleetRole = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -62,7 +62,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: podgauge-viewer
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: sre}]
 `
 
-// checkKubectlPlugin runs kubectl-podgauge against three simulated nodes, one of which hangs, and against the real pod of the release.
+// checkKubectlPlugin runs kubectl-podgauge against three simulated nodes, of which sim-1 hangs, and against the real pod of the release.
 func checkKubectlPlugin(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.kubectl(ctx, t, "create", "namespace", fleetNamespace)
 	s.apply(ctx, t, fleetRole)
@@ -74,7 +74,7 @@ func checkKubectlPlugin(ctx context.Context, t *testing.T, s *clusterFixture) {
 	for i, name := range []string{"sim-0", "sim-1", "sim-2"} {
 		processes[name] = s.startFleetNode(ctx, t, name, 9501+i, script)
 	}
-	await(ctx, t, "the fault and the pod's end are known", func(ctx context.Context) error {
+	await(ctx, t, "all nodes show the fault and the failed pod", func(ctx context.Context) error {
 		out, _, err := s.plugin(ctx, "pod", "llm-0", "-n=serving", "--no-headers")
 		if err != nil || strings.Count(out, "xid_79") != 3 || strings.Count(out, "Failed") < 3 {
 			return fmt.Errorf("%w\n%s", err, out)
@@ -87,7 +87,7 @@ func checkKubectlPlugin(ctx context.Context, t *testing.T, s *clusterFixture) {
 	defer processes["sim-1"].Signal(syscall.SIGCONT)
 	begin := time.Now()
 	out, errs, err := s.plugin(ctx, "nodes", "--timeout=3s", "-o=json")
-	printMeasurement(t, "kubectl podgauge nodes over three nodes, one of which hangs, with --timeout=3s", formatSeconds(time.Since(begin)))
+	printMeasurement(t, "kubectl podgauge nodes with --timeout=3s, three nodes, a hanging node among them", formatSeconds(time.Since(begin)))
 	var nodes struct {
 		Nodes []struct {
 			Node, Error        string
@@ -95,19 +95,19 @@ func checkKubectlPlugin(ctx context.Context, t *testing.T, s *clusterFixture) {
 		}
 	}
 	if jsonErr := json.Unmarshal([]byte(out), &nodes); jsonErr != nil || exitStatus(err) != 1 || len(nodes.Nodes) != 3 {
-		t.Fatalf("%v %v %s%s", jsonErr, err, out, errs)
+		t.Fatalf("nodes: %v %v %s%s", jsonErr, err, out, errs)
 	}
 	if n := nodes.Nodes[0]; n.Node != "sim-1" || n.Error != "no response within 3s" {
-		t.Errorf("first is %+v", n)
+		t.Errorf("first node: got %+v, want sim-1 without a response", n)
 	}
 	for _, n := range nodes.Nodes[1:] {
 		if n.Devices != 8 || n.Unhealthy != 1 || n.Error != "" {
-			t.Errorf("%+v", n)
+			t.Errorf("node: got %+v, want 8 devices, one unhealthy", n)
 		}
 	}
 	out, errs, err = s.plugin(ctx, "status", "--timeout=3s", "--no-headers")
 	if exitStatus(err) != 1 || strings.Count(out, "\n") != 16 || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "sim-1: no response within 3s") {
-		t.Errorf("%v %s%s", err, out, errs)
+		t.Errorf("status: %v %s%s", err, out, errs)
 	}
 	if out, errs, err = s.plugin(ctx, "doctor"); exitStatus(err) != 1 || strings.Count(errs, "\n") != 3 { // the role lacks pods/exec
 		t.Errorf("doctor without permission: %v %s%s", err, out, errs)
@@ -116,12 +116,12 @@ func checkKubectlPlugin(ctx context.Context, t *testing.T, s *clusterFixture) {
 	if exitStatus(err) > 1 || !strings.Contains(out, `"check": "pod resources"`) {
 		t.Errorf("doctor of the release: %v %s%s", err, out, errs)
 	}
-	s.kubectl(ctx, t, "delete", "pod", "--all", "--namespace="+fleetNamespace, "--force", "--grace-period=0") // no kubelet ends them
+	s.kubectl(ctx, t, "delete", "pod", "--all", "--namespace="+fleetNamespace, "--force", "--grace-period=0") // no kubelet deletes the pods
 	s.kubectl(ctx, t, "delete", "namespace", fleetNamespace)
 	s.kubectl(ctx, t, "delete", "node", "sim-0", "sim-1", "sim-2")
 }
 
-// startFleetNode starts a podgauge-sim, and creates the objects that lead to it.
+// startFleetNode starts podgauge-sim and creates the Node and the pod with its address.
 func (s *clusterFixture) startFleetNode(ctx context.Context, t *testing.T, name string, port int, script string) *node.Process {
 	t.Helper()
 	binary, err := filepath.Abs(repoRoot + "/bin/podgauge-sim")

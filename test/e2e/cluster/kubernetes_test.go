@@ -24,7 +24,7 @@ const (
 	configLabel = "nvidia.com/device-plugin.config"
 	// describeLimit is the maximum time from an Xid to its event in kubectl describe.
 	describeLimit = 5 * time.Second
-	outage        = time.Minute // of the API server
+	outage        = time.Minute // without the API server
 )
 
 // kubernetesValues enable the features with the API server, with a config for shared GPUs.
@@ -52,12 +52,12 @@ spec:
     - {name: main, image: "@IMAGE@", imagePullPolicy: Never, args: [stubborn], resources: {limits: {nvidia.com/gpu: @GPUS@}}}
 `
 
-// gpuPod returns a trainingPod with GPUs.
+// gpuPod returns the manifest of a trainingPod with GPUs.
 func gpuPod(name string, gpus int) string {
 	return strings.NewReplacer("@NAME@", name, "@IMAGE@", node.TestImage, "@GPUS@", fmt.Sprint(gpus)).Replace(trainingPod)
 }
 
-// TestKubernetesObjects runs the features with the API server on a node whose kubelet has no Pods API.
+// TestKubernetesObjects tests events, node condition and config label, on a node with a kubelet without Pods API.
 func TestKubernetesObjects(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Minute)
 	defer cancel()
@@ -77,22 +77,22 @@ func TestKubernetesObjects(t *testing.T) {
 	await(ctx, t, "the node has GPUs", s.hasAllocatable(gpuCount))
 	for _, step := range []struct {
 		name string
-		play func(context.Context, *testing.T, *clusterFixture)
+		run  func(context.Context, *testing.T, *clusterFixture)
 	}{
 		{"config by label", configByLabel},
 		{"device retired and trusted", retiredGPU},
 		{"events and condition of a failing pod", failingPod},
-		{"API server away", apiServerAway},
-		{"permissions taken away", permissionsTaken},
-		{"node condition switched off", conditionSwitchedOff},
+		{"API server down", apiServerDown},
+		{"permissions removed", permissionsRemoved},
+		{"node condition disabled", conditionDisabled},
 	} {
-		if !t.Run(step.name, func(t *testing.T) { step.play(ctx, t, s) }) {
+		if !t.Run(step.name, func(t *testing.T) { step.run(ctx, t, s) }) {
 			return // later steps depend on this step
 		}
 	}
 }
 
-// configByLabel changes the node's label: the node's number of GPUs follows, without a restart.
+// configByLabel changes the node's config label and checks that the node's number of GPUs changes without a restart of podgauge.
 func configByLabel(ctx context.Context, t *testing.T, s *clusterFixture) {
 	before, err := s.podgaugePods(ctx)
 	if err != nil {
@@ -121,8 +121,8 @@ func (s *clusterFixture) waitPodReady(ctx context.Context, t *testing.T, name st
 	s.kubectl(ctx, t, "wait", "--namespace="+teamNamespace, "pod/"+name, "--for=condition=Ready", "--timeout="+waitTimeout.String())
 }
 
-// trainingPodOn runs a pod and returns its UID and the index of its GPU.
-func (s *clusterFixture) trainingPodOn(ctx context.Context, t *testing.T, name string) (p podObject, gpu int) {
+// runTrainingPod runs a pod and returns the pod and the index of its GPU.
+func (s *clusterFixture) runTrainingPod(ctx context.Context, t *testing.T, name string) (p podObject, gpu int) {
 	t.Helper()
 	s.apply(ctx, t, gpuPod(name, 1))
 	s.waitPodReady(ctx, t, name)
@@ -138,7 +138,7 @@ func (s *clusterFixture) trainingPodOn(ctx context.Context, t *testing.T, name s
 			return p, i
 		}
 	}
-	t.Fatalf("%s has no GPU: %v", name, owners)
+	t.Fatalf("pod %s has no GPU: owners are %v", name, owners)
 	return p, 0
 }
 
@@ -152,7 +152,7 @@ func failure(gpu int) string {
 	return fmt.Sprintf("GPU %d (%s) failed: Xid 79, GPU has fallen off the bus. Reboot the node.", gpu, uuid(gpu))
 }
 
-// describes returns an error unless kubectl describe has a text.
+// describes returns an error unless kubectl describe prints a text.
 func (s *clusterFixture) describes(object, want string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		out, err := s.Kubectl(ctx, append([]string{"describe"}, strings.Fields(object)...)...)
@@ -163,9 +163,9 @@ func (s *clusterFixture) describes(object, want string) func(context.Context) er
 	}
 }
 
-// failingPod checks labels and UID of a pod, then what Kubernetes shows of an Xid after which the pod ends at once.
+// failingPod checks labels and UID of a pod, then the events and the node condition of an Xid that ends the pod.
 func failingPod(ctx context.Context, t *testing.T, s *clusterFixture) {
-	p, gpu := s.trainingPodOn(ctx, t, "trainer")
+	p, gpu := s.runTrainingPod(ctx, t, "trainer")
 	await(ctx, t, "/metrics has UID and label of the pod", func(ctx context.Context) error {
 		families, err := s.scrapeOne(ctx)
 		if err != nil {
@@ -185,9 +185,9 @@ func failingPod(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.kill(ctx, t, p)
 	await(ctx, t, "kubectl describe pod names the GPU", s.describes("pod trainer --namespace="+teamNamespace, failure(gpu)))
 	took := time.Since(begin)
-	printMeasurement(t, "Xid 79 and end of the pod → kubectl describe pod names the GPU", fmt.Sprintf("%s; may be %s", formatSeconds(took), formatSeconds(describeLimit)))
+	printMeasurement(t, "Xid 79 and end of the pod → kubectl describe pod names the GPU", fmt.Sprintf("%s; limit %s", formatSeconds(took), formatSeconds(describeLimit)))
 	if took > describeLimit {
-		t.Errorf("the event came after %s", took)
+		t.Errorf("event in kubectl describe: got after %s, want within %s", took, describeLimit)
 	}
 	await(ctx, t, "kubectl describe node names the GPU", s.describes("node "+node.Name, failure(gpu)))
 	await(ctx, t, "the node's condition names the GPU", s.hasCondition("True", uuid(gpu)))
@@ -226,10 +226,10 @@ func (s *clusterFixture) hasTermination(p podObject, gpu int) func(context.Conte
 		if err != nil {
 			return err
 		}
-		var answer struct {
+		var response struct {
 			Incidents []struct {
 				GPU, Reason string
-				Holders     []struct {
+				Affected    []struct {
 					Pod, UID string
 					Ended    struct {
 						ExitCode *int `json:"exit_code"`
@@ -237,12 +237,12 @@ func (s *clusterFixture) hasTermination(p podObject, gpu int) func(context.Conte
 				}
 			}
 		}
-		if err := json.Unmarshal([]byte(body), &answer); err != nil {
+		if err := json.Unmarshal([]byte(body), &response); err != nil {
 			return err
 		}
-		for _, i := range answer.Incidents {
-			for _, h := range i.Holders {
-				if i.GPU == uuid(gpu) && i.Reason == "xid_79" && h.UID == p.Metadata.UID && h.Ended.ExitCode != nil && *h.Ended.ExitCode == 137 {
+		for _, i := range response.Incidents {
+			for _, c := range i.Affected {
+				if i.GPU == uuid(gpu) && i.Reason == "xid_79" && c.UID == p.Metadata.UID && c.Ended.ExitCode != nil && *c.Ended.ExitCode == 137 {
 					return nil
 				}
 			}
@@ -251,20 +251,20 @@ func (s *clusterFixture) hasTermination(p podObject, gpu int) func(context.Conte
 	}
 }
 
-// podgaugeURL returns the address of the only podgauge pod, which answers without the API server.
+// podgaugeURL returns the address of the only podgauge pod, for requests without the API server.
 func (s *clusterFixture) podgaugeURL(ctx context.Context) (string, error) {
 	own, err := s.podgaugePods(ctx)
 	if err != nil || len(own) != 1 {
-		return "", fmt.Errorf("podgauge's pods are %v: %w", own, err)
+		return "", fmt.Errorf("podgauge pods: got %v, want 1: %w", own, err)
 	}
 	var pod struct{ Status struct{ PodIP string } }
 	err = s.Get(ctx, fmt.Sprintf("/api/v1/namespaces/%s/pods/%s", releaseNamespace, own[0].Metadata.Name), &pod)
 	return "http://" + pod.Status.PodIP + ":9400", err
 }
 
-// apiServerAway kills the API server for a minute. Metrics and health continue, and what happened meanwhile is reported afterwards.
-func apiServerAway(ctx context.Context, t *testing.T, s *clusterFixture) {
-	p, gpu := s.trainingPodOn(ctx, t, "survivor")
+// apiServerDown kills the API server for a minute. Metrics and health continue, and faults of the outage are reported afterwards.
+func apiServerDown(ctx context.Context, t *testing.T, s *clusterFixture) {
+	p, gpu := s.runTrainingPod(ctx, t, "survivor")
 	url, err := s.podgaugeURL(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -281,7 +281,7 @@ func apiServerAway(ctx context.Context, t *testing.T, s *clusterFixture) {
 	for time.Since(begin) < outage {
 		text, err := get(ctx, url+"/metrics")
 		if err != nil {
-			t.Fatalf("scrape %s after the API server went away: %v", time.Since(begin), err)
+			t.Fatalf("scrape %s after the end of the API server: %v", time.Since(begin), err)
 		}
 		if scrapes > 2 && !unhealthyIn(text, uuid(gpu)) {
 			t.Errorf("GPU %d is not unhealthy after %s", gpu, time.Since(begin))
@@ -289,16 +289,16 @@ func apiServerAway(ctx context.Context, t *testing.T, s *clusterFixture) {
 		scrapes++
 		time.Sleep(time.Second)
 	}
-	printMeasurement(t, "API server away for a minute: scrapes, all answered", fmt.Sprint(scrapes))
+	printMeasurement(t, "API server down for a minute: successful scrapes", fmt.Sprint(scrapes))
 	if err := s.StartAPIServer(ctx); err != nil {
 		t.Fatal(err)
 	}
 	begin = time.Now()
-	await(ctx, t, "the event of the outage", s.describes("pod survivor --namespace="+teamNamespace, failure(gpu)))
-	await(ctx, t, "the condition of the outage", s.hasCondition("True", uuid(gpu)))
+	await(ctx, t, "kubectl describe pod has the event of the outage", s.describes("pod survivor --namespace="+teamNamespace, failure(gpu)))
+	await(ctx, t, "the node's condition has the fault of the outage", s.hasCondition("True", uuid(gpu)))
 	await(ctx, t, "the incident has UID and exit code", s.hasTermination(p, gpu))
-	printMeasurement(t, "API server back → event, condition and exit code of the outage are there", formatSeconds(time.Since(begin)))
-	await(ctx, t, "the node's GPUs", s.hasAllocatable(gpuCount-2))
+	printMeasurement(t, "API server up → event, condition and exit code of the outage", formatSeconds(time.Since(begin)))
+	await(ctx, t, "the node lacks the GPU", s.hasAllocatable(gpuCount-2))
 }
 
 func get(ctx context.Context, url string) (string, error) {
@@ -329,9 +329,9 @@ func unhealthyIn(metrics, uuid string) bool {
 	return false
 }
 
-// permissionsTaken removes podgauge's permissions for a while. Events are reported when the permissions are back.
-func permissionsTaken(ctx context.Context, t *testing.T, s *clusterFixture) {
-	_, gpu := s.trainingPodOn(ctx, t, "forbidden")
+// permissionsRemoved removes podgauge's permissions for a while, and checks that events are reported afterwards.
+func permissionsRemoved(ctx context.Context, t *testing.T, s *clusterFixture) {
+	_, gpu := s.runTrainingPod(ctx, t, "forbidden")
 	name := releaseNamespace + "-" + releaseName
 	s.kubectl(ctx, t, "delete", "clusterrolebinding", name)
 	if err := s.machine.Event(gpu, "xid 79"); err != nil {
@@ -350,14 +350,14 @@ func permissionsTaken(ctx context.Context, t *testing.T, s *clusterFixture) {
 	})
 	await(ctx, t, "the node lacks the GPU", s.hasAllocatable(gpuCount-3))
 	s.kubectl(ctx, t, "create", "clusterrolebinding", name, "--clusterrole="+name, "--serviceaccount="+releaseNamespace+":"+releaseName)
-	await(ctx, t, "the event comes with the permissions", s.describes("pod forbidden --namespace="+teamNamespace, failure(gpu)))
-	await(ctx, t, "the condition comes with the permissions", s.hasCondition("True", uuid(gpu)))
+	await(ctx, t, "the event is reported with restored permissions", s.describes("pod forbidden --namespace="+teamNamespace, failure(gpu)))
+	await(ctx, t, "the condition is reported with restored permissions", s.hasCondition("True", uuid(gpu)))
 }
 
 func (s *clusterFixture) kubernetesValues() string { return s.Node.Path("kubernetes.yaml") }
 
-// conditionSwitchedOff disables the node condition, which stays, and removes it as docs/how-to/kubernetes-objects.md describes.
-func conditionSwitchedOff(ctx context.Context, t *testing.T, s *clusterFixture) {
+// conditionDisabled disables the node condition and removes the remaining condition as docs/how-to/kubernetes-objects.md describes.
+func conditionDisabled(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.helm(ctx, t, "upgrade", releaseName, chartDir, "--namespace="+releaseNamespace, "--values="+s.values, "--values="+s.kubernetesValues(),
 		"--set=kubernetes.nodeCondition=false")
 	await(ctx, t, "the DaemonSet is ready", s.daemonSet)

@@ -26,16 +26,16 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	say := func(format string, values ...any) { fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", values...) }
+	logf := func(format string, values ...any) { fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", values...) }
 	if err := cluster.CheckRequirements(programs.OfMonitoredCluster()); err != nil {
-		say("%v", err)
+		logf("%v", err)
 		return 1
 	}
-	turn, err := node.LockRun(context.Background(), say)
+	lock, err := node.LockRun(context.Background(), logf)
 	if err != nil {
-		say("%v", err)
+		logf("%v", err)
 		return 1
 	}
-	defer turn.Close()
+	defer lock.Close()
 	return m.Run()
 }

@@ -26,10 +26,11 @@ spec:
     - {port: http-metrics, honorLabels: true}
 `
 
-// installOthers installs the programs that podgauge finds in a cluster: Prometheus with operator, kube-state-metrics, OpenShift's
+// installOtherPrograms installs the programs that podgauge works with: Prometheus with operator, kube-state-metrics, OpenShift's
 // kinds, and a DRA driver.
-func installOthers(ctx context.Context, t *testing.T, s *clusterFixture) {
-	for _, step := range []func(context.Context) error{s.startPrometheusOperator, s.installOpenShiftKinds, s.startKubeStateMetrics, func(ctx context.Context) error { return s.startDRADriver(ctx, uuids()) }} {
+func installOtherPrograms(ctx context.Context, t *testing.T, s *clusterFixture) {
+	startDRADriver := func(ctx context.Context) error { return s.startDRADriver(ctx, uuids()) }
+	for _, step := range []func(context.Context) error{s.startPrometheusOperator, s.installOpenShiftKinds, s.startKubeStateMetrics, startDRADriver} {
 		if err := step(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -55,12 +56,12 @@ func checkMonitors(ctx context.Context, t *testing.T, s *clusterFixture) {
 		for _, p := range pods {
 			found, err := s.prometheus.Query(ctx, fmt.Sprintf("nvidia_gpu_healthy{namespace=%q,pod=%q,container=\"main\",node=%q}", teamNamespace, p.Metadata.Name, node.Name))
 			if err != nil || len(found) != 1 {
-				return fmt.Errorf("%s has %v: %w", p.Metadata.Name, found, err)
+				return fmt.Errorf("series of %s: got %v, want 1: %w", p.Metadata.Name, found, err)
 			}
 		}
 		return nil
 	})
-	printMeasurement(t, "helm install → Prometheus has a series of each pod's GPU (the operator's configuration, carried by the kubelet)", formatSeconds(time.Since(s.installStarted)))
+	printMeasurement(t, "helm install → Prometheus has a series of each pod's GPU (the kubelet updates the operator's configuration)", formatSeconds(time.Since(s.installStarted)))
 	own, err := s.podgaugePods(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +77,7 @@ func checkMonitors(ctx context.Context, t *testing.T, s *clusterFixture) {
 		`kube_pod_status_phase{namespace="team",phase="Running"} == 1`:          len(pods),
 	} {
 		// Targets are scraped at different times, and restart with a new configuration.
-		await(ctx, t, "Prometheus is right", func(ctx context.Context) error { return s.checkSeriesCount(ctx, query, want) })
+		await(ctx, t, "Prometheus has the expected series", func(ctx context.Context) error { return s.checkSeriesCount(ctx, query, want) })
 	}
 }
 
@@ -84,7 +85,7 @@ func checkMonitors(ctx context.Context, t *testing.T, s *clusterFixture) {
 func (s *clusterFixture) checkSeriesCount(ctx context.Context, query string, want int) error {
 	found, err := s.prometheus.Query(ctx, query)
 	if err == nil && len(found) != want {
-		err = fmt.Errorf("%s has %d series, want %d: %.1000v", query, len(found), want, found)
+		err = fmt.Errorf("series of %s: got %d, want %d: %.1000v", query, len(found), want, found)
 	}
 	return err
 }
@@ -92,26 +93,26 @@ func (s *clusterFixture) checkSeriesCount(ctx context.Context, query string, wan
 // checkAlert removes a GPU from the bus, so that the pod fails, and checks that the chart's alert fires with pod, node, GPU and
 // reason. The alert needs the pod phase from kube-state-metrics.
 func checkAlert(ctx context.Context, t *testing.T, s *clusterFixture) {
-	s.apply(ctx, t, strings.ReplaceAll(victimManifest, "@IMAGE@", node.TestImage))
-	s.kubectl(ctx, t, "wait", "--namespace="+teamNamespace, "pod/victim", "--for=condition=Ready", "--timeout="+waitTimeout.String())
+	s.apply(ctx, t, strings.ReplaceAll(failingManifest, "@IMAGE@", node.TestImage))
+	s.kubectl(ctx, t, "wait", "--namespace="+teamNamespace, "pod/failing", "--for=condition=Ready", "--timeout="+waitTimeout.String())
 	var id string
 	await(ctx, t, "the pod has a GPU", func(ctx context.Context) error {
-		holders, err := s.Node.Owners(ctx, gpuResource)
-		for gpu, h := range holders {
-			if h.Pod == "victim" {
+		owners, err := s.Node.Owners(ctx, gpuResource)
+		for gpu, owner := range owners {
+			if owner.Pod == "failing" {
 				id = gpu
 				return nil
 			}
 		}
 		return errors.Join(errors.New("pod has no GPU"), err)
 	})
-	await(ctx, t, "/metrics has its name", func(ctx context.Context) error {
+	await(ctx, t, "/metrics has the pod's name", func(ctx context.Context) error {
 		families, err := s.scrapeOne(ctx)
 		if err != nil {
 			return err
 		}
-		if name, err := ownerOf(families, id); err != nil || name != "victim" {
-			return fmt.Errorf("GPU has pod %q: %w", name, err)
+		if name, err := ownerOf(families, id); err != nil || name != "failing" {
+			return fmt.Errorf("pod label of the GPU: got %q, want failing: %w", name, err)
 		}
 		return nil
 	})
@@ -119,45 +120,45 @@ func checkAlert(ctx context.Context, t *testing.T, s *clusterFixture) {
 	for uuid(index) != id {
 		index++
 	}
-	var victim podObject
-	if err := s.Get(ctx, "/api/v1/namespaces/"+teamNamespace+"/pods/victim", &victim); err != nil {
+	var pod podObject
+	if err := s.Get(ctx, "/api/v1/namespaces/"+teamNamespace+"/pods/failing", &pod); err != nil {
 		t.Fatal(err)
 	}
 	// CDI injects the device node of the pod's GPU and the shared node only.
-	nodes := s.shell(ctx, t, victim, "cd /proc/${PIDS%% *}/root/dev && echo nvidia*")
+	nodes := s.shell(ctx, t, pod, "cd /proc/${PIDS%% *}/root/dev && echo nvidia*")
 	if want := fmt.Sprintf("nvidia%d nvidiactl\n", index); nodes != want {
-		t.Errorf("container has device nodes %q, want %q", nodes, want)
+		t.Errorf("device nodes of the container: got %q, want %q", nodes, want)
 	}
 	if err := s.machine.Event(index, "xid 79"); err != nil {
 		t.Fatal(err)
 	}
-	await(ctx, t, "the node has one GPU less", s.hasAllocatable(gpuCount-1))
-	s.shell(ctx, t, victim, "kill -KILL $PIDS") // as a program with a lost GPU
-	s.kubectl(ctx, t, "wait", "--namespace="+teamNamespace, "pod/victim", "--for=jsonpath={.status.phase}=Failed", "--timeout="+waitTimeout.String())
+	await(ctx, t, "the node lacks the GPU", s.hasAllocatable(gpuCount-1))
+	s.shell(ctx, t, pod, "kill -KILL $PIDS") // like a program that crashes without its GPU
+	s.kubectl(ctx, t, "wait", "--namespace="+teamNamespace, "pod/failing", "--for=jsonpath={.status.phase}=Failed", "--timeout="+waitTimeout.String())
 	begin := time.Now()
 	var fired model.Metric
 	await(ctx, t, "the alert fires", func(ctx context.Context) error {
 		found, err := s.prometheus.Query(ctx, `ALERTS{alertname="PodgaugePodFailedOnUnhealthyDevice",alertstate="firing"}`)
 		if err != nil || len(found) != 1 {
-			return fmt.Errorf("alerts are %v: %w", found, err)
+			return fmt.Errorf("firing alerts: got %v, want 1: %w", found, err)
 		}
 		fired = found[0].Metric
 		return nil
 	})
-	printMeasurement(t, "the pod has failed → PodgaugePodFailedOnUnhealthyDevice fires (scraped and evaluated every second)", formatSeconds(time.Since(begin)))
+	printMeasurement(t, "pod failed → PodgaugePodFailedOnUnhealthyDevice fires (scraped and evaluated every second)", formatSeconds(time.Since(begin)))
 	for name, want := range map[model.LabelName]string{
-		"namespace": teamNamespace, "pod": "victim", "container": "main", "node": node.Name, "uuid": id, "reason": "xid_79",
+		"namespace": teamNamespace, "pod": "failing", "container": "main", "node": node.Name, "uuid": id, "reason": "xid_79",
 	} {
 		if string(fired[name]) != want {
-			t.Errorf("alert has %s %q, want %q: %v", name, fired[name], want, fired)
+			t.Errorf("label %s of the alert: got %q, want %q: %v", name, fired[name], want, fired)
 		}
 	}
 }
 
-const victimManifest = `
+const failingManifest = `
 apiVersion: v1
 kind: Pod
-metadata: {name: victim, namespace: team}
+metadata: {name: failing, namespace: team}
 spec:
   restartPolicy: Never
   containers:

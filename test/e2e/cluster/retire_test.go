@@ -19,7 +19,7 @@ const retireNote = "fan is noisy, ticket 4711"
 
 // retiredGPU retires the GPU of a pod from podgauge's container, replaces podgauge's pod, and trusts the GPU again.
 func retiredGPU(ctx context.Context, t *testing.T, s *clusterFixture) {
-	_, gpu := s.trainingPodOn(ctx, t, "tenant")
+	_, gpu := s.runTrainingPod(ctx, t, "tenant")
 	retired := fmt.Sprintf("GPU %d (%s) was retired by an operator: %s", gpu, uuid(gpu), retireNote)
 	begin := time.Now()
 	out := s.device(ctx, t, "retire", fmt.Sprint(gpu), "--reason="+retireNote)
@@ -32,7 +32,7 @@ func retiredGPU(ctx context.Context, t *testing.T, s *clusterFixture) {
 	await(ctx, t, "kubectl describe node has the reason", s.describes("node "+node.Name, retired))
 	await(ctx, t, "metrics, API and kubectl podgauge have the reason", s.showsRetired(gpu))
 	if p, err := s.pods(ctx, teamNamespace, "team=red"); err != nil || len(p) != 1 || p[0].Status.Phase != "Running" {
-		t.Errorf("the pod does not keep the GPU: %+v, %v", p, err)
+		t.Errorf("pod with the retired GPU is not running: %+v, %v", p, err)
 	}
 	s.kubectl(ctx, t, "delete", "pod", "tenant", "--namespace="+teamNamespace, "--wait")
 	s.checkNotScheduled(ctx, t, gpu)
@@ -53,7 +53,7 @@ func (s *clusterFixture) device(ctx context.Context, t *testing.T, args ...strin
 	return s.kubectl(ctx, t, append(command, args...)...)
 }
 
-// showsRetired returns an error unless the condition, /metrics, /api and kubectl podgauge have a GPU as retired, with the reason.
+// showsRetired returns an error unless the condition, /metrics, /api and kubectl podgauge show a GPU as retired, with the reason.
 func (s *clusterFixture) showsRetired(gpu int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := s.hasCondition("True", fmt.Sprintf("GPU %d (%s): Retired by an operator. %s", gpu, uuid(gpu), retireNote))(ctx); err != nil {
@@ -64,7 +64,7 @@ func (s *clusterFixture) showsRetired(gpu int) func(context.Context) error {
 			return err
 		}
 		if all := labelSets(families["nvidia_gpu_unhealthy_info"]); len(all) != 1 || all[0]["uuid"] != uuid(gpu) || all[0]["reason"] != "retired" {
-			return fmt.Errorf("nvidia_gpu_unhealthy_info is %v", all)
+			return fmt.Errorf("nvidia_gpu_unhealthy_info: got %v, want %s with reason retired", all, uuid(gpu))
 		}
 		if err := s.apiShowsRetired(ctx, gpu); err != nil {
 			return err
@@ -86,24 +86,24 @@ func (s *clusterFixture) apiShowsRetired(ctx context.Context, gpu int) error {
 	if err != nil {
 		return err
 	}
-	var answer struct {
+	var response struct {
 		Devices   []struct{ Device, Health, Reason, Note string }
 		Incidents []struct{ Device, Reason, Note string }
 	}
 	for _, path := range []string{"/api/v1/devices", "/api/v1/incidents?reason=retired"} {
 		body, err := get(ctx, url+path)
 		if err == nil {
-			err = json.Unmarshal([]byte(body), &answer)
+			err = json.Unmarshal([]byte(body), &response)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	if d := answer.Devices[gpu]; d.Device != uuid(gpu) || d.Health != "unhealthy" || d.Reason != "retired" || d.Note != retireNote {
-		return fmt.Errorf("device is %+v", d)
+	if d := response.Devices[gpu]; d.Device != uuid(gpu) || d.Health != "unhealthy" || d.Reason != "retired" || d.Note != retireNote {
+		return fmt.Errorf("device: got %+v, want GPU %d retired with note %q", d, gpu, retireNote)
 	}
-	if i := answer.Incidents; len(i) != 1 || i[0].Device != uuid(gpu) || i[0].Note != retireNote {
-		return fmt.Errorf("incidents are %+v", i)
+	if i := response.Incidents; len(i) != 1 || i[0].Device != uuid(gpu) || i[0].Note != retireNote {
+		return fmt.Errorf("incidents: got %+v, want one with note %q", i, retireNote)
 	}
 	return nil
 }
@@ -112,16 +112,16 @@ func (s *clusterFixture) apiShowsRetired(ctx context.Context, gpu int) error {
 func (s *clusterFixture) checkNotScheduled(ctx context.Context, t *testing.T, gpu int) {
 	t.Helper()
 	s.apply(ctx, t, gpuPod("all", gpuCount))
-	await(ctx, t, "the scheduler lacks a GPU", s.describes("pod all --namespace="+teamNamespace, "1 Insufficient "+gpuResource))
+	await(ctx, t, "the pod with all GPUs is pending", s.describes("pod all --namespace="+teamNamespace, "1 Insufficient "+gpuResource))
 	s.apply(ctx, t, gpuPod("others", gpuCount-1))
 	s.waitPodReady(ctx, t, "others")
 	owners, err := s.Node.Owners(ctx, gpuResource)
 	if err != nil || len(owners) != gpuCount-1 || owners[uuid(gpu)].Pod != "" {
-		t.Errorf("retired GPU %d: owners are %v, %v", gpu, owners, err)
+		t.Errorf("owners without retired GPU %d: got %v, %v, want %d", gpu, owners, err, gpuCount-1)
 	}
 }
 
-// checkTrusted trusts a GPU, which the pending pod gets.
+// checkTrusted trusts a GPU and checks that the pending pod gets the GPU.
 func (s *clusterFixture) checkTrusted(ctx context.Context, t *testing.T, gpu int) {
 	t.Helper()
 	out := s.device(ctx, t, "trust", uuid(gpu))
@@ -135,13 +135,13 @@ func (s *clusterFixture) checkTrusted(ctx context.Context, t *testing.T, gpu int
 	s.waitPodReady(ctx, t, "all")
 	owners, err := s.Node.Owners(ctx, gpuResource)
 	if err != nil || len(owners) != gpuCount {
-		t.Errorf("owners are %v, %v", owners, err)
+		t.Errorf("owners: got %v, %v, want %d", owners, err, gpuCount)
 	}
 	s.kubectl(ctx, t, "delete", "pod", "all", "--namespace="+teamNamespace, "--wait")
 	s.checkRetiredOnce(ctx, t)
 }
 
-// checkRetiredOnce checks that the restart repeated no event: one of the node and one of the pod.
+// checkRetiredOnce checks that the restart repeated no event: the node and the pod have one event each.
 func (s *clusterFixture) checkRetiredOnce(ctx context.Context, t *testing.T) {
 	t.Helper()
 	var events struct {
@@ -154,6 +154,6 @@ func (s *clusterFixture) checkRetiredOnce(ctx context.Context, t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(events.Items) != 2 || events.Items[0].Count != 1 || events.Items[1].Count != 1 {
-		t.Errorf("events are %+v", events.Items)
+		t.Errorf("GPURetired events: got %+v, want two with count 1", events.Items)
 	}
 }

@@ -61,7 +61,7 @@ func newClusterFixtureOf(ctx context.Context, t *testing.T, o node.Options) *clu
 	if err != nil {
 		t.Fatal(err)
 	}
-	printMeasurement(t, "the cluster is up: its node is ready and takes pods, after", formatSeconds(time.Since(begin)))
+	printMeasurement(t, "start of the cluster → the node is ready", formatSeconds(time.Since(begin)))
 	s := &clusterFixture{Cluster: c, driver: n.Path("driver"), values: n.Path("values.yaml")}
 	image, err := n.LoadImage(ctx, cluster.Archive(repoRoot, "podgauge"))
 	if err != nil {
@@ -234,7 +234,7 @@ func (s *clusterFixture) allocatable(ctx context.Context) (string, error) {
 func (s *clusterFixture) hasAllocatable(n int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if got, err := s.allocatable(ctx); err != nil || got != fmt.Sprint(n) {
-			return fmt.Errorf("node has %q GPUs: %w", got, err)
+			return fmt.Errorf("allocatable GPUs of the node: got %q, want %d: %w", got, n, err)
 		}
 		return nil
 	}

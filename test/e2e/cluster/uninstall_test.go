@@ -33,7 +33,7 @@ func (s *clusterFixture) objects(ctx context.Context) ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// uninstallRelease checks that uninstall removes all objects and keeps running pods. The files of docs/how-to/install.md stay on the node.
+// uninstallRelease checks that uninstall removes all objects and keeps running pods. The files listed in docs/how-to/install.md remain.
 func uninstallRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	running, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil {
@@ -46,7 +46,7 @@ func uninstallRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	begin := time.Now()
 	s.helm(ctx, t, "uninstall", releaseName, "--namespace="+releaseNamespace, "--wait")
 	var left []string
-	await(ctx, t, "all objects of the release are gone", func(ctx context.Context) error {
+	await(ctx, t, "all objects of the release are removed", func(ctx context.Context) error {
 		after, err := s.objects(ctx)
 		if err != nil {
 			return err
@@ -57,7 +57,7 @@ func uninstallRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 		}
 		return nil
 	})
-	printMeasurement(t, "helm uninstall → nothing of it is left", fmt.Sprintf("%s; %d objects gone", formatSeconds(time.Since(begin)), len(with)-len(s.objectsBefore)))
+	printMeasurement(t, "helm uninstall → no objects of the release", fmt.Sprintf("%s; %d objects removed", formatSeconds(time.Since(begin)), len(with)-len(s.objectsBefore)))
 	if left, err := filepath.Glob(filepath.Join(s.Node.KubeletDir(), "device-plugins", "podgauge*")); err != nil || len(left) != 1 || filepath.Base(left[0]) != "podgauge_resources.json" {
 		t.Errorf("leftovers in the device-plugin folder: %q, %v", left, err)
 	}
@@ -67,11 +67,11 @@ func uninstallRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	if state, err := s.Node.Shell(ctx, "ls -A /var/lib/podgauge"); err != nil || state == "" {
 		t.Errorf("stored state is missing: %q, %v", state, err)
 	}
-	await(ctx, t, "the node has no GPU to give away", s.hasAllocatable(0))
+	await(ctx, t, "the node has no allocatable GPU", s.hasAllocatable(0))
 	comparePods(ctx, t, s, running)
 }
 
-// comparePods reports an error unless the pods have the same containers as before.
+// comparePods checks that the pods have the same containers as before.
 func comparePods(ctx context.Context, t *testing.T, s *clusterFixture, before []podObject) {
 	t.Helper()
 	now, err := s.pods(ctx, teamNamespace, "app=trainer")
@@ -79,11 +79,11 @@ func comparePods(ctx context.Context, t *testing.T, s *clusterFixture, before []
 		t.Fatal(err)
 	}
 	if got, want := containerIDs(now), containerIDs(before); !slices.Equal(got, want) {
-		t.Errorf("pods' containers were %q, are %q", want, got)
+		t.Errorf("containers of the pods: got %q, want %q", got, want)
 	}
 }
 
-// containerIDs returns the pods' containers by pod, id and restarts.
+// containerIDs returns pod, id, restarts and readiness of the pods' containers, sorted.
 func containerIDs(pods []podObject) []string {
 	all := []string{}
 	for _, p := range pods {

@@ -11,8 +11,8 @@ import (
 )
 
 // updateRelease updates the release twice while pods have GPUs: a new log level, then the host's driver and CDI instead of an
-// injected driver and variables. The pods keep their containers. The test measures how long the kubelet and the node's status
-// lack GPUs, and /metrics and Prometheus lack series of the pods.
+// injected driver and variables. The pods keep their containers. The test measures the longest time without all GPUs in the kubelet
+// and the node's status, and without the pods' series in /metrics and Prometheus.
 func updateRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	before, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil {
@@ -44,7 +44,7 @@ func updateRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 			took := time.Since(begin)
 			now, err := s.podgaugePods(ctx)
 			if err != nil || len(now) != 1 || now[0].Metadata.UID == old[0].Metadata.UID {
-				t.Fatalf("podgauge has the old pod: %v, %v", now, err)
+				t.Fatalf("podgauge's pod was not replaced: %v, %v", now, err)
 			}
 			old = now
 			await(ctx, t, "/metrics has the pods' names", func(ctx context.Context) error { return s.checkPodOwners(ctx, before) })
@@ -53,9 +53,9 @@ func updateRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 			comparePods(ctx, t, s, before)
 			printMeasurement(t, "update by "+change.name+": helm upgrade → ready (minReadySeconds are 5 of them)", formatSeconds(took))
 			for _, g := range w.gaps {
-				printMeasurement(t, fmt.Sprintf("… %s for", g.what), fmt.Sprintf("%s; may be %s", formatSeconds(g.longest), formatSeconds(g.limit)))
+				printMeasurement(t, fmt.Sprintf("… %s for", g.what), fmt.Sprintf("%s; limit %s", formatSeconds(g.longest), formatSeconds(g.limit)))
 				if g.longest > g.limit {
-					t.Errorf("%s for %s, limit %s", g.what, formatSeconds(g.longest), formatSeconds(g.limit))
+					t.Errorf("%s for %s, want at most %s", g.what, formatSeconds(g.longest), formatSeconds(g.limit))
 				}
 			}
 		})
@@ -72,7 +72,7 @@ type updateWatch struct {
 	gaps    []*unavailability
 }
 
-// unavailability is the longest time of a failing check.
+// unavailability is the longest time without a successful check.
 type unavailability struct {
 	what           string
 	limit, longest time.Duration
@@ -82,14 +82,14 @@ type unavailability struct {
 // watchUpdate runs each check every 50 ms.
 func watchUpdate(ctx context.Context, s *clusterFixture, pods []podObject) *updateWatch {
 	w := &updateWatch{closing: make(chan struct{}), gaps: []*unavailability{
-		{what: "the kubelet had fewer GPUs to give away", limit: 10 * time.Second, check: func(ctx context.Context) error {
+		{what: "the kubelet had fewer allocatable GPUs", limit: 10 * time.Second, check: func(ctx context.Context) error {
 			ids, err := s.Node.Allocatable(ctx, gpuResource)
 			if err == nil && len(ids) != gpuCount {
 				err = fmt.Errorf("%d GPUs are allocatable", len(ids))
 			}
 			return err
 		}},
-		{what: "the node's status had fewer", limit: 12 * time.Second, check: s.hasAllocatable(gpuCount)},
+		{what: "the node's status had fewer GPUs", limit: 12 * time.Second, check: s.hasAllocatable(gpuCount)},
 		{what: "no /metrics had the pods' names", limit: 10 * time.Second, check: func(ctx context.Context) error { return s.checkPodOwners(ctx, pods) }},
 		// Discovery takes up to 10 s: an update every 5 s, read every 5 s.
 		{what: "Prometheus had no series of the pods", limit: 20 * time.Second, check: func(ctx context.Context) error {
@@ -116,16 +116,16 @@ func (g *unavailability) checkBounded(ctx context.Context) error {
 }
 
 func (g *unavailability) watch(ctx context.Context, closing <-chan struct{}) {
-	good, missed := time.Now(), false
+	lastSuccess, failing := time.Now(), false
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		err := g.checkBounded(ctx)
-		if missed = missed || err != nil; missed {
-			g.longest = max(g.longest, time.Since(good)) // until now
+		if failing = failing || err != nil; failing {
+			g.longest = max(g.longest, time.Since(lastSuccess))
 		}
 		if err == nil {
-			good, missed = time.Now(), false
+			lastSuccess, failing = time.Now(), false
 			select {
 			case <-closing:
 				return

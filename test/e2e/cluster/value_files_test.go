@@ -28,8 +28,8 @@ var baselineViolations = map[string][]string{
 	"time-slicing.yaml": {"host namespaces"},
 }
 
-// TestValueFiles renders the chart with each value file as helm does. The API server takes all objects as a server-side dry run, takes a
-// pod of the DaemonSet in a privileged namespace, and rejects the pod at the level baseline for the documented reasons.
+// TestValueFiles renders the chart with each value file and applies all objects as a server-side dry run. It checks that a privileged
+// namespace accepts a pod of the DaemonSet, and that the level baseline rejects the pod for the documented reasons.
 func TestValueFiles(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
@@ -55,7 +55,7 @@ func TestValueFiles(t *testing.T) {
 			if _, err := s.Apply(ctx, podOf(t, manifest, releaseNamespace), "--dry-run=server", "--validate=strict"); err != nil {
 				t.Errorf("pod in a privileged namespace: %v", err)
 			}
-			_, err := s.Apply(ctx, podOf(t, manifest, "unlabelled"), "--dry-run=server", "--validate=strict")
+			_, err := s.Apply(ctx, podOf(t, manifest, "unlabeled"), "--dry-run=server", "--validate=strict")
 			if err == nil || !strings.Contains(err.Error(), `violates PodSecurity "baseline:latest"`) {
 				t.Fatalf("pod at the level baseline: %v", err)
 			}
@@ -74,11 +74,11 @@ func TestValueFiles(t *testing.T) {
 const valueFileObjects = `
 {apiVersion: v1, kind: Namespace, metadata: {name: podgauge, labels: {pod-security.kubernetes.io/enforce: privileged}}}
 ---
-{apiVersion: v1, kind: Namespace, metadata: {name: unlabelled}}
+{apiVersion: v1, kind: Namespace, metadata: {name: unlabeled}}
 ---
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: podgauge, namespace: podgauge}}
 ---
-{apiVersion: v1, kind: ServiceAccount, metadata: {name: podgauge, namespace: unlabelled}}
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: podgauge, namespace: unlabeled}}
 ---
 {apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}
 `

@@ -102,7 +102,7 @@ func (c nodeCgroups) addThread() error {
 	return nil
 }
 
-// remove removes the cgroups, and fails while processes are left.
+// remove removes the cgroups, and fails if they have processes.
 func (c nodeCgroups) remove() error {
 	for _, c := range c {
 		dirs := subdirs(c.dir())
@@ -115,7 +115,7 @@ func (c nodeCgroups) remove() error {
 	return nil
 }
 
-// pids returns the processes in the cgroups except this process, whose nsenter thread is in the cgroups.
+// pids returns the processes in the cgroups except this process: its nsenter thread is in the cgroups.
 func (c nodeCgroups) pids() []int {
 	var all []int
 	for _, c := range c {

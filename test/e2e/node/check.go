@@ -59,5 +59,5 @@ func MissingTools(more ...RequiredTool) []RequiredTool {
 	return missing
 }
 
-// cniPlugins is Debian's folder of CNI plugins, also set in containerd.toml.
+// cniPlugins is Debian's folder of CNI plugins, as in containerd.toml.
 const cniPlugins = "/usr/lib/cni"

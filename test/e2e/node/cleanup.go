@@ -14,7 +14,7 @@ import (
 )
 
 // LockRun waits until no test run on this machine uses a node with the environment's number; Close releases the lock.
-// Without the lock two runs would take turns node by node, and waiting would count as test time.
+// Without the lock two runs would alternate node by node, and waiting would count as test time.
 func LockRun(ctx context.Context, logf func(string, ...any)) (io.Closer, error) {
 	return acquireLock(ctx, "@"+Options{}.withDefaults().Number.name()+"-run", "waiting for a running test run on this machine", logf)
 }

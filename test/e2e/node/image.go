@@ -18,7 +18,7 @@ import (
 const TestImage = "local.test/box:1"
 
 // LoadProgram imports an image of one static program into containerd, so that the tests need no registry and no image builder.
-// Path is the program's place in the image.
+// Path is the program's path in the image.
 func (n *RealNode) LoadProgram(ctx context.Context, name, program, path string, args ...string) error {
 	content, err := os.ReadFile(program)
 	if err != nil {
@@ -26,7 +26,7 @@ func (n *RealNode) LoadProgram(ctx context.Context, name, program, path string, 
 	}
 	image, err := dockerArchive(name, content, path, args)
 	if err != nil {
-		return fmt.Errorf("make image %s: %w", name, err)
+		return fmt.Errorf("create image %s: %w", name, err)
 	}
 	archive := n.path(filepath.Base(program) + ".tar")
 	if err := os.WriteFile(archive, image, 0o644); err != nil {
@@ -36,7 +36,7 @@ func (n *RealNode) LoadProgram(ctx context.Context, name, program, path string, 
 	return err
 }
 
-// importedName is in ctr's output.
+// importedName matches the name of an image in ctr's output.
 var importedName = regexp.MustCompile(`(?m)^unpacking (\S+) `)
 
 // LoadImage imports an archive with one image into containerd, and returns the image's name.

@@ -41,7 +41,7 @@ func (n *RealNode) PodLogs() string { return filepath.Join(n.Logs, "pods") }
 // Kubelet returns the kubelet's process; nil before the first start and after a stop.
 func (n *RealNode) Kubelet() *Process { return n.kubelet }
 
-// StartKubelet starts the kubelet with additional arguments, waits until all sockets answer, and returns the start time.
+// StartKubelet starts the kubelet with additional arguments, waits until all sockets respond, and returns the start time.
 func (n *RealNode) StartKubelet(ctx context.Context, args ...string) (time.Time, error) {
 	if n.kubelet != nil && n.kubelet.Alive() == nil {
 		return time.Time{}, errors.New("kubelet is already running")
@@ -50,7 +50,7 @@ func (n *RealNode) StartKubelet(ctx context.Context, args ...string) (time.Time,
 	if err != nil {
 		return time.Time{}, err
 	}
-	before, err := n.KubeletSocketTime() // sockets of an ended kubelet stay and reject connections
+	before, err := n.KubeletSocketTime() // the sockets of an ended kubelet still exist and reject connections
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return time.Time{}, err
 	}
@@ -66,7 +66,7 @@ func (n *RealNode) StartKubelet(ctx context.Context, args ...string) (time.Time,
 	return start, err
 }
 
-// StopKubelet stops the kubelet with SIGTERM or SIGKILL. Pods keep running, and the kubelet's sockets stay on disk.
+// StopKubelet stops the kubelet with SIGTERM or SIGKILL. Pods keep running, and the kubelet's sockets still exist.
 func (n *RealNode) StopKubelet(ctx context.Context, signal syscall.Signal) error {
 	if n.kubelet == nil {
 		return errors.New("kubelet is not running")
@@ -106,13 +106,13 @@ func (n *RealNode) writeKubeletConfig() (path string, err error) {
 	return path, os.WriteFile(path, b, 0o644)
 }
 
-// mergeMaps returns under with the keys of over: maps are merged, all other values replaced.
-func mergeMaps(under, over map[string]any) map[string]any {
-	merged := maps.Clone(under)
-	for key, value := range over {
-		lower, below := merged[key].(map[string]any)
-		upper, above := value.(map[string]any)
-		if below && above {
+// mergeMaps returns base with the keys of override: maps are merged, all other values replaced.
+func mergeMaps(base, override map[string]any) map[string]any {
+	merged := maps.Clone(base)
+	for key, value := range override {
+		lower, lowerIsMap := merged[key].(map[string]any)
+		upper, upperIsMap := value.(map[string]any)
+		if lowerIsMap && upperIsMap {
 			value = mergeMaps(lower, upper)
 		}
 		merged[key] = value

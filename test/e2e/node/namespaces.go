@@ -29,13 +29,13 @@ func (n *RealNode) makeFolders(context.Context) error {
 	return nil
 }
 
-// enterNamespaces creates the node's namespaces with box as the first process.
+// enterNamespaces creates the node's namespaces with testcmd as the first process.
 func (n *RealNode) enterNamespaces(ctx context.Context) error {
-	testcmd := n.path("box")
+	testcmd := n.path("testcmd")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", testcmd, "github.com/podgauge/podgauge/test/e2e/testcmd")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build box: %w\n%s", err, out)
+		return fmt.Errorf("build testcmd: %w\n%s", err, out)
 	}
 	var err error
 	if n.cgroups, err = newNodeCgroups(n.options.Number); err != nil {

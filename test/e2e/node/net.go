@@ -16,19 +16,19 @@ func GetJSON(ctx context.Context, url string, v any) error {
 		return err
 	}
 	request.Close = true // the next node has the same address, and would reset the connection
-	answer, err := http.DefaultClient.Do(request)
+	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return err
 	}
-	defer answer.Body.Close()
-	if answer.StatusCode != http.StatusOK {
-		reason, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<10))
-		return fmt.Errorf("GET %s: %s: %s", url, answer.Status, reason)
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		reason, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10))
+		return fmt.Errorf("GET %s: %s: %s", url, response.Status, reason)
 	}
 	if v == nil {
 		return nil
 	}
-	if err := json.NewDecoder(answer.Body).Decode(v); err != nil {
+	if err := json.NewDecoder(response.Body).Decode(v); err != nil {
 		return fmt.Errorf("decode %s: %w", url, err)
 	}
 	return nil

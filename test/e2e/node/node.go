@@ -1,7 +1,7 @@
 // Package node is a Kubernetes node for tests: a real kubelet, containerd and runc in private namespaces of one machine.
 //
 // A node starts in one or two seconds and ends with the process that started the node, even if that process is killed: the node's
-// first process dies with its parent, and all other processes with the first. The next Up, or CleanUp, removes cgroups and
+// first process ends with its parent, and all other processes with the first. The next Up, or CleanUp, removes cgroups and
 // folders, which the kernel does not remove. A machine has a single node per number at a time; Up waits for the lock.
 //
 // The node shares the machine's file system except /dev, /proc, /run, /sys, /var/lib and /var/log. All other paths are the same
@@ -70,10 +70,10 @@ type RealNode struct {
 	// KubeletVersion is the version under test.
 	KubeletVersion string
 
-	// The parts in the order of creation by Up; constant until Down.
+	// In the order of creation by Up; constant until Down.
 	options Options
 	work    string       // folder of all files except logs; removed by Down
-	binary  string       // the kubelet's
+	binary  string       // path of the kubelet
 	lock    net.Listener // nil after Down
 	cgroups nodeCgroups
 	nsenter *nsenterThread
@@ -108,7 +108,9 @@ func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
 	for _, step := range []func(context.Context) error{
 		func(ctx context.Context) error { return removeLeftovers(ctx, o) },
 		n.makeFolders, n.enterNamespaces, n.setUpNetwork, n.setUpSystem, n.startContainerd,
-		func(ctx context.Context) error { return n.LoadProgram(ctx, TestImage, n.path("box"), "/box", "pause") },
+		func(ctx context.Context) error {
+			return n.LoadProgram(ctx, TestImage, n.path("testcmd"), "/box", "pause")
+		},
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err

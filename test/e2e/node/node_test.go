@@ -15,12 +15,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// The main thread does not end with its goroutine, and would keep the node's mounts and cgroups until the process ends.
-func TestDoorIsNeverTheMainThread(t *testing.T) {
+// TestNsenterThread checks that the thread is never the main thread. The main thread does not end with its goroutine, and would keep
+// the node's mounts and cgroups until the process ends.
+func TestNsenterThread(t *testing.T) {
 	for range 200 {
-		d := &nsenterThread{init: &exec.Cmd{}, funcs: make(chan func()), closed: make(chan struct{})}
-		go d.run()
-		err := d.call(func() error {
+		thread := &nsenterThread{init: &exec.Cmd{}, funcs: make(chan func()), closed: make(chan struct{})}
+		go thread.run()
+		err := thread.call(func() error {
 			if syscall.Gettid() == os.Getpid() {
 				return errors.New("nsenter thread is the main thread")
 			}
@@ -29,7 +30,7 @@ func TestDoorIsNeverTheMainThread(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.close()
+		thread.close()
 	}
 }
 
@@ -40,20 +41,20 @@ func TestHierarchyOptions(t *testing.T) {
 		"none rw,xattr,release_agent=/lib/agent,name=systemd": "none,name=systemd",
 	} {
 		if got := hierarchyOptions(kind); got != want {
-			t.Errorf("%s: %s, want %s", kind, got, want)
+			t.Errorf("options of %s: got %s, want %s", kind, got, want)
 		}
 	}
 }
 
-func TestOverlay(t *testing.T) {
+func TestMergeMaps(t *testing.T) {
 	type m = map[string]any
-	under := m{"kept": 1, "logging": m{"verbosity": 4, "format": "text"}, "list": []string{"a"}}
-	got := mergeMaps(under, m{"logging": m{"verbosity": 9}, "list": []string{"b"}, "featureGates": m{"PodsAPI": false}})
+	base := m{"kept": 1, "logging": m{"verbosity": 4, "format": "text"}, "list": []string{"a"}}
+	got := mergeMaps(base, m{"logging": m{"verbosity": 9}, "list": []string{"b"}, "featureGates": m{"PodsAPI": false}})
 	want := m{"kept": 1, "logging": m{"verbosity": 9, "format": "text"}, "list": []string{"b"}, "featureGates": m{"PodsAPI": false}}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%v, want %v", got, want)
+		t.Errorf("got %v, want %v", got, want)
 	}
-	if under["logging"].(m)["verbosity"] != 4 {
+	if base["logging"].(m)["verbosity"] != 4 {
 		t.Error("mergeMaps changed its first argument")
 	}
 }
@@ -78,7 +79,7 @@ func TestPodStatus(t *testing.T) {
 	}}
 	got := podStatus(p)
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v, want %+v", got, want)
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if pod := (StaticPod{Containers: make([]StaticContainer, 3)}); got.hasStarted(pod) {
 		t.Error("pod with a waiting container has started")
@@ -87,25 +88,25 @@ func TestPodStatus(t *testing.T) {
 
 func TestUntil(t *testing.T) {
 	tries := 0
-	err := Until(t.Context(), "thrice", func(context.Context) error {
+	err := Until(t.Context(), "third call", func(context.Context) error {
 		if tries++; tries < 3 {
 			return errors.New("not yet")
 		}
 		return nil
 	})
 	if err != nil || tries != 3 {
-		t.Errorf("%v after %d tries", err, tries)
+		t.Errorf("error and calls: got %v, %d, want nil, 3", err, tries)
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	reason := errors.New("7 of 8")
-	err = Until(ctx, "all are there", func(context.Context) error { return reason })
-	if !errors.Is(err, reason) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "all are there") {
+	err = Until(ctx, "all are ready", func(context.Context) error { return reason })
+	if !errors.Is(err, reason) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "all are ready") {
 		t.Errorf("error at the deadline: %v", err)
 	}
 
-	err = Until(t.Context(), "it lives", func(context.Context) error { return StopRetrying(reason) })
+	err = Until(t.Context(), "process runs", func(context.Context) error { return StopRetrying(reason) })
 	if !errors.Is(err, reason) {
 		t.Errorf("error of StopRetrying: %v", err)
 	}

@@ -20,43 +20,43 @@ type nsenterThread struct {
 
 // newNsenterThread creates the namespaces with init as the first process, and a thread inside.
 func newNsenterThread(in nodeCgroups, init *exec.Cmd) (*nsenterThread, error) {
-	d := &nsenterThread{init: init, funcs: make(chan func()), closed: make(chan struct{})}
-	go d.run()
-	if err := d.call(func() error { return d.enter(in) }); err != nil {
-		d.close()
+	t := &nsenterThread{init: init, funcs: make(chan func()), closed: make(chan struct{})}
+	go t.run()
+	if err := t.call(func() error { return t.enter(in) }); err != nil {
+		t.close()
 		return nil, err
 	}
-	return d, nil
+	return t, nil
 }
 
 // run keeps the thread locked: a thread cannot leave the namespaces, so the thread must end with the goroutine.
-func (d *nsenterThread) run() {
+func (t *nsenterThread) run() {
 	runtime.LockOSThread()
 	if syscall.Gettid() == os.Getpid() {
 		// The main thread does not end with its goroutine. While this goroutine has the main thread, a new goroutine gets a different thread.
-		go d.run()
-		<-d.closed
+		go t.run()
+		<-t.closed
 		runtime.UnlockOSThread()
 		return
 	}
-	defer close(d.closed)
-	for call := range d.funcs {
+	defer close(t.closed)
+	for call := range t.funcs {
 		call()
 	}
 }
 
-func (d *nsenterThread) enter(in nodeCgroups) error {
+func (t *nsenterThread) enter(in nodeCgroups) error {
 	// Cgroups first: the root of a cgroup namespace is the cgroup of its creator.
 	if err := in.addThread(); err != nil {
 		return err
 	}
-	d.init.SysProcAttr = &syscall.SysProcAttr{
+	t.init.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
 		Setsid:     true,
 		// The kernel kills init at the end of this thread, and all processes of the PID namespace with init.
 		Pdeathsig: syscall.SIGKILL,
 	}
-	if err := d.init.Start(); err != nil {
+	if err := t.init.Start(); err != nil {
 		return fmt.Errorf("create namespaces: %w", err)
 	}
 	// A thread that shares root and working folder with other threads cannot join a mount namespace.
@@ -64,7 +64,7 @@ func (d *nsenterThread) enter(in nodeCgroups) error {
 		return fmt.Errorf("unshare file system: %w", err)
 	}
 	for _, kind := range []string{"cgroup", "ipc", "uts", "net", "pid", "mnt"} { // mounts last, because /proc changes with the mounts
-		if err := joinNamespace(fmt.Sprintf("/proc/%d/ns/%s", d.init.Process.Pid, kind)); err != nil {
+		if err := joinNamespace(fmt.Sprintf("/proc/%d/ns/%s", t.init.Process.Pid, kind)); err != nil {
 			return err
 		}
 	}
@@ -84,18 +84,18 @@ func joinNamespace(namespace string) error {
 }
 
 // call runs f on the thread, with the node's file system.
-func (d *nsenterThread) call(f func() error) error {
+func (t *nsenterThread) call(f func() error) error {
 	result := make(chan error)
-	d.funcs <- func() { result <- f() }
+	t.funcs <- func() { result <- f() }
 	return <-result
 }
 
-// close ends all processes of the node and the thread. Callers must reap their own children, at the latest during close.
-func (d *nsenterThread) close() {
-	if d.init.Process != nil {
-		_ = d.init.Process.Kill()
-		_ = d.init.Wait() // returns at the end of the PID namespace
+// close ends all processes of the node and the thread. Callers must reap their child processes, at the latest during close.
+func (t *nsenterThread) close() {
+	if t.init.Process != nil {
+		_ = t.init.Process.Kill()
+		_ = t.init.Wait() // returns at the end of the PID namespace
 	}
-	close(d.funcs)
-	<-d.closed
+	close(t.funcs)
+	<-t.closed
 }

@@ -16,8 +16,8 @@ type OwnerKey struct{ Namespace, Pod, Container string }
 // ListPodResources returns the kubelet's allocations of all pods.
 func (n *RealNode) ListPodResources(ctx context.Context) ([]*podresources.PodResources, error) {
 	return callPodResources(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) ([]*podresources.PodResources, error) {
-		answer, err := c.List(ctx, &podresources.ListPodResourcesRequest{})
-		return answer.GetPodResources(), err
+		response, err := c.List(ctx, &podresources.ListPodResourcesRequest{})
+		return response.GetPodResources(), err
 	})
 }
 
@@ -32,9 +32,9 @@ func (n *RealNode) Allocatable(ctx context.Context, resource string) ([]string, 
 
 // AllAllocatable returns the sorted ids of healthy devices by resource, without resources that have no healthy device.
 func (n *RealNode) AllAllocatable(ctx context.Context) (map[string][]string, error) {
-	answer, err := n.AllocatableResources(ctx)
+	response, err := n.AllocatableResources(ctx)
 	all := map[string][]string{}
-	for _, devices := range answer.GetDevices() {
+	for _, devices := range response.GetDevices() {
 		all[devices.ResourceName] = append(all[devices.ResourceName], devices.DeviceIds...)
 	}
 	for resource, ids := range all {
@@ -73,14 +73,16 @@ func (n *RealNode) Owners(ctx context.Context, resource string) (map[string]Owne
 }
 
 // callPodResources makes a call on a new connection, because a kept connection retries only a second after a kubelet restart.
-func callPodResources[A any](ctx context.Context, n *RealNode, call func(context.Context, podresources.PodResourcesListerClient) (A, error)) (answer A, err error) {
+func callPodResources[R any](
+	ctx context.Context, n *RealNode, call func(context.Context, podresources.PodResourcesListerClient) (R, error),
+) (response R, err error) {
 	conn, err := grpc.NewClient("unix:"+n.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return answer, err
+		return response, err
 	}
 	defer conn.Close()
-	if answer, err = call(ctx, podresources.NewPodResourcesListerClient(conn)); err != nil {
-		return answer, fmt.Errorf("call pod-resources API: %w", err)
+	if response, err = call(ctx, podresources.NewPodResourcesListerClient(conn)); err != nil {
+		return response, fmt.Errorf("call pod-resources API: %w", err)
 	}
-	return answer, nil
+	return response, nil
 }

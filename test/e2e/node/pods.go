@@ -40,9 +40,9 @@ type StaticPod struct {
 // StaticContainer is a container of a StaticPod.
 type StaticContainer struct {
 	Name string
-	// Command is a program in a folder of HostPaths that replaces the test image's box.
+	// Command is a program in a folder of HostPaths that replaces testcmd, the program of the test image.
 	Command []string
-	// Args are the arguments of box, by default "pause".
+	// Args are the arguments of testcmd, by default "pause".
 	Args []string
 	// Limits are the requested resources: {"nvidia.com/gpu": 1}.
 	Limits map[string]int
@@ -57,7 +57,7 @@ func (p StaticPod) FullName() string { return p.Name + "-" + Name }
 func (p StaticPod) namespace() string { return cmp.Or(p.Namespace, "default") }
 
 // manifest returns the pod's manifest with a new uid.
-// Without a uid the kubelet derives the same uid from the same manifest, and takes a recreated pod for the earlier pod.
+// Without a uid the kubelet derives the same uid from the same manifest, and does not distinguish a recreated pod from the earlier pod.
 func (p StaticPod) manifest(uid string) ([]byte, error) {
 	pod := v1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -155,7 +155,7 @@ func (n *RealNode) RemovePod(ctx context.Context, p StaticPod) error {
 		return err
 	}
 	return Until(ctx, fmt.Sprintf("pod %s has ended", p.Name), func(context.Context) error {
-		dir, _ := n.cgroups.find("pod" + status.UID) // stays empty for a while
+		dir, _ := n.cgroups.find("pod" + status.UID) // exists for a while without processes
 		for _, container := range subdirs(dir) {
 			if pids := pidsIn(container); len(pids) > 0 {
 				return fmt.Errorf("processes %v still run", pids)

@@ -48,24 +48,24 @@ func (n *RealNode) Exec(name string, argv []string, env ...string) (*Process, er
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.processes = append(n.processes, p)
-	go func() { // Down waits for it
+	go func() { // Down waits until p.done is closed
 		defer close(p.done)
 		_ = cmd.Wait() // the status is in cmd.ProcessState
 	}()
 	return p, nil
 }
 
-// Start starts a program as Exec does, and returns when answers returns nil. After an error the process may still run.
-func (n *RealNode) Start(ctx context.Context, name string, argv []string, answers func(context.Context) error) (*Process, error) {
+// Start starts a program as Exec does, and returns when ready returns nil. After an error the process may still run.
+func (n *RealNode) Start(ctx context.Context, name string, argv []string, ready func(context.Context) error) (*Process, error) {
 	p, err := n.Exec(name, argv)
 	if err != nil {
 		return nil, err
 	}
-	return p, Until(ctx, name+" answers", func(ctx context.Context) error {
+	return p, Until(ctx, name+" is ready", func(ctx context.Context) error {
 		if err := p.Alive(); err != nil {
 			return StopRetrying(err)
 		}
-		return answers(ctx)
+		return ready(ctx)
 	})
 }
 

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Until calls try every 20 ms until try returns nil. After the end of ctx the error has the condition and the last error of try.
+// Until calls try every 20 ms until try returns nil. After the end of ctx the error includes the condition and the last error of try.
 func Until(ctx context.Context, condition string, try func(context.Context) error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -36,4 +36,4 @@ func StopRetrying(err error) error { return permanentError{err} }
 
 type permanentError struct{ error }
 
-func (g permanentError) Unwrap() error { return g.error }
+func (e permanentError) Unwrap() error { return e.error }

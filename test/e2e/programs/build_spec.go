@@ -23,7 +23,7 @@ type BuildSpec struct {
 	Version       string
 	Module        string   // path of the Go module
 	ModuleVersion string   // empty: Version
-	Packages      []string // relative to the module; each gives one binary
+	Packages      []string // relative to the module; one binary each
 	Requires      []string // further modules, path and version
 	LinkerFlags   string
 	Tags          string
@@ -39,7 +39,7 @@ func (p BuildSpec) dir() (string, error) {
 	return filepath.Join(cache, "podgauge-e2e", p.Cache), err
 }
 
-// BuiltDir returns the folder of the binaries if the binaries are those of p; otherwise an error with the command to build them.
+// BuiltDir returns the folder of the binaries, or an error with the build command if the binaries of p are missing or outdated.
 func (p BuildSpec) BuiltDir() (string, error) {
 	dir, err := p.dir()
 	if err != nil {
@@ -51,14 +51,14 @@ func (p BuildSpec) BuiltDir() (string, error) {
 	return dir, nil
 }
 
-// Binary returns the path of a built binary, or an error with the command to build it.
+// Binary returns the path of a built binary, or an error with the build command.
 func (p BuildSpec) Binary(name string) (string, error) {
 	dir, err := p.BuiltDir()
 	return filepath.Join(dir, name), err
 }
 
-// Build builds the binaries unless they are built. The output of the compiler and the time go to log. A cold build of a program of Kubernetes
-// takes some minutes, 1.5 GB of memory and 2 GB of Go's build cache.
+// Build builds missing binaries and writes the output of the compiler and the duration to log. A cold build of a program of Kubernetes
+// needs some minutes, 1.5 GB of memory and 2 GB of Go's build cache.
 func (p BuildSpec) Build(ctx context.Context, log io.Writer) error {
 	begin := time.Now()
 	dir, err := p.dir()
@@ -100,22 +100,22 @@ func (p BuildSpec) Source(ctx context.Context) (dir string, err error) {
 // module returns the module's path and version.
 func (p BuildSpec) module() string { return p.Module + "@" + cmp.Or(p.ModuleVersion, p.Version) }
 
-// download downloads the module, and decodes the output of `go mod download -json`.
-func (p BuildSpec) download(ctx context.Context, into any) error {
+// download downloads the module and decodes the output of `go mod download -json` into v.
+func (p BuildSpec) download(ctx context.Context, v any) error {
 	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", p.module())
 	download.Dir, download.Env = os.TempDir(), goEnv()
 	out, err := download.Output()
 	if err != nil {
 		return fmt.Errorf("download %s: %w\n%s", p.module(), err, out)
 	}
-	if err := json.Unmarshal(out, into); err != nil {
+	if err := json.Unmarshal(out, v); err != nil {
 		return fmt.Errorf("download %s: %w", p.module(), err)
 	}
 	return nil
 }
 
-// ownTree matches a replace directive with a folder of the module.
-var ownTree = regexp.MustCompile(`(?m)^\s*(?:replace )?(\S+) => \./`)
+// localReplace matches a replace directive with a folder of the module.
+var localReplace = regexp.MustCompile(`(?m)^\s*(?:replace )?(\S+) => \./`)
 
 // prepareModule writes a module with a requirement of p.Module, and returns its folder.
 //
@@ -126,7 +126,7 @@ func (p BuildSpec) prepareModule(ctx context.Context, dir string) (string, error
 	if err := p.download(ctx, &upstream); err != nil {
 		return "", err
 	}
-	theirs, err := os.ReadFile(upstream.GoMod)
+	upstreamMod, err := os.ReadFile(upstream.GoMod)
 	if err != nil {
 		return "", err
 	}
@@ -139,7 +139,7 @@ func (p BuildSpec) prepareModule(ctx context.Context, dir string) (string, error
 	for _, r := range p.Requires {
 		fmt.Fprintf(&text, "require %s\n", r)
 	}
-	for _, name := range ownTree.FindAllSubmatch(theirs, -1) {
+	for _, name := range localReplace.FindAllSubmatch(upstreamMod, -1) {
 		fmt.Fprintf(&text, "replace %s => %s %s\n", name[1], name[1], published)
 	}
 	for _, name := range p.packagePaths() {
@@ -160,7 +160,7 @@ func (p BuildSpec) prepareModule(ctx context.Context, dir string) (string, error
 	return module, nil
 }
 
-// packagePaths returns the packages as the go command takes them.
+// packagePaths returns the import paths of the packages.
 func (p BuildSpec) packagePaths() []string {
 	paths := make([]string, len(p.Packages))
 	for i, name := range p.Packages {

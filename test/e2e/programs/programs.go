@@ -1,4 +1,4 @@
-// Package programs builds the programs of the tests, and keeps the binaries in a cache folder.
+// Package programs builds the programs of the tests and stores the binaries in a cache folder.
 //
 // The Go module of each build is written beside the binaries: all dependencies have the versions of the program's release. Go verifies the
 // sources against the checksum database.
@@ -12,10 +12,10 @@ import (
 // ClusterVersion is the Kubernetes version of a cluster.
 const ClusterVersion = "v1.37.1"
 
-// OlderVersion is a Kubernetes version whose kubelet has no Pods API.
+// OlderVersion is a Kubernetes version without the kubelet's Pods API.
 const OlderVersion = "v1.36.3"
 
-// KubeletVersions returns the versions under test. The first is that of tests without KUBELET_VERSION.
+// KubeletVersions returns the versions under test. The first is the default without KUBELET_VERSION.
 func KubeletVersions() []string { return []string{ClusterVersion, OlderVersion} }
 
 // Kubelet returns the kubelet of a version.
@@ -36,15 +36,15 @@ func kubernetesFlags(version string) string {
 const containerdModule = "github.com/containerd/containerd/v2"
 
 var (
-	// Containerd is for CDI, which Debian's containerd 1.6 lacks. The build has no snapshotters that need C libraries. Each containerd needs the
-	// shim of its own version.
+	// Containerd supports CDI, unlike Debian's containerd 1.6. The build excludes snapshotters with C libraries. Each containerd needs the
+	// shim of the same version.
 	Containerd = BuildSpec{
 		Name: "containerd", Version: "v2.4.2", Module: containerdModule, Cache: "containerd-v2.4.2",
 		Packages:    []string{"cmd/containerd", "cmd/containerd-shim-runc-v2"},
 		LinkerFlags: "-s -w -X " + containerdModule + "/version.Version=v2.4.2",
 		Tags:        "no_btrfs,no_devmapper,no_zfs",
 	}
-	// ControlPlane is that of the cluster, with kubectl.
+	// ControlPlane has the programs of the control plane, and kubectl.
 	ControlPlane = BuildSpec{
 		Name: "control-plane", Version: ClusterVersion, Module: "k8s.io/kubernetes", Cache: ClusterVersion,
 		Packages: []string{
@@ -58,20 +58,20 @@ var (
 		Packages:    []string{"cmd/helm"},
 		LinkerFlags: "-s -w -X helm.sh/helm/v4/internal/version.version=v4.3.1",
 	}
-	// KubeStateMetrics is for the phases of pods in alerts.
+	// KubeStateMetrics exports the pod phases for alerts.
 	KubeStateMetrics = BuildSpec{
 		Name: "kube-state-metrics", Version: "v2.20.0", Module: "k8s.io/kube-state-metrics/v2", Cache: "kube-state-metrics-v2.20.0",
 		Packages:    []string{"."},
 		LinkerFlags: "-s -w",
 	}
-	// PrometheusOperator is for the chart's monitors and rules.
+	// PrometheusOperator reads the chart's monitors and rules.
 	PrometheusOperator = BuildSpec{
 		Name: "prometheus-operator", Version: "v0.93.1", Module: "github.com/prometheus-operator/prometheus-operator", Cache: "prometheus-operator-v0.93.1",
 		Packages:    []string{"cmd/operator", "cmd/prometheus-config-reloader"},
 		Requires:    []string{"cloud.google.com/go v0.112.0"}, // older versions have a package that moved to a different module
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=0.93.1",
 	}
-	// Prometheus has the discovery of pods, which Debian's build lacks.
+	// Prometheus supports Kubernetes service discovery, unlike Debian's build.
 	Prometheus = BuildSpec{
 		Name: "prometheus", Version: "v3.13.1", Module: "github.com/prometheus/prometheus", ModuleVersion: "v0.313.1", Cache: "prometheus-v3.13.1",
 		Packages:    []string{"cmd/prometheus"},

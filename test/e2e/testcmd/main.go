@@ -1,5 +1,5 @@
-// Command testcmd is the program of the test image, and the first process of the node's PID namespace. The arguments select the action of a
-// container.
+// Command testcmd is the program /box of the test image, and the first process of the node's PID namespace. The arguments select the action
+// of a container.
 package main
 
 import (
@@ -23,7 +23,7 @@ box exit <status>      at once
 box env                prints its environment, sorted
 `
 
-// readyName is the name of the process once SIGTERM does not kill it (EndPod in test/e2e).
+// readyName is the name of the process after it handles SIGTERM. EndPod in test/e2e waits for this name.
 const readyName = "box-ready"
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -31,7 +31,7 @@ func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 func run(args []string, stdout, stderr io.Writer) int {
 	terminated := make(chan os.Signal, 1)
 	signal.Notify(terminated, syscall.SIGTERM, syscall.SIGINT)
-	_ = os.WriteFile("/proc/self/comm", []byte(readyName), 0) // of no effect outside Linux
+	_ = os.WriteFile("/proc/self/comm", []byte(readyName), 0) // no effect outside Linux
 	go reapOrphans()
 	status, err := runCommand(args, terminated, stdout)
 	if err != nil {
@@ -94,11 +94,11 @@ func startChildren(children int) error {
 	return nil
 }
 
-// reapOrphans waits for orphans, such as the shims of containerd: their parent is the first process of the PID namespace.
+// reapOrphans waits for orphans, such as containerd's shims. The first process of a PID namespace is their parent.
 func reapOrphans() {
-	died := make(chan os.Signal, 1)
-	signal.Notify(died, syscall.SIGCHLD)
-	for range died {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGCHLD)
+	for range ended {
 		for {
 			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); err != nil || pid <= 0 {
 				break

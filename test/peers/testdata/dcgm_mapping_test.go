@@ -27,7 +27,7 @@ const (
 	counterCount = 25
 )
 
-// TestMapping runs PEERS_ROUNDS scrapes, and prints CPU time in ns, allocations and series of each.
+// TestMapping runs PEERS_ROUNDS scrapes and prints CPU time in ns, memory allocations and series of each scrape.
 func TestMapping(t *testing.T) {
 	rounds, err := strconv.Atoi(os.Getenv("PEERS_ROUNDS"))
 	if err != nil {
@@ -44,7 +44,7 @@ func TestMapping(t *testing.T) {
 	}
 	mapper := transformation.NewPodMapper(config)
 	for range rounds {
-		time.Sleep(1100 * time.Millisecond) // as podgauge is scraped
+		time.Sleep(1100 * time.Millisecond) // the interval of podgauge's scrapes
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		begin := cpuTime(t)
@@ -66,7 +66,7 @@ func TestMapping(t *testing.T) {
 	}
 }
 
-// newMetrics returns the metrics that toMetric makes of DCGM's answers.
+// newMetrics returns metrics as toMetric creates them from DCGM's responses.
 func newMetrics() collector.MetricsByCounter {
 	metrics := collector.MetricsByCounter{}
 	for i := range counterCount {
@@ -85,7 +85,7 @@ func newMetrics() collector.MetricsByCounter {
 // uuid returns the UUID of a GPU of the stand-in.
 func uuid(gpu int) string { return fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", gpu) }
 
-// gpus is the device information of whole GPUs.
+// gpus provides the device information of whole GPUs.
 type gpus struct{ deviceinfo.Provider }
 
 func (gpus) GPUCount() uint { return gpuCount }

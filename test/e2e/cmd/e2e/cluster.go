@@ -14,7 +14,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
-// repoRoot is the repository's, seen from test/e2e.
+// repoRoot is the repository root, relative to test/e2e.
 const repoRoot = "../.."
 
 // runCluster runs a cluster until ctx is done. Its node has the image of podgauge-sim under the tag of the chart.
@@ -47,11 +47,11 @@ func runCluster(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	wanted := imagePattern.FindStringSubmatch(objects)
-	if wanted == nil {
-		return errors.New("the chart asks for no image")
+	match := imagePattern.FindStringSubmatch(objects)
+	if match == nil {
+		return errors.New("the manifest of the chart has no image")
 	}
-	if err := n.TagImage(ctx, image, wanted[1]); err != nil {
+	if err := n.TagImage(ctx, image, match[1]); err != nil {
 		return err
 	}
 	if err := n.TagImage(ctx, node.TestImage, pauseImage); err != nil {
@@ -68,10 +68,10 @@ func runCluster(ctx context.Context, out io.Writer) (err error) {
 	return nil
 }
 
-// imagePattern is the chart's.
+// imagePattern matches the image in the chart's manifest.
 var imagePattern = regexp.MustCompile(`(?m)^ +image: "?([^"\n]+)"?$`)
 
-// pauseImage is the image of deploy/pod.yaml. The program of the tests replaces it.
+// pauseImage is the image of deploy/pod.yaml. The test image replaces it, so that no registry is needed.
 const pauseImage = "registry.k8s.io/pause:3.10"
 
 const instructions = `%s is ready: Kubernetes %s, with the image %s. Ctrl-C removes the cluster. In another terminal, as root:

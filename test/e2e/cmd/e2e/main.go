@@ -19,8 +19,8 @@ import (
 
 const usage = `usage, in test/e2e and as root:
   go run ./cmd/e2e setup [version ...|all]   installs missing packages, builds containerd and missing kubelets (default ` + programs.ClusterVersion + `)
-  go run ./cmd/e2e setup cluster|monitoring  the same, and the control plane of a cluster; with monitoring also Prometheus
-  go run ./cmd/e2e cluster                   has a cluster of one node in this terminal, with the image of make image, until Ctrl-C
+  go run ./cmd/e2e setup cluster|monitoring  also builds the control plane of a cluster; monitoring also builds Prometheus
+  go run ./cmd/e2e cluster                   runs a cluster of one node until Ctrl-C, with the image of make image
   go run ./cmd/e2e clean                     removes leftovers of a run: processes, cgroups, network link, folders with the logs
 `
 
