@@ -2,7 +2,7 @@ module github.com/podgauge/podgauge
 
 go 1.26.0
 
-// npm packages may have Go in them.
+// npm packages may contain Go files.
 ignore ./test/dashboards/schema/node_modules
 
 require (

@@ -86,5 +86,5 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-// A module of its own keeps Kubernetes' client out of the daemon's dependencies.
+// A separate module keeps the dependencies of kubectl-podgauge out of the daemon's.
 replace github.com/podgauge/podgauge => ../..

@@ -30,7 +30,7 @@ cosign generate-key-pair --output-key-prefix "$tmp/other"
 serve "$tmp/remote"
 SIGN="--key $tmp/release.key --use-signing-config=false --tlog-upload=false" deploy/release/publish.sh "$registry"
 
-# verify runs a cosign command with the name of the key.
+# verify runs a cosign command with a public key, given by name.
 verify() {
     command=$1 key=$2
     shift 2
@@ -59,7 +59,7 @@ fails verify verify-blob release --bundle "$files/checksums.txt.sigstore.json" "
 helm pull --plain-http "oci://$registry/charts/podgauge" --version "$number" --destination "$tmp"
 cmp "$tmp/podgauge-$number.tgz" "$files/podgauge-$number.tgz"
 if helm show readme "$tmp/podgauge-$number.tgz" | grep -n '](\.\|](examples'; then die "the chart's README has relative links"; fi
-helm template podgauge "$tmp/podgauge-$number.tgz" | grep -q "image: \"\?ghcr.io/podgauge/podgauge:$VERSION\"\?$" || die "the chart asks for another image"
+helm template podgauge "$tmp/podgauge-$number.tgz" | grep -q "image: \"\?ghcr.io/podgauge/podgauge:$VERSION\"\?$" || die "the chart has a different image"
 
 images=
 for arch in ${ARCH:-amd64 arm64}; do images="$images $PWD/bin/podgauge-image-$arch.tar $PWD/bin/podgauge-sim-image-$arch.tar"; done
