@@ -11,43 +11,42 @@ import (
 	"time"
 )
 
-// Rules look back for hours. Of that time promtool makes blocks: a node's first scrape, as if it
-// had always been so, but for what some rules want to have been otherwise.
+// Some rules evaluate hours. promtool creates blocks for this time: constant series of a node's first scrape, except for the series of
+// backfillRules.
 const (
 	backfillDuration = 3*time.Hour + 10*time.Minute
 	backfillStep     = 2 * time.Minute
 )
 
-// backfillRule is what was otherwise: of series that begin so, the value by how long ago it was; NaN leaves
-// it out. In what begins with a name twice, the first counts.
+// backfillRule changes the past values of series with a prefix. The value is a function of the age; an empty value has no sample.
 type backfillRule struct {
-	series string // up to some label
-	source string // the series that it was, instead; empty: the same
-	value  func(ago time.Duration, now string) string
+	series string // prefix
+	source string // UUID of the past series; empty: the same
+	value  func(ago time.Duration, current string) string
 }
 
-// lastGPU is the node's last, and removedGPU one that was there until half an hour ago.
+// lastGPU is the node's last GPU; removedGPU existed until half an hour ago.
 const (
 	lastGPU    = "GPU-0000a106-5eed-4000-8000-000000000006"
 	removedGPU = "GPU-0000a108-5eed-4000-8000-000000000008"
 )
 
-// backfillRules are what rules look back for.
+// backfillRules are the past values for alerts that evaluate hours.
 var backfillRules = []backfillRule{
-	// PodgaugeDeviceFlapping: one that came back four times within three hours.
-	{`nvidia_gpu_health_flaps_total{`, "", func(ago time.Duration, now string) string {
+	// PodgaugeDeviceFlapping: a device that recovered four times within three hours.
+	{`nvidia_gpu_health_flaps_total{`, "", func(ago time.Duration, _ string) string {
 		return fmt.Sprint(int((backfillDuration - ago) / (45 * time.Minute)))
 	}},
-	// PodgaugeDeviceMissing: one that is not there any more.
-	{`nvidia_gpu_up{`, removedGPU, func(ago time.Duration, now string) string {
+	// PodgaugeDeviceMissing: a removed device.
+	{`nvidia_gpu_up{`, removedGPU, func(ago time.Duration, current string) string {
 		if ago < 30*time.Minute {
 			return ""
 		}
-		return now
+		return current
 	}},
 }
 
-// backfill makes blocks of a node's past in data.
+// backfill creates blocks of a node's past in data.
 func backfill(t *testing.T, dir, data string, n *simNode, scrape string, now time.Time) (samples int) {
 	t.Helper()
 	name := filepath.Join(dir, "past.txt")
@@ -89,7 +88,7 @@ func (w backfillSeries) value(ago time.Duration) string {
 	return w.rule.value(ago, w.current)
 }
 
-// seriesOf are those of a scrape, as Prometheus would have them, and those that were otherwise.
+// seriesOf returns the series of a scrape with their target labels, and the additional series of backfillRules.
 func seriesOf(scrape string, n *simNode) (all []backfillSeries) {
 	for line := range strings.Lines(scrape) {
 		end := strings.LastIndex(line, " ")
@@ -113,7 +112,7 @@ func seriesOf(scrape string, n *simNode) (all []backfillSeries) {
 	return all
 }
 
-// withTargetLabels is a series with the labels of its target.
+// withTargetLabels returns a series with the labels of its target.
 func withTargetLabels(series string, n *simNode) string {
 	target := fmt.Sprintf(`cluster=%q,node=%q,instance=%q,job="podgauge"`, n.cluster, n.name, n.address)
 	name, labels, ok := strings.Cut(series, "{")

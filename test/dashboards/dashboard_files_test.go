@@ -1,6 +1,5 @@
-// Package dashboards has real Prometheus answer what the dashboards ask, and evaluate the rules,
-// over simulated nodes on which a script has things happen; and it has Grafana's schema read the
-// dashboards. It is a module of its own, so that Prometheus' client stays out of podgauge's go.sum.
+// Package dashboards runs the dashboards' queries and evaluates the rules in a real Prometheus, which scrapes simulated nodes with
+// scripted faults and pods. It also checks the dashboards against Grafana's schema.
 package dashboards
 
 import (
@@ -19,9 +18,9 @@ const (
 	recordingsFile = "../../deploy/rules/podgauge.recording.yaml"
 )
 
-// dashboardFile is what a dashboard's file asks for.
+// dashboardFile has the queries and variables of a dashboard's file.
 type dashboardFile struct {
-	Name       string `json:"-"` // the file's, without .json
+	Name       string `json:"-"` // of the file, without .json
 	Title      string `json:"title"`
 	Templating struct {
 		List []boardVariable `json:"list"`
@@ -37,7 +36,7 @@ type dashboardFile struct {
 		Type     string        `json:"type"`
 		Interval string        `json:"interval"` // shortest step
 		Targets  []boardTarget `json:"targets"`
-		// Transformations are Grafana's to read.
+		// Transformations are passed to Grafana.
 		Transformations json.RawMessage `json:"transformations"`
 	} `json:"panels"`
 }
@@ -58,12 +57,12 @@ type boardTarget struct {
 	Instant bool   `json:"instant"`
 }
 
-// panelQuery is one query of a panel, or of an annotation.
+// panelQuery is a query of a panel or annotation.
 type panelQuery struct {
 	boardTarget
 	board    *dashboardFile
 	location string // "fleet: Power: A"
-	interval string // of a panel with steps longer than a run, which is asked at single times
+	interval string // of a panel with steps longer than a run, which is queried at single times
 }
 
 func readDashboards(t *testing.T) (all []*dashboardFile) {
@@ -86,7 +85,7 @@ func readDashboards(t *testing.T) (all []*dashboardFile) {
 	return all
 }
 
-// queries are all that a dashboard asks, apart from its variables.
+// queries returns all queries of a dashboard except those of its variables.
 func (b *dashboardFile) queries() (all []panelQuery) {
 	for _, n := range b.Annotations.List {
 		all = append(all, panelQuery{n.Target, b, b.Name + ": annotation " + n.Name, ""})
@@ -99,7 +98,7 @@ func (b *dashboardFile) queries() (all []panelQuery) {
 	return all
 }
 
-// alertOrRecording is one of a file of rules.
+// alertOrRecording is a rule of a file.
 type alertOrRecording struct {
 	Alert, Record, Expr string
 }
@@ -110,13 +109,13 @@ func readRules(t *testing.T, file string) (all []alertOrRecording) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var of struct {
+	var content struct {
 		Groups []struct{ Rules []alertOrRecording }
 	}
-	if err := yaml.Unmarshal(text, &of); err != nil {
+	if err := yaml.Unmarshal(text, &content); err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
-	for _, g := range of.Groups {
+	for _, g := range content.Groups {
 		all = append(all, g.Rules...)
 	}
 	if len(all) == 0 {

@@ -16,21 +16,21 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// For how long the scripts are watched, and then the alerts that tell of nobody's being there.
+// scriptDuration is the duration of the scripts; shutdownDuration is the time for the alerts about stopped nodes.
 const (
 	scriptDuration   = 190 * time.Second
 	shutdownDuration = 6 * scrapeInterval
 )
 
-// skipUnlessEnabled skips what takes minutes, and what a machine with Go alone lacks.
+// skipUnlessEnabled skips tests that take minutes and need more programs than Go.
 func skipUnlessEnabled(t *testing.T) {
 	t.Helper()
 	if os.Getenv("PODGAUGE_DASHBOARDS") == "" {
-		t.Skip("make dashboards-check runs it")
+		t.Skip("only with make dashboards-check")
 	}
 }
 
-// dashboardRun is one run.
+// dashboardRun is a run of the test.
 type dashboardRun struct {
 	prometheus.API
 	*testing.T
@@ -38,9 +38,9 @@ type dashboardRun struct {
 	queryCount, seriesCount int
 }
 
-// TestDashboardsAnswer: real Prometheus scrapes nodes on which the scripts have things happen.
-// Each query of the dashboards, each recording rule and each alert has to come to something.
-func TestDashboardsAnswer(t *testing.T) {
+// TestDashboardQueries checks that each query of the dashboards and each recording rule has series, and that each alert is active.
+// A real Prometheus scrapes simulated nodes with scripts.
+func TestDashboardQueries(t *testing.T) {
 	skipUnlessEnabled(t)
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
@@ -49,12 +49,12 @@ func TestDashboardsAnswer(t *testing.T) {
 	scrape := nodes[0].waitForMetrics(t, `pod="serve.v2-0"`, `pod="notebook-0"`, `pod="embed-1"`)
 	samples := backfill(t, dir, data, nodes[0], scrape, time.Now())
 	writePrometheusConfig(t, dir, nodes, kubeStateMetrics(t, nodes, begun))
-	asks, url := startPrometheus(t, dir, data)
-	c := &dashboardRun{API: asks, T: t}
+	client, url := startPrometheus(t, dir, data)
+	c := &dashboardRun{API: client, T: t}
 	c.begin = time.Now()
-	t.Logf("%d samples of the past; Prometheus after %s", samples, time.Since(begun).Round(time.Second))
+	t.Logf("%d backfilled samples; Prometheus is ready after %s", samples, time.Since(begun).Round(time.Second))
 
-	told := c.collectAlerts(begun.Add(scriptDuration))
+	alerts := c.collectAlerts(begun.Add(scriptDuration))
 	c.end = time.Now()
 	c.checkDashboards(readDashboards(t))
 	c.checkTables(readDashboards(t))
@@ -65,11 +65,11 @@ func TestDashboardsAnswer(t *testing.T) {
 			t.Errorf("%s: %v", n.name, err)
 		}
 	}
-	c.checkAlerts(append(told, c.collectAlerts(time.Now().Add(shutdownDuration))...))
-	t.Logf("%d queries, %d series came of them; %d alerts; %s", c.queryCount, c.seriesCount, len(readRules(t, rulesFile)), time.Since(begun).Round(time.Second))
+	c.checkAlerts(append(alerts, c.collectAlerts(time.Now().Add(shutdownDuration))...))
+	t.Logf("%d queries, %d series, %d alerts; %s", c.queryCount, c.seriesCount, len(readRules(t, rulesFile)), time.Since(begun).Round(time.Second))
 }
 
-// startNodes starts them all; the first is the one that gets a past.
+// startNodes starts all nodes; the first node gets the backfill.
 func startNodes(t *testing.T, dir string) []*simNode {
 	t.Helper()
 	shared := filepath.Join(dir, "shared.yaml")
@@ -89,7 +89,7 @@ func startNodes(t *testing.T, dir string) []*simNode {
 	}
 }
 
-// collectAlerts takes down the alerts until a time.
+// collectAlerts returns the alerts up to a time.
 func (c *dashboardRun) collectAlerts(end time.Time) (all []prometheus.Alert) {
 	for time.Now().Before(end) {
 		all = append(all, c.alerts()...)
@@ -107,7 +107,7 @@ func (c *dashboardRun) alerts() []prometheus.Alert {
 	return now.Alerts
 }
 
-// alertStates is how far alerts have come, by name and node.
+// alertStates has the states of alerts by name and node.
 type alertStates map[string]map[string]prometheus.AlertState
 
 func alertStatesOf(all []prometheus.Alert) alertStates {
@@ -124,23 +124,22 @@ func alertStatesOf(all []prometheus.Alert) alertStates {
 	return active
 }
 
-// alertErrors are alerts that were not active where they were to be, and what alerts say that is
-// not whole.
+// alertErrors returns the expected alerts that were not active, and incomplete texts of alerts.
 func alertErrors(expected map[string]expectedAlert, all []prometheus.Alert) (wrong []string) {
-	active, said := alertStatesOf(all), map[string]bool{}
+	active, badTexts := alertStatesOf(all), map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(expected)) {
 		if _, ok := active[name][expected[name].node]; !ok {
-			wrong = append(wrong, fmt.Sprintf("%s was not active on %q, but on %v", name, expected[name].node, active[name]))
+			wrong = append(wrong, fmt.Sprintf("%s: not active on %q, but on %v", name, expected[name].node, active[name]))
 		}
 	}
 	for _, a := range all {
-		for of, text := range a.Annotations {
+		for name, text := range a.Annotations {
 			if text == "" || strings.Contains(string(text), "<no value>") || strings.Contains(string(text), "<error") {
-				said[fmt.Sprintf("%s: %s: %q", a.Labels["alertname"], of, text)] = true
+				badTexts[fmt.Sprintf("%s: %s: %q", a.Labels["alertname"], name, text)] = true
 			}
 		}
 	}
-	return append(wrong, slices.Sorted(maps.Keys(said))...)
+	return append(wrong, slices.Sorted(maps.Keys(badTexts))...)
 }
 
 // checkAlerts checks the alerts of a run.
@@ -155,10 +154,10 @@ func (c *dashboardRun) checkAlerts(all []prometheus.Alert) {
 			firing++
 		}
 	}
-	c.Logf("%d of %d alerts have fired, the others were pending: %v", firing, len(expected), alertStatesOf(all))
+	c.Logf("%d of %d alerts fired, the others were pending: %v", firing, len(expected), alertStatesOf(all))
 }
 
-// checkRecordings wants series of each rule, of this run.
+// checkRecordings checks that each recording rule has series.
 func (c *dashboardRun) checkRecordings(all []alertOrRecording) {
 	for _, r := range all {
 		if n := c.countAt(r.Record, c.end); n == 0 {
@@ -168,58 +167,58 @@ func (c *dashboardRun) checkRecordings(all []alertOrRecording) {
 	c.Logf("%d recording rules", len(all))
 }
 
-// checkBackfill has promtool work the rules out over the past, as docs/reference/dashboards.md says.
+// checkBackfill evaluates the rules over the past with promtool, as documented in docs/reference/dashboards.md.
 func (c *dashboardRun) checkBackfill(url, blocks string) {
 	end := c.begin.Add(-10 * time.Minute)
 	out, err := exec.Command("promtool", "tsdb", "create-blocks-from", "rules", "--url="+url, "--output-dir="+blocks,
 		"--start="+end.Add(-2*time.Hour).Format(time.RFC3339), "--end="+end.Format(time.RFC3339), recordingsFile).CombinedOutput()
 	made, globErr := filepath.Glob(blocks + "/*/meta.json")
 	if err != nil || globErr != nil || len(made) == 0 {
-		c.Errorf("promtool has made %d blocks of the past: %v\n%s", len(made), err, tail(string(out), 2000))
+		c.Errorf("promtool: got %d blocks of the past, want some: %v\n%s", len(made), err, tail(string(out), 2000))
 	}
 }
 
-// selection is a state of a dashboard's variables.
+// selection is a set of values of a dashboard's variables.
 type selection struct {
-	offered   map[string][]string
-	all, each variableValues // with All where it can be chosen, and with each value chosen
+	options   map[string][]string
+	all, each variableValues // with All, if possible, and with all values selected
 }
 
-// checkDashboards asks what the dashboards ask: with All, with each value chosen, and with each alone.
+// checkDashboards runs the queries of the dashboards with All, with all values selected, and with each value alone.
 func (c *dashboardRun) checkDashboards(all []*dashboardFile) {
-	answered := map[string]bool{}
+	hasSeries := map[string]bool{}
 	for _, b := range all {
 		selections := c.selections(b)
 		for _, q := range b.queries() {
-			n, chosen := 0, 0
+			n, selected := 0, 0
 			for _, s := range selections {
 				n += c.countPanelSeries(q, s.all)
-				chosen += c.countPanelSeries(q, s.each)
+				selected += c.countPanelSeries(q, s.each)
 			}
-			answered[q.location] = n > 0
+			hasSeries[q.location] = n > 0
 			c.seriesCount += n
 			if n == 0 && expectedEmpty[q.location] == "" {
-				c.Errorf("%s: nothing comes of %s", q.location, q.Expr)
+				c.Errorf("%s: no series with All: %s", q.location, q.Expr)
 			}
-			if n > 0 && chosen == 0 && expectedEmpty[q.location] == "" {
-				c.Errorf("%s: nothing comes of it where each value is chosen, in place of All: %s", q.location, q.Expr)
+			if n > 0 && selected == 0 && expectedEmpty[q.location] == "" {
+				c.Errorf("%s: no series with all values selected: %s", q.location, q.Expr)
 			}
 			c.checkValues(q, selections[0].all)
 		}
 		c.checkSingleValues(b, selections)
 	}
-	for _, where := range slices.Sorted(maps.Keys(expectedEmpty)) {
-		if answered[where] {
-			c.Errorf("%s: it is said to be empty, and is answered", where)
+	for _, location := range slices.Sorted(maps.Keys(expectedEmpty)) {
+		if hasSeries[location] {
+			c.Errorf("%s: got series, want none", location)
 		}
 	}
 }
 
-// selections returns the selections of a dashboard: one, or one for each value of the variable that has a single value.
+// selections returns the selections of a dashboard: a single one, or one for each value of a single-value variable.
 func (c *dashboardRun) selections(b *dashboardFile) []selection {
 	all := []selection{{map[string][]string{}, variableValues{}, variableValues{}}}
 	for _, v := range b.Templating.List {
-		offered := false
+		hasOptions := false
 		var next []selection
 		for _, s := range all {
 			switch {
@@ -228,32 +227,32 @@ func (c *dashboardRun) selections(b *dashboardFile) []selection {
 			case v.Type != "query":
 			default:
 				found := c.labelValues(b, v, s.all)
-				offered = offered || len(found) > 0
+				hasOptions = hasOptions || len(found) > 0
 				if !v.Multi {
 					for _, value := range found {
-						one := selection{maps.Clone(s.offered), maps.Clone(s.all), maps.Clone(s.each)}
-						one.offered[v.Name], one.all[v.Name], one.each[v.Name] = []string{value}, value, value
+						one := selection{maps.Clone(s.options), maps.Clone(s.all), maps.Clone(s.each)}
+						one.options[v.Name], one.all[v.Name], one.each[v.Name] = []string{value}, value, value
 						next = append(next, one)
 					}
 					continue
 				}
-				s.offered[v.Name], s.all[v.Name], s.each[v.Name] = found, v.allValue(found), alternatives(found)
+				s.options[v.Name], s.all[v.Name], s.each[v.Name] = found, v.allValue(found), alternatives(found)
 			}
 			next = append(next, s)
 		}
-		if v.Type == "query" && !offered {
-			c.Errorf("%s: $%s offers nothing", b.Name, v.Name)
+		if v.Type == "query" && !hasOptions {
+			c.Errorf("%s: $%s has no values", b.Name, v.Name)
 		}
 		all = next
 	}
 	if len(all) == 0 {
-		c.Fatalf("%s: nothing can be selected", b.Name)
+		c.Fatalf("%s: no selection", b.Name)
 	}
 	return all
 }
 
-// labelValues returns the values that a variable offers.
-func (c *dashboardRun) labelValues(b *dashboardFile, v boardVariable, values variableValues) (offered []string) {
+// labelValues returns the values of a variable.
+func (c *dashboardRun) labelValues(b *dashboardFile, v boardVariable, values variableValues) (options []string) {
 	series, label, err := v.labelValuesQuery()
 	if err == nil {
 		series, err = c.expandVariables(series, values)
@@ -267,12 +266,12 @@ func (c *dashboardRun) labelValues(b *dashboardFile, v boardVariable, values var
 		c.Errorf("%s: $%s: %v", b.Name, v.Name, err)
 	}
 	for _, value := range found {
-		offered = append(offered, string(value))
+		options = append(options, string(value))
 	}
-	return offered
+	return options
 }
 
-// checkValues compares the values at the end of the run with the expected ones.
+// checkValues compares the values at the end of the run with the expected values.
 func (c *dashboardRun) checkValues(q panelQuery, values variableValues) {
 	c.Helper()
 	if expectedValues[q.location] == nil {
@@ -286,19 +285,19 @@ func (c *dashboardRun) checkValues(q panelQuery, values variableValues) {
 		}
 		found[labels.String()] = s.Value
 	}
-	for of, want := range expectedValues[q.location] {
-		if got, ok := found[of]; !ok || got != want {
-			c.Errorf("%s: %s is %v (%t), want %v; all: %v", q.location, of, got, ok, want, found)
+	for labels, want := range expectedValues[q.location] {
+		if got, ok := found[labels]; !ok || got != want {
+			c.Errorf("%s: %s: got %v (found: %t), want %v; all: %v", q.location, labels, got, ok, want, found)
 		}
 	}
 }
 
-// checkSingleValues chooses each value of each variable alone: something has to be shown of it. A hidden variable always has all values.
+// checkSingleValues checks that each single value of a variable selects series. A hidden variable always has all values.
 func (c *dashboardRun) checkSingleValues(b *dashboardFile, selections []selection) {
 	for _, v := range b.Templating.List {
 		shown := map[string]bool{}
 		for _, s := range selections {
-			for _, value := range s.offered[v.Name] {
+			for _, value := range s.options[v.Name] {
 				one := maps.Clone(s.all)
 				if v.Multi {
 					one[v.Name] = alternatives([]string{value})
@@ -308,16 +307,16 @@ func (c *dashboardRun) checkSingleValues(b *dashboardFile, selections []selectio
 				})
 			}
 		}
-		for value, is := range shown {
-			if !is {
-				c.Errorf("%s: nothing is shown of %s %q", b.Name, v.Name, value)
+		for value, ok := range shown {
+			if !ok {
+				c.Errorf("%s: no series with $%s = %q", b.Name, v.Name, value)
 			}
 		}
 	}
 }
 
-// countPanelSeries is how many series come of a panel's query. One of an instant is asked as at the end, and
-// then further and further back: what it shows may have been over by then.
+// countPanelSeries returns the number of series of a panel's query. An instant query runs at the end and, without series, at earlier
+// times, because its series may have ended.
 func (c *dashboardRun) countPanelSeries(q panelQuery, values variableValues) int {
 	c.Helper()
 	if q.interval != "" {
@@ -340,7 +339,7 @@ func (c *dashboardRun) countPanelSeries(q panelQuery, values variableValues) int
 	return 0
 }
 
-// countOverRange asks for the whole range.
+// countOverRange returns the number of series of a query over the whole range.
 func (c *dashboardRun) countOverRange(expr string) int {
 	c.Helper()
 	c.queryCount++

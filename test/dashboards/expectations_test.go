@@ -11,13 +11,12 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// expectedEmpty are the queries to which nothing is the right answer here, and why. One that is answered
-// is an error, and so is one that no dashboard asks.
+// expectedEmpty are the queries without series, with the reason. A listed query with series is an error, and so is an unknown query.
 var expectedEmpty = map[string]string{
 	"podgauge: Unsupported families: A": "a simulated driver supports all families",
 }
 
-// price is typed into the variables of prices.
+// price is the value of the price variables.
 const price = "0.5"
 
 // expectedValues are values at the end of a run, counted by hand from the scripts: node-a has two MIG devices 1g.10gb, one of them
@@ -36,24 +35,24 @@ var expectedValues = map[string]map[string]float64{
 	"fleet: Unallocated devices and pending pods: B": {`{resource="nvidia_com_gpu"}`: 4},
 }
 
-// expectedAlert is where an alert has to be active in a run, and by what.
+// expectedAlert is the node of an active alert in a run, and its cause.
 type expectedAlert struct {
-	node  string // none is absent()'s
+	node  string // empty without a node label
 	cause alertCause
 }
 
 type alertCause string
 
 const (
-	causeScript   alertCause = "what the node's script has happen, or its flags"
-	causeBackfill alertCause = "blocks of its past, which promtool makes"
-	causeShutdown alertCause = "the end of all podgauges"
+	causeScript   alertCause = "the node's script or flags"
+	causeBackfill alertCause = "backfilled blocks"
+	causeShutdown alertCause = "the stop of all nodes"
 )
 
 // usualAlert applies to alerts without a row in unusualAlerts.
 var usualAlert = expectedAlert{"node-a", causeScript}
 
-// unusualAlerts are active on another node, or by another cause.
+// unusualAlerts are active on another node, or for another cause.
 var unusualAlerts = map[string]expectedAlert{
 	"PodgaugeDeviceFlapping": {"node-a", causeBackfill},
 	"PodgaugeDeviceMissing":  {"node-a", causeBackfill},
@@ -85,47 +84,47 @@ func expectedAlerts(t *testing.T) map[string]expectedAlert {
 	}
 	for alert, e := range unusualAlerts {
 		if expected[alert] == (expectedAlert{}) {
-			t.Errorf("no alert is called %s", alert)
+			t.Errorf("unknown alert %s", alert)
 		}
 		expected[alert] = e
 	}
 	return expected
 }
 
-// lookBackPattern are what an expression looks back for.
-var lookBackPattern = regexp.MustCompile(`(\[|offset )\d+[hd]`)
+// longRangePattern matches ranges and offsets of hours or days.
+var longRangePattern = regexp.MustCompile(`(\[|offset )\d+[hd]`)
 
-// TestTables: the alerts and queries of the tables exist.
+// TestTables checks that the alerts and queries of the tables exist.
 func TestTables(t *testing.T) {
 	expected := expectedAlerts(t)
 	for _, r := range readRules(t, rulesFile) {
-		if looksBack := lookBackPattern.MatchString(r.Expr); expected[r.Alert].cause == causeBackfill && !looksBack {
-			t.Errorf("%s does not look back for hours: a script can show it", r.Alert)
+		if longRange := longRangePattern.MatchString(r.Expr); expected[r.Alert].cause == causeBackfill && !longRange {
+			t.Errorf("%s does not evaluate hours: use a script instead of the backfill", r.Alert)
 		}
 	}
-	asked := map[string]bool{}
+	queries := map[string]bool{}
 	for _, b := range readDashboards(t) {
 		for _, q := range b.queries() {
-			if asked[q.location] {
-				t.Errorf("%s: two are called so", q.location)
+			if queries[q.location] {
+				t.Errorf("duplicate query %s", q.location)
 			}
-			asked[q.location] = true
+			queries[q.location] = true
 		}
 	}
-	for where := range expectedValues {
-		if !asked[where] {
-			t.Errorf("%s: no query is called so", where)
+	for location := range expectedValues {
+		if !queries[location] {
+			t.Errorf("unknown query %s", location)
 		}
 	}
-	for where, why := range expectedEmpty {
-		if !asked[where] || strings.TrimSpace(why) == "" {
-			t.Errorf("%s: nobody asks that, or it is not said why nothing comes of it", where)
+	for location, reason := range expectedEmpty {
+		if !queries[location] || strings.TrimSpace(reason) == "" {
+			t.Errorf("%s: unknown query, or no reason", location)
 		}
 	}
 }
 
-// TestAlertFaults: what is wrong with a run's alerts is found.
-func TestAlertFaults(t *testing.T) {
+// TestAlertErrors checks that alertErrors finds the errors of a run's alerts.
+func TestAlertErrors(t *testing.T) {
 	alert := func(name, node, summary string) prometheus.Alert {
 		return prometheus.Alert{
 			Labels:      model.LabelSet{"alertname": model.LabelValue(name), "node": model.LabelValue(node)},
@@ -135,23 +134,23 @@ func TestAlertFaults(t *testing.T) {
 	expected := expectedAlerts(t)
 	var all []prometheus.Alert
 	for _, name := range slices.Sorted(maps.Keys(expected)) {
-		all = append(all, alert(name, expected[name].node, "it is so"))
+		all = append(all, alert(name, expected[name].node, "a summary"))
 	}
 	if wrong := alertErrors(expected, all); len(wrong) > 0 {
-		t.Errorf("nothing is wrong, and yet: %q", wrong)
+		t.Errorf("valid alerts: got errors %q", wrong)
 	}
-	for says, spoil := range map[string]func(a *prometheus.Alert){
-		`PodgaugeAbsent was not active on "", but on map[]`: func(a *prometheus.Alert) { a.Labels["alertname"] = "PodgaugePresent" },
-		`but on map[node-z:pending]`:                        func(a *prometheus.Alert) { a.Labels["node"] = "node-z" },
-		`"GPU <no value>"`:                                  func(a *prometheus.Alert) { a.Annotations["summary"] = "GPU <no value>" },
-		`<error expanding`:                                  func(a *prometheus.Alert) { a.Annotations["summary"] = "<error expanding template>" },
-		`summary: ""`:                                       func(a *prometheus.Alert) { a.Annotations["summary"] = "" },
+	for want, change := range map[string]func(a *prometheus.Alert){
+		`PodgaugeAbsent: not active on "", but on map[]`: func(a *prometheus.Alert) { a.Labels["alertname"] = "PodgaugePresent" },
+		`but on map[node-z:pending]`:                     func(a *prometheus.Alert) { a.Labels["node"] = "node-z" },
+		`"GPU <no value>"`:                               func(a *prometheus.Alert) { a.Annotations["summary"] = "GPU <no value>" },
+		`<error expanding`:                               func(a *prometheus.Alert) { a.Annotations["summary"] = "<error expanding template>" },
+		`summary: ""`:                                    func(a *prometheus.Alert) { a.Annotations["summary"] = "" },
 	} {
-		spoilt := slices.Clone(all)
-		spoilt[0] = alert("PodgaugeAbsent", "", "it is so")
-		spoil(&spoilt[0])
-		if wrong := strings.Join(alertErrors(expected, spoilt), "; "); !strings.Contains(wrong, says) {
-			t.Errorf("%q, want %s", wrong, says)
+		invalid := slices.Clone(all)
+		invalid[0] = alert("PodgaugeAbsent", "", "a summary")
+		change(&invalid[0])
+		if got := strings.Join(alertErrors(expected, invalid), "; "); !strings.Contains(got, want) {
+			t.Errorf("got errors %q, want %s", got, want)
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// fleetEngine is a program, or several, which store series and answer queries.
+// fleetEngine is a set of programs that store series and serve queries.
 type fleetEngine struct {
 	name      string
 	clocked   bool   // the head is cut by the wall clock
@@ -52,7 +52,7 @@ func newPrometheus(t *testing.T, dir string) *fleetEngine {
 	return e
 }
 
-// newThanos has two nodes that share the series, and a node that answers queries.
+// newThanos starts two receivers with the series distributed among them, and a querier.
 func newThanos(t *testing.T, dir, program string) *fleetEngine {
 	t.Helper()
 	query := freeAddress(t)
@@ -84,13 +84,13 @@ func newThanos(t *testing.T, dir, program string) *fleetEngine {
 	return e
 }
 
-// start starts the programs, and returns when queries are answered.
+// start starts the programs and waits until they are ready for queries.
 func (e *fleetEngine) start(t *testing.T) {
 	t.Helper()
 	e.processes = nil
 	for _, command := range e.commands {
 		p := startProgram(t, e.name, command[0], command[1:]...)
-		p.patience = fleetExitTimeout
+		p.timeout = fleetExitTimeout
 		e.processes = append(e.processes, p)
 	}
 	e.waitReady(t)
@@ -100,20 +100,20 @@ func (e *fleetEngine) waitReady(t *testing.T) {
 	t.Helper()
 	for _, url := range append(e.receivers, e.url) {
 		for end := time.Now().Add(fleetExitTimeout); fetch(url+"/-/ready") == ""; sleepUntil(t.Context(), time.Now().Add(200*time.Millisecond)) {
-			if time.Now().After(end) || e.ended() {
-				t.Fatalf("%s has ended, or is not ready within %s", e.name, fleetExitTimeout)
+			if time.Now().After(end) || e.exited() {
+				t.Fatalf("%s exited, or is not ready within %s", e.name, fleetExitTimeout)
 			}
 		}
 	}
 	if e.url != e.receivers[0] {
-		waitUntil(t, e.name+" knows its stores", func() bool {
+		waitUntil(t, e.name+" is connected to its stores", func() bool {
 			return strings.Count(fetch(e.url+"/api/v1/stores"), `"lastError":null`) == len(e.receivers)
 		})
 	}
 }
 
-// ended reports whether a program has ended.
-func (e *fleetEngine) ended() bool {
+// exited reports whether a program has exited.
+func (e *fleetEngine) exited() bool {
 	return slices.ContainsFunc(e.processes, func(p *testProgram) bool {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
 		return err != nil || strings.Contains(string(text), ") Z ")
@@ -129,7 +129,7 @@ func (e *fleetEngine) stop(t *testing.T) {
 	}
 }
 
-// memory is the sum of a line of /proc/PID/status, in bytes.
+// memory returns the sum of a line of /proc/PID/status over the programs, in bytes.
 func (e *fleetEngine) memory(t *testing.T, line string) (bytes float64) {
 	t.Helper()
 	for _, p := range e.processes {
@@ -146,7 +146,7 @@ func (e *fleetEngine) memory(t *testing.T, line string) (bytes float64) {
 	return bytes
 }
 
-// resetPeak has VmHWM begin at the memory of now.
+// resetPeak resets VmHWM to the current memory.
 func (e *fleetEngine) resetPeak(t *testing.T) {
 	t.Helper()
 	for _, p := range e.processes {
@@ -156,7 +156,7 @@ func (e *fleetEngine) resetPeak(t *testing.T) {
 	}
 }
 
-// metric is the sum of a metric of the programs that store series.
+// metric returns the sum of a metric over the programs that store series.
 func (e *fleetEngine) metric(name string) (sum float64) {
 	for _, url := range e.receivers {
 		for line := range strings.Lines(fetch(url + "/metrics")) {
@@ -175,16 +175,16 @@ func (e *fleetEngine) settle(t *testing.T, end time.Time) {
 	if e.clocked {
 		return
 	}
-	last := time.Now().Add(fleetExitTimeout)
+	deadline := time.Now().Add(fleetExitTimeout)
 	for int64(e.metric("prometheus_tsdb_head_min_time")) < end.Add(-3*time.Hour).UnixMilli() {
-		if time.Now().After(last) {
-			t.Fatalf("%s does not write its blocks", e.name)
+		if time.Now().After(deadline) {
+			t.Fatalf("timeout: %s does not write its blocks", e.name)
 		}
 		sleepUntil(t.Context(), time.Now().Add(time.Second))
 	}
 }
 
-// diskUsage is the size of the files, and of those in blocks.
+// diskUsage returns the size of all files, the size of the files in blocks, and the number of samples in blocks.
 func (e *fleetEngine) diskUsage(t *testing.T) (all, blocks, blockSamples float64) {
 	t.Helper()
 	for _, dir := range e.data {
@@ -232,8 +232,8 @@ type fleetQuery struct {
 	instant        bool
 }
 
-// fleetAnswer is what an engine answers, and after how long.
-type fleetAnswer struct {
+// fleetResult is the result of a query, and its duration.
+type fleetResult struct {
 	fleetQuery
 	seconds float64
 	series  map[string]fleetSeries
@@ -245,20 +245,20 @@ type fleetSeries struct {
 	sum     float64
 }
 
-// ask asks as Grafana does, and reads the whole answer.
-func (e *fleetEngine) ask(t *testing.T, q fleetQuery) fleetAnswer {
+// query runs a query as Grafana does, and reads the whole response.
+func (e *fleetEngine) query(t *testing.T, q fleetQuery) fleetResult {
 	t.Helper()
 	path, form := "/api/v1/query", url.Values{"query": {q.expr}, "time": {formatTime(q.end)}}
 	if !q.instant {
 		step := q.interval().Truncate(time.Second)
 		path, form = "/api/v1/query_range", url.Values{"query": {q.expr}, "start": {formatTime(q.begin)}, "end": {formatTime(q.end)}, "step": {strconv.Itoa(int(step.Seconds()))}}
 	}
-	a := fleetAnswer{fleetQuery: q}
+	a := fleetResult{fleetQuery: q}
 	begun := time.Now()
 	text, err := post(t.Context(), e.url+path, form)
 	a.seconds = time.Since(begun).Seconds()
 	if err == nil {
-		a.series, err = parseAnswer(text)
+		a.series, err = parseResponse(text)
 	}
 	if err != nil {
 		t.Errorf("%s: %s: %s: %v", e.name, q.location, q.expr, err)
@@ -289,28 +289,28 @@ func post(ctx context.Context, url string, form url.Values) ([]byte, error) {
 // engineLabels are labels that Thanos adds.
 var engineLabels = []string{"tenant_id", "receive"}
 
-// parseAnswer returns the series of an answer by their labels.
-func parseAnswer(text []byte) (map[string]fleetSeries, error) {
-	var answer struct {
+// parseResponse returns the series of a response by their labels.
+func parseResponse(text []byte) (map[string]fleetSeries, error) {
+	var response struct {
 		Warnings []string
 		Data     struct {
 			ResultType string
 			Result     json.RawMessage
 		}
 	}
-	if err := json.Unmarshal(text, &answer); err != nil {
+	if err := json.Unmarshal(text, &response); err != nil {
 		return nil, err
 	}
-	if len(answer.Warnings) > 0 {
-		return nil, fmt.Errorf("%q", answer.Warnings)
+	if len(response.Warnings) > 0 {
+		return nil, fmt.Errorf("%q", response.Warnings)
 	}
 	var result []struct {
 		Metric map[string]string
 		Value  [2]any
 		Values [][2]any
 	}
-	if answer.Data.ResultType != "scalar" {
-		if err := json.Unmarshal(answer.Data.Result, &result); err != nil {
+	if response.Data.ResultType != "scalar" {
+		if err := json.Unmarshal(response.Data.Result, &result); err != nil {
 			return nil, err
 		}
 	}
@@ -319,20 +319,20 @@ func parseAnswer(text []byte) (map[string]fleetSeries, error) {
 		for _, name := range engineLabels {
 			delete(s.Metric, name)
 		}
-		var of fleetSeries
+		var series fleetSeries
 		for _, v := range append(s.Values, s.Value) {
 			if text, ok := v[1].(string); ok {
 				value, err := strconv.ParseFloat(text, 64)
 				if err != nil {
 					return nil, err
 				}
-				of.samples++
+				series.samples++
 				if !math.IsNaN(value) && !math.IsInf(value, 0) {
-					of.sum += value
+					series.sum += value
 				}
 			}
 		}
-		all[labelsKey(s.Metric)] = of
+		all[labelsKey(s.Metric)] = series
 	}
 	return all, nil
 }
@@ -346,8 +346,8 @@ func labelsKey(labels map[string]string) string {
 	return strings.Join(all, ",")
 }
 
-// askAtOnce asks six queries at a time, as many as a browser sends, and returns the time until all are answered.
-func (e *fleetEngine) askAtOnce(t *testing.T, queries []fleetQuery) time.Duration {
+// queryAll runs six queries at a time, as a browser does, and returns the total time.
+func (e *fleetEngine) queryAll(t *testing.T, queries []fleetQuery) time.Duration {
 	const connections = 6
 	begun := time.Now()
 	next := make(chan fleetQuery)
@@ -355,7 +355,7 @@ func (e *fleetEngine) askAtOnce(t *testing.T, queries []fleetQuery) time.Duratio
 	for range connections {
 		group.Go(func() {
 			for q := range next {
-				e.ask(t, q)
+				e.query(t, q)
 			}
 		})
 	}

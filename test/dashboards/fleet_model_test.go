@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// testScrapes are a node with a series of each sort.
+// testScrapes returns two scrapes of a node with a series of each sort.
 func testScrapes() nodeScrapes {
 	scrape := func(energy, seen int) string {
 		var text strings.Builder
@@ -49,13 +49,13 @@ func testScrapes() nodeScrapes {
 	return nodeScrapes{scrape(1000, 10), scrape(3000, 20), 10 * time.Second}
 }
 
-// written is a series that has been received: values by time.
-type written map[int64]float64
+// receivedSeries has the values of a received series by time.
+type receivedSeries map[int64]float64
 
-// receive returns what a fleet sends, in windows of some steps.
-func receive(t *testing.T, f *fleetModel, window int) (map[string]written, []byte) {
+// receive returns the series and requests that a fleet sends in windows of some steps.
+func receive(t *testing.T, f *fleetModel, window int) (map[string]receivedSeries, []byte) {
 	t.Helper()
-	all := map[string]written{}
+	all := map[string]receivedSeries{}
 	var sum []byte
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var body bytes.Buffer
@@ -117,13 +117,13 @@ func fields(t *testing.T, message []byte, each func(n protowire.Number, value []
 	}
 }
 
-// decode adds the series of a request. The samples of a series have to be in order.
-func decode(t *testing.T, request []byte, all map[string]written) {
+// decode adds the series of a request. It requires that the samples of a series are in order.
+func decode(t *testing.T, request []byte, all map[string]receivedSeries) {
 	t.Helper()
 	fields(t, request, func(_ protowire.Number, series []byte) {
 		var key, last string
 		var latest int64
-		var samples written
+		var samples receivedSeries
 		fields(t, series, func(n protowire.Number, part []byte) {
 			var text [2]string
 			var value float64
@@ -141,14 +141,14 @@ func decode(t *testing.T, request []byte, all map[string]written) {
 			})
 			if n == seriesLabels {
 				if text[0] <= last || text[1] == "" {
-					t.Fatalf("label %q behind %q in %s", text, last, key)
+					t.Fatalf("label %q after %q in %s", text, last, key)
 				}
 				last, key = text[0], key+text[0]+"="+text[1]+","
 				return
 			}
 			if samples == nil {
 				if samples = all[key]; samples == nil {
-					samples = written{}
+					samples = receivedSeries{}
 					all[key] = samples
 				}
 				for at := range samples {
@@ -156,7 +156,7 @@ func decode(t *testing.T, request []byte, all map[string]written) {
 				}
 			}
 			if at <= latest {
-				t.Fatalf("%s: a sample at %d behind one at %d", key, at, latest)
+				t.Fatalf("%s: sample at %d after a sample at %d", key, at, latest)
 			}
 			latest, samples[at] = at, value
 		})
@@ -173,30 +173,30 @@ func newTestFleet(t *testing.T, o fleetOptions) *fleetModel {
 	return f
 }
 
-// TestFleetIsDeterministic: a seed makes the same requests, and another seed makes others.
+// TestFleetIsDeterministic checks that the requests are the same for the same seed, and differ for another seed.
 func TestFleetIsDeterministic(t *testing.T) {
 	_, one := receive(t, newTestFleet(t, fleetOptions{nodes: 3, seed: 1, steps: 60}), 60)
 	_, again := receive(t, newTestFleet(t, fleetOptions{nodes: 3, seed: 1, steps: 60}), 60)
 	_, other := receive(t, newTestFleet(t, fleetOptions{nodes: 3, seed: 2, steps: 60}), 60)
 	if !bytes.Equal(one, again) || bytes.Equal(one, other) {
-		t.Errorf("the same seed: equal is %t; another seed: equal is %t", bytes.Equal(one, again), bytes.Equal(one, other))
+		t.Errorf("equal requests: got %t for the same seed, %t for another seed; want true, false", bytes.Equal(one, again), bytes.Equal(one, other))
 	}
 }
 
-// TestFleetWindows: the length of the windows makes no difference.
+// TestFleetWindows checks that the series do not depend on the length of the windows.
 func TestFleetWindows(t *testing.T) {
 	f := newTestFleet(t, fleetOptions{nodes: 12, seed: 1, steps: 500})
 	whole, _ := receive(t, f, 500)
 	parts, _ := receive(t, f, 60)
-	same := func(a, b written) bool {
+	same := func(a, b receivedSeries) bool {
 		return maps.EqualFunc(a, b, func(x, y float64) bool { return math.Float64bits(x) == math.Float64bits(y) })
 	}
 	if len(whole) < 1000 || !maps.EqualFunc(whole, parts, same) {
-		t.Errorf("%d and %d series, or other samples", len(whole), len(parts))
+		t.Errorf("got %d and %d series, or different samples", len(whole), len(parts))
 	}
 }
 
-// TestFleetOwners: each GPU has one owner or none at each step, series end with a stale marker, counters grow, and pods come and go.
+// TestFleetOwners checks that each GPU has at most one owner at each step, series end with a stale marker, and counters grow.
 func TestFleetOwners(t *testing.T) {
 	f := newTestFleet(t, fleetOptions{nodes: 40, seed: 1, steps: 361})
 	all, _ := receive(t, f, 60)
@@ -226,7 +226,7 @@ func TestFleetOwners(t *testing.T) {
 			checkGrowth(t, key, samples)
 		case strings.HasPrefix(key, "__name__=nvidia_gpu_xid_last"), strings.HasPrefix(key, "__name__=nvidia_gpu_allocation_last_seen"):
 			if isStale {
-				t.Errorf("%s has ended: podgauge keeps it", key)
+				t.Errorf("%s ends, want a kept series", key)
 			}
 			if strings.Contains(key, "xid") {
 				faults++
@@ -237,7 +237,7 @@ func TestFleetOwners(t *testing.T) {
 	}
 	for at, n := range allocated {
 		if n != 1 {
-			t.Fatalf("%s: %d owners", at, n)
+			t.Fatalf("%s: got %d owners, want 1", at, n)
 		}
 	}
 	if want := 40 * gpusPerNode * 361; len(allocated) != want || len(pods) < 150 || stale < 150 || faults == 0 || faults > 40 || partitioned == 0 {
@@ -252,7 +252,7 @@ func labelOf(key, name string) string {
 	return value
 }
 
-func checkGrowth(t *testing.T, key string, samples written) {
+func checkGrowth(t *testing.T, key string, samples receivedSeries) {
 	t.Helper()
 	before := 0.0
 	for _, at := range slices.Sorted(maps.Keys(samples)) {
@@ -265,19 +265,19 @@ func checkGrowth(t *testing.T, key string, samples written) {
 	}
 }
 
-// TestFleetErrors: what cannot be used, or is not accepted, is an error.
+// TestFleetErrors checks the errors for invalid scrapes and a rejected request.
 func TestFleetErrors(t *testing.T) {
 	if _, err := newFleetModel(nodeScrapes{first: "podgauge_nvml_up 1\n", second: "podgauge_nvml_up 1\n"}, fleetOptions{}); err == nil {
-		t.Error("a node without GPUs is accepted")
+		t.Error("node without GPUs: got no error")
 	}
 	if _, err := newFleetModel(nodeScrapes{first: "{\n"}, fleetOptions{}); err == nil {
-		t.Error("a wrong scrape is accepted")
+		t.Error("invalid scrape: got no error")
 	}
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
 	r := &writeRequest{}
 	r.add([]string{"__name__", "a"}, []int64{1}, []float64{1})
 	if err := r.send(t.Context(), server.URL); err == nil || !strings.Contains(err.Error(), "404") {
-		t.Errorf("a refused request: %v", err)
+		t.Errorf("rejected request: got %v, want status 404", err)
 	}
 }

@@ -19,12 +19,12 @@ const (
 	fleetNamespaces = 24
 )
 
-// Shares of what differs from the usual.
+// Fractions of unusual nodes and pods.
 const (
 	migNodes  = 0.06 // nodes with partitioned GPUs
 	idlePods  = 0.1
 	faultPods = 0.03 // pods with a fault of a GPU
-	lostPods  = 0.01 // of them those that lose the GPU
+	lostPods  = 0.01 // of them, pods with a lost GPU
 	pending   = 0.02 // pending pods for each GPU
 )
 
@@ -43,7 +43,7 @@ type fleetModel struct {
 	all []fleetNode
 }
 
-// fleetNode is a node with the past and future of its GPUs and pods.
+// fleetNode is a node with the GPUs and pods of all steps.
 type fleetNode struct {
 	name, cluster, instance string
 	index                   int
@@ -58,7 +58,7 @@ type segment struct {
 	pod      int // index; -1 if none
 }
 
-// fleetPod is a pod that has GPUs of a node, or waits for a node.
+// fleetPod is a pod with GPUs of a node, or a pending pod.
 type fleetPod struct {
 	namespace, name, uid string
 	gpus                 int
@@ -68,7 +68,7 @@ type fleetPod struct {
 	load                 float64
 }
 
-// newFleetModel makes a fleet in the likeness of a node.
+// newFleetModel returns a fleet of nodes with the metrics of a simulated node.
 func newFleetModel(n nodeScrapes, o fleetOptions) (*fleetModel, error) {
 	t, err := newTemplates(n)
 	if err != nil {
@@ -81,8 +81,8 @@ func newFleetModel(n nodeScrapes, o fleetOptions) (*fleetModel, error) {
 	return f, nil
 }
 
-// slots are ways to divide the GPUs of a node among pods.
-var slots = [][]int{{8}, {8}, {4, 4}, {4, 2, 2}, {2, 2, 2, 2}, {4, 2, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1}}
+// podSizes are ways to divide the GPUs of a node among pods.
+var podSizes = [][]int{{8}, {8}, {4, 4}, {4, 2, 2}, {2, 2, 2, 2}, {4, 2, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1}}
 
 func (f *fleetModel) newNode(i int) fleetNode {
 	random := rand.New(rand.NewPCG(f.seed, uint64(i)))
@@ -92,7 +92,7 @@ func (f *fleetModel) newNode(i int) fleetNode {
 	}
 	gpu := 0
 	partitioned := random.Float64() < migNodes
-	for _, size := range slots[random.IntN(len(slots))] {
+	for _, size := range podSizes[random.IntN(len(podSizes))] {
 		kind := allocated
 		if partitioned && gpu >= gpusPerNode/2 {
 			kind = mig
@@ -127,13 +127,13 @@ func (n *fleetNode) addPod(random *rand.Rand, p fleetPod) int {
 	return len(n.pods) - 1
 }
 
-// fill gives a slot's GPUs to one pod after the other.
+// fill allocates a group of GPUs to one pod after another.
 func (n *fleetNode) fill(random *rand.Rand, gpu, size int, kind gpuKind, end int) {
 	at := -random.IntN(int(podMeanLife / fleetStep))
 	for at < end {
 		to := at + drawSteps(random, podMeanLife)
 		gap := drawSteps(random, podMeanGap)
-		if kind == mig { // the GPU stays partitioned
+		if kind == mig { // MIG mode does not change
 			gap = 0
 		}
 		if to > 0 {
@@ -155,7 +155,7 @@ func (n *fleetNode) addSegments(gpu, size int, s segment) {
 	}
 }
 
-// fail has the GPU fail during the latest pod, in few pods. The GPU recovers when the pod has ended.
+// fail makes a GPU fail during the latest pod, for a small fraction of pods. The GPU recovers at the end of the pod.
 func (n *fleetNode) fail(random *rand.Rand, gpu int) {
 	fault, draw := applicationFault, random.Float64()
 	if draw < lostPods {

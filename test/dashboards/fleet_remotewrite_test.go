@@ -18,8 +18,8 @@ type writeRequest struct {
 	seriesCount, sampleCount int
 
 	body    []byte // finished series
-	series  []byte // the series that has been begun
-	pending int    // samples of it
+	series  []byte // the current series
+	pending int    // samples of the current series
 }
 
 // Field numbers of WriteRequest, TimeSeries, Label and Sample.
@@ -33,7 +33,7 @@ const (
 	sampleTimestamp = 2
 )
 
-// add adds a series with samples; labels are names and values in turns, by name.
+// add adds a series with samples; labels are alternating names and values, sorted by name.
 func (r *writeRequest) add(labels []string, times []int64, values []float64) {
 	var all []label
 	for i := 0; i+1 < len(labels); i += 2 {
@@ -69,7 +69,7 @@ func (r *writeRequest) sample(milliseconds int64, value float64) {
 	r.pending++
 }
 
-// finish adds the series that has been begun, if it has samples.
+// finish adds the current series, if it has samples.
 func (r *writeRequest) finish() {
 	if r.pending > 0 {
 		r.body = protowire.AppendTag(r.body, requestSeries, protowire.BytesType)
@@ -113,13 +113,13 @@ func (r *writeRequest) send(ctx context.Context, urls ...string) error {
 	return nil
 }
 
-// snappyLiterals returns data in snappy's format, which the protocol requires, without compression: the way is short.
+// snappyLiterals returns data in snappy's format, which the protocol requires, without compression.
 func snappyLiterals(data []byte) []byte {
-	const most = 1 << 16 // bytes in a literal
-	out := binary.AppendUvarint(make([]byte, 0, len(data)+len(data)/most*3+16), uint64(len(data)))
+	const maxLiteral = 1 << 16 // bytes
+	out := binary.AppendUvarint(make([]byte, 0, len(data)+len(data)/maxLiteral*3+16), uint64(len(data)))
 	for len(data) > 0 {
-		n := min(len(data), most)
-		out = append(out, 61<<2, byte(n-1), byte((n-1)>>8)) // a literal whose length is in two bytes
+		n := min(len(data), maxLiteral)
+		out = append(out, 61<<2, byte(n-1), byte((n-1)>>8)) // a literal with a length of two bytes
 		out = append(out, data[:n]...)
 		data = data[n:]
 	}

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// fill returns a query of a panel, with the values of the variables in it.
+// fill returns a query of a panel with expanded variables.
 func (c *fleetRun) fill(t boardTarget, location, minStep string, values variableValues) fleetQuery {
 	c.Helper()
 	q := fleetQuery{panelRange: c.panelRange, location: location, instant: t.Instant}
@@ -30,7 +30,7 @@ func (c *fleetRun) fill(t boardTarget, location, minStep string, values variable
 	return q
 }
 
-// firstView returns the values that the variables of a dashboard have when it is opened, and the time of the slowest variable.
+// firstView returns the initial values of a dashboard's variables, and the time of the slowest variable.
 func (c *fleetRun) firstView(e *fleetEngine, b *dashboardFile) (values variableValues, slowest float64) {
 	values = variableValues{}
 	for _, v := range b.Templating.List {
@@ -51,7 +51,7 @@ func (c *fleetRun) firstView(e *fleetEngine, b *dashboardFile) (values variableV
 				c.Errorf("%s: %s: $%s: %.1f s, want at most %d", e.name, b.Name, v.Name, seconds, maxPanelSeconds)
 			}
 			if len(found) == 0 {
-				c.Errorf("%s: %s: $%s offers nothing", e.name, b.Name, v.Name)
+				c.Errorf("%s: %s: $%s has no values", e.name, b.Name, v.Name)
 				continue
 			}
 			values[v.Name] = found[0]
@@ -73,19 +73,19 @@ func (c *fleetRun) firstView(e *fleetEngine, b *dashboardFile) (values variableV
 func (e *fleetEngine) labelValues(c *fleetRun, label, series string) []string {
 	c.Helper()
 	form := url.Values{"match[]": {series}, "start": {formatTime(c.begin)}, "end": {formatTime(c.end)}}
-	var answer struct{ Data []string }
-	if err := json.Unmarshal([]byte(fetch(e.url+"/api/v1/label/"+label+"/values?"+form.Encode())), &answer); err != nil {
+	var response struct{ Data []string }
+	if err := json.Unmarshal([]byte(fetch(e.url+"/api/v1/label/"+label+"/values?"+form.Encode())), &response); err != nil {
 		c.Fatalf("%s: values of %s: %v", e.name, label, err)
 	}
-	return answer.Data
+	return response.Data
 }
 
-// tolerance is the relative difference between values of two engines that counts as equal.
+// tolerance is the accepted relative difference between values of two engines.
 const tolerance = 1e-6
 
-// compare wants the same series of both engines, with the same values. Of topk and bottomk it wants the same sums: engines differ in
-// the choice among equal values.
-func (c *fleetRun) compare(e *fleetEngine, one, other map[string]fleetAnswer) {
+// compare checks that two engines return the same series with the same values. For topk and bottomk it only compares the sums,
+// because engines choose differently among equal values.
+func (c *fleetRun) compare(e *fleetEngine, one, other map[string]fleetResult) {
 	different := 0
 	for _, location := range slices.Sorted(maps.Keys(one)) {
 		a, b := one[location].series, other[location].series
@@ -107,7 +107,7 @@ func (c *fleetRun) compare(e *fleetEngine, one, other map[string]fleetAnswer) {
 	c.Logf("%s: %d queries, %d of them differ from %s", e.name, len(one), different, c.engines[0].name)
 }
 
-// total adds series up.
+// total returns the sum of series.
 func total(series map[string]fleetSeries) map[string]fleetSeries {
 	var all fleetSeries
 	for _, s := range series {
@@ -118,14 +118,14 @@ func total(series map[string]fleetSeries) map[string]fleetSeries {
 
 // fleetRow is a row of the table in docs/explanation/scale.md.
 type fleetRow struct {
-	what  string
+	name  string
 	cells map[string]string // by engine
 }
 
-func (c *fleetRun) add(e *fleetEngine, what, cell string) {
-	i := slices.IndexFunc(c.rows, func(r fleetRow) bool { return r.what == what })
+func (c *fleetRun) add(e *fleetEngine, name, cell string) {
+	i := slices.IndexFunc(c.rows, func(r fleetRow) bool { return r.name == name })
 	if i < 0 {
-		i, c.rows = len(c.rows), append(c.rows, fleetRow{what, map[string]string{}})
+		i, c.rows = len(c.rows), append(c.rows, fleetRow{name, map[string]string{}})
 	}
 	c.rows[i].cells[e.name] = cell
 }
@@ -137,7 +137,7 @@ func formatBytes(n float64) string {
 	return fmt.Sprintf("%.0f MB", n/1e6)
 }
 
-// report logs the table, and writes it to docs/explanation/scale.md if asked to.
+// report logs the table and, with -write, writes it to docs/explanation/scale.md.
 func (c *fleetRun) report() {
 	var table strings.Builder
 	fmt.Fprintf(&table, "On %s, on a machine with %d processors:\n\n||", time.Now().Format(time.DateOnly), runtime.NumCPU())
@@ -146,14 +146,14 @@ func (c *fleetRun) report() {
 	}
 	fmt.Fprintf(&table, "\n|---|%s\n", strings.Repeat("---|", len(c.engines)))
 	for _, r := range c.rows {
-		fmt.Fprintf(&table, "|%s|", r.what)
+		fmt.Fprintf(&table, "|%s|", r.name)
 		for _, e := range c.engines {
 			fmt.Fprintf(&table, "%s|", r.cells[e.name])
 		}
 		table.WriteString("\n")
 	}
 	c.Logf("\n%s", table.String())
-	if !*writeFleet || c.Failed() || c.fleetModel == nil { // a second run with -keep lacks figures of the writes
+	if !*writeFleet || c.Failed() || c.fleetModel == nil { // a run with reused data lacks the write statistics
 		return
 	}
 	const page, begin, end = "../../docs/explanation/scale.md", "<!-- fleet -->\n", "<!-- /fleet -->"
@@ -164,7 +164,7 @@ func (c *fleetRun) report() {
 	before, rest, found := strings.Cut(string(text), begin)
 	_, after, ended := strings.Cut(rest, end)
 	if !found || !ended {
-		c.Fatalf("%s has no place for the table", page)
+		c.Fatalf("%s lacks the markers of the table", page)
 	}
 	if err := os.WriteFile(page, []byte(before+begin+table.String()+end+after), 0o644); err != nil {
 		c.Fatal(err)

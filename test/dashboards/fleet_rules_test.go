@@ -12,11 +12,11 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// ruleRecorder evaluates the recording rules over a past, in place of Prometheus.
+// ruleRecorder evaluates the recording rules over past times, in place of Prometheus.
 type ruleRecorder struct {
 	*testing.T
 	begin time.Time
-	asks  prometheus.API
+	api   prometheus.API
 	rules []alertOrRecording
 
 	samples []int                     // of each rule
@@ -29,14 +29,14 @@ func newRecorder(t *testing.T, begin time.Time, url string) *ruleRecorder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &ruleRecorder{T: t, begin: begin, asks: prometheus.NewAPI(client), rules: readRules(t, recordingsFile)}
+	r := &ruleRecorder{T: t, begin: begin, api: prometheus.NewAPI(client), rules: readRules(t, recordingsFile)}
 	r.samples = make([]int, len(r.rules))
 	r.live = make([]map[string]model.Metric, len(r.rules))
 	return r
 }
 
-// record evaluates the rules at each of their times from a step to another, one after the other: a rule may use series of a rule above it.
-// It returns the number of samples.
+// record evaluates the rules between two steps, in order, because a rule may use series of an earlier rule. It returns the number of
+// samples.
 func (r *ruleRecorder) record(from, to int, urls []string) (total int) {
 	every := int(ruleInterval / fleetStep)
 	first := (from + every - 1) / every * every
@@ -46,7 +46,7 @@ func (r *ruleRecorder) record(from, to int, urls []string) (total int) {
 	}
 	at := func(step int) time.Time { return r.begin.Add(time.Duration(step)*fleetStep + ruleOffset) }
 	for i, rule := range r.rules {
-		value, _, _, err := r.asks.QueryRange(r.Context(), rule.Expr, prometheus.Range{Start: at(first), End: at(last), Step: ruleInterval})
+		value, _, _, err := r.api.QueryRange(r.Context(), rule.Expr, prometheus.Range{Start: at(first), End: at(last), Step: ruleInterval})
 		if err != nil {
 			r.Fatalf("%s: %v", rule.Record, err)
 		}
@@ -74,7 +74,7 @@ func (r *ruleRecorder) record(from, to int, urls []string) (total int) {
 	return total
 }
 
-// withStaleMarkers adds a marker behind each sample without a successor, as Prometheus does when a rule has no longer a result.
+// withStaleMarkers adds a marker after each sample without a successor, as Prometheus does if a rule no longer has a result.
 func withStaleMarkers(samples []model.SamplePair, last time.Time) (times []int64, values []float64) {
 	for i, s := range samples {
 		times, values = append(times, int64(s.Timestamp)), append(values, float64(s.Value))
@@ -93,20 +93,20 @@ func labelPairs(m model.Metric) (pairs []string) {
 	return pairs
 }
 
-// measureRules evaluates all rules at the end, three times; the fastest counts, since rules are evaluated again and again.
+// measureRules evaluates all rules three times at the end and counts the fastest evaluation, as rules are evaluated repeatedly.
 func (c *fleetRun) measureRules(e *fleetEngine) {
-	for _, of := range []struct{ what, file string }{{"recording rules", recordingsFile}, {"alerts", rulesFile}} {
-		rules, sum, slowest, slowestSeconds := readRules(c.T, of.file), 0.0, "", 0.0
+	for _, group := range []struct{ name, file string }{{"recording rules", recordingsFile}, {"alerts", rulesFile}} {
+		rules, sum, slowest, slowestSeconds := readRules(c.T, group.file), 0.0, "", 0.0
 		for _, r := range rules {
 			seconds := maxPanelSeconds * 1000.0
 			for range 3 {
-				seconds = min(seconds, e.ask(c.T, fleetQuery{c.panelRange, of.what, r.Expr, true}).seconds)
+				seconds = min(seconds, e.query(c.T, fleetQuery{c.panelRange, group.name, r.Expr, true}).seconds)
 			}
 			c.Logf("%s: %5.2f s: %s%s", e.name, seconds, r.Record, r.Alert)
 			if sum += seconds; seconds > slowestSeconds {
 				slowestSeconds, slowest = seconds, r.Record+r.Alert
 			}
 		}
-		c.add(e, fmt.Sprintf("%d %s: evaluation of all; slowest", len(rules), of.what), fmt.Sprintf("%.1f s; %.2f s (`%s`)", sum, slowestSeconds, slowest))
+		c.add(e, fmt.Sprintf("%d %s: evaluation of all; slowest", len(rules), group.name), fmt.Sprintf("%.1f s; %.2f s (`%s`)", sum, slowestSeconds, slowest))
 	}
 }

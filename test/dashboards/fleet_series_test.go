@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// staleMarker is the value by which Prometheus knows that a series has ended.
+// staleMarker is Prometheus' value for the end of a series.
 var staleMarker = math.Float64frombits(0x7ff0000000000002)
 
-// stepWindow is a time of which samples are written: the steps from, included, to to, excluded.
+// stepWindow is the window of written samples: from is included, to is excluded.
 type stepWindow struct{ from, to int }
 
 // fleetWriter writes the series of a node in a window.
@@ -25,7 +25,7 @@ type fleetWriter struct {
 	labels  []label
 }
 
-// write adds a node's series in the steps from, included, to to, excluded.
+// write adds a node's series for the steps of a window.
 func (f *fleetModel) write(r *writeRequest, node, from, to int) {
 	w := &fleetWriter{fleetModel: f, fleetNode: &f.all[node], stepWindow: stepWindow{from, to}, request: r}
 	w.writeTarget()
@@ -57,7 +57,7 @@ func (f *fleetModel) write(r *writeRequest, node, from, to int) {
 	}
 }
 
-// time returns the value of a series that has a time as value.
+// time returns the value of a series with a timestamp as value.
 func (w *fleetWriter) time(c clock, event, step int) float64 {
 	if c == eventTime {
 		step = event
@@ -73,7 +73,7 @@ func noise(seed uint64, salt, step int) float64 {
 	return float64((x^x>>31)%101) / 100
 }
 
-// begin begins a series of the node, with the labels that Prometheus adds to a scrape. It drops empty labels, as Prometheus does.
+// begin begins a series of the node with the target labels. It drops empty labels, as Prometheus does.
 func (w *fleetWriter) begin(labels []label, change func(l label) string) {
 	w.labels = append(w.labels[:0], label{"cluster", w.cluster}, label{"node", w.name}, label{"instance", w.instance}, label{"job", "podgauge"})
 	for _, l := range labels {
@@ -97,9 +97,9 @@ func (w *fleetWriter) samples(from, to int, value func(step int) float64) {
 	}
 }
 
-// scrape returns the time of a scrape. Each target has its own time within a step.
+// scrape returns the time of a scrape. The time within a step differs between targets.
 func (w *fleetWriter) scrape(step int) time.Time {
-	const spread = 97 * time.Millisecond // so that few scrapes are at a full second
+	const spread = 97 * time.Millisecond // few scrapes are at a full second
 	return w.epoch.Add(time.Duration(step)*fleetStep + time.Duration(1+w.index%(int(fleetStep/spread)-1))*spread)
 }
 
@@ -108,7 +108,7 @@ func (w *fleetWriter) end(step int) {
 	w.samples(step, step+1, func(int) float64 { return staleMarker })
 }
 
-// writeTarget writes what Prometheus adds to a scrape.
+// writeTarget writes the series that Prometheus adds to a scrape.
 func (w *fleetWriter) writeTarget() {
 	for _, s := range []struct {
 		name  string
@@ -134,7 +134,7 @@ func (t *templateSeries) devices(n *fleetNode) (count int) {
 	return count
 }
 
-// writePod writes what kube-state-metrics exports of a pod.
+// writePod writes the series of kube-state-metrics for a pod.
 func (w *fleetWriter) writePod(p *fleetPod) {
 	if p.from >= w.to || p.to < w.from {
 		return
@@ -160,7 +160,7 @@ func (w *fleetWriter) writePod(p *fleetPod) {
 	w.podSamples(p, func(int) float64 { return float64(p.gpus) })
 }
 
-// writeDaemonSet writes what kube-state-metrics exports of podgauge's DaemonSet in the node's cluster.
+// writeDaemonSet writes the series of kube-state-metrics for podgauge's DaemonSet in the node's cluster.
 func (w *fleetWriter) writeDaemonSet() {
 	for _, name := range []string{"desired_number_scheduled", "number_ready", "updated_number_scheduled"} {
 		w.beginCluster("kube_daemonset_status_"+name, label{"namespace", "podgauge"}, label{"daemonset", "podgauge"})
@@ -249,7 +249,7 @@ func (w *fleetWriter) writeSegment(t *templateSeries, gpu int, s, next segment, 
 	}
 	w.begin(t.labels, func(l label) string { return w.labelValue(l, gpu, s) })
 	w.samples(s.from, end, func(step int) float64 {
-		step = min(step, s.to-1) // the latest value of what is kept
+		step = min(step, s.to-1) // kept series have the latest value
 		if t.clock != noClock {
 			return w.time(t.clock, since, step)
 		}
@@ -260,7 +260,7 @@ func (w *fleetWriter) writeSegment(t *templateSeries, gpu int, s, next segment, 
 	}
 }
 
-// labelValue is the value of a label for another node, GPU and pod.
+// labelValue returns the value of a label for another node, GPU and pod.
 func (w *fleetWriter) labelValue(l label, gpu int, s segment) string {
 	switch l.name {
 	case "uuid", "device_id", "mig_uuid":

@@ -14,14 +14,13 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// nodeScrapes are two scrapes of a simulated node whose metrics are the model of the fleet's metrics: fleetScript is for podgauge-sim, and the two scrapes are
-// interval apart.
+// nodeScrapes are two scrapes of a simulated node with fleetScript. The fleet's metrics derive from these scrapes.
 type nodeScrapes struct {
 	first, second string
 	interval      time.Duration
 }
 
-// fleetScript is the script of the simulated node. Its pods name the kinds of GPUs; a GPU without pod is the unallocated GPU.
+// fleetScript is the script of the simulated node. The pods' names are the kinds of their GPUs; a GPU without pod is unallocated.
 const fleetScript = `machine h100
 
 0s    partition 7 1g.10gb 1g.10gb 3g.40gb
@@ -40,7 +39,7 @@ const (
 	fleetScriptIncidents = 2
 )
 
-// gpuKind is a state of a GPU that has series of its own.
+// gpuKind is a state of a GPU with its own set of series.
 type gpuKind int
 
 const (
@@ -85,7 +84,7 @@ const (
 	eventTime         // constant
 )
 
-// keptFamilies outlive a pod. podgauge keeps the families for a day.
+// keptFamilies outlive a pod. podgauge keeps these families for a day.
 var keptFamilies = []string{"nvidia_gpu_allocation_last_seen_", "nvidia_gpu_allocation_device_failure", "nvidia_gpu_incident", "nvidia_gpu_xid_"}
 
 // templates are the series of the simulated node.
@@ -96,7 +95,7 @@ type templates struct {
 	count int
 }
 
-// newTemplates sorts the series of a node by kind of GPU.
+// newTemplates groups the series of a node by kind of GPU.
 func newTemplates(n nodeScrapes) (*templates, error) {
 	first, err := parse(n.first)
 	if err != nil {
@@ -141,7 +140,7 @@ func newTemplates(n nodeScrapes) (*templates, error) {
 	return t, nil
 }
 
-// parse returns the samples of a scrape in the order of their names and labels.
+// parse returns the samples of a scrape, sorted by name and labels.
 func parse(text string) (model.Vector, error) {
 	decoder := expfmt.SampleDecoder{
 		Dec: expfmt.NewDecoder(strings.NewReader(text), expfmt.NewFormat(expfmt.TypeTextPlain)), Opts: &expfmt.DecodeOptions{},
@@ -161,7 +160,7 @@ func parse(text string) (model.Vector, error) {
 	}
 }
 
-// uuidsOfKinds returns the GPU of each kind.
+// uuidsOfKinds returns the UUID of a GPU of each kind.
 func uuidsOfKinds(scrape model.Vector) (uuids [kinds]string, err error) {
 	for _, s := range scrape {
 		k := slices.Index(podsOfKinds[:], string(s.Metric["pod"]))
@@ -211,7 +210,7 @@ func (t *templateSeries) identity() string {
 	return text.String()
 }
 
-// at returns the value after some seconds under a load, of which 1 is the full load. The simulated pods have the load 0.4.
+// at returns the value after some seconds under a load; 1 is the full load. The simulated pods have the load 0.4.
 func (t *templateSeries) at(seconds, loadSeconds, load float64) float64 {
 	const simulatedLoad = 0.4
 	if t.busy.rate != 0 || t.idle.rate != 0 {

@@ -16,15 +16,15 @@ import (
 var (
 	fleetNodes   = flag.Int("nodes", 500, "nodes of the fleet, with 8 GPUs each")
 	fleetHours   = flag.Int("hours", 6, "hours of series, and range of the dashboards")
-	fleetCluster = flag.Bool("cluster", true, "the same with a cluster of Thanos")
-	keepFleet    = flag.Bool("keep", false, "keep the data, and feed none if there are data with the same recording rules")
+	fleetCluster = flag.Bool("cluster", true, "also check a cluster of Thanos")
+	keepFleet    = flag.Bool("keep", false, "keep the data, and reuse data with the same recording rules")
 	writeFleet   = flag.Bool("write", false, "write the tables to docs/explanation/scale.md")
 )
 
 const (
 	// envFleet is the folder of Thanos' program and of the data.
 	envFleet = "PODGAUGE_FLEET"
-	// maxPanelSeconds bounds the first view of a panel.
+	// maxPanelSeconds limits the first view of a panel.
 	maxPanelSeconds = 2
 	// feedWindow is the time of a request's samples. Prometheus accepts samples up to an hour older than its latest sample.
 	feedWindow   = 30 * time.Minute
@@ -33,10 +33,10 @@ const (
 	ruleOffset   = 17300 * time.Millisecond // of the evaluations from the full minute
 )
 
-// fleetEnd is the time of the latest scrape. The hour is one at which Prometheus cuts a block, so that its head has two hours.
+// fleetEnd is the time of the latest scrape. Prometheus cuts a block at this hour, so its head has two hours.
 var fleetEnd = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
 
-// fleetRun is a check of the fleet.
+// fleetRun is a run of TestFleet.
 type fleetRun struct {
 	*testing.T
 	panelRange
@@ -48,12 +48,12 @@ type fleetRun struct {
 	rows    []fleetRow
 }
 
-// TestFleet: each panel of the dashboards is answered within two seconds by Prometheus, and by a cluster of Thanos, which have six
-// hours of 500 nodes.
+// TestFleet checks that Prometheus and a cluster of Thanos return each panel of the dashboards within two seconds, with six hours of
+// 500 nodes.
 func TestFleet(t *testing.T) {
 	programs := os.Getenv(envFleet)
 	if programs == "" {
-		t.Skip("make fleet-check runs it")
+		t.Skip("only with make fleet-check")
 	}
 	duration := time.Duration(*fleetHours) * time.Hour
 	c := &fleetRun{T: t, panelRange: panelRange{begin: fleetEnd.Add(-duration), end: fleetEnd, scrapes: fleetStep}, steps: int(duration/fleetStep) + 1}
@@ -74,10 +74,10 @@ func TestFleet(t *testing.T) {
 		c.feed()
 	}
 	c.addFed()
-	var answers []map[string]fleetAnswer
+	var results []map[string]fleetResult
 	for _, e := range c.engines {
-		answers = append(answers, c.measure(e))
-		c.compare(e, answers[0], answers[len(answers)-1])
+		results = append(results, c.measure(e))
+		c.compare(e, results[0], results[len(results)-1])
 	}
 	c.report()
 }
@@ -89,7 +89,7 @@ func (c *fleetRun) mustDo(err error) {
 	}
 }
 
-// fedData is what the engines have been fed with.
+// fedData describes the data of the engines.
 type fedData struct {
 	Rules                 string // content of the recording rules
 	Samples, Series, Pods int
@@ -97,7 +97,7 @@ type fedData struct {
 
 const fedFile = "fed.json"
 
-// readFed reads what the data have been fed with. It is an error if the recording rules have changed since.
+// readFed reads the description of existing data. It returns an error if the recording rules have changed.
 func (c *fleetRun) readFed() error {
 	text, err := os.ReadFile(filepath.Join(c.dir, fedFile))
 	if err == nil {
@@ -116,7 +116,7 @@ func (c *fleetRun) recordingRules() string {
 	return string(rules)
 }
 
-// addFed adds the rows on the data.
+// addFed adds the table rows about the data.
 func (c *fleetRun) addFed() {
 	for _, e := range c.engines {
 		if c.fleetModel != nil {
@@ -156,7 +156,7 @@ func (c *fleetRun) newFleet(n nodeScrapes) *fleetModel {
 	return f
 }
 
-// feed sends the series to the engines, and what the recording rules make of each window.
+// feed sends the series and the results of the recording rules to the engines, window by window.
 func (c *fleetRun) feed() {
 	begun := time.Now()
 	c.fed = fedData{Rules: c.recordingRules()}
@@ -222,8 +222,8 @@ func (c *fleetRun) writeURLs() (urls []string) {
 	return urls
 }
 
-// measure restarts an engine, and asks for all panels and rules.
-func (c *fleetRun) measure(e *fleetEngine) map[string]fleetAnswer {
+// measure restarts an engine and measures all panels and rules.
+func (c *fleetRun) measure(e *fleetEngine) map[string]fleetResult {
 	e.settle(c.T, c.end)
 	e.stop(c.T)
 	disk, blocks, blockSamples := e.diskUsage(c.T)
@@ -237,18 +237,18 @@ func (c *fleetRun) measure(e *fleetEngine) map[string]fleetAnswer {
 	}
 	c.add(e, "resident memory after the restart; anonymous part", fmt.Sprintf("%s; %s", formatBytes(e.memory(c.T, "VmRSS")), formatBytes(e.memory(c.T, "RssAnon"))))
 	e.resetPeak(c.T)
-	answers := map[string]fleetAnswer{}
+	results := map[string]fleetResult{}
 	for _, b := range readDashboards(c.T) {
-		c.measureBoard(e, b, answers)
+		c.measureBoard(e, b, results)
 	}
 	c.measureRules(e)
 	c.add(e, "maximum resident memory during queries", formatBytes(e.memory(c.T, "VmHWM")))
 	e.stop(c.T)
-	return answers
+	return results
 }
 
-// measureBoard asks for a dashboard as it is opened: its variables, then panel by panel; then all its panels at once, as a browser does.
-func (c *fleetRun) measureBoard(e *fleetEngine, b *dashboardFile, answers map[string]fleetAnswer) {
+// measureBoard measures the first view of a dashboard: its variables, each panel, and all panels at once, as in a browser.
+func (c *fleetRun) measureBoard(e *fleetEngine, b *dashboardFile, results map[string]fleetResult) {
 	values, slowestVariable := c.firstView(e, b)
 	var panels []float64
 	var all []fleetQuery
@@ -256,9 +256,9 @@ func (c *fleetRun) measureBoard(e *fleetEngine, b *dashboardFile, answers map[st
 	add := func(title string, queries []fleetQuery) {
 		seconds := 0.0
 		for _, q := range queries {
-			a := e.ask(c.T, q)
+			a := e.query(c.T, q)
 			seconds, series = seconds+a.seconds, series+len(a.series)
-			answers[q.location] = a
+			results[q.location] = a
 			c.Logf("%s: %5.2f s, %5d series: %s: %s", e.name, a.seconds, len(a.series), q.location, q.expr)
 		}
 		if seconds > maxPanelSeconds {
@@ -281,5 +281,5 @@ func (c *fleetRun) measureBoard(e *fleetEngine, b *dashboardFile, answers map[st
 	slices.Sort(panels)
 	c.add(e, fmt.Sprintf("*%s*: panels; series; slowest, median; slowest variable", b.Title),
 		fmt.Sprintf("%d; %d; %.2f s, %.2f s; %.2f s", len(panels), series, panels[len(panels)-1], panels[len(panels)/2], slowestVariable))
-	c.add(e, fmt.Sprintf("*%s*: all panels, six queries at a time", b.Title), fmt.Sprintf("%.1f s", e.askAtOnce(c.T, all).Seconds()))
+	c.add(e, fmt.Sprintf("*%s*: all panels, six queries at a time", b.Title), fmt.Sprintf("%.1f s", e.queryAll(c.T, all).Seconds()))
 }

@@ -23,23 +23,23 @@ import (
 	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
 )
 
-// waitTimeout is how long a test waits for what must happen, on the busiest machine.
+// waitTimeout limits all waits; it is long enough for a busy machine.
 const waitTimeout = time.Minute
 
-// exitTimeout is how long a program may take to end when it is told to.
+// exitTimeout limits the exit of a program after SIGTERM.
 const exitTimeout = 10 * time.Second
 
-// testProgram is one that runs beside the test.
+// testProgram is a program that runs during the test.
 type testProgram struct {
 	*exec.Cmd
 	name     string
-	output   bytes.Buffer // read once it has ended
+	output   bytes.Buffer // read after the exit
 	stopOnce sync.Once
 	err      error
-	patience time.Duration // to end; zero: exitTimeout
+	timeout  time.Duration // of the exit; zero: exitTimeout
 }
 
-// startProgram starts a program, and ends it with the test.
+// startProgram starts a program and stops it at the end of the test.
 func startProgram(t *testing.T, name string, command string, args ...string) *testProgram {
 	t.Helper()
 	p := &testProgram{Cmd: exec.Command(command, args...), name: name}
@@ -54,26 +54,26 @@ func startProgram(t *testing.T, name string, command string, args ...string) *te
 			t.Errorf("%s: %v", name, err)
 		}
 		if t.Failed() {
-			t.Logf("%s said:\n%s", name, tail(p.output.String(), 4000))
+			t.Logf("output of %s:\n%s", name, tail(p.output.String(), 4000))
 		}
 	})
 	return p
 }
 
-// stop has it end, and waits until it has. What does not want to is killed.
+// stop sends SIGTERM and waits for the exit. After the timeout, stop kills the program.
 func (p *testProgram) stop() error {
 	p.stopOnce.Do(func() {
-		signalled := p.Process.Signal(syscall.SIGTERM)
-		late := time.AfterFunc(cmp.Or(p.patience, exitTimeout), func() { p.Process.Kill() })
-		p.err = errors.Join(signalled, p.Wait())
-		late.Stop()
+		signalErr := p.Process.Signal(syscall.SIGTERM)
+		kill := time.AfterFunc(cmp.Or(p.timeout, exitTimeout), func() { p.Process.Kill() })
+		p.err = errors.Join(signalErr, p.Wait())
+		kill.Stop()
 	})
 	return p.err
 }
 
 func tail(text string, n int) string { return text[max(0, len(text)-n):] }
 
-// freeAddress is an address of this machine on which nobody listens.
+// freeAddress returns an unused local address.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -84,7 +84,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// simNode is one simulated node.
+// simNode is a simulated node.
 type simNode struct {
 	name    string
 	cluster string
@@ -93,7 +93,7 @@ type simNode struct {
 	*testProgram
 }
 
-// startNode has a podgauge on a node on which its script happens.
+// startNode starts podgauge on a simulated node with the node's script.
 func startNode(t *testing.T, cluster, name string, args ...string) *simNode {
 	t.Helper()
 	file := filepath.Join("testdata", name+".script")
@@ -116,11 +116,11 @@ func readScript(t *testing.T, file string) *sim.Script {
 	return script
 }
 
-// waitForMetrics waits until the node's metrics have what is wanted, and returns them.
+// waitForMetrics waits until the node's metrics contain the wanted texts, and returns the metrics.
 func (n *simNode) waitForMetrics(t *testing.T, wanted ...string) string {
 	t.Helper()
 	var text string
-	waitUntil(t, n.name+" lives", func() bool {
+	waitUntil(t, n.name+" has its metrics", func() bool {
 		text = fetch("http://" + n.address + "/metrics")
 		for _, w := range wanted {
 			if !strings.Contains(text, w) {
@@ -132,38 +132,37 @@ func (n *simNode) waitForMetrics(t *testing.T, wanted ...string) string {
 	return text
 }
 
-// fetch is what an address answers; nothing when it does not, or not well.
+// fetch returns the body of a response with status 200, otherwise an empty text.
 func fetch(url string) string {
 	client := http.Client{Timeout: 5 * time.Second}
-	answer, err := client.Get(url)
+	response, err := client.Get(url)
 	if err != nil {
 		return ""
 	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil || answer.StatusCode != http.StatusOK {
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != http.StatusOK {
 		return ""
 	}
 	return string(text)
 }
 
-// waitUntil waits for what must happen.
-func waitUntil(t *testing.T, what string, is func() bool) {
+// waitUntil waits until the condition holds.
+func waitUntil(t *testing.T, condition string, holds func() bool) {
 	t.Helper()
 	end := time.Now().Add(waitTimeout)
 	poll := time.NewTicker(200 * time.Millisecond)
 	defer poll.Stop()
-	for !is() {
+	for !holds() {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within %s", what, waitTimeout)
+			t.Fatalf("timeout after %s: wait until %s", waitTimeout, condition)
 		}
 		<-poll.C
 	}
 }
 
-// startPrometheus has one over the blocks in data, which scrapes and evaluates what the config
-// in dir says.
-func startPrometheus(t *testing.T, dir, data string) (asks prometheus.API, url string) {
+// startPrometheus starts Prometheus with the config in dir and the blocks in data.
+func startPrometheus(t *testing.T, dir, data string) (promAPI prometheus.API, url string) {
 	t.Helper()
 	address := freeAddress(t)
 	startProgram(t, "prometheus", "prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+data,
@@ -177,8 +176,7 @@ func startPrometheus(t *testing.T, dir, data string) (asks prometheus.API, url s
 	return prometheus.NewAPI(client), url
 }
 
-// writePrometheusConfig writes Prometheus' config: what docs/how-to/monitor.md says, without a cluster to find
-// the targets in.
+// writePrometheusConfig writes Prometheus' config of docs/how-to/monitor.md with static targets.
 func writePrometheusConfig(t *testing.T, dir string, nodes []*simNode, kubeStateMetrics map[string]string) {
 	t.Helper()
 	var targets, exporters strings.Builder
@@ -203,7 +201,7 @@ scrape_configs:
     honor_labels: true
     static_configs:
 %[4]s
-    metric_relabel_configs: # one node with another version
+    metric_relabel_configs: # another version on a node
       - {source_labels: [__name__, node], regex: podgauge_build_info;node-c, target_label: version, replacement: older}
   - job_name: kube-state-metrics
     honor_labels: true
@@ -215,7 +213,7 @@ scrape_configs:
 	}
 }
 
-// sleepUntil lets time pass: the scripts have theirs.
+// sleepUntil sleeps until a time or the end of the context.
 func sleepUntil(ctx context.Context, at time.Time) {
 	timer := time.NewTimer(time.Until(at))
 	defer timer.Stop()

@@ -14,13 +14,13 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// podPhases are those that kube-state-metrics has a series for each pod for.
+// podPhases are the phases in kube-state-metrics' series of a pod.
 var podPhases = []string{"Pending", "Succeeded", "Failed", "Unknown", "Running"}
 
-// phaseAfterStep is a pod's phase after what a script has happen to it; none is of a pod that is gone.
+// phaseAfterStep is a pod's phase after an action of a script; empty for a deleted pod.
 var phaseAfterStep = map[string]string{"pod": "Running", "fail": "Failed", "finish": "Succeeded", "delete": ""}
 
-// podPhasesAt are those of a script's pods, by namespace/name, at a time.
+// podPhasesAt returns the phases of a script's pods at a time, by namespace/name.
 func podPhasesAt(s *sim.Script, at time.Duration) map[string]string {
 	pods := map[string]string{}
 	for _, step := range s.Steps {
@@ -36,7 +36,7 @@ func podPhasesAt(s *sim.Script, at time.Duration) map[string]string {
 	return pods
 }
 
-// kubeStateFamilies writes what kube-state-metrics would of such pods.
+// kubeStateFamilies returns the metrics of kube-state-metrics for these pods.
 func kubeStateFamilies(pods map[string]string) string {
 	var text strings.Builder
 	text.WriteString("# HELP kube_pod_status_phase [STABLE] The pods current phase.\n# TYPE kube_pod_status_phase gauge\n")
@@ -50,7 +50,7 @@ func kubeStateFamilies(pods map[string]string) string {
 			fmt.Fprintf(&text, "kube_pod_status_phase{namespace=%q,pod=%q,uid=%q,phase=%q} %d\n", namespace, name, "uid-of-"+name, phase, value)
 		}
 	}
-	// The scripts have no scheduler: one pod that waits for two devices stands for all.
+	// Scripts lack a scheduler: a single pending pod requests two devices.
 	text.WriteString("# TYPE kube_pod_status_unschedulable gauge\nkube_pod_status_unschedulable{namespace=\"team-f\",pod=\"waiting-0\"} 1\n" +
 		"# TYPE kube_pod_container_resource_requests gauge\n" +
 		"kube_pod_container_resource_requests{namespace=\"team-f\",pod=\"waiting-0\",container=\"main\",resource=\"nvidia_com_gpu\"} 2\n")
@@ -60,7 +60,7 @@ func kubeStateFamilies(pods map[string]string) string {
 	return text.String()
 }
 
-// kubeStateMetrics starts an exporter for each cluster, with the pods of its nodes since the scripts began. It returns the addresses.
+// kubeStateMetrics starts an exporter for each cluster with the pods of its nodes, and returns the addresses.
 func kubeStateMetrics(t *testing.T, nodes []*simNode, begun time.Time) map[string]string {
 	t.Helper()
 	addresses := map[string]string{}
@@ -84,7 +84,7 @@ func kubeStateMetrics(t *testing.T, nodes []*simNode, begun time.Time) map[strin
 	return addresses
 }
 
-// TestScripts: the nodes' scripts have a meaning, and tell of pods.
+// TestScripts checks that the nodes' scripts are valid, have pods and end early enough.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.script")
 	if err != nil || len(files) == 0 {
@@ -92,7 +92,7 @@ func TestScripts(t *testing.T) {
 	}
 	for _, file := range files {
 		if s := readScript(t, file); len(podPhasesAt(s, scriptDuration)) == 0 || s.Steps[len(s.Steps)-1].At > scriptDuration-6*scrapeInterval {
-			t.Errorf("%s: no pods, or something happens too late to be seen", file)
+			t.Errorf("%s: no pods, or the last step is too late", file)
 		}
 	}
 }
@@ -107,10 +107,10 @@ func TestPhases(t *testing.T) {
 		4 * time.Second: "map[a/x:Failed a/y:Succeeded]", time.Minute: "map[a/x:Failed]",
 	} {
 		if got := fmt.Sprint(podPhasesAt(s, at)); got != want {
-			t.Errorf("at %s: %s, want %s", at, got, want)
+			t.Errorf("phases at %s: got %s, want %s", at, got, want)
 		}
 	}
 	if text := kubeStateFamilies(map[string]string{"a/x": "Failed"}); !strings.Contains(text, `pod="x",uid="uid-of-x",phase="Failed"} 1`) || strings.Count(text, "\nkube_pod_status_phase{") != len(podPhases) {
-		t.Error(text)
+		t.Errorf("metrics of a failed pod:\n%s", text)
 	}
 }

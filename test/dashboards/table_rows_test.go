@@ -15,25 +15,24 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// tableQuery is what a table's queries were answered with at some moment, for Grafana to make a table
-// of, as schema/tables.mjs reads it.
+// tableQuery has the results of a table's queries at a time, in the format that schema/tables.mjs reads. Grafana renders the table.
 type tableQuery struct {
 	Location        string          `json:"where"`
 	Transformations json.RawMessage `json:"transformations"`
-	Answers         []queryAnswer   `json:"answers"`
+	Results         []queryResult   `json:"answers"`
 }
 
-type queryAnswer struct {
-	RefID  string           `json:"refId"`
-	Series []answeredSeries `json:"series"`
+type queryResult struct {
+	RefID  string         `json:"refId"`
+	Series []resultSeries `json:"series"`
 }
 
-type answeredSeries struct {
+type resultSeries struct {
 	Labels map[string]string `json:"labels"`
 	Value  float64           `json:"value"`
 }
 
-// renderedTable is what has come of it.
+// renderedTable is a table that Grafana rendered.
 type renderedTable struct {
 	Location string `json:"where"`
 	Fields   []struct {
@@ -42,38 +41,37 @@ type renderedTable struct {
 	} `json:"fields"`
 }
 
-// checkTables has Grafana's transformations make the tables of what Prometheus answers, at moments all
-// through the run: each has a line for each thing, and a column for each of what is told of it.
+// checkTables renders the tables with Grafana's transformations at several times of the run, and checks their rows and columns.
 func (c *dashboardRun) checkTables(all []*dashboardFile) {
-	var questions []tableQuery
+	var queries []tableQuery
 	for _, b := range all {
 		for _, s := range c.selections(b) {
 			for _, p := range b.Panels {
 				for at := c.end; p.Type == "table" && at.After(c.begin); at = at.Add(-30 * time.Second) {
-					a := tableQuery{Location: b.Name + ": " + p.Title, Transformations: p.Transformations}
+					table := tableQuery{Location: b.Name + ": " + p.Title, Transformations: p.Transformations}
 					for _, t := range p.Targets {
-						a.Answers = append(a.Answers, queryAnswer{t.RefID, c.querySeries(t.Expr, s.all, at)})
+						table.Results = append(table.Results, queryResult{t.RefID, c.querySeries(t.Expr, s.all, at)})
 					}
-					questions = append(questions, a)
+					queries = append(queries, table)
 				}
 			}
 		}
 	}
-	made := makeTables(c.T, questions)
+	tables := renderTables(c.T, queries)
 	lines := 0
-	for i, q := range questions {
-		for _, wrong := range q.tableErrors(made[i]) {
+	for i, q := range queries {
+		for _, wrong := range q.tableErrors(tables[i]) {
 			c.Error(wrong)
 		}
-		if len(made[i].Fields) > 0 {
-			lines += len(made[i].Fields[0].Values)
+		if len(tables[i].Fields) > 0 {
+			lines += len(tables[i].Fields[0].Values)
 		}
 	}
-	c.Logf("%d tables were made, with %d lines", len(questions), lines)
+	c.Logf("%d tables with %d rows", len(queries), lines)
 }
 
-// querySeries are the series that come of a query.
-func (c *dashboardRun) querySeries(expr string, values variableValues, at time.Time) []answeredSeries {
+// querySeries returns the series of a query.
+func (c *dashboardRun) querySeries(expr string, values variableValues, at time.Time) []resultSeries {
 	c.Helper()
 	filled, err := c.expandVariables(expr, values)
 	if err != nil {
@@ -83,42 +81,41 @@ func (c *dashboardRun) querySeries(expr string, values variableValues, at time.T
 	if err != nil {
 		c.Fatalf("%s: %v", filled, err)
 	}
-	all := []answeredSeries{}
+	all := []resultSeries{}
 	for _, s := range found.(model.Vector) {
-		of := map[string]string{}
+		labels := map[string]string{}
 		for name, value := range s.Metric {
-			of[string(name)] = string(value)
+			labels[string(name)] = string(value)
 		}
 		if value := float64(s.Value); !math.IsNaN(value) && !math.IsInf(value, 0) {
-			all = append(all, answeredSeries{of, value})
+			all = append(all, resultSeries{labels, value})
 		}
 	}
 	return all
 }
 
-// makeTables has Grafana make them.
-func makeTables(t *testing.T, questions []tableQuery) (made []renderedTable) {
+// renderTables renders tables with Grafana.
+func renderTables(t *testing.T, queries []tableQuery) (tables []renderedTable) {
 	t.Helper()
-	text, err := json.Marshal(questions)
+	text, err := json.Marshal(queries)
 	if err != nil {
 		t.Fatal(err)
 	}
 	node := exec.Command("node", "schema/tables.mjs")
 	node.Stdin = bytes.NewReader(text)
-	var says bytes.Buffer
-	node.Stderr = &says
+	var stderr bytes.Buffer
+	node.Stderr = &stderr
 	out, err := node.Output()
 	if err == nil {
-		err = json.Unmarshal(out, &made)
+		err = json.Unmarshal(out, &tables)
 	}
-	if err != nil || len(made) != len(questions) {
-		t.Fatalf("%d tables of %d: %v\n%s", len(made), len(questions), err, tail(says.String(), 2000))
+	if err != nil || len(tables) != len(queries) {
+		t.Fatalf("got %d tables, want %d: %v\n%s", len(tables), len(queries), err, tail(stderr.String(), 2000))
 	}
-	return made
+	return tables
 }
 
-// columnTitles are the columns that a panel's transformations name, and of which label or query they are;
-// hidden are those that they leave out.
+// columnTitles returns the label or query of each column title in a panel's transformations, and the hidden columns.
 func (q tableQuery) columnTitles() (titles map[string]string, hidden map[string]bool) {
 	var all []struct {
 		Options struct {
@@ -132,82 +129,81 @@ func (q tableQuery) columnTitles() (titles map[string]string, hidden map[string]
 	titles, hidden = map[string]string{}, map[string]bool{}
 	for _, t := range all {
 		maps.Copy(hidden, t.Options.ExcludeByName)
-		for of, title := range t.Options.RenameByName {
-			if titles[title] == "" || of != "Value" {
-				titles[title] = of
+		for source, title := range t.Options.RenameByName {
+			if titles[title] == "" || source != "Value" {
+				titles[title] = source
 			}
 		}
 	}
 	return titles, hidden
 }
 
-// tableErrors are what is wrong with a table: columns without a title, or with one twice; values that
-// were lost; and lines that are of the same.
-func (q tableQuery) tableErrors(made renderedTable) (wrong []string) {
-	say := func(format string, args ...any) { wrong = append(wrong, q.Location+": "+fmt.Sprintf(format, args...)) }
+// tableErrors returns the errors of a table: columns without title, duplicate titles, missing values and duplicate rows.
+func (q tableQuery) tableErrors(table renderedTable) (wrong []string) {
+	addError := func(format string, args ...any) { wrong = append(wrong, q.Location+": "+fmt.Sprintf(format, args...)) }
 	titles, hidden := q.columnTitles()
 	values, lines := map[string]int{}, map[int]string{}
 	seen := map[string]bool{}
-	for _, f := range made.Fields {
-		of, named := titles[f.Name]
-		if !named {
-			say("a column is called %s", f.Name)
+	for _, f := range table.Fields {
+		source, hasTitle := titles[f.Name]
+		if !hasTitle {
+			addError("column without title: %s", f.Name)
 		}
 		if seen[f.Name] {
-			say("two columns are called %s", f.Name)
+			addError("duplicate column %s", f.Name)
 		}
 		seen[f.Name] = true
 		for line, value := range f.Values {
 			switch {
-			case strings.HasPrefix(of, "Value") && value != nil:
-				values[strings.TrimPrefix(of, "Value #")]++
-			case !strings.HasPrefix(of, "Value") && value != nil:
+			case strings.HasPrefix(source, "Value") && value != nil:
+				values[strings.TrimPrefix(source, "Value #")]++
+			case !strings.HasPrefix(source, "Value") && value != nil:
 				lines[line] += fmt.Sprintf("%s=%v ", f.Name, value)
 			}
 		}
 	}
-	for _, a := range q.Answers {
+	for _, a := range q.Results {
 		if !hidden["Value #"+a.RefID] && values[a.RefID] != len(a.Series) {
-			say("%d values of %s are shown, of %d", values[a.RefID], a.RefID, len(a.Series))
+			addError("query %s: got %d values, want %d", a.RefID, values[a.RefID], len(a.Series))
 		}
 	}
 	all := slices.Sorted(maps.Values(lines))
 	for i := range all {
 		if i > 0 && strings.TrimSpace(all[i-1]) == strings.TrimSpace(all[i]) {
-			say("two lines are of %s", all[i])
+			addError("duplicate row %s", all[i])
 		}
 	}
 	return wrong
 }
 
-// TestTableFaults: what is looked for is found where it is, in tables that Grafana has made.
-func TestTableFaults(t *testing.T) {
+// TestTableErrors checks the errors of tables that Grafana rendered.
+func TestTableErrors(t *testing.T) {
 	skipUnlessEnabled(t)
 	const organize = `[{"id":"merge","options":{}},{"id":"organize","options":{"excludeByName":{"Time":true},"indexByName":{},"renameByName":%s}}]`
-	one := func(node string, value float64) answeredSeries {
-		return answeredSeries{map[string]string{"node": node}, value}
+	one := func(node string, value float64) resultSeries {
+		return resultSeries{map[string]string{"node": node}, value}
 	}
-	good := `{"node":"Node","Value #A":"Devices","Value #B":"Held"}`
+	good := `{"node":"Node","Value #A":"Devices","Value #B":"Allocated"}`
 	cases := []struct {
 		transformations string
-		b               []answeredSeries
-		says            string
+		b               []resultSeries
+		want            string
 	}{
-		{fmt.Sprintf(organize, good), []answeredSeries{one("a", 1), one("b", 2)}, ""},
-		{fmt.Sprintf(organize, good), []answeredSeries{}, ""},
-		{fmt.Sprintf(organize, `{"node":"Node","Value #A":"Devices"}`), []answeredSeries{one("a", 1)}, "a column is called Value #B"},
-		{fmt.Sprintf(organize, `{"node":"Node","Value #A":"Node","Value #B":"Held"}`), []answeredSeries{one("a", 1)}, "two columns are called Node"},
-		{fmt.Sprintf(organize, good), []answeredSeries{one("a", 1), one("a", 2)}, "two lines are of Node=a"},
-		{`[{"id":"merge","options":{}}]`, []answeredSeries{one("a", 1)}, "a column is called Time"},
+		{fmt.Sprintf(organize, good), []resultSeries{one("a", 1), one("b", 2)}, ""},
+		{fmt.Sprintf(organize, good), []resultSeries{}, ""},
+		{fmt.Sprintf(organize, `{"node":"Node","Value #A":"Devices"}`), []resultSeries{one("a", 1)}, "column without title: Value #B"},
+		{fmt.Sprintf(organize, `{"node":"Node","Value #A":"Node","Value #B":"Allocated"}`), []resultSeries{one("a", 1)}, "duplicate column Node"},
+		{fmt.Sprintf(organize, good), []resultSeries{one("a", 1), one("a", 2)}, "duplicate row Node=a"},
+		{`[{"id":"merge","options":{}}]`, []resultSeries{one("a", 1)}, "column without title: Time"},
 	}
-	var questions []tableQuery
+	var queries []tableQuery
 	for _, c := range cases {
-		questions = append(questions, tableQuery{"a table", json.RawMessage(c.transformations), []queryAnswer{{"A", []answeredSeries{one("a", 3), one("b", 4)}}, {"B", c.b}}})
+		queries = append(queries, tableQuery{"a table", json.RawMessage(c.transformations), []queryResult{{"A", []resultSeries{one("a", 3), one("b", 4)}}, {"B", c.b}}})
 	}
-	for i, made := range makeTables(t, questions) {
-		got := strings.Join(questions[i].tableErrors(made), "; ")
-		if want := cases[i].says; !strings.Contains(got, want) || want == "" && got != "" {
-			t.Errorf("%s, %v: %q, want %q", cases[i].transformations, cases[i].b, got, want)
+	for i, table := range renderTables(t, queries) {
+		got := strings.Join(queries[i].tableErrors(table), "; ")
+		if want := cases[i].want; !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s, %v: got errors %q, want %q", cases[i].transformations, cases[i].b, got, want)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 //go:embed busy
 var busyFiles embed.FS
 
-// The lines of two scenarios, and the series that the scenarios cause. A test requires a series for each row of the catalogue.
+// Lines of two scenarios and their series. A test requires a series for each metric.
 var (
 	// BusyGPU has all readings of a GPU, each with a different value.
 	BusyGPU    = busyLines("busy.scenario")

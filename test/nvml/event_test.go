@@ -67,7 +67,7 @@ func TestEvents(t *testing.T) {
 	})
 }
 
-// TestEventTypes: each event type is delivered by name to the event sets with a registration.
+// TestEventTypes checks that each named event type is delivered to registered event sets.
 func TestEventTypes(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setLines("gpu 0 event_types 0xff9f")
@@ -90,7 +90,7 @@ func TestEventTypes(t *testing.T) {
 	})
 }
 
-// TestEventStorm: all events of a storm are delivered, and all later events.
+// TestEventStorm checks that all events of a storm and all later events are delivered.
 func TestEventStorm(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -114,7 +114,7 @@ func TestEventStorm(t *testing.T) {
 	})
 }
 
-// TestRejectedEventType: a type of event_types_refused is supported, but registration fails.
+// TestRejectedEventType checks that a type of event_types_refused is supported, but its registration fails.
 func TestRejectedEventType(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setLines("gpu 0 event_types_refused 0x4000")
@@ -130,7 +130,7 @@ func TestRejectedEventType(t *testing.T) {
 	})
 }
 
-// TestReset: a reset restarts the energy counter of a GPU and clears its faults.
+// TestReset checks that a reset restarts the energy counter of a GPU and clears its faults.
 func TestReset(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setLines("gpu * energy 1000000+1000/s", "gpu 0 recovery_action 1", "gpu 0 remapped_pending 1", "gpu 0 power 5", "gpu 0 lost")
@@ -167,7 +167,7 @@ func TestReset(t *testing.T) {
 
 func decodeEventField(f nvml.FieldValue) uint64 { return binary.NativeEndian.Uint64(f.Value[:]) }
 
-// TestEventWakesWait: an event ends a sleeping wait.
+// TestEventWakesWait checks that an event ends a sleeping wait.
 func TestEventWakesWait(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -186,7 +186,7 @@ func TestEventWakesWait(t *testing.T) {
 	})
 }
 
-// TestUnsupportedEventType: a registration with an unsupported type registers no type, and the set stays usable.
+// TestUnsupportedEventType checks that a registration with an unsupported type registers no type, and the set remains usable.
 func TestUnsupportedEventType(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()

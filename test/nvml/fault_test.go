@@ -11,12 +11,12 @@ import (
 func TestLost(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
-		lost, well := n.gpu(3), n.gpu(4)
-		uuid, _ := well.GetUUID()
+		lost, healthy := n.gpu(3), n.gpu(4)
+		uuid, _ := healthy.GetUUID()
 		set, ret := n.EventSetCreate()
 		n.want(nvml.SUCCESS, ret)
 		n.want(nvml.SUCCESS, lost.RegisterEvents(nvml.EventTypeXidCriticalError, set))
-		n.want(nvml.SUCCESS, well.RegisterEvents(nvml.EventTypeXidCriticalError, set))
+		n.want(nvml.SUCCESS, healthy.RegisterEvents(nvml.EventTypeXidCriticalError, set))
 
 		n.setLines("gpu 3 lost")
 		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(lost.GetPowerUsage()))
@@ -25,7 +25,7 @@ func TestLost(t *testing.T) {
 		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(n.DeviceGetHandleByUUID(uuid))) // the search includes the lost GPU
 		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(n.DeviceGetHandleByPciBusId("0000:13:00.0")))
 		n.want(nvml.SUCCESS, returnOf(n.DeviceGetHandleByPciBusId("0000:14:00.0")))
-		n.want(nvml.SUCCESS, returnOf(well.GetPowerUsage()))
+		n.want(nvml.SUCCESS, returnOf(healthy.GetPowerUsage()))
 		if count, _ := n.DeviceGetCount(); count != 8 {
 			n.Errorf("%d GPUs, want 8", count)
 		}
@@ -39,7 +39,7 @@ func TestLost(t *testing.T) {
 		n.event(4, "xid 31")
 		e, ret := set.Wait(60_000)
 		n.want(nvml.SUCCESS, ret)
-		if e.Device != well || e.EventData != 31 {
+		if e.Device != healthy || e.EventData != 31 {
 			n.Errorf("got %+v", e)
 		}
 		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(set.Wait(60_000)))
@@ -106,25 +106,25 @@ func TestSlow(t *testing.T) {
 func TestHang(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
-		stuck, well := n.gpu(3), n.gpu(4)
+		stuck, healthy := n.gpu(3), n.gpu(4)
 		power := func() nvml.Return { return returnOf(stuck.GetPowerUsage()) }
 
 		n.setLines("hang nvmlDeviceGetPowerUsage gpu 3")
-		answer := startCall(power)
-		n.wantHang(3, answer)
-		n.want(nvml.SUCCESS, returnOf(well.GetPowerUsage()))
+		result := startCall(power)
+		n.wantHang(3, result)
+		n.want(nvml.SUCCESS, returnOf(healthy.GetPowerUsage()))
 		n.want(nvml.SUCCESS, returnOf(stuck.GetUUID()))
-		n.setLines("gpu 3 temperature 99") // another change does not end it
-		n.wantHang(3, answer)
+		n.setLines("gpu 3 temperature 99") // another change does not end the hang
+		n.wantHang(3, result)
 		n.clear("hang")
-		n.wantReturn(nvml.SUCCESS, answer)
+		n.wantReturn(nvml.SUCCESS, result)
 
 		n.setLines("hang * gpu 3")
-		answer = startCall(power)
-		n.wantHang(3, answer)
-		n.setLines("fail * gpu 3 GPU_IS_LOST") // the hanging call returns the error that applies at its end
+		result = startCall(power)
+		n.wantHang(3, result)
+		n.setLines("fail * gpu 3 GPU_IS_LOST") // the hung call returns the error that applies at its end
 		n.clear("hang")
-		n.wantReturn(nvml.ERROR_GPU_IS_LOST, answer)
+		n.wantReturn(nvml.ERROR_GPU_IS_LOST, result)
 		n.clear("fail")
 		n.want(nvml.SUCCESS, power())
 	})
@@ -133,12 +133,12 @@ func TestHang(t *testing.T) {
 func TestHangOfInit(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setLines("hang nvmlInit_v2 gpu -")
-		answer := startCall(n.Init)
+		result := startCall(n.Init)
 		// Calls are counted from the load of the library.
 		n.waitUntil("the library is loaded", func() bool { _, err := ReadCalls(n.calls); return err == nil })
-		n.wantHang(NoGPU, answer)
+		n.wantHang(NoGPU, result)
 		n.clear("hang")
-		n.wantReturn(nvml.SUCCESS, answer)
+		n.wantReturn(nvml.SUCCESS, result)
 		n.want(nvml.SUCCESS, returnOf(n.DeviceGetCount()))
 	})
 }
@@ -168,8 +168,8 @@ func TestDriverLock(t *testing.T) {
 		n.wantHang(NoGPU, wait)
 
 		n.clear("hang")
-		for _, answer := range others {
-			n.wantReturn(nvml.SUCCESS, answer)
+		for _, result := range others {
+			n.wantReturn(nvml.SUCCESS, result)
 		}
 		n.wantReturn(nvml.ERROR_TIMEOUT, wait)
 
@@ -182,7 +182,7 @@ func TestDriverLock(t *testing.T) {
 	})
 }
 
-// TestDriverUnlocked removes the lock during a hanging call; the waiting calls continue.
+// TestDriverUnlocked removes the lock during a hung call; the waiting calls continue.
 func TestDriverUnlocked(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -244,14 +244,14 @@ func TestMaxInFlight(t *testing.T) {
 		n.setup()
 		two, five := n.gpu(2), n.gpu(5)
 		n.setLines("hang * gpu *")
-		var answers []<-chan nvml.Return
+		var results []<-chan nvml.Return
 		for _, gpu := range []nvml.Device{two, two, two, five} {
-			answers = append(answers, startCall(func() nvml.Return { return returnOf(gpu.GetUUID()) }))
+			results = append(results, startCall(func() nvml.Return { return returnOf(gpu.GetUUID()) }))
 		}
 		n.waitUntil("all calls are running", func() bool { return n.readCalls().InFlight(2) == 3 && n.readCalls().InFlight(5) == 1 })
 		n.clear("hang")
-		for _, answer := range answers {
-			n.wantReturn(nvml.SUCCESS, answer)
+		for _, result := range results {
+			n.wantReturn(nvml.SUCCESS, result)
 		}
 		calls := n.readCalls()
 		if calls.MaxInFlight(2) != 3 || calls.MaxInFlight(5) != 1 || calls.InFlight(2) != 0 {

@@ -42,7 +42,7 @@ func TestFieldScopes(t *testing.T) {
 	})
 }
 
-// TestAddFields: the driver adds to the caller's value in an entry, for each type.
+// TestAddFields checks that the driver adds to the caller's value in an entry, for each type.
 func TestAddFields(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("add fields", "gpu 0 field 3 10 u64", "gpu 0 field 4 10 u32", "gpu 0 field 5 10 u16", "gpu 0 field 6 10 f64", "fail field:11 gpu 0 UNKNOWN")
@@ -79,7 +79,7 @@ func (n *testNode) readScopes(gpu nvml.Device, id uint32, scopes ...uint32) (got
 	return got
 }
 
-// TestFieldsOfLinks: the sum includes a link with a different value and excludes a link that is off.
+// TestFieldsOfLinks checks that the sum includes a link with a different value and excludes a link that is off.
 func TestFieldsOfLinks(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 field 138/link 100", "gpu 0 field 138/3 7", "gpu 0 link 17 off", "gpu 0 nvlink_speed 26562")

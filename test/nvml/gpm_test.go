@@ -59,7 +59,7 @@ func (n *testNode) wantNear(m nvml.GpmMetric, want, slack float64) {
 
 func TestGPM(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
-		// A wave with a period of 2 ms, whose mean over longer windows is the middle.
+		// A wave with a period of 2 ms. Its mean over longer windows is the middle.
 		n.setup("gpu 1 metric 1-2 40", "gpu 1 metric 2 20~60/0.002s", "gpu 1 metric 20 100+1000/s", fmt.Sprintf("epoch %d", time.Now().Unix()),
 			"gpu 1 metric 5 none", "fail metric:3 gpu 1 UNKNOWN")
 		first := n.takeSample(n.gpu(1), -1)

@@ -140,27 +140,27 @@ func (n *testNode) waitUntil(condition string, holds func() bool) {
 
 // startCall starts a call and returns a channel with the result.
 func startCall(call func() nvml.Return) <-chan nvml.Return {
-	answer := make(chan nvml.Return, 1)
-	go func() { answer <- call() }() // ends with the call; the test receives
-	return answer
+	result := make(chan nvml.Return, 1)
+	go func() { result <- call() }() // ends with the call; the test receives
+	return result
 }
 
-// wantHang waits for a running call and checks that the call still runs some time later.
-func (n *testNode) wantHang(gpu int, answer <-chan nvml.Return) {
+// wantHang waits for the begin of a call and checks that the call still runs after 50 ms.
+func (n *testNode) wantHang(gpu int, result <-chan nvml.Return) {
 	n.Helper()
 	n.waitUntil("a call is running", func() bool { return n.readCalls().InFlight(gpu) > 0 })
 	select {
-	case ret := <-answer:
+	case ret := <-result:
 		n.Fatalf("the call returned %v, want a hang", ret)
 	case <-time.After(50 * time.Millisecond):
 	}
 }
 
 // wantReturn waits for a call to return.
-func (n *testNode) wantReturn(want nvml.Return, answer <-chan nvml.Return) {
+func (n *testNode) wantReturn(want nvml.Return, result <-chan nvml.Return) {
 	n.Helper()
 	select {
-	case ret := <-answer:
+	case ret := <-result:
 		n.want(want, ret)
 	case <-time.After(waitTimeout):
 		n.Fatal("timeout: the call does not return")

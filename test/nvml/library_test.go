@@ -56,13 +56,13 @@ func exportedSymbols(t *testing.T, lib string) []string {
 	return names
 }
 
-func TestBuildRefusesWhatIsNoFunction(t *testing.T) {
+func TestBuildRejectsUnknownFunction(t *testing.T) {
 	if _, err := Build(t.TempDir(), "nvmlDeviceGetTemprature"); err == nil || !strings.Contains(err.Error(), "Temprature") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestOlderDriver: without functions go-nvml uses its fallbacks, and LookupSymbol returns an error for missing functions.
+// TestOlderDriver checks that go-nvml uses its fallbacks for missing functions, and that LookupSymbol returns an error for them.
 func TestOlderDriver(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -81,7 +81,7 @@ func TestOlderDriver(t *testing.T) {
 		n.event(1, "xid 79 gi 5 ci 6")
 		e, ret := set.Wait(1000)
 		n.want(nvml.SUCCESS, ret)
-		// The old struct lacks the instance ids, and go-nvml returns the zeros behind it, which are valid ids.
+		// The old struct lacks the instance ids, and go-nvml returns zeros, which are valid ids.
 		if e.EventData != 79 || e.GpuInstanceId != 0 || e.ComputeInstanceId != 0 {
 			n.Errorf("got %+v", e)
 		}
@@ -91,8 +91,8 @@ func TestOlderDriver(t *testing.T) {
 	}, "nvmlEventSetWait_v2", "nvmlDeviceGetFieldValues")
 }
 
-// TestMissingFunctionEndsTheProcess: a missing symbol ends the process without an error or a panic.
-// For this reason every symbol must be looked up before the first call.
+// TestMissingFunctionEndsTheProcess checks that a missing symbol ends the process without an error or a panic.
+// Programs must therefore look up each symbol before the first call.
 func TestMissingFunctionEndsTheProcess(t *testing.T) {
 	if lib := os.Getenv(childEnv); lib != "" {
 		runOnNode(t, func(n *testNode) {
@@ -141,7 +141,7 @@ func TestInit(t *testing.T) {
 
 func returnOf[T any](_ T, ret nvml.Return) nvml.Return { return ret }
 
-// TestStubs calls functions without behavior of their own.
+// TestStubs calls functions without simulated behavior.
 func TestStubs(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()

@@ -61,9 +61,9 @@ func TestAncestors(t *testing.T) {
 				n.Errorf("common ancestor of %d and %d is %d, want %d", c.a, c.b, got, c.want)
 			}
 		}
-		well, lost := n.gpu(0), n.gpu(2)
+		healthy, lost := n.gpu(0), n.gpu(2)
 		n.setLines("gpu 2 lost")
-		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(well.GetTopologyCommonAncestor(lost)))
-		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(lost.GetTopologyCommonAncestor(well)))
+		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(healthy.GetTopologyCommonAncestor(lost)))
+		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(lost.GetTopologyCommonAncestor(healthy)))
 	})
 }

@@ -72,7 +72,7 @@ func checkIdentity(n *testNode, i int) {
 	}
 }
 
-func TestGPUsComeAndGo(t *testing.T) {
+func TestGPUCountChanges(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpus 2", "gpu 1 uuid GPU-of-mine", "gpu * name A GPU with a long name")
 		last := n.gpu(1)
@@ -103,7 +103,7 @@ func TestValuesOverTime(t *testing.T) {
 		since := func(t time.Time) uint64 { return 5000 + uint64(t.Sub(begin).Milliseconds()) }
 		seen := map[uint32]bool{}
 		var last uint64
-		n.waitUntil("the temperature swings", func() bool {
+		n.waitUntil("the temperature has more than 10 values", func() bool {
 			before := time.Now()
 			energy, ret := gpu.GetTotalEnergyConsumption()
 			n.want(nvml.SUCCESS, ret)

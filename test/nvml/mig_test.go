@@ -30,7 +30,7 @@ func (n *testNode) wantMIGDevice(d nvml.Device, uuid, name string, gi, ci int) {
 	}
 }
 
-func TestSlices(t *testing.T) {
+func TestMIGDevices(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 1 uuid GPU-11111111-2222-3333-4444-555555555555",
 			"gpu 1 slice 0 1g.10gb gi 7 ci 0", "gpu 1 slice 2 1c.3g.40gb gi 2 ci 0 memory 42412802048 used 4096",
@@ -47,8 +47,8 @@ func TestSlices(t *testing.T) {
 		if count, _ = gpu.GetMaxMigDeviceCount(); count != 7 {
 			n.Errorf("maximum is %d MIG devices, want 7", count)
 		}
-		for _, hole := range []int{1, 4, 5} {
-			n.want(nvml.ERROR_NOT_FOUND, returnOf(gpu.GetMigDeviceHandleByIndex(hole)))
+		for _, unused := range []int{1, 4, 5} {
+			n.want(nvml.ERROR_NOT_FOUND, returnOf(gpu.GetMigDeviceHandleByIndex(unused)))
 		}
 		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(gpu.GetMigDeviceHandleByIndex(7)))
 		const model = "NVIDIA H100 80GB HBM3 MIG "
@@ -60,13 +60,13 @@ func TestSlices(t *testing.T) {
 			n.Error("a MIG device has two handles")
 		}
 
-		slice := n.migDevice(gpu, 2)
-		attributes, ret := slice.GetAttributes()
+		mig := n.migDevice(gpu, 2)
+		attributes, ret := mig.GetAttributes()
 		n.want(nvml.SUCCESS, ret)
 		if a := attributes; a.ComputeInstanceSliceCount != 1 || a.GpuInstanceSliceCount != 3 || a.MemorySizeMB != 40448 {
 			n.Errorf("attributes are %+v", attributes)
 		}
-		memory, ret := slice.GetMemoryInfo_v2()
+		memory, ret := mig.GetMemoryInfo_v2()
 		n.want(nvml.SUCCESS, ret)
 		if memory.Total != 42412802048 || memory.Used != 4096 || memory.Free != memory.Total-4096 {
 			n.Errorf("memory is %+v", memory)
@@ -74,22 +74,22 @@ func TestSlices(t *testing.T) {
 		if old, ret := n.migDevice(gpu, 0).GetMemoryInfo(); ret != nvml.SUCCESS || old.Total != 10<<30 {
 			n.Errorf("memory is %+v, %v", old, ret)
 		}
-		index, _ := slice.GetIndex()
-		parent, ret := slice.GetDeviceHandleFromMigDeviceHandle()
+		index, _ := mig.GetIndex()
+		parent, ret := mig.GetDeviceHandleFromMigDeviceHandle()
 		n.want(nvml.SUCCESS, ret)
-		isSlice, _ := slice.IsMigDeviceHandle()
-		gpuIsSlice, _ := gpu.IsMigDeviceHandle()
-		if index != 2 || parent != gpu || !isSlice || gpuIsSlice {
-			n.Errorf("index %d, parent %v, MIG device %v, GPU a MIG device %v", index, parent == gpu, isSlice, gpuIsSlice)
+		isMIG, _ := mig.IsMigDeviceHandle()
+		gpuIsMIG, _ := gpu.IsMigDeviceHandle()
+		if index != 2 || parent != gpu || !isMIG || gpuIsMIG {
+			n.Errorf("index %d, parent %v, MIG device %v, GPU a MIG device %v", index, parent == gpu, isMIG, gpuIsMIG)
 		}
-		uuid, _ := slice.GetUUID()
-		if found, ret := n.DeviceGetHandleByUUID(uuid); ret != nvml.SUCCESS || found != slice {
+		uuid, _ := mig.GetUUID()
+		if found, ret := n.DeviceGetHandleByUUID(uuid); ret != nvml.SUCCESS || found != mig {
 			n.Errorf("%s is not found: %v", uuid, ret)
 		}
 		n.want(nvml.ERROR_NOT_FOUND, returnOf(n.DeviceGetHandleByUUID("MIG-GPU-11111111-2222-3333-4444-555555555555/2/1")))
 
-		// Readings of the GPU only, and readings without value in MIG mode.
-		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(slice.GetPowerUsage()))
+		// Values of the GPU only, and values that MIG mode excludes.
+		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(mig.GetPowerUsage()))
 		n.want(nvml.SUCCESS, returnOf(gpu.GetPowerUsage()))
 		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(gpu.GetUtilizationRates()))
 		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(gpu.GetAttributes()))
@@ -97,7 +97,7 @@ func TestSlices(t *testing.T) {
 	})
 }
 
-func TestProcessesOfASlice(t *testing.T) {
+func TestMIGProcesses(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 1 ci 0", "gpu 0 process 100 4096 gi 1 ci 0", "gpu 0 process 200 1 gi 2 ci 0")
 		gpu := n.gpu(0)
@@ -149,8 +149,8 @@ func TestStaleHandle(t *testing.T) {
 	})
 }
 
-// TestManySlices creates more MIG devices than the stand-in has handles.
-func TestManySlices(t *testing.T) {
+// TestManyMIGDevices creates more MIG devices than the stand-in has handles.
+func TestManyMIGDevices(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 mig_mode 1")
 		gpu := n.gpu(0)
@@ -174,26 +174,26 @@ func TestMIGEvent(t *testing.T) {
 	})
 }
 
-// TestInstanceSharesItsMemory: two compute instances share the memory of a GPU instance.
-func TestInstanceSharesItsMemory(t *testing.T) {
+// TestSharedInstanceMemory checks that two compute instances share the memory of a GPU instance.
+func TestSharedInstanceMemory(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 mig_mode 1", "gpu 0 bar1_total 8000", "gpu 0 slice 0 1c.3g.40gb gi 2 ci 0 memory 9000 used 100~300/5s bar1 16",
 			"gpu 0 slice 1 2c.3g.40gb gi 2 ci 1", "gpu 0 slice 2 1g.10gb gi 3 ci 0 used 7")
 		gpu := n.gpu(0)
-		one, other, apart := n.migDevice(gpu, 0), n.migDevice(gpu, 1), n.migDevice(gpu, 2)
-		for _, slice := range []nvml.Device{one, other} {
-			memory, ret := slice.GetMemoryInfo_v2()
+		first, second, separate := n.migDevice(gpu, 0), n.migDevice(gpu, 1), n.migDevice(gpu, 2)
+		for _, mig := range []nvml.Device{first, second} {
+			memory, ret := mig.GetMemoryInfo_v2()
 			n.want(nvml.SUCCESS, ret)
 			if memory.Total != 9000 || memory.Used < 100 || memory.Used > 300 || memory.Free != 9000-memory.Used {
 				n.Errorf("memory is %+v", memory)
 			}
-			window, ret := slice.GetBAR1MemoryInfo()
+			window, ret := mig.GetBAR1MemoryInfo()
 			n.want(nvml.SUCCESS, ret)
 			if want := (nvml.BAR1Memory{Bar1Total: 3000, Bar1Free: 2984, Bar1Used: 16}); window != want {
 				n.Errorf("the BAR1 window is %+v, want %+v", window, want)
 			}
 		}
-		memory, ret := apart.GetMemoryInfo_v2()
+		memory, ret := separate.GetMemoryInfo_v2()
 		n.want(nvml.SUCCESS, ret)
 		if memory.Total != 10<<30 || memory.Used != 7 {
 			n.Errorf("memory of the second instance is %+v", memory)
@@ -201,41 +201,41 @@ func TestInstanceSharesItsMemory(t *testing.T) {
 	})
 }
 
-// TestPartitionedGPU: a MIG-enabled GPU lacks the readings that nvml.h excludes.
+// TestPartitionedGPU checks that a MIG-enabled GPU lacks the readings that nvml.h excludes.
 func TestPartitionedGPU(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 slice 0 1g.10gb gi 1 ci 0", "gpu 0 sram_volatile_parity 3", "gpu 0 sram_volatile_secded 4", "gpu 0 ecc_aggregate_corrected 5")
 		gpu := n.gpu(0)
-		told := func(d nvml.Device, e nvml.MemoryErrorType, c nvml.EccCounterType, l nvml.MemoryLocation) (uint64, nvml.Return) {
+		counter := func(d nvml.Device, e nvml.MemoryErrorType, c nvml.EccCounterType, l nvml.MemoryLocation) (uint64, nvml.Return) {
 			return d.GetMemoryErrorCounter(e, c, l)
 		}
-		n.want(nvml.SUCCESS, returnOf(told(gpu, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM)))
+		n.want(nvml.SUCCESS, returnOf(counter(gpu, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM)))
 		n.setLines("gpu 0 mig_mode 1")
-		slice := n.migDevice(gpu, 0)
-		for _, ask := range []func() nvml.Return{
+		mig := n.migDevice(gpu, 0)
+		for _, get := range []func() nvml.Return{
 			func() nvml.Return { _, _, ret := gpu.GetEncoderUtilization(); return ret },
 			func() nvml.Return { _, _, ret := gpu.GetJpgUtilization(); return ret },
 			func() nvml.Return { return returnOf(gpu.GetRemappedRows_v2()) },
 			func() nvml.Return {
-				return returnOf(told(gpu, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM))
+				return returnOf(counter(gpu, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM))
 			},
 			func() nvml.Return {
-				return returnOf(told(slice, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM))
+				return returnOf(counter(mig, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM))
 			},
 		} {
-			n.want(nvml.ERROR_NOT_SUPPORTED, ask())
+			n.want(nvml.ERROR_NOT_SUPPORTED, get())
 		}
-		if got, ret := told(slice, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM); ret != nvml.SUCCESS || got != 7 {
+		if got, ret := counter(mig, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM); ret != nvml.SUCCESS || got != 7 {
 			n.Errorf("SRAM errors of a MIG device: %d, %v", got, ret)
 		}
-		if got, ret := told(gpu, nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.AGGREGATE_ECC, nvml.MEMORY_LOCATION_DRAM); ret != nvml.SUCCESS || got != 5 {
+		if got, ret := counter(gpu, nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.AGGREGATE_ECC, nvml.MEMORY_LOCATION_DRAM); ret != nvml.SUCCESS || got != 5 {
 			n.Errorf("aggregate errors of the GPU: %d, %v", got, ret)
 		}
-		if a, _ := slice.GetAttributes(); a.MultiprocessorCount != 16 {
+		if a, _ := mig.GetAttributes(); a.MultiprocessorCount != 16 {
 			n.Errorf("1g MIG device has %d multiprocessors", a.MultiprocessorCount)
 		}
 		n.setLines("gpu 0 slice_multiprocessors 14")
-		if a, _ := slice.GetAttributes(); a.MultiprocessorCount != 14 {
+		if a, _ := mig.GetAttributes(); a.MultiprocessorCount != 14 {
 			n.Errorf("1g MIG device of an A100 has %d multiprocessors", a.MultiprocessorCount)
 		}
 	})

@@ -59,7 +59,7 @@ func TestModels(t *testing.T) {
 			name, _ := gpu.GetName()
 			arch, _ := gpu.GetArchitecture()
 			if name != want.name || arch != want.arch {
-				n.Errorf("GPU %d is a %s of architecture %d", i, name, arch)
+				n.Errorf("GPU %d: got %s of architecture %d, want %s of architecture %d", i, name, arch, want.name, want.arch)
 			}
 			got := capabilities(n, gpu)
 			for _, has := range want.has {

@@ -24,12 +24,12 @@
 //	lock driver                             all calls share a lock, as in real drivers
 //	gpu <sel> <key> <value>                 README.md lists the keys
 //	confidential on|off|devtools|none
-//	gpu <sel> model h100|a100|b200|gb200|t4 readings of the model; before other lines of the GPU
+//	gpu <sel> model h100|a100|b200|gb200|t4 values of the model; before other lines of the GPU
 //	gpu <sel> field <id>[-<id>][/<scope>|/link] <value> [<type>]
 //	gpu <sel> metric <id>[-<id>][/<gi>] <value>    GPM metric: the mean between two samples
 //	gpu <sel> process <pid> <bytes> [gi <n>] [ci <n>] [type compute|graphics|mps] [sm|mem|enc|dec <value>]
 //	gpu <sel> slice <index> <profile> gi <n> ci <n> [uuid <text>] [memory <bytes>] [used|bar1 <value>]
-//	reuse handles                           a new slice gets the handle of a removed slice
+//	reuse handles                           a new MIG device gets the handle of a removed one
 //	add fields                              nvmlDeviceGetFieldValues adds to the caller's values
 //	gpu <sel> link <n>[-<n>] switch|gpu <i>|off|none
 //	ancestor <sel> <sel> internal|single|multiple|hostbridge|node|system

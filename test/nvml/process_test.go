@@ -31,7 +31,7 @@ func TestProcesses(t *testing.T) {
 	})
 }
 
-func TestKindsOfProcesses(t *testing.T) {
+func TestProcessKinds(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpu 0 process 1 10", "gpu 0 process 2 20 type graphics", "gpu 0 process 3 none type mps", "gpu 0 process 4 40 type compute+graphics")
 		gpu := n.gpu(0)
@@ -60,14 +60,14 @@ func TestProcessUtilization(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup(fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix()), "gpu 0 process 1 10 sm 60 mem 30", "gpu 0 process 2 10 enc 5 dec 6", "gpu 0 process 3 10 sm 0", "gpu 0 process 4 10", "gpu 0 process 5 10 sm 0~100/0.001s")
 		gpu := n.gpu(0)
-		began := time.Now()
+		start := time.Now()
 		got, ret := gpu.GetProcessUtilization(0)
 		n.want(nvml.SUCCESS, ret)
 		if len(got) != 3 {
-			n.Fatalf("got %+v, want three active processes", got)
+			n.Fatalf("got %+v, want three processes", got)
 		}
 		seen := got[0].TimeStamp
-		if age := began.Sub(time.UnixMicro(int64(seen))); age < -time.Second || age > time.Second {
+		if age := start.Sub(time.UnixMicro(int64(seen))); age < -time.Second || age > time.Second {
 			n.Errorf("the newest sample is %v old", age)
 		}
 		for i, want := range []nvml.ProcessUtilizationSample{

@@ -49,7 +49,7 @@ func utilizationOf(get func(nvml.Device) (uint32, uint32, nvml.Return)) func(nvm
 	return func(d nvml.Device) (uint64, nvml.Return) {
 		v, period, ret := get(d)
 		if ret == nvml.SUCCESS && period == 0 {
-			panic("an engine is sampled over no time at all")
+			panic("utilization without a sampling period")
 		}
 		return uint64(v), ret
 	}
@@ -265,7 +265,7 @@ func TestValues(t *testing.T) {
 	})
 }
 
-// TestEveryValueIsRead: TestValues includes each key of scenario.h.
+// TestEveryValueIsRead checks that TestValues includes each key of scenario.h.
 func TestEveryValueIsRead(t *testing.T) {
 	read := map[string]bool{}
 	for _, r := range scenarioValues {

@@ -6,7 +6,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// TestResults: functions without behavior of their own return the numbers of the scenario.
+// TestResults checks that functions without simulated behavior return the numbers of the scenario.
 func TestResults(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup("gpus 2", "gpu 0 call nvmlDeviceGetNumFans 2", "gpu 0 call nvmlDeviceGetFanSpeed_v2/1 40")

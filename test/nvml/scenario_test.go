@@ -58,7 +58,7 @@ func TestScenarioFile(t *testing.T) {
 	}
 }
 
-// TestScenarioChanges: each call sees the newest value, also if the file's length does not change.
+// TestScenarioChanges checks that each call returns the newest value, also if the file's length does not change.
 func TestScenarioChanges(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setup()
@@ -74,71 +74,71 @@ func TestScenarioChanges(t *testing.T) {
 	})
 }
 
-// TestInvalidScenario: an invalid file leaves the scenario unchanged and causes a single line on standard error.
+// TestInvalidScenario checks that an invalid file does not change the scenario and causes a single line on standard error.
 func TestInvalidScenario(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
-		complaints := redirectStderr(n)
+		messages := redirectStderr(n)
 		n.setup("gpu 0 temperature 42")
 		gpu, path := n.gpu(0), os.Getenv(EnvScenario)
-		for _, bad := range []struct{ text, complaint string }{
+		for _, invalid := range []struct{ text, message string }{
 			{"gpus 3\nnonsense\n", `:2: unknown directive "nonsense"`},
-			{"gpus 17\n", `:1: the count of GPUs is "17", not a number from 0 to 16`},
-			{"gpu 0 colour green\n", `a GPU has no "colour"`},
-			{"gpu 0 power\n", `"" is no value`},
-			{"gpu 0 power 5w\n", `"5w" is no value`},
-			{"gpu 0 power 5-1/s\n", `"5-1/s" is no value`},
-			{"gpu 0 power 5~9/0s\n", `"5~9/0s" is no value`},
-			{"gpu 0 power 5 6\n", `"6" is one word too many`},
-			{"gpu 16 lost\n", `"16" selects no GPU`},
-			{"gpu - lost\n", `"-" selects no GPU`},
-			{"gpu 0 pci somewhere\n", `"somewhere" cannot be a GPU's text here`},
-			{"gpu 0 field 82/x 1\n", `"82/x" is no field`},
-			{"gpu 0 field 82 1 u128\n", `"u128" is no value type`},
-			{"event 1000000 gpu 0\n", "an event needs a GPU and an xid or a type"},
-			{"event 1000000 gpu 0 type night\n", `"night" is no type of event`},
-			{"event 1000000 gpu 0 xid 79 x 0\n", "an event happens once at least"},
-			{"gpu 0 reset soon\n", `"soon" is no Unix time in seconds`},
+			{"gpus 17\n", `:1: the number of GPUs is "17", want a number from 0 to 16`},
+			{"gpu 0 colour green\n", `unknown key "colour"`},
+			{"gpu 0 power\n", `invalid value ""`},
+			{"gpu 0 power 5w\n", `invalid value "5w"`},
+			{"gpu 0 power 5-1/s\n", `invalid value "5-1/s"`},
+			{"gpu 0 power 5~9/0s\n", `invalid value "5~9/0s"`},
+			{"gpu 0 power 5 6\n", `unexpected word "6"`},
+			{"gpu 16 lost\n", `invalid GPU selector "16"`},
+			{"gpu - lost\n", `invalid GPU selector "-"`},
+			{"gpu 0 pci somewhere\n", `invalid text "somewhere"`},
+			{"gpu 0 field 82/x 1\n", `invalid field "82/x"`},
+			{"gpu 0 field 82 1 u128\n", `unknown value type "u128"`},
+			{"event 1000000 gpu 0\n", "event lacks a GPU, or an xid or type"},
+			{"event 1000000 gpu 0 type night\n", `unknown event type "night"`},
+			{"event 1000000 gpu 0 xid 79 x 0\n", "event has x 0, want at least 1"},
+			{"gpu 0 reset soon\n", `invalid Unix time "soon"`},
 			{"event 1000000 gpu 0 xid 79 at night\n", `unknown word "at"`},
-			{"fail nvmlDeviceGetTemprature gpu 0 UNKNOWN\n", `"nvmlDeviceGetTemprature" is no function of NVML`},
-			{"fail * gpu 0 BROKEN\n", `"BROKEN" is no return code`},
-			{"hang *\n", `"gpu <selector>" is missing`},
-			{"hang field:82 gpu 0\n", `"field:82" is no function of NVML`},
-			{"slow * gpu 0 5s\n", `"5s" is no time in ms`},
-			{"lock door\n", `"door" cannot be locked, only the driver can`},
-			{"gpu 0 slice 7 1g.10gb gi 1 ci 0\n", `the slice's index is "7", not a number from 0 to 6`},
-			{"gpu 0 slice 0 small gi 1 ci 0\n", `"small" is no MIG profile`},
-			{"gpu 0 slice 0 1g.10gb gi 1\n", "a slice needs its gi and its ci"},
+			{"fail nvmlDeviceGetTemprature gpu 0 UNKNOWN\n", `unknown NVML function "nvmlDeviceGetTemprature"`},
+			{"fail * gpu 0 BROKEN\n", `unknown return code "BROKEN"`},
+			{"hang *\n", `missing "gpu <selector>"`},
+			{"hang field:82 gpu 0\n", `unknown NVML function "field:82"`},
+			{"slow * gpu 0 5s\n", `invalid time in ms "5s"`},
+			{"lock door\n", `invalid lock "door", want driver`},
+			{"gpu 0 slice 7 1g.10gb gi 1 ci 0\n", `the index of the MIG device is "7", want a number from 0 to 6`},
+			{"gpu 0 slice 0 small gi 1 ci 0\n", `invalid MIG profile "small"`},
+			{"gpu 0 slice 0 1g.10gb gi 1\n", "MIG device lacks gi or ci"},
 			{"gpu 0 slice 0 1g.10gb gi 1 ci 0 colour green\n", `unknown word "colour"`},
-			{"gpu 0 link 36 switch\n", `"36" is no link`},
-			{"gpu 0 link 3-1 switch\n", `"3-1" is no link`},
-			{"gpu 0 link 0 moon\n", `a link does not lead to "moon"`},
-			{"gpu 0 link 0 gpu 16\n", `the GPU at its end is "16"`},
-			{"ancestor 0 1 bus\n", `"bus" is nothing that two GPUs have in common`},
-			{"reuse paper\n", `"paper" cannot be reused, only handles can`},
-			{"add salt\n", `"salt" cannot be added, only fields can`},
-			{"gpu 0 model v100\n", `"v100" is no model of a GPU`},
-			{"gpu 0 metric 477 1\n", `"477" is no metric`},
-			{"gpu 0 metric 5-2 1\n", `"5-2" is no metric`},
-			{"gpu 0 metric 5/link 1\n", `"5/link" is no metric`},
-			{"gpu 0 process 1 2 type daemon\n", `no process is of the type "daemon"`},
-			{"gpu 0 process 1 2 sm much\n", `"much" is no value`},
-			{"confidential secret\n", `confidential computing cannot be "secret"`},
-			{"fail metric:x gpu 0 UNKNOWN\n", `"metric:x" is no function of NVML`},
-			{"epoch today\n", `"today" is no Unix time in seconds`},
-			{"gpu 0 temperature 4", "does not end with a newline"},
-			{"", "does not end with a newline"},
+			{"gpu 0 link 36 switch\n", `invalid link "36"`},
+			{"gpu 0 link 3-1 switch\n", `invalid link "3-1"`},
+			{"gpu 0 link 0 moon\n", `unknown link target "moon"`},
+			{"gpu 0 link 0 gpu 16\n", `the remote GPU is "16"`},
+			{"ancestor 0 1 bus\n", `unknown topology level "bus"`},
+			{"reuse paper\n", `invalid reuse "paper", want handles`},
+			{"add salt\n", `invalid add "salt", want fields`},
+			{"gpu 0 model v100\n", `unknown GPU model "v100"`},
+			{"gpu 0 metric 477 1\n", `invalid metric "477"`},
+			{"gpu 0 metric 5-2 1\n", `invalid metric "5-2"`},
+			{"gpu 0 metric 5/link 1\n", `invalid metric "5/link"`},
+			{"gpu 0 process 1 2 type daemon\n", `unknown process type "daemon"`},
+			{"gpu 0 process 1 2 sm much\n", `invalid value "much"`},
+			{"confidential secret\n", `unknown confidential computing state "secret"`},
+			{"fail metric:x gpu 0 UNKNOWN\n", `unknown NVML function "metric:x"`},
+			{"epoch today\n", `invalid Unix time "today"`},
+			{"gpu 0 temperature 4", "missing final newline"},
+			{"", "missing final newline"},
 		} {
-			n.mustSucceed(os.WriteFile(path+".bad", []byte(bad.text), 0o600))
+			n.mustSucceed(os.WriteFile(path+".bad", []byte(invalid.text), 0o600))
 			n.mustSucceed(os.Rename(path+".bad", path))
 			for range 3 {
 				celsius, ret := gpu.GetTemperature(nvml.TEMPERATURE_GPU)
 				n.want(nvml.SUCCESS, ret)
 				if celsius != 42 {
-					n.Errorf("%q: temperature is %d", bad.text, celsius)
+					n.Errorf("%q: temperature is %d", invalid.text, celsius)
 				}
 			}
-			if got := complaints(); strings.Count(got, "\n") != 1 || !strings.Contains(got, bad.complaint) || !strings.Contains(got, path) {
-				n.Errorf("%q: want one line with %q and the file's name, got\n%s", bad.text, bad.complaint, got)
+			if got := messages(); strings.Count(got, "\n") != 1 || !strings.Contains(got, invalid.message) || !strings.Contains(got, path) {
+				n.Errorf("%q: want one line with %q and the file's name, got\n%s", invalid.text, invalid.message, got)
 			}
 		}
 		n.setLines("gpu 0 temperature 43")
@@ -179,7 +179,7 @@ func scenarioKeys(t *testing.T, macro string) []string {
 	return keys
 }
 
-// TestReadme: README.md documents each key and model.
+// TestReadme checks that README.md documents each key and model.
 func TestReadme(t *testing.T) {
 	page, err := os.ReadFile("README.md")
 	if err != nil {

@@ -67,7 +67,7 @@ func stubSource(functions []nvmlFunction) string {
 		number := ""
 		if m := numberPattern.FindStringSubmatch(f.params); m != nil {
 			number = fmt.Sprintf(`    int64_t number;
-    if (%s && !is_slice(%s) && read_result(&call, %s, &number)) {
+    if (%s && !is_mig_device(%s) && read_result(&call, %s, &number)) {
         *%s = (%s)number;
         return NVML_SUCCESS;
     }

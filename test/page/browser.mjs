@@ -1,4 +1,4 @@
-// A real Chromium, and what is asked of a page in it.
+// Chromium and checks of a page.
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import puppeteer from "puppeteer-core";
@@ -16,13 +16,13 @@ export const sizes = {
 export function launch() {
   const executablePath = [process.env.CHROMIUM, "/usr/bin/chromium", "/usr/bin/chromium-browser"].find((path) => path && existsSync(path));
   return puppeteer.launch({
-    executablePath, acceptInsecureCerts: true, // the certificate is made for the check
-    args: process.getuid() === 0 ? ["--no-sandbox"] : [], // Chromium's sandbox wants another user than root
+    executablePath, acceptInsecureCerts: true, // the certificate is self-signed
+    args: process.getuid() === 0 ? ["--no-sandbox"] : [], // Chromium's sandbox does not run as root
   });
 }
 
-// open opens an address in a window of its own. What a page does wrong by itself is in faults: what
-// the console complains of, errors, requests that fail, and requests to anybody else.
+// open opens an address in a new window. faults has the page's console messages, errors, failed requests and requests to other
+// origins.
 export async function open(browser, url, { size, scheme, script = true, user }) {
   const context = await browser.createBrowserContext();
   const page = await context.newPage();
@@ -30,10 +30,10 @@ export async function open(browser, url, { size, scheme, script = true, user }) 
   page.on("console", (message) => ["error", "warn"].includes(message.type()) && page.faults.push(`console: ${message.text()}`));
   page.on("pageerror", (error) => page.faults.push(`error: ${error.message}`));
   page.on("requestfailed", (request) => {
-    const why = request.failure()?.errorText ?? "";
-    if (why !== "net::ERR_ABORTED") page.faults.push(`failed: ${request.url()} ${why}`); // that one is of a page that is left
+    const error = request.failure()?.errorText ?? "";
+    if (error !== "net::ERR_ABORTED") page.faults.push(`failed: ${request.url()} ${error}`); // aborted by a navigation
   });
-  page.on("request", (request) => new URL(request.url()).origin !== new URL(url).origin && page.faults.push(`elsewhere: ${request.url()}`));
+  page.on("request", (request) => new URL(request.url()).origin !== new URL(url).origin && page.faults.push(`other origin: ${request.url()}`));
   page.on("response", (response) => {
     if (response.status() >= 400) page.faults.push(`${response.status()}: ${response.url()}`);
   });
@@ -41,11 +41,11 @@ export async function open(browser, url, { size, scheme, script = true, user }) 
   await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
   await page.setJavaScriptEnabled(script);
   if (user) await page.authenticate(user);
-  page.answer = await page.goto(url, { waitUntil: "load" });
+  page.response = await page.goto(url, { waitUntil: "load" });
   return page;
 }
 
-// save writes a small picture of the window, or of a part of the page.
+// save writes a compressed image of the window or of a part of the page.
 export async function save(page, file, clip) {
   const picture = await page.screenshot({ clip, captureBeyondViewport: Boolean(clip) });
   writeFileSync(file, await sharp(picture).png({ palette: true, colours: 128, dither: 0, compressionLevel: 9, effort: 10 }).toBuffer());
@@ -55,25 +55,25 @@ export async function close(page) {
   await page.browserContext().close();
 }
 
-// violations are what axe-core finds to be serious or critical, and lesser is what else it finds.
+// violations returns axe-core's violations: serious are serious or critical, minor are all others.
 export async function violations(page) {
   await page.evaluate(axe);
   const { violations } = await page.evaluate(() => globalThis.axe.run());
-  const said = (v) => `${v.impact}: ${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160)).join(" | ")}`;
-  const grave = (v) => ["serious", "critical"].includes(v.impact);
-  return { grave: violations.filter(grave).map(said), lesser: violations.filter((v) => !grave(v)).map(said) };
+  const format = (v) => `${v.impact}: ${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160)).join(" | ")}`;
+  const isSerious = (v) => ["serious", "critical"].includes(v.impact);
+  return { serious: violations.filter(isSerious).map(format), minor: violations.filter((v) => !isSerious(v)).map(format) };
 }
 
-// overflow tells by how many pixels the page is wider than its window.
+// overflow returns the width of the page beyond its window, in pixels.
 export function overflow(page) {
   return page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
 }
 
-// byKeyboard says what is wrong for who has no mouse: Tab has to reach all that can be
-// followed or opened, visibly, and first the link that skips what stands before the devices.
-export async function byKeyboard(page) {
-  const wrong = [];
-  const name = () => page.evaluate(() => {
+// keyboardFaults checks the page without a mouse: Tab must reach all links and details with a visible focus, and first the skip link to
+// the devices.
+export async function keyboardFaults(page) {
+  const faults = [];
+  const focused = () => page.evaluate(() => {
     const at = document.activeElement;
     if (at === document.body) return null;
     const style = getComputedStyle(at), box = at.getBoundingClientRect();
@@ -83,21 +83,21 @@ export async function byKeyboard(page) {
   });
   await page.evaluate(() => {
     document.activeElement.blur();
-    globalThis.reachable = [...document.querySelectorAll("a[href]:not([tabindex='-1']), summary, input")]; // not what comes later
+    globalThis.reachable = [...document.querySelectorAll("a[href]:not([tabindex='-1']), summary, input")]; // without later elements
   });
   let first;
   for (let i = 0; i < 500; i++) {
     await page.keyboard.press("Tab");
-    const at = await name();
+    const at = await focused();
     if (!at) break;
     first ??= at;
-    if (!at.shown) wrong.push(`the focus on ${at.text} cannot be seen`);
+    if (!at.shown) faults.push(`the focus on ${at.text} is not visible`);
   }
-  if (first?.href !== "#devices") wrong.push(`Tab begins with ${JSON.stringify(first)}`);
-  wrong.push(...await page.evaluate(() => globalThis.reachable
+  if (first?.href !== "#devices") faults.push(`Tab begins with ${JSON.stringify(first)}, want the skip link`);
+  faults.push(...await page.evaluate(() => globalThis.reachable
     .filter((e) => e.isConnected && !globalThis.reached.has(e)).map((e) => `Tab does not reach ${e.outerHTML.slice(0, 120)}`)));
   await page.focus(".skip");
   await page.keyboard.press("Enter");
-  if (await page.evaluate(() => document.activeElement.id) !== "devices") wrong.push("the skip link leads nowhere");
-  return wrong;
+  if (await page.evaluate(() => document.activeElement.id) !== "devices") faults.push("the skip link does not focus the devices");
+  return faults;
 }

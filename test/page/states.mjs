@@ -1,12 +1,11 @@
-// Serves the golden pages as podgauge would: with its headers, style and script.
+// Serves the golden pages with podgauge's headers, style and script.
 import { readFileSync, readdirSync } from "node:fs";
 import { createServer } from "node:http";
 import { join } from "node:path";
 
 const kinds = { css: "text/css", js: "text/javascript", svg: "image/svg+xml" };
 
-// serve returns the address, the names of the pages, and what stops it. The headers are those
-// that podgauge's own page came with.
+// serve returns the address, the names of the pages, and a function that stops the server. The headers are those of podgauge's page.
 export async function serve(root, headers) {
   const pages = join(root, "internal/web/status/testdata");
   const server = createServer((request, response) => {

@@ -1,6 +1,5 @@
-// What Grafana's schema says of a dashboard, as it stands in a file: an enum's members are their
-// values there, and what each kind of panel takes is its own. Object literals are held against it,
-// so what the schema does not know is refused too.
+// The type of a dashboard file, from Grafana's schema: enum members have their JSON values, and each kind of panel has its own options.
+// TypeScript also rejects unknown properties in object literals.
 import type { AnnotationQuery, Dashboard, DataSourceRef, FieldConfig, Panel, VariableModel } from "@grafana/schema";
 import type { FieldConfig as StateTimelineField, Options as StateTimelineOptions } from "@grafana/schema/dist/esm/raw/composable/statetimeline/panelcfg/x/StateTimelinePanelCfg_types.gen";
 import type { Options as StatOptions } from "@grafana/schema/dist/esm/raw/composable/stat/panelcfg/x/StatPanelCfg_types.gen";
@@ -9,7 +8,7 @@ import type { FieldConfig as TimeSeriesField, Options as TimeSeriesOptions } fro
 
 type AsNumber<T extends string> = T extends `${infer N extends number}` ? N : never;
 
-/** Json is a type as JSON writes it. */
+/** Json is the JSON form of a type. */
 type Json<T> = 0 extends 1 & T
   ? T // any
   : T extends string
@@ -22,7 +21,7 @@ type Json<T> = 0 extends 1 & T
           ? { [K in keyof T]: Json<T[K]> }
           : T;
 
-/** Query is Prometheus', of which the schema package has no type. */
+/** Query is a query of Prometheus; the schema package lacks its type. */
 interface Query {
   datasource: DataSourceRef;
   refId: string;
@@ -33,7 +32,7 @@ interface Query {
   range?: boolean;
 }
 
-/** Annotation is one of Prometheus': what it draws of a series is likewise the data source's own. */
+/** Annotation is an annotation of Prometheus, with options of the data source. */
 interface Annotation extends Known<AnnotationQuery<Query>> {
   titleFormat: string;
   textFormat: string;
@@ -41,7 +40,7 @@ interface Annotation extends Known<AnnotationQuery<Query>> {
   useValueForTime: "on";
 }
 
-/** Known leaves out that a type may have more than it says. */
+/** Known removes the index signature of a type, so that unknown properties are rejected. */
 type Known<T> = { [K in keyof T as string extends K ? never : K]: T[K] };
 
 interface Kind<Type extends string, Options, Custom> extends Omit<Known<Panel>, "type" | "options" | "fieldConfig" | "targets"> {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestConfigs: configs that podgauge takes are taken by the chart, with the root of MPS as NVIDIA's chart sets it, and one with keys of
-// a newer version is rejected.
+// TestConfigs checks that the chart accepts podgauge's valid configs, with the MPS root of NVIDIA's chart, and rejects a config with keys
+// of a newer version.
 func TestConfigs(t *testing.T) {
 	const newer = "newer.yaml"
 	texts := map[string]string{}

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestDocs: what the pages tell the reader to give helm is taken, and what they lead to is there.
+// TestDocs checks that the chart accepts the values in the docs, and that the docs' links are valid.
 func TestDocs(t *testing.T) {
 	linked := map[string]bool{}
 	guides := root + "/docs/how-to/"
@@ -24,16 +24,16 @@ func TestDocs(t *testing.T) {
 				continue // a node's label, or a value for NVIDIA's chart
 			}
 			settings++
-			given, err := strvals.Parse(match[1] + "=" + strings.Trim(match[2], `"`))
+			values, err := strvals.Parse(match[1] + "=" + strings.Trim(match[2], `"`))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err := renderChart(string(mustJSON(t, given))); err != nil {
-				t.Errorf("%s has %s=%s: %v", page, match[1], match[2], err)
+			if _, _, err := renderChart(string(mustJSON(t, values))); err != nil {
+				t.Errorf("%s: %s=%s: %v", page, match[1], match[2], err)
 			}
 		}
 		if settings == 0 && !strings.HasSuffix(page, ".txt") {
-			t.Errorf("%s tells to set nothing", page)
+			t.Errorf("%s: no values found", page)
 		}
 		for _, match := range regexp.MustCompile(`\]\(([^):#]+)(?:#[^)]*)?\)`).FindAllStringSubmatch(text, -1) {
 			path := filepath.Join(filepath.Dir(page), match[1])
@@ -45,12 +45,12 @@ func TestDocs(t *testing.T) {
 	}
 	for _, path := range []string{"openshift", "eks", "gke", "aks", "k0s", "microk8s", "rke2", "gpu-operator", "tls", "prometheus-operator"} {
 		if !linked[path+".yaml"] {
-			t.Errorf("no page leads to the example %s", path)
+			t.Errorf("no page links the example %s", path)
 		}
 	}
 }
 
-// TestScrapeConfig: the plain scrape job finds the chart's pods, and does what the monitors do.
+// TestScrapeConfig checks that the scrape job selects the chart's pods and relabels as the monitors do.
 func TestScrapeConfig(t *testing.T) {
 	type selector struct {
 		Role  string `json:"role"`
@@ -80,11 +80,11 @@ func TestScrapeConfig(t *testing.T) {
 	pod := decodeAll[apps.DaemonSet](t, mustRender(t))[0].Spec.Template
 	for _, job := range file.Jobs {
 		if !job.Honor {
-			t.Error("the job takes podgauge's pod for that of the device")
+			t.Error("the job lacks honor_labels, so that the label pod is podgauge's pod")
 		}
 		name, want, _ := strings.Cut(job.Discovery[0].Selectors[0].Label, "=")
 		if pod.Labels[name] != want {
-			t.Errorf("it looks for %s=%s, and there is %v", name, want, pod.Labels)
+			t.Errorf("the selector %s=%s does not match the pod's labels %v", name, want, pod.Labels)
 		}
 		var node, port bool
 		for _, r := range job.Relabel {
@@ -92,11 +92,11 @@ func TestScrapeConfig(t *testing.T) {
 			port = port || r.Action == "keep" && r.Source[0] == "__meta_kubernetes_pod_container_port_name" && hasPort(pod.Spec.Containers[0], r.Regex)
 		}
 		if !node || !port {
-			t.Errorf("node is set: %v; the port is found: %v", node, port)
+			t.Errorf("the job sets the label node: %v; selects the port: %v; want both", node, port)
 		}
 	}
 	if len(file.Jobs) != 1 {
-		t.Errorf("there are %d jobs", len(file.Jobs))
+		t.Errorf("got %d jobs, want 1", len(file.Jobs))
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// copiedFiles are the files that the chart has copies of: helm takes nothing from outside a chart's folder, and does not follow
-// links out of it everywhere.
+// copiedFiles returns the sources of the chart's copies. Helm does not read files outside a chart's folder, and not all tools follow
+// links.
 func copiedFiles(t *testing.T) map[string]string {
 	t.Helper()
 	files := map[string]string{
@@ -31,20 +31,20 @@ func copiedFiles(t *testing.T) map[string]string {
 	return files
 }
 
-// TestCopies: the chart's alerts and dashboards are the repository's.
+// TestCopies checks that the chart's rules and dashboards equal the repository's.
 func TestCopies(t *testing.T) {
 	want := copiedFiles(t)
 	for to, from := range want {
 		compareGolden(t, chartDir+"/files/"+to, []byte(read(t, from)))
 	}
-	lying, err := filepath.Glob(chartDir + "/files/*/*")
+	files, err := filepath.Glob(chartDir + "/files/*/*")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range lying {
+	for _, path := range files {
 		name := strings.TrimPrefix(path, chartDir+"/files/")
 		if want[name] == "" {
-			t.Errorf("%s is a copy of nothing", path)
+			t.Errorf("%s has no source", path)
 			if *update {
 				os.Remove(path)
 			}
@@ -52,31 +52,31 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestDashboards: each is in a ConfigMap of its own, whole, under the label that Grafana's sidecar looks for.
+// TestDashboards checks that each dashboard is in a separate ConfigMap with the label for Grafana's sidecar.
 func TestDashboards(t *testing.T) {
 	found := map[string]string{}
 	for _, m := range decodeAll[core.ConfigMap](t, mustRender(t, `dashboards: {enabled: true, namespace: grafana, labels: {grafana_dashboard: "yes"}}`)) {
 		if m.Labels["grafana_dashboard"] != "yes" || m.Annotations["grafana_folder"] != "podgauge" || m.Namespace != "grafana" {
-			t.Errorf("%s is in %s, with %v and %v", m.Name, m.Namespace, m.Labels, m.Annotations)
+			t.Errorf("%s: got namespace %s, labels %v, annotations %v", m.Name, m.Namespace, m.Labels, m.Annotations)
 		}
 		for name, text := range m.Data {
 			found[strings.TrimPrefix(name, "podgauge-")] = text
 		}
-		if size := len(mustJSON(t, m)); size > 256<<10 { // what kubectl apply can put into an annotation
-			t.Errorf("%s has %d bytes", m.Name, size)
+		if size := len(mustJSON(t, m)); size > 256<<10 { // the limit of an annotation of kubectl apply
+			t.Errorf("size of %s: got %d bytes", m.Name, size)
 		}
 	}
 	for to, from := range copiedFiles(t) {
 		name, isBoard := strings.CutPrefix(to, "dashboards/")
 		if isBoard && strings.TrimSpace(found[name]) != strings.TrimSpace(read(t, from)) {
-			t.Errorf("the ConfigMap's %s is not the repository's", name)
+			t.Errorf("%s in the ConfigMap differs from the repository's", name)
 		}
 	}
 }
 
-// TestRules: the PrometheusRules have every rule of the files but those that were to be left out, unchanged.
+// TestRules checks that the PrometheusRules have all unchanged rules of the files, except disabled rules.
 func TestRules(t *testing.T) {
-	const left = "PodgaugeIdleDeviceAllocated"
+	const disabled = "PodgaugeIdleDeviceAllocated"
 	want := map[string]string{}
 	for _, name := range []string{"podgauge.rules.yaml", "podgauge.recording.yaml"} {
 		var spec monitoring.PrometheusRuleSpec
@@ -85,23 +85,23 @@ func TestRules(t *testing.T) {
 		}
 		maps.Copy(want, rulesByName(spec))
 	}
-	for name, wants := range map[string]func(rule string) bool{
-		`prometheusRule: {enabled: true}`:                                           func(string) bool { return true },
-		`prometheusRule: {enabled: true, recording: false}`:                         func(rule string) bool { return strings.Contains(rule, `"alert"`) },
-		`prometheusRule: {enabled: true, alerts: {` + left + `: {enabled: false}}}`: func(rule string) bool { return !strings.Contains(rule, `"`+left+`"`) },
+	for values, isEnabled := range map[string]func(rule string) bool{
+		`prometheusRule: {enabled: true}`:                                               func(string) bool { return true },
+		`prometheusRule: {enabled: true, recording: false}`:                             func(rule string) bool { return strings.Contains(rule, `"alert"`) },
+		`prometheusRule: {enabled: true, alerts: {` + disabled + `: {enabled: false}}}`: func(rule string) bool { return !strings.Contains(rule, `"`+disabled+`"`) },
 	} {
 		got := map[string]string{}
-		for _, r := range decodeAll[monitoring.PrometheusRule](t, mustRender(t, name)) {
+		for _, r := range decodeAll[monitoring.PrometheusRule](t, mustRender(t, values)) {
 			maps.Copy(got, rulesByName(r.Spec))
 		}
 		for key, rule := range want {
-			if wanted := wants(rule); wanted != (got[key] == rule) {
-				t.Errorf("%s: %s: it is wanted: %v, and is there: %q", name, key, wanted, got[key])
+			if enabled := isEnabled(rule); enabled != (got[key] == rule) {
+				t.Errorf("%s: %s: want enabled: %v, got %q", values, key, enabled, got[key])
 			}
 			delete(got, key)
 		}
 		for key := range got {
-			t.Errorf("%s: %s is in no file", name, key)
+			t.Errorf("%s: unexpected rule %s", values, key)
 		}
 	}
 }
@@ -134,24 +134,24 @@ func TestAlertValues(t *testing.T) {
 		for name, rule := range alerts("alerts: {" + alert + ": {" + values + "}}") {
 			changed := string(mustJSON(t, rule)) != string(mustJSON(t, plain[name]))
 			if name == alert && (!changed || !want(&rule)) || name != alert && changed {
-				t.Errorf("%s: %s is %s", values, name, mustJSON(t, rule))
+				t.Errorf("%s: got %s %s", values, name, mustJSON(t, rule))
 			}
 		}
 	}
 	for name, rule := range alerts(`alertLabels: {team: gpu}, runbookURL: "https://wiki/runbooks/"`) {
 		if rule.Labels["team"] != "gpu" || rule.Annotations["runbook_url"] != "https://wiki/runbooks/"+name+".md" {
-			t.Errorf("%s has %v and %v", name, rule.Labels, rule.Annotations)
+			t.Errorf("%s: got labels %v, annotations %v", name, rule.Labels, rule.Annotations)
 		}
 	}
-	// A release with other names is found by them.
+	// Selectors contain the names of the release.
 	for name, selector := range map[string]string{"PodgaugeDown": `job=~".*gpu-metrics.*"`, "PodgaugeDaemonSetNotReady": `daemonset=~".*gpus.*"`} {
 		if rule := plain[name]; !strings.Contains(rule.Expr.String(), selector) {
-			t.Errorf("%s asks %s", name, rule.Expr.String())
+			t.Errorf("%s lacks %s: %s", name, selector, rule.Expr.String())
 		}
 	}
 }
 
-// rulesByName are a spec's, by group and name.
+// rulesByName returns the rules of a spec by group and name.
 func rulesByName(spec monitoring.PrometheusRuleSpec) map[string]string {
 	all := map[string]string{}
 	for _, g := range spec.Groups {

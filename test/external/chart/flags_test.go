@@ -25,12 +25,12 @@ const (
 	simulatorPath = root + "/bin/podgauge-sim"
 )
 
-// programFlags are the program's.
+// programFlags returns the flags of podgauge.
 func programFlags(t *testing.T) map[string]bool {
 	t.Helper()
 	help, err := exec.Command(programPath, "--help").CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v: make build makes it", err)
+		t.Fatalf("no binary: run make build (%v)", err)
 	}
 	all := map[string]bool{}
 	for _, match := range regexp.MustCompile(`(?m)^ +(?:-\w, )?(--[a-z.-]+)`).FindAllStringSubmatch(string(help), -1) {
@@ -39,36 +39,36 @@ func programFlags(t *testing.T) map[string]bool {
 	return all
 }
 
-// TestCommandLine has podgauge itself read the flags, variables and files that each case gives it: `validate` refuses what
-// the daemon would refuse. Folders are of the test, with what the chart mounts there.
+// TestCommandLine checks the flags, variables and files of each case with `podgauge validate`. Temporary folders have the content of the
+// mounted volumes.
 func TestCommandLine(t *testing.T) {
 	if _, err := os.Stat(programPath); err != nil {
-		t.Fatalf("%v: make build makes it", err)
+		t.Fatalf("no binary: run make build (%v)", err)
 	}
 	for _, c := range allCases(t) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			documents := mustRender(t, c.values)
 			container := decodeAll[apps.DaemonSet](t, documents)[0].Spec.Template.Spec.Containers[0]
-			place := mountVolumes(t, documents)
+			paths := mountVolumes(t, documents)
 			args := []string{"validate"}
 			for _, arg := range container.Args {
-				args = append(args, place.Replace(arg))
+				args = append(args, paths.Replace(arg))
 			}
 			binary := programPath
 			if slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--simulate") }) {
 				binary = simulatorPath
 			}
 			cmd := exec.Command(binary, args...)
-			configured := false
+			hasConfig := false
 			for _, v := range container.Env {
 				if v.ValueFrom != nil {
 					continue
 				}
-				configured = configured || v.Name == "CONFIG_FILE"
-				cmd.Env = append(cmd.Env, v.Name+"="+place.Replace(v.Value))
+				hasConfig = hasConfig || v.Name == "CONFIG_FILE"
+				cmd.Env = append(cmd.Env, v.Name+"="+paths.Replace(v.Value))
 			}
-			if !configured {
+			if !hasConfig {
 				path := filepath.Join(t.TempDir(), "config.yaml")
 				if err := os.WriteFile(path, []byte("version: v1"), 0o644); err != nil {
 					t.Fatal(err)
@@ -83,11 +83,11 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// foreignVariables are variables that are not podgauge's: NVIDIA's runtime reads them, and Go's.
+// foreignVariables are variables of NVIDIA's runtime and Go's runtime.
 var foreignVariables = []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_MONITOR_DEVICES", "GOGC"}
 
-// TestVariables: podgauge reads each variable that the chart sets, and the chart sets each that podgauge reads, but for what is said
-// of the chart in another way.
+// TestVariables checks that podgauge reads each variable of the chart, and that the chart sets each variable of podgauge, with a few
+// exceptions.
 func TestVariables(t *testing.T) {
 	known := map[string]bool{"NODE_NAME": true}
 	for _, row := range regexp.MustCompile("(?m)^\\|`--.*$").FindAllString(read(t, root+"/docs/reference/flags.md"), -1) {
@@ -101,17 +101,17 @@ func TestVariables(t *testing.T) {
 	for _, c := range allCases(t) {
 		for _, v := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values))[0].Spec.Template.Spec.Containers[0].Env {
 			if !known[v.Name] && !slices.Contains(foreignVariables, v.Name) {
-				t.Errorf("%s: nobody reads %s", c.name, v.Name)
+				t.Errorf("%s: unknown variable %s", c.name, v.Name)
 			}
 			set[v.Name] = true
 		}
 	}
 	for _, unset := range []string{
-		"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT", "KUBELET_SOCKET", "CONFIG_NAME_FILE", // places in the container
+		"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT", "KUBELET_SOCKET", "CONFIG_NAME_FILE", // paths in the container
 		"NVIDIA_CTK_PATH", // another name of NVIDIA_CDI_HOOK_PATH
 	} {
 		if !known[unset] || set[unset] {
-			t.Errorf("%s is no exception any more", unset)
+			t.Errorf("%s is no longer an exception", unset)
 		}
 		delete(known, unset)
 	}
@@ -122,18 +122,18 @@ func TestVariables(t *testing.T) {
 	}
 }
 
-// TestFlags: the chart gives each flag that has no variable, but for those whose default is right in every container.
+// TestFlags checks that the chart sets each flag without a variable, except flags with a suitable default.
 func TestFlags(t *testing.T) {
-	given := map[string]bool{}
+	set := map[string]bool{}
 	for _, c := range allCases(t) {
 		for _, arg := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values))[0].Spec.Template.Spec.Containers[0].Args {
 			name, _, _ := strings.Cut(arg, "=")
-			given[name] = true
+			set[name] = true
 		}
 	}
-	right := []string{
+	defaults := []string{
 		"--web.telemetry-path",                                   // /metrics
-		"--kubelet-dir", "--device-plugin-dir", "--pod-logs-dir", // the node's are mounted there
+		"--kubelet-dir", "--device-plugin-dir", "--pod-logs-dir", // mount paths of the node's folders
 		"--version",
 	}
 	table := read(t, root+"/docs/reference/flags.md")
@@ -143,23 +143,23 @@ func TestFlags(t *testing.T) {
 			continue
 		}
 		found++
-		if given[flag] == slices.Contains(right, flag) {
-			t.Errorf("%s: that a case gives it is %v", flag, given[flag])
+		if set[flag] == slices.Contains(defaults, flag) {
+			t.Errorf("%s: a case sets the flag: got %v, want %v", flag, set[flag], !set[flag])
 		}
 	}
 	if found < 20 {
-		t.Fatalf("podgauge has %d such flags", found)
+		t.Fatalf("got %d flags without variable, want at least 20", found)
 	}
 }
 
-// mountVolumes writes what ConfigMaps and Secrets hold into folders, and tells where those are. What the chart does not make itself,
-// and names, is a small example of it.
+// mountVolumes writes the ConfigMaps and Secrets to folders, and returns a replacer for their mount paths. Objects that the chart only
+// references have a minimal content.
 func mountVolumes(t *testing.T, documents []chartObject) *strings.Replacer {
 	t.Helper()
 	configs, web, tls := t.TempDir(), t.TempDir(), t.TempDir()
-	place := strings.NewReplacer("/etc/podgauge/configs", configs, "/etc/podgauge/web", web, "/etc/podgauge/tls", tls)
+	paths := strings.NewReplacer("/etc/podgauge/configs", configs, "/etc/podgauge/web", web, "/etc/podgauge/tls", tls)
 	write := func(dir, name, text string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(place.Replace(text)), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(paths.Replace(text)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -180,10 +180,10 @@ func mountVolumes(t *testing.T, documents []chartObject) *strings.Replacer {
 			write(web, name, text)
 		}
 	}
-	return place
+	return paths
 }
 
-// newCertificate is a certificate and its key.
+// newCertificate returns a certificate and its key.
 func newCertificate(t *testing.T) (certificate, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

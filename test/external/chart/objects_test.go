@@ -19,8 +19,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// securityConstraints are OpenShift's SecurityContextConstraints (security.openshift.io/v1), whose Go module has no version that
-// can be had. The fields are those of its CRD.
+// securityConstraints are OpenShift's SecurityContextConstraints (security.openshift.io/v1), with the fields of the CRD. The Go module has
+// no usable version.
 type securityConstraints struct {
 	meta.TypeMeta            `json:",inline"`
 	meta.ObjectMeta          `json:"metadata"`
@@ -50,7 +50,7 @@ type sccStrategy struct {
 	Type string `json:"type"`
 }
 
-// objectTypes are the objects that the chart makes, and nothing else.
+// objectTypes are the types of the chart's objects.
 var objectTypes = map[string]func() any{
 	"v1 Namespace":                                    func() any { return new(core.Namespace) },
 	"v1 ServiceAccount":                               func() any { return new(core.ServiceAccount) },
@@ -69,12 +69,12 @@ var objectTypes = map[string]func() any{
 	"security.openshift.io/v1 SecurityContextConstraints": func() any { return new(securityConstraints) },
 }
 
-// decode is an object as its type has it. A field that the type has not, one in other case, or one given twice is an error, as it is
-// for an API server that is asked to be strict.
+// decode decodes an object strictly. Unknown fields, fields in a different case and duplicate fields are errors, as for an API server with
+// strict validation.
 func decode(d chartObject) (any, error) {
 	fresh, known := objectTypes[d.APIVersion+" "+d.Kind]
 	if !known {
-		return nil, fmt.Errorf("%s %s is nothing that this chart should make", d.APIVersion, d.Kind)
+		return nil, fmt.Errorf("unexpected type %s %s", d.APIVersion, d.Kind)
 	}
 	text, err := yaml.YAMLToJSONStrict(d.text)
 	if err != nil {
@@ -85,7 +85,7 @@ func decode(d chartObject) (any, error) {
 	return object, errors.Join(append(unknown, err)...)
 }
 
-// decodeAll decodes the objects of one type.
+// decodeAll decodes all objects and returns the objects of one type.
 func decodeAll[T any](t *testing.T, all []chartObject) (found []*T) {
 	t.Helper()
 	for _, d := range all {
@@ -100,47 +100,47 @@ func decodeAll[T any](t *testing.T, all []chartObject) (found []*T) {
 	return found
 }
 
-// TestTypes: each object of each case is what Kubernetes', the Prometheus operator's or OpenShift's types say, has the
-// labels by which it is found, and is in the release's namespace.
+// TestTypes checks that each object matches the types of Kubernetes, the Prometheus operator or OpenShift, has the common labels, and is
+// in the release's namespace.
 func TestTypes(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range allCases(t) {
 		t.Run(c.name, func(t *testing.T) {
-			named := map[string]bool{}
+			names := map[string]bool{}
 			for _, d := range mustRender(t, c.values) {
 				seen[d.APIVersion+" "+d.Kind] = true
 				if _, err := decode(d); err != nil {
 					t.Errorf("%s %s: %v", d.Kind, d.Metadata.Name, err)
 				}
-				if name := d.Kind + " " + d.Metadata.Name; named[name] {
-					t.Errorf("%s is made twice", name)
+				if name := d.Kind + " " + d.Metadata.Name; names[name] {
+					t.Errorf("duplicate %s", name)
 				} else {
-					named[name] = true
+					names[name] = true
 				}
 				if d.template == "extra.yaml" {
 					continue // labels and namespace are the user's
 				}
 				for _, label := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
 					if d.Metadata.Labels[label] == "" {
-						t.Errorf("%s %s has no label %s", d.Kind, d.Metadata.Name, label)
+						t.Errorf("%s %s lacks the label %s", d.Kind, d.Metadata.Name, label)
 					}
 				}
 				if cluster := slices.Contains([]string{"Namespace", "SecurityContextConstraints", "ClusterRole", "ClusterRoleBinding"}, d.Kind); cluster != (d.Metadata.Namespace == "") {
-					t.Errorf("%s %s is in the namespace %q", d.Kind, d.Metadata.Name, d.Metadata.Namespace)
+					t.Errorf("%s %s: got namespace %q", d.Kind, d.Metadata.Name, d.Metadata.Namespace)
 				}
 			}
 		})
 	}
 	for kind := range objectTypes {
 		if !seen[kind] {
-			t.Errorf("no case makes a %s", kind)
+			t.Errorf("no case with a %s", kind)
 		}
 	}
 }
 
-// TestSelectors: what is to find the pods finds them, whatever names and labels were given.
+// TestSelectors checks that all selectors match the pods for all names and labels.
 func TestSelectors(t *testing.T) {
-	within := func(selector, labels map[string]string) bool {
+	matches := func(selector, labels map[string]string) bool {
 		for key, value := range selector {
 			if labels[key] != value {
 				return false
@@ -156,16 +156,16 @@ func TestSelectors(t *testing.T) {
 		for _, port := range pod.Spec.Containers[0].Ports {
 			ports[port.Name] = port.ContainerPort
 		}
-		check := func(what string, selector, labels map[string]string) {
-			if !within(selector, labels) {
-				t.Errorf("%s: the %s looks for %v, and there is %v", c.name, what, selector, labels)
+		check := func(kind string, selector, labels map[string]string) {
+			if !matches(selector, labels) {
+				t.Errorf("%s: the selector %v of the %s does not match the labels %v", c.name, selector, kind, labels)
 			}
 		}
 		check("DaemonSet", set.Spec.Selector.MatchLabels, pod.Labels)
 		for _, s := range decodeAll[core.Service](t, documents) {
 			check("Service", s.Spec.Selector, pod.Labels)
 			if port := s.Spec.Ports[0]; ports[port.TargetPort.String()] != port.Port {
-				t.Errorf("%s: the Service's port is %v, the pod's are %v", c.name, port, ports)
+				t.Errorf("%s: port of the Service: got %v, the pod has %v", c.name, port, ports)
 			}
 			for _, m := range decodeAll[monitoring.ServiceMonitor](t, documents) {
 				check("ServiceMonitor", m.Spec.Selector.MatchLabels, s.Labels)
@@ -177,18 +177,18 @@ func TestSelectors(t *testing.T) {
 		for _, m := range decodeAll[monitoring.PodMonitor](t, documents) {
 			check("PodMonitor", m.Spec.Selector.MatchLabels, pod.Labels)
 			if port := m.Spec.PodMetricsEndpoints[0].Port; port == nil || ports[*port] == 0 {
-				t.Errorf("%s: the PodMonitor's port is none of %v", c.name, ports)
+				t.Errorf("%s: the PodMonitor's port is not in %v", c.name, ports)
 			}
 		}
 		for _, probe := range []*core.Probe{pod.Spec.Containers[0].LivenessProbe, pod.Spec.Containers[0].ReadinessProbe} {
 			if ports[probe.HTTPGet.Port.String()] == 0 {
-				t.Errorf("%s: a probe asks at %s, and there are %v", c.name, probe.HTTPGet.Port.String(), ports)
+				t.Errorf("%s: port %s of a probe is not in %v", c.name, probe.HTTPGet.Port.String(), ports)
 			}
 		}
 	}
 }
 
-// TestMonitors: who holds a device stays in the labels, and the node comes to them.
+// TestMonitors checks that the monitors keep the owner labels of a device and add the label node.
 func TestMonitors(t *testing.T) {
 	type scraped struct {
 		honor  bool
@@ -211,16 +211,16 @@ func TestMonitors(t *testing.T) {
 		for _, e := range endpoints {
 			seen++
 			if e.honor == strings.Contains(c.values, "honorLabels: false") || len(e.labels) == 0 || e.labels[0].TargetLabel != "node" || e.labels[0].SourceLabels[0] != "__meta_kubernetes_pod_node_name" {
-				t.Errorf("%s: an endpoint is scraped with %+v", c.name, e)
+				t.Errorf("%s: endpoint: got %+v", c.name, e)
 			}
 		}
 	}
 	if seen < 4 {
-		t.Errorf("there are %d endpoints in all cases", seen)
+		t.Errorf("got %d endpoints in all cases, want at least 4", seen)
 	}
 }
 
-// TestLint: helm lint finds nothing but that there is no icon.
+// TestLint checks that helm lint only reports the missing icon.
 func TestLint(t *testing.T) {
 	for _, c := range allCases(t) {
 		vals, err := mergeValues(c.values)

@@ -10,10 +10,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// maxPackageSize is how large the packed chart may be, in bytes. Helm keeps it in a Secret with all that it has made, and a Secret holds 1 MiB.
+// maxPackageSize limits the packed chart, in bytes. Helm stores the chart and its objects in a Secret, which is limited to 1 MiB.
 const maxPackageSize = 256 << 10
 
-// TestPackage: what helm package packs is the chart without what only the repository needs, and small.
+// TestPackage checks that the packed chart is small, complete and without files for the repository only.
 func TestPackage(t *testing.T) {
 	c, err := loader.LoadDir(chartDir)
 	if err != nil {
@@ -28,25 +28,25 @@ func TestPackage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info.Size() > maxPackageSize {
-		t.Errorf("it has %d bytes", info.Size())
+		t.Errorf("size of the package: got %d bytes, want at most %d", info.Size(), maxPackageSize)
 	}
 	packed, err := loader.LoadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(packed.Schema) == 0 || len(packed.Templates) != len(c.Templates) {
-		t.Errorf("it has %d templates of %d", len(packed.Templates), len(c.Templates))
+		t.Errorf("templates in the package: got %d, want %d; schema: %d bytes", len(packed.Templates), len(c.Templates), len(packed.Schema))
 	}
 	names := map[string]bool{}
 	for _, f := range packed.Raw {
 		names[f.Name] = true
 		if strings.HasPrefix(f.Name, "examples/") {
-			t.Errorf("%s is in it", f.Name)
+			t.Errorf("the package has %s", f.Name)
 		}
 	}
 	for name := range copiedFiles(t) {
 		if !names["files/"+name] {
-			t.Errorf("files/%s is not in it", name)
+			t.Errorf("the package lacks files/%s", name)
 		}
 	}
 }
@@ -63,7 +63,7 @@ func TestArtifactHub(t *testing.T) {
 	}
 	want := c.Values["image"].(map[string]any)["repository"].(string) + ":" + c.Metadata.AppVersion
 	if len(images) != 1 || images[0].Image != want {
-		t.Errorf("images are %v, want %s", images, want)
+		t.Errorf("got images %v, want %s", images, want)
 	}
 	if want := "v" + c.Metadata.Version; c.Metadata.AppVersion != want {
 		t.Errorf("appVersion is %s, want %s", c.Metadata.AppVersion, want)

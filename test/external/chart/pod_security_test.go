@@ -10,8 +10,8 @@ import (
 	"k8s.io/pod-security-admission/policy"
 )
 
-// TestPodSecurityLevel asks Kubernetes' own evaluator what in the pods of each case violates the level baseline. By default that is
-// hostPath volumes alone, as docs/how-to/install.md and docs/explanation/security.md state; caseRequirements has the rest.
+// TestPodSecurityLevel checks with Kubernetes' evaluator how the pods of each case violate the level baseline. By default, only hostPath
+// volumes do, as docs/how-to/install.md and docs/explanation/security.md state; caseRequirements has the other violations.
 func TestPodSecurityLevel(t *testing.T) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	if err != nil {
@@ -26,17 +26,17 @@ func TestPodSecurityLevel(t *testing.T) {
 				got = append(got, result.ForbiddenReason)
 			}
 		}
-		want, needs := []string{"hostPath volumes"}, caseRequirements[c.name]
-		if needs.hostPID || needs.hostNetwork {
+		want, requirements := []string{"hostPath volumes"}, caseRequirements[c.name]
+		if requirements.hostPID || requirements.hostNetwork {
 			want = append(want, "host namespaces")
 		}
-		if needs.hostNetwork {
+		if requirements.hostNetwork {
 			want = append(want, "hostPort")
 		}
-		if needs.privileged {
+		if requirements.privileged {
 			want = append(want, "privileged")
 		}
-		if len(needs.capabilities) > 0 {
+		if len(requirements.capabilities) > 0 {
 			want = append(want, "non-default capabilities")
 		}
 		if pod.Spec.SecurityContext.SELinuxOptions != nil {
@@ -45,30 +45,30 @@ func TestPodSecurityLevel(t *testing.T) {
 		slices.Sort(got)
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
-			t.Errorf("%s: baseline forbids %q, want %q", c.name, got, want)
+			t.Errorf("%s: violations of baseline: got %q, want %q", c.name, got, want)
 		}
 	}
 }
 
-// TestNetworkPolicy checks that each case admits connections to the metrics' port and none out, unless the values are different.
+// TestNetworkPolicy checks that each case only allows inbound connections to the metrics' port, unless the values differ.
 func TestNetworkPolicy(t *testing.T) {
 	for _, c := range allCases(t) {
 		policies := decodeAll[networking.NetworkPolicy](t, mustRender(t, c.values))
 		if none := c.name == "no-network-policy" || caseRequirements[c.name].hostNetwork; none != (len(policies) == 0) {
-			t.Errorf("%s: %d policies", c.name, len(policies))
+			t.Errorf("%s: got %d policies", c.name, len(policies))
 			continue
 		}
 		for _, p := range policies {
 			extra := map[bool]int{true: 1}[c.name == "extras"]
 			first := p.Spec.Ingress[0]
 			if len(p.Spec.Ingress) != 1+extra || len(first.Ports) != 1 || first.Ports[0].Port.String() != "metrics" || (len(first.From) > 0) != (c.name == "network-policy") {
-				t.Errorf("%s: connections in: %+v", c.name, p.Spec.Ingress)
+				t.Errorf("%s: inbound connections: got %+v", c.name, p.Spec.Ingress)
 			}
 			if c.name == "kubernetes" { // the API server
 				extra++
 			}
 			if len(p.Spec.Egress) != extra || !slices.Equal(p.Spec.PolicyTypes, []networking.PolicyType{networking.PolicyTypeIngress, networking.PolicyTypeEgress}) {
-				t.Errorf("%s: connections out: %+v of %v", c.name, p.Spec.Egress, p.Spec.PolicyTypes)
+				t.Errorf("%s: outbound connections: got %+v, policy types %v", c.name, p.Spec.Egress, p.Spec.PolicyTypes)
 			}
 		}
 	}

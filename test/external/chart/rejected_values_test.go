@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestRefusals: what helm install does not take, and what it says of it.
-func TestRefusals(t *testing.T) {
-	for _, c := range []struct{ values, says string }{
+// TestRejectedValues checks the errors for invalid values.
+func TestRejectedValues(t *testing.T) {
+	for _, c := range []struct{ values, want string }{
 		// By the schema.
 		{`migStrategie: mixed`, "additional properties 'migStrategie' not allowed"},
 		{`migStrategy: both`, "value must be one of 'none', 'single', 'mixed', <nil>"},
@@ -121,7 +121,7 @@ serviceMonitor: {enabled: true}`, "serviceMonitor.scheme: expected https"},
 		{`prometheusRule: {enabled: true, alerts: {PodgaugeNoSuchAlert: {}}}`, "unknown alert PodgaugeNoSuchAlert"},
 		{`prometheusRule: {enabled: true, alerts: {PodgaugeDown: {threshold: 1}}}`, "prometheusRule.alerts.PodgaugeDown.threshold: the alert has no threshold"},
 
-		// What NVIDIA's chart has, and this one has not.
+		// Values of NVIDIA's chart that this chart lacks.
 		{`gfd: {enabled: true}`, "keep NVIDIA's chart for that"},
 		{`nfd: {}`, "node-feature-discovery has a chart of its own"},
 		{`allowDefaultNamespace: true`, "podgauge runs in any namespace"},
@@ -134,16 +134,16 @@ serviceMonitor: {enabled: true}`, "serviceMonitor.scheme: expected https"},
 		{`deviceDiscoveryStrategy: tegra`, "Tegra has no NVML"},
 	} {
 		if _, _, err := renderChart(c.values); err == nil {
-			t.Errorf("%s: is taken", c.values)
-		} else if !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: is refused, but with\n%v", c.values, err)
+			t.Errorf("%s: got no error, want %s", c.values, c.want)
+		} else if !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got error\n%v\nwant %s", c.values, err, c.want)
 		}
 	}
 }
 
-// TestNvidiaValues: values that NVIDIA's chart is given are taken as they are, where they mean the same.
+// TestNvidiaValues checks that the chart accepts values of NVIDIA's chart with the same meaning.
 func TestNvidiaValues(t *testing.T) {
-	render := mustRender(t, `
+	objects := mustRender(t, `
 config: {name: "", map: {default: "{version: v1, flags: {migStrategy: none}}", mig-mixed: "{version: v1, flags: {migStrategy: mixed}}"}, default: "", fallbackStrategies: [named, single]}
 compatWithCPUManager: null
 migStrategy: null
@@ -172,7 +172,7 @@ devicePlugin: {enabled: true}
 mps: {root: /run/nvidia/mps}
 cdi: {nvidiaHookPath: null, featureFlags: null}
 `)
-	if len(render) == 0 {
-		t.Error("nothing is made")
+	if len(objects) == 0 {
+		t.Error("got no objects")
 	}
 }

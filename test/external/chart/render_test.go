@@ -1,5 +1,5 @@
-// Package chart renders deploy/helm/podgauge as helm does, with helm's own engine, and holds what comes out of it
-// against Kubernetes' types, against podgauge's flags, and against what a pod of podgauge may ask of a node.
+// Package chart renders deploy/helm/podgauge with helm's engine, and compares the objects with Kubernetes' types, podgauge's flags, and
+// the allowed privileges of podgauge's pod.
 package chart
 
 import (
@@ -22,21 +22,21 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write the golden files, deploy/podgauge.yaml and what the chart has copies of")
+var update = flag.Bool("update", false, "write the golden files, deploy/podgauge.yaml and the chart's copies")
 
 const (
 	root     = "../../.."
 	chartDir = root + "/deploy/helm/podgauge"
 )
 
-// chartObject is one object that the chart makes.
+// chartObject is a rendered object.
 type chartObject struct {
-	template string // the file that made it
+	template string // file name
 	text     []byte
 	objectHeader
 }
 
-// objectHeader is what all objects have.
+// objectHeader has the common fields of all objects.
 type objectHeader struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -47,26 +47,25 @@ type objectHeader struct {
 	} `json:"metadata"`
 }
 
-// installOrder is the order in which objects are made: what others refer to comes first.
+// installOrder is the order of installation: referenced objects come first.
 var installOrder = []string{"Namespace", "SecurityContextConstraints", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap", "Service", "DaemonSet", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
 
-// mergeValues reads what a user would give with -f: later texts are laid over earlier ones.
+// mergeValues merges values as helm does for several -f: later texts override earlier texts.
 func mergeValues(texts ...string) (map[string]any, error) {
 	all := map[string]any{}
 	for _, text := range texts {
-		var given map[string]any
-		if err := yaml.Unmarshal([]byte(text), &given); err != nil {
+		var values map[string]any
+		if err := yaml.Unmarshal([]byte(text), &values); err != nil {
 			return nil, err
 		}
-		all = loader.MergeMaps(all, given)
+		all = loader.MergeMaps(all, values)
 	}
 	return all, nil
 }
 
-// renderChart is what helm does with the chart when it installs it as podgauge into the namespace podgauge: the schema is
-// asked first. The notes are left out of the documents.
-func renderChart(given ...string) (all []chartObject, notes string, err error) {
-	vals, err := mergeValues(given...)
+// renderChart validates the values and renders the chart as helm does for the release podgauge in the namespace podgauge.
+func renderChart(values ...string) (all []chartObject, notes string, err error) {
+	merged, err := mergeValues(values...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -75,7 +74,7 @@ func renderChart(given ...string) (all []chartObject, notes string, err error) {
 		return nil, "", err
 	}
 	release := common.ReleaseOptions{Name: "podgauge", Namespace: "podgauge", Revision: 1, IsInstall: true}
-	rendered, err := util.ToRenderValues(c, vals, release, common.DefaultCapabilities)
+	rendered, err := util.ToRenderValues(c, merged, release, common.DefaultCapabilities)
 	if err != nil {
 		return nil, "", err
 	}
@@ -103,7 +102,7 @@ func renderChart(given ...string) (all []chartObject, notes string, err error) {
 	return all, notes, nil
 }
 
-// splitObjects finds the objects in what a template made.
+// splitObjects returns the objects in a rendered template.
 func splitObjects(template, text string) (all []chartObject, err error) {
 	for part := range strings.SplitSeq("\n"+text, "\n---\n") {
 		part = strings.TrimSpace(part)
@@ -115,14 +114,14 @@ func splitObjects(template, text string) (all []chartObject, err error) {
 			return nil, err
 		}
 		if d.Kind == "" || d.Metadata.Name == "" {
-			return nil, errors.New("is no object")
+			return nil, errors.New("kind or name is missing")
 		}
 		all = append(all, d)
 	}
 	return all, nil
 }
 
-// joinObjects is a file of objects.
+// joinObjects returns the objects as a YAML file.
 func joinObjects(all []chartObject) []byte {
 	var b bytes.Buffer
 	for _, d := range all {
@@ -131,17 +130,17 @@ func joinObjects(all []chartObject) []byte {
 	return b.Bytes()
 }
 
-// renderedCache are the documents that were rendered before, by what was given: most tests look at all cases.
+// renderedCache has the rendered objects by values, because most tests use all cases.
 var renderedCache sync.Map
 
-// mustRender renders, or ends the test. Nobody changes what it returns.
-func mustRender(t *testing.T, given ...string) []chartObject {
+// mustRender returns the rendered objects, or fails the test. The objects must not be changed.
+func mustRender(t *testing.T, values ...string) []chartObject {
 	t.Helper()
-	key := strings.Join(given, "\n---\n")
-	if all, is := renderedCache.Load(key); is {
+	key := strings.Join(values, "\n---\n")
+	if all, ok := renderedCache.Load(key); ok {
 		return all.([]chartObject)
 	}
-	all, _, err := renderChart(given...)
+	all, _, err := renderChart(values...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +148,7 @@ func mustRender(t *testing.T, given ...string) []chartObject {
 	return all
 }
 
-// compareGolden holds a file against what should be in it, or writes it.
+// compareGolden compares a file with its expected content, or writes it with -update.
 func compareGolden(t *testing.T, path string, want []byte) {
 	t.Helper()
 	if *update {
@@ -162,10 +161,10 @@ func compareGolden(t *testing.T, path string, want []byte) {
 	}
 	got, err := os.ReadFile(path)
 	if err != nil {
-		t.Fatalf("%v; make golden writes it", err)
+		t.Fatalf("%v; run make golden", err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Errorf("%s is not what is made; make golden writes it anew\n%s", path, firstDifference(string(got), string(want)))
+		t.Errorf("%s is out of date; run make golden\n%s", path, firstDifference(string(got), string(want)))
 	}
 }
 
@@ -173,10 +172,10 @@ func firstDifference(got, want string) string {
 	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
 	for i := range min(len(g), len(w)) {
 		if g[i] != w[i] {
-			return fmt.Sprintf("line %d is  %s\nit would be %s", i+1, g[i], w[i])
+			return fmt.Sprintf("line %d: got %s\nwant %s", i+1, g[i], w[i])
 		}
 	}
-	return fmt.Sprintf("it has %d lines, and would have %d", len(g), len(w))
+	return fmt.Sprintf("got %d lines, want %d", len(g), len(w))
 }
 
 func read(t *testing.T, path string) string {

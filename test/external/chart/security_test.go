@@ -11,17 +11,17 @@ import (
 	rbac "k8s.io/api/rbac/v1"
 )
 
-// podRequirements are the features of a case that ask for more than every pod has.
+// podRequirements are the additional privileges of a case.
 type podRequirements struct {
 	privileged, hostPID bool
 	capabilities        []core.Capability
 	metricsOnly         bool // without the device plugin: the device-plugins folder is read-only
 	hostNetwork         bool
-	containers          int      // beside podgauge's
+	containers          int      // besides podgauge's
 	rules               []string // of the API server: verbs and resource
 }
 
-// caseRequirements is what each case asks for beyond nothing. A case that is not here gets nothing.
+// caseRequirements has the additional privileges of cases; other cases have none.
 var caseRequirements = map[string]podRequirements{
 	"measure-only": {metricsOnly: true},
 	"host-network": {hostNetwork: true},
@@ -38,26 +38,26 @@ var caseRequirements = map[string]podRequirements{
 	"everything":   {privileged: true, hostPID: true, capabilities: []core.Capability{"SYS_ADMIN", "SYSLOG"}},
 }
 
-// allowedMounts are the folders of the node that a pod may have, whether it may write to them, and what for.
+// allowedMounts are the host paths that a pod may mount, with write access and reason.
 var allowedMounts = map[string]struct {
-	writes bool
-	why    string
+	writable bool
+	reason   string
 }{
-	"/var/lib/kubelet/device-plugins":       {true, "podgauge's socket is made beside the kubelet's"},
-	"/var/lib/kubelet/pod-resources":        {false, "who holds which device"},
-	"/var/lib/kubelet/pods-api":             {false, "how pods ended, and their UIDs and labels"},
-	"/var/lib/podgauge":                     {true, "health and incidents outlive the pod"},
-	"/var/log/pods":                         {false, "whose a process is"},
-	"/var/log/containers":                   {false, "whose a process is"},
-	"/dev":                                  {false, "the devices, where nobody injects them"},
-	"/dev/kmsg":                             {false, "the kernel's log"},
-	"/driver-root":                          {false, "the driver's library and files"},
+	"/var/lib/kubelet/device-plugins":       {true, "podgauge's socket"},
+	"/var/lib/kubelet/pod-resources":        {false, "allocations of devices"},
+	"/var/lib/kubelet/pods-api":             {false, "terminations, UIDs and labels of pods"},
+	"/var/lib/podgauge":                     {true, "state: health and incidents"},
+	"/var/log/pods":                         {false, "owners of processes"},
+	"/var/log/containers":                   {false, "owners of processes"},
+	"/dev":                                  {false, "device nodes without injection"},
+	"/dev/kmsg":                             {false, "kernel log"},
+	"/driver-root":                          {false, "driver library and files"},
 	"/var/run/cdi":                          {true, "CDI specs"},
-	"/mps":                                  {false, "whether MPS control daemons answer"},
-	"/var/run/nvidia-container-devices/all": {false, "NVIDIA's runtime reads the list of devices there"},
+	"/mps":                                  {false, "state of MPS control daemons"},
+	"/var/run/nvidia-container-devices/all": {false, "list of devices for NVIDIA's runtime"},
 }
 
-// TestSecurity: what a pod may do to its node, in each case.
+// TestSecurity checks the privileges of each case on the node.
 func TestSecurity(t *testing.T) {
 	known := map[string]bool{}
 	for _, c := range allCases(t) {
@@ -67,12 +67,12 @@ func TestSecurity(t *testing.T) {
 			checkRules(t, documents, caseRequirements[c.name].rules)
 			for _, account := range decodeAll[core.ServiceAccount](t, documents) {
 				if account.AutomountServiceAccountToken == nil || *account.AutomountServiceAccountToken {
-					t.Errorf("the ServiceAccount %s gives away its token", account.Name)
+					t.Errorf("the ServiceAccount %s mounts its token", account.Name)
 				}
 			}
 			sets := decodeAll[apps.DaemonSet](t, documents)
 			if len(sets) != 1 {
-				t.Fatalf("there are %d DaemonSets", len(sets))
+				t.Fatalf("got %d DaemonSets, want 1", len(sets))
 			}
 			checkPodSecurity(t, sets[0].Spec.Template.Spec, caseRequirements[c.name])
 			checkUpdateStrategy(t, sets[0].Spec.UpdateStrategy)
@@ -83,61 +83,61 @@ func TestSecurity(t *testing.T) {
 	}
 	for name := range caseRequirements {
 		if !known[name] {
-			t.Errorf("%s is no case", name)
+			t.Errorf("unknown case %s", name)
 		}
 	}
 }
 
-// checkRules checks the permissions of the service account: exactly the wanted verbs and resources of the core group.
+// checkRules checks that the service account has exactly the wanted verbs and resources of the core group.
 func checkRules(t *testing.T, documents []chartObject, want []string) {
 	t.Helper()
 	var got []string
 	for _, role := range decodeAll[rbac.ClusterRole](t, documents) {
 		for _, rule := range role.Rules {
 			if !slices.Equal(rule.APIGroups, []string{""}) || len(rule.NonResourceURLs) > 0 {
-				t.Errorf("rule %+v", rule)
+				t.Errorf("unexpected rule %+v", rule)
 			}
 			got = append(got, strings.Join(rule.Verbs, ",")+" "+strings.Join(rule.Resources, ","))
 		}
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("rules %q, want %q", got, want)
+		t.Errorf("got rules %q, want %q", got, want)
 	}
 	bindings := decodeAll[rbac.ClusterRoleBinding](t, documents)
 	if len(bindings) != min(len(want), 1) {
-		t.Errorf("%d bindings", len(bindings))
+		t.Errorf("got %d bindings", len(bindings))
 	}
 	for _, d := range documents {
 		if strings.Contains(d.APIVersion, "rbac") && !strings.HasPrefix(d.Kind, "ClusterRole") {
-			t.Errorf("there is a %s", d.Kind)
+			t.Errorf("unexpected %s", d.Kind)
 		}
 	}
 }
 
-func checkPodSecurity(t *testing.T, pod core.PodSpec, a podRequirements) {
+func checkPodSecurity(t *testing.T, pod core.PodSpec, want podRequirements) {
 	t.Helper()
-	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken != (len(a.rules) > 0) {
-		t.Error("the pod has a token without need, or none")
+	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken != (len(want.rules) > 0) {
+		t.Errorf("automountServiceAccountToken: want %t", len(want.rules) > 0)
 	}
-	if pod.HostNetwork != a.hostNetwork || pod.HostIPC || pod.ShareProcessNamespace != nil {
-		t.Error("the pod shares what it need not")
+	if pod.HostNetwork != want.hostNetwork || pod.HostIPC || pod.ShareProcessNamespace != nil {
+		t.Error("the pod shares unnecessary namespaces")
 	}
-	if pod.HostPID != a.hostPID {
-		t.Errorf("hostPID is %v", pod.HostPID)
+	if pod.HostPID != want.hostPID {
+		t.Errorf("hostPID: got %v, want %v", pod.HostPID, want.hostPID)
 	}
 	if s := pod.SecurityContext; s == nil || s.RunAsUser == nil || *s.RunAsUser != 0 || s.SeccompProfile == nil || s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
-		t.Errorf("the pod's security context is %+v", s)
+		t.Errorf("security context of the pod: got %+v", s)
 	}
-	if wanted := map[bool]core.DNSPolicy{true: core.DNSClusterFirstWithHostNet}[a.hostNetwork]; a.containers == 0 && pod.DNSPolicy != wanted {
-		t.Errorf("dnsPolicy is %q", pod.DNSPolicy)
+	if policy := map[bool]core.DNSPolicy{true: core.DNSClusterFirstWithHostNet}[want.hostNetwork]; want.containers == 0 && pod.DNSPolicy != policy {
+		t.Errorf("dnsPolicy: got %q, want %q", pod.DNSPolicy, policy)
 	}
-	if len(pod.InitContainers)+len(pod.Containers) != 1+a.containers {
-		t.Error("there is another number of containers")
+	if len(pod.InitContainers)+len(pod.Containers) != 1+want.containers {
+		t.Errorf("got %d containers, want %d", len(pod.InitContainers)+len(pod.Containers), 1+want.containers)
 	}
 	container := pod.Containers[0]
 	for _, port := range container.Ports {
-		if port.HostPort != 0 != a.hostNetwork || a.hostNetwork && port.HostPort != port.ContainerPort {
-			t.Errorf("port %s is %d of the node", port.Name, port.HostPort)
+		if port.HostPort != 0 != want.hostNetwork || want.hostNetwork && port.HostPort != port.ContainerPort {
+			t.Errorf("host port of %s: got %d", port.Name, port.HostPort)
 		}
 	}
 	s := container.SecurityContext
@@ -145,83 +145,82 @@ func checkPodSecurity(t *testing.T, pod core.PodSpec, a podRequirements) {
 	case s == nil || s.Capabilities == nil:
 		t.Fatal("the container has no security context")
 	case !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}):
-		t.Errorf("it drops %v", s.Capabilities.Drop)
-	case !slices.Equal(s.Capabilities.Add, a.capabilities):
-		t.Errorf("it has %v", s.Capabilities.Add)
+		t.Errorf("dropped capabilities: got %v, want ALL", s.Capabilities.Drop)
+	case !slices.Equal(s.Capabilities.Add, want.capabilities):
+		t.Errorf("added capabilities: got %v, want %v", s.Capabilities.Add, want.capabilities)
 	case s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem:
-		t.Error("its root can be written to")
-	case (s.Privileged != nil && *s.Privileged) != a.privileged:
-		t.Errorf("privileged is %v", s.Privileged)
-	case s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation != a.privileged: // the API server wants it so
-		t.Errorf("allowPrivilegeEscalation is %v", s.AllowPrivilegeEscalation)
+		t.Error("the root file system is writable")
+	case (s.Privileged != nil && *s.Privileged) != want.privileged:
+		t.Errorf("privileged: got %v, want %v", s.Privileged, want.privileged)
+	case s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation != want.privileged: // required by the API server
+		t.Errorf("allowPrivilegeEscalation: got %v, want %v", s.AllowPrivilegeEscalation, want.privileged)
 	case s.SeccompProfile != nil || s.ProcMount != nil || s.RunAsUser != nil:
-		t.Error("it has a profile or a user of its own")
+		t.Error("the container overrides the profile or user")
 	}
 	if limit := container.Resources.Limits.Memory(); limit.IsZero() || container.Resources.Requests.Memory().Cmp(*limit) > 0 {
-		t.Errorf("its memory is %v of %v", container.Resources.Requests.Memory(), limit)
+		t.Errorf("memory: got request %v, limit %v", container.Resources.Requests.Memory(), limit)
 	}
-	checkMounts(t, pod, a)
+	checkMounts(t, pod, want)
 }
 
-// checkMounts wants each folder of the node to be one of those that are known, each volume to be mounted, and nothing to be
-// written to that need not be.
-func checkMounts(t *testing.T, pod core.PodSpec, a podRequirements) {
+// checkMounts checks that each host path is allowed, with the minimum access, and that each volume is mounted.
+func checkMounts(t *testing.T, pod core.PodSpec, want podRequirements) {
 	t.Helper()
 	mounts := map[string]core.VolumeMount{}
 	for _, m := range pod.Containers[0].VolumeMounts {
 		if m.SubPath != "" {
-			t.Errorf("%s is mounted by a subPath, which follows no change", m.Name)
+			t.Errorf("%s is mounted with a subPath, which does not follow changes", m.Name)
 		}
 		if m.MountPropagation != nil && *m.MountPropagation == core.MountPropagationBidirectional {
-			t.Errorf("%s reaches out to the node", m.Name)
+			t.Errorf("%s propagates mounts to the node", m.Name)
 		}
 		mounts[m.Name] = m
 	}
 	for _, v := range pod.Volumes {
-		m, is := mounts[v.Name]
-		if !is {
+		m, ok := mounts[v.Name]
+		if !ok {
 			t.Errorf("the volume %s is not mounted", v.Name)
 		}
 		delete(mounts, v.Name)
 		if v.HostPath == nil {
 			continue
 		}
-		row, is := allowedMounts[m.MountPath]
-		if !is || row.why == "" {
-			t.Errorf("%s of the node is mounted at %s, and nobody says why", v.HostPath.Path, m.MountPath)
+		row, ok := allowedMounts[m.MountPath]
+		if !ok || row.reason == "" {
+			t.Errorf("host path %s at %s is not in allowedMounts", v.HostPath.Path, m.MountPath)
 		}
-		writes := row.writes && (!a.metricsOnly || v.Name != "device-plugins")
-		if m.ReadOnly == writes {
-			t.Errorf("%s: readOnly is %v", m.MountPath, m.ReadOnly)
+		writable := row.writable && (!want.metricsOnly || v.Name != "device-plugins")
+		if m.ReadOnly == writable {
+			t.Errorf("readOnly of %s: got %v, want %v", m.MountPath, m.ReadOnly, !writable)
 		}
 		if v.HostPath.Type == nil || *v.HostPath.Type == core.HostPathUnset {
-			t.Errorf("%s is made by whoever starts the container, where it is missing", v.HostPath.Path)
+			t.Errorf("host path %s lacks a type, so the container runtime would create it", v.HostPath.Path)
 		}
 	}
 	for name := range mounts {
-		t.Errorf("there is no volume %s", name)
+		t.Errorf("missing volume %s", name)
 	}
 }
 
-// TestImages: every container's image is the one that the values name, so that a registry of one's own has them all. The image of
-// podgauge-sim is beside it.
+// TestImages checks that the container's image is the image of the values, so that a mirror registry works. The image of podgauge-sim is
+// in the same repository folder.
 func TestImages(t *testing.T) {
-	const named = `global: {imageRegistry: ""}
+	const imageValues = `global: {imageRegistry: ""}
 image: {registry: "", repository: registry.test/mirror/podgauge, tag: v9, digest: "", pullPolicy: Never}`
 	for _, c := range allCases(t) {
 		want := "registry.test/mirror/podgauge:v9"
 		if strings.Contains(c.values, "simulate") {
 			want = "registry.test/mirror/podgauge-sim:v9"
 		}
-		for _, container := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values, named))[0].Spec.Template.Spec.Containers[:1] {
+		for _, container := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values, imageValues))[0].Spec.Template.Spec.Containers[:1] {
 			if container.Image != want || container.ImagePullPolicy != core.PullNever {
-				t.Errorf("%s: %s is pulled (%s)", c.name, container.Image, container.ImagePullPolicy)
+				t.Errorf("%s: got image %s (%s), want %s", c.name, container.Image, container.ImagePullPolicy, want)
 			}
 		}
 	}
 }
 
-// TestRegistries: a registry of the values replaces that of the repository, and global's comes first.
+// TestRegistries checks that image.registry replaces the registry of the repository, and that global.imageRegistry has precedence.
 func TestRegistries(t *testing.T) {
 	for values, want := range map[string]string{
 		``:                          "ghcr.io/podgauge/podgauge:v1",
@@ -235,38 +234,38 @@ func TestRegistries(t *testing.T) {
 	} {
 		got := decodeAll[apps.DaemonSet](t, mustRender(t, values, `image: {tag: v1}`))[0].Spec.Template.Spec.Containers[0].Image
 		if got != want {
-			t.Errorf("%s: the image is %s, want %s", values, got, want)
+			t.Errorf("%s: got image %s, want %s", values, got, want)
 		}
 	}
 }
 
-// checkUpdateStrategy: two device plugins at a time on a node make kubelets up to 1.36 lose all GPUs.
+// checkUpdateStrategy checks that an update has no surge: with two device plugins on a node, kubelets up to 1.36 lose all GPUs.
 func checkUpdateStrategy(t *testing.T, u apps.DaemonSetUpdateStrategy) {
 	t.Helper()
 	if u.Type == apps.OnDeleteDaemonSetStrategyType {
 		return
 	}
 	if u.RollingUpdate == nil || u.RollingUpdate.MaxSurge == nil || u.RollingUpdate.MaxSurge.String() != "0" || u.RollingUpdate.MaxUnavailable == nil {
-		t.Errorf("an update goes by %+v", u.RollingUpdate)
+		t.Errorf("update strategy: got %+v", u.RollingUpdate)
 	}
 }
 
-// checkConstraints holds OpenShift's constraints against what the pod asks for: no more, and no less.
+// checkConstraints checks that OpenShift's constraints allow exactly the privileges of the pod.
 func checkConstraints(t *testing.T, scc securityConstraints, pod core.PodSpec) {
 	t.Helper()
 	s := pod.Containers[0].SecurityContext
 	privileged := s.Privileged != nil && *s.Privileged
 	if scc.AllowPrivilegedContainer != privileged || scc.AllowPrivilegeEscalation == nil || *scc.AllowPrivilegeEscalation != privileged {
-		t.Errorf("privileged: %v and %v are allowed", scc.AllowPrivilegedContainer, *scc.AllowPrivilegeEscalation)
+		t.Errorf("privileged: want %v, allowed are %v, %v", privileged, scc.AllowPrivilegedContainer, *scc.AllowPrivilegeEscalation)
 	}
 	if scc.AllowHostPID != pod.HostPID || scc.AllowHostNetwork != pod.HostNetwork || scc.AllowHostIPC || scc.AllowHostPorts != pod.HostNetwork {
-		t.Error("the node's namespaces are not allowed as they are asked for")
+		t.Error("the allowed host namespaces differ from the pod's")
 	}
 	if !slices.Equal(scc.AllowedCapabilities, s.Capabilities.Add) && len(scc.AllowedCapabilities)+len(s.Capabilities.Add) > 0 {
-		t.Errorf("%v are allowed", scc.AllowedCapabilities)
+		t.Errorf("allowed capabilities: got %v, want %v", scc.AllowedCapabilities, s.Capabilities.Add)
 	}
 	if !scc.AllowHostDirVolumePlugin || !scc.ReadOnlyRootFilesystem || !slices.Contains(scc.SeccompProfiles, "runtime/default") {
-		t.Errorf("the constraints are %+v", scc)
+		t.Errorf("constraints: got %+v", scc)
 	}
 	for _, v := range pod.Volumes {
 		var kinds map[string]any
@@ -276,11 +275,11 @@ func checkConstraints(t *testing.T, scc securityConstraints, pod core.PodSpec) {
 		delete(kinds, "name")
 		for kind := range kinds {
 			if !slices.Contains(scc.Volumes, kind) {
-				t.Errorf("%s is a volume of a kind that is not allowed", v.Name)
+				t.Errorf("volume %s: the type %s is not allowed", v.Name, kind)
 			}
 		}
 	}
 	if want := "system:serviceaccount:podgauge:" + pod.ServiceAccountName; !slices.Equal(scc.Users, []string{want}) {
-		t.Errorf("they are for %v", scc.Users)
+		t.Errorf("users: got %v, want %s", scc.Users, want)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// valuesRow is one row of the README's table.
+// valuesRow is a row of the README's table.
 type valuesRow struct {
 	section      string
 	key          string
@@ -22,8 +22,8 @@ type valuesRow struct {
 
 var keyLine = regexp.MustCompile(`^( *)([A-Za-z][A-Za-z0-9]*):`)
 
-// documentedValues reads values.yaml: a comment that begins with "--" is about the key below it, and one that begins with "##" is the heading of
-// a section. A key without a comment is one of those in which others are.
+// documentedValues reads values.yaml. A comment with "--" describes the next key, and "##" is the heading of a section. bare are the keys
+// without a comment, which must be parents of other keys.
 func documentedValues(t *testing.T) (rows []valuesRow, bare []string) {
 	t.Helper()
 	text := read(t, chartDir+"/values.yaml")
@@ -31,9 +31,9 @@ func documentedValues(t *testing.T) (rows []valuesRow, bare []string) {
 	if err := yaml.Unmarshal([]byte(text), &defaults); err != nil {
 		t.Fatal(err)
 	}
-	var section, says string
-	var path []string // of the key above, with its parents
-	told := -1        // how deep a key is whose comment speaks for all that is in it
+	var section, description string
+	var path []string // of the previous key, with its parents
+	documented := -1  // depth of a key with a comment for all keys inside
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
 		comment, isComment := strings.CutPrefix(strings.TrimSpace(line), "#")
@@ -42,10 +42,10 @@ func documentedValues(t *testing.T) (rows []valuesRow, bare []string) {
 			section = strings.TrimPrefix(line, "## ")
 			continue
 		case isComment && strings.HasPrefix(comment, " -- "):
-			says = strings.TrimPrefix(comment, " -- ")
+			description = strings.TrimPrefix(comment, " -- ")
 			continue
-		case isComment && says != "":
-			says += comment
+		case isComment && description != "":
+			description += comment
 			continue
 		}
 		match := keyLine.FindStringSubmatch(line)
@@ -53,48 +53,48 @@ func documentedValues(t *testing.T) (rows []valuesRow, bare []string) {
 			continue
 		}
 		depth := len(match[1]) / 2
-		if told >= 0 && depth > told {
+		if documented >= 0 && depth > documented {
 			continue
 		}
-		told = -1
+		documented = -1
 		path = append(path[:min(depth, len(path))], match[2])
 		key := strings.Join(path, ".")
-		if says == "" {
+		if description == "" {
 			bare = append(bare, key)
 			continue
 		}
-		byDef, err := json.Marshal(valueAt(defaults, path))
+		defaultValue, err := json.Marshal(valueAt(defaults, path))
 		if err != nil {
 			t.Fatal(err)
 		}
-		rows = append(rows, valuesRow{section, key, string(byDef), says})
-		says, told = "", depth
+		rows = append(rows, valuesRow{section, key, string(defaultValue), description})
+		description, documented = "", depth
 	}
 	return rows, bare
 }
 
 func valueAt(values map[string]any, path []string) any {
-	var here any = values
+	var value any = values
 	for _, key := range path {
-		here = here.(map[string]any)[key]
+		value = value.(map[string]any)[key]
 	}
-	return here
+	return value
 }
 
-// TestValues: each value says what it is, and the schema knows it; what the schema knows besides are the values of NVIDIA's chart
-// that are refused in so many words, and what helm gives a chart that is part of another.
+// TestValues checks that each value has a description and is in the schema. Additional values in the schema are those of NVIDIA's chart
+// with an error message, and those that helm sets for subcharts.
 func TestValues(t *testing.T) {
 	rows, bare := documentedValues(t)
-	said := map[string]string{}
+	descriptions := map[string]string{}
 	for _, row := range rows {
-		said[row.key] = row.description
+		descriptions[row.key] = row.description
 		if row.section == "" || !strings.HasSuffix(strings.TrimRight(row.description, ")"), ".") {
-			t.Errorf("%s is in the section %q, and says %q", row.key, row.section, row.description)
+			t.Errorf("%s: section %q, description %q", row.key, row.section, row.description)
 		}
 	}
 	for _, key := range bare {
 		if !slices.ContainsFunc(rows, func(row valuesRow) bool { return strings.HasPrefix(row.key, key+".") }) {
-			t.Errorf("nobody says what %s is", key)
+			t.Errorf("%s lacks a description", key)
 		}
 	}
 	var s valuesSchema
@@ -103,34 +103,34 @@ func TestValues(t *testing.T) {
 	}
 	known := map[string]bool{}
 	s.visitKeys(s, "", func(key string, foreign bool) {
-		if foreign == (said[key] != "") && key != "global" && key != "enabled" {
-			t.Errorf("the schema has %s, of which values.yaml says %q", key, said[key])
+		if foreign == (descriptions[key] != "") && key != "global" && key != "enabled" {
+			t.Errorf("the schema has %s, with the description %q in values.yaml", key, descriptions[key])
 		}
 		known[key] = true
-	}, said)
-	for key := range said {
+	}, descriptions)
+	for key := range descriptions {
 		if !known[key] {
-			t.Errorf("the schema has no %s", key)
+			t.Errorf("the schema lacks %s", key)
 		}
 	}
 	if len(rows) < 100 {
-		t.Errorf("there are %d values", len(rows))
+		t.Errorf("got %d values, want at least 100", len(rows))
 	}
 }
 
-// valuesSchema is as much of a JSON schema as says which keys there are.
+// valuesSchema is the part of a JSON schema with the keys.
 type valuesSchema struct {
 	Ref        string                  `json:"$ref"`
 	Properties map[string]valuesSchema `json:"properties"`
 	Defs       map[string]valuesSchema `json:"$defs"`
 }
 
-// visitKeys tells of each key, but for those within one that is documented as a whole.
-func (s valuesSchema) visitKeys(all valuesSchema, under string, each func(key string, foreign bool), descriptions map[string]string) {
+// visitKeys calls a function for each key, except for keys inside a documented key.
+func (s valuesSchema) visitKeys(all valuesSchema, parent string, each func(key string, foreign bool), descriptions map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
-		key, p := under+name, s.Properties[name]
+		key, p := parent+name, s.Properties[name]
 		foreign := p.Ref == "#/$defs/foreign"
-		if def, is := strings.CutPrefix(p.Ref, "#/$defs/"); is {
+		if def, isRef := strings.CutPrefix(p.Ref, "#/$defs/"); isRef {
 			p = all.Defs[def]
 		}
 		if len(p.Properties) > 0 && descriptions[key] == "" {
@@ -143,7 +143,7 @@ func (s valuesSchema) visitKeys(all valuesSchema, under string, each func(key st
 
 var valuesTable = regexp.MustCompile(`(?s)(<!-- values -->\n).*(<!-- /values -->)`)
 
-// TestReadme: the README's table is what values.yaml says.
+// TestReadme checks that the README's table matches values.yaml.
 func TestReadme(t *testing.T) {
 	var table strings.Builder
 	rows, _ := documentedValues(t)
@@ -161,7 +161,7 @@ func TestReadme(t *testing.T) {
 	path := chartDir + "/README.md"
 	text := read(t, path)
 	if !valuesTable.MatchString(text) {
-		t.Fatalf("%s has no place for the table", path)
+		t.Fatalf("%s lacks the markers of the table", path)
 	}
 	compareGolden(t, path, []byte(valuesTable.ReplaceAllLiteralString(text, "<!-- values -->\n"+table.String()+"\n<!-- /values -->")))
 }

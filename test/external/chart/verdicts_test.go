@@ -19,15 +19,15 @@ import (
 	"github.com/podgauge/podgauge/internal/config"
 )
 
-// exceptions are the reasons for which the chart's verdict on a config may differ from the daemon's.
+// exceptions are the reasons for different verdicts of chart and daemon on a config.
 var exceptions = map[string]string{
-	"unknown key": "the daemon ignores unknown keys with a warning, so that a config may be of a newer version; the chart is of the same version",
-	"notation":    "the daemon reads the digits of a number, and the chart the value: Xid 0x1f, 2.0 replicas, a quoted 0x10",
-	"alias":       "an alias hides a duplicate key from the chart, which compares numbers of keys",
-	"block":       "the chart looks for no duplicate keys in a text with block scalars or merges",
+	"unknown key": "the daemon ignores unknown keys with a warning, as a config may be for a newer version; the chart has the same version",
+	"notation":    "the daemon reads the digits of a number, the chart reads the value: Xid 0x1f, 2.0 replicas, a quoted 0x10",
+	"alias":       "the chart compares numbers of keys, so an alias hides a duplicate key",
+	"block":       "the chart does not detect duplicate keys in texts with block scalars or merges",
 }
 
-// verdictCase is a config with the verdict of both the daemon and the chart.
+// verdictCase is a config with the expected verdict of daemon and chart.
 type verdictCase struct {
 	text     string
 	accepted bool              // by the daemon
@@ -36,14 +36,14 @@ type verdictCase struct {
 	env      map[string]string // of the daemon, as the chart sets it for values
 }
 
-func good(texts ...string) (all []verdictCase) {
+func acceptedTexts(texts ...string) (all []verdictCase) {
 	for _, text := range texts {
 		all = append(all, verdictCase{text: text, accepted: true})
 	}
 	return all
 }
 
-func bad(texts ...string) (all []verdictCase) {
+func rejectedTexts(texts ...string) (all []verdictCase) {
 	for _, text := range texts {
 		all = append(all, verdictCase{text: text})
 	}
@@ -56,16 +56,16 @@ func sharing(resources string) string {
 
 var verdictCases = slices.Concat(
 	// The text as a whole.
-	good("version: v1", "---\nversion: v1\n", "# of the fleet\n---\nversion: v1 # the only one\n", "{}", "{\"version\": \"v1\"}", "version: v1\n...\n",
+	acceptedTexts("version: v1", "---\nversion: v1\n", "# of the fleet\n---\nversion: v1 # the only one\n", "{}", "{\"version\": \"v1\"}", "version: v1\n...\n",
 		"version:\n", "flags: {migStrategy: single}\n", "version: v1\nflags:\nsharing: ~\nresources: null\n", "\r\nversion: v1\r\nflags:\r\n  migStrategy: mixed\r\n"),
-	bad("# nothing\n", "---\n", "null", "hello\n", "- version: v1\n", "version: v1\n---\nversion: v1\n", "version: v1\n---\n", "version: v2", "version: 1", "version: [v1]",
+	rejectedTexts("# nothing\n", "---\n", "null", "hello\n", "- version: v1\n", "version: v1\n---\nversion: v1\n", "version: v1\n---\n", "version: v2", "version: 1", "version: [v1]",
 		"version: \"v1 \"", "version: v1\nflags: {\n", "version: v1\n\tflags: x\n", "version: v1 # "+strings.Repeat("x", 128<<10), "version: v1\nflags: *f\n"),
 	// Keys.
-	bad("version: v1\nversion: v1\n", "version: v1\nflags: {migStrategy: none}\nflags: {gdsEnabled: true}\n", "version: v1\nflags:\n  plugin:\n    passDeviceSpecs: true\n    passDeviceSpecs: true\n",
+	rejectedTexts("version: v1\nversion: v1\n", "version: v1\nflags: {migStrategy: none}\nflags: {gdsEnabled: true}\n", "version: v1\nflags:\n  plugin:\n    passDeviceSpecs: true\n    passDeviceSpecs: true\n",
 		`{"version": "v1", "imex": {}, "imex": {}}`, `{"version":"v1","imex":{"required":true,"required":false}}`, "version: v1\nflags: {migStrategy: none, \"migStrategy\": single}\n",
 		"version: v1\nflags: {migStrategy : none, 'migStrategy': single}\n", "version: v1\npodgauge: {xids: {31: warn, \"31\": ignore}}\n",
 		sharing("[{name: gpu, replicas: 2, name: gpu}]"), "version: v1\nflags: mixed\n", "version: v1\nflags: []\n", "version: v1\nflags: \"\"\n", "version: v1\nflags: {plugin: [a]}\n", "version: v1\n? [a]\n: b\n"),
-	good(sharing("[{name: gpu, replicas: 2}, {name: gpu, replicas: 3, devices: [0]}]"), "version: v1 # version: v2\n", "version: v1\nflags: {nvidiaDriverRoot: 'a b: c', nvidiaDevRoot: \"d: e\"}\n",
+	acceptedTexts(sharing("[{name: gpu, replicas: 2}, {name: gpu, replicas: 3, devices: [0]}]"), "version: v1 # version: v2\n", "version: v1\nflags: {nvidiaDriverRoot: 'a b: c', nvidiaDevRoot: \"d: e\"}\n",
 		"version: v1\nflags: {nvidiaDriverRoot: it's, mpsRoot: it's}\n# it's: a comment\n", "version: v1\nflags: &f {migStrategy: none}\n", "version: v1\nflags: {nvidiaDriverRoot: /a#b, nvidiaDevRoot: a:b}\n",
 		"version: v1\nflags: &f\n  plugin: {<<: {deviceIDStrategy: index, passDeviceSpecs: true}, passDeviceSpecs: false}\n", "version: v1\nflags: {gfd: {oneshot: true, any: [1]}, useNodeFeatureAPI: maybe}\n"),
 	[]verdictCase{
@@ -77,8 +77,8 @@ var verdictCases = slices.Concat(
 		{text: "version: v1\nflags:\n  nvidiaDriverRoot: |-\n    a: b\n  gdsEnabled: true\n  gdsEnabled: true\n", except: "block"},
 		{text: "version: v1\nflags: {<<: {gdsEnabled: true}, mofedEnabled: true, mofedEnabled: true}\n", except: "block"},
 	},
-	// Numbers in other notations.
-	good(sharing("[{name: a, replicas: 0x10}, {name: b, replicas: 010}, {name: c, replicas: 1_000}, {name: d, replicas: \"4\"}, {name: e, replicas: +4}, {name: f, replicas: 65536}]"),
+	// Numbers in several notations.
+	acceptedTexts(sharing("[{name: a, replicas: 0x10}, {name: b, replicas: 010}, {name: c, replicas: 1_000}, {name: d, replicas: \"4\"}, {name: e, replicas: +4}, {name: f, replicas: 65536}]"),
 		"version: v1\npodgauge: {select: {include: [0, 01, \"0:1\", 3B:00.0, 65535], exclude: 01}}\n", "version: v1\nflags: {nvidiaDriverRoot: 5}\n", "version: v1\nflags: {failOnInitError: no, gdsEnabled: YES}\n"),
 	[]verdictCase{
 		{text: sharing("[{name: gpu, replicas: 2.0}]"), except: "notation"},
@@ -87,13 +87,13 @@ var verdictCases = slices.Concat(
 		{text: "version: v1\npodgauge: {disableHealthChecks: [0x1f]}\n", except: "notation"},
 	},
 	// Sharing and names.
-	good(sharing("[{name: gpu, replicas: 2}]"), sharing("[{name: example.com/gpu, rename: b, replicas: 2, devices: all}]"), sharing("[{name: gpu, replicas: 2, devices: 3}]"),
+	acceptedTexts(sharing("[{name: gpu, replicas: 2}]"), sharing("[{name: example.com/gpu, rename: b, replicas: 2, devices: all}]"), sharing("[{name: gpu, replicas: 2, devices: 3}]"),
 		sharing("[{name: gpu, replicas: 2, devices: \"3\"}]"), sharing("[{name: gpu, replicas: 2, rename: \"\"}]"), sharing("[{name: gpu, replicas: 2, devices: null, rename: null}]"),
 		sharing("[{name: mig-1g.5gb, replicas: 2, devices: [0, \"0:1\", GPU-12345678-1234-1234-1234-123456789abc, \"model:*A100*\"]}]"),
 		"version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: "+strings.Repeat("a", 56)+", replicas: 2}]}}\n",
 		"version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: "+strings.Repeat("a", 60)+", rename: b, replicas: 2}]}}\n",
 		"version: v1\nresources: {gpus: [{pattern: \"*\", name: gpu}], mig: []}\n", "version: v1\nsharing: {timeSlicing: null, mps: null}\n"),
-	bad(sharing("[]"), sharing("null"), sharing("{}"), sharing("[gpu]"), sharing("[null]"), sharing("[{name: gpu}]"), sharing("[{replicas: 2}]"), sharing("[{name: \"\", replicas: 2}]"),
+	rejectedTexts(sharing("[]"), sharing("null"), sharing("{}"), sharing("[gpu]"), sharing("[null]"), sharing("[{name: gpu}]"), sharing("[{replicas: 2}]"), sharing("[{name: \"\", replicas: 2}]"),
 		sharing("[{name: null, replicas: 2}]"), sharing("[{name: gpu, replicas: null}]"), sharing("[{name: gpu, replicas: 1}]"), sharing("[{name: gpu, replicas: 0}]"), sharing("[{name: gpu, replicas: -2}]"),
 		sharing("[{name: gpu, replicas: 65537}]"), sharing("[{name: gpu, replicas: 1000000000000}]"), sharing("[{name: gpu, replicas: 2.5}]"), sharing("[{name: gpu, replicas: two}]"), sharing("[{name: gpu, replicas: [2]}]"),
 		sharing("[{name: \"a b\", replicas: 2}]"), sharing("[{name: a/b/c, replicas: 2}]"), sharing("[{name: UP.com/gpu, replicas: 2}]"), sharing("[{name: kubernetes.io/gpu, replicas: 2}]"),
@@ -119,8 +119,8 @@ var verdictCases = slices.Concat(
 	},
 )
 
-// someValues are tried as the value of each key of the schema; the first ones alone for a mapping, or if another key with the same
-// schema had all.
+// someValues are tested as the value of each key of the schema. Mappings, and keys with the schema of an earlier key, only get the first
+// values.
 var someValues = []string{
 	`null`, `true`, `"yes"`, `0`, `1`, `""`, `a`, `[]`, `{}`, `[null]`, `[0]`, `[a]`,
 	`"true"`, `"On"`, `y`, `oN`, `2`, `-1`, `1.5`, `65536`, `99999999999`, `","`, `" "`, `all`, `ALL`, `v1`, `"0"`, `"0, 0"`, `"0,1"`, `[1, 2]`, `["0,1"]`, `[" 0"]`, `[true]`, `[[0]]`, `[{}]`, `{a: b}`,
@@ -129,50 +129,49 @@ var someValues = []string{
 	`a/b`, `[a/b/c, "*/x-*"]`, `[a/b/c/d]`, `[A/b]`, `{94: warn}`, `{"94": unhealthy, 31: null}`, `{94: fatal}`, `{0: warn}`, `{all: warn}`, `{-1: warn}`, `{"031": warn}`, `{94: [warn]}`, `{94: true}`,
 }
 
-// TestVerdicts gives the same configs to the daemon's parser and to the chart, and wants the same verdict. The reasons for another
-// one are in exceptions.
+// TestVerdicts checks that the daemon's parser and the chart accept the same configs, apart from exceptions.
 func TestVerdicts(t *testing.T) {
 	validate := newValidator(t)
 	used := map[string]bool{}
 	cases := slices.Clone(verdictCases)
 	paths, schemas := schemaPaths(t)
-	tried := map[string]bool{}
+	tested := map[string]bool{}
 	for _, path := range paths {
 		values := someValues
-		if tried[schemas[path]] || strings.Contains(schemas[path], `"properties"`) {
+		if tested[schemas[path]] || strings.Contains(schemas[path], `"properties"`) {
 			values = someValues[:12]
 		}
 		for _, value := range values {
 			cases = append(cases, verdictCase{text: nested(path, value)})
 		}
-		tried[schemas[path]] = true
+		tested[schemas[path]] = true
 	}
 	for i, c := range cases {
 		unknown, daemon := loadConfig(t, c.text, c.env)
 		chart := validate(c.text, c.values)
 		if i < len(verdictCases) && (daemon == nil) != c.accepted {
-			t.Errorf("the daemon on %.200q: %v", c.text, daemon)
+			t.Errorf("%.200q: the daemon returns %v, want accepted: %t", c.text, daemon, c.accepted)
 		}
 		if i >= len(verdictCases) && unknown {
 			c.except = "unknown key"
 		}
 		used[c.except] = true
 		if c.except != "" && exceptions[c.except] == "" {
-			t.Errorf("%q is no exception", c.except)
+			t.Errorf("unknown exception %q", c.except)
 		}
 		if same := (daemon == nil) == (chart == nil); same == (c.except != "") {
-			t.Errorf("%.200q (exception %q): the daemon has %v, the chart has %v", c.text, c.except, daemon, chart)
+			t.Errorf("%.200q (exception %q): the daemon returns %v, the chart returns %v", c.text, c.except, daemon, chart)
 		}
 	}
 	for name := range exceptions {
 		if !used[name] {
-			t.Errorf("no case is an exception because of %s", name)
+			t.Errorf("no case with the exception %s", name)
 		}
 	}
 	t.Logf("%d configs", len(cases))
 }
 
-// loadConfig is the daemon's verdict on a config that the chart mounts. unknown: the config has keys that the daemon ignores.
+// loadConfig returns the daemon's verdict on a mounted config, and whether the config has unknown keys.
 func loadConfig(t *testing.T, text string, env map[string]string) (unknown bool, err error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -184,7 +183,7 @@ func loadConfig(t *testing.T, text string, env map[string]string) (unknown bool,
 	return len(loaded.UnknownKeys) > 0, err
 }
 
-// newValidator returns the chart's verdict on a config. For speed, the schema of the values and the templates that make objects are left out.
+// newValidator returns a function for the chart's verdict on a config. For speed, it omits the values' schema and the templates of objects.
 func newValidator(t *testing.T) func(text, values string) error {
 	t.Helper()
 	c, err := loader.LoadDir(chartDir)
@@ -200,11 +199,11 @@ func newValidator(t *testing.T) func(text, values string) error {
 }
 
 func renderConfig(c *chartv2.Chart, text, values string) error {
-	given, err := json.Marshal(map[string]any{"config": map[string]any{"map": map[string]string{"default": text}}})
+	configValues, err := json.Marshal(map[string]any{"config": map[string]any{"map": map[string]string{"default": text}}})
 	if err != nil {
 		return err
 	}
-	merged, err := mergeValues(values, string(given))
+	merged, err := mergeValues(values, string(configValues))
 	if err != nil {
 		return err
 	}
@@ -216,12 +215,12 @@ func renderConfig(c *chartv2.Chart, text, values string) error {
 		if strings.Contains(err.Error(), "config.map.default") {
 			return err
 		}
-		return fmt.Errorf("without the name of the config: %w", err)
+		return fmt.Errorf("error lacks the name of the config: %w", err)
 	}
 	return nil
 }
 
-// schemaPaths are the keys of the chart's schema of a config, with [] after those of lists of mappings, and the schema of each.
+// schemaPaths returns the keys in the chart's schema of a config, and the schema of each key. Lists of mappings have the suffix [].
 func schemaPaths(t *testing.T) (paths []string, schemas map[string]string) {
 	t.Helper()
 	type node struct {
@@ -246,12 +245,12 @@ func schemaPaths(t *testing.T) (paths []string, schemas map[string]string) {
 	}
 	visit(json.RawMessage(read(t, chartDir+"/files/config.schema.json")), "")
 	if len(paths) < 40 {
-		t.Fatalf("%d paths: %v", len(paths), paths)
+		t.Fatalf("got %d paths, want at least 40: %v", len(paths), paths)
 	}
 	return paths, schemas
 }
 
-// nested is a config with a value at a path. Other keys of an item of a list are as the parser wants them.
+// nested returns a config with a value at a path. Other required keys of list items have valid values.
 func nested(path, value string) string {
 	head, rest, found := strings.Cut(path, ".")
 	if !found {

@@ -18,10 +18,10 @@ const (
 	runbookURL = "https://github.com/podgauge/podgauge/blob/main/docs/runbooks/"
 )
 
-// blank is what the reader of a runbook fills in: uuid="UUID".
-var blank = regexp.MustCompile(`="[A-Z]+"`)
+// placeholder matches the placeholders of a runbook: uuid="UUID".
+var placeholder = regexp.MustCompile(`="[A-Z]+"`)
 
-// familyPattern are families as a text names them.
+// familyPattern matches names of families in a text.
 var familyPattern = regexp.MustCompile(`\b(nvidia_gpu|podgauge)_[a-z0-9_]+`)
 
 func readFile(t *testing.T, name string) string {
@@ -33,18 +33,18 @@ func readFile(t *testing.T, name string) string {
 	return string(text)
 }
 
-// missingFrom are the wanted that are not had.
-func missingFrom(wanted, had []string) []string {
+// missingFrom returns the wanted texts that are missing in another list.
+func missingFrom(wanted, list []string) []string {
 	var missing []string
 	for _, w := range wanted {
-		if !slices.Contains(had, w) {
+		if !slices.Contains(list, w) {
 			missing = append(missing, w)
 		}
 	}
 	return missing
 }
 
-// listedLabelValues are the values of labels that docs/reference/metrics.md lists, by family and label.
+// listedLabelValues returns the label values in docs/reference/metrics.md, by family and label.
 func listedLabelValues(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
@@ -60,12 +60,12 @@ func listedLabelValues(t *testing.T) map[string][]string {
 		}
 	}
 	if !slices.Contains(all["nvidia_gpu_throttle_active reason"], "hw_power_brake") {
-		t.Fatalf("docs/reference/metrics.md is not read right: %v", all)
+		t.Fatalf("docs/reference/metrics.md: wrong label values: %v", all)
 	}
 	return all
 }
 
-// unknownAlternatives are the alternatives of an expression's matchers that are not among such values.
+// unknownAlternatives returns the alternatives of an expression's matchers that are not listed values.
 func unknownAlternatives(all map[string][]string, expr parser.Expr) []string {
 	var wrong []string
 	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
@@ -83,24 +83,24 @@ func unknownAlternatives(all map[string][]string, expr parser.Expr) []string {
 	return wrong
 }
 
-// TestAlerts: each alert says what the catalogue has, how bad it is, where, and what to do.
+// TestAlerts checks that each alert uses documented families, and has a severity, a summary with its labels, a description and a runbook.
 func TestAlerts(t *testing.T) {
 	all := readCatalogue(t)
-	named := map[string]rulefmt.Rule{}
+	alerts := map[string]rulefmt.Rule{}
 	for _, r := range alertRules(t) {
-		if _, ok := named[r.Alert]; ok {
-			t.Errorf("there are two alerts %s", r.Alert)
+		if _, ok := alerts[r.Alert]; ok {
+			t.Errorf("duplicate alert %s", r.Alert)
 		}
-		named[r.Alert] = r
+		alerts[r.Alert] = r
 		expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, wrong := all.checkExpr(r.Expr); len(wrong) > 0 {
-			t.Errorf("%s asks for what docs/reference/metrics.md does not have: %q", r.Alert, wrong)
+			t.Errorf("%s does not match docs/reference/metrics.md: %q", r.Alert, wrong)
 		}
 		for _, wrong := range unknownAlternatives(listedLabelValues(t), expr) {
-			t.Errorf("%s asks for %s, which docs/reference/metrics.md does not list", r.Alert, wrong)
+			t.Errorf("%s matches %s, which docs/reference/metrics.md does not list", r.Alert, wrong)
 		}
 		if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) {
 			t.Errorf("%s has severity %q", r.Alert, r.Labels["severity"])
@@ -109,7 +109,7 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("%s has no description", r.Alert)
 		}
 		if got, want := r.Annotations["runbook_url"], runbookURL+r.Alert+".md"; got != want {
-			t.Errorf("%s has the runbook %q, want %q", r.Alert, got, want)
+			t.Errorf("runbook of %s: got %q, want %q", r.Alert, got, want)
 		}
 		for _, text := range r.Annotations {
 			checkFamiliesExist(t, all, r.Alert, text)
@@ -118,16 +118,16 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("%s drops the label cluster: %s", r.Alert, without)
 		}
 		for _, l := range missingFrom(requiredSummaryLabels(expr), labelsIn(r.Annotations["summary"])) {
-			t.Errorf("the summary of %s does not name its %s", r.Alert, l)
+			t.Errorf("the summary of %s lacks the label %s", r.Alert, l)
 		}
 	}
-	if len(named) < 20 {
-		t.Errorf("%d alerts", len(named))
+	if len(alerts) < 20 {
+		t.Errorf("got %d alerts, want at least 20", len(alerts))
 	}
-	checkRunbooks(t, all, named)
+	checkRunbooks(t, all, alerts)
 }
 
-// dropsCluster returns the aggregations and joins of an expression that do not keep clusters apart. absent() has no labels.
+// dropsCluster returns the aggregations and joins of an expression without the label cluster. absent() has no labels.
 func dropsCluster(expr parser.Expr) (drop []string) {
 	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
 		switch e := n.(type) {
@@ -145,7 +145,7 @@ func dropsCluster(expr parser.Expr) (drop []string) {
 	return drop
 }
 
-// requiredSummaryLabels are the labels of an alert that its summary has to name: where it is, and whose.
+// requiredSummaryLabels returns the labels that an alert's summary must contain: the location and the pod.
 func requiredSummaryLabels(expr parser.Expr) []string {
 	var found []string
 	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
@@ -184,7 +184,7 @@ func checkRunbooks(t *testing.T, all familyCatalogue, alerts map[string]rulefmt.
 		}
 		rule, ok := alerts[name]
 		if !ok {
-			t.Errorf("%s is the runbook of no alert", file)
+			t.Errorf("%s: unknown alert", file)
 		}
 		written[name] = true
 		checkRunbookForm(t, file, text, rule)
@@ -196,14 +196,14 @@ func checkRunbooks(t *testing.T, all familyCatalogue, alerts map[string]rulefmt.
 	}
 }
 
-// firstBlock is a title and a block of shell commands directly below.
+// firstBlock matches a title followed by a block of shell commands.
 var firstBlock = regexp.MustCompile("(?s)^# (\\w+)\n\n```sh\n(.*?)\n```\n\n## ")
 
 // hardwareAlert matches the names of alerts after which a GPU may be replaced.
 var hardwareAlert = regexp.MustCompile(`Device(Flapping|Missing|StuckRecovering|Unhealthy)$|GpuMissing|GpuLost|HardwareXid|Nvlink|Pcie` +
 	`|RecoveryAction|RepairPending|RowRemap|Sram|Ecc|UnrepairableMemory|CollectionStalled`)
 
-// checkRunbookForm checks the commands that begin a runbook, and the sections. The commands find the pod of the alert's node.
+// checkRunbookForm checks the commands at the beginning of a runbook, and the sections. The commands find the pod of the alert's node.
 func checkRunbookForm(t *testing.T, file, text string, rule rulefmt.Rule) {
 	t.Helper()
 	begin := firstBlock.FindStringSubmatch(text)
@@ -226,7 +226,7 @@ func checkRunbookForm(t *testing.T, file, text string, rule rulefmt.Rule) {
 		got = append(got, heading[1])
 	}
 	if !slices.Equal(got, sections) {
-		t.Errorf("%s has the sections %q, want %q", file, got, sections)
+		t.Errorf("sections of %s: got %q, want %q", file, got, sections)
 	}
 	if _, action, _ := strings.Cut(text, "\n## Action\n"); !regexp.MustCompile(`^\n(1\. |\||Follow the label)`).MatchString(action) {
 		t.Errorf("the action of %s begins with neither a step nor a table", file)
@@ -238,14 +238,14 @@ func checkRunbookQueries(t *testing.T, all familyCatalogue, file, text string) {
 	t.Helper()
 	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(text, -1) {
 		for query := range strings.Lines(block[1]) {
-			if _, wrong := all.checkExpr(blank.ReplaceAllString(strings.TrimSpace(query), `=~".+"`)); len(wrong) > 0 {
+			if _, wrong := all.checkExpr(placeholder.ReplaceAllString(strings.TrimSpace(query), `=~".+"`)); len(wrong) > 0 {
 				t.Errorf("%s: %q: %q", file, query, wrong)
 			}
 		}
 	}
 }
 
-// checkRunbookSets checks that a runbook names the flag that exports a family, if the set default lacks the family.
+// checkRunbookSets checks that a runbook names the flag for each family that the default set lacks.
 func checkRunbookSets(t *testing.T, file, text string) {
 	t.Helper()
 	metrics := readFile(t, "../../../docs/reference/metrics.md")
@@ -257,17 +257,17 @@ func checkRunbookSets(t *testing.T, file, text string) {
 	}
 }
 
-// checkFamiliesExist checks the families that a text names.
+// checkFamiliesExist checks that the families in a text exist.
 func checkFamiliesExist(t *testing.T, all familyCatalogue, name, text string) {
 	t.Helper()
 	for _, f := range familyPattern.FindAllString(text, -1) {
 		if _, ok := all[f]; !ok {
-			t.Errorf("%s names %s, which docs/reference/metrics.md does not have", name, f)
+			t.Errorf("%s names %s, which docs/reference/metrics.md lacks", name, f)
 		}
 	}
 }
 
-// TestXids: the alerts on Xids take those that docs/reference/xids.md has as their classes say.
+// TestXids checks that the alerts on Xids match the classes in docs/reference/xids.md.
 func TestXids(t *testing.T) {
 	classes := map[string]string{} // by Xid
 	for _, x := range regexp.MustCompile("(?m)^\\|(\\d+)\\|[^|]*\\|[^|]*\\|`(\\w+)`\\|").FindAllStringSubmatch(readFile(t, "../../../docs/reference/xids.md"), -1) {
@@ -276,7 +276,7 @@ func TestXids(t *testing.T) {
 	if len(classes) < 80 {
 		t.Fatalf("docs/reference/xids.md has %d Xids", len(classes))
 	}
-	matchers := map[string]*labels.Matcher{} // by alert, the one on Xids or on reasons
+	matchers := map[string]*labels.Matcher{} // of Xids or reasons, by alert
 	for _, r := range alertRules(t) {
 		expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
 		if err != nil {
@@ -296,13 +296,13 @@ func TestXids(t *testing.T) {
 	for xid, class := range classes {
 		hardware := class != "application" && class != "information"
 		if got := matchers["PodgaugeHardwareXid"].Matches(xid); got != hardware {
-			t.Errorf("PodgaugeHardwareXid takes Xid %s, of the class %s: %v", xid, class, got)
+			t.Errorf("PodgaugeHardwareXid, Xid %s of the class %s: matches is %v", xid, class, got)
 		}
 		if got := matchers["PodgaugeXidStorm"].Matches(xid); got == hardware {
-			t.Errorf("PodgaugeXidStorm takes Xid %s, of the class %s: %v", xid, class, got)
+			t.Errorf("PodgaugeXidStorm, Xid %s of the class %s: matches is %v", xid, class, got)
 		}
 		if got := matchers["PodgaugeGpuLost"].Matches("xid_" + xid); got != (class == "fallen") {
-			t.Errorf("PodgaugeGpuLost takes Xid %s, of the class %s: %v", xid, class, got)
+			t.Errorf("PodgaugeGpuLost, Xid %s of the class %s: matches is %v", xid, class, got)
 		}
 	}
 }

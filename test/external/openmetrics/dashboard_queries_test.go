@@ -18,7 +18,7 @@ import (
 	"github.com/prometheus/prometheus/tsdb/chunks"
 )
 
-// expectedEmpty are the panels with queries that the golden files' nodes answer with nothing, and why.
+// expectedEmpty are the panels with queries without series for the golden files' nodes, with the reason.
 var expectedEmpty = map[string]string{
 	"Plugin response time (slowest 20 nodes)":  "the golden files omit durations",
 	"Kubelet response time (slowest 20 nodes)": "the golden files omit durations",
@@ -32,17 +32,16 @@ var expectedEmpty = map[string]string{
 	"Xids":                          "no Xid is new",
 }
 
-// TestDashboardsAnswer asks what the dashboards ask of a fleet that has each golden file as a
-// node, by Prometheus' own engine: joins that have two partners fail there, and a query that
-// comes to nothing shows.
-func TestDashboardsAnswer(t *testing.T) {
+// TestDashboardQueries runs the dashboards' queries with Prometheus' engine on a fleet with a node for each golden file. It finds
+// ambiguous joins and queries without series.
+func TestDashboardQueries(t *testing.T) {
 	engine := steadyEngine()
 	nodes := recordedFleet(t, engine, "*")
 	files, err := filepath.Glob("../../../dashboards/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no dashboards: %v", err)
 	}
-	quiet := map[string]int{}
+	empty := map[string]int{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -57,27 +56,27 @@ func TestDashboardsAnswer(t *testing.T) {
 				if len(nodes.query(t, engine, selectAll.Replace(q.Expr), steadyDuration)) > 0 {
 					continue
 				}
-				quiet[p.Title]++
+				empty[p.Title]++
 				if expectedEmpty[p.Title] == "" {
-					t.Errorf("%s: %s: nothing comes of %s", filepath.Base(file), p.Title, q.Expr)
+					t.Errorf("%s: %s: no series: %s", filepath.Base(file), p.Title, q.Expr)
 				}
 			}
 		}
 	}
 	for title := range expectedEmpty {
-		if quiet[title] == 0 {
-			t.Errorf("%s: each query is answered, or there is no such panel", title)
+		if empty[title] == 0 {
+			t.Errorf("%s: all queries have series, or unknown panel", title)
 		}
 	}
 }
 
-// fleetValues are values of the Fleet board, by query and golden file, counted by hand. Energy has 600 W on each node and in each namespace; prices are 0.3
-// per kWh and 2 per GPU-hour, and the time range is half an hour.
+// fleetValues are values of the Fleet dashboard, by query and golden file, counted by hand. The energy is that of 600 W on each node and
+// in each namespace; prices are 0.3 per kWh and 2 per GPU-hour, and the time range is half an hour.
 var fleetValues = []struct {
 	panel, query, node, labels string
 	want                       float64
 }{
-	// Five of eight GPUs are allocated, four of them 90 % busy to research and one idle to serving.
+	// Five of eight GPUs are allocated: four to research, 90 % utilized, and one to serving, idle.
 	{"Devices", "A", "h100", `{}`, 8},
 	{"Allocated", "A", "h100", `{}`, 5.0 / 8},
 	{"Unallocated", "A", "h100", `{}`, 3},
@@ -116,11 +115,11 @@ var fleetValues = []struct {
 	{"Unhealthy", "B", "gpu_failed", `{}`, 1.0 / 4},
 	{"Unallocated", "A", "gpu_failed", `{}`, 1},
 	{"By node", "C", "gpu_failed", `{node="gpu_failed"}`, 1.0 / 4},
-	// The two containers of a shared GPU have no readings of their own.
+	// The two containers of a shared GPU have no separate readings.
 	{"By namespace", "A", "time_sliced", `{namespace="lab"}`, 1},
 }
 
-// TestFleetValues: the Fleet board shows what the nodes have.
+// TestFleetValues checks values of the Fleet dashboard.
 func TestFleetValues(t *testing.T) {
 	engine := steadyEngine()
 	text, err := os.ReadFile("../../../dashboards/fleet.json")
@@ -149,17 +148,17 @@ func TestFleetValues(t *testing.T) {
 			}
 		}
 		if math.IsNaN(got) || math.Abs(got-want.want) > 1e-9 {
-			t.Errorf("%s, %s: %s of %s is %v, want %v", want.panel, want.query, want.labels, want.node, got, want.want)
+			t.Errorf("%s, %s: %s of %s: got %v, want %v", want.panel, want.query, want.labels, want.node, got, want.want)
 		}
 	}
 }
 
-// TestRecordingRulesCount: joined with their models, and summed up, devices are as many as they
-// are by themselves, whole GPUs, slices and shared ones, held or not.
+// TestRecordingRulesCount checks that sums over recorded series, which join devices with their models, equal sums over the devices'
+// series.
 func TestRecordingRulesCount(t *testing.T) {
 	nodes := loadFleet(t, "*")
 	engine := steadyEngine()
-	const whole = ` and on (node) nvidia_gpu_info` // some golden files are of a few families
+	const withInfo = ` and on (node) nvidia_gpu_info` // some golden files have few families
 	each := map[string]string{
 		"node:podgauge_nvml_up:min":                             `podgauge_nvml_up`,
 		"node_model_mig_profile:podgauge_devices:count":         `nvidia_gpu_healthy >= bool 0`,
@@ -173,17 +172,17 @@ func TestRecordingRulesCount(t *testing.T) {
 	for _, r := range recordingRules(t) {
 		if want := each[r.Record]; want != "" {
 			delete(each, r.Record)
-			if len(nodes.query(t, engine, `abs(sum((`+r.Expr+`)`+whole+`) - sum((`+want+`)`+whole+`)) < 1e-6`, steadyDuration)) == 0 {
-				t.Errorf("%s is not %s", r.Record, want)
+			if len(nodes.query(t, engine, `abs(sum((`+r.Expr+`)`+withInfo+`) - sum((`+want+`)`+withInfo+`)) < 1e-6`, steadyDuration)) == 0 {
+				t.Errorf("sum of %s differs from the sum of %s", r.Record, want)
 			}
 		}
 	}
 	if len(each) > 0 {
-		t.Errorf("no rule is called %v", each)
+		t.Errorf("unknown rules %v", each)
 	}
 }
 
-// steadyDuration is for how long the fleet has stood still.
+// steadyDuration is the duration of the fleet's constant series.
 const steadyDuration = 40 * time.Minute
 
 func steadyEngine() *promql.Engine {
@@ -192,12 +191,12 @@ func steadyEngine() *promql.Engine {
 	})
 }
 
-// selectAll fills in the variables of a query: All is selected.
+// selectAll expands the variables of a query with All.
 var selectAll = strings.NewReplacer("$__range", "30m", "$__rate_interval", "5m", "$__interval", "30m", "$price_per_kwh", "0.3",
 	"$price_per_gpu_hour", "2", "$cluster", ".*", "$node_pods", ".*", `="$node"`, `=~".*"`, "$node", ".*", "$gpu", ".*", "$namespace", ".+",
 	"$pod", ".+", "$container", ".+")
 
-// recordedFleet returns the series of a fleet and the recorded ones. The golden files' counters of energy stand still, which records no power.
+// recordedFleet returns the series of a fleet and its recorded series. Recorded energy is 600 W, as the golden files' energy is constant.
 func recordedFleet(t *testing.T, engine *promql.Engine, names string) recordedSeries {
 	t.Helper()
 	nodes := loadFleet(t, names)
@@ -212,19 +211,19 @@ func recordedFleet(t *testing.T, engine *promql.Engine, names string) recordedSe
 	return nodes
 }
 
-// addConstant adds a series that has had one value all the time, once a minute.
-func (s *recordedSeries) addConstant(of labels.Labels, value float64) {
+// addConstant adds a series with a constant value, with a sample per minute.
+func (s *recordedSeries) addConstant(metric labels.Labels, value float64) {
 	var points []chunks.Sample
 	for at := time.Duration(0); at <= steadyDuration; at += time.Minute {
 		points = append(points, floatPoint{at: at.Milliseconds(), value: value})
 	}
-	*s = append(*s, storage.NewListSeries(of, points))
+	*s = append(*s, storage.NewListSeries(metric, points))
 }
 
-// excludedFamilies are families that the golden files leave out, since they differ from run to run.
+// excludedFamilies are families that the golden files omit, because their values differ between runs.
 var excludedFamilies = []string{"podgauge_build_info", "podgauge_events_up", "podgauge_series", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 
-// loadFleet has each golden file of a pattern as a node, and some of what others write of it.
+// loadFleet returns the series of a node for each golden file of a pattern, and some series of kube-state-metrics.
 func loadFleet(t *testing.T, names string) recordedSeries {
 	t.Helper()
 	files, err := filepath.Glob("../../../internal/app/testdata/" + names + ".prom")
@@ -270,9 +269,9 @@ func loadFleet(t *testing.T, names string) recordedSeries {
 			}
 		}
 	}
-	waiting := []string{"namespace", "research", "pod", "waiting"}
-	nodes.addConstant(labels.FromStrings(append(waiting, model.MetricNameLabel, "kube_pod_status_unschedulable")...), 1)
-	nodes.addConstant(labels.FromStrings(append(waiting, model.MetricNameLabel, "kube_pod_container_resource_requests",
+	pendingPod := []string{"namespace", "research", "pod", "waiting"}
+	nodes.addConstant(labels.FromStrings(append(pendingPod, model.MetricNameLabel, "kube_pod_status_unschedulable")...), 1)
+	nodes.addConstant(labels.FromStrings(append(pendingPod, model.MetricNameLabel, "kube_pod_container_resource_requests",
 		"container", "main", "resource", "nvidia_com_gpu", "unit", "integer")...), 4)
 	return nodes
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// dashboardModel is what a dashboard's file asks for.
+// dashboardModel has the queries, variables and table columns of a dashboard's file.
 type dashboardModel struct {
 	UID        string `json:"uid"`
 	Templating struct {
@@ -56,14 +56,13 @@ type panelTransform struct {
 	} `json:"options"`
 }
 
-// TestRecordingRules: each rule is one that Prometheus takes, over families that exist, keeps the clusters apart, and has the labels of
-// its name.
+// TestRecordingRules checks that each rule is valid, uses existing families, keeps the label cluster, and has the labels in its name.
 func TestRecordingRules(t *testing.T) {
 	for _, r := range recordingRules(t) {
 		a := exprChecker{familyCatalogue: readCatalogue(t)}
 		a.labels(parseRecording(t, r))
 		if got, want := slices.Sorted(maps.Keys(recordedLabels(t, r))), levelLabels(r.Record); !slices.Equal(got, want) {
-			t.Errorf("%s has the labels %s, want %s", r.Record, got, want)
+			t.Errorf("labels of %s: got %s, want %s", r.Record, got, want)
 		}
 		for _, wrong := range append(a.wrong, dropsCluster(parseRecording(t, r))...) {
 			t.Errorf("%s: %s", r.Record, wrong)
@@ -87,7 +86,7 @@ func recordedLabels(t *testing.T, r rulefmt.Rule) labelValuesByName {
 	return a.labels(parseRecording(t, r))
 }
 
-// levelLabels returns the labels that a name begins with. A device's and a container's labels are a word each.
+// levelLabels returns the labels in the first part of a name. The words device and container stand for several labels.
 func levelLabels(record string) []string {
 	level, _, _ := strings.Cut(record, ":")
 	level = strings.NewReplacer("mig_profile", "mig profile", "_", ",", "device", "node,gpu,uuid,mig uuid", "container", "namespace,pod,container").Replace(level)
@@ -107,13 +106,13 @@ func recordingRules(t *testing.T) (all []rulefmt.Rule) {
 		all = append(all, g.Rules...)
 	}
 	if len(all) == 0 {
-		t.Fatal("no rule is recorded")
+		t.Fatal("no recording rules")
 	}
 	return all
 }
 
-// TestDashboards: each query of each dashboard, with its variables filled in, is PromQL over
-// families and labels that there are, and legends and columns name labels that come of it.
+// TestDashboards checks that each query of each dashboard is valid PromQL over existing families and labels, that legends and columns
+// name labels of the results, and that links are valid.
 func TestDashboards(t *testing.T) {
 	files, err := filepath.Glob("../../../dashboards/*.json")
 	if err != nil || len(files) == 0 {
@@ -146,23 +145,23 @@ func TestDashboards(t *testing.T) {
 	}
 }
 
-// TestAskerFinds: what the others look for is found where it is.
-func TestAskerFinds(t *testing.T) {
+// TestExprErrors checks that checkExpr finds errors.
+func TestExprErrors(t *testing.T) {
 	families := readCatalogue(t)
-	for expr, says := range map[string]string{
-		`nvidia_gpu_power`:                                                            "there is no family nvidia_gpu_power",
-		`nvidia_gpu_power_watts{holder="a"}`:                                          "nvidia_gpu_power_watts has no label holder",
-		`nvidia_gpu_power_limit_watts{type="enforce"}`:                                "is never seen with",
-		`sum by (model) (nvidia_gpu_power_watts)`:                                     "there is no label model",
+	for expr, want := range map[string]string{
+		`nvidia_gpu_power`:                                                            "unknown family nvidia_gpu_power",
+		`nvidia_gpu_power_watts{tenant="a"}`:                                          "nvidia_gpu_power_watts has no label tenant",
+		`nvidia_gpu_power_limit_watts{type="enforce"}`:                                "never has",
+		`sum by (model) (nvidia_gpu_power_watts)`:                                     "unknown label model",
 		`nvidia_gpu_allocation_info{gpu="0"}`:                                         "has no label gpu",
-		`nvidia_gpu_power_watts * on (uuid) group_left (models) nvidia_gpu_info`:      "there is no label models",
-		`max by (uuid) (nvidia_gpu_up) / max by (node) (nvidia_gpu_up)`:               "the sides have other labels",
-		`nvidia_gpu_healthy and on (reason) nvidia_gpu_unhealthy_info`:                "there is no label reason",
-		`histogram_quantile(0.9, rate(podgauge_plugin_request_duration_seconds[5m]))`: "there is no label le",
+		`nvidia_gpu_power_watts * on (uuid) group_left (models) nvidia_gpu_info`:      "unknown label models",
+		`max by (uuid) (nvidia_gpu_up) / max by (node) (nvidia_gpu_up)`:               "the sides have different labels",
+		`nvidia_gpu_healthy and on (reason) nvidia_gpu_unhealthy_info`:                "unknown label reason",
+		`histogram_quantile(0.9, rate(podgauge_plugin_request_duration_seconds[5m]))`: "unknown label le",
 		`rate(nvidia_gpu_energy_joules_total)`:                                        "expected type",
 	} {
-		if _, wrong := families.checkExpr(expr); len(wrong) == 0 || !strings.Contains(strings.Join(wrong, ";"), says) {
-			t.Errorf("%s: %q, want %q", expr, wrong, says)
+		if _, wrong := families.checkExpr(expr); len(wrong) == 0 || !strings.Contains(strings.Join(wrong, ";"), want) {
+			t.Errorf("%s: got errors %q, want %q", expr, wrong, want)
 		}
 	}
 	for _, expr := range []string{
@@ -170,12 +169,12 @@ func TestAskerFinds(t *testing.T) {
 		`count by (model) (nvidia_gpu_info{mig_uuid=""}) or vector(0)`,
 	} {
 		if _, wrong := families.checkExpr(expr); len(wrong) > 0 {
-			t.Errorf("%s: %q", expr, wrong)
+			t.Errorf("%s: got errors %q, want none", expr, wrong)
 		}
 	}
 }
 
-// checkExpr are the labels of what comes of an expression, and what is wrong with it.
+// checkExpr returns the labels of an expression's result, and the errors of the expression.
 func (c familyCatalogue) checkExpr(expr string) (labelValuesByName, []string) {
 	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expr)
 	if err != nil {
@@ -185,7 +184,7 @@ func (c familyCatalogue) checkExpr(expr string) (labelValuesByName, []string) {
 	return a.labels(parsed), a.wrong
 }
 
-// joinsClusters returns the joins of an expression that do not keep clusters apart.
+// joinsClusters returns the joins of an expression without the label cluster.
 func joinsClusters(text string) (wrong []string) {
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(text)
 	if err != nil {
@@ -201,13 +200,13 @@ func joinsClusters(text string) (wrong []string) {
 	return wrong
 }
 
-// mixedSources returns the queries that read recorded series although the dashboard works without the recording rules, or the reverse.
+// mixedSources returns the queries that read raw series in a dashboard with recorded series, or recorded series in another dashboard.
 func (b dashboardModel) mixedSources(recorded bool) (wrong []string) {
 	recordPattern := regexp.MustCompile(`\w:\w`)
 	for _, p := range b.Panels {
 		for _, q := range p.Targets {
 			if recordPattern.MatchString(q.Expr) != recorded || recorded && rawFamilyPattern.MatchString(q.Expr) {
-				wrong = append(wrong, p.Title+": "+q.Expr+": recorded and raw series")
+				wrong = append(wrong, p.Title+": "+q.Expr+": unexpected raw or recorded series")
 			}
 		}
 	}
@@ -221,7 +220,7 @@ var (
 	legendLabelPattern  = regexp.MustCompile(`{{(\w+)}}`)
 )
 
-// checkDashboard is what is wrong with a dashboard.
+// checkDashboard returns the errors of a dashboard.
 func (c familyCatalogue) checkDashboard(b dashboardModel) (wrong []string) {
 	variables := map[string]string{"__range": "6h", "__rate_interval": "2m", "__interval": "1h"}
 	for _, v := range b.Templating.List {
@@ -230,54 +229,54 @@ func (c familyCatalogue) checkDashboard(b dashboardModel) (wrong []string) {
 			variables[v.Name] = "0.3"
 		}
 	}
-	ask := func(where, expr string) labelValuesByName {
+	check := func(location, expr string) labelValuesByName {
 		expr = variableNamePattern.ReplaceAllStringFunc(expr, func(name string) string {
 			value, ok := variables[name[1:]]
 			if !ok {
-				wrong = append(wrong, where+": no variable is called "+name)
+				wrong = append(wrong, location+": unknown variable "+name)
 			}
 			return value
 		})
 		for _, without := range joinsClusters(expr) {
-			wrong = append(wrong, where+": a join across clusters: "+without)
+			wrong = append(wrong, location+": join across clusters: "+without)
 		}
-		of, ails := c.checkExpr(expr)
-		for _, what := range ails {
-			wrong = append(wrong, where+": "+what)
+		known, errs := c.checkExpr(expr)
+		for _, err := range errs {
+			wrong = append(wrong, location+": "+err)
 		}
-		return of
+		return known
 	}
-	named := func(where, text string, of labelValuesByName) {
+	checkLegend := func(location, text string, known labelValuesByName) {
 		for _, l := range legendLabelPattern.FindAllStringSubmatch(text, -1) {
-			if _, ok := of[l[1]]; !ok {
-				wrong = append(wrong, where+": there is no label "+l[1])
+			if _, ok := known[l[1]]; !ok {
+				wrong = append(wrong, location+": unknown label "+l[1])
 			}
 		}
 	}
 	for _, v := range b.Templating.List {
-		var asked struct{ Query string }
+		var query struct{ Query string }
 		if v.Type == "query" {
-			if err := json.Unmarshal(v.Query, &asked); err != nil {
+			if err := json.Unmarshal(v.Query, &query); err != nil {
 				wrong = append(wrong, v.Name+": "+err.Error())
 			}
-			parts := labelValuesPattern.FindStringSubmatch(asked.Query)
+			parts := labelValuesPattern.FindStringSubmatch(query.Query)
 			if parts == nil {
-				wrong = append(wrong, v.Name+": "+asked.Query+" asks for no label's values")
+				wrong = append(wrong, v.Name+": "+query.Query+" is not label_values")
 				continue
 			}
-			named("$"+v.Name, "{{"+parts[2]+"}}", ask("$"+v.Name, parts[1]))
+			checkLegend("$"+v.Name, "{{"+parts[2]+"}}", check("$"+v.Name, parts[1]))
 		}
 	}
 	for _, n := range b.Annotations.List {
-		named(n.Name, n.TitleFormat+n.TextFormat+"{{"+n.TagKeys+"}}", ask(n.Name, n.Target.Expr))
+		checkLegend(n.Name, n.TitleFormat+n.TextFormat+"{{"+n.TagKeys+"}}", check(n.Name, n.Target.Expr))
 	}
 	for _, p := range b.Panels {
 		columns := map[string]bool{"Value": true}
 		for _, q := range p.Targets {
-			of := ask(p.Title, q.Expr)
-			named(p.Title, q.LegendFormat, of)
+			known := check(p.Title, q.Expr)
+			checkLegend(p.Title, q.LegendFormat, known)
 			columns["Value #"+q.RefID] = true
-			for name := range of {
+			for name := range known {
 				columns[name] = true
 			}
 		}
@@ -286,17 +285,17 @@ func (c familyCatalogue) checkDashboard(b dashboardModel) (wrong []string) {
 	return wrong
 }
 
-// badColumns are those of a table that no query has, and those of queries that have no title.
-func badColumns(where string, columns map[string]bool, transformations []panelTransform) (wrong []string) {
+// badColumns returns errors for columns of a table that no query has, and for columns without title.
+func badColumns(location string, columns map[string]bool, transformations []panelTransform) (wrong []string) {
 	for _, t := range transformations {
 		for name := range t.Options.RenameByName {
 			if !columns[name] {
-				wrong = append(wrong, where+": no query has a column "+name)
+				wrong = append(wrong, location+": no query has the column "+name)
 			}
 		}
 		for name := range columns {
 			if t.ID == "organize" && name != "Value" && t.Options.RenameByName[name] == "" {
-				wrong = append(wrong, where+": the column "+name+" has no title")
+				wrong = append(wrong, location+": the column "+name+" has no title")
 			}
 		}
 	}
@@ -308,8 +307,7 @@ var (
 	passedVariablePattern = regexp.MustCompile(`var-(\w+)=\$\{__data\.fields\.(\w+)\}`)
 )
 
-// brokenLinks are those that lead nowhere: to a dashboard or variable that there is not, or with a
-// column that the table has not.
+// brokenLinks returns errors for links to unknown dashboards or variables, or with unknown columns.
 func brokenLinks(all []dashboardModel) (wrong []string) {
 	variables := map[string][]string{}
 	for _, b := range all {
@@ -330,14 +328,14 @@ func brokenLinks(all []dashboardModel) (wrong []string) {
 				found++
 				for _, passed := range passedVariablePattern.FindAllStringSubmatch(l[2], -1) {
 					if !slices.Contains(variables[l[1]], passed[1]) || !titles[passed[2]] {
-						wrong = append(wrong, b.UID+": "+p.Title+": "+passed[0]+" leads nowhere in "+l[1])
+						wrong = append(wrong, b.UID+": "+p.Title+": "+passed[0]+" is invalid for "+l[1])
 					}
 				}
 			}
 		}
 	}
 	if found == 0 {
-		wrong = append(wrong, "no link was found")
+		wrong = append(wrong, "no links found")
 	}
 	return wrong
 }

@@ -14,18 +14,18 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// familyCatalogue has the families that may be asked for: their labels, and which values those have.
+// familyCatalogue has the labels and label values of all families.
 type familyCatalogue map[string]labelValuesByName
 
 type labelValuesByName map[string]labelValueSet
 
-// labelValueSet are a label's. What is no list is not known: of families whose values depend on the clock.
+// labelValueSet has the values of a label; nil if the values are unknown, as for families that golden files omit.
 type labelValueSet map[string]bool
 
-// targetLabels are labels that Prometheus adds: of the target, and by relabelling (docs/how-to/monitor.md).
+// targetLabels are labels of the target and of relabeling (docs/how-to/monitor.md).
 var targetLabels = []string{"cluster", "node", "instance", "job"}
 
-// externalFamilies are families that somebody else writes.
+// externalFamilies are families of other exporters.
 var externalFamilies = map[string][]string{
 	"kube_pod_status_phase":                          {"namespace", "pod", "phase"}, // kube-state-metrics
 	"kube_pod_status_unschedulable":                  {"namespace", "pod"},
@@ -38,8 +38,7 @@ var externalFamilies = map[string][]string{
 	"process_resident_memory_bytes": nil,
 }
 
-// readCatalogue reads the families of docs/reference/metrics.md, with the labels that it names, and of those which the
-// golden files have, all labels and values that are written there by the binary.
+// readCatalogue returns the families and labels of docs/reference/metrics.md, and the labels and values in the golden files.
 func readCatalogue(t *testing.T) familyCatalogue {
 	t.Helper()
 	page, err := os.ReadFile("../../../docs/reference/metrics.md")
@@ -47,29 +46,29 @@ func readCatalogue(t *testing.T) familyCatalogue {
 		t.Fatal(err)
 	}
 	all := familyCatalogue{}
-	for name, of := range externalFamilies {
-		all.add(name, of...)
+	for name, labelNames := range externalFamilies {
+		all.add(name, labelNames...)
 	}
 	label := regexp.MustCompile("`([a-z_]+)`")
 	for _, row := range regexp.MustCompile("(?m)^\\|`([a-z0-9_]+)`<br>[^|]*\\|([a-z-]+)\\|([^|]*)\\|").FindAllStringSubmatch(string(page), -1) {
-		var of []string
+		var labelNames []string
 		for _, l := range label.FindAllStringSubmatch(row[3], -1) {
-			of = append(of, l[1])
+			labelNames = append(labelNames, l[1])
 		}
-		all.add(row[1], of...)
+		all.add(row[1], labelNames...)
 		if row[2] == "histogram" {
-			all.add(row[1]+"_sum", of...)
-			all.add(row[1]+"_count", of...)
-			all.add(row[1]+"_bucket", append(of, "le")...)
+			all.add(row[1]+"_sum", labelNames...)
+			all.add(row[1]+"_count", labelNames...)
+			all.add(row[1]+"_bucket", append(labelNames, "le")...)
 		}
 	}
 	all.addFromGoldens(t)
 	return all
 }
 
-func (c familyCatalogue) add(name string, of ...string) {
+func (c familyCatalogue) add(name string, labelNames ...string) {
 	c[name] = labelValuesByName{}
-	for _, l := range slices.Concat(targetLabels, of) {
+	for _, l := range slices.Concat(targetLabels, labelNames) {
 		c[name][l] = nil
 	}
 }
@@ -87,48 +86,48 @@ func (c familyCatalogue) addFromGoldens(t *testing.T) {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(string(text)) {
-			name, _, labelled := strings.Cut(line, "{")
-			of := c[name]
-			if !labelled || of == nil {
+			name, _, hasLabels := strings.Cut(line, "{")
+			values := c[name]
+			if !hasLabels || values == nil {
 				continue
 			}
 			for _, l := range labelPattern.FindAllStringSubmatch(line, -1) {
-				if of[l[1]] == nil {
-					of[l[1]] = labelValueSet{}
+				if values[l[1]] == nil {
+					values[l[1]] = labelValueSet{}
 				}
-				of[l[1]][l[2]] = true
+				values[l[1]][l[2]] = true
 			}
 		}
 	}
 }
 
-// labelPattern finds labels and values, those that are empty too, which a parser drops.
+// labelPattern matches labels and values, including empty values, which a parser drops.
 var labelPattern = regexp.MustCompile(`([a-z_]+)="((?:[^"\\]|\\.)*)"`)
 
-// exprChecker reads an expression and finds what there is not.
+// exprChecker finds unknown families, labels and label values in an expression.
 type exprChecker struct {
 	familyCatalogue
 	wrong []string
 }
 
-func (a *exprChecker) addError(what string) { a.wrong = append(a.wrong, what) }
+func (a *exprChecker) addError(text string) { a.wrong = append(a.wrong, text) }
 
-// labels are those that an expression's series can have. In matchers, groups and joins a label
-// has to be one that the series can have: else the expression is valid, and says something else.
+// labels returns the possible labels of an expression's series. It reports impossible labels in matchers, groups and joins, because
+// such an expression is valid, but wrong.
 func (a *exprChecker) labels(expr parser.Expr) labelValuesByName {
 	switch e := expr.(type) {
 	case *parser.VectorSelector:
 		return a.selectorLabels(e)
 	case *parser.AggregateExpr:
-		of := a.labels(e.Expr)
-		a.requireLabels(of, e.Grouping, e)
+		known := a.labels(e.Expr)
+		a.requireLabels(known, e.Grouping, e)
 		if e.Op == parser.TOPK || e.Op == parser.BOTTOMK {
-			return of
+			return known
 		}
 		if !e.Without {
-			return keepLabels(of, e.Grouping)
+			return keepLabels(known, e.Grouping)
 		}
-		return dropLabels(of, e.Grouping)
+		return dropLabels(known, e.Grouping)
 	case *parser.BinaryExpr:
 		return a.binaryLabels(e)
 	case *parser.Call:
@@ -144,28 +143,28 @@ func (a *exprChecker) labels(expr parser.Expr) labelValuesByName {
 	case *parser.NumberLiteral, *parser.StringLiteral:
 		return labelValuesByName{}
 	default:
-		a.addError("what this is, is not known: " + expr.String())
+		a.addError("unsupported expression: " + expr.String())
 		return labelValuesByName{}
 	}
 }
 
 func (a *exprChecker) selectorLabels(e *parser.VectorSelector) labelValuesByName {
-	of, ok := a.familyCatalogue[e.Name]
+	family, ok := a.familyCatalogue[e.Name]
 	if !ok {
-		a.addError("there is no family " + e.Name)
+		a.addError("unknown family " + e.Name)
 		return labelValuesByName{}
 	}
 	for _, m := range e.LabelMatchers {
-		known, ok := of[m.Name]
+		known, ok := family[m.Name]
 		switch {
 		case m.Name == model.MetricNameLabel:
 		case !ok:
 			a.addError(e.Name + " has no label " + m.Name)
 		case m.Type == labels.MatchEqual && m.Value != "" && known != nil && !known[m.Value]:
-			a.addError(e.Name + " is never seen with " + m.String())
+			a.addError(e.Name + " never has " + m.String())
 		}
 	}
-	return of
+	return family
 }
 
 func (a *exprChecker) binaryLabels(e *parser.BinaryExpr) labelValuesByName {
@@ -200,39 +199,39 @@ func (a *exprChecker) binaryLabels(e *parser.BinaryExpr) labelValuesByName {
 	}
 }
 
-// checkMatching finds sides that can have no pair: without on(), every label is compared.
+// checkMatching reports sides without possible matches: without on(), all labels are compared.
 func (a *exprChecker) checkMatching(e *parser.BinaryExpr, left, right labelValuesByName) {
 	if match := e.VectorMatching; match.On || len(match.MatchingLabels) > 0 || e.Op == parser.LOR {
 		return
 	}
 	if l, r := slices.Sorted(maps.Keys(left)), slices.Sorted(maps.Keys(right)); !slices.Equal(l, r) {
-		a.addError("the sides have other labels: " + strings.Join(l, ",") + " and " + strings.Join(r, ",") + ": " + e.String())
+		a.addError("the sides have different labels: " + strings.Join(l, ",") + " and " + strings.Join(r, ",") + ": " + e.String())
 	}
 }
 
 func (a *exprChecker) callLabels(e *parser.Call) labelValuesByName {
-	of := labelValuesByName{}
+	known := labelValuesByName{}
 	for _, arg := range e.Args {
-		of = mergeLabels(of, a.labels(arg))
+		known = mergeLabels(known, a.labels(arg))
 	}
 	switch e.Func.Name {
 	case "histogram_quantile":
-		a.requireLabels(of, []string{"le"}, e)
-		return dropLabels(of, []string{"le"})
+		a.requireLabels(known, []string{"le"}, e)
+		return dropLabels(known, []string{"le"})
 	case "label_replace":
-		a.requireLabels(of, []string{e.Args[3].(*parser.StringLiteral).Val}, e)
-		return mergeLabels(of, labelValuesByName{e.Args[1].(*parser.StringLiteral).Val: nil})
+		a.requireLabels(known, []string{e.Args[3].(*parser.StringLiteral).Val}, e)
+		return mergeLabels(known, labelValuesByName{e.Args[1].(*parser.StringLiteral).Val: nil})
 	case "vector", "time":
 		return labelValuesByName{}
 	default:
-		return of
+		return known
 	}
 }
 
 func (a *exprChecker) requireLabels(known labelValuesByName, names []string, e parser.Expr) {
 	for _, name := range names {
 		if _, ok := known[name]; !ok {
-			a.addError("there is no label " + name + " in " + e.String())
+			a.addError("unknown label " + name + " in " + e.String())
 		}
 	}
 }

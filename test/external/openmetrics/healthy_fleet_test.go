@@ -18,18 +18,18 @@ import (
 )
 
 const (
-	fleetNodes    = 50 // half of them in each of two clusters, in which nodes have the same names
+	fleetNodes    = 50 // in two clusters with the same node names
 	fleetInterval = 2 * time.Minute
-	fleetDuration = 150 * time.Minute // longer than any "for", that of PodgaugeVersionSkew excepted
+	fleetDuration = 150 * time.Minute // longer than any "for", except that of PodgaugeVersionSkew
 	fleetPodLife  = 20 * time.Minute
 )
 
 // fleetSteps is the number of scrapes.
 const fleetSteps = int(fleetDuration/fleetInterval) + 1
 
-// TestHealthyFleetRaisesNoAlert evaluates all alerts over a busy fleet. GPUs run at full load: power-capped, full of preallocated memory,
-// or with warm inference models. Pods of 20 minutes come and go, applications cause Xids, and links have single errors. A rollout of
-// podgauge restarts one pod after the other. With make rules, promtool evaluates the same.
+// TestHealthyFleetRaisesNoAlert checks that no alert fires for a busy healthy fleet. GPUs are at full load: power-capped, with
+// preallocated memory, or with warm inference models. Pods run for 20 minutes, applications cause Xids, and links have single errors. A
+// rollout of podgauge restarts one pod after another. With make rules, promtool evaluates the same series.
 func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 	fleet := healthyFleet(t)
 	promQL := parser.NewParser(parser.Options{})
@@ -46,17 +46,17 @@ func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 		for _, selector := range selectors(t, rule.Expr) {
 			recorded = append(recorded, families[selector.Name]...)
 			if len(families[selector.Name]) == 0 && !slices.Contains(faultFamilies, selector.Name) {
-				t.Errorf("%s: the fleet has no %s", rule.Alert, selector.Name)
+				t.Errorf("%s: the fleet lacks %s", rule.Alert, selector.Name)
 			}
 		}
 		for step, firing := range recorded.evaluate(t, engine, rule, fleetInterval, fleetDuration) {
-			for _, of := range firing {
-				t.Errorf("%s fires after %s: %s", rule.Alert, time.Duration(step)*fleetInterval, of)
+			for _, labels := range firing {
+				t.Errorf("%s fires after %s: %s", rule.Alert, time.Duration(step)*fleetInterval, labels)
 			}
 		}
 	}
 	if os.Getenv("PODGAUGE_PROMTOOL") == "" {
-		t.Log("make rules has promtool evaluate the fleet, too")
+		t.Log("not evaluated with promtool: run make rules")
 		return
 	}
 	promtool := exec.CommandContext(t.Context(), "promtool", "test", "rules", writeFleetRuleTest(t, fleet))
@@ -68,7 +68,7 @@ func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 // faultFamilies are families that a healthy fleet lacks.
 var faultFamilies = []string{"nvidia_gpu_unhealthy_info", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"}
 
-// selectors returns the selectors of an expression, one for each family.
+// selectors returns a selector of an expression for each family.
 func selectors(t *testing.T, text string) (all []*parser.VectorSelector) {
 	t.Helper()
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(text)
@@ -110,8 +110,7 @@ func writeFleetRuleTest(t *testing.T, fleet []string) (file string) {
 	return file
 }
 
-// healthyFleet returns the series of the fleet in promtool's notation, as far as alerts select them. Golden files have the series of a
-// node.
+// healthyFleet returns the series of the fleet that alerts select, in promtool's notation. The nodes' series derive from golden files.
 func healthyFleet(t *testing.T) (fleet []string) {
 	t.Helper()
 	promQL := parser.NewParser(parser.Options{})
@@ -123,7 +122,7 @@ func healthyFleet(t *testing.T) (fleet []string) {
 	}
 	for number := range fleetNodes {
 		n := fleetNode{number: number, cluster: []string{"east", "west"}[number%2], name: fmt.Sprintf("node-%d", number/2)}
-		// Three in five nodes have H100s, the others A100s in MIG devices, and B200s.
+		// Three of five nodes have H100s, the others MIG devices of A100s, or B200s.
 		golden := []string{"h100", "h100", "h100", "a100_mig", "b200_nvl"}[number%5]
 		for line := range strings.Lines(readFile(t, "../../../internal/app/testdata/"+golden+".prom")) {
 			end := strings.LastIndex(line, " ")
@@ -164,7 +163,7 @@ type fleetNode struct {
 	cluster, name string
 }
 
-// series returns the series of one series of a golden file: one for each pod, if it has a pod's labels.
+// series returns the node's series for a series of a golden file: a series for each pod, if it has the labels of a pod.
 func (n fleetNode) series(metric labels.Labels, value float64) (all []string) {
 	name := metric.Get(model.MetricNameLabel)
 	b := labels.NewBuilder(metric).Del(model.MetricNameLabel).Set("cluster", n.cluster).Set("node", n.name)
@@ -195,12 +194,12 @@ func (n fleetNode) series(metric labels.Labels, value float64) (all []string) {
 	return all
 }
 
-// isWarm reports whether a device has inference that waits for requests: the first GPU of each node, and MIG devices.
+// isWarm reports whether a device has idle inference: the first GPU of each node, and MIG devices.
 func isWarm(metric labels.Labels) bool {
 	return metric.Get("mig_uuid") != "" || strings.HasSuffix(metric.Get("uuid"), "-000000000000")
 }
 
-// busyValues returns the values of a healthy GPU with work, if the golden file's are of an idle one.
+// busyValues returns the values of a busy healthy GPU, or the golden file's value.
 func busyValues(metric labels.Labels, value float64, steps int) string {
 	perStep := fleetInterval.Seconds()
 	rise := func(by float64) string { return fmt.Sprintf("%g+%gx%d", value, by, max(steps-1, 0)) }
@@ -233,11 +232,11 @@ func busyValues(metric labels.Labels, value float64, steps int) string {
 	return fmt.Sprintf("%gx%d", value, max(steps-1, 0))
 }
 
-// ownSeries returns the series of the node that golden files lack, or that a rollout of podgauge changes.
+// ownSeries returns the node's series that golden files lack or that a rollout of podgauge changes.
 func (n fleetNode) ownSeries() []string {
 	node := fmt.Sprintf(`cluster=%q,node=%q`, n.cluster, n.name)
 	gpu := node + fmt.Sprintf(`,gpu="1",uuid="GPU-xid-%d",mig_uuid="",namespace="",pod="",container=""`, n.number)
-	restart := 3 + n.number // the scrape that the rollout of podgauge makes fail
+	restart := 3 + n.number // the scrape that fails during the rollout of podgauge
 	left := fleetSteps - restart - 1
 	target := func(pod int) string {
 		return fmt.Sprintf(`%s,job="podgauge",instance="10.%d.0.%d:9400"`, node, pod, n.number)

@@ -34,8 +34,8 @@ type firingAlert struct {
 	labels model.LabelSet
 }
 
-// TestXid79RaisesOnePage evaluates all alerts over a fault from Xid 79 to the GPU's recovery, and has Alertmanager's inhibitor mute what
-// it mutes: one alert is left while the GPU is lost, no second page until the end, and no late message about the GPU's pod.
+// TestXid79RaisesOnePage evaluates all alerts from an Xid 79 to the GPU's recovery with Alertmanager's inhibitor. It checks that a single
+// alert is not muted while the GPU is lost, that there is a single page, and no notification about the GPU's pod.
 func TestXid79RaisesOnePage(t *testing.T) {
 	rules := inhibitionRules(t)
 	pages, all := map[string]bool{}, map[string]bool{}
@@ -49,27 +49,27 @@ func TestXid79RaisesOnePage(t *testing.T) {
 		}
 		isLost := slices.ContainsFunc(firing, func(a firingAlert) bool { return a.name == "PodgaugeGpuLost" })
 		if isLost && !slices.Equal(notified, []string{"PodgaugeGpuLost"}) {
-			t.Errorf("minute %d: notified of %q", minute, notified)
+			t.Errorf("minute %d: got notifications %q, want only PodgaugeGpuLost", minute, notified)
 		}
 		if slices.Contains(notified, "PodgaugePodFailedOnUnhealthyDevice") {
-			t.Errorf("minute %d: notified of the pod of the lost GPU", minute)
+			t.Errorf("minute %d: got a notification about the pod of the lost GPU", minute)
 		}
 		for _, a := range firing {
 			all[a.name] = true
 		}
 	}
 	if len(pages) != 1 {
-		t.Errorf("pages: %q", slices.Sorted(maps.Keys(pages)))
+		t.Errorf("got pages %q, want one", slices.Sorted(maps.Keys(pages)))
 	}
-	// The fault has all these consequences.
+	// The fault causes all these alerts.
 	for _, name := range []string{"DeviceUnhealthy", "FabricNotReady", "HardwareXid", "NvlinkDown", "PodFailedOnUnhealthyDevice", "RecoveryActionNeeded", "UnhealthyDeviceAllocated"} {
 		if !all["Podgauge"+name] {
-			t.Errorf("Podgauge%s does not fire: the test proves nothing about it", name)
+			t.Errorf("Podgauge%s does not fire, so its inhibition is not tested", name)
 		}
 	}
 }
 
-// TestInhibitionNames checks that the inhibition rules name alerts that exist, and mute no page by a lesser alert.
+// TestInhibitionNames checks that the inhibition rules name existing alerts, and that only a page mutes a page.
 func TestInhibitionNames(t *testing.T) {
 	severities := map[string]string{}
 	for _, r := range alertRules(t) {
@@ -84,21 +84,21 @@ func TestInhibitionNames(t *testing.T) {
 			for _, name := range strings.FieldsFunc(m.Value, func(r rune) bool { return strings.ContainsRune("()|", r) }) {
 				name = "Podgauge" + strings.TrimPrefix(name, "Podgauge")
 				if severities[name] == "" && !strings.HasSuffix(name, "+") && name != "Podgauge" {
-					t.Errorf("rule %d: no alert is called %s", i, name)
+					t.Errorf("rule %d: unknown alert %s", i, name)
 				}
 			}
 		}
 		for _, source := range sources {
 			for _, target := range targets {
 				if severities[target] == "critical" && severities[source] != "critical" {
-					t.Errorf("rule %d: %s, a page, is muted by %s", i, target, source)
+					t.Errorf("rule %d: %s mutes the page %s", i, source, target)
 				}
 			}
 		}
 	}
 }
 
-// matchingNames returns the alerts that matchers select by their name.
+// matchingNames returns the alerts that matchers select by name.
 func matchingNames(matchers amcommon.Matchers, severities map[string]string) (names []string) {
 	for name := range severities {
 		if !slices.ContainsFunc(matchers, func(m *amlabels.Matcher) bool { return m.Name == "alertname" && !m.Matches(name) }) {
@@ -108,7 +108,7 @@ func matchingNames(matchers amcommon.Matchers, severities map[string]string) (na
 	return names
 }
 
-// inhibitionRules reads the rules with Alertmanager's own parser.
+// inhibitionRules reads the rules with Alertmanager's parser.
 func inhibitionRules(t *testing.T) []amcommon.InhibitRule {
 	t.Helper()
 	var file struct {
@@ -132,9 +132,9 @@ func firingAlerts(t *testing.T, file string, duration time.Duration) [][]firingA
 	minutes := make([][]firingAlert, duration/time.Minute+1)
 	for _, rule := range alertRules(t) {
 		for minute, firing := range recorded.evaluate(t, engine, rule, time.Minute, duration) {
-			for _, of := range firing {
+			for _, labels := range firing {
 				set := model.LabelSet{"alertname": model.LabelValue(rule.Alert)}
-				for name, value := range of.Map() {
+				for name, value := range labels.Map() {
 					set[model.LabelName(name)] = model.LabelValue(value)
 				}
 				minutes[minute] = append(minutes[minute], firingAlert{rule.Alert, set})

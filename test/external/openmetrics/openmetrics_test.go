@@ -1,5 +1,5 @@
-// Package openmetrics has Prometheus' own parser read what podgauge writes. It is
-// a module of its own, so that Prometheus stays out of podgauge's go.sum.
+// Package openmetrics checks podgauge's metrics, rules and dashboards with Prometheus' parsers and engine. The separate module keeps
+// Prometheus out of podgauge's go.sum.
 package openmetrics
 
 import (
@@ -21,11 +21,10 @@ import (
 
 const waitTimeout = 30 * time.Second
 
-// allMetricFlags is what is shown only when it is asked for.
+// allMetricFlags enable all metrics.
 var allMetricFlags = []string{"--metrics.set=full", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*"}
 
-// TestOpenMetrics runs the binary on a simulated node, with everything on, and parses a
-// scrape.
+// TestOpenMetrics parses a scrape of the binary on a simulated node with all metrics.
 func TestOpenMetrics(t *testing.T) {
 	binary := os.Getenv("PODGAUGE_BIN")
 	if binary == "" {
@@ -38,20 +37,20 @@ func TestOpenMetrics(t *testing.T) {
 	scrape(t, url, "podgauge_resource_device_info{")
 	body, contentType := scrape(t, url, `label_app_kubernetes_io_name="`)
 	if !strings.HasPrefix(contentType, "application/openmetrics-text") {
-		t.Fatalf("asked for OpenMetrics, got %s", contentType)
+		t.Fatalf("content type: got %s, want OpenMetrics", contentType)
 	}
 	families, series := parse(t, body)
 	if families < 150 || series < 2500 {
-		t.Errorf("%d families and %d series of a node with 8 GPUs:\n%s", families, series, body)
+		t.Errorf("got %d families and %d series of a node with 8 GPUs, want at least 150 and 2500:\n%s", families, series, body)
 	}
 	for _, family := range []string{"nvidia_gpu_nvlink_link_errors_total{", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER{", "podgauge_resource_device_info{"} {
 		if !strings.Contains(string(body), "\n"+family) {
-			t.Errorf("there is no %s…}", family)
+			t.Errorf("no series %s…}", family)
 		}
 	}
 }
 
-// startPodgauge runs podgauge and returns its metrics' address.
+// startPodgauge starts podgauge and returns the URL of its metrics.
 func startPodgauge(t *testing.T, binary string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -70,13 +69,13 @@ func startPodgauge(t *testing.T, binary string) string {
 	}
 	t.Cleanup(func() {
 		if err := errors.Join(podgauge.Process.Signal(syscall.SIGTERM), podgauge.Wait()); err != nil {
-			t.Errorf("podgauge ended: %v", err)
+			t.Errorf("stop podgauge: %v", err)
 		}
 	})
 	return "http://" + address + "/metrics"
 }
 
-// scrape asks until the answer has what is wanted.
+// scrape scrapes until the response contains a text.
 func scrape(t *testing.T, url, want string) (body []byte, contentType string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
@@ -89,23 +88,22 @@ func scrape(t *testing.T, url, want string) (body []byte, contentType string) {
 			t.Fatal(err)
 		}
 		r.Header.Set("Accept", "application/openmetrics-text;version=1.0.0")
-		answer, err := http.DefaultClient.Do(r)
+		response, err := http.DefaultClient.Do(r)
 		if ctx.Err() != nil {
-			t.Fatalf("no scrape had %s within %s", want, waitTimeout)
+			t.Fatalf("timeout after %s: no scrape has %s", waitTimeout, want)
 		}
 		if err != nil {
-			continue // it has only just started
+			continue // podgauge is starting
 		}
-		body, err = io.ReadAll(answer.Body)
-		answer.Body.Close()
+		body, err = io.ReadAll(response.Body)
+		response.Body.Close()
 		if err == nil && strings.Contains(string(body), want) {
-			return body, answer.Header.Get("Content-Type")
+			return body, response.Header.Get("Content-Type")
 		}
 	}
 }
 
-// parse counts families and series. The parser stops at what is not OpenMetrics,
-// the missing end included.
+// parse returns the numbers of families and series. It fails the test for invalid OpenMetrics, such as a missing end.
 func parse(t *testing.T, body []byte) (families, series int) {
 	t.Helper()
 	p := textparse.NewOpenMetricsParser(body, labels.NewSymbolTable())

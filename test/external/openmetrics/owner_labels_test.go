@@ -11,8 +11,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// ownedFamilies are the families of devices whose series have the labels of the owner, and so end and begin
-// with pods.
+// ownedFamilies returns the families with owner labels. Their series begin and end with pods.
 func ownedFamilies(t *testing.T) map[string]bool {
 	t.Helper()
 	all := map[string]bool{"nvidia_gpu_healthy": true, "nvidia_gpu_allocated": true, "nvidia_gpu_unhealthy_info": true}
@@ -26,20 +25,19 @@ func ownedFamilies(t *testing.T) map[string]bool {
 		all[name] = kind == "gauge" || kind == "owner-counter"
 	}
 	if !all["nvidia_gpu_throttle_active"] || !all["nvidia_gpu_energy_joules_total"] || all["nvidia_gpu_pcie_replays_total"] || all["nvidia_gpu_pcie_link_width"] {
-		t.Fatalf("docs/reference/metrics.md is not read right: %v", all)
+		t.Fatalf("docs/reference/metrics.md: wrong families: %v", all)
 	}
 	return all
 }
 
-// aggregationOf is how what a function makes of each owner's series becomes what it would make of the
-// device's. There is none for a mean, which is a sum divided by a count.
+// aggregationOf has the aggregation that combines a function's values of the owners to the value of the device. A mean has none,
+// because it is a sum divided by a count.
 var aggregationOf = map[string]parser.ItemType{
 	"rate": parser.SUM, "irate": parser.SUM, "increase": parser.SUM, "sum_over_time": parser.SUM, "count_over_time": parser.SUM,
 	"max_over_time": parser.MAX, "last_over_time": parser.MAX, "min_over_time": parser.MIN, "avg_over_time": -1,
 }
 
-// unaggregatedSelectors finds what an expression says of a time of a device, and has of one of its owners: the
-// owners are to be put together before they are compared or left out.
+// unaggregatedSelectors returns the range functions of an expression that are not combined over the owners of a device first.
 func unaggregatedSelectors(families map[string]bool, text string) (wrong []string) {
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(text)
 	if err != nil {
@@ -66,13 +64,12 @@ func unaggregatedSelectors(families map[string]bool, text string) (wrong []strin
 	return wrong
 }
 
-// TestOwnersAreAggregatedFirst: whatever is said of a device over a time is said of all who owned it
-// in that time, in alerts, recorded series and dashboards.
+// TestOwnersAreAggregatedFirst checks that alerts, recording rules and dashboards combine all owners of a device in a time range.
 func TestOwnersAreAggregatedFirst(t *testing.T) {
 	families := ownedFamilies(t)
-	check := func(where, expr string) {
+	check := func(location, expr string) {
 		for _, wrong := range unaggregatedSelectors(families, expr) {
-			t.Errorf("%s: %s", where, wrong)
+			t.Errorf("%s: %s", location, wrong)
 		}
 	}
 	for _, r := range alertRules(t) {
@@ -110,7 +107,7 @@ func TestOwnersAreAggregatedFirst(t *testing.T) {
 		`sum by (uuid) (sum_over_time(nvidia_gpu_throttle_active[1m])) / sum by (uuid) (nvidia_gpu_power_watts)`: 0,
 	} {
 		if got := unaggregatedSelectors(families, expr); len(got) != want {
-			t.Errorf("%s: %q", expr, got)
+			t.Errorf("%s: got %q, want %d errors", expr, got, want)
 		}
 	}
 }

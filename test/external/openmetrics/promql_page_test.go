@@ -5,12 +5,12 @@ import (
 	"testing"
 )
 
-// TestPromQLPage checks that the queries in docs/reference/promql.md parse, and use existing families and labels.
+// TestPromQLPage checks that the queries in docs/reference/promql.md are valid and use existing families and labels.
 func TestPromQLPage(t *testing.T) {
 	families := readCatalogue(t)
 	queries := regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(readFile(t, "../../../docs/reference/promql.md"), -1)
 	if len(queries) < 15 {
-		t.Fatalf("%d queries", len(queries))
+		t.Fatalf("got %d queries, want at least 15", len(queries))
 	}
 	for _, query := range queries {
 		if _, wrong := families.checkExpr(query[1]); len(wrong) > 0 {

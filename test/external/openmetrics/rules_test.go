@@ -21,11 +21,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// rulesFile has the alerts, and the files beside it that end in _test.yaml what `promtool test
-// rules` reads.
+// rulesFile has the alerts. The files *_test.yaml in its folder are for `promtool test rules`.
 const rulesFile = "../../../deploy/rules/podgauge.rules.yaml"
 
-// ruleTestFile are what such a file has, as far as ours goes.
+// ruleTestFile has the used fields of a test file for promtool.
 type ruleTestFile struct {
 	RuleFiles          []string       `yaml:"rule_files"`
 	EvaluationInterval model.Duration `yaml:"evaluation_interval"`
@@ -45,12 +44,12 @@ type ruleAlertTest struct {
 	Alertname string         `yaml:"alertname"`
 	ExpAlerts []struct {
 		ExpLabels      map[string]string `yaml:"exp_labels"`
-		ExpAnnotations map[string]string `yaml:"exp_annotations"` // promtool's to compare
+		ExpAnnotations map[string]string `yaml:"exp_annotations"` // compared by promtool
 	} `yaml:"exp_alerts"`
 }
 
-// TestRules evaluates what `make rules` has promtool evaluate, by Prometheus' own engine and
-// of its own release, on a machine that has no promtool. Texts of alerts are left to that.
+// TestRules evaluates the rule tests with Prometheus' engine, so that no promtool is needed. promtool (`make rules`) also compares the
+// annotations.
 func TestRules(t *testing.T) {
 	promQL := parser.NewParser(parser.Options{})
 	rules := map[string]rulefmt.Rule{}
@@ -62,7 +61,7 @@ func TestRules(t *testing.T) {
 		t.Fatal("no tests of rules", err)
 	}
 	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
-	lived := map[string]bool{}
+	cleared := map[string]bool{}
 	for _, name := range files {
 		file := readRuleTests(t, name)
 		for _, test := range file.Tests {
@@ -74,27 +73,27 @@ func TestRules(t *testing.T) {
 			for _, want := range test.AlertRuleTest {
 				rule, ok := rules[want.Alertname]
 				if !ok {
-					t.Fatalf("%s: no rule is called %q", name, want.Alertname)
+					t.Fatalf("%s: unknown rule %q", name, want.Alertname)
 				}
 				got := recorded.firingLabels(t, engine, rule, time.Duration(file.EvaluationInterval), time.Duration(want.EvalTime))
 				if expected := want.expected(); !slices.Equal(got, expected) {
-					t.Errorf("%s: %s at %s: fires for\n%q, want\n%q", name, want.Alertname, want.EvalTime, got, expected)
+					t.Errorf("%s: %s at %s: got firing alerts\n%q, want\n%q", name, want.Alertname, want.EvalTime, got, expected)
 				}
 				seen[want.Alertname] = seen[want.Alertname].next(len(got) > 0)
 			}
 			for alert, l := range seen {
-				lived[alert] = lived[alert] || l == alertCleared
+				cleared[alert] = cleared[alert] || l == alertCleared
 			}
 		}
 	}
 	for name := range rules {
-		if !lived[name] {
-			t.Errorf("no test has %s be silent, fire and clear", name)
+		if !cleared[name] {
+			t.Errorf("no test in which %s is silent, fires and clears", name)
 		}
 	}
 }
 
-// alertLifecycle is how far an alert has come in a test.
+// alertLifecycle is the progress of an alert in a test.
 type alertLifecycle int
 
 const (
@@ -104,7 +103,7 @@ const (
 	alertCleared
 )
 
-// next is how far it comes by firing, or by not firing.
+// next returns the state after an evaluation.
 func (l alertLifecycle) next(fires bool) alertLifecycle {
 	switch {
 	case l == alertUnseen && !fires:
@@ -117,7 +116,7 @@ func (l alertLifecycle) next(fires bool) alertLifecycle {
 	return l
 }
 
-// alertRules are the rules, as Prometheus reads them: templates in annotations are tried too.
+// alertRules returns the alerts, parsed by Prometheus, which also checks the templates in annotations.
 func alertRules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
@@ -131,7 +130,7 @@ func alertRules(t *testing.T) []rulefmt.Rule {
 	return all
 }
 
-// readRuleTests reads a file of tests, and refuses what it does not know.
+// readRuleTests reads a test file and rejects unknown fields.
 func readRuleTests(t *testing.T, name string) ruleTestFile {
 	t.Helper()
 	text, err := os.ReadFile(name)
@@ -145,12 +144,12 @@ func readRuleTests(t *testing.T, name string) ruleTestFile {
 		t.Fatalf("%s: %v", name, err)
 	}
 	if len(file.RuleFiles) != 1 || file.RuleFiles[0] != filepath.Base(rulesFile) {
-		t.Fatalf("%s tests %q", name, file.RuleFiles)
+		t.Fatalf("rule_files of %s: got %q", name, file.RuleFiles)
 	}
 	return file
 }
 
-// expected are the labels of the alerts that are to fire, written out.
+// expected returns the labels of the expected alerts as sorted texts.
 func (a ruleAlertTest) expected() []string {
 	all := []string{}
 	for _, e := range a.ExpAlerts {
@@ -160,10 +159,10 @@ func (a ruleAlertTest) expected() []string {
 	return all
 }
 
-// recordedSeries are those that were recorded.
+// recordedSeries is a list of series, usable as storage.
 type recordedSeries []storage.Series
 
-// floatPoint is a float at a time. What the interface has for histograms is not asked for.
+// floatPoint is a float sample. The methods for histograms are not used.
 type floatPoint struct {
 	chunks.Sample
 	at    int64 // ms
@@ -175,10 +174,10 @@ func (floatPoint) ST() int64                { return 0 }
 func (p floatPoint) F() float64             { return p.value }
 func (floatPoint) Type() chunkenc.ValueType { return chunkenc.ValFloat }
 
-// record reads a series as promtool writes them: a value each interval.
+// record adds a series in promtool's notation, with a value for each interval.
 func (s *recordedSeries) record(t *testing.T, promQL parser.Parser, text string, interval time.Duration) {
 	t.Helper()
-	of, values, err := promQL.ParseSeriesDesc(text)
+	metric, values, err := promQL.ParseSeriesDesc(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,10 +187,10 @@ func (s *recordedSeries) record(t *testing.T, promQL parser.Parser, text string,
 			points = append(points, floatPoint{at: (time.Duration(i) * interval).Milliseconds(), value: v.Value})
 		}
 	}
-	*s = append(*s, storage.NewListSeries(of, points))
+	*s = append(*s, storage.NewListSeries(metric, points))
 }
 
-// firingLabels returns the labels for which a rule fires at a time, evaluated from the beginning of the record.
+// firingLabels returns the labels of a rule's firing alerts at a time, with evaluations from the beginning.
 func (s recordedSeries) firingLabels(t *testing.T, engine *promql.Engine, rule rulefmt.Rule, interval, end time.Duration) []string {
 	t.Helper()
 	var firing []string
@@ -214,15 +213,15 @@ func (s recordedSeries) evaluate(t *testing.T, engine *promql.Engine, rule rulef
 	t.Helper()
 	active := map[string]*activeAlert{}
 	for now := time.Duration(0); now <= end; now += interval {
-		for _, of := range s.query(t, engine, rule.Expr, now) {
-			alert := active[of.String()]
+		for _, series := range s.query(t, engine, rule.Expr, now) {
+			alert := active[series.String()]
 			if alert == nil {
-				b := labels.NewBuilder(of)
+				b := labels.NewBuilder(series)
 				for name, value := range rule.Labels {
 					b.Set(name, value)
 				}
 				alert = &activeAlert{labels: b.Labels(), since: now}
-				active[of.String()] = alert
+				active[series.String()] = alert
 			}
 			alert.lastTrue, alert.isTrueAgain = now, true
 		}
@@ -240,7 +239,7 @@ func (s recordedSeries) evaluate(t *testing.T, engine *promql.Engine, rule rulef
 	return firing
 }
 
-// query evaluates an expression, and returns the labels of what comes of it.
+// query evaluates an expression and returns the labels of the result.
 func (s recordedSeries) query(t *testing.T, engine *promql.Engine, expr string, now time.Duration) []labels.Labels {
 	t.Helper()
 	var found []labels.Labels
@@ -250,7 +249,7 @@ func (s recordedSeries) query(t *testing.T, engine *promql.Engine, expr string, 
 	return found
 }
 
-// samples evaluates an expression.
+// samples evaluates an expression and returns the result.
 func (s recordedSeries) samples(t *testing.T, engine *promql.Engine, expr string, now time.Duration) promql.Vector {
 	t.Helper()
 	query, err := engine.NewInstantQuery(t.Context(), s, nil, expr, time.UnixMilli(now.Milliseconds()))
@@ -265,7 +264,7 @@ func (s recordedSeries) samples(t *testing.T, engine *promql.Engine, expr string
 	return slices.Clone(vector)
 }
 
-// Querier is storage.Queryable's: the engine leaves out what is not of its time.
+// Querier implements storage.Queryable. The engine selects the samples by time.
 func (s recordedSeries) Querier(int64, int64) (storage.Querier, error) {
 	return &storage.MockQuerier{SelectMockFunction: func(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
 		found := &recordedSeriesSet{next: -1}

@@ -5,12 +5,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// trainingPod runs, after an init container and beside a sidecar.
+// trainingPod runs with a sidecar after an init container.
 func trainingPod() *v1.Pod {
 	p := newPod("team-a", "training-0", 1, "main", "exporter")
-	side := newContainer("proxy")
-	side.RestartPolicy = new(v1.ContainerRestartPolicyAlways)
-	p.Spec.InitContainers = []v1.Container{newContainer("download"), side}
+	sidecar := newContainer("proxy")
+	sidecar.RestartPolicy = new(v1.ContainerRestartPolicyAlways)
+	p.Spec.InitContainers = []v1.Container{newContainer("download"), sidecar}
 	p.Status.InitContainerStatuses = []v1.ContainerStatus{
 		newContainerStatus("download", 0, terminatedState("Completed", 0, 2, 5)), newContainerStatus("proxy", 1, runningState(6)),
 	}
@@ -19,7 +19,7 @@ func trainingPod() *v1.Pod {
 	return p
 }
 
-// crashloopPod waits for the eighth start.
+// crashloopPod waits for its eighth start.
 func crashloopPod() *v1.Pod {
 	p := newPod("team-b", "crashloop-x7k2p", 2, "main")
 	s := newContainerStatus("main", 7, waitingState("CrashLoopBackOff"))
@@ -28,7 +28,7 @@ func crashloopPod() *v1.Pod {
 	return p
 }
 
-// oomKilledPod is over, and will not be started again.
+// oomKilledPod has failed and does not restart.
 func oomKilledPod() *v1.Pod {
 	p := newPod("team-b", "oomkilled", 3, "main")
 	p.Spec.RestartPolicy = v1.RestartPolicyNever
@@ -49,7 +49,7 @@ func evictedPod() *v1.Pod {
 	return p
 }
 
-// staticPod comes from a manifest: the UID is the hash of the manifest.
+// staticPod is from a manifest; its UID is the hash of the manifest.
 func staticPod() *v1.Pod {
 	p := newPod("kube-system", "dcgm-node-a", 5, "main")
 	p.UID, p.GenerateName, p.OwnerReferences, p.ManagedFields = "d41d8cd98f00b204e9800998ecf8427e", "", nil, nil
@@ -62,7 +62,7 @@ func staticPod() *v1.Pod {
 	return p
 }
 
-// completedPod is of a Job.
+// completedPod is a completed pod of a Job.
 func completedPod() *v1.Pod {
 	p := newPod("batch", "job-7-abcde", 6, "main", "log")
 	p.Spec.RestartPolicy = v1.RestartPolicyOnFailure

@@ -23,7 +23,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pods"
 )
 
-// fakePodsServer is a kubelet's Pods API that has these pods.
+// fakePodsServer is a kubelet's Pods API with these pods.
 type fakePodsServer struct {
 	api.UnimplementedPodsServer
 	pods []*v1.Pod
@@ -46,52 +46,52 @@ func (s *fakePodsServer) WatchPods(_ *api.WatchPodsRequest, stream grpc.ServerSt
 	return stream.Context().Err()
 }
 
-// TestTheClientReadsWhatKubernetesSays has pods with every field filled at random.
-func TestTheClientReadsWhatKubernetesSays(t *testing.T) {
+// TestDecodedPods checks that the client decodes pods with random fields as Kubernetes does.
+func TestDecodedPods(t *testing.T) {
 	fill := randfill.NewWithSeed(1).NilChance(0.3).NumElements(0, 4).MaxDepth(12)
 	var s fakePodsServer
 	for i := range 500 {
 		p := &v1.Pod{}
 		fill.Fill(p)
 		p.Namespace, p.Name, p.UID = "team", fmt.Sprint("pod-", i), types.UID(fmt.Sprint("uid-", i))
-		if i%4 > 0 { // most are not over, of which few are kept
+		if i%4 > 0 { // the client keeps few ended pods
 			p.Status.Phase = v1.PodRunning
 		} else {
 			p.Status.Phase = v1.PodFailed
 		}
 		s.pods = append(s.pods, p)
 	}
-	known := watchPods(t, &s)
+	snapshot := watchPods(t, &s)
 	statuses := 0
 	for _, p := range s.pods {
-		got, ok := known.ByName(p.Namespace, p.Name)
+		got, ok := snapshot.ByName(p.Namespace, p.Name)
 		if !ok {
-			t.Fatalf("pod %s is not known", p.UID)
+			t.Fatalf("pod %s is missing", p.UID)
 		}
-		// What Kubernetes itself reads: times lose what is less than a second.
+		// Kubernetes' decoding truncates times to seconds.
 		wire, err := p.Marshal()
 		if err != nil {
 			t.Fatal(err)
 		}
-		var read v1.Pod
-		if err := read.Unmarshal(wire); err != nil {
+		var decoded v1.Pod
+		if err := decoded.Unmarshal(wire); err != nil {
 			t.Fatal(err)
 		}
-		want := wantPod(&read)
-		if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want { // as text: no labels may be nil or empty
-			t.Fatalf("pod %s is\n%s, want\n%s", p.UID, got, want)
+		want := wantPod(&decoded)
+		if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want { // as text: labels can be nil or empty
+			t.Fatalf("pod %s: got\n%s, want\n%s", p.UID, got, want)
 		}
 		statuses += len(want.Containers)
 	}
 	if statuses < 500 {
-		t.Errorf("there were only %d containers", statuses)
+		t.Errorf("got %d containers, want at least 500", statuses)
 	}
 }
 
-// watchPods returns the pods of a server, once they are all known.
+// watchPods returns the pods of a server after the initial synchronization.
 func watchPods(t *testing.T, s *fakePodsServer) pods.Pods {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pods") // short, for the sake of the socket in it
+	dir, err := os.MkdirTemp("", "pods") // short, because socket paths are limited
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,23 +110,23 @@ func watchPods(t *testing.T, s *fakePodsServer) pods.Pods {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	ended := make(chan error)
-	go func() { ended <- c.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
+	done := make(chan error)
+	go func() { done <- c.Run(ctx) }()
+	defer func() { cancel(); <-done }()
 	for {
-		known, changed := c.Snapshot()
-		if known.Synced {
-			return known
+		snapshot, changed := c.Snapshot()
+		if snapshot.Synced {
+			return snapshot
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			t.Fatalf("the pods: %v", known.Err)
+			t.Fatalf("timeout: the pods are not synchronized: %v", snapshot.Err)
 		}
 	}
 }
 
-// wantPod is what is to be kept of a pod.
+// wantPod returns the expected pod of the client.
 func wantPod(p *v1.Pod) pods.Pod {
 	k := pods.Pod{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time,
@@ -149,7 +149,7 @@ func wantContainer(s v1.ContainerStatus) pods.Container {
 	return c
 }
 
-// wantState has the last of several forms, as Kubernetes marshals them in their order.
+// wantState returns the last of several states, because Kubernetes marshals them in this order.
 func wantState(s v1.ContainerState) pods.ContainerState {
 	switch {
 	case s.Terminated != nil:

@@ -1,5 +1,5 @@
-// Package podsfixture writes the pods for the tests of internal/pods: NAME.pb as marshaled by the kubelet's Pods API, and NAME.json as marshaled
-// by Kubernetes, for comparison with the decoded pod.
+// Package podsfixture writes the pods for the tests of internal/pods: NAME.pb as marshaled by the kubelet's Pods API, and NAME.json as
+// marshaled by Kubernetes, for comparison with the decoded pod.
 //
 // The module test/external keeps k8s.io/api out of the daemon.
 package podsfixture
@@ -15,7 +15,8 @@ import (
 
 var update = flag.Bool("update", false, "write the pods")
 
-func TestFixturesAreThoseOfThisModule(t *testing.T) {
+// TestFixtures checks that the files in internal/pods/testdata are up to date.
+func TestFixtures(t *testing.T) {
 	const dir = "../../../internal/pods/testdata"
 	pods := fixturePods()
 	for name, pod := range pods {
@@ -35,14 +36,14 @@ func TestFixturesAreThoseOfThisModule(t *testing.T) {
 				}
 			}
 			if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, want) {
-				t.Errorf("%s has other bytes (make golden): %v", file, err)
+				t.Errorf("%s is out of date (make golden): %v", file, err)
 			}
 		}
 	}
 	for _, ending := range []string{"*.pb", "*.json"} {
-		there, err := filepath.Glob(filepath.Join(dir, ending))
-		if err != nil || len(there) != len(pods) {
-			t.Errorf("%d files are %s, want %d: %v", len(there), ending, len(pods), err)
+		files, err := filepath.Glob(filepath.Join(dir, ending))
+		if err != nil || len(files) != len(pods) {
+			t.Errorf("files %s: got %d, want %d: %v", ending, len(files), len(pods), err)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// startedAt is the start of all pods; later returns a time after startedAt.
+// startedAt is the start of all pods; afterStart returns a later time.
 var startedAt = time.Date(2026, 9, 1, 8, 0, 0, 0, time.UTC)
 
 func afterStart(seconds int) metav1.Time {
@@ -27,7 +27,7 @@ func fixturePods() map[string]*v1.Pod {
 	}
 }
 
-// newPod returns a pod with the fields that API server and kubelet set.
+// newPod returns a pod with the fields that the API server and the kubelet set.
 func newPod(namespace, name string, number int, containers ...string) *v1.Pod {
 	p := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{

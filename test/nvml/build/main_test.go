@@ -23,8 +23,8 @@ func TestRun(t *testing.T) {
 		if got := runMain(c.args, &stdout, &stderr); got != c.want {
 			t.Errorf("%q: exit status %d, want %d\n%s", c.args, got, c.want, &stderr)
 		}
-		if said := stdout.Len() > 0; said != (c.want == 0) {
-			t.Errorf("%q: printed %q", c.args, &stdout)
+		if printed := stdout.Len() > 0; printed != (c.want == 0) {
+			t.Errorf("%q: output %q", c.args, &stdout)
 		}
 	}
 	if _, err := os.Stat(filepath.Join(dir, "libnvidia-ml.so.1")); err != nil {

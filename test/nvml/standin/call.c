@@ -8,17 +8,17 @@
 #include "counter.h"
 #include "names.h"
 
-/* How often a call that hangs looks whether the scenario has changed. */
-enum { LOOK_EVERY_MS = 10 };
+/* Interval at which a hung call checks the scenario. */
+enum { POLL_INTERVAL_MS = 10 };
 
-/* What a GPU's handle points at. Those of slices are in mig.c. */
+/* Targets of GPU handles. mig.c has the handles of MIG devices. */
 static struct nvmlDevice_st {
     char unused;
 } handles[MAX_GPUS];
 
 static atomic_int starts;
 
-/* The lock that a real driver takes around most of its work. It is used while the scenario says "lock driver". */
+/* The lock of a real driver for most of its work, used with "lock driver" in the scenario. */
 static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
 
 int gpu_of(nvmlDevice_t device)
@@ -27,7 +27,7 @@ int gpu_of(nvmlDevice_t device)
         if (device.handle == &handles[i])
             return i;
     }
-    return gpu_of_slice(device);
+    return gpu_of_mig_device(device);
 }
 
 nvmlDevice_t handle_of(int gpu)
@@ -74,13 +74,13 @@ static void refresh(struct call *c)
     c->scenario = scenario_now();
 }
 
-/* Takes the driver's lock, and gives up when the scenario no longer asks for it. */
+/* Takes the driver's lock, unless "lock driver" is removed from the scenario. */
 static void lock_driver(struct call *c)
 {
-    while (c->scenario->driver_lock && !c->holds_driver) {
-        struct timespec until = in_ms(LOOK_EVERY_MS);
+    while (c->scenario->driver_lock && !c->has_driver_lock) {
+        struct timespec until = in_ms(POLL_INTERVAL_MS);
         if (pthread_mutex_timedlock(&driver, &until) == 0)
-            c->holds_driver = true;
+            c->has_driver_lock = true;
         else
             refresh(c);
     }
@@ -88,88 +88,88 @@ static void lock_driver(struct call *c)
 
 static void unlock_driver(struct call *c)
 {
-    if (c->holds_driver)
+    if (c->has_driver_lock)
         pthread_mutex_unlock(&driver);
-    c->holds_driver = false;
+    c->has_driver_lock = false;
 }
 
-static const struct rule *rule_for(const struct call *c, enum obstacle obstacle)
+static const struct rule *rule_for(const struct call *c, enum action action)
 {
-    return scenario_rule(c->scenario, obstacle, c->function, c->gpu);
+    return scenario_rule(c->scenario, action, c->function, c->gpu);
 }
 
-static void suffer_delays(struct call *c)
+static void apply_delays(struct call *c)
 {
     const struct rule *slow = rule_for(c, SLOW);
     if (slow)
         sleep_ms(slow->delay_ms);
     while (rule_for(c, HANG)) {
-        sleep_ms(LOOK_EVERY_MS);
+        sleep_ms(POLL_INTERVAL_MS);
         refresh(c);
     }
 }
 
-static void refuse(struct call *c, nvmlReturn_t answer)
+static void reject(struct call *c, nvmlReturn_t ret)
 {
-    c->refused = true;
-    c->answer = answer;
+    c->rejected = true;
+    c->ret = ret;
 }
 
-/* Refuses what concerns a GPU that is not there: not (or no longer) counted, or lost. */
-static void refuse_absent_gpu(struct call *c)
+/* Rejects a call on a missing or lost GPU. */
+static void reject_missing_gpu(struct call *c)
 {
     if (c->gpu == NO_GPU)
         return;
     if ((unsigned int)c->gpu >= c->scenario->gpu_count)
-        refuse(c, NVML_ERROR_INVALID_ARGUMENT);
+        reject(c, NVML_ERROR_INVALID_ARGUMENT);
     else if (c->scenario->gpus[c->gpu].lost)
-        refuse(c, NVML_ERROR_GPU_IS_LOST);
+        reject(c, NVML_ERROR_GPU_IS_LOST);
 }
 
-/* The functions that start the library are the ones that work before it is started. */
+/* Only these functions work before the library is started. */
 static bool starts_library(int function)
 {
     return function == FUNCTION_nvmlInit || function == FUNCTION_nvmlInit_v2 || function == FUNCTION_nvmlInitWithFlags;
 }
 
-static void admit(struct call *c, bool valid_handle)
+static void start_call(struct call *c, bool valid_handle)
 {
     if (!library_started() && !starts_library(c->function)) {
-        refuse(c, NVML_ERROR_UNINITIALIZED);
+        reject(c, NVML_ERROR_UNINITIALIZED);
         return;
     }
     refresh(c);
     if (!c->scenario) {
-        refuse(c, NVML_ERROR_DRIVER_NOT_LOADED);
+        reject(c, NVML_ERROR_DRIVER_NOT_LOADED);
         return;
     }
     lock_driver(c);
-    suffer_delays(c);
+    apply_delays(c);
     const struct rule *fail = rule_for(c, FAIL);
     if (fail)
-        refuse(c, fail->answer);
+        reject(c, fail->ret);
     else if (!valid_handle)
-        refuse(c, NVML_ERROR_INVALID_ARGUMENT);
+        reject(c, NVML_ERROR_INVALID_ARGUMENT);
     else
-        refuse_absent_gpu(c);
+        reject_missing_gpu(c);
     c->now = unix_seconds();
 }
 
-struct call call_enter(const char *function, int gpu)
+struct call call_begin(const char *function, int gpu)
 {
-    struct call c = {.function = function_named(function), .gpu = gpu == NOT_A_HANDLE ? NO_GPU : gpu};
-    counter_enter(c.function, c.gpu);
+    struct call c = {.function = find_function(function), .gpu = gpu == NOT_A_HANDLE ? NO_GPU : gpu};
+    counter_begin(c.function, c.gpu);
     c.began = unix_seconds();
-    admit(&c, gpu != NOT_A_HANDLE);
+    start_call(&c, gpu != NOT_A_HANDLE);
     return c;
 }
 
-void call_leave(struct call *c)
+void call_end(struct call *c)
 {
     unlock_driver(c);
     if (c->scenario)
         scenario_release(c->scenario);
-    counter_leave(c->gpu);
+    counter_end(c->gpu);
 }
 
 void call_wait(struct call *c, int changes, double seconds)
@@ -180,7 +180,7 @@ void call_wait(struct call *c, int changes, double seconds)
     lock_driver(c);
 }
 
-/* Energy is counted from the GPU's last reset on. */
+/* The energy counter starts at the GPU's last reset. */
 bool read_value(const struct call *c, enum value value, int64_t *out)
 {
     const struct gpu *gpu = &c->scenario->gpus[c->gpu];
@@ -205,9 +205,9 @@ bool read_result(const struct call *c, unsigned int part, int64_t *out)
     return false;
 }
 
-nvmlReturn_t give_text(const char *text, char *out, unsigned int size)
+nvmlReturn_t copy_text(const char *text, char *out, unsigned int size)
 {
-    NEEDS(out);
+    REQUIRE(out);
     if (strlen(text) >= size)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     strcpy(out, text);

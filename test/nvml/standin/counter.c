@@ -12,35 +12,34 @@
 #include "names.h"
 #include "scenario.h"
 
-/* The file is an array of these. Go reads it (calls.go), so the layout is a contract. */
+/* The file is an array of records. calls.go reads the file, so the layout is a contract. */
 struct record {
     char name[64];
-    _Atomic uint64_t per_gpu[MAX_GPUS + 1]; /* the last one is NO_GPU's */
+    _Atomic uint64_t per_gpu[MAX_GPUS + 1]; /* the last entry is for NO_GPU */
 };
 
-/* Three gauges stand before the functions' counts. */
+/* Three gauges precede the functions' counts. */
 struct counts {
     struct record in_flight;
-    struct record most_in_flight;
+    struct record max_in_flight;
     struct record gpm_samples;
     struct record calls[FUNCTION_COUNT];
 };
 
-/* Without NVML_STANDIN_CALLS the counts are kept all the same, where nobody looks. */
-static struct counts unseen;
-static struct counts *counts = &unseen;
+/* Without NVML_STANDIN_CALLS the counts are kept in memory only. */
+static struct counts private_counts;
+static struct counts *counts = &private_counts;
 
 static void name_records(struct counts *c)
 {
     strcpy(c->in_flight.name, "in flight");
-    strcpy(c->most_in_flight.name, "most in flight");
+    strcpy(c->max_in_flight.name, "most in flight");
     strcpy(c->gpm_samples.name, "gpm samples");
     for (int i = 0; i < FUNCTION_COUNT; i++)
         strncpy(c->calls[i].name, function_names[i], sizeof c->calls[i].name - 1);
 }
 
-/* Makes the file under a name of its own first: whoever finds it under the real one finds it whole, and a process that
- * ran before keeps its counts to itself. */
+/* Creates the file under a temporary name, so that readers see a complete file, and an earlier process does not change the new counts. */
 static struct counts *map_counts(const char *path)
 {
     char fresh[4096];
@@ -73,21 +72,21 @@ __attribute__((constructor)) static void open_counts(void)
         perror("nvml stand-in: map call counts");
 }
 
-void counter_enter(int function, int gpu)
+void counter_begin(int function, int gpu)
 {
     atomic_fetch_add(&counts->calls[function].per_gpu[gpu], 1);
     uint64_t now = atomic_fetch_add(&counts->in_flight.per_gpu[gpu], 1) + 1;
-    uint64_t most = atomic_load(&counts->most_in_flight.per_gpu[gpu]);
-    while (most < now && !atomic_compare_exchange_weak(&counts->most_in_flight.per_gpu[gpu], &most, now)) {
+    uint64_t most = atomic_load(&counts->max_in_flight.per_gpu[gpu]);
+    while (most < now && !atomic_compare_exchange_weak(&counts->max_in_flight.per_gpu[gpu], &most, now)) {
     }
 }
 
-void counter_leave(int gpu)
+void counter_end(int gpu)
 {
     atomic_fetch_sub(&counts->in_flight.per_gpu[gpu], 1);
 }
 
-void counter_samples(int more)
+void counter_samples(int delta)
 {
-    atomic_fetch_add(&counts->gpm_samples.per_gpu[NO_GPU], (uint64_t)(int64_t)more);
+    atomic_fetch_add(&counts->gpm_samples.per_gpu[NO_GPU], (uint64_t)(int64_t)delta);
 }

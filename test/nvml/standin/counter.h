@@ -1,15 +1,15 @@
-/* Counts calls, in a file that anyone may read at any time. */
+/* Counts calls in a file that other processes can read at any time. */
 
 #ifndef COUNTER_H
 #define COUNTER_H
 
-/* Counts a call that begins, and one more that is under way on the GPU. */
-void counter_enter(int function, int gpu);
+/* Counts the begin of a call on the GPU. */
+void counter_begin(int function, int gpu);
 
-/* One less is under way. */
-void counter_leave(int gpu);
+/* Counts the end of a call on the GPU. */
+void counter_end(int gpu);
 
-/* So many more GPM samples are allocated, or fewer. */
-void counter_samples(int more);
+/* Adds to the number of allocated GPM samples. */
+void counter_samples(int delta);
 
 #endif

@@ -1,16 +1,16 @@
-/* What a GPU answers about itself: one number or a few, always of now. */
+/* Functions that return one or a few current values of a GPU. */
 
 #include <stdio.h>
 
 #include "call.h"
 
-/* -- one number, one function -- */
+/* -- functions with a single number -- */
 
 #define NUMBER(function, type, value) \
     nvmlReturn_t function(nvmlDevice_t device, type *out) \
     { \
         DEVICE_CALL(device); \
-        NEEDS(out); \
+        REQUIRE(out); \
         READ(number, value); \
         *out = (type)number; \
         return NVML_SUCCESS; \
@@ -43,11 +43,11 @@ NUMBER(nvmlDeviceGetNumGpuCores, unsigned int, cores)
 NUMBER(nvmlDeviceGetMemoryBusWidth, unsigned int, memory_bus_width)
 NUMBER(nvmlDeviceGetVirtualizationMode, nvmlGpuVirtualizationMode_t, virtualization)
 
-/* All data centre GPUs that the driver still knows say this of themselves. */
+/* The brand of all data center GPUs of current drivers. */
 nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *type)
 {
     DEVICE_CALL(device);
-    NEEDS(type);
+    REQUIRE(type);
     *type = NVML_BRAND_NVIDIA;
     return NVML_SUCCESS;
 }
@@ -55,7 +55,7 @@ nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *type)
 nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode)
 {
     DEVICE_CALL(device);
-    NEEDS(mode);
+    REQUIRE(mode);
     if (mode->version != nvmlDeviceAddressingMode_v1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     READ(value, addressing_mode);
@@ -63,19 +63,19 @@ nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressi
     return NVML_SUCCESS;
 }
 
-/* A slice's index is that under its GPU. */
+/* The index of a MIG device is its index on the GPU. */
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
     ANY_CALL(device);
-    NEEDS(index);
-    *index = slice ? (unsigned int)(slice - gpu->slices) : (unsigned int)call.gpu;
+    REQUIRE(index);
+    *index = mig ? (unsigned int)(mig - gpu->mig_devices) : (unsigned int)call.gpu;
     return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
     DEVICE_CALL(device);
-    NEEDS(major && minor);
+    REQUIRE(major && minor);
     if (sscanf(gpu->texts[text_compute_capability], "%d.%d", major, minor) != 2)
         return NVML_ERROR_NOT_SUPPORTED;
     return NVML_SUCCESS;
@@ -87,7 +87,7 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
     nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned int length) \
     { \
         DEVICE_CALL(device); \
-        return give_text(gpu->texts[text_##text], out, length); \
+        return copy_text(gpu->texts[text_##text], out, length); \
     }
 
 TEXT(nvmlDeviceGetSerial, serial)
@@ -97,29 +97,29 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int len
 {
     ANY_CALL(device);
     char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
-    if (!slice)
-        return give_text(gpu->texts[text_uuid], uuid, length);
-    slice_uuid(gpu, slice, text, sizeof text);
-    return give_text(text, uuid, length);
+    if (!mig)
+        return copy_text(gpu->texts[text_uuid], uuid, length);
+    mig_uuid(gpu, mig, text, sizeof text);
+    return copy_text(text, uuid, length);
 }
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
     ANY_CALL(device);
     char text[2 * NVML_DEVICE_NAME_V2_BUFFER_SIZE];
-    if (!slice)
-        return give_text(gpu->texts[text_name], name, length);
-    snprintf(text, sizeof text, "%s MIG %s", gpu->texts[text_name], slice->profile);
-    return give_text(text, name, length);
+    if (!mig)
+        return copy_text(gpu->texts[text_name], name, length);
+    snprintf(text, sizeof text, "%s MIG %s", gpu->texts[text_name], mig->profile);
+    return copy_text(text, name, length);
 }
 
-/* -- utilisation, clocks, power -- */
+/* -- utilization, clocks, power -- */
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
     DEVICE_CALL(device);
-    NEEDS(utilization);
-    if (is_partitioned(&call, call.gpu)) /* the header says so */
+    REQUIRE(utilization);
+    if (is_partitioned(&call, call.gpu)) /* specified by the header */
         return NVML_ERROR_NOT_SUPPORTED;
     READ(busy, utilization);
     READ(memory_busy, memory_utilization);
@@ -127,12 +127,12 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return NVML_SUCCESS;
 }
 
-/* A partitioned GPU does not say this either. The period is that over which the driver samples, in us. */
+/* A MIG-enabled GPU does not report engines either. The period is the driver's sampling period in µs. */
 #define ENGINE(function, value) \
     nvmlReturn_t function(nvmlDevice_t device, unsigned int *utilization, unsigned int *period) \
     { \
         DEVICE_CALL(device); \
-        NEEDS(utilization && period); \
+        REQUIRE(utilization && period); \
         if (is_partitioned(&call, call.gpu)) \
             return NVML_ERROR_NOT_SUPPORTED; \
         READ(busy, value); \
@@ -146,11 +146,11 @@ ENGINE(nvmlDeviceGetDecoderUtilization, decoder_utilization)
 ENGINE(nvmlDeviceGetJpgUtilization, jpeg_utilization)
 ENGINE(nvmlDeviceGetOfaUtilization, ofa_utilization)
 
-static nvmlReturn_t give_clock(const struct call *call, const enum value *by_type, nvmlClockType_t type,
-                               unsigned int *mhz)
+static nvmlReturn_t get_clock(const struct call *call, const enum value *by_type, nvmlClockType_t type,
+                              unsigned int *mhz)
 {
     int64_t clock;
-    NEEDS(mhz && (unsigned int)type < NVML_CLOCK_COUNT);
+    REQUIRE(mhz && (unsigned int)type < NVML_CLOCK_COUNT);
     if (!read_value(call, by_type[type], &clock))
         return NVML_ERROR_NOT_SUPPORTED;
     *mhz = (unsigned int)clock;
@@ -166,7 +166,7 @@ nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, u
         [NVML_CLOCK_VIDEO] = value_video_clock,
     };
     DEVICE_CALL(device);
-    return give_clock(&call, clocks, type, clock);
+    return get_clock(&call, clocks, type, clock);
 }
 
 nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
@@ -178,14 +178,14 @@ nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type
         [NVML_CLOCK_VIDEO] = value_video_clock_max,
     };
     DEVICE_CALL(device);
-    return give_clock(&call, clocks, type, clock);
+    return get_clock(&call, clocks, type, clock);
 }
 
 nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *minLimit,
                                                           unsigned int *maxLimit)
 {
     DEVICE_CALL(device);
-    NEEDS(minLimit && maxLimit);
+    REQUIRE(minLimit && maxLimit);
     READ(min, power_limit_min);
     READ(max, power_limit_max);
     *minLimit = (unsigned int)min;

@@ -6,14 +6,14 @@
 
 #include "call.h"
 
-/* An event set remembers for each GPU which types of event it wants and up to which serial it has been told. changes is a descriptor of
- * scenario_changes; it lives as long as the set, since closing one takes milliseconds. */
+/* An event set has the registered types and the last delivered serial of each GPU. `changes` is a descriptor of scenario_changes;
+ * it is kept with the set, because closing a descriptor takes milliseconds. */
 static struct nvmlEventSet_st {
     bool used;
     int changes;
     struct {
         unsigned long long types;
-        unsigned long long told;
+        unsigned long long delivered;
     } gpus[MAX_GPUS];
 } sets[64];
 
@@ -36,7 +36,7 @@ void event_sets_free(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Tells whether a handle is that of a set which is in use. */
+/* Reports whether a handle is that of a used set. */
 static bool usable(nvmlEventSet_t set)
 {
     for (int i = 0; i < SET_COUNT; i++) {
@@ -49,18 +49,18 @@ static bool usable(nvmlEventSet_t set)
 nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
 {
     CALL(NO_GPU);
-    NEEDS(set);
-    nvmlReturn_t answer = NVML_ERROR_INSUFFICIENT_RESOURCES;
+    REQUIRE(set);
+    nvmlReturn_t ret = NVML_ERROR_INSUFFICIENT_RESOURCES;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < SET_COUNT && answer != NVML_SUCCESS; i++) {
+    for (int i = 0; i < SET_COUNT && ret != NVML_SUCCESS; i++) {
         if (sets[i].used)
             continue;
         sets[i] = (struct nvmlEventSet_st){.used = true, .changes = scenario_changes()};
         set->handle = &sets[i];
-        answer = NVML_SUCCESS;
+        ret = NVML_SUCCESS;
     }
     pthread_mutex_unlock(&lock);
-    return answer;
+    return ret;
 }
 
 nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
@@ -77,7 +77,7 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *eventTypes)
 {
     DEVICE_CALL(device);
-    NEEDS(eventTypes);
+    REQUIRE(eventTypes);
     READ(supported, event_types);
     *eventTypes = (unsigned long long)supported;
     return NVML_SUCCESS;
@@ -93,40 +93,40 @@ static unsigned long long newest_serial(const struct scenario *s)
     return newest;
 }
 
-/* One type too many and none is registered; and what happened before is not recorded: the header says both. */
+/* As the header specifies, an unsupported type makes the registration fail, and earlier events are not delivered. */
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long eventTypes, nvmlEventSet_t set)
 {
     DEVICE_CALL(device);
     READ(supported, event_types);
-    int64_t refused;
+    int64_t rejected;
     if (eventTypes & ~(unsigned long long)supported ||
-        (read_value(&call, value_event_types_refused, &refused) && eventTypes & (unsigned long long)refused))
+        (read_value(&call, value_event_types_refused, &rejected) && eventTypes & (unsigned long long)rejected))
         return NVML_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&lock);
     bool was_usable = usable(set);
     if (was_usable) {
         if (!set.handle->gpus[call.gpu].types)
-            set.handle->gpus[call.gpu].told = newest_serial(call.scenario);
+            set.handle->gpus[call.gpu].delivered = newest_serial(call.scenario);
         set.handle->gpus[call.gpu].types |= eventTypes;
     }
     pthread_mutex_unlock(&lock);
     return was_usable ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* The oldest event that the set wants and has not been told of; NULL when there is none. */
-static const struct event *oldest_untold(const struct scenario *s, const struct nvmlEventSet_st *set)
+/* Returns the oldest registered event that was not delivered, or NULL. */
+static const struct event *oldest_pending(const struct scenario *s, const struct nvmlEventSet_st *set)
 {
     const struct event *oldest = NULL;
     for (size_t i = 0; i < s->events.count; i++) {
         const struct event *e = &s->events.items[i];
-        bool wanted = set->gpus[e->gpu].types & e->type && e->last > set->gpus[e->gpu].told;
-        if (wanted && (!oldest || e->serial < oldest->serial))
+        bool pending = set->gpus[e->gpu].types & e->type && e->last > set->gpus[e->gpu].delivered;
+        if (pending && (!oldest || e->serial < oldest->serial))
             oldest = e;
     }
     return oldest;
 }
 
-static bool watches_a_lost_gpu(const struct scenario *s, const struct nvmlEventSet_st *set)
+static bool watches_lost_gpu(const struct scenario *s, const struct nvmlEventSet_st *set)
 {
     for (int i = 0; i < MAX_GPUS; i++) {
         if (set->gpus[i].types && s->gpus[i].lost)
@@ -135,37 +135,36 @@ static bool watches_a_lost_gpu(const struct scenario *s, const struct nvmlEventS
     return false;
 }
 
-/* Gives the next event, and TIMEOUT when there is none. What is waiting comes first; after that one lost GPU spoils
- * every wait. */
+/* Returns the next event, or TIMEOUT without an event. Pending events come first; then a lost GPU makes each wait fail. */
 static nvmlReturn_t next_event(const struct call *call, nvmlEventSet_t set, const struct event **out, int *changes)
 {
-    nvmlReturn_t answer = NVML_ERROR_TIMEOUT;
+    nvmlReturn_t ret = NVML_ERROR_TIMEOUT;
     pthread_mutex_lock(&lock);
     *changes = usable(set) ? set.handle->changes : -1;
     if (!usable(set)) {
-        answer = NVML_ERROR_INVALID_ARGUMENT;
-    } else if ((*out = oldest_untold(call->scenario, set.handle))) {
-        unsigned long long *told = &set.handle->gpus[(*out)->gpu].told;
-        *told = *told < (*out)->serial ? (*out)->serial : *told + 1;
-        answer = NVML_SUCCESS;
-    } else if (watches_a_lost_gpu(call->scenario, set.handle)) {
-        answer = NVML_ERROR_GPU_IS_LOST;
+        ret = NVML_ERROR_INVALID_ARGUMENT;
+    } else if ((*out = oldest_pending(call->scenario, set.handle))) {
+        unsigned long long *delivered = &set.handle->gpus[(*out)->gpu].delivered;
+        *delivered = *delivered < (*out)->serial ? (*out)->serial : *delivered + 1;
+        ret = NVML_SUCCESS;
+    } else if (watches_lost_gpu(call->scenario, set.handle)) {
+        ret = NVML_ERROR_GPU_IS_LOST;
     }
     pthread_mutex_unlock(&lock);
-    return answer;
+    return ret;
 }
 
-/* A wait holds the driver's lock only while it looks. It sleeps until the scenario changes, as a real driver sleeps until an
+/* A wait has the driver's lock only during a check. It sleeps until the scenario changes, as a real driver sleeps until an
  * interrupt. */
 static nvmlReturn_t wait_for_event(struct call *call, nvmlEventSet_t set, unsigned int timeout_ms, const struct event **out)
 {
     double deadline = unix_seconds() + timeout_ms / 1e3;
     int changes;
     for (;;) {
-        nvmlReturn_t answer = next_event(call, set, out, &changes);
+        nvmlReturn_t ret = next_event(call, set, out, &changes);
         double left = deadline - unix_seconds();
-        if (answer != NVML_ERROR_TIMEOUT || left <= 0)
-            return answer;
+        if (ret != NVML_ERROR_TIMEOUT || left <= 0)
+            return ret;
         call_wait(call, changes, left);
     }
 }
@@ -177,28 +176,28 @@ static void fill(nvmlEventData_t *data, const struct event *e)
     data->eventData = e->data;
 }
 
-/* The first version knows no instances: it leaves those two fields as the caller had them. */
+/* The first version lacks instances: both fields keep the caller's values. */
 nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeoutms)
 {
     CALL(NO_GPU);
-    NEEDS(data);
+    REQUIRE(data);
     const struct event *e;
-    nvmlReturn_t answer = wait_for_event(&call, set, timeoutms, &e);
-    if (answer == NVML_SUCCESS)
+    nvmlReturn_t ret = wait_for_event(&call, set, timeoutms, &e);
+    if (ret == NVML_SUCCESS)
         fill(data, e);
-    return answer;
+    return ret;
 }
 
 nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeoutms)
 {
     CALL(NO_GPU);
-    NEEDS(data);
+    REQUIRE(data);
     const struct event *e;
-    nvmlReturn_t answer = wait_for_event(&call, set, timeoutms, &e);
-    if (answer == NVML_SUCCESS) {
+    nvmlReturn_t ret = wait_for_event(&call, set, timeoutms, &e);
+    if (ret == NVML_SUCCESS) {
         fill(data, e);
         data->gpuInstanceId = e->gpu_instance;
         data->computeInstanceId = e->compute_instance;
     }
-    return answer;
+    return ret;
 }

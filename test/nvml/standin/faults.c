@@ -1,4 +1,4 @@
-/* The errors that a GPU has counted, and what it did about them. */
+/* Error counters of a GPU, remapped rows and retired pages. */
 
 #include "faults.h"
 
@@ -7,14 +7,14 @@
 nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current, nvmlEnableState_t *pending)
 {
     DEVICE_CALL(device);
-    NEEDS(current && pending);
+    REQUIRE(current && pending);
     READ(mode, ecc_mode);
     *current = *pending = (nvmlEnableState_t)mode;
     return NVML_SUCCESS;
 }
 
 static const struct {
-    enum value dram, sram[2]; /* those of the SRAM are added up */
+    enum value dram, sram[2]; /* the SRAM counters are summed */
 } counts[NVML_MEMORY_ERROR_TYPE_COUNT][NVML_ECC_COUNTER_TYPE_COUNT] = {
     [NVML_MEMORY_ERROR_TYPE_CORRECTED] =
         {
@@ -30,7 +30,7 @@ static const struct {
         },
 };
 
-/* The SRAM's, where the GPU has any. */
+/* Sums the SRAM counters. Returns false for a GPU without SRAM counters. */
 static bool count_sram(const struct call *call, nvmlMemoryErrorType_t error, nvmlEccCounterType_t counter, int64_t *out)
 {
     bool any = false;
@@ -65,7 +65,7 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorTyp
                                          nvmlEccCounterType_t counterType, unsigned long long *eccCounts)
 {
     DEVICE_CALL(device);
-    NEEDS(eccCounts && are_counters(errorType, counterType));
+    REQUIRE(eccCounts && are_counters(errorType, counterType));
     int64_t count;
     if (!count_ecc(&call, errorType, counterType, &count))
         return NVML_ERROR_NOT_SUPPORTED;
@@ -73,19 +73,19 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorTyp
     return NVML_SUCCESS;
 }
 
-/* GPUs since Turing tell DRAM and SRAM apart, and no other places. Of a partitioned one the header says what can be asked
- * of whom: of a slice the uncorrected errors of its SRAM since the driver was loaded, of the GPU those of its life. */
+/* GPUs since Turing have the locations DRAM and SRAM. As the header specifies, a MIG device only has volatile uncorrected errors
+ * in SRAM, and a MIG-enabled GPU only has aggregate errors. */
 nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t errorType,
                                              nvmlEccCounterType_t counterType, nvmlMemoryLocation_t locationType,
                                              unsigned long long *count)
 {
     ANY_CALL(device);
-    NEEDS(count && are_counters(errorType, counterType));
+    REQUIRE(count && are_counters(errorType, counterType));
     bool in_sram = locationType == NVML_MEMORY_LOCATION_SRAM, is_volatile = counterType == NVML_VOLATILE_ECC;
     int64_t number;
-    if (slice && !(in_sram && is_volatile && errorType == NVML_MEMORY_ERROR_TYPE_UNCORRECTED))
+    if (mig && !(in_sram && is_volatile && errorType == NVML_MEMORY_ERROR_TYPE_UNCORRECTED))
         return NVML_ERROR_NOT_SUPPORTED;
-    if (!slice && is_volatile && is_partitioned(&call, call.gpu))
+    if (!mig && is_volatile && is_partitioned(&call, call.gpu))
         return NVML_ERROR_NOT_SUPPORTED;
     if (!in_sram && locationType != NVML_MEMORY_LOCATION_DRAM)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -99,7 +99,7 @@ nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErro
 nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *status)
 {
     DEVICE_CALL(device);
-    NEEDS(status);
+    REQUIRE(status);
     if (status->version != nvmlEccSramErrorStatus_v1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     READ(threshold, sram_threshold);
@@ -122,14 +122,14 @@ nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErr
     return NVML_SUCCESS;
 }
 
-/* -- rows that were remapped, since Ampere -- */
+/* -- remapped rows, since Ampere -- */
 
 nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrRows, unsigned int *uncRows,
                                        unsigned int *isPending, unsigned int *failureOccurred)
 {
     DEVICE_CALL(device);
-    NEEDS(corrRows && uncRows && isPending && failureOccurred);
-    if (is_partitioned(&call, call.gpu)) /* the header says so */
+    REQUIRE(corrRows && uncRows && isPending && failureOccurred);
+    if (is_partitioned(&call, call.gpu)) /* specified by the header */
         return NVML_ERROR_NOT_SUPPORTED;
     READ(corrected, remapped_corrected);
     READ(uncorrected, remapped_uncorrected);
@@ -145,7 +145,7 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrRo
 nvmlReturn_t nvmlDeviceGetRemappedRows_v2(nvmlDevice_t device, nvmlRemappedRowsInfo_v2_t *info)
 {
     DEVICE_CALL(device);
-    NEEDS(info);
+    REQUIRE(info);
     if (is_partitioned(&call, call.gpu))
         return NVML_ERROR_NOT_SUPPORTED;
     READ(corrected, remapped_corrected);
@@ -168,7 +168,7 @@ nvmlReturn_t nvmlDeviceGetRemappedRows_v2(nvmlDevice_t device, nvmlRemappedRowsI
 nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *values)
 {
     DEVICE_CALL(device);
-    NEEDS(values);
+    REQUIRE(values);
     READ(max, remap_banks_max);
     READ(high, remap_banks_high);
     READ(partial, remap_banks_partial);
@@ -182,7 +182,7 @@ nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemap
 nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_t *repairStatus)
 {
     DEVICE_CALL(device);
-    NEEDS(repairStatus);
+    REQUIRE(repairStatus);
     if (repairStatus->version != nvmlRepairStatus_v1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     READ(channel, repair_channel);
@@ -196,18 +196,18 @@ nvmlReturn_t nvmlDeviceGetUnrepairableMemoryFlag_v1(nvmlDevice_t device,
                                                     nvmlUnrepairableMemoryStatus_v1_t *unrepairableMemoryStatus)
 {
     DEVICE_CALL(device);
-    NEEDS(unrepairableMemoryStatus);
+    REQUIRE(unrepairableMemoryStatus);
     READ(flag, unrepairable);
     unrepairableMemoryStatus->bUnrepairableMemory = (unsigned int)flag;
     return NVML_SUCCESS;
 }
 
-/* -- pages that were retired, before Ampere -- */
+/* -- retired pages, before Ampere -- */
 
-static nvmlReturn_t give_pages(const struct call *call, nvmlPageRetirementCause_t cause, unsigned int *size,
-                               unsigned long long *addresses, unsigned long long *times)
+static nvmlReturn_t get_pages(const struct call *call, nvmlPageRetirementCause_t cause, unsigned int *size,
+                              unsigned long long *addresses, unsigned long long *times)
 {
-    NEEDS(size && (addresses || *size == 0) && (unsigned int)cause < NVML_PAGE_RETIREMENT_CAUSE_COUNT);
+    REQUIRE(size && (addresses || *size == 0) && (unsigned int)cause < NVML_PAGE_RETIREMENT_CAUSE_COUNT);
     int64_t count;
     if (!read_value(call, cause == NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR ? value_retired_double : value_retired_single,
                     &count))
@@ -226,20 +226,20 @@ nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCa
                                        unsigned long long *addresses)
 {
     DEVICE_CALL(device);
-    return give_pages(&call, cause, pageCount, addresses, NULL);
+    return get_pages(&call, cause, pageCount, addresses, NULL);
 }
 
 nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *pageCount,
                                           unsigned long long *addresses, unsigned long long *timestamps)
 {
     DEVICE_CALL(device);
-    return give_pages(&call, cause, pageCount, addresses, timestamps);
+    return get_pages(&call, cause, pageCount, addresses, timestamps);
 }
 
 nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, nvmlEnableState_t *isPending)
 {
     DEVICE_CALL(device);
-    NEEDS(isPending);
+    REQUIRE(isPending);
     READ(pending, retired_pending);
     *isPending = (nvmlEnableState_t)pending;
     return NVML_SUCCESS;

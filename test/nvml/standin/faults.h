@@ -1,11 +1,11 @@
-/* The errors that a GPU has counted. */
+/* Error counters of a GPU. */
 
 #ifndef FAULTS_H
 #define FAULTS_H
 
 #include "call.h"
 
-/* Counts the ECC errors of a kind, wherever they are. Returns false for a GPU that does not. */
+/* Returns the ECC errors of a kind in all memories; false for a GPU without ECC counters. */
 bool count_ecc(const struct call *, nvmlMemoryErrorType_t, nvmlEccCounterType_t, int64_t *out);
 
 #endif

@@ -1,11 +1,10 @@
-/* nvmlDeviceGetFieldValues: many values by their number, each with a return code of its own. */
+/* nvmlDeviceGetFieldValues: values by id, each with a return code. */
 
 #include "call.h"
 #include "faults.h"
 #include "link.h"
 
-/* The fields that say what a value of the GPU says. A driver knows hundreds; the others answer NOT_SUPPORTED until the
- * scenario gives them a value. */
+/* The fields that correspond to a value of the GPU. Other fields return NOT_SUPPORTED unless the scenario sets a value. */
 static const struct {
     unsigned int id;
     nvmlValueType_t type;
@@ -30,7 +29,7 @@ static const struct {
     {NVML_FI_DEV_REMAPPED_FAILURE, NVML_VALUE_TYPE_UNSIGNED_INT, value_remapped_failure},
     {NVML_FI_DEV_REMAPPED_ROWS_COR_INACTIVE, NVML_VALUE_TYPE_UNSIGNED_INT, value_remapped_corrected_inactive},
     {NVML_FI_DEV_REMAPPED_ROWS_UNC_INACTIVE, NVML_VALUE_TYPE_UNSIGNED_INT, value_remapped_uncorrected_inactive},
-    /* Bytes, in a type that they soon do not fit into: the driver has them start anew. */
+    /* Byte counters of 32 bits, which wrap. */
     {NVML_FI_DEV_PCIE_COUNT_TX_BYTES, NVML_VALUE_TYPE_UNSIGNED_INT, value_pcie_tx},
     {NVML_FI_DEV_PCIE_COUNT_RX_BYTES, NVML_VALUE_TYPE_UNSIGNED_INT, value_pcie_rx},
     {NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT, NVML_VALUE_TYPE_SIGNED_INT, value_margin_shutdown},
@@ -85,30 +84,30 @@ static nvmlReturn_t put_curve(const struct call *call, nvmlFieldValue_t *out, nv
     return curve_at(call->scenario, c, call->now, &value) ? put(out, type, value) : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* The scope that asks for all links together. */
+/* The scope for the sum of all links. */
 enum { ALL_LINKS = 0xFFFFFFFF };
 
-static bool in_scope(const struct scope *scope, unsigned int asked)
+static bool in_scope(const struct scope *scope, unsigned int requested)
 {
-    return scope->kind == ANY_SCOPE || (scope->kind == ONE_SCOPE && scope->number == asked) ||
-           (scope->kind == EACH_LINK && (asked < NVML_NVLINK_MAX_LINKS || asked == ALL_LINKS));
+    return scope->kind == ANY_SCOPE || (scope->kind == ONE_SCOPE && scope->number == requested) ||
+           (scope->kind == EACH_LINK && (requested < NVML_NVLINK_MAX_LINKS || requested == ALL_LINKS));
 }
 
-/* The newest line of the scenario that gives the field. */
-static const struct field *given(const struct call *call, const nvmlFieldValue_t *asked)
+/* Returns the newest scenario line that sets the field, or NULL. */
+static const struct field *find_override(const struct call *call, const nvmlFieldValue_t *request)
 {
     for (size_t i = call->scenario->fields.count; i-- > 0;) {
         const struct field *f = &call->scenario->fields.items[i];
-        if (f->gpus & (gpu_set)1 << call->gpu && asked->fieldId >= f->first && asked->fieldId <= f->last &&
-            in_scope(&f->scope, asked->scopeId))
+        if (f->gpus & (gpu_set)1 << call->gpu && request->fieldId >= f->first && request->fieldId <= f->last &&
+            in_scope(&f->scope, request->scopeId))
             return f;
     }
     return NULL;
 }
 
-/* What a line gives for a scope. A link that is not up counts nothing, and all together is the sum of what each says,
- * in a line of its own perhaps. */
-static nvmlReturn_t put_given(const struct call *call, const struct gpu *gpu, nvmlFieldValue_t *out, const struct field *f)
+/* Writes the value of a scenario line. A link that is not up has no value. ALL_LINKS is the sum of all links, each with its newest
+ * line. */
+static nvmlReturn_t put_override(const struct call *call, const struct gpu *gpu, nvmlFieldValue_t *out, const struct field *f)
 {
     if (f->scope.kind != EACH_LINK)
         return put_curve(call, out, f->type, &f->curve);
@@ -118,9 +117,9 @@ static nvmlReturn_t put_given(const struct call *call, const struct gpu *gpu, nv
     bool any = false;
     for (unsigned int i = 0; i < NVML_NVLINK_MAX_LINKS; i++) {
         int64_t value;
-        nvmlFieldValue_t asked = {.fieldId = out->fieldId, .scopeId = i};
-        const struct field *own = given(call, &asked);
-        if (!own || !link_is_up(gpu, i) || !curve_at(call->scenario, &own->curve, call->now, &value))
+        nvmlFieldValue_t request = {.fieldId = out->fieldId, .scopeId = i};
+        const struct field *override = find_override(call, &request);
+        if (!override || !link_is_up(gpu, i) || !curve_at(call->scenario, &override->curve, call->now, &value))
             continue;
         sum += value;
         any = true;
@@ -149,19 +148,19 @@ static nvmlReturn_t put_total(const struct call *call, nvmlFieldValue_t *out)
     return NVML_ERROR_NOT_SUPPORTED;
 }
 
-static nvmlReturn_t answer_field(const struct call *call, const struct gpu *gpu, nvmlFieldValue_t *f)
+static nvmlReturn_t read_field(const struct call *call, const struct gpu *gpu, nvmlFieldValue_t *f)
 {
     const struct rule *fail = scenario_rule(call->scenario, FAIL_FIELD, (int)f->fieldId, call->gpu);
     int64_t value;
     if (fail)
-        return fail->answer;
-    const struct field *own = given(call, f);
-    if (own)
-        return put_given(call, gpu, f, own);
-    nvmlReturn_t answer = link_field(call, gpu, f->fieldId, f->scopeId, &value);
-    if (answer != NVML_ERROR_NOT_FOUND)
-        return answer == NVML_SUCCESS ? put(f, NVML_VALUE_TYPE_UNSIGNED_INT, value) : answer;
-    /* Another scope is another thing than the GPU, as the module that it sits on. */
+        return fail->ret;
+    const struct field *override = find_override(call, f);
+    if (override)
+        return put_override(call, gpu, f, override);
+    nvmlReturn_t ret = link_field(call, gpu, f->fieldId, f->scopeId, &value);
+    if (ret != NVML_ERROR_NOT_FOUND)
+        return ret == NVML_SUCCESS ? put(f, NVML_VALUE_TYPE_UNSIGNED_INT, value) : ret;
+    /* Other scopes are not the GPU, but for example its module. */
     if (f->scopeId != 0)
         return NVML_ERROR_NOT_SUPPORTED;
     for (int i = 0; i < FIELD_COUNT; i++) {
@@ -171,7 +170,7 @@ static nvmlReturn_t answer_field(const struct call *call, const struct gpu *gpu,
     return put_total(call, f);
 }
 
-/* Adds to an entry what its value was before the call, in the type that the call gave it. */
+/* Adds the value before the call to an entry, in the type of the entry. */
 static void add(nvmlFieldValue_t *out, nvmlValue_t before)
 {
     switch (out->valueType) {
@@ -193,10 +192,10 @@ static void add(nvmlFieldValue_t *out, nvmlValue_t before)
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int valuesCount, nvmlFieldValue_t *values)
 {
     DEVICE_CALL(device);
-    NEEDS(values && valuesCount > 0);
+    REQUIRE(values && valuesCount > 0);
     for (int i = 0; i < valuesCount; i++) {
         nvmlValue_t before = values[i].value;
-        values[i].nvmlReturn = answer_field(&call, gpu, &values[i]);
+        values[i].nvmlReturn = read_field(&call, gpu, &values[i]);
         if (call.scenario->add_fields && values[i].nvmlReturn == NVML_SUCCESS)
             add(&values[i], before);
         values[i].timestamp = (long long)(call.now * 1e6);

@@ -1,4 +1,4 @@
-/* How a GPU is found: counted, by index, by UUID, by PCI address. */
+/* Count of GPUs, and handles by index, UUID and PCI address. */
 
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@ struct pci {
     unsigned int domain, bus, device, function;
 };
 
-/* Understands the three forms of a PCI address that the header allows. */
+/* Parses the three forms of a PCI address that the header allows. */
 static bool scan_pci(const char *text, struct pci *out)
 {
     *out = (struct pci){0};
@@ -24,9 +24,9 @@ static bool same_slot(const struct pci *a, const struct pci *b)
     return a->domain == b->domain && a->bus == b->bus && a->device == b->device;
 }
 
-static nvmlReturn_t give_count(const struct call *call, unsigned int *count)
+static nvmlReturn_t get_count(const struct call *call, unsigned int *count)
 {
-    NEEDS(count);
+    REQUIRE(count);
     *count = call->scenario->gpu_count;
     return NVML_SUCCESS;
 }
@@ -34,24 +34,24 @@ static nvmlReturn_t give_count(const struct call *call, unsigned int *count)
 nvmlReturn_t nvmlDeviceGetCount(unsigned int *deviceCount)
 {
     CALL(NO_GPU);
-    return give_count(&call, deviceCount);
+    return get_count(&call, deviceCount);
 }
 
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *deviceCount)
 {
     CALL(NO_GPU);
-    return give_count(&call, deviceCount);
+    return get_count(&call, deviceCount);
 }
 
-/* To fetch a handle by its index is a call on that very GPU: NVML initializes it. */
+/* The search by index is a call on the GPU, because NVML initializes it. */
 static int gpu_at(unsigned int index)
 {
     return index < MAX_GPUS ? (int)index : NOT_A_HANDLE;
 }
 
-static nvmlReturn_t give_handle(int gpu, nvmlDevice_t *device)
+static nvmlReturn_t get_handle(int gpu, nvmlDevice_t *device)
 {
-    NEEDS(device);
+    REQUIRE(device);
     *device = handle_of(gpu);
     return NVML_SUCCESS;
 }
@@ -59,38 +59,38 @@ static nvmlReturn_t give_handle(int gpu, nvmlDevice_t *device)
 nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
 {
     CALL(gpu_at(index));
-    return give_handle(call.gpu, device);
+    return get_handle(call.gpu, device);
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
     CALL(gpu_at(index));
-    return give_handle(call.gpu, device);
+    return get_handle(call.gpu, device);
 }
 
-/* A slice is found by its UUID where that has the newer form; its handle is a call on its GPU no more than the GPU's. */
-static nvmlReturn_t find_slice(const struct call *call, int gpu, const char *uuid, nvmlDevice_t *device)
+/* Finds a MIG device by a UUID of the newer form. As for a GPU, the search is a call without a GPU. */
+static nvmlReturn_t find_mig_device(const struct call *call, int gpu, const char *uuid, nvmlDevice_t *device)
 {
     char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
-    for (int i = 0; i < MAX_SLICES && is_partitioned(call, gpu); i++) {
-        const struct slice *slice = &call->scenario->gpus[gpu].slices[i];
-        if (!slice->present || strcmp(slice->uuid, "old") == 0)
+    for (int i = 0; i < MAX_MIG_DEVICES && is_partitioned(call, gpu); i++) {
+        const struct mig_device *mig = &call->scenario->gpus[gpu].mig_devices[i];
+        if (!mig->present || strcmp(mig->uuid, "old") == 0)
             continue;
-        slice_uuid(&call->scenario->gpus[gpu], slice, text, sizeof text);
+        mig_uuid(&call->scenario->gpus[gpu], mig, text, sizeof text);
         if (strcmp(uuid, text) != 0)
             continue;
-        NEEDS(device);
-        *device = handle_of_slice(call, gpu, i);
+        REQUIRE(device);
+        *device = handle_of_mig_device(call, gpu, i);
         return NVML_SUCCESS;
     }
     return NVML_ERROR_NOT_FOUND;
 }
 
-/* The header: GPU_IS_LOST "if any GPU has fallen off the bus", since all are searched. */
+/* The header: GPU_IS_LOST "if any GPU has fallen off the bus", because the search includes all GPUs. */
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
     CALL(NO_GPU);
-    NEEDS(uuid);
+    REQUIRE(uuid);
     const struct scenario *s = call.scenario;
     for (unsigned int i = 0; i < s->gpu_count; i++) {
         if (s->gpus[i].lost)
@@ -98,10 +98,10 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     }
     for (unsigned int i = 0; i < s->gpu_count; i++) {
         if (strcmp(uuid, s->gpus[i].texts[text_uuid]) == 0)
-            return give_handle((int)i, device);
-        nvmlReturn_t answer = find_slice(&call, (int)i, uuid, device);
-        if (answer != NVML_ERROR_NOT_FOUND)
-            return answer;
+            return get_handle((int)i, device);
+        nvmlReturn_t ret = find_mig_device(&call, (int)i, uuid, device);
+        if (ret != NVML_ERROR_NOT_FOUND)
+            return ret;
     }
     return NVML_ERROR_NOT_FOUND;
 }
@@ -109,10 +109,10 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 static nvmlReturn_t find_by_pci(const struct scenario *s, const char *bus_id, nvmlDevice_t *device)
 {
     struct pci wanted, found;
-    NEEDS(bus_id && scan_pci(bus_id, &wanted));
+    REQUIRE(bus_id && scan_pci(bus_id, &wanted));
     for (unsigned int i = 0; i < s->gpu_count; i++) {
         if (scan_pci(s->gpus[i].texts[text_pci], &found) && same_slot(&wanted, &found))
-            return s->gpus[i].lost ? NVML_ERROR_GPU_IS_LOST : give_handle((int)i, device);
+            return s->gpus[i].lost ? NVML_ERROR_GPU_IS_LOST : get_handle((int)i, device);
     }
     return NVML_ERROR_NOT_FOUND;
 }
@@ -129,11 +129,11 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *pciBusId, nvmlDevice_t
     return find_by_pci(call.scenario, pciBusId, device);
 }
 
-static nvmlReturn_t give_pci(const struct call *call, const struct gpu *gpu, nvmlPciInfo_t *out)
+static nvmlReturn_t get_pci(const struct call *call, const struct gpu *gpu, nvmlPciInfo_t *out)
 {
     struct pci pci;
     int64_t id;
-    NEEDS(out);
+    REQUIRE(out);
     if (!read_value(call, value_pci_id, &id))
         return NVML_ERROR_NOT_SUPPORTED;
     scan_pci(gpu->texts[text_pci], &pci);
@@ -153,31 +153,31 @@ static nvmlReturn_t give_pci(const struct call *call, const struct gpu *gpu, nvm
 nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     DEVICE_CALL(device);
-    return give_pci(&call, gpu, pci);
+    return get_pci(&call, gpu, pci);
 }
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     DEVICE_CALL(device);
-    return give_pci(&call, gpu, pci);
+    return get_pci(&call, gpu, pci);
 }
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     DEVICE_CALL(device);
-    return give_pci(&call, gpu, pci);
+    return get_pci(&call, gpu, pci);
 }
 
 nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
 {
     DEVICE_CALL(device);
-    NEEDS(pci);
+    REQUIRE(pci);
     if (pci->version != nvmlPciInfoExt_v1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     nvmlPciInfo_t plain;
-    nvmlReturn_t answer = give_pci(&call, gpu, &plain);
-    if (answer != NVML_SUCCESS)
-        return answer;
+    nvmlReturn_t ret = get_pci(&call, gpu, &plain);
+    if (ret != NVML_SUCCESS)
+        return ret;
     *pci = (nvmlPciInfoExt_t){
         .version = pci->version,
         .domain = plain.domain,

@@ -7,20 +7,19 @@
 #include "call.h"
 #include "counter.h"
 
-/* The GPU as a whole has the number behind those of its instances. */
-enum { MOST_INSTANCES = 16, WHOLE_GPU = MOST_INSTANCES, ENTITIES };
+/* The number of the whole GPU follows the ids of its instances. */
+enum { MAX_INSTANCES = 16, WHOLE_GPU = MAX_INSTANCES, ENTITIES };
 
-/* A counter for each metric: its value, added up over time in seconds. That of a metric that the scenario does not give
- * stands still. */
+/* The counter of a metric is the integral of its value over time in seconds. A metric without a value does not change its counter. */
 struct counters {
     double sums[NVML_GPM_METRIC_MAX];
     bool given[NVML_GPM_METRIC_MAX];
 };
 
-/* What the counters of a GPU or an instance had reached when the scenario began to hold; NULL: nothing. */
-static struct counters *settled[MAX_GPUS][ENTITIES];
-static struct nvmlGpmSample_st *samples; /* all that are allocated */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards both, and the samples themselves */
+/* The counters of a GPU or instance at the begin of the scenario; NULL: zero. */
+static struct counters *base_counters[MAX_GPUS][ENTITIES];
+static struct nvmlGpmSample_st *samples; /* the allocated samples */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards both variables and the samples */
 
 struct nvmlGpmSample_st {
     struct nvmlGpmSample_st *next;
@@ -30,8 +29,8 @@ struct nvmlGpmSample_st {
     struct counters counters;
 };
 
-/* Adds what a scenario says of an entity over a time. The newest line about a metric holds. */
-static void count_on(const struct scenario *s, int gpu, int entity, double from, double to, struct counters *c)
+/* Advances an entity's counters between two times. The newest line of a metric counts. */
+static void advance(const struct scenario *s, int gpu, int entity, double from, double to, struct counters *c)
 {
     memset(c->given, 0, sizeof c->given);
     bool decided[NVML_GPM_METRIC_MAX] = {false};
@@ -50,30 +49,30 @@ static void count_on(const struct scenario *s, int gpu, int entity, double from,
     }
 }
 
-/* Tells whether an instance is in both scenarios the same one: with a slice at least that goes on. */
-static bool goes_on(const struct scenario *old, const struct scenario *fresh, int gpu, int entity)
+/* Reports whether an instance is the same in both scenarios: at least one MIG device is the same. */
+static bool same_instance(const struct scenario *old, const struct scenario *fresh, int gpu, int entity)
 {
-    for (int i = 0; i < MAX_SLICES; i++) {
-        for (int j = 0; j < MAX_SLICES; j++) {
-            const struct slice *before = &old->gpus[gpu].slices[i], *after = &fresh->gpus[gpu].slices[j];
-            if ((int)before->gi == entity && same_life(before, after))
+    for (int i = 0; i < MAX_MIG_DEVICES; i++) {
+        for (int j = 0; j < MAX_MIG_DEVICES; j++) {
+            const struct mig_device *before = &old->gpus[gpu].mig_devices[i], *after = &fresh->gpus[gpu].mig_devices[j];
+            if ((int)before->gi == entity && same_mig_device(before, after))
                 return true;
         }
     }
     return entity == WHOLE_GPU;
 }
 
-/* Nothing is settled for what nobody has sampled yet. */
-void gpm_settle(const struct scenario *old, const struct scenario *fresh)
+/* Entities without samples have no counters. */
+void gpm_advance(const struct scenario *old, const struct scenario *fresh)
 {
     pthread_mutex_lock(&lock);
     for (int gpu = 0; gpu < MAX_GPUS; gpu++) {
         for (int entity = 0; entity < ENTITIES; entity++) {
-            struct counters *c = settled[gpu][entity];
+            struct counters *c = base_counters[gpu][entity];
             if (!c)
                 continue;
-            if (goes_on(old, fresh, gpu, entity))
-                count_on(old, gpu, entity, old->since, fresh->since, c);
+            if (same_instance(old, fresh, gpu, entity))
+                advance(old, gpu, entity, old->since, fresh->since, c);
             else
                 memset(c, 0, sizeof *c);
         }
@@ -81,7 +80,7 @@ void gpm_settle(const struct scenario *old, const struct scenario *fresh)
     pthread_mutex_unlock(&lock);
 }
 
-/* A sample that is allocated; NULL for a handle that is none. */
+/* Returns an allocated sample, or NULL for an invalid handle. */
 static struct nvmlGpmSample_st *find(nvmlGpmSample_t handle)
 {
     struct nvmlGpmSample_st *s = samples;
@@ -93,7 +92,7 @@ static struct nvmlGpmSample_st *find(nvmlGpmSample_t handle)
 nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *gpmSample)
 {
     CALL(NO_GPU);
-    NEEDS(gpmSample);
+    REQUIRE(gpmSample);
     struct nvmlGpmSample_st *s = calloc(1, sizeof *s);
     if (!s)
         return NVML_ERROR_MEMORY;
@@ -116,7 +115,7 @@ nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t gpmSample)
     if (found)
         *at = found->next;
     pthread_mutex_unlock(&lock);
-    NEEDS(found);
+    REQUIRE(found);
     free(found);
     counter_samples(-1);
     return NVML_SUCCESS;
@@ -129,44 +128,44 @@ static nvmlReturn_t take_sample(const struct call *call, int entity, nvmlGpmSamp
         return NVML_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&lock);
     struct nvmlGpmSample_st *s = find(handle);
-    struct counters **reached = &settled[call->gpu][entity];
-    if (s && !*reached)
-        *reached = calloc(1, sizeof **reached);
-    if (s && *reached) {
-        s->counters = **reached;
-        count_on(call->scenario, call->gpu, entity, call->scenario->since, call->now, &s->counters);
+    struct counters **base = &base_counters[call->gpu][entity];
+    if (s && !*base)
+        *base = calloc(1, sizeof **base);
+    if (s && *base) {
+        s->counters = **base;
+        advance(call->scenario, call->gpu, entity, call->scenario->since, call->now, &s->counters);
         s->taken = true;
         s->gpu = call->gpu;
         s->entity = entity;
         s->at = call->now;
     }
-    bool full = s && !*reached;
+    bool full = s && !*base;
     pthread_mutex_unlock(&lock);
-    NEEDS(s);
+    REQUIRE(s);
     return full ? NVML_ERROR_MEMORY : NVML_SUCCESS;
 }
 
-/* Of a slice it is a sample of its GPU instance. */
+/* A sample of a MIG device is a sample of its GPU instance. */
 nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t gpmSample)
 {
     ANY_CALL(device);
-    NEEDS(!slice || slice->gi < MOST_INSTANCES);
-    return take_sample(&call, slice ? (int)slice->gi : WHOLE_GPU, gpmSample);
+    REQUIRE(!mig || mig->gi < MAX_INSTANCES);
+    return take_sample(&call, mig ? (int)mig->gi : WHOLE_GPU, gpmSample);
 }
 
 nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpuInstanceId, nvmlGpmSample_t gpmSample)
 {
     DEVICE_CALL(device);
     bool there = false;
-    for (int i = 0; i < MAX_SLICES && is_partitioned(&call, call.gpu); i++)
-        there |= gpu->slices[i].present && gpu->slices[i].gi == gpuInstanceId;
-    NEEDS(there && gpuInstanceId < MOST_INSTANCES);
+    for (int i = 0; i < MAX_MIG_DEVICES && is_partitioned(&call, call.gpu); i++)
+        there |= gpu->mig_devices[i].present && gpu->mig_devices[i].gi == gpuInstanceId;
+    REQUIRE(there && gpuInstanceId < MAX_INSTANCES);
     return take_sample(&call, (int)gpuInstanceId, gpmSample);
 }
 
 /* -- the metrics -- */
 
-/* A metric is what its counter ran on by, over the time between the samples: its mean. */
+/* A metric is the increase of its counter per second between the samples. */
 static nvmlReturn_t compute(const struct nvmlGpmSample_st *from, const struct nvmlGpmSample_st *to, nvmlGpmMetric_t *m)
 {
     m->metricInfo = (nvmlGpmMetricMetricInfo_t){NULL, NULL, NULL};
@@ -181,17 +180,17 @@ static nvmlReturn_t compute(const struct nvmlGpmSample_st *from, const struct nv
 static nvmlReturn_t compute_all(const struct call *call, nvmlGpmMetricsGet_t *get)
 {
     const struct nvmlGpmSample_st *from = find(get->sample1), *to = find(get->sample2);
-    NEEDS(from && to && from->taken && to->taken);
-    NEEDS(from->gpu == to->gpu && from->entity == to->entity && to->at > from->at);
+    REQUIRE(from && to && from->taken && to->taken);
+    REQUIRE(from->gpu == to->gpu && from->entity == to->entity && to->at > from->at);
     for (unsigned int i = 0; i < get->numMetrics; i++) {
         nvmlGpmMetric_t *m = &get->metrics[i];
         const struct rule *fail = scenario_rule(call->scenario, FAIL_METRIC, (int)m->metricId, call->gpu);
-        m->nvmlReturn = fail ? fail->answer : compute(from, to, m);
+        m->nvmlReturn = fail ? fail->ret : compute(from, to, m);
     }
     return NVML_SUCCESS;
 }
 
-/* The GPU that a sample is of. */
+/* Returns the GPU of a sample. */
 static int gpu_of_sample(nvmlGpmSample_t handle)
 {
     pthread_mutex_lock(&lock);
@@ -201,23 +200,23 @@ static int gpu_of_sample(nvmlGpmSample_t handle)
     return gpu;
 }
 
-/* It counts as a call on the GPU of the samples, though it computes and asks nobody. */
+/* Counts as a call on the GPU of the samples, although it only computes. */
 nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *metricsGet)
 {
     CALL(metricsGet ? gpu_of_sample(metricsGet->sample2) : NO_GPU);
-    NEEDS(metricsGet && metricsGet->numMetrics <= NVML_GPM_METRIC_MAX);
+    REQUIRE(metricsGet && metricsGet->numMetrics <= NVML_GPM_METRIC_MAX);
     if (metricsGet->version != NVML_GPM_METRICS_GET_VERSION)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     pthread_mutex_lock(&lock);
-    nvmlReturn_t answer = compute_all(&call, metricsGet);
+    nvmlReturn_t ret = compute_all(&call, metricsGet);
     pthread_mutex_unlock(&lock);
-    return answer;
+    return ret;
 }
 
 nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *gpmSupport)
 {
     ANY_CALL(device);
-    NEEDS(gpmSupport);
+    REQUIRE(gpmSupport);
     if (gpmSupport->version != NVML_GPM_SUPPORT_VERSION)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     READ(supported, gpm);

@@ -1,4 +1,4 @@
-/* The library itself and the system that it runs on. */
+/* Start and end of the library, and versions of the system. */
 
 #include <stdio.h>
 
@@ -42,7 +42,7 @@ nvmlReturn_t nvmlShutdown(void)
     return NVML_SUCCESS;
 }
 
-/* Neither fails nor hangs nor needs the library to be started, and so is not counted either. */
+/* Works without initialization, cannot fail or hang, and is not counted. */
 const char *nvmlErrorString(nvmlReturn_t result)
 {
     return return_text(result);
@@ -51,7 +51,7 @@ const char *nvmlErrorString(nvmlReturn_t result)
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
     CALL(NO_GPU);
-    return give_text(call.scenario->driver, version, length);
+    return copy_text(call.scenario->driver, version, length);
 }
 
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
@@ -59,12 +59,12 @@ nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
     CALL(NO_GPU);
     char text[NVML_SYSTEM_NVML_VERSION_BUFFER_SIZE];
     snprintf(text, sizeof text, "%s.%.60s", NVML_API_VERSION_STR, call.scenario->driver);
-    return give_text(text, version, length);
+    return copy_text(text, version, length);
 }
 
-static nvmlReturn_t give_cuda_version(int *version)
+static nvmlReturn_t get_cuda_version(int *version)
 {
-    NEEDS(version);
+    REQUIRE(version);
     *version = NVML_API_VERSION * 1000;
     return NVML_SUCCESS;
 }
@@ -72,11 +72,11 @@ static nvmlReturn_t give_cuda_version(int *version)
 nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *cudaDriverVersion)
 {
     CALL(NO_GPU);
-    return give_cuda_version(cudaDriverVersion);
+    return get_cuda_version(cudaDriverVersion);
 }
 
 nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *cudaDriverVersion)
 {
     CALL(NO_GPU);
-    return give_cuda_version(cudaDriverVersion);
+    return get_cuda_version(cudaDriverVersion);
 }

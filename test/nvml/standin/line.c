@@ -7,14 +7,14 @@
 
 static const char blanks[] = " \t\r";
 
-bool complain(const struct line *l, const char *format, ...)
+bool report(const struct line *l, const char *format, ...)
 {
     char problem[256];
     va_list args;
     va_start(args, format);
     vsnprintf(problem, sizeof problem, format, args);
     va_end(args);
-    fprintf(stderr, "nvml stand-in: %s:%d: %s: the scenario before stands\n", l->path, l->number, problem);
+    fprintf(stderr, "nvml stand-in: %s:%d: %s; keeping the previous scenario\n", l->path, l->number, problem);
     return false;
 }
 
@@ -60,7 +60,7 @@ bool take_number(struct line *l, const char *what, int64_t min, int64_t max, int
 {
     const char *word = take(l), *end = word;
     if (!scan_number(&end, out) || *end || *out < min || *out > max)
-        return complain(l, "%s is \"%s\", not a number from %lld to %lld", what, word, (long long)min, (long long)max);
+        return report(l, "%s is \"%s\", want a number from %lld to %lld", what, word, (long long)min, (long long)max);
     return true;
 }
 
@@ -85,10 +85,10 @@ static bool scan_curve(const char *text, struct curve *c)
 bool take_curve(struct line *l, struct curve *c)
 {
     const char *word = take(l);
-    return scan_curve(word, c) || complain(l, "\"%s\" is no value", word);
+    return scan_curve(word, c) || report(l, "invalid value \"%s\"", word);
 }
 
-/* A GPU selector is an index, * for all of them or, where allowed, - for calls that concern none. */
+/* A GPU selector is an index, * for all GPUs or, if allowed, - for calls without a GPU. */
 bool take_gpus(struct line *l, bool or_none, gpu_set *out)
 {
     const char *word = take(l), *end = word;
@@ -102,12 +102,12 @@ bool take_gpus(struct line *l, bool or_none, gpu_set *out)
         return true;
     }
     if (!scan_number(&end, &index) || *end || index < 0 || index >= MAX_GPUS)
-        return complain(l, "\"%s\" selects no GPU", word);
+        return report(l, "invalid GPU selector \"%s\"", word);
     *out = (gpu_set)1 << index;
     return true;
 }
 
-/* Room doubles, so that it is full at powers of two. */
+/* The capacity doubles, so the list is full at powers of two. */
 void *append(void **items, size_t *count, size_t size)
 {
     if ((*count & (*count - 1)) == 0) {
@@ -141,7 +141,7 @@ bool take_pairs(struct line *l, const struct pair *pairs, size_t count)
         while (i < count && strcmp(word, pairs[i].word) != 0)
             i++;
         if (i == count)
-            return complain(l, "unknown word \"%s\"", word);
+            return report(l, "unknown word \"%s\"", word);
         if (!take_pair(l, &pairs[i]))
             return false;
     }

@@ -1,11 +1,11 @@
-/* How GPUs are connected: NVLinks, to each other or to switches, and what they have in common on the PCIe. */
+/* Connections of GPUs: NVLinks to GPUs or switches, and the PCIe topology. */
 
 #include <stdio.h>
 #include <string.h>
 
 #include "link.h"
 
-/* The link that a call asks for, as far as the GPU has one of this number. */
+/* Finds the GPU's link with this number. */
 static nvmlReturn_t find_link(const struct gpu *gpu, unsigned int number, const struct link **out)
 {
     bool any = false;
@@ -13,12 +13,12 @@ static nvmlReturn_t find_link(const struct gpu *gpu, unsigned int number, const 
         any |= gpu->links[i].kind != NO_LINK;
     if (!any)
         return NVML_ERROR_NOT_SUPPORTED;
-    NEEDS(number < NVML_NVLINK_MAX_LINKS && gpu->links[number].kind != NO_LINK);
+    REQUIRE(number < NVML_NVLINK_MAX_LINKS && gpu->links[number].kind != NO_LINK);
     *out = &gpu->links[number];
     return NVML_SUCCESS;
 }
 
-/* FIND declares a link, or answers why there is none. */
+/* FIND declares a link, or returns the error. */
 #define FIND(variable, number) \
     const struct link *variable = NULL; \
     nvmlReturn_t found = find_link(gpu, number, &variable); \
@@ -28,7 +28,7 @@ static nvmlReturn_t find_link(const struct gpu *gpu, unsigned int number, const 
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnableState_t *isActive)
 {
     DEVICE_CALL(device);
-    NEEDS(isActive);
+    REQUIRE(isActive);
     FIND(end, link);
     *isActive = end->kind == LINK_OFF ? NVML_FEATURE_DISABLED : NVML_FEATURE_ENABLED;
     return NVML_SUCCESS;
@@ -37,7 +37,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nv
 nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link, unsigned int *version)
 {
     DEVICE_CALL(device);
-    NEEDS(version);
+    REQUIRE(version);
     FIND(end, link);
     READ(number, nvlink_version);
     *version = (unsigned int)number;
@@ -48,7 +48,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned i
                                                  nvmlIntNvLinkDeviceType_t *pNvLinkDeviceType)
 {
     DEVICE_CALL(device);
-    NEEDS(pNvLinkDeviceType);
+    REQUIRE(pNvLinkDeviceType);
     FIND(end, link);
     if (end->kind == LINK_OFF)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -56,10 +56,10 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned i
     return NVML_SUCCESS;
 }
 
-/* The node has four switches, behind the GPUs' addresses, and a GPU's links go to each in turn. */
-static nvmlReturn_t give_remote(const struct call *call, const struct gpu *gpu, unsigned int number, nvmlPciInfo_t *pci)
+/* The node has four switches, at PCI buses after the GPUs. A GPU's links alternate between the switches. */
+static nvmlReturn_t get_remote(const struct call *call, const struct gpu *gpu, unsigned int number, nvmlPciInfo_t *pci)
 {
-    NEEDS(pci);
+    REQUIRE(pci);
     FIND(end, number);
     if (end->kind == LINK_OFF)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -73,23 +73,23 @@ static nvmlReturn_t give_remote(const struct call *call, const struct gpu *gpu, 
 nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
     DEVICE_CALL(device);
-    return give_remote(&call, gpu, link, pci);
+    return get_remote(&call, gpu, link, pci);
 }
 
 nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
     DEVICE_CALL(device);
-    return give_remote(&call, gpu, link, pci);
+    return get_remote(&call, gpu, link, pci);
 }
 
-/* -- what GetFieldValues says of them -- */
+/* -- fields of links -- */
 
 bool link_is_up(const struct gpu *gpu, unsigned int number)
 {
     return number < NVML_NVLINK_MAX_LINKS && gpu->links[number].kind > LINK_OFF;
 }
 
-/* How many links of a GPU are at least of a kind. */
+/* Returns the number of a GPU's links of this kind or a later kind. */
 static int64_t count_links(const struct gpu *gpu, int kind)
 {
     int64_t count = 0;
@@ -106,7 +106,7 @@ static int64_t count_switched(const struct gpu *gpu)
     return count;
 }
 
-/* What one link says; one that is off has no speed. */
+/* Reads a field of a link. The speed of a link that is off is 0. */
 static nvmlReturn_t field_of_link(const struct call *call, const struct gpu *gpu, unsigned int id, unsigned int number,
                                   int64_t *out)
 {
@@ -145,13 +145,13 @@ nvmlReturn_t link_field(const struct call *call, const struct gpu *gpu, unsigned
     return count_links(gpu, LINK_OFF) > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* It is counted, delayed and refused as a call on the first of the two, and needs the second as well. */
+/* Counts, delays and fails as a call on the first GPU. The second GPU must be valid as well. */
 nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device1, nvmlDevice_t device2,
                                                  nvmlGpuTopologyLevel_t *pathInfo)
 {
     DEVICE_CALL(device1);
     int other = gpu_of(device2);
-    NEEDS(pathInfo && other != NOT_A_HANDLE && !is_slice(device2) && (unsigned int)other < call.scenario->gpu_count);
+    REQUIRE(pathInfo && other != NOT_A_HANDLE && !is_mig_device(device2) && (unsigned int)other < call.scenario->gpu_count);
     if (call.scenario->gpus[other].lost)
         return NVML_ERROR_GPU_IS_LOST;
     *pathInfo = gpu->ancestors[other];

@@ -7,7 +7,7 @@
 
 bool link_is_up(const struct gpu *, unsigned int number);
 
-/* Answers the fields that follow from what a GPU is linked to; NOT_FOUND for all others. */
+/* Returns the value of a field that depends on the GPU's links; NOT_FOUND for other fields. */
 nvmlReturn_t link_field(const struct call *, const struct gpu *, unsigned int id, unsigned int scope, int64_t *out);
 
 #endif

@@ -1,37 +1,37 @@
-/* The memory of a GPU, and that of a slice. */
+/* The memory of a GPU or MIG device. */
 
 #include "call.h"
 
-/* A slice of the same GPU instance that says what this one does not; else this one. */
-static const struct slice *sibling(const struct gpu *gpu, const struct slice *slice, bool (*says)(const struct slice *))
+/* Returns the MIG device, or another of its GPU instance if only the other has the value. */
+static const struct mig_device *device_with(const struct gpu *gpu, const struct mig_device *mig, bool (*has)(const struct mig_device *))
 {
-    for (int i = 0; i < MAX_SLICES && !says(slice); i++) {
-        const struct slice *other = &gpu->slices[i];
-        if (other->present && other->gi == slice->gi && says(other))
+    for (int i = 0; i < MAX_MIG_DEVICES && !has(mig); i++) {
+        const struct mig_device *other = &gpu->mig_devices[i];
+        if (other->present && other->gi == mig->gi && has(other))
             return other;
     }
-    return slice;
+    return mig;
 }
 
-static bool says_memory(const struct slice *slice)
+static bool has_memory(const struct mig_device *mig)
 {
-    return slice->memory != 0;
+    return mig->memory != 0;
 }
 
-static bool says_used(const struct slice *slice)
+static bool has_used(const struct mig_device *mig)
 {
-    return slice->used.shape != ABSENT;
+    return mig->used.shape != ABSENT;
 }
 
-static bool says_bar1(const struct slice *slice)
+static bool has_bar1(const struct mig_device *mig)
 {
-    return slice->bar1_used.shape != ABSENT;
+    return mig->bar1_used.shape != ABSENT;
 }
 
-unsigned long long slice_memory(const struct gpu *gpu, const struct slice *slice)
+unsigned long long mig_memory(const struct gpu *gpu, const struct mig_device *mig)
 {
-    const struct slice *speaker = sibling(gpu, slice, says_memory);
-    return speaker->memory ? speaker->memory : (unsigned long long)slice_size(slice).gb << 30;
+    const struct mig_device *source = device_with(gpu, mig, has_memory);
+    return source->memory ? source->memory : (unsigned long long)profile_size(mig).gb << 30;
 }
 
 static unsigned long long now(const struct call *call, const struct curve *c)
@@ -40,22 +40,22 @@ static unsigned long long now(const struct call *call, const struct curve *c)
     return curve_at(call->scenario, c, call->now, &value) ? (unsigned long long)value : 0;
 }
 
-static nvmlReturn_t give_slice(const struct call *call, const struct gpu *gpu, const struct slice *slice,
-                               nvmlMemory_v2_t *memory)
+static nvmlReturn_t get_mig_memory(const struct call *call, const struct gpu *gpu, const struct mig_device *mig,
+                                   nvmlMemory_v2_t *memory)
 {
-    memory->total = slice_memory(gpu, slice);
+    memory->total = mig_memory(gpu, mig);
     memory->reserved = 0;
-    memory->used = now(call, &sibling(gpu, slice, says_used)->used);
+    memory->used = now(call, &device_with(gpu, mig, has_used)->used);
     memory->free = memory->total - memory->used;
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t give_memory(const struct call *call, const struct gpu *gpu, const struct slice *slice,
-                                nvmlMemory_v2_t *memory)
+static nvmlReturn_t get_memory(const struct call *call, const struct gpu *gpu, const struct mig_device *mig,
+                               nvmlMemory_v2_t *memory)
 {
     int64_t total, reserved, used;
-    if (slice)
-        return give_slice(call, gpu, slice, memory);
+    if (mig)
+        return get_mig_memory(call, gpu, mig, memory);
     if (!read_value(call, value_memory_total, &total) || !read_value(call, value_memory_reserved, &reserved) ||
         !read_value(call, value_memory_used, &used))
         return NVML_ERROR_NOT_SUPPORTED;
@@ -70,33 +70,33 @@ static nvmlReturn_t give_memory(const struct call *call, const struct gpu *gpu, 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     ANY_CALL(device);
-    NEEDS(memory);
+    REQUIRE(memory);
     nvmlMemory_v2_t whole;
-    nvmlReturn_t answer = give_memory(&call, gpu, slice, &whole);
-    if (answer == NVML_SUCCESS)
+    nvmlReturn_t ret = get_memory(&call, gpu, mig, &whole);
+    if (ret == NVML_SUCCESS)
         *memory = (nvmlMemory_t){whole.total, whole.free, whole.used + whole.reserved};
-    return answer;
+    return ret;
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     ANY_CALL(device);
-    NEEDS(memory);
+    REQUIRE(memory);
     if (memory->version != nvmlMemory_v2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    return give_memory(&call, gpu, slice, memory);
+    return get_memory(&call, gpu, mig, memory);
 }
 
-/* A slice has its share of the window, as of the memory: in eighths. */
+/* A MIG device has a fraction of the window, in eighths. */
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1Memory)
 {
     ANY_CALL(device);
-    NEEDS(bar1Memory);
+    REQUIRE(bar1Memory);
     READ(total, bar1_total);
     READ(used, bar1_used);
-    if (slice) {
-        total = total / 8 * (int64_t)slice_size(slice).g;
-        used = (int64_t)now(&call, &sibling(gpu, slice, says_bar1)->bar1_used);
+    if (mig) {
+        total = total / 8 * (int64_t)profile_size(mig).g;
+        used = (int64_t)now(&call, &device_with(gpu, mig, has_bar1)->bar1_used);
     }
     *bar1Memory = (nvmlBAR1Memory_t){
         .bar1Total = (unsigned long long)total,

@@ -14,7 +14,7 @@ static int compare_names(const void *name, const void *row)
     return strcmp(name, *(const char *const *)row);
 }
 
-int function_named(const char *name)
+int find_function(const char *name)
 {
     const char *const *row = bsearch(name, function_names, FUNCTION_COUNT, sizeof *function_names, compare_names);
     return row ? (int)(row - function_names) : -1;
@@ -63,7 +63,7 @@ static const struct {
 
 enum { RETURN_COUNT = sizeof returns / sizeof *returns };
 
-bool return_named(const char *name, nvmlReturn_t *out)
+bool parse_return(const char *name, nvmlReturn_t *out)
 {
     static const char prefix[] = "NVML_ERROR_";
     if (strncmp(name, prefix, strlen(prefix)) == 0)
@@ -74,7 +74,7 @@ bool return_named(const char *name, nvmlReturn_t *out)
             return true;
         }
     }
-    /* Newer drivers have codes that this header lacks, and podgauge has to live with them. */
+    /* Newer drivers have codes that this header lacks; podgauge must handle them. */
     char *end;
     *out = (nvmlReturn_t)strtoul(name, &end, 10);
     return end != name && *end == '\0';

@@ -1,4 +1,4 @@
-/* The names of things: functions and return codes, as NVML's header has them. */
+/* Names of functions and return codes in NVML's header. */
 
 #ifndef NAMES_H
 #define NAMES_H
@@ -8,7 +8,7 @@
 #include "functions.h"
 #include "nvml.h"
 
-/* Every function that the header declares has a number: its place in the alphabet. */
+/* Each function of the header has a number, in alphabetical order. */
 enum {
 #define X(name) FUNCTION_##name,
     FUNCTIONS(X)
@@ -19,10 +19,10 @@ enum {
 extern const char *const function_names[FUNCTION_COUNT];
 
 /* Returns a function's number, or -1. */
-int function_named(const char *name);
+int find_function(const char *name);
 
-/* Takes a return code as the header writes it, with or without NVML_ERROR_, or as a number. */
-bool return_named(const char *name, nvmlReturn_t *out);
+/* Parses a return code: a name of the header, with or without NVML_ERROR_, or a number. */
+bool parse_return(const char *name, nvmlReturn_t *out);
 
 /* Describes a return code. */
 const char *return_text(nvmlReturn_t);

@@ -12,7 +12,7 @@
 static bool parse_gpu_count(struct scenario *s, struct line *l)
 {
     int64_t count;
-    if (!take_number(l, "the count of GPUs", 0, MAX_GPUS, &count))
+    if (!take_number(l, "the number of GPUs", 0, MAX_GPUS, &count))
         return false;
     s->gpu_count = (unsigned int)count;
     return true;
@@ -21,14 +21,14 @@ static bool parse_gpu_count(struct scenario *s, struct line *l)
 static bool parse_driver(struct scenario *s, struct line *l)
 {
     snprintf(s->driver, sizeof s->driver, "%s", take(l));
-    return s->driver[0] || complain(l, "the driver has no version");
+    return s->driver[0] || report(l, "missing driver version");
 }
 
 static bool parse_epoch(struct scenario *s, struct line *l)
 {
     const char *word = take(l), *end = word;
     if (!scan_decimal(&end, &s->epoch) || *end)
-        return complain(l, "\"%s\" is no Unix time in seconds", word);
+        return report(l, "invalid Unix time \"%s\"", word);
     return true;
 }
 
@@ -36,7 +36,7 @@ static bool parse_lock(struct scenario *s, struct line *l)
 {
     const char *word = take(l);
     s->driver_lock = strcmp(word, "driver") == 0;
-    return s->driver_lock || complain(l, "\"%s\" cannot be locked, only the driver can", word);
+    return s->driver_lock || report(l, "invalid lock \"%s\", want driver", word);
 }
 
 /* ancestor <sel> <sel> <level> */
@@ -57,7 +57,7 @@ static bool parse_ancestor(struct scenario *s, struct line *l)
     while (at < count && strcmp(word, levels[at].name) != 0)
         at++;
     if (at == count)
-        return complain(l, "\"%s\" is nothing that two GPUs have in common", word);
+        return report(l, "unknown topology level \"%s\"", word);
     for (int i = 0; i < MAX_GPUS; i++) {
         for (int j = 0; j < MAX_GPUS; j++) {
             if (one & (gpu_set)1 << i && other & (gpu_set)1 << j)
@@ -78,24 +78,24 @@ static bool parse_confidential(struct scenario *s, struct line *l)
             return true;
         }
     }
-    return complain(l, "confidential computing cannot be \"%s\"", word);
+    return report(l, "unknown confidential computing state \"%s\"", word);
 }
 
 static bool parse_add(struct scenario *s, struct line *l)
 {
     const char *word = take(l);
     s->add_fields = strcmp(word, "fields") == 0;
-    return s->add_fields || complain(l, "\"%s\" cannot be added, only fields can", word);
+    return s->add_fields || report(l, "invalid add \"%s\", want fields", word);
 }
 
 static bool parse_reuse(struct scenario *s, struct line *l)
 {
     const char *word = take(l);
     s->reuse_handles = strcmp(word, "handles") == 0;
-    return s->reuse_handles || complain(l, "\"%s\" cannot be reused, only handles can", word);
+    return s->reuse_handles || report(l, "invalid reuse \"%s\", want handles", word);
 }
 
-/* Reads the type of an event, a name or a mask. */
+/* Parses an event type: a name or a mask. */
 static bool scan_event_type(const char *word, unsigned long long *out)
 {
     static const struct {
@@ -144,74 +144,74 @@ static bool parse_event(struct scenario *s, struct line *l)
     if (!take_number(l, "the serial", 1, INT64_MAX, &serial) || !take_pairs(l, pairs, sizeof pairs / sizeof *pairs))
         return false;
     if (name[0] && !scan_event_type(name, &type))
-        return complain(l, "\"%s\" is no type of event", name);
+        return report(l, "unknown event type \"%s\"", name);
     if (xid) {
         type = nvmlEventTypeXidCriticalError;
         data = xid;
     }
     if (gpu >= MAX_GPUS || !type)
-        return complain(l, "an event needs a GPU and an xid or a type");
+        return report(l, "event lacks a GPU, or an xid or type");
     if (!times)
-        return complain(l, "an event happens once at least");
+        return report(l, "event has x 0, want at least 1");
     struct event e = {(unsigned long long)serial, (unsigned long long)serial + times - 1, (unsigned int)gpu, type, data, (unsigned int)gi, (unsigned int)ci};
     APPEND(&s->events, e);
     return true;
 }
 
-/* Reads the id of a field or a metric that is to fail. */
+/* Parses "field:<id>" or "metric:<id>". */
 static bool scan_entry(const char *word, struct rule *r)
 {
     static const struct {
         const char *prefix;
-        enum obstacle obstacle;
+        enum action action;
     } entries[] = {{"field:", FAIL_FIELD}, {"metric:", FAIL_METRIC}};
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
         const char *end = word + strlen(entries[i].prefix);
         int64_t id;
         if (strncmp(word, entries[i].prefix, strlen(entries[i].prefix)) != 0 || !scan_number(&end, &id) || *end)
             continue;
-        r->obstacle = entries[i].obstacle;
+        r->action = entries[i].action;
         r->target = (int)id;
         return true;
     }
     return false;
 }
 
-/* Takes "<function|*>", and what one entry of a call may fail by "field:<id>" or "metric:<id>" too, and then "gpu <sel>". */
+/* Takes "<function|*>", for fail also "field:<id>" or "metric:<id>", and then "gpu <sel>". */
 static bool take_target(struct line *l, struct rule *r)
 {
     const char *word = take(l);
-    if (r->obstacle != FAIL || !scan_entry(word, r)) {
-        r->target = strcmp(word, "*") == 0 ? ANY_FUNCTION : function_named(word);
+    if (r->action != FAIL || !scan_entry(word, r)) {
+        r->target = strcmp(word, "*") == 0 ? ANY_FUNCTION : find_function(word);
         if (r->target < 0 && strcmp(word, "*") != 0)
-            return complain(l, "\"%s\" is no function of NVML", word);
+            return report(l, "unknown NVML function \"%s\"", word);
     }
     if (strcmp(take(l), "gpu") != 0)
-        return complain(l, "\"gpu <selector>\" is missing");
+        return report(l, "missing \"gpu <selector>\"");
     return take_gpus(l, true, &r->gpus);
 }
 
 static bool parse_fail(struct scenario *s, struct line *l)
 {
-    struct rule r = {.obstacle = FAIL};
+    struct rule r = {.action = FAIL};
     if (!take_target(l, &r))
         return false;
     const char *word = take(l);
-    if (!return_named(word, &r.answer))
-        return complain(l, "\"%s\" is no return code", word);
+    if (!parse_return(word, &r.ret))
+        return report(l, "unknown return code \"%s\"", word);
     APPEND(&s->rules, r);
     return true;
 }
 
 static bool parse_slow(struct scenario *s, struct line *l)
 {
-    struct rule r = {.obstacle = SLOW};
+    struct rule r = {.action = SLOW};
     if (!take_target(l, &r))
         return false;
     const char *word = take(l), *end = word;
     int64_t ms;
     if (!scan_number(&end, &ms) || ms < 0 || strcmp(end, "ms") != 0)
-        return complain(l, "\"%s\" is no time in ms", word);
+        return report(l, "invalid time in ms \"%s\"", word);
     r.delay_ms = (long)ms;
     APPEND(&s->rules, r);
     return true;
@@ -219,7 +219,7 @@ static bool parse_slow(struct scenario *s, struct line *l)
 
 static bool parse_hang(struct scenario *s, struct line *l)
 {
-    struct rule r = {.obstacle = HANG};
+    struct rule r = {.action = HANG};
     if (!take_target(l, &r))
         return false;
     APPEND(&s->rules, r);
@@ -249,9 +249,9 @@ static bool parse_line(struct scenario *s, struct line *l)
         if (!directives[i].parse(s, l))
             return false;
         word = take(l);
-        return *word == '\0' || complain(l, "\"%s\" is one word too many", word);
+        return *word == '\0' || report(l, "unexpected word \"%s\"", word);
     }
-    return complain(l, "unknown directive \"%s\"", word);
+    return report(l, "unknown directive \"%s\"", word);
 }
 
 static bool parse_text(struct scenario *s, const char *path, char *text, gpu_set all)
@@ -264,7 +264,7 @@ static bool parse_text(struct scenario *s, const char *path, char *text, gpu_set
             return false;
         l.rest = newline + 1;
     }
-    return (l.number > 1 && !*l.rest) || complain(&l, "the file does not end with a newline, so it is half-written");
+    return (l.number > 1 && !*l.rest) || report(&l, "incomplete file: missing final newline");
 }
 
 bool parse_scenario(struct scenario *s, const char *path, char *text)
@@ -280,8 +280,8 @@ static const struct {
 #undef X
 };
 
-/* Forgets what was said of the GPUs, but for what is theirs alone and what goes on with them. */
-static void forget(struct scenario *s, gpu_set gpus)
+/* Removes the settings of the GPUs, except identity, processes, MIG devices and `lost`. */
+static void clear_settings(struct scenario *s, gpu_set gpus)
 {
     for (int i = 0; i < MAX_GPUS; i++) {
         if (!(gpus & (gpu_set)1 << i))
@@ -309,10 +309,10 @@ bool parse_model(struct scenario *s, gpu_set gpus, struct line *l)
         char *text = strdup(models[i].text);
         if (!text)
             abort();
-        forget(s, gpus);
+        clear_settings(s, gpus);
         bool read = parse_text(s, word, text, gpus);
         free(text);
         return read;
     }
-    return complain(l, "\"%s\" is no model of a GPU", word);
+    return report(l, "unknown GPU model \"%s\"", word);
 }

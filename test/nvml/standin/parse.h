@@ -1,13 +1,12 @@
-/* Understands the text of a scenario: a directive a line, as README.md lists them. */
+/* Parser of the scenario text: a directive per line. README.md lists the directives. */
 
 #ifndef PARSE_H
 #define PARSE_H
 
 #include "scenario.h"
 
-/* Adds what the text says to a scenario, and writes into the text as it goes. At the first line that it does not
- * understand, or at the end of a text that lacks its last newline, it complains on standard error, in one line, and
- * returns false. */
+/* Adds the directives of the text to a scenario, and modifies the text. At an invalid line, or if the final newline is missing,
+ * it writes one line on standard error and returns false. */
 bool parse_scenario(struct scenario *, const char *path, char *text);
 
 #endif

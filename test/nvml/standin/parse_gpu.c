@@ -1,4 +1,4 @@
-/* What a line says of a GPU. */
+/* Parser of the lines of a GPU. */
 
 #include "parse_gpu.h"
 
@@ -31,10 +31,10 @@ static bool take_type(struct line *l, nvmlValueType_t *out)
         }
     }
     *out = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
-    return *word == '\0' || complain(l, "\"%s\" is no value type", word);
+    return *word == '\0' || report(l, "unknown value type \"%s\"", word);
 }
 
-/* Understands "<id>", "<id>-<id>" and a scope behind a slash, which is a number or, where it may be, "link". */
+/* Parses "<id>" or "<id>-<id>" with an optional scope after a slash: a number or, if or_link, "link". */
 static bool scan_ids(const char *text, bool or_link, unsigned int ids[2], struct scope *scope)
 {
     int64_t first, last, number;
@@ -69,7 +69,7 @@ static bool parse_field(struct scenario *s, gpu_set gpus, struct line *l)
     unsigned int ids[2];
     struct scope scope;
     if (!scan_ids(word, true, ids, &scope))
-        return complain(l, "\"%s\" is no field", word);
+        return report(l, "invalid field \"%s\"", word);
     struct field f = {.gpus = gpus, .first = ids[0], .last = ids[1], .scope = scope};
     if (!take_curve(l, &f.curve) || !take_type(l, &f.type))
         return false;
@@ -84,7 +84,7 @@ static bool parse_metric(struct scenario *s, gpu_set gpus, struct line *l)
     unsigned int ids[2];
     struct scope scope;
     if (!scan_ids(word, false, ids, &scope) || ids[1] >= NVML_GPM_METRIC_MAX)
-        return complain(l, "\"%s\" is no metric", word);
+        return report(l, "invalid metric \"%s\"", word);
     struct metric m = {.gpus = gpus, .first = ids[0], .last = ids[1], .scope = scope};
     if (!take_curve(l, &m.curve))
         return false;
@@ -103,20 +103,20 @@ static bool parse_result(struct scenario *s, gpu_set gpus, struct line *l)
         const char *end = slash + 1;
         int64_t part;
         if (!scan_number(&end, &part) || *end)
-            return complain(l, "\"%s\" is no part of a GPU", slash + 1);
+            return report(l, "invalid part \"%s\"", slash + 1);
         r.scope = (struct scope){ONE_SCOPE, (unsigned int)part};
         *slash = '\0';
     }
-    r.function = function_named(name);
+    r.function = find_function(name);
     if (r.function < 0)
-        return complain(l, "\"%s\" is no function", name);
+        return report(l, "unknown NVML function \"%s\"", name);
     if (!take_curve(l, &r.curve))
         return false;
     APPEND(&s->results, r);
     return true;
 }
 
-static int named(const char *const *names, int count, const char *name)
+static int index_of(const char *const *names, int count, const char *name)
 {
     for (int i = 0; i < count; i++) {
         if (strcmp(names[i], name) == 0)
@@ -125,14 +125,14 @@ static int named(const char *const *names, int count, const char *name)
     return -1;
 }
 
-/* Understands what a process is: "graphics", "compute+graphics". */
+/* Parses the kinds of a process: "graphics", "compute+graphics". */
 static bool scan_kinds(char *text, unsigned int *kinds)
 {
-    static const char *const names[] = {"compute", "graphics", "mps"}; /* as their bits are numbered */
+    static const char *const names[] = {"compute", "graphics", "mps"}; /* in the order of the bits */
     char *rest;
     *kinds = 0;
     for (char *name = strtok_r(text, "+", &rest); name; name = strtok_r(NULL, "+", &rest)) {
-        int i = named(names, 3, name);
+        int i = index_of(names, 3, name);
         if (i < 0)
             return false;
         *kinds |= 1u << i;
@@ -160,7 +160,7 @@ static bool parse_process(struct scenario *s, gpu_set gpus, struct line *l)
         !take_pairs(l, pairs, sizeof pairs / sizeof *pairs))
         return false;
     if (!scan_kinds(type, &p.kinds))
-        return complain(l, "no process is of the type \"%s\"", type);
+        return report(l, "unknown process type \"%s\"", type);
     p.pid = (unsigned int)pid;
     p.gi = (unsigned int)gi;
     p.ci = (unsigned int)ci;
@@ -168,7 +168,7 @@ static bool parse_process(struct scenario *s, gpu_set gpus, struct line *l)
     return true;
 }
 
-/* Tells whether a text is a profile's name, as "1c.3g.40gb+me" is. */
+/* Reports whether a text is the name of a MIG profile, such as "1c.3g.40gb+me". */
 static bool is_profile(const char *text)
 {
     unsigned int c, g, gb;
@@ -182,34 +182,34 @@ static bool is_profile(const char *text)
 }
 
 /* gpu <sel> slice <index> <profile> gi <g> ci <c> [uuid <text>|old] [memory <bytes>] [used|bar1 <value>] */
-static bool parse_slice(struct scenario *s, gpu_set gpus, struct line *l)
+static bool parse_mig_device(struct scenario *s, gpu_set gpus, struct line *l)
 {
     int64_t index;
-    if (!take_number(l, "the slice's index", 0, MAX_SLICES - 1, &index))
+    if (!take_number(l, "the index of the MIG device", 0, MAX_MIG_DEVICES - 1, &index))
         return false;
     const char *profile = take(l);
     if (!is_profile(profile))
-        return complain(l, "\"%s\" is no MIG profile", profile);
-    struct slice slice = {.present = true};
-    snprintf(slice.profile, sizeof slice.profile, "%s", profile);
+        return report(l, "invalid MIG profile \"%s\"", profile);
+    struct mig_device mig = {.present = true};
+    snprintf(mig.profile, sizeof mig.profile, "%s", profile);
     unsigned long long gi = UNSET_ID, ci = UNSET_ID;
     const struct pair pairs[] = {
         {.word = "gi", .number = &gi},
         {.word = "ci", .number = &ci},
-        {.word = "uuid", .text = slice.uuid, .size = sizeof slice.uuid},
-        {.word = "memory", .number = &slice.memory},
-        {.word = "used", .curve = &slice.used},
-        {.word = "bar1", .curve = &slice.bar1_used},
+        {.word = "uuid", .text = mig.uuid, .size = sizeof mig.uuid},
+        {.word = "memory", .number = &mig.memory},
+        {.word = "used", .curve = &mig.used},
+        {.word = "bar1", .curve = &mig.bar1_used},
     };
     if (!take_pairs(l, pairs, sizeof pairs / sizeof *pairs))
         return false;
     if (gi == UNSET_ID || ci == UNSET_ID)
-        return complain(l, "a slice needs its gi and its ci");
-    slice.gi = (unsigned int)gi;
-    slice.ci = (unsigned int)ci;
+        return report(l, "MIG device lacks gi or ci");
+    mig.gi = (unsigned int)gi;
+    mig.ci = (unsigned int)ci;
     for (int i = 0; i < MAX_GPUS; i++) {
         if (gpus & (gpu_set)1 << i)
-            s->gpus[i].slices[index] = slice;
+            s->gpus[i].mig_devices[index] = mig;
     }
     return true;
 }
@@ -226,15 +226,15 @@ static bool parse_link(struct scenario *s, gpu_set gpus, struct line *l)
         read = scan_number(&end, &last);
     }
     if (!read || *end || first < 0 || last < first || last >= NVML_NVLINK_MAX_LINKS)
-        return complain(l, "\"%s\" is no link", word);
+        return report(l, "invalid link \"%s\"", word);
     static const char *const kinds[] = {"none", "off", "switch", "gpu"};
     const char *kind = take(l);
     struct link link = {.kind = NO_LINK};
     while (link.kind <= LINK_TO_GPU && strcmp(kind, kinds[link.kind]) != 0)
         link.kind++;
     if (link.kind > LINK_TO_GPU)
-        return complain(l, "a link does not lead to \"%s\"", kind);
-    if (link.kind == LINK_TO_GPU && !take_number(l, "the GPU at its end", 0, MAX_GPUS - 1, &gpu))
+        return report(l, "unknown link target \"%s\"", kind);
+    if (link.kind == LINK_TO_GPU && !take_number(l, "the remote GPU", 0, MAX_GPUS - 1, &gpu))
         return false;
     link.gpu = (int)gpu;
     for (int i = 0; i < MAX_GPUS; i++) {
@@ -261,7 +261,7 @@ static bool set_text(struct scenario *s, gpu_set gpus, int text, struct line *l)
     const char *rest = take_rest(l);
     unsigned int part;
     if (!*rest || (text == text_pci && sscanf(rest, "%x:%x:%x.%x", &part, &part, &part, &part) != 4))
-        return complain(l, "\"%s\" cannot be a GPU's text here", rest);
+        return report(l, "invalid text \"%s\"", rest);
     for (int i = 0; i < MAX_GPUS; i++) {
         if (gpus & (gpu_set)1 << i)
             snprintf(s->gpus[i].texts[text], sizeof s->gpus[i].texts[text], "%s", rest);
@@ -269,7 +269,7 @@ static bool set_text(struct scenario *s, gpu_set gpus, int text, struct line *l)
     return true;
 }
 
-static bool lose(struct scenario *s, gpu_set gpus, struct line *l)
+static bool parse_lost(struct scenario *s, gpu_set gpus, struct line *l)
 {
     (void)l;
     for (int i = 0; i < MAX_GPUS; i++)
@@ -282,7 +282,7 @@ static bool parse_reset(struct scenario *s, gpu_set gpus, struct line *l)
     const char *word = take(l), *end = word;
     double at;
     if (!scan_decimal(&end, &at) || *end)
-        return complain(l, "\"%s\" is no Unix time in seconds", word);
+        return report(l, "invalid Unix time \"%s\"", word);
     for (int i = 0; i < MAX_GPUS; i++) {
         if (gpus & (gpu_set)1 << i)
             s->gpus[i].reset = at;
@@ -295,15 +295,15 @@ static const char *const value_names[VALUE_COUNT] = {GPU_VALUES(X)};
 static const char *const text_names[TEXT_COUNT] = {GPU_TEXTS(X)};
 #undef X
 
-/* What a line says of a GPU, but for the values and texts that it has one of. */
+/* Parsers by key, except for the keys of values and texts. */
 static const struct {
     const char *word;
     bool (*parse)(struct scenario *, gpu_set, struct line *);
 } subjects[] = {
     {"model", parse_model},     {"field", parse_field}, {"metric", parse_metric},
     {"call", parse_result},
-    {"process", parse_process}, {"slice", parse_slice}, {"link", parse_link},
-    {"lost", lose},             {"reset", parse_reset},
+    {"process", parse_process}, {"slice", parse_mig_device}, {"link", parse_link},
+    {"lost", parse_lost},       {"reset", parse_reset},
 };
 
 bool parse_gpu(struct scenario *s, struct line *l)
@@ -316,11 +316,11 @@ bool parse_gpu(struct scenario *s, struct line *l)
         if (strcmp(key, subjects[i].word) == 0)
             return subjects[i].parse(s, gpus, l);
     }
-    int i = named(value_names, VALUE_COUNT, key);
+    int i = index_of(value_names, VALUE_COUNT, key);
     if (i >= 0)
         return set_value(s, gpus, i, l);
-    i = named(text_names, TEXT_COUNT, key);
+    i = index_of(text_names, TEXT_COUNT, key);
     if (i >= 0)
         return set_text(s, gpus, i, l);
-    return complain(l, "a GPU has no \"%s\"", key);
+    return report(l, "unknown key \"%s\"", key);
 }

@@ -1,4 +1,4 @@
-/* Where a GPU sits: in a fabric, in a rack, beside a CPU of NVIDIA's, in a machine that keeps secrets. */
+/* The environment of a GPU: fabric, rack, link to the CPU, confidential computing. */
 
 #include <stddef.h>
 #include <stdio.h>
@@ -6,11 +6,11 @@
 
 #include "call.h"
 
-/* The fabric's versions of the struct differ in where they end. */
+/* Later versions of the struct only add fields at the end. */
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *gpuFabricInfo)
 {
     DEVICE_CALL(device);
-    NEEDS(gpuFabricInfo);
+    REQUIRE(gpuFabricInfo);
     bool newest = gpuFabricInfo->version == nvmlGpuFabricInfo_v3;
     if (!newest && gpuFabricInfo->version != nvmlGpuFabricInfo_v2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
@@ -33,7 +33,7 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV
 nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *gpuFabricInfo)
 {
     DEVICE_CALL(device);
-    NEEDS(gpuFabricInfo);
+    REQUIRE(gpuFabricInfo);
     READ(state, fabric_state);
     READ(status, fabric_status);
     READ(clique, fabric_clique);
@@ -44,11 +44,11 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t
     return NVML_SUCCESS;
 }
 
-/* Two versions of the struct have the same places under different names. */
+/* Both versions of the struct have the same layout with different names. */
 nvmlReturn_t nvmlDeviceGetPlatformInfo(nvmlDevice_t device, nvmlPlatformInfo_t *platformInfo)
 {
     DEVICE_CALL(device);
-    NEEDS(platformInfo);
+    REQUIRE(platformInfo);
     unsigned int version = platformInfo->version;
     if (version != nvmlPlatformInfo_v1 && version != nvmlPlatformInfo_v2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
@@ -66,7 +66,7 @@ nvmlReturn_t nvmlDeviceGetPlatformInfo(nvmlDevice_t device, nvmlPlatformInfo_t *
         .peerType = (unsigned char)peer,
         .moduleId = (unsigned char)module,
     };
-    /* As the header has it, of 13 bytes at most, and not ended by a zero where it fills its place. */
+    /* In the header, the serial has at most 13 bytes, without a final zero if it fills the field. */
     memcpy(platformInfo->chassisSerialNumber, gpu->texts[text_chassis_serial],
            strnlen(gpu->texts[text_chassis_serial], sizeof platformInfo->chassisSerialNumber));
     return NVML_SUCCESS;
@@ -75,18 +75,18 @@ nvmlReturn_t nvmlDeviceGetPlatformInfo(nvmlDevice_t device, nvmlPlatformInfo_t *
 nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeInfo_v1_t *c2cModeInfo)
 {
     DEVICE_CALL(device);
-    NEEDS(c2cModeInfo);
+    REQUIRE(c2cModeInfo);
     READ(mode, c2c);
     c2cModeInfo->isC2cEnabled = (unsigned int)mode;
     return NVML_SUCCESS;
 }
 
-/* -- confidential computing: on for the whole machine, or not -- */
+/* -- confidential computing, for the whole machine -- */
 
 nvmlReturn_t nvmlSystemGetConfComputeState(nvmlConfComputeSystemState_t *state)
 {
     CALL(NO_GPU);
-    NEEDS(state);
+    REQUIRE(state);
     int confidential = call.scenario->confidential;
     if (confidential == CC_NONE)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -101,7 +101,7 @@ nvmlReturn_t nvmlSystemGetConfComputeState(nvmlConfComputeSystemState_t *state)
 nvmlReturn_t nvmlSystemGetConfComputeCapabilities(nvmlConfComputeSystemCaps_t *capabilities)
 {
     CALL(NO_GPU);
-    NEEDS(capabilities);
+    REQUIRE(capabilities);
     if (call.scenario->confidential == CC_NONE)
         return NVML_ERROR_NOT_SUPPORTED;
     *capabilities = (nvmlConfComputeSystemCaps_t){

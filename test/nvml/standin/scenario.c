@@ -16,19 +16,19 @@
 #include "gpm.h"
 #include "parse.h"
 
-/* What tells one version of the file from the next. */
-struct stamp {
+/* Identifies a version of the file. */
+struct file_version {
     struct timespec written;
     off_t size;
     ino_t inode;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the three below and all references */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the next three variables and all references */
 static struct scenario *current;
-static struct stamp current_stamp;
-static bool stamped;
+static struct file_version current_version;
+static bool loaded;
 
-/* The clock is read once and carried on by the one that nobody sets. */
+/* The real-time clock at the load of the library, continued by the monotonic clock. */
 static double loaded_unix, loaded_monotonic;
 
 static double clock_seconds(clockid_t clock)
@@ -62,7 +62,7 @@ static void release_locked(struct scenario *s)
     free(s);
 }
 
-/* Every GPU has an identity of its own before anything is said about it. */
+/* Sets the default identity of each GPU. */
 static void identify(struct scenario *s)
 {
     for (int i = 0; i < MAX_GPUS; i++) {
@@ -72,7 +72,7 @@ static void identify(struct scenario *s)
         snprintf(gpu->texts[text_pci], size, "0000:%02x:00.0", 0x10 + i);
         snprintf(gpu->texts[text_serial], size, "16500000%05d", i);
         gpu->values[value_minor] = (struct curve){.shape = CONSTANT, .base = i};
-        for (int j = 0; j < MAX_GPUS; j++) /* two sockets, four GPUs at each */
+        for (int j = 0; j < MAX_GPUS; j++) /* four GPUs per socket */
             gpu->ancestors[j] = i / 4 == j / 4 ? NVML_TOPOLOGY_NODE : NVML_TOPOLOGY_SYSTEM;
     }
 }
@@ -113,7 +113,7 @@ static char *read_text(int fd, size_t size)
     return text;
 }
 
-/* Reads the file anew. Where that gives no scenario the one before stands, and the complaint about it is made once. */
+/* Reads the file again. An invalid file is reported once, and the previous scenario is kept. */
 static void reload(const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -125,22 +125,22 @@ static void reload(const char *path)
         struct scenario *fresh = text ? parse(path, text) : NULL;
         if (fresh) {
             if (current)
-                gpm_settle(current, fresh);
+                gpm_advance(current, fresh);
             release_locked(current);
             current = fresh;
         }
         free(text);
-        current_stamp = (struct stamp){st.st_mtim, st.st_size, st.st_ino};
-        stamped = true;
+        current_version = (struct file_version){st.st_mtim, st.st_size, st.st_ino};
+        loaded = true;
     }
     close(fd);
 }
 
 static bool unchanged(const struct stat *st)
 {
-    return stamped && st->st_mtim.tv_sec == current_stamp.written.tv_sec &&
-           st->st_mtim.tv_nsec == current_stamp.written.tv_nsec && st->st_size == current_stamp.size &&
-           st->st_ino == current_stamp.inode;
+    return loaded && st->st_mtim.tv_sec == current_version.written.tv_sec &&
+           st->st_mtim.tv_nsec == current_version.written.tv_nsec && st->st_size == current_version.size &&
+           st->st_ino == current_version.inode;
 }
 
 static const char *scenario_path(void)
@@ -186,7 +186,7 @@ void scenario_wait(int changes, double seconds)
     char events[4096];
     struct pollfd wait = {.fd = changes, .events = POLLIN};
     int ms = (int)(seconds * 1e3) + (seconds > 0);
-    if (changes < 0 && ms > 1) /* inotify has failed: the caller looks once a millisecond */
+    if (changes < 0 && ms > 1) /* without inotify the caller polls each millisecond */
         ms = 1;
     if (poll(&wait, 1, ms) > 0)
         while (read(changes, events, sizeof events) > 0) {
@@ -200,11 +200,11 @@ void scenario_release(const struct scenario *s)
     pthread_mutex_unlock(&lock);
 }
 
-const struct rule *scenario_rule(const struct scenario *s, enum obstacle obstacle, int target, int gpu)
+const struct rule *scenario_rule(const struct scenario *s, enum action action, int target, int gpu)
 {
     for (size_t i = s->rules.count; i-- > 0;) {
         const struct rule *rule = &s->rules.items[i];
-        if (rule->obstacle == obstacle && (rule->target == target || rule->target == ANY_FUNCTION) &&
+        if (rule->action == action && (rule->target == target || rule->target == ANY_FUNCTION) &&
             rule->gpus & (gpu_set)1 << gpu)
             return rule;
     }
@@ -220,7 +220,7 @@ static int64_t wave(const struct curve *c, double seconds)
     return c->base + (int64_t)(height * (double)(c->top - c->base));
 }
 
-/* A wave's integral from 0 on. Its mean over each half of a period is halfway between base and top. */
+/* A wave's integral from 0. The mean of each half period is halfway between base and top. */
 static double wave_sum(const struct curve *c, double seconds)
 {
     double half = c->period / 2, swing = (double)(c->top - c->base);
@@ -230,8 +230,8 @@ static double wave_sum(const struct curve *c, double seconds)
     return (double)c->base * seconds + swing * (double)halves * half / 2 + (halves % 2 == 0 ? risen : swing * rest - risen);
 }
 
-/* The integral from one time to another, in seconds since the epoch. Whole periods before it are left out, since large
- * numbers would drown what is between two times that lie close together. */
+/* The integral between two times in seconds since the epoch. Full periods before `from` are left out: large sums would lose the
+ * precision of a short interval. */
 static double sum_between(const struct curve *c, double from, double to)
 {
     switch (c->shape) {
@@ -252,7 +252,7 @@ bool curve_sum(const struct scenario *s, const struct curve *c, double from, dou
     *out = 0;
     if (c->shape == ABSENT)
         return false;
-    if (begin < 0) { /* before the epoch it is what it is then */
+    if (begin < 0) { /* before the epoch the curve has its base value */
         *out = (double)c->base * ((end < 0 ? end : 0) - begin);
         begin = 0;
     }

@@ -1,4 +1,4 @@
-/* What the machine is like right now: the scenario file, read again whenever it has changed. */
+/* The current state of the machine: the scenario file, read again after each change. */
 
 #ifndef SCENARIO_H
 #define SCENARIO_H
@@ -9,16 +9,16 @@
 
 #include "nvml.h"
 
-/* NO_GPU stands where a GPU's index would, for calls that concern none. */
+/* NO_GPU is the index for calls without a GPU. */
 #ifndef MAX_GPUS
 #define MAX_GPUS 16
 #endif
 enum { NO_GPU = MAX_GPUS };
 
-/* How many MIG devices a GPU can have, as it says itself (nvmlDeviceGetMaxMigDeviceCount). */
-enum { MAX_SLICES = 7 };
+/* Result of nvmlDeviceGetMaxMigDeviceCount for a MIG-enabled GPU. */
+enum { MAX_MIG_DEVICES = 7 };
 
-/* The numbers that a GPU can be asked for, under the names that they have in a scenario. */
+/* The numbers of a GPU, by their scenario keys. */
 #define GPU_VALUES(X) \
     X(minor) X(numa) \
     X(architecture) X(pci_id) X(cores) X(memory_bus_width) X(slice_multiprocessors) X(virtualization) X(addressing_mode) \
@@ -51,7 +51,7 @@ enum { MAX_SLICES = 7 };
     X(platform_slot) X(platform_tray) X(platform_host) X(platform_peer) X(platform_module) \
     X(recovery_action) X(persistence_mode) X(compute_mode) X(mig_mode) X(event_types) X(event_types_refused)
 
-/* The texts, likewise. */
+/* The texts of a GPU, by their scenario keys. */
 #define GPU_TEXTS(X) X(uuid) X(name) X(pci) X(serial) X(vbios) X(compute_capability) X(chassis_serial)
 
 enum value {
@@ -68,7 +68,7 @@ enum text {
     TEXT_COUNT
 };
 
-/* A curve is a value over time, which is counted in seconds since the scenario's epoch. */
+/* A curve is a value over time, in seconds since the scenario's epoch. */
 struct curve {
     enum { ABSENT, CONSTANT, LINE, WAVE } shape;
     int64_t base;
@@ -77,55 +77,55 @@ struct curve {
     double period; /* of a wave, in seconds */
 };
 
-/* A MIG device: a compute instance, and the GPU instance that it is in. */
-struct slice {
+/* A MIG device: a compute instance and its GPU instance. */
+struct mig_device {
     bool present;
     unsigned int gi, ci;
     char profile[32]; /* "1c.3g.40gb+me" */
-    char uuid[96];    /* "": one that is made from the GPU and the two ids; "old": as drivers made it up to 460 */
-    /* In bytes. What a slice does not say is what another of its GPU instance says, which they share. */
-    unsigned long long memory; /* 0: it does not say */
+    char uuid[96];    /* "": derived from the GPU and both ids; "old": the form of drivers up to 460 */
+    /* In bytes. An unset value is that of another MIG device of the GPU instance. */
+    unsigned long long memory; /* 0: unset */
     struct curve used, bar1_used;
 };
 
-/* One end of an NVLink. */
+/* An NVLink of a GPU. */
 struct link {
     enum { NO_LINK, LINK_OFF, LINK_TO_SWITCH, LINK_TO_GPU } kind;
     int gpu; /* at the other end */
 };
 
-/* One physical GPU. Its slices exist while its MIG mode is on, each at its index. */
+/* A physical GPU. Its MIG devices exist while MIG mode is on. */
 struct gpu {
     char texts[TEXT_COUNT][NVML_DEVICE_NAME_V2_BUFFER_SIZE];
     struct curve values[VALUE_COUNT];
     bool lost;
-    double reset; /* the Unix time at which it was reset; 0: it was not */
-    struct slice slices[MAX_SLICES];
+    double reset; /* Unix time of the reset; 0: none */
+    struct mig_device mig_devices[MAX_MIG_DEVICES];
     struct link links[NVML_NVLINK_MAX_LINKS];
-    nvmlGpuTopologyLevel_t ancestors[MAX_GPUS]; /* what the GPU has in common with each other */
+    nvmlGpuTopologyLevel_t ancestors[MAX_GPUS]; /* topology level of the GPU with each GPU */
 };
 
-/* A set of GPUs has a bit for each index, and one for NO_GPU. */
+/* A set of GPUs has a bit for each index and for NO_GPU. */
 __extension__ typedef unsigned __int128 gpu_set;
 
-/* A rule makes calls go wrong. */
+/* A rule makes calls fail, slow down or hang. */
 struct rule {
-    enum obstacle { FAIL, FAIL_FIELD, FAIL_METRIC, SLOW, HANG } obstacle;
-    int target; /* a function, or ANY_FUNCTION; the id of a field or a metric where that is what fails */
+    enum action { FAIL, FAIL_FIELD, FAIL_METRIC, SLOW, HANG } action;
+    int target; /* a function or ANY_FUNCTION; for FAIL_FIELD and FAIL_METRIC an id */
     gpu_set gpus;
-    nvmlReturn_t answer;
+    nvmlReturn_t ret;
     long delay_ms;
 };
 
 enum { ANY_FUNCTION = -1 };
 
-/* What a number is about, besides the GPU. */
+/* The scope of a number. */
 struct scope {
     enum { ANY_SCOPE, ONE_SCOPE, EACH_LINK } kind;
-    unsigned int number; /* of the ONE_SCOPE: a field's scope, a metric's GPU instance */
+    unsigned int number; /* for ONE_SCOPE: a field's scope, a metric's GPU instance, or a part */
 };
 
-/* Fields that are answered otherwise than field.c would, or that it does not know. */
+/* Fields with a value of the scenario, in place of the value of field.c. */
 struct field {
     gpu_set gpus;
     unsigned int first, last; /* ids */
@@ -142,27 +142,27 @@ struct metric {
     struct curve curve;
 };
 
-/* The number that a function returns, of the GPU or of a numbered part of it. */
+/* The number that a function returns for the GPU or a numbered part. */
 struct result {
     gpu_set gpus;
     int function;
-    struct scope scope; /* ONE_SCOPE: this part */
+    struct scope scope; /* ONE_SCOPE: a part */
     struct curve curve;
 };
 
-/* What a process is: several of these at the same time, perhaps. */
+/* Kinds of a process; a process can have several. */
 enum { COMPUTE = 1, GRAPHICS = 2, MPS = 4 };
 
 struct process {
     gpu_set gpus;
     unsigned int kinds;
     unsigned int pid, gi, ci;
-    struct curve bytes; /* absent: the driver does not know */
+    struct curve bytes; /* absent: unknown */
     struct curve sm, memory, encoder, decoder; /* percent */
 };
 
 struct event {
-    unsigned long long serial, last; /* it happens once for each serial from one to the other */
+    unsigned long long serial, last; /* the event occurs once for each serial in this range */
     unsigned int gpu;
     unsigned long long type;
     unsigned long long data;
@@ -172,16 +172,16 @@ struct event {
 
 #define LIST(type) struct { type *items; size_t count; }
 
-/* A scenario is never written once it can be seen by calls. Each of them holds a reference to the one that it uses. */
+/* A scenario does not change after parsing. Each call has a reference to its scenario. */
 struct scenario {
     int references; /* guarded by the lock in scenario.c */
     unsigned int gpu_count;
     char driver[NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE];
     double epoch; /* Unix time in seconds */
     bool driver_lock;
-    bool add_fields; /* nvmlDeviceGetFieldValues adds to what the caller left in an entry */
-    bool reuse_handles; /* a new slice gets the handle of one that is gone */
-    double since; /* the Unix time in seconds at which it began to hold */
+    bool add_fields; /* nvmlDeviceGetFieldValues adds to the caller's values */
+    bool reuse_handles; /* a new MIG device reuses the handle of a removed one */
+    double since; /* Unix time of the parsing, in seconds */
     enum { CC_NONE, CC_OFF, CC_ON, CC_DEVTOOLS } confidential;
     struct gpu gpus[MAX_GPUS];
     LIST(struct rule) rules;
@@ -192,8 +192,7 @@ struct scenario {
     LIST(struct event) events;
 };
 
-/* Returns the scenario as the file now has it, and NULL before there was a valid one. It is given back with
- * scenario_release. */
+/* Returns the current scenario, or NULL before the first valid file. The caller releases it with scenario_release. */
 const struct scenario *scenario_now(void);
 void scenario_release(const struct scenario *);
 
@@ -203,19 +202,19 @@ int scenario_changes(void);
 /* Waits for a change of the scenario file. Returns after the given time at the latest, and earlier for other files of the folder. */
 void scenario_wait(int changes, double seconds);
 
-/* Tells whether there is a scenario file: without one there is no driver to start. */
+/* Reports whether the scenario file exists. Without the file, the node has no driver. */
 bool scenario_present(void);
 
-/* The newest rule of the kind for a function (or a field) and a GPU; NULL when there is none. */
-const struct rule *scenario_rule(const struct scenario *, enum obstacle, int target, int gpu);
+/* Returns the newest rule of the kind for a function, field or metric and a GPU, or NULL. */
+const struct rule *scenario_rule(const struct scenario *, enum action, int target, int gpu);
 
-/* Computes a curve's value at a Unix time. Returns false for one that is absent. */
+/* Computes a curve's value at a Unix time. Returns false for an absent curve. */
 bool curve_at(const struct scenario *, const struct curve *, double unix_seconds, int64_t *out);
 
-/* Computes the integral of a curve between two Unix times. Returns false for one that is absent. */
+/* Computes the integral of a curve between two Unix times. Returns false for an absent curve. */
 bool curve_sum(const struct scenario *, const struct curve *, double from, double to, double *out);
 
-/* The time in seconds since 1970. It never goes back while the process lives, so that counters do not either. */
+/* Returns the Unix time in seconds. The time is monotonic within the process, so that counters are too. */
 double unix_seconds(void);
 
 #endif

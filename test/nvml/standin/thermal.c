@@ -1,11 +1,11 @@
-/* How warm a GPU is, and how warm it may become. */
+/* Temperatures and their limits. */
 
 #include "call.h"
 
 nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensorType, unsigned int *temp)
 {
     DEVICE_CALL(device);
-    NEEDS(temp && sensorType == NVML_TEMPERATURE_GPU);
+    REQUIRE(temp && sensorType == NVML_TEMPERATURE_GPU);
     READ(celsius, temperature);
     *temp = (unsigned int)celsius;
     return NVML_SUCCESS;
@@ -14,7 +14,7 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensor
 nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
 {
     DEVICE_CALL(device);
-    NEEDS(temperature && temperature->sensorType == NVML_TEMPERATURE_GPU);
+    REQUIRE(temperature && temperature->sensorType == NVML_TEMPERATURE_GPU);
     if (temperature->version != nvmlTemperature_v1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     READ(celsius, temperature);
@@ -22,7 +22,7 @@ nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *t
     return NVML_SUCCESS;
 }
 
-/* Since Ada a GPU says instead how far it is from its limits. */
+/* Since Ada, GPUs report the margin to their limits instead. */
 nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTemperatureThresholds_t thresholdType,
                                                unsigned int *temp)
 {
@@ -33,7 +33,7 @@ nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTemperat
         [NVML_TEMPERATURE_THRESHOLD_GPU_MAX] = value_temperature_max,
     };
     DEVICE_CALL(device);
-    NEEDS(temp && (unsigned int)thresholdType < NVML_TEMPERATURE_THRESHOLD_COUNT);
+    REQUIRE(temp && (unsigned int)thresholdType < NVML_TEMPERATURE_THRESHOLD_COUNT);
     int64_t celsius;
     if ((unsigned int)thresholdType >= sizeof limits / sizeof *limits ||
         !read_value(&call, limits[thresholdType], &celsius))
@@ -45,7 +45,7 @@ nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTemperat
 nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTemperature_t *marginTempInfo)
 {
     DEVICE_CALL(device);
-    NEEDS(marginTempInfo);
+    REQUIRE(marginTempInfo);
     if (marginTempInfo->version != nvmlMarginTemperature_v1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     READ(margin, temperature_margin);

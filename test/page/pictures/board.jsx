@@ -1,5 +1,5 @@
-// Draws panels of a dashboard with Grafana's own components, except state timelines, which Grafana's packages lack.
-// globalThis.board has the panels with Prometheus' answers.
+// Draws panels of a dashboard with Grafana's components, except state timelines, which Grafana's packages lack.
+// globalThis.board has the panels with Prometheus' results.
 import {
   FieldConfigOptionsRegistry, FieldType, LoadingState, VizOrientation, applyFieldOverrides, cacheFieldDisplayNames, createTheme, dateTime, getFieldDisplayName, getFieldDisplayValues,
   standardTransformers, standardTransformersRegistry, toDataFrame, transformDataFrame,
@@ -9,7 +9,7 @@ import { TableNG } from "@grafana/ui/unstable";
 import { createRoot } from "react-dom/client";
 
 const { title, variables, panels, begin, end } = globalThis.board;
-const note = "Drawn from the dashboard's JSON and the answers of a real Prometheus, not by a Grafana server. "
+const note = "Drawn from the dashboard's JSON and the results of a real Prometheus, not by a Grafana server. "
   + "The panels are components of Grafana's npm packages, except state timelines. The GPUs are simulated.";
 const theme = createTheme({ colors: { mode: "dark" } });
 const timeRange = { from: dateTime(begin), to: dateTime(end), raw: { from: dateTime(begin), to: dateTime(end) } };
@@ -25,7 +25,7 @@ const registry = new FieldConfigOptionsRegistry(() => [
 
 const legend = (format, labels) => format?.replace(/\{\{\s*(\w+)\s*\}\}/g, (_, name) => labels[name] ?? "");
 
-// frames returns an answer as Grafana's Prometheus data source does: a frame for each line, or a frame for a table.
+// frames returns a query result as Grafana's Prometheus data source does: a frame for each line, or a frame for a table.
 function frames({ target, result, step }, several) {
   if (target.format === "table") {
     const names = [...new Set(result.flatMap((series) => Object.keys(series.metric)))].sort();
@@ -47,7 +47,7 @@ function frames({ target, result, step }, several) {
 }
 
 async function prepare(panel) {
-  const raw = panel.answers.flatMap((answer) => frames(answer, panel.answers.length > 1));
+  const raw = panel.results.flatMap((result) => frames(result, panel.results.length > 1));
   const data = panel.transformations?.length
     ? await new Promise((next, error) => { transformDataFrame(panel.transformations, raw).subscribe({ next, error }); }) : raw;
   if (panel.type === "timeseries") panel.fieldConfig.defaults.color ??= { mode: "palette-classic" }; // the default of this panel
@@ -72,7 +72,7 @@ function Lines({ panel, data, width, height }) {
   return <div data-needs="canvas"><TimeSeries frames={data} timeRange={timeRange} timeZone="utc" width={width} height={height} legend={panel.options.legend} options={panel.options} structureRev={1} /></div>;
 }
 
-// Timeline merges equal values that follow each other, as Grafana does.
+// Timeline merges consecutive equal values, as Grafana does.
 function Timeline({ data, width, height }) {
   const rows = data.map((frame) => {
     const [time, value] = frame.fields, step = Math.min(...time.values.slice(1).map((at, i) => at - time.values[i]), end - begin), spans = [];

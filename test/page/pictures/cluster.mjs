@@ -1,4 +1,4 @@
-// Three simulated nodes, a real Prometheus that scrapes them, and stand-ins for kube-state-metrics and the API server.
+// Three simulated nodes, a real Prometheus that scrapes them, and simulations of kube-state-metrics and the API server.
 import { spawn } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, request } from "node:http";
@@ -16,7 +16,7 @@ const loadRows = [
   ["nvidia_gpu_dram_bandwidth_utilization_ratio", 0, 0.6], ["nvidia_gpu_power_watts", 70, 680], ['nvidia_gpu_temperature_celsius{sensor="gpu"}', 34, 74],
 ];
 
-// expandLoads replaces the comments "# load" of a script by values of every 20 seconds.
+// expandLoads replaces the comments "# load" of a script by values at intervals of 20 seconds.
 function expandLoads(text) {
   const rows = /^machine t4/m.test(text) ? loadRows.slice(0, 2) : loadRows, lines = text.split("\n");
   for (const [, device, from, to, level] of text.matchAll(/^# load (\S+) (\S+) (\S+) (\S+)$/gm)) {
@@ -29,7 +29,7 @@ function expandLoads(text) {
   return lines.sort((a, b) => time(a) - time(b)).join("\n");
 }
 
-// podPhases returns what kube-state-metrics exports of the scripts' pods, and of a pod that waits for two GPUs.
+// podPhases returns the metrics of kube-state-metrics for the scripts' pods, and for a pending pod that requests two GPUs.
 function podPhases(scripts, age) {
   const pods = new Map();
   for (const line of scripts.flatMap((text) => text.split("\n"))) {
@@ -57,15 +57,15 @@ async function freeAddress() {
   return address;
 }
 
-// apiServer lists podgauge's pods and proxies requests to them, which is all that kubectl podgauge needs.
+// apiServer lists podgauge's pods and proxies requests to them, as kubectl podgauge requires.
 function apiServer(nodes) {
   return (from, to) => {
     const [, name, path] = /^\/api\/v1\/namespaces\/podgauge\/pods\/(?:\w+:)?podgauge-([\w-]+)(?::\d+)?\/proxy(\/.*)/.exec(from.url) ?? [];
     if (name) {
       const [host, port] = nodes[name].split(":");
-      request({ host, port, path, headers: { accept: from.headers.accept ?? "*/*" } }, (answer) => {
-        to.writeHead(answer.statusCode, answer.headers);
-        answer.pipe(to);
+      request({ host, port, path, headers: { accept: from.headers.accept ?? "*/*" } }, (response) => {
+        to.writeHead(response.statusCode, response.headers);
+        response.pipe(to);
       }).on("error", () => to.writeHead(502).end()).end();
       return;
     }
@@ -76,7 +76,7 @@ function apiServer(nodes) {
   };
 }
 
-// start starts all of them. Stop ends them and removes their files.
+// start starts all programs. stop ends them and removes their files.
 export async function start(root) {
   const dir = mkdtempSync(join(tmpdir(), "podgauge-pictures-")), begun = Date.now(), children = [], servers = [], nodes = {};
   const run = (command, args, env = {}) => {
@@ -91,12 +91,12 @@ export async function start(root) {
   };
   const scripts = names.map((name) => readFileSync(join(root, "test/page/pictures/nodes", `${name}.script`), "utf8")), shared = join(dir, "shared.yaml");
   writeFileSync(shared, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n");
-  const own = { "gpu-node-1": ["--mig-strategy=mixed"], "gpu-node-2": [`--config-file=${shared}`], "gpu-node-3": [] };
+  const flags = { "gpu-node-1": ["--mig-strategy=mixed"], "gpu-node-2": [`--config-file=${shared}`], "gpu-node-3": [] };
   for (const [i, name] of names.entries()) {
     const script = join(dir, `${name}.script`);
     writeFileSync(script, expandLoads(scripts[i]));
     nodes[name] = await freeAddress();
-    run(join(root, "bin/podgauge-sim"), [`--simulate=script:${script}`, `--web.listen-address=${nodes[name]}`, `--state-dir=${join(dir, name)}`, ...own[name]], { NODE_NAME: name });
+    run(join(root, "bin/podgauge-sim"), [`--simulate=script:${script}`, `--web.listen-address=${nodes[name]}`, `--state-dir=${join(dir, name)}`, ...flags[name]], { NODE_NAME: name });
   }
   const kube = await serve((_, to) => to.writeHead(200, { "content-type": "text/plain; version=0.0.4" }).end(podPhases(scripts, (Date.now() - begun) / 1000)));
   const target = (address, labels) => JSON.stringify({ targets: [address], labels });

@@ -14,7 +14,7 @@ const here = dirname(fileURLToPath(import.meta.url)), root = join(here, "../../.
 const minute = 60 * 1000;
 const require = createRequire(import.meta.url);
 
-// boards are the dashboards with the chosen variables and the shown lines of the grid, from and to.
+// boards are the dashboards with their selected variables and rows of the grid (from, to).
 const boards = {
   fleet: [{}, [0, 34], [42, 59]], workload: [{ namespace: "training" }, [0, 39]], device: [{ node: "gpu-node-1" }, [0, 59]], podgauge: [{}, [0, 30], [55, 72]],
 };
