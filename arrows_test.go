@@ -16,9 +16,8 @@ import (
 
 const module = "github.com/podgauge/podgauge/"
 
-// arrows say what each package may import of ours; tests of a package may use the
-// simulations and the stand-in as well.
-var arrows = map[string][]string{
+// allowedImports lists the packages of this module that each package may import. Tests may also import testImports.
+var allowedImports = map[string][]string{
 	"cmd/podgauge":          {"internal/app", "internal/doctor", "internal/nvml"},
 	"cmd/podgauge-sim":      {"internal/app", "internal/nvml", "internal/nvml/metric", "internal/nvml/xid", "internal/sim"},
 	"internal/app":          {"internal/config", "internal/cgroup", "internal/cli", "internal/device", "internal/nvml/cdi", "internal/nvml/kmsg", "internal/doctor", "internal/kubeapi", "internal/kubestatus", "internal/nodelabel", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state", "internal/state/disk"},
@@ -74,14 +73,14 @@ var arrows = map[string][]string{
 	"test/tutorial":         {},
 }
 
-// leaves may be imported by any package.
-var leaves = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
+// leafPackages may be imported by any package.
+var leafPackages = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
 
-// inTests may be imported by any test.
-var inTests = []string{"internal/device", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "internal/wire", "test/apiserver", "test/bubble", "test/churn", "test/devicetest", "test/nvml", "test/program"}
+// testImports may be imported by any test.
+var testImports = []string{"internal/device", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "internal/wire", "test/apiserver", "test/bubble", "test/churn", "test/devicetest", "test/nvml", "test/program"}
 
-// strangers are foreign modules that a room must not know, and what for.
-var strangers = map[string][]string{
+// bannedModules lists prefixes of foreign modules that a package must not import.
+var bannedModules = map[string][]string{
 	"internal/config":     {"github.com/NVIDIA", "github.com/prometheus", "google.golang.org/", "k8s.io/"},
 	"dashboards":          {"github.com/", "google.golang.org/", "k8s.io/"},
 	"internal/cgroup":     {"github.com/", "google.golang.org/", "k8s.io/"},
@@ -98,7 +97,7 @@ var strangers = map[string][]string{
 	"internal/wire":       {"github.com/", "k8s.io/"},
 }
 
-func TestImportsFollowTheArrows(t *testing.T) {
+func TestAllowedImports(t *testing.T) {
 	seen := map[string]bool{}
 	err := filepath.WalkDir(".", func(file string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -110,23 +109,23 @@ func TestImportsFollowTheArrows(t *testing.T) {
 			}
 			return nil
 		}
-		if room := path.Dir(file); strings.HasSuffix(file, ".go") && room != "." {
-			seen[room] = true
-			checkImports(t, room, file)
+		if pkg := path.Dir(file); strings.HasSuffix(file, ".go") && pkg != "." {
+			seen[pkg] = true
+			checkImports(t, pkg, file)
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for room := range arrows {
-		if !seen[room] {
-			t.Errorf("the table has %s, the tree has not", room)
+	for pkg := range allowedImports {
+		if !seen[pkg] {
+			t.Errorf("allowedImports lists %s, which does not exist", pkg)
 		}
 	}
 }
 
-// TestProgramWithoutTemplates checks that no dependency brings html/template, which keeps the linker from dropping unused methods: 3.3 MB of
+// TestProgramWithoutTemplates checks that no dependency imports html/template, which keeps the linker from dropping unused methods: 3.3 MB of
 // the binary (docs/contributing/adr/0014-web-config.md).
 func TestProgramWithoutTemplates(t *testing.T) {
 	packages, err := exec.Command("go", "list", "-deps", "-tags", "grpcnotrace", "./cmd/podgauge").Output()
@@ -140,17 +139,17 @@ func TestProgramWithoutTemplates(t *testing.T) {
 	}
 }
 
-// isModule tells whether a folder is a module of its own.
+// isModule reports whether a folder is the root of a Go module.
 func isModule(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "go.mod"))
 	return err == nil
 }
 
-func checkImports(t *testing.T, room, file string) {
+func checkImports(t *testing.T, pkg, file string) {
 	t.Helper()
-	allowed, known := arrows[room]
+	allowed, known := allowedImports[pkg]
 	if !known {
-		t.Errorf("%s is in no room of the table", file)
+		t.Errorf("%s: package %s is missing from allowedImports", file, pkg)
 		return
 	}
 	source, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
@@ -165,10 +164,10 @@ func checkImports(t *testing.T, room, file string) {
 		}
 		ours, isOurs := strings.CutPrefix(name, module)
 		switch {
-		case isOurs && ours != room && !slices.Contains(allowed, ours) && !slices.Contains(leaves, ours) && (!test || !slices.Contains(inTests, ours)):
-			t.Errorf("%s imports %s: %s may import %v", file, ours, room, allowed)
-		case !test && slices.ContainsFunc(strangers[room], func(s string) bool { return strings.HasPrefix(name, s) && !isOurs }):
-			t.Errorf("%s imports %s, which %s must not know", file, name, room)
+		case isOurs && ours != pkg && !slices.Contains(allowed, ours) && !slices.Contains(leafPackages, ours) && (!test || !slices.Contains(testImports, ours)):
+			t.Errorf("%s imports %s; allowed imports of %s: %v", file, ours, pkg, allowed)
+		case !test && slices.ContainsFunc(bannedModules[pkg], func(s string) bool { return strings.HasPrefix(name, s) && !isOurs }):
+			t.Errorf("%s imports %s, which is banned in %s", file, name, pkg)
 		}
 	}
 }

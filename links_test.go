@@ -13,52 +13,51 @@ import (
 	"unicode"
 )
 
-// linked is where a page may lead: the target of a link or picture, in Markdown or HTML, or
-// a link's definition.
-var linked = regexp.MustCompile(`\]\(\s*<?([^)\s>]+)|(?:href|src|srcset)="([^"\s]+)|(?m)^ {0,3}\[[^\]]+\]:\s+(\S+)`)
+// linkTarget matches the target of a link or image, in Markdown or HTML, or of a link definition.
+var linkTarget = regexp.MustCompile(`\]\(\s*<?([^)\s>]+)|(?:href|src|srcset)="([^"\s]+)|(?m)^ {0,3}\[[^\]]+\]:\s+(\S+)`)
 
-// code is what a page shows as it stands: fenced blocks, and what is between backquotes.
+// code matches fenced code blocks and text between backquotes.
 var code = regexp.MustCompile("(?ms)^ *(?:```|~~~).*?^ *(?:```|~~~) *$|`[^`\n]+`")
 
-// TestLinks: whatever a page leads to within the repository is there, headings included.
+// TestLinks checks that all link targets within the repository exist, headings included.
 func TestLinks(t *testing.T) {
 	pages := pages(t, ".")
 	if len(pages) < 50 {
-		t.Errorf("there are %d pages only", len(pages))
+		t.Errorf("got %d pages, want at least 50", len(pages))
 	}
 	links := 0
 	for page, text := range pages {
 		for _, target := range targets(text) {
 			links++
-			if err := leads(pages, page, target); err != nil {
+			if err := checkLink(pages, page, target); err != nil {
 				t.Errorf("%s: (%s): %v", page, target, err)
 			}
 		}
 	}
 	if links < 100 {
-		t.Errorf("there are %d links only", links)
+		t.Errorf("got %d links, want at least 100", links)
 	}
 }
 
-// TestLinksThatLeadNowhere: the test above finds what is wrong.
-func TestLinksThatLeadNowhere(t *testing.T) {
+// TestCheckLink checks that checkLink finds broken links.
+func TestCheckLink(t *testing.T) {
 	pages := map[string]string{
 		"README.md": "# Top\n## Who's *here*? `--a_b`\n## Twice\n## Twice\n```\n# no heading\n[a](no-link.md)\n```\n<a id=\"mark\"></a>\n`[b](no-link.md)`\n",
 		"docs/a.md": "# A\n",
 	}
-	for target, right := range map[string]bool{
+	for target, valid := range map[string]bool{
 		"docs/a.md": true, "docs/a.md#a": true, "#top": true, "#whos-here---a_b": true, "#twice": true, "#twice-1": true, "#mark": true, "go.mod": true,
 		"docs/b.md": false, "docs/a.md#b": false, "#no-heading": false, "#twice-2": false, "../x/README.md": false, "/docs/a.md": false, "go.mod#a": false,
 		"https://github.com/podgauge/podgauge/blob/main/docs/a.md": true, "https://github.com/podgauge/podgauge/blob/main/docs/b.md": false,
 		"https://example.com/nothing#is-asked": true, "mailto:a@example.com": true,
 	} {
-		if err := leads(pages, "README.md", target); (err == nil) != right {
-			t.Errorf("%s: %v", target, err)
+		if err := checkLink(pages, "README.md", target); (err == nil) != valid {
+			t.Errorf("%s: got error %v, want valid: %t", target, err, valid)
 		}
 	}
 	text := "[a](b.md) ![c](d.png \"e\") <img src=\"f.png\"> <source srcset=\"g.png 2x\">\n[h]: i.md\n" + pages["README.md"]
 	if got := fmt.Sprint(targets(text)); got != "[b.md d.png f.png g.png i.md]" {
-		t.Errorf("targets are %s", got)
+		t.Errorf("targets: got %s", got)
 	}
 }
 
@@ -68,7 +67,7 @@ func pages(t *testing.T, root string) map[string]string {
 	return texts(t, root, func(name string) bool { return path.Ext(name) == ".md" })
 }
 
-// texts returns the files below a folder by path. Hidden folders are left out, except .github, and data of tests.
+// texts returns the files below a folder by path, without hidden folders (except .github) and test data.
 func texts(t *testing.T, root string, match func(name string) bool) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -96,7 +95,7 @@ func texts(t *testing.T, root string, match func(name string) bool) map[string]s
 // pagePath matches the path of a page in a comment or text.
 var pagePath = regexp.MustCompile(`\bdocs/[\w/.-]+\.md(?:#[\w-]+)?`)
 
-// TestPagePaths checks the pages that comments, messages, values and templates refer to.
+// TestPagePaths checks that the pages named in comments, messages, values and templates exist.
 func TestPagePaths(t *testing.T) {
 	pages := pages(t, ".")
 	files := texts(t, ".", func(name string) bool {
@@ -112,18 +111,18 @@ func TestPagePaths(t *testing.T) {
 	for file, text := range files {
 		for _, target := range pagePath.FindAllString(text, -1) {
 			found++
-			if err := leads(pages, "README.md", target); err != nil {
+			if err := checkLink(pages, "README.md", target); err != nil {
 				t.Errorf("%s: %v", file, err)
 			}
 		}
 	}
 	if found < 50 {
-		t.Errorf("%d pages are referred to, want at least 50", found)
+		t.Errorf("got %d paths of pages, want at least 50", found)
 	}
 }
 
 func targets(text string) (all []string) {
-	for _, match := range linked.FindAllStringSubmatch(code.ReplaceAllString(text, ""), -1) {
+	for _, match := range linkTarget.FindAllStringSubmatch(code.ReplaceAllString(text, ""), -1) {
 		all = append(all, match[1]+match[2]+match[3])
 	}
 	return all
@@ -132,8 +131,8 @@ func targets(text string) (all []string) {
 // onMain matches the start of an absolute link to a file of the repository.
 var onMain = regexp.MustCompile(`^https://github\.com/podgauge/podgauge/(?:blob|tree)/main/`)
 
-// leads says why a link on a page leads nowhere. Those to elsewhere are not asked.
-func leads(pages map[string]string, page, target string) error {
+// checkLink returns an error if the target of a link on a page does not exist. External links are not checked.
+func checkLink(pages map[string]string, page, target string) error {
 	link, err := url.Parse(target)
 	if err == nil && onMain.MatchString(target) {
 		page = "README.md"
@@ -145,7 +144,7 @@ func leads(pages map[string]string, page, target string) error {
 	case link.Scheme != "" || link.Host != "":
 		return nil
 	case strings.HasPrefix(link.Path, "/"):
-		return fmt.Errorf("it begins at the root of whatever shows the page")
+		return fmt.Errorf("absolute path: the root differs between renderers")
 	}
 	to := page
 	if link.Path != "" {
@@ -153,7 +152,7 @@ func leads(pages map[string]string, page, target string) error {
 	}
 	text, isPage := pages[to]
 	if _, err := os.Stat(to); err != nil && !isPage {
-		return fmt.Errorf("there is no %s", to)
+		return fmt.Errorf("%s does not exist", to)
 	}
 	switch {
 	case link.Fragment == "":
@@ -173,7 +172,7 @@ var (
 	inLink  = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 )
 
-// anchors are those of a page's headings, as GitHub makes them, and what it names itself.
+// anchors returns the ids of the page's headings, as GitHub generates them, and its explicit anchors.
 func anchors(text string) map[string]bool {
 	all := map[string]bool{}
 	text = fence.ReplaceAllString(text, "")
@@ -203,8 +202,8 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
-// TestVerbs: CONTRIBUTING.md says when each of the Makefile's is for.
-func TestVerbs(t *testing.T) {
+// TestMakeTargets checks that CONTRIBUTING.md documents all targets of the Makefile.
+func TestMakeTargets(t *testing.T) {
 	makefile, err := os.ReadFile("Makefile")
 	if err != nil {
 		t.Fatal(err)
@@ -215,11 +214,11 @@ func TestVerbs(t *testing.T) {
 	}
 	verbs := regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`).FindAllStringSubmatch(string(makefile), -1)
 	if len(verbs) < 10 {
-		t.Errorf("there are %d verbs only", len(verbs))
+		t.Errorf("got %d targets, want at least 10", len(verbs))
 	}
 	for _, verb := range verbs {
 		if !strings.Contains(string(page), "`make "+verb[1]+"`") {
-			t.Errorf("CONTRIBUTING.md does not have make %s", verb[1])
+			t.Errorf("CONTRIBUTING.md lacks make %s", verb[1])
 		}
 	}
 }
@@ -227,7 +226,7 @@ func TestVerbs(t *testing.T) {
 // goFile matches the path of a Go file in the text of a page.
 var goFile = regexp.MustCompile("`([a-z0-9_]+(?:/[a-z0-9_]+)*\\.go)`")
 
-// TestGoFiles checks that the Go files that contributors are sent to exist.
+// TestGoFiles checks that the Go files named in pages for contributors exist.
 func TestGoFiles(t *testing.T) {
 	for page, least := range map[string]int{"docs/explanation/architecture.md": 25, "CONTRIBUTING.md": 5} {
 		text, err := os.ReadFile(page)
@@ -236,7 +235,7 @@ func TestGoFiles(t *testing.T) {
 		}
 		found := goFile.FindAllStringSubmatch(string(text), -1)
 		if len(found) < least {
-			t.Errorf("%s: %d Go files, want at least %d", page, len(found), least)
+			t.Errorf("%s: got %d Go files, want at least %d", page, len(found), least)
 		}
 		for _, m := range found {
 			if _, err := os.Stat(m[1]); err != nil && strings.Contains(m[1], "/") {

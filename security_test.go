@@ -12,8 +12,7 @@ import (
 	"testing"
 )
 
-// TestStartsNothing: the program cannot start another one, nor ask the API server. That it is
-// not linked says more than that nobody calls it.
+// TestStartsNothing checks that code to start processes or to call the API server by client-go is not even linked.
 func TestStartsNothing(t *testing.T) {
 	list, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/podgauge").Output()
 	if err != nil {
@@ -21,26 +20,26 @@ func TestStartsNothing(t *testing.T) {
 	}
 	packages := strings.Fields(string(list))
 	if !slices.Contains(packages, "google.golang.org/grpc") {
-		t.Errorf("%d packages are linked, and gRPC is not among them", len(packages))
+		t.Errorf("got %d packages without gRPC", len(packages))
 	}
 	for _, p := range packages {
 		if p == "os/exec" || p == "plugin" || strings.HasPrefix(p, "k8s.io/client-go") {
-			t.Errorf("%s is linked, and docs/explanation/security.md says that it is not", p)
+			t.Errorf("%s is linked, but docs/explanation/security.md excludes it", p)
 		}
 	}
 }
 
 var fuzzTarget = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
 
-// TestFuzzTargets: docs/explanation/security.md has each, and none that there is not.
+// TestFuzzTargets checks that docs/explanation/security.md lists exactly the existing fuzz targets.
 func TestFuzzTargets(t *testing.T) {
 	page, err := os.ReadFile("docs/explanation/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := map[string]int{}
+	documented := map[string]int{}
 	for _, name := range regexp.MustCompile("`(Fuzz\\w+)`").FindAllStringSubmatch(string(page), -1) {
-		told[name[1]]++
+		documented[name[1]]++
 	}
 	err = filepath.WalkDir(".", func(file string, entry fs.DirEntry, err error) error {
 		switch {
@@ -53,8 +52,8 @@ func TestFuzzTargets(t *testing.T) {
 		}
 		source, err := os.ReadFile(file)
 		for _, name := range fuzzTarget.FindAllStringSubmatch(string(source), -1) {
-			if told[name[1]]--; told[name[1]] < 0 {
-				t.Errorf("docs/explanation/security.md does not have %s of %s", name[1], path.Dir(file))
+			if documented[name[1]]--; documented[name[1]] < 0 {
+				t.Errorf("docs/explanation/security.md lacks %s of %s", name[1], path.Dir(file))
 			}
 		}
 		return err
@@ -62,9 +61,9 @@ func TestFuzzTargets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, n := range told {
+	for name, n := range documented {
 		if n > 0 {
-			t.Errorf("docs/explanation/security.md has %s once too often", name)
+			t.Errorf("docs/explanation/security.md lists %s, which does not exist", name)
 		}
 	}
 }

@@ -20,7 +20,7 @@ func generate(t *testing.T) map[string][]byte {
 	return files
 }
 
-// TestFiles: the files of the repository are up to date, and no other dashboard exists.
+// TestFiles checks that the files of the repository are up to date, and that no other dashboard exists.
 func TestFiles(t *testing.T) {
 	want := generate(t)
 	for file, text := range want {
@@ -44,7 +44,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestFilesAreDeterministic: map order must not change the files.
+// TestFilesAreDeterministic checks that map order does not change the files.
 func TestFilesAreDeterministic(t *testing.T) {
 	first := generate(t)
 	for range 10 {
@@ -56,7 +56,7 @@ func TestFilesAreDeterministic(t *testing.T) {
 	}
 }
 
-// dashboardFile is the part of a dashboard's file that dashboardFaults checks.
+// dashboardFile contains the fields of a dashboard file that dashboardFaults checks.
 type dashboardFile struct {
 	UID, Title, Description string
 	Templating              struct {
@@ -92,7 +92,7 @@ type panelTarget struct {
 
 type datasource struct{ Type, UID string }
 
-// selectedDatasource is the Prometheus of the dashboard's selection.
+// selectedDatasource is the Prometheus that the user selects on the dashboard.
 var selectedDatasource = datasource{Type: "prometheus", UID: "${datasource}"}
 
 func decode(t *testing.T, text []byte) (d dashboardFile) {
@@ -103,7 +103,7 @@ func decode(t *testing.T, text []byte) (d dashboardFile) {
 	return d
 }
 
-// TestPanels: each panel has a unique number, an area without overlap and a description.
+// TestPanels checks that each panel has a unique number, an area without overlap and a description.
 func TestPanels(t *testing.T) {
 	uids, names := map[string]bool{}, map[string]bool{}
 	for _, text := range generate(t) {
@@ -118,7 +118,7 @@ func TestPanels(t *testing.T) {
 	}
 }
 
-// TestFaultsAreFound: dashboardFaults finds each fault.
+// TestFaultsAreFound checks that dashboardFaults finds each fault.
 func TestFaultsAreFound(t *testing.T) {
 	for name, spoil := range map[string]func(d *dashboardFile){
 		"same number":         func(d *dashboardFile) { d.Panels[2].ID = d.Panels[1].ID },
@@ -133,7 +133,7 @@ func TestFaultsAreFound(t *testing.T) {
 	} {
 		d := decode(t, generate(t)["fleet.json"])
 		if spoil(&d); len(dashboardFaults(d)) == 0 {
-			t.Errorf("%s: not found", name)
+			t.Errorf("%s: fault not found", name)
 		}
 	}
 }

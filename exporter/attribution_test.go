@@ -11,19 +11,19 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// counterReading returns a reading for an Allocate with the energy of GPU-0.
+// counterReading returns a reading at Allocate with the energy of GPU-0.
 func counterReading(joules float64) device.Reading {
 	return device.Reading{GPU: "GPU-0", Samples: []device.Sample{
 		{Device: "GPU-0", Metric: powerRow, Value: 1}, {Device: "GPU-1", Metric: energyRow, Value: 2}, {Device: "GPU-0", Metric: energyRow, Value: joules},
 	}}
 }
 
-// TestAttributionSums checks over random histories of a device that the counts of all owners and the pending share sum up to the increase
-// of the device's counter. No count falls, and late, reordered or failed readings for an Allocate lose nothing.
+// TestAttributionSums checks on random histories of a device that all owners' counters and the pending energy sum up to the increase of the
+// device's counter. No counter falls, and late, reordered or failed readings at Allocate lose nothing.
 func TestAttributionSums(t *testing.T) {
 	type allocate struct {
 		event uint64
-		raw   float64 // at the Allocate
+		raw   float64 // at Allocate
 	}
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -32,7 +32,7 @@ func TestAttributionSums(t *testing.T) {
 		d := l.countersOf("GPU-0")
 		raw := r.Float64() * 1e6
 		l.add("GPU-0", energyRow, raw, device.Unallocated, device.Owner{})
-		begin, before := raw, 0.0 // at the first reading, and the increase before the driver was reloaded
+		begin, before := raw, 0.0 // value at the first reading, and increase before the driver was reloaded
 		shown := map[device.Owner]float64{}
 		var allocates []allocate
 		for range 200 {
@@ -65,7 +65,7 @@ func TestAttributionSums(t *testing.T) {
 			}
 			got := l.add("GPU-0", energyRow, raw, state, owner)
 			if got < shown[owner] {
-				t.Fatalf("seed %d: the count of %q fell from %f to %f", seed, owner.Pod, shown[owner], got)
+				t.Fatalf("seed %d: counter of %q fell from %f to %f", seed, owner.Pod, shown[owner], got)
 			}
 			shown[owner] = got
 			if d.counters[0].lastRaw < last {
@@ -76,13 +76,13 @@ func TestAttributionSums(t *testing.T) {
 				sum += a.sums[0]
 			}
 			if want := before + d.counters[0].lastRaw - begin; math.Abs(sum-want) > 1e-6 {
-				t.Fatalf("seed %d: the counts sum up to %f, the counter rose by %f", seed, sum, want)
+				t.Fatalf("seed %d: sum of the counters: got %f, want %f", seed, sum, want)
 			}
 		}
 	}
 }
 
-// TestLateAllocateReading covers readings for an Allocate that arrive after later collections or readings.
+// TestLateAllocateReading covers readings at Allocate that arrive after later collections or readings.
 func TestLateAllocateReading(t *testing.T) {
 	l := newAttribution(testMetrics)
 	ids := []device.ID{"GPU-0"}
@@ -91,7 +91,7 @@ func TestLateAllocateReading(t *testing.T) {
 		t.Helper()
 		l.beginCollection()
 		if sum := l.add("GPU-0", energyRow, raw, state, owner); sum != want {
-			t.Errorf("at %v J: count of %q is %v J, want %v", raw, owner.Pod, sum, want)
+			t.Errorf("at %v J: counter of %q: got %v J, want %v", raw, owner.Pod, sum, want)
 		}
 	}
 	collect(100, device.Allocated, a, 0)
@@ -108,7 +108,7 @@ func TestLateAllocateReading(t *testing.T) {
 	collect(210, device.Allocated, a, 30)
 }
 
-// TestAttributionIsBounded checks that a device keeps the counts of eight owners. A recent owner continues its count after a return, any
+// TestAttributionIsBounded checks that a device keeps the counters of eight owners. A recent owner's counter continues after a return, any
 // other restarts at 0.
 func TestAttributionIsBounded(t *testing.T) {
 	l := newAttribution(testMetrics)
@@ -124,60 +124,60 @@ func TestAttributionIsBounded(t *testing.T) {
 	}
 	d := l.devices["GPU-0"]
 	if len(l.devices) != 1 || len(d.owners) != maxOwners || cap(d.owners) > 2*maxOwners {
-		t.Errorf("kept %d counts of %d devices, want %d of one", len(d.owners), len(l.devices), maxOwners)
+		t.Errorf("got %d counters of %d devices, want %d of one", len(d.owners), len(l.devices), maxOwners)
 	}
 	if got := l.add("GPU-0", energyRow, raw, device.Allocated, pod(pods-maxOwners)); got != 10 {
-		t.Errorf("count of the returned eighth last pod: %v J, want 10", got)
+		t.Errorf("counter of the returned eighth last pod: got %v J, want 10", got)
 	}
 	if got := l.add("GPU-0", energyRow, raw, device.Allocated, pod(0)); got != 0 {
-		t.Errorf("count of the returned first pod: %v J, want 0", got)
+		t.Errorf("counter of the returned first pod: got %v J, want 0", got)
 	}
 	if got := l.add("GPU-0", energyRow, raw, device.Unallocated, device.Owner{}); got != pods {
-		t.Errorf("count without owner: %v J, want %d", got, pods)
+		t.Errorf("counter without owner: got %v J, want %d", got, pods)
 	}
 }
 
-// TestIncreaseBeforeAllocationIsNotTheNewOwners covers a pod that is rejected after Allocate, or ends, without ever being named: the next
-// owner does not get the increase before.
-func TestIncreaseBeforeAllocationIsNotTheNewOwners(t *testing.T) {
+// TestNewOwnerGetsNoEarlierIncrease covers a pod that is rejected after Allocate, or ends, without ever being listed: the next
+// owner does not get the earlier increase.
+func TestNewOwnerGetsNoEarlierIncrease(t *testing.T) {
 	l := newAttribution(testMetrics)
-	book := func(raw float64, hold device.AllocationState, owner device.Owner, want float64) {
+	add := func(raw float64, state device.AllocationState, owner device.Owner, want float64) {
 		t.Helper()
 		l.beginCollection()
-		if sum := l.add("GPU-0", energyRow, raw, hold, owner); sum != want {
-			t.Errorf("at %v J: count of %q is %v J, want %v", raw, owner.Pod, sum, want)
+		if sum := l.add("GPU-0", energyRow, raw, state, owner); sum != want {
+			t.Errorf("at %v J: counter of %q: got %v J, want %v", raw, owner.Pod, sum, want)
 		}
 	}
 	allocate := func(id device.ID, r device.Reading) {
 		l.addAllocateReading(l.beginAllocate([]device.ID{id}), []device.ID{id}, r)
 	}
 	noOwner, second := device.Owner{}, device.Owner{Pod: "second"}
-	book(100, device.Unallocated, noOwner, 0)
+	add(100, device.Unallocated, noOwner, 0)
 	allocate("GPU-0", counterReading(110))
-	book(110, device.AllocatedOwnerUnknown, noOwner, 10) // the first owner, never named
+	add(110, device.AllocatedOwnerUnknown, noOwner, 10) // the first owner, never listed
 	allocate("GPU-1", counterReading(200))
-	book(210, device.AllocatedOwnerUnknown, noOwner, 10) // another device was allocated
+	add(210, device.AllocatedOwnerUnknown, noOwner, 10) // another device was allocated
 	allocate("GPU-0", counterReading(300))
-	book(310, device.AllocatedOwnerUnknown, noOwner, 200)
-	book(330, device.AllocatedOwnerUnknown, noOwner, 200)
-	book(340, device.Allocated, second, 40)
-	book(350, device.Unallocated, noOwner, 200)
+	add(310, device.AllocatedOwnerUnknown, noOwner, 200)
+	add(330, device.AllocatedOwnerUnknown, noOwner, 200)
+	add(340, device.Allocated, second, 40)
+	add(350, device.Unallocated, noOwner, 200)
 	allocate("GPU-0", counterReading(360))
-	book(400, device.Allocated, second, 90) // its own share
+	add(400, device.Allocated, second, 90) // only the energy since its Allocate
 	allocate("GPU-0", counterReading(410))
 	allocate("GPU-0", device.Reading{Err: errors.New("stalled")})
-	book(500, device.Allocated, second, 100) // the pending share
-	book(510, device.Unallocated, noOwner, 300)
+	add(500, device.Allocated, second, 100) // includes the pending energy
+	add(510, device.Unallocated, noOwner, 300)
 }
 
-// TestAttributionWithUnknownOwner checks that the increase while the owner is unknown counts once, without labels, and no count falls
-// afterward.
+// TestAttributionWithUnknownOwner checks that the increase while the owner is unknown counts once, without labels, and that no counter
+// falls afterwards.
 func TestAttributionWithUnknownOwner(t *testing.T) {
 	l := newAttribution(testMetrics)
 	noOwner, train := device.Owner{}, device.Owner{Namespace: "n", Pod: "train", Container: "c"}
 	for _, step := range []struct {
 		raw   float64
-		hold  device.AllocationState
+		state device.AllocationState
 		owner device.Owner
 		want  float64
 	}{
@@ -188,11 +188,11 @@ func TestAttributionWithUnknownOwner(t *testing.T) {
 		{1800, device.AllocationUnknown, noOwner, 500},
 		{1900, device.Allocated, train, 300},
 	} {
-		if got := l.add("GPU-0", energyRow, step.raw, step.hold, step.owner); got != step.want {
-			t.Errorf("at %v J: count of %q is %v J, want %v", step.raw, step.owner.Pod, got, step.want)
+		if got := l.add("GPU-0", energyRow, step.raw, step.state, step.owner); got != step.want {
+			t.Errorf("at %v J: counter of %q: got %v J, want %v", step.raw, step.owner.Pod, got, step.want)
 		}
 	}
 	if got := l.add("GPU-0", energyRow, 1900, device.Unallocated, noOwner); got+300 != 900 {
-		t.Errorf("count without owner: %v J, want 600", got)
+		t.Errorf("counter without owner: got %v J, want 600", got)
 	}
 }

@@ -20,7 +20,7 @@ func TestAcceptsGzip(t *testing.T) {
 		"deflate, gzip;q=1.0, *;q=0.5": true, "br,GZIP": true, "x-gzip": false, "gzipped": false, "gzip;q=10": true,
 	} {
 		if got := acceptsGzip([]string{header}); got != want {
-			t.Errorf("Accept-Encoding %q: %v, want %v", header, got, want)
+			t.Errorf("Accept-Encoding %q: got %v, want %v", header, got, want)
 		}
 	}
 }
@@ -30,18 +30,18 @@ func TestScrapeIsCompressed(t *testing.T) {
 		d := newScrapeFixture(2)
 		h := newHandler(New(d.sources(), Options{}))
 		plain := scrape(t, h)
-		for range 2 { // the second with a used compressor
+		for range 2 { // the second reuses a compressor
 			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
 			r.Header.Set("Accept-Encoding", "gzip")
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			z, err := gzip.NewReader(w.Body)
 			if err != nil || w.Header().Get("Content-Encoding") != "gzip" || !strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") {
-				t.Fatalf("%v, header %v", err, w.Header())
+				t.Fatalf("got error %v, header %v", err, w.Header())
 			}
 			text, err := io.ReadAll(z)
 			if err != nil || string(text) != plain {
-				t.Errorf("%v; body of %d bytes, want %d", err, len(text), len(plain))
+				t.Errorf("got error %v and a body of %d bytes, want %d", err, len(text), len(plain))
 			}
 		}
 	})
@@ -77,13 +77,13 @@ func TestSlowClientBlocksNothing(t *testing.T) {
 				}
 			}}, r)
 			if writes == 0 {
-				t.Errorf("%s: empty body", encoding)
+				t.Errorf("%s: got an empty body", encoding)
 			}
 		})
 	}
 }
 
-// TestScrapeAfterLaterCollection checks that a scrape gets the newest rendering, if its own collection is no longer the newest one.
+// TestScrapeAfterLaterCollection checks that a scrape gets the newest rendering, even if a later collection has replaced its own.
 func TestScrapeAfterLaterCollection(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
@@ -94,7 +94,7 @@ func TestScrapeAfterLaterCollection(t *testing.T) {
 		e.waitForCollection(t.Context(), e.isReusable)
 		b, err := e.encoder.body(representation{format: expfmt.TypeTextPlain}, fixedGatherer(nil))
 		if err != nil || !strings.Contains(string(b.data), "} 312\n") || !b.collection.Equal(e.newest.begin) {
-			t.Errorf("%v: %s", err, b.data)
+			t.Errorf("got error %v, body %s", err, b.data)
 		}
 	})
 }

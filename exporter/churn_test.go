@@ -9,7 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// nvlinkFixture has 8 GPUs with the counters of --metrics.nvlink-links on an H100, and other counters.
+// nvlinkFixture returns 8 GPUs with the counters of --metrics.nvlink-links on an H100, and other counters.
 func nvlinkFixture() *scrapeFixture {
 	d := newScrapeFixture(8)
 	for link := range 18 {
@@ -28,7 +28,7 @@ func nvlinkFixture() *scrapeFixture {
 	return d
 }
 
-// BenchmarkScrapeAfterAnHourOfPods measures a collection after 3,600 pods, and the memory in use.
+// BenchmarkScrapeAfterAnHourOfPods measures a collection and the memory in use after 3,600 pods.
 func BenchmarkScrapeAfterAnHourOfPods(b *testing.B) {
 	for _, pods := range []int{8, 3600} {
 		b.Run(fmt.Sprint(pods, " pods"), func(b *testing.B) {

@@ -9,7 +9,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// dcgmSeriesLabels returns the labels of GPU-0's series in dcgm-exporter's form.
+// dcgmSeriesLabels returns the labels of GPU-0's series in the format of dcgm-exporter.
 func dcgmSeriesLabels(more, container, namespace, pod string) string {
 	return `{DCGM_FI_DRIVER_VERSION="580.95.05",` + more + `Hostname="node-a",UUID="GPU-0",container="` + container +
 		`",device="nvidia0",gpu="0",modelName="NVIDIA H100",namespace="` + namespace + `",pci_bus_id="00000000:1A:00.0",pod="` + pod + `"}`
@@ -52,13 +52,13 @@ func TestDCGMFamilies(t *testing.T) {
 
 		time.Sleep(2 * time.Second)
 		d.extraSamples[1].Value = 5000
-		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // within minRateWindow
+		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // rate window below minRateWindow
 		time.Sleep(8 * time.Second)
 		d.extraSamples[1].Value = 21000
 		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000")
 		time.Sleep(2 * time.Second)
 		d.extraSamples[1].Value = 25000
-		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000") // unchanged by another reader
+		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000") // not changed by another reader
 		time.Sleep(8 * time.Second)
 		d.extraSamples[1].Value = 10 // the driver restarted
 		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{")
@@ -67,7 +67,7 @@ func TestDCGMFamilies(t *testing.T) {
 		d.extraSamples[1].Value = 10010
 		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 1000")
 		d.allocate("GPU-0=team/next/main")
-		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // a rate of the previous owner
+		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // the rate belongs to the previous owner
 		time.Sleep(10 * time.Second)
 		d.extraSamples[1].Value = 10110
 		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+dcgmSeriesLabels("", "main", "team", "next")+" 10")
@@ -95,19 +95,19 @@ func TestDCGMFamiliesOfMIGDevices(t *testing.T) {
 		d.extraSamples = []device.Sample{{Device: "MIG-0", Metric: memoryRow, Value: 1 << 20}, {Device: "GPU-0", Metric: memoryRow, Value: 9 << 20}}
 		d.allocate("MIG-0=n/a/c")
 		text := scrape(t, newHandler(New(d.sources(), dcgmOptions)))
-		held := dcgmSeriesLabels(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "c", "n", "a")
-		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+held+" 300")
-		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+held+" 1")
+		allocated := dcgmSeriesLabels(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "c", "n", "a")
+		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+allocated+" 300")
+		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+allocated+" 1")
 		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")+" 300")
 		assertAbsent(t, text, "DCGM_FI_DEV_FB_USED"+dcgmSeriesLabels(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")) // unlike values of the whole GPU
 		if n := strings.Count(text, "\nDCGM_FI_DEV_POWER_USAGE{"); n != 3 {
-			t.Errorf("%d series of three instances\n%s", n, text)
+			t.Errorf("got %d series of three instances\n%s", n, text)
 		}
 	})
 }
 
-// TestMIGDeviceWithReusedInstance checks that a new MIG device with the instance number of a gone one, which a container still has, does
-// not get that owner.
+// TestMIGDeviceWithReusedInstance checks that a new MIG device does not get the owner of a removed one with the same instance number, which
+// is still allocated.
 func TestMIGDeviceWithReusedInstance(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := dcgmFixture(1)
@@ -122,10 +122,10 @@ func TestMIGDeviceWithReusedInstance(t *testing.T) {
 		assertSeries(t, text, "nvidia_gpu_memory_used_bytes"+migSeriesLabels("MIG-1", "", "", "")+" 1.048576e+06")
 		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+dcgmSeriesLabels(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "", "", "")+" 1")
 		if n := strings.Count(text, "\nDCGM_FI_DEV_POWER_USAGE{"); n != 1 {
-			t.Errorf("%d series of one instance\n%s", n, text)
+			t.Errorf("got %d series of one instance\n%s", n, text)
 		}
 
-		// The owner of the gone device is not known; without MIG devices the GPU has the series.
+		// The removed device's owner is unknown. Without MIG devices, the series are the GPU's.
 		d.statuses[2].Gone = true
 		d.board.Set(d.statuses)
 		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {}}
@@ -139,7 +139,7 @@ func TestMIGDeviceWithReusedInstance(t *testing.T) {
 func TestLongPCI(t *testing.T) {
 	for in, want := range map[string]string{"0000:1a:00.0": "00000000:1A:00.0", "00000001:1a:00.0": "00000001:1A:00.0", "": "", "000000000:1a:00.0": "000000000:1a:00.0"} {
 		if got := longPCIAddress(in); got != want {
-			t.Errorf("%s: %s, want %s", in, got, want)
+			t.Errorf("%s: got %s, want %s", in, got, want)
 		}
 	}
 }

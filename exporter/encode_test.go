@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// TestTextEqualsExpfmt compares the text with the output of expfmt, with special characters in labels, help and values.
+// TestTextEqualsExpfmt compares the text with expfmt's, with special characters in labels, help and values.
 func TestTextEqualsExpfmt(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		for _, v := range []float64{0, 1, -1, 0.1, 1e21, 1.5e-9, 12345678, 2 << 52, math.Inf(1), math.Inf(-1), math.NaN()} {
@@ -60,7 +60,7 @@ func TestTextEqualsExpfmt(t *testing.T) {
 	})
 }
 
-// metricFamilies parses the text, in order of names.
+// metricFamilies parses the text into families, sorted by name.
 func metricFamilies(st *seriesStore) ([]*dto.MetricFamily, error) {
 	var text bytes.Buffer
 	if err := encode(bufio.NewWriter(&text), st, fixedGatherer(nil), expfmt.TypeTextPlain); err != nil {
@@ -73,13 +73,13 @@ func metricFamilies(st *seriesStore) ([]*dto.MetricFamily, error) {
 	return families, err
 }
 
-// fixedGatherer gathers itself.
+// fixedGatherer is a Gatherer of constant families.
 type fixedGatherer []*dto.MetricFamily
 
 // Gather implements prometheus.Gatherer.
 func (g fixedGatherer) Gather() ([]*dto.MetricFamily, error) { return g, nil }
 
-// TestFamilyThatCannotBeEncodedIsMissing checks that the other families are still exported.
+// TestFamilyThatCannotBeEncodedIsMissing checks that one invalid family does not affect the others.
 func TestFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 	family := func(name string) *dto.MetricFamily {
 		return &dto.MetricFamily{Name: &name, Type: dto.MetricType_GAUGE.Enum(), Metric: []*dto.Metric{{Gauge: &dto.Gauge{Value: new(float64)}}}}
@@ -91,20 +91,20 @@ func TestFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 		err := encode(bufio.NewWriter(&written), nil, fixedGatherer([]*dto.MetricFamily{family("first"), bad, family("last")}), format.FormatType())
 		text := written.Bytes()
 		if err == nil || !bytes.Contains(text, []byte("\nfirst 0")) || !bytes.Contains(text, []byte("\nlast 0")) || bytes.Contains(text, []byte("bad")) {
-			t.Errorf("%s: %v\n%s", format, err, text)
+			t.Errorf("%s: got error %v and\n%s", format, err, text)
 		}
 	}
 }
 
-// TestHeaders checks types in OpenMetrics, where each counter ends in _total.
+// TestHeaders checks HELP and TYPE lines. In OpenMetrics, each counter ends in _total.
 func TestHeaders(t *testing.T) {
 	for d, want := range map[*Family][2]string{
-		{Name: "a_total", Help: `say "a"`, Type: "counter"}: {"# HELP a_total say \"a\"\n# TYPE a_total counter\n", "# HELP a say \\\"a\\\"\n# TYPE a counter\n"},
+		{Name: "a_total", Help: `use "a"`, Type: "counter"}: {"# HELP a_total use \"a\"\n# TYPE a_total counter\n", "# HELP a use \\\"a\\\"\n# TYPE a counter\n"},
 		{Name: "B", Type: "counter"}:                        {"# HELP B \n# TYPE B counter\n", "# HELP B \n# TYPE B unknown\n"},
 		{Name: "c_ratio", Type: "gauge"}:                    {"# HELP c_ratio \n# TYPE c_ratio gauge\n", "# HELP c_ratio \n# TYPE c_ratio gauge\n"},
 	} {
 		if text, open := string(d.header(false)), string(d.header(true)); text != want[0] || open != want[1] {
-			t.Errorf("%s: %q and %q, want %q", d.Name, text, open, want)
+			t.Errorf("%s: got %q and %q, want %q", d.Name, text, open, want)
 		}
 	}
 }

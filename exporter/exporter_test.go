@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// scrapeFixture implements Sources.
+// scrapeFixture implements Sources with values of a test.
 type scrapeFixture struct {
 	mu                   sync.Mutex
 	board                device.Inventory
@@ -34,11 +34,11 @@ type scrapeFixture struct {
 	changed              pubsub.Value[struct{}] // set with the allocations
 	watts                float64
 	joules               map[device.ID]float64
-	joulesPerMillisecond float64 // of each GPU, since started
+	joulesPerMillisecond float64 // power of each GPU since started
 	started              time.Time
 	readCalls            int
 	listCalls            int
-	hang                 chan struct{} // reads return after close
+	hang                 chan struct{} // reads block until it is closed
 	readErr              map[device.GPU]error
 	stalled              map[device.GPU]bool
 	driver               device.Driver
@@ -46,8 +46,8 @@ type scrapeFixture struct {
 	statuses             []device.Status
 	extraSamples         []device.Sample // of any device
 	uses                 map[device.GPU][]device.ProcessUsage
-	processOwners        map[uint32]device.Owner // of processes in a container
-	processesHidden      bool                    // not Visible
+	processOwners        map[uint32]device.Owner // by PID, for processes in containers
+	processesHidden      bool                    // Visible returns false
 	pods                 map[string]device.PodMeta
 	incidents            incident.Snapshot
 	healthStored         bool
@@ -96,12 +96,12 @@ func newScrapeFixture(n int) *scrapeFixture {
 	return d
 }
 
-// expireCollection makes the next scrape start a collection.
+// expireCollection makes the next scrape start a new collection.
 func (d *scrapeFixture) expireCollection() { time.Sleep(maxCollectionAge) }
 
-// publish publishes a change of the first GPU.
+// publish publishes a change of the first GPU's status.
 func (d *scrapeFixture) publish(change func(*device.Status)) {
-	d.statuses = slices.Clone(d.statuses) // a published slice is not written
+	d.statuses = slices.Clone(d.statuses) // a published slice is immutable
 	change(&d.statuses[0])
 	d.board.Set(d.statuses)
 }
@@ -154,9 +154,9 @@ func (d *scrapeFixture) Visible() bool { return !d.processesHidden }
 
 func (d *scrapeFixture) Sweep() {}
 
-func (d *scrapeFixture) Owner(pid uint32, holders []device.Owner) (device.Owner, bool) {
+func (d *scrapeFixture) Owner(pid uint32, owners []device.Owner) (device.Owner, bool) {
 	owner, ok := d.processOwners[pid]
-	return owner, ok && slices.Contains(holders, owner)
+	return owner, ok && slices.Contains(owners, owner)
 }
 
 func (d *scrapeFixture) ListAllocations(ctx context.Context) device.Allocations {
@@ -201,8 +201,8 @@ func (d *scrapeFixture) readings(gpus []device.GPU) []device.Reading {
 	readings := []device.Reading{}
 	for _, g := range gpus {
 		id := device.ID(g)
-		uses, peopled := d.uses[g]
-		readings = append(readings, device.Reading{GPU: g, Err: d.readErr[g], ProcessUsage: uses, ProcessUsageKnown: peopled, Samples: append([]device.Sample{
+		uses, known := d.uses[g]
+		readings = append(readings, device.Reading{GPU: g, Err: d.readErr[g], ProcessUsage: uses, ProcessUsageKnown: known, Samples: append([]device.Sample{
 			{Device: id, Metric: powerRow, Value: d.watts},
 			{Device: id, Metric: energyRow, Value: d.joules[id] + d.joulesPerMillisecond*float64(time.Since(d.started).Milliseconds())},
 			{Device: id, Metric: replayRow, Value: 7},
@@ -246,14 +246,14 @@ func scrape(t *testing.T, h http.Handler, header ...string) string {
 func assertSeries(t *testing.T, text, series string) {
 	t.Helper()
 	if !strings.Contains("\n"+text, "\n"+series+"\n") {
-		t.Errorf("no series %s in\n%s", series, text)
+		t.Errorf("missing series %s in\n%s", series, text)
 	}
 }
 
-func assertAbsent(t *testing.T, text, part string) {
+func assertAbsent(t *testing.T, text, unwanted string) {
 	t.Helper()
-	if strings.Contains(text, part) {
-		t.Errorf("unexpected %q in\n%s", part, text)
+	if strings.Contains(text, unwanted) {
+		t.Errorf("unexpected %q in\n%s", unwanted, text)
 	}
 }
 
@@ -292,7 +292,7 @@ func TestOwnerLabelsAreEmptyWithoutSingleOwner(t *testing.T) {
 	})
 }
 
-// TestContainersOfOnePodKeepPodLabels checks that only the container label is empty if one pod has several containers on a device.
+// TestContainersOfOnePodKeepPodLabels checks that only the container label is empty if several containers of a pod have the device.
 func TestContainersOfOnePodKeepPodLabels(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
@@ -315,7 +315,7 @@ func migSeriesLabels(id, namespace, pod, container string) string {
 	return strings.Replace(seriesLabels("GPU-0", "0", namespace, pod, container), `mig_uuid=""`, `mig_uuid="`+id+`"`, 1)
 }
 
-// partition makes two MIG devices of GPU-0.
+// partition splits GPU-0 into two MIG devices.
 func (d *scrapeFixture) partition() {
 	gpu := d.statuses[0]
 	gpu.MIGEnabled = true
@@ -337,29 +337,29 @@ func TestScrapeOfAPartitionedGPU(t *testing.T) {
 		d.allocate("MIG-1=team/train/main")
 		e := New(d.sources(), Options{})
 		text := scrape(t, newHandler(e))
-		parent, idle, held := seriesLabels("GPU-0", "0", "", "", ""), migSeriesLabels("MIG-0", "", "", ""), migSeriesLabels("MIG-1", "team", "train", "main")
-		// Readings of the GPU have one series without an owner.
+		parent, idle, allocated := seriesLabels("GPU-0", "0", "", "", ""), migSeriesLabels("MIG-0", "", "", ""), migSeriesLabels("MIG-1", "team", "train", "main")
+		// The GPU's own readings have one series, without an owner.
 		assertSeries(t, text, "nvidia_gpu_power_watts"+parent+" 300")
 		assertSeries(t, text, "nvidia_gpu_energy_joules_total"+parent+" 0")
 		assertSeries(t, text, "nvidia_gpu_pcie_replays_total"+parent+" 7")
 		assertSeries(t, text, "nvidia_gpu_up"+parent+" 1")
-		// Families about allocation have series of MIG devices only, so that sums count no GPU twice.
+		// Allocation families have series of MIG devices only, so that sums count no GPU twice.
 		assertSeries(t, text, "nvidia_gpu_healthy"+idle+" 1")
-		assertSeries(t, text, "nvidia_gpu_healthy"+held+" 1")
+		assertSeries(t, text, "nvidia_gpu_healthy"+allocated+" 1")
 		assertSeries(t, text, "nvidia_gpu_allocated"+idle+" 0")
-		assertSeries(t, text, "nvidia_gpu_allocated"+held+" 1")
+		assertSeries(t, text, "nvidia_gpu_allocated"+allocated+" 1")
 		assertSeries(t, text, `nvidia_gpu_allocation_info{container="main",device_id="MIG-1",mig_uuid="MIG-1",namespace="team",pod="train",resource="nvidia.com/gpu",uuid="GPU-0"} 1`)
 		for name, n := range map[string]int{"power_watts": 1, "energy_joules_total": 1, "up": 1, "stalled": 1, "healthy": 2, "allocated": 2, "info": 3} {
 			if got := strings.Count(text, "\nnvidia_gpu_"+name+"{"); got != n {
-				t.Errorf("%d series of nvidia_gpu_%s, want %d", got, name, n)
+				t.Errorf("got %d series of nvidia_gpu_%s, want %d", got, name, n)
 			}
 		}
 		const facts = `model="NVIDIA H100",namespace="",numa_node="0",pci_bus_id="0000:1a:00.0",pod="",uuid="GPU-0"} 1`
 		assertSeries(t, text, `nvidia_gpu_info{ci="1",container="",gi="8",gpu="0",mig_profile="1c.3g.40gb+me",mig_uuid="MIG-1",minor="0",`+facts)
 		assertSeries(t, text, `nvidia_gpu_info{container="",gpu="0",mig_uuid="",minor="0",`+facts)
 
-		d.statuses = slices.Clone(d.statuses) // a published slice is not written
-		d.statuses[1].Profile = "2g.20gb"     // the same id after another partitioning
+		d.statuses = slices.Clone(d.statuses) // a published slice is immutable
+		d.statuses[1].Profile = "2g.20gb"     // the same id after repartitioning
 		d.board.Set(d.statuses)
 		text = scrape(t, newHandler(e))
 		assertSeries(t, text, `nvidia_gpu_info{ci="0",container="",gi="7",gpu="0",mig_profile="2g.20gb",mig_uuid="MIG-0",minor="0",`+facts)
@@ -368,7 +368,7 @@ func TestScrapeOfAPartitionedGPU(t *testing.T) {
 		d.allocations = device.Allocations{Err: errors.New("no kubelet")}
 		time.Sleep(time.Minute)
 		text = scrape(t, newHandler(e))
-		assertSeries(t, text, "nvidia_gpu_power_watts"+parent+" 300") // a partitioned GPU has no owner
+		assertSeries(t, text, "nvidia_gpu_power_watts"+parent+" 300") // a MIG-enabled GPU has no owner
 		assertAbsent(t, text, "nvidia_gpu_allocated")
 	})
 }
@@ -388,8 +388,8 @@ func TestUnhealthyPartitionedGPUWithoutMIGDevices(t *testing.T) {
 	})
 }
 
-// TestUnknownOwnerHasEmptyLabels checks that readings are exported while the kubelet does not answer. Only nvidia_gpu_allocated is
-// absent, so that no device looks idle.
+// TestUnknownOwnerHasEmptyLabels checks that readings are exported while the kubelet does not respond. Only nvidia_gpu_allocated is absent,
+// so that no device looks idle.
 func TestUnknownOwnerHasEmptyLabels(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
@@ -409,12 +409,12 @@ func TestUnknownOwnerHasEmptyLabels(t *testing.T) {
 		assertSeries(t, text, `nvidia_gpu_unhealthy_info{action="",container="",gpu="0",mig_uuid="",namespace="",pod="",reason="xid_48",uuid="GPU-0"} 1`)
 		assertSeries(t, text, "podgauge_kubelet_up 0")
 		if !strings.Contains(text, "\nDCGM_FI_DEV_POWER_USAGE{") {
-			t.Errorf("no DCGM_FI_DEV_POWER_USAGE in\n%s", text)
+			t.Errorf("missing DCGM_FI_DEV_POWER_USAGE in\n%s", text)
 		}
 		assertAbsent(t, text, "nvidia_gpu_alloc")
 		assertAbsent(t, text, "nvidia_gpu_unattributed") // owners of processes are unknown
 
-		// A restarted kubelet answers: unlisted devices are still unknown.
+		// A restarted kubelet responds: unlisted devices are still unknown.
 		time.Sleep(10 * time.Second)
 		d.allocations = device.Allocations{At: time.Now()}
 		text = scrape(t, newHandler(e))
@@ -422,7 +422,7 @@ func TestUnknownOwnerHasEmptyLabels(t *testing.T) {
 		assertSeries(t, text, "podgauge_kubelet_up 1")
 		assertAbsent(t, text, "nvidia_gpu_alloc")
 
-		// A pod is listed. Both counts continue, and sum up to the energy of the GPU.
+		// A pod is listed. Both counters continue, and sum up to the energy of the GPU.
 		time.Sleep(10 * time.Second)
 		d.allocate("GPU-0=team/train/main")
 		train := seriesLabels("GPU-0", "0", "team", "train", "main")
@@ -488,19 +488,19 @@ func TestScrapesShareCollection(t *testing.T) {
 			first func()
 			reads int
 		}{
-			{"many at once", func() {}, 1},
-			{"again within a second", func() { time.Sleep(900 * time.Millisecond) }, 1},
+			{"concurrent scrapes", func() {}, 1},
+			{"repeated within a second", func() { time.Sleep(900 * time.Millisecond) }, 1},
 			{"after a second", func() { time.Sleep(200 * time.Millisecond) }, 2},
-			{"after a pod came", func() { d.allocate("GPU-0=n/p/c") }, 3},
+			{"after a pod was added", func() { d.allocate("GPU-0=n/p/c") }, 3},
 			{"after a GPU failed", func() { d.publish(func(s *device.Status) { s.Healthy, s.Reason = false, "xid_79" }) }, 4},
-			{"after a count of Xids rose", func() { d.publish(func(s *device.Status) { s.Xids = []device.Xid{{Code: 31, Count: 9}} }) }, 4},
+			{"after an Xid count rose", func() { d.publish(func(s *device.Status) { s.Xids = []device.Xid{{Code: 31, Count: 9}} }) }, 4},
 			{"after it rose again", func() { d.publish(func(s *device.Status) { s.Xids = []device.Xid{{Code: 31, Count: 10}} }) }, 4},
-			{"after a GPU came", func() { d.board.Set(append(slices.Clone(d.statuses), newScrapeFixture(2).statuses[1])) }, 5},
+			{"after a GPU was added", func() { d.board.Set(append(slices.Clone(d.statuses), newScrapeFixture(2).statuses[1])) }, 5},
 		} {
 			c.first()
 			scrapeAll(5)
 			if d.readCalls != c.reads || d.listCalls != c.reads {
-				t.Errorf("%s: read %d times and listed %d times, want %d", c.what, d.readCalls, d.listCalls, c.reads)
+				t.Errorf("%s: got %d reads and %d calls of List, want %d", c.what, d.readCalls, d.listCalls, c.reads)
 			}
 		}
 	})
@@ -515,22 +515,22 @@ func TestScrapeTimeout(t *testing.T) {
 		began := time.Now()
 		assertAbsent(t, scrape(t, h, "X-Prometheus-Scrape-Timeout-Seconds", "0.5"), "nvidia_gpu")
 		if took := time.Since(began); took != 450*time.Millisecond {
-			t.Errorf("scrape with a timeout of 0.5 s took %s", took)
+			t.Errorf("scrape with a timeout of 0.5 s: got %s", took)
 		}
 		text := scrape(t, h, "X-Prometheus-Scrape-Timeout-Seconds", "10")
 		if took := time.Since(began); took != collectionTimeout {
-			t.Errorf("collection took %s, want at most %s", took, collectionTimeout)
+			t.Errorf("collection: got %s, want at most %s", took, collectionTimeout)
 		}
 		assertSeries(t, text, "nvidia_gpu_up"+seriesLabels("GPU-0", "0", "", "", "")+" 0")
 		assertAbsent(t, text, "nvidia_gpu_power_watts")
 		if d.readCalls != 1 {
-			t.Errorf("read %d times, want one collection for both scrapes", d.readCalls)
+			t.Errorf("got %d reads, want one collection for both scrapes", d.readCalls)
 		}
 		e.Drain()
 	})
 }
 
-// waitingResolver waits for the files of processes.
+// waitingResolver is a ProcessResolver that blocks, like files on a disk that hangs.
 type waitingResolver struct {
 	*scrapeFixture
 	files chan struct{}
@@ -541,7 +541,7 @@ func (r waitingResolver) Owner(uint32, []device.Owner) (device.Owner, bool) {
 	return device.Owner{}, false
 }
 
-// TestScrapeTimeoutWhileRendering checks that a disk that hangs leaves podgauge's own metrics.
+// TestScrapeTimeoutWhileRendering checks that podgauge's own metrics are exported while a disk hangs.
 func TestScrapeTimeoutWhileRendering(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
@@ -560,40 +560,40 @@ func TestEnergyIsAttributedToOwner(t *testing.T) {
 		d := newScrapeFixture(1)
 		e := New(d.sources(), Options{})
 		h := newHandler(e)
-		at := func(joules float64, held ...string) string {
+		at := func(joules float64, allocated ...string) string {
 			d.addEnergy("GPU-0", joules)
-			d.allocate(held...)
+			d.allocate(allocated...)
 			return scrape(t, h)
 		}
 		const name = "nvidia_gpu_energy_joules_total"
 		a, b := seriesLabels("GPU-0", "0", "n", "a", "c"), seriesLabels("GPU-0", "0", "n", "b", "c")
 		noOwner := seriesLabels("GPU-0", "0", "", "", "")
-		assertSeries(t, at(5000), name+noOwner+" 0")           // energy before the start is not counted
-		assertSeries(t, at(1, "GPU-0=n/a/c"), name+a+" 0")     // a count begins at 0
-		assertSeries(t, at(100, "GPU-0=n/a/c"), name+a+" 100") // and has the increase
-		assertSeries(t, at(10), name+noOwner+" 1")             // the rest belongs to the pod
+		assertSeries(t, at(5000), name+noOwner+" 0")           // energy from before the start is not counted
+		assertSeries(t, at(1, "GPU-0=n/a/c"), name+a+" 0")     // a counter starts at 0
+		assertSeries(t, at(100, "GPU-0=n/a/c"), name+a+" 100") // then the counter grows by the increase
+		assertSeries(t, at(10), name+noOwner+" 1")             // the rest is the pod's
 		assertSeries(t, at(0, "GPU-0="), name+noOwner+" 1")    // Allocate
-		assertSeries(t, at(40, "GPU-0="), name+noOwner+" 1")   // pending until the owner has a name
-		assertSeries(t, at(2, "GPU-0=n/b/c"), name+b+" 42")    // and then of this owner
+		assertSeries(t, at(40, "GPU-0="), name+noOwner+" 1")   // pending until the owner is known
+		assertSeries(t, at(2, "GPU-0=n/b/c"), name+b+" 42")    // then attributed to this owner
 		text := at(500, "GPU-0=n/b/c")
 		assertSeries(t, text, name+b+" 542")
-		assertAbsent(t, text, `pod="a",uuid="GPU-0"} 1`)     // the series of a has ended
-		assertSeries(t, at(0, "GPU-0=n/a/c"), name+a+" 110") // and continues with the pod
+		assertAbsent(t, text, `pod="a",uuid="GPU-0"} 1`)     // the series of pod a has ended
+		assertSeries(t, at(0, "GPU-0=n/a/c"), name+a+" 110") // the counter continues with the pod
 	})
 }
 
-// TestEnergyIsDividedAtAllocate allocates a GPU after a running collection has read it, while the collection waits for the kubelet or
-// another GPU. The energy before belongs to the previous owner, to the joule.
+// TestEnergyIsDividedAtAllocate allocates a GPU after a running collection has read it, while the collection waits for the kubelet or another
+// GPU. The energy before Allocate belongs to the previous owner, to the joule.
 func TestEnergyIsDividedAtAllocate(t *testing.T) {
 	for name, c := range map[string]struct {
 		list  time.Duration // duration of List
 		hangs bool          // another GPU hangs
 	}{
-		"the kubelet takes 300 ms":    {list: 300 * time.Millisecond},
-		"the kubelet takes 1.5 s":     {list: 1500 * time.Millisecond},
-		"another GPU hangs":           {hangs: true},
-		"the other hangs, and it too": {list: 300 * time.Millisecond, hangs: true},
-		"nothing is slow":             {},
+		"the kubelet takes 300 ms":            {list: 300 * time.Millisecond},
+		"the kubelet takes 1.5 s":             {list: 1500 * time.Millisecond},
+		"another GPU hangs":                   {hangs: true},
+		"another GPU hangs, and this GPU too": {list: 300 * time.Millisecond, hangs: true},
+		"nothing is slow":                     {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
@@ -640,7 +640,7 @@ func TestEnergyIsDividedAtAllocate(t *testing.T) {
 	}
 }
 
-// TestEnergyIsDividedIfOwnerIsKnownEarly covers a collection that began before the Allocate and already lists the new owner.
+// TestEnergyIsDividedIfOwnerIsKnownEarly covers a collection that starts before Allocate but already lists the new owner.
 func TestEnergyIsDividedIfOwnerIsKnownEarly(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
@@ -658,7 +658,7 @@ func TestEnergyIsDividedIfOwnerIsKnownEarly(t *testing.T) {
 		go func() { early <- scrape(t, h) }()
 		time.Sleep(100 * time.Millisecond)
 		e.OnAllocated(func() { d.allocate("GPU-0=n/b/c") }, "GPU-0") // at 1.1 s
-		assertSeries(t, <-early, name+b+" 0")                        // at 1.5 s, of a reading at 1 s
+		assertSeries(t, <-early, name+b+" 0")                        // at 1.5 s, from a reading at 1 s
 		list = 0
 		time.Sleep(1500 * time.Millisecond)
 		assertSeries(t, scrape(t, h), name+b+" 1900")
@@ -668,26 +668,26 @@ func TestEnergyIsDividedIfOwnerIsKnownEarly(t *testing.T) {
 	})
 }
 
-// TestAllocateReadsOneGPU checks that an Allocate costs one reading of its GPU, and nothing if counters are the driver's own.
+// TestAllocateReadsOneGPU checks that an Allocate reads only its GPU, and reads nothing if counters have the driver's values.
 func TestAllocateReadsOneGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		for _, stable := range []bool{false, true} {
 			d := newScrapeFixture(8)
-			var asked []device.GPU
-			d.onReadOne = func(gpu device.GPU) { asked = append(asked, gpu) }
+			var readGPUs []device.GPU
+			d.onReadOne = func(gpu device.GPU) { readGPUs = append(readGPUs, gpu) }
 			e := New(d.sources(), Options{StableSeries: stable})
 			recorded := false
-			e.OnAllocated(func() { recorded = true }, "GPU-3", "GPU-3", "GPU-that-is-not-there")
+			e.OnAllocated(func() { recorded = true }, "GPU-3", "GPU-3", "GPU-unknown")
 			e.Drain()
-			if want := map[bool]int{false: 1, true: 0}[stable]; !recorded || len(asked) != want || d.readCalls != 0 || d.listCalls != 0 {
-				t.Errorf("stable %v: read %v, with %d collections and %d List calls", stable, asked, d.readCalls, d.listCalls)
+			if want := map[bool]int{false: 1, true: 0}[stable]; !recorded || len(readGPUs) != want || d.readCalls != 0 || d.listCalls != 0 {
+				t.Errorf("stable %v: got reads %v, %d collections and %d List calls", stable, readGPUs, d.readCalls, d.listCalls)
 			}
 		}
 	})
 }
 
-// TestEnergyOfUnnamedOwnerIsUnattributed allocates a device to a pod that is never named, and then to another pod.
-func TestEnergyOfUnnamedOwnerIsUnattributed(t *testing.T) {
+// TestEnergyOfUnlistedOwnerIsUnattributed allocates a device to a pod that List never contains, and then to another pod.
+func TestEnergyOfUnlistedOwnerIsUnattributed(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		e := New(d.sources(), Options{})
@@ -707,28 +707,28 @@ func TestEnergyOfUnnamedOwnerIsUnattributed(t *testing.T) {
 	})
 }
 
-// TestInfoFollowsDevice covers a restarted driver that describes a GPU differently.
+// TestInfoFollowsDevice covers a restarted driver that returns a different description of a GPU.
 func TestInfoFollowsDevice(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		h := newHandler(New(d.sources(), Options{}))
 		const was, is = `pci_bus_id="0000:1a:00.0"`, `pci_bus_id="0000:9a:00.0"`
 		if text := scrape(t, h); !strings.Contains(text, was) {
-			t.Errorf("no %s in\n%s", was, text)
+			t.Errorf("missing %s in\n%s", was, text)
 		}
 		d.statuses = slices.Clone(d.statuses)
 		d.statuses[0].PCI, d.statuses[0].Index = "0000:9a:00.0", 3
 		d.board.Set(d.statuses)
 		text := scrape(t, h)
 		if !strings.Contains(text, is) {
-			t.Errorf("no %s in\n%s", is, text)
+			t.Errorf("missing %s in\n%s", is, text)
 		}
 		assertAbsent(t, text, was)
 		assertAbsent(t, text, `gpu="0"`)
 	})
 }
 
-// TestEmptyInfoLabels checks that an empty value has no label on the info series.
+// TestEmptyInfoLabels checks that an empty value adds no label to the info series.
 func TestEmptyInfoLabels(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
@@ -740,7 +740,7 @@ func TestEmptyInfoLabels(t *testing.T) {
 	})
 }
 
-func TestAPartitionedGPUThatIsHeldAsAWhole(t *testing.T) {
+func TestAllocatedPartitionedGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.partition()

@@ -16,7 +16,7 @@ import (
 func TestFamilyFilter(t *testing.T) {
 	for _, c := range []struct {
 		set, include, exclude string
-		takes, leaves         []string
+		includes, excludes    []string
 	}{
 		{"full", "", "", []string{"nvidia_gpu_power_watts", "go_goroutines"}, nil},
 		{"none", "nvidia_gpu_power_*", "", []string{"nvidia_gpu_power_watts", "nvidia_gpu_power_limit_watts"}, []string{"nvidia_gpu_clock_hertz", "go_goroutines"}},
@@ -29,12 +29,12 @@ func TestFamilyFilter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range c.takes {
+		for _, name := range c.includes {
 			if !choice.Matches(name) {
 				t.Errorf("%+v excludes %s", c, name)
 			}
 		}
-		for _, name := range c.leaves {
+		for _, name := range c.excludes {
 			if choice.Matches(name) {
 				t.Errorf("%+v includes %s", c, name)
 			}
@@ -42,7 +42,7 @@ func TestFamilyFilter(t *testing.T) {
 	}
 	for _, bad := range []string{"nvidia_[", "a\\", " "} {
 		if _, err := NewFamilyFilter(fullSet, nil, []string{strings.TrimSpace(bad)}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", strings.TrimSpace(bad))) {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("%q: got error %v", bad, err)
 		}
 	}
 }
@@ -51,7 +51,7 @@ func split(list string) []string {
 	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
 }
 
-// TestScrapeWithFilter checks that excluded families are in no scrape.
+// TestScrapeWithFilter checks that excluded families are not exported.
 func TestScrapeWithFilter(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		choice, err := NewFamilyFilter(fullSet, nil, []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"})
@@ -63,8 +63,8 @@ func TestScrapeWithFilter(t *testing.T) {
 		e := New(newScrapeFixture(1).sources(), Options{Filter: choice})
 		h := e.Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
 		text := scrape(t, h)
-		for _, gone := range []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"} {
-			assertAbsent(t, text, gone)
+		for _, excluded := range []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"} {
+			assertAbsent(t, text, excluded)
 		}
 		assertSeries(t, text, "nvidia_gpu_healthy"+seriesLabels("GPU-0", "0", "", "", "")+" 1")
 		if !strings.Contains(text, "podgauge_build_info{") {
@@ -73,12 +73,12 @@ func TestScrapeWithFilter(t *testing.T) {
 	})
 }
 
-// TestRuntimeMetrics checks that the collectors of client_golang, which are expensive, run only for families beyond the set.
+// TestRuntimeMetrics checks that the collectors of client_golang, which are expensive, run only for families outside the set.
 func TestRuntimeMetrics(t *testing.T) {
 	for _, c := range []struct {
 		set, include, exclude string
 		goFamilies            bool
-		processFamilies       []string // some; of at most two if there is no other
+		processFamilies       []string // some of them; all if at most two
 	}{
 		{"full", "", "", true, []string{"process_cpu_seconds_total", "process_open_fds", "process_resident_memory_bytes"}},
 		{"full", "", "go_*,process_*", false, nil},
@@ -104,19 +104,19 @@ func TestRuntimeMetrics(t *testing.T) {
 			hasGo = hasGo || strings.HasPrefix(f.GetName(), "go_")
 			if value := f.GetMetric()[0]; strings.HasPrefix(f.GetName(), "process_") {
 				if names = append(names, f.GetName()); value.GetCounter().GetValue()+value.GetGauge().GetValue() <= 0 {
-					t.Errorf("%+v: %v", c, f)
+					t.Errorf("%+v: got %v", c, f)
 				}
 			}
 		}
 		slices.Sort(names)
 		missing := slices.ContainsFunc(c.processFamilies, func(name string) bool { return !slices.Contains(names, name) })
 		if hasGo != c.goFamilies || missing || len(c.processFamilies) < 3 && len(names) != len(c.processFamilies) {
-			t.Errorf("%+v: %v, and go_* %v", c, names, hasGo)
+			t.Errorf("%+v: got %v, go_* exported: %v", c, names, hasGo)
 		}
 	}
 }
 
-// TestRows checks the rows of a set, of an included family and of an excluded one.
+// TestRows checks the rows of a set, of an included family and of an excluded family.
 func TestRows(t *testing.T) {
 	row := func(name, value string, enum bool) *device.Metric {
 		return &device.Metric{Name: name, Labels: []device.Label{{Name: "l", Value: value}}, Enum: enum}
@@ -142,16 +142,16 @@ func TestRows(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := filter.row(c.row); got != check.want {
-				t.Errorf("%s, with %+v: %v", c.row.RowName(), check, got)
+				t.Errorf("%s, with %+v: got %v", c.row.RowName(), check, got)
 			}
 		}
 	}
 	if _, err := NewFamilyFilter("most", nil, nil); err == nil || !strings.Contains(err.Error(), "minimal") {
-		t.Errorf("an unknown set: %v", err)
+		t.Errorf("unknown set: got error %v", err)
 	}
 }
 
-// TestSeriesLimit checks that series above the limit are left out and counted.
+// TestSeriesLimit checks that series above the limit are dropped and counted.
 func TestSeriesLimit(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(8)
@@ -163,11 +163,11 @@ func TestSeriesLimit(t *testing.T) {
 					series++
 				}
 			}
-			all := 8*15 + 2 + 7 // of 8 idle GPUs, of incidents, and of the node
+			all := 8*15 + 2 + 7 // 8 idle GPUs, incidents, and the node
 			assertSeries(t, text, fmt.Sprintf("podgauge_series %d", series))
 			assertSeries(t, text, fmt.Sprintf("podgauge_series_dropped %d", max(0, all-7-limit)))
 			if want := min(limit+7, all); series != want {
-				t.Errorf("limit %d: %d series, want %d\n%s", limit, series, want, text)
+				t.Errorf("limit %d: got %d series, want %d\n%s", limit, series, want, text)
 			}
 			assertSeries(t, text, "podgauge_nvml_up 1") // exempt from the limit
 		}
@@ -184,14 +184,14 @@ func TestAllocationInfoHasPodMeta(t *testing.T) {
 		e := New(d.sources(), Options{PodUID: true})
 		row := `nvidia_gpu_allocation_info{container="c",device_id="GPU-0",%smig_uuid="",namespace="n",pod="p",%sresource="nvidia.com/gpu",uuid="GPU-0"} 1`
 		assertSeries(t, scrape(t, newHandler(e)), fmt.Sprintf(row, `label_app_kubernetes_io_name="a \"b\"",label_app_kubernetes_io_name_conflict2="other",`, `pod_uid="u-1",`))
-		d.pods["n/p"] = device.PodMeta{UID: "u-2"} // another pod of the same name
+		d.pods["n/p"] = device.PodMeta{UID: "u-2"} // a later pod of the same name
 		d.expireCollection()
 		assertSeries(t, scrape(t, newHandler(e)), fmt.Sprintf(row, "", `pod_uid="u-2",`))
 		assertSeries(t, scrape(t, newHandler(New(d.sources(), Options{}))), fmt.Sprintf(row, "", ""))
 	})
 }
 
-// TestSeriesLimitOfResources checks that no series above the limit are made, and the counts of devices come first.
+// TestSeriesLimitOfResources checks that series above the limit are not created, and that the counts of devices come first.
 func TestSeriesLimitOfResources(t *testing.T) {
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10})
 	r := device.NodeResources{AllocatableKnown: true}
@@ -202,15 +202,15 @@ func TestSeriesLimitOfResources(t *testing.T) {
 		p.render(&nodeSnapshot{allocations: device.Allocations{Resources: r}}, newAttribution(nil))
 		devices := len(p.byName["podgauge_resource_device_info"].series)
 		if len(p.resources.entries) != 10 || p.seriesDropped != 993 || devices != 7 {
-			t.Errorf("made %d series and dropped %d, shown for devices: %d; want 10, 993 and 7", len(p.resources.entries), p.seriesDropped, devices)
+			t.Errorf("got %d series, %d dropped, %d of devices, want 10, 993 and 7", len(p.resources.entries), p.seriesDropped, devices)
 		}
 		if n := p.byName["podgauge_resource_allocatable_devices"].series; len(n) != 1 || n[0].value != 1000 {
-			t.Errorf("counts: %v", n)
+			t.Errorf("counts: got %v", n)
 		}
 	}
 }
 
-// TestPodLabels checks that label names are unique: a series with one label twice would invalidate the whole scrape.
+// TestPodLabels checks that label names are unique: a repeated label would invalidate the whole scrape.
 func TestPodLabels(t *testing.T) {
 	for names, want := range map[string]string{
 		"app.kubernetes.io/name":    "label_app_kubernetes_io_name",
@@ -227,20 +227,20 @@ func TestPodLabels(t *testing.T) {
 			got = append(got, l.Name)
 		}
 		if strings.Join(got, " ") != want {
-			t.Errorf("%s: %s, want %s", names, got, want)
+			t.Errorf("%s: got %s, want %s", names, got, want)
 		}
 	}
 }
 
-// TestStableSeries checks that series have no owner and counters are the driver's own.
+// TestStableSeries checks that series have no owner labels and that counters have the driver's values.
 func TestStableSeries(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		h := newHandler(New(d.sources(), Options{StableSeries: true, DCGM: true}))
 		noOwner := seriesLabels("GPU-0", "0", "", "", "")
-		for _, held := range [][]string{{"GPU-0=n/a/c"}, nil, {"GPU-0::0=n/a/c", "GPU-0::1=n/b/c"}} {
+		for _, allocations := range [][]string{{"GPU-0=n/a/c"}, nil, {"GPU-0::0=n/a/c", "GPU-0::1=n/b/c"}} {
 			d.addEnergy("GPU-0", 1000)
-			d.allocate(held...)
+			d.allocate(allocations...)
 			text := scrape(t, h)
 			assertSeries(t, text, fmt.Sprintf("nvidia_gpu_energy_joules_total%s %v", noOwner, d.joules["GPU-0"]))
 			assertSeries(t, text, "nvidia_gpu_power_watts"+noOwner+" 0")
@@ -250,7 +250,7 @@ func TestStableSeries(t *testing.T) {
 			}
 			for line := range strings.Lines(text) {
 				if strings.HasPrefix(line, "DCGM") && !strings.Contains(line, `,pod=""}`) {
-					t.Errorf("series of dcgm-exporter with a pod: %s", line)
+					t.Errorf("got a dcgm-exporter series with a pod: %s", line)
 				}
 			}
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// slowWriter is a client that blocks in its first read.
+// slowWriter is a client that blocks in its first write.
 type slowWriter struct {
 	http.ResponseWriter
 	onWrite func()
@@ -26,39 +26,39 @@ func (s slowWriter) Write(b []byte) (int, error) {
 	return s.ResponseWriter.Write(b)
 }
 
-// TestSlowReaders checks that slow readers of JSON and of the page are limited separately, and block neither others nor scrapes and
+// TestSlowReaders checks that slow readers of JSON and of the page are limited separately, and block neither other readers nor scrapes and
 // probes.
 func TestSlowReaders(t *testing.T) {
 	data := []string{api.DevicesPath, api.IncidentsPath, api.AllocationsPath}
-	for _, c := range []struct{ slow, refused, answered []string }{
+	for _, c := range []struct{ slow, busy, served []string }{
 		{data, data, []string{"/", "/metrics", "/healthz", "/readyz"}},
 		{[]string{"/"}, []string{"/"}, append([]string{"/metrics", "/healthz", "/readyz"}, data...)},
 	} {
 		h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
-		assertStatus(t, h, http.StatusOK, c.refused...)
+		assertStatus(t, h, http.StatusOK, c.busy...)
 		resume := occupy(h, c.slow)
-		assertStatus(t, h, http.StatusServiceUnavailable, c.refused...)
-		assertStatus(t, h, http.StatusOK, c.answered...)
+		assertStatus(t, h, http.StatusServiceUnavailable, c.busy...)
+		assertStatus(t, h, http.StatusOK, c.served...)
 		resume()
-		assertStatus(t, h, http.StatusOK, c.refused...)
+		assertStatus(t, h, http.StatusOK, c.busy...)
 	}
 }
 
-// occupy blocks as many requests as allowed, until released.
+// occupy starts as many requests as allowed, which block until resume is called.
 func occupy(h http.Handler, paths []string) (resume func()) {
-	var answered, gone sync.WaitGroup
+	var served, finished sync.WaitGroup
 	resumed := make(chan struct{})
-	answered.Add(maxConcurrentRequests)
+	served.Add(maxConcurrentRequests)
 	for i := range maxConcurrentRequests {
-		gone.Go(func() {
-			w := slowWriter{httptest.NewRecorder(), sync.OnceFunc(answered.Done), resumed}
+		finished.Go(func() {
+			w := slowWriter{httptest.NewRecorder(), sync.OnceFunc(served.Done), resumed}
 			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, paths[i%len(paths)], http.NoBody))
 		})
 	}
-	answered.Wait()
+	served.Wait()
 	return func() {
 		close(resumed)
-		gone.Wait()
+		finished.Wait()
 	}
 }
 
@@ -68,19 +68,19 @@ func assertStatus(t *testing.T, h http.Handler, status int, paths ...string) {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, http.NoBody))
 		if w.Code != status || status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") != "1" {
-			t.Errorf("%s: %d, %v, want %d", path, w.Code, w.Header(), status)
+			t.Errorf("%s: got %d, %v, want %d", path, w.Code, w.Header(), status)
 		}
 		var response api.ErrorResponse
 		if status == http.StatusOK || !strings.HasPrefix(path, api.Root) {
 			continue
 		}
 		if err := json.Unmarshal(w.Body.Bytes(), &response); err != nil || response.Error != errBusy.Error() {
-			t.Errorf("%s: %v, %q", path, err, w.Body)
+			t.Errorf("%s: got error %v, body %q", path, err, w.Body)
 		}
 	}
 }
 
-// TestSecurityHeaders checks the headers of all responses but scrapes, errors included.
+// TestSecurityHeaders checks the headers of all responses except scrapes, errors included.
 func TestSecurityHeaders(t *testing.T) {
 	s := HandlerOptions{TelemetryPath: "/metrics", Pprof: true, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}
 	all, probes := New(newScrapeFixture(1).sources(), Options{}).Handler(s), s.Probes()
@@ -91,7 +91,7 @@ func TestSecurityHeaders(t *testing.T) {
 		status int
 	}{
 		{all, http.MethodGet, "/", http.StatusOK},
-		{all, http.MethodGet, "//healthz", http.StatusTemporaryRedirect}, // with a body in HTML
+		{all, http.MethodGet, "//healthz", http.StatusTemporaryRedirect}, // with an HTML body
 		{all, http.MethodGet, "/static/nothing", http.StatusNotFound},
 		{all, http.MethodGet, "/healthz", http.StatusOK},
 		{all, http.MethodGet, api.DevicesPath, http.StatusOK},
@@ -111,16 +111,16 @@ func TestSecurityHeaders(t *testing.T) {
 		w := httptest.NewRecorder()
 		c.of.ServeHTTP(w, httptest.NewRequest(c.method, c.path, http.NoBody))
 		if w.Code != c.status {
-			t.Errorf("%s %s: %d, want %d", c.method, c.path, w.Code, c.status)
+			t.Errorf("%s %s: got %d, want %d", c.method, c.path, w.Code, c.status)
 		}
 		for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"} {
 			if got := w.Header()[name]; len(got) != 1 || got[0] != want {
-				t.Errorf("%s %s: %s is %q", c.method, c.path, name, got)
+				t.Errorf("%s %s: %s: got %q", c.method, c.path, name, got)
 			}
 		}
 		if policy := w.Header()["Content-Security-Policy"]; len(policy) != 1 || !strings.HasPrefix(policy[0], "default-src 'none'; ") ||
 			!strings.HasSuffix(policy[0], "base-uri 'none'; form-action 'none'; frame-ancestors 'none'") {
-			t.Errorf("%s %s: policy %q", c.method, c.path, policy)
+			t.Errorf("%s %s: got policy %q", c.method, c.path, policy)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func TestHealthState(t *testing.T) {
 	})
 }
 
-// withReason adds the reason to labels.
+// withReason adds a reason to labels.
 func withReason(labels, reason string) string {
 	return strings.Replace(labels, `,uuid=`, `,reason="`+reason+`",uuid=`, 1)
 }
@@ -52,7 +52,7 @@ func TestIncidents(t *testing.T) {
 		*known = incident.Snapshot{
 			Persisted: true, Incidents: make([]incident.Incident, 4),
 			Devices: []incident.EventCount{
-				{Device: "GPU-0", GPU: "GPU-0", Index: 5, Reason: "xid_79", Count: 2, Last: then}, // recorded with another index
+				{Device: "GPU-0", GPU: "GPU-0", Index: 5, Reason: "xid_79", Count: 2, Last: then}, // recorded with a different index
 				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Reason: "xid_94", Count: 1, Last: then},
 				{Device: "GPU-8", Reason: "lost", Count: 1, Last: then},
 			},
@@ -64,14 +64,14 @@ func TestIncidents(t *testing.T) {
 		d.healthStored = true
 		e := New(d.sources(), Options{})
 		text := scrape(t, newHandler(e))
-		gone := `{container="%s",gpu="3",mig_uuid="MIG-9",namespace="%s",pod="%s",reason="xid_94",uuid="GPU-9"} 1`
+		removed := `{container="%s",gpu="3",mig_uuid="MIG-9",namespace="%s",pod="%s",reason="xid_94",uuid="GPU-9"} 1`
 		for _, series := range []string{
 			"nvidia_gpu_incidents_total" + withReason(seriesLabels("GPU-0", "0", "", "", ""), "xid_79") + " 2",
 			"nvidia_gpu_incident_last_timestamp_seconds" + withReason(seriesLabels("GPU-0", "0", "", "", ""), "xid_79") + " 1.7e+09",
-			"nvidia_gpu_incidents_total" + fmt.Sprintf(gone, "", "", ""),
+			"nvidia_gpu_incidents_total" + fmt.Sprintf(removed, "", "", ""),
 			"nvidia_gpu_incidents_total" + withReason(seriesLabels("GPU-8", "0", "", "", ""), "lost") + " 1",
 			"nvidia_gpu_allocation_device_failures_total" + withReason(seriesLabels("GPU-0", "0", "team", "train", `m\"ain`), "xid_79") + " 2",
-			"nvidia_gpu_allocation_device_failures_total" + fmt.Sprintf(gone, `m\"ain`, "team", "train"),
+			"nvidia_gpu_allocation_device_failures_total" + fmt.Sprintf(removed, `m\"ain`, "team", "train"),
 			"nvidia_gpu_allocation_device_failure_last_timestamp_seconds" + withReason(seriesLabels("GPU-0", "0", "team", "train", `m\"ain`), "xid_79") + " 1.7e+09",
 			"podgauge_incidents 4", "podgauge_allocation_device_failures_dropped 0", "podgauge_incident_store_up 1", "podgauge_state_up 1",
 		} {
@@ -111,15 +111,15 @@ func TestNewestFailuresAreShown(t *testing.T) {
 	p.render(&nodeSnapshot{incidents: incident.Snapshot{Affected: newFailures(maxShownFailures + 7)}}, newAttribution(nil))
 	shown := p.byName["nvidia_gpu_allocation_device_failures_total"].series
 	if len(shown) != maxShownFailures {
-		t.Fatalf("%d failures are shown, want %d", len(shown), maxShownFailures)
+		t.Fatalf("got %d failures, want %d", len(shown), maxShownFailures)
 	}
 	for i, s := range shown {
 		if pod := fmt.Sprintf(`pod="p%d"`, maxShownFailures+6-i); !strings.Contains(string(s.labels), pod) {
-			t.Fatalf("failure %d is %s, want %s", i, s.labels, pod)
+			t.Fatalf("failure %d: got %s, want %s", i, s.labels, pod)
 		}
 	}
 	if dropped := p.byName["podgauge_allocation_device_failures_dropped"].series[0].value; dropped != 7 {
-		t.Errorf("%v failures are counted as dropped, want 7", dropped)
+		t.Errorf("got %v dropped failures, want 7", dropped)
 	}
 }
 
@@ -134,31 +134,31 @@ func TestUnchangedIncidentsAllocateNothing(t *testing.T) {
 	noIncidents := &nodeSnapshot{statuses: d.statuses, stalled: s.stalled}
 	without := testing.AllocsPerRun(20, func() { empty.render(noIncidents, l) })
 	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > without {
-		t.Errorf("%.0f allocations, %.0f without incidents", n, without)
+		t.Errorf("got %.0f memory allocations, want at most %.0f, as without incidents", n, without)
 	}
-	made := p.incidents.entries[0].series
+	series := p.incidents.entries[0].series
 	s.incidents.Affected = newFailures(300)
-	if p.render(s, l); p.incidents.entries[0].series == made {
-		t.Error("series are kept although incidents changed")
+	if p.render(s, l); p.incidents.entries[0].series == series {
+		t.Error("series were reused although incidents changed")
 	}
-	made = p.incidents.entries[0].series
+	series = p.incidents.entries[0].series
 	s.statuses = append([]device.Status{}, s.statuses...)
-	if p.render(s, l); p.incidents.entries[0].series == made {
-		t.Error("series are kept although devices changed")
+	if p.render(s, l); p.incidents.entries[0].series == series {
+		t.Error("series were reused although devices changed")
 	}
 }
 
 func TestMissingGPUs(t *testing.T) {
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
 	d := newScrapeFixture(3)
-	gone := slices.Clone(d.statuses)
-	gone[1].Gone = true
+	removed := slices.Clone(d.statuses)
+	removed[1].Gone = true
 	for _, c := range []struct {
 		expected              int
 		statuses              []device.Status
 		wantExpected, missing float64 // -1: absent
 	}{
-		{0, d.statuses, -1, -1}, {3, d.statuses, 3, 0}, {2, d.statuses, 2, 0}, {3, gone, 3, 1}, {8, gone, 8, 6}, {8, nil, 8, -1}, {8, []device.Status{}, 8, 8},
+		{0, d.statuses, -1, -1}, {3, d.statuses, 3, 0}, {2, d.statuses, 2, 0}, {3, removed, 3, 1}, {8, removed, 8, 6}, {8, nil, 8, -1}, {8, []device.Status{}, 8, 8},
 	} {
 		p.render(&nodeSnapshot{expectedGPUs: c.expected, statuses: c.statuses, stalled: func(device.GPU) bool { return false }}, newAttribution(nil))
 		value := func(family string) float64 {
@@ -168,7 +168,7 @@ func TestMissingGPUs(t *testing.T) {
 			return -1
 		}
 		if e, m := value("podgauge_expected_gpus"), value("podgauge_missing_gpus"); e != c.wantExpected || m != c.missing {
-			t.Errorf("%d expected, %d listed: %v and %v missing", c.expected, len(c.statuses), e, m)
+			t.Errorf("%d GPUs expected, %d listed: got %v expected, %v missing", c.expected, len(c.statuses), e, m)
 		}
 	}
 }

@@ -23,19 +23,19 @@ func getPage(t *testing.T, h http.Handler) string {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", http.NoBody))
 	if w.Code != http.StatusOK || w.Header().Get("Content-Type") != "text/html; charset=utf-8" {
-		t.Fatalf("%d %v: %s", w.Code, w.Header(), w.Body)
+		t.Fatalf("got %d %v: %s", w.Code, w.Header(), w.Body)
 	}
 	return w.Body.String()
 }
 
-// TestPageCollections checks that viewers together cause a collection every two seconds at most, and none without viewers.
+// TestPageCollections checks that all viewers together cause at most one collection every two seconds, and none without viewers.
 func TestPageCollections(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		h := newHandler(New(d.sources(), Options{}))
 		time.Sleep(time.Minute)
 		if d.readCalls != 0 {
-			t.Fatalf("%d collections before the first viewer", d.readCalls)
+			t.Fatalf("got %d collections before the first viewer", d.readCalls)
 		}
 		for i := range 100 { // ten seconds
 			d.allocate([]string{"GPU-0=team/a/main", "GPU-0=team/b/main"}[i%2])
@@ -45,11 +45,11 @@ func TestPageCollections(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		if d.readCalls != 5 {
-			t.Errorf("%d collections in ten seconds, want 5", d.readCalls)
+			t.Errorf("got %d collections in ten seconds, want 5", d.readCalls)
 		}
 		time.Sleep(time.Minute)
 		if d.readCalls != 5 {
-			t.Errorf("%d collections after the last viewer", d.readCalls-5)
+			t.Errorf("got %d collections after the last viewer", d.readCalls-5)
 		}
 	})
 }
@@ -62,35 +62,35 @@ func TestPageSharesCollectionOfScrape(t *testing.T) {
 		time.Sleep(maxPageReadingsAge - time.Millisecond)
 		getPage(t, h)
 		if d.readCalls != 1 {
-			t.Errorf("%d collections", d.readCalls)
+			t.Errorf("got %d collections", d.readCalls)
 		}
 		scrape(t, h) // accepts a collection of up to a second
 		if d.readCalls != 2 {
-			t.Errorf("%d collections with the next scrape", d.readCalls)
+			t.Errorf("got %d collections with the next scrape", d.readCalls)
 		}
 	})
 }
 
-// TestPageShowsHealth checks that a failed device is shown after half a second, at any age of the readings.
+// TestPageShowsHealth checks that a failed device is shown after half a second, however old the readings are.
 func TestPageShowsHealth(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.watts = 312
 		h := newHandler(New(d.sources(), Options{}))
 		if page := getPage(t, h); !strings.Contains(page, "All 2 devices are healthy.") || !strings.Contains(page, ">312 W</span>") {
-			t.Errorf("%s", page)
+			t.Errorf("got page %s", page)
 		}
 		failed := append([]device.Status{}, d.statuses...)
 		failed[1].Healthy, failed[1].Health, failed[1].Reason = false, device.Unhealthy, "xid_79"
 		d.board.Set(failed)
 		time.Sleep(500 * time.Millisecond)
 		if page := getPage(t, h); !strings.Contains(page, "Unhealthy: 1 of 2 devices.") || d.readCalls != 1 {
-			t.Errorf("%d collections: %s", d.readCalls, page)
+			t.Errorf("got %d collections, page %s", d.readCalls, page)
 		}
 	})
 }
 
-// TestPageShowsNoOldReading checks that a GPU not read in the newest collection has no values.
+// TestPageShowsNoOldReading checks that a GPU missing from the newest collection has no values.
 func TestPageShowsNoOldReading(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
@@ -100,12 +100,12 @@ func TestPageShowsNoOldReading(t *testing.T) {
 		d.readErr["GPU-1"] = errors.New("lost")
 		time.Sleep(maxPageReadingsAge)
 		if page := getPage(t, h); strings.Count(page, ">312 W</span>") != 1 || strings.Count(page, "No reading.") != 1 {
-			t.Errorf("%s", page)
+			t.Errorf("got page %s", page)
 		}
 	})
 }
 
-// TestPageHistory checks that the lines of the last half hour are from collections of scrapes, and that they cause none.
+// TestPageHistory checks that the lines of the last half hour come from the collections of scrapes and cause none.
 func TestPageHistory(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
@@ -125,19 +125,19 @@ func TestPageHistory(t *testing.T) {
 			return path[1]
 		}
 		if got := past(); !regexp.MustCompile(`^M53 \d+h6$`).MatchString(got) || d.readCalls != 7 {
-			t.Errorf("%d collections: %q", d.readCalls, got)
+			t.Errorf("got %d collections and history %q", d.readCalls, got)
 		}
 		time.Sleep(10 * time.Minute)
 		if d.readCalls != 7 {
-			t.Errorf("%d collections without scrapes and viewers", d.readCalls-7)
+			t.Errorf("got %d collections without scrapes and viewers", d.readCalls-7)
 		}
 		if got := past(); !regexp.MustCompile(`^M33 \d+h6M59 \d+h0$`).MatchString(got) {
-			t.Errorf("ten minutes later: %q", got)
+			t.Errorf("ten minutes later: got %q", got)
 		}
 	})
 }
 
-// TestPageIsReadOnly checks methods, and the absence of the page if metrics are at /.
+// TestPageIsReadOnly checks methods, and that the page is absent if metrics are at /.
 func TestPageIsReadOnly(t *testing.T) {
 	h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
 	at := func(h http.Handler, method, path string) int {
@@ -149,18 +149,18 @@ func TestPageIsReadOnly(t *testing.T) {
 		http.MethodGet: 200, http.MethodHead: 200, http.MethodPost: 405, http.MethodPut: 405, http.MethodDelete: 405, http.MethodOptions: 405,
 	} {
 		if got := at(h, method, "/"); got != want {
-			t.Errorf("%s /: %d, want %d", method, got, want)
+			t.Errorf("%s /: got %d, want %d", method, got, want)
 		}
 	}
 	if got := at(h, http.MethodGet, "/static/"); got != http.StatusNotFound {
-		t.Errorf("/static/: %d", got)
+		t.Errorf("/static/: got %d", got)
 	}
 	e := New(newScrapeFixture(1).sources(), Options{})
 	metrics := e.Handler(HandlerOptions{TelemetryPath: "/", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 	w := httptest.NewRecorder()
 	metrics.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", http.NoBody))
 	if !strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") || !strings.Contains(w.Body.String(), "podgauge_nvml_up") {
-		t.Errorf("metrics at /: %v", w.Header())
+		t.Errorf("metrics at /: got %v", w.Header())
 	}
 	e.Drain()
 }

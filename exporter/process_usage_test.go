@@ -7,7 +7,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// memoryOnlyUse returns a use of which the driver reports only the memory, as under MIG.
+// memoryOnlyUse returns a usage of which the driver reports only the memory, as under MIG.
 func memoryOnlyUse(d device.ID, pid uint32, bytes float64) device.ProcessUsage {
 	return device.ProcessUsage{Device: d, PID: pid, MemoryBytes: bytes, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}
 }
@@ -16,7 +16,7 @@ func busyUse(d device.ID, pid uint32, bytes, sm float64) device.ProcessUsage {
 	return device.ProcessUsage{Device: d, PID: pid, MemoryBytes: bytes, SM: sm, MemoryController: sm / 2}
 }
 
-// TestUsageByContainer covers a time-sliced GPU: the parts of containers and the unattributed part sum up to the device's use.
+// TestUsageByContainer covers a time-sliced GPU: the usage of containers and the unattributed usage sum up to the device's.
 func TestUsageByContainer(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
@@ -51,15 +51,15 @@ func TestUsageByContainer(t *testing.T) {
 		d.uses["GPU-0"] = []device.ProcessUsage{memoryOnlyUse("GPU-0", 1, 100)}
 		text = scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_container_memory_used_bytes"+of("a")+" 100")
-		assertAbsent(t, text, "nvidia_gpu_container_sm_utilization_ratio") // not reported, which is not 0
+		assertAbsent(t, text, "nvidia_gpu_container_sm_utilization_ratio") // unknown, so absent and not 0
 	})
 }
 
 func TestUnknownUsageIsAbsent(t *testing.T) {
 	for name, unknown := range map[string]func(*scrapeFixture){
-		"no process can be looked up":   func(d *scrapeFixture) { d.processesHidden = true },
-		"the driver names no processes": func(d *scrapeFixture) { d.uses = nil },
-		"allocations are unknown":       func(d *scrapeFixture) { d.allocations = device.Allocations{} },
+		"processes cannot be resolved":    func(d *scrapeFixture) { d.processesHidden = true },
+		"the driver reports no processes": func(d *scrapeFixture) { d.uses = nil },
+		"allocations are unknown":         func(d *scrapeFixture) { d.allocations = device.Allocations{} },
 	} {
 		bubble.Test(t, func(t *testing.T) {
 			d := newScrapeFixture(1)
@@ -75,7 +75,7 @@ func TestUnknownUsageIsAbsent(t *testing.T) {
 	}
 }
 
-// TestComputeInstancesShareReadings checks that readings of a GPU instance have an owner only if one container has all compute instances.
+// TestComputeInstancesShareReadings checks that a GPU instance's readings have an owner only if one container has all compute instances.
 func TestComputeInstancesShareReadings(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
@@ -98,7 +98,7 @@ func TestComputeInstancesShareReadings(t *testing.T) {
 
 		d.allocate("MIG-0=n/a/c", "MIG-1=n/a/c")
 		assertSeries(t, scrape(t, newHandler(New(d.sources(), Options{}))), used+migSeriesLabels("MIG-0", "n", "a", "c")+" 1000")
-		d.allocate("MIG-1=n/b/c") // the only one
+		d.allocate("MIG-1=n/b/c") // the only owner
 		assertSeries(t, scrape(t, newHandler(New(d.sources(), Options{}))), used+migSeriesLabels("MIG-0", "n", "b", "c")+" 1000")
 	})
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// FuzzPages checks on random nodes that Prometheus can parse the text: series are unique, no label is repeated, and the parts of
-// containers and the unattributed part sum up to the device's use.
+// FuzzPages checks on random nodes that Prometheus can parse the text: series and their labels are unique. The usage of containers and the
+// unattributed usage sum up to the device's.
 func FuzzPages(f *testing.F) {
 	for seed := range uint64(100) {
 		f.Add(seed)
@@ -25,7 +25,7 @@ func FuzzPages(f *testing.F) {
 		gen := fixtureGenerator{rand.New(rand.NewPCG(seed, 4))}
 		d, o := gen.node(), gen.options()
 		p, l := newRenderedMetrics(new(d.sources()), &o), newAttribution(d.metrics)
-		for range 3 { // renderings reuse series
+		for range 3 { // later renderings reuse series
 			s := gen.snapshot(d)
 			p.render(s, l)
 			assertUniqueSeries(t, p)
@@ -36,7 +36,7 @@ func FuzzPages(f *testing.F) {
 	})
 }
 
-// assertUniqueSeries checks that no series is repeated. Labels are ordered by name, so that a series has one text.
+// assertUniqueSeries checks that no series is repeated. Labels are sorted by name, so that a series has only one text.
 func assertUniqueSeries(t *testing.T, p *renderedMetrics) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -44,23 +44,23 @@ func assertUniqueSeries(t *testing.T, p *renderedMetrics) {
 		for _, s := range f.series {
 			line := f.Name + string(s.labels)
 			if seen[line] {
-				t.Errorf("repeated: %s", line)
+				t.Errorf("got a repeated series: %s", line)
 			}
 			seen[line] = true
 		}
 	}
 	if len(seen) > p.options.SeriesLimit+maxNodeSeries {
-		t.Errorf("%d series with a limit of %d", len(seen), p.options.SeriesLimit)
+		t.Errorf("got %d series with a limit of %d", len(seen), p.options.SeriesLimit)
 	}
 }
 
-// assertParses parses the text, and compares it with the library's output for the result.
+// assertParses parses the text, and compares it with the library's encoding of the result.
 func assertParses(t *testing.T, p *renderedMetrics) {
 	t.Helper()
 	text := renderText(t, p, false)
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	if _, err := parser.TextToMetricFamilies(bytes.NewReader(text)); err != nil {
-		t.Fatalf("%v in\n%s", err, text)
+		t.Fatalf("got error %v in\n%s", err, text)
 	}
 	families, err := metricFamilies(&p.seriesStore)
 	if err != nil {
@@ -91,8 +91,8 @@ func renderText(t *testing.T, p *renderedMetrics, openMetrics bool) []byte {
 	return text.Bytes()
 }
 
-// assertSums checks that containers' and unattributed memory sum up to the device's memory in use. MIG devices of one GPU instance have
-// one sum.
+// assertSums checks that the memory of containers and the unattributed memory sum up to the device's memory in use. MIG devices of one GPU
+// instance have one sum.
 func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetrics) {
 	t.Helper()
 	if p.seriesDropped > 0 || d.processesHidden || !p.options.Filter.Matches("nvidia_gpu_container_memory_used_bytes") {
@@ -130,7 +130,7 @@ func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetr
 		}
 		sum += of("nvidia_gpu_unattributed_memory_used_bytes", status)
 		if all && sum != used {
-			t.Errorf("device %s: use %.0f, sum of its parts %.0f\n%s", status.ID, used, sum, renderText(t, p, false))
+			t.Errorf("device %s: got a sum of %.0f, want %.0f\n%s", status.ID, sum, used, renderText(t, p, false))
 		}
 	}
 }
@@ -194,7 +194,7 @@ func (g fixtureGenerator) node() *scrapeFixture {
 	return d
 }
 
-// change changes the parts of a node that may change between collections.
+// change changes the values of a node that may change between collections.
 func (g fixtureGenerator) change(d *scrapeFixture) {
 	d.watts, d.processesHidden = g.Float64(), g.IntN(4) == 0
 	d.allocations = device.Allocations{Complete: g.IntN(4) > 0, At: time.Unix(100, 0), Resources: g.resources()}
@@ -233,7 +233,7 @@ func (g fixtureGenerator) change(d *scrapeFixture) {
 	}
 }
 
-// useDevice adds processes to a device, within its memory; MIG devices of one GPU instance share the memory of the first.
+// useDevice adds processes to a device, within its memory. MIG devices of one GPU instance share the memory of the first.
 func (g fixtureGenerator) useDevice(d *scrapeFixture, i int) {
 	s := d.statuses[i]
 	if s.Gone {
@@ -258,7 +258,7 @@ func (g fixtureGenerator) useDevice(d *scrapeFixture, i int) {
 	d.extraSamples = append(d.extraSamples, device.Sample{Device: s.ID, Metric: memoryRow, Value: used + float64(g.IntN(100))})
 }
 
-// resources returns resources as podresources publishes them: without duplicates.
+// resources returns resources as podresources publishes them, without duplicates.
 func (g fixtureGenerator) resources() (r device.NodeResources) {
 	r.AllocatableKnown = g.coin()
 	nodes := func() []int { return [][]int{nil, {0}, {1}, {0, 1}}[g.IntN(4)] }

@@ -46,7 +46,7 @@ func TestResources(t *testing.T) {
 			assertSeries(t, text, series)
 		}
 
-		// Allocatable resources are unknown, which is not 0.
+		// Unknown allocatable resources are absent, not 0.
 		d.allocations.Resources.AllocatableKnown = false
 		d.expireCollection()
 		text = scrape(t, newHandler(e))
@@ -66,6 +66,6 @@ func TestUnchangedResourcesAllocateNothing(t *testing.T) {
 	l := newAttribution(nil)
 	p.render(s, l)
 	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > 0 {
-		t.Errorf("%.0f allocations", n)
+		t.Errorf("got %.0f memory allocations, want 0", n)
 	}
 }

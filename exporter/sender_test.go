@@ -20,7 +20,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// TestReadersShareBody checks that scrapes of one collection are encoded once for each representation.
+// TestReadersShareBody checks that scrapes of one collection are encoded once per representation.
 func TestReadersShareBody(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var gathered atomic.Int32
@@ -43,7 +43,7 @@ func TestReadersShareBody(t *testing.T) {
 			}
 			scrapes.Wait()
 			if got, want := int(gathered.Load()), 4*(collections+1); got != want { // both versions of OpenMetrics share a body
-				t.Errorf("encoded %d bodies in %d collections, want %d", got, collections+1, want)
+				t.Errorf("got %d encoded bodies in %d collections, want %d", got, collections+1, want)
 			}
 			time.Sleep(maxCollectionAge)
 		}
@@ -63,17 +63,17 @@ func TestHeadersOfSharedBodies(t *testing.T) {
 				h.ServeHTTP(w, r)
 				kind := strings.ReplaceAll(w.Header().Get("Content-Type"), " ", "")
 				if !strings.HasPrefix(kind, accept) || w.Header().Get("Content-Encoding") != encoding || w.Header().Get("Vary") != "Accept, Accept-Encoding" {
-					t.Errorf("%s, %q: %v", accept, encoding, w.Header())
+					t.Errorf("%s, %q: got %v", accept, encoding, w.Header())
 				}
 				if w.Result().ContentLength != int64(w.Body.Len()) {
-					t.Errorf("%s, %q: Content-Length %d, body of %d bytes", accept, encoding, w.Result().ContentLength, w.Body.Len())
+					t.Errorf("%s, %q: got Content-Length %d, body of %d bytes", accept, encoding, w.Result().ContentLength, w.Body.Len())
 				}
 			}
 		}
 	})
 }
 
-// TestHalfClosedConnection checks that a client that has closed its sending half, as nc -N does, gets the whole collection.
+// TestHalfClosedConnection checks that a client that closes its sending half, as nc -N does, gets the whole collection.
 func TestHalfClosedConnection(t *testing.T) {
 	server := httptest.NewUnstartedServer(nil)
 	h := newHandler(New(newScrapeFixture(2).sources(), Options{}))
@@ -94,13 +94,13 @@ func TestHalfClosedConnection(t *testing.T) {
 	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := io.ReadAll(conn)
-	if err != nil || !strings.Contains(string(answer), "\nnvidia_gpu_info{") {
-		t.Errorf("%v, %d bytes:\n%.500s", err, len(answer), answer)
+	response, err := io.ReadAll(conn)
+	if err != nil || !strings.Contains(string(response), "\nnvidia_gpu_info{") {
+		t.Errorf("got error %v, %d bytes:\n%.500s", err, len(response), response)
 	}
 }
 
-// stalledWriter is a client that reads nothing until cut off.
+// stalledWriter is a client that reads nothing until it is disconnected.
 type stalledWriter struct {
 	*httptest.ResponseRecorder
 	started, closed chan struct{}
@@ -116,7 +116,7 @@ func (s *stalledWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// SetWriteDeadline implements the method of a connection.
+// SetWriteDeadline implements the method of a network connection.
 func (s *stalledWriter) SetWriteDeadline(at time.Time) error {
 	if at.Before(time.Now()) {
 		close(s.closed)
@@ -133,9 +133,9 @@ func (s *stalledWriter) isClosed() bool {
 	}
 }
 
-// TestOldestReadersAreCutOff checks that readers of the oldest bodies are cut off at the limit, and readers of the newest body never,
-// even if it is larger than the limit.
-func TestOldestReadersAreCutOff(t *testing.T) {
+// TestOldestReadersAreDisconnected checks that readers of the oldest bodies are disconnected at the limit. Readers of the newest body never are,
+// even if the body is larger than the limit.
+func TestOldestReadersAreDisconnected(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newSender()
 		begin := func(b *scrapeBody) *stalledWriter {
@@ -158,35 +158,35 @@ func TestOldestReadersAreCutOff(t *testing.T) {
 			return is
 		}
 		if got := cut(); slices.Contains(got, true) {
-			t.Errorf("cut off below the limit: %v", got)
+			t.Errorf("below the limit: got disconnected %v", got)
 		}
 		readers = append(readers, begin(third(4)))
 		if got, want := cut(), []bool{true, true, false, false, false}; !slices.Equal(got, want) {
-			t.Errorf("with a fourth body: cut off %v, want %v", got, want)
+			t.Errorf("with a fourth body: got disconnected %v, want %v", got, want)
 		}
 		readers = append(readers, begin(second)) // another reader of the same body
 		if got, want := cut(), []bool{true, true, false, false, false, false}; !slices.Equal(got, want) {
-			t.Errorf("with another reader: cut off %v, want %v", got, want)
+			t.Errorf("with another reader: got disconnected %v, want %v", got, want)
 		}
 		readers = append(readers, begin(&scrapeBody{data: make([]byte, 2*maxSendingBytes), collection: began.Add(5 * time.Second)}))
 		if got, want := cut(), []bool{true, true, true, true, true, true, false}; !slices.Equal(got, want) {
-			t.Errorf("with a body above the limit: cut off %v, want %v", got, want)
+			t.Errorf("with a body above the limit: got disconnected %v, want %v", got, want)
 		}
 		readers = append(readers, begin(first)) // of an older collection
 		if got, want := cut(), []bool{true, true, true, true, true, true, false, true}; !slices.Equal(got, want) {
-			t.Errorf("with a late reader: cut off %v, want %v", got, want)
+			t.Errorf("with a late reader: got disconnected %v, want %v", got, want)
 		}
 		close(readers[6].closed)
 		synctest.Wait()
 		if len(s.readers) != 0 {
-			t.Errorf("at the end: %d bytes of %d bodies", s.totalBytes(), len(s.readers))
+			t.Errorf("at the end: got %d bytes of %d bodies", s.totalBytes(), len(s.readers))
 		}
 	})
 }
 
-// TestCompressedBodiesStay checks that clients of all representations of a collection cost each other their connections, but never the
-// compressed bodies of the newest collection.
-func TestCompressedBodiesStay(t *testing.T) {
+// TestCompressedBodiesAreKept checks that clients of different representations disconnect each other, but never the clients of the newest
+// collection's compressed body.
+func TestCompressedBodiesAreKept(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newSender()
 		began := time.Now()
@@ -201,35 +201,35 @@ func TestCompressedBodiesStay(t *testing.T) {
 		small := begin(2, maxSendingBytes/10, true)
 		text := begin(2, maxSendingBytes/3, false)
 		if old.isClosed() || small.isClosed() || text.isClosed() {
-			t.Error("cut off below the limit")
+			t.Error("a reader below the limit is disconnected")
 		}
 		other := begin(2, maxSendingBytes/2, false)
 		if !old.isClosed() || small.isClosed() || text.isClosed() || other.isClosed() {
-			t.Error("want only the oldest collection's body cut off")
+			t.Error("want only readers of the oldest collection disconnected")
 		}
 		openMetrics := begin(2, maxSendingBytes/3, false)
 		if small.isClosed() || text.isClosed() || !other.isClosed() || openMetrics.isClosed() {
-			t.Error("want only the largest body cut off")
+			t.Error("want only readers of the largest body disconnected")
 		}
 		large := begin(2, 2*maxSendingBytes, false)
 		if small.isClosed() || !text.isClosed() || !openMetrics.isClosed() || large.isClosed() {
-			t.Error("the compressed body or the latest one is cut off")
+			t.Error("a reader of the compressed or of the newest body is disconnected")
 		}
 		late := begin(1, maxSendingBytes/10, true)
 		if small.isClosed() || large.isClosed() || !late.isClosed() {
-			t.Error("want only the older collection's body cut off")
+			t.Error("want only readers of the older collection disconnected")
 		}
 		close(small.closed)
 		close(large.closed)
 		synctest.Wait()
 		if len(s.readers) != 0 {
-			t.Errorf("at the end: %d bytes of %d bodies", s.totalBytes(), len(s.readers))
+			t.Errorf("at the end: got %d bytes of %d bodies", s.totalBytes(), len(s.readers))
 		}
 	})
 }
 
-// TestCutOffReader checks that its connection ends early, and a fast reader gets the whole body.
-func TestCutOffReader(t *testing.T) {
+// TestDisconnectedReader checks that a disconnected reader's connection ends early, and that a fast reader gets the whole body.
+func TestDisconnectedReader(t *testing.T) {
 	s := newSender()
 	// The old body is larger than two socket buffers.
 	old, fresh := &scrapeBody{data: make([]byte, 4*maxSendingBytes)}, &scrapeBody{data: make([]byte, maxSendingBytes), collection: time.Now()}
@@ -247,17 +247,17 @@ func TestCutOffReader(t *testing.T) {
 	}
 	defer slowly.Body.Close()
 	for range 2 {
-		answer, err := server.Client().Get(server.URL + "/new")
+		response, err := server.Client().Get(server.URL + "/new")
 		if err != nil {
 			t.Fatal(err)
 		}
-		n, err := io.Copy(io.Discard, answer.Body)
-		answer.Body.Close()
+		n, err := io.Copy(io.Discard, response.Body)
+		response.Body.Close()
 		if n != maxSendingBytes {
-			t.Errorf("fast reader got %d bytes, want %d: %v", n, maxSendingBytes, err)
+			t.Errorf("fast reader: got %d bytes, want %d: %v", n, maxSendingBytes, err)
 		}
 	}
 	if n, err := io.Copy(io.Discard, slowly.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("slow reader got %d bytes: error %v, want an unexpected EOF", n, err)
+		t.Errorf("slow reader: got %d bytes and error %v, want an unexpected EOF", n, err)
 	}
 }

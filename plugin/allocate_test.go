@@ -37,7 +37,7 @@ func formatResponse(c *api.ContainerAllocateResponse) string {
 	return strings.Join(all, " ")
 }
 
-// allocate makes a call with a request for each container; spaces separate ids.
+// allocate calls Allocate with a request for each container; spaces separate ids.
 func (s *fixture) allocate(containers ...string) (lines []string, err error) {
 	s.Helper()
 	r := &api.AllocateRequest{}
@@ -119,10 +119,10 @@ func TestAllocate(t *testing.T) {
 				}
 				got, err := s.allocate(row.containers...)
 				if !slices.Equal(got, want) {
-					t.Errorf("%s: %q; want %q", row.name, got, want)
+					t.Errorf("%s: got %q, want %q", row.name, got, want)
 				}
 				if status.Convert(err).Message() != row.err || err != nil && status.Code(err) != codes.FailedPrecondition {
-					t.Errorf("%s: %v; want %q", row.name, err, row.err)
+					t.Errorf("%s: got error %v, want %q", row.name, err, row.err)
 				}
 				s.wantAllocation(row.name, row.containers, row.err)
 			}
@@ -130,12 +130,12 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// constantRules returns rules without a change.
+// constantRules returns rules that never change.
 func constantRules(r plugin.Rules) func() (plugin.Rules, <-chan struct{}) {
 	return func() (plugin.Rules, <-chan struct{}) { return r, nil }
 }
 
-// wantAllocation checks the events of the only call since the last check.
+// wantAllocation checks the events of the single call since the last check.
 func (s *fixture) wantAllocation(name string, containers []string, rejection string) {
 	s.Helper()
 	s.poll("the hooks have the call", func() bool {
@@ -151,9 +151,9 @@ func (s *fixture) wantAllocation(name string, containers []string, rejection str
 	}
 	switch {
 	case rejection == "" && (!slices.Equal(s.recorded.allocated[0], ids) || len(s.recorded.rejected) > 0 || s.recorded.allocateErrs[0] != nil):
-		s.Errorf("%s: hooks: allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
+		s.Errorf("%s: hooks: got allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
 	case rejection != "" && (len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 || s.recorded.rejected[0].err.Error() != rejection || s.recorded.allocateErrs[0] == nil):
-		s.Errorf("%s: hooks: allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
+		s.Errorf("%s: hooks: got allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
 	}
 	s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs = nil, nil, nil
 }
@@ -175,12 +175,12 @@ func TestPodsGetGPUs(t *testing.T) {
 		all := slices.Concat(s.recorded.allocated...)
 		slices.Sort(all)
 		if want := []device.AdvertisedID{"GPU-0", "GPU-1", "GPU-2", "GPU-3"}; len(s.recorded.allocated) != 2 || !slices.Equal(all, want) {
-			s.Errorf("allocated %q", s.recorded.allocated)
+			s.Errorf("hooks: got allocated %q", s.recorded.allocated)
 		}
 	})
 }
 
-// TestPodStatusHasTheRejection: the newest statuses decide, since the kubelet may ask for a device before the kubelet has the failure.
+// TestPodStatusHasTheRejection checks that the newest statuses decide: the kubelet may request a device before it knows of the failure.
 func TestPodStatusHasTheRejection(t *testing.T) {
 	for _, row := range []struct {
 		name      string
@@ -203,12 +203,12 @@ func TestPodStatusHasTheRejection(t *testing.T) {
 				err := s.kubelet.RunPod(s.ctx, pod("unlucky", 1))
 				rejected := (*kubelet.AdmissionError)(nil)
 				if !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" || !strings.Contains(rejected.Message, row.want) {
-					s.Errorf("pod: %v, want %q", err, row.want)
+					s.Errorf("pod: got %v, want %q", err, row.want)
 				}
 				s.recorded.mu.Lock()
 				defer s.recorded.mu.Unlock()
 				if len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 {
-					s.Errorf("hooks: allocated %q, rejected %v", s.recorded.allocated, s.recorded.rejected)
+					s.Errorf("hooks: got allocated %q, rejected %v", s.recorded.allocated, s.recorded.rejected)
 				}
 			})
 		})

@@ -29,7 +29,7 @@ func newSynctestFixture(t *testing.T, rules Rules, words string) *synctestFixtur
 	b := &synctestFixture{T: t}
 	b.inventory.Set(parseStatuses(words))
 	rules.Select = func(d device.Device) bool {
-		if d.Index == 0 { // each update asks once for the first device
+		if d.Index == 0 { // each update calls it once for the first device
 			b.updates++
 		}
 		return true
@@ -56,18 +56,18 @@ func (b *synctestFixture) allocate(resource string, allocated ...device.Advertis
 	b.allocations.Set(allocations)
 }
 
-// wantList checks the list when all goroutines wait, without a lapse of time.
+// wantList checks the list once all goroutines wait, without advancing the clock.
 func (b *synctestFixture) wantList(want string) {
 	b.Helper()
 	began := time.Now()
 	synctest.Wait()
 	list := b.plugin.endpoints[gpuResource].list()
 	if got := strings.TrimPrefix(formatLists(map[string]*deviceList{"": list}), ": "); got != want || !time.Now().Equal(began) {
-		b.Errorf("list after %s: %q, want %q", time.Since(began), got, want)
+		b.Errorf("list after %s: got %q, want %q", time.Since(began), got, want)
 	}
 }
 
-// TestAllocationsWakeThePlugin: a device allocated as a second resource is Unhealthy for the kubelet at once, not after the next interval.
+// TestAllocationsWakeThePlugin checks that a device allocated as a second resource becomes Unhealthy at once, not after the next interval.
 func TestAllocationsWakeThePlugin(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		b := newSynctestFixture(t, Rules{}, "0 1")
@@ -78,7 +78,7 @@ func TestAllocationsWakeThePlugin(t *testing.T) {
 		b.wantList("GPU-0 GPU-1")
 		b.allocate(gpuResource, "GPU-1")
 		b.wantList("GPU-0 GPU-1")
-		b.inventory.Set(parseStatuses("0")) // allocated, and the device is gone
+		b.inventory.Set(parseStatuses("0")) // an allocated device disappears
 		b.wantList("GPU-0 GPU-1!")
 		time.Sleep(time.Minute)
 		b.wantList("GPU-0 GPU-1!")
@@ -87,7 +87,7 @@ func TestAllocationsWakeThePlugin(t *testing.T) {
 	})
 }
 
-// TestSameAllocationsNeedNoUpdate: the kubelet is asked for each scrape, and an update with many replicas is slow.
+// TestSameAllocationsNeedNoUpdate checks that equal allocations cause no update: each scrape calls List, and an update of many replicas is slow.
 func TestSameAllocationsNeedNoUpdate(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		b := newSynctestFixture(t, sharingAll(2), "0")
@@ -100,7 +100,7 @@ func TestSameAllocationsNeedNoUpdate(t *testing.T) {
 		time.Sleep(time.Minute)
 		b.wantList("GPU-0::0 GPU-0::1")
 		if b.updates != before {
-			t.Errorf("%d updates, want none", b.updates-before)
+			t.Errorf("got %d updates, want none", b.updates-before)
 		}
 	})
 }
@@ -112,7 +112,7 @@ func (s *server) tryAllocate(t *testing.T, ids string) error {
 	return err
 }
 
-// TestAllocateRejectsAllocatedDevices: the kubelet's list may be older than the allocation.
+// TestAllocateRejectsAllocatedDevices checks current allocations: the kubelet's list may be older.
 func TestAllocateRejectsAllocatedDevices(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -125,7 +125,7 @@ func TestAllocateRejectsAllocatedDevices(t *testing.T) {
 		{"as a second resource", Rules{}, "nvidia.com/a100", "GPU-1", "GPU-1", "GPU-1 is allocated to another container, as GPU-1 of nvidia.com/a100"},
 		{"by a withdrawn replica", Rules{}, gpuResource, "GPU-1::3", "GPU-0 GPU-1", "GPU-1 is allocated to another container, as GPU-1::3 of nvidia.com/gpu"},
 		{"of a different device", Rules{}, "nvidia.com/a100", "GPU-1", "GPU-0", ""},
-		{"by the requested id: the kubelet is the first to know the end", Rules{}, gpuResource, "GPU-1", "GPU-1", ""},
+		{"by the requested id: the kubelet knows the end first", Rules{}, gpuResource, "GPU-1", "GPU-1", ""},
 		{"a different replica of a shared GPU", sharingAll(2), gpuResource, "GPU-1::0", "GPU-1::1", ""},
 		{"by a claim", Rules{}, "gpu.nvidia.com", "GPU-1", "GPU-1", ""},
 		{"by a claim that reserves the device", Rules{ReserveClaimed: true}, "gpu.nvidia.com", "GPU-1", "GPU-1", "GPU-1 is allocated to another container, as GPU-1 of gpu.nvidia.com"},
@@ -135,16 +135,16 @@ func TestAllocateRejectsAllocatedDevices(t *testing.T) {
 			s.fakeSource().GetAllocations = allocationsOf(c.resource, c.id) // since the list
 			err := s.tryAllocate(t, c.ids)
 			if (err == nil) != (c.want == "") || !strings.Contains(fmt.Sprint(err), c.want) {
-				t.Errorf("Allocate: %v, want %q", err, c.want)
+				t.Errorf("Allocate: got %v, want %q", err, c.want)
 			}
 			if reasons := s.testHooks().rejected; err != nil && !slices.Equal(reasons, []RejectReason{RejectAllocated}) {
-				t.Errorf("reasons %q, want %q", reasons, RejectAllocated)
+				t.Errorf("reasons: got %q, want %q", reasons, RejectAllocated)
 			}
 		})
 	}
 	s := serverWith(Rules{}, parseStatuses("0 1"), "GPU-1::3")
 	s.fakeSource().GetAllocations = allocationsOf(gpuResource) // ended since the list
 	if err := s.tryAllocate(t, "GPU-1"); err != nil {
-		t.Errorf("device of an ended container is rejected: %v", err)
+		t.Errorf("device of an ended container: got error %v, want none", err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// startTimes is a log with the start times of servers, from lines of level Debug.
+// startTimes is a log handler that records when servers start, from debug lines.
 type startTimes struct {
 	*logLines
 	began  time.Time
@@ -31,7 +31,7 @@ func (c *startTimes) Handle(ctx context.Context, r slog.Record) error {
 	return nil
 }
 
-// registrationTimes runs the plugin with a healthy device during a func in a bubble, and returns the times of registrations.
+// registrationTimes runs the plugin with a healthy device in a bubble, calls during, and returns the times of registrations.
 func registrationTimes(t *testing.T, dir string, log *logLines, during func(p *plugin.Plugin)) []time.Duration {
 	t.Helper()
 	c := &startTimes{logLines: log, began: time.Now()}
@@ -66,7 +66,7 @@ func TestFolderWithoutRoomForSockets(t *testing.T) {
 				})
 				reason := map[string]string{"too long": "invalid argument", "missing": "no such file or directory"}[name]
 				if strings.Count(log.String(), "\n") > 0 || len(log.matching(reason)) != 1 {
-					t.Errorf("want a single line with %q in an hour:\n%s", reason, log)
+					t.Errorf("want a single line with %q in an hour, got\n%s", reason, log)
 				}
 			})
 		})
@@ -83,19 +83,19 @@ func TestBackoffUpToTheMaximum(t *testing.T) {
 			time.Sleep(replaced)
 			hangUp()
 			hangUp = listenUnix(t, dir) // a new kubelet
-			time.Sleep(2 * time.Second) // the folder is looked at once a second
+			time.Sleep(2 * time.Second) // the folder is polled once a second
 		})
 		hangUp()
 		pauses := []time.Duration{}
-		met := 0                // registrations in the first second of the new kubelet
-		var first time.Duration // of these
+		registered := 0         // with the new kubelet, in its first second
+		var first time.Duration // of them
 		for i, at := range lives {
 			if at >= replaced {
-				if met == 0 {
+				if registered == 0 {
 					first = at
 				}
 				if at < first+time.Second {
-					met++
+					registered++
 				}
 			} else if i > 0 {
 				pauses = append(pauses, (at - lives[i-1]).Round(10*time.Millisecond))
@@ -104,18 +104,18 @@ func TestBackoffUpToTheMaximum(t *testing.T) {
 		ms := func(n time.Duration) time.Duration { return n * time.Millisecond }
 		want := []time.Duration{ms(100), ms(200), ms(400), ms(800), ms(1600), ms(3200), ms(6400), ms(10000), ms(10000), ms(10000), ms(10000)}
 		if !slices.Equal(pauses, want) {
-			t.Errorf("pauses %v, want %v", pauses, want)
+			t.Errorf("pauses: got %v, want %v", pauses, want)
 		}
-		if met != 4 { // at 0, 0.1, 0.3 and 0.7 s
-			t.Errorf("%d registrations in the first second of a new kubelet, want 4", met)
+		if registered != 4 { // at 0, 0.1, 0.3 and 0.7 s
+			t.Errorf("got %d registrations in the first second of a new kubelet, want 4", registered)
 		}
 		if lines := log.matching("invalid argument"); len(lines) != 1 {
-			t.Errorf("the same reason was logged as %q", lines)
+			t.Errorf("repeated reason: got log lines %q", lines)
 		}
 	})
 }
 
-// longDir returns a folder with room for the short name of the kubelet's socket, but not of the plugin's: no server starts a goroutine that
+// longDir returns a folder whose path is short enough for the kubelet's socket, but not for the plugin's: no server starts a goroutine that
 // waits for the network.
 func longDir(t *testing.T) string {
 	t.Helper()
@@ -127,7 +127,7 @@ func longDir(t *testing.T) string {
 	return dir
 }
 
-// listenUnix makes a kubelet's socket with a listener and without a server.
+// listenUnix creates a kubelet's socket with a listener but without a server.
 func listenUnix(t *testing.T, dir string) (end func()) {
 	t.Helper()
 	path := filepath.Join(dir, "kubelet.sock")
@@ -142,10 +142,10 @@ func listenUnix(t *testing.T, dir string) (end func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func() { syscall.Close(fd) } //nolint:errcheck // a test's
+	return func() { syscall.Close(fd) } //nolint:errcheck // end of the test
 }
 
-// TestAliveWithoutADevice: a plugin without devices stays alive for an hour.
+// TestAliveWithoutADevice checks that a plugin without devices stays alive for an hour.
 func TestAliveWithoutADevice(t *testing.T) {
 	dir := longDir(t)
 	bubble.Test(t, func(t *testing.T) {
@@ -158,12 +158,12 @@ func TestAliveWithoutADevice(t *testing.T) {
 		go func() { ended <- p.Run(ctx) }()
 		time.Sleep(time.Second) // the first registration has failed
 		if err := p.Ready(); err != nil {
-			t.Errorf("not ready after a logged failure: %v", err)
+			t.Errorf("readiness after a logged failure: got %v", err)
 		}
 		inventory.Set(nil)
 		time.Sleep(time.Hour)
 		if err := p.Alive(); err != nil {
-			t.Errorf("Alive: %v", err)
+			t.Errorf("Alive: got error %v", err)
 		}
 		cancel()
 		if err := <-ended; err != nil {

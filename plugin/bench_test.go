@@ -44,7 +44,7 @@ func allocatable(b *testing.B, k *kubelet.Kubelet, n int) {
 	}
 }
 
-// BenchmarkStart is the time from the start of a kubelet and a plugin to allocatable devices, including the poll interval of 100 ms.
+// BenchmarkStart measures the time from the start of kubelet and plugin to allocatable devices, including the poll interval of 100 ms.
 func BenchmarkStart(b *testing.B) {
 	inventory := &device.Inventory{}
 	inventory.Set(statuses(8))
@@ -56,26 +56,26 @@ func BenchmarkStart(b *testing.B) {
 	}
 }
 
-// BenchmarkHealthChange is the time from the inventory to the kubelet's count, with 64 replicas of 8 GPUs, half of them failing and
+// BenchmarkHealthChange measures the time from the inventory to the kubelet's count, with 64 replicas of 8 GPUs, half of them failing and
 // recovering.
 func BenchmarkHealthChange(b *testing.B) {
 	inventory := &device.Inventory{}
-	well, ill := statuses(8), statuses(8)
+	healthy, failed := statuses(8), statuses(8)
 	for i := range 4 {
-		ill = unhealthy(ill, i, "lost")
+		failed = unhealthy(failed, i, "lost")
 	}
-	inventory.Set(well)
+	inventory.Set(healthy)
 	k, _ := startNode(b, inventory, sharedRules(64))
 	allocatable(b, k, 8*64)
 	for b.Loop() {
-		inventory.Set(ill)
+		inventory.Set(failed)
 		allocatable(b, k, 4*64)
-		inventory.Set(well)
+		inventory.Set(healthy)
 		allocatable(b, k, 8*64)
 	}
 }
 
-// BenchmarkPreferredAllocation is a call over the socket.
+// BenchmarkPreferredAllocation measures a call over the socket.
 func BenchmarkPreferredAllocation(b *testing.B) {
 	inventory := &device.Inventory{}
 	inventory.Set(statuses(8))
@@ -85,7 +85,7 @@ func BenchmarkPreferredAllocation(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // a benchmark's
+	defer conn.Close() //nolint:errcheck // end of the benchmark
 	client := api.NewDevicePluginClient(conn)
 	var all []string
 	for i := range 8 {

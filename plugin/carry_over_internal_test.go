@@ -17,7 +17,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// serverWith returns the server of an endpoint with a list by the rules, while containers have earlier ids.
+// serverWith returns the server of an endpoint with a list from the rules, while containers have earlier ids.
 func serverWith(rules Rules, statuses []device.Status, allocated ...device.AdvertisedID) *server {
 	e := endpointFor("", Rules{}, statuses...)
 	e.devices.Set(&deviceList{})
@@ -66,31 +66,31 @@ func sharingAll(n int) Rules {
 func TestAllocatedWholeGPUIsALoad(t *testing.T) {
 	s := serverWith(sharingAll(2), parseStatuses("0 1"), "GPU-0")
 	if got := s.preferredIDs(t, 1, "GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"); fmt.Sprint(got) != "[GPU-1::0]" {
-		t.Errorf("preferred %q", got)
+		t.Errorf("preferred: got %q", got)
 	}
-	if got := s.preferredIDs(t, 1, "GPU-0", "GPU-0::1"); fmt.Sprint(got) != "[GPU-0::1]" { // released by the kubelet, before the new list
-		t.Errorf("preferred %q, want only ids that Allocate accepts", got)
+	if got := s.preferredIDs(t, 1, "GPU-0", "GPU-0::1"); fmt.Sprint(got) != "[GPU-0::1]" { // released by the kubelet before the new list
+		t.Errorf("preferred: got %q, want only ids that Allocate accepts", got)
 	}
 }
 
-// TestWithdrawnReplicaDoesNotDecideThePolicy: links decide among whole GPUs, even if a replica is still allocated.
+// TestWithdrawnReplicaDoesNotDecideThePolicy checks that links decide among whole GPUs, even if a replica is still allocated.
 func TestWithdrawnReplicaDoesNotDecideThePolicy(t *testing.T) {
 	s := serverWith(Rules{}, parseStatuses("0 1 2 3"), "GPU-3::1")
 	s.fakeSource().GetLinks = func() []device.Link { return []device.Link{{A: "GPU-1", B: "GPU-2", NVLinks: 4}} }
 	if got := s.preferredIDs(t, 2, "GPU-0", "GPU-1", "GPU-2"); fmt.Sprint(got) != "[GPU-1 GPU-2]" {
-		t.Errorf("preferred %q", got)
+		t.Errorf("preferred: got %q", got)
 	}
 }
 
-// TestAllocatedReplicaBlocksTheWholeGPU: an unshared GPU is not allocated while a container has an old replica.
+// TestAllocatedReplicaBlocksTheWholeGPU checks that an unshared GPU is not allocated while a container has an old replica.
 func TestAllocatedReplicaBlocksTheWholeGPU(t *testing.T) {
 	s := serverWith(Rules{}, parseStatuses("0 1"), "GPU-0::1")
 	if got := formatLists(map[string]*deviceList{"": s.list()}); got != ": GPU-0! GPU-0::1 GPU-1" {
-		t.Errorf("list %q", got)
+		t.Errorf("list: got %q", got)
 	}
 	_, err := s.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: []string{"GPU-0"}}}})
 	if err == nil || !strings.Contains(err.Error(), "GPU-0 is allocated to another container, as GPU-0::1 of nvidia.com/gpu") {
-		t.Errorf("Allocate: %v", err)
+		t.Errorf("Allocate: got error %v", err)
 	}
 	for _, allocated := range [][]device.AdvertisedID{
 		{"GPU-0"},             // the listed id alone
@@ -98,25 +98,25 @@ func TestAllocatedReplicaBlocksTheWholeGPU(t *testing.T) {
 	} {
 		s := serverWith(Rules{}, parseStatuses("0"), allocated...)
 		if i, _ := s.list().find("GPU-0"); !i.healthy {
-			t.Errorf("with allocations %q, GPU-0 is unhealthy (%s)", allocated, i.unusableReason)
+			t.Errorf("with allocations %q: got GPU-0 unhealthy (%s)", allocated, i.unusableReason)
 		}
 	}
 	if s := serverWith(sharingAll(2), parseStatuses("0"), "GPU-0"); s.list().healthyCount() != 3 {
-		t.Errorf("an allocated whole GPU must not block replicas: list %q", formatLists(map[string]*deviceList{"": s.list()}))
+		t.Errorf("an allocated whole GPU must not block replicas: got list %q", formatLists(map[string]*deviceList{"": s.list()}))
 	}
 }
 
-// TestGPUAllocatedAsASecondResource: an allocation by an old resource, or by a foreign plugin, blocks the GPU.
+// TestGPUAllocatedAsASecondResource checks that an allocation by an old resource, or by a foreign plugin, blocks the GPU.
 func TestGPUAllocatedAsASecondResource(t *testing.T) {
 	s := serverWith(Rules{}, parseStatuses("0 1"))
 	s.fakeSource().GetAllocations = allocationsOf("nvidia.com/a100", "GPU-1")
 	s.updateList(Rules{}, parseStatuses("0 1"))
 	if got := formatLists(map[string]*deviceList{"": s.list()}); got != ": GPU-0 GPU-1!" {
-		t.Errorf("list %q", got)
+		t.Errorf("list: got %q", got)
 	}
 }
 
-// TestClaimsReserveNoDevice: the kubelet does not report admin access of claims, so claims reserve devices only by configuration.
+// TestClaimsReserveNoDevice checks that claims reserve devices only by configuration: the kubelet does not report admin access.
 func TestClaimsReserveNoDevice(t *testing.T) {
 	for _, c := range []struct {
 		reserve bool
@@ -127,7 +127,7 @@ func TestClaimsReserveNoDevice(t *testing.T) {
 		s.fakeSource().GetAllocations = allocationsOf("gpu.nvidia.com", "GPU-1")
 		s.updateList(rules, parseStatuses("0 1"))
 		if got := formatLists(map[string]*deviceList{"": s.list()}); got != c.want {
-			t.Errorf("claims reserve devices: %t; list %q, want %q", c.reserve, got, c.want)
+			t.Errorf("claims reserve devices: %t: got list %q, want %q", c.reserve, got, c.want)
 		}
 	}
 }
@@ -135,54 +135,54 @@ func TestClaimsReserveNoDevice(t *testing.T) {
 // startChecks returns the checks and the result of a start with these ids.
 func (s *server) startChecks(t *testing.T, ids ...string) (checks []UsabilityCheck, err error) {
 	t.Helper()
-	answers := make(chan UsabilityCheck, len(ids))
-	s.fakeSource().Check = func(_ context.Context, a UsabilityCheck) error { answers <- a; return nil }
+	requested := make(chan UsabilityCheck, len(ids))
+	s.fakeSource().Check = func(_ context.Context, a UsabilityCheck) error { requested <- a; return nil }
 	_, err = s.PreStartContainer(t.Context(), &api.PreStartContainerRequest{DevicesIds: ids})
-	close(answers)
-	for a := range answers {
+	close(requested)
+	for a := range requested {
 		checks = append(checks, a)
 	}
 	return checks, err
 }
 
-// TestPreStartOfAWithdrawnGPU: the container of a GPU that became shared restarts beside the containers of the replicas.
+// TestPreStartOfAWithdrawnGPU checks that the container of a GPU that became shared restarts beside containers of replicas.
 func TestPreStartOfAWithdrawnGPU(t *testing.T) {
 	rules := sharingAll(2)
 	rules.PreStartCheck = true
 	checks, err := serverWith(rules, parseStatuses("0"), "GPU-0").startChecks(t, "GPU-0")
 	if err != nil || len(checks) != 1 || checks[0].Exclusive {
-		t.Errorf("checks %+v, error %v", checks, err)
+		t.Errorf("got checks %+v, error %v", checks, err)
 	}
 	if _, err := serverWith(rules, parseStatuses("0!"), "GPU-0").startChecks(t, "GPU-0"); err == nil {
-		t.Error("a start on an unhealthy device is accepted")
+		t.Error("start on an unhealthy device: got no error")
 	}
 }
 
-// TestPreStartWithoutTheMPSDaemon: a start is rejected like Allocate.
+// TestPreStartWithoutTheMPSDaemon checks that PreStartContainer rejects like Allocate.
 func TestPreStartWithoutTheMPSDaemon(t *testing.T) {
 	rules := sharingAll(2)
 	rules.PreStartCheck = true
 	rules.MPSErrors = map[string]string{gpuResource: "no daemon"}
 	checks, err := serverWith(rules, parseStatuses("0")).startChecks(t, "GPU-0::1")
 	if len(checks) > 0 || err == nil || !strings.Contains(err.Error(), "GPU-0::1 is unhealthy (mps_daemon)") {
-		t.Errorf("checks %+v, error %v", checks, err)
+		t.Errorf("got checks %+v, error %v", checks, err)
 	}
 	s := serverWith(rules, parseStatuses("0"), "GPU-0::1")
 	s.updateList(Rules{PreStartCheck: true}, parseStatuses("0"))
 	if checks, err := s.startChecks(t, "GPU-0::1"); len(checks) != 1 || err != nil {
-		t.Errorf("without sharing by the daemon: checks %+v, error %v", checks, err)
+		t.Errorf("without MPS: got checks %+v, error %v", checks, err)
 	}
 }
 
-// TestIDsAreListedOnce: an ending container and the next container may have the same id for a moment.
+// TestIDsAreListedOnce covers an ending container and the next container, which may briefly have the same id.
 func TestIDsAreListedOnce(t *testing.T) {
 	s := serverWith(sharingAll(1), parseStatuses("0"), "GPU-0", "GPU-0", "GPU-0::7", "GPU-0::7")
 	if got := formatLists(map[string]*deviceList{"": s.list()}); got != ": GPU-0 GPU-0::0 GPU-0::7" {
-		t.Errorf("list %q", got)
+		t.Errorf("list: got %q", got)
 	}
 }
 
-// fakeStream is a stream with a Send of the test.
+// fakeStream is a stream whose Send is a function of the test.
 type fakeStream struct {
 	grpc.ServerStreamingServer[api.ListAndWatchResponse]
 	ctx  context.Context
@@ -192,7 +192,7 @@ type fakeStream struct {
 func (s *fakeStream) Context() context.Context                  { return s.ctx }
 func (s *fakeStream) Send(list *api.ListAndWatchResponse) error { return s.send(list) }
 
-// TestDeviceVanishesDuringSend: the kubelet may choose from a list before Send returns, so the device must stay listed.
+// TestDeviceVanishesDuringSend checks that the device stays listed: the kubelet may choose from a list before Send returns.
 func TestDeviceVanishesDuringSend(t *testing.T) {
 	s := serverWith(Rules{}, parseStatuses("0 1"))
 	s.stopping, s.kubeletStreamOpened, s.kubeletStreamEnded = make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -201,6 +201,6 @@ func TestDeviceVanishesDuringSend(t *testing.T) {
 		return io.EOF
 	}})
 	if got := formatLists(map[string]*deviceList{"": s.list()}); got != ": GPU-0 GPU-1!" || !errors.Is(err, io.EOF) {
-		t.Errorf("list %q, error %v", got, err)
+		t.Errorf("got list %q, error %v", got, err)
 	}
 }

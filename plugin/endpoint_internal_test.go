@@ -12,12 +12,12 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// TestOtherPlugin has the rows of the table at otherPlugin, as steps of a node's life.
+// TestOtherPlugin covers the rows of the table at otherPlugin, as steps of a node's life.
 func TestOtherPlugin(t *testing.T) {
 	type step struct {
 		name   string
 		after  time.Duration
-		away   bool // until now, no kubelet listened
+		away   bool // no kubelet listened until now
 		known  bool // the kubelet's list of allocatable devices is known
 		listed bool
 		want   bool
@@ -42,7 +42,7 @@ func TestOtherPlugin(t *testing.T) {
 			{"empty list", time.Second, false, true, false, false},
 			{"list unknown later", kubeletStartTimeout, false, false, false, false},
 		},
-		"the list stays unknown": {
+		"the list remains unknown": {
 			{"at first", 0, false, false, false, true},
 			{"kubelet restarted", time.Hour, true, false, false, true},
 			{"later", kubeletStartTimeout, false, false, false, false},
@@ -62,7 +62,7 @@ func TestOtherPlugin(t *testing.T) {
 					}
 					e.fakeSource().GetAllocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
 					if got := e.hasOtherPlugin(); got != s.want {
-						t.Errorf("%s: foreign plugin: %t, want %t", s.name, got, s.want)
+						t.Errorf("%s: got foreign plugin %t, want %t", s.name, got, s.want)
 					}
 				}
 			})
@@ -70,7 +70,7 @@ func TestOtherPlugin(t *testing.T) {
 	}
 }
 
-// TestOtherPluginWhileTheKubeletIsAway: a foreign plugin has time to register again, however long the kubelet was away.
+// TestOtherPluginWhileTheKubeletIsAway checks that a foreign plugin has time to register again after any absence of the kubelet.
 func TestOtherPluginWhileTheKubeletIsAway(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		e := endpointFor(t.TempDir(), Rules{}, parseStatuses("0")...)
@@ -79,12 +79,12 @@ func TestOtherPluginWhileTheKubeletIsAway(t *testing.T) {
 		defer cancel()
 		e.waitForKubelet(ctx, backoff{})
 		if !e.hasOtherPlugin() {
-			t.Error("no foreign plugin after 50 s without a kubelet")
+			t.Error("after 50 s without a kubelet: got no foreign plugin")
 		}
 	})
 }
 
-// TestOtherPluginAfterAnOwnRegistration: the last answer of a restarted kubelet still lists the registration of this process.
+// TestOtherPluginAfterAnOwnRegistration checks that the last response of a restarted kubelet still lists this process's registration.
 func TestOtherPluginAfterAnOwnRegistration(t *testing.T) {
 	e := endpointFor("", Rules{})
 	e.other.registeredByUs = true
@@ -93,19 +93,19 @@ func TestOtherPluginAfterAnOwnRegistration(t *testing.T) {
 	}}
 	e.fakeSource().GetAllocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
 	if !e.hasOtherPlugin() {
-		t.Error("no foreign plugin while the old registration is listed")
+		t.Error("while the old registration is listed: got no foreign plugin")
 	}
 	h.Resources.Allocatable.Devices = nil
 	if e.hasOtherPlugin() {
-		t.Error("foreign plugin, but the resource is not listed")
+		t.Error("resource not listed: got a foreign plugin")
 	}
 	h.Resources.AllocatableKnown = false
 	if e.hasOtherPlugin() {
-		t.Error("foreign plugin, but this process registered the resource")
+		t.Error("resource registered by this process: got a foreign plugin")
 	}
 }
 
-// TestSocketWithAReusedInode has a new socket with the inode number of the old socket.
+// TestSocketWithAReusedInode covers a new socket with the inode number of the old socket.
 func TestSocketWithAReusedInode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubelet.sock")
 	listener, err := net.Listen("unix", path)
@@ -119,6 +119,6 @@ func TestSocketWithAReusedInode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := statSocket(path); got == old || got.inode != old.inode {
-		t.Errorf("socket %+v, before %+v: want another socket with the same inode", got, old)
+		t.Errorf("socket: got %+v, before %+v, want another socket with the same inode", got, old)
 	}
 }

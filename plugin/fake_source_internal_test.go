@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// FakeSource is a DeviceSource with values of a test. A nil func returns the zero value.
+// FakeSource is a DeviceSource with functions of a test. A nil function returns the zero value.
 type FakeSource struct {
 	GetStatuses    func() ([]device.Status, <-chan struct{})
 	GetRules       func() (Rules, <-chan struct{})
@@ -74,7 +74,7 @@ func (h *testHooks) OnRejected(_ string, _ []device.AdvertisedID, reason RejectR
 	h.rejected = append(h.rejected, reason)
 }
 
-// endpointFor returns an endpoint on a FakeSource, with the list of the devices by the rules.
+// endpointFor returns an endpoint on a FakeSource, with the list of the devices from the rules.
 func endpointFor(dir string, rules Rules, statuses ...device.Status) *endpoint {
 	p := New(Options{Dir: dir, DeviceSource: &FakeSource{GetStatuses: constant(statuses)}, Log: slog.New(slog.DiscardHandler), Hooks: &testHooks{}})
 	e := newEndpoint(p.Options, gpuResource, &registeredResources{}, &folderWatch{})

@@ -19,10 +19,10 @@ import (
 
 const (
 	resource    = "nvidia.com/gpu"
-	testTimeout = 30 * time.Second // of events within a second
+	testTimeout = 30 * time.Second // for events that take less than a second
 )
 
-// fixture is a node's folder with a plugin and, if the test starts it, a simulated kubelet.
+// fixture is a node's folder with a plugin and, if the test starts one, a simulated kubelet.
 type fixture struct {
 	*testing.T
 	ctx       context.Context
@@ -48,10 +48,10 @@ type hookRecorder struct {
 	registeredAt chan time.Time // receives the time of each OnRegistered, unless nil
 
 	mu sync.Mutex
-	// All below are guarded by mu.
+	// All fields below are guarded by mu.
 	registered   []error
 	streams      int
-	maxStreams   int // live at the same time
+	maxStreams   int // of streams at the same time
 	sent         []string
 	allocateErrs []error
 	allocated    [][]device.AdvertisedID
@@ -68,7 +68,7 @@ func newFixture(t *testing.T) *fixture {
 	return s
 }
 
-// shortDir returns a folder for sockets: t.TempDir contains the test's name, and the path of a socket has at most 107 bytes.
+// shortDir returns a folder for sockets: t.TempDir contains the test's name, and a socket's path has at most 107 bytes.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pg")
@@ -79,7 +79,7 @@ func shortDir(t testing.TB) string {
 	return dir
 }
 
-// eachVersion runs a test with each of the kubelet's versions.
+// eachVersion runs a test with each kubelet version.
 func eachVersion(t *testing.T, test func(s *fixture)) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		t.Run(string(version), func(t *testing.T) {
@@ -90,12 +90,12 @@ func eachVersion(t *testing.T, test func(s *fixture)) {
 	}
 }
 
-// sockets is the folder where sockets lie.
+// sockets returns the folder of the sockets, or a path in it.
 func (s *fixture) sockets(name ...string) string {
 	return filepath.Join(append([]string{s.dir, "device-plugins"}, name...)...)
 }
 
-// background runs a task until the end of the test, or of the returned func, which returns the task's error.
+// background runs a task until the end of the test, or until the returned function is called, which returns the task's error.
 func (s *fixture) background(name string, run func(context.Context) error) (end func() error) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	ended := make(chan error, 1)
@@ -117,7 +117,7 @@ func (s *fixture) background(name string, run func(context.Context) error) (end 
 	return end
 }
 
-// startKubelet returns when the kubelet serves.
+// startKubelet starts the kubelet and waits until it serves.
 func (s *fixture) startKubelet() (end func() error) {
 	s.Helper()
 	end = s.background("kubelet", s.kubelet.Run)
@@ -131,7 +131,7 @@ func (s *fixture) startPlugin() (end func() error) {
 	return s.background("plugin", s.plugin.Run)
 }
 
-// start brings up a node with n healthy devices, registered.
+// start starts kubelet and plugin, and waits until n healthy devices are registered.
 func (s *fixture) start(n int) {
 	s.Helper()
 	s.inventory.Set(statuses(n))
@@ -140,7 +140,7 @@ func (s *fixture) start(n int) {
 	s.waitRegistered(n)
 }
 
-// wait waits for a state of the kubelet and returns the time of the wait.
+// wait waits for a state of the kubelet and returns the duration.
 func (s *fixture) wait(event string, wanted func(kubelet.KubeletState) bool) time.Duration {
 	s.Helper()
 	began := time.Now()
@@ -158,7 +158,7 @@ func (s *fixture) waitRegistered(n int) time.Duration {
 	return s.waitNewSocket(n, "")
 }
 
-// waitNewSocket waits for such a stream on a new socket.
+// waitNewSocket is waitRegistered on a new socket.
 func (s *fixture) waitNewSocket(n int, old string) time.Duration {
 	s.Helper()
 	registrations := 0
@@ -167,7 +167,7 @@ func (s *fixture) waitNewSocket(n int, old string) time.Duration {
 		registrations = len(k.Registrations)
 		return r.Allocatable == n && len(r.Sockets) == 1 && r.Sockets[0] != old && isRegistered(k.Registrations, r.Sockets[0])
 	})
-	// The kubelet may have the list before Register has returned.
+	// The kubelet may have the list before Register returns.
 	s.poll("Register has returned", func() bool { return len(s.recorded.registrations()) >= registrations })
 	return took
 }
@@ -177,12 +177,12 @@ func isRegistered(all []kubelet.Registration, socket string) bool {
 	return slices.ContainsFunc(all, func(r kubelet.Registration) bool { return r.Endpoint == socket && r.Err == nil })
 }
 
-// socket returns the file name of the only live stream's socket.
+// socket returns the file name of the socket with the only live stream.
 func (s *fixture) socket() string {
 	s.Helper()
 	live := s.kubelet.Resource(resource).Sockets
 	if len(live) != 1 {
-		s.Fatalf("live streams on %q, want a single stream", live)
+		s.Fatalf("live streams: got %q, want a single stream", live)
 	}
 	return live[0]
 }
@@ -195,7 +195,7 @@ func (s *fixture) restart(while func()) {
 	}
 }
 
-// leftSockets lists the plugin's sockets on disk.
+// leftSockets returns the plugin's sockets on disk.
 func (s *fixture) leftSockets() []string {
 	all, err := filepath.Glob(s.sockets("podgauge-*"))
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *fixture) leftSockets() []string {
 	return all
 }
 
-// poll waits for a state without notification.
+// poll waits for a condition without notification.
 func (s *fixture) poll(event string, done func() bool) {
 	s.Helper()
 	deadline, tick := time.NewTimer(testTimeout), time.NewTicker(5*time.Millisecond)
@@ -225,25 +225,25 @@ func receive[T any](s *fixture, sent <-chan T) (v T) {
 	select {
 	case v = <-sent:
 	case <-time.After(testTimeout):
-		s.Fatalf("no value\n%s", s.log)
+		s.Fatalf("got no value\n%s", s.log)
 	}
 	return v
 }
 
-// wantCleanRegistrations checks invariants: each server has a new socket name without a folder, and streams do not overlap.
+// wantCleanRegistrations checks that each server had a new socket name without a folder, and that streams did not overlap.
 func (s *fixture) wantCleanRegistrations() {
 	s.Helper()
 	names := map[string]bool{}
 	for _, r := range s.kubelet.State().Registrations {
 		if names[r.Endpoint] || strings.Contains(r.Endpoint, "/") {
-			s.Errorf("registered as %q after %v: want a new name", r.Endpoint, names)
+			s.Errorf("registered as %q after %v, want a new name", r.Endpoint, names)
 		}
 		names[r.Endpoint] = true
 	}
 	s.recorded.mu.Lock()
 	defer s.recorded.mu.Unlock()
 	if s.recorded.maxStreams > 1 {
-		s.Errorf("%d streams live at the same time", s.recorded.maxStreams)
+		s.Errorf("got %d streams at the same time", s.recorded.maxStreams)
 	}
 }
 
@@ -311,7 +311,7 @@ func (h *hookRecorder) registrations() []error {
 	return append([]error(nil), h.registered...)
 }
 
-// logLines is a log with a wait for lines.
+// logLines is a log handler that collects lines and notifies of each.
 type logLines struct {
 	mu      sync.Mutex
 	all     []string      // guarded by mu
@@ -341,7 +341,7 @@ func (l *logLines) String() string {
 	return strings.Join(l.all, "\n")
 }
 
-// matching returns the lines with a text.
+// matching returns the lines that contain a text.
 func (l *logLines) matching(text string) (some []string) {
 	for line := range strings.SplitSeq(l.String(), "\n") {
 		if strings.Contains(line, text) {
@@ -351,7 +351,7 @@ func (l *logLines) matching(text string) (some []string) {
 	return some
 }
 
-// waitLine waits for the n-th line with a text.
+// waitLine waits for the n-th line that contains a text.
 func (s *fixture) waitLine(n int, text string) {
 	s.Helper()
 	deadline := time.After(testTimeout)

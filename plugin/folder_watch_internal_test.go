@@ -14,14 +14,14 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// TestFolderWatch reports new and removed files, and goes on after the folder was replaced.
+// TestFolderWatch checks that new and removed files are reported, also after the folder was replaced.
 func TestFolderWatch(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "device-plugins")
 	w := &folderWatch{dir: dir, newWatcher: fsnotify.NewWatcher, log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.run(ctx) }()
-	change := func(what string, do func() error) {
+	change := func(event string, do func() error) {
 		t.Helper()
 		_, changed := w.Get()
 		if err := do(); err != nil {
@@ -30,14 +30,14 @@ func TestFolderWatch(t *testing.T) {
 		select {
 		case <-changed:
 		case <-time.After(10 * time.Second):
-			t.Fatalf("no change after: %s", what)
+			t.Fatalf("no change after: %s", event)
 		}
 	}
 	file := filepath.Join(dir, "kubelet.sock")
 	create := func() error { return os.WriteFile(file, nil, 0o600) }
 	for range 2 {
-		change("the folder is made", func() error { return os.Mkdir(dir, 0o755) })
-		change("a file is made", create)
+		change("the folder is created", func() error { return os.Mkdir(dir, 0o755) })
+		change("a file is created", create)
 		change("the file is removed", func() error { return os.Remove(file) })
 		change("the folder is removed", func() error { return os.Remove(dir) })
 	}
@@ -47,7 +47,7 @@ func TestFolderWatch(t *testing.T) {
 	}
 }
 
-// TestFolderWatchWithoutInotify counts each second as a change, and retries.
+// TestFolderWatchWithoutInotify checks that the folder counts as changed once a second, and that inotify is retried.
 func TestFolderWatchWithoutInotify(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		tries := 0
@@ -68,7 +68,7 @@ func TestFolderWatchWithoutInotify(t *testing.T) {
 			t.Error(err)
 		}
 		if tries < 3 {
-			t.Errorf("%d tries", tries)
+			t.Errorf("got %d tries of inotify", tries)
 		}
 	})
 }

@@ -9,7 +9,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// client has a stream of a server.
+// client is a client with a stream of a server.
 type client struct {
 	cancel func()         // ends the stream
 	stream sync.WaitGroup // the stream's handler
@@ -35,7 +35,7 @@ func (c *client) close() {
 	c.stream.Wait()
 }
 
-// TestSecondClient: only the kubelet's stream, the first, matters for the registration.
+// TestSecondClient checks that only the kubelet's stream, the first, matters for the registration.
 func TestSecondClient(t *testing.T) {
 	e := endpointFor("", Rules{}, parseStatuses("0 1")...)
 	s := &server{endpoint: e, stopping: make(chan struct{}), kubeletStreamOpened: make(chan struct{}), kubeletStreamEnded: make(chan struct{})}
@@ -47,9 +47,9 @@ func TestSecondClient(t *testing.T) {
 	}
 	kubelet.close()
 	if !pubsub.IsClosed(s.kubeletStreamEnded) {
-		t.Error("the registration outlasts the kubelet's stream while a second client watches")
+		t.Error("while a second client watches, the registration outlasts the kubelet's stream")
 	}
 	if streams := e.testHooks().streams; len(streams) != 2 || streams[0] != 1 || streams[1] != 0 {
-		t.Errorf("stream counts: %v, want 1 and 0", streams)
+		t.Errorf("stream counts: got %v, want 1 and 0", streams)
 	}
 }

@@ -22,11 +22,11 @@ func TestAFailedGPUStaysListed(t *testing.T) {
 		}
 		s.inventory.Set(unhealthy(statuses(4), 1, "xid_79"))
 		s.wait("the GPU is unhealthy in the pod's status", func(k kubelet.KubeletState) bool {
-			held := k.Pods[0].Containers[0].Devices
-			return len(held) == 4 && held[1].ID == "GPU-1" && held[1].Health == "Unhealthy" && held[0].Health == "Healthy"
+			devices := k.Pods[0].Containers[0].Devices
+			return len(devices) == 4 && devices[1].ID == "GPU-1" && devices[1].Health == "Unhealthy" && devices[0].Health == "Healthy"
 		})
 		if r := s.kubelet.Resource(resource); r.Capacity != 4 || r.Allocatable != 3 {
-			s.Errorf("capacity is %d, allocatable %d", r.Capacity, r.Allocatable)
+			s.Errorf("got capacity %d and %d allocatable", r.Capacity, r.Allocatable)
 		}
 		s.inventory.Set(statuses(4))
 		s.waitRegistered(4)
@@ -34,35 +34,35 @@ func TestAFailedGPUStaysListed(t *testing.T) {
 	})
 }
 
-// TestEqualListsAreNotSent: the kubelet writes each list to disk.
+// TestEqualListsAreNotSent checks that an unchanged list is not sent again: the kubelet writes each list to disk.
 func TestEqualListsAreNotSent(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		reads := s.countStatusReads()
 		s.start(3)
-		again := func(event string, all []device.Status) {
+		change := func(event string, all []device.Status) {
 			before := reads.Load()
 			s.inventory.Set(all)
 			s.poll("the plugin has read "+event, func() bool { return reads.Load() > before })
 		}
-		again("the same", statuses(3))
+		change("the same", statuses(3))
 		counted := statuses(3)
 		counted[0].Xids = []device.Xid{{Code: 13, Count: 1}}
-		again("an Xid without a change of health", counted)
+		change("an Xid without a change of health", counted)
 		reversed := statuses(3)
 		slices.Reverse(reversed)
-		again("reversed order", reversed)
-		again("a failed GPU", unhealthy(statuses(3), 1, "lost"))
-		again("a new reason", unhealthy(statuses(3), 1, "xid_79"))
-		again("a recovered GPU", statuses(3))
+		change("reversed order", reversed)
+		change("a failed GPU", unhealthy(statuses(3), 1, "lost"))
+		change("a new reason", unhealthy(statuses(3), 1, "xid_79"))
+		change("a recovered GPU", statuses(3))
 		s.waitRegistered(3)
 		s.wait("three lists", func(k kubelet.KubeletState) bool { return k.Resources[resource].Updates == 3 })
 		if r := s.kubelet.Resource(resource); r.Updates != 3 || r.Repeats != 0 {
-			s.Errorf("%d lists, %d of them repeated; want 3, none repeated", r.Updates, r.Repeats)
+			s.Errorf("got %d lists, %d of them repeated, want 3 and 0", r.Updates, r.Repeats)
 		}
 		s.recorded.mu.Lock()
 		defer s.recorded.mu.Unlock()
 		if want := []string{"3/3", "2/3", "3/3"}; !slices.Equal(s.recorded.sent, want) {
-			s.Errorf("hooks: sent %q, want %q", s.recorded.sent, want)
+			s.Errorf("hooks: got sent %q, want %q", s.recorded.sent, want)
 		}
 	})
 }
@@ -82,15 +82,15 @@ func TestListHasTheNUMANode(t *testing.T) {
 	}
 	for i, d := range list.Devices[:2] {
 		if nodes := d.GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].ID != int64(i) {
-			t.Errorf("the topology of %s is %v", d.ID, d.Topology)
+			t.Errorf("topology of %s: got %v", d.ID, d.Topology)
 		}
 	}
 	if d := list.Devices[2]; d.Topology != nil {
-		t.Errorf("topology of %s: %v, want none", d.ID, d.Topology)
+		t.Errorf("topology of %s: got %v, want none", d.ID, d.Topology)
 	}
 }
 
-// TestListsAreCoalesced: a slow kubelet gets fewer lists, the newest among them, and delays no update.
+// TestListsAreCoalesced checks that a slow kubelet gets fewer lists, among them the newest, and delays no update.
 func TestListsAreCoalesced(t *testing.T) {
 	s := newFixture(t)
 	all := statuses(200) // a list of about 5 kB; a connection buffers dozens
@@ -118,7 +118,7 @@ func TestListsAreCoalesced(t *testing.T) {
 	}
 	t.Logf("%d changes in %d lists", changes+1, lists)
 	if lists > changes/2 {
-		t.Errorf("%d changes in %d lists", changes+1, lists)
+		t.Errorf("got %d changes in %d lists", changes+1, lists)
 	}
 }
 
@@ -157,7 +157,7 @@ func TestAnXidReachesTheKubelet(t *testing.T) {
 			return r.Allocatable == 7 && r.Capacity == 8 && !r.Devices[5].Healthy
 		}))
 		if r := s.kubelet.Resource(resource); r.Updates != before+1 || r.Repeats != 0 {
-			s.Errorf("%d lists after two Xids, want 1: Xid 13 does not change the health", r.Updates-before)
+			s.Errorf("got %d lists after two Xids, want 1: Xid 13 does not change the health", r.Updates-before)
 		}
 		s.wantOutcomes(nil)
 	})

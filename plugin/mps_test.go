@@ -15,15 +15,15 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// TestMPSIsForReplicas: an unshared device beside replicas of MPS needs no daemon.
+// TestMPSIsForReplicas checks that an unshared device beside MPS replicas needs no daemon.
 func TestMPSIsForReplicas(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.source.GetRules = constantRules(plugin.Rules{
 		Sharing: func(_ string, devices []device.Device) []config.DeviceSharing {
-			shares := make([]config.DeviceSharing, len(devices))
-			shares[0].Replicas = 2
-			return shares
+			sharing := make([]config.DeviceSharing, len(devices))
+			sharing[0].Replicas = 2
+			return sharing
 		},
 		Response: response.Options{MPSRoot: "/run/nvidia/mps"},
 	})
@@ -42,7 +42,7 @@ func TestMPSIsForReplicas(t *testing.T) {
 		}
 		c := got.ContainerResponses[0]
 		if _, has := c.Envs["CUDA_MPS_PIPE_DIRECTORY"]; has != row.want || (len(c.Mounts) > 0) != row.want {
-			t.Errorf("%q: environment %v, mounts %v", row.ids, c.Envs, c.Mounts)
+			t.Errorf("%q: got environment %v, mounts %v", row.ids, c.Envs, c.Mounts)
 		}
 	}
 }
@@ -50,35 +50,35 @@ func TestMPSIsForReplicas(t *testing.T) {
 func TestMPSDaemon(t *testing.T) {
 	dir := shortDir(t)
 	control := filepath.Join(dir, "control")
-	answers := func(event string, want bool) {
+	wantReady := func(event string, want bool) {
 		t.Helper()
 		if err := plugin.CheckMPSDaemon(dir); (err == nil) != want {
-			t.Errorf("%s: %v", event, err)
+			t.Errorf("%s: got error %v, want ready: %t", event, err, want)
 		}
 	}
-	answers("no control", false)
+	wantReady("no control", false)
 	if err := os.WriteFile(control, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	answers("a file", false)
+	wantReady("a file", false)
 	os.Remove(control) //nolint:errcheck // the next step fails otherwise
 	if err := syscall.Mkfifo(control, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	answers("a pipe without a reader", false)
+	wantReady("a pipe without a reader", false)
 	reader, err := os.OpenFile(control, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	answers("a pipe with a reader", true)
-	reader.Close()     //nolint:errcheck // a test's
+	wantReady("a pipe with a reader", true)
+	reader.Close()     //nolint:errcheck // end of the test
 	os.Remove(control) //nolint:errcheck // the next step fails otherwise
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: control})
 	if err != nil {
 		t.Fatal(err)
 	}
-	answers("a socket", true)
+	wantReady("a socket", true)
 	listener.SetUnlinkOnClose(false)
-	listener.Close() //nolint:errcheck // a test's
-	answers("a socket without a listener", false)
+	listener.Close() //nolint:errcheck // end of the test
+	wantReady("a socket without a listener", false)
 }

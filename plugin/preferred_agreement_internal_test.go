@@ -12,13 +12,13 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// maxRequestIDs bounds the ids of a request: the test tries each subset.
+// maxRequestIDs limits the ids of a request: the test tries each subset.
 const maxRequestIDs = 10
 
 // randomNode returns whole and partitioned GPUs, some of them unhealthy.
 func randomNode(r *rand.Rand) []device.Status {
 	text := ""
-	unhealthyMark := func() string {
+	randomSuffix := func() string {
 		if r.IntN(6) == 0 {
 			return "!"
 		}
@@ -26,18 +26,18 @@ func randomNode(r *rand.Rand) []device.Status {
 	}
 	for n := range 1 + r.IntN(4) {
 		if r.IntN(3) > 0 {
-			text += fmt.Sprint(" ", n, unhealthyMark())
+			text += fmt.Sprint(" ", n, randomSuffix())
 			continue
 		}
 		text += fmt.Sprint(" ", n, "m")
 		for range 1 + r.IntN(3) {
-			text += fmt.Sprint(" ", n, "/1g.10gb", unhealthyMark())
+			text += fmt.Sprint(" ", n, "/1g.10gb", randomSuffix())
 		}
 	}
 	return parseStatuses(text)
 }
 
-// randomRules returns rules with most devices under the same name, some of them shared.
+// randomRules returns rules with the same name for most devices, some of them shared.
 func randomRules(r *rand.Rand) Rules {
 	sharings := map[device.ID]config.DeviceSharing{}
 	onePerContainer, mixed := r.IntN(2) == 0, r.IntN(4) == 0
@@ -74,7 +74,7 @@ func randomIDs(r *rand.Rand, statuses []device.Status, maxIDs int) (ids []device
 	return ids
 }
 
-// randomServer returns a server with statuses and allocations newer than the kubelet's list.
+// randomServer returns a server whose statuses and allocations are newer than the kubelet's list.
 func randomServer(r *rand.Rand) *server {
 	statuses := randomNode(r)
 	s := serverWith(randomRules(r), statuses, randomIDs(r, statuses, 2)...)
@@ -93,7 +93,7 @@ func randomServer(r *rand.Rand) *server {
 	return s
 }
 
-// randomRequest asks for some of the server's ids, some of them as must.
+// randomRequest requests some of the server's ids, some of them as required.
 func randomRequest(r *rand.Rand, s *server) *api.ContainerPreferredAllocationRequest {
 	var ids []string
 	for _, i := range s.list().items {
@@ -129,8 +129,8 @@ func (s *server) allocateAccepts(t *testing.T, r *rand.Rand, ids []string) bool 
 	return first
 }
 
-// acceptedAnswer returns an answer accepted by Allocate; nil if all are rejected.
-func (s *server) acceptedAnswer(t *testing.T, r *rand.Rand, request *api.ContainerPreferredAllocationRequest) []string {
+// acceptedIDs returns ids that Allocate accepts; nil if all are rejected.
+func (s *server) acceptedIDs(t *testing.T, r *rand.Rand, request *api.ContainerPreferredAllocationRequest) []string {
 	t.Helper()
 	for mask := range 1 << len(request.AvailableDeviceIDs) {
 		var ids []string
@@ -147,43 +147,43 @@ func (s *server) acceptedAnswer(t *testing.T, r *rand.Rand, request *api.Contain
 	return nil
 }
 
-// TestAllocateAcceptsPreferredIDs: the kubelet allocates the preferred ids, and a rejection is final for the pod.
+// TestAllocateAcceptsPreferredIDs checks agreement: the kubelet allocates the preferred ids, and a rejection is final for the pod.
 func TestAllocateAcceptsPreferredIDs(t *testing.T) {
 	random := rand.New(rand.NewPCG(8, 10))
-	rejected := map[bool]int{} // by whether there was an acceptable answer
+	counts := map[bool]int{} // results by rejection
 	for round := range 4000 {
 		s := randomServer(random)
 		request := randomRequest(random, s)
-		answer, err := s.GetPreferredAllocation(t.Context(), &api.PreferredAllocationRequest{
+		response, err := s.GetPreferredAllocation(t.Context(), &api.PreferredAllocationRequest{
 			ContainerRequests: []*api.ContainerPreferredAllocationRequest{request},
 		})
 		if err != nil {
 			t.Fatalf("round %d: %v: error rejects the pod: %v", round, request, err)
 		}
-		ids := answer.ContainerResponses[0].DeviceIDs
+		ids := response.ContainerResponses[0].DeviceIDs
 		if s.allocateAccepts(t, random, ids) {
-			rejected[false]++
+			counts[false]++
 			continue
 		}
-		rejected[true]++
-		if want := s.acceptedAnswer(t, random, request); want != nil {
-			t.Fatalf("round %d: %v with %s, policy %s: preferred %q is rejected, accepted is %q",
+		counts[true]++
+		if want := s.acceptedIDs(t, random, request); want != nil {
+			t.Fatalf("round %d: %v with %s, policy %s: preferred: got %q, which is rejected, want %q",
 				round, request, formatLists(map[string]*deviceList{"": s.list()}), s.list().rules.Policy, ids, want)
 		}
 	}
-	if rejected[true] < 500 || rejected[false] < 500 {
-		t.Errorf("%d answers rejected, %d accepted: too few of a kind", rejected[true], rejected[false])
+	if counts[true] < 500 || counts[false] < 500 {
+		t.Errorf("got %d results rejected, %d accepted: too few of a kind", counts[true], counts[false])
 	}
 }
 
-// TestReplicaAndWholeGPUsOfAResource: a request for two ids gets whole GPUs if a container may have only a single replica.
+// TestReplicaAndWholeGPUsOfAResource checks that a request for two ids gets whole GPUs if a container may have only a single replica.
 func TestReplicaAndWholeGPUsOfAResource(t *testing.T) {
 	rules := Rules{Sharing: sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 4, OnePerContainer: true}})}
 	s := &server{endpoint: endpointFor("", rules, parseStatuses("0 1 2")...)}
 	if got := s.preferredIDs(t, 2, "GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3", "GPU-1", "GPU-2"); fmt.Sprint(got) != "[GPU-1 GPU-2]" {
-		t.Errorf("preferred %q", got)
+		t.Errorf("preferred: got %q", got)
 	}
 	if got := s.preferredIDs(t, 1, "GPU-0::0", "GPU-0::1", "GPU-1"); len(got) != 1 {
-		t.Errorf("preferred %q", got)
+		t.Errorf("preferred: got %q", got)
 	}
 }

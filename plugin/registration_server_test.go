@@ -12,7 +12,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// registrationServer is the registration of a kubelet, with a handler of the test for faults that the simulated kubelet lacks.
+// registrationServer is a kubelet's Registration service with a handler of the test, for faults that the simulated kubelet lacks.
 type registrationServer struct {
 	api.UnimplementedRegistrationServer
 	handle func(ctx context.Context, endpoint string) error
@@ -22,7 +22,7 @@ func (d *registrationServer) Register(ctx context.Context, r *api.RegisterReques
 	return &api.Empty{}, d.handle(ctx, r.GetEndpoint())
 }
 
-// serveRegistration replaces the kubelet's socket. The returned func ends the server and leaves the socket, as a killed kubelet does.
+// serveRegistration replaces the kubelet's socket. The returned function ends the server and leaves the socket, like a killed kubelet.
 func (s *fixture) serveRegistration(handle func(ctx context.Context, endpoint string) error) (end func()) {
 	s.Helper()
 	path := s.sockets("kubelet.sock")
@@ -49,14 +49,14 @@ func (s *fixture) serveRegistration(handle func(ctx context.Context, endpoint st
 	return end
 }
 
-// dial makes a client of the plugin's socket.
+// dial connects a client to the plugin's socket.
 func (s *fixture) dial(endpoint string) api.DevicePluginClient {
 	s.Helper()
 	conn, err := grpc.NewClient("unix:"+s.sockets(endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		s.Fatal(err)
 	}
-	s.Cleanup(func() { conn.Close() }) //nolint:errcheck // a test's
+	s.Cleanup(func() { conn.Close() }) //nolint:errcheck // end of the test
 	return api.NewDevicePluginClient(conn)
 }
 

@@ -32,7 +32,7 @@ func TestServesBeforeRegister(t *testing.T) {
 	})
 	s.startPlugin()
 	if list := receive(s, got); len(list.GetDevices()) != 2 {
-		t.Errorf("the list is %v", list)
+		t.Errorf("list: got %v", list)
 	}
 	s.waitLine(1, "registered") // a stream from before the end of Register counts
 }
@@ -43,7 +43,7 @@ func TestWaitsForTheKubelet(t *testing.T) {
 		s.startPlugin()
 		s.waitLine(1, "waiting for the kubelet") // without its folder
 		if err := s.plugin.Ready(); err != nil {
-			s.Errorf("not ready after a logged failure: %v", err)
+			s.Errorf("readiness after a logged failure: got %v", err)
 		}
 		s.startKubelet()
 		s.Logf("registered %s after the socket", s.waitRegistered(4))
@@ -57,12 +57,12 @@ func TestWaitsForTheKubeletToListen(t *testing.T) {
 		socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.sockets("kubelet.sock"), Net: "unix"})
 		s.must(err)
 		socket.SetUnlinkOnClose(false)
-		s.must(socket.Close()) // and refuses connections
+		s.must(socket.Close()) // connections are refused
 		s.inventory.Set(statuses(4))
 		s.startPlugin()
 		s.waitLine(1, "connection refused")
 		if remaining := s.leftSockets(); len(remaining) > 0 {
-			s.Errorf("serves on %q; a starting kubelet deletes the socket", remaining)
+			s.Errorf("sockets: got %q, want none: a starting kubelet deletes them", remaining)
 		}
 		s.startKubelet()
 		s.waitRegistered(4)
@@ -76,11 +76,11 @@ func (s *fixture) wantOutcomes(want ...error) {
 	s.wantCleanRegistrations()
 	got := s.recorded.registrations()
 	if len(got) != len(want) {
-		s.Fatalf("registrations %v, want %v\n%s", got, want, s.log)
+		s.Fatalf("registrations: got %v, want %v\n%s", got, want, s.log)
 	}
 	for i := range want {
 		if (got[i] == nil) != (want[i] == nil) {
-			s.Errorf("registration %d: %v, want %v", i, got[i], want[i])
+			s.Errorf("registration %d: got %v, want %v", i, got[i], want[i])
 		}
 	}
 }
@@ -94,17 +94,17 @@ func TestRegistersNothingWithoutADevice(t *testing.T) {
 		s.inventory.Set(nil)
 		s.poll("the plugin reads the empty statuses", func() bool { return reads.Load() >= 2 })
 		if err := s.plugin.Ready(); err != nil {
-			s.Errorf("not ready without a device: %v", err)
+			s.Errorf("readiness without a device: got %v", err)
 		}
 		s.waitPollInterval()
 		s.waitPollInterval()
 		if r := s.kubelet.State().Registrations; len(r) > 0 || len(s.leftSockets()) > 0 {
-			s.Errorf("registered %v, serves on %q", r, s.leftSockets())
+			s.Errorf("got registrations %v and sockets %q, want none", r, s.leftSockets())
 		}
 		s.inventory.Set(unhealthy(statuses(3), 0, "lost"))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != 1 || r.Capacity != 3 {
-			s.Errorf("after the first list: %+v", r)
+			s.Errorf("after the first list: got %+v", r)
 		}
 	})
 }
@@ -128,22 +128,22 @@ func TestInventoryBecomesEmpty(t *testing.T) {
 		reads := s.kubelet.Resource(resource).Updates
 		s.kubelet.CutStreams(resource)
 		s.waitLine(1, "registration ended")
-		s.poll("the plugin's socket is gone", func() bool { return len(s.leftSockets()) == 0 })
+		s.poll("the plugin's socket is removed", func() bool { return len(s.leftSockets()) == 0 })
 		s.waitPollInterval()
 		s.waitPollInterval()
 		if remaining := s.leftSockets(); len(remaining) > 0 {
-			s.Errorf("serves on %q without a device", remaining)
+			s.Errorf("sockets without a device: got %q", remaining)
 		}
 		s.inventory.Set(statuses(2))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != reads+1 {
-			s.Errorf("%d lists with the second registration, want 1", r.Updates-reads)
+			s.Errorf("got %d lists with the second registration, want 1", r.Updates-reads)
 		}
 		s.wantOutcomes(nil, nil)
 	})
 }
 
-// TestInventoryBecomesEmptyBeforeTheKubeletStarts: the plugin waited for the kubelet with a device, and has no device at the kubelet's start.
+// TestInventoryBecomesEmptyBeforeTheKubeletStarts covers a plugin that waits for the kubelet with a device, which is gone when the kubelet starts.
 func TestInventoryBecomesEmptyBeforeTheKubeletStarts(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.inventory.Set(statuses(2))
@@ -154,12 +154,12 @@ func TestInventoryBecomesEmptyBeforeTheKubeletStarts(t *testing.T) {
 		s.waitPollInterval()
 		s.waitPollInterval()
 		if r := s.kubelet.State().Registrations; len(r) > 0 {
-			s.Errorf("registered %v without a device", r)
+			s.Errorf("registrations without a device: got %v", r)
 		}
 		s.inventory.Set(statuses(2))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != 1 {
-			s.Errorf("%d lists, want 1: none without a device", r.Updates)
+			s.Errorf("got %d lists, want 1: none without a device", r.Updates)
 		}
 		s.wantOutcomes(nil)
 	})
@@ -168,11 +168,11 @@ func TestInventoryBecomesEmptyBeforeTheKubeletStarts(t *testing.T) {
 func TestReadyAfterTheFirstRegistration(t *testing.T) {
 	s := newFixture(t)
 	s.inventory.Set(statuses(1))
-	requests, answer := make(chan struct{}, 10), make(chan error)
+	requests, result := make(chan struct{}, 10), make(chan error)
 	s.serveRegistration(func(ctx context.Context, _ string) error {
 		requests <- struct{}{}
 		select {
-		case err := <-answer:
+		case err := <-result:
 			return err
 		case <-ctx.Done():
 			return ctx.Err()
@@ -183,24 +183,24 @@ func TestReadyAfterTheFirstRegistration(t *testing.T) {
 	if s.plugin.Ready() == nil {
 		t.Error("ready before the end of the first registration")
 	}
-	answer <- errors.New("no")
+	result <- errors.New("no")
 	receive(s, requests)
 	if err := s.plugin.Ready(); err != nil {
-		t.Errorf("not ready after a logged rejection: %v", err)
+		t.Errorf("readiness after a logged rejection: got %v", err)
 	}
 }
 
-// TestSlowRegistration: a slow kubelet gets a single registration.
+// TestSlowRegistration checks that a slow kubelet gets a single registration.
 func TestSlowRegistration(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.inventory.Set(statuses(4))
 		s.startKubelet()
-		hold := make(chan struct{})
-		s.kubelet.SetFaults(kubelet.Faults{HoldRegister: hold})
+		release := make(chan struct{})
+		s.kubelet.SetFaults(kubelet.Faults{HoldRegister: release})
 		s.startPlugin()
 		s.poll("the plugin serves", func() bool { return len(s.leftSockets()) == 1 })
 		s.waitPollInterval() // during Register
-		close(hold)
+		close(release)
 		s.waitRegistered(4)
 		s.wantOutcomes(nil)
 	})
@@ -228,12 +228,12 @@ func TestKubeletEndsDuringRegister(t *testing.T) {
 	}
 }
 
-// wantFast logs a time that test/e2e limits to a second. On a busy machine the limit is maxBackoff: a longer time is a missed event.
+// wantFast logs a duration that test/e2e limits to a second. On a busy machine the limit is maxBackoff: a longer time is a missed event.
 func (s *fixture) wantFast(event string, took time.Duration) {
 	s.Helper()
 	s.Logf("%s after %s", event, took.Round(time.Millisecond))
 	if took > maxBackoff {
-		s.Errorf("%s only after %s\n%s", event, took, s.log)
+		s.Errorf("%s: got %s, want less than the backoff\n%s", event, took, s.log)
 	}
 }
 
@@ -276,7 +276,7 @@ func TestKubeletOpensNoStream(t *testing.T) {
 	s.waitLine(1, "registered resource")
 }
 
-func TestKubeletNeverAnswersRegister(t *testing.T) {
+func TestKubeletNeverRespondsToRegister(t *testing.T) {
 	t.Parallel()
 	s := newFixture(t)
 	s.inventory.Set(statuses(4))
@@ -306,7 +306,7 @@ func TestKubeletRejectsRegister(t *testing.T) {
 			receive(s, attempts)
 		}
 		if lines := s.log.matching("no room"); len(lines) != 1 {
-			s.Errorf("the same rejection was logged as %q", lines)
+			s.Errorf("repeated rejection: got log lines %q", lines)
 		}
 		s.restart(func() { s.kubelet.SetFaults(kubelet.Faults{}) })
 		s.wantFast("a new kubelet had the registration", s.waitRegistered(4)) // without a new kubelet, after 3.2 s
@@ -314,13 +314,13 @@ func TestKubeletRejectsRegister(t *testing.T) {
 	})
 }
 
-// timeRegistrations returns the time of each end of Register.
+// timeRegistrations returns a channel of the times at which Register ends.
 func (s *fixture) timeRegistrations() <-chan time.Time {
 	s.recorded.registeredAt = make(chan time.Time, 100)
 	return s.recorded.registeredAt
 }
 
-func TestKubeletAcceptsRegisterAgain(t *testing.T) {
+func TestKubeletAcceptsLaterRegister(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.inventory.Set(statuses(4))
 		s.startKubelet()

@@ -28,8 +28,8 @@ func renamingRules() plugin.Rules {
 	return plugin.Rules{Resources: config.ResourceNames{GPUs: []config.NamePattern{{Pattern: "*", Name: renamedResource}}}}
 }
 
-// eachVersionWithClock runs a test with each version of the kubelet and a clock of the test. The kubelet has run for an hour, so the kubelet's
-// answers are trusted at once.
+// eachVersionWithClock runs a test with each kubelet version and a test clock. The kubelet has run for an hour, so that its responses are
+// trusted at once.
 func eachVersionWithClock(t *testing.T, test func(s *fixture, later func(time.Duration))) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		t.Run(string(version), func(t *testing.T) {
@@ -84,7 +84,7 @@ func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 	})
 }
 
-// wantEnd ends a process, and waits until the kubelet has seen the end of the streams.
+// wantEnd ends a process, and waits until the kubelet has noticed the end of the streams.
 func (s *fixture) wantEnd(end func() error) {
 	s.Helper()
 	before := s.kubelet.State().Resources
@@ -105,7 +105,7 @@ func (s *fixture) hasSocket(socket string) bool {
 	return err == nil
 }
 
-// waitList waits until the kubelet has these devices of a resource, from a single plugin.
+// waitList waits until the kubelet has exactly these devices of a resource, from a single plugin.
 func (s *fixture) waitList(resource, want string) {
 	s.Helper()
 	s.wait(resource+" has "+want, func(k kubelet.KubeletState) bool {
@@ -120,8 +120,8 @@ func (s *fixture) waitList(resource, want string) {
 	})
 }
 
-// waitNamedAllocations waits until a restarted kubelet has listed all pods: a container that ends before counts as running for a minute. A
-// new device list makes podgauge ask.
+// waitNamedAllocations waits until a restarted kubelet has listed all pods: a container that ends before counts as running for a minute.
+// A new device list makes podgauge call List.
 func (s *fixture) waitNamedAllocations() {
 	s.Helper()
 	s.wait("all pods are read", func(k kubelet.KubeletState) bool { return k.PodsRead })
@@ -129,7 +129,7 @@ func (s *fixture) waitNamedAllocations() {
 	s.inventory.Set(unhealthy(statuses(2), 1, "lost"))
 	s.wait("the pods are listed", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists })
 	s.inventory.Set(statuses(2))
-	s.wait("the answer was read", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists+1 })
+	s.wait("the response is read", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists+1 })
 }
 
 func (s *fixture) registrations(resource string) (n int) {
@@ -141,8 +141,8 @@ func (s *fixture) registrations(resource string) (n int) {
 	return n
 }
 
-// TestRenamedResourceIsServedAfterARestart: the kubelet forgets a resource five minutes after the end of the plugin, and then cannot
-// restart containers with a device of the resource.
+// TestRenamedResourceIsServedAfterARestart checks that the old name stays registered while it is allocated. Five minutes after the plugin
+// ends, the kubelet removes a resource, and then cannot restart containers with its devices.
 func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 	t.Parallel()
 	eachVersionWithClock(t, func(s *fixture, later func(time.Duration)) {
@@ -158,7 +158,7 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 		later(6 * time.Minute)
 		s.must(s.kubelet.RestartContainer(s.ctx, pod("owner", 1), "main"))
 		if err := s.kubelet.RunPod(s.ctx, pod("late", 1)); err == nil {
-			t.Error("the withdrawn id was allocated again")
+			t.Error("a withdrawn id was allocated again")
 		}
 		s.must(s.kubelet.RunPod(s.ctx, podRequesting("new", renamedResource, 1)))
 
@@ -173,13 +173,13 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 
 		s.must(s.kubelet.DeletePod(pod("owner", 1)))
 		s.waitList(renamedResource, "GPU-0 GPU-1")
-		s.wait("the old resource is gone", func(k kubelet.KubeletState) bool {
+		s.wait("the old resource is removed", func(k kubelet.KubeletState) bool {
 			r := k.Resources[resource]
 			return r.Capacity == 0 && len(r.Sockets) == 0
 		})
 		s.wantEnd(end)
 		if content, err := os.ReadFile(s.sockets(registeredFile)); err != nil || string(content) != `{"resources":["nvidia.com/a100"]}`+"\n" {
-			t.Errorf("resource file %s, %v", content, err)
+			t.Errorf("resource file: got %s, %v", content, err)
 		}
 		before := s.registrations(resource)
 		s.startProcess(renamingRules())
@@ -191,7 +191,7 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 	})
 }
 
-// TestForeignResourceIsNotRegistered: a foreign plugin may have the same GPUs, by ids of the same form.
+// TestForeignResourceIsNotRegistered checks that a foreign plugin keeps its resource: its ids may have the same form.
 func TestForeignResourceIsNotRegistered(t *testing.T) {
 	t.Parallel()
 	eachVersionWithClock(t, func(s *fixture, _ func(time.Duration)) {
@@ -207,10 +207,10 @@ func TestForeignResourceIsNotRegistered(t *testing.T) {
 		s.wantEnd(end)
 
 		s.must(os.WriteFile(s.sockets(registeredFile), []byte(`{"resources":["nvidia.com/gpu"]}`), 0o600)) // registered by podgauge, now of a foreign plugin
-		answers := s.kubelet.State().Calls["GetAllocatableResources"]
+		calls := s.kubelet.State().Calls["GetAllocatableResources"]
 		s.startProcess(renamingRules())
 		s.waitList(renamedResource, "GPU-0! GPU-1")
-		s.wait("the allocatable devices are read", func(k kubelet.KubeletState) bool { return k.Calls["GetAllocatableResources"] > answers })
+		s.wait("the allocatable devices are read", func(k kubelet.KubeletState) bool { return k.Calls["GetAllocatableResources"] > calls })
 		for range 10 { // the plugin checks each second
 			s.waitPollInterval()
 		}
@@ -223,7 +223,7 @@ func TestForeignResourceIsNotRegistered(t *testing.T) {
 	})
 }
 
-// TestUnreadableResourceFile: only the withdrawn resources are lost.
+// TestUnreadableResourceFile checks that an unreadable file loses only the withdrawn resources.
 func TestUnreadableResourceFile(t *testing.T) {
 	t.Parallel()
 	eachVersionWithClock(t, func(s *fixture, _ func(time.Duration)) {
@@ -234,10 +234,10 @@ func TestUnreadableResourceFile(t *testing.T) {
 			s.waitList(renamedResource, "GPU-0")
 			s.wantEnd(end)
 			if n, want := len(s.log.matching("resource file unreadable")), min(i+1, 4); n != want {
-				t.Errorf("%q: %d lines, want %d", content, n, want)
+				t.Errorf("%q: got %d log lines, want %d", content, n, want)
 			}
 			if content, err := os.ReadFile(s.sockets(registeredFile)); err != nil || !slices.Contains(strings.Split(string(content), `"`), renamedResource) {
-				t.Errorf("resource file %s, %v", content, err)
+				t.Errorf("resource file: got %s, %v", content, err)
 			}
 		}
 	})

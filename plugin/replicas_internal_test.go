@@ -13,7 +13,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// uuidStatuses returns n GPUs with ids of real length.
+// uuidStatuses returns n GPUs with ids of realistic length.
 func uuidStatuses(n int) (all []device.Status) {
 	for i := range n {
 		s := parseStatuses(fmt.Sprint(i))[0]
@@ -24,7 +24,7 @@ func uuidStatuses(n int) (all []device.Status) {
 	return all
 }
 
-// TestReplicasFitTheKubeletsMessage: a longer list would end the kubelet's stream each time, without a reason in any log.
+// TestReplicasFitTheKubeletsMessage checks the limit of ids: the kubelet would end the stream at each longer list, without a log message.
 func TestReplicasFitTheKubeletsMessage(t *testing.T) {
 	of := func(gpus, replicas int) (*deviceList, string) {
 		lists, warnings := sharingAll(replicas).deviceLists(uuidStatuses(gpus))
@@ -32,7 +32,7 @@ func TestReplicasFitTheKubeletsMessage(t *testing.T) {
 	}
 	for _, c := range []struct{ gpus, replicas int }{{1, 60_000}, {8, 7_500}, {16, 3_700}} {
 		if list, warnings := of(c.gpus, c.replicas); list == nil || len(list.items) != c.gpus*c.replicas || proto.Size(list.toResponse()) > maxMessageBytes || warnings != "" {
-			t.Errorf("%d GPUs with %d replicas: %q", c.gpus, c.replicas, warnings)
+			t.Errorf("%d GPUs with %d replicas: got warnings %q", c.gpus, c.replicas, warnings)
 		}
 	}
 	for _, c := range []struct{ gpus, replicas int }{{1, 65_536}, {8, 65_536}, {16, 4_096}} {
@@ -40,16 +40,16 @@ func TestReplicasFitTheKubeletsMessage(t *testing.T) {
 		var ids, mib, most int
 		_, err := fmt.Sscanf(warnings, "nvidia.com/gpu needs %d ids, but only %d fit into the kubelet's limit of %d MiB: use fewer replicas", &ids, &most, &mib)
 		if list != nil || err != nil || ids != c.gpus*c.replicas || mib != 4 {
-			t.Errorf("%d GPUs with %d replicas: %q", c.gpus, c.replicas, warnings)
+			t.Errorf("%d GPUs with %d replicas: got warnings %q", c.gpus, c.replicas, warnings)
 		}
 		if list, warnings := of(c.gpus, most/c.gpus); list == nil {
-			t.Errorf("%d GPUs with %d replicas, the number in the warning: %q", c.gpus, most/c.gpus, warnings)
+			t.Errorf("%d GPUs with %d replicas, as the warning suggests: got warnings %q", c.gpus, most/c.gpus, warnings)
 		}
 	}
 }
 
-// TestTopologyIsMadeOnce: making the topology of 32,768 ids takes 0.1 s, and the kubelet admits no pod for so long.
-func TestTopologyIsMadeOnce(t *testing.T) {
+// TestTopologyIsReused checks that a topology is reused: for 32,768 ids it takes 0.1 s, in which the kubelet admits no pod.
+func TestTopologyIsReused(t *testing.T) {
 	rules, statuses := sharingAll(2), parseStatuses("0 1")
 	links := []device.Link{{A: "GPU-0", B: "GPU-1", NVLinks: 4}}
 	s := serverWith(rules, statuses)
@@ -77,20 +77,20 @@ func TestTopologyIsMadeOnce(t *testing.T) {
 		step.do()
 		got := s.preferredTopology(s.list())
 		if (got == last) != step.same {
-			t.Errorf("%s: same topology: %t", step.name, got == last)
+			t.Errorf("%s: topology reused: got %t", step.name, got == last)
 		}
 		last = got
 	}
 }
 
-// TestListItemIsSmall: each update makes, copies and sorts tens of thousands of items.
+// TestListItemIsSmall limits the size of an item: each update creates, copies and sorts tens of thousands.
 func TestListItemIsSmall(t *testing.T) {
 	if size := reflect.TypeFor[listItem]().Size(); size > 128 {
-		t.Errorf("item of %d bytes, want at most 128", size)
+		t.Errorf("size of an item: got %d bytes, want at most 128", size)
 	}
 }
 
-// BenchmarkUpdate is an update without a change, with 32,768 ids.
+// BenchmarkUpdate measures an update of 32,768 ids without a change.
 func BenchmarkUpdate(b *testing.B) {
 	statuses := uuidStatuses(8)
 	s := &server{endpoint: endpointFor("", sharingAll(4096), statuses...)}
@@ -101,7 +101,7 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
-// BenchmarkPreferredAfterAnUpdate is the first call of GetPreferredAllocation after such an update.
+// BenchmarkPreferredAfterAnUpdate measures the first call of GetPreferredAllocation after such an update.
 func BenchmarkPreferredAfterAnUpdate(b *testing.B) {
 	statuses := uuidStatuses(8)
 	s := &server{endpoint: endpointFor("", sharingAll(4096), statuses...)}

@@ -34,8 +34,7 @@ func partitioned(gpus int, profiles ...string) []device.Status {
 	return all
 }
 
-// waitCounts waits for the kubelet's numbers of allocatable devices, as
-// "gpu=1 mig-1g.10gb=2".
+// waitCounts waits for the kubelet's numbers of allocatable devices, such as "gpu=1 mig-1g.10gb=2".
 func (s *fixture) waitCounts(want string) {
 	s.Helper()
 	s.wait(want, func(k kubelet.KubeletState) bool {
@@ -86,7 +85,7 @@ func TestResourcesComeAndGo(t *testing.T) {
 	})
 }
 
-// TestFaultReachesReplicasAndMIGDevices: a fault of a GPU is in the lists of all resources.
+// TestFaultReachesReplicasAndMIGDevices checks that a GPU's fault is in the device lists of all its resources.
 func TestFaultReachesReplicasAndMIGDevices(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		four := func(_ string, devices []device.Device) []config.DeviceSharing {
@@ -107,7 +106,7 @@ func TestFaultReachesReplicasAndMIGDevices(t *testing.T) {
 	})
 }
 
-// rulesSource has variable rules.
+// rulesSource publishes rules that a test may change.
 type rulesSource struct{ current atomic.Pointer[rulesVersion] }
 
 type rulesVersion struct {
@@ -126,7 +125,7 @@ func (r *rulesSource) get() (plugin.Rules, <-chan struct{}) {
 	return p.rules, p.changed
 }
 
-// allocationSource has allocations of the test.
+// allocationSource publishes allocations that a test may change.
 type allocationSource struct {
 	current atomic.Pointer[allocationVersion]
 }
@@ -160,7 +159,7 @@ func sharedRules(n int) plugin.Rules {
 	}}
 }
 
-// TestRulesChangeWhilePodsRun: the id of a running pod stays listed, and is not allocated again.
+// TestRulesChangeWhilePodsRun checks that the id of a running pod stays listed and is not allocated again.
 func TestRulesChangeWhilePodsRun(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		var rulesSrc rulesSource
@@ -189,7 +188,7 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		}
 		allocations.set()
 		s.waitCounts("gpu=4")
-		s.wait("the withdrawn id is gone", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 4 })
+		s.wait("the withdrawn id is removed", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 4 })
 		for i := range 4 {
 			if err := s.kubelet.RunPod(s.ctx, pod(fmt.Sprint("shares-", i), 1)); err != nil {
 				t.Error(err)
@@ -199,17 +198,17 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 	})
 }
 
-// TestRejections: the pod's status, a line of the log and the hook have the ids and the reason.
+// TestRejections checks that the pod's status, the log and the hook have the ids and the reason of a rejection.
 func TestRejections(t *testing.T) {
 	onlyOne := func(_ string, devices []device.Device) []config.DeviceSharing {
 		return slices.Repeat([]config.DeviceSharing{{Replicas: 2, OnePerContainer: true}}, len(devices))
 	}
 	for _, row := range []struct {
-		name  string
-		rules plugin.Rules
-		ids   []string
-		why   plugin.RejectReason
-		text  string // part of the message
+		name   string
+		rules  plugin.Rules
+		ids    []string
+		reason plugin.RejectReason
+		text   string // part of the message
 	}{
 		{
 			"two replicas, one allowed",
@@ -239,28 +238,28 @@ func TestRejections(t *testing.T) {
 			s.startPlugin()
 			s.wait("registered", func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable > 0 })
 			_, err := s.dial(s.socket()).Allocate(s.ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: row.ids}}})
-			if (err != nil) != (row.why != "") || !strings.Contains(status.Convert(err).Message(), row.text) {
-				t.Errorf("Allocate: %v", err)
+			if (err != nil) != (row.reason != "") || !strings.Contains(status.Convert(err).Message(), row.text) {
+				t.Errorf("Allocate: got error %v", err)
 			}
 			s.recorded.mu.Lock()
 			defer s.recorded.mu.Unlock()
 			var reasons []plugin.RejectReason
 			for _, r := range s.recorded.rejected {
 				if reasons = append(reasons, r.reason); len(r.ids) != len(row.ids) {
-					t.Errorf("hook: ids %q", r.ids)
+					t.Errorf("hook: got ids %q", r.ids)
 				}
 			}
-			if row.why != "" && !slices.Equal(reasons, []plugin.RejectReason{row.why}) || row.why == "" && len(reasons) > 0 {
-				t.Errorf("hook: reasons %q, want %q", reasons, row.why)
+			if row.reason != "" && !slices.Equal(reasons, []plugin.RejectReason{row.reason}) || row.reason == "" && len(reasons) > 0 {
+				t.Errorf("hook: got reasons %q, want %q", reasons, row.reason)
 			}
-			if lines := s.log.matching("container rejected"); row.why != "" && (len(lines) != 1 || !strings.Contains(lines[0], row.text)) {
-				t.Errorf("logged %q", lines)
+			if lines := s.log.matching("container rejected"); row.reason != "" && (len(lines) != 1 || !strings.Contains(lines[0], row.text)) {
+				t.Errorf("log: got %q", lines)
 			}
 		})
 	}
 }
 
-// TestKubeletAllocatesPreferredIDs: a linked pair for two GPUs, and a GPU without a free partner for a single GPU.
+// TestKubeletAllocatesPreferredIDs checks that two GPUs are a linked pair, and that a single GPU has no unallocated partner.
 func TestKubeletAllocatesPreferredIDs(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		links := []device.Link{}
@@ -281,13 +280,13 @@ func TestKubeletAllocatesPreferredIDs(t *testing.T) {
 			got := slices.Sorted(slices.Values(s.recorded.allocated[len(s.recorded.allocated)-1]))
 			s.recorded.mu.Unlock()
 			if !slices.Equal(got, row.want) {
-				t.Errorf("%s: pod has %q, want %q", row.name, got, row.want)
+				t.Errorf("%s: pod: got %q, want %q", row.name, got, row.want)
 			}
 		}
 	})
 }
 
-// TestPreferredFollowsChanges: a change of links or devices makes a new topology.
+// TestPreferredFollowsChanges checks that a change of links or devices rebuilds the topology.
 func TestPreferredFollowsChanges(t *testing.T) {
 	s := newFixture(t)
 	var links atomic.Pointer[[]device.Link]
@@ -297,7 +296,7 @@ func TestPreferredFollowsChanges(t *testing.T) {
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.start(3)
 	client := s.dial(s.socket())
-	ask := func(available ...string) []string {
+	preferredIDs := func(available ...string) []string {
 		a, err := client.GetPreferredAllocation(s.ctx, &api.PreferredAllocationRequest{
 			ContainerRequests: []*api.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: available, AllocationSize: 2}},
 		})
@@ -306,21 +305,21 @@ func TestPreferredFollowsChanges(t *testing.T) {
 		}
 		return slices.Sorted(slices.Values(a.ContainerResponses[0].DeviceIDs))
 	}
-	if got := ask("GPU-2", "GPU-1", "GPU-0"); !slices.Equal(got, []string{"GPU-0", "GPU-2"}) { // the same NUMA node
-		t.Errorf("without links %q", got)
+	if got := preferredIDs("GPU-2", "GPU-1", "GPU-0"); !slices.Equal(got, []string{"GPU-0", "GPU-2"}) { // the same NUMA node
+		t.Errorf("without links: got %q", got)
 	}
 	pair := []device.Link{{A: "GPU-1", B: "GPU-2", NVLinks: 12}}
 	links.Store(&pair)
-	if got := ask("GPU-0", "GPU-1", "GPU-2"); !slices.Equal(got, []string{"GPU-1", "GPU-2"}) {
-		t.Errorf("with a link %q", got)
+	if got := preferredIDs("GPU-0", "GPU-1", "GPU-2"); !slices.Equal(got, []string{"GPU-1", "GPU-2"}) {
+		t.Errorf("with a link: got %q", got)
 	}
 	s.inventory.Set(unhealthy(statuses(5), 2, "lost")) // five GPUs, so the number of healthy GPUs changes
 	s.waitRegistered(4)
-	if got := ask("GPU-0", "GPU-3", "GPU-1"); !slices.Equal(got, []string{"GPU-1", "GPU-3"}) {
-		t.Errorf("with a lost GPU and a new GPU %q", got)
+	if got := preferredIDs("GPU-0", "GPU-3", "GPU-1"); !slices.Equal(got, []string{"GPU-1", "GPU-3"}) {
+		t.Errorf("with a lost GPU and a new GPU: got %q", got)
 	}
 	if options, err := client.GetDevicePluginOptions(s.ctx, &api.Empty{}); err != nil || !options.GetPreferredAllocationAvailable || options.PreStartRequired {
-		t.Errorf("options %v, %v", options, err)
+		t.Errorf("options: got %v, %v", options, err)
 	}
 }
 
@@ -345,46 +344,46 @@ func TestPreStart(t *testing.T) {
 		old := s.socket()
 		rulesSrc.set(plugin.Rules{PreStartCheck: true})
 		s.waitNewSocket(2, old)
-		if err := s.kubelet.RunPod(s.ctx, pod("asked", 1)); err != nil || len(checks) != 1 || !checks[0].Exclusive {
+		if err := s.kubelet.RunPod(s.ctx, pod("checked", 1)); err != nil || len(checks) != 1 || !checks[0].Exclusive {
 			t.Errorf("pod: %v, checks %v", err, checks)
 		}
-		if err := s.kubelet.DeletePod(pod("asked", 1)); err != nil {
+		if err := s.kubelet.DeletePod(pod("checked", 1)); err != nil {
 			t.Fatal(err)
 		}
 		unfit := errors.New("GPU-1 is in use by process 4711")
 		fit.Store(&unfit)
 		_, err := s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-1"}})
 		if got := status.Convert(err).Message(); got != "cannot start: GPU-1 is in use by process 4711" {
-			t.Errorf("rejected with %q", got)
+			t.Errorf("rejection: got %q", got)
 		}
 	})
 }
 
-// TestPreStartTimeout: a hanging device rejects the start after two seconds.
+// TestPreStartTimeout checks that a device that hangs rejects the start after two seconds.
 func TestPreStartTimeout(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.source.GetRules = constantRules(plugin.Rules{PreStartCheck: true})
 	s.source.Check = func(ctx context.Context, a plugin.UsabilityCheck) error {
 		<-ctx.Done()
-		return fmt.Errorf("%s does not answer", a.ID)
+		return fmt.Errorf("%s does not respond", a.ID)
 	}
 	s.start(2)
 	began := time.Now()
 	_, err := s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-1", "GPU-0", "GPU-77"}})
-	if got := status.Convert(err).Message(); got != "cannot start: GPU-0 does not answer, GPU-1 does not answer" {
-		t.Errorf("rejected with %q", got)
+	if got := status.Convert(err).Message(); got != "cannot start: GPU-0 does not respond, GPU-1 does not respond" {
+		t.Errorf("rejection: got %q", got)
 	}
 	t.Logf("after %s", time.Since(began))
 	s.inventory.Set(unhealthy(statuses(2), 0, "xid_79"))
 	s.waitRegistered(1)
 	_, err = s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-0"}})
 	if got := status.Convert(err).Message(); got != "cannot start: GPU-0 is unhealthy (xid_79)" {
-		t.Errorf("rejected with %q", got)
+		t.Errorf("rejection: got %q", got)
 	}
 }
 
-// TestAllocateFollowsTheRules: Allocate uses the newest rules, by resource.
+// TestAllocateFollowsTheRules checks that Allocate applies the newest rules, per resource.
 func TestAllocateFollowsTheRules(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
@@ -399,7 +398,7 @@ func TestAllocateFollowsTheRules(t *testing.T) {
 	s.startPlugin()
 	s.waitCounts("gpu=1 mig-1g.10gb=2")
 	if got, err := s.allocate("GPU-0"); err != nil || !slices.Equal(got, []string{"NVIDIA_VISIBLE_DEVICES=0"}) {
-		t.Errorf("%q, %v", got, err)
+		t.Errorf("response: got %q, %v", got, err)
 	}
 	rulesSrc.set(strategy(response.CDICRI))
 	s.poll("the response follows the new rules", func() bool {

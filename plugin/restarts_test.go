@@ -33,26 +33,26 @@ func TestKubeletRestarts(t *testing.T) {
 		s.Logf("registered after the new socket: median %s, slowest %s", took[len(took)/2], took[len(took)-1])
 		s.wantFast("registered at the slowest", took[len(took)-1])
 		s.wantNoLeaks(goroutines, files)
-		s.wantOutcomes(make([]error, 1+warm+restarts)...) // a single success by kubelet
+		s.wantOutcomes(make([]error, 1+warm+restarts)...) // a single success per kubelet
 		if r := s.kubelet.Resource(resource); r.Updates != 1+warm+restarts || r.Repeats > 0 {
-			s.Errorf("%d lists, %d of them repeated; want a list by stream", r.Updates, r.Repeats)
+			s.Errorf("got %d lists, %d of them repeated, want a list per stream", r.Updates, r.Repeats)
 		}
 		if remaining := s.leftSockets(); len(remaining) != 1 {
-			s.Errorf("sockets %q, want 1", remaining)
+			s.Errorf("sockets: got %q, want 1", remaining)
 		}
 	})
 }
 
-// settledCounts counts goroutines and file descriptors once the counts are stable.
+// settledCounts returns the numbers of goroutines and file descriptors once they are stable.
 func (s *fixture) settledCounts() (goroutines, files int) {
 	s.Helper()
-	same := 0
+	stable := 0
 	s.poll("goroutines and file descriptors settle", func() bool {
 		g, f := runtime.NumGoroutine(), s.openFiles()
-		if same++; g != goroutines || f != files {
-			goroutines, files, same = g, f, 0
+		if stable++; g != goroutines || f != files {
+			goroutines, files, stable = g, f, 0
 		}
-		return same == 20
+		return stable == 20
 	})
 	return goroutines, files
 }
@@ -70,7 +70,7 @@ func (s *fixture) wantNoLeaks(goroutines, files int) {
 	s.Helper()
 	if g, f := s.settledCounts(); g > goroutines || f > files {
 		stacks := make([]byte, 1<<20)
-		s.Errorf("%d goroutines and %d file descriptors before, %d and %d after\n%s",
+		s.Errorf("before: %d goroutines and %d file descriptors; after: got %d and %d\n%s",
 			goroutines, files, g, f, stacks[:runtime.Stack(stacks, true)])
 	}
 }
@@ -84,7 +84,7 @@ func TestLongKubeletOutage(t *testing.T) {
 		if err := end(); err != nil {
 			s.Fatal(err)
 		}
-		s.waitLine(1, "connection refused") // of the ended kubelet's socket
+		s.waitLine(1, "connection refused") // to the socket of the ended kubelet
 		s.inventory.Set(unhealthy(statuses(4), 1, "lost"))
 		s.startKubelet()
 		s.wantFast("registered", s.waitRegistered(3))
@@ -93,7 +93,7 @@ func TestLongKubeletOutage(t *testing.T) {
 }
 
 func TestRegistersAgain(t *testing.T) {
-	for _, harm := range []struct {
+	for _, fault := range []struct {
 		name string
 		do   func(s *fixture)
 	}{
@@ -110,23 +110,23 @@ func TestRegistersAgain(t *testing.T) {
 		{"stream cut", func(s *fixture) { s.kubelet.CutStreams(resource) }},
 		{"stream cut while a second client watches", func(s *fixture) {
 			if _, list, err := s.stream(s.ctx, s.socket()); err != nil || len(list.GetDevices()) != 4 {
-				s.Errorf("client: %v, %v", list, err)
+				s.Errorf("second client: got %v, %v", list, err)
 			}
 			s.kubelet.CutStreams(resource)
 		}},
 	} {
-		t.Run(harm.name, func(t *testing.T) {
+		t.Run(fault.name, func(t *testing.T) {
 			eachVersion(t, func(s *fixture) {
 				s.start(4)
 				for range 2 {
 					old := s.socket()
-					harm.do(s)
+					fault.do(s)
 					s.wantFast("registered", s.waitNewSocket(4, old))
 				}
 				s.inventory.Set(unhealthy(statuses(4), 2, "lost"))
 				s.waitRegistered(3)
 				if remaining := s.leftSockets(); len(remaining) != 1 {
-					s.Errorf("sockets %q, want 1", remaining)
+					s.Errorf("sockets: got %q, want 1", remaining)
 				}
 				s.wantRegistrations(3)
 			})
@@ -134,17 +134,17 @@ func TestRegistersAgain(t *testing.T) {
 	}
 }
 
-// TestSecondClientDisconnects: a registration outlasts the stream of a second client.
+// TestSecondClientDisconnects checks that a registration outlasts the stream of a second client.
 func TestSecondClientDisconnects(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.start(4)
 		uptime := s.socket()
-		ctx, leave := context.WithCancel(s.ctx)
+		ctx, disconnect := context.WithCancel(s.ctx)
 		stream, list, err := s.stream(ctx, uptime)
 		if err != nil || len(list.GetDevices()) != 4 {
-			s.Fatalf("client: %v, %v", list, err)
+			s.Fatalf("second client: got %v, %v", list, err)
 		}
-		leave()
+		disconnect()
 		if _, err := stream.Recv(); err == nil {
 			s.Error("the client's stream did not end")
 		}
@@ -152,7 +152,7 @@ func TestSecondClientDisconnects(t *testing.T) {
 		s.inventory.Set(unhealthy(statuses(4), 2, "lost"))
 		s.waitRegistered(3)
 		if now := s.socket(); now != uptime {
-			s.Errorf("stream on %s, before on %s", now, uptime)
+			s.Errorf("stream: got %s, want still %s", now, uptime)
 		}
 		s.wantRegistrations(1)
 	})
@@ -171,8 +171,8 @@ func (s *fixture) wantRegistrations(n int) {
 	s.wantOutcomes(make([]error, n)...)
 }
 
-// TestOverlappingProcesses: a rolling update may start the next podgauge before the end of the old process. Up to 1.36, the end of the old
-// stream also ends the new registration.
+// TestOverlappingProcesses covers a rolling update that starts the next podgauge before the old process ends. Up to Kubernetes 1.36, the
+// end of the old stream also ends the new registration.
 func TestOverlappingProcesses(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.inventory.Set(statuses(4))
@@ -185,14 +185,14 @@ func TestOverlappingProcesses(t *testing.T) {
 		if err := end(); err != nil {
 			s.Fatal(err)
 		}
-		s.wantFast("the successor is registered", s.waitNewSocket(4, old))
+		s.wantFast("the new process is registered", s.waitNewSocket(4, old))
 		s.inventory.Set(unhealthy(statuses(4), 0, "lost"))
 		s.waitRegistered(3)
 		s.wantCleanRegistrations()
 	})
 }
 
-// TestFolderIsRemovedAndRestored: without the folder no registration is possible, and none is necessary: the stream still stands.
+// TestFolderIsRemovedAndRestored checks that the stream survives: without the folder, registration is neither possible nor necessary.
 func TestFolderIsRemovedAndRestored(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.start(4)
@@ -206,7 +206,7 @@ func TestFolderIsRemovedAndRestored(t *testing.T) {
 		s.inventory.Set(statuses(4))
 		s.waitRegistered(4)
 		if now := s.socket(); now != uptime {
-			s.Errorf("stream on %s, before on %s", now, uptime)
+			s.Errorf("stream: got %s, want still %s", now, uptime)
 		}
 		s.restart(func() { s.must(os.RemoveAll(s.sockets())) })
 		s.wantFast("registered with the next kubelet", s.waitRegistered(4))
@@ -214,7 +214,7 @@ func TestFolderIsRemovedAndRestored(t *testing.T) {
 	})
 }
 
-// TestKubeletSocketIsDeleted: the stream of a running kubelet without a socket stands until a new kubelet starts.
+// TestKubeletSocketIsDeleted checks that the stream of a running kubelet without a socket remains until a new kubelet starts.
 func TestKubeletSocketIsDeleted(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		reads := s.countStatusReads()
@@ -233,15 +233,15 @@ func TestKubeletSocketIsDeleted(t *testing.T) {
 	})
 }
 
-// waitPollInterval gives the plugin time for a wrong reaction to the state of the sockets, which has no notification.
+// waitPollInterval gives the plugin time for a wrong reaction to the sockets, which has no notification.
 func (s *fixture) waitPollInterval() {
 	s.Helper()
 	began := time.Now()
 	s.poll("a poll has passed", func() bool { return time.Since(began) > 120*time.Millisecond })
 }
 
-// TestNoLiveStreamDuringRegister: up to 1.36, a late end of the old stream ends the new registration; from 1.37 on, the lists of two streams
-// overwrite each other.
+// TestNoLiveStreamDuringRegister checks that streams do not overlap. Up to Kubernetes 1.36, a late end of the old stream ends the new
+// registration; from 1.37 on, the lists of two streams overwrite each other.
 func TestNoLiveStreamDuringRegister(t *testing.T) {
 	s := newFixture(t)
 	s.inventory.Set(statuses(4))
@@ -249,7 +249,7 @@ func TestNoLiveStreamDuringRegister(t *testing.T) {
 	endpoints := make(chan string, 1)
 	s.serveRegistration(func(_ context.Context, endpoint string) error {
 		if n := live.Load(); n != 0 {
-			t.Errorf("%d live streams during Register of %s", n, endpoint)
+			t.Errorf("got %d live streams during Register of %s", n, endpoint)
 		}
 		stream, _, err := s.stream(s.ctx, endpoint)
 		if err != nil {
@@ -272,7 +272,7 @@ func TestNoLiveStreamDuringRegister(t *testing.T) {
 	for range 5 {
 		endpoint := receive(s, endpoints)
 		if seen[endpoint] {
-			t.Errorf("socket name %s was used before", endpoint)
+			t.Errorf("got socket name %s, which was used before", endpoint)
 		}
 		seen[endpoint] = true
 		s.waitLine(len(seen), "registered resource")
@@ -280,7 +280,7 @@ func TestNoLiveStreamDuringRegister(t *testing.T) {
 	}
 }
 
-// TestShortStreams: a kubelet that ends each stream at once, as for a list above the limit, does not get ten registrations a second.
+// TestShortStreams checks the backoff if a kubelet ends each stream at once, as for a list above the limit.
 func TestShortStreams(t *testing.T) {
 	t.Parallel()
 	s := newFixture(t)
@@ -298,7 +298,7 @@ func TestShortStreams(t *testing.T) {
 		receive(s, attempts)
 	}
 	if took := time.Since(first); took < 1500*time.Millisecond {
-		t.Errorf("five registrations within %s, want more than 1.5 s", took)
+		t.Errorf("five registrations: got %s, want more than 1.5 s", took)
 	}
 }
 
@@ -312,7 +312,7 @@ func TestStaleSocketsAreRemoved(t *testing.T) {
 	foreign := s.staleSocket("nvidia-gpu.sock")
 	s.must(foreign.Close())
 	live := s.staleSocket(prefix + "live-1.sock")
-	defer live.Close() //nolint:errcheck // a test's
+	defer live.Close() //nolint:errcheck // end of the test
 	busy := s.busySocket(prefix + "busy-1.sock")
 	defer busy()
 	s.must(os.WriteFile(s.sockets(prefix+"file.sock"), nil, 0o644))
@@ -324,7 +324,7 @@ func TestStaleSocketsAreRemoved(t *testing.T) {
 		prefix + "busy-1.sock": true, prefix + "file.sock": true,
 	} {
 		if _, err := os.Lstat(s.sockets(name)); (err == nil) != want {
-			t.Errorf("%s: %v; want existence %t", name, err, want)
+			t.Errorf("%s: got %v, want existence %t", name, err, want)
 		}
 	}
 }
@@ -338,7 +338,7 @@ func (s *fixture) staleSocket(name string) net.Listener {
 	return listener
 }
 
-// busySocket makes a socket with a full backlog: a connection is neither accepted nor refused.
+// busySocket creates a socket with a full backlog: a connection is neither accepted nor refused.
 func (s *fixture) busySocket(name string) (end func()) {
 	s.Helper()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -353,12 +353,12 @@ func (s *fixture) busySocket(name string) (end func()) {
 		}
 	}
 	if !errors.Is(err, syscall.EAGAIN) {
-		s.Errorf("connection to a full backlog: %v", err)
+		s.Errorf("connection to a full backlog: got error %v", err)
 	}
 	return func() {
 		for _, conn := range conns {
-			conn.Close() //nolint:errcheck // a test's
+			conn.Close() //nolint:errcheck // end of the test
 		}
-		syscall.Close(fd) //nolint:errcheck // a test's
+		syscall.Close(fd) //nolint:errcheck // end of the test
 	}
 }

@@ -14,17 +14,17 @@ import (
 
 const gpuResource = config.GPUResource
 
-// parseStatuses reads statuses: "0" is a GPU, "1m" a MIG-enabled GPU, "1/1g.10gb" a MIG device of GPU 1; "!" marks an unhealthy device.
+// parseStatuses parses statuses: "0" is a GPU, "1m" a MIG-enabled GPU, "1/1g.10gb" a MIG device of GPU 1. "!" marks an unhealthy device.
 func parseStatuses(words string) []device.Status {
 	var all []device.Status
 	for n, word := range strings.Fields(words) {
 		word, unhealthy := strings.CutSuffix(word, "!")
-		name, profile, slice := strings.Cut(word, "/")
+		name, profile, isMIG := strings.Cut(word, "/")
 		name, mig := strings.CutSuffix(name, "m")
 		s := device.Status{Healthy: !unhealthy, Device: device.Device{GPU: device.GPU("GPU-" + name), MIGEnabled: mig, NUMANode: -1}}
-		fmt.Sscan(name, &s.Index) //nolint:errcheck // a test's
+		fmt.Sscan(name, &s.Index) //nolint:errcheck // test data is valid
 		s.ID = device.ID(s.GPU)
-		if slice {
+		if isMIG {
 			s.ID, s.Profile = device.ID(fmt.Sprintf("MIG-%d", n)), profile
 		}
 		all = append(all, s)
@@ -32,7 +32,7 @@ func parseStatuses(words string) []device.Status {
 	return all
 }
 
-// formatLists formats lists: "resource: id id!".
+// formatLists formats lists as "resource: id id!".
 func formatLists(lists map[string]*deviceList) string {
 	var lines []string
 	for _, resource := range slices.Sorted(maps.Keys(lists)) {
@@ -135,22 +135,22 @@ func TestRules(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			lists, warnings := row.rules.deviceLists(parseStatuses(row.inventory))
 			if got := formatLists(lists); got != row.want || strings.Join(warnings, "; ") != row.cannot {
-				t.Errorf("lists %q, warnings %q; want %q, %q", got, warnings, row.want, row.cannot)
+				t.Errorf("got lists %q, warnings %q, want %q, %q", got, warnings, row.want, row.cannot)
 			}
 		})
 	}
 }
 
-// TestCarryOver has the rows of the table at carryOver.
+// TestCarryOver covers the rows of the table at carryOver.
 func TestCarryOver(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	have := &deviceList{}
 	for i, step := range []struct {
-		after      time.Duration
-		inventory  string
-		held, told string
-		want       string
-		next       time.Duration // until the first id is to go; 0: never
+		after             time.Duration
+		inventory         string
+		allocated, listed string
+		want              string
+		next              time.Duration // until the first id is removed; 0: never
 	}{
 		{0, "0 1 2", "", "", "GPU-0 GPU-1 GPU-2", 0},
 		{0, "0 1", "", "GPU-0 GPU-1", "GPU-0 GPU-1", 0}, // 2 was never sent
@@ -158,7 +158,7 @@ func TestCarryOver(t *testing.T) {
 		{removalDelay - 1, "0", "", "GPU-0 GPU-1", "GPU-0 GPU-1!", 1},
 		{1, "0", "", "GPU-0 GPU-1", "GPU-0", 0},
 		{0, "0 1", "", "GPU-0", "GPU-0 GPU-1", 0},
-		{0, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},                   // allocated, and the device is gone
+		{0, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},                   // an allocated device disappears
 		{time.Hour, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},           // however long
 		{time.Hour, "0", "", "GPU-0 GPU-1", "GPU-0", 0},                       // until released
 		{0, "", "", "GPU-0", "GPU-0!", removalDelay},                          // the last device
@@ -168,14 +168,14 @@ func TestCarryOver(t *testing.T) {
 		{time.Second, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", 0},
 		{time.Second, "0m 0/1g.10gb", "", "", "GPU-0! MIG-1", removalDelay}, // released, never allocated again
 		{removalDelay, "0m 0/1g.10gb", "", "GPU-0 MIG-1", "MIG-1", 0},
-		// Allocated before this process: an existing device, lost devices, and a foreign plugin's.
+		// Allocated before this process: an existing device, lost devices, and the device of a foreign plugin.
 		{0, "0m 0/1g.10gb", "GPU-0::1 GPU-7 GPU-8::1 MIG-9 nvidia3", "", "GPU-0::1 GPU-7! GPU-8::1! MIG-1 MIG-9!", 0},
 		{time.Hour, "0m! 0/1g.10gb!", "GPU-0::1", "", "GPU-0::1! MIG-1!", 0},
 		{time.Hour, "0m 0/1g.10gb", "", "", "MIG-1", 0},
 	} {
 		now = now.Add(step.after)
 		sent := &deviceList{}
-		for _, id := range advertisedIDs(strings.Fields(step.told)) {
+		for _, id := range advertisedIDs(strings.Fields(step.listed)) {
 			sent.items = append(sent.items, listItem{id: id})
 		}
 		statuses := parseStatuses(step.inventory)
@@ -186,12 +186,12 @@ func TestCarryOver(t *testing.T) {
 			}
 		}
 		next.sort()
-		first := have.carryOver(next, statuses, retainedIDs{advertisedIDs(strings.Fields(step.held)), sent}, now)
+		first := have.carryOver(next, statuses, retainedIDs{advertisedIDs(strings.Fields(step.allocated)), sent}, now)
 		if got := strings.TrimPrefix(formatLists(map[string]*deviceList{"": next}), ": "); got != step.want {
-			t.Errorf("step %d: list %q, want %q", i, got, step.want)
+			t.Errorf("step %d: got list %q, want %q", i, got, step.want)
 		}
 		if got := first.Sub(now); step.next == 0 != first.IsZero() || step.next > 0 && got != step.next {
-			t.Errorf("step %d: next removal after %s, want %s", i, got, step.next)
+			t.Errorf("step %d: got next removal after %s, want %s", i, got, step.next)
 		}
 		have = next
 	}

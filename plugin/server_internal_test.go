@@ -22,12 +22,12 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// bindSocket makes a socket file without a server.
+// bindSocket creates a socket file without a server.
 func bindSocket(t *testing.T, path string) {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err == nil {
-		t.Cleanup(func() { syscall.Close(fd) }) //nolint:errcheck // a test's
+		t.Cleanup(func() { syscall.Close(fd) }) //nolint:errcheck // end of the test
 		err = syscall.Bind(fd, &syscall.SockaddrUnix{Name: path})
 	}
 	if err != nil {
@@ -42,7 +42,7 @@ func remove(t *testing.T, path string) {
 	}
 }
 
-// TestServerEnds has the rows of the table at server, for the step watch.
+// TestServerEnds covers the rows of the table at server for the step watch.
 func TestServerEnds(t *testing.T) {
 	open := func(s *server) {
 		s.kubeletStream.Store(true)
@@ -51,7 +51,7 @@ func TestServerEnds(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		event  func(t *testing.T, s *server)
-		want   string        // reason of the end; empty: watch goes on
+		want   string        // reason of the end; empty: watch continues
 		after  time.Duration // from event to end
 		uptime time.Duration // of the kubelet's stream
 	}{
@@ -65,7 +65,7 @@ func TestServerEnds(t *testing.T) {
 			open(s)
 			err := s.ListAndWatch(nil, &fakeStream{ctx: t.Context(), send: func(*api.ListAndWatchResponse) error { return io.EOF }})
 			if !errors.Is(err, io.EOF) {
-				t.Errorf("second client: %v", err)
+				t.Errorf("second client: got error %v", err)
 			}
 		}, "", 0, 0},
 		{"the gRPC server stops", func(t *testing.T, s *server) { open(s); close(s.serveDone) }, "serve: server stopped", 0, 0},
@@ -109,7 +109,7 @@ func TestServerEnds(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer os.RemoveAll(dir) //nolint:errcheck // a test's
+				defer os.RemoveAll(dir) //nolint:errcheck // end of the test
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				s := &server{
@@ -138,15 +138,15 @@ func TestServerEnds(t *testing.T) {
 				select {
 				case e := <-ended:
 					if e.err == nil || e.err.Error() != c.want || e.at.Sub(event) != c.after || e.uptime != c.uptime {
-						t.Errorf("ended after %s with uptime %s: %v; want %s, %s, %q", e.at.Sub(event), e.uptime, e.err, c.after, c.uptime, c.want)
+						t.Errorf("ended after %s with uptime %s: got %v, want %s, %s, %q", e.at.Sub(event), e.uptime, e.err, c.after, c.uptime, c.want)
 					}
 				default:
 					if c.want != "" {
-						t.Errorf("not ended, want %q", c.want)
+						t.Errorf("got no end, want %q", c.want)
 					}
 					cancel()
 					if e := <-ended; e.err != nil {
-						t.Errorf("end of ctx: %v", e.err)
+						t.Errorf("end of the context: got %v", e.err)
 					}
 				}
 			})
@@ -154,20 +154,20 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// TestServerStopsAfterAFailure stops the gRPC server, before or after the call of Serve.
+// TestServerStopsAfterAFailure stops the gRPC server before or after the call of Serve.
 func TestServerStopsAfterAFailure(t *testing.T) {
 	dir, err := os.MkdirTemp("", "pg")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // a test's
+	defer os.RemoveAll(dir) //nolint:errcheck // end of the test
 	s, err := endpointFor(dir, Rules{}).startServer(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.grpcServer.Stop()
 	if _, err := s.watch(t.Context(), socketID{}); err == nil || !strings.HasPrefix(err.Error(), "serve: ") {
-		t.Errorf("watch: %v", err)
+		t.Errorf("watch: got error %v", err)
 	}
 	s.stop() // returns
 }
@@ -191,7 +191,7 @@ func TestBackoff(t *testing.T) {
 		{two, time.Hour, minBackoff},
 	} {
 		if got := b.next(step.kubelet, step.stood); got != step.want {
-			t.Errorf("pause %d: %s, want %s", i, got, step.want)
+			t.Errorf("pause %d: got %s, want %s", i, got, step.want)
 		}
 	}
 }
@@ -206,7 +206,7 @@ func TestCheckSockets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { listener.Close() }) //nolint:errcheck // a test's
+		t.Cleanup(func() { listener.Close() }) //nolint:errcheck // end of the test
 	}
 	s := &server{endpoint: p, socketPath: "own.sock"}
 	check := func(kubelet socketID) error {
@@ -234,13 +234,13 @@ func TestCheckSockets(t *testing.T) {
 	for _, step := range steps {
 		step.do()
 		if got := check(kubelet); (got == nil) != (step.want == "") || got != nil && got.Error() != step.want {
-			t.Errorf("%s: %v; want %q", step.name, got, step.want)
+			t.Errorf("%s: got %v, want %q", step.name, got, step.want)
 		}
 	}
 	rename(t, "new.sock", "kubelet.sock")
 	rename(t, "own.sock", "own.old")
 	if err := check(statSocket(p.kubeletSocket())); err == nil || err.Error() != "podgauge's socket was deleted" {
-		t.Errorf("own socket deleted: %v", err)
+		t.Errorf("own socket deleted: got %v", err)
 	}
 }
 
@@ -258,7 +258,7 @@ func write(t *testing.T, path string) {
 	}
 }
 
-// FuzzAllocate requests arbitrary ids: Allocate grants only requested, healthy devices.
+// FuzzAllocate requests arbitrary ids, and checks that Allocate grants only requested, healthy devices.
 func FuzzAllocate(f *testing.F) {
 	for _, seed := range []string{
 		"", "GPU-a", "GPU-b,GPU-a::1", "GPU-b,GPU-a", "GPU-a::0,GPU-a::1", "GPU-a::01", "GPU-x", "GPU-a|GPU-b", "GPU-a|", ",", "::", "::GPU-a", "GPU-a::", "GPU-a::::1",
@@ -272,9 +272,9 @@ func FuzzAllocate(f *testing.F) {
 	}
 	good := map[string]string{"GPU-b": "GPU-b", "GPU-a::0": "GPU-a", "GPU-a::1": "GPU-a"}
 	rules := Rules{Response: response.Options{DeviceSpecs: true}, Sharing: func(_ string, devices []device.Device) []config.DeviceSharing {
-		shares := make([]config.DeviceSharing, len(devices))
-		shares[slices.IndexFunc(devices, func(d device.Device) bool { return d.ID == "GPU-a" })].Replicas = 2
-		return shares
+		sharing := make([]config.DeviceSharing, len(devices))
+		sharing[slices.IndexFunc(devices, func(d device.Device) bool { return d.ID == "GPU-a" })].Replicas = 2
+		return sharing
 	}}
 	s := &server{endpoint: endpointFor("", rules, gpu("GPU-x", 0, false), gpu("GPU-b", 1, true), gpu("GPU-a", 2, true, "/dev/nvidia2"))}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -293,15 +293,15 @@ func FuzzAllocate(f *testing.F) {
 			wants = append(wants, slices.Compact(want))
 			r.ContainerRequests = append(r.ContainerRequests, &api.ContainerAllocateRequest{DevicesIds: ids})
 		}
-		answer, err := s.Allocate(context.Background(), r)
-		if (err == nil) != granted || err != nil && answer != nil {
-			t.Fatalf("%q: %v, %v", text, answer, err)
+		resp, err := s.Allocate(context.Background(), r)
+		if (err == nil) != granted || err != nil && resp != nil {
+			t.Fatalf("%q: got %v, %v", text, resp, err)
 		}
-		for i, c := range answer.GetContainerResponses() {
+		for i, c := range resp.GetContainerResponses() {
 			got := strings.Split(c.Envs["NVIDIA_VISIBLE_DEVICES"], ",")
 			slices.Sort(got)
 			if !slices.Equal(got, wants[i]) || (len(c.Devices) == 1) != slices.Contains(got, "GPU-a") {
-				t.Errorf("%q: container %d has %q and %v, want %q", text, i, got, c.Devices, wants[i])
+				t.Errorf("%q: container %d: got %q and %v, want %q", text, i, got, c.Devices, wants[i])
 			}
 		}
 	})

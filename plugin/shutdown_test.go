@@ -9,12 +9,12 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// TestShutdown ends ctx, as SIGTERM does, in each phase.
+// TestShutdown ends the context, as SIGTERM does, in each phase.
 func TestShutdown(t *testing.T) {
 	for _, phase := range []struct {
 		name     string
 		reach    func(s *fixture) (end func() error)
-		outcomes int // of registrations
+		outcomes int // number of finished registrations
 	}{
 		{"waiting for a device", func(s *fixture) func() error {
 			reads := s.countStatusReads()
@@ -69,27 +69,27 @@ func TestShutdown(t *testing.T) {
 			end := phase.reach(s)
 			began := time.Now()
 			if err := end(); err != nil {
-				t.Errorf("Run: %v", err)
+				t.Errorf("Run: got error %v", err)
 			}
 			if took := time.Since(began); took > maxBackoff {
-				t.Errorf("end after %s", took)
+				t.Errorf("end of Run: got %s", took)
 			}
 			if remaining := s.leftSockets(); len(remaining) > 0 {
-				t.Errorf("sockets %q, want none", remaining)
+				t.Errorf("sockets: got %q, want none", remaining)
 			}
 			if got := s.recorded.registrations(); len(got) != phase.outcomes {
-				t.Errorf("registrations %v", got)
+				t.Errorf("registrations: got %v", got)
 			}
 			s.recorded.mu.Lock()
 			defer s.recorded.mu.Unlock()
 			if s.recorded.streams != 0 {
-				t.Errorf("hooks: %d live streams, want none", s.recorded.streams)
+				t.Errorf("hooks: got %d live streams, want none", s.recorded.streams)
 			}
 		})
 	}
 }
 
-// TestKubeletAfterTheEnd: the kubelet sees the end of the stream at once, and keeps the capacity.
+// TestKubeletAfterTheEnd checks that the kubelet notices the end of the stream at once and keeps the capacity.
 func TestKubeletAfterTheEnd(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.inventory.Set(statuses(4))

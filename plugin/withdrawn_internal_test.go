@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestResourceFileInARollingUpdate: an unchanged registration of the old process keeps the entries of the new process.
+// TestResourceFileInARollingUpdate checks that an unchanged registration of the old process keeps the entries of the new process.
 func TestResourceFileInARollingUpdate(t *testing.T) {
 	dir := t.TempDir()
 	old := loadRegistered(dir, slog.New(slog.DiscardHandler))
@@ -14,6 +14,6 @@ func TestResourceFileInARollingUpdate(t *testing.T) {
 	loadRegistered(dir, old.log).add("example.com/new")
 	old.add("example.com/old")
 	if got, want := loadRegistered(dir, old.log).list(), []string{"example.com/new", "example.com/old"}; !slices.Equal(got, want) {
-		t.Errorf("resources %q, want %q", got, want)
+		t.Errorf("resources: got %q, want %q", got, want)
 	}
 }

@@ -11,26 +11,26 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// allocationModel is the reference model of rule 4 of the design (ADR 4), an allocation at a time and without regard to speed.
+// allocationModel is the reference model of rule 4 of the design (ADR 4). It handles one allocation at a time, without regard to speed.
 type allocationModel struct {
 	entries     map[allocationKey]*modelEntry
-	responses   []modelResponse // every answer there was, the oldest first
+	responses   []modelResponse // all responses, the oldest first
 	settled     bool
 	trusted     time.Time
 	requestedAt time.Time
 	epoch       kubeletEpoch
-	caughtUp    bool // with the notes of this connection
+	caughtUp    bool // with the checkpoint of this connection
 	checkpoint  *modelCheckpoint
 }
 
 // modelEntry is the state of an allocation or a claim.
 type modelEntry struct {
 	owners    []device.Owner
-	epoch     kubeletEpoch                  // connection of the newest name
+	epoch     kubeletEpoch                  // connection of the newest listing
 	epochs    map[device.Owner]kubeletEpoch // the same for each owner of a claim
-	uid       *string                       // by the checkpoint at the end of the connection, or the first checkpoint afterwards
-	allocated time.Time                     // latest time; zero with a known owner
-	since     time.Time                     // and at the earliest
+	uid       *string                       // from the checkpoint at the end of the connection, or the next one
+	allocated time.Time                     // latest possible time; zero if the owner is known
+	since     time.Time                     // earliest possible time
 }
 
 // modelCheckpoint is a checkpoint from before a request.
@@ -47,7 +47,7 @@ type modelResponse struct {
 	trusted     bool
 }
 
-// inOutage reports whether the responses over the newest connection lack API pods, or have had API pods again for less than a minute.
+// inOutage reports whether the responses on the newest connection lack API pods, or have contained API pods again for less than a minute.
 func (m *allocationModel) inOutage(requestedAt time.Time) bool {
 	var missing, had bool
 	var back time.Time
@@ -105,27 +105,26 @@ func (m *allocationModel) applyResponse(listed map[allocationKey][]device.Owner,
 			if m.hasEnded(f) {
 				f.allocated = time.Time{}
 			}
-		case f.epoch == epoch: // over for all
+		case f.epoch == epoch: // ended for all
 			f.owners = nil
 		default: // retained: ends when the pod is listed without the device, or after settling
 			f.owners = slices.DeleteFunc(slices.Clone(f.owners), func(o device.Owner) bool {
 				p := podName{o.Namespace, o.Pod}
-				goesOn := requestedAt.Sub(epoch.connectedAt) < time.Minute || outage && !isStatic(p) && m.isCheckpointed(a, f)
-				return slices.Contains(pods, p) || !goesOn
+				continues := requestedAt.Sub(epoch.connectedAt) < time.Minute || outage && !isStatic(p) && m.isCheckpointed(a, f)
+				return slices.Contains(pods, p) || !continues
 			})
 		}
 	}
 }
 
-// recordUID records the UID of an owner not named by the newest response.
+// recordUID records the UID of an owner that the newest response lacks.
 func (f *modelEntry) recordUID(a allocationKey, n kubeletCheckpoint) {
 	if uid, has := n.allocated[a]; has && f.uid == nil && len(f.owners) > 0 {
 		f.uid = &uid
 	}
 }
 
-// isCheckpointed reports whether the checkpoint has had an allocation for the same pod within the
-// last minute.
+// isCheckpointed reports whether the checkpoint contained an allocation for the same pod within the last minute.
 func (m *allocationModel) isCheckpointed(a allocationKey, f *modelEntry) bool {
 	if m.checkpoint == nil || m.requestedAt.Sub(m.checkpoint.requestedAt) >= time.Minute {
 		return false
@@ -134,14 +133,14 @@ func (m *allocationModel) isCheckpointed(a allocationKey, f *modelEntry) bool {
 	return has && (f.uid == nil || *f.uid == uid)
 }
 
-// applyClaims applies a List to a claim. Each owner stays until this connection named the owner before, lists the pod without the claim, or
-// is a minute old.
+// applyClaims applies a List to a claim. An owner ends if this connection listed it before, if the pod is listed without the claim, or after
+// a minute.
 func (f *modelEntry) applyClaims(named []device.Owner, pods []podName, epoch kubeletEpoch, requestedAt time.Time, outage bool) {
 	owners := slices.Clone(named)
 	for _, o := range f.owners {
 		p := podName{o.Namespace, o.Pod}
-		goesOn := requestedAt.Sub(epoch.connectedAt) < time.Minute || outage && !isStatic(p)
-		if !slices.Contains(named, o) && !slices.Contains(pods, p) && f.epochs[o] != epoch && goesOn {
+		continues := requestedAt.Sub(epoch.connectedAt) < time.Minute || outage && !isStatic(p)
+		if !slices.Contains(named, o) && !slices.Contains(pods, p) && f.epochs[o] != epoch && continues {
 			owners = append(owners, o)
 		}
 	}
@@ -154,7 +153,7 @@ func (f *modelEntry) applyClaims(named []device.Owner, pods []podName, epoch kub
 	}
 }
 
-// applyGet applies a response of Get, which only names owners of pending allocations.
+// applyGet applies a response of Get, which only adds owners of pending allocations.
 func (m *allocationModel) applyGet(rows []device.Allocation, epoch kubeletEpoch, requestedAt time.Time) {
 	for _, h := range rows {
 		if f := m.entry(keyOf(h)); epoch == m.epoch && !f.allocated.IsZero() && !f.allocated.After(requestedAt) {
@@ -163,7 +162,7 @@ func (m *allocationModel) applyGet(rows []device.Allocation, epoch kubeletEpoch,
 	}
 }
 
-// hasEnded reports whether no listed pod may own a pending allocation.
+// hasEnded reports whether no listed pod can own a pending allocation.
 func (m *allocationModel) hasEnded(f *modelEntry) bool {
 	if m.trusted.IsZero() || m.requestedAt.Sub(f.allocated) < 10*time.Second {
 		return false
@@ -176,8 +175,8 @@ func (m *allocationModel) hasEnded(f *modelEntry) bool {
 	return true
 }
 
-// mayOwn reports whether a listed pod may own an allocation: no trusted response from after the allocation lacks the pod, and no response
-// from 10 s before the allocation has the pod.
+// mayOwn reports whether a listed pod may own an allocation: no trusted response after the allocation lacks the pod, and no response
+// from 10 s before the allocation contains it.
 func (m *allocationModel) mayOwn(p podName, f *modelEntry) bool {
 	var first time.Time
 	for _, h := range slices.Backward(m.responses) {
@@ -201,17 +200,17 @@ func (m *allocationModel) allocate(resource string, ids []device.AdvertisedID, n
 func (m *allocationModel) review(n kubeletCheckpoint, err error, now time.Time) {
 	for a, f := range m.entries {
 		_, noted := n.allocated[a]
-		limit, gone := 10*time.Second, !noted
+		limit, dropped := 10*time.Second, !noted
 		if err != nil {
-			limit, gone = time.Hour, true
+			limit, dropped = time.Hour, true
 		}
-		if gone && !f.allocated.IsZero() && now.Sub(f.allocated) >= limit {
+		if dropped && !f.allocated.IsZero() && now.Sub(f.allocated) >= limit {
 			f.allocated = time.Time{}
 		}
 	}
 	for a, f := range m.entries {
 		if _, noted := n.allocated[a]; err == nil && !noted && m.checkpoint != nil && f.epoch != m.epoch && n.writtenAt.After(m.epoch.kubeletStartedAt) {
-			if _, was := m.checkpoint.checkpoint.allocated[a]; was { // freed by the current kubelet
+			if _, was := m.checkpoint.checkpoint.allocated[a]; was { // released by the current kubelet
 				f.owners = nil
 			}
 		}
@@ -253,7 +252,7 @@ func (m *allocationModel) addFromOutage(n kubeletCheckpoint, now time.Time) {
 		var since time.Time
 		if m.checkpoint != nil {
 			if before, had := m.checkpoint.checkpoint.allocated[a]; had && before == uid {
-				continue // known before, and not named since
+				continue // known before, and not listed since
 			}
 			since = m.checkpoint.requestedAt
 		}
@@ -275,7 +274,7 @@ func (m *allocationModel) allocations() (rows []device.Allocation) {
 	return slices.Compact(rows)
 }
 
-// scenario plays random events on the tracker and on the model.
+// scenario applies random events to the tracker and to the model.
 type scenario struct {
 	t           testing.TB
 	choose      func(n int) int
@@ -322,7 +321,7 @@ func (s *scenario) play(events int) {
 				s.requestedAt = s.now
 			}
 		case 3, 4:
-			changed = s.answer()
+			changed = s.respond()
 		case 5, 6:
 			changed = s.allocate()
 		case 7:
@@ -330,16 +329,16 @@ func (s *scenario) play(events int) {
 		case 8:
 			changed = s.outage(s.now)
 		case 9:
-			if s.requestedAt.IsZero() { // Get waits for the end of List
+			if s.requestedAt.IsZero() { // Get waits for List
 				changed = s.get()
 			}
 		}
 		s.compare()
 		if !slices.Equal(before, copied) {
-			s.t.Fatal("a published slice was written")
+			s.t.Fatal("a published slice was modified")
 		}
 		if is := !slices.Equal(before, s.tracker.allocations) || settled != s.tracker.settled; is != changed {
-			s.t.Fatalf("changed is %t, allocations were %v and are %v", changed, before, s.tracker.allocations)
+			s.t.Fatalf("got changed %t, allocations before %v, after %v", changed, before, s.tracker.allocations)
 		}
 	}
 }
@@ -349,8 +348,8 @@ func (s *scenario) connect() {
 	s.epoch = kubeletEpoch{connectedAt: s.now, kubeletStartedAt: s.now.Add(-scenarioDurations[s.choose(len(scenarioDurations))])}
 }
 
-// answer merges a List, with every id listed twice, as for two NUMA nodes.
-func (s *scenario) answer() bool {
+// respond merges a List with every id twice, as for two NUMA nodes.
+func (s *scenario) respond() bool {
 	requestedAt := s.requestedAt
 	if s.requestedAt = (time.Time{}); requestedAt.IsZero() {
 		requestedAt = s.now
@@ -378,7 +377,7 @@ func (s *scenario) answer() bool {
 	return s.tracker.merge(&raw, s.epoch, requestedAt) || added
 }
 
-// get is a pod's answer to Get, over the newest connection.
+// get merges a Get of a pod on the newest connection.
 func (s *scenario) get() bool {
 	var rows []device.Allocation
 	owner := device.Owner{Namespace: "team", Pod: scenarioPods[s.choose(4)], Container: "main"}
@@ -428,19 +427,19 @@ func (s *scenario) randomCheckpoint() kubeletCheckpoint {
 func (s *scenario) compare() {
 	s.t.Helper()
 	if want := s.model.allocations(); !slices.Equal(s.tracker.allocations, want) {
-		s.t.Fatalf("allocations:\n%v\nwant:\n%v", s.tracker.allocations, want)
+		s.t.Fatalf("allocations: got\n%v\nwant\n%v", s.tracker.allocations, want)
 	}
 	if s.tracker.settled != s.model.settled {
-		s.t.Fatalf("settled: %t", s.tracker.settled)
+		s.t.Fatalf("got settled %t", s.tracker.settled)
 	}
 	for a := range maps.Keys(s.tracker.pending) {
 		if !s.tracker.has(a) {
-			s.t.Fatalf("%v is pending without an allocation", a)
+			s.t.Fatalf("got %v pending without an allocation", a)
 		}
 	}
 }
 
-// TestAllocationTrackerAgainstModel compares the tracker with the reference model over random events.
+// TestAllocationTrackerAgainstModel compares the tracker with the reference model after random events.
 func TestAllocationTrackerAgainstModel(t *testing.T) {
 	for seed := range uint64(2000) {
 		chance := rand.New(rand.NewPCG(seed, 0))

@@ -20,18 +20,18 @@ type phaseFixture struct {
 	allocationTracker
 	now      time.Time
 	epoch    kubeletEpoch
-	isListed bool // List names the allocation
+	isListed bool // List contains the allocation
 }
 
 func (f *phaseFixture) wait(d time.Duration) { f.now = f.now.Add(d) }
 
-// reconnect connects to a kubelet of an age.
+// reconnect connects to a kubelet of the given age.
 func (f *phaseFixture) reconnect(age time.Duration) {
 	f.wait(time.Second)
 	f.epoch = kubeletEpoch{connectedAt: f.now, kubeletStartedAt: f.now.Add(-age)}
 }
 
-// list merges a List of pods, with the allocation if isListed.
+// list merges a List of pods, with the allocation if isListed is set.
 func (f *phaseFixture) list(pods ...string) {
 	f.wait(time.Second)
 	response := newListResponse()
@@ -54,8 +54,7 @@ func (f *phaseFixture) phase() allocationPhase {
 	return absent
 }
 
-// newPhaseFixture returns a tracker with the device in a phase. The pod "late" is first listed afterwards: a possible owner of a pending
-// allocation.
+// newPhaseFixture returns a tracker with the device in a phase. The pod "late" is first listed afterwards: it may own a pending allocation.
 func newPhaseFixture(t *testing.T, phase allocationPhase) *phaseFixture {
 	t.Helper()
 	f := &phaseFixture{allocationTracker: newAllocationTracker(), now: time.Unix(1<<30, 0)}
@@ -76,12 +75,12 @@ func newPhaseFixture(t *testing.T, phase allocationPhase) *phaseFixture {
 		f.list("other")
 	}
 	if got := f.phase(); got != phase {
-		t.Fatalf("the fixture is %v, want %v", got, phase)
+		t.Fatalf("fixture: got phase %v, want %v", got, phase)
 	}
 	return f
 }
 
-// TestAllocationPhases causes each event in each phase.
+// TestAllocationPhases checks each event in each phase.
 func TestAllocationPhases(t *testing.T) {
 	entry := map[allocationKey]string{{gpu, "a"}: "uid"}
 	for _, c := range []struct {
@@ -117,7 +116,7 @@ func TestAllocationPhases(t *testing.T) {
 			f.wait(maxPendingAge)
 			f.mergeCheckpoint(kubeletCheckpoint{}, errors.New("read the checkpoint: permission denied"), f.now)
 		}},
-		{checkpointAdded, "checkpoint, the kubelet is away", func(f *phaseFixture) {
+		{checkpointAdded, "checkpoint, the kubelet is down", func(f *phaseFixture) {
 			f.checkpointAsOf = f.now
 			f.addAllocatedSince(kubeletCheckpoint{entry, f.now}, f.now)
 		}},
@@ -131,14 +130,14 @@ func TestAllocationPhases(t *testing.T) {
 				f := newPhaseFixture(t, phase)
 				c.play(f)
 				if got, want := f.phase(), phase.after(c.event); got != want {
-					t.Errorf("the next phase is %v, want %v", got, want)
+					t.Errorf("next phase: got %v, want %v", got, want)
 				}
 			})
 		}
 	}
 }
 
-// TestAPIPodsPhases plays each kind of List in each phase.
+// TestAPIPodsPhases checks each kind of List in each phase.
 func TestAPIPodsPhases(t *testing.T) {
 	with, without := []podName{{"team", "one"}}, []podName{{"team", "static-n"}}
 	for event, want := range nextAPIPodsPhases {
@@ -150,10 +149,10 @@ func TestAPIPodsPhases(t *testing.T) {
 			}
 			tracker.update(pods, event <= firstWithout, time.Unix(1<<30, 0))
 			if tracker.phase != want[phase] {
-				t.Errorf("event %d in phase %v: %v, want %v", event, apiPodsPhase(phase), tracker.phase, want[phase])
+				t.Errorf("event %d in phase %v: got phase %v, want %v", event, apiPodsPhase(phase), tracker.phase, want[phase])
 			}
 			if returned := tracker.phase == apiPodsReturned && apiPodsPhase(phase) == apiPodsMissing; returned == tracker.returnedAt.IsZero() {
-				t.Errorf("event %d in phase %v: returned at %v", event, apiPodsPhase(phase), tracker.returnedAt)
+				t.Errorf("event %d in phase %v: got returnedAt %v", event, apiPodsPhase(phase), tracker.returnedAt)
 			}
 		}
 	}

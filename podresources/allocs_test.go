@@ -13,14 +13,14 @@ import (
 
 const raceEnabled = false
 
-// Limits of a scrape's allocations in the client, on a node with 110 pods of two containers and 8 devices. The race detector adds
-// allocations, so the file is built without -race only.
+// Limits of a scrape's memory allocations in the client, on a node with 110 pods of two containers and 8 devices. The race detector adds
+// allocations, so the file is built only without -race.
 const (
 	maxDecodeAllocs = 0
 	maxListAllocs   = 100
 )
 
-// TestAllocationsOfList pins the allocations of decoding and calling List.
+// TestAllocationsOfList limits the memory allocations of decoding and calling List.
 func TestAllocationsOfList(t *testing.T) {
 	for _, pods := range benchmarkPods {
 		b, err := proto.Marshal(nodeResponse(pods, 8))
@@ -34,9 +34,9 @@ func TestAllocationsOfList(t *testing.T) {
 			}
 			l.merge(&a.resources, a.pods, kubeletEpoch{now, now}, true) // the most expensive case: a young connection
 		})
-		t.Logf("Read of %d bytes: %v allocations", len(b), got)
+		t.Logf("Read of %d bytes: %v memory allocations", len(b), got)
 		if got > maxDecodeAllocs {
-			t.Errorf("Read: %v allocations, want at most %v", got, maxDecodeAllocs)
+			t.Errorf("Read: got %v memory allocations, want at most %v", got, maxDecodeAllocs)
 		}
 	}
 
@@ -46,20 +46,20 @@ func TestAllocationsOfList(t *testing.T) {
 			t.Fatalf("allocations: %v, %v", h.All, h.Err)
 		}
 	})
-	t.Logf("ListAllocations: %v allocations", got)
+	t.Logf("ListAllocations: %v memory allocations", got)
 	if got > maxListAllocs {
-		t.Errorf("ListAllocations: %v allocations, want at most %v", got, maxListAllocs)
+		t.Errorf("ListAllocations: got %v memory allocations, want at most %v", got, maxListAllocs)
 	}
 }
 
-// TestAllocationsOfAllocatable reads unchanged allocatable resources without an allocation.
+// TestAllocationsOfAllocatable checks that reading unchanged allocatable resources allocates no memory.
 func TestAllocationsOfAllocatable(t *testing.T) {
-	answer := &api.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}}
+	response := &api.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}}
 	for _, c := range nodeResponse(8, 8).PodResources {
-		answer.Devices = append(answer.Devices, c.Containers[0].Devices...)
-		answer.Memory = append(answer.Memory, c.Containers[0].Memory...)
+		response.Devices = append(response.Devices, c.Containers[0].Devices...)
+		response.Memory = append(response.Memory, c.Containers[0].Memory...)
 	}
-	b, err := proto.Marshal(answer)
+	b, err := proto.Marshal(response)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestAllocationsOfAllocatable(t *testing.T) {
 		}
 		replaceRows(&l.allocatable, &a.resources)
 	}); n > 0 {
-		t.Errorf("%v allocations, want 0", n)
+		t.Errorf("got %v memory allocations, want 0", n)
 	}
 }
 
@@ -79,15 +79,15 @@ var benchmarkPods = []int{110, 500}
 func BenchmarkDecode(b *testing.B) {
 	for _, pods := range benchmarkPods {
 		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
-			answer, err := proto.Marshal(nodeResponse(pods, 8))
+			response, err := proto.Marshal(nodeResponse(pods, 8))
 			if err != nil {
 				b.Fatal(err)
 			}
 			b.ReportAllocs()
-			b.SetBytes(int64(len(answer)))
+			b.SetBytes(int64(len(response)))
 			a := newListResponse()
 			for b.Loop() {
-				if err := a.Read(answer); err != nil {
+				if err := a.Read(response); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -11,8 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// runOutage runs a client on the node "node-a" after a kubelet restart in an outage of the API server: List has only static pods. Before,
-// the pods one, two and three had a device each.
+// runOutage runs a client on "node-a" after a kubelet restart in an outage of the API server: List contains only static pods. Before the
+// restart, the pods one, two and three had a device each.
 func runOutage(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile)) {
 	t.Helper()
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
@@ -30,7 +30,7 @@ func runOutage(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c *Clie
 	})
 }
 
-// TestAPIOutageKeepsAllocations restarts the kubelet in an outage of the API server: allocations in the checkpoint stand until API pods are
+// TestAPIOutageKeepsAllocations restarts the kubelet in an outage of the API server. Allocations in the checkpoint remain until API pods are
 // listed again.
 func TestAPIOutageKeepsAllocations(t *testing.T) {
 	runOutage(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
@@ -50,7 +50,7 @@ func TestAPIOutageKeepsAllocations(t *testing.T) {
 		time.Sleep(time.Hour)
 		wantDevice(t, c.current(), "a", "allocated to one")
 
-		// The API server is back without "two". The kubelet frees the device without a write.
+		// The API server is back without "two". The kubelet releases the device without a write.
 		k.setPods(newPod("three-node-a", "s"), newPodWith("daemon-x7k2p", newContainer("main", "d")))
 		time.Sleep(idleInterval + ms)
 		wantDevice(t, c.current(), "d", "allocated to daemon-x7k2p")
@@ -65,7 +65,7 @@ func TestAPIOutageKeepsAllocations(t *testing.T) {
 	})
 }
 
-// TestAPIOutageEndsAllocations ends a single allocation in an outage of the API server.
+// TestAPIOutageEndsAllocations covers the causes that end an allocation in an outage of the API server.
 func TestAPIOutageEndsAllocations(t *testing.T) {
 	for name, c := range map[string]struct {
 		play func(k *scriptedKubelet, c *Client, f checkpointFile)
@@ -85,7 +85,7 @@ func TestAPIOutageEndsAllocations(t *testing.T) {
 		}, "unallocated"},
 		"the Pods API ends the pod": {func(k *scriptedKubelet, c *Client, _ checkpointFile) {
 			c.OnPodEnded("team", "one")
-			k.restart() // a List of the old kubelet would still name the pod
+			k.restart() // a List of the old kubelet would still contain the pod
 		}, "unallocated"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -101,7 +101,7 @@ func TestAPIOutageEndsAllocations(t *testing.T) {
 	}
 }
 
-// TestAPIOutageWithoutCheckpoint breaks the checkpoint: the last readable checkpoint counts for settleTimeout.
+// TestAPIOutageWithoutCheckpoint breaks the checkpoint: the last readable one counts for settleTimeout.
 func TestAPIOutageWithoutCheckpoint(t *testing.T) {
 	runOutage(t, func(t *testing.T, _ *scriptedKubelet, c *Client, f checkpointFile) {
 		time.Sleep(5 * time.Minute)
@@ -113,7 +113,7 @@ func TestAPIOutageWithoutCheckpoint(t *testing.T) {
 	})
 }
 
-// TestRestartWithAPIServer ends retained allocations after settleTimeout: checkpoint entries alone do not retain if API pods are listed.
+// TestRestartWithAPIServer checks that retained allocations end after settleTimeout: with API pods listed, the checkpoint alone retains none.
 func TestRestartWithAPIServer(t *testing.T) {
 	runOutage(t, func(t *testing.T, k *scriptedKubelet, c *Client, _ checkpointFile) {
 		k.setPods(newPod("three-node-a", "s"), newPodWith("daemon-x7k2p", newContainer("main", "d")))
@@ -123,7 +123,7 @@ func TestRestartWithAPIServer(t *testing.T) {
 	})
 }
 
-// TestAPIOutageEndsWithOwnPod lists podgauge's own pod alone after the outage: a minute later, allocations by the checkpoint alone end.
+// TestAPIOutageEndsWithOwnPod lists only podgauge's own pod after the outage. Allocations known only from the checkpoint end a minute later.
 func TestAPIOutageEndsWithOwnPod(t *testing.T) {
 	runOutage(t, func(t *testing.T, k *scriptedKubelet, c *Client, _ checkpointFile) {
 		time.Sleep(time.Hour)
@@ -136,7 +136,7 @@ func TestAPIOutageEndsWithOwnPod(t *testing.T) {
 	})
 }
 
-// TestAPIOutageKeepsClaims keeps claims without a checkpoint of the device manager.
+// TestAPIOutageKeepsClaims checks that claims, which the checkpoint lacks, are retained.
 func TestAPIOutageKeepsClaims(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		c.tracker.apiPods.nodeName = "node-a"
@@ -150,7 +150,7 @@ func TestAPIOutageKeepsClaims(t *testing.T) {
 			h := c.ListAllocations(t.Context())
 			wantDevice(t, h, "a", "allocated to one")
 			if len(h.Resources.Allocated.Claims) != 1 {
-				t.Errorf("claims: %v", h.Resources.Allocated.Claims)
+				t.Errorf("claims: got %v", h.Resources.Allocated.Claims)
 			}
 			time.Sleep(time.Hour)
 		}
@@ -161,7 +161,7 @@ func TestAPIOutageKeepsClaims(t *testing.T) {
 	})
 }
 
-// TestSimulatedAPIOutage plays the outage on the simulated kubelet, with static pods admitted during the outage.
+// TestSimulatedAPIOutage covers the outage on the simulated kubelet, with static pods admitted during the outage.
 func TestSimulatedAPIOutage(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a", "b")...)
@@ -193,7 +193,7 @@ func TestSimulatedAPIOutage(t *testing.T) {
 	m.checkpointAsOf = m.requestedAt
 	for _, h := range m.allocations {
 		if confirmed.after(reconnected).after(m.listEvent(h, nil)) == absent {
-			t.Errorf("an hour later %v has ended", h)
+			t.Errorf("an hour later: got ended allocation %v", h)
 		}
 	}
 	c.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Written by a kubelet of 1.37, shortened.
+// checkpointJSON was written by a kubelet 1.37 and shortened.
 const checkpointJSON = `{"Data":{"PodDeviceEntries":[
 	{"PodUID":"6b1c","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["a","b"]},"AllocResp":"CgA="},
 	{"PodUID":"6b1c","ContainerName":"init","ResourceName":"nvidia.com/mig","DeviceIDs":{"0":["a"],"1":["a","c"]},"AllocResp":""}
@@ -49,11 +49,11 @@ func TestParseCheckpoint(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseCheckpoint([]byte(test.content))
 			if (err == nil) != (test.want != nil) {
-				t.Fatalf("error: %v", err)
+				t.Fatalf("got error %v", err)
 			}
 			for _, a := range test.want {
 				if _, ok := got[a]; !ok || len(got) != len(test.want) {
-					t.Errorf("allocations: %v, want %v", got, test.want)
+					t.Errorf("allocations: got %v, want %v", got, test.want)
 				}
 			}
 		})
@@ -69,7 +69,7 @@ func TestParseCheckpointPodUIDs(t *testing.T) {
 	]}}`))
 	want := map[allocationKey]string{{"r", "a"}: "one", {"r", "b"}: "two", {"r", "both"}: "", {"r", "other"}: ""}
 	if err != nil || !maps.Equal(got, want) {
-		t.Errorf("allocations: %v, %v; want %v", got, err, want)
+		t.Errorf("allocations: got %v, %v, want %v", got, err, want)
 	}
 }
 
@@ -82,7 +82,7 @@ func FuzzParseCheckpoint(f *testing.F) {
 		if (err == nil) != (got != nil) {
 			t.Fatalf("allocations: %v, error: %v", got, err)
 		}
-		var theirs struct { // checkpoint.Data, whole
+		var theirs struct { // all of checkpoint.Data
 			Data struct {
 				PodDeviceEntries []struct {
 					PodUID, ContainerName, ResourceName string
@@ -109,12 +109,12 @@ func FuzzParseCheckpoint(f *testing.F) {
 			}
 		}
 		if !maps.Equal(has, want) {
-			t.Errorf("allocations: %v, the kubelet's decoder has %v", got, want)
+			t.Errorf("allocations: got %v, the kubelet's decoder returns %v", got, want)
 		}
 	})
 }
 
-// checkpointFile is a kubelet's checkpoint of the test's.
+// checkpointFile is a kubelet's checkpoint that a test writes.
 type checkpointFile struct {
 	t    *testing.T
 	path string
@@ -161,7 +161,7 @@ func (f checkpointFile) writeContent(content string) {
 	if err := os.WriteFile(hidden, []byte(content), 0o600); err != nil {
 		f.t.Fatal(err)
 	}
-	now := time.Now() // of the bubble, not of the file system
+	now := time.Now() // the bubble's time, not the file system's
 	if err := os.Chtimes(hidden, now, now); err != nil {
 		f.t.Fatal(err)
 	}
@@ -183,7 +183,7 @@ func runCheckpointed(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c
 	})
 }
 
-// TestRejectedAllocationEnds ends an allocation without an entry in the checkpoint: the admission failed after Allocate.
+// TestRejectedAllocationEnds checks that an allocation without a checkpoint entry ends: the admission failed after Allocate.
 func TestRejectedAllocationEnds(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
 		f.writeIDs("b")
@@ -197,21 +197,21 @@ func TestRejectedAllocationEnds(t *testing.T) {
 		wantDevice(t, c.current(), "a", "unallocated")
 		wantDevice(t, c.current(), "b", "pending")
 		if rows := c.current().ForDevice("b"); len(rows) != 1 {
-			t.Errorf("allocations: %v", rows)
+			t.Errorf("allocations: got %v, want one", rows)
 		}
 		select {
 		case <-changed:
 		default:
-			t.Error("readers were not woken")
+			t.Error("readers were not notified")
 		}
-		if said := log.String(); said != "" {
-			t.Errorf("log:\n%s", said)
+		if logged := log.String(); logged != "" {
+			t.Errorf("log: got\n%s", logged)
 		}
 	})
 }
 
-// TestInitContainerAllocationStands keeps an allocation of an init container without an owner until the checkpoint drops the entry.
-func TestInitContainerAllocationStands(t *testing.T) {
+// TestInitContainerAllocationIsKept checks that an init container's allocation without an owner lasts until the checkpoint drops the entry.
+func TestInitContainerAllocationIsKept(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
 		f.writeIDs("a")
 		k.setPods(newPod("new"))
@@ -228,7 +228,7 @@ func TestInitContainerAllocationStands(t *testing.T) {
 		k.setPods(newPod("one", "a")) // the next container has the same device
 		time.Sleep(idleInterval)
 		wantDevice(t, c.current(), "a", "allocated to one")
-		k.setPods() // the kubelet frees the device without a write
+		k.setPods() // the kubelet releases the device without a write
 		time.Sleep(idleInterval)
 		wantDevice(t, c.current(), "a", "unallocated")
 	})
@@ -258,8 +258,8 @@ func TestUnreadableCheckpointKeepsAllocationForAnHour(t *testing.T) {
 				k.setPods(newPod("one", "b"), newPod("newer"))
 				c.OnAllocated(gpu, []device.AdvertisedID{"d"})
 				time.Sleep(time.Minute)
-				if said := log.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, f.path) {
-					t.Errorf("log:\n%s", said)
+				if logged := log.String(); strings.Count(logged, "\n") != 1 || !strings.Contains(logged, f.path) {
+					t.Errorf("log: got\n%s", logged)
 				}
 			})
 		})
@@ -276,8 +276,8 @@ func TestRepairedCheckpointIsRead(t *testing.T) {
 		f.writeIDs("b")
 		time.Sleep(idleInterval)
 		wantDevice(t, c.current(), "a", "unallocated")
-		if said := log.String(); strings.Count(said, "\n") != 1 {
-			t.Errorf("log:\n%s", said)
+		if logged := log.String(); strings.Count(logged, "\n") != 1 {
+			t.Errorf("log: got\n%s", logged)
 		}
 	})
 }
@@ -296,7 +296,7 @@ func TestCheckpointDecidesInOutage(t *testing.T) {
 	})
 }
 
-// TestNewAllocationIgnoresOldCheckpoint merges a checkpoint from before the newest Allocate.
+// TestNewAllocationIgnoresOldCheckpoint merges a checkpoint that is older than the newest Allocate.
 func TestNewAllocationIgnoresOldCheckpoint(t *testing.T) {
 	m := newAllocationTracker()
 	start := time.Unix(1<<30, 0)
@@ -307,10 +307,10 @@ func TestNewAllocationIgnoresOldCheckpoint(t *testing.T) {
 	wantDevice(t, device.Allocations{All: m.allocations, Complete: true}, "a", "pending")
 }
 
-// TestAllocationsOfEarlierProcess takes allocations of init containers from before this process from the checkpoint.
+// TestAllocationsOfEarlierProcess checks that allocations of init containers from before this process come from the checkpoint.
 func TestAllocationsOfEarlierProcess(t *testing.T) {
 	tests := map[string]struct {
-		age  time.Duration // the kubelet's
+		age  time.Duration // of the kubelet
 		file func(f checkpointFile, k *scriptedKubelet)
 		want string
 	}{
@@ -368,7 +368,7 @@ func TestAllocationsOfEarlierProcess(t *testing.T) {
 	}
 }
 
-// TestCatchingUpEnds limits the frequent calls of List after the first response.
+// TestCatchingUpEnds checks that the frequent calls of List end soon after the first response.
 func TestCatchingUpEnds(t *testing.T) {
 	f := newCheckpointFile(t)
 	f.writeIDs()
@@ -377,10 +377,10 @@ func TestCatchingUpEnds(t *testing.T) {
 		begin := time.Now()
 		defer c.startRun(t)()
 		time.Sleep(60 * time.Second)
-		asked := k.listCallsSince(begin)
-		late := slices.DeleteFunc(slices.Clone(asked), func(d time.Duration) bool { return d < 12*time.Second })
-		if len(asked) > 15 || len(late) != 4 {
-			t.Errorf("List was called after %v", asked)
+		calls := k.listCallsSince(begin)
+		late := slices.DeleteFunc(slices.Clone(calls), func(d time.Duration) bool { return d < 12*time.Second })
+		if len(calls) > 15 || len(late) != 4 {
+			t.Errorf("List calls: got %v", calls)
 		}
 	})
 }

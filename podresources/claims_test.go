@@ -10,7 +10,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// addClaims gives a container devices by a claim, each "driver/name".
+// addClaims gives a container devices of a claim, each as "driver/name".
 func addClaims(c *api.ContainerResources, claim string, devices ...string) *api.ContainerResources {
 	d := &api.DynamicResource{ClaimName: claim, ClaimNamespace: "team"}
 	for _, of := range devices {
@@ -23,7 +23,7 @@ func addClaims(c *api.ContainerResources, claim string, devices ...string) *api.
 	return c
 }
 
-// resolveClaims makes the client find the claimed device by name and CDI name.
+// resolveClaims makes the client find claimed devices by name and CDI name.
 func resolveClaims(c *Client, inventory map[string]device.ID) {
 	c.options.Devices = claimIndex(func(claim device.Claim) (device.ID, bool) {
 		if claim.Driver != "gpu.nvidia.com" || len(claim.CDI) != 1 || !strings.HasSuffix(claim.CDI[0], claim.Device) || claim.Pool != "node-a" {
@@ -73,13 +73,13 @@ func TestClaimAllocatesDevice(t *testing.T) {
 		k.setPods(newPodWith("one", newContainer("main")), newPodWith("two", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")))
 		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to two")
 		k.setPods(newPodWith("one", newContainer("main")))
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated") // this connection has named two
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated") // this connection has listed two
 		time.Sleep(settleTimeout)
 		wantDevice(t, c.ListAllocations(t.Context()), "b", "unallocated")
 	})
 }
 
-// TestClaimRowsAreSingleDevices undoes the kubelet's accumulation of CDI names, and duplicate rows after a repeated prepare.
+// TestClaimRowsAreSingleDevices checks the removal of the kubelet's accumulated CDI names, and of duplicate rows after a repeated prepare.
 func TestClaimRowsAreSingleDevices(t *testing.T) {
 	rows := func(prepared int, drivers ...string) *api.ContainerResources {
 		c := newContainer("main")
@@ -135,7 +135,7 @@ func TestClaimRowsAreSingleDevices(t *testing.T) {
 	}
 }
 
-// TestClaimsWithInvalidDriver ignores claims of a driver without a name or with the name of a resource.
+// TestClaimsWithInvalidDriver checks that claims of a driver without a name, or with the name of a resource, are ignored.
 func TestClaimsWithInvalidDriver(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		c.options.Devices = claimIndex(func(device.Claim) (device.ID, bool) { return "a", true })

@@ -35,12 +35,12 @@ func TestRunLooksUpOwner(t *testing.T) {
 			t.Fatalf("List was called after %v, want %v", got, want)
 		}
 		if rest := got[len(want):]; len(rest) > 2 {
-			t.Errorf("List was called after %v, after the lookup", rest)
+			t.Errorf("List was called after the lookup: %v", rest)
 		}
 	})
 }
 
-// TestNoListDuringAllocate waits for allocateRecordDelay: a List during Allocate can make the kubelet allocate a device twice.
+// TestNoListDuringAllocate checks allocateRecordDelay: a List during Allocate can make the kubelet allocate a device twice.
 func TestNoListDuringAllocate(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		c.ListAllocations(t.Context())
@@ -71,7 +71,7 @@ func TestRunStopsWhenOwnerIsKnown(t *testing.T) {
 		c.OnAllocated(gpu, []device.AdvertisedID{"a", "b"})
 		time.Sleep(100 * ms)
 		k.setPods(newPod("one", "a"))
-		time.Sleep(100 * ms) // asked at 150 ms
+		time.Sleep(100 * ms) // List is called after 150 ms
 		wantDevice(t, c.current(), "a", "allocated to one")
 		wantDevice(t, c.current(), "b", "pending")
 		k.setPods(newPod("one", "a"), newPod("two", "b"))
@@ -95,10 +95,10 @@ func TestBurstOfAllocationsPostponesNoList(t *testing.T) {
 		}
 		got := k.listCallsSince(begin)
 		if len(got) < 10 || got[0] > 50*ms {
-			t.Errorf("in 1.5 s of allocations List was called after %v", got)
+			t.Errorf("List calls in 1.5 s of allocations: got %v", got)
 		}
 		if most := 1500/50 + 1; len(got) > most {
-			t.Errorf("List was called %d times", len(got))
+			t.Errorf("List calls: got %d", len(got))
 		}
 	})
 }
@@ -109,7 +109,7 @@ func TestShortLivedPodIsRecorded(t *testing.T) {
 		time.Sleep(15 * time.Second)
 		begin := time.Now()
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
-		time.Sleep(20 * ms) // the kubelet's own bookkeeping
+		time.Sleep(20 * ms) // the kubelet records the allocation
 		k.setPods(newPod("short", "a"))
 		time.Sleep(2 * time.Second)
 		k.setPods()
@@ -130,21 +130,21 @@ func TestAllocateEndsEarlierAllocation(t *testing.T) {
 
 		release := make(chan struct{})
 		k.setOnList(func(context.Context) error { <-release; return nil })
-		answer := make(chan device.Allocations)
-		go func() { answer <- c.ListAllocations(t.Context()) }()
-		synctest.Wait() // the call is under way
+		result := make(chan device.Allocations)
+		go func() { result <- c.ListAllocations(t.Context()) }()
+		synctest.Wait() // the call is running
 
 		time.Sleep(time.Millisecond)
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
 		select {
 		case <-changed:
 		default:
-			t.Error("readers were not woken")
+			t.Error("readers were not notified")
 		}
 		wantDevice(t, c.current(), "a", "pending")
 		wantDevice(t, c.current(), "b", "allocated to old")
 		close(release)
-		wantDevice(t, <-answer, "a", "pending") // a response from before the allocation changes nothing
+		wantDevice(t, <-result, "a", "pending") // a response from before the allocation changes nothing
 
 		k.setPods(newPod("old", "b"), newPod("new", "a"))
 		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to new")
@@ -181,7 +181,7 @@ func TestHangingListEndsAtDeadline(t *testing.T) {
 	})
 }
 
-// TestWaitingCallerKeepsOwnDeadline waits behind a hanging call.
+// TestWaitingCallerKeepsOwnDeadline checks the deadline of a caller that waits for a hanging call.
 func TestWaitingCallerKeepsOwnDeadline(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", "a"))
@@ -200,9 +200,9 @@ func TestWaitingCallerKeepsOwnDeadline(t *testing.T) {
 		}
 		wantDevice(t, h, "a", "allocated to one")
 		if !errors.Is(h.Err, context.DeadlineExceeded) {
-			t.Errorf("Err: %v", h.Err)
+			t.Errorf("Err: got %v", h.Err)
 		}
-		c.OnAllocated(gpu, []device.AdvertisedID{"a"}) // nor does the kubelet's Allocate
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"}) // the kubelet's Allocate does not wait either
 		if took := time.Since(begin); took != time.Second {
 			t.Errorf("OnAllocated took %s", took-time.Second)
 		}
@@ -211,25 +211,25 @@ func TestWaitingCallerKeepsOwnDeadline(t *testing.T) {
 
 func TestResponsesAreMergedInOrder(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
-		var questions, seen atomic.Int64
+		var requests, seen atomic.Int64
 		k.setOnList(func(context.Context) error {
-			n := questions.Add(1)
+			n := requests.Add(1)
 			// Concurrent responses would overtake each other.
 			time.Sleep(rand.N(100 * ms))
 			k.setPods(newPod(strconv.FormatInt(n, 10), "a"))
 			return nil
 		})
-		var askers sync.WaitGroup
-		defer askers.Wait()
+		var callers sync.WaitGroup
+		defer callers.Wait()
 		for range 8 {
-			askers.Go(func() {
+			callers.Go(func() {
 				for range 30 {
 					time.Sleep(rand.N(150 * ms))
-					before, asked := seen.Load(), questions.Load()
+					before, calls := seen.Load(), requests.Load()
 					_, o := c.ListAllocations(t.Context()).State("a")
 					n, err := strconv.ParseInt(o.Pod, 10, 64)
-					if err != nil || n < before || n < asked {
-						t.Errorf("state %q, want at least %d (seen) and %d (requested)", o.Pod, before, asked)
+					if err != nil || n < before || n < calls {
+						t.Errorf("state %q, want at least %d (seen) and %d (requested)", o.Pod, before, calls)
 					}
 					for s := seen.Load(); s < n && !seen.CompareAndSwap(s, n); s = seen.Load() {
 					}
@@ -243,8 +243,8 @@ func TestRejectedClientPauses(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", "a"))
 		c.ListAllocations(t.Context())
-		refuse := func(context.Context) error { return status.Error(codes.ResourceExhausted, "rejected by rate limit") }
-		hammer := func(d time.Duration) []time.Duration {
+		reject := func(context.Context) error { return status.Error(codes.ResourceExhausted, "rejected by rate limit") }
+		callRepeatedly := func(d time.Duration) []time.Duration {
 			time.Sleep(ms)
 			begin := time.Now()
 			for time.Since(begin) < d {
@@ -252,31 +252,31 @@ func TestRejectedClientPauses(t *testing.T) {
 				h := c.ListAllocations(t.Context())
 				wantDevice(t, h, "a", "allocated to one")
 				if h.Err == nil || status.Code(h.Err) != codes.ResourceExhausted {
-					t.Fatalf("Err: %v", h.Err)
+					t.Fatalf("Err: got %v", h.Err)
 				}
 			}
-			asked := k.listCallsSince(begin)
-			for i := len(asked) - 1; i > 0; i-- {
-				asked[i] -= asked[i-1]
+			calls := k.listCallsSince(begin)
+			for i := len(calls) - 1; i > 0; i-- {
+				calls[i] -= calls[i-1]
 			}
-			return asked[1:]
+			return calls[1:]
 		}
-		k.setOnList(refuse)
+		k.setOnList(reject)
 		want := []time.Duration{100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 5000 * ms, 5000 * ms}
-		if got := hammer(20 * time.Second); !slices.Equal(got, want) {
-			t.Errorf("called again after %v, want %v", got, want)
+		if got := callRepeatedly(20 * time.Second); !slices.Equal(got, want) {
+			t.Errorf("pauses between calls: got %v, want %v", got, want)
 		}
 		if err := c.confirmPod(t.Context(), podName{"team", "one"}); status.Code(err) != codes.ResourceExhausted || len(k.getCalls) != 0 {
-			t.Errorf("Get was called in the pause: %v, for %q", err, k.getCalls)
+			t.Errorf("Get was called in the pause: got %v, for %q", err, k.getCalls)
 		}
 		time.Sleep(maxBackoff)
 		k.setOnList(nil)
 		if h := c.ListAllocations(t.Context()); h.Err != nil {
 			t.Fatal(h.Err)
 		}
-		k.setOnList(refuse)
-		if got := hammer(500 * ms); !slices.Equal(got, want[:2]) {
-			t.Errorf("after a response: called again after %v, want %v", got, want[:2])
+		k.setOnList(reject)
+		if got := callRepeatedly(500 * ms); !slices.Equal(got, want[:2]) {
+			t.Errorf("pauses between calls after a response: got %v, want %v", got, want[:2])
 		}
 	})
 }
@@ -290,7 +290,7 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 		k.setPods(newPod("one", "a"))
 		var scrapes sync.WaitGroup
 		defer scrapes.Wait()
-		scrapes.Go(func() { // scrapes notice most outages first
+		scrapes.Go(func() { // scrapes detect most outages first
 			for range 200 {
 				time.Sleep(300 * ms)
 				c.ListAllocations(t.Context())
@@ -305,16 +305,16 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			k.setOnList(nil)
 			time.Sleep(10 * time.Second)
-			said := log.String()
-			if lost, found := strings.Count(said, "level=WARN"), strings.Count(said, "level=INFO"); lost != round+1 || found != round+1 {
-				t.Fatalf("log after %d outages:\n%s", round+1, said)
+			logged := log.String()
+			if lost, found := strings.Count(logged, "level=WARN"), strings.Count(logged, "level=INFO"); lost != round+1 || found != round+1 {
+				t.Fatalf("log after %d outages: got\n%s", round+1, logged)
 			}
 			wantDevice(t, c.current(), "a", "allocated to one")
 		}
 	})
 }
 
-// TestYoungKubeletIsTrustedAfterAMinute starts client and kubelet together: only named devices are known.
+// TestYoungKubeletIsTrustedAfterAMinute starts client and kubelet together: only listed devices are known.
 func TestYoungKubeletIsTrustedAfterAMinute(t *testing.T) {
 	runScripted(t, 0, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		wantDevice(t, c.ListAllocations(t.Context()), "a", "unknown")
@@ -323,7 +323,7 @@ func TestYoungKubeletIsTrustedAfterAMinute(t *testing.T) {
 		wantDevice(t, h, "a", "allocated to one")
 		wantDevice(t, h, "b", "unknown")
 		time.Sleep(40 * time.Second)
-		k.restart() // a new minute begins
+		k.restart() // the minute starts again
 		time.Sleep(settleTimeout - time.Millisecond)
 		wantDevice(t, c.ListAllocations(t.Context()), "b", "unknown")
 		_, changed := c.Snapshot()
@@ -332,9 +332,9 @@ func TestYoungKubeletIsTrustedAfterAMinute(t *testing.T) {
 		select {
 		case <-changed:
 		default:
-			t.Error("readers were not woken")
+			t.Error("readers were not notified")
 		}
-		k.restart() // a settled client stays settled
+		k.restart() // a settled client remains settled
 		h = c.ListAllocations(t.Context())
 		wantDevice(t, h, "a", "allocated to one")
 		wantDevice(t, h, "b", "unallocated")
@@ -380,7 +380,7 @@ func TestRestartRetainsAllocations(t *testing.T) {
 		k.setPods(newPod("static", "gpu-static"), newPod("moved", "gpu-replaced"), newPod("left"))
 		want := map[string]string{"moved": "unallocated", "replaced": "allocated to moved", "left": "unallocated"}
 		check(want)
-		k.setPods() // a confirmed allocation would be named again
+		k.setPods() // a confirmed allocation would be listed again
 		want["static"], want["replaced"] = "unallocated", "unallocated"
 		check(want)
 		time.Sleep(settleTimeout)
@@ -389,7 +389,7 @@ func TestRestartRetainsAllocations(t *testing.T) {
 	})
 }
 
-// TestConfirmedAllocationEndsAtOnce covers the call that makes the connection: the request is older than the connection.
+// TestConfirmedAllocationEndsAtOnce covers the call that opens the connection: the request is older than the connection.
 func TestConfirmedAllocationEndsAtOnce(t *testing.T) {
 	for _, age := range []time.Duration{0, time.Hour} {
 		t.Run(age.String(), func(t *testing.T) {
@@ -415,7 +415,7 @@ func TestRunNoticesRestartWithoutScrapes(t *testing.T) {
 		wantDevice(t, c.current(), "a", "allocated to one")
 		k.setPods()
 		k.restart()
-		time.Sleep(idleInterval + outageInterval) // the first empty answers
+		time.Sleep(idleInterval + outageInterval) // the first empty responses
 		wantDevice(t, c.current(), "a", "allocated to one")
 		k.setPods(newPod("two", "a"))
 		time.Sleep(idleInterval)
@@ -435,7 +435,7 @@ func TestRunFindsLateKubelet(t *testing.T) {
 		defer c.startRun(t)()
 		time.Sleep(30 * time.Second)
 		if err := c.Ready(); err == nil || !strings.Contains(err.Error(), "List pod resources at") {
-			t.Errorf("ready without a response, or without the reason: %v", err)
+			t.Errorf("ready without a response, or without the reason: got %v", err)
 		}
 		k.setPods(newPod("one", "a"))
 		k.start(0)
@@ -444,7 +444,7 @@ func TestRunFindsLateKubelet(t *testing.T) {
 		k.stop()
 		time.Sleep(30 * time.Second)
 		if err := c.Ready(); err != nil || c.current().Err == nil {
-			t.Errorf("in a later outage: %v, want ready", err)
+			t.Errorf("in a later outage: got %v, want ready", err)
 		}
 		if err := c.Alive(); err != nil {
 			t.Error(err)
@@ -452,7 +452,7 @@ func TestRunFindsLateKubelet(t *testing.T) {
 	})
 }
 
-// TestFirstCallFindsRecoveredKubelet retries the connection with the next call, not with gRPC's next attempt.
+// TestFirstCallFindsRecoveredKubelet checks that the next call reconnects, rather than gRPC's next attempt.
 func TestFirstCallFindsRecoveredKubelet(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", "a"))
@@ -484,16 +484,16 @@ func TestRunFetchesAllocatable(t *testing.T) {
 			time.Sleep(100 * ms)
 		}
 		if n := k.allocatableCallCount() - before; n > 3 {
-			t.Errorf("called %d times in two seconds of lookups", n)
+			t.Errorf("calls in two seconds of lookups: got %d", n)
 		}
 		time.Sleep(time.Minute)
 		if n := k.allocatableCallCount() - before; n < 6 {
-			t.Errorf("called %d times in a minute", n)
+			t.Errorf("calls in a minute: got %d", n)
 		}
 	})
 }
 
-// TestListSentFetchesAllocatable follows device lists with a limited number of calls.
+// TestListSentFetchesAllocatable checks that device lists cause a limited number of calls.
 func TestListSentFetchesAllocatable(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
@@ -503,7 +503,7 @@ func TestListSentFetchesAllocatable(t *testing.T) {
 		time.Sleep(allocatableInterval + minRefreshDelay)
 		synctest.Wait()
 		if n := c.allocatableCounts()[gpu]; n != 1 {
-			t.Errorf("%d allocatable devices, want 1", n)
+			t.Errorf("got %d allocatable devices, want 1", n)
 		}
 		time.Sleep(time.Minute)
 		before := k.allocatableCallCount()
@@ -513,19 +513,19 @@ func TestListSentFetchesAllocatable(t *testing.T) {
 		}
 		time.Sleep(2 * allocatableInterval)
 		if n := k.allocatableCallCount() - before; n < 2 || n > 3 {
-			t.Errorf("%d calls after ten device lists in a second", n)
+			t.Errorf("calls after ten device lists in a second: got %d", n)
 		}
 	})
 }
 
-// TestAllocatableIsUnknownAfterFailure drops resources from before an outage: old values would look like current values.
+// TestAllocatableIsUnknownAfterFailure checks that resources from before an outage are dropped: they would look like current values.
 func TestAllocatableIsUnknownAfterFailure(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
 		time.Sleep(time.Second)
 		for range 2 {
 			if c.allocatableCounts() == nil {
-				t.Error("allocatable devices are unknown after a response")
+				t.Error("after a response, allocatable devices are unknown")
 			}
 			k.stop()
 			if h := c.ListAllocations(t.Context()); h.Err == nil || c.allocatableCounts() != nil {
@@ -557,11 +557,11 @@ func TestRunEndsAtOnce(t *testing.T) {
 		if took := time.Since(begin); took != 0 {
 			t.Errorf("took %s", took)
 		}
-		if said := log.String(); said != "" {
-			t.Errorf("the end of Run was logged as an outage:\n%s", said)
+		if logged := log.String(); logged != "" {
+			t.Errorf("the end of Run was logged as an outage:\n%s", logged)
 		}
 		if h := c.ListAllocations(t.Context()); h.Err == nil {
-			t.Error("no error over a closed connection")
+			t.Error("no error on a closed connection")
 		}
 	})
 }
@@ -571,7 +571,7 @@ func TestOversizedResponseIsReported(t *testing.T) {
 		k.setPods(newPod("one", strings.Repeat("a", 64<<20)))
 		for range 2 { // not a rejection: the next call follows without a pause
 			if err := c.ListAllocations(t.Context()).Err; err == nil || !strings.Contains(err.Error(), "larger than max") {
-				t.Errorf("Err: %v", err)
+				t.Errorf("Err: got %v", err)
 			}
 		}
 	})

@@ -14,117 +14,117 @@ import (
 
 const memoryIDs = "example.com/gpu-memory"
 
-// foreignIDsResponse returns a List with foreign ids of a hundred pods, and an id of this node.
+// foreignIDsResponse returns a List with foreign ids of a hundred pods, and one id of this node.
 func foreignIDsResponse(t testing.TB, ids int) []byte {
 	t.Helper()
-	answer := &api.ListPodResourcesResponse{PodResources: []*api.PodResources{newPod("ours", "a::1")}}
+	response := &api.ListPodResourcesResponse{PodResources: []*api.PodResources{newPod("ours", "a::1")}}
 	for i := range 100 {
 		c := &api.ContainerResources{Name: "main"}
 		for n := i; n < ids; n += 100 {
 			c.Devices = append(c.Devices, &api.ContainerDevices{ResourceName: memoryIDs, DeviceIds: []string{fmt.Sprint("memory-", n)}})
 		}
-		answer.PodResources = append(answer.PodResources, newPodWith(fmt.Sprint("pod-", i), c))
+		response.PodResources = append(response.PodResources, newPodWith(fmt.Sprint("pod-", i), c))
 	}
-	b, err := proto.Marshal(answer)
+	b, err := proto.Marshal(response)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return b
 }
 
-// TestForeignIDsAreLimited lists a resource with 65,000 ids repeatedly: the ids are dropped, and counted.
+// TestForeignIDsAreLimited lists a resource with 65,000 ids repeatedly: the ids are dropped and counted.
 func TestForeignIDsAreLimited(t *testing.T) {
 	few, many := foreignIDsResponse(t, maxForeignIDs), foreignIDsResponse(t, 65000)
 	a, m, l := newListResponse(), newAllocationTracker(), resourceTracker{}
 	a.resources.foreign.setOwn([]device.ID{"a"})
 	now := time.Unix(1<<30, 0)
-	over := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
-	answers := func(b []byte) {
+	epoch := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
+	merge := func(b []byte) {
 		now = now.Add(10 * time.Second)
 		if err := a.Read(b); err != nil {
 			t.Fatal(err)
 		}
-		m.merge(&a, over, now)
-		l.merge(&a.resources, a.pods, over, false)
+		m.merge(&a, epoch, now)
+		l.merge(&a.resources, a.pods, epoch, false)
 	}
 	ours := device.Allocation{Resource: gpu, DeviceID: "a::1", Owner: newOwner("ours")}
 	for range 3 {
-		answers(many)
+		merge(many)
 		if !slices.Equal(m.allocations, []device.Allocation{ours}) || len(l.allocated.Devices) != 1 {
-			t.Fatalf("%d allocations, %d devices", len(m.allocations), len(l.allocated.Devices))
+			t.Fatalf("got %d allocations, %d devices", len(m.allocations), len(l.allocated.Devices))
 		}
 		if want := []device.DroppedIDs{{Resource: memoryIDs, IDs: 65000}}; !slices.Equal(l.allocated.Dropped, want) {
-			t.Errorf("dropped: %v, want %v", l.allocated.Dropped, want)
+			t.Errorf("dropped: got %v, want %v", l.allocated.Dropped, want)
 		}
 	}
-	if n := testing.AllocsPerRun(3, func() { answers(many) }); n > 20 {
-		t.Errorf("%v allocations per response, want at most 20", n)
+	if n := testing.AllocsPerRun(3, func() { merge(many) }); n > 20 {
+		t.Errorf("got %v memory allocations per response, want at most 20", n)
 	}
-	answers(few)
+	merge(few)
 	if len(m.allocations) != 1+maxForeignIDs || l.allocated.Dropped != nil {
-		t.Errorf("%d allocations, dropped: %v", len(m.allocations), l.allocated.Dropped)
+		t.Errorf("got %d allocations, dropped %v", len(m.allocations), l.allocated.Dropped)
 	}
 	if seen := m.history.records(); len(seen) != 1 || seen[0].Device != "a" {
-		t.Errorf("history of %d devices, want that of a", len(seen))
+		t.Errorf("history: got %d devices, want only a", len(seen))
 	}
 }
 
-// TestForeignIDsInCheckpoint keeps dropped ids from coming back through the checkpoint, on the first read and in an outage.
+// TestForeignIDsInCheckpoint checks that dropped ids do not return through the checkpoint, at the first read and in an outage.
 func TestForeignIDsInCheckpoint(t *testing.T) {
 	a, m := newListResponse(), newAllocationTracker()
 	a.resources.foreign.setOwn([]device.ID{"a"})
 	now := time.Unix(1<<30, 0)
-	over := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
+	epoch := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
 	n := kubeletCheckpoint{allocated: map[allocationKey]string{{gpu, "a::2"}: "init"}}
 	for i := range 65000 {
 		n.allocated[allocationKey{memoryIDs, device.AdvertisedID(fmt.Sprint("memory-", i))}] = "uid"
 	}
-	answers := func() {
+	merge := func() {
 		now = now.Add(time.Second)
 		if err := a.Read(foreignIDsResponse(t, 65000)); err != nil {
 			t.Fatal(err)
 		}
-		m.merge(&a, over, now)
+		m.merge(&a, epoch, now)
 	}
-	answers()
-	answers()
+	merge()
+	merge()
 	n.writtenAt = now.Add(-time.Second / 2)
 	m.mergeCheckpoint(n, nil, now)
 	if len(m.allocations) != 2 || len(m.pending) != 1 {
-		t.Errorf("%d allocations, %d pending; want 2 and 1", len(m.allocations), len(m.pending))
+		t.Errorf("got %d allocations, %d pending, want 2 and 1", len(m.allocations), len(m.pending))
 	}
 	m.checkpoint, m.checkpointAsOf = kubeletCheckpoint{}, time.Time{}
 	n.writtenAt = now.Add(time.Second)
 	m.addAllocatedSince(n, now.Add(2*time.Second))
 	if len(m.allocations) != 2 {
-		t.Errorf("%d allocations in the outage, want 2", len(m.allocations))
+		t.Errorf("got %d allocations in the outage, want 2", len(m.allocations))
 	}
 }
 
-// TestForeignIDsBeforeInventory accepts ids made of UUIDs until the inventory is known. Ids of a different form have no history and are
-// limited.
+// TestForeignIDsBeforeInventory checks that ids made of UUIDs are accepted until the inventory is known. Ids of a different form have no
+// history and are limited.
 func TestForeignIDsBeforeInventory(t *testing.T) {
 	const id = "GPU-6f1a6f7c-0e4a-4f55-9a6e-7b4f3c2d1e00"
 	a, m := newListResponse(), newAllocationTracker()
 	now := time.Unix(1<<30, 0)
-	over := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
+	epoch := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
 	a.resources.foreign.setOwn(nil)
 	for _, ids := range []int{maxForeignIDs, 65000, 65000} {
 		b := bytes.ReplaceAll(foreignIDsResponse(t, ids), []byte("a::1"), []byte("b::1"))
-		answer, err := proto.Marshal(&api.ListPodResourcesResponse{PodResources: []*api.PodResources{newPod("early", id+"::7")}})
+		response, err := proto.Marshal(&api.ListPodResourcesResponse{PodResources: []*api.PodResources{newPod("early", id+"::7")}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := a.Read(append(b, answer...)); err != nil {
+		if err := a.Read(append(b, response...)); err != nil {
 			t.Fatal(err)
 		}
-		m.merge(&a, over, now)
+		m.merge(&a, epoch, now)
 		if seen := m.history.records(); len(seen) != 1 || seen[0].Device != id {
-			t.Errorf("history of %d devices, want that of %s", len(seen), id)
+			t.Errorf("history: got %d devices, want only %s", len(seen), id)
 		}
 	}
 	if len(a.allocations) != 2 || len(a.resources.foreign.droppedIDs(nil)) != 1 {
-		t.Errorf("%d allocations, want that of %s and that of the resource with a single id", len(a.allocations), id)
+		t.Errorf("got %d allocations, want that of %s and of the resource with a single id", len(a.allocations), id)
 	}
 }
 
@@ -132,7 +132,7 @@ func TestForeignIDsBeforeInventory(t *testing.T) {
 func TestConfirmedKeysAreLimited(t *testing.T) {
 	a, m := newListResponse(), newAllocationTracker()
 	now := time.Unix(1<<30, 0)
-	over := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
+	epoch := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
 	for i := range 5000 {
 		name := fmt.Sprint("pod-", i)
 		a.pods = []podName{{"team", name}}
@@ -140,10 +140,10 @@ func TestConfirmedKeysAreLimited(t *testing.T) {
 			{Resource: scenarioDriver, DeviceID: "a", Owner: newOwner(name)},
 			{Resource: "example.com/random", DeviceID: device.AdvertisedID(fmt.Sprint("id-", i)), Owner: newOwner(name)},
 		}
-		m.merge(&a, over, now)
+		m.merge(&a, epoch, now)
 		now = now.Add(10 * time.Second)
 	}
 	if entries := len(m.confirmed); entries > 2*len(m.allocations)+2 {
-		t.Errorf("%d confirmed keys, %d allocations", entries, len(m.allocations))
+		t.Errorf("got %d confirmed keys, %d allocations", entries, len(m.allocations))
 	}
 }

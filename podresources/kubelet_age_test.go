@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestKubeletAgeAfterClockJump has a socket from twenty hours ago and a young process.
+// TestKubeletAgeAfterClockJump covers a socket from twenty hours ago and a young process.
 func TestKubeletAgeAfterClockJump(t *testing.T) {
 	before := time.Now()
 	socket := startKubeletProcess(t, 1)
@@ -20,15 +20,15 @@ func TestKubeletAgeAfterClockJump(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	over, ok := conn.LocalAddr().(kubeletEpoch)
-	if tick := time.Second / 100; !ok || over.kubeletStartedAt.Before(before.Add(-tick)) || over.kubeletStartedAt.After(time.Now()) {
-		t.Errorf("the kubelet started %s ago, want at most %s", time.Since(over.kubeletStartedAt), time.Since(before))
+	epoch, ok := conn.LocalAddr().(kubeletEpoch)
+	if tick := time.Second / 100; !ok || epoch.kubeletStartedAt.Before(before.Add(-tick)) || epoch.kubeletStartedAt.After(time.Now()) {
+		t.Errorf("start of the kubelet: got %s ago, want at most %s", time.Since(epoch.kubeletStartedAt), time.Since(before))
 	}
 }
 
-// TestKubeletAgeWithoutSocketFile takes a kubelet of unknown age for young.
+// TestKubeletAgeWithoutSocketFile checks that a kubelet of unknown age counts as young.
 func TestKubeletAgeWithoutSocketFile(t *testing.T) {
 	if age := kubeletAge(&net.UnixConn{}, t.TempDir()+"/none"); age != 0 {
-		t.Errorf("age: %s, want 0", age)
+		t.Errorf("age: got %s, want 0", age)
 	}
 }

@@ -7,13 +7,13 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestRunConfirmsRetained lists often after a restart, to notice the end of a pod soon after.
+// TestRunConfirmsRetained checks that Run lists often after a restart, to notice the end of a pod early.
 func TestRunConfirmsRetained(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		stop := c.startRun(t)
 		defer stop()
 		k.setPods(newPod("one", "a"), newPod("two", "b"))
-		time.Sleep(ms) // Run's first question is over
+		time.Sleep(ms) // Run's first call has returned
 		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 		k.setPods()
 		k.restart()
@@ -39,13 +39,13 @@ func TestRunStopsWhenAllAreConfirmed(t *testing.T) {
 		time.Sleep(time.Second)
 		rest := time.Now()
 		time.Sleep(idleInterval - 2*time.Second)
-		if asked := k.listCallsSince(rest); len(asked) != 0 {
-			t.Errorf("List was called %v after all were confirmed", asked)
+		if calls := k.listCallsSince(rest); len(calls) != 0 {
+			t.Errorf("List was called %v after all were confirmed", calls)
 		}
 	})
 }
 
-// TestOnRegisteredCallsKubelet calls List soon after a registration, without scrapes or failed calls.
+// TestOnRegisteredCallsKubelet checks that a registration causes a List, without scrapes or failed calls.
 func TestOnRegisteredCallsKubelet(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		stop := c.startRun(t)
@@ -58,15 +58,15 @@ func TestOnRegisteredCallsKubelet(t *testing.T) {
 		time.Sleep(500 * ms)
 		k.setPods()
 		time.Sleep(500 * ms)
-		// The pod was confirmed over the new connection, so the next List counts.
+		// The pod was confirmed on the new connection, so the next List counts.
 		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 	})
 }
 
-// TestCheckpointFreesRetained ends a retained allocation when the new kubelet drops the checkpoint entry.
-func TestCheckpointFreesRetained(t *testing.T) {
+// TestCheckpointEndsRetained checks that a retained allocation ends when the new kubelet drops the checkpoint entry.
+func TestCheckpointEndsRetained(t *testing.T) {
 	for _, c := range []struct {
-		written []string // after the restart
+		written []string // ids in the checkpoint after the restart
 		want    string
 	}{
 		{[]string{"a", "b"}, "allocated to one"}, // copied from the old checkpoint, with stale entries
@@ -88,8 +88,8 @@ func TestCheckpointFreesRetained(t *testing.T) {
 	}
 }
 
-// TestOldCheckpointFreesNone ignores a checkpoint written before the restart.
-func TestOldCheckpointFreesNone(t *testing.T) {
+// TestOldCheckpointEndsNone checks that a checkpoint from before the restart is ignored.
+func TestOldCheckpointEndsNone(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
 		f.writeIDs("a", "b")
 		k.setPods(newPod("one", "a"), newPod("two", "b"))
@@ -105,8 +105,8 @@ func TestOldCheckpointFreesNone(t *testing.T) {
 	})
 }
 
-// TestEndedPodIsNotRetained ends a pod by the Pods API: the allocations are not retained in an outage or after a restart, unless List names
-// the pod later.
+// TestEndedPodIsNotRetained ends a pod by the Pods API. In an outage or after a restart, its allocations are only retained if a later List
+// contains the pod.
 func TestEndedPodIsNotRetained(t *testing.T) {
 	for name, play := range map[string]func(t *testing.T, k *scriptedKubelet, c *Client){
 		"the kubelet is restarted": func(t *testing.T, k *scriptedKubelet, c *Client) {
@@ -116,7 +116,7 @@ func TestEndedPodIsNotRetained(t *testing.T) {
 			wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 			wantDevice(t, c.ListAllocations(t.Context()), "b", "allocated to two")
 		},
-		"the kubelet is gone": func(t *testing.T, k *scriptedKubelet, c *Client) {
+		"the kubelet is down": func(t *testing.T, k *scriptedKubelet, c *Client) {
 			c.OnPodEnded("team", "one")
 			k.stop()
 			wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
@@ -152,7 +152,7 @@ func TestEndedPodIsNotRetained(t *testing.T) {
 	}
 }
 
-// TestNextPodOfSameNameHasNotEnded names a later pod of the same name, as of a StatefulSet, by Get.
+// TestNextPodOfSameNameHasNotEnded covers Get for a later pod of the same name, as of a StatefulSet.
 func TestNextPodOfSameNameHasNotEnded(t *testing.T) {
 	r := newHistoryTracker()
 	then := func() time.Time { r.now = r.now.Add(time.Second); return r.now }
@@ -172,7 +172,7 @@ func TestEndedPodsWithoutAllocationsAreNotKept(t *testing.T) {
 			c.OnPodEnded("team", "other")
 		}
 		if n := len(c.tracker.endedPods); n != 0 {
-			t.Errorf("%d ended pods are kept, want none", n)
+			t.Errorf("got %d ended pods, want none", n)
 		}
 	})
 }

@@ -23,10 +23,10 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// testTimeout is for steps of milliseconds on an idle machine.
+// testTimeout limits steps that take milliseconds on an idle machine.
 const testTimeout = 30 * time.Second
 
-// startKubelet runs a simulated kubelet until the end of the test, by default with an age of an hour.
+// startKubelet runs a simulated kubelet, by default an hour old, until the end of the test.
 func startKubelet(t testing.TB, o kubelet.Options) *kubelet.Kubelet {
 	t.Helper()
 	if o.Dir == "" {
@@ -42,7 +42,7 @@ func startKubelet(t testing.TB, o kubelet.Options) *kubelet.Kubelet {
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
-			t.Errorf("Run of the kubelet: %v", err)
+			t.Errorf("Run of the kubelet: got error %v", err)
 		}
 	})
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Serving })
@@ -69,7 +69,7 @@ func newTestClient(t testing.TB, socket string, options Options) *Client {
 	return c
 }
 
-// kubeletTestPlugin is a device plugin without rejections.
+// kubeletTestPlugin is a device plugin that rejects nothing.
 type kubeletTestPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	kubelet    *kubelet.Kubelet
@@ -129,7 +129,7 @@ func (o *kubeletTestPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerS
 }
 
 func (o *kubeletTestPlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	answer := &pluginapi.AllocateResponse{}
+	response := &pluginapi.AllocateResponse{}
 	for _, c := range r.ContainerRequests {
 		var ids []device.AdvertisedID
 		for _, id := range c.DevicesIds {
@@ -138,9 +138,9 @@ func (o *kubeletTestPlugin) Allocate(_ context.Context, r *pluginapi.AllocateReq
 		if o.onAllocate != nil {
 			o.onAllocate(o.resource, ids)
 		}
-		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerAllocateResponse{})
+		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerAllocateResponse{})
 	}
-	return answer, nil
+	return response, nil
 }
 
 func healthyDevices(ids ...string) (list []*pluginapi.Device) {
@@ -150,7 +150,7 @@ func healthyDevices(ids ...string) (list []*pluginapi.Device) {
 	return list
 }
 
-// gpuPod is a pod of the API server, with a container for each number of GPUs.
+// gpuPod returns a pod of the API server with a container for each number of GPUs.
 func gpuPod(name string, gpus ...int) kubelet.PodSpec {
 	p := kubelet.PodSpec{Namespace: "team", Name: name}
 	for i, n := range gpus {
@@ -168,7 +168,7 @@ func runPod(t testing.TB, k *kubelet.Kubelet, p kubelet.PodSpec) {
 	}
 }
 
-// formatAllocations returns allocations with an owner as "id pod/container".
+// formatAllocations formats allocations with an owner as "id pod/container".
 func formatAllocations(h device.Allocations) (list []string) {
 	for _, r := range h.All {
 		list = append(list, fmt.Sprintf("%s %s/%s", r.DeviceID, r.Owner.Pod, r.Owner.Container))
@@ -182,7 +182,7 @@ func wantAllocations(t testing.TB, h device.Allocations, want ...string) {
 		t.Error(h.Err)
 	}
 	if got := formatAllocations(h); !slices.Equal(got, want) {
-		t.Errorf("allocations: %q, want %q", got, want)
+		t.Errorf("allocations: got %q, want %q", got, want)
 	}
 }
 
@@ -216,11 +216,11 @@ func TestTwoContainersOfPod(t *testing.T) {
 	h := c.ListAllocations(t.Context())
 	first, second := allocatedIDs(h, "one", "c0"), allocatedIDs(h, "one", "c1")
 	if all := slices.Sorted(slices.Values(slices.Concat(first, second))); len(first) != 1 || len(second) != 2 || !slices.Equal(all, []string{"a", "b", "c"}) {
-		t.Errorf("ids of the containers: %q and %q", first, second)
+		t.Errorf("ids of the containers: got %q and %q", first, second)
 	}
 	for _, id := range second {
-		if hold, o := h.State(device.ID(id)); hold != device.Allocated || o != (device.Owner{Namespace: "team", Pod: "one", Container: "c1"}) {
-			t.Errorf("%s is allocated to %v", id, o)
+		if release, o := h.State(device.ID(id)); release != device.Allocated || o != (device.Owner{Namespace: "team", Pod: "one", Container: "c1"}) {
+			t.Errorf("owner of %s: got %v", id, o)
 		}
 	}
 }
@@ -238,7 +238,7 @@ func TestSidecarsAndInitContainers(t *testing.T) {
 	h := c.ListAllocations(t.Context())
 	ids := allocatedIDs(h, "sidecar", "side")
 	if len(ids) != 1 {
-		t.Fatalf("allocations: %q", formatAllocations(h))
+		t.Fatalf("allocations: got %q", formatAllocations(h))
 	}
 	other := map[string]string{"a": "b", "b": "a"}[ids[0]]
 	wantDevice(t, h, device.ID(other), "unallocated")
@@ -247,7 +247,7 @@ func TestSidecarsAndInitContainers(t *testing.T) {
 		Containers: []kubelet.ContainerSpec{{Name: "main"}},
 	})
 	h = c.ListAllocations(t.Context())
-	wantDevice(t, h, device.ID(other), "pending") // no List will name the owner
+	wantDevice(t, h, device.ID(other), "pending") // no List contains the owner
 	wantDevice(t, h, device.ID(ids[0]), "allocated to sidecar")
 }
 
@@ -263,11 +263,11 @@ func TestDeviceOfTwoNUMANodesCountsOnce(t *testing.T) {
 	runPod(t, k, gpuPod("one", 2))
 	wantAllocations(t, c.ListAllocations(t.Context()), "a one/c0", "b one/c0")
 	if c.allocatableCounts() != nil {
-		t.Error("allocatable before the first call")
+		t.Error("allocatable devices are known before the first call")
 	}
 	c.fetchAllocatable(t.Context())
 	if got := fmt.Sprint(c.allocatableCounts()); got != "map[nvidia.com/gpu:2 nvidia.com/mig:3]" {
-		t.Errorf("allocatable: %s", got)
+		t.Errorf("allocatable: got %s", got)
 	}
 }
 
@@ -281,19 +281,19 @@ func TestReplicas(t *testing.T) {
 	h := c.ListAllocations(t.Context())
 	wantDevice(t, h, "a", "shared")
 	if rows := h.ForDevice("a"); len(rows) != 2 || rows[0].DeviceID != "a::0" || rows[1].DeviceID != "a::1" {
-		t.Errorf("allocations: %v", rows)
+		t.Errorf("allocations: got %v", rows)
 	}
 	if err := k.EndPod(gpuPod("one")); err != nil {
 		t.Fatal(err)
 	}
 	wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to two")
 	if got := len(c.current().Recent); got != 2 {
-		t.Errorf("history of %d owners", got)
+		t.Errorf("history: got %d owners", got)
 	}
 }
 
 // TestLargeResponses exceeds gRPC's default limit of 4 MiB. With -race, 80,000 rows take two of callTimeout's five seconds, and more under
-// load: make test also runs the test without -race.
+// load, so make test also runs the test without -race.
 func TestLargeResponses(t *testing.T) {
 	if raceEnabled {
 		t.Skip("needs a build without the race detector")
@@ -309,15 +309,15 @@ func TestLargeResponses(t *testing.T) {
 		if h.Err != nil {
 			t.Fatalf("%d MiB: %v", mib, h.Err)
 		}
-		t.Logf("%d MiB: %d holdings, %s", mib, len(h.All), time.Since(begin).Round(time.Millisecond))
+		t.Logf("%d MiB: %d allocations, %s", mib, len(h.All), time.Since(begin).Round(time.Millisecond))
 		wantDevice(t, h, "a", "allocated to one")
 		if least := mib << 20 / 70; len(h.All) < least {
-			t.Errorf("%d allocations, want at least %d", len(h.All), least)
+			t.Errorf("got %d allocations, want at least %d", len(h.All), least)
 		}
 	}
 }
 
-// TestColdStart starts client and kubelet together: only named devices are known.
+// TestColdStart starts client and kubelet together: only listed devices are known.
 func TestColdStart(t *testing.T) {
 	for age, want := range map[time.Duration]string{0: "unknown", settleTimeout - testTimeout: "unknown", settleTimeout: "unallocated", time.Hour: "unallocated", -time.Hour: "unknown"} {
 		t.Run(age.String(), func(t *testing.T) {
@@ -333,7 +333,7 @@ func TestColdStart(t *testing.T) {
 	}
 }
 
-// TestKubeletAge takes a socket of the future for young, and measures from then on.
+// TestKubeletAge checks that a socket with a future time counts as young, and ages from then on.
 func TestKubeletAge(t *testing.T) {
 	for since, want := range map[time.Duration]time.Duration{0: 0, time.Minute: time.Minute, -time.Minute: 0} {
 		k := startKubelet(t, kubelet.Options{RunningSince: time.Now().Add(-since)})
@@ -344,7 +344,7 @@ func TestKubeletAge(t *testing.T) {
 		defer conn.Close()
 		l := conn.LocalAddr().(kubeletEpoch)
 		if age := l.connectedAt.Sub(l.kubeletStartedAt); age < want || age > want+testTimeout {
-			t.Errorf("kubelet of %s ago: age %s", since, age)
+			t.Errorf("kubelet of %s ago: got age %s", since, age)
 		}
 	}
 }
@@ -359,7 +359,7 @@ func TestSocketOfAnyName(t *testing.T) {
 	}
 }
 
-// TestAllocationsAcrossRestarts restarts a kubelet: List has no pods, then static pods, then all. Concurrent readers see no change.
+// TestAllocationsAcrossRestarts restarts a kubelet: List contains no pods, then static pods, then all. Concurrent readers see no change.
 func TestAllocationsAcrossRestarts(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{ReadPodsAtOnce: true})
 	startPlugin(t, k, gpu, healthyDevices("a", "b", "c", "d")...)
@@ -367,55 +367,55 @@ func TestAllocationsAcrossRestarts(t *testing.T) {
 	static.Static = true
 	runPod(t, k, static)
 	runPod(t, k, gpuPod("pod", 1, 1))
-	var answers, failures atomic.Int64
+	var calls, failures atomic.Int64
 	c := newTestClient(t, k.PodResourcesSocket(), Options{OnCall: func(_ string, _ time.Duration, err error) {
-		if answers.Add(1); err != nil {
+		if calls.Add(1); err != nil {
 			failures.Add(1)
 		}
 	}})
 	want := formatAllocations(c.ListAllocations(t.Context()))
 	if len(want) != 3 {
-		t.Fatalf("allocations: %q", want)
+		t.Fatalf("allocations: got %q", want)
 	}
 	stop := startConcurrentReaders(t, c, want)
 	defer stop()
 
 	var files int
 	for round := range 20 {
-		holdStatic, holdRest := make(chan struct{}), make(chan struct{})
-		k.SetFaults(kubelet.Faults{HoldStaticPods: holdStatic, HoldAPIPods: holdRest})
+		releaseStaticPods, releaseAPIPods := make(chan struct{}), make(chan struct{})
+		k.SetFaults(kubelet.Faults{HoldStaticPods: releaseStaticPods, HoldAPIPods: releaseAPIPods})
 		away := func() { c.ListAllocations(t.Context()) }
 		if err := k.Restart(t.Context(), away); err != nil {
 			t.Fatal(err)
 		}
-		awaitLists(t, k, 3) // without any pod
-		close(holdStatic)
+		awaitLists(t, k, 3) // responses without pods
+		close(releaseStaticPods)
 		awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].InList })
 		awaitLists(t, k, 3)
-		close(holdRest)
+		close(releaseAPIPods)
 		awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 		awaitLists(t, k, 3)
 		if now := openFiles(t); round == 3 {
 			files = now
 		} else if round > 3 && now > files+2 { // for a new connection
-			t.Errorf("open files after %d restarts: %d, after 3: %d", round+1, now, files)
+			t.Errorf("open files after %d restarts: got %d, after 3: %d", round+1, now, files)
 		}
 	}
 	stop()
 	wantAllocations(t, c.ListAllocations(t.Context()), want...)
-	t.Logf("%d questions, %d of them failed", answers.Load(), failures.Load())
+	t.Logf("%d calls of List, %d of them failed", calls.Load(), failures.Load())
 	if failures.Load() == 0 {
 		t.Error("no call failed during the restarts")
 	}
 }
 
-// startConcurrentReaders starts scrapes and readers of snapshots. All must see the same allocations.
+// startConcurrentReaders starts scrapes and readers of snapshots, which check that the allocations never change.
 func startConcurrentReaders(t *testing.T, c *Client, want []string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	check := func(h device.Allocations) {
 		if got := formatAllocations(h); !slices.Equal(got, want) || !h.Complete {
-			t.Errorf("allocations: %q, want %q; complete: %t", got, want, h.Complete)
+			t.Errorf("allocations: got %q, want %q; complete: %t", got, want, h.Complete)
 		}
 	}
 	for range 4 {
@@ -424,7 +424,7 @@ func startConcurrentReaders(t *testing.T, c *Client, want []string) (stop func()
 				callCtx, cancel := context.WithTimeout(ctx, time.Second)
 				check(c.ListAllocations(callCtx))
 				cancel()
-				time.Sleep(50 * time.Millisecond) // below the rate limit in total
+				time.Sleep(50 * time.Millisecond) // in total below the rate limit
 			}
 		})
 	}
@@ -448,7 +448,7 @@ func watchAllocations(ctx context.Context, c *Client, check func(device.Allocati
 	}
 }
 
-// awaitLists returns when List was asked n times from now on.
+// awaitLists waits until List has been called n times from now on.
 func awaitLists(t *testing.T, k *kubelet.Kubelet, n int) {
 	t.Helper()
 	n += k.State().Calls["List"]
@@ -464,7 +464,7 @@ func openFiles(t *testing.T) int {
 	return len(entries)
 }
 
-// TestDeviceChangesOwners passes a device from pod to pod. After each Allocate, no reader sees the device unallocated or with an earlier
+// TestDeviceChangesOwners passes a device from pod to pod. After each Allocate, no reader gets the device as unallocated or with an earlier
 // owner.
 func TestDeviceChangesOwners(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
@@ -478,14 +478,14 @@ func TestDeviceChangesOwners(t *testing.T) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
-	check := func(look func() device.Allocations) {
+	check := func(read func() device.Allocations) {
 		before := live.Load()
-		h := look()
+		h := read()
 		if before == nil || live.Load() != before {
 			return
 		}
 		if got := describeDevice(h, "a"); got != "pending" && got != "allocated to "+*before {
-			t.Errorf("allocated to %s, but reported as %s", *before, got)
+			t.Errorf("device allocated to %s: got %s", *before, got)
 		}
 	}
 	o.onAllocate = func(resource string, ids []device.AdvertisedID) {
@@ -514,7 +514,7 @@ func TestDeviceChangesOwners(t *testing.T) {
 	}
 }
 
-// awaitAllocations waits for published allocations, without a call.
+// awaitAllocations waits for published allocations without a call.
 func awaitAllocations(t *testing.T, c *Client, wanted func(device.Allocations) bool) {
 	t.Helper()
 	late := time.After(testTimeout)
@@ -526,7 +526,7 @@ func awaitAllocations(t *testing.T, c *Client, wanted func(device.Allocations) b
 		select {
 		case <-changed:
 		case <-late:
-			t.Fatalf("allocations: %+v", h)
+			t.Fatalf("allocations: got %+v", h)
 		}
 	}
 }
@@ -540,7 +540,7 @@ func TestListAtRateLimit(t *testing.T) {
 	k.SetFaults(kubelet.Faults{ListErr: status.Error(codes.ResourceExhausted, "rejected by rate limit")})
 	h := c.ListAllocations(t.Context())
 	if status.Code(h.Err) != codes.ResourceExhausted {
-		t.Errorf("Err: %v", h.Err)
+		t.Errorf("Err: got %v", h.Err)
 	}
 	wantDevice(t, h, "a", "allocated to one")
 	k.SetFaults(kubelet.Faults{})
@@ -559,40 +559,40 @@ func TestSimulatedCheckpoint(t *testing.T) {
 	o.onAllocate = func(_ string, ids []device.AdvertisedID) { granted = ids[0] }
 	runPod(t, k, init)
 	has := granted.Device()
-	free := map[device.ID]device.ID{"a": "b", "b": "a"}[has]
+	unallocated := map[device.ID]device.ID{"a": "b", "b": "a"}[has]
 
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	c.options.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
-	wantDevice(t, c.ListAllocations(t.Context()), has, "unallocated") // not known yet
-	o.lists <- healthyDevices("a", "b")                               // as after a plugin's start
+	wantDevice(t, c.ListAllocations(t.Context()), has, "unallocated") // still unknown
+	o.lists <- healthyDevices("a", "b")                               // like a starting plugin
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpu].Updates == 2 })
-	now := time.Now() // a file's own time may be some milliseconds early
+	now := time.Now() // a file's modification time may be some milliseconds early
 	if err := os.Chtimes(c.options.CheckpointPath, now, now); err != nil {
 		t.Fatal(err)
 	}
 	c.ListAllocations(t.Context())
 	c.refreshCheckpoint()
 	wantDevice(t, c.current(), has, "pending")
-	wantDevice(t, c.current(), free, "unallocated")
+	wantDevice(t, c.current(), unallocated, "unallocated")
 
 	c.mu.Lock() // Allocate returned ten seconds ago, and admission failed then
-	c.tracker.recordAllocate(gpu, []device.AdvertisedID{free.Advertised(), has.Advertised()}, time.Now().Add(-ownerLookupTimeout))
+	c.tracker.recordAllocate(gpu, []device.AdvertisedID{unallocated.Advertised(), has.Advertised()}, time.Now().Add(-ownerLookupTimeout))
 	c.mu.Unlock()
 	c.refreshCheckpoint()
 	wantDevice(t, c.current(), has, "pending")
-	wantDevice(t, c.current(), free, "unallocated")
+	wantDevice(t, c.current(), unallocated, "unallocated")
 
 	if err := k.DeletePod(init); err != nil {
 		t.Fatal(err)
 	}
-	c.ListAllocations(t.Context()) // makes the kubelet free devices
+	c.ListAllocations(t.Context()) // makes the kubelet release devices
 	o.lists <- healthyDevices("a", "b")
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpu].Updates == 3 })
 	c.refreshCheckpoint()
 	wantDevice(t, c.current(), has, "unallocated")
 }
 
-// TestRejectedPod rejects a pod after Allocate, with a stale entry left in the checkpoint.
+// TestRejectedPod rejects a pod after Allocate and leaves a stale entry in the checkpoint.
 func TestRejectedPod(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	o := startPlugin(t, k, gpu, healthyDevices("a", "b", "c")...)
@@ -617,10 +617,10 @@ func TestRejectedPod(t *testing.T) {
 	}
 	c.mu.Unlock()
 	if err := k.RunPod(t.Context(), gpuPod("greedy", 1, 5)); err == nil {
-		t.Fatal("a pod with too large a request was admitted")
+		t.Fatal("a pod whose request is too large was admitted")
 	}
 	if n, err := readCheckpoint(c.options.CheckpointPath); err != nil || n.allocated[allocationKey{gpu, granted.Advertised()}] == "" {
-		t.Fatalf("checkpoint: %v, %v", n.allocated, err)
+		t.Fatalf("checkpoint: got %v, %v", n.allocated, err)
 	}
 	h := c.ListAllocations(t.Context())
 	c.refreshCheckpoint()
@@ -635,18 +635,18 @@ func TestHangingKubelet(t *testing.T) {
 	runPod(t, k, gpuPod("one", 1))
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	at := c.ListAllocations(t.Context()).At
-	hold := make(chan struct{})
-	k.SetFaults(kubelet.Faults{HoldList: hold})
+	release := make(chan struct{})
+	k.SetFaults(kubelet.Faults{HoldList: release})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	h := c.ListAllocations(ctx)
 	wantDevice(t, h, "a", "allocated to one")
 	if status.Code(h.Err) != codes.DeadlineExceeded || !h.At.Equal(at) {
-		t.Errorf("Err: %v, At: %s after the last response", h.Err, h.At.Sub(at))
+		t.Errorf("got Err %v, At %s after the last response", h.Err, h.At.Sub(at))
 	}
-	close(hold)
+	close(release)
 	if h := c.ListAllocations(t.Context()); h.Err != nil || !h.At.After(at) {
-		t.Errorf("after the hang: Err %v", h.Err)
+		t.Errorf("after the hang: got Err %v", h.Err)
 	}
 }
 
@@ -655,7 +655,7 @@ func TestNoKubelet(t *testing.T) {
 	for range 3 {
 		h := c.ListAllocations(t.Context())
 		if status.Code(errors.Unwrap(h.Err)) != codes.Unavailable || !strings.Contains(h.Err.Error(), "no such file") {
-			t.Errorf("Err: %v", h.Err)
+			t.Errorf("Err: got %v", h.Err)
 		}
 		wantDevice(t, h, "a", "unknown")
 	}

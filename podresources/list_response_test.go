@@ -30,58 +30,58 @@ func varint(number protowire.Number, value uint64) encodedField {
 	return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), value)
 }
 
-// TestDecodeInAnyOrder decodes valid messages of unusual form.
+// TestDecodeInAnyOrder checks valid messages of unusual form.
 func TestDecodeInAnyOrder(t *testing.T) {
 	devices := func(fields ...encodedField) encodedField { return message(2, fields...) }
 	row := func(namespace, pod, container, resource, id string) device.Allocation {
 		return device.Allocation{Resource: resource, DeviceID: device.AdvertisedID(id), Owner: device.Owner{Namespace: namespace, Pod: pod, Container: container}}
 	}
 	tests := map[string]struct {
-		answer []encodedField
-		held   []device.Allocation
-		pods   []podName
+		response    []encodedField
+		allocations []device.Allocation
+		pods        []podName
 	}{
 		"empty":                  {},
-		"empty pod":              {answer: []encodedField{message(1)}, pods: []podName{{}}},
-		"pod without containers": {answer: []encodedField{message(1, text(1, "p"), text(2, "n"))}, pods: []podName{{"n", "p"}}},
+		"empty pod":              {response: []encodedField{message(1)}, pods: []podName{{}}},
+		"pod without containers": {response: []encodedField{message(1, text(1, "p"), text(2, "n"))}, pods: []podName{{"n", "p"}}},
 		"as marshalled": {
-			answer: []encodedField{message(1, text(1, "p"), text(2, "n"), message(3, text(1, "c"), devices(text(1, "r"), text(2, "a"), text(2, "b"))))},
-			held:   []device.Allocation{row("n", "p", "c", "r", "a"), row("n", "p", "c", "r", "b")},
-			pods:   []podName{{"n", "p"}},
+			response:    []encodedField{message(1, text(1, "p"), text(2, "n"), message(3, text(1, "c"), devices(text(1, "r"), text(2, "a"), text(2, "b"))))},
+			allocations: []device.Allocation{row("n", "p", "c", "r", "a"), row("n", "p", "c", "r", "b")},
+			pods:        []podName{{"n", "p"}},
 		},
 		"names after containers": {
-			answer: []encodedField{message(1, message(3, devices(text(2, "a"), text(1, "r")), text(1, "c")), text(2, "n"), text(1, "p"))},
-			held:   []device.Allocation{row("n", "p", "c", "r", "a")},
-			pods:   []podName{{"n", "p"}},
+			response:    []encodedField{message(1, message(3, devices(text(2, "a"), text(1, "r")), text(1, "c")), text(2, "n"), text(1, "p"))},
+			allocations: []device.Allocation{row("n", "p", "c", "r", "a")},
+			pods:        []podName{{"n", "p"}},
 		},
 		"repeated names": {
-			answer: []encodedField{message(1, text(1, "x"), text(2, "x"),
+			response: []encodedField{message(1, text(1, "x"), text(2, "x"),
 				message(3, text(1, "x"), devices(text(1, "x"), text(2, "a"), text(1, "r")), text(1, "c"), devices(text(1, "s"), text(2, "b"))),
 				text(1, "p"), text(2, "n"))},
-			held: []device.Allocation{row("n", "p", "c", "r", "a"), row("n", "p", "c", "s", "b")},
-			pods: []podName{{"n", "p"}},
+			allocations: []device.Allocation{row("n", "p", "c", "r", "a"), row("n", "p", "c", "s", "b")},
+			pods:        []podName{{"n", "p"}},
 		},
 		"two containers": {
-			answer: []encodedField{message(1, message(3, text(1, "c"), devices(text(2, "a"))), text(1, "p"), message(3, text(1, "d"), devices(text(2, "b"))))},
-			held:   []device.Allocation{row("", "p", "c", "", "a"), row("", "p", "d", "", "b")},
-			pods:   []podName{{"", "p"}},
+			response:    []encodedField{message(1, message(3, text(1, "c"), devices(text(2, "a"))), text(1, "p"), message(3, text(1, "d"), devices(text(2, "b"))))},
+			allocations: []device.Allocation{row("", "p", "c", "", "a"), row("", "p", "d", "", "b")},
+			pods:        []podName{{"", "p"}},
 		},
 		"fields of a later version": {
-			answer: []encodedField{varint(9, 1), text(8, "x"), message(1, varint(1, 7), text(99, "x"), text(1, "p"), varint(4, 3),
+			response: []encodedField{varint(9, 1), text(8, "x"), message(1, varint(1, 7), text(99, "x"), text(1, "p"), varint(4, 3),
 				message(3, text(1, "c"), varint(3, 5), devices(text(1, "r"), text(2, "a"), message(3, message(1, varint(1, 1))), varint(2, 6))))},
-			held: []device.Allocation{row("", "p", "c", "r", "a")},
-			pods: []podName{{"", "p"}},
+			allocations: []device.Allocation{row("", "p", "c", "r", "a")},
+			pods:        []podName{{"", "p"}},
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := slices.Concat(test.answer...)
+			b := slices.Concat(test.response...)
 			a := newListResponse()
 			if err := a.Read(b); err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(a.allocations, test.held) || !slices.Equal(a.pods, test.pods) {
-				t.Errorf("allocations and pods:\n%v, %v; want:\n%v, %v", a.allocations, a.pods, test.held, test.pods)
+			if !slices.Equal(a.allocations, test.allocations) || !slices.Equal(a.pods, test.pods) {
+				t.Errorf("allocations and pods: got\n%v, %v, want:\n%v, %v", a.allocations, a.pods, test.allocations, test.pods)
 			}
 			wantDecoded(t, &a, b)
 		})
@@ -115,7 +115,7 @@ func TestDecodeReplacesInvalidUTF8(t *testing.T) {
 	}
 }
 
-// TestDecodeResets reads several responses into the same memory.
+// TestDecodeResets decodes several responses into the same memory.
 func TestDecodeResets(t *testing.T) {
 	a := newListResponse()
 	for range 2 {
@@ -127,18 +127,18 @@ func TestDecodeResets(t *testing.T) {
 		}
 	}
 	if a.Read([]byte{0}) == nil || a.Read(nil) != nil || len(a.allocations) > 0 || len(a.pods) > 0 {
-		t.Errorf("empty response: allocations %v, pods %v", a.allocations, a.pods)
+		t.Errorf("empty response: got allocations %v, pods %v", a.allocations, a.pods)
 	}
 }
 
 // decodeReference decodes a List with protobuf.
-func decodeReference(b []byte) (held []device.Allocation, pods []podName, r device.NodeResources, err error) {
-	var answer api.ListPodResourcesResponse
-	if err := proto.Unmarshal(b, &answer); err != nil {
+func decodeReference(b []byte) (allocations []device.Allocation, pods []podName, r device.NodeResources, err error) {
+	var response api.ListPodResourcesResponse
+	if err := proto.Unmarshal(b, &response); err != nil {
 		return nil, nil, r, err
 	}
 	devices := map[device.Owner][]*api.ContainerDevices{}
-	for _, p := range answer.PodResources {
+	for _, p := range response.PodResources {
 		pods = append(pods, podName{p.Namespace, p.Name})
 		whole := device.Owner{Namespace: p.Namespace, Pod: p.Name}
 		r.Allocated.CPUs = append(r.Allocated.CPUs, cpusOf(whole, p.CpuIds)...)
@@ -147,7 +147,7 @@ func decodeReference(b []byte) (held []device.Allocation, pods []podName, r devi
 			owner := device.Owner{Namespace: p.Namespace, Pod: p.Name, Container: c.Name}
 			for _, d := range c.Devices {
 				for _, id := range d.DeviceIds {
-					held = append(held, device.Allocation{Resource: d.ResourceName, DeviceID: device.AdvertisedID(id), Owner: owner})
+					allocations = append(allocations, device.Allocation{Resource: d.ResourceName, DeviceID: device.AdvertisedID(id), Owner: owner})
 				}
 			}
 			devices[owner] = append(devices[owner], c.Devices...)
@@ -167,7 +167,7 @@ func decodeReference(b []byte) (held []device.Allocation, pods []podName, r devi
 	slices.SortFunc(r.Allocated.CPUs, device.ExclusiveCPUs.Compare)
 	slices.SortFunc(r.Allocated.Memory, device.ReservedMemory.Compare)
 	slices.SortFunc(r.Allocated.Claims, device.Claim.Compare)
-	return held, pods, r, nil
+	return allocations, pods, r, nil
 }
 
 func cpusOnce(rows []device.ExclusiveCPUs) []device.ExclusiveCPUs {
@@ -238,7 +238,7 @@ func memoryOf(o device.Owner, list []*api.ContainerMemory) (rows []device.Reserv
 
 func claimsOf(o device.Owner, list []*api.DynamicResource) (claims []device.Claim) {
 	for _, d := range list {
-		driver, before := "", []string(nil) // of the row before
+		driver, before := "", []string(nil) // of the previous row
 		for _, r := range d.ClaimResources {
 			c := device.Claim{
 				Owner: o, ClaimNamespace: d.ClaimNamespace, ClaimName: d.ClaimName,
@@ -258,18 +258,18 @@ func claimsOf(o device.Owner, list []*api.DynamicResource) (claims []device.Clai
 	return claims
 }
 
-// wantDecoded compares the decoder with the reference, for messages accepted by the reference.
+// wantDecoded compares the decoder with the reference, for messages that the reference accepts.
 func wantDecoded(t testing.TB, a *rawListResponse, b []byte) {
 	t.Helper()
-	held, pods, want, err := decodeReference(b)
+	allocations, pods, want, err := decodeReference(b)
 	if err != nil {
 		return
 	}
 	if err := a.Read(b); err != nil {
-		t.Fatalf("protobuf accepts the message, Read does not: %v", err)
+		t.Fatalf("Read: got error %v, but protobuf accepts the message", err)
 	}
-	if !slices.Equal(a.allocations, held) || !slices.Equal(a.pods, pods) {
-		t.Fatalf("allocations and pods:\n%q, %q; protobuf has:\n%q, %q", a.allocations, a.pods, held, pods)
+	if !slices.Equal(a.allocations, allocations) || !slices.Equal(a.pods, pods) {
+		t.Fatalf("allocations and pods:\n%q, %q; protobuf has:\n%q, %q", a.allocations, a.pods, allocations, pods)
 	}
 	a.resources.normalize()
 	wantRows(t, device.NodeResources{Allocated: a.resources.ResourceSet}, want)
@@ -281,7 +281,7 @@ func wantRows(t testing.TB, got, want device.NodeResources) {
 	if got.AllocatableKnown != want.AllocatableKnown || !sameRows(got.Allocatable.CPUs, want.Allocatable.CPUs) ||
 		!sameRows(got.Allocatable.Devices, want.Allocatable.Devices) || !sameRows(got.Allocatable.Memory, want.Allocatable.Memory) || !sameRows(got.Allocated.Devices, want.Allocated.Devices) ||
 		!sameRows(got.Allocated.CPUs, want.Allocated.CPUs) || !sameRows(got.Allocated.Memory, want.Allocated.Memory) || !sameRows(got.Allocated.Claims, want.Allocated.Claims) {
-		t.Fatalf("resources:\n%+v\nwant:\n%+v", got, want)
+		t.Fatalf("resources: got\n%+v\nwant\n%+v", got, want)
 	}
 }
 
@@ -307,7 +307,7 @@ var (
 	allocatableShape = &messageShape{numbers: []protowire.Number{2}, messages: map[protowire.Number]*messageShape{1: devicesShape, 3: memoryShape}}
 )
 
-// randomMessage returns a message with fields in random order, some repeated. Most have the right kind.
+// randomMessage returns a message with fields in random order, some repeated. Most fields have the right wire type.
 func randomMessage(chance *rand.Rand, s *messageShape) []byte {
 	var fields []encodedField
 	for range chance.IntN(6) {
@@ -344,26 +344,26 @@ func TestDecodeAgainstProtobuf(t *testing.T) {
 		}
 	}
 	if accepted < 10000 || slices.Min(rows[:]) < 1000 {
-		t.Errorf("%d of 50,000 messages were accepted, with %d rows", accepted, rows)
+		t.Errorf("got %d of 50,000 messages accepted, with %d rows", accepted, rows)
 	}
 }
 
-// wantAllocatableDecoded holds an answer to GetAllocatableResources against protobuf's.
+// wantAllocatableDecoded compares the decoder with protobuf for a response of GetAllocatableResources.
 func wantAllocatableDecoded(t testing.TB, a *rawAllocatableResponse, b []byte) (rows int) {
 	t.Helper()
-	var answer api.AllocatableResourcesResponse
-	if err := proto.Unmarshal(b, &answer); err != nil {
+	var response api.AllocatableResourcesResponse
+	if err := proto.Unmarshal(b, &response); err != nil {
 		return 0
 	}
 	if err := a.Read(b); err != nil {
-		t.Fatalf("protobuf accepts the message, Read does not: %v", err)
+		t.Fatalf("Read: got error %v, but protobuf accepts the message", err)
 	}
 	l := resourceTracker{allocatableKnown: true}
 	replaceRows(&l.allocatable, &a.resources)
-	want := device.NodeResources{AllocatableKnown: true, Allocatable: device.ResourceSet{Devices: devicesOf(answer.Devices)}}
+	want := device.NodeResources{AllocatableKnown: true, Allocatable: device.ResourceSet{Devices: devicesOf(response.Devices)}}
 	slices.SortFunc(want.Allocatable.Devices, device.ResourceDevice.Compare)
-	want.Allocatable.CPUs = cpusOf(device.Owner{}, answer.CpuIds)
-	want.Allocatable.Memory = memoryOnce(memoryOf(device.Owner{}, answer.Memory))
+	want.Allocatable.CPUs = cpusOf(device.Owner{}, response.CpuIds)
+	want.Allocatable.Memory = memoryOnce(memoryOf(device.Owner{}, response.Memory))
 	slices.SortFunc(want.Allocatable.Memory, device.ReservedMemory.Compare)
 	wantRows(t, l.snapshot(nil), want)
 	return len(want.Allocatable.Devices) + len(want.Allocatable.CPUs) + len(want.Allocatable.Memory)
@@ -377,7 +377,7 @@ func TestDecodeAllocatableAgainstProtobuf(t *testing.T) {
 		rows += wantAllocatableDecoded(t, &a, randomMessage(chance, allocatableShape))
 	}
 	if rows < 10000 {
-		t.Errorf("%d rows, want at least 10,000", rows)
+		t.Errorf("got %d rows, want at least 10,000", rows)
 	}
 }
 
@@ -399,14 +399,14 @@ func FuzzDecode(f *testing.F) {
 		}
 		wantDecoded(t, &a, b)
 		// GetAllocatableResources has the same messages in different fields.
-		offer := rawAllocatableResponse{newResourceRows()}
-		wantAllocatableDecoded(t, &offer, b)
+		allocatable := rawAllocatableResponse{newResourceRows()}
+		wantAllocatableDecoded(t, &allocatable, b)
 	})
 }
 
-// nodeResponse returns a List of pods with two containers, of which some have a device, CPUs, memory and a claim.
+// nodeResponse returns a List of pods with two containers. Some pods have a device, CPUs, memory and a claim.
 func nodeResponse(pods, devices int) *api.ListPodResourcesResponse {
-	answer := &api.ListPodResourcesResponse{}
+	response := &api.ListPodResourcesResponse{}
 	for i := range pods {
 		p := newPodWith(fmt.Sprintf("some-deployment-6d4cf56db6-x%04d", i),
 			newContainer("main"), newContainer("istio-proxy"))
@@ -414,9 +414,9 @@ func nodeResponse(pods, devices int) *api.ListPodResourcesResponse {
 			p.Containers[0] = newContainer("main", fmt.Sprintf("GPU-8f4b1c52-0000-0000-0000-%012d", i))
 			addResources(p.Containers[0], i)
 		}
-		answer.PodResources = append(answer.PodResources, p)
+		response.PodResources = append(response.PodResources, p)
 	}
-	return answer
+	return response
 }
 
 // addResources adds CPUs, memory, topology and a claim to a container with devices.

@@ -17,7 +17,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// kubeletProcessEnv makes the test binary serve a kubelet on a socket, so that the test process counts only allocations of the client.
+// kubeletProcessEnv makes the test binary serve a kubelet, so that the test process counts only the client's memory allocations.
 const kubeletProcessEnv = "PODGAUGE_TEST_KUBELET"
 
 func TestMain(m *testing.M) {
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// fixedLister is a kubelet with a constant response.
+// fixedLister is a kubelet with a constant List response.
 type fixedLister struct {
 	api.UnimplementedPodResourcesListerServer
 	response *api.ListPodResourcesResponse
@@ -58,7 +58,7 @@ func serveKubelet(socket, pods string) error {
 		io.Copy(io.Discard, os.Stdin)
 		server.Stop()
 	}()
-	if err := server.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) { // the parent may be done before this begins
+	if err := server.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) { // the parent may end before Serve starts
 		return err
 	}
 	return nil
@@ -93,7 +93,7 @@ func startKubeletProcess(t testing.TB, pods int) (socket string) {
 	return socket
 }
 
-// shortDir returns a temporary folder with a path short enough for sockets. t.TempDir has the name of the test in the path.
+// shortDir returns a temporary folder with a path short enough for sockets: t.TempDir contains the test's name.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "podres")

@@ -11,8 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// TestAllocatedSinceLastResponse allocates between the last response and the end of the kubelet, without a call of OnAllocated: only the
-// checkpoint has the allocation.
+// TestAllocatedSinceLastResponse allocates between the last response and the end of the kubelet, without a call of OnAllocated. Only the
+// checkpoint contains the allocation.
 func TestAllocatedSinceLastResponse(t *testing.T) {
 	for name, play := range map[string]func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile){
 		"the kubelet stops": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
@@ -49,10 +49,10 @@ func TestAllocatedSinceLastResponse(t *testing.T) {
 			k.setOnList(nil)
 		},
 		"stale entry of an ended pod": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
-			f.writeEntries("used", "old", "over", "gone", "new", "went")
-			k.setPods(newPod("old", "used"), newPod("went", "new"))
+			f.writeEntries("used", "old", "over", "gone", "new", "ended")
+			k.setPods(newPod("old", "used"), newPod("ended", "new"))
 			time.Sleep(idleInterval)
-			wantDevice(t, c.current(), "new", "allocated to went")
+			wantDevice(t, c.current(), "new", "allocated to ended")
 			k.setPods(newPod("old", "used"))
 			time.Sleep(2 * idleInterval)
 			k.stop()
@@ -82,35 +82,35 @@ func TestAllocatedSinceLastResponse(t *testing.T) {
 				wantDevice(t, c.current(), "new", "unallocated")
 				play(t, k, c, f)
 
-				steady := func() {
+				checkOthers := func() {
 					t.Helper()
 					wantDevice(t, c.current(), "used", "allocated to old")
 					wantDevice(t, c.current(), "over", "unallocated") // despite the checkpoint
 				}
-				steady()
+				checkOthers()
 				time.Sleep(idleInterval)
-				k.setPods(newPod("old", "used"), newPod("came", "new"))
+				k.setPods(newPod("old", "used"), newPod("added", "new"))
 				time.Sleep(idleInterval)
-				wantDevice(t, c.current(), "new", "allocated to came")
-				steady()
+				wantDevice(t, c.current(), "new", "allocated to added")
+				checkOthers()
 				k.setPods(newPod("old", "used"))
 				time.Sleep(idleInterval)
 				wantDevice(t, c.current(), "new", "unallocated")
-				steady()
+				checkOthers()
 			})
 		})
 	}
 }
 
-// TestAllocationInOutageWithoutOwner keeps an allocation of an outage until the next kubelet is trusted, and longer if the pod is listed.
+// TestAllocationInOutageWithoutOwner checks that an allocation from an outage lasts until the kubelet is trusted, and longer if the pod is listed.
 func TestAllocationInOutageWithoutOwner(t *testing.T) {
 	for name, test := range map[string]struct {
 		pods func(k *scriptedKubelet)
 		want string
 	}{
-		"the pod is listed":    {func(k *scriptedKubelet) { k.setPods(newPod("old", "used"), newPod("init")) }, "pending"},
-		"the pod has ended":    {func(k *scriptedKubelet) { k.setPods(newPod("old", "used")) }, "unallocated"},
-		"the pod came earlier": {func(k *scriptedKubelet) { k.setPods(newPod("old", "used"), newPod("before")) }, "unallocated"},
+		"the pod is listed":         {func(k *scriptedKubelet) { k.setPods(newPod("old", "used"), newPod("init")) }, "pending"},
+		"the pod has ended":         {func(k *scriptedKubelet) { k.setPods(newPod("old", "used")) }, "unallocated"},
+		"the pod was added earlier": {func(k *scriptedKubelet) { k.setPods(newPod("old", "used"), newPod("before")) }, "unallocated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
@@ -131,7 +131,7 @@ func TestAllocationInOutageWithoutOwner(t *testing.T) {
 	}
 }
 
-// TestOutageWithoutCheckpoint shows a limit: without a readable checkpoint, a device stays unallocated through the outage.
+// TestOutageWithoutCheckpoint documents a limit: without a readable checkpoint, a device counts as unallocated during the outage.
 func TestOutageWithoutCheckpoint(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
 		f.writeContent("broken")
@@ -141,7 +141,7 @@ func TestOutageWithoutCheckpoint(t *testing.T) {
 	})
 }
 
-// TestOutageAfterFirstResponse has no checkpoint from before the outage.
+// TestOutageAfterFirstResponse covers an outage without a checkpoint from before.
 func TestOutageAfterFirstResponse(t *testing.T) {
 	for name, test := range map[string]struct {
 		age  time.Duration
@@ -168,7 +168,7 @@ func TestOutageAfterFirstResponse(t *testing.T) {
 	}
 }
 
-// The same with the simulated kubelet's own checkpoint.
+// TestSimulatedOutageAfterAdmission covers the same with the checkpoint of the simulated kubelet.
 func TestSimulatedOutageAfterAdmission(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a")...)
@@ -181,9 +181,9 @@ func TestSimulatedOutageAfterAdmission(t *testing.T) {
 	wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 	c.refreshCheckpoint()
 	runPod(t, k, gpuPod("one", 1))
-	wantDevice(t, c.current(), "a", "unallocated") // without a call since
-	hold := make(chan struct{})
-	k.SetFaults(kubelet.Faults{HoldStaticPods: hold})
+	wantDevice(t, c.current(), "a", "unallocated") // no call since the admission
+	release := make(chan struct{})
+	k.SetFaults(kubelet.Faults{HoldStaticPods: release})
 	var down device.Allocations
 	if err := k.Restart(t.Context(), func() { down = c.ListAllocations(t.Context()) }); err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func TestSimulatedOutageAfterAdmission(t *testing.T) {
 		t.Error(h.Err)
 	}
 	wantDevice(t, h, "a", "pending") // no pod is listed yet
-	close(hold)
+	close(release)
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 }

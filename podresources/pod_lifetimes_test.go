@@ -7,7 +7,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestPendingEndsWithLastPossibleOwner ends an allocation without an owner with the last possible owner, despite the checkpoint.
+// TestPendingEndsWithLastPossibleOwner checks that an allocation without an owner ends with the last possible owner, despite the checkpoint.
 func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 	allocated := func(c *Client) { c.OnAllocated(gpu, []device.AdvertisedID{"a"}) }
 	for name, play := range map[string]func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile){
@@ -115,7 +115,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
-				f.writeIDs("a", "b") // and the kubelet does not write again
+				f.writeIDs("a", "b") // the kubelet does not write again
 				k.setPods(newPod("old", "b"))
 				time.Sleep(2 * ownerLookupTimeout)
 				play(t, k, c, f)
@@ -127,7 +127,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 	}
 }
 
-// TestEarlierAllocationEndsWithItsPods takes all pods listed at the start for possible owners of allocations from before this process.
+// TestEarlierAllocationEndsWithItsPods checks that all pods listed at the start may own allocations from before this process.
 func TestEarlierAllocationEndsWithItsPods(t *testing.T) {
 	f := newCheckpointFile(t)
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
@@ -144,7 +144,7 @@ func TestEarlierAllocationEndsWithItsPods(t *testing.T) {
 		time.Sleep(idleInterval)
 		wantDevice(t, c.current(), "a", "unallocated")
 
-		k.restart() // and write the checkpoint of the next kubelet
+		k.restart() // the checkpoint of the next kubelet follows below
 		for begin := time.Now(); c.requestedAt().Before(begin.Add(settleTimeout)); {
 			time.Sleep(100 * ms)
 		}
@@ -157,7 +157,7 @@ func TestEarlierAllocationEndsWithItsPods(t *testing.T) {
 	})
 }
 
-// requestedAt is when the newest answer was asked for.
+// requestedAt returns the time of the request for the newest response.
 func (c *Client) requestedAt() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()

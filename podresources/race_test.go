@@ -2,5 +2,5 @@
 
 package podresources
 
-// raceEnabled reports whether the race detector is on, which slows tests tenfold.
+// raceEnabled reports whether the race detector, which slows tests tenfold, is enabled.
 const raceEnabled = true

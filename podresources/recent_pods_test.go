@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// callsSince returns the number of Lists and the pods of Get since a time.
+// callsSince formats the number of Lists and the pods of Get since a time.
 func (k *scriptedKubelet) callsSince(from time.Time) string {
 	lists := len(k.listCallsSince(from))
 	k.mu.Lock()
@@ -29,7 +29,7 @@ func runUntilIdle(t *testing.T, c *Client) (stop func()) {
 	return stop
 }
 
-// TestGetReplacesList calls Get for an added pod, and no List.
+// TestGetReplacesList checks that an added pod causes a Get instead of a List.
 func TestGetReplacesList(t *testing.T) {
 	for _, early := range []time.Duration{5 * time.Second, 0, -20 * ms, -80 * ms} {
 		t.Run(fmt.Sprint("added ", early, " before"), func(t *testing.T) {
@@ -40,12 +40,12 @@ func TestGetReplacesList(t *testing.T) {
 					c.OnPodAdded("team", "new")
 					time.Sleep(early)
 					if got := k.callsSince(time.Now()); got != "0 lists, []" {
-						t.Errorf("calls before Allocate: %s", got)
+						t.Errorf("calls before Allocate: got %s", got)
 					}
 				}
 				begin := time.Now()
 				c.OnAllocated(gpu, []device.AdvertisedID{"a"})
-				k.setPods(newPod("old"), newPod("new", "a")) // old has no device any more
+				k.setPods(newPod("old"), newPod("new", "a")) // old no longer has a device
 				_, changed := c.Snapshot()
 				if early <= 0 {
 					time.Sleep(-early)
@@ -53,19 +53,19 @@ func TestGetReplacesList(t *testing.T) {
 				}
 				<-changed
 				if took := time.Since(begin); took > max(50*ms, 50*ms-early) {
-					t.Errorf("the owner was known after %s", took)
+					t.Errorf("owner lookup: got %s", took)
 				}
 				wantDevice(t, c.current(), "a", "allocated to new")
 				want, other := "0 lists, [new]", "allocated to old" // not listed since
-				if early < -50*ms {                                 // too late: a List was asked
+				if early < -50*ms {                                 // too late: List was called
 					want, other = "1 lists, []", "unallocated"
 				}
 				wantDevice(t, c.current(), "b", other)
 				time.Sleep(4 * time.Second)
 				if got := k.callsSince(begin); got != want {
-					t.Errorf("calls: %s, want %s", got, want)
+					t.Errorf("calls: got %s, want %s", got, want)
 				}
-				time.Sleep(10 * time.Second) // the end of a holding is noticed no later
+				time.Sleep(10 * time.Second) // the end of an allocation is noticed by then
 				wantDevice(t, c.current(), "b", "unallocated")
 				wantDevice(t, c.current(), "a", "allocated to new")
 			})
@@ -73,7 +73,7 @@ func TestGetReplacesList(t *testing.T) {
 	}
 }
 
-// TestGetOfDifferentPod adds pods without the device, or a kubelet without Get: List finds the owner.
+// TestGetOfDifferentPod covers pods without the device and a kubelet without Get: List finds the owner.
 func TestGetOfDifferentPod(t *testing.T) {
 	for name, change := range map[string]struct {
 		arrive []string
@@ -104,18 +104,18 @@ func TestGetOfDifferentPod(t *testing.T) {
 				<-changed
 				wantDevice(t, c.current(), "a", "allocated to new")
 				if got := k.callsSince(begin); got != change.want {
-					t.Errorf("calls: %s, want %s", got, change.want)
+					t.Errorf("calls: got %s, want %s", got, change.want)
 				}
 				time.Sleep(4 * time.Second)
 				if took := k.callsSince(begin); took != change.want {
-					t.Errorf("later calls: %s", took)
+					t.Errorf("later calls: got %s", took)
 				}
 			})
 		})
 	}
 }
 
-// TestGetAfterRestart ignores Get over a connection without a List: the kubelet may be new.
+// TestGetAfterRestart checks that Get is ignored on a connection without a List: the kubelet may be new.
 func TestGetAfterRestart(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("old", "b"))
@@ -138,7 +138,7 @@ func TestGetAfterRestart(t *testing.T) {
 	})
 }
 
-// setGetError has Get answer with an error from now on.
+// setGetError sets the error of all later calls of Get.
 func (k *scriptedKubelet) setGetError(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

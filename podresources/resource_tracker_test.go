@@ -15,14 +15,14 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// podWithResources returns a pod with a device, CPUs, memory and a claim derived from a number.
+// podWithResources returns a pod whose device, CPUs, memory and claim are derived from a number.
 func podWithResources(name string, i int) *api.PodResources {
 	c := newContainer("main", fmt.Sprint(i))
 	addResources(c, i)
 	return newPodWith(name, c)
 }
 
-// formatResources returns the resources of pods as "pod: kind …", in order.
+// formatResources formats the resources of pods as "pod: kind …", in order.
 func formatResources(r device.NodeResources) (list []string) {
 	for _, d := range r.Allocated.Devices {
 		list = append(list, fmt.Sprintf("%s: device %s on %v", d.Pod, d.ID, d.NUMANodes))
@@ -57,24 +57,24 @@ func expectedResources(pods ...string) (want []string) {
 	return want
 }
 
-func wantResources(t *testing.T, what string, h device.Allocations, want []string) {
+func wantResources(t *testing.T, name string, h device.Allocations, want []string) {
 	t.Helper()
 	got, lines := formatResources(h.Resources), strings.Split(strings.Join(want, "\n"), "\n")
 	slices.Sort(got)
 	slices.Sort(lines)
 	if !slices.Equal(got, lines) {
-		t.Errorf("%s: resources:\n%s\nwant:\n%s", what, strings.Join(got, "\n"), strings.Join(lines, "\n"))
+		t.Errorf("%s: resources: got\n%s\nwant\n%s", name, strings.Join(got, "\n"), strings.Join(lines, "\n"))
 	}
 }
 
 func TestResourcesOfResponse(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		if h := c.current(); !isEmpty(h.Resources) {
-			t.Errorf("resources before the first response: %+v", h.Resources)
+			t.Errorf("resources before the first response: got %+v", h.Resources)
 		}
 		k.stop()
 		if h := c.ListAllocations(t.Context()); h.Err == nil || !isEmpty(h.Resources) {
-			t.Errorf("resources without a kubelet: %+v, %v", h.Resources, h.Err)
+			t.Errorf("resources without a kubelet: got %+v, %v", h.Resources, h.Err)
 		}
 		k.start(kubeletAgeInTests)
 		k.setPods(podWithResources("b1", 1), newPod("unallocated"), podWithResources("a0", 0))
@@ -86,7 +86,7 @@ func TestResourcesOfResponse(t *testing.T) {
 		h := c.ListAllocations(t.Context())
 		wantResources(t, "of a pod as a whole", h, []string{"whole: device 7 on []", "whole: CPUs [8 9]", "whole: CPUs [9]", "whole: 5 of memory on []"})
 		if cpus := h.Resources.Allocated.CPUs; len(cpus) != 2 || cpus[0].Container != "" || cpus[1].Container != "main" {
-			t.Errorf("CPUs: %v", cpus)
+			t.Errorf("CPUs: got %v", cpus)
 		}
 		k.stop()
 		h = c.ListAllocations(t.Context())
@@ -110,7 +110,7 @@ func TestResourcesOfTwoPodsWithSameName(t *testing.T) {
 		}
 		k.setPods(of(5, "example.com/gpu=b", 4, 1), of(6, "example.com/gpu=a", 2), of(7, "example.com/gpu=b", 1))
 		h := c.ListAllocations(t.Context())
-		wantResources(t, "of one name", h, []string{"p: device 7 on []", "p: CPUs [1]", "p: 5 of memory on []", "p: mine gives gpu-0"})
+		wantResources(t, "of pods with the same name", h, []string{"p: device 7 on []", "p: CPUs [1]", "p: 5 of memory on []", "p: mine gives gpu-0"})
 		if again := c.ListAllocations(t.Context()); unsafe.SliceData(h.Resources.Allocated.CPUs) != unsafe.SliceData(again.Resources.Allocated.CPUs) {
 			t.Error("equal rows were replaced")
 		}
@@ -121,7 +121,7 @@ func isEmpty(r device.NodeResources) bool {
 	return !r.AllocatableKnown && r.Allocatable.Devices == nil && r.Allocatable.CPUs == nil && r.Allocatable.Memory == nil && len(formatResources(r)) == 0
 }
 
-// TestRestartRetainsResources lists pods one after the next. Resources of unlisted pods stand until the pod is listed, or a minute has passed.
+// TestRestartRetainsResources lists one pod after the other. Resources of unlisted pods remain until the pod is listed, or for a minute.
 func TestRestartRetainsResources(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(podWithResources("a0", 0), podWithResources("b1", 1), podWithResources("c2", 2), podWithResources("d3", 3))
@@ -134,12 +134,12 @@ func TestRestartRetainsResources(t *testing.T) {
 		if unsafe.SliceData(h.Resources.Allocated.CPUs) != unsafe.SliceData(before.Resources.Allocated.CPUs) {
 			t.Error("retained rows were replaced")
 		}
-		k.setPods(newPod("a0"), podWithResources("b1", 1)) // a0 has no resources any more
+		k.setPods(newPod("a0"), podWithResources("b1", 1)) // a0 no longer has resources
 		wantResources(t, "with two", c.ListAllocations(t.Context()), expectedResources("b1", "c2", "d3"))
 		k.setPods(podWithResources("b1", 1), podWithResources("x2", 2)) // a device has a single owner
 		both := slices.DeleteFunc(expectedResources("b1", "c2", "d3", "x2"), func(line string) bool { return strings.HasPrefix(line, "c2: device") })
 		wantResources(t, "after a takeover", c.ListAllocations(t.Context()), both)
-		k.setPods(podWithResources("x2", 2)) // b1 was listed over this connection, and has ended
+		k.setPods(podWithResources("x2", 2)) // b1 was listed on this connection, and has ended
 		wantResources(t, "after an end", c.ListAllocations(t.Context()), slices.DeleteFunc(both, func(line string) bool { return strings.HasPrefix(line, "b1") }))
 		time.Sleep(settleTimeout)
 		wantResources(t, "a minute later", c.ListAllocations(t.Context()), expectedResources("x2"))
@@ -176,15 +176,15 @@ func TestAllocatableResources(t *testing.T) {
 		want := "[{{  } example.com/nic n []} {{  } nvidia.com/gpu a [0 1]} {{  } nvidia.com/gpu b [1]}] [{{  } [1 2 3]}] [{{  } memory 34359738368 [0]} {{  } memory 68719476736 [1]}]"
 		a := first.Allocatable
 		if got := fmt.Sprint(a.Devices, a.CPUs, a.Memory); got != want || !first.AllocatableKnown || len(formatResources(first)) > 0 {
-			t.Errorf("allocatable:\n%s\nwant:\n%s", got, want)
+			t.Errorf("allocatable: got\n%s\nwant\n%s", got, want)
 		}
 		if got := fmt.Sprint(c.allocatableCounts()); got != "map[example.com/nic:1 nvidia.com/gpu:2]" {
-			t.Errorf("counts: %s", got)
+			t.Errorf("counts: got %s", got)
 		}
 		k.stop()
 		c.ListAllocations(t.Context())
 		if r := c.current().Resources; r.AllocatableKnown || r.Allocatable.Devices != nil || r.Allocatable.CPUs != nil || r.Allocatable.Memory != nil || c.allocatableCounts() != nil {
-			t.Errorf("resources in an outage: %+v", r)
+			t.Errorf("resources in an outage: got %+v", r)
 		}
 		k.start(kubeletAgeInTests)
 		c.ListAllocations(t.Context())
@@ -199,7 +199,7 @@ func TestAllocatableResources(t *testing.T) {
 		k.setAllocatable(&api.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}})
 		c.fetchAllocatable(t.Context())
 		if r := c.current().Resources; !r.AllocatableKnown || len(r.Allocatable.Devices) > 0 || len(r.Allocatable.Memory) > 0 || unsafe.SliceData(r.Allocatable.CPUs) != unsafe.SliceData(first.Allocatable.CPUs) || len(c.allocatableCounts()) > 0 || c.allocatableCounts() == nil {
-			t.Errorf("allocatable resources of a kubelet with CPUs only: %+v", r)
+			t.Errorf("allocatable resources of a kubelet with CPUs only: got %+v", r)
 		}
 		synctest.Wait()
 	})
@@ -249,7 +249,7 @@ func TestUnchangedRowsKeepSlices(t *testing.T) {
 		k.setPods(nodeResponse(30, 12).PodResources...)
 		c.ListAllocations(t.Context())
 		if now := fmt.Sprintf("%+v", first); now != copied {
-			t.Errorf("a published slice was written:\n%s\nwas\n%s", now, copied)
+			t.Errorf("a published slice was modified: got\n%s\nwant\n%s", now, copied)
 		}
 	})
 }

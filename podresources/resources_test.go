@@ -14,7 +14,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// TestResourcesOfNode covers all resources of a node, of all plugins and drivers, by the simulated kubelet.
+// TestResourcesOfNode covers all resources of a node, of all plugins and drivers, with the simulated kubelet.
 func TestResourcesOfNode(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{
 		ExclusiveCPUs:  []int64{2, 3, 4, 5},
@@ -72,32 +72,32 @@ func TestResourcesOfNode(t *testing.T) {
 		},
 	})
 	if got := fmt.Sprintf("%+v", r); got != want {
-		t.Errorf("resources:\n%s\nwant:\n%s", got, want)
+		t.Errorf("resources: got\n%s\nwant\n%s", got, want)
 	}
-	wantHolding := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "b", Owner: device.Owner{Namespace: "team", Pod: "one", Container: "main"}}
-	if !slices.Contains(h.All, wantHolding) {
+	wantClaimed := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "b", Owner: device.Owner{Namespace: "team", Pod: "one", Container: "main"}}
+	if !slices.Contains(h.All, wantClaimed) {
 		t.Errorf("allocations: %v", h.All)
 	}
 
-	// All resources stand throughout a restart.
+	// All resources remain throughout a restart.
 	static, rest := make(chan struct{}), make(chan struct{})
 	k.SetFaults(kubelet.Faults{HoldStaticPods: static, HoldAPIPods: rest})
-	same := func(when string) {
+	wantUnchanged := func(event string) {
 		t.Helper()
 		now := c.ListAllocations(t.Context()).Resources
 		if unsafe.SliceData(now.Allocated.Devices) != unsafe.SliceData(r.Allocated.Devices) || unsafe.SliceData(now.Allocated.CPUs) != unsafe.SliceData(r.Allocated.CPUs) ||
 			unsafe.SliceData(now.Allocated.Memory) != unsafe.SliceData(r.Allocated.Memory) || unsafe.SliceData(now.Allocated.Claims) != unsafe.SliceData(r.Allocated.Claims) {
-			t.Errorf("%s: %v", when, now)
+			t.Errorf("%s: %v", event, now)
 		}
 	}
-	if err := k.Restart(t.Context(), func() { same("while it is away") }); err != nil {
+	if err := k.Restart(t.Context(), func() { wantUnchanged("while the kubelet is down") }); err != nil {
 		t.Fatal(err)
 	}
-	same("before it has read its pods")
+	wantUnchanged("before the kubelet has read its pods")
 	close(static)
 	close(rest)
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
-	same("when it has")
+	wantUnchanged("after the kubelet has read its pods")
 	c.fetchAllocatable(t.Context())
 	if now := c.current().Resources; !now.AllocatableKnown || len(now.Allocatable.Devices) > 0 || unsafe.SliceData(now.Allocatable.CPUs) != unsafe.SliceData(r.Allocatable.CPUs) {
 		t.Errorf("allocatable before the plugins registered again: %v", now)
@@ -110,13 +110,13 @@ func TestResourcesOfNode(t *testing.T) {
 	}
 }
 
-// TestSimulatedGet adds a pod on the simulated kubelet: Get names the owner without a List.
+// TestSimulatedGet adds a pod on the simulated kubelet: Get returns the owner without a List.
 func TestSimulatedGet(t *testing.T) {
-	for name, trouble := range map[string]error{"with Get": nil, "without": status.Error(codes.Unimplemented, "unknown method Get")} {
+	for name, getErr := range map[string]error{"with Get": nil, "without": status.Error(codes.Unimplemented, "unknown method Get")} {
 		t.Run(name, func(t *testing.T) {
 			k := startKubelet(t, kubelet.Options{})
 			o := startPlugin(t, k, gpu, healthyDevices("a")...)
-			k.SetFaults(kubelet.Faults{GetErr: trouble})
+			k.SetFaults(kubelet.Faults{GetErr: getErr})
 			c := newTestClient(t, k.PodResourcesSocket(), Options{})
 			c.options.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
 			o.onAllocate = func(resource string, ids []device.AdvertisedID) {
@@ -124,7 +124,7 @@ func TestSimulatedGet(t *testing.T) {
 				c.OnAllocated(resource, ids)
 			}
 			defer c.startRun(t)()
-			// Ten seconds after the first answer Run looks at the checkpoint no more.
+			// Run stops reading the checkpoint ten seconds after the first response.
 			awaitAllocations(t, c, func(h device.Allocations) bool { return !h.At.IsZero() })
 			c.mu.Lock()
 			c.tracker.caughtUp = true
@@ -134,14 +134,14 @@ func TestSimulatedGet(t *testing.T) {
 			awaitAllocations(t, c, func(h device.Allocations) bool { return describeDevice(h, "a") == "allocated to one" })
 			after := k.State().Calls
 			lists, gets := after["List"]-before["List"], after["Get"]-before["Get"]
-			if gets != 1 || trouble == nil && lists > 1 || trouble != nil && lists == 0 {
-				t.Errorf("%d Lists and %d Gets", lists, gets)
+			if gets != 1 || getErr == nil && lists > 1 || getErr != nil && lists == 0 {
+				t.Errorf("got %d Lists and %d Gets", lists, gets)
 			}
 		})
 	}
 }
 
-// startPartlyHealthyPlugin is offers where not all devices are healthy.
+// startPartlyHealthyPlugin is startPlugin with a number of healthy devices.
 func startPartlyHealthyPlugin(t testing.TB, k *kubelet.Kubelet, resource string, healthy int, devices ...*pluginapi.Device) {
 	t.Helper()
 	o := startPlugin(t, k, resource)

@@ -20,33 +20,33 @@ import (
 
 const gpu = "nvidia.com/gpu"
 
-// scriptedKubelet is a kubelet scripted by the test, in the test's bubble: hours take milliseconds. internal/sim/kubelet behaves like a
-// real kubelet.
+// scriptedKubelet is a kubelet scripted by a test, in the test's bubble: hours take milliseconds. internal/sim/kubelet behaves like a real
+// kubelet.
 type scriptedKubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	t *testing.T
 
 	mu sync.Mutex
-	// All below are guarded by mu.
+	// All fields below are guarded by mu.
 	pods             []*api.PodResources
-	onList           func(ctx context.Context) error   // called before List answers
-	listCalls        []time.Time                       // when List was
-	allocatableCalls int                               // how often GetAllocatableResources was
+	onList           func(ctx context.Context) error   // called before List responds
+	listCalls        []time.Time                       // times of the calls of List
+	allocatableCalls int                               // number of calls of GetAllocatableResources
 	allocatableErr   error                             // error of GetAllocatableResources
 	allocatable      *api.AllocatableResourcesResponse // response without an error
 	getCalls         []string                          // pods of the calls of Get
-	onGet            func(ctx context.Context) error   // called before Get answers
+	onGet            func(ctx context.Context) error   // called before Get responds
 	startedAt        time.Time
-	dialDelay        time.Duration     // how long a connection takes
+	dialDelay        time.Duration     // duration of a connection attempt
 	listener         *bufconn.Listener // nil while down
 	server           *grpc.Server
 	serveErr         chan error
 }
 
-// kubeletAgeInTests is how old the kubelets of most tests are: old enough to be believed.
+// kubeletAgeInTests is the age of the kubelets of most tests: old enough to be trusted.
 const kubeletAgeInTests = time.Hour
 
-// runScripted runs a test in a bubble, with a client and a kubelet of an age.
+// runScripted runs a test in a bubble, with a client and a kubelet of the given age.
 func runScripted(t *testing.T, age time.Duration, test func(t *testing.T, k *scriptedKubelet, c *Client)) {
 	t.Helper()
 	runScriptedWith(t, age, Options{}, test)
@@ -67,7 +67,7 @@ func runScriptedWith(t *testing.T, age time.Duration, options Options, test func
 	})
 }
 
-// start starts the kubelet with an age.
+// start starts the kubelet with the given age.
 func (k *scriptedKubelet) start(age time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -78,7 +78,7 @@ func (k *scriptedKubelet) start(age time.Duration) {
 	k.listener, k.server, k.serveErr = listener, server, served
 }
 
-// stop ends the server, and waits until clients have noticed: an earlier call may fail on the old connection.
+// stop ends the server and waits until clients have noticed: an earlier call may fail on the old connection.
 func (k *scriptedKubelet) stop() {
 	k.mu.Lock()
 	server, served := k.server, k.serveErr
@@ -159,7 +159,7 @@ func (k *scriptedKubelet) Get(ctx context.Context, r *api.GetPodResourcesRequest
 	return nil, errBroken
 }
 
-// setPods sets the pods of the answers from now on.
+// setPods sets the pods of all later responses.
 func (k *scriptedKubelet) setPods(pods ...*api.PodResources) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -167,10 +167,10 @@ func (k *scriptedKubelet) setPods(pods ...*api.PodResources) {
 }
 
 // setAllocatable sets the allocatable resources.
-func (k *scriptedKubelet) setAllocatable(offer *api.AllocatableResourcesResponse) {
+func (k *scriptedKubelet) setAllocatable(response *api.AllocatableResourcesResponse) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.allocatable = offer
+	k.allocatable = response
 }
 
 // setOnList sets a function to call before each response.
@@ -186,7 +186,7 @@ func (k *scriptedKubelet) allocatableCallCount() int {
 	return k.allocatableCalls
 }
 
-// listCallsSince returns when List was asked, from a time on.
+// listCallsSince returns the times of the calls of List since a time.
 func (k *scriptedKubelet) listCallsSince(from time.Time) (after []time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -198,7 +198,7 @@ func (k *scriptedKubelet) listCallsSince(from time.Time) (after []time.Duration)
 	return after
 }
 
-// startRun runs the client until the bubble's test ends.
+// startRun runs the client until stop is called, or the test ends.
 func (c *Client) startRun(t *testing.T) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -223,7 +223,7 @@ func newPodWith(name string, containers ...*api.ContainerResources) *api.PodReso
 
 func newContainer(name string, ids ...string) *api.ContainerResources {
 	c := &api.ContainerResources{Name: name}
-	for _, id := range ids { // an entry per device, as of a kubelet
+	for _, id := range ids { // an entry per device, as the kubelet sends
 		c.Devices = append(c.Devices, &api.ContainerDevices{ResourceName: gpu, DeviceIds: []string{id}})
 	}
 	return c
@@ -235,8 +235,8 @@ func newOwner(pod string) device.Owner {
 
 // describeDevice returns the state of a device: "unallocated", "allocated to a", …
 func describeDevice(h device.Allocations, id device.ID) string {
-	hold, owner := h.State(id)
-	switch hold {
+	state, owner := h.State(id)
+	switch state {
 	case device.Unallocated:
 		return "unallocated"
 	case device.Allocated:
@@ -253,11 +253,11 @@ func describeDevice(h device.Allocations, id device.ID) string {
 func wantDevice(t *testing.T, h device.Allocations, id device.ID, want string) {
 	t.Helper()
 	if got := describeDevice(h, id); got != want {
-		t.Errorf("%s is %s, want %s", id, got, want)
+		t.Errorf("state of %s: got %s, want %s", id, got, want)
 	}
 }
 
-// current returns the published allocations, without a call.
+// current returns the published allocations without a call.
 func (c *Client) current() device.Allocations {
 	h, _ := c.Snapshot()
 	return h

@@ -14,12 +14,12 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
-// TestDoctor checks that problems of all nodes are shown, and that a node that fails costs a line.
+// TestDoctor checks that problems of all nodes are shown, and that a failing node costs one line.
 func TestDoctor(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"node-a": {}, "node-b": {}, "node-c": {}, "node-d": {}})
 	runInPod := func(ctx context.Context, p *corev1.Pod, command []string) ([]byte, error) {
 		if !slices.Equal(command, []string{"podgauge", "doctor", "--output=json"}) {
-			t.Errorf("%q", command)
+			t.Errorf("command: got %q", command)
 		}
 		switch p.Spec.NodeName {
 		case "node-a":
@@ -37,22 +37,22 @@ func TestDoctor(t *testing.T) {
 	for name, args := range map[string][]string{"doctor": {"doctor"}, "doctor_wide": {"doctor", "-o=wide"}} {
 		out, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, args...)
 		if status != cli.ExitError || errs != failed {
-			t.Errorf("%d %s", status, errs)
+			t.Errorf("got status %d, %s", status, errs)
 		}
 		checkGolden(t, name+".txt", out)
 	}
 	delete(c.nodes, "node-c")
 	delete(c.nodes, "node-d")
 	if _, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, "doctor"); status != cli.ExitError || errs != "" {
-		t.Errorf("a failed check: %d %s", status, errs)
+		t.Errorf("failed check: got status %d, %s", status, errs)
 	}
 	delete(c.nodes, "node-a")
 	if out, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, "doctor"); status != cli.ExitOK || errs != "" || !strings.Contains(out, "no problems") {
-		t.Errorf("no failed check: %d %s%s", status, out, errs)
+		t.Errorf("no failed check: got status %d, %s%s", status, out, errs)
 	}
 }
 
-// TestDoctorTimeout checks that a doctor that waits for a driver that hangs can report it.
+// TestDoctorTimeout checks that a doctor that waits for a hanging driver has time to report it.
 func TestDoctorTimeout(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"node-a": {}})
 	for _, test := range []struct {
@@ -68,12 +68,12 @@ func TestDoctorTimeout(t *testing.T) {
 		}
 		status := run(t.Context(), command, append([]string{"doctor", "--kubeconfig=" + os.DevNull, "--server=" + c.url}, test.args...))
 		if status != cli.ExitOK || left < test.min || left > test.max {
-			t.Errorf("%q: status %d, %s for a node, want %s to %s", test.args, status, left, test.min, test.max)
+			t.Errorf("%q: got status %d, %s for a node, want %s to %s", test.args, status, left, test.min, test.max)
 		}
 	}
 }
 
-// TestExecTransport checks that --exec runs podgauge's own client commands, with the flags of the daemon's address and passwords.
+// TestExecTransport checks that --exec runs podgauge's own client commands, with the daemon's address and password flags.
 func TestExecTransport(t *testing.T) {
 	now := time.Now()
 	c := newFakeCluster(t, map[string]*fakeNode{"node-a": newNode(now)})
@@ -83,10 +83,10 @@ func TestExecTransport(t *testing.T) {
 		return []byte(`{"at":"2026-11-21T12:00:00Z","incidents":[]}`), nil
 	}
 	if _, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, "incidents", "--exec", "--pod=llm-0"); status != cli.ExitOK || len(c.requests) > 0 {
-		t.Errorf("%d %s %q", status, errs, c.requests)
+		t.Errorf("got status %d, %s, requests %q", status, errs, c.requests)
 	}
 	const want = "podgauge incidents --output=json --pod=llm-0 --http.config.file=/etc/podgauge/web/http.yaml --web.listen-address=:9410"
 	if !slices.Equal(commands, []string{want}) {
-		t.Errorf("%q", commands)
+		t.Errorf("commands: got %q", commands)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
-// TestExecInPod checks the exec protocol against a WebSocket server, with the exit statuses of podgauge doctor.
+// TestExecInPod checks the exec protocol with a WebSocket server, and the exit statuses of podgauge doctor.
 func TestExecInPod(t *testing.T) {
 	for name, c := range map[string]struct {
 		stdout, stderr, status string
@@ -61,10 +61,10 @@ func TestExecInPod(t *testing.T) {
 			p.Namespace, p.Name = "podgauge", "podgauge-x"
 			out, err := client.runInPod(t.Context(), p, []string{"podgauge", "doctor"})
 			if string(out) != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%q, %v", out, err)
+				t.Errorf("got %q, %v", out, err)
 			}
 			if !slices.Equal(query["command"], []string{"podgauge", "doctor"}) || query["container"][0] != "podgauge" {
-				t.Errorf("%v", query)
+				t.Errorf("query: got %v", query)
 			}
 		})
 	}
@@ -76,6 +76,6 @@ func TestLimitedBuffer(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := b.Write([]byte{0}); err == nil || errors.Is(err, http.ErrBodyNotAllowed) {
-		t.Error("a byte too much is accepted")
+		t.Error("no error for a byte above the limit")
 	}
 }

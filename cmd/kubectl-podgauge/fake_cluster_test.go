@@ -29,17 +29,17 @@ const (
 	mig0 = "MIG-6f1d7f52-5b0e-5f0c-8c39-5d1c0e8f7a20"
 )
 
-// fakeNode is a node of the fake cluster, with podgauge's answers.
+// fakeNode is a node of the fake cluster, with podgauge's responses.
 type fakeNode struct {
 	devices   *api.DevicesResponse
 	incidents *api.IncidentsResponse
 	phase     corev1.PodPhase
-	serve     http.HandlerFunc // in place of the answers
+	serve     http.HandlerFunc // replaces the responses
 	port      int32
 	evicted   bool // the node also has an ended pod
 }
 
-// fakeCluster is an API server with podgauge's pods, and a proxy to each.
+// fakeCluster is an API server with podgauge's pods and a proxy to each.
 type fakeCluster struct {
 	t     *testing.T
 	url   string
@@ -47,7 +47,7 @@ type fakeCluster struct {
 	done  chan struct{} // ends handlers that hang
 
 	mu       sync.Mutex
-	requests []string // paths of podgauge
+	requests []string // paths requested from podgauge
 }
 
 func newFakeCluster(t *testing.T, nodes map[string]*fakeNode) *fakeCluster {
@@ -112,7 +112,7 @@ func (c *fakeCluster) proxy(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// hang never answers.
+// hang never responds.
 func (c *fakeCluster) hang(_ http.ResponseWriter, r *http.Request) {
 	select {
 	case <-r.Context().Done():
@@ -120,7 +120,7 @@ func (c *fakeCluster) hang(_ http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// unreachable is the API server's answer for a pod that rejects connections.
+// unreachable is the API server's response for a pod that rejects connections.
 func unreachable(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusServiceUnavailable, metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,
@@ -154,7 +154,7 @@ func checkGolden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("not the text of %s; make golden writes the file:\n%s", file, got)
+		t.Errorf("differs from %s; if intended, run make golden:\n%s", file, got)
 	}
 }
 
@@ -169,7 +169,7 @@ func newOwner(namespace, pod string, current bool) api.OwnerJSON {
 	return api.OwnerJSON{Owner: device.Owner{Namespace: namespace, Pod: pod, Container: "server"}, Current: current}
 }
 
-// newNode returns a node with two GPUs, the second of which failed under serving/llm-0.
+// newNode returns a node with two GPUs. The second GPU failed while serving/llm-0 had it.
 func newNode(now time.Time) *fakeNode {
 	exit := int32(139)
 	fault := incident.Incident{
@@ -202,7 +202,7 @@ func healthyNode(now time.Time) *fakeNode {
 	}
 }
 
-// newBrokenCluster returns a cluster with a fault on node-a, a healthy node-b, a node-c that hangs, and a node-d without podgauge.
+// newBrokenCluster returns a cluster with a fault on node-a, a healthy node-b, a hanging node-c, and a node-d without podgauge.
 func newBrokenCluster(t *testing.T) *fakeCluster {
 	now := time.Now()
 	c := newFakeCluster(t, map[string]*fakeNode{"node-a": newNode(now), "node-b": healthyNode(now), "node-c": {}, "node-d": {serve: unreachable}})

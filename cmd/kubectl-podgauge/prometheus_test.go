@@ -15,14 +15,14 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// fakePrometheus answers queries by the first family of the query.
+// fakePrometheus responds to queries by the first family of the query.
 type fakePrometheus struct {
 	mu       sync.Mutex
 	families map[string][]model.Sample
 	queries  []string
 }
 
-// serve returns the URL of the server, which wants the user a with the password b.
+// serve returns the URL of the server, which requires the user a with the password b.
 func (p *fakePrometheus) serve(t *testing.T) (url, config string) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p.mu.Lock()
@@ -55,11 +55,11 @@ func (p *fakePrometheus) serve(t *testing.T) (url, config string) {
 	return server.URL, config
 }
 
-// newPastOfGoneNode returns the series of serving/llm-9, whose node-z is gone, and of serving/llm-0 on node-a.
-func newPastOfGoneNode(now time.Time) *fakePrometheus {
-	const goneGPU = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d59"
+// newRemovedNode returns the series of serving/llm-9 on the removed node-z, and of serving/llm-0 on node-a.
+func newRemovedNode(now time.Time) *fakePrometheus {
+	const removedGPU = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d59"
 	labels := func(more ...string) model.Metric {
-		m := model.Metric{"node": "node-z", "uuid": goneGPU, "gpu": "3", "mig_uuid": "", "namespace": "serving", "pod": "llm-9", "container": "server"}
+		m := model.Metric{"node": "node-z", "uuid": removedGPU, "gpu": "3", "mig_uuid": "", "namespace": "serving", "pod": "llm-9", "container": "server"}
 		for i := 0; i < len(more); i += 2 {
 			m[model.LabelName(more[i])] = model.LabelValue(more[i+1])
 		}
@@ -79,15 +79,15 @@ func newPastOfGoneNode(now time.Time) *fakePrometheus {
 	}}
 }
 
-// TestPodOfGoneNode checks that Prometheus has a pod whose node is gone, with the fault, the action and the end.
-func TestPodOfGoneNode(t *testing.T) {
+// TestPodOfRemovedNode checks that a pod of a removed node comes from Prometheus, with the fault, the action and the end.
+func TestPodOfRemovedNode(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"node-a": newNode(time.Now())})
-	past := newPastOfGoneNode(time.Now())
+	past := newRemovedNode(time.Now())
 	url, config := past.serve(t)
 	args := []string{"pod", "llm-9", "-n=serving", "--prometheus=" + url, "--prometheus-config=" + config}
 	out, errs, status := c.run(nil, append(args, "-o=wide")...)
 	if status != cli.ExitOK || errs != "" {
-		t.Errorf("%d %s", status, errs)
+		t.Errorf("got status %d, %s", status, errs)
 	}
 	checkGolden(t, "pod_gone_node.txt", out)
 	for _, query := range []string{
@@ -95,22 +95,22 @@ func TestPodOfGoneNode(t *testing.T) {
 		`last_over_time(nvidia_gpu_unhealthy_info{uuid="GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d59",mig_uuid=""}[2m])`,
 	} {
 		if !strings.Contains(strings.Join(past.queries, "\n"), query) {
-			t.Errorf("no query %s in\n%s", query, strings.Join(past.queries, "\n"))
+			t.Errorf("missing query %s in\n%s", query, strings.Join(past.queries, "\n"))
 		}
 	}
-	delete(c.nodes, "node-a") // no podgauge is left
+	delete(c.nodes, "node-a") // no pod of podgauge remains
 	out, errs, status = c.run(nil, args...)
 	if status != cli.ExitError || !strings.Contains(out, "node-z  3    server     no         unknown") || !strings.HasPrefix(errs, "no pod has the labels") {
-		t.Errorf("%d %s%s", status, out, errs)
+		t.Errorf("got status %d, %s%s", status, out, errs)
 	}
 }
 
-// TestPodOfBothSources checks that a fault that podgauge reports is not repeated by Prometheus, which adds the end of the container.
+// TestPodOfBothSources checks that a fault from podgauge is not repeated from Prometheus, which adds the end of the container.
 func TestPodOfBothSources(t *testing.T) {
 	node := newNode(time.Now())
 	node.incidents.Incidents[0].Affected[0].Termination = nil
 	c := newFakeCluster(t, map[string]*fakeNode{"node-a": node})
-	past := newPastOfGoneNode(time.Now())
+	past := newRemovedNode(time.Now())
 	for _, samples := range past.families {
 		for i := range samples {
 			samples[i].Metric["uuid"], samples[i].Metric["node"] = gpu1, "node-a"
@@ -119,14 +119,14 @@ func TestPodOfBothSources(t *testing.T) {
 	url, config := past.serve(t)
 	out, errs, status := c.run(nil, "pod", "llm-0", "-n=serving", "--no-headers", "--prometheus="+url, "--prometheus-config="+config)
 	if status != cli.ExitOK || errs != "" || strings.Count(out, "\n") != 3 || strings.Count(out, "xid_79") != 1 || !strings.Contains(out, "Failed, Error, exit 139") {
-		t.Errorf("%d %s%s", status, out, errs)
+		t.Errorf("got status %d, %s%s", status, out, errs)
 	}
 }
 
-// TestPrometheusErrors checks that an error costs a line, and that podgauge's records stay.
+// TestPrometheusErrors checks that an error costs only one line, and keeps podgauge's records.
 func TestPrometheusErrors(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"node-a": newNode(time.Now())})
-	url, _ := newPastOfGoneNode(time.Now()).serve(t)
+	url, _ := newRemovedNode(time.Now()).serve(t)
 	for _, row := range []struct {
 		args   []string
 		status int
@@ -141,15 +141,15 @@ func TestPrometheusErrors(t *testing.T) {
 	} {
 		out, errs, status := c.run(nil, append([]string{"pod", "llm-0", "-n", "serving"}, row.args...)...)
 		if status != row.status || !strings.Contains(out, row.out) || !strings.HasPrefix(errs, row.errs) || strings.Count(errs, "\n") != 1 {
-			t.Errorf("%v: %d %s%s", row.args, status, out, errs)
+			t.Errorf("%v: got status %d, %s%s", row.args, status, out, errs)
 		}
 	}
 	if _, errs, status := c.run(nil, "pod", "other", "-n=serving"); status != cli.ExitError || errs != "serving/other: no node reports a device of this pod; for a pod of a deleted node, set --prometheus\n" {
-		t.Errorf("unknown pod: %d %s", status, errs)
+		t.Errorf("unknown pod: got status %d, %s", status, errs)
 	}
 }
 
-// TestFamilies checks that podgauge exports the families of the queries.
+// TestFamilies checks that podgauge exports the queried families.
 func TestFamilies(t *testing.T) {
 	source, err := os.ReadFile("prometheus.go")
 	if err != nil {
@@ -161,7 +161,7 @@ func TestFamilies(t *testing.T) {
 	}
 	families := regexp.MustCompile(`nvidia_gpu_\w+`).FindAllString(string(source), -1)
 	if len(families) < 4 {
-		t.Errorf("queries of %q", families)
+		t.Errorf("queried families: got %q", families)
 	}
 	for _, name := range families {
 		if !strings.Contains(string(page), "|`"+name+"`<br>") {

@@ -18,7 +18,7 @@ import (
 const nodeFailures = "node-c: no response within 2s (podgauge/podgauge-node-c)\n" +
 	"node-d: error trying to reach service: dial tcp 10.0.0.3:9400: connect: connection refused (podgauge/podgauge-node-d)\n"
 
-// TestReports checks that a node that hangs and a node that fails cost a line each and exit status 1, and no other node.
+// TestReports checks that a hanging node and a failing node cost one line each and exit status 1, and affect no other node.
 func TestReports(t *testing.T) {
 	c := newBrokenCluster(t)
 	for name, args := range map[string][]string{
@@ -28,20 +28,20 @@ func TestReports(t *testing.T) {
 		"pod": {"pod", "llm-0", "-n=serving"}, "pod_wide": {"pod", "llm-0", "-n=serving", "-o=wide"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // each waits for the node that hangs
+			t.Parallel() // each waits for the hanging node
 			out, errs, status := c.run(nil, args...)
 			wantErrs := nodeFailures
-			if args[0] == "nodes" { // whose table has the errors
+			if args[0] == "nodes" { // its table contains the errors
 				wantErrs = ""
 			}
 			if status != cli.ExitError || errs != wantErrs {
-				t.Errorf("status %d, %s", status, errs)
+				t.Errorf("got status %d, %s", status, errs)
 			}
 			checkGolden(t, name+".txt", out)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if name == "incidents_wide" && !slices.Contains(c.requests, "podgauge-node-a:9400 "+api.IncidentsPath+"?namespace=serving&since=24h") {
-				t.Errorf("the filters are missing: %q", c.requests)
+				t.Errorf("missing filters: got requests %q", c.requests)
 			}
 		})
 	}
@@ -52,24 +52,24 @@ func TestReportsOfHealthyNodes(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"node-b": healthyNode(time.Now())})
 	for _, args := range [][]string{{"status"}, {"incidents"}, {"nodes"}, {"status", "--podgauge-namespace=podgauge"}, {"nodes", "-w"}} {
 		if out, errs, status := c.run(nil, args...); status != cli.ExitOK || errs != "" || !strings.HasPrefix(out, "NODE ") {
-			t.Errorf("%v: %d %s%s", args, status, out, errs)
+			t.Errorf("%v: got status %d, %s%s", args, status, out, errs)
 		}
 	}
 }
 
-// TestDocuments checks that JSON has the answers of all nodes and the errors, and that YAML has the same fields.
+// TestDocuments checks that JSON has the responses of all nodes and the errors, and that YAML has the same fields.
 func TestDocuments(t *testing.T) {
 	c := newBrokenCluster(t)
 	out, _, status := c.run(nil, "status", "-o=json")
 	var all nodeList[api.DevicesResponse]
 	if err := json.Unmarshal([]byte(out), &all); err != nil || status != cli.ExitError || len(all.Nodes) != 4 {
-		t.Fatalf("%d %v: %s", status, err, out)
+		t.Fatalf("got status %d, %v: %s", status, err, out)
 	}
 	if a := all.Nodes[0]; a.Node != "node-a" || len(a.Response.Devices) != 2 || a.Error != "" {
-		t.Errorf("%+v", a)
+		t.Errorf("got %+v", a)
 	}
 	if a := all.Nodes[2]; a.Node != "node-c" || a.Response != nil || a.Error != "no response within 2s" {
-		t.Errorf("%+v", a)
+		t.Errorf("got %+v", a)
 	}
 	if out, _, _ := c.run(nil, "nodes", "-o=yaml"); !strings.HasPrefix(out, "nodes:\n  - node: node-c\n    podgauge: podgauge/podgauge-node-c\n    error: no response within 2s\n") {
 		t.Error(out)
@@ -79,17 +79,17 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// TestIncidentNotes checks the lines on incidents that are left out or not stored.
+// TestIncidentNotes checks the lines about incidents that are omitted or not stored.
 func TestIncidentNotes(t *testing.T) {
 	node := newNode(time.Now())
 	node.incidents.Total, node.incidents.Error = 340, "disk full"
 	c := newFakeCluster(t, map[string]*fakeNode{"n": node})
 	if out, _, status := c.run(nil, "incidents"); status != cli.ExitOK || !strings.HasPrefix(out, "n: not stored: disk full\nn: the newest 1 of 340\nNODE ") {
-		t.Errorf("%d %s", status, out)
+		t.Errorf("got status %d, %s", status, out)
 	}
 }
 
-// TestCommandLine checks that a wrong name costs a line, and that help is on stdout.
+// TestCommandLine checks that a wrong name costs one line, and that help is on stdout.
 func TestCommandLine(t *testing.T) {
 	c := newFakeCluster(t, nil)
 	for args, want := range map[string]string{
@@ -97,12 +97,12 @@ func TestCommandLine(t *testing.T) {
 		"incidents --since=x": `error: --since "x": expected a time`,
 	} {
 		if out, errs, status := c.run(nil, strings.Fields(args)...); status == cli.ExitOK || out != "" || !strings.HasPrefix(errs, want) || strings.Count(errs, "\n") != 1 {
-			t.Errorf("%q: %d %s%s", args, status, out, errs)
+			t.Errorf("%q: got status %d, %s%s", args, status, out, errs)
 		}
 	}
 	out, errs, status := c.run(nil, "pod", "--help")
 	if status != cli.ExitOK || errs != "" || !strings.Contains(out, "kubectl podgauge pod NAME") || !strings.Contains(out, "--prometheus") {
-		t.Errorf("%d %s%s", status, out, errs)
+		t.Errorf("got status %d, %s%s", status, out, errs)
 	}
 	if out, _, _ := c.run(nil, "__complete", "status", "-o", ""); !strings.Contains(out, "wide") {
 		t.Error(out)
@@ -112,19 +112,19 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// TestEvictedPods checks that an ended pod is left out if the node has another pod of podgauge.
+// TestEvictedPods checks that an ended pod is omitted if the node has another pod of podgauge.
 func TestEvictedPods(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"n": {devices: healthyNode(time.Now()).devices, evicted: true}})
 	if out, errs, status := c.run(nil, "status", "--no-headers"); status != cli.ExitOK || errs != "" || strings.Count(out, "\n") != 1 {
-		t.Errorf("%d %s%s", status, out, errs)
+		t.Errorf("got status %d, %s%s", status, out, errs)
 	}
 	c.nodes["n"].phase, c.nodes["n"].serve = corev1.PodFailed, unreachable
 	if _, errs, status := c.run(nil, "status"); status != cli.ExitError || strings.Count(errs, "n: pod is Failed") != 2 {
-		t.Errorf("no other pod: %d %s", status, errs)
+		t.Errorf("no other pod: got status %d, %s", status, errs)
 	}
 }
 
-// TestPodWithDevice checks that a container that has a device now has no end, although a fault affected the container before.
+// TestPodWithDevice checks that a container that still has a device has no end, although a fault affected it earlier.
 func TestPodWithDevice(t *testing.T) {
 	node := newNode(time.Now())
 	node.incidents.Incidents[0].Affected[1].Termination = &incident.PodTermination{Phase: "Failed"}
@@ -132,11 +132,11 @@ func TestPodWithDevice(t *testing.T) {
 	out, errs, status := c.run(nil, "pod", "llm-1", "-n=serving", "--no-headers")
 	lines := strings.Split(out, "\n")
 	if status != cli.ExitOK || errs != "" || len(lines) != 3 || strings.Join(strings.Fields(lines[1]), " ") != "n 0 server yes healthy - - - - - -" {
-		t.Errorf("%d %s%s", status, out, errs)
+		t.Errorf("got status %d, %s%s", status, out, errs)
 	}
 }
 
-// TestPodOfPartitionedGPU checks that a fault of a GPU is shown on the MIG device of the container, once, also if the device is gone.
+// TestPodOfPartitionedGPU checks that a GPU's fault is shown once, on the MIG device of the container, even if the device is removed.
 func TestPodOfPartitionedGPU(t *testing.T) {
 	node := newNode(time.Now())
 	mig := newDevice(mig0, gpu1, 1)
@@ -153,14 +153,14 @@ func TestPodOfPartitionedGPU(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"n": node})
 	out, errs, status := c.run(nil, "pod", "llm-0", "-n=serving", "--no-headers", "-o=wide")
 	if status != cli.ExitOK || errs != "" || strings.Count(out, "\n") != 2 || strings.Count(out, mig0) != 1 || !strings.Contains(out, "1 2g.20gb") || strings.Contains(out, gpu1) {
-		t.Errorf("%d %s%s", status, out, errs)
+		t.Errorf("got status %d, %s%s", status, out, errs)
 	}
 	if out, _, _ := c.run(nil, "incidents", "--no-headers"); strings.Count(out, "serving/llm-0/server") != 1 {
-		t.Errorf("a container with two devices:\n%s", out)
+		t.Errorf("container with two devices: got\n%s", out)
 	}
 }
 
-// TestTransports checks TLS, other ports, pods that do not run, and errors of podgauge and the API server.
+// TestTransports covers TLS, other ports, pods that do not run, and errors of podgauge and the API server.
 func TestTransports(t *testing.T) {
 	now := time.Now()
 	respond := func(status int, body string) http.HandlerFunc {
@@ -204,16 +204,16 @@ func TestTransports(t *testing.T) {
 			cluster := newFakeCluster(t, map[string]*fakeNode{"n": c.node})
 			out, errs, status := cluster.run(nil, append([]string{"status", "--timeout=1m"}, c.args...)...)
 			if status != c.status || !strings.Contains(out+errs, c.want) || strings.Count(errs, "\n") > 1 {
-				t.Errorf("%d %s%s", status, out, errs)
+				t.Errorf("got status %d, %s%s", status, out, errs)
 			}
 			if c.request != "" && !strings.HasPrefix(cluster.requests[len(cluster.requests)-1]+" ", c.request) {
-				t.Errorf("requests %q", cluster.requests)
+				t.Errorf("requests: got %q", cluster.requests)
 			}
 		})
 	}
 }
 
-// TestNodesInParallel checks that many nodes that hang cost the deadline of one.
+// TestNodesInParallel checks that many hanging nodes cost the deadline of one.
 func TestNodesInParallel(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{})
 	for i := range 30 {
@@ -221,18 +221,18 @@ func TestNodesInParallel(t *testing.T) {
 	}
 	start := time.Now()
 	if _, errs, status := c.run(nil, "status", "--timeout=500ms"); status != cli.ExitError || strings.Count(errs, "no response within 500ms") != 30 {
-		t.Errorf("%d %s", status, errs)
+		t.Errorf("got status %d, %s", status, errs)
 	}
-	if took := time.Since(start); took > 5*time.Second { // one after the other: 15 s
-		t.Errorf("took %s", took)
+	if took := time.Since(start); took > 5*time.Second { // sequentially: 15 s
+		t.Errorf("got %s, want at most 5 s", took)
 	}
 }
 
-// TestProgress checks that a terminal shows the number of nodes that answered, and no rest of the line in the end.
+// TestProgress checks that a terminal shows the number of nodes that responded, and finally clears the line.
 func TestProgress(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"n": healthyNode(time.Now())})
 	_, errs, status := c.run(func(c *client) { c.isTerminal = func(io.Writer) bool { return true } }, "status")
 	if status != cli.ExitOK || !strings.HasPrefix(errs, "\r0 of 1 node responded") || !strings.HasSuffix(errs, "\r\x1b[K") {
-		t.Errorf("%d %q", status, errs)
+		t.Errorf("got status %d, %q", status, errs)
 	}
 }

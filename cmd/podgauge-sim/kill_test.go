@@ -12,7 +12,7 @@ import (
 	"github.com/podgauge/podgauge/test/program"
 )
 
-// counterLine are the series that outlive the process. Their values are whole numbers.
+// counterLine matches the series that outlive the process. Their values are whole numbers.
 var counterLine = regexp.MustCompile(`(?m)^((?:nvidia_gpu_incidents_total|nvidia_gpu_allocation_device_failures_total|nvidia_gpu_health_flaps_total|nvidia_gpu_xid_errors_total)\{.*\}) (\d+)$`)
 
 func parseCounters(page string) map[string]uint64 {
@@ -23,12 +23,11 @@ func parseCounters(page string) map[string]uint64 {
 	return all
 }
 
-// TestCountersAfterSIGKILL: in a storm of Xids, a process that is killed right after a scrape
-// leaves counters from which the next one continues. Prometheus would take all of a counter
-// that fell for an increase.
+// TestCountersAfterSIGKILL kills processes right after a scrape in a storm of Xids, and checks that the next process continues the counters.
+// Prometheus would treat the whole value of a counter that fell as an increase.
 func TestCountersAfterSIGKILL(t *testing.T) {
 	dir := program.ShortDir(t)
-	storm := []string{"0s xid 1 79"} // turns unhealthy
+	storm := []string{"0s xid 1 79"} // becomes unhealthy
 	for n := range 5000 {
 		storm = append(storm, fmt.Sprintf("%dms xid 0 31", n))
 	}
@@ -46,12 +45,12 @@ func TestCountersAfterSIGKILL(t *testing.T) {
 			current = parseCounters(p.Scrape(t))
 			for series, count := range before {
 				if current[series] < count {
-					t.Fatalf("process %d: a scrape shows %d of %s after %d", n, current[series], series, count)
+					t.Fatalf("process %d: got %d of %s, want at least %d", n, current[series], series, count)
 				}
 			}
 			for series, count := range previous {
 				if now, exists := current[series]; exists && now < count {
-					t.Fatalf("process %d: a scrape shows %d of %s, and the process before had shown %d", n, now, series, count)
+					t.Fatalf("process %d: got %d of %s, want at least %d as in the previous process", n, now, series, count)
 				}
 			}
 			for series, count := range current {
@@ -71,7 +70,7 @@ func TestCountersAfterSIGKILL(t *testing.T) {
 			found = found || strings.HasPrefix(series, family) && count > 0
 		}
 		if !found {
-			t.Errorf("nothing was counted in %s, so this has shown nothing", family)
+			t.Errorf("no increase of %s, so the test proves nothing", family)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { program.Main(m, main) }
 
-// TestWrongMode: a wrong value, or script, gives one line and exit status 2.
+// TestWrongMode checks that a wrong value or script causes one line and exit status 2.
 func TestWrongMode(t *testing.T) {
 	for mode, want := range map[string]string{
 		"cluster":     `podgauge: --simulate: "cluster": expected node, hardware or script:FILE` + "\n",
@@ -25,25 +25,24 @@ func TestWrongMode(t *testing.T) {
 		command.Env = append(os.Environ(), program.Env+"=1")
 		output, err := command.CombinedOutput()
 		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 2 || string(output) != want {
-			t.Errorf("%s: %v, %q", mode, err, output)
+			t.Errorf("%s: got %v, %q", mode, err, output)
 		}
 	}
 }
 
-// TestSimulatedNodeIsItsOwn: nothing of the machine that it runs on is touched.
-func TestSimulatedNodeIsItsOwn(t *testing.T) {
+// TestSimulatedNodeIsIsolated checks that the simulated node changes nothing of its host.
+func TestSimulatedNodeIsIsolated(t *testing.T) {
 	m, err := (&simulatedPlatform{mode: modeNode}).Open(app.OpenOptions{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Node.Close()
 	if !strings.HasPrefix(m.KubeletDir, os.TempDir()) || !strings.HasPrefix(m.DevicePluginDir, m.KubeletDir+"/") {
-		t.Errorf("it writes into %q and %q", m.KubeletDir, m.DevicePluginDir)
+		t.Errorf("folders: got %q and %q, want temporary folders", m.KubeletDir, m.DevicePluginDir)
 	}
 }
 
-// TestScript: a script that is not there, or means nothing, is refused by name; another one is the
-// simulated node's.
+// TestScript checks that a missing or invalid script is rejected with its name, and that a valid script drives the simulated node.
 func TestScript(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -62,7 +61,7 @@ func TestScript(t *testing.T) {
 		write("late", "5s wedge\n4s load"): "late: line 2: 4s is before the time 5s",
 	} {
 		if err := p.setMode(modeScriptPrefix + file); err == nil || !strings.Contains(err.Error(), wantErr) {
-			t.Errorf("%s: %v, want %s", file, err, wantErr)
+			t.Errorf("%s: got %v, want %s", file, err, wantErr)
 		}
 	}
 	if err := p.setMode(modeScriptPrefix + write("good", "machine t4\n0s wedge\n")); err != nil {
@@ -74,6 +73,6 @@ func TestScript(t *testing.T) {
 	}
 	defer m.Node.Close()
 	if devices, err := m.Devices(t.Context()); err != nil || len(devices) != 4 || devices[0].Model != "Tesla T4" {
-		t.Errorf("the machine has %v, %v", devices, err)
+		t.Errorf("devices: got %v, %v", devices, err)
 	}
 }

@@ -20,6 +20,6 @@ func TestTimesAreInUTC(t *testing.T) {
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err != nil || !regexp.MustCompile(`^\{"at":"[^"]+Z"`).Match(body) || strings.Contains(string(body), "+09:00") {
-		t.Errorf("%v: %s", err, body)
+		t.Errorf("got error %v, body %s", err, body)
 	}
 }

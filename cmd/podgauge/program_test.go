@@ -13,8 +13,8 @@ import (
 
 func TestMain(m *testing.M) { program.Main(m, main) }
 
-// startPodgauge runs podgauge on the stand-in for NVML, which only a process that begins with its folder in the environment
-// finds. It returns a func that reads which functions were called how often.
+// startPodgauge runs podgauge on the stand-in for NVML, which is found through the environment. The returned function reads how often each
+// NVML function was called.
 func startPodgauge(t *testing.T, machine []string, args ...string) (p *program.RunningProgram, calls func() nvmltest.CallCounts) {
 	t.Helper()
 	dir := program.ShortDir(t)
@@ -38,8 +38,7 @@ func startPodgauge(t *testing.T, machine []string, args ...string) (p *program.R
 	}
 }
 
-// TestCallsOfTheProgram: with everything on, on GPUs of all kinds, the one function that
-// holds its caller up for 20 ms is never called.
+// TestCallsOfTheProgram checks that, with all features on GPUs of all kinds, the one function that takes 20 ms is never called.
 func TestCallsOfTheProgram(t *testing.T) {
 	models := []string{"h100", "a100", "b200", "gb200", "t4", "h100"}
 	machine := []string{fmt.Sprint("gpus ", len(models))}
@@ -57,7 +56,7 @@ func TestCallsOfTheProgram(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	for _, problem := range problems { // names of the Go collector and of dcgm-exporter are not podgauge's to choose
+	for _, problem := range problems { // podgauge cannot choose the names of the Go collector and of dcgm-exporter
 		if !strings.HasPrefix(problem.Metric, "go_") && !strings.HasPrefix(problem.Metric, "DCGM_") {
 			t.Errorf("promlint: %s: %s", problem.Metric, problem.Text)
 		}
@@ -65,10 +64,10 @@ func TestCallsOfTheProgram(t *testing.T) {
 	counted := calls()
 	for gpu := range models {
 		if n := counted.Count("nvmlDeviceGetPcieThroughput", gpu); n > 0 {
-			t.Errorf("nvmlDeviceGetPcieThroughput is called %d times on GPU %d", n, gpu)
+			t.Errorf("nvmlDeviceGetPcieThroughput on GPU %[2]d: got %[1]d calls, want none", n, gpu)
 		}
 		if counted.GPUTotal(gpu) == 0 {
-			t.Errorf("nothing is asked of GPU %d", gpu)
+			t.Errorf("GPU %d: got no NVML calls", gpu)
 		}
 	}
 }

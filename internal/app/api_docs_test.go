@@ -13,8 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// TestAPIPage: the examples of docs/reference/api.md are what is answered, and its tables have each
-// field.
+// TestAPIPage checks that docs/reference/api.md has the actual responses as examples, and each field in its tables.
 func TestAPIPage(t *testing.T) {
 	const file = "../../docs/reference/api.md"
 	page, err := os.ReadFile(file)
@@ -27,7 +26,7 @@ func TestAPIPage(t *testing.T) {
 		paths = append(paths, string(example[1]))
 	}
 	if len(paths) != 3 {
-		t.Fatalf("%s has examples of %q", file, paths)
+		t.Fatalf("examples in %s: got %q", file, paths)
 	}
 	bodies := newScriptedNode().serve(t, paths...)
 	want := examples.ReplaceAllFunc(page, func(example []byte) []byte {
@@ -43,19 +42,19 @@ func TestAPIPage(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if !bytes.Equal(page, want) {
-		t.Errorf("the examples in docs/reference/api.md are not what is answered; run make golden")
+		t.Errorf("the examples in docs/reference/api.md differ from the responses; run make golden")
 	}
 	tables := examples.ReplaceAllString(string(page), "")
-	for _, answer := range []any{api.DevicesResponse{}, api.AllocationsResponse{}, api.IncidentsResponse{}} {
-		for _, field := range jsonFields(reflect.TypeOf(answer)) {
+	for _, response := range []any{api.DevicesResponse{}, api.AllocationsResponse{}, api.IncidentsResponse{}} {
+		for _, field := range jsonFields(reflect.TypeOf(response)) {
 			if !strings.Contains(tables, "`"+field+"`") {
-				t.Errorf("docs/reference/api.md lacks %s of %T", field, answer)
+				t.Errorf("docs/reference/api.md lacks %s of %T", field, response)
 			}
 		}
 	}
 }
 
-// jsonFields are the names that a struct has in JSON, and those of what it has in it.
+// jsonFields returns the JSON names of a struct's fields, including nested structs.
 func jsonFields(typ reflect.Type) (names []string) {
 	switch typ.Kind() {
 	case reflect.Pointer, reflect.Slice:
@@ -74,7 +73,7 @@ func jsonFields(typ reflect.Type) (names []string) {
 	return names
 }
 
-// TestIncidentFamilies: what a scrape shows of the scripted node.
+// TestIncidentFamilies checks the metrics of the scripted node.
 func TestIncidentFamilies(t *testing.T) {
 	text := newScriptedNode().serve(t, "/metrics")["/metrics"]
 	lint(t, "incidents", text)

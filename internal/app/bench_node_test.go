@@ -27,23 +27,20 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// envListServer in the environment makes this test binary a kubelet that serves the benchNode in the variable (JSON). The kubelet is
-// a process of its own, so that benchmarks do not count its memory.
+// envListServer makes this test binary a kubelet that serves the benchNode (JSON) in the variable. The kubelet is a separate process, so that
+// benchmarks do not count its memory.
 const envListServer = "PODGAUGE_TEST_LIST_SERVER"
 
-// benchNode is a node that is scraped: eight H100s, or what they are cut into, and pods.
+// benchNode is a scraped node: eight H100s or their MIG devices or replicas, and pods.
 type benchNode struct {
-	Socket string // the kubelet's
-	// Pods have two containers each, of which the first ones of the first pods hold a
-	// device each, or a replica of one.
+	Socket string // of the kubelet
+	// Pods is the number of pods, each with two containers. The first containers of the first pods have a device or replica each.
 	Pods int
-	// MIGDevices is into how many each GPU is cut, and Replicas how many pods share one; 0:
-	// none.
+	// MIGDevices and Replicas are numbers per GPU; 0: none.
 	MIGDevices, Replicas int
-	// Processes runs one in each container that holds something.
+	// Processes starts a process in each container with a device.
 	Processes bool
-	// Include are the families that are shown; none: all but those of the Go runtime and
-	// the process. Runtime shows these as well.
+	// Include lists the exported families; nil: all except the Go runtime and process families, which Runtime adds.
 	Include []string
 	Set     string // --metrics.set; empty: full
 	Runtime bool
@@ -61,7 +58,7 @@ func (n benchNode) machine() *sim.Machine {
 	return m
 }
 
-// deviceIDs are the ids that pods hold.
+// deviceIDs returns the ids that can be allocated.
 func (n benchNode) deviceIDs(m *sim.Machine) (ids []device.AdvertisedID) {
 	for _, id := range m.AllocatableIDs() {
 		if n.Replicas == 0 {
@@ -74,24 +71,24 @@ func (n benchNode) deviceIDs(m *sim.Machine) (ids []device.AdvertisedID) {
 	return ids
 }
 
-// owner is the c-th container of the p-th pod.
+// owner returns container c of pod p.
 func (benchNode) owner(p, c int) device.Owner {
 	return device.Owner{Namespace: fmt.Sprintf("team-%d", p%7), Pod: fmt.Sprintf("workload-with-a-usual-name-%d-x7k2p", p), Container: fmt.Sprintf("container-%d", c)}
 }
 
-// benchKubelet is its kubelet.
+// benchKubelet is the kubelet of a benchNode.
 type benchKubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	list        *api.ListPodResourcesResponse
 	allocatable *api.AllocatableResourcesResponse
 }
 
-// List is the kubelet's.
+// List returns a constant response.
 func (b *benchKubelet) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
 	return b.list, nil
 }
 
-// GetAllocatableResources is the kubelet's.
+// GetAllocatableResources returns a constant response.
 func (b *benchKubelet) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
 	return b.allocatable, nil
 }
@@ -116,7 +113,7 @@ func (n benchNode) kubelet() *benchKubelet {
 	return b
 }
 
-// runListServer serves until its parent has gone.
+// runListServer serves the kubelet's API until the parent process ends.
 func runListServer(spec string) {
 	var n benchNode
 	if err := json.Unmarshal([]byte(spec), &n); err != nil {
@@ -126,7 +123,7 @@ func runListServer(spec string) {
 	if err != nil {
 		panic(err)
 	}
-	old := time.Now().Add(-time.Hour) // a kubelet that has been up for long is trusted at once
+	old := time.Now().Add(-time.Hour) // a kubelet with a long uptime is trusted at once
 	if err := os.Chtimes(n.Socket, old, old); err != nil {
 		panic(err)
 	}
@@ -137,7 +134,7 @@ func runListServer(spec string) {
 	}
 }
 
-// startKubelet has a process of its own be the node's kubelet.
+// startKubelet starts the node's kubelet in a separate process.
 func (n *benchNode) startKubelet(tb testing.TB) {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "pg")
@@ -160,8 +157,8 @@ func (n *benchNode) startKubelet(tb testing.TB) {
 	tb.Cleanup(func() { kubelet.Process.Kill(); kubelet.Wait() })
 }
 
-// startProcesses has a process run in each container that holds something, in cgroups as they are
-// in /proc, and links to the kubelet's logs that say how containers are called.
+// startProcesses starts a process in each container with a device, with cgroups as in /proc, and the kubelet's log links that name the
+// containers.
 func (n benchNode) startProcesses(tb testing.TB, m *sim.Machine, log *slog.Logger) exporter.ProcessResolver {
 	tb.Helper()
 	p := newFakeProcFS(tb, false)
@@ -179,7 +176,7 @@ func (n benchNode) startProcesses(tb testing.TB, m *sim.Machine, log *slog.Logge
 	return cgroup.New(cgroup.Options{Proc: p.root, Pods: tb.TempDir(), Logs: logs, Log: log})
 }
 
-// scrapedNode is a node with devices and a kubelet, of which nothing else is known.
+// scrapedNode is a node of which only the devices and the kubelet are known.
 type scrapedNode struct {
 	*scriptedNode
 	board   *device.Inventory
@@ -195,8 +192,7 @@ func (n scrapedNode) ListAllocations(ctx context.Context) device.Allocations {
 	return n.kubelet.ListAllocations(ctx)
 }
 
-// newBenchClient builds the exporter from the program's own parts, over real sockets on both
-// sides.
+// newBenchClient builds the exporter from the program's components, with real sockets on both sides.
 func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
 	tb.Helper()
 	n.startKubelet(tb)

@@ -17,11 +17,10 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// envScraper, in the environment, has it be a Prometheus that scrapes the address so
-// often, "<times> <url>", as fast as it is answered.
+// envScraper makes this test binary a Prometheus that scrapes an address a number of times, "<times> <url>", without pauses.
 const envScraper = "PODGAUGE_TEST_SCRAPER"
 
-// runScraper scrapes and ends.
+// runScraper scrapes as specified, then returns.
 func runScraper(spec string) {
 	var times int
 	var url string
@@ -64,7 +63,7 @@ func newScrapeClient(tb testing.TB, url string, allocations int) *scrapeClient {
 	return s
 }
 
-// uncachedHandler makes each scrape fly: one within a second of another would share.
+// uncachedHandler makes each scrape start a collection: otherwise scrapes within a second share one.
 func uncachedHandler(e *exporter.Exporter, board *device.Inventory, statuses []device.Status, s exporter.HandlerOptions) http.Handler {
 	h := e.Handler(s)
 	other := slices.Clone(statuses)
@@ -76,18 +75,18 @@ func uncachedHandler(e *exporter.Exporter, board *device.Inventory, statuses []d
 	})
 }
 
-func waitUntil(tb testing.TB, what string, done func() bool) {
+func waitUntil(tb testing.TB, event string, done func() bool) {
 	tb.Helper()
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
 	for end := time.Now().Add(waitTimeout); !done(); <-poll.C {
 		if time.Now().After(end) {
-			tb.Fatalf("not within %s: %s", waitTimeout, what)
+			tb.Fatalf("not within %s: %s", waitTimeout, event)
 		}
 	}
 }
 
-// scrape asks once and drops the answer as it comes.
+// scrape sends one request and discards the response.
 func (s *scrapeClient) scrape(tb testing.TB) {
 	if err := s.scrapeOnce(); err != nil {
 		tb.Fatal(err)
@@ -108,8 +107,7 @@ func (s *scrapeClient) scrapeOnce() error {
 	return nil
 }
 
-// scrapeElsewhere has another process scrape, so that the client costs this one
-// nothing.
+// scrapeElsewhere scrapes from another process, so that this process does not pay for the client.
 func (s *scrapeClient) scrapeElsewhere(tb testing.TB, times int) {
 	client := exec.Command(os.Args[0])
 	client.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", envScraper, times, s.request.URL))
@@ -136,7 +134,7 @@ func (s *scrapeClient) text(tb testing.TB) string {
 	return string(text)
 }
 
-// cpuTime is what this process has used.
+// cpuTime returns the CPU time of this process.
 func cpuTime(tb testing.TB) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -145,8 +143,7 @@ func cpuTime(tb testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// basicFamilies are the families that stand for dcgm-exporter's default set: on eight GPUs they
-// are 200 series, as many as that has.
+// basicFamilies are equivalent to dcgm-exporter's default set: 200 series on eight GPUs, as many as in that set.
 var basicFamilies = []string{
 	"nvidia_gpu_memory_*", "nvidia_gpu_utilization_ratio", "nvidia_gpu_*coder_utilization_ratio",
 	"nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total", "nvidia_gpu_temperature_celsius", "nvidia_gpu_clock_hertz",
@@ -154,33 +151,31 @@ var basicFamilies = []string{
 	"nvidia_gpu_remapped_rows", "nvidia_gpu_row_remap_failure", "nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidia_gpu_allocation_info",
 }
 
-// migFamilies are what GPU instances have of their own, and their state: on 56 slices some
-// 1,400 series.
+// migFamilies are the families that GPU instances have, and their state: some 1,400 series on 56 MIG devices.
 var migFamilies = []string{
 	"nvidia_gpu_memory_*", "nvidia_gpu_bar1_*", "nvidia_gpu_graphics_*", "nvidia_gpu_sm_*", "nvidia_gpu_pipe_*", "nvidia_gpu_dram_*",
 	"nvidia_gpu_info", "nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidia_gpu_allocation_info",
 }
 
-// benchNodes are the nodes whose scrapes are measured, and what one of them allocates at
-// most, HTTP's on both sides and gRPC's included.
+// benchNodes are the nodes of the scrape measurements, with the maximum of memory allocations per scrape, including HTTP on both sides and
+// gRPC.
 var benchNodes = []struct {
-	name            string
-	node            benchNode
-	mostAllocations float64
+	name           string
+	node           benchNode
+	maxAllocations float64
 }{
 	{"gpus=8/usual", benchNode{Pods: 110, Include: basicFamilies}, 600},
 	{"gpus=8/usual/pods=500", benchNode{Pods: 500, Include: basicFamilies}, 600},
 	{"gpus=8/default", benchNode{Pods: 110, Processes: true, Set: "default", Runtime: true}, 700},
 	{"gpus=8/all", benchNode{Pods: 110, Processes: true}, 700},
 	{"gpus=8/all_with_go_and_process", benchNode{Pods: 110, Processes: true, Runtime: true}, 1800},
-	{"slices=56/own", benchNode{Pods: 110, MIGDevices: 7, Include: migFamilies}, 600},
-	{"slices=56/all", benchNode{Pods: 110, MIGDevices: 7, Processes: true}, 700},
+	{"mig=56/own", benchNode{Pods: 110, MIGDevices: 7, Include: migFamilies}, 600},
+	{"mig=56/all", benchNode{Pods: 110, MIGDevices: 7, Processes: true}, 700},
 	{"replicas=32/all", benchNode{Pods: 110, Replicas: 4, Processes: true}, 700},
 }
 
-// BenchmarkScrape is a whole scrape over real sockets, with List and gzip. Kubelet and
-// Prometheus are processes of their own; what is left is podgauge's, its CPU time as
-// cpu-µs/op.
+// BenchmarkScrape measures a whole scrape over real sockets, with List and gzip. Kubelet and Prometheus are separate processes, so only
+// podgauge is measured. cpu-µs/op is its CPU time.
 func BenchmarkScrape(b *testing.B) {
 	for _, c := range benchNodes {
 		b.Run(c.name, func(b *testing.B) {
@@ -197,17 +192,17 @@ func BenchmarkScrape(b *testing.B) {
 	}
 }
 
-// TestScrapeAllocations pins what a scrape allocates.
+// TestScrapeAllocations limits the memory allocations of a scrape.
 func TestScrapeAllocations(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector allocates too; make test runs this one without it")
+		t.Skip("the race detector allocates memory; make test also runs this test without it")
 	}
 	for _, c := range benchNodes {
 		t.Run(c.name, func(t *testing.T) {
 			s := newBenchClient(t, c.node)
 			n := testing.AllocsPerRun(100, func() { s.scrape(t) })
-			if t.Logf("%d series, %d bytes, %.0f allocations", s.series, s.bytes, n); n > c.mostAllocations {
-				t.Errorf("a scrape of %d series makes %.0f allocations, want %.0f at most", s.series, n, c.mostAllocations)
+			if t.Logf("%d series, %d bytes, %.0f allocations", s.series, s.bytes, n); n > c.maxAllocations {
+				t.Errorf("scrape of %d series: got %.0f memory allocations, want at most %.0f", s.series, n, c.maxAllocations)
 			}
 		})
 	}

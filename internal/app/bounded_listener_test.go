@@ -20,8 +20,7 @@ import (
 	"time"
 )
 
-// TestBoundedListener: a client that keeps many connections open gets at most the limit, and other clients are served, with and
-// without TLS.
+// TestBoundedListener checks that a client with many connections is limited, and that other clients are served, with and without TLS.
 func TestBoundedListener(t *testing.T) {
 	for name, config := range map[string]string{"plain": "", "passwords": usersConfig, "TLS": tlsConfig + usersConfig} {
 		t.Run(name, func(t *testing.T) {
@@ -39,22 +38,22 @@ func TestBoundedListener(t *testing.T) {
 				for range 3 * maxConnections {
 					openIdle(t, at, secure && at == w.url, &ended)
 				}
-				waitUntil(t, "the oldest have gone", func() bool { return ended.Load() >= 2*maxConnections })
+				waitUntil(t, "the oldest connections are closed", func() bool { return ended.Load() >= 2*maxConnections })
 				if got, err := fetch(t, httpClient, url+"/healthz", testPassword); err != nil || got.status != http.StatusOK {
-					t.Errorf("amid them: %d, %v", got.status, err)
+					t.Errorf("request beside many connections: got %d, %v", got.status, err)
 				}
 				if got, err := fetch(t, httpClient, w.probesURL+"/healthz", ""); err != nil || got.status != http.StatusOK {
-					t.Errorf("a probe amid them: %d, %v", got.status, err)
+					t.Errorf("probe beside many connections: got %d, %v", got.status, err)
 				}
 				if got := ended.Load(); got > 2*maxConnections+2 {
-					t.Errorf("%d of %d had to go", got, 3*maxConnections)
+					t.Errorf("got %d of %d connections closed", got, 3*maxConnections)
 				}
 			}
 		})
 	}
 }
 
-// openIdle asks once on a connection of its own, and counts it when it has ended.
+// openIdle sends one request on a new connection, and counts the connection when it is closed.
 func openIdle(t *testing.T, url string, secure bool, ended *atomic.Int32) {
 	t.Helper()
 	conn := dialFrom(t, "127.0.0.1", url)
@@ -77,7 +76,7 @@ func dialFrom(t *testing.T, from, url string) net.Conn {
 	return conn
 }
 
-// requestOnce asks once, so that the connection is idle and has two minutes until its next request.
+// requestOnce sends a request, so that the connection is idle and has two minutes until the next request.
 func requestOnce(t *testing.T, conn net.Conn) {
 	t.Helper()
 	if _, err := conn.Write([]byte("GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")); err != nil {
@@ -92,7 +91,7 @@ func requestOnce(t *testing.T, conn net.Conn) {
 	}
 }
 
-// countClosed counts a connection when it has ended.
+// countClosed counts a connection when it is closed.
 func countClosed(conn net.Conn, ended *atomic.Int32) {
 	go func() { // ends with the connection
 		<-awaitClose(conn)
@@ -100,7 +99,7 @@ func countClosed(conn net.Conn, ended *atomic.Int32) {
 	}()
 }
 
-// TestBoundedListenerSparesOtherClients: a client that opens any number of connections has its own oldest closed, and no other's.
+// TestBoundedListenerSparesOtherClients checks that a client with too many connections loses its own oldest, and other clients lose none.
 func TestBoundedListenerSparesOtherClients(t *testing.T) {
 	w := newTestApp(t, 1, "--web.probe-address=127.0.0.1:0")
 	for _, at := range []string{w.url, w.probesURL} {
@@ -112,18 +111,18 @@ func TestBoundedListenerSparesOtherClients(t *testing.T) {
 			requestOnce(t, conn)
 			countClosed(conn, &ended)
 		}
-		waitUntil(t, "the oldest have gone", func() bool { return ended.Load() > 2*maxConnections })
+		waitUntil(t, "the oldest connections are closed", func() bool { return ended.Load() > 2*maxConnections })
 		if _, err := kept.Write([]byte("GET /healthz HTTP/1.0\r\n\r\n")); err != nil {
 			t.Fatal(err)
 		}
-		if answer, err := io.ReadAll(kept); err != nil || !strings.HasSuffix(string(answer), "ok\n") {
-			t.Errorf("on the oldest connection, of another client: %q, %v", answer, err)
+		if response, err := io.ReadAll(kept); err != nil || !strings.HasSuffix(string(response), "ok\n") {
+			t.Errorf("oldest connection, of another client: got %q, %v", response, err)
 		}
 	}
 }
 
-// TestBoundedListenerCountsUnreleased: closed connections count until the server has released them. A client with too many of them has its new
-// ones closed, and other clients are answered at once.
+// TestBoundedListenerCountsUnreleased checks that closed connections count until the server has released them. The new connections of a
+// client with too many are closed, and other clients are served at once.
 func TestBoundedListenerCountsUnreleased(t *testing.T) {
 	l, err := listenTCP("127.0.0.1:0")
 	if err != nil {
@@ -165,7 +164,7 @@ func TestBoundedListenerCountsUnreleased(t *testing.T) {
 	}
 	probe := func() {
 		conn := dialFrom(t, "127.0.0.1", l.Addr().String())
-		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil { // not until the end of all tests
+		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil { // instead of the timeout of all tests
 			t.Fatal(err)
 		}
 		requestOnce(t, conn)
@@ -182,7 +181,7 @@ func TestBoundedListenerCountsUnreleased(t *testing.T) {
 		surplus = append(surplus, connect("127.0.0.2"))
 	}
 	probe()
-	for i := range 20 { // the more clients come, the fewer connections each may have
+	for i := range 20 { // the more clients, the fewer connections of each
 		connect(fmt.Sprint("127.0.0.", 10+i))
 		<-arrived
 	}
@@ -192,7 +191,7 @@ func TestBoundedListenerCountsUnreleased(t *testing.T) {
 		<-ended
 	}
 	release()
-	waitUntil(t, "the server has released all", func() bool {
+	waitUntil(t, "the server has released all connections", func() bool {
 		listener.mu.Lock()
 		defer listener.mu.Unlock()
 		return len(listener.active) == 0
@@ -200,8 +199,8 @@ func TestBoundedListenerCountsUnreleased(t *testing.T) {
 	requestOnce(t, dialFrom(t, "127.0.0.2", l.Addr().String()))
 }
 
-// TestBoundedListenerManyClients: all clients together have at most maxActive connections. A new client finds room if up to 85 others connect in
-// turns, but not if they are more, or if each takes its whole share before the next.
+// TestBoundedListenerManyClients checks that all clients together have at most maxActive connections. A new client is admitted if up to 85
+// others connect in turns, but not if there are more, or if each takes its maximum before the next.
 func TestBoundedListenerManyClients(t *testing.T) {
 	const maxClients = maxActive / clientShare
 	for clients := 1; clients <= maxClients+1; clients++ {
@@ -210,8 +209,8 @@ func TestBoundedListenerManyClients(t *testing.T) {
 			c.admit(&clientConn{TCPConn: &net.TCPConn{}, client: netip.AddrFrom4([4]byte{10, 0, 0, byte(i % clients)})})
 		}
 		served := len(c.active)
-		if room := c.admit(&clientConn{TCPConn: &net.TCPConn{}, client: netip.AddrFrom4([4]byte{10, 0, 1, 0})}); served > maxActive || room != (clients <= maxClients) {
-			t.Errorf("%d clients have %d connections, and another one is admitted: %t", clients, served, room)
+		if ok := c.admit(&clientConn{TCPConn: &net.TCPConn{}, client: netip.AddrFrom4([4]byte{10, 0, 1, 0})}); served > maxActive || ok != (clients <= maxClients) {
+			t.Errorf("%d clients: got %d connections, another client is admitted: %t", clients, served, ok)
 		}
 	}
 	c, admitted := newBoundedListener(&http.Server{}, nil), []int{}
@@ -223,7 +222,7 @@ func TestBoundedListenerManyClients(t *testing.T) {
 		admitted = append(admitted, n)
 	}
 	if want := []int{192, 48, 12, 3, 1}; !slices.Equal(admitted, want) { // docs/explanation/security.md
-		t.Errorf("five clients take %v, want %v", admitted, want)
+		t.Errorf("connections of five clients: got %v, want %v", admitted, want)
 	}
 }
 
@@ -232,7 +231,7 @@ func TestClientOf(t *testing.T) {
 		"10.0.0.1:80": "10.0.0.1", "[::ffff:10.0.0.1]:80": "10.0.0.1", "[fd00::1:2]:80": "fd00::1:2", "": "invalid IP", "@": "invalid IP",
 	} {
 		if got := clientAddr(remote).String(); got != want {
-			t.Errorf("%q is of %s, want %s", remote, got, want)
+			t.Errorf("client of %q: got %s, want %s", remote, got, want)
 		}
 	}
 }
@@ -247,7 +246,7 @@ func awaitClose(conn net.Conn) <-chan struct{} {
 	return c
 }
 
-// TestOneProtocol: a connection over TLS serves one request at a time, also to an HTTP/2 client.
+// TestOneProtocol checks that a connection over TLS serves one request at a time, even for an HTTP/2 client.
 func TestOneProtocol(t *testing.T) {
 	s := newWebSecrets(t, tlsConfig)
 	w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"))
@@ -259,6 +258,6 @@ func TestOneProtocol(t *testing.T) {
 	}
 	defer conn.Close()
 	if got := conn.ConnectionState().NegotiatedProtocol; got == "h2" {
-		t.Errorf("the protocol is %q", got)
+		t.Errorf("protocol: got %q", got)
 	}
 }

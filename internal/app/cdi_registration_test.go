@@ -16,7 +16,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// fakeDriverRoot are those that CDI specs of a simulated driver are made of, below a root of their own.
+// fakeDriverRoot is a folder with the files of a simulated driver that CDI specs list.
 type fakeDriverRoot struct {
 	t    *testing.T
 	root string
@@ -29,7 +29,7 @@ func newFakeDriverRoot(t *testing.T, gpus int) fakeDriverRoot {
 	for _, name := range nodes {
 		path := filepath.Join(f.root, "dev", name)
 		f.must(os.MkdirAll(filepath.Dir(path), 0o755))
-		f.must(unix.Mknod(path, unix.S_IFCHR|0o666, 0)) // of the number 0:0, which needs no privilege
+		f.must(unix.Mknod(path, unix.S_IFCHR|0o666, 0)) // device number 0:0 needs no privileges
 	}
 	f.must(os.MkdirAll(f.libraries(), 0o755))
 	for _, name := range []string{"libcuda.so.580.95.05", "libnvidia-ml.so.580.95.05"} {
@@ -47,7 +47,7 @@ func (f fakeDriverRoot) must(err error) {
 
 func (f fakeDriverRoot) libraries() string { return filepath.Join(f.root, "usr", "lib64") }
 
-// hide has no specs be made, until what it returns is called.
+// hide removes the libraries, so that no specs can be generated, until show is called.
 func (f fakeDriverRoot) hide() (show func()) {
 	f.t.Helper()
 	f.must(os.Rename(f.libraries(), f.libraries()+".hidden"))
@@ -58,7 +58,7 @@ func (f fakeDriverRoot) args(more ...string) []string {
 	return append(more, "--driver-root=/host", "--driver-root-ctr-path="+f.root)
 }
 
-// allocateResponses are those of Allocate that the kubelet has stored.
+// allocateResponses returns the responses of Allocate that the kubelet has stored.
 func (w *testApp) allocateResponses() (all []*api.ContainerAllocateResponse) {
 	w.t.Helper()
 	text, err := os.ReadFile(filepath.Join(w.dir, "device-plugins", "kubelet_internal_checkpoint"))
@@ -89,7 +89,7 @@ func cdiVendorClasses(a *api.ContainerAllocateResponse) (names []string) {
 	return names
 }
 
-// specClasses are the classes that the world's folder of CDI specs has files of.
+// specClasses returns the classes of the CDI specs in the test's folder.
 func specClasses(t *testing.T, dir string) (classes []string) {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(dir, "cdi", "k8s.device-plugin.nvidia.com-*.json"))
@@ -103,7 +103,7 @@ func specClasses(t *testing.T, dir string) (classes []string) {
 	return classes
 }
 
-// TestRegistrationWaitsForCDISpecs: the kubelet keeps the first answer of Allocate, so it must have all CDI names.
+// TestRegistrationWaitsForCDISpecs checks that Allocate responds with all CDI names: the kubelet keeps the first response.
 func TestRegistrationWaitsForCDISpecs(t *testing.T) {
 	t.Parallel()
 	driver := newFakeDriverRoot(t, 1)
@@ -114,23 +114,23 @@ func TestRegistrationWaitsForCDISpecs(t *testing.T) {
 	if text := w.scrape("text/plain"); strings.Contains(text, "podgauge_registrations_total") {
 		t.Error("a resource is registered before its CDI specs are written")
 	}
-	const why = "plugin: registration waits for the CDI spec of the GPUs: gpu: "
+	const wantErr = "plugin: registration waits for the CDI spec of the GPUs: gpu: "
 	waitUntil(t, "/readyz has the writer's error", func() bool {
 		code, text := w.getPath("/readyz")
-		return code == http.StatusServiceUnavailable && strings.Contains(text, why)
+		return code == http.StatusServiceUnavailable && strings.Contains(text, wantErr)
 	})
 	show()
 	w.waitRegistered()
-	waitUntil(t, "/readyz answers ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
+	waitUntil(t, "/readyz returns ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
 	w.runPod(gpuPod("research", "train", 1))
 	w.waitLine(`podgauge_cdi_spec_up{class="gpu"}`, " 1")
 	want := []string{"k8s.device-plugin.nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gds"}
 	if all := w.allocateResponses(); len(all) != 1 || !slices.Equal(cdiVendorClasses(all[0]), want) {
-		t.Errorf("the kubelet has %v, want %q", all, want)
+		t.Errorf("stored responses: got %v, want %q", all, want)
 	}
 }
 
-// TestStrategiesBesideCDI: where another strategy serves containers, specs that cannot be made block nothing.
+// TestStrategiesBesideCDI checks that failing specs block nothing if another strategy serves containers.
 func TestStrategiesBesideCDI(t *testing.T) {
 	t.Parallel()
 	driver := newFakeDriverRoot(t, 1)
@@ -139,18 +139,18 @@ func TestStrategiesBesideCDI(t *testing.T) {
 	w.waitRegistered()
 	w.runPod(gpuPod("research", "train", 1))
 	if all := w.allocateResponses(); len(all) != 1 || len(all[0].CdiDevices) > 0 || all[0].Envs["NVIDIA_VISIBLE_DEVICES"] != string(w.machine.AllocatableIDs()[0]) {
-		t.Errorf("the kubelet has %v", all)
+		t.Errorf("stored responses: got %v", all)
 	}
 	w.checkScrape("cdi_spec_missing", "podgauge_cdi_spec_up{", " 0")
 	show()
 	w.waitLine("podgauge_cdi_spec_up{", " 1")
 }
 
-// TestSpecsOutliveTheProcess: containers restart in between; the next process removes what it does not need.
+// TestSpecsOutliveTheProcess checks that specs remain after the end, as containers may restart, and that the next process removes unneeded ones.
 func TestSpecsOutliveTheProcess(t *testing.T) {
 	t.Parallel()
 	driver, dir := newFakeDriverRoot(t, 1), shortDir(t)
-	for _, life := range []struct {
+	for _, process := range []struct {
 		args []string
 		want []string
 	}{
@@ -158,18 +158,18 @@ func TestSpecsOutliveTheProcess(t *testing.T) {
 		{args: []string{"--device-list-strategy=cdi-annotations"}, want: []string{"gpu"}},
 		{args: []string{"--device-list-strategy=envvar"}, want: nil},
 	} {
-		t.Run(strings.Join(life.args, " "), func(t *testing.T) {
-			w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4), dir: dir}, driver.args(life.args...)...)
+		t.Run(strings.Join(process.args, " "), func(t *testing.T) {
+			w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4), dir: dir}, driver.args(process.args...)...)
 			w.waitRegistered()
-			waitUntil(t, "its specs are there", func() bool { return slices.Equal(specClasses(t, dir), life.want) })
+			waitUntil(t, "the specs are written", func() bool { return slices.Equal(specClasses(t, dir), process.want) })
 		})
-		if got := specClasses(t, dir); !slices.Equal(got, life.want) {
-			t.Errorf("%q has left %q, want %q", life.args, got, life.want)
+		if got := specClasses(t, dir); !slices.Equal(got, process.want) {
+			t.Errorf("specs after %q: got %q, want %q", process.args, got, process.want)
 		}
 	}
 }
 
-// TestNewSettingsWaitForCDISpecs: until the specs of new settings are written, containers are started by the old ones.
+// TestNewSettingsWaitForCDISpecs checks that containers start with the old settings until the specs of the new settings are written.
 func TestNewSettingsWaitForCDISpecs(t *testing.T) {
 	driver := newFakeDriverRoot(t, 1)
 	show := driver.hide()
@@ -182,12 +182,12 @@ func TestNewSettingsWaitForCDISpecs(t *testing.T) {
 	w.waitLine("podgauge_cdi_spec_up{", " 0")
 	w.runPod(gpuPod("research", "before", 1))
 	if all := w.allocateResponses(); len(all) != 1 || len(all[0].CdiDevices) > 0 || len(all[0].Envs) != 1 {
-		t.Errorf("before the specs are written the kubelet has %v", all)
+		t.Errorf("before the specs are written: got stored responses %v", all)
 	}
 	w.deletePod(gpuPod("research", "before", 1))
 	show()
 	w.waitLine("podgauge_cdi_spec_up{", " 1")
-	waitUntil(t, "the new settings hold", func() bool {
+	waitUntil(t, "the new settings apply", func() bool {
 		w.runPod(gpuPod("research", "after", 1))
 		all := w.allocateResponses()
 		w.deletePod(gpuPod("research", "after", 1))

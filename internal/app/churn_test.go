@@ -18,9 +18,8 @@ import (
 	"github.com/podgauge/podgauge/test/churn"
 )
 
-// TestChurn has pods come and go on the simulated node, several a second, with the kubelet
-// restarted among them, and holds each scrape against what the kubelet knew. It takes a
-// number of transitions from PODGAUGE_CHURN.
+// TestChurn adds and deletes several pods a second on the simulated node, restarts the kubelet, and compares each scrape with the kubelet's
+// state. PODGAUGE_CHURN is the number of transitions.
 func TestChurn(t *testing.T) {
 	transitions, err := strconv.Atoi(cmp.Or(os.Getenv("PODGAUGE_CHURN"), "100"))
 	if err != nil {
@@ -47,7 +46,7 @@ func TestChurn(t *testing.T) {
 		t.Error(err)
 	}
 	if v.Transitions < transitions {
-		t.Errorf("there were %d transitions, not %d", v.Transitions, transitions)
+		t.Errorf("got %d transitions, want %d", v.Transitions, transitions)
 	}
 }
 
@@ -82,15 +81,14 @@ func newChurnTarget(t *testing.T) *churnTarget {
 	return n
 }
 
-// joules is what a GPU has burned since the beginning.
+// joules returns the energy of a GPU since the start.
 func (n *churnTarget) joules(id string, at time.Time) float64 {
 	return n.watts[id] * at.Sub(n.start).Seconds()
 }
 
 func (n *churnTarget) PodName(name string) string { return name }
 
-// pod is one with a grace where its number is even: it is listed for a while after it was
-// deleted.
+// pod returns a pod. Pods with even numbers have a grace period, so that List contains them for a while after the deletion.
 func (n *churnTarget) pod(name string, gpus int) kubelet.PodSpec {
 	p := gpuPod(churn.PodNamespace, name, gpus)
 	if number, _ := strconv.Atoi(name[strings.LastIndexByte(name, '-')+1:]); number%2 == 0 {

@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStatusOfARunningNode: a process without HOME and terminal, such as a process of kubectl exec, prints the devices of a running
-// podgauge.
+// TestStatusOfARunningNode checks that a process without HOME and terminal, such as one of kubectl exec, prints a running podgauge's devices.
 func TestStatusOfARunningNode(t *testing.T) {
 	w := newTestApp(t, 2)
 	w.waitRegistered()
@@ -31,27 +30,27 @@ func TestStatusOfARunningNode(t *testing.T) {
 		return string(out)
 	}
 	address := "--web.listen-address=" + strings.TrimPrefix(w.url, "http://")
-	// The end of a pod that kept the other GPU busy is seen with the next List: within ten seconds without a scrape.
-	waitUntil(t, "the status has the owner, and no other", func() bool {
+	// The end of the filler pod on the other GPU is noticed with the next List: without a scrape within ten seconds.
+	waitUntil(t, "the status has only the owner", func() bool {
 		status := runCommand("status", address)
 		return strings.Contains(status, "research/train/main") && strings.Contains(status, " 1 allocated")
 	})
 	lines := strings.Split(runCommand("status", address), "\n")
 	if len(lines) != 5 || lines[0] != "node-a: driver up; kubelet up; 2 of 2 devices healthy, 1 allocated" || !strings.Contains(lines[3], "research/train/main") {
-		t.Errorf("%q", lines)
+		t.Errorf("status: got %q", lines)
 	}
 	if _, page := w.getPath("/"); !strings.Contains(page, `href="`+strings.TrimPrefix(api.IncidentsPath, "/")+`"`) {
-		t.Errorf("/ does not point at the JSON: %q", page)
+		t.Errorf("/ does not link to the JSON: got %q", page)
 	}
 	if text := runCommand("incidents", address); text != "no incidents\n" {
-		t.Errorf("%q", text)
+		t.Errorf("got %q", text)
 	}
 	if body := runCommand("incidents", "-o=json", address, "--device=1"); !strings.HasSuffix(body, `"persisted":false,"total":0,"incidents":[]}`+"\n") {
-		t.Errorf("%s", body)
+		t.Errorf("got %s", body)
 	}
 }
 
-// TestTerminal: a terminal is known from other files.
+// TestTerminal checks that terminals are distinguished from other files.
 func TestTerminal(t *testing.T) {
 	_, slave := openPTY(t)
 	defer slave.Close()
@@ -65,7 +64,7 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// openPTY is one, and what sees all that is written to it.
+// openPTY opens a pseudoterminal. The master receives the output of the slave.
 func openPTY(t *testing.T) (master, slave *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)

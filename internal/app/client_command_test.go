@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// newAPIServer is a server that has these answers, whenever it is asked.
+// newAPIServer returns the URL of a server with constant responses.
 func newAPIServer(t *testing.T, bodies map[string]string) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -33,7 +33,7 @@ func newAPIServer(t *testing.T, bodies map[string]string) string {
 	return server.URL
 }
 
-// runCLI runs a command, and returns output and exit status.
+// runCLI runs a command and returns output and exit status.
 func runCLI(t *testing.T, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -41,7 +41,7 @@ func runCLI(t *testing.T, args ...string) (stdout, stderr string, status int) {
 	return out.String(), errs.String(), status
 }
 
-// TestTables: what a terminal shows of the scripted node.
+// TestTables checks the terminal output for the scripted node.
 func TestTables(t *testing.T) {
 	const filtered = api.IncidentsPath + "?device=1&limit=1&namespace=serving&pod=llm-0&since=24h"
 	for _, node := range []struct {
@@ -64,7 +64,7 @@ func TestTables(t *testing.T) {
 		} {
 			table, errs, status := runCLI(t, append(c.args, "--url", url+"/", "-w")...)
 			if status != cli.ExitOK || errs != "" {
-				t.Fatalf("%v: status %d, %s", c.args, status, errs)
+				t.Fatalf("%v: got status %d, %s", c.args, status, errs)
 			}
 			checkGolden(t, filepath.Join("testdata", c.golden+".txt"), table)
 			if strings.ContainsFunc(table, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) || !utf8.ValidString(table) {
@@ -72,13 +72,13 @@ func TestTables(t *testing.T) {
 			}
 			json, errs, status := runCLI(t, append(c.args, "--url", url, "-o", "json")...)
 			if status != cli.ExitOK || errs != "" || json != bodies[c.body] {
-				t.Errorf("%v -o json: status %d, %s, %s", c.args, status, errs, json)
+				t.Errorf("%v -o json: got status %d, %s, %s", c.args, status, errs, json)
 			}
 		}
 	}
 }
 
-// TestTablesInDocs: docs/how-to/troubleshoot.md has the output of status and incidents.
+// TestTablesInDocs checks that docs/how-to/troubleshoot.md has the output of status and incidents.
 func TestTablesInDocs(t *testing.T) {
 	tables := map[string]string{}
 	for _, command := range []string{"status", "incidents"} {
@@ -91,7 +91,7 @@ func TestTablesInDocs(t *testing.T) {
 	checkTables(t, "../../docs/how-to/troubleshoot.md", tables)
 }
 
-// codeBlock is how a page shows a text as it is.
+// codeBlock returns a Markdown code block.
 func codeBlock(text string) string { return "```\n" + text + "```\n" }
 
 // checkGolden compares a text with its golden file.
@@ -107,11 +107,11 @@ func checkGolden(t *testing.T, file, got string) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("not what %s has; if that is meant, run make golden:\n%s", file, got)
+		t.Errorf("differs from %s; if intended, run make golden:\n%s", file, got)
 	}
 }
 
-// TestClientErrors: each costs one line.
+// TestClientErrors checks that each error causes one line.
 func TestClientErrors(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -129,9 +129,9 @@ func TestClientErrors(t *testing.T) {
 		return server.URL
 	}
 	for _, c := range []struct {
-		args   []string
-		status int
-		says   string
+		args    []string
+		status  int
+		wantErr string
 	}{
 		{[]string{"status", "--url=http://" + closedAddr}, cli.ExitError, "no response from http://" + closedAddr + ": dial tcp " + closedAddr + ": connect: connection refused; set --url to the address of podgauge"},
 		{[]string{"incidents", "--web.listen-address=" + closedAddr}, cli.ExitError, "no response from http://" + closedAddr},
@@ -154,8 +154,8 @@ func TestClientErrors(t *testing.T) {
 		{[]string{"incidents", "a\x1b[2Jb"}, cli.ExitUsage, `unexpected argument "a\x1b[2Jb"`},
 	} {
 		out, errs, status := runCLI(t, c.args...)
-		if status != c.status || out != "" || !strings.Contains(errs, c.says) || !strings.HasPrefix(errs, "podgauge "+c.args[0]+": ") || strings.Count(errs, "\n") != 1 {
-			t.Errorf("%q: status %d, %q, %q", c.args, status, out, errs)
+		if status != c.status || out != "" || !strings.Contains(errs, c.wantErr) || !strings.HasPrefix(errs, "podgauge "+c.args[0]+": ") || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%q: got status %d, %q, %q", c.args, status, out, errs)
 		}
 	}
 }
@@ -170,7 +170,7 @@ func parseStatus(args ...string) (*clientCommand, error) {
 	return c, c.complete(f)
 }
 
-// TestClientURL: asked where the daemon listens by the same flag.
+// TestClientURL checks that the default URL follows the daemon's flag of the listen address.
 func TestClientURL(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                      "http://127.0.0.1:9400",
@@ -185,7 +185,7 @@ func TestClientURL(t *testing.T) {
 	} {
 		c, err := parseStatus(strings.Fields(args)...)
 		if err != nil || c.baseURL != want {
-			t.Errorf("%s: %s, %v, want %s", args, c.baseURL, err, want)
+			t.Errorf("%s: got %s, %v, want %s", args, c.baseURL, err, want)
 		}
 	}
 }

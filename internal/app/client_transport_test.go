@@ -8,13 +8,13 @@ import (
 	"github.com/podgauge/podgauge/internal/cli"
 )
 
-// What the tests ask with.
+// Parts of client configs.
 const (
 	clientTLSConfig  = "tls_config: {ca_file: tls.crt}\n"
 	clientAuthConfig = "basic_auth: {username: prometheus, password_file: password}\n"
 )
 
-// TestClientTLS: the client commands use certificate and password, and name a missing one in one line.
+// TestClientTLS checks that client commands use certificate and password, and report a missing one in one line.
 func TestClientTLS(t *testing.T) {
 	s := newWebSecrets(t, tlsConfig+usersConfig)
 	s.write("password", testPassword+"\n")
@@ -23,10 +23,10 @@ func TestClientTLS(t *testing.T) {
 	address := strings.TrimPrefix(w.url, "http://")
 	listenFlag, urlFlag := "--web.listen-address="+address, "--url=https://"+address
 	for _, c := range []struct {
-		config string // of who asks
+		config string // of the client
 		args   []string
 		status int
-		says   string
+		want   string
 	}{
 		{clientTLSConfig + clientAuthConfig, []string{"status", listenFlag}, cli.ExitOK, "2 of 2 devices healthy"},
 		{clientTLSConfig + clientAuthConfig, []string{"status", urlFlag}, cli.ExitOK, "2 of 2 devices healthy"},
@@ -45,16 +45,16 @@ func TestClientTLS(t *testing.T) {
 		if c.status == cli.ExitOK {
 			got = out
 		}
-		if status != c.status || !strings.Contains(got, c.says) || (errs != "") != (c.status != cli.ExitOK) || strings.Count(errs, "\n") > 1 {
-			t.Errorf("%v with %q: status %d, %q, %q", c.args, c.config, status, out, errs)
+		if status != c.status || !strings.Contains(got, c.want) || (errs != "") != (c.status != cli.ExitOK) || strings.Count(errs, "\n") > 1 {
+			t.Errorf("%v with %q: got status %d, %q, %q", c.args, c.config, status, out, errs)
 		}
 	}
 }
 
-// TestClientConfigErrors: each gives one line and exit status 2, without a request.
+// TestClientConfigErrors checks that each error causes one line and exit status 2, without a request.
 func TestClientConfigErrors(t *testing.T) {
 	s := newWebSecrets(t, "")
-	for config, says := range map[string]string{
+	for config, want := range map[string]string{
 		"basic_auths: {}\n":                                      "field basic_auths not found",
 		"tls_config: {ca_file: none.crt}\n":                      "none.crt: no such file or directory",
 		"tls_config: {ca_file: web.yaml}\n":                      "unable to use specified CA cert",
@@ -64,17 +64,17 @@ func TestClientConfigErrors(t *testing.T) {
 	} {
 		s.write("http.yaml", config)
 		out, errs, status := runCLI(t, "status", "--url=https://127.0.0.1:1", "--http.config.file="+s.path("http.yaml"))
-		if status != cli.ExitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, says) || !strings.HasPrefix(errs, `podgauge status: --http.config.file "`+s.dir) {
-			t.Errorf("%q: status %d, %q", config, status, errs)
+		if status != cli.ExitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, want) || !strings.HasPrefix(errs, `podgauge status: --http.config.file "`+s.dir) {
+			t.Errorf("%q: got status %d, %q", config, status, errs)
 		}
 	}
 	missing := filepath.Join(t.TempDir(), "http.yaml")
-	for args, says := range map[string]string{
+	for args, want := range map[string]string{
 		"--http.config.file=" + missing:        `--http.config.file "` + missing + `": no such file or directory`,
 		"--url=https://a:secret@127.0.0.1:1/x": "--url: user and password not allowed: set both in --http.config.file",
 	} {
-		if _, errs, status := runCLI(t, "incidents", args); status != cli.ExitUsage || errs != "podgauge incidents: "+says+"\n" {
-			t.Errorf("%s: status %d, %q", args, status, errs)
+		if _, errs, status := runCLI(t, "incidents", args); status != cli.ExitUsage || errs != "podgauge incidents: "+want+"\n" {
+			t.Errorf("%s: got status %d, %q", args, status, errs)
 		}
 	}
 }

@@ -19,19 +19,19 @@ func testCommands() *cobra.Command {
 	return newRootCommand(newOptions(testPlatform{}, emptyEnv), emptyEnv)
 }
 
-// TestHelp checks that the help of each command begins with the command's purpose and an example, and has no flag of the daemon.
+// TestHelp checks that the help of each command starts with its purpose and an example, and lacks the daemon's flags.
 func TestHelp(t *testing.T) {
 	daemonFlags := testCommands().Flags()
 	for _, c := range testCommands().Commands() {
 		for _, args := range [][]string{{c.Name(), "--help"}, {"help", c.Name()}} {
 			out, errs, status := runCLI(t, args...)
 			if status != cli.ExitOK || errs != "" {
-				t.Errorf("%v: %d %s", args, status, errs)
+				t.Errorf("%v: got status %d, %s", args, status, errs)
 			}
 			purpose, rest, _ := strings.Cut(out, "\n\nExamples:\n  ")
 			example, rest, _ := strings.Cut(rest, "\n\nUsage:\n  podgauge "+c.Name())
 			if purpose == "" || !strings.Contains(example, "podgauge "+c.Name()) || rest == "" {
-				t.Errorf("%v:\n%s", args, out)
+				t.Errorf("%v: got\n%s", args, out)
 			}
 			for line := range strings.Lines(rest) {
 				name, found := strings.CutPrefix(strings.TrimSpace(line), "--")
@@ -45,7 +45,7 @@ func TestHelp(t *testing.T) {
 	out, _, status := runCLI(t, "--help")
 	commands, flags := strings.Index(out, "\nCommands:\n"), strings.Index(out, "\nFlags:\n")
 	if status != cli.ExitOK || commands < 0 || flags < commands || !strings.Contains(out[flags:], "--kubelet-dir") || !strings.Contains(out[commands:flags], "incidents") {
-		t.Errorf("--help: %d\n%s", status, out)
+		t.Errorf("--help: got status %d\n%s", status, out)
 	}
 }
 
@@ -54,7 +54,7 @@ func TestCompletion(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		script, errs, status := runCLI(t, "completion", shell)
 		if status != cli.ExitOK || errs != "" || !strings.Contains(script, "podgauge") {
-			t.Errorf("%s: %d %s", shell, status, errs)
+			t.Errorf("%s: got status %d, %s", shell, status, errs)
 		}
 	}
 	for _, c := range []struct{ args, want string }{
@@ -73,7 +73,7 @@ func TestCompletion(t *testing.T) {
 		}
 		for want := range strings.FieldsSeq(c.want) {
 			if status != cli.ExitOK || !slices.Contains(names, want) {
-				t.Errorf("%q: %d %q lacks %s", c.args, status, names, want)
+				t.Errorf("%q: got status %d, %q, want %s included", c.args, status, names, want)
 			}
 		}
 	}
@@ -92,11 +92,11 @@ func TestCompletionScript(t *testing.T) {
 	}
 	out, err := exec.CommandContext(t.Context(), bash, "-c", ". "+path+" && complete -p podgauge").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "podgauge") {
-		t.Errorf("%v: %s", err, out)
+		t.Errorf("got %v: %s", err, out)
 	}
 }
 
-// TestDaemonWithoutArguments checks that an empty command line is the daemon's, and not that of the test.
+// TestDaemonWithoutArguments checks that an empty command line runs the daemon without arguments of the test.
 func TestDaemonWithoutArguments(t *testing.T) {
 	before := os.Args
 	defer func() { os.Args = before }()
@@ -104,6 +104,6 @@ func TestDaemonWithoutArguments(t *testing.T) {
 	o := newOptions(testPlatform{}, emptyEnv)
 	var out bytes.Buffer
 	if name, err := execute(context.Background(), o, nil, emptyEnv, &out, &out); name != "podgauge" || err != nil || !o.daemon {
-		t.Errorf("%s, %v, %+v", name, err, o)
+		t.Errorf("got %s, %v, %+v", name, err, o)
 	}
 }

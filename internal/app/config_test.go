@@ -32,7 +32,7 @@ sharing:
     - {name: nvidia.com/gpu, replicas: %d}
 `
 
-// configFile is a config that can be replaced.
+// configFile is a config file that a test replaces.
 type configFile struct {
 	t    *testing.T
 	path string
@@ -61,26 +61,26 @@ func (w *testApp) waitDeviceCounts(counts map[string]int) {
 	})
 }
 
-// The config is followed while pods run, and one that is wrong changes nothing.
+// TestConfigIsFollowed checks that config changes apply while pods run, and that an invalid config changes nothing.
 func TestConfigIsFollowed(t *testing.T) {
 	f := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}
 	f.write(fmt.Sprintf(sharingConfig, false, 2))
 	w := newTestApp(t, 2, "--config-file="+f.path)
 	w.waitDeviceCounts(map[string]int{gpuResource: 4})
 	f.write("version: v2\n")
-	w.reload <- syscall.SIGHUP // as on SIGHUP
+	w.reload <- syscall.SIGHUP // like a signal to the process
 	f.write(fmt.Sprintf(sharingConfig, true, 3) + "newer: {than: this}\n")
 	w.reload <- syscall.SIGHUP
 	w.waitDeviceCounts(map[string]int{gpuResource + ".shared": 6, gpuResource: 0})
 	w.waitLine("podgauge_config_unknown_keys", " 1")
-	greedy := kubelet.PodSpec{Name: "greedy", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource + ".shared": 2}}}}
-	if err := w.kubelet.RunPod(t.Context(), greedy); err == nil || !strings.Contains(err.Error(), "is shared: a container can request one") {
-		t.Errorf("a container that asks for two replicas: %v", err)
+	twoReplicas := kubelet.PodSpec{Name: "greedy", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource + ".shared": 2}}}}
+	if err := w.kubelet.RunPod(t.Context(), twoReplicas); err == nil || !strings.Contains(err.Error(), "is shared: a container can request one") {
+		t.Errorf("container with two replicas: got error %v", err)
 	}
 	w.waitLine(`podgauge_plugin_rejections_total{reason="too_many",resource="nvidia.com/gpu.shared"}`, " 1")
 }
 
-// Specs are kept while the settings ask for them, by a writer of their own kind.
+// TestSpecsFollowTheSettings checks that a writer for the current strategy runs as long as the settings need specs.
 func TestSpecsFollowTheSettings(t *testing.T) {
 	dir, root := t.TempDir(), t.TempDir()
 	settings := &pubsub.Value[config.Settings]{}
@@ -95,23 +95,23 @@ func TestSpecsFollowTheSettings(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- s.Run(ctx) }()
 	if s.HasSpec("gpu") || s.Ready() != nil || s.Alive() != nil {
-		t.Error("without CDI there is nothing to wait for")
+		t.Error("without CDI: not ready or a spec exists")
 	}
 	set(config.ListCDICRI)
-	waitUntil(t, "a writer writes", func() bool { return s.writer.Load() != nil })
+	waitUntil(t, "a writer is started", func() bool { return s.writer.Load() != nil })
 	first := s.writer.Load()
 	set(config.ListCDICRI, config.ListEnvvar)
 	set(config.ListEnvvar)
-	waitUntil(t, "it has ended", func() bool { return s.writer.Load() == nil })
+	waitUntil(t, "the writer has ended", func() bool { return s.writer.Load() == nil })
 	set(config.ListCDIAnnotations)
-	waitUntil(t, "another one writes", func() bool { w := s.writer.Load(); return w != nil && w != first })
+	waitUntil(t, "another writer is started", func() bool { w := s.writer.Load(); return w != nil && w != first })
 	cancel()
 	if err := <-ended; err != nil {
-		t.Errorf("ended with %v", err)
+		t.Errorf("Run: got error %v", err)
 	}
 }
 
-// The driver is let go of, and taken up again.
+// TestReleaseOnASignal checks that signals release the driver and open it again.
 func TestReleaseOnASignal(t *testing.T) {
 	w := newTestApp(t, 2)
 	w.waitRegistered()
@@ -125,14 +125,14 @@ func TestReleaseOnASignal(t *testing.T) {
 	w.waitRegistered()
 }
 
-// TestValidate: validate prints the effect of a config, or its errors, without the kubelet.
+// TestValidate checks that validate prints the effect of a config, or its errors, without the kubelet.
 func TestValidate(t *testing.T) {
 	f := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}
 	for _, row := range []struct {
 		name, text string
 		platform   testPlatform
 		status     int
-		out, errs  string // in them
+		out, errs  string // substrings
 	}{
 		{name: "shared", text: fmt.Sprintf(sharingConfig, true, 2), out: "nvidia.com/gpu.shared  16 "},
 		{name: "settings", text: fmt.Sprintf(sharingConfig, true, 2), out: "sharing.timeSlicing  nvidia.com/gpu: 2 replicas of each device as nvidia.com/gpu.shared  " + f.path},
@@ -152,22 +152,21 @@ func TestValidate(t *testing.T) {
 			var out, errs bytes.Buffer
 			status := run(t.Context(), row.platform, []string{"validate", path}, emptyEnv, &out, &errs)
 			if status != row.status || !strings.Contains(out.String(), row.out) || !strings.Contains(errs.String(), row.errs) || strings.Count(errs.String(), "\n") > 1 {
-				t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), errs.String())
+				t.Errorf("got status %d, stdout %q, stderr %q", status, out.String(), errs.String())
 			}
 		})
 	}
 }
 
-// Without a config there is nothing to validate, and of two it is not clear which
-// is meant.
-func TestValidateWantsOneConfig(t *testing.T) {
+// TestValidateRequiresOneConfig checks that validate rejects no config, and two configs, which are ambiguous.
+func TestValidateRequiresOneConfig(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	configFile{t, path}.write("version: v1\n")
 	for _, c := range []struct {
 		args   []string
 		env    map[string]string
 		status int
-		out    string // in it
+		out    string // substring
 		errs   string // the whole line
 	}{
 		{args: []string{path}, out: "nvidia.com/gpu"},
@@ -185,12 +184,12 @@ func TestValidateWantsOneConfig(t *testing.T) {
 		var out, errs bytes.Buffer
 		status := run(t.Context(), testPlatform{}, append([]string{"validate"}, c.args...), fakeEnv(c.env), &out, &errs)
 		if status != c.status || !strings.Contains(out.String(), c.out) || c.errs != "" && errs.String() != "podgauge validate: "+c.errs+"\n" {
-			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), errs.String())
+			t.Errorf("%v %v: got status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), errs.String())
 		}
 	}
 }
 
-// partialBackend is hardware of which one device cannot be described.
+// partialBackend is hardware with one GPU that cannot be described.
 type partialBackend struct{ device.Backend }
 
 func (p partialBackend) Devices(ctx context.Context) ([]device.Device, error) {
@@ -198,8 +197,8 @@ func (p partialBackend) Devices(ctx context.Context) ([]device.Device, error) {
 	return devices, errors.Join(err, errors.New("GPU 7: GPU is lost"))
 }
 
-// One GPU that cannot be described costs itself: the driver can be used.
-func TestOneLostGPUAtTheStart(t *testing.T) {
+// TestLostGPUAtStart checks that a GPU that cannot be described does not affect the other GPUs.
+func TestLostGPUAtStart(t *testing.T) {
 	o, err := parseOptions(testPlatform{}, []string{"--fail-on-init-error"}, emptyEnv)
 	if err != nil {
 		t.Fatal(err)
@@ -211,11 +210,11 @@ func TestOneLostGPUAtTheStart(t *testing.T) {
 	m.Backend = partialBackend{m.Backend}
 	var out bytes.Buffer
 	if err := o.preview(t.Context(), m, &out); err != nil || !strings.Contains(out.String(), "note: GPU 7: GPU is lost\n") || !strings.Contains(out.String(), "nvidia.com/gpu  8") {
-		t.Errorf("validate: %v\n%s", err, out.String())
+		t.Errorf("validate: got error %v, output\n%s", err, out.String())
 	}
 }
 
-// hangingBackend is hardware with a driver that hangs until the channel is closed.
+// hangingBackend is hardware whose driver hangs until the channel is closed.
 type hangingBackend struct {
 	device.Backend
 	hang chan struct{}
@@ -226,7 +225,7 @@ func (h hangingBackend) Devices(context.Context) ([]device.Device, error) {
 	return nil, nil
 }
 
-// TestValidateWithHungDriver: validate ends.
+// TestValidateWithHungDriver checks that validate ends.
 func TestValidateWithHungDriver(t *testing.T) {
 	o, err := parseOptions(testPlatform{}, nil, emptyEnv)
 	if err != nil {
@@ -236,13 +235,13 @@ func TestValidateWithHungDriver(t *testing.T) {
 		hang := make(chan struct{})
 		defer close(hang)
 		if err := o.preview(t.Context(), &Hardware{Backend: hangingBackend{hang: hang}}, io.Discard); err == nil || err.Error() != "the driver does not respond" {
-			t.Error(err)
+			t.Errorf("got error %v", err)
 		}
 	})
 }
 
-// A driver that is mounted later brings its device nodes with it.
-func TestDeviceNodesThatComeLate(t *testing.T) {
+// TestLateDeviceNodes checks that the device nodes of a driver that is mounted later are found.
+func TestLateDeviceNodes(t *testing.T) {
 	root := t.TempDir()
 	settings := config.Settings{
 		DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: root, MIGStrategy: config.MIGNone,
@@ -258,15 +257,15 @@ func TestDeviceNodesThatComeLate(t *testing.T) {
 	ended := make(chan error, 2)
 	go func() { ended <- s.Run(ctx) }()
 	go func() { ended <- watcher.Run(ctx) }()
-	waitUntil(t, "a writer writes", func() bool { return s.writer.Load() != nil })
-	// What a character device is a test cannot make; links to one it can.
+	waitUntil(t, "a writer is started", func() bool { return s.writer.Load() != nil })
+	// A test cannot create character devices, but links to one.
 	dev := filepath.Join(root, "dev", "nvidia-caps-imex-channels")
 	if err := errors.Join(os.MkdirAll(dev, 0o755), os.Symlink(os.DevNull, filepath.Join(dev, "channel0")), os.Symlink(os.DevNull, filepath.Join(root, "dev", "nvidiactl"))); err != nil {
 		t.Fatal(err)
 	}
 	board.Set(parseStatuses("T4"))
-	waitUntil(t, "specs are made of them", func() bool { w := s.writer.Load(); return w != nil && w.DevRoot == root && len(w.IMEXChannels) == 1 })
-	waitUntil(t, "the specs were attempted", func() bool { return s.Ready() == nil })
+	waitUntil(t, "the writer uses the device nodes", func() bool { w := s.writer.Load(); return w != nil && w.DevRoot == root && len(w.IMEXChannels) == 1 })
+	waitUntil(t, "the writer has tried to write specs", func() bool { return s.Ready() == nil })
 	waitUntil(t, "containers get the channel", func() bool {
 		rules, _ := watcher.Get()
 		return len(rules.Response.IMEXChannels) == 1
@@ -277,7 +276,7 @@ func TestDeviceNodesThatComeLate(t *testing.T) {
 	}
 }
 
-// fixedBackend is hardware whose listings are as given.
+// fixedBackend is hardware with a constant listing.
 type fixedBackend struct {
 	device.Backend
 	devices []device.Device
@@ -286,7 +285,7 @@ type fixedBackend struct {
 
 func (l fixedBackend) Devices(context.Context) ([]device.Device, error) { return l.devices, l.err }
 
-// TestFailOnInitError: the process ends if the driver cannot be used, and for no other reason.
+// TestFailOnInitError checks that the process ends if and only if the driver cannot be used.
 func TestFailOnInitError(t *testing.T) {
 	machine := newMachine(sim.T4)
 	devices, err := machine.Devices(t.Context())
@@ -297,23 +296,23 @@ func TestFailOnInitError(t *testing.T) {
 		name    string
 		devices []device.Device
 		err     error
-		says    string
+		wantErr string
 	}{
-		{name: "no driver", err: fmt.Errorf("%w: libnvidia-ml.so.1 is not there", device.ErrNoDriver), says: "--fail-on-init-error: no driver: libnvidia-ml.so.1 is not there"},
-		{name: "no list", err: errors.New("count GPUs: unknown error"), says: "--fail-on-init-error: count GPUs: unknown error"},
+		{name: "no driver", err: fmt.Errorf("%w: libnvidia-ml.so.1 is missing", device.ErrNoDriver), wantErr: "--fail-on-init-error: no driver: libnvidia-ml.so.1 is missing"},
+		{name: "no list", err: errors.New("count GPUs: unknown error"), wantErr: "--fail-on-init-error: count GPUs: unknown error"},
 		{name: "one GPU is lost", devices: devices, err: errors.New("GPU 7: GPU is lost")},
 		{name: "no GPU", devices: []device.Device{}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			monitor := newInitializingMonitor(t, fixedBackend{machine, row.devices, row.err})
-			if err := requireDriver(t.Context(), monitor); (err == nil) != (row.says == "") || err != nil && err.Error() != row.says {
-				t.Errorf("it fails with %v, want %q", err, row.says)
+			if err := requireDriver(t.Context(), monitor); (err == nil) != (row.wantErr == "") || err != nil && err.Error() != row.wantErr {
+				t.Errorf("requireDriver: got error %v, want %q", err, row.wantErr)
 			}
 		})
 	}
 }
 
-// newInitializingMonitor returns a Monitor that runs.
+// newInitializingMonitor returns a running Monitor.
 func newInitializingMonitor(t *testing.T, b device.Backend) *device.Monitor {
 	t.Helper()
 	monitor := device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})
@@ -330,7 +329,7 @@ func newInitializingMonitor(t *testing.T, b device.Backend) *device.Monitor {
 	return monitor
 }
 
-// TestFailOnInitErrorWaits: a library that is still initializing, however long, is no error.
+// TestFailOnInitErrorWaits checks that a library that initializes for long is no error.
 func TestFailOnInitErrorWaits(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		machine := newMachine(sim.T4)
@@ -338,20 +337,20 @@ func TestFailOnInitErrorWaits(t *testing.T) {
 		monitor := newInitializingMonitor(t, machine)
 		ended := make(chan error, 1)
 		go func() { ended <- requireDriver(t.Context(), monitor) }()
-		time.Sleep(time.Hour) // in the bubble: it takes none
+		time.Sleep(time.Hour) // of the bubble
 		select {
 		case err := <-ended:
-			t.Errorf("while the driver initializes, the process ends with %v", err)
+			t.Errorf("while the driver initializes: got %v, want no result", err)
 		default:
 		}
 		machine.ReleaseHangs()
 		if err := <-ended; err != nil {
-			t.Errorf("after the driver has answered, the process ends with %v", err)
+			t.Errorf("after the driver has responded: got error %v", err)
 		}
 	})
 }
 
-// TestServeWhileTheDriverInitializes: a start that needs the driver answers its probes, or it would be killed.
+// TestServeWhileTheDriverInitializes checks that probes get responses during a start that needs the driver: otherwise the pod is killed.
 func TestServeWhileTheDriverInitializes(t *testing.T) {
 	machine := newMachine(sim.T4)
 	machine.HangAll()

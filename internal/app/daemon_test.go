@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// fakeProcess is one below a made-up /proc.
+// fakeProcess is a process in a fake /proc.
 type fakeProcess struct {
 	name, exe, mountNS string
 	argv               []string
@@ -36,7 +36,7 @@ func newFakeProc(t *testing.T, processes ...fakeProcess) string {
 	return filepath.Join(dir, "proc")
 }
 
-func TestDoctorTakesTheDaemonsFlags(t *testing.T) {
+func TestDoctorUsesDaemonFlags(t *testing.T) {
 	doctor := []string{"podgauge", "doctor", "--state-dir=/mine"}
 	self, doctorProc := fakeProcess{"self", "podgauge", "mnt:[1]", doctor}, fakeProcess{"7", "podgauge", "mnt:[1]", doctor}
 	daemonProc := fakeProcess{"1", "podgauge", "mnt:[1]", []string{"/usr/bin/podgauge", "--state-dir=/state", "--kubelet-dir", "/k"}}
@@ -44,12 +44,12 @@ func TestDoctorTakesTheDaemonsFlags(t *testing.T) {
 		processes []fakeProcess
 		args      []string
 		want      []string
-		says      string
+		note      string
 	}{
 		"beside it": {
 			processes: []fakeProcess{self, doctorProc, daemonProc}, args: doctor[1:],
 			want: []string{"doctor", "--state-dir=/state", "--kubelet-dir", "/k", "--state-dir=/mine"},
-			says: "with the flags of the daemon: --state-dir=/state --kubelet-dir /k",
+			note: "with the flags of the daemon: --state-dir=/state --kubelet-dir /k",
 		},
 		"alone": {processes: []fakeProcess{self, doctorProc}, args: doctor[1:], want: doctor[1:]},
 		"another container's": {
@@ -58,10 +58,10 @@ func TestDoctorTakesTheDaemonsFlags(t *testing.T) {
 		"another program": {
 			processes: []fakeProcess{self, doctorProc, {"1", "other", "mnt:[1]", daemonProc.argv}}, args: doctor[1:], want: doctor[1:],
 		},
-		"beside one that only asks": {
+		"beside a client command": {
 			processes: []fakeProcess{self, doctorProc, daemonProc, {"2", "podgauge", "mnt:[1]", []string{"podgauge", "status"}}}, args: doctor[1:],
 			want: []string{"doctor", "--state-dir=/state", "--kubelet-dir", "/k", "--state-dir=/mine"},
-			says: "with the flags of the daemon: --state-dir=/state --kubelet-dir /k",
+			note: "with the flags of the daemon: --state-dir=/state --kubelet-dir /k",
 		},
 		"without flags": {
 			processes: []fakeProcess{self, doctorProc, {"1", "podgauge", "mnt:[1]", []string{"podgauge"}}}, args: doctor[1:], want: doctor[1:],
@@ -70,9 +70,9 @@ func TestDoctorTakesTheDaemonsFlags(t *testing.T) {
 		"no /proc":        {args: doctor[1:], want: doctor[1:]},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, says := withDaemonFlags(newFakeProc(t, c.processes...), c.args)
-			if !slices.Equal(got, c.want) || says != c.says {
-				t.Errorf("got %q, %q; want %q, %q", got, says, c.want, c.says)
+			got, note := withDaemonFlags(newFakeProc(t, c.processes...), c.args)
+			if !slices.Equal(got, c.want) || note != c.note {
+				t.Errorf("got %q, %q, want %q, %q", got, note, c.want, c.note)
 			}
 		})
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// TestDCGMFamiliesAreMade: each exported dcgm-exporter family is made of rows of the NVML backend, and docs/reference/peers.md lists them.
-func TestDCGMFamiliesAreMade(t *testing.T) {
+// TestDCGMFamilySources checks that each dcgm-exporter family derives from rows of the NVML backend, and is listed in docs/reference/peers.md.
+func TestDCGMFamilySources(t *testing.T) {
 	rows := map[string]bool{}
 	for _, m := range metric.Metrics() {
 		rows[m.RowName()] = true
@@ -22,14 +22,14 @@ func TestDCGMFamiliesAreMade(t *testing.T) {
 	for _, f := range exporter.DCGMFamilies {
 		for _, row := range f.Sources {
 			if !rows[row] {
-				t.Errorf("%s is made of %s, which is no row of NVML's", f.Name, row)
+				t.Errorf("%s derives from %s, which is not a row of NVML", f.Name, row)
 			}
 			if name, _, _ := strings.Cut(row, "{"); !strings.Contains(string(page), name) {
-				t.Errorf("docs/reference/peers.md does not name %s", name)
+				t.Errorf("docs/reference/peers.md lacks %s", name)
 			}
 		}
 		if !strings.Contains(string(page), "`"+f.Name+"`") {
-			t.Errorf("docs/reference/peers.md does not name %s", f.Name)
+			t.Errorf("docs/reference/peers.md lacks %s", f.Name)
 		}
 	}
 }

@@ -29,21 +29,21 @@ func requestDevice(t *testing.T, path, content string) deviceResponse {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(waitTimeout))
-	io.WriteString(conn, content) // the server may not read it all
+	io.WriteString(conn, content) // the server may not read all of it
 	conn.(*net.UnixConn).CloseWrite()
 	var r deviceResponse
 	if err := json.NewDecoder(conn).Decode(&r); err != nil {
-		t.Errorf("%.40q: %v", content, err)
+		t.Errorf("%.40q: got error %v", content, err)
 	}
 	return r
 }
 
-// startWithSocket starts podgauge with a state folder, and waits for the socket.
+// startWithSocket starts podgauge with a state folder and waits for the socket.
 func startWithSocket(t *testing.T, s testSetup, args ...string) (w *testApp, dir string) {
 	t.Helper()
 	dir = shortDir(t)
 	w = newTestAppWith(t, s, append(args, "--state-dir="+dir)...)
-	waitUntil(t, "the socket is there", func() bool {
+	waitUntil(t, "the socket exists", func() bool {
 		_, err := os.Stat(filepath.Join(dir, socketName))
 		return err == nil
 	})
@@ -57,7 +57,7 @@ func (w *testApp) device(dir string, args ...string) (status int, out, errs stri
 	return status, stdout.String(), stderr.String()
 }
 
-// TestRetireMIGDeviceAndReplicas: all ids of a retired device are unhealthy to the kubelet, and no others.
+// TestRetireMIGDeviceAndReplicas checks that all ids of a retired device, and no others, become unhealthy in the kubelet.
 func TestRetireMIGDeviceAndReplicas(t *testing.T) {
 	machine := newMachine(sim.H100, sim.H100)
 	machine.Partition(machine.GPUs()[1], "1g.10gb", "1g.10gb", "1g.10gb")
@@ -85,7 +85,7 @@ func TestRetireMIGDeviceAndReplicas(t *testing.T) {
 		{[]string{"trust", "1"}, "GPU 1 (" + string(machine.GPUs()[1]) + ") is healthy\nthe retirement has ended\n", 4, 3},
 	} {
 		if status, out, errs := w.device(dir, c.args...); status != cli.ExitOK || out != c.out || errs != "" {
-			t.Errorf("%v: %d, %q, %q, want %q", c.args, status, out, errs, c.out)
+			t.Errorf("%v: got %d, %q, %q, want %q", c.args, status, out, errs, c.out)
 		}
 		w.waitKubelet(fmt.Sprint(c.args), func(s kubelet.KubeletState) bool {
 			return s.Resources[gpuResource].Allocatable == c.gpu && s.Resources[migResource].Allocatable == c.mig
@@ -98,8 +98,8 @@ func TestRetireMIGDeviceAndReplicas(t *testing.T) {
 	}
 }
 
-// TestTrustReportsWhatHolds: trust ends a wrong verdict, and names what is left.
-func TestTrustReportsWhatHolds(t *testing.T) {
+// TestTrustReportsRemainingFaults checks that trust ends a wrong fault, and reports the remaining ones.
+func TestTrustReportsRemainingFaults(t *testing.T) {
 	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.H100, sim.H100)})
 	w.waitRegistered()
 	ids := w.machine.AllocatableIDs()
@@ -109,16 +109,16 @@ func TestTrustReportsWhatHolds(t *testing.T) {
 	w.waitAllocatable(gpuResource, 0)
 	if status, out, errs := w.device(dir, "trust", "0"); status != cli.ExitOK || errs != "" ||
 		out != "GPU 0 ("+string(ids[0])+") is healthy\na memory repair is pending: reset the GPU when it is idle\n" {
-		t.Errorf("%d %q %q", status, out, errs)
+		t.Errorf("got status %d, %q, %q", status, out, errs)
 	}
 	w.waitAllocatable(gpuResource, 1)
 	status, out, errs := w.device(dir, "trust", "1")
 	if status != cli.ExitError || errs != "" || out != fmt.Sprintf("GPU 1 (%s) is unhealthy: lost (reboot)\nGPU 1 (%s): GPU is lost\n", ids[1], ids[1]) {
-		t.Errorf("%d %q %q", status, out, errs)
+		t.Errorf("got status %d, %q, %q", status, out, errs)
 	}
 }
 
-// TestDeviceErrors: an error is one line, and nothing has changed.
+// TestDeviceErrors checks that an error is one line and changes nothing.
 func TestDeviceErrors(t *testing.T) {
 	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4, sim.T4)})
 	w.waitRegistered()
@@ -167,12 +167,12 @@ func TestDeviceErrors(t *testing.T) {
 		status := run(t.Context(), testPlatform{}, append([]string{"device"}, args...), emptyEnv, &stdout, &stderr)
 		errs := stderr.String()
 		if status != c.status || stdout.Len() > 0 || !strings.HasPrefix(errs, "podgauge device") || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
-			t.Errorf("%q: %d, %q, %q", c.args, status, &stdout, errs)
+			t.Errorf("%q: got status %d, %q, %q", c.args, status, &stdout, errs)
 		}
 	}
 	path := filepath.Join(dir, socketName)
 	if s, err := os.Stat(path); err != nil || s.Mode().Perm() != 0o600 {
-		t.Errorf("the socket: %v, %v", s.Mode(), err)
+		t.Errorf("socket: got %v, %v", s.Mode(), err)
 	}
 	for content, want := range map[string]string{
 		"":                         "parse request: EOF",
@@ -186,15 +186,15 @@ func TestDeviceErrors(t *testing.T) {
 		"{\"action\":\"trust\",\"device\":\"\\u001b\"}": "expected the UUID",
 	} {
 		if r := requestDevice(t, path, content); !strings.Contains(r.Error, want) || len(r.Lines) > 0 {
-			t.Errorf("%.40q: %+v, want %s", content, r, want)
+			t.Errorf("%.40q: got %+v, want %s", content, r, want)
 		}
 	}
 	if statuses := w.scrape("text/plain"); strings.Contains(statuses, `reason="retired"`) {
-		t.Error("a request with an error has retired a device")
+		t.Error("an invalid request has retired a device")
 	}
 }
 
-// TestSilentClients: clients that send nothing are cut off, and the others are answered.
+// TestSilentClients checks that clients that send nothing are disconnected, and that other clients get responses.
 func TestSilentClients(t *testing.T) {
 	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4)})
 	w.waitRegistered()
@@ -204,14 +204,14 @@ func TestSilentClients(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		io.WriteString(conn, "{") // and no more
+		io.WriteString(conn, "{") // an incomplete request
 	}
 	if status, _, errs := w.device(dir, "retire", "0", "--reason=fan"); status != cli.ExitOK {
 		t.Error(errs)
 	}
 }
 
-// TestRetirementIsNotStored: a device is retired while the disk is full, and the answer is a warning.
+// TestRetirementIsNotStored checks that a device is retired even if the disk is full, and that the response has a warning.
 func TestRetirementIsNotStored(t *testing.T) {
 	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4)})
 	w.waitRegistered()
@@ -224,12 +224,12 @@ func TestRetirementIsNotStored(t *testing.T) {
 	}
 	status, out, errs := w.device(dir, "retire", "0", "--reason=fan")
 	if status != cli.ExitOK || errs != "" || !strings.Contains(out, "is retired: fan\nnot stored on disk, a restart of podgauge loses this change: ") {
-		t.Errorf("%d %q %q", status, out, errs)
+		t.Errorf("got status %d, %q, %q", status, out, errs)
 	}
 	w.waitAllocatable(gpuResource, 0)
 }
 
-// TestMissingGPU: a GPU that is missing is shown in metrics, JSON and status.
+// TestMissingGPU checks that a missing GPU is shown in metrics, JSON and status.
 func TestMissingGPU(t *testing.T) {
 	w := newTestApp(t, 2, "--expected-gpus=3")
 	w.waitLine("podgauge_expected_gpus", " 3")
@@ -237,7 +237,7 @@ func TestMissingGPU(t *testing.T) {
 	_, body := w.getPath("/api/v1/devices")
 	notes, _, err := statusTable([]byte(body), false)
 	if err != nil || !strings.Contains(strings.Join(notes, "\n"), "1 of 3 expected GPUs missing") {
-		t.Errorf("%q, %v", notes, err)
+		t.Errorf("got %q, %v", notes, err)
 	}
 	w.machine.AddGPU()
 	w.waitLine("podgauge_missing_gpus", " 0")
@@ -257,12 +257,12 @@ func TestFlagValue(t *testing.T) {
 		{[]string{"--state-dirs=/a"}, ""},
 	} {
 		if got := flagValue(c.args, "state-dir"); got != c.want {
-			t.Errorf("%q: %q", c.args, got)
+			t.Errorf("%q: got %q, want %q", c.args, got, c.want)
 		}
 	}
 }
 
-// TestDaemonsStateDir: without a flag, the folder is that of the daemon in the container.
+// TestDaemonsStateDir checks that the default folder is that of the daemon in the container.
 func TestDaemonsStateDir(t *testing.T) {
 	argv := []string{"podgauge", "device", "trust", "0"}
 	proc := newFakeProc(t, fakeProcess{"self", "podgauge", "mnt:[1]", argv}, fakeProcess{"7", "podgauge", "mnt:[1]", argv},
@@ -275,7 +275,7 @@ func TestDaemonsStateDir(t *testing.T) {
 	}
 }
 
-// FuzzParseDeviceRequest: an accepted request has an action, a name and a reason that can be printed and stored.
+// FuzzParseDeviceRequest checks that an accepted request has an action, a name, and a reason that can be printed and stored.
 func FuzzParseDeviceRequest(f *testing.F) {
 	for _, seed := range []string{`{"action":"retire","device":"0","reason":"fan"}`, `{"action":"trust","device":"GPU-1"}`, `{"action":"trust","device":"\ud800"}`, "{", "null", "[1]"} {
 		f.Add([]byte(seed))
@@ -284,24 +284,24 @@ func FuzzParseDeviceRequest(f *testing.F) {
 		r, err := parseDeviceRequest(content)
 		if err != nil {
 			if r := strings.ContainsAny(err.Error(), "\n\r\x1b"); r {
-				t.Errorf("error %q", err)
+				t.Errorf("error with control characters: got %q", err)
 			}
 			return
 		}
 		if len(content) > maxDeviceRequest || r.Device == "" || len(r.Device) > maxDeviceName || len(r.Reason) > maxDeviceNote || (r.Action == actionRetire) != (r.Reason != "") {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v", r)
 		}
 		encoded, err := json.Marshal(device.Retirement{Note: r.Reason})
 		var stored device.Retirement
 		if err != nil || json.Unmarshal(encoded, &stored) != nil || stored.Note != r.Reason {
-			t.Errorf("%q is stored as %q", r.Reason, stored.Note)
+			t.Errorf("stored reason: got %[2]q, want %[1]q", r.Reason, stored.Note)
 		}
-		again, err := json.Marshal(r)
+		encodedRequest, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if same, err := parseDeviceRequest(again); err != nil || same != r {
-			t.Errorf("%+v, %v, want %+v", same, err, r)
+		if got, err := parseDeviceRequest(encodedRequest); err != nil || got != r {
+			t.Errorf("got %+v, %v, want %+v", got, err, r)
 		}
 	})
 }

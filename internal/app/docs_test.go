@@ -20,7 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metricsSections are the tables of readings in docs/reference/metrics.md, each with its first family.
+// metricsSections lists the tables of readings in docs/reference/metrics.md, each with its first family.
 var metricsSections = []struct{ name, first string }{
 	{"memory", "nvidia_gpu_memory_total_bytes"},
 	{"engines", "nvidia_gpu_utilization_ratio"},
@@ -32,7 +32,7 @@ var metricsSections = []struct{ name, first string }{
 	{"links", "nvidia_gpu_nvlink_link_transmit_bytes_total"},
 }
 
-// familySections are the tables of other families, by the beginnings of their names. The first match decides.
+// familySections lists the tables of other families by patterns of names. The first match decides.
 var familySections = []struct {
 	name  string
 	names *regexp.Regexp
@@ -85,7 +85,7 @@ func checkTables(t *testing.T, file string, tables map[string]string) {
 	for name, table := range tables {
 		between := regexp.MustCompile(`(?s)(<!-- ` + name + ` -->\n).*(<!-- /` + name + ` -->)`)
 		if !between.Match(want) {
-			t.Fatalf("%s has no place for the table of %s", file, name)
+			t.Fatalf("%s lacks the markers of table %s", file, name)
 		}
 		want = between.ReplaceAllLiteral(want, []byte("<!-- "+name+" -->\n"+table+"<!-- /"+name+" -->"))
 	}
@@ -96,16 +96,16 @@ func checkTables(t *testing.T, file string, tables map[string]string) {
 		return
 	}
 	if !bytes.Equal(page, want) {
-		t.Errorf("the tables in %s are not what they should be; run make golden", file)
+		t.Errorf("the tables in %s are out of date; run make golden", file)
 	}
 }
 
-// fieldNames are nvml.h's names of the fields.
+// fieldNames returns the names of the fields in nvml.h.
 var fieldNames = sync.OnceValues(nvmltest.FieldNames)
 
 var fieldPattern = regexp.MustCompile(`\bfield (\d+)`)
 
-// withFieldNames adds to fields in a text their names.
+// withFieldNames adds the names of the fields in a text.
 func withFieldNames(text string) string {
 	names, err := fieldNames()
 	if err != nil {
@@ -117,7 +117,7 @@ func withFieldNames(text string) string {
 	})
 }
 
-// selfFamilies are podgauge's about itself, which a registry has.
+// selfFamilies returns podgauge's families about itself, which a registry has.
 func selfFamilies(t *testing.T) (families []exporter.Family) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -148,7 +148,7 @@ func selfFamilies(t *testing.T) (families []exporter.Family) {
 	return families
 }
 
-// familiesTable has a line for each family.
+// familiesTable returns a table with a row for each family.
 func familiesTable(t *testing.T, families []exporter.Family) string {
 	t.Helper()
 	var table strings.Builder
@@ -164,7 +164,7 @@ func familiesTable(t *testing.T, families []exporter.Family) string {
 	return table.String()
 }
 
-// setText returns the smallest set with a family, and the sets with some of the family's rows only.
+// setText returns the smallest set with a family, and the sets that have only some of its rows.
 func setText(sets map[string]bool, name string, rows []device.Metric) string {
 	var texts []string
 	for _, set := range []string{"minimal", "default"} {
@@ -202,7 +202,7 @@ func setText(sets map[string]bool, name string, rows []device.Metric) string {
 	return strings.Join(texts, "<br>")
 }
 
-// metricsTable has a line for each family.
+// metricsTable returns a table with a row for each family.
 func metricsTable(t *testing.T, metrics []device.Metric) string {
 	t.Helper()
 	sets := seriesOfSets(t)
@@ -225,8 +225,8 @@ func metricsTable(t *testing.T, metrics []device.Metric) string {
 
 var gpmPattern = regexp.MustCompile(`^nvmlGpmMetricsGet, metric (\d+) `)
 
-// sourcesText lists the sources of a family's rows: the field's name for a single row, and the numbers of fields or GPM metrics in the
-// order of the rows otherwise.
+// sourcesText lists the sources of a family's rows: the name of the field for a single row, otherwise the numbers of fields or GPM metrics in
+// the order of the rows.
 func sourcesText(family []device.Metric) string {
 	var functions, fields, gpm []string
 	add := func(list *[]string, s string) {
@@ -283,7 +283,7 @@ func paceText(p device.ReadPace) string {
 	}
 }
 
-// labelsText lists the labels of a family, and their values.
+// labelsText lists the labels of a family and their values.
 func labelsText(family []device.Metric) string {
 	var labels []string
 	for i, l := range family[0].Labels {
@@ -302,8 +302,8 @@ func labelsText(family []device.Metric) string {
 	return strings.Join(labels, "<br>")
 }
 
-// distinctTexts returns the text of a family's rows: one text if all rows agree, or a text for each group of values of the first label
-// apart from link. The largest group is called others.
+// distinctTexts returns the text of a family's rows: one text if all rows agree, otherwise a text for each group of values of the first label
+// besides link. The largest group is called others.
 func distinctTexts(family []device.Metric, text func(device.Metric) string) string {
 	var texts []string
 	values := map[string][]string{}
@@ -338,9 +338,8 @@ func distinctTexts(family []device.Metric, text func(device.Metric) string) stri
 	return strings.Join(lines, "<br>")
 }
 
-// TestEachFamilyIsShown: each family of docs/reference/metrics.md is in one golden file at least, with
-// the kind in the page.
-func TestEachFamilyIsShown(t *testing.T) {
+// TestGoldenFilesHaveAllFamilies checks that each family of docs/reference/metrics.md is in at least one golden file, with the documented type.
+func TestGoldenFilesHaveAllFamilies(t *testing.T) {
 	if *update {
 		t.Skip("the golden files may change")
 	}
@@ -373,10 +372,10 @@ func TestEachFamilyIsShown(t *testing.T) {
 		case shown[name] == "":
 			t.Errorf("no golden file has %s", name)
 		case shown[name] != "" && shown[name] != kind:
-			t.Errorf("%s is a %s in docs/reference/metrics.md, and a %s in a golden file", name, kind, shown[name])
+			t.Errorf("type of %s: got %s in docs/reference/metrics.md, %s in a golden file", name, kind, shown[name])
 		}
 	}
 	if families := len(exporter.Families()); documented <= families {
-		t.Errorf("docs/reference/metrics.md has %d families, fewer than %d that no row makes", documented, families)
+		t.Errorf("docs/reference/metrics.md: got %d families, want more than the %d without rows", documented, families)
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/podgauge/podgauge/internal/text"
 )
 
-// brokenNodeFindings returns doctor's findings on a node with two problems: a library that lacks a function, and NVIDIA's
-// plugin beside podgauge.
+// brokenNodeFindings returns doctor's findings on a node with two problems: a library without a required function, and NVIDIA's plugin
+// beside podgauge.
 func brokenNodeFindings(t *testing.T) []doctor.Finding {
 	t.Helper()
 	dir, now := shortDir(t), time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -54,7 +54,7 @@ func brokenNodeFindings(t *testing.T) []doctor.Finding {
 	return findings
 }
 
-// runKubelet starts one, and returns what ends it.
+// runKubelet starts a kubelet and waits until it serves.
 func runKubelet(t *testing.T, o kubelet.Options) (stop func()) {
 	t.Helper()
 	k := kubelet.New(o)
@@ -74,7 +74,7 @@ func runKubelet(t *testing.T, o kubelet.Options) (stop func()) {
 	return stop
 }
 
-// twoGPUDriver is a driver that has them, and permissiveFiles the files of a node that has all.
+// twoGPUDriver is a driver with two GPUs. permissiveFiles grants access to all files.
 type (
 	twoGPUDriver    struct{}
 	permissiveFiles struct{}
@@ -94,7 +94,7 @@ func (twoGPUDriver) Library() doctor.Library {
 func (permissiveFiles) Open(string, int) error     { return nil }
 func (permissiveFiles) CheckWritable(string) error { return nil }
 
-// doctorPage returns a report as a command prints the report.
+// doctorPage formats a report like the command.
 func doctorPage(t *testing.T, r *doctor.Report, format string) string {
 	t.Helper()
 	page, err := renderReport(r, cli.Output{Format: format})
@@ -104,7 +104,7 @@ func doctorPage(t *testing.T, r *doctor.Report, format string) string {
 	return text.PrintableLines(page)
 }
 
-// TestDoctorTables: what is shown of a node, and of one whose names are hostile.
+// TestDoctorTables checks the output for a broken node, and for hostile names.
 func TestDoctorTables(t *testing.T) {
 	hostile := []doctor.Finding{{Check: "other plugins", Status: doctor.StatusFailure, Message: "nvidia-\x1b[2J\u202egpu\x9b.sock", Impact: "a\x07\nb", Fix: "rm \x1b]0;x\x07"}}
 	for name, findings := range map[string][]doctor.Finding{"doctor": brokenNodeFindings(t), "doctor_hostile": hostile} {
@@ -112,7 +112,7 @@ func TestDoctorTables(t *testing.T) {
 		table, body := doctorPage(t, &d, "table"), doctorPage(t, &d, "json")
 		checkGolden(t, filepath.Join("testdata", name+".txt"), table)
 		if !json.Valid([]byte(body)) {
-			t.Errorf("not JSON: %s", body)
+			t.Errorf("output is not JSON: %s", body)
 		}
 		checkGolden(t, filepath.Join("testdata", name+".json"), body)
 		for _, page := range []string{table, body} {
@@ -123,28 +123,27 @@ func TestDoctorTables(t *testing.T) {
 	}
 }
 
-// TestDoctorInDocs: docs/how-to/troubleshoot.md has the output of doctor.
+// TestDoctorInDocs checks that docs/how-to/troubleshoot.md has the output of doctor.
 func TestDoctorInDocs(t *testing.T) {
 	d := doctor.NewReport("node-a", version, brokenNodeFindings(t))
 	checkTables(t, "../../docs/how-to/troubleshoot.md", map[string]string{"doctor": codeBlock(doctorPage(t, &d, "table"))})
 }
 
-// TestDoctor runs the command on a machine with a kubelet and without, and with a command
-// line or a config that is wrong.
+// TestDoctor runs the command with and without a kubelet, and with an invalid command line or config.
 func TestDoctor(t *testing.T) {
 	dir := shortDir(t)
 	stop := runKubelet(t, kubelet.Options{Dir: dir, ReadPodsAtOnce: true})
-	// The folders of the machine that the test runs on, which may be a container, are left out.
+	// The flags exclude folders of the test's machine, which may be a container.
 	args := []string{"doctor", "--kubelet-dir", dir, "--state-dir", t.TempDir(), "--kernel-log=", "--pod-logs-dir", dir}
 	diagnose := func(want int, more ...string) (d doctor.Report) {
 		t.Helper()
 		stdout, stderr, status := runCLI(t, append(append(slices.Clip(args), "-o=json"), more...)...)
 		if err := json.Unmarshal([]byte(stdout), &d); err != nil || status != want || stderr != "" {
-			t.Fatalf("status %d, want %d: %v\n%s%s", status, want, err, stdout, stderr)
+			t.Fatalf("got status %d, want %d: %v\n%s%s", status, want, err, stdout, stderr)
 		}
 		return d
 	}
-	verdict := func(d doctor.Report, check string) doctor.CheckStatus {
+	statusOf := func(d doctor.Report, check string) doctor.CheckStatus {
 		for _, f := range d.Checks {
 			if f.Check == check {
 				return f.Status
@@ -153,30 +152,30 @@ func TestDoctor(t *testing.T) {
 		return ""
 	}
 	if os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
-		if d := diagnose(cli.ExitOK); d.Failures != 0 || verdict(d, "pod resources") != doctor.StatusOK || verdict(d, "driver") != doctor.StatusSkipped {
-			t.Errorf("%+v", d)
+		if d := diagnose(cli.ExitOK); d.Failures != 0 || statusOf(d, "pod resources") != doctor.StatusOK || statusOf(d, "driver") != doctor.StatusSkipped {
+			t.Errorf("report: got %+v", d)
 		}
 	}
 	wrong := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(wrong, []byte("version: v7\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if d := diagnose(cli.ExitError, "--config-file", wrong); verdict(d, "config") != doctor.StatusFailure || verdict(d, "pod resources") != doctor.StatusOK {
-		t.Errorf("%+v", d)
+	if d := diagnose(cli.ExitError, "--config-file", wrong); statusOf(d, "config") != doctor.StatusFailure || statusOf(d, "pod resources") != doctor.StatusOK {
+		t.Errorf("report with an invalid config: got %+v", d)
 	}
 	if stdout, _, _ := runCLI(t, append(slices.Clip(args), "-o=yaml")...); !strings.Contains(stdout, "\n  - check: pod resources\n    status: ok\n") {
-		t.Errorf("-o yaml: %s", stdout)
+		t.Errorf("-o yaml: got %s", stdout)
 	}
 	if stdout, _, _ := runCLI(t, append(slices.Clip(args), "--no-headers")...); !strings.HasPrefix(stdout, "config ") {
-		t.Errorf("--no-headers: %s", stdout)
+		t.Errorf("--no-headers: got %s", stdout)
 	}
 	stop()
-	if d := diagnose(cli.ExitError); verdict(d, "registration") != doctor.StatusFailure || verdict(d, "pod resources") != doctor.StatusFailure {
-		t.Errorf("%+v", d)
+	if d := diagnose(cli.ExitError); statusOf(d, "registration") != doctor.StatusFailure || statusOf(d, "pod resources") != doctor.StatusFailure {
+		t.Errorf("report without a kubelet: got %+v", d)
 	}
 	for _, more := range [][]string{{"-o", "xml"}, {"x"}, {"--mig-strategy=x"}, {"--config-file", wrong, "--mig-strategy=x"}, {"--log.level=x"}} {
 		if stdout, stderr, status := runCLI(t, append(slices.Clip(args), more...)...); status != cli.ExitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
-			t.Errorf("%v: status %d, %q, %q", more, status, stdout, stderr)
+			t.Errorf("%v: got status %d, %q, %q", more, status, stdout, stderr)
 		}
 	}
 }

@@ -16,72 +16,72 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestWrongCommandLines: each gets one line, status 2, and nothing is started.
+// TestWrongCommandLines checks that each invalid command line causes one line and exit status 2.
 func TestWrongCommandLines(t *testing.T) {
 	for _, c := range []struct {
-		args []string
-		env  map[string]string
-		says string
+		args    []string
+		env     map[string]string
+		wantErr string
 	}{
-		{args: []string{"--no-such-flag"}, says: "no-such-flag"},
-		{args: []string{"stray"}, says: `unexpected argument "stray"`},
-		{args: []string{"version", "stray"}, says: `podgauge version: unexpected argument "stray"` + "\n"},
-		{args: []string{"help", "stray"}, says: `podgauge help: unknown command "stray"` + "\n"},
-		{args: []string{"completion", "tcsh"}, says: `podgauge completion: `},
-		{args: []string{"--state-dir=/s", "status"}, says: `unknown flag: --state-dir`},
-		{args: []string{"--web.listen-address=9400"}, says: "--web.listen-address"},
-		{args: []string{"--web.telemetry-path=metrics"}, says: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/healthz"}, says: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/{x"}, says: "--web.telemetry-path"},
-		{args: []string{"--web.listen-address=:99999"}, says: "--web.listen-address"},
-		{args: []string{"--web.listen-address=:abc"}, says: "--web.listen-address"},
-		{args: []string{"--web.listen-address=localhost:"}, says: "--web.listen-address"},
-		{args: []string{"--web.telemetry-path=//metrics"}, says: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/a/../b"}, says: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/metrics/"}, says: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/debug/pprof/", "--web.enable-pprof"}, says: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/api"}, says: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/api/v1/devices"}, says: "--web.telemetry-path"},
-		{args: []string{"--web.probe-address=9401"}, says: `podgauge: --web.probe-address "9401": expected host:port or :port` + "\n"},
-		{args: []string{"--web.config.file=/no/such/file"}, says: `podgauge: --web.config.file "/no/such/file": no such file or directory` + "\n"},
-		{args: []string{"--log.level=loud"}, says: "--log.level"},
-		{args: []string{"doctor", "--no-such-flag"}, says: "podgauge doctor: unknown flag: --no-such-flag\n"},
-		{args: []string{"doctor", "--output=xml"}, says: `podgauge doctor: --output "xml": expected table, wide, json or yaml` + "\n"},
-		{args: []string{"--log.format=xml"}, says: "--log.format"},
-		{args: []string{"--device-plugin=maybe"}, says: "device-plugin"},
-		{args: []string{"--kubelet-dir="}, says: "--kubelet-dir"},
-		{args: []string{"--metrics.include=nvidia_["}, says: `podgauge: --metrics.include, --metrics.exclude: "nvidia_[" is not a valid name pattern` + "\n"},
-		{args: []string{"--metrics.set=most"}, says: `podgauge: --metrics.set: "most" is not a set: expected none, minimal, default or full` + "\n"},
-		{args: []string{"--metrics.exclude=a,b\\"}, says: "--metrics.exclude"},
-		{args: []string{"--metrics.pod-labels=none"}, says: `--metrics.pod-labels "none": expected device or allocation`},
-		{args: []string{"--metrics.series-limit=0"}, says: "--metrics.series-limit 0: expected at least 1"},
-		{args: []string{"--config-file=/no/such/file"}, says: "/no/such/file"},
-		{args: []string{"--mig-strategy=some"}, says: `podgauge: --mig-strategy: "some": expected none, single or mixed` + "\n"},
-		{args: []string{"--device-list-strategy=envvar,cdi"}, says: `podgauge: --device-list-strategy: "cdi": expected envvar, volume-mounts, cdi-annotations or cdi-cri` + "\n"},
-		{args: []string{"--nvidia-driver-root"}, says: "podgauge: flag needs an argument: --nvidia-driver-root\n"},
-		{args: []string{"--device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": expected true or false` + "\n"},
-		{args: []string{"--unhealthy-after=soon"}, says: `podgauge: --unhealthy-after: "soon": expected a duration such as 30s` + "\n"},
-		{args: []string{"--unhealthy-after=1ms"}, says: "podgauge: --unhealthy-after: expected at least 1s\n"},
-		{args: []string{"--allocations.max-age=0"}, says: `podgauge: --allocations.max-age: expected at least 1s` + "\n"},
-		{args: []string{"--incidents.max-age=1s"}, says: "podgauge: --incidents.max-age: expected at least 1m\n"},
-		{args: []string{"--incidents.max-count=0"}, says: "podgauge: --incidents.max-count: expected 1 to 10000\n"},
-		{args: []string{"--metrics.series-limit=many"}, says: `podgauge: --metrics.series-limit: "many": expected a whole number` + "\n"},
-		{args: []string{"-device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": expected true or false` + "\n"},
-		{args: []string{"-nvidia-ctk-paths=x"}, says: "-nvidia-ctk-paths"},
-		{env: map[string]string{"KUBELET_SOCKET": "/s/other.sock"}, says: `podgauge: KUBELET_SOCKET: "/s/other.sock": expected a path ending in /kubelet.sock` + "\n"},
-		{args: []string{"validate", "/no/such/file"}, says: "/no/such/file"},
-		{env: map[string]string{"PASS_DEVICE_SPECS": "perhaps"}, says: "PASS_DEVICE_SPECS"},
+		{args: []string{"--no-such-flag"}, wantErr: "no-such-flag"},
+		{args: []string{"stray"}, wantErr: `unexpected argument "stray"`},
+		{args: []string{"version", "stray"}, wantErr: `podgauge version: unexpected argument "stray"` + "\n"},
+		{args: []string{"help", "stray"}, wantErr: `podgauge help: unknown command "stray"` + "\n"},
+		{args: []string{"completion", "tcsh"}, wantErr: `podgauge completion: `},
+		{args: []string{"--state-dir=/s", "status"}, wantErr: `unknown flag: --state-dir`},
+		{args: []string{"--web.listen-address=9400"}, wantErr: "--web.listen-address"},
+		{args: []string{"--web.telemetry-path=metrics"}, wantErr: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/healthz"}, wantErr: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/{x"}, wantErr: "--web.telemetry-path"},
+		{args: []string{"--web.listen-address=:99999"}, wantErr: "--web.listen-address"},
+		{args: []string{"--web.listen-address=:abc"}, wantErr: "--web.listen-address"},
+		{args: []string{"--web.listen-address=localhost:"}, wantErr: "--web.listen-address"},
+		{args: []string{"--web.telemetry-path=//metrics"}, wantErr: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/a/../b"}, wantErr: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/metrics/"}, wantErr: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/debug/pprof/", "--web.enable-pprof"}, wantErr: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/api"}, wantErr: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/api/v1/devices"}, wantErr: "--web.telemetry-path"},
+		{args: []string{"--web.probe-address=9401"}, wantErr: `podgauge: --web.probe-address "9401": expected host:port or :port` + "\n"},
+		{args: []string{"--web.config.file=/no/such/file"}, wantErr: `podgauge: --web.config.file "/no/such/file": no such file or directory` + "\n"},
+		{args: []string{"--log.level=loud"}, wantErr: "--log.level"},
+		{args: []string{"doctor", "--no-such-flag"}, wantErr: "podgauge doctor: unknown flag: --no-such-flag\n"},
+		{args: []string{"doctor", "--output=xml"}, wantErr: `podgauge doctor: --output "xml": expected table, wide, json or yaml` + "\n"},
+		{args: []string{"--log.format=xml"}, wantErr: "--log.format"},
+		{args: []string{"--device-plugin=maybe"}, wantErr: "device-plugin"},
+		{args: []string{"--kubelet-dir="}, wantErr: "--kubelet-dir"},
+		{args: []string{"--metrics.include=nvidia_["}, wantErr: `podgauge: --metrics.include, --metrics.exclude: "nvidia_[" is not a valid name pattern` + "\n"},
+		{args: []string{"--metrics.set=most"}, wantErr: `podgauge: --metrics.set: "most" is not a set: expected none, minimal, default or full` + "\n"},
+		{args: []string{"--metrics.exclude=a,b\\"}, wantErr: "--metrics.exclude"},
+		{args: []string{"--metrics.pod-labels=none"}, wantErr: `--metrics.pod-labels "none": expected device or allocation`},
+		{args: []string{"--metrics.series-limit=0"}, wantErr: "--metrics.series-limit 0: expected at least 1"},
+		{args: []string{"--config-file=/no/such/file"}, wantErr: "/no/such/file"},
+		{args: []string{"--mig-strategy=some"}, wantErr: `podgauge: --mig-strategy: "some": expected none, single or mixed` + "\n"},
+		{args: []string{"--device-list-strategy=envvar,cdi"}, wantErr: `podgauge: --device-list-strategy: "cdi": expected envvar, volume-mounts, cdi-annotations or cdi-cri` + "\n"},
+		{args: []string{"--nvidia-driver-root"}, wantErr: "podgauge: flag needs an argument: --nvidia-driver-root\n"},
+		{args: []string{"--device-plugin=maybe"}, wantErr: `podgauge: --device-plugin: "maybe": expected true or false` + "\n"},
+		{args: []string{"--unhealthy-after=soon"}, wantErr: `podgauge: --unhealthy-after: "soon": expected a duration such as 30s` + "\n"},
+		{args: []string{"--unhealthy-after=1ms"}, wantErr: "podgauge: --unhealthy-after: expected at least 1s\n"},
+		{args: []string{"--allocations.max-age=0"}, wantErr: `podgauge: --allocations.max-age: expected at least 1s` + "\n"},
+		{args: []string{"--incidents.max-age=1s"}, wantErr: "podgauge: --incidents.max-age: expected at least 1m\n"},
+		{args: []string{"--incidents.max-count=0"}, wantErr: "podgauge: --incidents.max-count: expected 1 to 10000\n"},
+		{args: []string{"--metrics.series-limit=many"}, wantErr: `podgauge: --metrics.series-limit: "many": expected a whole number` + "\n"},
+		{args: []string{"-device-plugin=maybe"}, wantErr: `podgauge: --device-plugin: "maybe": expected true or false` + "\n"},
+		{args: []string{"-nvidia-ctk-paths=x"}, wantErr: "-nvidia-ctk-paths"},
+		{env: map[string]string{"KUBELET_SOCKET": "/s/other.sock"}, wantErr: `podgauge: KUBELET_SOCKET: "/s/other.sock": expected a path ending in /kubelet.sock` + "\n"},
+		{args: []string{"validate", "/no/such/file"}, wantErr: "/no/such/file"},
+		{env: map[string]string{"PASS_DEVICE_SPECS": "perhaps"}, wantErr: "PASS_DEVICE_SPECS"},
 	} {
 		var out, errs bytes.Buffer
 		status := run(t.Context(), testPlatform{}, c.args, fakeEnv(c.env), &out, &errs)
 		line := errs.String()
-		if status != cli.ExitUsage || !strings.Contains(line, c.says) || strings.Count(line, "\n") != 1 || out.Len() > 0 {
-			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), line)
+		if status != cli.ExitUsage || !strings.Contains(line, c.wantErr) || strings.Count(line, "\n") != 1 || out.Len() > 0 {
+			t.Errorf("%v %v: got status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), line)
 		}
 	}
 }
 
-// fakeEnv is an environment.
+// fakeEnv returns a lookup of these environment variables.
 func fakeEnv(variables map[string]string) envLookup {
 	return func(name string) (string, bool) {
 		value, set := variables[name]
@@ -89,7 +89,7 @@ func fakeEnv(variables map[string]string) envLookup {
 	}
 }
 
-// emptyEnv is an environment without a variable.
+// emptyEnv looks up variables in an empty environment.
 func emptyEnv(string) (string, bool) { return "", false }
 
 func TestKubeletSocket(t *testing.T) {
@@ -110,17 +110,17 @@ func TestKubeletSocket(t *testing.T) {
 		o, err := parseOptions(testPlatform{}, c.args, emptyEnv)
 		if c.errors != "" {
 			if err == nil || !strings.Contains(err.Error(), c.errors) {
-				t.Errorf("%v: %v", c.args, err)
+				t.Errorf("%v: got error %v", c.args, err)
 			}
 			continue
 		}
 		if err != nil || o.devicePluginDir != c.dir || o.devicePlugin != c.plugin {
-			t.Errorf("%v: folder %q, plugin %t, %v", c.args, o.devicePluginDir, o.devicePlugin, err)
+			t.Errorf("%v: got folder %q, plugin %t, %v", c.args, o.devicePluginDir, o.devicePlugin, err)
 		}
 	}
 }
 
-// FuzzTelemetryPath: a path that is accepted can be served.
+// FuzzTelemetryPath checks that every accepted path can be served.
 func FuzzTelemetryPath(f *testing.F) {
 	for _, seed := range []string{"/metrics", "/", "//", "/a/b", "/healthz", "/debug/pprof/heap", "/é", "/a//b", "/..", "/{x}", "GET /", "/a b", "/%"} {
 		f.Add(seed)
@@ -140,21 +140,21 @@ func FuzzTelemetryPath(f *testing.F) {
 		mux.HandleFunc("GET /healthz", http.NotFound)
 		mux.HandleFunc("GET /debug/pprof/", http.NotFound)
 		if mux.ServeHTTP(w, r); w.Code != http.StatusTeapot {
-			t.Errorf("%q is answered %d", path, w.Code)
+			t.Errorf("%q: got status %d", path, w.Code)
 		}
 	})
 }
 
-// TestVersion: flag and command print the same.
+// TestVersion checks that flag and command print the same.
 func TestVersion(t *testing.T) {
 	for _, args := range [][]string{{"--version"}, {"version"}, {"doctor", "--version"}} {
 		if out, errs, status := runCLI(t, args...); status != cli.ExitOK || out != "podgauge dev\n" || errs != "" {
-			t.Errorf("%v: %d %q %q", args, status, out, errs)
+			t.Errorf("%v: got status %d, %q %q", args, status, out, errs)
 		}
 	}
 }
 
-// TestTakenAddress: an address in use gives one line and exit status 1.
+// TestTakenAddress checks that an address in use causes one line and exit status 1.
 func TestTakenAddress(t *testing.T) {
 	var errs bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -163,7 +163,7 @@ func TestTakenAddress(t *testing.T) {
 	address := strings.TrimPrefix(w.url, "http://")
 	status := run(ctx, testPlatform{}, []string{"--web.listen-address=" + address}, os.LookupEnv, io.Discard, &errs)
 	if status != cli.ExitError || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), address) {
-		t.Errorf("status %d, stderr %q", status, errs.String())
+		t.Errorf("got status %d, stderr %q", status, errs.String())
 	}
 }
 

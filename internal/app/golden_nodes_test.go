@@ -14,7 +14,7 @@ import (
 
 // Each kind of node has a golden file: metrics that the GPUs lack are absent.
 
-// TestGoldenH100 has a node of H100s: one pod has four GPUs, one pod has one, and the others are unallocated.
+// TestGoldenH100 covers H100s: four GPUs allocated to a pod, one to another pod, the others unallocated.
 func TestGoldenH100(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("h100", metric.Metrics(), fixedClock)})
@@ -31,8 +31,8 @@ func TestGoldenH100(t *testing.T) {
 	w.checkPage("h100")
 }
 
-// TestGoldenA100MIG has whole GPUs and slices of all kinds, held and not: pods on two
-// compute instances of one GPU instance, and on one of seven GPU instances.
+// TestGoldenA100MIG covers whole GPUs and MIG devices of all kinds, allocated and unallocated: two compute instances of one GPU instance,
+// and one of seven GPU instances.
 func TestGoldenA100MIG(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("a100", metric.Metrics(), fixedClock)}, "--mig-strategy=mixed")
@@ -56,7 +56,7 @@ func TestGoldenA100MIG(t *testing.T) {
 	w.checkPage("a100_mig")
 }
 
-// TestGoldenB200 has superchips of an NVL72 rack, one of them partitioned.
+// TestGoldenB200 covers superchips of an NVL72 rack, one of them partitioned.
 func TestGoldenB200(t *testing.T) {
 	t.Parallel()
 	m := newMachine(sim.GB200, sim.GB200)
@@ -73,7 +73,7 @@ func TestGoldenB200(t *testing.T) {
 	w.checkScrape("b200_nvl", `nvidia_gpu_power_watts{container="main",gpu="0"`, " 1200")
 }
 
-// TestGoldenMixed has one GPU of each kind, all of them one pod's.
+// TestGoldenMixed covers one GPU of each kind, all allocated to one pod.
 func TestGoldenMixed(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("mixed", metric.Metrics(), fixedClock)})
@@ -83,7 +83,7 @@ func TestGoldenMixed(t *testing.T) {
 	w.checkScrape("mixed", `nvidia_gpu_allocated{container="main",gpu="3"`, " 1")
 }
 
-// TestNoMIGDevices has a GPU in MIG mode of which nothing can be allocated.
+// TestNoMIGDevices covers a MIG-enabled GPU without MIG devices.
 func TestNoMIGDevices(t *testing.T) {
 	t.Parallel()
 	m := newMachine(sim.H100, sim.H100)
@@ -93,14 +93,14 @@ func TestNoMIGDevices(t *testing.T) {
 	w.waitLine(`nvidia_gpu_unallocatable_info{`, " 1")
 	var out bytes.Buffer
 	if status := run(t.Context(), testPlatform{}, []string{"status", "--url=" + w.url}, emptyEnv, &out, &out); status != cli.ExitOK || !strings.Contains(out.String(), "no_mig_devices") {
-		t.Errorf("status %d:\n%s", status, out.String())
+		t.Errorf("got status %d and\n%s", status, out.String())
 	}
 	m.Partition(m.GPUs()[1], "1g.10gb")
 	w.waitAllocatable("nvidia.com/mig-1g.10gb", 1)
 	w.waitScrape("no reason", func(text string) bool { return !strings.Contains(text, "nvidia_gpu_unallocatable_info") })
 }
 
-// TestGoldenLinks shows single NVLinks.
+// TestGoldenLinks covers single NVLinks.
 func TestGoldenLinks(t *testing.T) {
 	t.Parallel()
 	m := sim.NewMachineWithModels(metric.MetricsPerLink(), fixedClock, sim.H100, sim.GB200)
@@ -110,7 +110,7 @@ func TestGoldenLinks(t *testing.T) {
 	w.checkScrape("nvlink_links", `nvidia_gpu_nvlink_link_transmit_bytes_total{container="main",gpu="1",link="17"`, " 0")
 }
 
-// TestGoldenDCGM shows dcgm-exporter's families of whole GPUs and of a slice.
+// TestGoldenDCGM covers dcgm-exporter's families of whole GPUs and of a MIG device.
 func TestGoldenDCGM(t *testing.T) {
 	t.Parallel()
 	m := newMachine(sim.H100, sim.H100, sim.T4)
@@ -124,7 +124,7 @@ func TestGoldenDCGM(t *testing.T) {
 	w.checkScrape("dcgm", `DCGM_FI_PROF_PCIE_TX_BYTES{DCGM_FI_DRIVER_VERSION="580.95.05",Hostname="node-a",UUID="`+string(m.GPUs()[0])+`"`, " 0")
 }
 
-// TestGoldenStableSeries has pods on the series of allocations alone.
+// TestGoldenStableSeries covers pod labels on allocation series only.
 func TestGoldenStableSeries(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.pod-labels=allocation")
@@ -135,7 +135,7 @@ func TestGoldenStableSeries(t *testing.T) {
 	w.checkScrape("pod_labels_allocation", `nvidia_gpu_allocation_info{container="main"`, " 1")
 }
 
-// TestGoldenLimit has more series than are let through.
+// TestGoldenLimit covers more series than the limit.
 func TestGoldenLimit(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.series-limit=10")
@@ -144,7 +144,7 @@ func TestGoldenLimit(t *testing.T) {
 	w.checkScrape("series_limit", "podgauge_series ", " 17")
 }
 
-// TestGoldenReleased has a released driver: a pod keeps its device, and the device has no readings.
+// TestGoldenReleased covers a released driver: a pod keeps its device, and the device has no readings.
 func TestGoldenReleased(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.set=none", "--metrics.include=nvidia_gpu_al*,nvidia_gpu_*health*,nvidia_gpu_power*,nvidia_gpu_energy*,podgauge_nvml_up,podgauge_*_gpus", "--expected-gpus=2")

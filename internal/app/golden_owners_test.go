@@ -13,19 +13,19 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// What containers have of a node, in all the ways in which a kubelet gives it to them.
+// The golden files below cover all ways in which a kubelet allocates resources to containers.
 
-// fakeProcFS is a /proc of a node, with the processes of containers.
+// fakeProcFS is a fake /proc of a node with container processes.
 type fakeProcFS struct {
 	t    testing.TB
 	root string
 }
 
-// newFakeProcFS has none yet. With hidden it is that of a container without hostPID.
+// newFakeProcFS returns a /proc without processes. If hidden is set, it is that of a container without hostPID.
 func newFakeProcFS(t testing.TB, hidden bool) *fakeProcFS {
 	t.Helper()
 	p := &fakeProcFS{t: t, root: t.TempDir()}
-	namespace := "pid:[4026531836]" // the kernel's first, on every machine
+	namespace := "pid:[4026531836]" // the kernel's initial namespace, equal on every machine
 	if hidden {
 		namespace = "pid:[4026532621]"
 	}
@@ -41,7 +41,7 @@ func (p *fakeProcFS) must(err error) {
 	}
 }
 
-// addContainerProcess has a process run in a container, as cgroup v2 and the systemd driver write that.
+// addContainerProcess adds a process of a container, in the form of cgroup v2 and the systemd driver.
 func (p *fakeProcFS) addContainerProcess(pid uint32, uid, container string) {
 	p.t.Helper()
 	uid = strings.ReplaceAll(uid, "-", "_")
@@ -56,7 +56,7 @@ func (p *fakeProcFS) addProcess(pid uint32, cgroup string) {
 	p.must(os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::"+cgroup+"\n"), 0o600))
 }
 
-// runProcess has the container of a pod run a process on the GPU that it holds.
+// runProcess runs a process of a pod's container on its allocated GPU.
 func (w *testApp) runProcess(p *fakeProcFS, pid uint32, owner kubelet.PodSpec, bytes, sm float64) {
 	w.t.Helper()
 	status, err := w.kubelet.Pod(owner)
@@ -67,8 +67,8 @@ func (w *testApp) runProcess(p *fakeProcFS, pid uint32, owner kubelet.PodSpec, b
 	w.machine.StartProcess(device.AdvertisedID(status.Containers[0].Devices[0].ID).Device(), pid, bytes, sm)
 }
 
-// newTimeSlicedApp is a node with a GPU of which four replicas are offered; two pods hold one each.
-// One of them has two processes, and a third process is of the node itself.
+// newTimeSlicedApp returns a node with a GPU of four replicas, two of them allocated. One pod has two processes, and a third process is the
+// node's own.
 func newTimeSlicedApp(t *testing.T, hidden bool) *testApp {
 	t.Helper()
 	config := filepath.Join(t.TempDir(), "config.yaml")
@@ -91,7 +91,7 @@ func newTimeSlicedApp(t *testing.T, hidden bool) *testApp {
 	return w
 }
 
-// TestGoldenTimeSliced attributes usage to each container, and the rest to none.
+// TestGoldenTimeSliced checks that usage is attributed to each container, and that the rest is unattributed.
 func TestGoldenTimeSliced(t *testing.T) {
 	t.Parallel()
 	w := newTimeSlicedApp(t, false)
@@ -101,7 +101,7 @@ func TestGoldenTimeSliced(t *testing.T) {
 	w.checkPage("time_sliced")
 }
 
-// TestGoldenTimeSlicedHidden is the same node without hostPID: no usage is attributed.
+// TestGoldenTimeSlicedHidden covers the same node without hostPID: no usage is attributed.
 func TestGoldenTimeSlicedHidden(t *testing.T) {
 	t.Parallel()
 	w := newTimeSlicedApp(t, true)
@@ -109,8 +109,7 @@ func TestGoldenTimeSlicedHidden(t *testing.T) {
 	w.checkScrape("time_sliced_hidden", `nvidia_gpu_allocation_info{container="main"`, " 1")
 }
 
-// TestGoldenDRA has a GPU, a slice and a share of another driver's device held by claims,
-// one of them by two pods.
+// TestGoldenDRA covers claims of a GPU, a MIG device and a shared device of another driver. One claim has two pods.
 func TestGoldenDRA(t *testing.T) {
 	t.Parallel()
 	m := newMachine(sim.H100, sim.H100)
@@ -131,8 +130,8 @@ func TestGoldenDRA(t *testing.T) {
 	w.checkScrape("dra", `nvidia_gpu_allocation_info{container="main",device_id="MIG-0000a101-5eed-5000-8000-000001000000",mig_uuid="MIG-0000a101-5eed-5000-8000-000001000000",namespace="lab",pod="reviewer"`, " 1")
 }
 
-// TestGoldenClaims has claims of several GPUs, of two containers and with admin access, beside
-// the device plugin: its GPUs stay in its list, and with their owners.
+// TestGoldenClaims covers claims of several GPUs, of two containers and with admin access, beside the device plugin, which still lists the
+// claimed GPUs.
 func TestGoldenClaims(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4, sim.T4, sim.T4, sim.T4)},
@@ -159,7 +158,7 @@ func TestGoldenClaims(t *testing.T) {
 		{"lab", "pair", claimed("two", 1, 2), []string{"main"}},
 		{"lab", "team", claimed("one", 3), []string{"main", "side"}},
 		{"monitoring", "exporter", claimed("exporter-all", 0, 1, 2, 3), []string{"main"}}, // ignored
-		{"tools", "smi", claimed("smi", 0), []string{"main"}},                             // as if with adminAccess
+		{"tools", "smi", claimed("smi", 0), []string{"main"}},                             // like adminAccess
 	} {
 		spec := kubelet.PodSpec{Namespace: p.namespace, Name: p.name}
 		for _, name := range p.containers {
@@ -173,8 +172,7 @@ func TestGoldenClaims(t *testing.T) {
 	w.checkScrape("claims", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",mig_uuid="",namespace="tools",pod="smi"`, " 1")
 }
 
-// TestGoldenOtherVendor has devices of another vendor's plugin, CPUs and memory that are some
-// container's alone.
+// TestGoldenOtherVendor covers another vendor's devices, exclusive CPUs and reserved memory.
 func TestGoldenOtherVendor(t *testing.T) {
 	t.Parallel()
 	const nics = "nic.example.com/vf"
@@ -200,8 +198,7 @@ func TestGoldenOtherVendor(t *testing.T) {
 	w.checkScrape("foreign", `podgauge_resource_allocation_info{container="data",device_id="vf-2"`, " 1")
 }
 
-// TestGoldenTooManyDevices has a plugin to which each MiB of memory is a device: they are
-// counted, and nothing else.
+// TestGoldenTooManyDevices covers a plugin with a device per MiB of memory: the devices are only counted.
 func TestGoldenTooManyDevices(t *testing.T) {
 	t.Parallel()
 	const memory, ids = "example.com/gpu-memory", 5000
@@ -218,8 +215,7 @@ func TestGoldenTooManyDevices(t *testing.T) {
 	w.checkScrape("countless_devices", `podgauge_resource_dropped_ids{list="allocated",resource="example.com/gpu-memory"}`, " 4500")
 }
 
-// TestGoldenPodLabels has the Pods API's UID and chosen labels, two of which Prometheus
-// takes for one.
+// TestGoldenPodLabels covers UIDs and selected labels from the Pods API. Two of the labels have the same name in Prometheus.
 func TestGoldenPodLabels(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.pod-uid", "--metrics.labels-allowlist=app.kubernetes.io/*,team,cost-center,cost.center",
@@ -236,8 +232,8 @@ func TestGoldenPodLabels(t *testing.T) {
 	w.checkScrape("pod_labels", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",label_app_kubernetes_io_name="llama"`, " 1")
 }
 
-// TestGoldenUnknownOwners has no kubelet, and then a kubelet that has just started: each reading is exported, with labels as far as
-// owners are known, and no device counts as idle.
+// TestGoldenUnknownOwners covers no kubelet, and then a kubelet that has just started: readings are exported, with labels of known owners,
+// and no device counts as idle.
 func TestGoldenUnknownOwners(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
@@ -247,7 +243,7 @@ func TestGoldenUnknownOwners(t *testing.T) {
 	w.checkScrape("kubelet_absent", "podgauge_kubelet_up", " 0")
 	if code, text := w.getPath("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "podresources: owners of devices are unknown") ||
 		!strings.Contains(text, filepath.Join(dir, "pod-resources", "kubelet.sock")) {
-		t.Errorf("/readyz: %d %q", code, text)
+		t.Errorf("/readyz: got %d %q", code, text)
 	}
 
 	w.kubelet = kubelet.New(kubelet.Options{Dir: dir})
@@ -257,5 +253,5 @@ func TestGoldenUnknownOwners(t *testing.T) {
 	w.waitLine(`nvidia_gpu_allocated{container="main",gpu="0"`, " 1")
 	w.waitCounted(gpuResource, 2)
 	w.checkScrape("first_minute", "podgauge_kubelet_up", " 1")
-	waitUntil(t, "/readyz answers ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
+	waitUntil(t, "/readyz returns ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
 }

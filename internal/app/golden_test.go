@@ -19,37 +19,35 @@ import (
 var update = flag.Bool("update", false, "write the golden files")
 
 func TestMain(m *testing.M) {
-	if order := os.Getenv(envListServer); order != "" {
-		runListServer(order)
+	if spec := os.Getenv(envListServer); spec != "" {
+		runListServer(spec)
 		return
 	}
 	if os.Getenv(program.Env) != "" {
 		os.Exit(Main(testPlatform{}))
 	}
-	if order := os.Getenv(envScraper); order != "" {
-		runScraper(order)
+	if spec := os.Getenv(envScraper); spec != "" {
+		runScraper(spec)
 		return
 	}
 	goleak.VerifyTestMain(m)
 }
 
-// timeFamilies are the families whose values or series depend on when the test runs
-// or on the machine: of them golden files have only that they are there.
+// timeFamilies are the families whose values or series depend on the time or the machine. Golden files contain only their headers.
 var timeFamilies = []string{
 	"podgauge_build_info",
 	"podgauge_collection_begin_timestamp_seconds", "podgauge_collection_end_timestamp_seconds", "podgauge_allocations_age_seconds",
 	"podgauge_plugin_request_duration_seconds", "podgauge_pod_resources_request", "podgauge_events_up",
 	"nvidia_gpu_health_since_timestamp_seconds", "nvidia_gpu_incident_last_timestamp_seconds", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds",
 	"nvidia_gpu_xid_last_timestamp_seconds",
-	"nvidia_gpu_allocation_last_seen_timestamp_seconds", "podgauge_series ", // a pod may have been seen elsewhere before it was where the test wants it
+	"nvidia_gpu_allocation_last_seen_timestamp_seconds", "podgauge_series ", // a pod may first run on a device other than the test's
 }
 
-// ignoredPrefixes are not of podgauge's making, and left out as a whole.
+// ignoredPrefixes are the prefixes of families that podgauge does not define.
 var ignoredPrefixes = []string{"go_", "process_"}
 
-// TestGolden walks the program through the states of a node's life and compares
-// what a scrape shows in each, the recoveries included. The GPUs are such as show
-// little.
+// TestGolden takes the program through the states of a node, including recoveries, and compares the scrape in each. The GPUs export few
+// families.
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4, sim.T4, sim.T4, sim.T4), missingFamilies: []string{"nvidia_gpu_unrepairable_memory"}})
@@ -92,9 +90,8 @@ func TestGolden(t *testing.T) {
 	w.checkScrape("kubelet_down_recovered", "podgauge_kubelet_up", " 1")
 }
 
-// checkScrape waits for a scrape that has a line which begins and ends so, and is the
-// golden file of a state. Those on the way to it may be others: one in which the
-// kubelet has turned a question away, say. Promlint reads it too.
+// checkScrape waits for a line with this prefix and suffix, and then for a scrape that equals the golden file of a state. Earlier scrapes may
+// differ, for example while the kubelet rejects a request. Promlint also checks the scrape.
 func (w *testApp) checkScrape(state, begins, ends string) {
 	w.t.Helper()
 	text := w.waitLine(begins, ends)
@@ -115,13 +112,12 @@ func (w *testApp) checkScrape(state, begins, ends string) {
 		text = w.scrape("text/plain")
 	}
 	if got := w.maskTimes(text); !bytes.Equal(got, want) {
-		w.t.Errorf("%s differs from %s; if that is meant, run make golden:\n%s", state, file, diffLines(string(want), string(got)))
+		w.t.Errorf("%s differs from %s; if intended, run make golden:\n%s", state, file, diffLines(string(want), string(got)))
 	}
 	lint(w.t, state, text)
 }
 
-// stableScrape scrapes until two collections agree. Scrapes do not show their collection, so the interval is longer than the time in
-// which scrapes share one.
+// stableScrape scrapes until two collections agree. The interval is longer than the time in which scrapes share a collection.
 func (w *testApp) stableScrape() string {
 	w.t.Helper()
 	poll := time.NewTicker(1100 * time.Millisecond)
@@ -135,7 +131,7 @@ func (w *testApp) stableScrape() string {
 		}
 		text = next
 	}
-	w.t.Fatalf("no two flights agreed within %s", waitTimeout)
+	w.t.Fatalf("no two collections agreed within %s", waitTimeout)
 	return ""
 }
 
@@ -146,15 +142,14 @@ func lint(t *testing.T, state, text string) {
 		t.Errorf("%s: %v", state, err)
 	}
 	for _, p := range problems {
-		// The Go collector's names are not ours to choose, nor are dcgm-exporter's, nor their
-		// units, kinds and labels.
+		// Podgauge cannot choose the names, units, types and labels of the Go collector and of dcgm-exporter.
 		if !strings.HasPrefix(p.Metric, "go_") && !strings.HasPrefix(p.Metric, "DCGM_") {
 			t.Errorf("%s: promlint: %s: %s", state, p.Metric, p.Text)
 		}
 	}
 }
 
-// maskTimes leaves out what depends on the clock.
+// maskTimes removes lines that depend on the clock, and replaces values that differ between runs.
 func (w *testApp) maskTimes(text string) []byte {
 	hasAnyPrefix := func(with []string, name string) bool {
 		return slices.ContainsFunc(with, func(p string) bool { return strings.HasPrefix(name, p) })
@@ -172,7 +167,7 @@ func (w *testApp) maskTimes(text string) []byte {
 	return []byte(w.replacer.Replace(kept.String()))
 }
 
-// diffLines lists the lines that only one of two texts has.
+// diffLines lists the lines that only one of the two texts has.
 func diffLines(want, got string) string {
 	var d strings.Builder
 	lines := func(s string) []string { return slices.Collect(strings.Lines(s)) }

@@ -17,13 +17,13 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// What no kubelet should say, and what stands for it in a label.
+// Text that no kubelet should send, and its value in a label.
 const (
 	hostileText   = "a\"b\\c\nd\xffe{}=,#\tf"
 	sanitizedText = "a\"b\\c\nd\uFFFDe{}=,#\tf"
 )
 
-// protoBytes writes protobuf as nothing would that checks its strings.
+// protoBytes encodes protobuf without the check of strings.
 type protoBytes []byte
 
 func (w protoBytes) appendString(field protowire.Number, s string) protoBytes {
@@ -34,7 +34,7 @@ func (w protoBytes) appendMessage(field protowire.Number, m protoBytes) protoByt
 	return w.appendString(field, string(m))
 }
 
-// rawCodec is a codec that passes bytes on.
+// rawCodec is a codec that does not change bytes.
 type rawCodec struct{}
 
 func (rawCodec) Name() string { return "proto" }
@@ -45,8 +45,8 @@ func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 
 func (rawCodec) Unmarshal(mem.BufferSlice, any) error { return nil }
 
-// serveRaw answers methods, by their names without the service's, with these bytes.
-func serveRaw(t *testing.T, socket string, answers map[string][]protoBytes) {
+// serveRaw responds to methods, named without the service, with these bytes.
+func serveRaw(t *testing.T, socket string, responses map[string][]protoBytes) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func serveRaw(t *testing.T, socket string, answers map[string][]protoBytes) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := time.Now().Add(-time.Hour) // a kubelet that has been up for long is trusted at once
+	old := time.Now().Add(-time.Hour) // a kubelet with a long uptime is trusted at once
 	if err := os.Chtimes(socket, old, old); err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func serveRaw(t *testing.T, socket string, answers map[string][]protoBytes) {
 				return err
 			}
 			name := method[strings.LastIndexByte(method, '/')+1:]
-			for _, a := range answers[name] {
+			for _, a := range responses[name] {
 				if err := stream.SendMsg(a); err != nil {
 					return err
 				}
@@ -86,16 +86,15 @@ func serveRaw(t *testing.T, socket string, answers map[string][]protoBytes) {
 	})
 }
 
-// TestHostileLabels has a kubelet with invalid label values in each field that becomes a label: the scrape succeeds, and keeps the
-// values.
+// TestHostileLabels sends invalid text in each kubelet field that becomes a label: the scrape succeeds and keeps the values.
 func TestHostileLabels(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	m := newMachine(sim.T4)
-	held := protoBytes{}.appendString(1, gpuResource).appendString(2, string(m.AllocatableIDs()[0]))
+	allocated := protoBytes{}.appendString(1, gpuResource).appendString(2, string(m.AllocatableIDs()[0]))
 	foreign := protoBytes{}.appendString(1, "example.com/"+hostileText).appendString(2, hostileText)
 	claim := protoBytes{}.appendString(2, hostileText).appendString(3, hostileText).appendMessage(4, protoBytes{}.appendString(2, hostileText).appendString(3, hostileText).appendString(4, hostileText))
-	container := protoBytes{}.appendString(1, hostileText).appendMessage(2, held).appendMessage(2, foreign).appendMessage(5, claim)
+	container := protoBytes{}.appendString(1, hostileText).appendMessage(2, allocated).appendMessage(2, foreign).appendMessage(5, claim)
 	serveRaw(t, filepath.Join(dir, "pod-resources", "kubelet.sock"), map[string][]protoBytes{
 		"List":                    {protoBytes{}.appendMessage(1, protoBytes{}.appendString(1, hostileText).appendString(2, hostileText).appendMessage(3, container))},
 		"GetAllocatableResources": {protoBytes{}.appendMessage(1, foreign)},
@@ -128,27 +127,26 @@ func TestHostileLabels(t *testing.T) {
 		"nvidia_gpu_allocation_last_seen_timestamp_seconds": {"namespace", "pod", "container"},
 	} {
 		if len(families[family].GetMetric()) == 0 {
-			t.Errorf("there is no %s", family)
+			t.Errorf("%s is missing", family)
 			continue
 		}
 		for _, l := range families[family].GetMetric()[0].GetLabel() {
 			if slices.Contains(labels, l.GetName()) && l.GetValue() != sanitizedText {
-				t.Errorf("%s has %s=%q, want %q", family, l.GetName(), l.GetValue(), sanitizedText)
+				t.Errorf("%s: label %s: got %q, want %q", family, l.GetName(), l.GetValue(), sanitizedText)
 			}
 		}
 	}
 	w.checkOpenMetrics(text)
 }
 
-// checkOpenMetrics has the same series in the other format, gauges' by name and labels:
-// test/external/openmetrics has Prometheus' own parser read that.
+// checkOpenMetrics checks that gauges have the same names and labels in OpenMetrics. test/external/openmetrics runs Prometheus' own parser.
 func (w *testApp) checkOpenMetrics(text string) {
 	w.t.Helper()
 	open := w.scrape("application/openmetrics-text;version=1.0.0")
 	for line := range strings.Lines(text) {
 		series, _, _ := strings.Cut(line, "} ")
 		if strings.HasPrefix(line, "nvidia_") && !strings.Contains(open, "\n"+series+"} ") {
-			w.t.Errorf("OpenMetrics has no %s}", series)
+			w.t.Errorf("OpenMetrics lacks %s}", series)
 		}
 	}
 }

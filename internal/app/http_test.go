@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// getPath asks for a path and returns the answer's status and text.
+// getPath returns the status and the text of a response.
 func (w *testApp) getPath(path string) (int, string) {
 	w.t.Helper()
 	r, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, w.url+path, http.NoBody)
@@ -26,17 +26,17 @@ func (w *testApp) getPath(path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-// TestProbes: the process is alive regardless of driver and kubelet, and ready when each component has started or has an error.
+// TestProbes checks liveness, which depends on neither driver nor kubelet, and readiness: each component has started or has an error.
 func TestProbes(t *testing.T) {
 	w := newTestApp(t, 2)
 	w.waitRegistered()
-	waitUntil(t, "/readyz answers ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
+	waitUntil(t, "/readyz returns ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
 	if code, text := w.getPath("/"); code != http.StatusOK || !strings.Contains(text, "/metrics") {
-		t.Errorf("/: %d %q", code, text)
+		t.Errorf("/: got %d %q", code, text)
 	}
 	for _, path := range []string{"/debug/pprof/", "/nothing"} {
 		if code, _ := w.getPath(path); code != http.StatusNotFound {
-			t.Errorf("%s: %d, want nothing there", path, code)
+			t.Errorf("%s: got %d, want 404", path, code)
 		}
 	}
 	w.machine.HangAll()
@@ -45,14 +45,14 @@ func TestProbes(t *testing.T) {
 	w.waitLine(`nvidia_gpu_stalled{container="",gpu="0"`, " 1")
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if code, text := w.getPath(path); code != http.StatusOK {
-			t.Errorf("%s without driver and kubelet: %d %q", path, code, text)
+			t.Errorf("%s without driver and kubelet: got %d %q", path, code, text)
 		}
 	}
 	w.machine.ReleaseHangs()
 	w.startKubelet()
 }
 
-// TestPostIsRejected: nothing that is served can be changed.
+// TestPostIsRejected checks that no served resource can be modified.
 func TestPostIsRejected(t *testing.T) {
 	w := newTestApp(t, 1)
 	resp, err := http.Post(w.url+"/metrics", "text/plain", strings.NewReader("x"))
@@ -61,6 +61,6 @@ func TestPostIsRejected(t *testing.T) {
 	}
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusMethodNotAllowed {
-		t.Errorf("POST /metrics: %d", resp.StatusCode)
+		t.Errorf("POST /metrics: got %d", resp.StatusCode)
 	}
 }

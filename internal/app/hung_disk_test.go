@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// blockOpens makes every open of a file in a folder wait until release is called or the test ends.
+// blockOpens blocks every open of a file in a folder until release is called or the test ends.
 func blockOpens(t *testing.T, dir string) (release func()) {
 	t.Helper()
 	permissions, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
@@ -17,11 +17,11 @@ func blockOpens(t *testing.T, dir string) (release func()) {
 		err = unix.FanotifyMark(permissions, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM|unix.FAN_EVENT_ON_CHILD, unix.AT_FDCWD, dir)
 	}
 	if err != nil {
-		t.Skip("cannot make files hang without fanotify's permission events, for which root is needed: ", err)
+		t.Skip("fanotify permission events, which block opens, require root: ", err)
 	}
 	release = func() {
 		if permissions >= 0 {
-			unix.Close(permissions) //nolint:errcheck // it allows all that waits
+			unix.Close(permissions) //nolint:errcheck // closing allows all blocked opens
 		}
 		permissions = -1
 	}
@@ -29,7 +29,7 @@ func blockOpens(t *testing.T, dir string) (release func()) {
 	return release
 }
 
-// TestHungStateFolder: podgauge registers and answers scrapes while its state folder hangs, and the stored state is kept.
+// TestHungStateFolder checks that podgauge registers and exports metrics while its state folder hangs, and that the stored state is kept.
 func TestHungStateFolder(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -38,14 +38,14 @@ func TestHungStateFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	release := blockOpens(t, dir)
-	t.Run("the process", func(t *testing.T) { // it ends before the folder answers
+	t.Run("the process", func(t *testing.T) { // it ends while the folder hangs
 		w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--state-dir="+dir)
 		w.waitRegistered()
 		w.waitLine("podgauge_state_up", " 0")
 	})
 	release()
 	if text, err := os.ReadFile(filepath.Join(dir, "health.json")); err != nil || string(text) != stored {
-		t.Errorf("the next process reads %q, %v", text, err)
+		t.Errorf("state for the next process: got %q, %v", text, err)
 	}
-	waitUntil(t, "nothing writes to the folder any more", func() bool { return os.RemoveAll(dir) == nil })
+	waitUntil(t, "no process writes to the folder", func() bool { return os.RemoveAll(dir) == nil })
 }

@@ -63,12 +63,12 @@ func TestKubernetes(t *testing.T) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("condition %v, events %v", condition, server.Events())
+			t.Fatalf("got condition %v, events %v", condition, server.Events())
 		}
 	}
 }
 
-// TestKubernetesGolden shows the families of the API server on a node without faults.
+// TestKubernetesGolden checks the families of the API server on a node without faults.
 func TestKubernetesGolden(t *testing.T) {
 	w := newTestAppWith(t, testSetup{
 		machine: newMachine(sim.T4), kubernetes: kubernetesOptions{events: true, client: apiserver.Start(t).Client(), nodeName: "node-a"},
@@ -83,7 +83,7 @@ configs:
     sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}
 `
 
-// labelOptions are options with a config by label, and a file of configs.
+// labelOptions returns options with a config selected by label, and a file of configs.
 func labelOptions(t *testing.T, server *apiserver.Server, stateDir string) (o *options, f *pflag.FlagSet, configs string) {
 	t.Helper()
 	configs = filepath.Join(t.TempDir(), "configs.yaml")
@@ -101,8 +101,8 @@ func labelOptions(t *testing.T, server *apiserver.Server, stateDir string) (o *o
 
 const testLabel = "nvidia.com/device-plugin.config"
 
-// TestConfigLabelAtStart: a stored value is used without a request to the API server, which may hang. The API server is asked for a value
-// without a config, and at a first start, where an outage leaves the default.
+// TestConfigLabelAtStart checks that a stored value needs no request to the API server, which may hang. A request is only sent for a value
+// without a config, or at a first start. In an outage, a first start uses the default.
 func TestConfigLabelAtStart(t *testing.T) {
 	for _, c := range []struct {
 		name, stored, label, want string
@@ -129,16 +129,16 @@ func TestConfigLabelAtStart(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := o.complete(); err != nil || o.loaded.Config != c.want {
-				t.Errorf("config %q, %v, want %q", o.loaded.Config, err, c.want)
+				t.Errorf("config: got %q, %v, want %q", o.loaded.Config, err, c.want)
 			}
 			if got := server.Requests(); len(got) > 0 != c.requests {
-				t.Errorf("requests: %q", got)
+				t.Errorf("requests: got %q", got)
 			}
 		})
 	}
 }
 
-// TestConfigLabelSignal ends the wait for an API server that hangs.
+// TestConfigLabelSignal checks that a signal ends the wait for a hanging API server.
 func TestConfigLabelSignal(t *testing.T) {
 	server := apiserver.Start(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -149,11 +149,11 @@ func TestConfigLabelSignal(t *testing.T) {
 	o, f, _ := labelOptions(t, server, t.TempDir())
 	var stderr strings.Builder
 	if err := o.chooseByLabel(ctx, f, &stderr); err != nil || !strings.Contains(stderr.String(), context.Canceled.Error()) {
-		t.Errorf("%v, %q", err, &stderr)
+		t.Errorf("got error %v, stderr %q", err, &stderr)
 	}
 }
 
-// TestConfigLabelOfDoctor uses what the daemon stored, in no folder but --state-dir.
+// TestConfigLabelOfDoctor checks that doctor uses the value stored by the daemon, only from --state-dir.
 func TestConfigLabelOfDoctor(t *testing.T) {
 	server, stateDir := apiserver.Start(t), t.TempDir()
 	if err := os.WriteFile(filepath.Join(stateDir, labelFile), []byte("shared\n"), 0o600); err != nil {
@@ -164,15 +164,15 @@ func TestConfigLabelOfDoctor(t *testing.T) {
 		o, f, _ := labelOptions(t, server, dir)
 		o.daemon = false
 		if err := cmp.Or(o.chooseByLabel(t.Context(), f, io.Discard), o.complete()); err != nil || o.loaded.Config != want {
-			t.Errorf("--state-dir=%s: config %q, %v, want %q", dir, o.loaded.Config, err, want)
+			t.Errorf("--state-dir=%s: got config %q, %v, want %q", dir, o.loaded.Config, err, want)
 		}
 	}
 	if got := server.Requests(); len(got) > 0 {
-		t.Errorf("requests: %q", got)
+		t.Errorf("requests: got %q", got)
 	}
 }
 
-// TestConfigLabel follows the node's label, and keeps the last config in an outage of the API server.
+// TestConfigLabel checks that the config follows the node's label, and that an outage of the API server keeps the last config.
 func TestConfigLabel(t *testing.T) {
 	server, stateDir := apiserver.Start(t), t.TempDir()
 	server.SetNodeLabels("node-a", map[string]string{testLabel: "shared", "other": "x"})
@@ -189,14 +189,14 @@ func TestConfigLabel(t *testing.T) {
 	w.waitAllocatable(gpuResource, 1)
 	server.SetNodeLabels("node-a", map[string]string{testLabel: "shared"})
 	w.waitAllocatable(gpuResource, 4)
-	server.SetNodeLabels("node-a", nil) // without the label: the default
+	server.SetNodeLabels("node-a", nil) // without the label, the default applies
 	w.waitAllocatable(gpuResource, 1)
 	server.SetNodeLabels("node-a", map[string]string{testLabel: "shared"})
 	w.waitAllocatable(gpuResource, 4)
 	server.Stop()
 	restarted, f, _ := labelOptions(t, server, stateDir)
 	if err := cmp.Or(restarted.chooseByLabel(t.Context(), f, io.Discard), restarted.complete()); err != nil || restarted.loaded.Config != "shared" {
-		t.Errorf("config in an outage: %q, %v", restarted.loaded.Config, err)
+		t.Errorf("config in an outage: got %q, %v", restarted.loaded.Config, err)
 	}
 }
 
@@ -208,7 +208,7 @@ func waitFile(t *testing.T, file, want string) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s: %q, %v; want %q", file, data, err, want)
+			t.Fatalf("%s: got %q, %v, want %q", file, data, err, want)
 		}
 	}
 }

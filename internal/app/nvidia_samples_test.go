@@ -9,7 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// parseStatuses writes a node as words: "A100" is a GPU, "A100/1g.5gb*7" one with slices.
+// parseStatuses parses a node from words: "A100" is a GPU, "A100/1g.5gb*7" a GPU with MIG devices.
 func parseStatuses(words string) []device.Status {
 	var all []device.Status
 	for i, word := range strings.Fields(words) {
@@ -22,7 +22,7 @@ func parseStatuses(words string) []device.Status {
 		for profiles := range strings.SplitSeq(slices, ",") {
 			profile, times, _ := strings.Cut(profiles, "*")
 			n := 0
-			fmt.Sscan(times, &n) //nolint:errcheck // none is 0
+			fmt.Sscan(times, &n) //nolint:errcheck // missing: 0
 			for range n {
 				migDevice := gpu
 				migDevice.MIGEnabled, migDevice.Profile, migDevice.MIGDeviceIndex = false, profile, len(all)
@@ -34,7 +34,7 @@ func parseStatuses(words string) []device.Status {
 	return all
 }
 
-// The samples of NVIDIA's README, chart and operator give the device lists that NVIDIA documents.
+// TestNvidiaSamples checks that the samples of NVIDIA's README, chart and operator result in the documented device lists.
 func TestNvidiaSamples(t *testing.T) {
 	const eightGPUs = "A100 A100 A100 A100 A100 A100 A100 A100"
 	const migGPUs = "A100/1g.5gb*7 A100/2g.10gb*3 A100/3g.20gb*2 A100/7g.40gb*1"
@@ -58,13 +58,13 @@ func TestNvidiaSamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			lists, notes := pluginRules(o.loaded.Settings, nil, daemonState{}).Preview(parseStatuses(c.node))
+			lists, warnings := pluginRules(o.loaded.Settings, nil, daemonState{}).Preview(parseStatuses(c.node))
 			var got []string
 			for _, list := range lists {
 				got = append(got, fmt.Sprintf("%s=%d", list.Resource, len(list.IDs)))
 			}
-			if strings.Join(got, " ") != c.want || len(notes) > 0 {
-				t.Errorf("offered are %q, not %q; want %s", got, notes, c.want)
+			if strings.Join(got, " ") != c.want || len(warnings) > 0 {
+				t.Errorf("device lists: got %q, warnings %q, want %s", got, warnings, c.want)
 			}
 		})
 	}

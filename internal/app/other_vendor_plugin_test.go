@@ -16,7 +16,7 @@ type otherVendorPlugin struct {
 	devices []*pluginapi.Device
 }
 
-// registerOtherVendorPlugin registers the devices of another plugin with the kubelet, each on a NUMA node.
+// registerOtherVendorPlugin registers another vendor's devices, each on a NUMA node, with the kubelet.
 func (w *testApp) registerOtherVendorPlugin(resource string, devices map[string]int64) {
 	w.t.Helper()
 	f := &otherVendorPlugin{}
@@ -52,7 +52,7 @@ func (w *testApp) registerOtherVendorPlugin(resource string, devices map[string]
 	}
 }
 
-// GetDevicePluginOptions wants nothing special.
+// GetDevicePluginOptions returns no options.
 func (f *otherVendorPlugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return &pluginapi.DevicePluginOptions{}, nil
 }

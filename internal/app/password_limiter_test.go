@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// fakeAuthenticator stands for exporter-toolkit: it counts the passwords that it would compare with a hash.
+// fakeAuthenticator replaces exporter-toolkit and counts the passwords that would be compared with a hash.
 type fakeAuthenticator struct {
 	t           *testing.T
 	comparisons int
@@ -35,7 +35,7 @@ func newFakeAuthenticator(t *testing.T) *fakeAuthenticator {
 	return c
 }
 
-// status is the answer to a user's password from an address.
+// status returns the response status for a user's password from an address.
 func (c *fakeAuthenticator) status(from, user, password string) int {
 	r := httptest.NewRequestWithContext(c.t.Context(), http.MethodGet, "/metrics", http.NoBody)
 	r.RemoteAddr = from + ":1234"
@@ -48,15 +48,15 @@ func (c *fakeAuthenticator) status(from, user, password string) int {
 	return w.Code
 }
 
-func (c *fakeAuthenticator) wantStatus(what, from, user, password string, want int) {
+func (c *fakeAuthenticator) wantStatus(name, from, user, password string, want int) {
 	c.t.Helper()
 	if got := c.status(from, user, password); got != want {
-		c.t.Errorf("%s: status %d, want %d", what, got, want)
+		c.t.Errorf("%s: got status %d, want %d", name, got, want)
 	}
 }
 
-// TestGuessesOfAClient: one client has so many passwords compared, of known and unknown users together. Other clients are admitted, and
-// so are passwords that were right before, from any address.
+// TestGuessesOfAClient checks the limit of compared passwords per client, over all users. Other clients, and passwords accepted before, are
+// admitted from any address.
 func TestGuessesOfAClient(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		c := newFakeAuthenticator(t)
@@ -67,24 +67,24 @@ func TestGuessesOfAClient(t *testing.T) {
 		}
 		guess(1000)
 		if c.comparisons != clientGuessBurst {
-			t.Errorf("%d passwords were compared at once, want %d", c.comparisons, clientGuessBurst)
+			t.Errorf("got %d passwords compared at once, want %d", c.comparisons, clientGuessBurst)
 		}
-		c.wantStatus("a password that was not right before, from where guesses come", "10.0.0.1", testUser, testPassword, http.StatusTooManyRequests)
-		c.wantStatus("the same from elsewhere", "10.0.0.2", testUser, testPassword, http.StatusOK)
-		c.wantStatus("the same, known by now", "10.0.0.1", testUser, testPassword, http.StatusOK)
+		c.wantStatus("a correct but unknown password, from the address of the guesses", "10.0.0.1", testUser, testPassword, http.StatusTooManyRequests)
+		c.wantStatus("the same from another address", "10.0.0.2", testUser, testPassword, http.StatusOK)
+		c.wantStatus("the same, now known", "10.0.0.1", testUser, testPassword, http.StatusOK)
 		before := c.comparisons
 		for range 60 {
 			time.Sleep(clientGuessInterval)
 			guess(100)
 			c.wantStatus("a known password", "10.0.0.1", testUser, testPassword, http.StatusOK)
 		}
-		if got := c.comparisons - before; got != 2*60 { // one guess each time, and the known one
-			t.Errorf("%d passwords were compared in five minutes, want 120", got)
+		if got := c.comparisons - before; got != 2*60 { // one guess and the known password each time
+			t.Errorf("got %d passwords compared in five minutes, want 120", got)
 		}
 	})
 }
 
-// TestKnownPasswords: the newest right passwords are known together, whatever their hashes.
+// TestKnownPasswords checks that the newest correct passwords are known, for any hash.
 func TestKnownPasswords(t *testing.T) {
 	c := newFakeAuthenticator(t)
 	request := func(n int) *http.Request {
@@ -100,31 +100,31 @@ func TestKnownPasswords(t *testing.T) {
 	}
 	for n := range 2 * maxKnownPasswords {
 		if got, want := c.limiter.isAccepted(c.limiter.credentials(request(n))), n >= maxKnownPasswords; got != want {
-			t.Errorf("password %d is known: %v, want %v", n, got, want)
+			t.Errorf("password %d is known: got %v, want %v", n, got, want)
 		}
 	}
 }
 
-// TestGuessesOfManyClients: the total of comparisons is limited.
+// TestGuessesOfManyClients checks that the total of comparisons is limited.
 func TestGuessesOfManyClients(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		c := newFakeAuthenticator(t)
-		c.wantStatus("a right password", "10.0.0.1", testUser, testPassword, http.StatusOK)
+		c.wantStatus("a correct password", "10.0.0.1", testUser, testPassword, http.StatusOK)
 		c.comparisons = 0
 		for i := range 1000 {
 			c.status(fmt.Sprintf("10.1.%d.%d", i/256, i%256), testUser, "wrong")
 		}
 		if c.comparisons != totalGuessBurst-1 {
-			t.Errorf("%d passwords were compared at once, want %d", c.comparisons, totalGuessBurst-1)
+			t.Errorf("got %d passwords compared at once, want %d", c.comparisons, totalGuessBurst-1)
 		}
 		c.wantStatus("a known password", "10.0.0.3", testUser, testPassword, http.StatusOK)
 		time.Sleep(totalGuessInterval)
-		c.wantStatus("a guess later", "10.0.0.4", testUser, "wrong", http.StatusUnauthorized)
-		c.wantStatus("one more", "10.0.0.5", testUser, "wrong", http.StatusTooManyRequests)
+		c.wantStatus("a later guess", "10.0.0.4", testUser, "wrong", http.StatusUnauthorized)
+		c.wantStatus("another guess", "10.0.0.5", testUser, "wrong", http.StatusTooManyRequests)
 	})
 }
 
-// TestGuessesOfOthers: what other clients guess takes no guess from a client, and gives it none.
+// TestGuessesOfOthers checks that the guesses of other clients neither reduce nor raise a client's limit.
 func TestGuessesOfOthers(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		c := newFakeAuthenticator(t)
@@ -143,19 +143,19 @@ func TestGuessesOfOthers(t *testing.T) {
 		countCompared("10.0.0.1")
 		others()
 		if n := countCompared("10.0.0.2"); n != 0 {
-			t.Errorf("%d passwords are compared beyond those of all, want none", n)
+			t.Errorf("got %d passwords compared above the total limit, want none", n)
 		}
 		time.Sleep(totalGuessBurst * totalGuessInterval)
 		if n, want := countCompared("10.0.0.1"), int(totalGuessBurst*totalGuessInterval/clientGuessInterval); n != want {
-			t.Errorf("a client that has guessed has %d more passwords compared, want %d", n, want)
+			t.Errorf("client with earlier guesses: got %d passwords compared, want %d", n, want)
 		}
 		if n := countCompared("10.0.0.2"); n != clientGuessBurst {
-			t.Errorf("a client whose guesses were rejected for those of others has %d compared, want %d", n, clientGuessBurst)
+			t.Errorf("client whose guesses were rejected by the total limit: got %d compared, want %d", n, clientGuessBurst)
 		}
 	})
 }
 
-// TestPasswordGuesses: the same with the toolkit. What carries no password is answered as ever.
+// TestPasswordGuesses checks the same with exporter-toolkit. Requests without a password are not limited.
 func TestPasswordGuesses(t *testing.T) {
 	s := newWebSecrets(t, tlsConfig+usersConfig)
 	w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"))
@@ -163,10 +163,10 @@ func TestPasswordGuesses(t *testing.T) {
 	url := "https" + strings.TrimPrefix(w.url, "http") + "/healthz"
 	here, elsewhere := newHTTPClient(t), newHTTPClient(t)
 	elsewhere.Transport.(*http.Transport).DialContext = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext
-	want := func(what string, c *http.Client, password string, status int) {
+	want := func(name string, c *http.Client, password string, status int) {
 		t.Helper()
 		if got, err := fetch(t, c, url, password); err != nil || got.status != status {
-			t.Errorf("%s: %d, want %d, %v", what, got.status, status, err)
+			t.Errorf("%s: got %d, want %d, %v", name, got.status, status, err)
 		}
 	}
 	rejected := false
@@ -178,9 +178,9 @@ func TestPasswordGuesses(t *testing.T) {
 		rejected = got.status == http.StatusTooManyRequests
 	}
 	if !rejected {
-		t.Fatalf("%d guesses were all compared", 10*clientGuessBurst)
+		t.Fatalf("got all of %d guesses compared", 10*clientGuessBurst)
 	}
 	want("no password", here, "", http.StatusUnauthorized)
-	want("the right password, elsewhere", elsewhere, testPassword, http.StatusOK)
-	want("the right password, known by now", here, testPassword, http.StatusOK)
+	want("the correct password, from another address", elsewhere, testPassword, http.StatusOK)
+	want("the correct password, now known", here, testPassword, http.StatusOK)
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestDropProgramPages: pages of files are a large part of the resident memory, and few of them are mapped again.
+// TestDropProgramPages checks that pages of the program file, a large part of the resident memory, are dropped. Few of them are mapped again.
 func TestDropProgramPages(t *testing.T) {
 	residentKilobytes := func() int {
 		status, err := os.ReadFile("/proc/self/status")
@@ -20,12 +20,12 @@ func TestDropProgramPages(t *testing.T) {
 		}
 		return kilobytes
 	}
-	_ = residentKilobytes() // maps what it needs itself
+	_ = residentKilobytes() // maps the pages that the function needs
 	before := residentKilobytes()
 	if err := dropProgramPages(); err != nil {
 		t.Fatal(err)
 	}
 	if after := residentKilobytes(); after > before*3/4 {
-		t.Errorf("%d kB of files are resident, %d kB before", after, before)
+		t.Errorf("resident file pages: got %d kB, before %d kB", after, before)
 	}
 }

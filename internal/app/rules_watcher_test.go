@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
-// What is shared through MPS can be used while its daemon answers.
+// TestRulesFollowTheMPSDaemon checks that devices shared by MPS are usable only while the daemon responds.
 func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	root := t.TempDir()
 	settings := config.Settings{
@@ -28,7 +28,7 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	go func() { ended <- w.Run(ctx) }()
 	down := func(want bool) {
 		t.Helper()
-		waitUntil(t, fmt.Sprintf("the resource is down (%t)", want), func() bool {
+		waitUntil(t, fmt.Sprintf("the resource has an MPS error: %t", want), func() bool {
 			rules, _ := w.Get()
 			return (rules.MPSErrors[gpuResource] != "") == want
 		})
@@ -46,14 +46,14 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	down(false)
-	daemon.Close() //nolint:errcheck // a test's
+	daemon.Close() //nolint:errcheck // end of the test daemon
 	down(true)
 	rules, _ := w.Get()
 	if lists, _ := rules.Preview(parseStatuses("T4")); len(lists) != 1 || len(lists[0].IDs) != 2 {
-		t.Errorf("offered are %v", lists)
+		t.Errorf("device lists: got %v", lists)
 	}
 	if o := rules.Response; o.MPSRoot != root {
-		t.Errorf("containers get %q", o.MPSRoot)
+		t.Errorf("MPS root: got %q", o.MPSRoot)
 	}
 	cancel()
 	if err := <-ended; err != nil {

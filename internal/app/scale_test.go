@@ -16,22 +16,22 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// scaleCase is a node of docs/explanation/scale.md. A pod has each of its devices.
+// scaleCase is a node of docs/explanation/scale.md. Each device is allocated to a pod.
 type scaleCase struct {
 	name       string
 	models     []*sim.Model
-	migPerGPU  int // of each GPU
-	podsPerGPU int // of each GPU, with a process each
+	migPerGPU  int // MIG devices of each GPU
+	podsPerGPU int // pods that share each GPU, with a process each
 	rows       []device.Metric
 	args       []string
 }
 
 const stableSeriesFlag = "--metrics.pod-labels=allocation"
 
-// eightH100 is the node that fleets are made of.
+// eightH100 is the node of the fleets.
 var eightH100 = slices.Repeat([]*sim.Model{sim.H100}, 8)
 
-// Of the nodes, those of which docs/explanation/scale.md computes fleets.
+// Indexes in scaleCases of the nodes for which docs/explanation/scale.md computes fleets.
 const (
 	caseAllSeries  = 1
 	caseLeanSeries = 4
@@ -52,10 +52,10 @@ var scaleCases = []scaleCase{
 	{name: "8 H100 in 56 MIG devices, `--metrics.set=full`", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single", "--metrics.set=full"}},
 }
 
-// seriesCount is how many series such a node has, and how many of them name one of its pods.
+// seriesCount is the number of series of a node, and the part of them that names a given pod.
 type seriesCount struct{ series, perPod int }
 
-// countSeries runs the program on the node.
+// countSeries runs the program on the node and counts its series.
 func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 	t.Helper()
 	if n.rows == nil {
@@ -87,12 +87,12 @@ func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 			w.runProcess(p, uint32(1000+i), owner, 1<<30, 0.1)
 		}
 	}
-	w.waitScrape("all pods, and what they share", func(text string) bool {
+	w.waitScrape("all pods, and the usage of shared GPUs", func(text string) bool {
 		return strings.Count(text, "\nnvidia_gpu_allocation_info{") == allocations &&
 			(n.podsPerGPU == 0 || strings.Count(text, "\nnvidia_gpu_container_sm_utilization_ratio{") == allocations)
 	})
 	if slices.Contains(args, "--metrics.dcgm") {
-		w.waitScrape("rates, which take ten seconds", func(text string) bool {
+		w.waitScrape("rates, after ten seconds", func(text string) bool {
 			return strings.Count(text, "\nDCGM_FI_PROF_PCIE_TX_BYTES{") == allocations
 		})
 	}
@@ -109,15 +109,15 @@ func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 	return c
 }
 
-// Inputs of a fleet's figures, besides the counted series. docs/explanation/scale.md has the sources.
+// Inputs of the fleet calculation besides the counted series. docs/explanation/scale.md has the sources.
 const (
-	selfSeries     = 93   // of podgauge itself, with the set default: not in podgauge_series
-	leanSelfSeries = 10   // with the set minimal
-	bytesPerSeries = 3000 // of Prometheus' memory, for a series in its head
+	selfSeries     = 93   // podgauge's own series with the set default: not in podgauge_series
+	leanSelfSeries = 10   // the same with the set minimal
+	bytesPerSeries = 3000 // memory of Prometheus per series in its head block
 	bytesPerSample = 2    // on disk, index included
 )
 
-// TestScalePage: the tables in docs/explanation/scale.md are what such nodes show, and what follows from it.
+// TestScalePage checks that the tables in docs/explanation/scale.md have the measured series and the values derived from them.
 func TestScalePage(t *testing.T) {
 	t.Parallel()
 	counts := make([]seriesCount, len(scaleCases))
@@ -143,7 +143,7 @@ func TestScalePage(t *testing.T) {
 	})
 }
 
-// fleetTable are what so many nodes cost that have so many series each.
+// fleetTable returns the cost table of fleets with this number of series per node.
 func fleetTable(series int) string {
 	var b strings.Builder
 	b.WriteString("|nodes|series|samples per second at 15 s|30 s|60 s|memory|disk per day at 30 s|\n|---|---|---|---|---|---|---|\n")
@@ -155,7 +155,7 @@ func fleetTable(series int) string {
 	return b.String()
 }
 
-// formatNumber writes a number as it is read: from 10,000 on with three digits, and in groups.
+// formatNumber formats a number for reading: from 10,000 with three significant digits, in groups.
 func formatNumber(n float64) string {
 	if n >= 10000 {
 		digit := math.Pow10(int(math.Log10(n)) - 2)
@@ -168,7 +168,7 @@ func formatNumber(n float64) string {
 	return text
 }
 
-// formatBytes writes bytes with two digits.
+// formatBytes formats bytes with at least two significant digits.
 func formatBytes(bytes float64) string {
 	for _, unit := range []string{"kB", "MB", "GB", "TB"} {
 		bytes /= 1000
@@ -214,7 +214,7 @@ func alertGroups(t *testing.T) []alertGroup {
 	return groups
 }
 
-// firstMatch returns the group of an expression where it first matches, or nothing.
+// firstMatch returns the capture group of an expression's first match, or "".
 func firstMatch(expression, text string) string {
 	if match := regexp.MustCompile(expression).FindStringSubmatch(text); match != nil {
 		return match[1]
@@ -242,21 +242,21 @@ func TestAlertTable(t *testing.T) {
 	checkTables(t, "../../docs/reference/alerts.md", map[string]string{"alerts": table.String()})
 }
 
-// TestRemoteWriteMatches: the remote-write list of docs/how-to/large-fleets.md has all series of the dashboard Fleet.
+// TestRemoteWriteMatches checks that the remote-write list of docs/how-to/large-fleets.md has all series of the dashboard Fleet.
 func TestRemoteWriteMatches(t *testing.T) {
 	matches := regexp.MustCompile(`(?:regex: |__name__=~)"([^"]+)"`).FindAllStringSubmatch(readFile(t, "../../docs/how-to/large-fleets.md"), -1)
-	if len(matches) != 2 { // by remote write, and by federation
-		t.Fatalf("%d matches", len(matches))
+	if len(matches) != 2 { // for remote write and for federation
+		t.Fatalf("got %d matches, want 2", len(matches))
 	}
 	queried := regexp.MustCompile(`\w+:\w+:\w+`).FindAllString(readFile(t, "../../dashboards/fleet.json"), -1)
 	if len(queried) < 20 {
-		t.Fatalf("%d series are asked for", len(queried))
+		t.Fatalf("got %d queried series, want at least 20", len(queried))
 	}
 	for _, match := range matches {
 		sent := regexp.MustCompile("^(?:" + match[1] + ")$")
 		for _, series := range queried {
 			if !sent.MatchString(series) {
-				t.Errorf("%s is asked for, and not sent on by %s", series, match[1])
+				t.Errorf("%s is queried, but not sent by %s", series, match[1])
 			}
 		}
 	}

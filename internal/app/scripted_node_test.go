@@ -17,10 +17,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// scriptedTime is when the scripted node is looked at.
+// scriptedTime is the time of the requests to the scripted node.
 var scriptedTime = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-// serve asks the scripted node of all that it serves, at one moment that never changes.
+// serve returns the responses of the scripted node at scriptedTime.
 func (s *scriptedNode) serve(t *testing.T, paths ...string) (bodies map[string]string) {
 	t.Helper()
 	bodies = map[string]string{}
@@ -32,7 +32,7 @@ func (s *scriptedNode) serve(t *testing.T, paths ...string) (bodies map[string]s
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, http.NoBody))
 			if w.Code != http.StatusOK {
-				t.Errorf("%s: %d %s", path, w.Code, w.Body)
+				t.Errorf("%s: got %d %s", path, w.Code, w.Body)
 			}
 			bodies[path] = w.Body.String()
 		}
@@ -41,7 +41,7 @@ func (s *scriptedNode) serve(t *testing.T, paths ...string) (bodies map[string]s
 	return bodies
 }
 
-// scriptedNode is what is known of a node on which much has happened.
+// scriptedNode is the state of a node with many incidents.
 type scriptedNode struct {
 	statuses    []device.Status
 	allocations device.Allocations
@@ -49,7 +49,7 @@ type scriptedNode struct {
 	incidents   incident.Snapshot
 }
 
-// never is the channel of changes that do not happen.
+// never is never closed: no changes.
 var never = make(chan struct{})
 
 func (s *scriptedNode) Statuses() ([]device.Status, <-chan struct{}) { return s.statuses, never }
@@ -97,8 +97,7 @@ func newOwner(namespace, pod, name string) device.Owner {
 	return device.Owner{Namespace: namespace, Pod: pod, Container: name}
 }
 
-// newScriptedNode is a node with a GPU that works, one that has failed, one with two slices, and one
-// recovering.
+// newScriptedNode returns a node with a healthy GPU, a failed GPU, a GPU with two MIG devices, and a recovering GPU.
 func newScriptedNode() *scriptedNode {
 	return &scriptedNode{
 		statuses: scriptedStatuses(), allocations: scriptedAllocations(), driver: device.Driver{State: device.DriverUp},
@@ -157,7 +156,7 @@ func scriptedAllocations() device.Allocations {
 }
 
 func scriptedIncidents() []incident.Incident {
-	segfault, healed := int32(139), timeBefore(28*time.Hour)
+	segfault, recoveredAt := int32(139), timeBefore(28*time.Hour)
 	affected := func(o device.Owner, uid string, since time.Duration) incident.AffectedContainer {
 		return incident.AffectedContainer{Owner: o, UID: uid, Since: timeBefore(since)}
 	}
@@ -170,21 +169,21 @@ func scriptedIncidents() []incident.Incident {
 			Model: "NVIDIA H100 80GB HBM3", PCI: "0000:5d:00.0", Reason: reason,
 		}
 	}
-	fell := newIncident(3*time.Minute, "xid_79", gpu1, gpu1, 1)
-	fell.PCI, fell.Xid, fell.Class, fell.Action, fell.MarkedUnhealthy, fell.Affected = "0000:3b:00.0", 79, "fallen", "reboot", true, []incident.AffectedContainer{llm}
+	fallen := newIncident(3*time.Minute, "xid_79", gpu1, gpu1, 1)
+	fallen.PCI, fallen.Xid, fallen.Class, fallen.Action, fallen.MarkedUnhealthy, fallen.Affected = "0000:3b:00.0", 79, "fallen", "reboot", true, []incident.AffectedContainer{llm}
 	faulted := newIncident(25*time.Minute, "xid_31", gpu0, gpu0, 0)
 	faulted.First, faulted.Count, faulted.PCI, faulted.Xid, faulted.Class, faulted.Action = timeBefore(31*time.Minute), 12, "0000:19:00.0", 31, "application", "restart_app"
 	faulted.Affected = []incident.AffectedContainer{affected(newOwner("research", "train-6", "main"), "", 90*time.Minute)}
-	broke := newIncident(time.Hour, "xid_48", gpu3, gpu3, 3)
-	broke.Xid, broke.Class, broke.Action, broke.MarkedUnhealthy = 48, "memory", "reset_gpu", true
-	broke.Affected = []incident.AffectedContainer{affected(newOwner("research", "train-5", "main"), "", 3*time.Hour)}
+	uncorrectable := newIncident(time.Hour, "xid_48", gpu3, gpu3, 3)
+	uncorrectable.Xid, uncorrectable.Class, uncorrectable.Action, uncorrectable.MarkedUnhealthy = 48, "memory", "reset_gpu", true
+	uncorrectable.Affected = []incident.AffectedContainer{affected(newOwner("research", "train-5", "main"), "", 3*time.Hour)}
 	contained := newIncident(20*time.Hour, "xid_94", mig1, gpu2, 2)
 	contained.Profile, contained.PCI, contained.Xid, contained.Class, contained.Action, contained.OwnersIncomplete = "1g.10gb", "0000:4c:00.0", 94, "contained", "restart_app", true
-	earlier := broke
-	earlier.ID, earlier.First, earlier.Last, earlier.RecoveredAt, earlier.Affected, earlier.AffectedUnknown = broke.ID-1e8, broke.First.Add(-1e8*time.Millisecond), broke.Last.Add(-1e8*time.Millisecond), &healed, nil, true
-	gone := newIncident(80*time.Hour, "lost", gpu5, gpu5, 5)
-	gone.PCI, gone.Action, gone.MarkedUnhealthy = "0000:9b:00.0", "reboot", true
-	return []incident.Incident{fell, faulted, broke, contained, earlier, gone}
+	earlier := uncorrectable
+	earlier.ID, earlier.First, earlier.Last, earlier.RecoveredAt, earlier.Affected, earlier.AffectedUnknown = uncorrectable.ID-1e8, uncorrectable.First.Add(-1e8*time.Millisecond), uncorrectable.Last.Add(-1e8*time.Millisecond), &recoveredAt, nil, true
+	removed := newIncident(80*time.Hour, "lost", gpu5, gpu5, 5)
+	removed.PCI, removed.Action, removed.MarkedUnhealthy = "0000:9b:00.0", "reboot", true
+	return []incident.Incident{fallen, faulted, uncorrectable, contained, earlier, removed}
 }
 
 func scriptedCounts() []incident.EventCount {
@@ -205,7 +204,7 @@ func scriptedAffected() []incident.EventCount {
 	}
 }
 
-// hostileNode is a node with hostile names, without driver and kubelet.
+// hostileNode returns a node with hostile names, without a working driver and kubelet.
 func hostileNode() *scriptedNode {
 	s := newScriptedNode()
 	const hostile = "a\x1b[31m\n\tb\u202ec\x9b1m\xff"

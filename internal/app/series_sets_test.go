@@ -23,9 +23,9 @@ const (
 	recordedFile = "../../deploy/rules/podgauge.recording.yaml"
 )
 
-// TestSeriesSets checks that exporter/series_sets.txt has what is queried: the set minimal by the alerts on health and on podgauge
-// itself, the recording rules and the dashboard of them, and podgauge_series; the set default by all alerts, rules and dashboards, and faults
-// without an alert.
+// TestSeriesSets checks that exporter/series_sets.txt has the queried series. The set minimal has the series of the alerts on health and on
+// podgauge itself, of the recording rules and their dashboard, and podgauge_series. The set default has the series of all alerts, rules and
+// dashboards, and faults without an alert.
 func TestSeriesSets(t *testing.T) {
 	dashboards, err := filepath.Glob("../../dashboards/*.json")
 	if err != nil || len(dashboards) < 4 {
@@ -52,12 +52,12 @@ func TestSeriesSets(t *testing.T) {
 		return
 	}
 	if readFile(t, setsFile) != want {
-		t.Errorf("%s is not what rules and dashboards query; run make golden", setsFile)
+		t.Errorf("%s differs from the series of rules and dashboards; run make golden", setsFile)
 	}
 }
 
-// setLines returns the lines of a set for the queries in a text. Of an enumeration the set has all states that hold, and those queried by
-// name regardless. Of another family of readings the set has the queried rows.
+// setLines returns the lines of a set for the queries in a text. Enumerations contribute all current states and the states queried by name. Other
+// families of readings contribute the queried rows.
 func setLines(set, queries string) string {
 	rows := map[string][]device.Metric{}
 	for _, m := range metric.MetricsPerLink() {
@@ -99,8 +99,8 @@ func seriesOfSets(t *testing.T) map[string]bool {
 	return lines
 }
 
-// TestRunbookFamilies checks that the set default has the families of a runbook's queries, or that the runbook names the flag that
-// exports them. Of a family queried without labels some rows are enough.
+// TestRunbookFamilies checks that the set default has the families of a runbook's queries, or that the runbook names the flag that exports
+// them. For a family queried without labels, some rows are enough.
 func TestRunbookFamilies(t *testing.T) {
 	runbooks, err := filepath.Glob("../../docs/runbooks/*.md")
 	if err != nil || len(runbooks) < 30 {
@@ -119,7 +119,7 @@ func TestRunbookFamilies(t *testing.T) {
 			}
 			exported := strings.Contains(sets, row+"\n") || strings.Contains(sets, row+"{") || strings.Contains(sets, "default "+family+"\n")
 			if !exported && !strings.Contains(text, note) {
-				t.Errorf("%s: neither has the set default %s, nor the runbook %q", file, row, note)
+				t.Errorf("%s: the set default lacks %s, and the runbook lacks %q", file, row, note)
 			}
 		}
 	}
@@ -128,7 +128,7 @@ func TestRunbookFamilies(t *testing.T) {
 // familySelector is a selector in a query.
 type familySelector struct {
 	family   string
-	matchers [][]string // label, operator and value of each
+	matchers [][]string // label, operator and value
 }
 
 var (
@@ -136,7 +136,7 @@ var (
 	matcherPattern  = regexp.MustCompile(`(\w+)(=~|!~|!=|=)\\?"((?:[^"\\]|\\.)*?)\\?"`)
 )
 
-// familySelectors finds the selectors in a text. Of a histogram, the family is selected.
+// familySelectors finds the selectors in a text. A histogram counts as its family.
 func familySelectors(text string) (selectors []familySelector) {
 	known := exporterFamilies()
 	for _, found := range selectorPattern.FindAllStringSubmatch(text, -1) {
@@ -155,7 +155,7 @@ func familySelectors(text string) (selectors []familySelector) {
 	return selectors
 }
 
-// exporterFamilies are the names of families outside a registry.
+// exporterFamilies returns the names of families outside a registry.
 func exporterFamilies() map[string]bool {
 	names := map[string]bool{}
 	for _, f := range exporter.Families() {
@@ -187,9 +187,9 @@ func (s *familySelector) matches(m *device.Metric) (matches, byName bool) {
 	return true, byName
 }
 
-// TestSeriesOfSets checks the numbers of series of 8 allocated H100 GPUs, podgauge's own included.
+// TestSeriesOfSets limits the number of series of 8 allocated H100 GPUs, including podgauge's own.
 func TestSeriesOfSets(t *testing.T) {
-	for set, most := range map[string]int{"minimal": 300, "default": 800} {
+	for set, limit := range map[string]int{"minimal": 300, "default": 800} {
 		t.Run(set, func(t *testing.T) {
 			t.Parallel()
 			w := newTestAppWith(t, testSetup{machine: sim.NewMachineWithModels(metric.Metrics(), fixedClock, eightH100...)}, "--metrics.set="+set)
@@ -207,12 +207,12 @@ func TestSeriesOfSets(t *testing.T) {
 					counts[line[:strings.IndexAny(line, "{ ")]]++
 				}
 			}
-			if all > most {
+			if all > limit {
 				largest := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Compare(counts[b], counts[a]) })
 				for _, name := range largest[:10] {
 					t.Logf("%s: %d", name, counts[name])
 				}
-				t.Errorf("%d series, at most %d", all, most)
+				t.Errorf("got %d series, want at most %d", all, limit)
 			}
 		})
 	}

@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// Times, and the lines of the last half hour, differ from run to run.
+// Patterns of elements that differ between runs: times, and the lines of the last half hour.
 var (
 	timeElements = regexp.MustCompile(`<time [^>]*>[^<]*</time>`)
 	sparklines   = regexp.MustCompile(`<svg class="past" .*?</svg>`)
 )
 
-// getPage is what a browser gets, without what differs from run to run.
+// getPage returns the status page without values that differ between runs.
 func (w *testApp) getPage() []byte {
 	w.t.Helper()
 	code, text := w.getPath("/")
 	if code != http.StatusOK {
-		w.t.Fatalf("/: %d %s", code, text)
+		w.t.Fatalf("/: got %d %s", code, text)
 	}
 	text = timeElements.ReplaceAllString(text, "<time></time>")
 	text = sparklines.ReplaceAllString(text, `<svg class="past"/>`)
@@ -32,7 +32,7 @@ func (w *testApp) getPage() []byte {
 	return []byte(text)
 }
 
-// checkPage waits for a page that is the golden file of a state.
+// checkPage waits until the page equals the golden file of a state.
 func (w *testApp) checkPage(state string) {
 	w.t.Helper()
 	file := filepath.Join("testdata", state+".html")
@@ -58,19 +58,19 @@ func (w *testApp) checkPage(state string) {
 		got = w.getPage()
 	}
 	if !bytes.Equal(got, want) {
-		w.t.Errorf("the page of %s differs from %s; if that is meant, run make golden:\n%s", state, file, diffLines(string(want), string(got)))
+		w.t.Errorf("the page of %s differs from %s; if intended, run make golden:\n%s", state, file, diffLines(string(want), string(got)))
 	}
 }
 
-// TestPageAtRoot: where the metrics are at /, there is no page and the rest is where it was.
+// TestPageAtRoot checks that the page is absent if metrics are at /, and that other paths do not change.
 func TestPageAtRoot(t *testing.T) {
 	w := newTestApp(t, 1, "--web.telemetry-path=/")
 	if code, text := w.getPath("/"); code != http.StatusOK || !strings.Contains(text, "\npodgauge_nvml_up ") {
-		t.Errorf("/: %d %.200s", code, text)
+		t.Errorf("/: got %d %.200s", code, text)
 	}
 	for path, want := range map[string]int{"/healthz": 200, "/api/v1/devices": 200, "/metrics": 404, "/static/": 404} {
 		if code, _ := w.getPath(path); code != want {
-			t.Errorf("%s: %d, want %d", path, code, want)
+			t.Errorf("%s: got %d, want %d", path, code, want)
 		}
 	}
 }

@@ -34,24 +34,22 @@ func parseOptions(p Platform, args []string, lookupEnv envLookup) (options, erro
 	return *o, o.complete()
 }
 
-// gpuResource is what whole GPUs are offered as.
+// gpuResource is the resource name of whole GPUs.
 const gpuResource = "nvidia.com/gpu"
 
-// testApp is the whole program in this process, on a simulated machine that stands
-// still and a simulated kubelet.
+// testApp is the whole program in this process, with a simulated kubelet and a simulated machine whose clock is stopped.
 type testApp struct {
 	t         *testing.T
 	machine   *sim.Machine
 	kubelet   *kubelet.Kubelet
 	url       string
-	dir       string // the kubelet's
-	probesURL string // where probes alone are answered; empty: nowhere
-	// replacer has what is another in each run, pods' UIDs say, and what stands for it in
-	// golden files; nil: nothing.
+	dir       string // of the kubelet
+	probesURL string // address of the probes only; empty: none
+	// replacer replaces values that differ between runs, such as UIDs, in golden files; nil: none.
 	replacer      *strings.Replacer
 	driverSignals chan os.Signal
 	reload        chan os.Signal
-	// stopKubelet ends the kubelet's process; startKubelet begins another.
+	// stopKubelet ends the kubelet's process; startKubelet starts a new one.
 	stopKubelet func()
 }
 
@@ -60,24 +58,23 @@ const (
 	pollInterval = 20 * time.Millisecond
 )
 
-// testSetup is what a world is made of; only the machine is required.
+// testSetup configures a testApp. Only the machine is required.
 type testSetup struct {
 	machine *sim.Machine
-	// kubelet are its options; the folder and the age are the world's to say.
+	// kubelet has the kubelet's options. The testApp sets the folder and the age.
 	kubelet kubelet.Options
-	// procDir is the process file system that processes are looked up in; empty: none that
-	// shows the node's.
+	// procDir is the /proc for the lookup of processes; empty: no processes.
 	procDir string
 	// missingFamilies are families that the driver is too old for.
 	missingFamilies []string
-	// noKubelet a kubelet in this process, something else may serve its sockets in dir.
+	// noKubelet disables the simulated kubelet. The test may serve the kubelet's sockets in dir.
 	noKubelet bool
 	dir       string
-	// kubernetes are the features with an API server; the zero value: none.
+	// kubernetes configures the features with an API server; the zero value: none.
 	kubernetes kubernetesOptions
 }
 
-// oldLibrary is a driver's library that is too old for some families.
+// oldLibrary is a driver library that is too old for some families.
 type oldLibrary struct{ families []string }
 
 func (l oldLibrary) Library() doctor.Library { return doctor.Library{MissingFamilies: l.families} }
@@ -91,7 +88,7 @@ func (oldLibrary) XidEventAt(string, uint64, uint32, uint32) (device.Event, bool
 func (oldLibrary) Close() {}
 
 // testPlatform is the hardware of a simulated machine of eight H100s, without a kubelet.
-type testPlatform struct{ err error } // of Open
+type testPlatform struct{ err error } // returned by Open
 
 func (testPlatform) AddFlags(*pflag.FlagSet) {}
 
@@ -99,21 +96,21 @@ func (p testPlatform) Open(OpenOptions) (*Hardware, error) {
 	return &Hardware{Backend: sim.NewMachine(metric.Metrics(), 8, time.Now), Simulated: true}, p.err
 }
 
-// newTestApp starts the program with these arguments on so many H100s.
+// newTestApp starts the program with these arguments on a number of H100s.
 func newTestApp(t *testing.T, gpus int, args ...string) *testApp {
 	t.Helper()
 	return newTestAppWith(t, testSetup{machine: newMachine(slices.Repeat([]*sim.Model{sim.H100}, gpus)...)}, args...)
 }
 
-// newMachine is one whose clock stands still.
+// newMachine returns a machine whose clock is stopped.
 func newMachine(models ...*sim.Model) *sim.Machine {
 	return sim.NewMachineWithModels(metric.Metrics(), fixedClock, models...)
 }
 
-// fixedClock is a clock that stands still.
+// fixedClock is a stopped clock.
 func fixedClock() time.Time { return time.Unix(1_700_000_000, 0) }
 
-// newTestAppWith starts the program with these arguments.
+// newTestAppWith starts the program with a setup and arguments.
 func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	t.Helper()
 	w := &testApp{t: t, driverSignals: make(chan os.Signal), reload: make(chan os.Signal), machine: s.machine}
@@ -123,7 +120,7 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	dir := s.dir
 	w.dir = dir
 	if s.procDir == "" {
-		s.procDir = filepath.Join(dir, "proc") // not the machine's: what it shows depends on who runs the test
+		s.procDir = filepath.Join(dir, "proc") // the machine's /proc depends on the user
 	}
 	w.stopKubelet = func() {}
 	if !s.noKubelet {
@@ -168,7 +165,7 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	return w
 }
 
-// shortDir is a temporary folder whose sockets' paths are short enough to bind.
+// shortDir returns a temporary folder with a path short enough for sockets.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pg")
@@ -191,13 +188,13 @@ func (w *testApp) startKubelet() {
 	}
 }
 
-// waitKubelet waits for something to be true of the kubelet.
-func (w *testApp) waitKubelet(what string, done func(kubelet.KubeletState) bool) {
+// waitKubelet waits for a state of the kubelet.
+func (w *testApp) waitKubelet(event string, done func(kubelet.KubeletState) bool) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), waitTimeout)
 	defer cancel()
 	if err := w.kubelet.Wait(ctx, done); err != nil {
-		w.t.Fatalf("wait until %s: %v", what, err)
+		w.t.Fatalf("wait until %s: %v", event, err)
 	}
 }
 
@@ -206,8 +203,7 @@ func (w *testApp) waitRegistered() {
 	w.waitAllocatable(gpuResource, len(w.machine.AllocatableIDs()))
 }
 
-// waitCounted waits until podgauge knows that the kubelet would give so many devices
-// away: it asks that every ten seconds, and after an allocation.
+// waitCounted waits until podgauge exports n allocatable devices. It reads the number every ten seconds, and after an allocation.
 func (w *testApp) waitCounted(res string, n int) {
 	w.t.Helper()
 	w.waitAllocatable(res, n)
@@ -246,7 +242,7 @@ func (w *testApp) scrape(accept string) string {
 	return string(body)
 }
 
-// waitLine scrapes until the text has a line that begins and ends so, and returns it.
+// waitLine scrapes until a line has this prefix and suffix, and returns the text.
 func (w *testApp) waitLine(begins, ends string) string {
 	w.t.Helper()
 	return w.waitScrape("a line "+begins+"…"+ends, func(text string) bool {
@@ -259,8 +255,8 @@ func (w *testApp) waitLine(begins, ends string) string {
 	})
 }
 
-// waitScrape scrapes until one has something, and returns that.
-func (w *testApp) waitScrape(what string, has func(text string) bool) string {
+// waitScrape scrapes until a condition is true, and returns the text.
+func (w *testApp) waitScrape(event string, has func(text string) bool) string {
 	w.t.Helper()
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
@@ -269,25 +265,24 @@ func (w *testApp) waitScrape(what string, has func(text string) bool) string {
 			return text
 		}
 	}
-	w.t.Fatalf("no scrape within %s had %s", waitTimeout, what)
+	w.t.Fatalf("no scrape within %s: %s", waitTimeout, event)
 	return ""
 }
 
-// runPodOn runs a pod on chosen devices of a resource, which its first container asks
-// for. The kubelet chooses among the free ones, so all others are taken for the while.
+// runPodOn runs a pod on chosen devices. The kubelet chooses among the unallocated devices, so fillers occupy all others.
 func (w *testApp) runPodOn(p kubelet.PodSpec, on ...device.ID) {
 	w.t.Helper()
 	res := slices.Sorted(maps.Keys(p.Containers[0].Limits))[0]
 	var fillers, rest []kubelet.PodSpec
 	for i := range w.kubelet.Resource(res).Allocatable {
 		filler := kubelet.PodSpec{Name: fmt.Sprintf("filler-%d", i), Containers: []kubelet.ContainerSpec{{Name: "c", Limits: map[string]int{res: 1}}}}
-		if w.tryRunPod(filler) != nil { // none is left
+		if w.tryRunPod(filler) != nil { // no device is left
 			w.deletePod(filler)
 			break
 		}
 		fillers = append(fillers, filler)
 	}
-	w.scrape("text/plain") // finds the owners: an allocation without a known owner ends ten seconds late
+	w.scrape("text/plain") // finds the owners: allocations without an owner end ten seconds late
 	for _, f := range fillers {
 		status, err := w.kubelet.Pod(f)
 		if err != nil {
@@ -330,12 +325,12 @@ func gpuPod(namespace, name string, gpus int) kubelet.PodSpec {
 	return newPod(namespace, name, gpuResource, gpus)
 }
 
-// newPod is a pod with one container, which asks for devices of a resource.
+// newPod returns a pod with a container that requests devices of a resource.
 func newPod(namespace, name, res string, n int) kubelet.PodSpec {
 	return kubelet.PodSpec{Namespace: namespace, Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{res: n}}}}
 }
 
-// waitAllocatable waits until the kubelet would give so many devices away.
+// waitAllocatable waits until the kubelet has n allocatable devices.
 func (w *testApp) waitAllocatable(res string, n int) {
 	w.t.Helper()
 	w.waitKubelet(fmt.Sprintf("%d of %s are allocatable", n, res), func(s kubelet.KubeletState) bool { return s.Resources[res].Allocatable == n })

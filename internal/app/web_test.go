@@ -24,8 +24,7 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// What the tests' web configs ask for. The hash is of the password, made as
-// docs/how-to/tls.md has it, but with the least cost there is.
+// Contents of the web configs in tests. The hash is of the password, as in docs/how-to/tls.md but with the lowest cost.
 const (
 	testUser     = "prometheus"
 	testPassword = "correct horse"
@@ -33,7 +32,7 @@ const (
 	tlsConfig    = "tls_server_config:\n  cert_file: tls.crt\n  key_file: tls.key\n"
 )
 
-// The files of docs/how-to/tls.md; the password is the same.
+// The files of docs/how-to/tls.md, with the same password.
 const (
 	docsWebConfig = `tls_server_config:
   cert_file: tls.crt
@@ -50,7 +49,7 @@ basic_auth:
 `
 )
 
-// TestConfigFilesInDocs: the files in docs/how-to/tls.md work.
+// TestConfigFilesInDocs checks that the files in docs/how-to/tls.md work.
 func TestConfigFilesInDocs(t *testing.T) {
 	yaml := func(text string) string { return "```yaml\n" + text + "```\n" }
 	checkTables(t, "../../docs/how-to/tls.md", map[string]string{"web.yaml": yaml(docsWebConfig), "http.yaml": yaml(docsHTTPConfig)})
@@ -61,17 +60,17 @@ func TestConfigFilesInDocs(t *testing.T) {
 	w.waitRegistered()
 	out, errs, status := runCLI(t, "status", "--url=https"+strings.TrimPrefix(w.url, "http"), "--http.config.file="+s.path("http.yaml"))
 	if status != cli.ExitOK || !strings.Contains(out, "1 of 1 devices healthy") {
-		t.Errorf("status %d, %q, %q", status, out, errs)
+		t.Errorf("got status %d, %q, %q", status, out, errs)
 	}
 }
 
-// webSecrets is a folder with a web config, and a certificate and its key.
+// webSecrets is a folder with a web config, a certificate and its key.
 type webSecrets struct {
 	t   *testing.T
 	dir string
 }
 
-// newWebSecrets writes such a config, and a certificate.
+// newWebSecrets returns a folder with a web config and a certificate.
 func newWebSecrets(t *testing.T, config string) *webSecrets {
 	t.Helper()
 	s := &webSecrets{t, t.TempDir()}
@@ -82,7 +81,7 @@ func newWebSecrets(t *testing.T, config string) *webSecrets {
 
 func (s *webSecrets) path(name string) string { return filepath.Join(s.dir, name) }
 
-// write replaces a file, as Kubernetes does with a Secret's.
+// write replaces a file, as Kubernetes does for a mounted Secret.
 func (s *webSecrets) write(name, text string) {
 	s.t.Helper()
 	if err := os.WriteFile(s.path(name+".new"), []byte(text), 0o600); err != nil {
@@ -101,7 +100,7 @@ func (s *webSecrets) writeCertificate(serial int64) {
 	s.write("tls.key", key)
 }
 
-// newCertificate is one for 127.0.0.1, and for the name of the page, that vouches for itself.
+// newCertificate returns a self-signed certificate for 127.0.0.1 and podgauge, and its key.
 func newCertificate(t *testing.T, serial int64) (certificate, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -133,8 +132,8 @@ func encodePEM(kind string, b []byte) string {
 type httpResult struct {
 	status int
 	text   string
-	serial int64 // of the server's certificate; 0: it showed none
-	reused bool  // the connection was there
+	serial int64 // of the server's certificate; 0: none
+	reused bool  // the request used an existing connection
 	header http.Header
 }
 
@@ -146,7 +145,7 @@ func newHTTPClient(t *testing.T) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// fetch asks with a password, where there is one.
+// fetch sends a request, with a password unless it is empty.
 func fetch(t *testing.T, c *http.Client, url, password string) (httpResult, error) {
 	t.Helper()
 	var a httpResult
@@ -174,18 +173,17 @@ func fetch(t *testing.T, c *http.Client, url, password string) (httpResult, erro
 	return a, nil
 }
 
-// servedPaths that is served, by path, and a word of its answer.
+// servedPaths maps the served paths to a substring of the response.
 var servedPaths = map[string]string{
 	"/": "podgauge", "/metrics": "podgauge_build_info", api.DevicesPath: `"devices"`, api.AllocationsPath: `"allocations"`,
 	api.IncidentsPath: `"incidents"`, "/healthz": "ok", "/readyz": "ok", "/debug/pprof/": "goroutine",
 }
 
-// TestTLSAndPasswords: the web config holds for all that is served, and the address of the
-// probes is outside of it.
+// TestTLSAndPasswords checks that the web config applies to all served paths, but not to the address of the probes.
 func TestTLSAndPasswords(t *testing.T) {
 	for name, c := range map[string]struct {
 		config, scheme string
-		asks           bool
+		hasPasswords   bool
 	}{
 		"both":      {tlsConfig + usersConfig, "https", true},
 		"TLS":       {tlsConfig, "https", false},
@@ -198,30 +196,30 @@ func TestTLSAndPasswords(t *testing.T) {
 			w.waitRegistered()
 			url := c.scheme + strings.TrimPrefix(w.url, "http")
 			httpClient := newHTTPClient(t)
-			waitUntil(t, "/readyz answers ok", func() bool {
+			waitUntil(t, "/readyz returns ok", func() bool {
 				got, err := fetch(t, httpClient, w.probesURL+"/readyz", "")
 				return err == nil && got.status == http.StatusOK
 			})
 			for path, has := range servedPaths {
 				for _, secret := range []string{"", "wrong", testPassword} {
 					want := http.StatusOK
-					if c.asks && secret != testPassword {
+					if c.hasPasswords && secret != testPassword {
 						want = http.StatusUnauthorized
 					}
 					got, err := fetch(t, httpClient, url+path, secret)
 					if err != nil || got.status != want {
-						t.Fatalf("%s with %q: %d, want %d, %v", path, secret, got.status, want, err)
+						t.Fatalf("%s with %q: got %d, want %d, %v", path, secret, got.status, want, err)
 					}
 					if strings.Contains(got.text, has) != (want == http.StatusOK) {
-						t.Errorf("%s with %q: %q", path, secret, got.text)
+						t.Errorf("%s with %q: got %q", path, secret, got.text)
 					}
 					if (got.header.Get("WWW-Authenticate") != "") != (want == http.StatusUnauthorized) {
-						t.Errorf("%s with %q: %v", path, secret, got.header)
+						t.Errorf("%s with %q: got headers %v", path, secret, got.header)
 					}
 				}
 			}
 			if got, err := fetch(t, httpClient, w.url+"/metrics", testPassword); c.scheme == "https" && (err != nil || got.status != http.StatusBadRequest) {
-				t.Errorf("in plain HTTP: %d, %v", got.status, err)
+				t.Errorf("in plain HTTP: got %d, %v", got.status, err)
 			}
 			for path := range servedPaths {
 				got, err := fetch(t, httpClient, w.probesURL+path, "")
@@ -230,14 +228,14 @@ func TestTLSAndPasswords(t *testing.T) {
 					want = http.StatusOK
 				}
 				if err != nil || got.status != want {
-					t.Errorf("%s where the probes are: %d, want %d, %v", path, got.status, want, err)
+					t.Errorf("%s at the probe address: got %d, want %d, %v", path, got.status, want, err)
 				}
 			}
 		})
 	}
 }
 
-// TestNoProbeAddress: without the flag nothing more listens, and its port must be free.
+// TestNoProbeAddress checks that no second address is served without the flag, and that an address in use is an error.
 func TestNoProbeAddress(t *testing.T) {
 	o := webOptions{listenAddress: "127.0.0.1:0"}
 	l, err := o.listen()
@@ -246,25 +244,24 @@ func TestNoProbeAddress(t *testing.T) {
 	}
 	defer l.main.Close()
 	if l.probes != nil {
-		t.Errorf("probes are at %s", l.probes.Addr())
+		t.Errorf("probe address: got %s, want none", l.probes.Addr())
 	}
 	taken := l.main.Addr().String()
 	var errs bytes.Buffer
 	status := run(t.Context(), testPlatform{}, []string{"--web.listen-address=127.0.0.1:0", "--web.probe-address=" + taken}, emptyEnv, io.Discard, &errs)
 	if status != cli.ExitError || !strings.HasPrefix(errs.String(), "podgauge: serve probes: listen tcp "+taken+": ") || strings.Count(errs.String(), "\n") != 1 {
-		t.Errorf("on an address that is taken: status %d, %q", status, errs.String())
+		t.Errorf("address in use: got status %d, %q", status, errs.String())
 	}
 }
 
-// TestBrokenWebConfig: one line, status 2, and nothing is started: the address is taken, which
-// a start would say.
+// TestBrokenWebConfig checks that an invalid config causes one line and status 2, and no start, which would report that the address is in use.
 func TestBrokenWebConfig(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	for _, c := range []struct{ config, says string }{
+	for _, c := range []struct{ config, wantErr string }{
 		{"basic_auth_users: [a]\n", "line 1: cannot unmarshal"},
 		{"basic_auth_user: {}\n", "field basic_auth_user not found"},
 		{"basic_auth_users: {prometheus: secret}\n", "too short to be a bcrypted password"},
@@ -277,40 +274,40 @@ func TestBrokenWebConfig(t *testing.T) {
 	} {
 		s := newWebSecrets(t, c.config)
 		out, errs, status := runCLI(t, "--web.listen-address="+taken.Addr().String(), "--web.config.file="+s.path("web.yaml"))
-		if status != cli.ExitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, c.says) || !strings.HasPrefix(errs, `podgauge: --web.config.file "`+s.dir) {
-			t.Errorf("%q: status %d, %q", c.config, status, errs)
+		if status != cli.ExitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, c.wantErr) || !strings.HasPrefix(errs, `podgauge: --web.config.file "`+s.dir) {
+			t.Errorf("%q: got status %d, %q", c.config, status, errs)
 		}
 	}
 	missing := filepath.Join(t.TempDir(), "web.yaml")
 	if _, errs, status := runCLI(t, "--web.config.file="+missing); status != cli.ExitUsage || errs != `podgauge: --web.config.file "`+missing+`": no such file or directory`+"\n" {
-		t.Errorf("a file that is missing: status %d, %q", status, errs)
+		t.Errorf("missing file: got status %d, %q", status, errs)
 	}
 }
 
-// TestLongHeaders: who sends more than 16 KB of them is not listened to.
+// TestLongHeaders checks that requests with more than 16 KB of headers are rejected.
 func TestLongHeaders(t *testing.T) {
 	w := newTestApp(t, 1, "--web.probe-address=127.0.0.1:0")
 	w.waitRegistered()
 	for _, url := range []string{w.url, w.probesURL} {
 		for bytes, want := range map[int]int{8 << 10: http.StatusOK, 32 << 10: http.StatusRequestHeaderFieldsTooLarge} {
 			if got, err := fetch(t, newHTTPClient(t), url+"/healthz", strings.Repeat("x", bytes*3/4)); err != nil || got.status != want {
-				t.Errorf("%d bytes of headers: %d, want %d, %v", bytes, got.status, want, err)
+				t.Errorf("%d bytes of headers: got %d, want %d, %v", bytes, got.status, want, err)
 			}
 		}
 	}
 }
 
-// TestWebConfigTurnsWrong: with an invalid file, requests are rejected, but the probes' own address works and pods start. A valid file
-// restores the service.
-func TestWebConfigTurnsWrong(t *testing.T) {
+// TestWebConfigBecomesInvalid checks that requests are rejected while the file is invalid, but the probe address works and pods start. A valid
+// file restores the service.
+func TestWebConfigBecomesInvalid(t *testing.T) {
 	s := newWebSecrets(t, tlsConfig+usersConfig)
 	w := newTestApp(t, 2, "--web.config.file="+s.path("web.yaml"), "--web.probe-address=127.0.0.1:0")
 	w.waitRegistered()
 	url := "https" + strings.TrimPrefix(w.url, "http")
 	kept := newHTTPClient(t)
-	ask := func(c *http.Client) (httpResult, error) { return fetch(t, c, url+"/metrics", testPassword) }
-	if got, err := ask(kept); err != nil || got.status != http.StatusOK {
-		t.Fatalf("at first: %d, %v", got.status, err)
+	scrape := func(c *http.Client) (httpResult, error) { return fetch(t, c, url+"/metrics", testPassword) }
+	if got, err := scrape(kept); err != nil || got.status != http.StatusOK {
+		t.Fatalf("valid config: got %d, %v", got.status, err)
 	}
 	for name, wrong := range map[string]string{"yaml": "basic_auth_users: [", "certificate": strings.ReplaceAll(tlsConfig, "tls.crt", "none.crt") + usersConfig, "gone": ""} {
 		s.write("web.yaml", wrong)
@@ -319,56 +316,56 @@ func TestWebConfigTurnsWrong(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := ask(newHTTPClient(t)); err == nil {
-			t.Errorf("%s: a new connection is answered", name)
+		if _, err := scrape(newHTTPClient(t)); err == nil {
+			t.Errorf("%s: a request on a new connection gets a response", name)
 		}
 		want := http.StatusInternalServerError
-		if name == "certificate" { // which a connection has behind it
+		if name == "certificate" { // not needed on an open connection
 			want = http.StatusOK
 		}
-		if got, err := ask(kept); err != nil || got.status != want || !got.reused {
-			t.Errorf("%s: on a connection that was there: %d, want %d, %v", name, got.status, want, err)
+		if got, err := scrape(kept); err != nil || got.status != want || !got.reused {
+			t.Errorf("%s: on an open connection: got %d, want %d, %v", name, got.status, want, err)
 		}
 		if got, err := fetch(t, kept, w.probesURL+"/healthz", ""); err != nil || got.status != http.StatusOK {
-			t.Errorf("%s: the probe: %d, %v", name, got.status, err)
+			t.Errorf("%s: probe: got %d, %v", name, got.status, err)
 		}
 		w.runPod(gpuPod("research", "train", 2))
 		w.deletePod(gpuPod("research", "train", 2))
 		s.write("web.yaml", tlsConfig+usersConfig)
 		for _, c := range []*http.Client{kept, newHTTPClient(t)} {
-			if got, err := ask(c); err != nil || got.status != http.StatusOK {
-				t.Errorf("%s: when it is right again: %d, %v", name, got.status, err)
+			if got, err := scrape(c); err != nil || got.status != http.StatusOK {
+				t.Errorf("%s: after a valid config: got %d, %v", name, got.status, err)
 			}
 		}
 	}
 }
 
-// TestPasswordsAndCertificatesAreReplaced: new connections get a new certificate, unless its key is missing; a new password counts
-// from the next request on.
+// TestPasswordsAndCertificatesAreReplaced checks that new connections get a new certificate, unless its key is missing. A new password
+// applies from the next request on.
 func TestPasswordsAndCertificatesAreReplaced(t *testing.T) {
 	s := newWebSecrets(t, tlsConfig+usersConfig)
 	w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"))
 	w.waitRegistered()
 	url := "https" + strings.TrimPrefix(w.url, "http") + "/healthz"
 	kept := newHTTPClient(t)
-	shows := func(c *http.Client, serial int64) {
+	wantCertificate := func(c *http.Client, serial int64) {
 		t.Helper()
 		if got, err := fetch(t, c, url, testPassword); err != nil || got.status != http.StatusOK || got.serial != serial {
-			t.Errorf("%d, certificate %d, want %d, %v", got.status, got.serial, serial, err)
+			t.Errorf("got status %d, certificate %d, want certificate %d, %v", got.status, got.serial, serial, err)
 		}
 	}
-	shows(kept, 1)
+	wantCertificate(kept, 1)
 	public, key := newCertificate(t, 2)
 	s.write("tls.crt", public)
 	if _, err := fetch(t, newHTTPClient(t), url, testPassword); err == nil {
-		t.Error("a certificate without its key is shown")
+		t.Error("a certificate without its key is used")
 	}
-	shows(kept, 1)
+	wantCertificate(kept, 1)
 	s.write("tls.key", key)
-	shows(newHTTPClient(t), 2)
-	shows(kept, 1)
+	wantCertificate(newHTTPClient(t), 2)
+	wantCertificate(kept, 1)
 	s.write("web.yaml", tlsConfig+strings.ReplaceAll(usersConfig, testUser, "other"))
 	if got, err := fetch(t, kept, url, testPassword); err != nil || got.status != http.StatusUnauthorized || !got.reused {
-		t.Errorf("of a user who was taken away: %d, %v", got.status, err)
+		t.Errorf("removed user: got %d, %v", got.status, err)
 	}
 }

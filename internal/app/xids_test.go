@@ -17,7 +17,7 @@ func TestXidsPage(t *testing.T) {
 	checkTables(t, "../../docs/reference/xids.md", map[string]string{"classes": classesTable(), "xids": xidsTable(), "kinds": eventTypesTable(), "checks": checksTable()})
 }
 
-// classesTable has a line for each class of an Xid.
+// classesTable returns a table with a row for each class of Xids.
 func classesTable() string {
 	var table strings.Builder
 	table.WriteString("|class|action|scope|effect|\n|---|---|---|---|\n")

@@ -15,7 +15,7 @@ func TestReplace(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(d.Path("file")); err != nil || string(got) != want {
-			t.Errorf("content %q, %v, want %q", got, err, want)
+			t.Errorf("content: got %q, %v, want %q", got, err, want)
 		}
 	}
 	wantFiles(t, d, "file")
@@ -27,11 +27,11 @@ func TestReplaceFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := Replace(d, "folder", nil); err == nil {
-		t.Error("no error for the name of a folder")
+		t.Error("got no error for the name of a folder")
 	}
 	wantFiles(t, d, "folder")
 	if err := Replace(OSDir(d.Path("missing")), "file", nil); err == nil {
-		t.Error("no error in a missing folder")
+		t.Error("got no error in a missing folder")
 	}
 }
 
@@ -57,6 +57,6 @@ func wantFiles(t *testing.T, d OSDir, want ...string) {
 		paths[i] = filepath.Base(paths[i])
 	}
 	if err != nil || !slices.Equal(paths, want) {
-		t.Errorf("files %q, %v, want %q", paths, err, want)
+		t.Errorf("files: got %q, %v, want %q", paths, err, want)
 	}
 }

@@ -23,7 +23,7 @@ func TestExit(t *testing.T) {
 	} {
 		var line strings.Builder
 		if status := Exit(&line, "podgauge", c.err); status != c.status || line.String() != c.line {
-			t.Errorf("%v: %d %q", c.err, status, line.String())
+			t.Errorf("%v: got %d %q", c.err, status, line.String())
 		}
 	}
 }

@@ -23,7 +23,7 @@ func TestIncidentQuery(t *testing.T) {
 			got = err.Error()
 		}
 		if got != want {
-			t.Errorf("%q: %s, want %s", args, got, want)
+			t.Errorf("%q: got %s, want %s", args, got, want)
 		}
 	}
 }

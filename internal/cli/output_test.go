@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestWatch checks that a page overwrites the page before, also after an error.
+// TestWatch checks that a page overwrites the previous page, also after an error.
 func TestWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -29,11 +29,11 @@ func TestWatch(t *testing.T) {
 	page := cursorHome + "page" + eraseLineRight + "\n" + eraseBelow
 	failed := cursorHome + "partial" + eraseLineRight + "\n502 \uFFFD[2J" + eraseLineRight + "\n" + eraseBelow
 	if got := screen.text.String(); got != clearScreen+page+failed+page {
-		t.Errorf("%q", got)
+		t.Errorf("got %q", got)
 	}
 }
 
-// screenRecorder is a terminal whose user interrupts after a number of pages.
+// screenRecorder is a terminal that is interrupted after a number of pages.
 type screenRecorder struct {
 	text  strings.Builder
 	stop  func()
@@ -55,7 +55,7 @@ func TestPrint(t *testing.T) {
 		var out strings.Builder
 		err := o.Print(canceled, &out, func(context.Context) (string, error) { return "part\n", io.ErrUnexpectedEOF })
 		if out.String() != "part\n" || !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("%+v: %q, %v", o, out.String(), err)
+			t.Errorf("%+v: got %q, %v", o, out.String(), err)
 		}
 	}
 	watch := Output{Watch: true, Terminal: true}
@@ -73,13 +73,12 @@ func TestFlags(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := o.Check(); (err == nil) != valid {
-			t.Errorf("%q: %v", args, err)
+			t.Errorf("%q: got error %v", args, err)
 		}
 	}
 }
 
-// TestDocument checks that JSON is unchanged for a program and without control characters on a terminal, and that YAML has the same
-// values.
+// TestDocument checks that JSON is unchanged for a program and without control characters on a terminal. YAML has the same values.
 func TestDocument(t *testing.T) {
 	const body = "{\"id\":1795262220000,\"a\":\"\u009b31m\u202e\\u001b\",\"yes\":\"no\",\"n\":null,\"list\":[{\"x\":1.5},\"1\"],\"empty\":[]}\n"
 	const printable = "{\"id\":1795262220000,\"a\":\"\uFFFD31m\uFFFD\\u001b\",\"yes\":\"no\",\"n\":null,\"list\":[{\"x\":1.5},\"1\"],\"empty\":[]}\n"
@@ -89,12 +88,12 @@ func TestDocument(t *testing.T) {
 		want   string
 	}{{Output{Format: "json"}, body}, {Output{Format: "json", Terminal: true}, printable}, {Output{Format: "yaml"}, asYAML}} {
 		if got, err := c.output.Document([]byte(body)); err != nil || got != c.want {
-			t.Errorf("%+v: %q, %v, want %q", c.output, got, err, c.want)
+			t.Errorf("%+v: got %q, %v, want %q", c.output, got, err, c.want)
 		}
 	}
 	yaml := Output{Format: "yaml"}
 	if got, err := yaml.Document([]byte("<html>")); err == nil {
-		t.Errorf("no JSON: %q", got)
+		t.Errorf("output is not JSON: %q", got)
 	}
 }
 
@@ -110,7 +109,7 @@ func TestTable(t *testing.T) {
 		{Output{NoHeaders: true}, nil, ""},
 	} {
 		if got := c.output.Table(lines, c.rows); got != c.want {
-			t.Errorf("%+v: %q, want %q", c.output, got, c.want)
+			t.Errorf("%+v: got %q, want %q", c.output, got, c.want)
 		}
 	}
 }

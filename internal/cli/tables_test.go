@@ -12,10 +12,10 @@ func TestAgo(t *testing.T) {
 		59*time.Minute + 59*time.Second: "59 min ago", time.Hour: "1 h ago", 47 * time.Hour: "47 h ago", 48 * time.Hour: "2 days ago", 9000 * time.Hour: "375 days ago",
 	} {
 		if got := Ago(now, now.Add(-d)); got != want {
-			t.Errorf("%s: %s, want %s", d, got, want)
+			t.Errorf("%s: got %s, want %s", d, got, want)
 		}
 	}
 	if got := Ago(now, time.Time{}); got != "-" {
-		t.Errorf("never: %s", got)
+		t.Errorf("never: got %s", got)
 	}
 }

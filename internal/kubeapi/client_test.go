@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/test/apiserver"
 )
 
-// otherCA signed no certificate of the tests.
+// otherCA has signed no certificate of the tests.
 const otherCA = `-----BEGIN CERTIFICATE-----
 MIIBdTCCARugAwIBAgIUP7FW7//QptAFYbnzwWNKsijeuegwCgYIKoZIzj0EAwIw
 EDEOMAwGA1UEAwwFb3RoZXIwHhcNMjYxMTIzMTQyMTU3WhcNMzYxMTIwMTQyMTU3

@@ -23,7 +23,7 @@ import (
 // testTimeout is the maximum wait for an event that takes milliseconds.
 const testTimeout = 20 * time.Second
 
-// recorder runs a Follower and records the events as text: "+a", "~a" and "-a" for pods, "[", "]" and "r" for lists and resumptions.
+// recorder runs a Follower and records events: "+a", "~a" and "-a" for pods, "[", "]" and "r" for lists and resumptions.
 type recorder struct {
 	t      *testing.T
 	events chan string
@@ -130,7 +130,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestOutage checks that no event is lost, and that no list is needed, if the API server still has the events.
+// TestOutage checks that no event is lost, and no list is needed, if the API server still has the events.
 func TestOutage(t *testing.T) {
 	s := apiserver.Start(t)
 	s.Set("pods", "a", pod("a"))
@@ -146,7 +146,7 @@ func TestOutage(t *testing.T) {
 	r.want("r", "+b", "-b")
 }
 
-// TestExpired lists again at once if the events since the interruption have expired.
+// TestExpired checks that expired events cause a new list at once.
 func TestExpired(t *testing.T) {
 	s := apiserver.Start(t)
 	s.Set("pods", "a", pod("a"))
@@ -162,7 +162,7 @@ func TestExpired(t *testing.T) {
 	r.want("r", "[", "+b", "]")
 }
 
-// TestHandlerError lists again after an error of the handler: the object was not applied.
+// TestHandlerError checks that an error of the handler causes a new list: the object was not applied.
 func TestHandlerError(t *testing.T) {
 	s := apiserver.Start(t)
 	s.Set("pods", "a", pod("a"))
@@ -179,7 +179,7 @@ func TestHandlerError(t *testing.T) {
 	follow(t, f).want("[", "+a", "]")
 }
 
-// TestRotation replaces token and CA.
+// TestRotation replaces the token and the CA.
 func TestRotation(t *testing.T) {
 	s := apiserver.Start(t)
 	ca := s.SetCA([]byte("no certificate"))
@@ -216,7 +216,7 @@ func TestRejected(t *testing.T) {
 	}
 }
 
-// TestPath checks the request of lists and watches.
+// TestPath checks the requests of lists and watches.
 func TestPath(t *testing.T) {
 	var got []string
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -240,11 +240,11 @@ func TestPath(t *testing.T) {
 		watch, watch,
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("requests\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("requests: got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
-// TestBadResponses checks that invalid and truncated responses are errors, and that a truncated list is not taken for a complete list.
+// TestBadResponses checks that invalid and truncated responses are errors, and that a truncated list never counts as complete.
 func TestBadResponses(t *testing.T) {
 	list := func(items ...[]byte) []byte {
 		b := message(1, message(2, []byte("7")))
@@ -273,7 +273,7 @@ func TestBadResponses(t *testing.T) {
 			return nil
 		})
 		if err == nil || ended {
-			t.Errorf("%s: error %v, list ended: %t", name, err, ended)
+			t.Errorf("%s: got error %v, list ended: %t", name, err, ended)
 		}
 	}
 }
@@ -304,7 +304,7 @@ func TestBadWatchEvents(t *testing.T) {
 			return nil
 		})
 		if err == nil || errors.Is(err, io.EOF) && name != "cut length" || added {
-			t.Errorf("%s: error %v, handled: %t", name, err, added)
+			t.Errorf("%s: got error %v, handled: %t", name, err, added)
 		}
 	}
 }
@@ -321,7 +321,7 @@ func serve(t *testing.T, handler http.HandlerFunc) *kubeapi.Client {
 	t.Helper()
 	server := httptest.NewTLSServer(handler)
 	t.Cleanup(server.Close)
-	o := apiserver.Start(t).Options() // has the same certificate
+	o := apiserver.Start(t).Options() // the same certificate
 	o.Server = server.URL
 	c, err := kubeapi.New(o)
 	if err != nil {

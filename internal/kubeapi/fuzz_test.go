@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzDecode decodes a response as a list, a watch and an error: no input panics, and no object is longer than the input.
+// FuzzDecode decodes a response as a list, a watch and an error. No input causes a panic, and no object is longer than the input.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{
 		"", "k8s\x00", "k8s\x00\x12\x05\x0a\x03\x12\x017", "k8s\x00\x12\x0d\x0a\x03\x12\x017\x12\x06\x0a\x04\x0a\x02ab",
@@ -18,11 +18,11 @@ func FuzzDecode(f *testing.F) {
 		follower := &Follower{}
 		check := func(e WatchEvent) error {
 			if len(e.Object) > len(data) {
-				t.Errorf("object of %d bytes in %d bytes", len(e.Object), len(data))
+				t.Errorf("got an object of %d bytes in %d bytes", len(e.Object), len(data))
 			}
 			return nil
 		}
-		_ = follower.readList(bufio.NewReader(bytes.NewReader(data)), check) // any error is right
+		_ = follower.readList(bufio.NewReader(bytes.NewReader(data)), check) // any error is accepted
 		r := bytes.NewReader(data)
 		for {
 			e, err := follower.readWatchEvent(r)

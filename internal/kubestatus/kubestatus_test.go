@@ -30,7 +30,7 @@ const (
 	gpu         = "GPU-0000"
 )
 
-// fixture has sources whose values a test sets.
+// fixture has sources with values of a test.
 type fixture struct {
 	*apiserver.Server
 	t         *testing.T
@@ -74,7 +74,7 @@ func (f *fixture) run(c interface{ Run(context.Context) error }) (stop func()) {
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
-			f.t.Errorf("Run: %v", err)
+			f.t.Errorf("Run: got error %v", err)
 		}
 	})
 	f.t.Cleanup(stop)
@@ -119,7 +119,7 @@ func (f *fixture) waitEvents(want ...string) {
 			}
 		}
 		if len(got) != len(want) {
-			return fmt.Errorf("%d events, want %d:\n%v", len(got), len(want), got)
+			return fmt.Errorf("got %d events, want %d:\n%v", len(got), len(want), got)
 		}
 		return nil
 	})
@@ -143,7 +143,7 @@ func (l *logBuffer) String() string {
 	return l.buffer.String()
 }
 
-// xid79 is an incident with affected pods of namespace team.
+// xid79 returns an incident with affected pods of namespace team.
 func xid79(id uint64, pods ...string) incident.Incident {
 	now := time.Now()
 	i := incident.Incident{
@@ -181,7 +181,7 @@ func TestEvents(t *testing.T) {
 		"/node-a Normal GPURecovered 1: GPU 3 (GPU-0000) recovered after: Xid 79, GPU has fallen off the bus.")
 }
 
-// TestEventsOfOtherIncidents reports Xids of programs only on their pods, and neither information nor history.
+// TestEventsOfOtherIncidents checks that application Xids are reported only on their pods, and information and history not at all.
 func TestEventsOfOtherIncidents(t *testing.T) {
 	f := newFixture(t)
 	f.run(NewEvents(f.options()))
@@ -201,7 +201,7 @@ func TestEventsOfOtherIncidents(t *testing.T) {
 		"team/trainer Warning GPUError 1: MIG device 1g.10gb (MIG-1) of GPU 3 reported: Xid 31, memory page fault. Restart the application.")
 }
 
-// TestPodUID reads the pod if neither the incident nor the Pods API has the UID.
+// TestPodUID checks that the pod is read if neither the incident nor the Pods API has the UID.
 func TestPodUID(t *testing.T) {
 	since := time.Now().Add(-time.Minute)
 	pod := func(uid, node string, created time.Time, annotations string) string {
@@ -230,7 +230,7 @@ func TestPodUID(t *testing.T) {
 				object := e["involvedObject"].(map[string]any)
 				if got, _ := object["uid"].(string); object["kind"] == "Pod" {
 					if got != test.want {
-						t.Errorf("%s: UID %q, want %q", test.name, got, test.want)
+						t.Errorf("%s: got UID %q, want %q", test.name, got, test.want)
 					}
 					return nil
 				}
@@ -241,7 +241,7 @@ func TestPodUID(t *testing.T) {
 	}
 }
 
-// TestRestart repeats no event after a restart of podgauge.
+// TestRestart checks that events are not repeated after a restart of podgauge.
 func TestRestart(t *testing.T) {
 	f := newFixture(t)
 	i := xid79(1, "trainer")
@@ -256,7 +256,7 @@ func TestRestart(t *testing.T) {
 	f.waitEvents(strings.ReplaceAll(want[0], " 1:", " 2:"), strings.ReplaceAll(want[1], " 1:", " 2:"))
 }
 
-// TestRestartAfterRecovery keeps the time of the recovery.
+// TestRestartAfterRecovery checks that the time of the recovery is kept.
 func TestRestartAfterRecovery(t *testing.T) {
 	f := newFixture(t)
 	i, recovered := xid79(1), time.Now()
@@ -274,11 +274,11 @@ func TestRestartAfterRecovery(t *testing.T) {
 	}
 	e := f.Events()["default/node-a.0000000000000001.recovered"]
 	if want := recovered.UTC().Format(time.RFC3339); e["lastTimestamp"] != want || e["firstTimestamp"] != want {
-		t.Errorf("event %v, want the time %s", e, want)
+		t.Errorf("got event %v, want time %s", e, want)
 	}
 }
 
-// TestOutage reports what happened during an outage after the outage, with a bounded rate of requests and one message.
+// TestOutage checks that incidents in an outage are reported afterwards, with a bounded rate of requests and one message.
 func TestOutage(t *testing.T) {
 	f := newFixture(t)
 	f.run(NewEvents(f.options()))
@@ -302,11 +302,11 @@ func TestOutage(t *testing.T) {
 		return nil
 	})
 	if n := strings.Count(f.log.String(), "\n"); n != 4 {
-		t.Errorf("log: %s", f.log.String())
+		t.Errorf("log: got %s", f.log.String())
 	}
 }
 
-// TestRejectedEvent continues with other events if the API server rejects one, as of a namespace that is deleted.
+// TestRejectedEvent checks that other events are sent if the API server rejects one, for example because a namespace is being deleted.
 func TestRejectedEvent(t *testing.T) {
 	f := newFixture(t)
 	f.Reject(func(_, path string) int {
@@ -323,14 +323,14 @@ func TestRejectedEvent(t *testing.T) {
 	}
 	f.waitEvents("/node-a Warning GPUUnhealthy 1: "+failed, "/node-a Warning GPUUnhealthy 1: "+strings.Replace(failed, "GPU 3", "GPU 4", 1))
 	if n := len(f.Requests()); n != 5 {
-		t.Errorf("%d requests, want one for each event: %q", n, f.Requests())
+		t.Errorf("got %d requests, want one for each event: %q", n, f.Requests())
 	}
 	if log := f.log.String(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "403 Forbidden") {
-		t.Errorf("log: %s", log)
+		t.Errorf("log: got %s", log)
 	}
 }
 
-// TestEventRate limits the events of an object, and counts those that become too old.
+// TestEventRate checks the limit of events per object, and that dropped events are counted.
 func TestEventRate(t *testing.T) {
 	f := newFixture(t)
 	e := NewEvents(f.options())
@@ -342,18 +342,18 @@ func TestEventRate(t *testing.T) {
 		e.report(t.Context(), all)
 	}
 	if n := len(f.Events()); n != eventBurst {
-		t.Errorf("%d events, want %d", n, eventBurst)
+		t.Errorf("got %d events, want %d", n, eventBurst)
 	}
 	e.update(nil, time.Now())
 	if len(e.reported) != 0 || len(e.limiters) != 1 {
-		t.Errorf("%d states and %d limiters stay", len(e.reported), len(e.limiters))
+		t.Errorf("got %d states and %d limiters, want none", len(e.reported), len(e.limiters))
 	}
 	if n := e.Dropped(); n != uint64(len(all)-eventBurst) {
-		t.Errorf("%d events dropped", n)
+		t.Errorf("got %d dropped events", n)
 	}
 }
 
-// TestDroppedEvents counts events that the API server rejects, and those of an outage, until they are too old.
+// TestDroppedEvents counts events that the API server rejects, and events of an outage that become too old.
 func TestDroppedEvents(t *testing.T) {
 	f := newFixture(t)
 	e := NewEvents(f.options())
@@ -368,18 +368,18 @@ func TestDroppedEvents(t *testing.T) {
 		e.report(t.Context(), []incident.Incident{i})
 	}
 	if n := e.Dropped(); n != 0 {
-		t.Errorf("%d events dropped at once", n)
+		t.Errorf("got %d events dropped at once", n)
 	}
 	e.update(nil, time.Now()) // the pod's event
 	f.Stop()
 	e.report(t.Context(), []incident.Incident{xid79(2, "a"), xid79(1)})
-	e.update(nil, time.Now()) // of the node twice, and of a pod
+	e.update(nil, time.Now()) // twice on the node, and on a pod
 	if n := e.Dropped(); n != 4 {
-		t.Errorf("%d events dropped", n)
+		t.Errorf("got %d dropped events", n)
 	}
 }
 
-// TestLateRecovery reports a recovery hours after the incident, without the incident.
+// TestLateRecovery checks that a recovery is reported hours after the incident, without the incident.
 func TestLateRecovery(t *testing.T) {
 	f := newFixture(t)
 	f.run(NewEvents(f.options()))
@@ -393,7 +393,7 @@ func TestLateRecovery(t *testing.T) {
 	f.waitEvents("/node-a Normal GPURecovered 1: GPU 3 (GPU-0000) recovered after: Xid 79, GPU has fallen off the bus.")
 }
 
-// TestRequestDelay waits longer after a rejection than in an outage, and at least as long as the API server asks for.
+// TestRequestDelay checks that the delay is longer after a rejection than in an outage, and at least the API server's Retry-After.
 func TestRequestDelay(t *testing.T) {
 	for _, test := range []struct {
 		err      error
@@ -405,11 +405,11 @@ func TestRequestDelay(t *testing.T) {
 		{&kubeapi.StatusError{Code: http.StatusTooManyRequests, Delay: 5 * time.Second}, 5 * time.Second, 5 * time.Second},
 		{&kubeapi.StatusError{Code: http.StatusTooManyRequests, Delay: time.Hour}, rejectedDelay, rejectedDelay},
 		{&kubeapi.StatusError{Code: http.StatusForbidden}, rejectedDelay / 2, rejectedDelay * 3 / 2},
-		{&kubeapi.StatusError{Code: http.StatusTeapot}, rejectedDelay / 2, rejectedDelay * 3 / 2}, // of an admission webhook
+		{&kubeapi.StatusError{Code: http.StatusTeapot}, rejectedDelay / 2, rejectedDelay * 3 / 2}, // by an admission webhook
 	} {
 		state := newRequestState(slog.New(slog.DiscardHandler))
 		if got := state.failed(test.err); got < test.min || got > test.max {
-			t.Errorf("%v: %s, want %s to %s", test.err, got, test.min, test.max)
+			t.Errorf("%v: got %s, want %s to %s", test.err, got, test.min, test.max)
 		}
 	}
 }
@@ -448,7 +448,7 @@ func TestCondition(t *testing.T) {
 	f.statuses.Set([]device.Status{healthy})
 	c := f.waitCondition("False GPUsHealthy 1 GPU healthy.")
 	if c["lastHeartbeatTime"] == before || c["lastTransitionTime"] != before {
-		t.Errorf("after a restart: %v, want a new heartbeat and no transition", c)
+		t.Errorf("after a restart: got %v, want a new heartbeat and no transition", c)
 	}
 	unhealthy := healthy
 	unhealthy.Healthy, unhealthy.Reason, unhealthy.Action = false, "xid_79", "reboot"
@@ -460,7 +460,7 @@ func TestCondition(t *testing.T) {
 	const fallen = "GPU 3 (GPU-0000): Xid 79, GPU has fallen off the bus. Reboot the node."
 	c = f.waitCondition("True GPUsUnhealthy " + fallen + " MIG device 1g.10gb (MIG-2) of GPU 3: A call to the GPU hangs. Reboot the node.")
 	if c["lastTransitionTime"] == before {
-		t.Errorf("no transition: %v", c)
+		t.Errorf("got no transition: %v", c)
 	}
 	stop()
 	f.driver.Set(device.Driver{State: device.DriverAbsent})
@@ -469,7 +469,7 @@ func TestCondition(t *testing.T) {
 	f.waitCondition("Unknown DriverNotReady The driver is not ready.")
 }
 
-// TestConditionOfMissingGPUs: an expected GPU that the driver does not list is a fault, unless the driver is not ready.
+// TestConditionOfMissingGPUs checks that an expected GPU that the driver does not list is a fault, unless the driver is not ready.
 func TestConditionOfMissingGPUs(t *testing.T) {
 	up, absent := device.Driver{State: device.DriverUp}, device.Driver{State: device.DriverAbsent}
 	healthy := []device.Status{{Device: device.Device{ID: gpu, GPU: gpu}, Healthy: true}}
@@ -486,7 +486,7 @@ func TestConditionOfMissingGPUs(t *testing.T) {
 	} {
 		c := conditionOf(test.statuses, test.driver, test.expected)
 		if got := c.Status + " " + c.Message; got != test.want {
-			t.Errorf("%d of %d GPUs: %s, want %s", len(test.statuses), test.expected, got, test.want)
+			t.Errorf("%d of %d GPUs: got %s, want %s", len(test.statuses), test.expected, got, test.want)
 		}
 	}
 }

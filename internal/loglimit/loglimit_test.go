@@ -20,7 +20,7 @@ func TestAllow(t *testing.T) {
 		{"b", time.Minute, false},
 	} {
 		if got := l.Allow(c.key, begin.Add(c.at)); got != c.want {
-			t.Errorf("Allow(%s) after %s: %v, want %v", c.key, c.at, got, c.want)
+			t.Errorf("Allow(%s) after %s: got %v, want %v", c.key, c.at, got, c.want)
 		}
 	}
 }
@@ -32,6 +32,6 @@ func TestKeysAreBounded(t *testing.T) {
 		l.Allow(i, begin)
 	}
 	if len(l.last) > maxKeys {
-		t.Errorf("%d keys of one interval, at most %d", len(l.last), maxKeys)
+		t.Errorf("got %d keys in one interval, want at most %d", len(l.last), maxKeys)
 	}
 }

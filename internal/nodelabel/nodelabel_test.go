@@ -38,23 +38,23 @@ func TestLoad(t *testing.T) {
 	s := apiserver.Start(t)
 	w := newWatcher(t, s)
 	if err := w.Load(t.Context()); err == nil || !strings.Contains(err.Error(), "no such node") || content(w) != "standard" {
-		t.Errorf("without the node: %v, %q", err, content(w))
+		t.Errorf("without the node: got %v, %q", err, content(w))
 	}
 	s.SetNodeLabels("a", map[string]string{"other": "x"})
 	if err := w.Load(t.Context()); err != nil || content(w) != "standard" {
-		t.Errorf("without the label: %v, %q", err, content(w))
+		t.Errorf("without the label: got %v, %q", err, content(w))
 	}
 	s.SetNodeLabels("a", map[string]string{"config": "shared"})
 	if err := w.Load(t.Context()); err != nil || content(w) != "shared" {
-		t.Errorf("with the label: %v, %q", err, content(w))
+		t.Errorf("with the label: got %v, %q", err, content(w))
 	}
 	s.Stop()
 	if err := w.Load(t.Context()); err == nil || content(w) != "shared" {
-		t.Errorf("in an outage: %v, %q", err, content(w))
+		t.Errorf("in an outage: got %v, %q", err, content(w))
 	}
 }
 
-// TestMissingNode logs once that the API server does not know the node, however often it is asked.
+// TestMissingNode checks that a node unknown to the API server is logged once, after any number of requests.
 func TestMissingNode(t *testing.T) {
 	s := apiserver.Start(t)
 	w := newWatcher(t, s)
@@ -71,7 +71,7 @@ func TestMissingNode(t *testing.T) {
 		t.Error(err)
 	}
 	if n := len(s.Requests()); n < 3 || strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), "no such node") {
-		t.Errorf("%d requests, log: %s", n, log.String())
+		t.Errorf("got %d requests, log: %s", n, log.String())
 	}
 }
 
@@ -91,7 +91,7 @@ func TestRun(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(testTimeout); content(w) != want; time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("content %q, want %q", content(w), want)
+				t.Fatalf("content: got %q, want %q", content(w), want)
 			}
 		}
 	}

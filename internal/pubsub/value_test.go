@@ -8,12 +8,12 @@ import (
 func TestGetReturnsTheNewestValue(t *testing.T) {
 	var v Value[int]
 	if got, _ := v.Get(); got != 0 {
-		t.Fatalf("value before the first Set: %d, want 0", got)
+		t.Fatalf("value before the first Set: got %d, want 0", got)
 	}
 	v.Set(1)
 	v.Set(2)
 	if got, _ := v.Get(); got != 2 {
-		t.Fatalf("value: %d, want 2", got)
+		t.Fatalf("value: got %d, want 2", got)
 	}
 }
 
@@ -23,7 +23,7 @@ func TestSetWakesAllReaders(t *testing.T) {
 	_, second := v.Get()
 	select {
 	case <-first:
-		t.Fatal("a reader was woken before Set")
+		t.Fatal("a reader was notified before Set")
 	default:
 	}
 	v.Set(1)
@@ -32,12 +32,12 @@ func TestSetWakesAllReaders(t *testing.T) {
 	_, third := v.Get()
 	select {
 	case <-third:
-		t.Fatal("a Get after Set returned a channel that is closed")
+		t.Fatal("Get after Set returned a closed channel")
 	default:
 	}
 }
 
-// TestNoChangeIsLost has each reader see the last value, however often the writer overtakes it.
+// TestNoChangeIsLost checks that each reader gets the last value, even if the writer is faster.
 func TestNoChangeIsLost(t *testing.T) {
 	const last = 1000
 	var v Value[int]
@@ -62,7 +62,7 @@ func TestNoChangeIsLost(t *testing.T) {
 func TestAllocationsOfSet(t *testing.T) {
 	var v Value[int]
 	if n := testing.AllocsPerRun(100, func() { v.Set(1) }); n != 0 {
-		t.Errorf("Set without a waiting reader: %v allocations, want 0", n)
+		t.Errorf("Set without a waiting reader: got %v allocations, want 0", n)
 	}
 }
 
@@ -72,11 +72,11 @@ func TestReplaceWakesNoReader(t *testing.T) {
 	v.Replace(1)
 	select {
 	case <-changed:
-		t.Fatal("Replace woke a reader")
+		t.Fatal("Replace notified a reader")
 	default:
 	}
 	if got, _ := v.Get(); got != 1 {
-		t.Fatalf("value: %d, want 1", got)
+		t.Fatalf("value: got %d, want 1", got)
 	}
 	v.Set(2)
 	<-changed

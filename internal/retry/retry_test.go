@@ -14,19 +14,19 @@ func TestSleep(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		begin := time.Now()
 		if err := Sleep(t.Context(), time.Second); err != nil {
-			t.Errorf("error %v, want none", err)
+			t.Errorf("got error %v, want none", err)
 		}
 		if d := time.Since(begin); d != time.Second {
-			t.Errorf("slept %s, want 1s", d)
+			t.Errorf("slept: got %s, want 1s", d)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		begin = time.Now()
 		if err := Sleep(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v, want %v", err, context.DeadlineExceeded)
+			t.Errorf("got error %v, want %v", err, context.DeadlineExceeded)
 		}
 		if d := time.Since(begin); d != time.Second {
-			t.Errorf("slept %s after the context was done at 1s", d)
+			t.Errorf("slept: got %s, want 1s: the context is done", d)
 		}
 	})
 }
@@ -41,7 +41,7 @@ func TestBackoff(t *testing.T) {
 	got = append(got, b.Next())
 	want := []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 5 * time.Second, time.Second}
 	if !slices.Equal(got, want) {
-		t.Errorf("delays %v, want %v", got, want)
+		t.Errorf("delays: got %v, want %v", got, want)
 	}
 }
 
@@ -51,11 +51,11 @@ func TestSpread(t *testing.T) {
 		d := Spread(time.Second)
 		different[d] = true
 		if d < time.Second/2 || d >= 3*time.Second/2 {
-			t.Errorf("%s", d)
+			t.Errorf("got %s", d)
 		}
 	}
 	if len(different) < 90 || Spread(0) != 0 {
-		t.Errorf("%d different delays, and %s of none", len(different), Spread(0))
+		t.Errorf("got %d different delays, and %s for 0", len(different), Spread(0))
 	}
 }
 

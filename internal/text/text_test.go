@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzPrintable: the output has no control characters, and a clean text is unchanged.
+// FuzzPrintable checks that the output has no control characters, and that a clean text is unchanged.
 func FuzzPrintable(f *testing.F) {
 	for _, seed := range []string{"", "a-b.c", "\x1b[31m", "é\u202e", "\xff\xfe", "\uFFFD", "\x9b", "a\nb"} {
 		f.Add(seed)
@@ -17,10 +17,10 @@ func FuzzPrintable(f *testing.F) {
 			return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 		}
 		if got := Printable(text); !isClean(got) || isClean(text) && got != text {
-			t.Errorf("%q: %q", text, got)
+			t.Errorf("%q: got %q", text, got)
 		}
 		if got := PrintableLines(text); strings.Count(got, "\n") != strings.Count(text, "\n") || !isClean(strings.ReplaceAll(got, "\n", "")) {
-			t.Errorf("lines of %q: %q", text, got)
+			t.Errorf("lines of %q: got %q", text, got)
 		}
 	})
 }
@@ -28,7 +28,7 @@ func FuzzPrintable(f *testing.F) {
 func TestJoinFirst(t *testing.T) {
 	for names, want := range map[string]string{"": "", "a": "a", "a b c": "a, b, c", "a b c d e": "a, b, c, 2 more"} {
 		if got := JoinFirst(strings.Fields(names)); got != want {
-			t.Errorf("%s: %s", names, got)
+			t.Errorf("%s: got %s", names, got)
 		}
 	}
 }

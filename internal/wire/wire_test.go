@@ -36,12 +36,12 @@ func TestWalkFields(t *testing.T) {
 	fixed := protowire.AppendFixed64(protowire.AppendTag(nil, 5, protowire.Fixed64Type), 7)
 	got, err := collectFields(slices.Concat(varint(2, math.MaxUint64), group, text(1, "a"), fixed, text(1, ""), varint(1, 3)))
 	if want := []string{`16 18446744073709551615 ""`, `10 0 "a"`, `10 0 ""`, `8 3 ""`}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("fields: %q, %v; want %q", got, err, want)
+		t.Errorf("fields: got %q, %v, want %q", got, err, want)
 	}
 	enough := errors.New("enough")
 	calls := 0
 	if err := WalkFields(slices.Concat(varint(1, 1), varint(1, 1)), func(Field) error { calls++; return enough }); !errors.Is(err, enough) || calls != 1 {
-		t.Errorf("visit was called %d times, WalkFields returned %v", calls, err)
+		t.Errorf("got %d calls of visit, and %v from WalkFields", calls, err)
 	}
 }
 
@@ -59,12 +59,12 @@ func TestWalkFieldsRejectsInvalid(t *testing.T) {
 		"length beyond the end":   {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
 	} {
 		if got, err := collectFields(slices.Concat(text(1, "before"), b)); err == nil || len(got) != 1 {
-			t.Errorf("%s: fields %q, %v", name, got, err)
+			t.Errorf("%s: got fields %q, %v", name, got, err)
 		}
 	}
 }
 
-// protowireFields are the fields by protobuf's own walk.
+// protowireFields returns the fields visited by protobuf's own functions.
 func protowireFields(b []byte) (fields []string, err error) {
 	for len(b) > 0 {
 		number, kind, all := protowire.ConsumeField(b)
@@ -85,7 +85,7 @@ func protowireFields(b []byte) (fields []string, err error) {
 	return fields, nil
 }
 
-// FuzzFields compares WalkFields with protowire up to the first error. All messages accepted by protobuf are accepted.
+// FuzzFields compares WalkFields with protowire up to the first error. Messages that protobuf accepts are accepted.
 func FuzzFields(f *testing.F) {
 	f.Add(slices.Concat(varint(2, 300), text(1, "a")))
 	f.Add([]byte{0x0b, 0x0c}) // an empty group
@@ -95,10 +95,10 @@ func FuzzFields(f *testing.F) {
 		got, err := collectFields(b)
 		want, wantErr := protowireFields(b)
 		if !slices.Equal(got, want) || (err == nil) != (wantErr == nil) {
-			t.Fatalf("fields: %q, %v; want %q, %v", got, err, want, wantErr)
+			t.Fatalf("fields: got %q, %v, want %q, %v", got, err, want, wantErr)
 		}
 		if err != nil && proto.Unmarshal(b, &emptypb.Empty{}) == nil {
-			t.Fatalf("protobuf accepts the message, Read does not: %v", err)
+			t.Fatalf("WalkFields: got error %v, but protobuf accepts the message", err)
 		}
 	})
 }
@@ -111,10 +111,10 @@ func TestAppendVarints(t *testing.T) {
 		return err
 	})
 	if want := []int64{7, 300, -1}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("numbers: %v, %v; want %v", got, err, want)
+		t.Errorf("numbers: got %v, %v, want %v", got, err, want)
 	}
 	if got, err := (Field{Tag: 4<<3 | Length, Bytes: []byte{1, 0x80}}).AppendVarints(nil); err == nil || !slices.Equal(got, []int64{1}) {
-		t.Errorf("truncated numbers: %v, %v", got, err)
+		t.Errorf("truncated numbers: got %v, %v", got, err)
 	}
 }
 
@@ -124,21 +124,21 @@ func TestInterner(t *testing.T) {
 	s := n.Intern(b)
 	clear(b)
 	if s != "a name" || n.Intern([]byte("a\xffb")) != "a\uFFFDb" || n.Intern(nil) != "" {
-		t.Errorf("names: %q", n.interned)
+		t.Errorf("names: got %q", n.interned)
 	}
 	b = []byte(s)
-	if made := testing.AllocsPerRun(10, func() { s = n.Intern(b) }); made > 0 {
-		t.Errorf("a known name costs %v allocations", made)
+	if allocs := testing.AllocsPerRun(10, func() { s = n.Intern(b) }); allocs > 0 {
+		t.Errorf("known name: got %v allocations", allocs)
 	}
 	for i := range 100 {
 		want := fmt.Sprint(i)
 		if got := n.Intern([]byte(want)); got != want || len(n.interned) > 10 {
-			t.Fatalf("%s became %s, %d names are kept", want, got, len(n.interned))
+			t.Fatalf("got %[2]s for %[1]s, with %[3]d names kept", want, got, len(n.interned))
 		}
 	}
 }
 
-// capturedMessage is a Message with a copy of the bytes.
+// capturedMessage is a Message that keeps a copy of the bytes.
 type capturedMessage struct {
 	text string
 	err  error
@@ -149,11 +149,11 @@ func (h *capturedMessage) Read(b []byte) error { h.text = string(b); return h.er
 func TestCodec(t *testing.T) {
 	var h capturedMessage
 	if err := (Codec{}).Unmarshal(mem.BufferSlice{mem.SliceBuffer("in two "), mem.SliceBuffer("parts")}, &h); err != nil || h.text != "in two parts" {
-		t.Errorf("message: %q, %v", h.text, err)
+		t.Errorf("message: got %q, %v", h.text, err)
 	}
 	h.err = errors.New("broken")
 	if err := (Codec{}).Unmarshal(nil, &h); !errors.Is(err, h.err) || h.text != "" {
-		t.Errorf("empty message: %q, %v", h.text, err)
+		t.Errorf("empty message: got %q, %v", h.text, err)
 	}
 	for _, r := range []Request{nil, text(1, "a")} {
 		if b, err := (Codec{}).Marshal(r); err != nil || string(b.Materialize()) != string(r) {
@@ -163,9 +163,9 @@ func TestCodec(t *testing.T) {
 	// Types other than Request and Message are rejected.
 	other := &sourcecontextpb.SourceContext{FileName: "x"}
 	if _, err := (Codec{}).Marshal(other); err == nil {
-		t.Error("Marshal accepts a message that is no Request")
+		t.Error("Marshal accepts a message that is not a Request")
 	}
 	if err := (Codec{}).Unmarshal(nil, other); err == nil {
-		t.Error("Unmarshal accepts a target that is no Message")
+		t.Error("Unmarshal accepts a target that is not a Message")
 	}
 }

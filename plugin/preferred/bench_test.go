@@ -10,14 +10,14 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// benchSlowest runs answer for each size and reports the mean of the slowest size.
-func benchSlowest(b *testing.B, sizes []int, answer func(size int)) {
+// benchSlowest benchmarks choose for each size and reports the mean of the slowest size.
+func benchSlowest(b *testing.B, sizes []int, choose func(size int)) {
 	b.ReportAllocs()
 	spent := make([]time.Duration, len(sizes))
 	for b.Loop() {
 		for i, size := range sizes {
 			begin := time.Now()
-			answer(size)
+			choose(size)
 			spent[i] += time.Since(begin)
 		}
 	}
@@ -26,8 +26,7 @@ func benchSlowest(b *testing.B, sizes []int, answer func(size int)) {
 	b.ReportMetric(float64(sizes[best]), "size")
 }
 
-// BenchmarkWholeGPUs has every size of every machine, all GPUs available; B/op and
-// allocs/op are for all sizes together.
+// BenchmarkWholeGPUs covers every size of every machine, with all GPUs available. B/op and allocs/op are sums over all sizes.
 func BenchmarkWholeGPUs(b *testing.B) {
 	for _, c := range []struct {
 		name string
@@ -84,14 +83,14 @@ func BenchmarkNew(b *testing.B) {
 	}
 }
 
-// TestAnswerAllocations: the search makes no allocation, for a single set as for 184,756 sets.
-func TestAnswerAllocations(t *testing.T) {
+// TestPreferAllocations checks that the search itself allocates nothing, for 184,756 sets as for a single one.
+func TestPreferAllocations(t *testing.T) {
 	small, large := bridged(8), bridged(20)
 	replicas, parts := dgxH100().replicated(64), dgxH100().partitioned(7)
 	for _, c := range []struct {
 		name   string
 		ids    []device.AdvertisedID
-		answer func(preferred.AllocationRequest)
+		choose func(preferred.AllocationRequest)
 		size   int
 		want   float64
 	}{
@@ -103,8 +102,8 @@ func TestAnswerAllocations(t *testing.T) {
 		{"28 of 56 MIG devices", parts.ids(), distributedOf(parts), 28, 6},
 	} {
 		r := preferred.AllocationRequest{Available: c.ids, Size: c.size}
-		if got := testing.AllocsPerRun(20, func() { c.answer(r) }); got > c.want {
-			t.Errorf("%s: %v allocations, want %v", c.name, got, c.want)
+		if got := testing.AllocsPerRun(20, func() { c.choose(r) }); got > c.want {
+			t.Errorf("%s: got %v allocations, want %v", c.name, got, c.want)
 		} else {
 			t.Logf("%s: %v allocations", c.name, got)
 		}

@@ -71,12 +71,14 @@ func FuzzAnswers(f *testing.F) {
 		}
 		top := m.topology()
 		random := rand.New(rand.NewPCG(uint64(len(b)), 9))
-		other, again := m.shuffled(random).topology(), preferred.AllocationRequest{Must: slices.Clone(r.Must), Available: slices.Clone(r.Available), Size: r.Size, Reject: r.Reject}
-		random.Shuffle(len(r.Available), func(i, j int) { again.Available[i], again.Available[j] = again.Available[j], again.Available[i] })
-		random.Shuffle(len(r.Must), func(i, j int) { again.Must[i], again.Must[j] = again.Must[j], again.Must[i] })
+		other, shuffled := m.shuffled(random).topology(), preferred.AllocationRequest{Must: slices.Clone(r.Must), Available: slices.Clone(r.Available), Size: r.Size, Reject: r.Reject}
+		random.Shuffle(len(r.Available), func(i, j int) {
+			shuffled.Available[i], shuffled.Available[j] = shuffled.Available[j], shuffled.Available[i]
+		})
+		random.Shuffle(len(r.Must), func(i, j int) { shuffled.Must[i], shuffled.Must[j] = shuffled.Must[j], shuffled.Must[i] })
 		for _, p := range policies {
 			got := top.Prefer(r, p)
-			checkInvariants(t, m, r, string(p), got, other.Prefer(again, p))
+			checkInvariants(t, m, r, string(p), got, other.Prefer(shuffled, p))
 			if p == preferred.Distinct && r.Reject == nil {
 				checkDistinct(t, m, r, got)
 			}
@@ -84,33 +86,33 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// checkInvariants checks the properties of every answer.
-func checkInvariants(t *testing.T, m machine, r preferred.AllocationRequest, name string, got, again []device.AdvertisedID) {
+// checkInvariants checks the properties of every result.
+func checkInvariants(t *testing.T, m machine, r preferred.AllocationRequest, name string, got, shuffled []device.AdvertisedID) {
 	t.Helper()
 	known := func(ids []device.AdvertisedID) []device.AdvertisedID {
 		return slices.Compact(sorted(slices.DeleteFunc(slices.Clone(ids), func(id device.AdvertisedID) bool { return !slices.Contains(m.ids(), id) })))
 	}
 	all, must := known(append(slices.Clone(r.Available), r.Must...)), known(r.Must)
 	if want := min(max(r.Size, 0), len(all)); len(got) != want {
-		t.Errorf("%s: %+v gives %d ids %q, want %d", name, r, len(got), got, want)
+		t.Errorf("%s: %+v: got %d ids %q, want %d", name, r, len(got), got, want)
 	}
 	if len(slices.Compact(sorted(got))) != len(got) {
-		t.Errorf("%s: %+v: repeated id in %q", name, r, got)
+		t.Errorf("%s: %+v: got a repeated id in %q", name, r, got)
 	}
 	for i, id := range got {
-		if _, asked := slices.BinarySearch(all, id); !asked {
+		if _, requested := slices.BinarySearch(all, id); !requested {
 			t.Errorf("%s: %+v: %q was not requested", name, r, id)
 		}
 		if _, required := slices.BinarySearch(must, id); required != (i < len(must)) {
-			t.Errorf("%s: %+v: %q, want Must first", name, r, got)
+			t.Errorf("%s: %+v: got %q, want Must first", name, r, got)
 		}
 	}
-	if !slices.Equal(got, again) {
-		t.Errorf("%s: %+v: %q, in a different order %q", name, r, got, again)
+	if !slices.Equal(got, shuffled) {
+		t.Errorf("%s: %+v: got %q, but %q for a different order", name, r, got, shuffled)
 	}
 }
 
-// TestRejectedIDsComeLast: rejected ids fill an answer, since the kubelet completes a shorter answer at random.
+// TestRejectedIDsComeLast checks that rejected ids fill up a result: the kubelet completes a shorter result at random.
 func TestRejectedIDsComeLast(t *testing.T) {
 	for name, m := range map[string]machine{"whole GPUs": gpus(0, 0, 1, 1), "shared": gpus(0, 1).replicated(2)} {
 		top := m.topology()
@@ -120,24 +122,24 @@ func TestRejectedIDsComeLast(t *testing.T) {
 			got := top.Prefer(r, preferred.Distributed)
 			for n, id := range got {
 				if slices.Contains(rejected, id) != (n >= 2) {
-					t.Errorf("%s, size %d: preferred is %q", name, size, got)
+					t.Errorf("%s, size %d: got %q", name, size, got)
 				}
 			}
 			if len(got) != size {
-				t.Errorf("%s, size %d: preferred is %q", name, size, got)
+				t.Errorf("%s, size %d: got %q", name, size, got)
 			}
 		}
 	}
 }
 
-// checkDistinct checks for the largest possible number of GPUs.
+// checkDistinct checks that the ids are of as many GPUs as possible.
 func checkDistinct(t *testing.T, m machine, r preferred.AllocationRequest, got []device.AdvertisedID) {
 	t.Helper()
 	gpuOf := map[device.AdvertisedID]device.GPU{}
 	devices := map[device.ID]device.GPU{}
 	for _, c := range m.candidates {
 		if g, known := devices[c.Device]; known && g != c.GPU || gpuOf[c.ID] != "" && gpuOf[c.ID] != c.GPU {
-			return // a device of two GPUs: whichever counts
+			return // a device of two GPUs: either may count
 		}
 		gpuOf[c.ID], devices[c.Device] = c.GPU, c.GPU
 	}
@@ -153,6 +155,6 @@ func checkDistinct(t *testing.T, m machine, r preferred.AllocationRequest, got [
 	must := slices.DeleteFunc(slices.Compact(sorted(r.Must)), func(id device.AdvertisedID) bool { return gpuOf[id] == "" })
 	best := min(count(append(slices.Clone(r.Available), must...)), count(must)+max(r.Size-len(must), 0))
 	if len(must) <= r.Size && count(got) != best {
-		t.Errorf("distinct: %+v gives %q of %d GPUs; there could be %d", r, got, count(got), best)
+		t.Errorf("distinct: %+v: got %q of %d GPUs, want %d GPUs", r, got, count(got), best)
 	}
 }

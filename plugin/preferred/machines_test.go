@@ -12,7 +12,7 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// machine has the input of New.
+// machine contains the input of New.
 type machine struct {
 	candidates []preferred.Candidate
 	links      []device.Link
@@ -38,7 +38,7 @@ func (m machine) ids() []device.AdvertisedID {
 
 func gpu(i int) device.GPU { return device.GPU(fmt.Sprintf("GPU-%d", i)) }
 
-// gpus returns a whole GPU for each NUMA node.
+// gpus returns a whole GPU on each of the NUMA nodes.
 func gpus(nodes ...int) machine {
 	var m machine
 	for i, node := range nodes {
@@ -78,7 +78,7 @@ func (m machine) partitioned(count int) machine {
 	return m
 }
 
-// linked adds both directions of every pair by between.
+// linked adds both directions of each pair.
 func (m machine) linked(between func(a, b int) (nvlinks int, path device.Path)) machine {
 	for a := range m.candidates {
 		for b := range m.candidates {
@@ -96,8 +96,7 @@ var smiPaths = map[string]device.Path{
 	"NODE": device.PathNUMANode, "SYS": device.PathSystem,
 }
 
-// matrix reads the table of nvidia-smi topo -m, with the path beside the NVLinks,
-// missing in nvidia-smi: "NV2+PHB".
+// matrix parses the table of nvidia-smi topo -m, extended by the path beside the NVLinks: "NV2+PHB".
 func matrix(nodes []int, table string) machine {
 	m := gpus(nodes...)
 	for a, row := range strings.Split(strings.TrimSpace(table), "\n") {
@@ -116,8 +115,7 @@ func matrix(nodes []int, table string) machine {
 	return m
 }
 
-// dgxA100: 12 NVLinks between all pairs of GPUs through NVSwitches; two
-// share PCIe switches and a NUMA node.
+// dgxA100 returns 12 NVLinks between all pairs of GPUs through NVSwitches. Two GPUs share PCIe switches and a NUMA node.
 func dgxA100() machine {
 	return gpus(3, 3, 1, 1, 7, 7, 5, 5).linked(func(a, b int) (int, device.Path) {
 		if a/2 == b/2 {
@@ -127,7 +125,7 @@ func dgxA100() machine {
 	})
 }
 
-// dgxH100: 18 NVLinks through NVSwitches, a PCIe switch for each GPU, two sockets.
+// dgxH100 returns 18 NVLinks through NVSwitches, a PCIe switch for each GPU, two sockets.
 func dgxH100() machine { return gpus(0, 0, 0, 0, 1, 1, 1, 1).linked(sockets(4, 18)) }
 
 // sockets returns links between sockets of size GPUs, with the same number of NVLinks everywhere.
@@ -140,8 +138,7 @@ func sockets(size, nvlinks int) func(a, b int) (int, device.Path) {
 	}
 }
 
-// dgx2: 16 GPUs with 6 NVLinks through NVSwitches; pairs on a PCIe switch, fours
-// behind switches, eights in a socket.
+// dgx2 returns 16 GPUs with 6 NVLinks through NVSwitches: pairs on a PCIe switch, fours behind switches, eights in a socket.
 func dgx2() machine {
 	return gpus(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1).linked(func(a, b int) (int, device.Path) {
 		switch {
@@ -156,7 +153,7 @@ func dgx2() machine {
 	})
 }
 
-// dgx1V is the hybrid cube mesh of eight V100.
+// dgx1V returns the hybrid cube mesh of eight V100s.
 func dgx1V() machine {
 	return matrix([]int{0, 0, 0, 0, 1, 1, 1, 1}, `
 		X       NV1+PIX NV1+PHB NV2+PHB NV2+SYS SYS     SYS     SYS
@@ -169,8 +166,7 @@ func dgx1V() machine {
 		SYS     SYS     SYS     NV1+SYS NV2+PHB NV1+PHB NV2+PIX X`)
 }
 
-// bridged are PCIe GPUs in two sockets, with an NVLink bridge of 4 links on each
-// pair: 0 and 1, 2 and 3, …
+// bridged returns PCIe GPUs in two sockets, with an NVLink bridge of 4 links between each pair: 0 and 1, 2 and 3, …
 func bridged(count int) machine {
 	var nodes []int
 	for i := range count {
@@ -186,8 +182,7 @@ func bridged(count int) machine {
 	})
 }
 
-// random is a machine of any shape: some links come once, some in both
-// directions, some more than once, and reports may differ.
+// random returns a machine of any shape: links may be reported in one or both directions, repeatedly, and with differences.
 func random(r *rand.Rand, count int) machine {
 	var nodes []int
 	for range count {
@@ -203,7 +198,7 @@ func random(r *rand.Rand, count int) machine {
 	return m
 }
 
-// numbers reads "0 2-4" as GPUs 0, 2, 3 and 4.
+// numbers parses "0 2-4" as GPUs 0, 2, 3 and 4.
 func numbers(t testing.TB, text string) []int {
 	t.Helper()
 	var all []int
@@ -215,7 +210,7 @@ func numbers(t testing.TB, text string) []int {
 		from, err := strconv.Atoi(low)
 		to, err2 := strconv.Atoi(high)
 		if err != nil || err2 != nil {
-			t.Fatalf("%q are no GPUs", text)
+			t.Fatalf("%q: not a list of GPUs", text)
 		}
 		for i := from; i <= to; i++ {
 			all = append(all, i)

@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// pairScore returns the score of a pair by the table of the ADR.
+// pairScore returns the score of a pair from the table of the ADR.
 func pairScore(m machine, a, b preferred.Candidate) int {
 	nvlinks, path, found := 0, device.PathUnknown, false
 	for _, l := range m.links {
@@ -38,16 +38,15 @@ func pairScore(m machine, a, b preferred.Candidate) int {
 	return 100*nvlinks + points
 }
 
-// referenceWholeGPUs weighs every set of GPUs by the three sums of the ADR, in the most
-// obvious way, without unknown ids.
+// referenceWholeGPUs scores every set of GPUs by the three sums of the ADR, in the most obvious way, without unknown ids.
 func referenceWholeGPUs(m machine, r preferred.AllocationRequest) []device.AdvertisedID {
-	var must, free []int // candidates
+	var must, available []int // candidates
 	for i, c := range m.candidates {
 		switch {
 		case slices.Contains(r.Must, c.ID):
 			must = append(must, i)
 		case slices.Contains(r.Available, c.ID):
-			free = append(free, i)
+			available = append(available, i)
 		}
 	}
 	if len(must) >= max(r.Size, 0) {
@@ -61,12 +60,12 @@ func referenceWholeGPUs(m machine, r preferred.AllocationRequest) []device.Adver
 	}
 	var best []int
 	var most [2]int
-	for mask := range 1 << len(free) {
-		if bits.OnesCount(uint(mask)) != min(r.Size-len(must), len(free)) {
+	for mask := range 1 << len(available) {
+		if bits.OnesCount(uint(mask)) != min(r.Size-len(must), len(available)) {
 			continue
 		}
 		set, rest := slices.Clone(must), []int{}
-		for x, i := range free {
+		for x, i := range available {
 			if mask>>x&1 == 1 {
 				set = append(set, i)
 			} else {
@@ -131,8 +130,7 @@ func TestWholeGPUsEqualTheReference(t *testing.T) {
 	}
 }
 
-// TestWholeGPUsOfIdleMachines has the machines of the hand-made cases
-// at every size, and with every GPU as must.
+// TestWholeGPUsOfIdleMachines covers the hand-written machines at every size, and with every GPU as required.
 func TestWholeGPUsOfIdleMachines(t *testing.T) {
 	for name, m := range map[string]machine{"DGX A100": dgxA100(), "DGX H100": dgxH100(), "DGX-1V": dgx1V(), "bridged": bridged(8)} {
 		top := m.topology()
@@ -151,26 +149,26 @@ func TestWholeGPUsOfIdleMachines(t *testing.T) {
 	}
 }
 
-// referenceShared chooses replicas as in the ADR, and counts from the start for each id.
+// referenceShared chooses replicas as in the ADR, and recounts everything for each id.
 func referenceShared(m machine, r preferred.AllocationRequest, p preferred.AllocationPolicy) []device.AdvertisedID {
 	var chosen []preferred.Candidate
-	free := map[device.AdvertisedID]bool{}
+	available := map[device.AdvertisedID]bool{}
 	for _, c := range m.candidates {
 		if slices.Contains(r.Must, c.ID) {
 			chosen = append(chosen, c)
 		} else if slices.Contains(r.Available, c.ID) && (r.Reject == nil || !r.Reject(c.ID)) {
-			free[c.ID] = true
+			available[c.ID] = true
 		}
 	}
-	for len(chosen) < r.Size && len(free) > 0 {
+	for len(chosen) < r.Size && len(available) > 0 {
 		var next preferred.Candidate
 		var nextKey []float64
 		for i, c := range m.candidates { // in order of index and replica
-			if key := append(referenceKey(m, free, chosen, c, p), float64(i)); free[c.ID] && (nextKey == nil || slices.Compare(key, nextKey) < 0) {
+			if key := append(referenceKey(m, available, chosen, c, p), float64(i)); available[c.ID] && (nextKey == nil || slices.Compare(key, nextKey) < 0) {
 				next, nextKey = c, key
 			}
 		}
-		delete(free, next.ID)
+		delete(available, next.ID)
 		chosen = append(chosen, next)
 	}
 	var ids []device.AdvertisedID
@@ -180,19 +178,19 @@ func referenceShared(m machine, r preferred.AllocationRequest, p preferred.Alloc
 	return ids
 }
 
-func referenceKey(m machine, free map[device.AdvertisedID]bool, chosen []preferred.Candidate, c preferred.Candidate, p preferred.AllocationPolicy) []float64 {
-	var onDevice, onGPU, freeOnDevice, freeOnGPU, replicas, repeats, near float64
+func referenceKey(m machine, available map[device.AdvertisedID]bool, chosen []preferred.Candidate, c preferred.Candidate, p preferred.AllocationPolicy) []float64 {
+	var onDevice, onGPU, availableOnDevice, availableOnGPU, replicas, repeats, near float64
 	for _, o := range m.candidates {
 		if o.GPU == c.GPU {
 			onGPU++
-			if free[o.ID] {
-				freeOnGPU++
+			if available[o.ID] {
+				availableOnGPU++
 			}
 		}
 		if o.Device == c.Device {
 			onDevice++
-			if free[o.ID] {
-				freeOnDevice++
+			if available[o.ID] {
+				availableOnDevice++
 			}
 		}
 	}
@@ -208,7 +206,7 @@ func referenceKey(m machine, free map[device.AdvertisedID]bool, chosen []preferr
 			near += float64(pairScore(m, c, o))
 		}
 	}
-	device, gpu := 1-freeOnDevice/onDevice, 1-freeOnGPU/onGPU
+	device, gpu := 1-availableOnDevice/onDevice, 1-availableOnGPU/onGPU
 	switch p {
 	case preferred.Packed:
 		return []float64{-device, -gpu, -repeats, -near}
@@ -250,13 +248,13 @@ func TestSharedEqualsTheReference(t *testing.T) {
 					req.Must = append(req.Must, c.ID)
 				}
 			}
-			free := len(req.Available)
+			available := len(req.Available)
 			if len(m.candidates) > 0 && r.IntN(3) == 0 {
 				rejected := m.candidates[r.IntN(len(m.candidates))].Device
 				req.Reject = func(id device.AdvertisedID) bool { return id.Device() == rejected }
-				free = len(slices.DeleteFunc(slices.Clone(req.Available), req.Reject))
+				available = len(slices.DeleteFunc(slices.Clone(req.Available), req.Reject))
 			}
-			req.Size = min(req.Size, free) // without rejected ids in the answer: the reference has none
+			req.Size = min(req.Size, available) // the reference returns no rejected ids
 			for _, p := range policies {
 				got, want := top.Prefer(req, p), referenceShared(m, req, p)
 				if !slices.Equal(sorted(got), sorted(want)) {

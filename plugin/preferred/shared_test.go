@@ -10,7 +10,7 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// parseIDs reads "0::1-3 2::0" as replicas 1 to 3 of GPU 0 and 0 of GPU 2.
+// parseIDs parses "0::1-3 2::0" as replicas 1 to 3 of GPU 0 and replica 0 of GPU 2.
 func parseIDs(t testing.TB, text string) []device.AdvertisedID {
 	t.Helper()
 	var ids []device.AdvertisedID
@@ -23,11 +23,10 @@ func parseIDs(t testing.TB, text string) []device.AdvertisedID {
 	return ids
 }
 
-// TestSharedReplicas has four GPUs of 12 replicas each; GPUs 0 and 1 are bridged,
-// and so are 2 and 3.
+// TestSharedReplicas covers four GPUs of 12 replicas each. GPUs 0 and 1 are bridged, and so are 2 and 3.
 func TestSharedReplicas(t *testing.T) {
 	const all = "0::0-11 1::0-11 2::0-11 3::0-11"
-	const busy = "0::4-11 1::2-11 2::0-11 3::11" // GPU 3 has a single free id, GPU 2 is idle
+	const busy = "0::4-11 1::2-11 2::0-11 3::11" // GPU 3 has a single unallocated id, GPU 2 is idle
 	top := bridged(4).replicated(12).topology()
 	for _, c := range []struct {
 		name            string
@@ -55,7 +54,7 @@ func TestSharedReplicas(t *testing.T) {
 		{"two GPUs", preferred.Distinct, all, "", 2, "0::0 1::0"},
 		{"the least loaded GPUs", preferred.Distinct, busy, "", 2, "1::2 2::0"},
 		{"also the most loaded GPU", preferred.Distinct, busy, "", 4, "0::4 1::2 2::0 3::11"},
-		{"more than there are GPUs", preferred.Distinct, busy, "", 6, "0::4 1::2-3 2::0-1 3::11"},
+		{"more ids than GPUs", preferred.Distinct, busy, "", 6, "0::4 1::2-3 2::0-1 3::11"},
 		{"not the required GPU", preferred.Distinct, all, "0::3", 2, "0::3 1::0"},
 		{"not the required GPU, loaded or not", preferred.Distinct, busy, "2::0", 2, "2::0 1::2"},
 		{"two required ids of a GPU", preferred.Distinct, all, "0::3 0::4", 5, "0::3-4 1::0 2::0 3::0"},
@@ -67,11 +66,11 @@ func TestSharedReplicas(t *testing.T) {
 	}
 }
 
-// TestSharedMIGDevices has eight GPUs with seven MIG devices each: without replicas, the load is the GPU's.
+// TestSharedMIGDevices covers eight GPUs with seven MIG devices each: without replicas, the load is the GPU's.
 func TestSharedMIGDevices(t *testing.T) {
 	m := dgxH100().partitioned(7)
 	idle := preferred.AllocationRequest{Available: m.ids(), Size: 8}
-	used := preferred.AllocationRequest{Available: m.ids()[3:], Size: 3} // GPU 0 has four free MIG devices
+	used := preferred.AllocationRequest{Available: m.ids()[3:], Size: 3} // GPU 0 has four unallocated MIG devices
 	for _, c := range []struct {
 		policy  preferred.AllocationPolicy
 		request preferred.AllocationRequest
@@ -90,8 +89,8 @@ func TestSharedMIGDevices(t *testing.T) {
 	}
 }
 
-// TestSharedLoadIsAShare: 1 of 2 replicas is a higher load than 2 of 10.
-func TestSharedLoadIsAShare(t *testing.T) {
+// TestSharedLoadIsRelative checks that the load is relative: 1 of 2 replicas is a higher load than 2 of 10.
+func TestSharedLoadIsRelative(t *testing.T) {
 	m := gpus(-1, -1).replicated(10)
 	m.candidates = slices.Delete(m.candidates, 2, 10)
 	r := preferred.AllocationRequest{Available: parseIDs(t, "0::1 1::2-9"), Size: 1}
@@ -102,7 +101,7 @@ func TestSharedLoadIsAShare(t *testing.T) {
 	}
 }
 
-// TestSharedCountsWithdrawnIDs: an allocated, withdrawn id is a load on the device and is not chosen.
+// TestSharedCountsWithdrawnIDs checks that an allocated, withdrawn id counts as a load on the device and is not chosen.
 func TestSharedCountsWithdrawnIDs(t *testing.T) {
 	m := gpus(-1, -1).replicated(2)
 	whole := m.candidates[0]
@@ -140,7 +139,7 @@ func TestSharedUnusualRequests(t *testing.T) {
 	} {
 		for _, p := range append(policies, "unknown") {
 			if got := top.Prefer(preferred.AllocationRequest{Available: c.available, Must: c.must, Size: c.size}, p); !slices.Equal(got, c.want) {
-				t.Errorf("%s: %s gives %q, want %q", c.name, p, got, c.want)
+				t.Errorf("%s: %s: got %q, want %q", c.name, p, got, c.want)
 			}
 		}
 	}

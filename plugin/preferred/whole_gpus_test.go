@@ -39,8 +39,8 @@ func TestWholeGPUsOfKnownMachines(t *testing.T) {
 		{"DGX-1V: a side of the cube", dgx1V(), "0-7", "", 4, "0-3"},
 		{"DGX-1V: the side of a required GPU", dgx1V(), "0-7", "7", 4, "7 4-6"},
 		{"bridged: a pair", bridged(8), "0-7", "", 2, "0 1"},
-		{"bridged: the free pair", bridged(8), "1 2 4 5", "", 2, "4 5"},
-		{"bridged: a socket stays whole", bridged(8), "0-5", "", 2, "4 5"},
+		{"bridged: the unallocated pair", bridged(8), "1 2 4 5", "", 2, "4 5"},
+		{"bridged: a socket remains whole", bridged(8), "0-5", "", 2, "4 5"},
 		{"bridged: a GPU outside the pair", bridged(8), "0-2", "", 1, "2"},
 		{"bridged: a GPU outside both pairs", bridged(8), "0 1 4 5 7", "", 1, "7"},
 		{"bridged: a pair and the neighbour", bridged(8), "0 1 4 5 7", "", 3, "4 5 7"},
@@ -68,7 +68,7 @@ func TestWholeGPUsOfKnownMachines(t *testing.T) {
 	}
 }
 
-// TestWholeGPUsLinks asks for two of three GPUs in the same NUMA node, with links as drivers report them.
+// TestWholeGPUsLinks requests two of three GPUs in the same NUMA node, with links as drivers report them.
 func TestWholeGPUsLinks(t *testing.T) {
 	up := func(a, b, nvlinks int) device.Link { return device.Link{A: gpu(a), B: gpu(b), NVLinks: nvlinks} }
 	by := func(a, b int, path device.Path) device.Link { return device.Link{A: gpu(a), B: gpu(b), Path: path} }
@@ -125,7 +125,7 @@ func TestWholeGPUsByNUMANodeAlone(t *testing.T) {
 	}
 }
 
-// The three faults of go-gpuallocator's best-effort policy.
+// TestFaultsOfTheBestEffortPolicy covers the three faults of go-gpuallocator's best-effort policy.
 func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 	t.Run("a result without a device", func(t *testing.T) { // go-gpuallocator#80
 		m := gpus(0, 0, 0, 0, 1, 1, 1, 1).linked(func(a, b int) (int, device.Path) {
@@ -174,7 +174,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 	})
 }
 
-// TestWholeGPUsUnusualRequests has requests that no kubelet makes. GPUs 0 and 1 are a pair, GPUs 2 and 3 too; x and y are unknown.
+// TestWholeGPUsUnusualRequests covers requests that no kubelet sends. GPUs 0 and 1 are a pair, GPUs 2 and 3 too; x and y are unknown.
 func TestWholeGPUsUnusualRequests(t *testing.T) {
 	const zero, one, two, three = "GPU-0", "GPU-1", "GPU-2", "GPU-3"
 	type ids = []device.AdvertisedID
@@ -201,36 +201,36 @@ func TestWholeGPUsUnusualRequests(t *testing.T) {
 	} {
 		r := preferred.AllocationRequest{Available: c.available, Must: c.must, Size: c.size}
 		if got := top.Prefer(r, preferred.Distributed); !slices.Equal(got, c.want) {
-			t.Errorf("%s: whole GPUs: %q, want %q", c.name, got, c.want)
+			t.Errorf("%s: whole GPUs: got %q, want %q", c.name, got, c.want)
 		}
 	}
 	var none preferred.Topology
 	if got := none.Prefer(preferred.AllocationRequest{Available: ids{"b", "a"}, Must: ids{"c"}, Size: 2}, preferred.Distributed); len(got) > 0 {
-		t.Errorf("the zero Topology gives %q", got)
+		t.Errorf("zero Topology: got %q, want none", got)
 	}
 }
 
-func TestNewLeavesTheCandidatesAlone(t *testing.T) {
+func TestNewKeepsCandidates(t *testing.T) {
 	m := bridged(8)
 	slices.Reverse(m.candidates)
 	before := slices.Clone(m.candidates)
 	m.topology()
 	if !slices.Equal(m.candidates, before) {
-		t.Errorf("the candidates are now %v", m.candidates)
+		t.Errorf("candidates changed: got %v", m.candidates)
 	}
 }
 
-func TestWholeGPUsLeavesTheRequestAlone(t *testing.T) {
+func TestWholeGPUsKeepsRequest(t *testing.T) {
 	m := bridged(8)
 	r := preferred.AllocationRequest{Available: append(m.ids(), "x"), Must: parseGPUs(t, "6 2"), Size: 5}
 	available, must := slices.Clone(r.Available), slices.Clone(r.Must)
 	m.topology().Prefer(r, preferred.Distributed)
 	if !slices.Equal(r.Available, available) || !slices.Equal(r.Must, must) {
-		t.Errorf("the request is now %+v", r)
+		t.Errorf("request changed: got %+v", r)
 	}
 }
 
-func TestAnswersDoNotDependOnTheOrder(t *testing.T) {
+func TestPreferIgnoresOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for name, m := range map[string]machine{
 		"DGX-1V": dgx1V(), "DGX-2": dgx2(), "16 bridged": bridged(16), "32 bridged": bridged(32),
@@ -245,18 +245,18 @@ func TestAnswersDoNotDependOnTheOrder(t *testing.T) {
 			})
 			shuffled := m.shuffled(random).topology()
 			if a, b := top.Prefer(r, preferred.Distributed), shuffled.Prefer(other, preferred.Distributed); !slices.Equal(a, b) {
-				t.Errorf("%s, size %d: whole GPUs: %v and %v", name, size, a, b)
+				t.Errorf("%s, size %d: whole GPUs: got %v and %v, want equal", name, size, a, b)
 			}
 			for _, p := range policies {
 				if a, b := top.Prefer(r, p), shuffled.Prefer(other, p); !slices.Equal(a, b) {
-					t.Errorf("%s, size %d: %s gives %v and %v", name, size, p, a, b)
+					t.Errorf("%s, size %d: %s: got %v and %v, want equal", name, size, p, a, b)
 				}
 			}
 		}
 	}
 }
 
-// TestManyGPUs: above 20 available GPUs, the lowest indices are chosen.
+// TestManyGPUs checks that above 20 available GPUs the lowest indices are chosen.
 func TestManyGPUs(t *testing.T) {
 	m := bridged(32)
 	for size, want := range map[int]string{1: "30", 3: "0 1 30", 32: "0-31"} {

@@ -13,7 +13,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// The expected responses follow the function in column from of NVIDIA's k8s-device-plugin v0.19.3, by default in
+// The expected responses equal NVIDIA's k8s-device-plugin v0.19.3. Column from names the function, by default in
 // internal/plugin/server.go. Rows with a different response have a comment.
 
 func gpu(i int) device.Device {
@@ -33,7 +33,7 @@ func migDevice(i, j int) device.Device {
 	return d
 }
 
-// Short names for the rows.
+// Short names for the table.
 type (
 	allocateResponse = api.ContainerAllocateResponse
 	env              = map[string]string
@@ -150,7 +150,7 @@ var responseCases = []struct {
 		},
 	},
 	{
-		name: "CDI alone leaves out nodes and the channels' variable", from: "getAllocateResponse: AllCDIEnabled",
+		name: "CDI alone omits nodes and the channels' variable", from: "getAllocateResponse: AllCDIEnabled",
 		options: Options{
 			Strategies: []DeviceListStrategy{CDICRI, CDIAnnotations}, DeviceSpecs: true, IMEXChannels: []int{0},
 			GDRCopy: true, MPSRoot: "/run/nvidia/mps", Resource: "nvidia.com/gpu",
@@ -304,30 +304,30 @@ func withoutRandomSuffix(r *allocateResponse) *allocateResponse {
 func TestContainer(t *testing.T) {
 	for _, row := range responseCases {
 		t.Run(row.name, func(t *testing.T) {
-			given := slices.Clone(row.devices)
+			before := slices.Clone(row.devices)
 			got := withoutRandomSuffix(row.options.ForContainer(row.devices))
 			if !proto.Equal(got, row.want) {
-				t.Errorf("read from %s:\n%s\nwant\n%s", row.from, prototext.Format(got), prototext.Format(row.want))
+				t.Errorf("response of %s: got\n%s\nwant\n%s", row.from, prototext.Format(got), prototext.Format(row.want))
 			}
-			if !slices.EqualFunc(given, row.devices, func(a, b device.Device) bool { return a.ID == b.ID }) {
-				t.Error("the order of the argument was changed")
+			if !slices.EqualFunc(before, row.devices, func(a, b device.Device) bool { return a.ID == b.ID }) {
+				t.Error("the argument was reordered")
 			}
 			slices.Reverse(row.devices)
-			if again := withoutRandomSuffix(row.options.ForContainer(row.devices)); !proto.Equal(again, got) {
-				t.Errorf("response to reversed devices:\n%s", prototext.Format(again))
+			if reversed := withoutRandomSuffix(row.options.ForContainer(row.devices)); !proto.Equal(reversed, got) {
+				t.Errorf("response to reversed devices: got\n%s", prototext.Format(reversed))
 			}
 		})
 	}
 }
 
-// TestAnnotationKeysDiffer: a container may have devices of several resources, and equal keys would lose an annotation.
+// TestAnnotationKeysDiffer checks that keys are unique: with devices of several resources, equal keys would lose an annotation.
 func TestAnnotationKeysDiffer(t *testing.T) {
 	form := regexp.MustCompile(`^cdi\.k8s\.io/nvidia-device-plugin_[A-Z2-7]{26,}$`)
 	seen := map[string]bool{}
 	for range 100 {
 		for key := range (Options{Strategies: []DeviceListStrategy{CDIAnnotations}}).ForContainer([]device.Device{gpu(0)}).Annotations {
 			if !form.MatchString(key) || seen[key] {
-				t.Errorf("key %q is malformed or repeated", key)
+				t.Errorf("got key %q, malformed or repeated", key)
 			}
 			seen[key] = true
 		}

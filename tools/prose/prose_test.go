@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestPassages checks that prose is read with its lines, and code is not.
+// TestPassages checks that prose is extracted with its lines, and that code is not.
 func TestPassages(t *testing.T) {
 	for _, c := range []struct {
 		name, content string
@@ -45,12 +45,12 @@ func TestPassages(t *testing.T) {
 	}
 	for _, name := range []string{"main.go", "internal/testdata/a.md", "deploy/helm/podgauge/files/rules/podgauge.rules.yaml", "deploy/rules/podgauge_test.yaml"} {
 		if readerOf(name) != nil {
-			t.Errorf("%s is read", name)
+			t.Errorf("%s: want no passages", name)
 		}
 	}
 }
 
-// TestRules has a bad and a good text for each rule.
+// TestRules covers a bad and a good text for each rule.
 func TestRules(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"First line.\n\nAllocate\nit anew.", `4: term: "anew": write again`},
@@ -97,7 +97,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestSize checks that tables and code count, that runbooks do not count, and that a part of docs has no size.
+// TestSize checks that tables and code count, that runbooks do not count, and that subfolders of docs have no limit.
 func TestSize(t *testing.T) {
 	pageOf := func(path string, words int) page {
 		return page{path, []byte("# T\n\nFor us: it.\n\n" + "```\na b\n```\n\n|a|b|\n|---|---|\n\n" + strings.Repeat("word. ", words-11))}

@@ -18,7 +18,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// apiFixture implements NodeState.
+// apiFixture implements NodeState with values of a test.
 type apiFixture struct {
 	statuses    []device.Status
 	allocations device.Allocations
@@ -33,7 +33,7 @@ func (s *apiFixture) Driver() device.Driver                              { retur
 func (s *apiFixture) Incidents() incident.Snapshot                       { return s.incidents }
 func (s *apiFixture) ExpectedGPUs() int                                  { return s.expected }
 
-// request checks the headers common to all responses.
+// request sends a request and checks the headers common to all responses.
 func (s *apiFixture) request(t *testing.T, method, url string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -42,11 +42,11 @@ func (s *apiFixture) request(t *testing.T, method, url string) *httptest.Respons
 		"Content-Type": "application/json", "Cache-Control": "no-store", "Content-Length": fmt.Sprint(w.Body.Len()),
 	} {
 		if got := w.Header().Get(name); got != want {
-			t.Errorf("%s %s: %s is %q, want %q", method, url, name, got, want)
+			t.Errorf("%s %s: %s: got %q, want %q", method, url, name, got, want)
 		}
 	}
 	if !json.Valid(w.Body.Bytes()) || !utf8.Valid(w.Body.Bytes()) || strings.Contains(w.Body.String(), "null") {
-		t.Errorf("%s %s: %q", method, url, w.Body)
+		t.Errorf("%s %s: got %q", method, url, w.Body)
 	}
 	return w
 }
@@ -57,7 +57,7 @@ func getJSON[T any](t *testing.T, s *apiFixture, url string) T {
 	w := s.request(t, http.MethodGet, url)
 	var v T
 	if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || w.Code != http.StatusOK {
-		t.Fatalf("%s: %d %s: %v", url, w.Code, w.Body, err)
+		t.Fatalf("%s: got status %d, %s: %v", url, w.Code, w.Body, err)
 	}
 	return v
 }
@@ -83,8 +83,8 @@ var (
 	past  = device.Owner{Namespace: "research", Pod: "past", Container: "main"}
 )
 
-// newAPIFixture returns a node with GPU 0, allocated; GPU 1 with two MIG devices, one of them shared; GPU 2, unhealthy and allocated
-// without a name; and incidents of GPU 7, which is gone.
+// newAPIFixture returns a node with an allocated GPU 0, GPU 1 with two MIG devices, one of them shared, an unhealthy GPU 2 with an
+// allocation without an owner, and incidents of the removed GPU 7.
 func newAPIFixture(now time.Time) *apiFixture {
 	partitioned := wholeGPU(1)
 	partitioned.MIGEnabled = true
@@ -144,35 +144,35 @@ func TestDevices(t *testing.T) {
 		s := newAPIFixture(now)
 		d := getJSON[DevicesResponse](t, s, DevicesPath)
 		if d.Node != "node-a" || d.Driver.State != "up" || !d.Kubelet.Up || !d.At.Equal(now) || len(d.Devices) != 5 {
-			t.Fatalf("%+v", d)
+			t.Fatalf("got %+v", d)
 		}
 		var states []string
 		for _, dev := range d.Devices {
 			states = append(states, dev.AllocationState)
 		}
 		if want := []string{"allocated", "partitioned", "shared", "unallocated", "unnamed"}; !slices.Equal(states, want) {
-			t.Errorf("allocation states %v, want %v", states, want)
+			t.Errorf("allocation states: got %v, want %v", states, want)
 		}
 		for query, want := range map[string]int{"?device=0": 1, "?device=GPU-1": 3, "?device=1": 3, "?device=MIG-1-1": 1, "?device=8": 0} {
 			if some := getJSON[DevicesResponse](t, s, DevicesPath+query).Devices; len(some) != want {
-				t.Errorf("%s: %d devices, want %d", query, len(some), want)
+				t.Errorf("%s: got %d devices, want %d", query, len(some), want)
 			}
 		}
 		gpu, mig, bad := d.Devices[0], d.Devices[2], d.Devices[4]
 		if gpu.Health != "healthy" || !gpu.Healthy || gpu.MIGDeviceIndex != nil || gpu.InfoLabels["serial"] != "1" || len(gpu.InfoLabels) != 1 || gpu.NUMANode == nil || gpu.LastIncident.ID != 3 {
-			t.Errorf("GPU 0: %+v", gpu)
+			t.Errorf("GPU 0: got %+v", gpu)
 		}
 		if got := podNames(gpu.Owners); got != "train" || !gpu.Owners[0].FirstSeen.Equal(now.Add(-time.Hour)) {
-			t.Errorf("GPU 0: owners %s, since %s", got, gpu.Owners[0].FirstSeen)
+			t.Errorf("GPU 0: got owners %s, since %s", got, gpu.Owners[0].FirstSeen)
 		}
 		if got := podNames(gpu.PastOwners); got != "embed past" {
-			t.Errorf("GPU 0: past owners %s", got)
+			t.Errorf("GPU 0: got past owners %s", got)
 		}
 		if mig.Profile != "1g.10gb" || *mig.MIGDeviceIndex != 0 || *mig.GI != 7 || mig.NUMANode != nil || podNames(mig.Owners) != "train embed" || len(mig.Owners[1].Resources) != 2 {
-			t.Errorf("MIG device: %+v", mig)
+			t.Errorf("MIG device: got %+v", mig)
 		}
 		if bad.Healthy || bad.Health != "unhealthy" || bad.Reason != "xid_79" || bad.Action != "reset_gpu" || bad.Flaps != 2 || bad.Xids[0].Xid != 79 || len(bad.Owners) != 0 {
-			t.Errorf("GPU 2: %+v", bad)
+			t.Errorf("GPU 2: got %+v", bad)
 		}
 	})
 }
@@ -185,26 +185,26 @@ func podNames(owners []OwnerJSON) string {
 	return strings.Join(list, " ")
 }
 
-// TestNothingIsKnown checks that unknown state is no error, and no list is null.
-func TestNothingIsKnown(t *testing.T) {
+// TestUnknownState checks that unknown state is no error and that no list is null.
+func TestUnknownState(t *testing.T) {
 	s := &apiFixture{driver: device.Driver{Err: errors.New("no\nlibrary")}, allocations: device.Allocations{Err: errors.New("connection refused")}}
 	d := getJSON[DevicesResponse](t, s, DevicesPath)
 	if d.Driver != (DriverJSON{"starting", "no; library"}) || d.Kubelet.Up || d.Kubelet.Error != "connection refused" || d.Devices == nil {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v", d)
 	}
 	if h := getJSON[AllocationsResponse](t, s, AllocationsPath); h.Complete || h.Allocations == nil {
-		t.Errorf("%+v", h)
+		t.Errorf("got %+v", h)
 	}
 	s.incidents.Err = errors.New("disk full")
 	if i := getJSON[IncidentsResponse](t, s, IncidentsPath); i.Persisted || i.Error != "disk full" || i.Incidents == nil {
-		t.Errorf("%+v", i)
+		t.Errorf("got %+v", i)
 	}
 	if w := new(apiFixture).request(t, http.MethodGet, IncidentsPath); w.Code != http.StatusOK {
-		t.Errorf("incidents of a node without any: %d %s", w.Code, w.Body)
+		t.Errorf("incidents of a node without incidents: got status %d, %s", w.Code, w.Body)
 	}
 }
 
-func TestHolders(t *testing.T) {
+func TestAllocations(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newAPIFixture(time.Now())
 		for _, c := range []struct{ query, want string }{
@@ -214,7 +214,7 @@ func TestHolders(t *testing.T) {
 			{"?device=MIG-1-0&pod=embed", "MIG-1-0/embed"},
 			{"?device=1", "MIG-1-0/train MIG-1-0/embed"},
 			{"?device=GPU-7", "GPU-7-past"},
-			{"?device=7", ""}, // a GPU that is gone has no index
+			{"?device=7", ""}, // a removed GPU has no index
 			{"?device=-1", ""},
 			{"?namespace=serving", "GPU-0-embed MIG-1-0/embed"},
 			{"?pod=past", "GPU-0-past GPU-7-past"},
@@ -226,7 +226,7 @@ func TestHolders(t *testing.T) {
 				got = append(got, string(h.Device)+map[bool]string{true: "/", false: "-"}[h.Current]+h.Pod)
 			}
 			if strings.Join(got, " ") != c.want {
-				t.Errorf("%s: %s, want %s", c.query, got, c.want)
+				t.Errorf("%s: got %s, want %s", c.query, got, c.want)
 			}
 		}
 	})
@@ -236,7 +236,7 @@ func TestIncidents(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		now := time.Now()
 		s := newAPIFixture(now)
-		s.incidents.Incidents[4].Index = 1 // GPU 0 had another index then
+		s.incidents.Incidents[4].Index = 1 // GPU 0 had a different index then
 		for _, c := range []struct {
 			query string
 			want  string
@@ -250,11 +250,11 @@ func TestIncidents(t *testing.T) {
 			{"?device=1", "[4]", 1},
 			{"?device=MIG-1-0", "[4]", 1},
 			{"?device=MIG-1-1", "[]", 0},
-			{"?device=7", "[2]", 1}, // of a GPU that is gone
+			{"?device=7", "[2]", 1}, // of a removed GPU
 			{"?device=-1", "[]", 0},
 			{"?namespace=research", "[4 3 2 1]", 4},
 			{"?namespace=serving&pod=embed", "[4]", 1},
-			{"?namespace=serving&pod=train", "[]", 0}, // both of one container
+			{"?namespace=serving&pod=train", "[]", 0}, // both match one container only
 			{"?pod=past&reason=xid_31", "[3 1]", 2},
 			{"?since=90m", "[5 4]", 2},
 			{"?since=1h", "[5 4]", 2},
@@ -267,11 +267,11 @@ func TestIncidents(t *testing.T) {
 				ids = append(ids, i.ID)
 			}
 			if fmt.Sprint(ids) != c.want || got.Total != c.total {
-				t.Errorf("%s: %v of %d, want %s of %d", c.query, ids, got.Total, c.want, c.total)
+				t.Errorf("%s: got %v of %d, want %s of %d", c.query, ids, got.Total, c.want, c.total)
 			}
 		}
 		if body := s.request(t, http.MethodGet, IncidentsPath).Body.String(); !strings.Contains(body, `"affected":[]`) {
-			t.Errorf("%s", body)
+			t.Errorf("got %s", body)
 		}
 	})
 }
@@ -304,10 +304,10 @@ func TestInvalidRequests(t *testing.T) {
 		w := s.request(t, c.method, c.url)
 		var response ErrorResponse
 		if err := json.Unmarshal(w.Body.Bytes(), &response); err != nil || w.Code != c.status || !strings.HasPrefix(response.Error, c.message) {
-			t.Errorf("%s %s: %d %s, want %d %s", c.method, c.url, w.Code, w.Body, c.status, c.message)
+			t.Errorf("%s %s: got %d %s, want %d %s", c.method, c.url, w.Code, w.Body, c.status, c.message)
 		}
 		if allow := w.Header().Get("Allow"); (c.status == 405) != (allow == "GET, HEAD") {
-			t.Errorf("%s %s: Allow: %s", c.method, c.url, allow)
+			t.Errorf("%s %s: Allow: got %s", c.method, c.url, allow)
 		}
 	}
 }
@@ -322,11 +322,11 @@ func TestHead(t *testing.T) {
 	}
 	response.Body.Close()
 	if response.StatusCode != http.StatusOK || response.ContentLength < 100 {
-		t.Errorf("status %s, length %d", response.Status, response.ContentLength)
+		t.Errorf("got status %s, length %d", response.Status, response.ContentLength)
 	}
 }
 
-// TestHostileNames checks that names survive the encoding.
+// TestHostileNames checks that hostile names are encoded without loss.
 func TestHostileNames(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		hostile := "a\"b\n\x1b[31m<script>\u2028\xff"
@@ -338,31 +338,31 @@ func TestHostileNames(t *testing.T) {
 		read := strings.ReplaceAll(hostile, "\xff", "\uFFFD")
 		d := getJSON[DevicesResponse](t, s, DevicesPath)
 		if d.Devices[0].Model != read || d.Devices[0].InfoLabels[read] != read || d.Devices[0].Owners[0].Pod != read {
-			t.Errorf("%+v", d.Devices[0])
+			t.Errorf("got %+v", d.Devices[0])
 		}
 		if i := getJSON[IncidentsResponse](t, s, IncidentsPath); i.Incidents[0].Reason != read {
-			t.Errorf("%+v", i.Incidents[0])
+			t.Errorf("got %+v", i.Incidents[0])
 		}
 		s.request(t, http.MethodGet, "/api/v1/%ff%0a")
 		s.request(t, http.MethodGet, IncidentsPath+"?%ff=%0a")
 	})
 }
 
-// TestEncodingFails checks that a failed encoding is an error and not half a response.
+// TestEncodingFails checks that a failed encoding is an error instead of a partial response.
 func TestEncodingFails(t *testing.T) {
 	w := httptest.NewRecorder()
 	writeJSON(w, http.StatusOK, math.NaN())
 	if w.Code != http.StatusInternalServerError || !strings.HasPrefix(w.Body.String(), `{"error":"encode response: `) {
-		t.Errorf("%d %s", w.Code, w.Body)
+		t.Errorf("got status %d, %s", w.Code, w.Body)
 	}
 	s := newAPIFixture(time.Now())
 	s.incidents.Incidents[0].Last = time.Date(12345, 1, 1, 0, 0, 0, 0, time.UTC)
 	if w := s.request(t, http.MethodGet, IncidentsPath); w.Code != http.StatusInternalServerError {
-		t.Errorf("%d %s", w.Code, w.Body)
+		t.Errorf("got status %d, %s", w.Code, w.Body)
 	}
 }
 
-// FuzzParseQuery checks that parsed queries are within limits, and errors have one line.
+// FuzzParseQuery checks that parsed queries are within limits, and that errors have one line.
 func FuzzParseQuery(f *testing.F) {
 	params := []string{"device", "namespace", "pod", "reason", "since", "limit"}
 	for _, seed := range []string{"", "device=0&limit=5", "since=1h", "since=2026-01-02T03:04:05Z", "pod=a&pod=b", "x=1", "limit=-1", "a;b", "pod=%00", "%ff=%ff"} {
@@ -373,23 +373,23 @@ func FuzzParseQuery(f *testing.F) {
 		q, err := ParseQuery(raw, params, now)
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") {
-				t.Errorf("%q: error of several lines: %q", raw, err)
+				t.Errorf("%q: got an error of several lines: %q", raw, err)
 			}
 			return
 		}
 		if q.Limit < 1 || q.Limit > MaxLimit || len(raw) > maxQueryBytes || q.Since.After(now) && !strings.Contains(raw, "T") {
-			t.Errorf("%q: %+v", raw, q)
+			t.Errorf("%q: got %+v", raw, q)
 		}
 		if raw == "" && q != (Query{Limit: DefaultLimit}) {
-			t.Errorf("empty query: %+v", q)
+			t.Errorf("empty query: got %+v", q)
 		}
 		if _, err := ParseQuery(raw, nil, now); (err == nil) != (q == Query{Limit: DefaultLimit} && !strings.ContainsAny(raw, "=")) {
-			t.Errorf("%q without parameters: %v", raw, err)
+			t.Errorf("%q without parameters: got %v", raw, err)
 		}
 	})
 }
 
-// TestIncidentOfPartitionedGPU: the incident is that of the GPU and of each affected MIG device.
+// TestIncidentOfPartitionedGPU checks that an incident belongs to the GPU and to each affected MIG device.
 func TestIncidentOfPartitionedGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newAPIFixture(time.Now())
@@ -398,7 +398,7 @@ func TestIncidentOfPartitionedGPU(t *testing.T) {
 		}
 		for query, want := range map[string]int{"?device=GPU-1": 2, "?device=1": 2, "?device=MIG-1-1": 1, "?device=MIG-1-0": 1, "?device=GPU-2": 0} {
 			if got := getJSON[IncidentsResponse](t, s, IncidentsPath+query); got.Total != want {
-				t.Errorf("%s: %+v, want %d", query, got.Incidents, want)
+				t.Errorf("%s: got %+v, want %d", query, got.Incidents, want)
 			}
 		}
 		var last []uint64
@@ -406,7 +406,7 @@ func TestIncidentOfPartitionedGPU(t *testing.T) {
 			last = append(last, d.LastIncident.ID)
 		}
 		if !slices.Equal(last, []uint64{5, 4, 5}) {
-			t.Errorf("last incidents %v", last)
+			t.Errorf("last incidents: got %v", last)
 		}
 	})
 }
@@ -416,7 +416,7 @@ func TestRetiredAndMissing(t *testing.T) {
 	s.statuses[4].Reason, s.statuses[4].Note, s.expected = "retired", "fan", 8
 	d := getJSON[DevicesResponse](t, s, DevicesPath)
 	if d.Devices[4].Note != "fan" || d.ExpectedGPUs != 8 || d.MissingGPUs != 5 {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v", d)
 	}
 	if s.statuses = nil; getJSON[DevicesResponse](t, s, DevicesPath).MissingGPUs != 0 {
 		t.Error("GPUs are missing before the first listing")

@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// cardHTML returns the element of a GPU.
+// cardHTML returns the HTML element of a device.
 func cardHTML(t *testing.T, page, anchor string) string {
 	t.Helper()
 	_, html, found := strings.Cut(page, `id="`+anchor+`"`)
@@ -22,7 +22,7 @@ func cardHTML(t *testing.T, page, anchor string) string {
 	return html
 }
 
-// TestUnhealthyIsNotUnallocated checks that a device that cannot be allocated is never called unallocated: a GPU, a MIG device, replicas.
+// TestUnhealthyIsNotUnallocated checks that an unhealthy device is never called unallocated: a GPU, a MIG device, replicas.
 func TestUnhealthyIsNotUnallocated(t *testing.T) {
 	for name, anchors := range map[string][]string{"failed": {"gpu-6", "gpu-7"}, "mig_failed": {"gpu-3"}, "replicas": {"gpu-2"}, "replaced": {"gpu-1.2"}} {
 		page := string(fixtures[name]().page(t))
@@ -30,11 +30,11 @@ func TestUnhealthyIsNotUnallocated(t *testing.T) {
 			html := cardHTML(t, page, anchor)
 			for _, word := range []string{"unallocated", "free", `class="replica"`} {
 				if strings.Contains(html, word) {
-					t.Errorf("%s: %s has %q", name, anchor, word)
+					t.Errorf("%s: %s contains %q", name, anchor, word)
 				}
 			}
 			if anchor != "gpu-1.2" && !strings.Contains(html, "cannot be allocated") {
-				t.Errorf("%s: %s does not have that it cannot be allocated", name, anchor)
+				t.Errorf("%s: %s lacks the text that it cannot be allocated", name, anchor)
 			}
 		}
 	}
@@ -43,12 +43,12 @@ func TestUnhealthyIsNotUnallocated(t *testing.T) {
 		n.statuses[7].Healthy, n.statuses[7].Health = false, h
 		page := string(n.page(t))
 		if strings.Contains(cardHTML(t, page, "gpu-7"), "unallocated") || !strings.Contains(cardHTML(t, page, "gpu-6"), "unallocated") {
-			t.Errorf("%s: %s", h, cardHTML(t, page, "gpu-7"))
+			t.Errorf("%s: got %s", h, cardHTML(t, page, "gpu-7"))
 		}
 	}
 }
 
-// TestReplicasAreNotDevices checks that 128 replicas are neither counted as GPUs nor called so.
+// TestReplicasAreNotDevices checks that 128 replicas are neither counted as GPUs nor called GPUs.
 func TestReplicasAreNotDevices(t *testing.T) {
 	n := newReplicasFixture()
 	v, page := n.pageView(), string(n.page(t))
@@ -58,22 +58,22 @@ func TestReplicasAreNotDevices(t *testing.T) {
 	}
 	for name, want := range map[string]string{"Healthy": "4 of 5 GPUs", "Allocated": "5 of 5 GPUs", "Replicas allocated": "96 of 128"} {
 		if stats[name] != want {
-			t.Errorf("%s: %s, want %s", name, stats[name], want)
+			t.Errorf("%s: got %s, want %s", name, stats[name], want)
 		}
 	}
 	if want := `>128 replicas <span class="where">of 5 GPUs</span><`; !strings.Contains(page, want) {
-		t.Errorf("no %s", want)
+		t.Errorf("the page lacks %s", want)
 	}
 	if strings.Contains(page, "128 GPUs") || strings.Contains(page, "128 devices") {
 		t.Error("replicas are called devices")
 	}
 	n.allocations.Complete = false
 	if s := n.pageView().Stats[2]; s.Name != "Replicas allocated" || s.Value != "–" {
-		t.Errorf("while allocations are unknown: %+v", s)
+		t.Errorf("while allocations are unknown: got %+v", s)
 	}
 }
 
-// TestNouns checks the nouns of devices in numbers.
+// TestNouns checks the nouns with numbers of devices.
 func TestNouns(t *testing.T) {
 	for name, want := range map[string]string{
 		"h100": "of 8 GPUs; 8 GPUs", "mig_full": "of 56 MIG devices; 56 MIG devices", "shared": "of 2 GPUs; 10 replicas of 1 GPU; 4 replicas of 1 GPU",
@@ -85,35 +85,35 @@ func TestNouns(t *testing.T) {
 			got += "; " + strings.NewReplacer(`<span class="where">`, "", "</span>", "").Replace(cell[1])
 		}
 		if got != want {
-			t.Errorf("%s: %s, want %s", name, got, want)
+			t.Errorf("%s: got %s, want %s", name, got, want)
 		}
 	}
 }
 
-// TestFaultIsShownOnce checks that the fault of a GPU is explained at the GPU and not at each MIG device.
+// TestFaultIsShownOnce checks that a GPU's fault is explained at the GPU and not at each MIG device.
 func TestFaultIsShownOnce(t *testing.T) {
 	page := string(newFailedMIGFixture().page(t))
 	for anchor, want := range map[string]int{"gpu-3": 1, "gpu-5": 1, "gpu-0": 0} {
 		if n := strings.Count(cardHTML(t, page, anchor), `class="health-reason`); n != want {
-			t.Errorf("%s explains %d faults, want %d", anchor, n, want)
+			t.Errorf("%s: got %d explained faults, want %d", anchor, n, want)
 		}
 	}
 	gpu := cardHTML(t, page, "gpu-3")
 	if n := strings.Count(gpu, "Xid 79: GPU has fallen off the bus"); n != 1 {
-		t.Errorf("the fault is %d times on the card", n)
+		t.Errorf("got the fault %d times, want once", n)
 	}
 	if n := strings.Count(gpu, `<span class="chip unhealthy">`); n != 8 {
-		t.Errorf("%d devices are unhealthy, want the GPU and 7 MIG devices", n)
+		t.Errorf("got %d unhealthy devices, want the GPU and 7 MIG devices", n)
 	}
 	var alerts []string
 	for _, a := range newFailedMIGFixture().pageView().Alerts {
 		alerts = append(alerts, a.Name)
 	}
 	if got := strings.Join(alerts, "; "); got != "GPU 3; GPU 5, MIG device 4" {
-		t.Errorf("alerts: %s", got)
+		t.Errorf("alerts: got %s", got)
 	}
 	if !strings.Contains(page, `>GPU 3</a>, with 7 MIG devices, is unhealthy: <a href="`+xidCatalogue+`"`) {
-		t.Error("the alert does not have the MIG devices and the Xid")
+		t.Error("the alert lacks the MIG devices or the Xid")
 	}
 }
 
@@ -123,12 +123,12 @@ func TestUrgency(t *testing.T) {
 		"h100": "0 1 2 3 4 5 6 7", "failed": "2 7 6 5 0 1 3 4", "mig": "1:5:0:1:2:3:4:6 0 2:0:1:2 3", "replaced": "1 0 1 2 3 4 5 6 7",
 	} {
 		if got := shown(fixtures[name]().pageView()); got != want {
-			t.Errorf("%s: %s, want %s", name, got, want)
+			t.Errorf("%s: got %s, want %s", name, got, want)
 		}
 	}
 }
 
-// TestLastFault checks which incident a device shows, and the containers.
+// TestLastFault checks which incident a device shows, with which containers.
 func TestLastFault(t *testing.T) {
 	owner := func(pod string) []incident.AffectedContainer {
 		return []incident.AffectedContainer{{Owner: device.Owner{Namespace: "lab", Pod: pod, Container: "main"}}}
@@ -178,27 +178,27 @@ func TestLastFault(t *testing.T) {
 			}
 		}
 		if got != c.want {
-			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
 		}
 		checkHTML(t, n.page(t))
 	}
 	html := cardHTML(t, string(newFailedFixture().page(t)), "gpu-2")
 	for _, want := range []string{"Last incident</a>", ">llama-pretrain-0<", "Failed, Error, exit 139", `href="` + xidCatalogue + `"`, "<code>xid_79</code>", "reboot the node"} {
 		if !strings.Contains(html, want) {
-			t.Errorf("the card of the failed GPU does not have %s", want)
+			t.Errorf("the element of the failed GPU lacks %s", want)
 		}
 	}
 	healthy := newFailedFixture().pageView().GPUs
 	if slices.ContainsFunc(healthy, func(g *deviceCard) bool { return g.Health == "healthy" && g.LastFault != nil }) {
-		t.Error("a healthy GPU has a last fault")
+		t.Error("a healthy GPU shows a last fault")
 	}
 }
 
-// TestCompactTables checks that each of 56 MIG devices and 96 allocated replicas has a row, and that each row is short.
+// TestCompactTables checks that each of 56 MIG devices and 96 allocated replicas has a row, and limits its size.
 func TestCompactTables(t *testing.T) {
 	for _, c := range []struct {
-		name, row  string
-		rows, most int // bytes a row
+		name, row      string
+		rows, maxBytes int // bytes per row
 	}{
 		{"mig_full", `<tr role="row" class="mig-device `, 56, 1200},
 		{"replicas", `<td role="cell">replica`, 96, 400},
@@ -210,13 +210,13 @@ func TestCompactTables(t *testing.T) {
 			row, _, _ = strings.Cut(row, "</tr>")
 			size += len(row)
 		}
-		if len(rows) != c.rows || size/len(rows) > c.most {
-			t.Errorf("%s: %d rows of %d bytes, want %d rows of %d at most", c.name, len(rows), size/len(rows), c.rows, c.most)
+		if len(rows) != c.rows || size/len(rows) > c.maxBytes {
+			t.Errorf("%s: got %d rows of %d bytes, want %d rows of at most %d", c.name, len(rows), size/len(rows), c.rows, c.maxBytes)
 		}
 	}
 }
 
-// TestPastBars checks the measures of a device without a reading, and without a limit of its power.
+// TestPastBars checks the bars of a device without a reading, and without a power limit.
 func TestPastBars(t *testing.T) {
 	n := newEmptyFixture()
 	id := n.addGPU("NVIDIA L4", 24, "8.9").ID
@@ -229,14 +229,14 @@ func TestPastBars(t *testing.T) {
 	n.addReading(id, 0.25, 12, 24, 30, -1, -1)
 	n.addHistory()
 	if got := strings.Join(text(), "; "); !strings.HasPrefix(got, "Utilization 25 % 25 M0 ") || !strings.HasSuffix(got, "; Power 30 W  ") {
-		t.Errorf("%s", got)
+		t.Errorf("got %s", got)
 	}
 	delete(n.readings.Devices, id)
 	if got := strings.Join(text(), "; "); !strings.HasPrefix(got, "Utilization –  M0 ") || strings.Contains(got, "Power") {
-		t.Errorf("without a reading: %s", got)
+		t.Errorf("without a reading: got %s", got)
 	}
 	n.readings.History = nil
 	if got := text(); got != nil {
-		t.Errorf("without a history: %s", got)
+		t.Errorf("without a history: got %s", got)
 	}
 }

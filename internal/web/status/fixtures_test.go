@@ -18,7 +18,7 @@ var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func beforeNow(d time.Duration) time.Time { return now.Add(-d) }
 
-// pageFixture implements PageState.
+// pageFixture implements PageState with values of a test.
 type pageFixture struct {
 	statuses        []device.Status
 	allocations     device.Allocations
@@ -70,7 +70,7 @@ func (f *pageFixture) filteredView(by filter) *pageView {
 	return newPageView(f, &pageOptions, f.readings, by, now)
 }
 
-// addHistory adds readings of the last half hour that lead to the present ones, with a gap.
+// addHistory adds readings of the last half hour up to the current ones, with a gap.
 func (f *pageFixture) addHistory() {
 	f.readings.History = &ReadingHistory{}
 	for slot := range historySlots {
@@ -179,7 +179,7 @@ func newH100Fixture() *pageFixture {
 	return n
 }
 
-// newFailedFixture returns the same node with GPUs in all health states.
+// newFailedFixture returns the H100 node with GPUs in all health states.
 func newFailedFixture() *pageFixture {
 	n := newH100Fixture()
 	setHealth := func(i int, h device.Health, reason, action string, since time.Duration, flaps uint64) {
@@ -279,7 +279,7 @@ func newMIGFixture() *pageFixture {
 		memory  float64
 		at      device.Placement
 		busy    float64
-		holder  string
+		owner   string
 	}{
 		{"1c.3g.40gb", 1, 0, 39.5, device.Placement{Profile: 9, Start: 0, Size: 4}, 0.44, "lab/small/main"},
 		{"2c.3g.40gb", 1, 1, 39.5, device.Placement{Profile: 9, Start: 0, Size: 4}, -1, "lab/large/main"},
@@ -291,7 +291,7 @@ func newMIGFixture() *pageFixture {
 		if c.busy >= 0 {
 			n.addEngineReading(s.ID, c.busy, 8+20*c.busy, c.memory)
 		}
-		n.allocate(resource, s.ID.Advertised(), time.Duration(i+2)*time.Hour, c.holder)
+		n.allocate(resource, s.ID.Advertised(), time.Duration(i+2)*time.Hour, c.owner)
 	}
 	g = n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
 	g.MIGEnabled = true
@@ -328,7 +328,7 @@ func newFullMIGFixture() *pageFixture {
 	return n
 }
 
-// newFailedMIGFixture returns the node with a failed GPU, and a MIG device with a fault of its own.
+// newFailedMIGFixture returns the MIG node with a failed GPU and a separately failed MIG device.
 func newFailedMIGFixture() *pageFixture {
 	n := newFullMIGFixture()
 	for i := range n.statuses {
@@ -353,7 +353,7 @@ func newFailedMIGFixture() *pageFixture {
 	return n
 }
 
-// newReplicasFixture returns a node of 128 replicas, of which one GPU has 64; another GPU has failed.
+// newReplicasFixture returns a node of 128 replicas, 64 of them of one GPU, and a failed GPU.
 func newReplicasFixture() *pageFixture {
 	n := newEmptyFixture()
 	o := PluginResource{Resource: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true}
@@ -379,7 +379,7 @@ func newReplicasFixture() *pageFixture {
 	return n
 }
 
-// newSharedFixture returns a node with replicas.
+// newSharedFixture returns a node with several kinds of replicas.
 func newSharedFixture() *pageFixture {
 	n := newEmptyFixture()
 	addShared := func(resource, sharing string, replicas int) *device.Status {
@@ -402,7 +402,7 @@ func newSharedFixture() *pageFixture {
 	return n
 }
 
-// newUnsettledFixture returns a node whose kubelet has listed only some allocations after a start.
+// newUnsettledFixture returns a node whose kubelet has just started and listed only some allocations.
 func newUnsettledFixture() *pageFixture {
 	n := newMIGFixture()
 	s := n.addGPU("Tesla T4", 15, "7.5")
@@ -416,7 +416,7 @@ func newUnsettledFixture() *pageFixture {
 	return n
 }
 
-// fixtures are the nodes with a golden file, by name.
+// fixtures contains the nodes with a golden file, by name.
 var fixtures = map[string]func() *pageFixture{
 	"h100": newH100Fixture, "failed": newFailedFixture, "mig": newMIGFixture, "mig_full": newFullMIGFixture, "shared": newSharedFixture,
 	"mig_failed": newFailedMIGFixture, "replicas": newReplicasFixture,
@@ -429,13 +429,13 @@ var fixtures = map[string]func() *pageFixture{
 		return n
 	},
 	"no_gpu": newEmptyFixture,
-	// A GPU is gone, and its replacement has the same index.
+	// A GPU was removed, and its replacement has the same index.
 	"replaced": func() *pageFixture {
 		n := newH100Fixture()
-		gone := n.statuses[1]
-		gone.ID, gone.GPU = "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51", "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51"
-		gone.Gone, gone.Healthy, gone.Health, gone.Reason, gone.Since = true, false, device.Unhealthy, "gone", beforeNow(time.Minute)
-		n.statuses = slices.Insert(n.statuses, 2, gone)
+		removed := n.statuses[1]
+		removed.ID, removed.GPU = "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51", "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51"
+		removed.Gone, removed.Healthy, removed.Health, removed.Reason, removed.Since = true, false, device.Unhealthy, "gone", beforeNow(time.Minute)
+		n.statuses = slices.Insert(n.statuses, 2, removed)
 		return n
 	},
 	"no_driver": func() *pageFixture {
@@ -462,7 +462,7 @@ var fixtures = map[string]func() *pageFixture{
 	"unsettled": newUnsettledFixture, "hostile": newHostileFixture,
 }
 
-// hostileText has markup, templates and control characters.
+// hostileText contains markup, templates and control characters.
 const hostileText = "</title></svg>\"'><script>alert(1)</script><img src=x onerror=alert(2)>\u202e{{.}}\x00\x1b[31m javascript:alert(3) &lt;b&gt;"
 
 // newHostileFixture returns a node with a hostile text in each name.

@@ -28,12 +28,12 @@ func TestSparkline(t *testing.T) {
 			points[slot] = uint8(percent) + percentOffset
 		}
 		if got := newSparkline(&points); got != (sparkline{c.path, c.low, c.high}) {
-			t.Errorf("%s: %+v, want %q %d %d", c.name, got, c.path, c.low, c.high)
+			t.Errorf("%s: got %+v, want %q %d %d", c.name, got, c.path, c.low, c.high)
 		}
 	}
 }
 
-// record records a utilization, "-" for none.
+// record records utilizations; negative: no reading.
 func record(h *ReadingHistory, after time.Duration, utilization ...float64) {
 	readings := map[device.ID]DeviceReading{}
 	for i, value := range utilization {
@@ -44,7 +44,7 @@ func record(h *ReadingHistory, after time.Duration, utilization ...float64) {
 	h.Record(now.Add(after), readings)
 }
 
-// TestHistorySlots checks which readings are points, and for how long.
+// TestHistorySlots checks which readings become points, and for how long.
 func TestHistorySlots(t *testing.T) {
 	var h ReadingHistory
 	percents := func(id device.ID, after time.Duration) (got string) {
@@ -57,9 +57,9 @@ func TestHistorySlots(t *testing.T) {
 		return got
 	}
 	record(&h, 0, 0.1)
-	record(&h, 29*time.Second, 0.2) // replaces
+	record(&h, 29*time.Second, 0.2) // replaces the first reading
 	record(&h, 30*time.Second, 0.3, 1.5)
-	record(&h, 20*time.Second, 0.4) // the clock went back: the newest slot
+	record(&h, 20*time.Second, 0.4) // the clock went back: the reading goes into the newest slot
 	for _, c := range []struct {
 		id    device.ID
 		after time.Duration
@@ -73,38 +73,38 @@ func TestHistorySlots(t *testing.T) {
 		{"GPU-0", 31 * time.Minute, ""},
 	} {
 		if got := percents(c.id, c.after); got != c.want {
-			t.Errorf("%s after %s: %q, want %q", c.id, c.after, got, c.want)
+			t.Errorf("%s after %s: got %q, want %q", c.id, c.after, got, c.want)
 		}
 	}
 	record(&h, 30*time.Minute, 0.5)
 	if got := percents("GPU-0", 30*time.Minute); got != "0:40 59:50 " {
-		t.Errorf("half an hour later: %q", got)
+		t.Errorf("half an hour later: got %q", got)
 	}
 	record(&h, 5*time.Hour, -1, 0.6)
 	if got := percents("GPU-1", 5*time.Hour); got != "59:60 " || len(h.devices) != 1 {
-		t.Errorf("hours later: %q of %d devices", got, len(h.devices))
+		t.Errorf("hours later: got %q of %d devices", got, len(h.devices))
 	}
 	if points := (*ReadingHistory)(nil).points("GPU-0", now); points != ([measureCount]slotPoints{}) {
 		t.Error("points without a history")
 	}
 }
 
-// TestHistoryMemory limits the memory of 64 GPUs, and of any number of devices.
+// TestHistoryMemory limits the memory for 64 GPUs and for any number of devices.
 func TestHistoryMemory(t *testing.T) {
-	for _, c := range []struct{ devices, kept, most int }{{64, 64, 20_000}, {5000, maxHistories, 100_000}} {
+	for _, c := range []struct{ devices, kept, maxBytes int }{{64, 64, 20_000}, {5000, maxHistories, 100_000}} {
 		all := map[device.ID]DeviceReading{}
 		for i := range c.devices {
 			all[device.ID(fmt.Sprintf("GPU-%d", i))] = DeviceReading{Utilization: 0.5, MemoryUsed: 1, MemoryTotal: 2, Power: 3, PowerLimit: 4}
 		}
 		h, size := measuredHistory(all)
-		for range 4 { // the runtime sometimes allocates beside
-			if size <= c.most {
+		for range 4 { // the runtime sometimes allocates memory itself
+			if size <= c.maxBytes {
 				break
 			}
 			h, size = measuredHistory(all)
 		}
-		if size > c.most || len(h.devices) != c.kept {
-			t.Errorf("%d devices: %d bytes for %d, want %d for %d at most", c.devices, size, len(h.devices), c.most, c.kept)
+		if size > c.maxBytes || len(h.devices) != c.kept {
+			t.Errorf("%d devices: got %d bytes for %d, want at most %d for %d", c.devices, size, len(h.devices), c.maxBytes, c.kept)
 		} else {
 			t.Logf("%d devices: %d bytes for %d", c.devices, size, len(h.devices))
 		}
@@ -113,7 +113,7 @@ func TestHistoryMemory(t *testing.T) {
 			h.Record(now.Add(time.Duration(slot)*slotDuration), all)
 			slot++
 		}); n > 0 {
-			t.Errorf("%d devices: %.0f allocations a record", c.devices, n)
+			t.Errorf("%d devices: got %.0f memory allocations per record", c.devices, n)
 		}
 	}
 }
@@ -122,7 +122,7 @@ func TestHistoryMemory(t *testing.T) {
 func measuredHistory(all map[device.ID]DeviceReading) (*ReadingHistory, int) {
 	var before, after runtime.MemStats
 	h := &ReadingHistory{}
-	for range 2 { // objects with a finalizer need two
+	for range 2 { // objects with a finalizer need two collections
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&before)

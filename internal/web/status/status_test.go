@@ -47,17 +47,17 @@ func TestGolden(t *testing.T) {
 	}
 	files, err := filepath.Glob("testdata/*.html")
 	if err != nil || len(files) != len(fixtures) {
-		t.Errorf("%d golden files of %d nodes: %v", len(files), len(fixtures), err)
+		t.Errorf("got %d golden files for %d nodes: %v", len(files), len(fixtures), err)
 	}
 }
 
-// page returns the page.
+// page returns the rendered page.
 func (f *pageFixture) page(t *testing.T) []byte {
 	t.Helper()
 	return f.newPage().render(f.readings, filter{}, now)
 }
 
-// checkHTML checks that elements are closed, ids are unique, link targets exist, and the page has only what its policy allows.
+// checkHTML checks that elements are closed, ids are unique and link targets exist, and that the page conforms to its policy.
 func checkHTML(t *testing.T, page []byte) {
 	t.Helper()
 	var open []string
@@ -94,7 +94,7 @@ func checkHTML(t *testing.T, page []byte) {
 	}
 }
 
-// xidCatalogue is the only link to another server.
+// xidCatalogue is the only allowed link to another server.
 const xidCatalogue = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 
 var allowedElements = strings.Fields("html head meta title link noscript script body a header p span h1 h2 h3 bdi main ul li dl dt dd div b code q " +
@@ -127,11 +127,11 @@ func TestHostileNames(t *testing.T) {
 	page := string(newHostileFixture().page(t))
 	for _, out := range []string{"<script>alert", "<img", "\u202e", "\x00", "\x1b", "{{.}}<", "</title></svg>"} {
 		if strings.Contains(page, out) {
-			t.Errorf("the page has %q", out)
+			t.Errorf("the page contains %q", out)
 		}
 	}
 	if n := strings.Count(page, "&lt;script&gt;alert(1)"); n < 20 {
-		t.Errorf("the name occurs %d times, want 20 or more", n)
+		t.Errorf("occurrences of the name: got %d, want at least 20", n)
 	}
 	for root := range strings.SplitSeq(page, "<") { // each part begins with the name of an element
 		if strings.HasPrefix(root, "script") && !strings.HasPrefix(root, `script src="static/page.js" defer>`) {
@@ -140,8 +140,8 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// TestTemplate checks that the template prints texts and numbers only, escaped, and within a quoted attribute or a text: quicktemplate
-// does not know the context of a value. A link does not begin with a value, which could be a scheme.
+// TestTemplate checks that the template prints only texts and numbers, escaped, and within a quoted attribute or a text: quicktemplate does
+// not know the context of a value. No link begins with a value, which could be a scheme.
 func TestTemplate(t *testing.T) {
 	source, err := os.ReadFile("page.qtpl")
 	if err != nil {
@@ -169,14 +169,14 @@ func TestTemplate(t *testing.T) {
 			if values++; inTag && !quoted {
 				t.Errorf("a value without quotes: %.60q", text)
 			}
-		case "", "=": // control flow and parts
+		case "", "=": // control flow and subtemplates
 		default:
-			t.Errorf("%q: want one of s, d, dul and =", found[0])
+			t.Errorf("got %q, want s, d, dul or =", found[0])
 		}
 		text = text[len(found[0]):]
 	}
 	if values < 100 {
-		t.Errorf("%d values found, want 100 or more", values)
+		t.Errorf("got %d values, want at least 100", values)
 	}
 	for _, link := range regexp.MustCompile(`(?:href|src)="({%.*?%})`).FindAllStringSubmatch(string(source), -1) {
 		if !strings.HasPrefix(link[1], "{%s incidentsHref(") && !strings.HasPrefix(link[1], "{%s podHref(") && !strings.HasSuffix(link[1], ".href() %}") && link[1] != "{%s link %}" { // PageOptions.Links: constants and --web.telemetry-path
@@ -185,28 +185,28 @@ func TestTemplate(t *testing.T) {
 	}
 }
 
-// TestUnknownIsNotUnallocated checks that no device is shown or counted as unallocated while the list of allocations is incomplete.
+// TestUnknownIsNotUnallocated checks that no device is shown or counted as unallocated while the allocations are incomplete.
 func TestUnknownIsNotUnallocated(t *testing.T) {
 	n := newUnsettledFixture()
 	p := string(n.page(t))
 	for _, out := range []string{`<p class="no-owner">unallocated</p>`, "1 of 4 replicas allocated", `class="map-part healthy" href`, `<span class="replica">`} {
 		if strings.Contains(p, out) {
-			t.Errorf("the page has %q", out)
+			t.Errorf("the page contains %q", out)
 		}
 	}
 	v := n.pageView()
 	for _, r := range v.Resources {
 		if r.AllocatedKnown {
-			t.Errorf("%s: %d allocated although unknown", r.Resource, r.Allocated)
+			t.Errorf("%s: got %d allocated, want unknown", r.Resource, r.Allocated)
 		}
 	}
 	n.allocations.Complete = true
 	if v = n.pageView(); !v.Resources[0].AllocatedKnown || v.Resources[0].Allocated != 1 {
-		t.Errorf("with a complete list: %+v", v.Resources[0])
+		t.Errorf("with complete allocations: got %+v", v.Resources[0])
 	}
 }
 
-// TestSums checks that sums cover the same GPUs, and have their number if others were not read.
+// TestSums checks that sums cover the same GPUs, and state their number if other GPUs were not read.
 func TestSums(t *testing.T) {
 	sums := func(n *pageFixture) string {
 		var stats []string
@@ -231,17 +231,17 @@ func TestSums(t *testing.T) {
 	} {
 		n.addReading(n.statuses[i].ID, -1, c.used, c.total, c.power, c.limit, -1)
 		if got := sums(n); got != c.want {
-			t.Errorf("%d GPUs read: %q, want %q", i+1, got, c.want)
+			t.Errorf("%d GPUs read: got %q, want %q", i+1, got, c.want)
 		}
 	}
 	n.statuses[2].Gone = true
 	delete(n.readings.Devices, n.statuses[2].ID)
 	if got, want := sums(n), "Memory 38 % of 40 GiB; Power 80 W"; strings.TrimSpace(got) != want {
-		t.Errorf("one GPU gone: %q, want %q", got, want)
+		t.Errorf("one GPU removed: got %q, want %q", got, want)
 	}
 }
 
-// TestPartitionMap checks that MIG devices are drawn at the place of their memory.
+// TestPartitionMap checks that MIG devices are drawn at the position of their memory.
 func TestPartitionMap(t *testing.T) {
 	type migDevice struct {
 		profile string
@@ -275,7 +275,7 @@ func TestPartitionMap(t *testing.T) {
 			places = append(places, i.CSSClass())
 		}
 		if got := fmt.Sprintf("%d: %s", drawn.MemorySlices, strings.Join(places, ", ")); got != c.want {
-			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+			t.Errorf("%s: got %s, want %s", c.name, got, c.want)
 		}
 	}
 }
@@ -291,7 +291,7 @@ func get(t *testing.T, h http.Handler, path string) *httptest.ResponseRecorder {
 			"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 	} {
 		if got := w.Header().Get(name); got != want {
-			t.Errorf("%s: %s is %q, want %q", path, name, got, want)
+			t.Errorf("%s: %s: got %q, want %q", path, name, got, want)
 		}
 	}
 	return w
@@ -306,7 +306,7 @@ func TestAssets(t *testing.T) {
 		}
 		w := get(t, Assets(), AssetsPath+name)
 		if w.Code != http.StatusOK || w.Body.String() != string(want) || w.Header().Get("Content-Type") != contentType || w.Header().Get("Cache-Control") != "no-cache" {
-			t.Errorf("%s: %d %v", name, w.Code, w.Header())
+			t.Errorf("%s: got status %d, %v", name, w.Code, w.Header())
 		}
 		if !strings.Contains(page, `"static/`+name+`"`) {
 			t.Errorf("the page does not use %s", name)
@@ -316,11 +316,11 @@ func TestAssets(t *testing.T) {
 		}
 	}
 	if w := get(t, Assets(), "/static/page.qtpl"); w.Code != http.StatusNotFound {
-		t.Errorf("a file that is no asset: status %d", w.Code)
+		t.Errorf("unknown file: got status %d", w.Code)
 	}
 }
 
-// TestViewersShareAPage checks that a page is rendered twice a second at most.
+// TestViewersShareAPage checks that a page is rendered at most twice a second.
 func TestViewersShareAPage(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newH100Fixture()
@@ -330,38 +330,38 @@ func TestViewersShareAPage(t *testing.T) {
 			time.Sleep(50 * time.Millisecond)
 		}
 		if n.reads != 10 {
-			t.Errorf("rendered %d pages in five seconds, want 10", n.reads)
+			t.Errorf("got %d rendered pages in five seconds, want 10", n.reads)
 		}
 		n.statuses[3].Healthy, n.statuses[3].Health, n.statuses[3].Reason = false, 2, "xid_79"
 		time.Sleep(maxPageAge)
 		if page := get(t, p, "/").Body.String(); !strings.Contains(page, "Unhealthy: 1 of 8 devices.") {
-			t.Error("the page does not show the change")
+			t.Error("the page lacks the change")
 		}
 	})
 }
 
-// TestPageOfDisconnectedClient checks that the page for a client that disconnected is complete, since other viewers share it.
+// TestPageOfDisconnectedClient checks that the page for a disconnected client is complete, since other viewers share it.
 func TestPageOfDisconnectedClient(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	w := httptest.NewRecorder()
 	newH100Fixture().newPage().ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/", http.NoBody))
 	if !strings.Contains(w.Body.String(), "98 %") {
-		t.Errorf("%d %s", w.Code, w.Body)
+		t.Errorf("got status %d, %s", w.Code, w.Body)
 	}
 }
 
-// TestPageAllocations limits the allocations per page, with the race detector too, and the size.
+// TestPageAllocations limits the size of a page and the memory allocations, also with the race detector.
 func TestPageAllocations(t *testing.T) {
-	for name, most := range map[string]struct {
+	for name, limit := range map[string]struct {
 		allocations float64
 		bytes       int
 	}{"h100": {500, 30_000}, "mig_full": {3000, 90_000}, "replicas": {2000, 55_000}} {
 		n := fixtures[name]()
 		p := n.newPage()
 		size := len(p.render(n.readings, filter{}, now))
-		if got := testing.AllocsPerRun(10, func() { p.render(n.readings, filter{}, now) }); got > most.allocations || size > most.bytes {
-			t.Errorf("%s: %.0f allocations and %d bytes a page, want %.0f and %d at most", name, got, size, most.allocations, most.bytes)
+		if got := testing.AllocsPerRun(10, func() { p.render(n.readings, filter{}, now) }); got > limit.allocations || size > limit.bytes {
+			t.Errorf("%s: got %.0f allocations and %d bytes per page, want at most %.0f and %d", name, got, size, limit.allocations, limit.bytes)
 		} else {
 			t.Logf("%s: %.0f allocations, %d bytes", name, got, size)
 		}
@@ -399,11 +399,11 @@ func TestMissingGPUs(t *testing.T) {
 	n.addGPU("NVIDIA L4", 20, "8.9")
 	n.expected = 3
 	if v := n.pageView(); v.Grade != "warning" || v.Headline != "All 2 devices are healthy. Missing: 1 of 3 expected GPUs." {
-		t.Errorf("%s: %s", v.Grade, v.Headline)
+		t.Errorf("got %s: %s", v.Grade, v.Headline)
 	}
 	n.expected = 2
 	if v := n.pageView(); v.Grade != "well" || strings.Contains(v.Headline, "issing") {
-		t.Errorf("%s: %s", v.Grade, v.Headline)
+		t.Errorf("got %s: %s", v.Grade, v.Headline)
 	}
 }
 
@@ -414,7 +414,7 @@ func TestRetiredDevice(t *testing.T) {
 	i := incident.Incident{Reason: "retired", Note: "fan is <noisy>", MarkedUnhealthy: true}
 	n.incidents.Incidents = []incident.Incident{i}
 	if v := n.pageView(); v.GPUs[0].HealthNote != "fan is <noisy>" {
-		t.Errorf("%+v", v.GPUs[0])
+		t.Errorf("got %+v", v.GPUs[0])
 	}
 	if grade, state, action := incidentOutcome(&i); grade != "plain" || state != "retired: fan is <noisy>" || action != "" {
 		t.Error(grade, state, action)
