@@ -4,7 +4,7 @@ package cgroup
 
 import "testing"
 
-// TestOwnerAllocations pins that a collection without changes does not allocate. The race detector allocates, so the test runs without.
+// TestOwnerAllocations checks that a collection without changes allocates no memory. The race detector allocates, so the test runs without it.
 func TestOwnerAllocations(t *testing.T) {
 	s, pids := newBenchFixture(t, 32)
 	owners := benchOwners(32)
@@ -21,6 +21,6 @@ func TestOwnerAllocations(t *testing.T) {
 	}
 	collect()
 	if got := testing.AllocsPerRun(100, collect); got > 0 {
-		t.Errorf("%v allocations in a collection, want 0", got)
+		t.Errorf("allocations of a collection: got %v, want 0", got)
 	}
 }

@@ -68,7 +68,7 @@ func BenchmarkOwnerReal(b *testing.B) {
 	}
 }
 
-// BenchmarkOwnerCold looks up all processes of a node for the first time.
+// BenchmarkOwnerCold resolves all processes of a node for the first time.
 func BenchmarkOwnerCold(b *testing.B) {
 	for _, n := range []int{32, 5000} {
 		b.Run(fmt.Sprintf("processes=%d", n), func(b *testing.B) {
@@ -84,7 +84,7 @@ func BenchmarkOwnerCold(b *testing.B) {
 					}
 				}
 				if found < len(owners) {
-					b.Fatalf("%d processes found", found)
+					b.Fatalf("got %d processes with an owner", found)
 				}
 				for range maxIdleCollections + 1 {
 					l.Sweep()

@@ -169,11 +169,11 @@ func FuzzContainerRefs(f *testing.F) {
 		refs := containerRefs(file)
 		for _, p := range refs {
 			if !bytes.Equal(podUID([]byte("pod"+p.uid)), []byte(p.uid)) || strings.Contains(p.uid, "_") || !bytes.Equal(containerID([]byte(p.id)), []byte(p.id)) {
-				t.Errorf("invalid %+v", p)
+				t.Errorf("got invalid %+v", p)
 			}
 			whole := bytes.ReplaceAll(file, []byte("_"), []byte("-"))
 			if !bytes.Contains(whole, []byte("pod"+p.uid)) || !bytes.Contains(file, []byte(p.id)) {
-				t.Errorf("%+v not in %q", p, file)
+				t.Errorf("got %+v, which is not in %q", p, file)
 			}
 		}
 		for _, prefix := range []string{"/kubelet.slice", "/../..", "/docker/" + idC} {
@@ -185,16 +185,16 @@ func FuzzContainerRefs(f *testing.F) {
 }
 
 // prefixPaths inserts a prefix before the paths of a cgroup file.
-func prefixPaths(prefix string, file []byte) (moved []byte) {
+func prefixPaths(prefix string, file []byte) (prefixed []byte) {
 	for line := range bytes.Lines(file) {
 		_, path := splitLine(line)
 		if !bytes.HasPrefix(path, []byte("/")) {
-			moved = append(moved, line...)
+			prefixed = append(prefixed, line...)
 			continue
 		}
 		start := bytes.IndexByte(line, ':') + 1
 		start += bytes.IndexByte(line[start:], ':') + 1
-		moved = append(append(append(moved, line[:start]...), prefix...), line[start:]...)
+		prefixed = append(append(append(prefixed, line[:start]...), prefix...), line[start:]...)
 	}
-	return moved
+	return prefixed
 }

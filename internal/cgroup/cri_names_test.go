@@ -95,11 +95,11 @@ func TestResolveOwnerComesFirst(t *testing.T) {
 	s.addProcess(7, cgroupFile(uid2, idB))
 	s.wantOwner(l, 7, train, train, infer)
 	if want := []containerRef{{uid, idA}, {uid2, idB}}; !slices.Equal(calls, want) {
-		t.Errorf("calls for %v, want %v", calls, want)
+		t.Errorf("calls: got %v, want %v", calls, want)
 	}
 }
 
-// TestListingInterval adds links: a new link is invisible before the next listing.
+// TestListingInterval adds links. A new link is found in the next listing.
 func TestListingInterval(t *testing.T) {
 	s := newProcFixture(t)
 	s.addProcess(5, cgroupFile(uid, idA))
@@ -141,7 +141,7 @@ func TestListingBackoff(t *testing.T) {
 		}
 		// At 0, 1, 3, 7, 15, 31 and 63 s, and each minute from then on.
 		if took := time.Since(begin); took != 63*time.Second+3*maxListInterval {
-			t.Errorf("tenth listing after %v", took)
+			t.Errorf("tenth listing: got it after %v, want 63 s and three times maxListInterval", took)
 		}
 		s.addLogLink(train, idA)
 		time.Sleep(maxListInterval)
@@ -177,7 +177,7 @@ func TestUnreadableFolderLoggedOnce(t *testing.T) {
 			time.Sleep(recheckInterval)
 		}
 		if lineCount(&log) != 1 || !strings.Contains(log.String(), s.logs) {
-			t.Errorf("log %q", log.String())
+			t.Errorf("got log %q, want one line with the folder", log.String())
 		}
 		s.must(os.Mkdir(s.logs, 0o755))
 		s.addLogLink(train, idA)

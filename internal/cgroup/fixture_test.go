@@ -31,7 +31,7 @@ var (
 	infer = device.Owner{Namespace: "web", Pod: "infer", Container: "main"}
 )
 
-// procFixture has the folders of a node.
+// procFixture has the directories of a node.
 type procFixture struct {
 	t                testing.TB
 	proc, pods, logs string
@@ -55,7 +55,7 @@ func (s *procFixture) must(err error) {
 	}
 }
 
-// newLocator returns a Locator of the folders.
+// newLocator returns a Locator of the directories.
 func (s *procFixture) newLocator() *Locator {
 	return New(Options{Proc: s.proc, Pods: s.pods, Logs: s.logs, Log: discardLog})
 }
@@ -71,11 +71,11 @@ func (s *procFixture) addProcess(pid uint32, cgroup string) {
 	s.must(os.WriteFile(dir+"/cgroup", []byte(cgroup), 0o644))
 }
 
-// addLiveProcess adds a process with the comm file of a real process, which end ends.
+// addLiveProcess adds a process with the comm file of a real process. The function end ends the process.
 func (s *procFixture) addLiveProcess(pid uint32, cgroup string) (end func()) {
 	s.t.Helper()
 	cat := exec.Command("cat")
-	in, err := cat.StdinPipe() // ends cat at the latest with the test
+	in, err := cat.StdinPipe() // ends cat at the end of the test, if not earlier
 	s.must(err)
 	s.must(cat.Start())
 	end = func() {
@@ -108,12 +108,12 @@ func (s *procFixture) addPodDirs(o device.Owner, uid string, containers ...strin
 	}
 }
 
-// wantOwner checks the owner of a process; the zero Owner is none.
+// wantOwner checks the owner of a process. The zero Owner means none.
 func (s *procFixture) wantOwner(l *Locator, pid uint32, want device.Owner, candidates ...device.Owner) {
 	s.t.Helper()
 	got, ok := l.Owner(pid, candidates)
 	if got != want || ok != (want != device.Owner{}) {
-		s.t.Errorf("process %d: owner %v, %v, want %v", pid, got, ok, want)
+		s.t.Errorf("owner of process %d: got %v, %v, want %v", pid, got, ok, want)
 	}
 }
 

@@ -74,22 +74,22 @@ func TestVisible(t *testing.T) {
 			var log bytes.Buffer
 			l := New(Options{Proc: s.proc, Pods: s.pods, Logs: s.logs, Log: slog.New(slog.NewTextHandler(&log, nil))})
 			if got := l.Visible(); got != c.want {
-				t.Errorf("visible: %v, want %v", got, c.want)
+				t.Errorf("Visible: got %v, want %v", got, c.want)
 			}
 			if logged := lineCount(&log) == 1; logged == c.want {
-				t.Errorf("visible: %v, log %q", c.want, log.String())
+				t.Errorf("Visible is %v, got log %q", c.want, log.String())
 			}
 		})
 	}
 }
 
-// TestNoProc has no process file system.
+// TestNoProc has no /proc.
 func TestNoProc(t *testing.T) {
 	s := newProcFixture(t)
 	s.must(os.RemoveAll(s.proc))
 	l := s.newLocator()
 	if l.Visible() {
-		t.Error("visible without /proc")
+		t.Error("Visible without /proc: got true, want false")
 	}
 	s.addProcess(5, cgroupFileA) // after New: visibility never changes
 	s.addLogLink(train, idA)
@@ -103,6 +103,6 @@ func TestVisibleHere(t *testing.T) {
 		t.Skipf("pid namespace %s (%v) is not the initial one", pids, err)
 	}
 	if !New(Options{Log: discardLog}).Visible() {
-		t.Error("not visible in the initial pid namespace")
+		t.Error("Visible in the initial pid namespace: got false, want true")
 	}
 }

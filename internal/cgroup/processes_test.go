@@ -30,7 +30,7 @@ func TestNoOwner(t *testing.T) {
 	}
 }
 
-// TestOuterContainerComesFirst has a cluster in a pod of a cluster: the names depend on the cluster of the reader.
+// TestOuterContainerComesFirst has a cluster in a pod of a cluster. The names belong to the cluster of the reader.
 func TestOuterContainerComesFirst(t *testing.T) {
 	s := newProcFixture(t)
 	s.addProcess(5, "0::/kubepods/pod"+uid+"/"+idA+"/kubelet/kubepods/pod"+uid2+"/"+idB+"\n")
@@ -59,7 +59,7 @@ func TestPIDReuse(t *testing.T) {
 	end()
 	s.wantOwner(l, 5, noOwner, train, infer) // although the cgroup file still exists
 	if len(l.processes) != 0 {
-		t.Errorf("cached processes: %v", l.processes)
+		t.Errorf("cached processes: got %v, want none", l.processes)
 	}
 	s.must(os.RemoveAll(s.proc + "/5"))
 	s.addLiveProcess(5, cgroupFile(uid2, idB))
@@ -135,14 +135,14 @@ func TestSweep(t *testing.T) {
 		s.wantOwner(l, 5, train, train)
 	}
 	if len(l.processes) != 2 || len(l.containers) != 2 {
-		t.Errorf("%d processes and %d containers after %d collections, want 2 each", len(l.processes), len(l.containers), maxIdleCollections)
+		t.Errorf("got %d processes and %d containers after %d collections, want 2 each", len(l.processes), len(l.containers), maxIdleCollections)
 	}
 	l.Sweep()
 	if len(l.processes) != 1 || len(l.containers) != 1 {
-		t.Errorf("%d processes and %d containers, want 1 each", len(l.processes), len(l.containers))
+		t.Errorf("got %d processes and %d containers, want 1 each", len(l.processes), len(l.containers))
 	}
 	if _, err := kept.Stat(); err == nil {
-		t.Error("file of an evicted process is open")
+		t.Error("the file of an evicted process is open")
 	}
 	s.wantOwner(l, 6, infer, infer)
 }
@@ -163,16 +163,16 @@ func TestMaxProcesses(t *testing.T) {
 		}
 	}
 	if got := len(l.processes); got != maxProcesses {
-		t.Errorf("%d cached processes", got)
+		t.Errorf("cached processes: got %d, want maxProcesses", got)
 	}
 	if got := openFiles(t) - before; got > maxProcesses {
-		t.Errorf("%d open files", got)
+		t.Errorf("open files: got %d, want at most maxProcesses", got)
 	}
 	for range maxIdleCollections + 1 {
 		l.Sweep()
 	}
 	if got := openFiles(t) - before; got > 0 {
-		t.Errorf("%d open files after the eviction of all processes", got)
+		t.Errorf("open files after the eviction of all processes: got %d, want 0", got)
 	}
 }
 
@@ -185,7 +185,7 @@ func openFiles(t *testing.T) int {
 	return len(open)
 }
 
-// TestLongCgroupFile has more than maxCgroupBytes: a truncated line does not count.
+// TestLongCgroupFile has a file of more than maxCgroupBytes. A truncated line does not count.
 func TestLongCgroupFile(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)
@@ -210,6 +210,6 @@ func TestOwnProcess(t *testing.T) {
 	s.wantOwner(l, uint32(os.Getpid()), noOwner, train)
 	p := l.processes[uint32(os.Getpid())]
 	if p == nil || !l.isAlive(p) || len(readLines("/proc/self/cgroup")) == 0 {
-		t.Errorf("this process: %+v", p)
+		t.Errorf("process: got %+v, want a live process with a cgroup file", p)
 	}
 }

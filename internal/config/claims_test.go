@@ -27,18 +27,18 @@ func TestClaimPatterns(t *testing.T) {
 		}
 		claims := ClaimsConfig{Ignore: []ClaimPattern{{"other", "*", "*"}, p}}
 		if claims.Ignores(namespace, name, driver) != c.matches {
-			t.Errorf("%s: want %t", c.pattern, c.matches)
+			t.Errorf("%s: got %t, want %t", c.pattern, !c.matches, c.matches)
 		}
 	}
 	if (ClaimsConfig{}).Ignores(namespace, name, driver) {
-		t.Error("without a pattern a claim is ignored")
+		t.Error("Ignores without a pattern: got true, want false")
 	}
 }
 
-func TestWrongClaimPatterns(t *testing.T) {
+func TestInvalidClaimPatterns(t *testing.T) {
 	for _, pattern := range []string{"", "*", "monitoring", "/", "a/", "/a", "a/b/", "a/b/c/d", "Monitoring/*", "a b/*", "a/b_c", "ä/*", "a/b\n"} {
 		if _, err := ParseClaimPattern(pattern); err == nil || !strings.Contains(err.Error(), "expected NAMESPACE/NAME") {
-			t.Errorf("%q: %v", pattern, err)
+			t.Errorf("%q: got %v, want an error with the expected form", pattern, err)
 		}
 	}
 }

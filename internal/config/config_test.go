@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newTestBuilder is one that was given these flags and variables.
+// newTestBuilder returns a Builder with these flags and variables.
 func newTestBuilder(t testing.TB, env map[string]string, args ...string) *Builder {
 	t.Helper()
 	b := NewBuilder(func(name string) (string, bool) { v, ok := env[name]; return v, ok })
@@ -34,7 +34,7 @@ func writeTemp(t testing.TB, name, text string) string {
 	return path
 }
 
-// mustLoad is what a file means without flags and variables.
+// mustLoad loads a file without flags and variables.
 func mustLoad(t testing.TB, text string) Loaded {
 	t.Helper()
 	l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", text)})
@@ -44,19 +44,18 @@ func mustLoad(t testing.TB, text string) Loaded {
 	return l
 }
 
-// loadError is the one line that a file is refused with, without its folder.
+// loadError returns the error of a rejected file, without the file's folder.
 func loadError(t testing.TB, env map[string]string, s FileLocation, dir string) string {
 	t.Helper()
 	l, err := newTestBuilder(t, env).LoadFrom(s)
 	if err == nil {
-		t.Errorf("accepted: %+v", l.Settings)
+		t.Errorf("got %+v, want an error", l.Settings)
 		return ""
 	}
 	return strings.ReplaceAll(err.Error(), dir+"/", "")
 }
 
-// newConfigMap mounts one as the kubelet does, of files whose names and texts
-// alternate.
+// newConfigMap creates a mounted ConfigMap as the kubelet does. Names and texts of the files alternate.
 func newConfigMap(t testing.TB, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -69,7 +68,7 @@ func newConfigMap(t testing.TB, files ...string) string {
 	return dir
 }
 
-// updateConfigMap swaps what a ConfigMap holds, in one rename.
+// updateConfigMap replaces the files of a ConfigMap in one rename.
 func updateConfigMap(t testing.TB, dir string, files ...string) {
 	t.Helper()
 	data, err := os.MkdirTemp(dir, "..2026_")

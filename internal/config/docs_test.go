@@ -33,7 +33,7 @@ func TestDocs(t *testing.T) {
 		return
 	}
 	if !bytes.Equal(page, want) {
-		t.Errorf("the table of %s is not what the rows are; run make golden", file)
+		t.Errorf("the table of %s is out of date; run make golden", file)
 	}
 }
 
@@ -45,12 +45,12 @@ func TestDocsExamples(t *testing.T) {
 	}
 	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(page, -1)
 	if len(examples) < 3 {
-		t.Fatalf("%d examples", len(examples))
+		t.Fatalf("got %d examples, want at least 3", len(examples))
 	}
 	for _, e := range examples {
 		l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: writeTemp(t, "example.yaml", string(e[1]))})
 		if err != nil || len(l.UnknownKeys) > 0 {
-			t.Errorf("%v %v in\n%s", err, l.UnknownKeys, e[1])
+			t.Errorf("got error %v, unknown keys %v in\n%s", err, l.UnknownKeys, e[1])
 		}
 	}
 }
@@ -68,7 +68,7 @@ func settingsTable() string {
 	return table.String()
 }
 
-// codeList lists words as code, without empty ones.
+// codeList formats words as code, without empty words.
 func codeList(mark string, words ...string) string {
 	var quoted []string
 	for _, w := range words {
@@ -79,21 +79,21 @@ func codeList(mark string, words ...string) string {
 	return strings.Join(quoted, " ")
 }
 
-// jsonSchema is the part of JSON Schema that the chart's templates check a config by (templates/_config.tpl).
+// jsonSchema is the part of JSON Schema that the chart's templates use to check a config (templates/_config.tpl).
 type jsonSchema struct {
-	// Type has the kind first. A list that also is a string may be a string of items, separated by commas.
+	// Type has the kind first. A list that may also be a string may be a string of items, separated by commas.
 	Type       []string               `json:"type,omitempty"`
 	Properties map[string]*jsonSchema `json:"properties,omitempty"`
-	// AdditionalProperties are those of a mapping whose keys are data. Without it, other keys are unknown.
+	// AdditionalProperties is the schema of a mapping whose keys are data. Without it, other keys are unknown.
 	AdditionalProperties *jsonSchema `json:"additionalProperties,omitempty"`
 	PropertyNames        *jsonSchema `json:"propertyNames,omitempty"`
 	Items                *jsonSchema `json:"items,omitempty"`
 	MinItems             int         `json:"minItems,omitempty"`
 	Enum                 []string    `json:"enum,omitempty"`
-	// Pattern is of RE2. The pattern of a list is for a scalar in place of the list.
+	// Pattern is an RE2 pattern. The pattern of a list is for a scalar in place of the list.
 	Pattern     string   `json:"pattern,omitempty"`
 	Format      string   `json:"format,omitempty"`      // resource-name
-	Description string   `json:"description,omitempty"` // of what the pattern matches
+	Description string   `json:"description,omitempty"` // what the pattern matches
 	Minimum     int      `json:"minimum,omitempty"`
 	Maximum     int      `json:"maximum,omitempty"`
 	Required    []string `json:"required,omitempty"`
@@ -111,14 +111,14 @@ func patternSchema(pattern, description string) *jsonSchema {
 	return &jsonSchema{Type: []string{"string"}, Pattern: pattern, Description: description}
 }
 
-// selectorPattern matches what ParseDeviceSelector accepts. The numbers are of 16 bits.
+// selectorPattern matches the texts that ParseDeviceSelector accepts. Numbers have 16 bits.
 var selectorPattern = strings.Join([]string{
 	strings.ReplaceAll(`^N(:N)?$`, "N", `0*([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`),
 	deviceUUID.String(), pciAddress.String(), `^` + modelPrefix + `(?s:.+)$`,
 }, "|")
 
-// configSchema is that of a config. TestChartSchema holds the parts that are written here against the parser, and TestVerdicts of
-// test/external/chart all of it.
+// configSchema returns the schema of a config. TestChartSchema compares the parts that are written here with the parser, and TestVerdicts
+// of test/external/chart compares all of it.
 func configSchema() *jsonSchema {
 	word, boolean := &jsonSchema{Type: []string{"string"}}, &jsonSchema{Type: []string{"boolean"}}
 	name := &jsonSchema{Type: []string{"string"}, Format: "resource-name"}
@@ -187,7 +187,7 @@ func isNumber(dst any) bool {
 	return is
 }
 
-// TestChartSchema: the chart rejects what the parser does not know, and takes what it knows.
+// TestChartSchema checks that the chart accepts the same keys as the parser.
 func TestChartSchema(t *testing.T) {
 	const file = "../../deploy/helm/podgauge/files/config.schema.json"
 	text, err := json.MarshalIndent(configSchema(), "", " ")
@@ -201,7 +201,7 @@ func TestChartSchema(t *testing.T) {
 		}
 	}
 	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, text) {
-		t.Errorf("%s is not what the parser reads (%v); run make golden", file, err)
+		t.Errorf("%s differs from the parser's schema (%v); run make golden", file, err)
 	}
 	for _, c := range []struct{ path, file string }{
 		{"sharing.timeSlicing", "sharing: {timeSlicing: {x: 1, resources: [{name: gpu, replicas: 2}]}}"},
@@ -220,7 +220,7 @@ func TestChartSchema(t *testing.T) {
 		l := mustLoad(t, "version: v1\n"+c.file+"\n")
 		want := "valid keys are " + strings.Join(slices.Sorted(maps.Keys(at.Properties)), ", ")
 		if len(l.UnknownKeys) != 1 || l.UnknownKeys[0].Hint != want {
-			t.Errorf("%s: the parser has %v, the schema %s", c.path, l.UnknownKeys, want)
+			t.Errorf("%s: got %v from the parser, want %s as in the schema", c.path, l.UnknownKeys, want)
 		}
 	}
 }

@@ -20,7 +20,7 @@ configs:
   void:
 `
 
-// writeDir makes one of files, whose names and texts alternate.
+// writeDir creates a folder of files. Names and texts alternate.
 func writeDir(t testing.TB, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,12 +32,12 @@ func writeDir(t testing.TB, files ...string) string {
 	return dir
 }
 
-// TestNamesWithoutAFile: a name that nothing is chosen by is a mistake.
-func TestNamesWithoutAFile(t *testing.T) {
-	const says = "--config-name and --config-name-file require --config-file"
+// TestConfigNameWithoutFile checks that the name of a config requires a file.
+func TestConfigNameWithoutFile(t *testing.T) {
+	const wantErr = "--config-name and --config-name-file require --config-file"
 	for _, env := range []map[string]string{{"CONFIG_NAME": "a"}, {"CONFIG_NAME_FILE": "/label"}} {
-		if _, err := newTestBuilder(t, env).Load(); errText(err) != says {
-			t.Errorf("%v: %v, want %s", env, err, says)
+		if _, err := newTestBuilder(t, env).Load(); errText(err) != wantErr {
+			t.Errorf("%v: got %v, want %s", env, err, wantErr)
 		}
 	}
 	if _, err := newTestBuilder(t, map[string]string{"CONFIG_NAME": "", "CONFIG_NAME_FILE": ""}).Load(); err != nil {
@@ -45,58 +45,58 @@ func TestNamesWithoutAFile(t *testing.T) {
 	}
 }
 
-// TestNamedConfigs: chosen as NVIDIA's config-manager chooses.
+// TestNamedConfigs checks that configs are selected as by NVIDIA's config-manager.
 func TestNamedConfigs(t *testing.T) {
 	none, single, mixed := "version: v1\n", "flags: {migStrategy: single}\n", "flags: {migStrategy: mixed}\n"
 	for _, c := range []struct {
 		name    string
 		files   []string
-		file    string // below the folder
+		file    string // relative to the folder
 		config  string
-		label   string // in a file; "-": the file is not there
-		chosen  string
-		refused string // with FOLDER for the folder
+		label   string // in a file; "-": no file
+		want    string
+		wantErr string // FOLDER is the folder
 	}{
-		{name: "one config", files: []string{"c", single}, file: "c", label: "-", chosen: "single "},
-		{name: "one config cannot be asked for", files: []string{"c", single}, file: "c", config: "x", refused: `FOLDER/c: --config-name "x": the file has one config without a name`},
-		{name: "the default", files: []string{"c", namedConfigs}, file: "c", label: "\n", chosen: "none plain"},
-		{name: "by flag", files: []string{"c", namedConfigs}, file: "c", config: "mixed", label: "wrong", chosen: "mixed mixed"},
-		{name: "by label", files: []string{"c", namedConfigs}, file: "c", label: "mixed\n", chosen: "mixed mixed"},
-		{name: "unknown", files: []string{"c", namedConfigs}, file: "c", config: "x", refused: `FOLDER/c: no config "x"; valid names are mixed, plain, void, wrong`},
-		{name: "wrong within", files: []string{"c", namedConfigs}, file: "c", config: "wrong", refused: `FOLDER/c:9: flags.migStrategy: "odd": expected none, single or mixed`},
-		{name: "null within", files: []string{"c", namedConfigs}, file: "c", config: "void", refused: "FOLDER/c:10: is empty"},
-		{name: "named default", files: []string{"c", "configs: {default: {" + mixed[:len(mixed)-1] + "}, other: {}}"}, file: "c", chosen: "mixed default"},
-		{name: "the only one", files: []string{"c", "configs: {other: {" + mixed[:len(mixed)-1] + "}}"}, file: "c", chosen: "mixed other"},
-		{name: "none is the default", files: []string{"c", "configs: {b: {}, a: {}}"}, file: "c", refused: "FOLDER/c: several configs without a default; set --config-name to one of a, b"},
-		{name: "a default that is not there", files: []string{"c", "default: x\nconfigs: {a: {}}"}, file: "c", refused: `FOLDER/c: no config "x"; valid names are a`},
-		{name: "a default that is a list", files: []string{"c", "configs: {a: {}}\ndefault: [a]"}, file: "c", refused: "FOLDER/c:2: default: cannot unmarshal !!seq into string"},
-		{name: "no configs", files: []string{"c", "configs: {}"}, file: "c", refused: "FOLDER/c: no configs"},
-		{name: "configs are a list", files: []string{"c", "version: v1\nconfigs: []"}, file: "c", refused: "FOLDER/c:2: configs: expected a mapping"},
-		{name: "version of several", files: []string{"c", "version: v2\nconfigs: {a: {}}"}, file: "c", refused: `FOLDER/c:1: version: "v2": expected v1`},
-		{name: "version within", files: []string{"c", "version: v1\nconfigs:\n  a: {version: v3}"}, file: "c", refused: `FOLDER/c:3: version: "v3": expected v1`},
+		{name: "one config", files: []string{"c", single}, file: "c", label: "-", want: "single "},
+		{name: "name for an unnamed config", files: []string{"c", single}, file: "c", config: "x", wantErr: `FOLDER/c: --config-name "x": the file has one config without a name`},
+		{name: "the default", files: []string{"c", namedConfigs}, file: "c", label: "\n", want: "none plain"},
+		{name: "selected by flag", files: []string{"c", namedConfigs}, file: "c", config: "mixed", label: "wrong", want: "mixed mixed"},
+		{name: "selected by label", files: []string{"c", namedConfigs}, file: "c", label: "mixed\n", want: "mixed mixed"},
+		{name: "unknown name", files: []string{"c", namedConfigs}, file: "c", config: "x", wantErr: `FOLDER/c: no config "x"; valid names are mixed, plain, void, wrong`},
+		{name: "invalid config", files: []string{"c", namedConfigs}, file: "c", config: "wrong", wantErr: `FOLDER/c:9: flags.migStrategy: "odd": expected none, single or mixed`},
+		{name: "null config", files: []string{"c", namedConfigs}, file: "c", config: "void", wantErr: "FOLDER/c:10: is empty"},
+		{name: "named default", files: []string{"c", "configs: {default: {" + mixed[:len(mixed)-1] + "}, other: {}}"}, file: "c", want: "mixed default"},
+		{name: "single config", files: []string{"c", "configs: {other: {" + mixed[:len(mixed)-1] + "}}"}, file: "c", want: "mixed other"},
+		{name: "no default", files: []string{"c", "configs: {b: {}, a: {}}"}, file: "c", wantErr: "FOLDER/c: several configs without a default; set --config-name to one of a, b"},
+		{name: "missing default", files: []string{"c", "default: x\nconfigs: {a: {}}"}, file: "c", wantErr: `FOLDER/c: no config "x"; valid names are a`},
+		{name: "default is a list", files: []string{"c", "configs: {a: {}}\ndefault: [a]"}, file: "c", wantErr: "FOLDER/c:2: default: cannot unmarshal !!seq into string"},
+		{name: "no configs", files: []string{"c", "configs: {}"}, file: "c", wantErr: "FOLDER/c: no configs"},
+		{name: "configs is a list", files: []string{"c", "version: v1\nconfigs: []"}, file: "c", wantErr: "FOLDER/c:2: configs: expected a mapping"},
+		{name: "version of the file", files: []string{"c", "version: v2\nconfigs: {a: {}}"}, file: "c", wantErr: `FOLDER/c:1: version: "v2": expected v1`},
+		{name: "version of a config", files: []string{"c", "version: v1\nconfigs:\n  a: {version: v3}"}, file: "c", wantErr: `FOLDER/c:3: version: "v3": expected v1`},
 
-		{name: "a folder with one", files: []string{"any", single}, chosen: "single any"},
-		{name: "a folder with a default", files: []string{"default", single, "other", mixed}, chosen: "single default"},
-		{name: "a folder by label", files: []string{"default", single, "other", mixed}, label: "other", chosen: "mixed other"},
-		{name: "a folder, unknown", files: []string{"default", single, "other", mixed}, label: "../other", refused: `FOLDER: no config "../other"; valid names are default, other`},
-		{name: "a folder without", files: nil, refused: "FOLDER: no configs"},
-		{name: "a folder, none is the default", files: []string{"a", none, "b", none}, refused: "FOLDER: several configs without a default; set --config-name to one of a, b"},
-		{name: "nothing there", file: "x", refused: "read config: open FOLDER/x: no such file or directory"},
+		{name: "folder with one file", files: []string{"any", single}, want: "single any"},
+		{name: "folder with a default", files: []string{"default", single, "other", mixed}, want: "single default"},
+		{name: "folder, selected by label", files: []string{"default", single, "other", mixed}, label: "other", want: "mixed other"},
+		{name: "folder, unknown name", files: []string{"default", single, "other", mixed}, label: "../other", wantErr: `FOLDER: no config "../other"; valid names are default, other`},
+		{name: "empty folder", files: nil, wantErr: "FOLDER: no configs"},
+		{name: "folder without a default", files: []string{"a", none, "b", none}, wantErr: "FOLDER: several configs without a default; set --config-name to one of a, b"},
+		{name: "missing file", file: "x", wantErr: "read config: open FOLDER/x: no such file or directory"},
 	} {
 		dir, label := writeDir(t, c.files...), filepath.Join(t.TempDir(), "label")
 		if c.label != "-" {
 			os.WriteFile(label, []byte(c.label), 0o644)
 		}
 		l, err := newTestBuilder(t, nil, "--config-file="+filepath.Join(dir, c.file), "--config-name="+c.config, "--config-name-file="+label).Load()
-		if c.refused != "" {
-			says := strings.NewReplacer(dir, "FOLDER", label, "LABEL").Replace(strings.TrimPrefix(errText(err), "read config: FOLDER"))
-			if strings.TrimPrefix(says, "read config: ") != strings.TrimPrefix(c.refused, "read config: ") {
-				t.Errorf("%s: %s, want %s", c.name, says, c.refused)
+		if c.wantErr != "" {
+			got := strings.NewReplacer(dir, "FOLDER", label, "LABEL").Replace(strings.TrimPrefix(errText(err), "read config: FOLDER"))
+			if strings.TrimPrefix(got, "read config: ") != strings.TrimPrefix(c.wantErr, "read config: ") {
+				t.Errorf("%s: got %s, want %s", c.name, got, c.wantErr)
 			}
 			continue
 		}
-		if got := l.Settings.MIGStrategy + " " + l.Config; err != nil || got != c.chosen {
-			t.Errorf("%s: %s, %v; want %s", c.name, got, err, c.chosen)
+		if got := l.Settings.MIGStrategy + " " + l.Config; err != nil || got != c.want {
+			t.Errorf("%s: got %s, error %v, want %s", c.name, got, err, c.want)
 		}
 	}
 }
@@ -108,16 +108,16 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// TestMountedConfigMap: the kubelet's links, folders of its own among them.
+// TestMountedConfigMap checks that the links and folders of the kubelet's mount are not configs.
 func TestMountedConfigMap(t *testing.T) {
 	dir := newConfigMap(t, "config0", "flags: {migStrategy: single}\n", "config1", "flags: {migStrategy: mixed}\n")
 	l, err := newTestBuilder(t, map[string]string{"CONFIG_FILE": dir, "CONFIG_NAME": "config1"}).Load()
 	if err != nil || l.Settings.MIGStrategy != MIGMixed {
-		t.Errorf("%+v, %v", l.Settings, err)
+		t.Errorf("got %+v, error %v, want MIG strategy mixed", l.Settings, err)
 	}
 }
 
-// TestNotRegularFiles: a pipe is not waited for, and /dev/null is no config.
+// TestNotRegularFiles checks that a pipe does not block, and that /dev/null is an empty config.
 func TestNotRegularFiles(t *testing.T) {
 	dir := t.TempDir()
 	pipe, null := filepath.Join(dir, "pipe"), filepath.Join(dir, "null")
@@ -130,8 +130,8 @@ func TestNotRegularFiles(t *testing.T) {
 	if got := loadError(t, nil, FileLocation{File: "/dev/zero"}, dir); got != "read config: /dev/zero: not a regular file" {
 		t.Error(got)
 	}
-	os.Symlink(os.DevNull, null) // the fallback "empty" of NVIDIA's config-manager
+	os.Symlink(os.DevNull, null) // the "empty" fallback of NVIDIA's config-manager
 	if l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: null}); err != nil || l.Settings.MIGStrategy != MIGNone || l.Notices != nil {
-		t.Errorf("%+v, %v", l, err)
+		t.Errorf("got %+v, error %v, want the defaults without notices", l, err)
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestRefusedFiles: each is rejected with one line that has place and reason.
-func TestRefusedFiles(t *testing.T) {
+// TestRejectedFiles checks that each file is rejected with one line that has the place and the reason.
+func TestRejectedFiles(t *testing.T) {
 	shared := func(s string) string { return "version: v1\nsharing:\n  timeSlicing:\n" + s }
-	for _, c := range []struct{ file, says string }{
+	for _, c := range []struct{ file, wantErr string }{
 		// The file as a whole.
 		{"", "config.yaml: is empty"},
 		{"# nothing\n", "config.yaml: is empty"},
@@ -80,25 +80,25 @@ func TestRefusedFiles(t *testing.T) {
 		{shared("    resources: [{name: gpu, replicas: 2, devices: [null]}]\n"), `config.yaml:4: sharing.timeSlicing: devices: "": expected all, a count, or a list of devices`},
 		{shared("    resources: [{name: gpu, replicas: 2, devices: [[0]]}]\n"), "config.yaml:4: sharing.timeSlicing: cannot unmarshal !!seq into string"},
 		{shared("    renameByDefault: true\n    resources: [{name: " + strings.Repeat("a", 60) + ", replicas: 2}]\n"), `config.yaml:3: sharing.timeSlicing: "nvidia.com/` + strings.Repeat("a", 60) + `.shared": expected up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit`},
-		// What does not go together.
+		// Incompatible settings.
 		{"version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:2: sharing.mps: requires --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon"},
 		{"version: v1\nflags: {mpsRoot: /mps, migStrategy: mixed}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:3: sharing.mps: incompatible with MIG strategy mixed (config.yaml:2): MPS shares whole GPUs only"},
-		// Names of resources.
+		// Resource names.
 		{"version: v1\nresources: {gpus: [{pattern: \"*\"}]}\n", `config.yaml:2: resources.gpus: "": expected a domain name before the /, as in nvidia.com/gpu`},
 		{"version: v1\nresources: {gpus: [{name: gpu}]}\n", "config.yaml:2: resources.gpus: no pattern"},
 		{"version: v1\nresources: {mig: [{pattern: \"*\", name: kubernetes.io/gpu}]}\n", `config.yaml:2: resources.mig: "kubernetes.io/gpu": kubernetes.io and requests. are reserved`},
 	} {
 		path := writeTemp(t, "config.yaml", c.file)
-		if got := loadError(t, nil, FileLocation{File: path}, filepath.Dir(path)); got != c.says || strings.Contains(got, "\n") {
-			t.Errorf("%.80q is refused with\n%s, want\n%s", c.file, got, c.says)
+		if got := loadError(t, nil, FileLocation{File: path}, filepath.Dir(path)); got != c.wantErr || strings.Contains(got, "\n") {
+			t.Errorf("%.80q: got error\n%s\nwant\n%s", c.file, got, c.wantErr)
 		}
 	}
 }
 
-// TestUnknownKeys are ignored, each with one line that names where and what.
+// TestUnknownKeys checks that unknown keys are ignored, each with one line that has the place and the valid keys.
 func TestUnknownKeys(t *testing.T) {
 	shared := func(s string) string { return "version: v1\nsharing:\n  timeSlicing:\n" + s }
-	for _, c := range []struct{ file, says string }{
+	for _, c := range []struct{ file, wantErr string }{
 		{"version: v1\nflags:\n  migStrateg: none\n", "config.yaml:3: flags.migStrateg: unknown key; valid keys are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin"},
 		{"version: v1\nFlags: {}\n", "config.yaml:2: Flags: unknown key; valid keys are flags, imex, podgauge, resources, sharing, version"},
 		{"version: v1\nflag: {}\n", "config.yaml:2: flag: unknown key; valid keys are flags, imex, podgauge, resources, sharing, version"},
@@ -115,17 +115,17 @@ func TestUnknownKeys(t *testing.T) {
 		path := writeTemp(t, "config.yaml", c.file)
 		l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: path})
 		if err != nil || len(l.UnknownKeys) != 1 {
-			t.Errorf("%q: %v, unknown keys %v", c.file, err, l.UnknownKeys)
+			t.Errorf("%q: got error %v, unknown keys %v, want one unknown key", c.file, err, l.UnknownKeys)
 			continue
 		}
 		got := strings.ReplaceAll(l.UnknownKeys[0].String(), filepath.Dir(path)+"/", "")
-		if got != c.says || strings.Contains(got, "\n") {
-			t.Errorf("%q has\n%s, want\n%s", c.file, got, c.says)
+		if got != c.wantErr || strings.Contains(got, "\n") {
+			t.Errorf("%q: got\n%s\nwant\n%s", c.file, got, c.wantErr)
 		}
 	}
 }
 
-// TestUnknownKeysInOrder: they come by line, whichever reader found them.
+// TestUnknownKeysInOrder checks that unknown keys are sorted by line, across all readers.
 func TestUnknownKeysInOrder(t *testing.T) {
 	l := mustLoad(t, "sharing:\n  timeSlicing:\n    a: 1\n    resources: [{name: gpu, replicas: 2, b: 1}]\nflags: {c: {d: 1}}\nversion: v1\n")
 	var got []string
@@ -138,7 +138,7 @@ func TestUnknownKeysInOrder(t *testing.T) {
 	}
 }
 
-// TestReport: each unknown key is a warning with its place.
+// TestReport checks that each unknown key is logged as a warning with its place.
 func TestReport(t *testing.T) {
 	report := func(file string) []string {
 		log := &lockedBuffer{}
@@ -147,11 +147,11 @@ func TestReport(t *testing.T) {
 	}
 	got := report("version: v1\nflags: {migStrateg: none}\n")
 	if len(got) != 1 || !strings.Contains(got[0], `level=WARN msg="unknown config key ignored" key=flags.migStrateg`) || !strings.Contains(got[0], `line=2 hint="valid keys are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin"`) {
-		t.Errorf("logged %q", got)
+		t.Errorf("got log %q, want one warning with the place", got)
 	}
 }
 
-// TestHostileFiles: what a few lines can cost is bounded.
+// TestHostileFiles checks that small files cannot take unlimited resources.
 func TestHostileFiles(t *testing.T) {
 	bomb := "version: v1\nflags:\n  a: &a [x, x, x, x, x, x, x, x, x, x]\n"
 	for c := 'b'; c < 'k'; c++ {
@@ -161,58 +161,58 @@ func TestHostileFiles(t *testing.T) {
 	for i := range maxFileBytes / 16 {
 		manyKeys += fmt.Sprintf("x%d: 1\n", i)
 	}
-	for _, c := range []struct{ name, file, says string }{
+	for _, c := range []struct{ name, file, wantErr string }{
 		{"alias bomb", bomb, "document contains excessive aliasing"},
-		{"an alias within itself", "version: v1\nflags: &a [*a]\n", "anchor 'a' value contains itself"},
-		{"a merge of itself", "version: v1\nflags: &a {<<: *a}\n", "anchor 'a' value contains itself"},
+		{"alias in its own anchor", "version: v1\nflags: &a [*a]\n", "anchor 'a' value contains itself"},
+		{"merge of the anchor itself", "version: v1\nflags: &a {<<: *a}\n", "anchor 'a' value contains itself"},
 		{"deep", "version: v1\nflags: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "flags: expected a mapping"},
 		{"deeper", strings.Repeat("[", maxFileBytes), "exceeded max depth of 10000"},
 		{"deep mappings", strings.Repeat("{a: ", 30000), "exceeded max depth of 10000"},
 		{"many items", "[" + strings.Repeat("1,", maxFileBytes/2-1), "did not find expected"},
 		{"many keys", "version: v1\n" + manyKeys + "flags: 0\n", "flags: expected a mapping"},
-		{"an anchor that is not there", "version: *v\n", "unknown anchor 'v' referenced"},
-		{"a merge of nothing", "version: v1\n<<: 5\n", "map merge requires map or sequence of maps as the value"},
+		{"unknown anchor", "version: *v\n", "unknown anchor 'v' referenced"},
+		{"merge of a scalar", "version: v1\n<<: 5\n", "map merge requires map or sequence of maps as the value"},
 	} {
 		path := writeTemp(t, "config.yaml", c.file)
-		if got := loadError(t, nil, FileLocation{File: path}, filepath.Dir(path)); !strings.Contains(got, c.says) || strings.Contains(got, "\n") {
-			t.Errorf("%s is refused with %q, want %q", c.name, got, c.says)
+		if got := loadError(t, nil, FileLocation{File: path}, filepath.Dir(path)); !strings.Contains(got, c.wantErr) || strings.Contains(got, "\n") {
+			t.Errorf("%s: got error %q, want %q", c.name, got, c.wantErr)
 		}
 	}
 }
 
-// TestAcceptedFiles: what NVIDIA's parser reads is read to the same effect.
+// TestAcceptedFiles checks that files that NVIDIA's parser reads have the same effect.
 func TestAcceptedFiles(t *testing.T) {
 	for _, c := range []struct {
 		name, file string
 		want       func(*Settings)
 	}{
 		{"no settings", "version: v1\n", func(*Settings) {}},
-		{"null is nothing", "version: v1\nflags:\nsharing: null\nimex: ~\nresources: {gpus: }\n", func(*Settings) {}},
+		{"null values", "version: v1\nflags:\nsharing: null\nimex: ~\nresources: {gpus: }\n", func(*Settings) {}},
 		{"no version", "flags: {migStrategy: mixed}\n", func(s *Settings) { s.MIGStrategy = MIGMixed }},
 		{"booleans of YAML 1.1", "version: v1\nflags: {failOnInitError: no, gdsEnabled: On, mofedEnabled: Y, plugin: {passDeviceSpecs: yes}}\n", func(s *Settings) {
 			s.FailOnInitError, s.GDS, s.MOFED, s.PassDeviceSpecs = false, true, true, true
 		}},
 		{"anchors and merges", "version: v1\nflags: &f\n  plugin: {<<: [{deviceIDStrategy: index}, {deviceIDStrategy: uuid, passDeviceSpecs: true}], passDeviceSpecs: false}\n", func(s *Settings) { s.DeviceIDStrategy = "index" }},
-		{"a string that is a number", "version: v1\nflags: {nvidiaDriverRoot: 5}\n", func(s *Settings) { s.DriverRoot, s.DevRoot = "5", "5" }},
-		{"a list that is a word", "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n", func(s *Settings) { s.DeviceListStrategy = []string{ListCDICRI} }},
-		{"the dev root follows", "version: v1\nflags: {nvidiaDriverRoot: /run/nvidia/driver}\n", func(s *Settings) {
+		{"number for a string", "version: v1\nflags: {nvidiaDriverRoot: 5}\n", func(s *Settings) { s.DriverRoot, s.DevRoot = "5", "5" }},
+		{"string for a list", "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n", func(s *Settings) { s.DeviceListStrategy = []string{ListCDICRI} }},
+		{"dev root from the driver root", "version: v1\nflags: {nvidiaDriverRoot: /run/nvidia/driver}\n", func(s *Settings) {
 			s.DriverRoot, s.DevRoot = "/run/nvidia/driver", "/run/nvidia/driver"
 		}},
-		{"numbers of YAML", "version: v1\nsharing: {timeSlicing: {resources: [{name: a, replicas: 0x10}, {name: b, replicas: 010}, {name: c, replicas: 1_000}, {name: d, replicas: 4}]}}\n", func(s *Settings) {
+		{"YAML numbers", "version: v1\nsharing: {timeSlicing: {resources: [{name: a, replicas: 0x10}, {name: b, replicas: 010}, {name: c, replicas: 1_000}, {name: d, replicas: 4}]}}\n", func(s *Settings) {
 			for i, n := range []ReplicaCount{16, 8, 1000, 4} {
 				s.Sharing.TimeSlicing.Resources = append(s.Sharing.TimeSlicing.Resources,
 					SharedResource{Name: "nvidia.com/" + string(rune('a'+i)), Devices: DeviceSelection{All: true}, Replicas: n})
 			}
 		}},
-		{"both ways of sharing", "version: v1\nflags: {mpsRoot: /mps}\nsharing:\n  timeSlicing: {resources: [{name: gpu, replicas: 4}]}\n  mps: {resources: [{name: gpu, replicas: 2}]}\n", func(s *Settings) {
+		{"time-slicing and MPS", "version: v1\nflags: {mpsRoot: /mps}\nsharing:\n  timeSlicing: {resources: [{name: gpu, replicas: 4}]}\n  mps: {resources: [{name: gpu, replicas: 2}]}\n", func(s *Settings) {
 			s.MPSRoot = "/mps"
 			s.Sharing.MPS = SharingMethod{FailRequestsGreaterThanOne: true, Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 2}}}
 		}},
-		{"MPS with requests of several", "version: v1\nflags: {mpsRoot: /mps}\nsharing:\n  mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}\n", func(s *Settings) {
+		{"MPS with requests for several replicas", "version: v1\nflags: {mpsRoot: /mps}\nsharing:\n  mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}\n", func(s *Settings) {
 			s.MPSRoot = "/mps"
 			s.Sharing.MPS = SharingMethod{Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 2}}}
 		}},
-		{"ours", "version: v1\npodgauge:\n  expectedGPUs: 8\n  preStartCheck: true\n  select: {include: [0, 3B:00.0, \"model:*A100*\"], exclude: 01}\n  disableHealthChecks: [79, 48, 79]\n  enableHealthChecks: all\n", func(s *Settings) {
+		{"podgauge's keys", "version: v1\npodgauge:\n  expectedGPUs: 8\n  preStartCheck: true\n  select: {include: [0, 3B:00.0, \"model:*A100*\"], exclude: 01}\n  disableHealthChecks: [79, 48, 79]\n  enableHealthChecks: all\n", func(s *Settings) {
 			s.PreStartCheck, s.ExpectedGPUs = true, 8
 			s.DeviceFilter = DeviceFilter{Include: []DeviceSelector{"0", "0000:3b:00.0", "model:*A100*"}, Exclude: []DeviceSelector{"1"}}
 			s.Health = HealthConfig{Ignored: []string{"79", "48"}, Enabled: []string{"all"}}
@@ -228,7 +228,7 @@ func TestAcceptedFiles(t *testing.T) {
 		want := mustLoad(t, "version: v1\n").Settings
 		c.want(&want)
 		if got := mustLoad(t, c.file).Settings; !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: got\n%+v, want\n%+v", c.name, got, want)
+			t.Errorf("%s: got\n%+v\nwant\n%+v", c.name, got, want)
 		}
 	}
 }
@@ -254,8 +254,8 @@ sharing:
 	}
 	var got []string
 	for _, notice := range l.Notices {
-		_, said, _ := strings.Cut(notice, "/config.yaml:")
-		got = append(got, "config.yaml:"+said)
+		_, text, _ := strings.Cut(notice, "/config.yaml:")
+		got = append(got, "config.yaml:"+text)
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

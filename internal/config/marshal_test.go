@@ -24,7 +24,7 @@ func flatten(t *testing.T, n *yaml.Node) *yaml.Node {
 	case yaml.MappingNode:
 		entries, err := entriesOf(n)
 		if err != nil {
-			return y // of a key that is ignored
+			return y // the key is ignored
 		}
 		for _, e := range entries {
 			y.Content = append(y.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: e.key}, flatten(t, e.value))
@@ -34,7 +34,7 @@ func flatten(t *testing.T, n *yaml.Node) *yaml.Node {
 			y.Content = append(y.Content, flatten(t, item))
 		}
 	default:
-		if y.Tag == "!!str" && n.Style == 0 { // a quoted "yes" is no boolean
+		if y.Tag == "!!str" && n.Style == 0 { // a quoted "yes" is a string
 			y.Tag = ""
 		}
 	}

@@ -10,8 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestNvidiaSamples: the samples of NVIDIA's README, Helm chart and operator
-// mean what they say there.
+// TestNvidiaSamples checks that the samples of NVIDIA's README, Helm chart and operator have the same effect.
 func TestNvidiaSamples(t *testing.T) {
 	all := DeviceSelection{All: true}
 	slicing := func(pairs ...any) (s SharingConfig) {
@@ -61,13 +60,12 @@ func TestNvidiaSamples(t *testing.T) {
 		want.MPSRoot = "/run/nvidia/mps"
 		c.want(&want)
 		if err != nil || !reflect.DeepEqual(l.Settings, want) || len(l.Notices)+len(l.UnknownKeys) > 0 {
-			t.Errorf("%s %s: got\n%+v, want\n%+v, %v %q", c.file, c.name, l.Settings, want, err, l.Notices)
+			t.Errorf("%s %s: got\n%+v\nwant\n%+v\nerror %v, notices %q", c.file, c.name, l.Settings, want, err, l.Notices)
 		}
 	}
 }
 
-// TestNvidiaKeys is in one file; those of its other programs are ignored
-// with a line.
+// TestNvidiaKeys checks a file with all keys. Keys of NVIDIA's other programs are ignored, each with a notice.
 func TestNvidiaKeys(t *testing.T) {
 	l, err := newTestBuilder(t, nil, "--config-file=testdata/full.json").Load()
 	want := Settings{
@@ -83,18 +81,18 @@ func TestNvidiaKeys(t *testing.T) {
 		Resources: ResourceNames{GPUs: []NamePattern{{"*A100*", "nvidia.com/a100"}}, MIGs: []NamePattern{{"1g.*", "nvidia.com/small"}}},
 	}
 	if err != nil || !reflect.DeepEqual(l.Settings, want) {
-		t.Errorf("got\n%+v, want\n%+v, %v", l.Settings, want, err)
+		t.Errorf("got\n%+v\nwant\n%+v\nerror %v", l.Settings, want, err)
 	}
 	if len(l.Notices) != 7 {
-		t.Errorf("notices: %q", l.Notices)
+		t.Errorf("got notices %q, want 7", l.Notices)
 	}
 	if from := l.Origins["mig-strategy"]; from != "testdata/full.json:4" {
-		t.Errorf("the MIG strategy is from %s", from)
+		t.Errorf("origin of the MIG strategy: got %s, want testdata/full.json:4", from)
 	}
 }
 
-// FuzzFile: no file makes the parser panic. The Settings of an accepted file keep their invariants, and are the same after the file
-// was marshaled.
+// FuzzFile checks that no file makes the parser panic. The Settings of an accepted file keep their invariants, and marshaling does not
+// change them.
 func FuzzFile(f *testing.F) {
 	f.Add([]byte(namedConfigs))
 	f.Add([]byte("configs: {\"a\\nb\": {}, \"c\\e[31m\": {}}\n"))
@@ -112,7 +110,7 @@ func FuzzFile(f *testing.F) {
 		l, err := b.load(rawConfig{file: "f", data: string(data)})
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") || !strings.HasPrefix(err.Error(), "f:") {
-				t.Fatalf("not one line that names the file: %q", err)
+				t.Fatalf("got error %q, want one line with the file", err)
 			}
 			return
 		}
@@ -121,9 +119,9 @@ func FuzzFile(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := b.load(rawConfig{file: "f", data: string(write(t, root))})
-		if err != nil || !reflect.DeepEqual(again.Settings, l.Settings) {
-			t.Fatalf("marshaled: %+v, %v; want %+v", again.Settings, err, l.Settings)
+		reloaded, err := b.load(rawConfig{file: "f", data: string(write(t, root))})
+		if err != nil || !reflect.DeepEqual(reloaded.Settings, l.Settings) {
+			t.Fatalf("after marshaling: got %+v, error %v, want %+v", reloaded.Settings, err, l.Settings)
 		}
 	})
 }
@@ -137,7 +135,7 @@ func checkInvariants(t *testing.T, s Settings) {
 				names = append(names, r.Rename)
 			}
 			if r.Replicas < 2 || r.Replicas > maxReplicas || !r.Devices.All && r.Devices.Count <= 0 && len(r.Devices.List) == 0 {
-				t.Errorf("%+v", r)
+				t.Errorf("got %+v, want at least 2 replicas of some devices", r)
 			}
 		}
 		shared.DeviceSharings(GPUResource, []device.Device{deviceA100, deviceT4, deviceMIG})
@@ -148,11 +146,11 @@ func checkInvariants(t *testing.T, s Settings) {
 		}
 	}
 	if len(s.DeviceListStrategy) == 0 || len(s.Sharing.MPS.Resources) > 0 && len(s.Sharing.TimeSlicing.Resources) > 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("got %+v, want a device list strategy and one kind of sharing", s)
 	}
 }
 
-// TestNewerNvidiaKeys are ignored: a file of a newer plugin must not stop this one.
+// TestNewerNvidiaKeys checks that keys of a newer NVIDIA plugin are ignored. They must not stop podgauge.
 func TestNewerNvidiaKeys(t *testing.T) {
 	l, err := newTestBuilder(t, nil, "--config-file=testdata/nvidia/newer.yaml").Load()
 	if err != nil {
@@ -163,9 +161,9 @@ func TestNewerNvidiaKeys(t *testing.T) {
 	want.Sharing.TimeSlicing.Resources = []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 4}}
 	want.Resources.GPUs = []NamePattern{{"*", GPUResource}}
 	if !reflect.DeepEqual(l.Settings, want) {
-		t.Errorf("got\n%+v, want\n%+v", l.Settings, want)
+		t.Errorf("got\n%+v\nwant\n%+v", l.Settings, want)
 	}
 	if len(l.UnknownKeys) != 5 {
-		t.Errorf("unknown keys: %v", l.UnknownKeys)
+		t.Errorf("got unknown keys %v, want 5", l.UnknownKeys)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// sampleValues are two values that a row takes, and that differ.
+// sampleValues returns two different valid values of a setting.
 func sampleValues(s setting) (a, b string) {
 	switch {
 	case isBool(s.field(new(loadState))):
@@ -20,12 +20,12 @@ func sampleValues(s setting) (a, b string) {
 	case s.flag == "ignore-claims":
 		return "a/b", "a/*/c"
 	case s.flag == "imex-channel-ids":
-		return "0", "" // it has no third
+		return "0", "" // no third value exists
 	}
-	return "11", "12" // strings, Xids and devices alike
+	return "11", "12" // valid as strings, Xids and devices
 }
 
-// configText returns a file with a row's value.
+// configText returns a file with a value of the setting.
 func (s setting) configText(value string) string {
 	if s.path == "" {
 		return "version: v1\n"
@@ -43,7 +43,7 @@ func (s setting) configText(value string) string {
 	return text + " " + value + "\n"
 }
 
-// loadedValue is what a row has in the Settings, or beside them.
+// loadedValue returns the value of the setting after loading a file.
 func (s setting) loadedValue(t *testing.T, b *Builder, file string) any {
 	t.Helper()
 	l, err := b.LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", file)})
@@ -61,8 +61,7 @@ func (s setting) loadedValue(t *testing.T, b *Builder, file string) any {
 	return reflect.ValueOf(s.field(&all)).Elem().Interface()
 }
 
-// TestPrecedence: of each row, a flag beats a variable, which beats the file,
-// which beats the default, whichever value each has.
+// TestPrecedence checks for each setting that a flag overrides a variable, a variable overrides the file, and the file overrides the default.
 func TestPrecedence(t *testing.T) {
 	for _, r := range allSettings {
 		if r.flag == "" {
@@ -71,28 +70,28 @@ func TestPrecedence(t *testing.T) {
 		one, two := sampleValues(r)
 		for _, c := range [][2]string{{one, two}, {two, one}} {
 			high, low := c[0], c[1]
-			only := r.loadedValue(t, newTestBuilder(t, nil, "--"+r.flag+"="+high), "version: v1\n")
+			want := r.loadedValue(t, newTestBuilder(t, nil, "--"+r.flag+"="+high), "version: v1\n")
 			for _, variable := range r.env {
-				if got := r.loadedValue(t, newTestBuilder(t, map[string]string{variable: low}, "--"+r.flag+"="+high), r.configText(low)); !reflect.DeepEqual(got, only) {
-					t.Errorf("--%s=%s with %s=%s and in the file: %v, want %v", r.flag, high, variable, low, got, only)
+				if got := r.loadedValue(t, newTestBuilder(t, map[string]string{variable: low}, "--"+r.flag+"="+high), r.configText(low)); !reflect.DeepEqual(got, want) {
+					t.Errorf("--%s=%s with %s=%s and in the file: got %v, want %v", r.flag, high, variable, low, got, want)
 				}
-				if got := r.loadedValue(t, newTestBuilder(t, map[string]string{variable: high}), r.configText(low)); high != "" && !reflect.DeepEqual(got, only) {
-					t.Errorf("%s=%s with %s in the file: %v, want %v", variable, high, low, got, only)
+				if got := r.loadedValue(t, newTestBuilder(t, map[string]string{variable: high}), r.configText(low)); high != "" && !reflect.DeepEqual(got, want) {
+					t.Errorf("%s=%s with %s in the file: got %v, want %v", variable, high, low, got, want)
 				}
 			}
-			if got := r.loadedValue(t, newTestBuilder(t, nil), r.configText(high)); r.path != "" && !reflect.DeepEqual(got, only) {
-				t.Errorf("%s: %s in the file: %v, want %v", r.path, high, got, only)
+			if got := r.loadedValue(t, newTestBuilder(t, nil), r.configText(high)); r.path != "" && !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: %s in the file: got %v, want %v", r.path, high, got, want)
 			}
 			for _, alias := range r.aliases {
-				if got := r.loadedValue(t, newTestBuilder(t, nil, "--"+alias+"="+high), r.configText(low)); !reflect.DeepEqual(got, only) {
-					t.Errorf("--%s=%s: %v, want %v", alias, high, got, only)
+				if got := r.loadedValue(t, newTestBuilder(t, nil, "--"+alias+"="+high), r.configText(low)); !reflect.DeepEqual(got, want) {
+					t.Errorf("--%s=%s: got %v, want %v", alias, high, got, want)
 				}
 			}
 		}
 	}
 }
 
-// TestFirstVariableWins where NVIDIA has two for one setting.
+// TestFirstVariableWins checks settings with two variables of NVIDIA.
 func TestFirstVariableWins(t *testing.T) {
 	for _, r := range allSettings {
 		if len(r.env) < 2 {
@@ -100,12 +99,12 @@ func TestFirstVariableWins(t *testing.T) {
 		}
 		got := r.loadedValue(t, newTestBuilder(t, map[string]string{r.env[0]: "a", r.env[1]: "b"}), "version: v1\n")
 		if got != "a" {
-			t.Errorf("%v: %v", r.env, got)
+			t.Errorf("%v: got %v, want a", r.env, got)
 		}
 	}
 }
 
-// TestSettingsComplete: each row has a unique name, a help text and a field.
+// TestSettingsComplete checks that each setting has a unique name, a help text and a field.
 func TestSettingsComplete(t *testing.T) {
 	flags := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 	NewBuilder(nil).AddFlags(flags)
@@ -113,20 +112,20 @@ func TestSettingsComplete(t *testing.T) {
 	for _, r := range allSettings {
 		for _, name := range append(append([]string{r.path, r.flag}, r.aliases...), r.env...) {
 			if name != "" && seen[name] {
-				t.Errorf("%s is in two rows", name)
+				t.Errorf("name %s: got two settings", name)
 			}
 			seen[name] = true
 		}
 		if r.help == "" || r.field == nil {
-			t.Errorf("%s %s lacks something", r.flag, r.path)
+			t.Errorf("%s %s: help text or field is missing", r.flag, r.path)
 		}
 		if f := flags.Lookup(r.flag); r.flag != "" && (f.DefValue != r.defaultValue || !reflect.DeepEqual(f.Annotations[EnvAnnotation], r.env)) {
-			t.Errorf("--%s has the default %q and the variables %v", r.flag, f.DefValue, f.Annotations)
+			t.Errorf("--%s: got default %q and variables %v", r.flag, f.DefValue, f.Annotations)
 		}
 	}
 }
 
-// TestDefaults are NVIDIA's.
+// TestDefaults checks that the defaults are NVIDIA's.
 func TestDefaults(t *testing.T) {
 	b := newTestBuilder(t, nil)
 	l, err := b.Load()
@@ -136,11 +135,11 @@ func TestDefaults(t *testing.T) {
 		AllocationPolicy: "distributed", DeviceDiscovery: "auto", KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
 	}
 	if err != nil || !reflect.DeepEqual(l.Settings, want) || len(l.Origins) > 0 || len(l.Notices) > 0 {
-		t.Errorf("got %+v, %v", l, err)
+		t.Errorf("got %+v, error %v, want NVIDIA's defaults", l, err)
 	}
 }
 
-// TestSpellings: as NVIDIA's plugin takes them.
+// TestSpellings checks the spellings of values that NVIDIA's plugin accepts.
 func TestSpellings(t *testing.T) {
 	b := newTestBuilder(t, map[string]string{
 		"CDI_DISABLE_HOOKS": "disable-device-node-modification, update-ldcache", "GDS_ENABLED": "1", "MPS_ROOT": "", "FAIL_ON_INIT_ERROR": "", "KUBELET_SOCKET": "",
@@ -150,18 +149,18 @@ func TestSpellings(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(s.DeviceListStrategy, []string{ListEnvvar, ListCDICRI, ListVolumeMounts}) || !s.PassDeviceSpecs || s.DevRoot != "/x" ||
 		!reflect.DeepEqual(s.CDIDisabledHooks, []string{"disable-device-node-modification", "update-ldcache"}) || !s.GDS ||
 		s.MPSRoot != "" || s.FailOnInitError || s.KubeletSocket != "" {
-		t.Errorf("got %+v, %v", s, err)
+		t.Errorf("got %+v, error %v", s, err)
 	}
 	for name, from := range map[string]string{"pass-device-specs": "--pass-device-specs", "gds-enabled": "GDS_ENABLED", "mps-root": "", "kubelet-socket": "KUBELET_SOCKET"} {
 		if l.Origins[name] != from {
-			t.Errorf("%s is from %q, want %q", name, l.Origins[name], from)
+			t.Errorf("origin of %s: got %q, want %q", name, l.Origins[name], from)
 		}
 	}
 }
 
-// TestWrongValues of flags and variables say which.
-func TestWrongValues(t *testing.T) {
-	for flag, says := range map[string]string{
+// TestInvalidValues checks the errors of invalid flags and variables.
+func TestInvalidValues(t *testing.T) {
+	for flag, wantErr := range map[string]string{
 		"--mig-strategy=some":                 `invalid argument "some" for "--mig-strategy" flag: "some": expected none, single or mixed`,
 		"--fail-on-init-error=maybe":          `invalid argument "maybe" for "--fail-on-init-error" flag: "maybe": expected true or false`,
 		"--device-list-strategy=envvar,cdi":   `invalid argument "envvar,cdi" for "--device-list-strategy" flag: "cdi": expected envvar, volume-mounts, cdi-annotations or cdi-cri`,
@@ -172,23 +171,23 @@ func TestWrongValues(t *testing.T) {
 	} {
 		f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 		NewBuilder(nil).AddFlags(f)
-		if err := f.Parse([]string{flag}); fmt.Sprint(err) != says {
-			t.Errorf("%s: %v, want %s", flag, err, says)
+		if err := f.Parse([]string{flag}); fmt.Sprint(err) != wantErr {
+			t.Errorf("%s: got %v, want %s", flag, err, wantErr)
 		}
 	}
-	for variable, says := range map[string]string{
+	for variable, wantErr := range map[string]string{
 		"MIG_STRATEGY":         `MIG_STRATEGY: "x y": expected none, single or mixed`,
 		"PASS_DEVICE_SPECS":    `PASS_DEVICE_SPECS: "x y": expected true or false`,
 		"DEVICE_LIST_STRATEGY": `DEVICE_LIST_STRATEGY: "x y": expected envvar, volume-mounts, cdi-annotations or cdi-cri`,
 		"EXCLUDE_DEVICES":      `EXCLUDE_DEVICES: "x y": expected an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`,
 	} {
-		if got := loadError(t, map[string]string{variable: "x y"}, FileLocation{}, ""); got != says {
-			t.Errorf("%s: %s, want %s", variable, got, says)
+		if got := loadError(t, map[string]string{variable: "x y"}, FileLocation{}, ""); got != wantErr {
+			t.Errorf("%s: got %s, want %s", variable, got, wantErr)
 		}
 	}
 }
 
-// TestHealthVariables: what NVIDIA's plugin cannot read in them it skips.
+// TestHealthVariables checks that invalid parts of the variables are skipped, as by NVIDIA's plugin.
 func TestHealthVariables(t *testing.T) {
 	for _, c := range []struct {
 		disable, enable string
@@ -206,21 +205,21 @@ func TestHealthVariables(t *testing.T) {
 	} {
 		l, err := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable}).Load()
 		if err != nil || !reflect.DeepEqual(l.Settings.Health, c.want) || len(l.Notices) != c.notices {
-			t.Errorf("%q, %q: %+v %v %v", c.disable, c.enable, l.Settings.Health, l.Notices, err)
+			t.Errorf("%q, %q: got %+v, notices %v, error %v", c.disable, c.enable, l.Settings.Health, l.Notices, err)
 		}
 	}
 	h := HealthConfig{Ignored: []string{"48", "all"}, Enabled: []string{"13", "48"}}
 	for xid, want := range map[uint64]device.Policy{13: device.PolicyUnhealthy, 48: device.PolicyUnhealthy, 79: device.PolicyWarn} {
 		if got := h.Policy(xid); got != want {
-			t.Errorf("Xid %d: %v, want %v", xid, got, want)
+			t.Errorf("Xid %d: got %v, want %v", xid, got, want)
 		}
 	}
 	if (HealthConfig{}).Policy(13) != device.PolicyDefault || (HealthConfig{Enabled: []string{"all"}}).Policy(13) != device.PolicyUnhealthy {
-		t.Error("want the table's verdict without lists, and unhealthy with all enabled")
+		t.Error("want the table's policy without lists, and unhealthy with all enabled")
 	}
 }
 
-// TestPolicies: the policy of a single Xid beats NVIDIA's lists, and the lists beat the table.
+// TestPolicies checks that the policy of a single Xid overrides NVIDIA's lists, and that the lists override the table.
 func TestPolicies(t *testing.T) {
 	const file = "version: v1\npodgauge: {xids: {94: warn, 31: unhealthy, 48: ignore, 79: ignore}}\n"
 	for _, c := range []struct {
@@ -241,11 +240,11 @@ func TestPolicies(t *testing.T) {
 		h := l.Settings.Health
 		for xid, want := range c.want {
 			if got := h.Policy(xid); got != want {
-				t.Errorf("%q, %q: Xid %d: %v, want %v", c.disable, c.enable, xid, got, want)
+				t.Errorf("%q, %q: Xid %d: got %v, want %v", c.disable, c.enable, xid, got, want)
 			}
 		}
 		if origin := l.Origins["podgauge.xids"]; !strings.HasSuffix(origin, "config.yaml:2") {
-			t.Errorf("they come from %q", origin)
+			t.Errorf("origin of the policies: got %q, want config.yaml:2", origin)
 		}
 	}
 }

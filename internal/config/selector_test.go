@@ -22,11 +22,11 @@ var (
 	deviceMIG  = device.Device{ID: migUUID, GPU: uuid0, MIGDeviceIndex: 1, PCI: deviceA100.PCI, Model: deviceA100.Model}
 )
 
-func TestRefs(t *testing.T) {
+func TestDeviceSelectors(t *testing.T) {
 	for _, c := range []struct {
-		said   string
-		normal DeviceSelector // empty: refused
-		names  []device.Device
+		text    string
+		want    DeviceSelector // empty: an error
+		matches []device.Device
 	}{
 		{"0", "0", []device.Device{deviceA100, deviceMIG}},
 		{"00", "0", []device.Device{deviceA100, deviceMIG}},
@@ -63,22 +63,22 @@ func TestRefs(t *testing.T) {
 		{"1:2:3:4.5", "", nil},
 		{"all", "", nil},
 	} {
-		ref, err := ParseDeviceSelector(c.said)
-		if c.normal == "" && len(c.names) > 0 {
-			c.normal = DeviceSelector(c.said)
+		ref, err := ParseDeviceSelector(c.text)
+		if c.want == "" && len(c.matches) > 0 {
+			c.want = DeviceSelector(c.text)
 		}
-		if ref != c.normal || (err == nil) != (c.normal != "") {
-			t.Errorf("%q is %q, %v; want %q", c.said, ref, err, c.normal)
+		if ref != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%q: got %q, error %v, want %q", c.text, ref, err, c.want)
 			continue
 		}
-		var names []device.Device
+		var matches []device.Device
 		for _, d := range []device.Device{deviceA100, deviceT4, deviceMIG} {
 			if err == nil && ref.Matches(d) {
-				names = append(names, d)
+				matches = append(matches, d)
 			}
 		}
-		if !reflect.DeepEqual(names, c.names) {
-			t.Errorf("%q names %v, want %v", c.said, names, c.names)
+		if !reflect.DeepEqual(matches, c.matches) {
+			t.Errorf("%q matches %v, want %v", c.text, matches, c.matches)
 		}
 	}
 }
@@ -96,12 +96,12 @@ func TestSelect(t *testing.T) {
 		{DeviceFilter{Include: []DeviceSelector{"0", "10"}, Exclude: []DeviceSelector{"10"}}, true, false, true},
 	} {
 		if c.s.Allows(deviceA100) != c.a100 || c.s.Allows(deviceT4) != c.t4 || c.s.Allows(deviceMIG) != c.onA100 {
-			t.Errorf("%+v: %t %t %t", c.s, c.s.Allows(deviceA100), c.s.Allows(deviceT4), c.s.Allows(deviceMIG))
+			t.Errorf("%+v: got %t %t %t", c.s, c.s.Allows(deviceA100), c.s.Allows(deviceT4), c.s.Allows(deviceMIG))
 		}
 	}
 }
 
-// FuzzGlob: a glob matches like the regular expression.
+// FuzzGlob compares a glob with its regular expression.
 func FuzzGlob(f *testing.F) {
 	f.Add("*A100*", "NVIDIA A100-SXM4-40GB")
 	f.Add("1g.5gb", "1g.5gb+me")
@@ -111,7 +111,7 @@ func FuzzGlob(f *testing.F) {
 		expression := "(?s)^" + strings.ReplaceAll(regexp.QuoteMeta(strings.ToValidUTF8(glob, "?")), `\*`, ".*") + "$"
 		glob, s = strings.ToValidUTF8(glob, "?"), strings.ToValidUTF8(s, "?")
 		if want := regexp.MustCompile(expression).MatchString(s); matchGlob(glob, s) != want {
-			t.Errorf("%q, %q: want %t", glob, s, want)
+			t.Errorf("%q, %q: got %t, want %t", glob, s, !want, want)
 		}
 	})
 }
@@ -134,7 +134,7 @@ func TestResourceNames(t *testing.T) {
 		{r.GPU("NVIDIA A100-SXM4-40GB"), "nvidia.com/a100"},
 		{r.GPU("Tesla T4"), "example.com/other"},
 		{r.MIG(MIGMixed, "1g.10gb"), "nvidia.com/small"},
-		{r.MIG(MIGMixed, "1g.10gb+me"), "nvidia.com/mig-1g.10gb.me"}, // a pattern takes the whole profile
+		{r.MIG(MIGMixed, "1g.10gb+me"), "nvidia.com/mig-1g.10gb.me"}, // a pattern matches the whole profile
 		{r.MIG(MIGSingle, "3g.20gb"), "nvidia.com/big"},
 		{r.MIG(MIGSingle, "2g.20gb"), "nvidia.com/gpu"},
 		{r.MIG(MIGNone, "3g.20gb"), ""},
@@ -148,7 +148,7 @@ func TestResourceNames(t *testing.T) {
 	}
 }
 
-// TestCheckResourceName: the kubelet's rule.
+// TestCheckResourceName checks the kubelet's rule for resource names.
 func TestCheckResourceName(t *testing.T) {
 	for name, ok := range map[string]bool{
 		"nvidia.com/gpu": true, "nvidia.com/GPU_a.b-c": true, "a/b": true, "example.com/" + strings.Repeat("a", 63): true,
@@ -159,13 +159,13 @@ func TestCheckResourceName(t *testing.T) {
 		"example.com/" + strings.Repeat("a", 64): false, strings.Repeat("a.", 122) + "a/gpu": false,
 	} {
 		if err := CheckResourceName(name); (err == nil) != ok {
-			t.Errorf("%q: %v", name, err)
+			t.Errorf("%q: got error %v, want valid: %v", name, err, ok)
 		}
 	}
 }
 
-// TestShares: several entries for one resource.
-func TestShares(t *testing.T) {
+// TestDeviceSharings checks several entries for one resource.
+func TestDeviceSharings(t *testing.T) {
 	other := device.Device{ID: uuid1, GPU: uuid1, Index: 2, Model: "Tesla T4"}
 	devices := []device.Device{deviceA100, other, deviceT4} // indices 0, 2, 10
 	newResource := func(d DeviceSelection, replicas ReplicaCount) SharedResource {
@@ -174,35 +174,35 @@ func TestShares(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		resources []SharedResource
-		want      string // replicas, in the order of the devices
+		want      string // replicas in the order of the devices
 	}{
 		{"none", nil, "0 0 0"},
 		{"all", []SharedResource{newResource(DeviceSelection{All: true}, 4)}, "4 4 4"},
 		{"all twice, as NVIDIA's plugin", []SharedResource{newResource(DeviceSelection{All: true}, 4), newResource(DeviceSelection{All: true}, 2)}, "4 4 4"},
 		{"the first two by index", []SharedResource{newResource(DeviceSelection{Count: 2}, 4)}, "4 4 0"},
-		{"more than there are", []SharedResource{newResource(DeviceSelection{Count: 9}, 4)}, "4 4 4"},
+		{"count above the number of devices", []SharedResource{newResource(DeviceSelection{Count: 9}, 4)}, "4 4 4"},
 		{"some", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0", "99"}}, 4)}, "4 0 0"},
-		{"one otherwise", []SharedResource{newResource(DeviceSelection{All: true}, 8), newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2)}, "2 8 8"},
-		{"one differs, listed first", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2), newResource(DeviceSelection{All: true}, 8)}, "2 8 8"},
-		{"one of a model otherwise", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 8), newResource(DeviceSelection{List: []DeviceSelector{"2"}}, 2)}, "0 2 8"},
-		{"a model otherwise", []SharedResource{newResource(DeviceSelection{All: true}, 3), newResource(DeviceSelection{Count: 3}, 5), newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 2)}, "5 2 2"},
+		{"one device differs", []SharedResource{newResource(DeviceSelection{All: true}, 8), newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2)}, "2 8 8"},
+		{"one device differs, listed first", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2), newResource(DeviceSelection{All: true}, 8)}, "2 8 8"},
+		{"one device of a model differs", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 8), newResource(DeviceSelection{List: []DeviceSelector{"2"}}, 2)}, "0 2 8"},
+		{"a model differs", []SharedResource{newResource(DeviceSelection{All: true}, 3), newResource(DeviceSelection{Count: 3}, 5), newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 2)}, "5 2 2"},
 		{"another resource", []SharedResource{{Name: "nvidia.com/mig-1g.5gb", Devices: DeviceSelection{All: true}, Replicas: 2}}, "0 0 0"},
 	} {
 		var got []string
-		for _, share := range (SharingMethod{Resources: c.resources}).DeviceSharings(GPUResource, devices) {
-			if share.Resource != "" {
-				t.Errorf("%s: offered as %s", c.name, share.Resource)
+		for _, sharing := range (SharingMethod{Resources: c.resources}).DeviceSharings(GPUResource, devices) {
+			if sharing.Resource != "" {
+				t.Errorf("%s: got resource %s, want none", c.name, sharing.Resource)
 			}
-			got = append(got, fmt.Sprint(share.Replicas))
+			got = append(got, fmt.Sprint(sharing.Replicas))
 		}
 		if strings.Join(got, " ") != c.want {
-			t.Errorf("%s: %v, want %s", c.name, got, c.want)
+			t.Errorf("%s: got %v, want %s", c.name, got, c.want)
 		}
 	}
 	renamed := SharingMethod{Resources: []SharedResource{{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: DeviceSelection{List: []DeviceSelector{"0"}}, Replicas: 2}}}
 	want := []DeviceSharing{{Resource: "nvidia.com/gpu.shared", Replicas: 2}, {}, {}}
 	if got := renamed.DeviceSharings(GPUResource, devices); !reflect.DeepEqual(got, want) {
-		t.Errorf("renamed: %v", got)
+		t.Errorf("renamed: got %v, want %v", got, want)
 	}
 }
 
@@ -210,7 +210,7 @@ func TestActive(t *testing.T) {
 	some := SharingMethod{Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 2}}}
 	for _, s := range []SharingConfig{{}, {TimeSlicing: some}, {MPS: some}} {
 		if got, want := len(s.Active().Resources), len(s.MPS.Resources)+len(s.TimeSlicing.Resources); got != want {
-			t.Errorf("%+v: %d resources, want %d", s, got, want)
+			t.Errorf("%+v: got %d resources, want %d", s, got, want)
 		}
 	}
 }

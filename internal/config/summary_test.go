@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestSummary checks the words of each kind of setting, and that defaults are left out.
+// TestSummary checks the text of each kind of setting, and that defaults are left out.
 func TestSummary(t *testing.T) {
 	const text = `version: v1
 flags: {migStrategy: mixed}

@@ -17,7 +17,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// testWatcher is a Watcher that a test polls.
+// testWatcher is a Watcher that the test polls.
 type testWatcher struct {
 	*Watcher
 	t   *testing.T
@@ -42,25 +42,25 @@ func (w *testWatcher) pollTimes(n int) {
 	}
 }
 
-// check checks the published MIG strategy, and the log since the last check.
+// check checks the published MIG strategy, and the log lines since the last check.
 func (w *testWatcher) check(what, mig string, logged ...string) {
 	w.t.Helper()
 	if s, _ := w.Get(); s.MIGStrategy != mig {
-		w.t.Errorf("%s: MIG strategy %s, want %s", what, s.MIGStrategy, mig)
+		w.t.Errorf("%s: got MIG strategy %s, want %s", what, s.MIGStrategy, mig)
 	}
 	got := w.log.take()
 	if len(got) != len(logged) {
-		w.t.Errorf("%s: logged %q, want %q", what, got, logged)
+		w.t.Errorf("%s: got log %q, want %q", what, got, logged)
 		return
 	}
 	for i := range got {
 		if !strings.Contains(got[i], logged[i]) {
-			w.t.Errorf("%s: logged %q, want %q", what, got[i], logged[i])
+			w.t.Errorf("%s: got log %q, want %q", what, got[i], logged[i])
 		}
 	}
 }
 
-// lockedBuffer is a log.
+// lockedBuffer is a log buffer.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer // guarded by mu
@@ -89,7 +89,7 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 	dir := newConfigMap(t, "config", migConfig("single"))
 	w := newTestWatcher(t, nil, nil, "--config-file="+filepath.Join(dir, "config"))
 	w.pollTimes(1)
-	w.check("nothing happened", MIGSingle)
+	w.check("without a change", MIGSingle)
 
 	_, changed := w.Get()
 	updateConfigMap(t, dir, "config", migConfig("mixed"))
@@ -100,13 +100,13 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 	_, changed = w.Get()
 	updateConfigMap(t, dir, "config", "# a comment\n"+migConfig("mixed"))
 	w.pollTimes(2)
-	w.check("changed, and means the same", MIGMixed)
+	w.check("changed comment", MIGMixed)
 
 	updateConfigMap(t, dir, "config", migConfig("mixed")+"newer: 1\n")
 	w.pollTimes(2)
 	w.check("a key of a newer version", MIGMixed, "unknown config key ignored")
 	if n := w.UnknownKeys(); n != 1 {
-		t.Errorf("%d unknown keys", n)
+		t.Errorf("got %d unknown keys, want 1", n)
 	}
 
 	updateConfigMap(t, dir, "config", migConfig("odd"))
@@ -114,24 +114,24 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 	w.check("invalid", MIGMixed, "config rejected, keeping the previous settings")
 	updateConfigMap(t, dir, "config", migConfig("strange"))
 	w.pollTimes(3)
-	w.check("invalid otherwise", MIGMixed, `strange\": expected none`)
+	w.check("another invalid file", MIGMixed, `strange\": expected none`)
 	updateConfigMap(t, dir)
 	w.pollTimes(3)
-	w.check("gone", MIGMixed, "no such file")
+	w.check("file removed", MIGMixed, "no such file")
 	updateConfigMap(t, dir, "config", migConfig("mixed"))
 	w.pollTimes(3)
-	w.check("as it was", MIGMixed)
+	w.check("valid file again", MIGMixed)
 	if n := w.UnknownKeys(); n != 0 {
-		t.Errorf("%d unknown keys", n)
+		t.Errorf("got %d unknown keys, want 0", n)
 	}
 	select {
 	case <-changed:
-		t.Error("published although nothing changed")
+		t.Error("got a publication without a change")
 	default:
 	}
 }
 
-// TestWatchRejectsAnotherDriverRoot: NVML would stay where it was, and CDI specs would be of another driver.
+// TestWatchRejectsAnotherDriverRoot checks that a new driver root is rejected. NVML remains loaded from the old root; CDI specs would differ.
 func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
 	root := func(mig, root string) string {
 		return "version: v1\nflags:\n  migStrategy: " + mig + "\n  nvidiaDriverRoot: " + root + "\n"
@@ -139,35 +139,34 @@ func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
 	dir := newConfigMap(t, "config", root("none", "/run/nvidia/driver"))
 	file := filepath.Join(dir, "config")
 	w := newTestWatcher(t, nil, nil, "--config-file="+file)
-	for _, c := range []struct{ what, text, mig, says string }{
+	for _, c := range []struct{ what, text, mig, wantLog string }{
 		{"moved", root("mixed", "/opt/driver"), MIGNone, `changed from [\"/run/nvidia/driver\" \"/driver-root\"] to [\"/opt/driver\" \"/driver-root\"]: restart podgauge`},
 		{"removed", "version: v1\n", MIGNone, `to [\"/\" \"/driver-root\"]`},
-		{"moved here", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n", MIGNone, `to [\"/run/nvidia/driver\" \"/mnt\"]`},
-		{"as it was", root("mixed", "/run/nvidia/driver"), MIGMixed, "config changed"},
+		{"container root moved", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n", MIGNone, `to [\"/run/nvidia/driver\" \"/mnt\"]`},
+		{"root as before", root("mixed", "/run/nvidia/driver"), MIGMixed, "config changed"},
 	} {
 		updateConfigMap(t, dir, "config", c.text)
 		w.pollTimes(3)
-		w.check(c.what, c.mig, c.says)
+		w.check(c.what, c.mig, c.wantLog)
 		if s, _ := w.Get(); s.DriverRoot != "/run/nvidia/driver" || s.DevRoot != "/run/nvidia/driver" {
-			t.Errorf("%s: the driver is in %s, its nodes in %s", c.what, s.DriverRoot, s.DevRoot)
+			t.Errorf("%s: got driver root %s and dev root %s, want the first ones", c.what, s.DriverRoot, s.DevRoot)
 		}
 	}
 }
 
-// TestWatchDebounces: a change is taken when it was seen twice, or at once when
-// that is asked for. Here each look is the test's own.
+// TestWatchDebounces checks that a change is applied when two polls read it, or at once on request. The test makes each poll.
 func TestWatchDebounces(t *testing.T) {
 	file := writeTemp(t, "config", migConfig("none"))
 	w := newTestWatcher(t, nil, nil, "--config-file="+file)
 	write := func(text string) { os.WriteFile(file, []byte(text), 0o644) }
 
-	write("version: v1\nfl") // half of it is there
+	write("version: v1\nfl") // an incomplete write
 	w.poll(false)
 	write(migConfig("mixed"))
 	w.poll(false)
 	w.check("written in place", MIGNone)
 	w.poll(false)
-	w.check("and finished", MIGMixed, "config changed")
+	w.check("write finished", MIGMixed, "config changed")
 
 	os.Remove(file) // NVIDIA's config-manager replaces a link by removing it first
 	w.poll(false)
@@ -176,27 +175,27 @@ func TestWatchDebounces(t *testing.T) {
 	w.poll(false)
 	w.check("replaced", MIGSingle, "config changed")
 
-	write("version: v1\nfl") // for a moment
+	write("version: v1\nfl") // temporarily
 	w.poll(false)
 	write(migConfig("single"))
 	w.poll(false)
 	w.poll(false)
-	w.check("as it was", MIGSingle)
+	w.check("valid file again", MIGSingle)
 
 	write(migConfig("none"))
 	w.poll(true)
-	w.check("at once", MIGNone, "config changed")
+	w.check("reload", MIGNone, "config changed")
 	w.poll(true)
-	w.check("at once, nothing changed", MIGNone)
+	w.check("reload without a change", MIGNone)
 
 	write("flags: odd\n")
 	w.poll(true)
 	w.poll(false)
 	w.poll(true)
-	w.check("invalid, and asked twice", MIGNone, "rejected", "rejected")
+	w.check("two reloads of an invalid file", MIGNone, "rejected", "rejected")
 }
 
-// TestWatchRun: Run follows the file, and a reload reads the file at once.
+// TestWatchRun checks that Run follows the file, and that a reload signal reads the file at once.
 func TestWatchRun(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		file, reload := writeTemp(t, "config", migConfig("none")), make(chan os.Signal)
@@ -219,7 +218,7 @@ func TestWatchRun(t *testing.T) {
 	})
 }
 
-// TestWatchFollowsALabel, through a file in which its writer puts it.
+// TestWatchFollowsALabel checks that the watcher follows the label in a file.
 func TestWatchFollowsALabel(t *testing.T) {
 	dir := writeDir(t, "default", migConfig("none"), "a", migConfig("single"), "b", migConfig("mixed"))
 	file := writeTemp(t, "config", "version: v1\nconfigs: {default: {}, a: {flags: {migStrategy: single}}, b: {flags: {migStrategy: mixed}}}")
@@ -230,7 +229,7 @@ func TestWatchFollowsALabel(t *testing.T) {
 		for _, c := range []struct{ label, mig, logged string }{
 			{"a\n", MIGSingle, "config=a"},
 			{"b", MIGMixed, "config=b"},
-			{"c", MIGMixed, "valid names are a, b, default"}, // an unknown one is skipped
+			{"c", MIGMixed, "valid names are a, b, default"}, // an unknown name is skipped
 			{"", MIGNone, "config=default"},
 		} {
 			os.WriteFile(label, []byte(c.label), 0o644)
@@ -240,7 +239,7 @@ func TestWatchFollowsALabel(t *testing.T) {
 	}
 }
 
-// TestWatchKeepsFlags: what was given as a flag or a variable beats a new file.
+// TestWatchKeepsFlags checks that flags and variables override a new file.
 func TestWatchKeepsFlags(t *testing.T) {
 	file := writeTemp(t, "config", migConfig("none"))
 	w := newTestWatcher(t, nil, map[string]string{"GDS_ENABLED": "true"}, "--config-file="+file, "--mig-strategy=single")
@@ -248,11 +247,11 @@ func TestWatchKeepsFlags(t *testing.T) {
 	w.pollTimes(2)
 	w.check("changed", MIGSingle, "config changed", "useNodeFeatureAPI")
 	if s, _ := w.Get(); !s.GDS || !s.MOFED {
-		t.Errorf("%+v", s)
+		t.Errorf("got %+v, want GDS and MOFED from the flags", s)
 	}
 }
 
-// TestWatchWithoutAFile has nothing to do.
+// TestWatchWithoutAFile checks that polls without a file do nothing.
 func TestWatchWithoutAFile(t *testing.T) {
 	w := newTestWatcher(t, nil, nil)
 	w.pollTimes(3)
@@ -260,7 +259,7 @@ func TestWatchWithoutAFile(t *testing.T) {
 	w.check("no file", MIGNone)
 }
 
-// TestWatchPolicies: what becomes of an Xid follows the file.
+// TestWatchPolicies checks that the policy of an Xid follows the file.
 func TestWatchPolicies(t *testing.T) {
 	path := writeTemp(t, "config.yaml", "version: v1\npodgauge: {xids: {31: warn}}\n")
 	w := newTestWatcher(t, nil, map[string]string{"DP_DISABLE_HEALTHCHECKS": "48"}, "--config-file="+path)
@@ -281,7 +280,7 @@ func TestWatchPolicies(t *testing.T) {
 		w.check(step.file, MIGNone, step.logged)
 		s, _ := w.Get()
 		if got, listed := s.Health.Policy(31), s.Health.Policy(48); got != step.want || listed != device.PolicyWarn {
-			t.Errorf("%s: %v, want %v; and %v of the variable's", step.file, got, step.want, listed)
+			t.Errorf("%s: got %v, want %v; and %v for the variable's Xid", step.file, got, step.want, listed)
 		}
 	}
 }

@@ -47,10 +47,10 @@ func TestCheckUsable(t *testing.T) {
 			r := device.NewReaders(busyMachine{m, map[device.ID][]uint32{id: row.pids}, row.err})
 			err := r.CheckUsable(t.Context(), device.Device{ID: id, GPU: device.GPU(id)}, row.alone)
 			if row.want == "" && err != nil || row.want != "" && (err == nil || err.Error() != string(id)+row.want) {
-				t.Errorf("%v; want %q", err, row.want)
+				t.Errorf("CheckUsable: got %v, want %q", err, row.want)
 			}
 			if row.err != nil && !errors.Is(err, row.err) {
-				t.Errorf("error %v does not wrap its cause", err)
+				t.Errorf("error %v does not wrap %v", err, row.err)
 			}
 		})
 	}
@@ -58,14 +58,14 @@ func TestCheckUsable(t *testing.T) {
 	paused := device.NewReaders(m)
 	paused.SetPaused(true)
 	if err := paused.CheckUsable(t.Context(), device.Device{GPU: device.GPU(m.AllocatableIDs()[0])}, true); !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("while the driver is released: %v", err)
+		t.Errorf("while the driver is released: got %v, want ErrNoDriver", err)
 	}
 	if err := device.NewReaders(m).CheckUsable(t.Context(), device.Device{GPU: device.GPU(m.AllocatableIDs()[0])}, true); err != nil {
-		t.Errorf("Backend without ProcessLister: %v", err)
+		t.Errorf("Backend without ProcessLister: got %v, want nil", err)
 	}
 }
 
-// TestCheckUsableDuringHang: CheckUsable returns at its deadline, and makes no second call during the hang.
+// TestCheckUsableDuringHang checks that CheckUsable returns at its deadline and makes no second call during the hang.
 func TestCheckUsableDuringHang(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
@@ -77,14 +77,14 @@ func TestCheckUsableDuringHang(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			began := time.Now()
 			if err := r.CheckUsable(ctx, d, true); !errors.Is(err, device.ErrStalled) || time.Since(began) != want {
-				t.Errorf("%v after %s; want %s", err, time.Since(began), want)
+				t.Errorf("CheckUsable: got %v after %s, want %s", err, time.Since(began), want)
 			}
 			cancel()
 		}
 		m.ReleaseHangs()
 		synctest.Wait()
 		if err := r.CheckUsable(t.Context(), d, true); err != nil {
-			t.Errorf("after the hang: %v", err)
+			t.Errorf("after the hang: got %v, want nil", err)
 		}
 	})
 }

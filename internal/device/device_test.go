@@ -16,7 +16,7 @@ func TestIdentities(t *testing.T) {
 		id.Advertised(): id, "GPU-5eed::0": id, "GPU-5eed::12": id, "MIG-1/2/3": "MIG-1/2/3", "": "", "::3": "",
 	} {
 		if got := advertised.Device(); got != want {
-			t.Errorf("device of %q is %q, want %q", advertised, got, want)
+			t.Errorf("device of %q: got %q, want %q", advertised, got, want)
 		}
 	}
 	if d := (device.Device{ID: id, GPU: "GPU-5eed"}); !d.WholeGPU() {
@@ -35,49 +35,49 @@ func TestAllocationState(t *testing.T) {
 		}
 		return h
 	}
-	known := device.Allocations{At: time.Now(), Complete: true, All: []device.Allocation{
+	list := device.Allocations{At: time.Now(), Complete: true, All: []device.Allocation{
 		row("A", "one"), row("AA", "two"), row("B", ""), row("C::0", "one"), row("C::1", "two"), row("D::0", "one"), row("D::1", "one"),
 	}}
 	for id, want := range map[device.ID]device.AllocationState{
 		"A": device.Allocated, "AA": device.Allocated, "B": device.AllocatedOwnerUnknown, "C": device.AllocatedShared, "D": device.Allocated, "E": device.Unallocated, "": device.Unallocated,
 	} {
-		hold, owner := known.State(id)
-		if hold != want || (hold == device.Allocated) != (owner != device.Owner{}) {
-			t.Errorf("%s: %d by %v, want %d", id, hold, owner, want)
+		state, owner := list.State(id)
+		if state != want || (state == device.Allocated) != (owner != device.Owner{}) {
+			t.Errorf("state of %s: got %d of %v, want %d", id, state, owner, want)
 		}
 	}
-	unsettled := known
-	unsettled.Complete = false
-	if hold, _ := unsettled.State("E"); hold != device.AllocationUnknown {
-		t.Error("device without allocation is not unknown before the list is complete")
+	incomplete := list
+	incomplete.Complete = false
+	if state, _ := incomplete.State("E"); state != device.AllocationUnknown {
+		t.Error("state of a device without an allocation in an incomplete list: want unknown")
 	}
-	if hold, _ := unsettled.State("A"); hold != device.Allocated {
-		t.Error("allocation with an owner is unknown before the list is complete")
+	if state, _ := incomplete.State("A"); state != device.Allocated {
+		t.Error("state of a device with an owner in an incomplete list: want allocated")
 	}
-	if hold, _ := (device.Allocations{}).State("A"); hold != device.AllocationUnknown {
-		t.Error("device unallocated before the first answer of the kubelet, want unknown")
+	if state, _ := (device.Allocations{}).State("A"); state != device.AllocationUnknown {
+		t.Error("state before the first response of the kubelet: want unknown")
 	}
 }
 
-// TestOwnerOfContainersOfOnePod: the owner of a device shared by containers of one pod is the pod.
+// TestOwnerOfContainersOfOnePod checks that containers of one pod that share a device have the pod as owner.
 func TestOwnerOfContainersOfOnePod(t *testing.T) {
 	pod := device.Owner{Namespace: "n", Pod: "one"}
 	row := func(id device.AdvertisedID, pod, container string) device.Allocation {
 		return device.Allocation{Resource: "nvidia.com/gpu", DeviceID: id, Owner: device.Owner{Namespace: "n", Pod: pod, Container: container}}
 	}
 	unnamed := device.Allocation{Resource: "nvidia.com/gpu", DeviceID: "D::2"}
-	known := device.Allocations{All: []device.Allocation{
+	list := device.Allocations{All: []device.Allocation{
 		row("A", "one", "c1"), row("A", "one", "c2"), row("B::0", "one", "c1"), row("B::1", "one", "c2"), row("B::2", "one", "c1"),
 		row("C::0", "one", "c1"), row("C::1", "one", "c2"), row("C::2", "two", "c1"), row("D::0", "one", "c1"), row("D::1", "one", "c2"), unnamed,
 	}}
 	for id, want := range map[device.ID]device.Owner{"A": pod, "B": pod, "C": {}, "D": {}} {
-		if state, owner := known.State(id); state != device.AllocatedShared || owner != want {
-			t.Errorf("%s: %d of %v, want %v", id, state, owner, want)
+		if state, owner := list.State(id); state != device.AllocatedShared || owner != want {
+			t.Errorf("owner of %s: got %d of %v, want %v", id, state, owner, want)
 		}
 	}
 }
 
-// TestOwnerOfClaimedDevices: claims, such as those with admin access of monitoring pods, count only without an allocation by a device plugin.
+// TestOwnerOfClaimedDevices checks that claims count only without a plugin's allocation. Monitoring pods have claims with admin access.
 func TestOwnerOfClaimedDevices(t *testing.T) {
 	const plugin, driver = "nvidia.com/gpu", "gpu.nvidia.com"
 	row := func(resource, pod string) device.Allocation {
@@ -102,7 +102,7 @@ func TestOwnerOfClaimedDevices(t *testing.T) {
 	} {
 		slices.SortFunc(c.rows, device.CompareAllocations)
 		if state, owner := (device.Allocations{All: c.rows}).State("A"); state != c.state || owner.Pod != c.pod {
-			t.Errorf("%s: %d of %q, want %d of %q", c.name, state, owner.Pod, c.state, c.pod)
+			t.Errorf("%s: got %d of %q, want %d of %q", c.name, state, owner.Pod, c.state, c.pod)
 		}
 	}
 }
@@ -110,7 +110,7 @@ func TestOwnerOfClaimedDevices(t *testing.T) {
 func TestInventoryLosesNoChange(t *testing.T) {
 	var b device.Inventory
 	if statuses, _ := b.Get(); statuses != nil {
-		t.Error("new Inventory is not nil")
+		t.Error("statuses of a new Inventory: want nil")
 	}
 	const publications = 1000
 	var readers sync.WaitGroup
@@ -119,7 +119,7 @@ func TestInventoryLosesNoChange(t *testing.T) {
 			for seen := 0; seen < publications; {
 				statuses, changed := b.Get()
 				if len(statuses) < seen {
-					t.Error("an older list follows a newer one")
+					t.Error("got an older list after a newer one")
 					return
 				}
 				if seen = len(statuses); seen < publications {
@@ -131,7 +131,7 @@ func TestInventoryLosesNoChange(t *testing.T) {
 	all := make([]device.Status, publications)
 	b.Set(nil)
 	if statuses, _ := b.Get(); statuses == nil {
-		t.Error("nil is published as nil, want an empty list")
+		t.Error("got nil after Set(nil), want an empty list")
 	}
 	for n := range publications {
 		b.Set(all[:n+1])
@@ -145,12 +145,12 @@ func TestDeviceCompare(t *testing.T) {
 		{ID: "GPU-a", GPU: "GPU-a", Index: 1, MIGDeviceIndex: -1, MIGEnabled: true},
 		{ID: "MIG-y", GPU: "GPU-a", Index: 1, MIGDeviceIndex: 0},
 		{ID: "MIG-x", GPU: "GPU-a", Index: 1, MIGDeviceIndex: 3},
-		{ID: "GPU-c", GPU: "GPU-c", Index: 1, MIGDeviceIndex: -1}, // GPU-a or GPU-c is gone
+		{ID: "GPU-c", GPU: "GPU-c", Index: 1, MIGDeviceIndex: -1}, // GPU-a or GPU-c was removed
 	}
 	for i, a := range want {
 		for j, b := range want {
 			if got := a.Compare(b); got != cmp.Compare(i, j) {
-				t.Errorf("%s compared with %s: %d", a.ID, b.ID, got)
+				t.Errorf("%s compared with %s: got %d, want %d", a.ID, b.ID, got, cmp.Compare(i, j))
 			}
 		}
 	}

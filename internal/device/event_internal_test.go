@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestReportAllocations: a report of a known kind costs no memory, from either source, nor does the update after the report.
+// TestReportAllocations checks that a report of a known kind from either source, and the update after it, allocate no memory.
 func TestReportAllocations(t *testing.T) {
 	for name, e := range map[string]Event{
 		"application": {GPU: "GPU-a", Device: "MIG-b", Xid: 31, Action: "restart_app", Class: "application"},
@@ -25,34 +25,34 @@ func TestReportAllocations(t *testing.T) {
 			now := time.Now()
 			m.handleListing([]Device{{ID: "GPU-a", GPU: "GPU-a", MIGEnabled: true}, {ID: "MIG-b", GPU: "GPU-a", MIGDeviceIndex: 1}}, nil, now)
 			m.tracker.handleCheckResult(gpuCheckResult{gpu: "GPU-a", startedAt: now}, now)
-			turn := func() {
+			handle := func() {
 				m.handleEvent(e, sourceDriver, now, now)
 				m.update(now)
 			}
-			turn()
-			if allocs := testing.AllocsPerRun(100, turn); allocs > 0 {
-				t.Errorf("%v allocations, want 0", allocs)
+			handle()
+			if allocs := testing.AllocsPerRun(100, handle); allocs > 0 {
+				t.Errorf("got %v allocations, want 0", allocs)
 			}
 			if affected < 100 {
-				t.Errorf("%d affected devices, want at least 100", affected)
+				t.Errorf("got %d affected devices, want at least 100", affected)
 			}
 			e.Source = "kmsg"
 			m.Report(e, now)
 			if allocs := testing.AllocsPerRun(100, func() { m.Report(e, now) }); allocs > 0 {
-				t.Errorf("Report: %v allocations, want 0", allocs)
+				t.Errorf("Report: got %v allocations, want 0", allocs)
 			}
 		})
 	}
 }
 
-// TestQueuedEventHasNewestTime adds equal events in any order.
+// TestQueuedEventHasNewestTime adds equal events in any order and checks that the queue keeps the newest time.
 func TestQueuedEventHasNewestTime(t *testing.T) {
 	b, now := eventQueue{added: make(chan struct{}, 1)}, time.Now()
 	for _, at := range []time.Time{now.Add(-2 * time.Second), now, now.Add(-time.Second)} {
 		b.add(Event{GPU: "GPU-a", Xid: 31}, at, now)
 	}
-	if ripe, _, _ := b.takeBefore(now); len(ripe) != 1 || ripe[0].count != 3 || !ripe[0].happenedAt.Equal(now) {
-		t.Errorf("events %+v, want three at %v", ripe, now)
+	if taken, _, _ := b.takeBefore(now); len(taken) != 1 || taken[0].count != 3 || !taken[0].happenedAt.Equal(now) {
+		t.Errorf("got events %+v, want three at %v", taken, now)
 	}
 }
 

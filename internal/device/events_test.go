@@ -33,7 +33,7 @@ func xidCount(s device.Status, xid uint64) uint64 {
 	return 0
 }
 
-// TestTwoSources: an event of both sources counts once, and an event of either counts.
+// TestTwoSources checks that an event counts once, whether one source reports it or both.
 func TestTwoSources(t *testing.T) {
 	storm := make([]string, 0, 1900)
 	for range 1000 {
@@ -54,11 +54,11 @@ func TestTwoSources(t *testing.T) {
 		{"the driver long before", "driver 9s kernel", 1, "driver"},
 		{"the driver alone", "driver driver 1m driver", 3, "driver driver driver"},
 		{"the kernel log alone", "kernel kernel 1m kernel", 3, "kmsg kmsg kmsg"},
-		{"one more by the driver", "driver kernel driver", 2, "driver driver"},
-		{"one more in the kernel log", "driver kernel kernel 1s", 2, "driver kmsg"},
+		{"another one by the driver", "driver kernel driver", 2, "driver driver"},
+		{"another one in the kernel log", "driver kernel kernel 1s", 2, "driver kmsg"},
 		{"the kernel log after both counts restarted", "driver driver 11s kernel", 3, "driver driver kmsg"},
 		{"the driver after both counts restarted", "kernel 11s driver", 2, "kmsg driver"},
-		{"both again, after a while", "driver kernel 1m kernel driver 1m driver kernel", 3, "driver driver driver"},
+		{"both sources, three times", "driver kernel 1m kernel driver 1m driver kernel", 3, "driver driver driver"},
 		{"a storm", strings.Join(storm, " "), 1000, ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestTwoSources(t *testing.T) {
 				}
 				statuses := w.statusesAfter(2 * time.Second)
 				if got := xidCount(statuses[1], 31); got != row.count || xidCount(statuses[0], 31) != 0 {
-					t.Errorf("%d events counted, want %d", got, row.count)
+					t.Errorf("got %d counted events, want %d", got, row.count)
 				}
 				var sources []string
 				events := s.takeEvents()
@@ -96,14 +96,14 @@ func TestTwoSources(t *testing.T) {
 					sources = append(sources, o.Source)
 				}
 				if got := strings.Join(sources, " "); uint64(len(events)) != row.count || row.sources != "" && got != row.sources {
-					t.Errorf("%d events passed on, by %q, want %q", len(events), got, row.sources)
+					t.Errorf("got %d events from %q, want %d from %q", len(events), got, row.count, row.sources)
 				}
 			})
 		})
 	}
 }
 
-// TestKernelLogAlone: the kernel log alone marks a GPU unhealthy.
+// TestKernelLogAlone checks that an event of only the kernel log marks a GPU unhealthy.
 func TestKernelLogAlone(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
@@ -111,7 +111,7 @@ func TestKernelLogAlone(t *testing.T) {
 		gpu := w.GPUs()[0]
 		w.monitor.Report(kernelEvent(gpu, 13), time.Now()) // before the first listing
 		if got := xidCount(w.statusesAfter(2 * time.Second)[0], 13); got != 1 {
-			t.Errorf("%d events counted from before the first listing, want 1", got)
+			t.Errorf("got %d counted events from before the first listing, want 1", got)
 		}
 		w.monitor.Report(kernelEvent(gpu, 95), time.Now())
 		requireReasons(t, "at once", w.statusesAfter(100*time.Millisecond), "")
@@ -123,7 +123,7 @@ func TestKernelLogAlone(t *testing.T) {
 	})
 }
 
-// TestTimeOfKernelLogEvent: an event has the time of its record.
+// TestTimeOfKernelLogEvent checks that an event has the time of its kernel log record.
 func TestTimeOfKernelLogEvent(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -134,13 +134,13 @@ func TestTimeOfKernelLogEvent(t *testing.T) {
 		w.monitor.Report(kernelEvent(w.GPUs()[0], 95), time.Now())
 		w.statusesAfter(2 * time.Second)
 		if events := s.takeEvents(); len(events) != 1 || !events[0].At.Equal(at) {
-			t.Errorf("events %+v, want one at %s", events, at)
+			t.Errorf("got events %+v, want one at %s", events, at)
 		}
 	})
 }
 
-// TestHistoricalEvent: an Xid from before the start makes a check due and is passed on with its time, but not counted. An alert would take
-// it for a new one.
+// TestHistoricalEvent reports an Xid from before the start. It triggers a check and is passed on with its time, but not counted: an alert
+// would take it for a new Xid.
 func TestHistoricalEvent(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -153,35 +153,35 @@ func TestHistoricalEvent(t *testing.T) {
 		w.monitor.Report(past, at)
 		status := w.statusesAfter(time.Second)[0]
 		if status.Health != device.Suspect || len(status.Xids) != 0 {
-			t.Errorf("got %+v", status)
+			t.Errorf("status: got %+v, want suspect without Xids", status)
 		}
 		if events := s.takeEvents(); len(events) != 1 || !events[0].Historical || !events[0].At.Equal(at) || events[0].MarkedUnhealthy {
-			t.Errorf("events %+v", events)
+			t.Errorf("got events %+v, want one historical event at %s", events, at)
 		}
 		w.stop()
 		if r := findRecord(s.savedHistory(), gpu, ""); len(r.Xids) != 1 || r.Xids[0].Count != 0 || !r.Xids[0].LastHistorical.Equal(at) {
-			t.Errorf("records %+v", r)
+			t.Errorf("got record %+v, want one historical Xid at %s", r, at)
 		}
 
 		w = startMonitor(t, newMachine(1), nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
 		if status := w.statusesAfter(time.Second)[0]; len(status.Xids) != 0 {
-			t.Errorf("in the next process: %+v", status)
+			t.Errorf("in the next process: got %+v, want no Xids", status)
 		}
 		w.Fail(device.ID(gpu), "xid 95")
 		now := time.Now()
 		status = w.statusesAfter(time.Second)[0]
 		if len(status.Xids) != 1 || status.Xids[0].Count != 1 || !status.Xids[0].Last.Equal(now) {
-			t.Errorf("after a new Xid: %+v", status)
+			t.Errorf("after a new Xid: got %+v, want one Xid at %s", status, now)
 		}
 		w.monitor.Report(past, at)
 		if status := w.statusesAfter(time.Second)[0]; status.Xids[0].Count != 1 || !status.Xids[0].Last.Equal(now) {
-			t.Errorf("after another historical Xid: %+v", status)
+			t.Errorf("after another historical Xid: got %+v, want one Xid at %s", status, now)
 		}
 	})
 }
 
-// TestDriverNamesMIGDevice: only the driver names the MIG device, even if the kernel log is first.
+// TestDriverNamesMIGDevice checks that an event names the MIG device if the kernel log is first. Only the driver reports MIG devices.
 func TestDriverNamesMIGDevice(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -198,12 +198,12 @@ func TestDriverNamesMIGDevice(t *testing.T) {
 		w.Fail(id, "xid 999")
 		requireReasons(t, "then", w.statusesAfter(2*time.Second), "", "", "xid_999")
 		if events := s.takeEvents(); len(events) != 1 || len(events[0].Affected) != 1 || events[0].Affected[0].ID != id || !events[0].MarkedUnhealthy {
-			t.Errorf("events %+v", events)
+			t.Errorf("got events %+v, want one that marks %s unhealthy", events, id)
 		}
 	})
 }
 
-// TestTwoSourcesAfterOutage: after an outage the driver may still report all events, however late.
+// TestTwoSourcesAfterOutage checks that the driver may report all events of an outage later, at any time, without a second count.
 func TestTwoSourcesAfterOutage(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		block := make(chan struct{}, 1)
@@ -218,21 +218,21 @@ func TestTwoSourcesAfterOutage(t *testing.T) {
 			w.Fail(device.ID(gpu), "xid 95")
 		}
 		if s := w.statusesAfter(time.Second)[0]; s.Reason != "xid_95" || xidCount(s, 95) != 3 {
-			t.Errorf("by the kernel log alone: %q, %d events", s.Reason, xidCount(s, 95))
+			t.Errorf("kernel log alone: got reason %q and %d events, want xid_95 and 3", s.Reason, xidCount(s, 95))
 		}
 		w.statusesAfter(10 * time.Minute)
 		<-block
 		if got := xidCount(w.statusesAfter(5 * time.Second)[0], 95); got != 3 {
-			t.Errorf("%d events counted after the driver reported them as well, want 3", got)
+			t.Errorf("got %d counted events after the driver reported them as well, want 3", got)
 		}
 		w.Fail(device.ID(gpu), "xid 95")
 		if got := xidCount(w.statusesAfter(5 * time.Second)[0], 95); got != 4 {
-			t.Errorf("%d events counted after another one, want 4", got)
+			t.Errorf("got %d counted events after another one, want 4", got)
 		}
 	})
 }
 
-// TestEventsAreBounded: kinds of events are bounded, their number is not. An event beyond the bound marks a device unhealthy.
+// TestEventsAreBounded checks that the kinds of events are bounded, and their count is not. An event beyond the limit marks a device unhealthy.
 func TestEventsAreBounded(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
@@ -249,7 +249,7 @@ func TestEventsAreBounded(t *testing.T) {
 		}
 		all.Wait()
 		if got := xidCount(w.statusesAfter(2 * time.Second)[0], 31); got != 80_000 {
-			t.Errorf("%d events counted, want 80000", got)
+			t.Errorf("got %d counted events, want 80000", got)
 		}
 		for round := range uint64(3) {
 			for xid := range uint64(1000) {
@@ -258,7 +258,7 @@ func TestEventsAreBounded(t *testing.T) {
 			w.statusesAfter(2 * time.Second)
 		}
 		if s := w.statusesAfter(0)[0]; len(s.Xids) != 256 || w.log.count("kernel log events dropped") != 3 {
-			t.Errorf("%d kinds of events, log %v", len(s.Xids), w.log.counts)
+			t.Errorf("got %d kinds of events and log %v, want 256 kinds and 3 messages of dropped events", len(s.Xids), w.log.counts)
 		}
 		w.monitor.Report(kernelEvent(gpu, 95), time.Now())
 		requireReasons(t, "an Xid that is not counted", w.statusesAfter(2*time.Second), "xid_95")
@@ -307,11 +307,11 @@ func TestPolicy(t *testing.T) {
 				w.Fail(w.AllocatableIDs()[0], row.xid)
 				status := w.statusesAfter(100 * time.Millisecond)[0]
 				if status.Reason != row.reason || (status.Health == device.Suspect) != row.suspect || len(w.statusesAfter(time.Second)[0].Xids) != 1 {
-					t.Errorf("got %+v", status)
+					t.Errorf("got %+v, want reason %q and suspect %v", status, row.reason, row.suspect)
 				}
 				events := s.takeEvents()
 				if len(events) != row.events || row.events > 0 && events[0].MarkedUnhealthy != (row.reason != "") || w.log.count("driver event") != row.lines {
-					t.Errorf("events %+v, log %v", events, w.log.counts)
+					t.Errorf("got events %+v and log %v, want %d events and %d messages", events, w.log.counts, row.events, row.lines)
 				}
 				if row.reason != "" {
 					w.ResetGPU(w.AllocatableIDs()[0])
@@ -322,7 +322,7 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// TestHealthEvents: events name the affected devices, and come before the Inventory has the result.
+// TestHealthEvents checks that events name the affected devices and precede the result in the Inventory.
 func TestHealthEvents(t *testing.T) {
 	fails := func(what string) func(*monitorFixture) {
 		return func(w *monitorFixture) { w.Fail(w.AllocatableIDs()[1], what) }
@@ -397,21 +397,21 @@ func TestHealthEvents(t *testing.T) {
 					}
 					got = append(got, text)
 					if o.GPU != m.GPUs()[0] || time.Since(o.At) > time.Minute {
-						t.Errorf("got %+v", o)
+						t.Errorf("got %+v, want GPU %s and a time within the last minute", o, m.GPUs()[0])
 					}
 				}
 				if !slices.Equal(got, row.want) {
-					t.Errorf("events %q, want %q", got, row.want)
+					t.Errorf("got events %q, want %q", got, row.want)
 				}
 				if !early {
-					t.Error("Inventory had the result before the event was passed on")
+					t.Error("the Inventory was updated before the event was passed on")
 				}
 			})
 		})
 	}
 }
 
-// TestXidStormLosesNoEvent reports ten thousand Xids in ten seconds. Each is counted and passed on; publications and saves are few.
+// TestXidStormLosesNoEvent reports ten thousand Xids in ten seconds. Each is counted and passed on, with few publications and saves.
 func TestXidStormLosesNoEvent(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -433,17 +433,17 @@ func TestXidStormLosesNoEvent(t *testing.T) {
 		}
 		status := w.statusesAfter(time.Second)[0]
 		if events := s.takeEvents(); len(events) != 10_000 || xidCount(status, 31) != 5000 || xidCount(status, 95) != 5000 || status.Flaps != 1 {
-			t.Errorf("%d events passed on, status %+v", len(events), status)
+			t.Errorf("got %d events and status %+v, want 10000 events, 5000 of each Xid and one flap", len(events), status)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if publications > 50 || s.saves > 500 {
-			t.Errorf("%d publications and %d saves, want at most 50 and 500", publications, s.saves)
+			t.Errorf("got %d publications and %d saves, want at most 50 and 500", publications, s.saves)
 		}
 	})
 }
 
-// TestKernelLogEventAtEndOfRun: the last events of the kernel log are saved, though the driver could still report them.
+// TestKernelLogEventAtEndOfRun checks that the last events of the kernel log are saved, though the driver may still report them.
 func TestKernelLogEventAtEndOfRun(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -454,10 +454,10 @@ func TestKernelLogEventAtEndOfRun(t *testing.T) {
 		w.statusesAfter(100 * time.Millisecond)
 		w.stop()
 		if r := findRecord(s.savedHistory(), m.GPUs()[0], ""); r.Reason != "xid_95" || len(r.Xids) != 1 {
-			t.Errorf("record at the end: %+v", r)
+			t.Errorf("record at the end: got %+v, want reason xid_95 and one Xid", r)
 		}
 		if events := s.takeEvents(); len(events) != 1 {
-			t.Errorf("events %+v", events)
+			t.Errorf("got events %+v, want one", events)
 		}
 	})
 }

@@ -59,14 +59,14 @@ func TestHealthTable(t *testing.T) {
 			var tr transition
 			from := s.state
 			if s, tr = s.apply(e, begin); tr.from != from || tr.to != s.state {
-				t.Errorf("transition from %s to %s, want from %s to %s", tr.from, tr.to, from, s.state)
+				t.Errorf("transition: got %s to %s, want %s to %s", tr.from, tr.to, from, s.state)
 			}
 		}
 		return s
 	}
 	rows := healthTable(t)
 	if len(rows) != len(events) {
-		t.Errorf("the table has %d rows, want %d", len(rows), len(events))
+		t.Errorf("rows of the table: got %d, want %d", len(rows), len(events))
 	}
 	for _, row := range rows {
 		var start healthState
@@ -76,20 +76,20 @@ func TestHealthTable(t *testing.T) {
 		unhealthy := apply(start, fault)
 		for i, s := range []healthState{start, apply(start, evidence{kind: evidenceReport}), unhealthy, apply(unhealthy, reset, passed(9))} {
 			if s.state != AllHealth[i] {
-				t.Fatalf("start state %s, want %s", s.state, AllHealth[i])
+				t.Fatalf("start state: got %s, want %s", s.state, AllHealth[i])
 			}
 			want, list := row[i+1], events[row[0]]
 			if list == nil {
-				t.Errorf("no evidence %q", row[0])
+				t.Errorf("evidence %q of the table has no events in this test", row[0])
 			}
 			if got := apply(s, list...).state; want != "-" && got.String() != want {
-				t.Errorf("%s: %s → %s, want %s", row[0], s.state, got, want)
+				t.Errorf("%s in state %s: got %s, want %s", row[0], s.state, got, want)
 			}
 		}
 	}
 }
 
-// TestApplyIsPure applies evidence twice to the same health.
+// TestApplyIsPure applies evidence to a health twice and checks that the health does not change.
 func TestApplyIsPure(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	s := healthState{unhealthyTimes: make([]time.Time, 1, 9)}
@@ -97,10 +97,10 @@ func TestApplyIsPure(t *testing.T) {
 	for _, reason := range []string{"xid_95", "lost"} {
 		next, tr := s.apply(evidence{cause: HealthCause{Reason: reason}}, now.Add(time.Second))
 		if !tr.newCause || !tr.save || next.cause.Reason != reason || next.flaps != 1 || len(next.unhealthyTimes) != 2 {
-			t.Errorf("%s: %+v, %+v", reason, next, tr)
+			t.Errorf("%s: got health %+v and transition %+v, want a saved transition with a new cause and two turns to unhealthy", reason, next, tr)
 		}
 		if s.state != Healthy || len(s.unhealthyTimes) != 1 || s.unhealthyTimes[:2][1] != (time.Time{}) {
-			t.Errorf("%s: the health that apply was called on has changed: %+v", reason, s)
+			t.Errorf("%s: apply changed its receiver: %+v", reason, s)
 		}
 	}
 }

@@ -14,7 +14,7 @@ func (s *fuzzStore) Save(h HealthHistory, _ bool) { s.saved = h }
 
 func (s *fuzzStore) ExportedCounts() (*HealthHistory, <-chan struct{}) { return &s.saved, nil }
 
-// FuzzHistory runs a Monitor with any valid history. Published devices are unique, the saved history is valid, and its counts do not fall.
+// FuzzHistory runs a Monitor with any valid history. Published devices are unique, the saved history is valid, and counts never fall.
 func FuzzHistory(f *testing.F) {
 	for _, h := range []string{
 		`{}`, `{"lost":true,"records":[{"gpu":"GPU-a"}]}`,
@@ -51,19 +51,19 @@ func FuzzHistory(f *testing.F) {
 			ids[d.ID] = true
 		}
 		if len(statuses) < 2 || len(ids) != len(statuses) {
-			t.Errorf("%d devices with %d ids", len(statuses), len(ids))
+			t.Errorf("got %d devices with %d ids, want at least two with unique ids", len(statuses), len(ids))
 		}
 		saved, err := json.Marshal(s.saved)
 		if err != nil || s.saved.Validate() != nil {
-			t.Fatalf("%v, %v: %+v", err, s.saved.Validate(), s.saved)
+			t.Fatalf("saved history: JSON error %v, validation error %v, want none: %+v", err, s.saved.Validate(), s.saved)
 		}
-		var again HealthHistory
-		if err := json.Unmarshal(saved, &again); err != nil {
+		var reloaded HealthHistory
+		if err := json.Unmarshal(saved, &reloaded); err != nil {
 			t.Fatal(err)
 		}
 		for _, r := range h.Records {
-			if got := again.record(r.GPU, r.Device).Flaps; got < r.Flaps && r.Flaps < 1<<60 {
-				t.Errorf("%d flaps of %s, were %d", got, r.GPU, r.Flaps)
+			if got := reloaded.record(r.GPU, r.Device).Flaps; got < r.Flaps && r.Flaps < 1<<60 {
+				t.Errorf("flaps of %s: got %d, want at least %d", r.GPU, got, r.Flaps)
 			}
 		}
 	})

@@ -20,20 +20,20 @@ func findRecord(h device.HealthHistory, gpu device.GPU, id device.ID) device.Hea
 	return h.Records[i]
 }
 
-// TestHistoryOfHealthyGPUs: healthy GPUs have records, and without a change the history is saved once.
+// TestHistoryOfHealthyGPUs checks that healthy GPUs have records, and that a history without changes is saved once.
 func TestHistoryOfHealthyGPUs(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(2), nil, s.attach)
 		w.statusesAfter(time.Hour)
 		if s.saves != 1 {
-			t.Errorf("%d saves, want 1", s.saves)
+			t.Errorf("got %d saves, want 1", s.saves)
 		}
 		w.SetCheckError(w.AllocatableIDs()[0], errUnknown)
 		w.untilSuspect()
 		w.stop()
 		if r := findRecord(s.saved, w.GPUs()[1], ""); s.saves != 2 || len(s.saved.Records) != 2 || r.Reason != "" || r.LastListed.Index != 1 || !r.GoneSince.IsZero() {
-			t.Errorf("%d saves, history %+v", s.saves, s.saved)
+			t.Errorf("got %d saves and history %+v, want 2 saves and two healthy records", s.saves, s.saved)
 		}
 	})
 }
@@ -53,18 +53,18 @@ func TestHistoryOfGPUAndMIGDevice(t *testing.T) {
 		w.statusesAfter(500 * time.Millisecond)
 		h := s.savedHistory()
 		if s.urgentSaves != 1 {
-			t.Errorf("%d urgent saves, want one for Xid 999", s.urgentSaves)
+			t.Errorf("got %d urgent saves, want one for Xid 999", s.urgentSaves)
 		}
 		if r := findRecord(h, gpu, ids[1]); len(h.Records) != 3 || r.Reason != "xid_999" || !r.NeedsReset || r.ResetSeen || r.Flaps != 1 || r.EnergyCounter == 0 || r.FailedResets.Reason != "xid_999" {
-			t.Errorf("history with the MIG device: %+v", h)
+			t.Errorf("history with the MIG device: got %+v, want 3 records and a pending reset for xid_999", h)
 		}
 		if r := findRecord(h, gpu, ""); r.Reason != "" || len(r.Xids) != 2 {
-			t.Errorf("record of the GPU: %+v", r)
+			t.Errorf("record of the GPU: got %+v, want two Xids and no reason", r)
 		}
 		before := findRecord(h, gpu, ids[1]).EnergyCounter
 		w.statusesAfter(61 * time.Second)
 		if r := findRecord(s.savedHistory(), gpu, ids[1]); r.EnergyCounter <= before {
-			t.Errorf("energy counter %d a minute later, was %d", r.EnergyCounter, before)
+			t.Errorf("energy counter a minute later: got %d, want more than %d", r.EnergyCounter, before)
 		}
 		w.stop()
 
@@ -73,21 +73,21 @@ func TestHistoryOfGPUAndMIGDevice(t *testing.T) {
 		statuses := w.statusesAfter(time.Minute)
 		requireReasons(t, "in the next process", statuses, "", "", "xid_999", "")
 		if xidCount(statuses[0], 999) != 1 || xidCount(statuses[0], 31) != 1 {
-			t.Errorf("Xids %+v", statuses[0].Xids)
+			t.Errorf("got Xids %+v, want one 999 and one 31", statuses[0].Xids)
 		}
 		w.Fail(ids[0], "xid 31")
 		if got := xidCount(w.statusesAfter(time.Second)[0], 31); got != 2 {
-			t.Errorf("%d after another Xid, want 2", got)
+			t.Errorf("after another Xid: got %d, want 2", got)
 		}
 		w.ResetGPU(ids[1])
 		w.statusesAfter(time.Minute)
 		if r := findRecord(s.savedHistory(), gpu, ids[1]); r.Reason != "" || r.Flaps != 1 || r.FailedResets.Count != 1 {
-			t.Errorf("record after the reset: %+v", r)
+			t.Errorf("record after the reset: got %+v, want one flap, one failed reset and no reason", r)
 		}
 	})
 }
 
-// TestGPULostBeforeStart: a GPU of the previous process that the listing lacks is published as gone.
+// TestGPULostBeforeStart checks that a GPU of the previous process that the listing lacks is published as gone.
 func TestGPULostBeforeStart(t *testing.T) {
 	for _, row := range []struct {
 		name     string
@@ -123,10 +123,10 @@ func TestGPULostBeforeStart(t *testing.T) {
 				statuses := w.statusesAfter(5 * time.Second)
 				requireReasons(t, "in the next process", statuses, "", row.reason, "")
 				if events := s.takeEvents(); row.reason == "gone" && (len(events) == 0 || events[len(events)-1].Reason != "gone" || len(events[len(events)-1].Affected) != 1) {
-					t.Errorf("the incidents are %+v, want the last to be that of the absent GPU", events)
+					t.Errorf("got incidents %+v, want the absent GPU's as the last", events)
 				}
 				if s := statuses[1]; !s.Gone || s.ID != id || s.Index != 1 || s.Model == "" || s.PCI == "" {
-					t.Errorf("got %+v", s)
+					t.Errorf("got %+v, want %s gone, with its index, model and PCI address", s, id)
 				}
 				w.statusesAfter(5 * time.Minute)
 				w.stop()
@@ -149,7 +149,7 @@ func TestGPULostBeforeStart(t *testing.T) {
 	}
 }
 
-// TestHistoryOfAbsentGPU: the fault of an absent GPU is kept until the GPU is back, in this process or the next.
+// TestHistoryOfAbsentGPU checks that the fault of an absent GPU is kept until the GPU returns, in this process or the next.
 func TestHistoryOfAbsentGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -163,7 +163,7 @@ func TestHistoryOfAbsentGPU(t *testing.T) {
 		b.hidden.Store(id)
 		requireReasons(t, "gone for 15 minutes", w.statusesAfter(15*time.Minute), "")
 		if r := findRecord(s.savedHistory(), gpu, ""); r.Reason != "xid_95" {
-			t.Errorf("got %+v", r)
+			t.Errorf("got record %+v, want reason xid_95", r)
 		}
 		b.hidden.Store(device.ID(""))
 		requireReasons(t, "back", w.statusesAfter(time.Minute), "xid_95", "")
@@ -176,7 +176,7 @@ func TestHistoryOfAbsentGPU(t *testing.T) {
 		m.Fail(m.AllocatableIDs()[1], "lost") // causes a save
 		w.statusesAfter(10 * time.Second)
 		if r := findRecord(s.savedHistory(), gpu, ""); r.Reason != "xid_95" {
-			t.Errorf("record in the next process: %+v", r)
+			t.Errorf("record in the next process: got %+v, want reason xid_95", r)
 		}
 		b.hidden.Store(device.ID(""))
 		requireReasons(t, "back in the next process", w.statusesAfter(time.Minute), "xid_95", "lost")
@@ -184,7 +184,7 @@ func TestHistoryOfAbsentGPU(t *testing.T) {
 	})
 }
 
-// TestHistoryWithClockAhead: a clock that is a month ahead at the start erases no record.
+// TestHistoryWithClockAhead checks that a clock that is a month ahead at the start deletes no record.
 func TestHistoryWithClockAhead(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -202,12 +202,12 @@ func TestHistoryWithClockAhead(t *testing.T) {
 		w.stop()
 		h := s.savedHistory()
 		if len(h.Records) != 3 || findRecord(h, m.GPUs()[1], "").Flaps != 3 || findRecord(h, "GPU-absent", "").Reason != "xid_95" {
-			t.Errorf("records %+v", h.Records)
+			t.Errorf("got records %+v, want 3", h.Records)
 		}
 	})
 }
 
-// TestOldestAbsentRecordsAreDeleted: at most 256 records of absent devices are kept.
+// TestOldestAbsentRecordsAreDeleted checks that at most 256 records of absent devices are kept.
 func TestOldestAbsentRecordsAreDeleted(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -229,12 +229,12 @@ func TestOldestAbsentRecordsAreDeleted(t *testing.T) {
 		h := s.savedHistory()
 		if len(h.Records) != 256+1 || findRecord(h, m.GPUs()[0], "").Reason != "xid_95" ||
 			findRecord(h, "GPU-absent-254", "").Reason == "" || findRecord(h, "GPU-absent-255", "").Reason != "" {
-			t.Errorf("%d records, want the newest 257", len(h.Records))
+			t.Errorf("got %d records, want the newest 257", len(h.Records))
 		}
 	})
 }
 
-// TestCountsArePublishedWhenSaved: no published count falls if the process is killed. Health and the time of an Xid are published at once.
+// TestCountsArePublishedWhenSaved checks that a kill lowers no published count. Health and the time of an Xid are published at once.
 func TestCountsArePublishedWhenSaved(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -247,17 +247,17 @@ func TestCountsArePublishedWhenSaved(t *testing.T) {
 		defer w.stop()
 		check := func(when string, after time.Duration, flaps, xid31, xid95 uint64) device.Status {
 			t.Helper()
-			is := w.statusesAfter(after)[0]
-			if is.Flaps != flaps || xidCount(is, 31) != xid31 || xidCount(is, 95) != xid95 {
-				t.Errorf("%s: %d flaps, Xids %v", when, is.Flaps, is.Xids)
+			status := w.statusesAfter(after)[0]
+			if status.Flaps != flaps || xidCount(status, 31) != xid31 || xidCount(status, 95) != xid95 {
+				t.Errorf("%s: got %d flaps and Xids %v, want %d, %d of Xid 31, %d of Xid 95", when, status.Flaps, status.Xids, flaps, xid31, xid95)
 			}
-			return is
+			return status
 		}
 		check("at first", time.Second, 7, 5, 0)
 		w.Fail(id, "xid 31")
 		w.Fail(id, "xid 95")
 		if is := check("while the disk hangs", time.Second, 7, 5, 0); is.Healthy || is.Reason != "xid_95" || len(is.Xids) != 2 || is.Xids[1].Last.IsZero() {
-			t.Errorf("while the disk hangs: %+v", is)
+			t.Errorf("while the disk hangs: got %+v, want reason xid_95 and two Xids with times", is)
 		}
 		h := s.savedHistory()
 		s.exported.Set(&h)
@@ -265,7 +265,7 @@ func TestCountsArePublishedWhenSaved(t *testing.T) {
 	})
 }
 
-// TestHistoryWithClockSetBack: times of the future neither delay the recovery nor are published.
+// TestHistoryWithClockSetBack checks that times of the future neither delay the recovery nor are published.
 func TestHistoryWithClockSetBack(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
@@ -276,13 +276,13 @@ func TestHistoryWithClockSetBack(t *testing.T) {
 		})
 		defer w.stop()
 		if s := w.statusesAfter(time.Millisecond)[0]; s.Reason != "lost" || s.Since.After(time.Now()) {
-			t.Errorf("at first: %q since %s", s.Reason, s.Since)
+			t.Errorf("at first: got %q since %s, want lost, not in the future", s.Reason, s.Since)
 		}
 		requireReasons(t, "soon", w.statusesAfter(5*time.Second), "")
 	})
 }
 
-// TestRebootCountsOnce: a reboot ends no fault that comes after it in the same process.
+// TestRebootCountsOnce checks that a reboot ends no fault that comes after it in the same process.
 func TestRebootCountsOnce(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -303,7 +303,7 @@ func TestRebootCountsOnce(t *testing.T) {
 	})
 }
 
-// TestPendingRepairAcrossRestart: the next process waits for a pending repair, even after a reboot.
+// TestPendingRepairAcrossRestart checks that the next process waits for a pending repair, even after a reboot.
 func TestPendingRepairAcrossRestart(t *testing.T) {
 	for _, booted := range []bool{false, true} {
 		testPendingRepair(t, booted)
@@ -340,7 +340,7 @@ func testPendingRepair(t *testing.T, booted bool) {
 	})
 }
 
-// TestResetOfAbsentMIGDevice: a reset of the GPU counts for its absent MIG devices, in this process and the next.
+// TestResetOfAbsentMIGDevice checks that a reset of a GPU counts for its absent MIG devices, in this process and the next.
 func TestResetOfAbsentMIGDevice(t *testing.T) {
 	for _, restarted := range []bool{false, true} {
 		bubble.Test(t, func(t *testing.T) {
@@ -370,7 +370,7 @@ func TestResetOfAbsentMIGDevice(t *testing.T) {
 	}
 }
 
-// TestOldFaultOfAbsentGPU: the age of a fault does not shorten the time for which an absent GPU is kept.
+// TestOldFaultOfAbsentGPU checks that the age of a fault does not shorten the time for which an absent GPU is kept.
 func TestOldFaultOfAbsentGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -393,7 +393,7 @@ func TestOldFaultOfAbsentGPU(t *testing.T) {
 	})
 }
 
-// TestLostHistoryIsSaved: Lost is saved until each device has passed its checks.
+// TestLostHistoryIsSaved checks that Lost is saved until each device passes its checks.
 func TestLostHistoryIsSaved(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -401,7 +401,7 @@ func TestLostHistoryIsSaved(t *testing.T) {
 		m.SetDriverError(device.ErrNoDriver)
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History.Lost = true })
 		if w.statusesAfter(time.Second); !s.savedHistory().Lost { // saved even if the process is killed now
-			t.Error("Lost was not saved")
+			t.Error("Lost: got false before the checks, want true")
 		}
 		w.stop()
 		m.SetDriverError(nil)
@@ -411,12 +411,12 @@ func TestLostHistoryIsSaved(t *testing.T) {
 			t.Error("published before the device passed its checks")
 		}
 		if requireReasons(t, "after three checks", w.statusesAfter(1500*time.Millisecond), ""); s.savedHistory().Lost {
-			t.Error("Lost is still saved")
+			t.Error("Lost: got true after the checks, want false")
 		}
 	})
 }
 
-// TestLostHistoryWithOldRecords: a healthy record may be out of date, and is checked. A recorded fault stands.
+// TestLostHistoryWithOldRecords checks that a healthy record, which may be out of date, is checked, and that a recorded fault is kept.
 func TestLostHistoryWithOldRecords(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -433,7 +433,7 @@ func TestLostHistoryWithOldRecords(t *testing.T) {
 		}
 		statuses := w.statusesAfter(1500 * time.Millisecond)
 		if requireReasons(t, "after three checks", statuses, "", "xid_95"); statuses[0].Flaps != 3 {
-			t.Errorf("%d flaps, want 3", statuses[0].Flaps)
+			t.Errorf("got %d flaps, want 3", statuses[0].Flaps)
 		}
 	})
 }

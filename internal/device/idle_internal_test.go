@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// quietBackend has healthy GPUs. Listings, waits and checks are counted.
+// quietBackend has healthy GPUs, and counts listings, waits and checks.
 type quietBackend struct {
 	Backend
 	gpus            int
@@ -41,7 +41,7 @@ func (b *quietBackend) Check(GPU) (ResetEvidence, error) {
 	return ResetEvidence{EnergyCounter: 1}, nil
 }
 
-// TestIdleMinute: an idle Monitor runs once a second at most, on whole seconds, and checks the GPUs in groups.
+// TestIdleMinute checks that an idle Monitor wakes up at most once a second, on whole seconds, and checks the GPUs in groups.
 func TestIdleMinute(t *testing.T) {
 	for gpus, want := range map[int]struct{ checks, checksPerSecond int }{1: {60, 1}, 2: {60, 1}, 3: {60, 1}, 8: {96, 2}, 16: {192, 4}} {
 		bubble.Test(t, func(t *testing.T) {
@@ -64,17 +64,19 @@ func TestIdleMinute(t *testing.T) {
 			for at := range moments {
 				seconds[at.Unix()] = 0
 				if at.Nanosecond() != 0 {
-					t.Fatalf("%d GPUs: woken at %s", gpus, at)
+					t.Fatalf("%d GPUs: got a wake-up at %s, want whole seconds", gpus, at)
 				}
 			}
-			checks, most := len(b.checks), 0
+			checks, maxPerSecond := len(b.checks), 0
 			for range checks {
 				at := (<-b.checks).Unix()
 				seconds[at]++
-				most = max(most, seconds[at])
+				maxPerSecond = max(maxPerSecond, seconds[at])
 			}
-			if len(seconds) > 61 || checks != want.checks || most != want.checksPerSecond || b.listings.Load()-listings != 6 || b.waits.Load()-waits != 30 {
-				t.Errorf("%d GPUs: %d wake-ups, %d checks, %d at once, %d listings, %d waits", gpus, len(seconds), checks, most, b.listings.Load()-listings, b.waits.Load()-waits)
+			if len(seconds) > 61 || checks != want.checks || maxPerSecond != want.checksPerSecond ||
+				b.listings.Load()-listings != 6 || b.waits.Load()-waits != 30 {
+				t.Errorf("%d GPUs: got %d wake-ups, %d checks, %d a second, %d listings, %d waits; want at most 61, %+v, 6, 30",
+					gpus, len(seconds), checks, maxPerSecond, b.listings.Load()-listings, b.waits.Load()-waits, want)
 			}
 			cancel()
 			if err := <-ended; err != nil {
@@ -97,7 +99,7 @@ func (b *hangingBackend) Check(GPU) (ResetEvidence, error) {
 	return ResetEvidence{}, nil
 }
 
-// TestWakeUpsDuringHang: a check that is due but cannot begin wakes the Monitor every callPollInterval only, for as long as the GPU hangs.
+// TestWakeUpsDuringHang checks that a due check that cannot begin wakes the Monitor only every callPollInterval while the GPU hangs.
 func TestWakeUpsDuringHang(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		b := &hangingBackend{quietBackend{gpus: 1}, make(chan struct{})}
@@ -111,8 +113,8 @@ func TestWakeUpsDuringHang(t *testing.T) {
 			synctest.Wait()
 			moments[*m.last.Load()] = true
 		}
-		if most := 2 * int(10*time.Second/callPollInterval); len(moments) > most {
-			t.Errorf("%d wake-ups in ten seconds, want at most %d", len(moments), most)
+		if maxWakeUps := 2 * int(10*time.Second/callPollInterval); len(moments) > maxWakeUps {
+			t.Errorf("got %d wake-ups in ten seconds, want at most %d", len(moments), maxWakeUps)
 		}
 		close(b.ended)
 		cancel()

@@ -13,7 +13,7 @@ func TestPathNames(t *testing.T) {
 		device.PathNUMANode: "numa_node", device.PathSystem: "system", device.PathSystem + 1: "unknown", 255: "unknown",
 	} {
 		if got := path.String(); got != want {
-			t.Errorf("path %d is %q, want %q", uint8(path), got, want)
+			t.Errorf("name of path %d: got %q, want %q", uint8(path), got, want)
 		}
 	}
 }

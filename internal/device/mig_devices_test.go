@@ -30,7 +30,7 @@ func deviceIDs(statuses []device.Status) []device.ID {
 func (f *monitorFixture) requireDevices(t *testing.T, when string, statuses []device.Status, want ...device.ID) {
 	t.Helper()
 	if got := deviceIDs(statuses); !slices.Equal(got, want) {
-		t.Errorf("%s: inventory has %v, want %v", when, got, want)
+		t.Errorf("%s: got devices %v, want %v", when, got, want)
 	}
 }
 
@@ -44,19 +44,19 @@ func TestListingAfterPartitioning(t *testing.T) {
 		requireReasons(t, "at once", statuses, "", "", "", "")
 		gpu := statuses[0]
 		if !gpu.MIGEnabled || statuses[1].Profile != "1g.10gb" || statuses[2].Profile != "2g.20gb" || statuses[3].MIGEnabled {
-			t.Errorf("inventory has %+v", statuses)
+			t.Errorf("got %+v, want a MIG-enabled GPU with a 1g.10gb and a 2g.20gb, and a GPU without MIG", statuses)
 		}
 		w.Unpartition(w.GPUs()[0])
 		statuses = w.statusesAfter(time.Millisecond)
 		requireReasons(t, "after MIG mode was turned off", statuses, "", "gone", "gone", "")
 		if statuses[0].MIGEnabled {
-			t.Error("GPU still MIG-enabled")
+			t.Error("MIGEnabled: got true, want false")
 		}
 		requireReasons(t, "much later", w.statusesAfter(time.Minute), "", "")
 	})
 }
 
-// slowList is a Backend whose listings take a second, and show the state at their begin.
+// slowList is a Backend whose listings take a second and return the state at their start.
 type slowList struct{ *sim.Machine }
 
 func (s slowList) Devices(ctx context.Context) ([]device.Device, error) {
@@ -65,7 +65,7 @@ func (s slowList) Devices(ctx context.Context) ([]device.Device, error) {
 	return devices, err
 }
 
-// TestListingDuringPartitioning partitions a GPU during a listing that misses it.
+// TestListingDuringPartitioning partitions a GPU during a listing that misses the change.
 func TestListingDuringPartitioning(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
@@ -78,7 +78,7 @@ func TestListingDuringPartitioning(t *testing.T) {
 	})
 }
 
-// TestGoneMIGDeviceExpires: a gone MIG device stays for ten seconds, and as long as it is allocated.
+// TestGoneMIGDeviceExpires checks that a gone MIG device is kept for ten seconds, and for as long as it is allocated.
 func TestGoneMIGDeviceExpires(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
@@ -99,19 +99,19 @@ func TestGoneMIGDeviceExpires(t *testing.T) {
 		requireReasons(t, "after nine seconds", w.statusesAfter(9*time.Second), "", "gone", "gone", "")
 		statuses = w.statusesAfter(2 * time.Second)
 		requireReasons(t, "after eleven seconds", statuses, "", "gone", "")
-		w.requireDevices(t, "the allocated MIG device stays", statuses, device.ID(gpu), migDevices[1], migDevices[2])
+		w.requireDevices(t, "after eleven seconds, with an allocated MIG device", statuses, device.ID(gpu), migDevices[1], migDevices[2])
 		if statuses[1].Since != gone {
-			t.Errorf("gone since %v, want %v", statuses[1].Since, gone)
+			t.Errorf("time of the change: got %v, want %v", statuses[1].Since, gone)
 		}
 		requireReasons(t, "an hour later", w.statusesAfter(time.Hour), "", "gone", "")
 		w.Fail(device.ID(gpu), "xid 79")
 		statuses = w.statusesAfter(time.Second)
 		requireReasons(t, "with a fault of its GPU", statuses, "xid_79", "xid_79", "xid_79")
 		if statuses[0].Gone || !statuses[1].Gone || statuses[2].Gone {
-			t.Errorf("Gone: %+v", statuses)
+			t.Errorf("got %+v, want only the second device gone", statuses)
 		}
 		allocated.Store(device.ID(""))
-		w.requireDevices(t, "not allocated anymore", w.statusesAfter(time.Second), device.ID(gpu), migDevices[2])
+		w.requireDevices(t, "no longer allocated", w.statusesAfter(time.Second), device.ID(gpu), migDevices[2])
 	})
 }
 
@@ -141,7 +141,7 @@ func (h *hidingMachine) Devices(ctx context.Context) ([]device.Device, error) {
 	return slices.DeleteFunc(devices, func(d device.Device) bool { return d.ID == h.hidden.Load() }), err
 }
 
-// TestGoneGPUExpires: a gone GPU stays longer than a MIG device, since it may have fallen off the bus.
+// TestGoneGPUExpires checks that a gone GPU is kept longer than a MIG device. The GPU may have fallen off the bus.
 func TestGoneGPUExpires(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -157,7 +157,7 @@ func TestGoneGPUExpires(t *testing.T) {
 		w.RemoveGPU(device.ID(m.GPUs()[1]))
 		statuses := w.statusesAfter(11 * time.Minute)
 		if statuses == nil || len(statuses) != 0 {
-			t.Errorf("inventory without GPUs: %v", deviceIDs(statuses))
+			t.Errorf("inventory without GPUs: got %v, want an empty list", deviceIDs(statuses))
 		}
 		w.ResetGPU(device.ID(m.GPUs()[1]))
 		requireReasons(t, "one GPU back", w.statusesAfter(15*time.Second), "")
@@ -187,7 +187,7 @@ func TestFaultOfMIGDevice(t *testing.T) {
 		statuses := w.statusesAfter(time.Millisecond)
 		requireReasons(t, "after an Xid of a MIG device", statuses, "", "", "xid_999", "", "")
 		if s := statuses[2]; s.Action != "reset_gpu" || len(s.Xids) != 1 || s.Xids[0].Code != 999 {
-			t.Errorf("got %+v", s)
+			t.Errorf("got %+v, want action reset_gpu and one Xid 999", s)
 		}
 		w.Fail(migDevices[0], "xid 13")
 		requireReasons(t, "an hour later", w.statusesAfter(time.Hour), "", "", "xid_999", "", "")
@@ -199,13 +199,13 @@ func TestFaultOfMIGDevice(t *testing.T) {
 		w.Fail(migDevices[1], "xid 999")
 		w.statusesAfter(time.Second)
 		m.Partition(gpu, "1c.3g.40gb", "3g.40gb", "1g.10gb")
-		requireReasons(t, "after a new MIG layout", w.statusesAfter(time.Second), "", "", "gone", "", "", "") // the old and the new MIG device have one index
+		requireReasons(t, "after a new MIG layout", w.statusesAfter(time.Second), "", "", "gone", "", "", "") // one index
 		requireReasons(t, "ten seconds later", w.statusesAfter(10*time.Second), "", "", "", "", "")
 	})
 }
 
-// FuzzAffectedDevices compares faults, resets and MIG layouts in any order with a model: a GPU's fault affects all its MIG devices, and
-// a MIG device's fault only that device.
+// FuzzAffectedDevices compares faults, resets and MIG layouts in any order with a model: a GPU's fault affects all its MIG devices, and a
+// MIG device's fault only that device.
 func FuzzAffectedDevices(f *testing.F) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 12 {
@@ -223,7 +223,7 @@ func FuzzAffectedDevices(f *testing.F) {
 	})
 }
 
-// expectedReasons are the reasons of GPUs and MIG devices that wait for a reset.
+// expectedReasons is the model: the reasons of GPUs and MIG devices that wait for a reset.
 type expectedReasons struct {
 	gpus       map[device.GPU]string
 	migDevices map[device.ID]string
@@ -238,18 +238,18 @@ func runPartitionScript(t *testing.T, script []byte) {
 	expect := expectedReasons{gpus: map[device.GPU]string{}, migDevices: map[device.ID]string{}}
 	w.statusesAfter(time.Second)
 	for step := 0; step+1 < len(script); step += 2 {
-		what, which := script[step]%6, int(script[step+1])
-		gpu := m.GPUs()[which%2]
+		action, arg := script[step]%6, int(script[step+1])
+		gpu := m.GPUs()[arg%2]
 		devices, err := m.Devices(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := devices[which%len(devices)]
+		d := devices[arg%len(devices)]
 		pause := 30 * time.Second
 		first := func(name string) string { return firstNonEmpty(expect.gpus[d.GPU], name) }
-		switch what {
+		switch action {
 		case 0:
-			m.Partition(gpu, partitionLayouts[which%len(partitionLayouts)]...)
+			m.Partition(gpu, partitionLayouts[arg%len(partitionLayouts)]...)
 		case 1:
 			m.Unpartition(gpu)
 		case 2:
@@ -274,7 +274,7 @@ func runPartitionScript(t *testing.T, script []byte) {
 				}
 			}
 		}
-		expect.compare(t, fmt.Sprintf("step %d, %d of %s", step/2, what, d.ID), m, w.statusesAfter(pause))
+		expect.compare(t, fmt.Sprintf("step %d, %d of %s", step/2, action, d.ID), m, w.statusesAfter(pause))
 	}
 }
 
@@ -289,7 +289,7 @@ func (e expectedReasons) compare(t *testing.T, when string, m *sim.Machine, stat
 	t.Helper()
 	devices, err := m.Devices(t.Context())
 	if err != nil || len(devices) != len(statuses) {
-		t.Fatalf("%s: inventory has %v, want %d devices, error %v", when, deviceIDs(statuses), len(devices), err)
+		t.Fatalf("%s: got devices %v, want %d, error %v", when, deviceIDs(statuses), len(devices), err)
 	}
 	for i, d := range devices {
 		reason := e.gpus[d.GPU]
@@ -297,12 +297,12 @@ func (e expectedReasons) compare(t *testing.T, when string, m *sim.Machine, stat
 			reason = e.migDevices[d.ID]
 		}
 		if s := statuses[i]; s.ID != d.ID || s.Reason != reason || s.Healthy != (reason == "") {
-			t.Fatalf("%s: inventory has %s %q, want %s %q", when, s.ID, s.Reason, d.ID, reason)
+			t.Fatalf("%s: got %s %q, want %s %q", when, s.ID, s.Reason, d.ID, reason)
 		}
 	}
 }
 
-// TestLostGPUIsLogged: a lost GPU is a single warning for any number of MIG devices.
+// TestLostGPUIsLogged checks that a lost GPU logs a single warning, for any number of MIG devices.
 func TestLostGPUIsLogged(t *testing.T) {
 	for _, row := range []struct {
 		name, want string
@@ -328,7 +328,7 @@ func TestLostGPUIsLogged(t *testing.T) {
 				w.stop()
 				want := regexp.MustCompile(`level=WARN msg="GPU lost: ` + row.want + `" gpu=` + string(gpu) + " index=1 ")
 				if n := len(want.FindAllString(log.String(), -1)); n != 1 || strings.Contains(log.String(), "MIG device gone") {
-					t.Errorf("%d warnings in\n%s", n, &log)
+					t.Errorf("got %d warnings, want 1 and no message about MIG devices:\n%s", n, &log)
 				}
 			})
 		})

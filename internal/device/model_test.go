@@ -17,9 +17,9 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// trackedDevice is a Backend of two GPUs whose resets show like NVIDIA's: in the next check with an answer, and to a later process
-// only by the energy counter. A check returns the state at its begin, and takes time.
-type trackedDevice struct {
+// fakeBackend is a Backend of two GPUs. Like NVIDIA's, it reports a reset in the next check that returns. A later process sees the reset
+// only in the energy counter. A check takes time and returns the state at its start.
+type fakeBackend struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
 	gpus   map[device.GPU]*fakeGPUState
@@ -34,42 +34,42 @@ type fakeGPUState struct {
 	pending       bool                 // a repair is pending
 	resets        uint64               // number of resets
 	resetsAtStart uint64               // in this process
-	evidence      device.ResetEvidence // of the newest check with an answer
+	evidence      device.ResetEvidence // of the newest check that returned
 }
 
-// hasUnseenReset reports whether the GPU was reset since the newest check with an answer.
+// hasUnseenReset reports whether the GPU was reset since the newest check that returned.
 func (b *fakeGPUState) hasUnseenReset() bool { return b.resetsAtStart+b.evidence.Resets != b.resets }
 
 var backendGPUs = []device.GPU{"GPU-a", "GPU-b"}
 
-func newTwoGPUBackend() *trackedDevice {
-	w := &trackedDevice{gpus: map[device.GPU]*fakeGPUState{}, begun: time.Now()}
+func newTwoGPUBackend() *fakeBackend {
+	w := &fakeBackend{gpus: map[device.GPU]*fakeGPUState{}, begun: time.Now()}
 	for _, gpu := range backendGPUs {
 		w.gpus[gpu] = &fakeGPUState{}
 	}
 	return w
 }
 
-func (w *trackedDevice) locked(change func()) {
+func (w *fakeBackend) locked(change func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change()
 }
 
-func (w *trackedDevice) Metrics() []device.Metric { return nil }
+func (w *fakeBackend) Metrics() []device.Metric { return nil }
 
-func (w *trackedDevice) Read(_ device.GPU, buf []device.Sample) ([]device.Sample, error) {
+func (w *fakeBackend) Read(_ device.GPU, buf []device.Sample) ([]device.Sample, error) {
 	return buf, nil
 }
 
-func (w *trackedDevice) Devices(context.Context) (devices []device.Device, err error) {
+func (w *fakeBackend) Devices(context.Context) (devices []device.Device, err error) {
 	for i, gpu := range backendGPUs {
 		devices = append(devices, device.Device{ID: device.ID(gpu), GPU: gpu, Index: i, MIGDeviceIndex: -1, GI: -1, CI: -1})
 	}
 	return devices, nil
 }
 
-func (w *trackedDevice) Check(gpu device.GPU) (v device.ResetEvidence, err error) {
+func (w *fakeBackend) Check(gpu device.GPU) (v device.ResetEvidence, err error) {
 	for hangs := true; hangs; {
 		w.locked(func() { hangs = w.gpus[gpu].checksHang })
 		if hangs {
@@ -89,7 +89,7 @@ func (w *trackedDevice) Check(gpu device.GPU) (v device.ResetEvidence, err error
 	return v, err
 }
 
-func (w *trackedDevice) Wait(ctx context.Context) (e device.Event, err error) {
+func (w *fakeBackend) Wait(ctx context.Context) (e device.Event, err error) {
 	for deadline := time.Now().Add(time.Second); ; time.Sleep(10 * time.Millisecond) {
 		w.locked(func() {
 			if len(w.events) > 0 && ctx.Err() == nil {
@@ -102,9 +102,9 @@ func (w *trackedDevice) Wait(ctx context.Context) (e device.Event, err error) {
 	}
 }
 
-// monitorRun is one run of a Monitor on a Backend that outlives the run.
+// monitorRun is one run of a Monitor. The Backend outlives the run.
 type monitorRun struct {
-	*trackedDevice
+	*fakeBackend
 	inventory    device.Inventory
 	monitor      *device.Monitor
 	saved        device.HealthHistory // newest history
@@ -113,7 +113,7 @@ type monitorRun struct {
 	stop         func() error
 }
 
-// Save and ExportedCounts are called by the Monitor alone.
+// Save and ExportedCounts are called only by the Monitor.
 func (p *monitorRun) Save(h device.HealthHistory, _ bool) {
 	p.saved = h
 	p.exported.Set(&h)
@@ -123,8 +123,8 @@ func (p *monitorRun) ExportedCounts() (*device.HealthHistory, <-chan struct{}) {
 	return p.exported.Get()
 }
 
-func (w *trackedDevice) newRun(ctx context.Context, previous device.HealthHistory) *monitorRun {
-	p := &monitorRun{trackedDevice: w, saved: previous}
+func (w *fakeBackend) newRun(ctx context.Context, previous device.HealthHistory) *monitorRun {
+	p := &monitorRun{fakeBackend: w, saved: previous}
 	p.exported.Set(&previous)
 	w.locked(func() {
 		for _, g := range w.gpus {
@@ -165,14 +165,14 @@ func (w *trackedDevice) newRun(ctx context.Context, previous device.HealthHistor
 	return p
 }
 
-// expectedHealth is the reference model of a GPU.
+// expectedHealth is the model of a GPU.
 type expectedHealth struct {
 	checksFail     bool      // checks fail or hang
 	awaitsReset    bool      // a fault waits for a complete reset
 	resetAmbiguous bool      // the reset came so soon that it may count as an earlier one
 	faultAt        time.Time // of the newest fault
 	xids           uint64
-	problems       []time.Time // of each fault; at most so many turns to unhealthy
+	problems       []time.Time // of each fault; an upper limit for the flaps
 	flaps          uint64      // as last published
 }
 
@@ -185,8 +185,8 @@ func (e *expectedHealth) settleTime() time.Duration {
 // detectionTime is longer than any detection.
 const detectionTime = 45 * time.Second
 
-// FuzzMonitor has faults, resets, reports of two sources, checks that fail, hang and are slow, restarts, reboots and pauses in any order.
-// A GPU is never healthy while a fault waits for its reset, is healthy soon after the end of the last fault, and each event counts once.
+// FuzzMonitor runs faults, reports of two sources, resets, restarts, reboots, pauses, and checks that fail, hang or are slow, in any order.
+// A GPU is never healthy while a fault waits for its reset, and recovers soon after the last fault ends. Each event counts once.
 func FuzzMonitor(f *testing.F) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 24 {
@@ -254,11 +254,11 @@ func runMonitorScript(t *testing.T, script []byte) {
 		synctest.Wait()
 		statuses, _ := p.inventory.Get()
 		if len(statuses) != len(backendGPUs) && (settled || len(statuses) > 0) {
-			t.Fatalf("step %d: inventory has %+v", step/2, statuses)
+			t.Fatalf("step %d: got %+v, want %d devices", step/2, statuses, len(backendGPUs))
 		}
 		for _, s := range statuses {
 			if err := model[s.GPU].verify(s, settled); err != nil {
-				t.Fatalf("step %d, %d of %s and %s: %s is %q: %v", step/2, action, gpu, pause, s.GPU, s.Reason, err)
+				t.Fatalf("step %d, action %d on %s, pause %s: %s with reason %q: %v", step/2, action, gpu, pause, s.GPU, s.Reason, err)
 			}
 		}
 		if settled {
@@ -269,7 +269,7 @@ func runMonitorScript(t *testing.T, script []byte) {
 	}
 }
 
-// verifyEvents reports whether each event was passed on once, by this or an earlier process.
+// verifyEvents returns an error unless each event was passed on once, by this or an earlier process.
 func verifyEvents(events []device.HealthEvent, earlier int, model map[device.GPU]*expectedHealth) error {
 	var reports, xids uint64
 	for _, o := range events {
@@ -281,12 +281,11 @@ func verifyEvents(events []device.HealthEvent, earlier int, model map[device.GPU
 		xids += e.xids
 	}
 	if reports > xids || earlier == 0 && reports != xids {
-		return fmt.Errorf("%d events passed on, want %d", reports, xids)
+		return fmt.Errorf("got %d events, want %d", reports, xids)
 	}
 	return nil
 }
 
-// The actions.
 const (
 	actionFault byte = iota
 	actionFaultFromBothSources
@@ -310,7 +309,7 @@ const (
 )
 
 // apply performs an action on a GPU and on the model.
-func (w *trackedDevice) apply(p *monitorRun, action byte, gpu device.GPU, model map[device.GPU]*expectedHealth) {
+func (w *fakeBackend) apply(p *monitorRun, action byte, gpu device.GPU, model map[device.GPU]*expectedHealth) {
 	g, e, now := w.gpus[gpu], model[gpu], time.Now()
 	resets := func(gpu device.GPU) {
 		g, e := w.gpus[gpu], model[gpu]
@@ -318,8 +317,8 @@ func (w *trackedDevice) apply(p *monitorRun, action byte, gpu device.GPU, model 
 		e.resetAmbiguous = (e.resetAmbiguous || e.awaitsReset) && now.Sub(e.faultAt) < detectionTime
 		g.err, g.checksHang, g.pending, e.checksFail, e.awaitsReset = nil, false, false, false, false
 	}
-	report := func(xid uint64, heals device.Recovery, driver, kernel bool) {
-		event := device.Event{GPU: gpu, Xid: xid, Recovery: heals, Action: "reset_gpu"}
+	report := func(xid uint64, recovery device.Recovery, driver, kernel bool) {
+		event := device.Event{GPU: gpu, Xid: xid, Recovery: recovery, Action: "reset_gpu"}
 		if driver {
 			w.events = append(w.events, event)
 		}
@@ -328,7 +327,7 @@ func (w *trackedDevice) apply(p *monitorRun, action byte, gpu device.GPU, model 
 			p.monitor.Report(event, time.Now())
 		}
 		e.xids++
-		if heals == device.RecoveryAfterReset {
+		if recovery == device.RecoveryAfterReset {
 			e.awaitsReset, e.resetAmbiguous, e.faultAt, e.problems = true, false, now, append(e.problems, now)
 		}
 	}
@@ -354,9 +353,9 @@ func (w *trackedDevice) apply(p *monitorRun, action byte, gpu device.GPU, model 
 	case actionReset:
 		resets(gpu)
 	case actionResetBetweenRuns:
-		blind := e.awaitsReset && g.evidence.EnergyCounter == 0 // no value to compare with
+		counterUnread := e.awaitsReset && g.evidence.EnergyCounter == 0 // no value to compare with
 		resets(gpu)
-		e.resetAmbiguous = e.resetAmbiguous || blind
+		e.resetAmbiguous = e.resetAmbiguous || counterUnread
 	case actionPartialReset: // a repair is pending after the reset
 		if !g.checksHang && e.awaitsReset {
 			g.resets++
@@ -398,13 +397,13 @@ func (e *expectedHealth) verify(s device.Status, settled bool) error {
 	for _, x := range s.Xids {
 		xids += x.Count
 	}
-	was := e.flaps
+	before := e.flaps
 	e.flaps = s.Flaps
 	switch {
 	case s.Healthy != (s.Health == device.Healthy || s.Health == device.Suspect) || s.Healthy != (s.Reason == ""):
-		return fmt.Errorf("Healthy is %v with health %s", s.Healthy, s.Health)
-	case s.Flaps < was:
-		return fmt.Errorf("flaps fell by %d", was-s.Flaps)
+		return fmt.Errorf("got Healthy %v with health %s", s.Healthy, s.Health)
+	case s.Flaps < before:
+		return fmt.Errorf("flaps fell by %d", before-s.Flaps)
 	case e.awaitsReset && s.Healthy:
 		return errors.New("healthy before the reset")
 	case settled && e.checksFail && s.Healthy:
@@ -412,7 +411,7 @@ func (e *expectedHealth) verify(s device.Status, settled bool) error {
 	case settled && !e.awaitsReset && !e.checksFail && !e.resetAmbiguous && s.Health != device.Healthy:
 		return errors.New("not healthy without a fault")
 	case settled && xids != e.xids:
-		return fmt.Errorf("%d events counted, want %d", xids, e.xids)
+		return fmt.Errorf("got %d counted events, want %d", xids, e.xids)
 	}
 	return nil
 }

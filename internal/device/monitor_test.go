@@ -59,7 +59,7 @@ func (r *logCounter) count(prefix string) (n int) {
 	return n
 }
 
-// startMonitor runs a Monitor in the test's bubble. wrap may change the Backend, and options set the Monitor's options.
+// startMonitor runs a Monitor in the test's bubble. wrap may replace the Backend, and options set the Monitor's options.
 func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device.Backend, options ...func(*monitorFixture)) *monitorFixture {
 	t.Helper()
 	var b device.Backend = m
@@ -82,7 +82,7 @@ func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device
 		}
 		m.ReleaseHangs()
 		if !w.monitor.Drain(context.Background()) || !w.readers.Drain(context.Background()) {
-			t.Error("Drain: calls are running")
+			t.Error("Drain: got false, want no running calls")
 		}
 	}
 	return w
@@ -97,7 +97,7 @@ func (f *monitorFixture) untilSuspect() {
 	}
 }
 
-// statusesAfter waits, and returns the Inventory.
+// statusesAfter waits for d and returns the statuses of the Inventory.
 func (f *monitorFixture) statusesAfter(d time.Duration) []device.Status {
 	time.Sleep(d)
 	synctest.Wait()
@@ -105,7 +105,7 @@ func (f *monitorFixture) statusesAfter(d time.Duration) []device.Status {
 	return statuses
 }
 
-// reasons lists the reason of each device; "" if healthy.
+// reasons returns the reason of each device, "" if healthy.
 func reasons(statuses []device.Status) []string {
 	list := []string{}
 	for _, s := range statuses {
@@ -125,7 +125,7 @@ func newMachine(n int) *sim.Machine {
 func requireReasons(t *testing.T, when string, statuses []device.Status, reason ...string) {
 	t.Helper()
 	if got := reasons(statuses); !slices.Equal(got, reason) {
-		t.Errorf("%s: %q, want %q", when, got, reason)
+		t.Errorf("reasons %s: got %q, want %q", when, got, reason)
 	}
 }
 
@@ -140,7 +140,7 @@ func TestFaultOfGPU(t *testing.T) {
 		bad := w.statusesAfter(time.Millisecond)
 		requireReasons(t, "after Xid 79", bad, "", "xid_79", "")
 		if s := bad[1]; s.Action != "reboot" || s.Since.Sub(began) > time.Millisecond || len(s.Xids) != 1 || s.Xids[0].Count != 1 {
-			t.Errorf("failed device: %+v", s)
+			t.Errorf("failed device: got %+v, want action reboot and one Xid, at once", s)
 		}
 		requireReasons(t, "an hour later", w.statusesAfter(time.Hour), "", "xid_79", "")
 		w.ResetGPU(ids[1])
@@ -163,7 +163,7 @@ func TestRecoveryNeedsReset(t *testing.T) {
 	})
 }
 
-// TestResetBeforeFault resets a GPU that fails again before a check sees the reset. The reset does not end the fault.
+// TestResetBeforeFault resets a GPU that fails again before a check detects the reset. The reset does not end the fault.
 func TestResetBeforeFault(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
@@ -178,7 +178,7 @@ func TestResetBeforeFault(t *testing.T) {
 	})
 }
 
-// TestResetDuringHang lets calls hang from before the fault until the GPU is reset.
+// TestResetDuringHang lets calls hang from before the fault until the reset.
 func TestResetDuringHang(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
@@ -207,7 +207,7 @@ func TestApplicationXidsAreCounted(t *testing.T) {
 		requireReasons(t, "after application errors", statuses, "")
 		xids := statuses[0].Xids
 		if len(xids) != 2 || xids[0].Code != 13 || xids[0].Count != 1 || xids[1].Code != 31 || xids[1].Count != 3 {
-			t.Errorf("Xids %+v, want one 13 and three 31", xids)
+			t.Errorf("got Xids %+v, want one 13 and three 31", xids)
 		}
 	})
 }
@@ -220,7 +220,7 @@ func TestGoneGPUStaysInInventory(t *testing.T) {
 		w.RemoveGPU(w.AllocatableIDs()[0])
 		statuses := w.statusesAfter(15 * time.Second)
 		if len(statuses) != 2 || statuses[0].Healthy || !statuses[1].Healthy {
-			t.Errorf("after a GPU was removed: %q", reasons(statuses))
+			t.Errorf("reasons after a GPU was removed: got %q, want only the first unhealthy", reasons(statuses))
 		}
 		w.ResetGPU(w.AllocatableIDs()[0])
 		requireReasons(t, "after the GPU was put back", w.statusesAfter(20*time.Second), "", "")
@@ -234,18 +234,18 @@ func TestDriverLoadedLate(t *testing.T) {
 		w := startMonitor(t, m, nil)
 		defer w.stop()
 		if w.statusesAfter(time.Minute) != nil {
-			t.Error("published without a driver")
+			t.Error("got statuses without a driver, want nil")
 		}
 		if d := w.monitor.Driver(); d.State != device.DriverAbsent || d.Err == nil {
-			t.Errorf("driver %+v, want absent with an error", d)
+			t.Errorf("driver: got %+v, want absent with an error", d)
 		}
 		if err := w.monitor.Ready(); err != nil {
-			t.Errorf("node without a driver: not ready: %v", err)
+			t.Errorf("Ready on a node without a driver: got %v, want nil", err)
 		}
 		w.SetDriverError(nil)
-		requireReasons(t, "two seconds after the driver came", w.statusesAfter(2*time.Second), "", "")
+		requireReasons(t, "two seconds after the driver was loaded", w.statusesAfter(2*time.Second), "", "")
 		if d := w.monitor.Driver(); d.State != device.DriverUp || d.Err != nil {
-			t.Errorf("driver %+v, want up", d)
+			t.Errorf("driver: got %+v, want up", d)
 		}
 	})
 }
@@ -264,21 +264,21 @@ func TestHangs(t *testing.T) {
 		w.HangAll()
 		w.statusesAfter(20 * time.Second)
 		if d := w.monitor.Driver(); d.State != device.DriverNotResponding {
-			t.Errorf("driver %+v, want not responding", d)
+			t.Errorf("driver: got %+v, want not responding", d)
 		}
 		if err := w.monitor.Alive(); err != nil {
-			t.Errorf("the Monitor hangs with the driver: %v", err)
+			t.Errorf("Alive while the driver hangs: got %v, want nil", err)
 		}
 		w.ReleaseHangs()
 		requireReasons(t, "after the driver's hang", w.statusesAfter(5*time.Second), "", "")
 		if d := w.monitor.Driver(); d.State != device.DriverUp {
-			t.Errorf("driver %+v, want up", d)
+			t.Errorf("driver: got %+v, want up", d)
 		}
 	})
 }
 
 // TestDriverHang lets the driver hang at different times between checks and listings: all calls, or only calls about GPUs. The hang is
-// found within five seconds, and its end soon after. One hanging GPU of several is no hang of the driver.
+// detected within five seconds, and its end soon after. One hanging GPU of several is not a hang of the driver.
 func TestDriverHang(t *testing.T) {
 	for _, gpus := range []int{1, 2, 3, 8} {
 		for offset := time.Duration(0); offset < 11*time.Second; offset += 700 * time.Millisecond {
@@ -289,7 +289,7 @@ func TestDriverHang(t *testing.T) {
 				state := func(when string, want device.DriverState) {
 					t.Helper()
 					if d := w.monitor.Driver(); d.State != want {
-						t.Errorf("%d GPUs, offset %v: %s: driver %+v, want %v", gpus, offset, when, d, want)
+						t.Errorf("%d GPUs, offset %v: driver %s: got %+v, want %v", gpus, offset, when, d, want)
 					}
 				}
 				w.HangAll()
@@ -297,7 +297,7 @@ func TestDriverHang(t *testing.T) {
 				state("in a hang", device.DriverNotResponding)
 				w.statusesAfter(15 * time.Second)
 				if n := w.log.count("driver lists no devices"); n != 1 {
-					t.Errorf("%d GPUs, offset %v: a hang of 20 s is logged %d times, want once", gpus, offset, n)
+					t.Errorf("%d GPUs, offset %v: messages about a hang of 20 s: got %d, want 1", gpus, offset, n)
 				}
 				w.ReleaseHangs()
 				w.statusesAfter(time.Second)
@@ -337,7 +337,7 @@ func TestDriverHangAtStart(t *testing.T) {
 		defer w.stop()
 		w.statusesAfter(6 * time.Second)
 		if d := w.monitor.Driver(); d.State != device.DriverNotResponding || w.monitor.Ready() != nil {
-			t.Errorf("driver %+v, ready %v; want not responding, and ready", d, w.monitor.Ready())
+			t.Errorf("got driver %+v, ready %v; want not responding, and ready", d, w.monitor.Ready())
 		}
 		w.ReleaseHangs()
 		requireReasons(t, "after the hang", w.statusesAfter(2*time.Second), "")
@@ -357,7 +357,7 @@ func TestFirstPublicationWaits(t *testing.T) {
 	})
 }
 
-// TestPublicationWithoutUnassessedGPU adds a GPU whose first check hangs.
+// TestPublicationWithoutUnassessedGPU adds a GPU with a hanging first check. The other GPUs are published without it.
 func TestPublicationWithoutUnassessedGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -400,7 +400,7 @@ func (b countingChecks) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return b.Backend.Check(gpu)
 }
 
-// TestXidStorm reports a thousand Xids in ten seconds. Each is counted; log lines, checks and publications are few.
+// TestXidStorm reports a thousand Xids in ten seconds. Each is counted, with few log lines, checks and publications.
 func TestXidStorm(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var checks atomic.Int64
@@ -422,22 +422,22 @@ func TestXidStorm(t *testing.T) {
 			}
 		}
 		if n := checks.Load(); n < 10 || n > 250 {
-			t.Errorf("%d checks, want 10 to 250", n)
+			t.Errorf("got %d checks, want 10 to 250", n)
 		}
 		if publications < 10 || publications > 50 {
-			t.Errorf("%d publications, want 10 to 50", publications)
+			t.Errorf("got %d publications, want 10 to 50", publications)
 		}
 		logged := w.log.count("driver event")
 		if logged < 1 || logged > 2 {
-			t.Errorf("%d log lines, want 1 or 2", logged)
+			t.Errorf("got %d log lines, want 1 or 2", logged)
 		}
 		statuses := w.statusesAfter(time.Second)
 		if xids := statuses[0].Xids; len(xids) != 1 || xids[0].Count != 1000 {
-			t.Errorf("Xids %+v", xids)
+			t.Errorf("got Xids %+v, want one kind with count 1000", xids)
 		}
 		w.Fail(id, "xid 13")
 		if w.statusesAfter(time.Millisecond); w.log.count("driver event") != logged+1 {
-			t.Error("a report of a second kind is not logged")
+			t.Error("log lines after a report of a second kind: want one more")
 		}
 		w.Fail(id, "xid 79")
 		requireReasons(t, "at once", w.statusesAfter(time.Millisecond), "xid_79")
@@ -457,7 +457,7 @@ func (m noDriverBackend) Devices(ctx context.Context) ([]device.Device, error) {
 	return m.Backend.Devices(ctx)
 }
 
-// TestFailedListings lets listings fail at once: the driver does not hang, and known devices stay.
+// TestFailedListings lets listings fail at once. The driver does not count as hanging, and known devices are kept.
 func TestFailedListings(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var failing atomic.Bool
@@ -468,10 +468,10 @@ func TestFailedListings(t *testing.T) {
 			t.Helper()
 			w.statusesAfter(time.Minute)
 			if d := w.monitor.Driver(); d.State != device.DriverFailing || w.monitor.Ready() != nil {
-				t.Errorf("driver %+v, ready: %v", d, w.monitor.Ready())
+				t.Errorf("got driver %+v, ready %v; want failing, and ready", d, w.monitor.Ready())
 			}
 			if w.log.count("driver lists no devices") != lines {
-				t.Errorf("log %v", w.log.counts)
+				t.Errorf("got log %v, want %d messages about listings", w.log.counts, lines)
 			}
 		}
 		fails(1)
@@ -479,7 +479,7 @@ func TestFailedListings(t *testing.T) {
 		requireReasons(t, "after a listing", w.statusesAfter(2*time.Second), "")
 		failing.Store(true)
 		fails(2)
-		requireReasons(t, "known devices stay", w.statusesAfter(time.Minute), "")
+		requireReasons(t, "a minute after listings failed", w.statusesAfter(time.Minute), "")
 	})
 }
 
@@ -501,10 +501,11 @@ func TestEventsInterrupted(t *testing.T) {
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return blockableWait{b, block} })
 		defer w.stop()
 		w.statusesAfter(time.Minute)
-		require := func(when string, outage bool, no, yes int) {
+		require := func(when string, outage bool, interrupted, resumed int) {
 			t.Helper()
-			if w.monitor.EventsInterrupted() != outage || w.log.count("driver events interrupted") != no || w.log.count("driver events resumed") != yes {
-				t.Errorf("%s: interrupted %v, log %v", when, !outage, w.log.counts)
+			if w.monitor.EventsInterrupted() != outage || w.log.count("driver events interrupted") != interrupted ||
+				w.log.count("driver events resumed") != resumed {
+				t.Errorf("%s: got %v and log %v, want %v, %d and %d", when, !outage, w.log.counts, outage, interrupted, resumed)
 			}
 		}
 		require("while nothing happens", false, 0, 0)
@@ -522,7 +523,7 @@ func TestEventsInterrupted(t *testing.T) {
 		defer w.stop()
 		w.statusesAfter(time.Minute)
 		if !w.monitor.EventsInterrupted() || w.log.count("driver events interrupted") != 1 {
-			t.Errorf("when each Wait fails: log %v, want an interruption", w.log.counts)
+			t.Errorf("when each Wait fails: got log %v, want one interruption", w.log.counts)
 		}
 	})
 }
@@ -536,7 +537,7 @@ func TestOnlyChangesArePublished(t *testing.T) {
 		w.statusesAfter(time.Hour)
 		select {
 		case <-changed:
-			t.Error("Inventory changed without an event")
+			t.Error("got a publication without a change, want none")
 		default:
 		}
 	})

@@ -21,20 +21,20 @@ func (f *monitorFixture) retire(t *testing.T, id device.ID, note string) {
 	}
 }
 
-// trust trusts a device. The text is the error after which the cause still holds.
-func (f *monitorFixture) trust(t *testing.T, id device.ID) (trusted device.Trusted, holds string) {
+// trust trusts a device. It also returns the text of the error if a cause remains.
+func (f *monitorFixture) trust(t *testing.T, id device.ID) (trusted device.Trusted, remaining string) {
 	t.Helper()
 	trusted, err := f.monitor.Trust(t.Context(), id)
 	if err != nil {
 		t.Errorf("trust %s: %v", id, err)
 	}
 	if trusted.Err != nil {
-		holds = trusted.Err.Error()
+		remaining = trusted.Err.Error()
 	}
-	return trusted, holds
+	return trusted, remaining
 }
 
-// TestRetire: a retired device is unhealthy whatever happens to it, until it is trusted.
+// TestRetire checks that a retired device is unhealthy, independent of other evidence, until it is trusted.
 func TestRetire(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -51,37 +51,37 @@ func TestRetire(t *testing.T) {
 		requireReasons(t, "retired", statuses, "retired", "retired", "retired", "")
 		for _, status := range statuses[:3] {
 			if status.Note != "fan is noisy" || status.Health != device.Unhealthy || status.Flaps != 0 || status.Action != "" || !status.Since.Equal(at) {
-				t.Errorf("status %+v", status)
+				t.Errorf("got status %+v, want a retired, unhealthy device with the note, since %s", status, at)
 			}
 		}
 		if e := s.takeEvents(); len(e) != 1 || e[0].Reason != "retired" || e[0].Note != "fan is noisy" || !e[0].MarkedUnhealthy || len(e[0].Affected) != 3 {
-			t.Errorf("events %+v", e)
+			t.Errorf("got events %+v, want one retirement with the note and three affected devices", e)
 		}
 		if s.urgentSaves != 1 {
-			t.Errorf("%d urgent saves", s.urgentSaves)
+			t.Errorf("got %d urgent saves, want 1", s.urgentSaves)
 		}
 		w.Fail(mig, "xid 95")
 		requireReasons(t, "with a fault", w.statusesAfter(time.Minute), "retired", "retired", "retired", "")
 		w.ResetGPU(id)
 		requireReasons(t, "after a reset", w.statusesAfter(time.Hour), "retired", "retired", "retired", "")
-		if trusted, holds := w.trust(t, id); !trusted.Retired || holds != "" {
-			t.Errorf("%+v, %s", trusted, holds)
+		if trusted, remaining := w.trust(t, id); !trusted.Retired || remaining != "" {
+			t.Errorf("trust: got %+v and error %q, want a retired device and no error", trusted, remaining)
 		}
 		statuses, _ = w.inventory.Get()
 		requireReasons(t, "trusted", statuses, "", "", "", "")
 
 		w.retire(t, mig, "one MIG device")
-		requireReasons(t, "a MIG device", w.statusesAfter(time.Minute), "", "retired", "", "")
+		requireReasons(t, "with a retired MIG device", w.statusesAfter(time.Minute), "", "retired", "", "")
 		w.retire(t, other, "another GPU")
 		if trusted, _ := w.trust(t, mig); !trusted.Retired {
-			t.Error("the MIG device was retired")
+			t.Error("trust of a retired MIG device: want Retired true")
 		}
-		requireReasons(t, "the other GPU stays retired", w.statusesAfter(0), "", "", "", "retired")
+		requireReasons(t, "with the other GPU retired", w.statusesAfter(0), "", "", "", "retired")
 		w.retire(t, mig, "again")
 		w.trust(t, id)
-		requireReasons(t, "a GPU with its MIG devices", w.statusesAfter(0), "", "", "", "retired")
-		if trusted, holds := w.trust(t, id); trusted.Retired || holds != "" {
-			t.Errorf("trusted again: %+v, %s", trusted, holds)
+		requireReasons(t, "after a GPU and its MIG devices were trusted", w.statusesAfter(0), "", "", "", "retired")
+		if trusted, remaining := w.trust(t, id); trusted.Retired || remaining != "" {
+			t.Errorf("second trust: got %+v and error %q, want no retired device and no error", trusted, remaining)
 		}
 		if err := w.monitor.Retire(t.Context(), "GPU-none", ""); !errors.Is(err, device.ErrUnknownDevice) {
 			t.Error(err)
@@ -92,8 +92,8 @@ func TestRetire(t *testing.T) {
 	})
 }
 
-// TestTrustEndsWrongVerdict: a device that passes its check is healthy at once, without a reset and a period of recovery.
-func TestTrustEndsWrongVerdict(t *testing.T) {
+// TestTrustEndsWrongReason checks that a trusted device that passes its check is healthy at once, without a reset or a recovery period.
+func TestTrustEndsWrongReason(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		m.Partition(m.GPUs()[1], "1g.10gb", "1g.10gb")
@@ -113,25 +113,25 @@ func TestTrustEndsWrongVerdict(t *testing.T) {
 		statuses := w.statusesAfter(time.Hour)
 		requireReasons(t, "failed", statuses, "xid_95", "", "xid_999", "")
 		if statuses[0].Action != device.ActionReplace {
-			t.Errorf("%+v", statuses[0])
+			t.Errorf("got %+v, want action replace", statuses[0])
 		}
 		before := statuses[0].Flaps
-		if trusted, holds := w.trust(t, gpu); trusted.Retired || !trusted.RepairPending || holds != "" {
-			t.Errorf("%+v, %s", trusted, holds)
+		if trusted, remaining := w.trust(t, gpu); trusted.Retired || !trusted.RepairPending || remaining != "" {
+			t.Errorf("trust: got %+v and error %q, want a pending repair and no error", trusted, remaining)
 		}
 		statuses, _ = w.inventory.Get()
-		requireReasons(t, "a trusted GPU", statuses, "", "", "xid_999", "")
+		requireReasons(t, "after the GPU was trusted", statuses, "", "", "xid_999", "")
 		w.trust(t, mig)
-		requireReasons(t, "a trusted MIG device", w.statusesAfter(time.Hour), "", "", "", "")
+		requireReasons(t, "after the MIG device was trusted", w.statusesAfter(time.Hour), "", "", "", "")
 		w.Fail(gpu, "xid 95")
 		statuses = w.statusesAfter(time.Second)
 		if statuses[0].Reason != "xid_95" || statuses[0].Action == device.ActionReplace || statuses[0].Flaps != before+1 {
-			t.Errorf("the next fault: %+v", statuses[0])
+			t.Errorf("after the next fault: got %+v, want reason xid_95, another action than replace, and %d flaps", statuses[0], before+1)
 		}
 	})
 }
 
-// TestTrustAgainstEvidence: a cause that a check finds, a GPU that is gone, and one that hangs are not trusted away.
+// TestTrustAgainstEvidence checks that trust ends no cause that a check finds, and recovers no GPU that is gone or hangs.
 func TestTrustAgainstEvidence(t *testing.T) {
 	for _, row := range []struct {
 		name         string
@@ -161,24 +161,25 @@ func TestTrustAgainstEvidence(t *testing.T) {
 				defer w.stop()
 				w.statusesAfter(time.Second)
 				id := w.AllocatableIDs()[0]
-				w.retire(t, id, "to look at it")
+				w.retire(t, id, "to inspect it")
 				row.fail(w, id)
 				w.statusesAfter(time.Minute)
 				begin := time.Now()
-				trusted, holds := w.trust(t, id)
-				if !trusted.Retired || !strings.Contains(holds, row.want) || time.Since(begin) < row.elapsed || time.Since(begin) > row.elapsed+2*time.Second {
-					t.Errorf("after %s: %+v, %s", time.Since(begin), trusted, holds)
+				trusted, remaining := w.trust(t, id)
+				if !trusted.Retired || !strings.Contains(remaining, row.want) ||
+					time.Since(begin) < row.elapsed || time.Since(begin) > row.elapsed+2*time.Second {
+					t.Errorf("after %s: got %+v and error %q, want a retired device and error %q", time.Since(begin), trusted, remaining, row.want)
 				}
 				statuses, _ := w.inventory.Get()
 				if statuses[0].Reason != row.reason || statuses[0].Note != "" {
-					t.Errorf("status %+v", statuses[0])
+					t.Errorf("got status %+v, want reason %q and no note", statuses[0], row.reason)
 				}
 			})
 		})
 	}
 }
 
-// TestRetirementAcrossRestart: a retirement lasts over restarts and reboots, also of a GPU that is taken out and put back in.
+// TestRetirementAcrossRestart checks that a retirement survives restarts, reboots, and the removal and return of the GPU.
 func TestRetirementAcrossRestart(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -203,7 +204,7 @@ func TestRetirementAcrossRestart(t *testing.T) {
 			statuses := w.statusesAfter(time.Minute)
 			requireReasons(t, name, statuses, "retired", "", "", "retired", "")
 			if statuses[0].Note != "fan" || statuses[3].Note != "slow" {
-				t.Errorf("%s: %+v", name, statuses)
+				t.Errorf("%s: got %+v, want the notes fan and slow", name, statuses)
 			}
 			w.stop()
 		}
@@ -213,25 +214,25 @@ func TestRetirementAcrossRestart(t *testing.T) {
 		w.Fail(ids[2], "lost")
 		w.statusesAfter(time.Minute)
 		w.trust(t, ids[2])
-		requireReasons(t, "trusted while lost", w.statusesAfter(0), "retired", "", "lost", "lost", "lost")
+		requireReasons(t, "after trust of a lost GPU", w.statusesAfter(0), "retired", "", "lost", "lost", "lost")
 		w.retire(t, ids[2], "slow")
 		w.ResetGPU(ids[2])
 		w.statusesAfter(time.Minute)
 		w.RemoveGPU(ids[0])
 		statuses := w.statusesAfter(time.Minute)
 		if statuses[0].Reason != "retired" || !statuses[0].Gone {
-			t.Errorf("a retired GPU is removed: %+v", statuses[0])
+			t.Errorf("after a retired GPU was removed: got %+v, want a retired GPU that is gone", statuses[0])
 		}
-		requireReasons(t, "a removed GPU", w.statusesAfter(20*time.Minute), "", "", "retired", "")
+		requireReasons(t, "20 minutes after the removal", w.statusesAfter(20*time.Minute), "", "", "retired", "")
 		w.stop()
 		w = restart(true)
 		requireReasons(t, "after a reboot", w.statusesAfter(time.Minute), "", "", "retired", "")
-		w.ResetGPU(ids[0]) // is there again
-		requireReasons(t, "a GPU that is back", w.statusesAfter(time.Minute), "retired", "", "", "retired", "")
+		w.ResetGPU(ids[0]) // is listed again
+		requireReasons(t, "after the GPU returned", w.statusesAfter(time.Minute), "retired", "", "", "retired", "")
 		w.RemoveGPU(ids[0])
 		w.statusesAfter(20 * time.Minute)
-		if trusted, holds := w.trust(t, ids[0]); !trusted.Retired || !strings.Contains(holds, "does not list") {
-			t.Errorf("an absent GPU: %+v, %s", trusted, holds)
+		if trusted, remaining := w.trust(t, ids[0]); !trusted.Retired || !strings.Contains(remaining, "does not list") {
+			t.Errorf("trust of an absent GPU: got %+v and error %q, want a retired device and an error", trusted, remaining)
 		}
 		w.ResetGPU(ids[0])
 		w.statusesAfter(time.Minute)
@@ -239,12 +240,12 @@ func TestRetirementAcrossRestart(t *testing.T) {
 		w.stop()
 		w = restart(false)
 		defer w.stop()
-		requireReasons(t, "all trusted, and a restart", w.statusesAfter(time.Minute), "", "", "", "", "")
+		requireReasons(t, "after all devices were trusted, and a restart", w.statusesAfter(time.Minute), "", "", "", "", "")
 	})
 }
 
-// TestRetirementInOtherVersions: an older version, which ignores retirements, keeps the device unhealthy until a reset, and returns the
-// retirement without the note.
+// TestRetirementInOtherVersions simulates an older version, which ignores retirements. It keeps the device unhealthy until a reset and
+// drops the note.
 func TestRetirementInOtherVersions(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -267,25 +268,25 @@ func TestRetirementInOtherVersions(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r := findRecord(older, device.GPU(ids[0]), ""); r.Retired != nil || r.Reason != "retired" || !r.NeedsReset || r.ResetSeen {
-			t.Errorf("the older version reads %+v", r)
+			t.Errorf("record in the older version: got %+v, want reason retired and a pending reset", r)
 		}
 		w = startMonitor(t, m, nil, func(w *monitorFixture) { w.options.History = older })
 		defer w.stop()
 		statuses := w.statusesAfter(time.Minute)
 		requireReasons(t, "after the older version", statuses, "retired", "xid_95", "")
 		if statuses[0].Note != "" || statuses[0].Since.IsZero() {
-			t.Errorf("%+v", statuses[0])
+			t.Errorf("got %+v, want a time and no note", statuses[0])
 		}
 		w.Fail(ids[0], "lost")
 		w.statusesAfter(time.Minute)
 		w.trust(t, ids[0])
-		requireReasons(t, "trusted while lost", w.statusesAfter(0), "lost", "xid_95", "")
+		requireReasons(t, "after trust of a lost GPU", w.statusesAfter(0), "lost", "xid_95", "")
 		w.ResetGPU(ids[0])
 		requireReasons(t, "trusted", w.statusesAfter(time.Minute), "", "xid_95", "")
 	})
 }
 
-// TestManyRecords: absent retired devices are the last to be forgotten.
+// TestManyRecords checks that absent retired devices are deleted last.
 func TestManyRecords(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -304,12 +305,12 @@ func TestManyRecords(t *testing.T) {
 		w.statusesAfter(20 * time.Minute)
 		h := s.savedHistory()
 		if r := findRecord(h, device.GPU(retired), ""); r.Retired == nil || r.Retired.Note != "fan" || len(h.Records) != 257 {
-			t.Errorf("%d records, %+v", len(h.Records), r)
+			t.Errorf("got %d records and %+v, want 257, and the retirement with its note", len(h.Records), r)
 		}
 	})
 }
 
-// TestOperatorWithoutMonitor: a request ends with its context.
+// TestOperatorWithoutMonitor checks that a request ends with its context.
 func TestOperatorWithoutMonitor(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
@@ -322,7 +323,7 @@ func TestOperatorWithoutMonitor(t *testing.T) {
 	})
 }
 
-// TestExpectedGPUs: while an expected GPU is missing, a GPU that is gone stays, also across restarts and reboots.
+// TestExpectedGPUs checks that a gone GPU is kept while an expected GPU is missing, also across restarts and reboots.
 func TestExpectedGPUs(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -347,22 +348,22 @@ func TestExpectedGPUs(t *testing.T) {
 			statuses := w.statusesAfter(time.Hour)
 			requireReasons(t, "after a reboot", statuses, "", "gone", "")
 			if n := device.MissingGPUs(statuses, 3); n != 1 {
-				t.Errorf("%d missing", n)
+				t.Errorf("got %d missing GPUs, want 1", n)
 			}
 			w.stop()
 		}
 		w = restart(false)
 		w.statusesAfter(time.Minute)
 		m.AddGPU() // replaced
-		requireReasons(t, "replaced", w.statusesAfter(time.Hour), "", "", "")
+		requireReasons(t, "after the GPU was replaced", w.statusesAfter(time.Hour), "", "", "")
 		w.RemoveGPU(ids[0])
 		statuses := w.statusesAfter(time.Hour)
-		requireReasons(t, "another GPU is gone", statuses, "lost", "", "")
+		requireReasons(t, "after another GPU was removed", statuses, "lost", "", "")
 		w.stop()
 		w = restart(false)
-		requireReasons(t, "the newest of two absent GPUs", w.statusesAfter(time.Minute), "lost", "", "")
+		requireReasons(t, "with the newest of two absent GPUs kept", w.statusesAfter(time.Minute), "lost", "", "")
 		expected.Store(2)
-		requireReasons(t, "fewer are expected", w.statusesAfter(time.Hour), "", "")
+		requireReasons(t, "with fewer expected GPUs", w.statusesAfter(time.Hour), "", "")
 		w.stop()
 	})
 }

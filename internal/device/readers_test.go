@@ -22,7 +22,7 @@ func gpuIDs(m *sim.Machine) []device.GPU {
 	return gpus
 }
 
-// readGPUs reads all GPUs within a second, and returns which were late.
+// readGPUs reads all GPUs within a second, and returns for each whether it was late.
 func readGPUs(t *testing.T, r *device.Readers, gpus []device.GPU) (late []bool, took time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -30,11 +30,11 @@ func readGPUs(t *testing.T, r *device.Readers, gpus []device.GPU) (late []bool, 
 	began := time.Now()
 	for i, reading := range r.Read(ctx, gpus, true) {
 		if reading.GPU != gpus[i] {
-			t.Errorf("reading %d is of %s, want %s", i, reading.GPU, gpus[i])
+			t.Errorf("GPU of reading %d: got %s, want %s", i, reading.GPU, gpus[i])
 		}
 		stalled := errors.Is(reading.Err, device.ErrStalled)
 		if !stalled && (reading.Err != nil || len(reading.Samples) != 1) {
-			t.Errorf("reading of %s: %v, %v", reading.GPU, reading.Samples, reading.Err)
+			t.Errorf("reading of %s: got %v and error %v, want one sample", reading.GPU, reading.Samples, reading.Err)
 		}
 		late = append(late, stalled)
 	}
@@ -49,31 +49,31 @@ func TestReadWithHangingGPU(t *testing.T) {
 		m.HangGPU(m.AllocatableIDs()[1])
 		late, took := readGPUs(t, r, gpus)
 		if !late[1] || late[0] || late[2] || took != time.Second {
-			t.Errorf("first read: late %v, took %s; want the second GPU late by the deadline", late, took)
+			t.Errorf("first read: got late %v after %s, want the second GPU late at the deadline", late, took)
 		}
 		if !r.Stalled(gpus[1]) {
 			t.Error("Stalled is false after a read with the hang")
 		}
 		late, took = readGPUs(t, r, gpus)
 		if !late[1] || late[0] || late[2] || took != 0 {
-			t.Errorf("second read: late %v, took %s; want no wait for a stalled GPU", late, took)
+			t.Errorf("second read: got late %v after %s, want no wait for a stalled GPU", late, took)
 		}
 		if !r.Stalled(gpus[1]) || r.Stalled(gpus[0]) {
-			t.Error("Stalled: want only the hanging GPU")
+			t.Error("Stalled: want true for the hanging GPU only")
 		}
 		if r.Check(gpus[1], func(device.ResetEvidence, error) {}) {
-			t.Error("a second call began on a hanging GPU")
+			t.Error("Check of a hanging GPU: got true, want no second call")
 		}
 		m.ReleaseHangs()
 		synctest.Wait()
 		if late, _ = readGPUs(t, r, gpus); late[1] || r.Stalled(gpus[1]) {
-			t.Error("late after the hang")
+			t.Error("after the hang: got a late GPU, want none")
 		}
 	})
 }
 
-// TestReadOneDuringRead: ReadOne reads a GPU while a Read waits for another GPU. A hanging GPU is awaited until ctx is done, and not at all
-// once it counts as stalled.
+// TestReadOneDuringRead checks that ReadOne reads a GPU while a Read waits for another GPU. ReadOne waits for a hanging GPU until ctx is
+// done, and not at all once the GPU counts as stalled.
 func TestReadOneDuringRead(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -88,26 +88,26 @@ func TestReadOneDuringRead(t *testing.T) {
 		m.SetUtilization(m.AllocatableIDs()[0], 1)
 		one := r.ReadOne(t.Context(), gpus[0])
 		if one.Err != nil || len(one.Samples) != 1 || one.ProcessUsageKnown {
-			t.Fatalf("healthy GPU: %+v", one)
+			t.Fatalf("healthy GPU: got %+v, want one sample and no process usage", one)
 		}
 		short, cancelShort := context.WithTimeout(t.Context(), 400*time.Millisecond)
 		defer cancelShort()
 		began := time.Now()
 		if late := r.ReadOne(short, gpus[1]); !errors.Is(late.Err, device.ErrStalled) || time.Since(began) != 400*time.Millisecond {
-			t.Errorf("hanging GPU: %v after %s", late.Err, time.Since(began))
+			t.Errorf("hanging GPU: got %v after %s, want ErrStalled after 400 ms", late.Err, time.Since(began))
 		}
 		time.Sleep(time.Second)
 		began = time.Now()
 		if late := r.ReadOne(t.Context(), gpus[1]); !errors.Is(late.Err, device.ErrStalled) || time.Since(began) != 0 {
-			t.Errorf("stalled GPU: %v after %s", late.Err, time.Since(began))
+			t.Errorf("stalled GPU: got %v after %s, want ErrStalled at once", late.Err, time.Since(began))
 		}
 		m.ReleaseHangs()
 		if all := <-readings; all[0].Err != nil || all[0].Samples[0].Value == one.Samples[0].Value {
-			t.Errorf("Read %+v, ReadOne %+v", all[0], one)
+			t.Errorf("got Read %+v and ReadOne %+v, want different values", all[0], one)
 		}
 		r.SetPaused(true)
-		if away := r.ReadOne(t.Context(), gpus[0]); !errors.Is(away.Err, device.ErrNoDriver) {
-			t.Errorf("while paused: %v", away.Err)
+		if paused := r.ReadOne(t.Context(), gpus[0]); !errors.Is(paused.Err, device.ErrNoDriver) {
+			t.Errorf("while paused: got %v, want ErrNoDriver", paused.Err)
 		}
 	})
 }
@@ -119,22 +119,22 @@ func TestReadWaitsForShortCall(t *testing.T) {
 		m.HangGPU(m.AllocatableIDs()[0])
 		checked := make(chan error, 1)
 		if !r.Check(gpuIDs(m)[0], func(_ device.ResetEvidence, err error) { checked <- err }) {
-			t.Fatal("Check of an idle GPU: false")
+			t.Fatal("Check of an idle GPU: got false, want true")
 		}
 		go func() {
 			time.Sleep(300 * time.Millisecond)
 			m.ReleaseHangs()
 		}()
 		if late, took := readGPUs(t, r, gpuIDs(m)); late[0] || took != 300*time.Millisecond {
-			t.Errorf("late %v after %s; want the reading right after the check", late, took)
+			t.Errorf("got late %v after %s, want the reading right after the check", late, took)
 		}
 		if err := <-checked; err != nil {
-			t.Errorf("the check: %v", err)
+			t.Errorf("check: got %v, want nil", err)
 		}
 	})
 }
 
-// TestReadAfterDeadlineMakesNoCall has a free lock and a context that is done.
+// TestReadAfterDeadlineMakesNoCall reads with an unlocked GPU and a context that is done.
 func TestReadAfterDeadlineMakesNoCall(t *testing.T) {
 	m := &countingReads{Machine: newMachine(1)}
 	r := device.NewReaders(m)
@@ -145,10 +145,10 @@ func TestReadAfterDeadlineMakesNoCall(t *testing.T) {
 		r.Drain(t.Context())
 	}
 	if n := m.reads.Load(); n > 0 {
-		t.Errorf("%d calls after the deadline, want 0", n)
+		t.Errorf("got %d calls after the deadline, want 0", n)
 	}
 	if !r.Check(gpuIDs(m.Machine)[0], func(device.ResetEvidence, error) {}) {
-		t.Error("the lock was not released")
+		t.Error("Check after the reads: got false, want the lock released")
 	}
 	r.Drain(t.Context())
 }
@@ -173,11 +173,11 @@ func TestReadersDrain(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if r.Drain(ctx) {
-			t.Error("Drain reports that a hanging call ended")
+			t.Error("Drain during a hang: got true, want false")
 		}
 		m.ReleaseHangs()
 		if !r.Drain(t.Context()) {
-			t.Error("Drain after the hang: calls are running")
+			t.Error("Drain after the hang: got false, want true")
 		}
 	})
 }

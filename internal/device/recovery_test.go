@@ -66,7 +66,7 @@ func (s *monitorRecorder) savedHistory() device.HealthHistory {
 	return s.saved
 }
 
-// healthPath returns the first device's health states within d.
+// healthPath returns the sequence of the first device's health states within d.
 func (f *monitorFixture) healthPath(d time.Duration) string {
 	const step = 50 * time.Millisecond
 	var path []string
@@ -83,7 +83,7 @@ func (f *monitorFixture) healthPath(d time.Duration) string {
 	return strings.Join(path, " ")
 }
 
-// newCheckRequestMachine returns a machine on which Xid 154 makes a check due.
+// newCheckRequestMachine returns a machine on which Xid 154 triggers a check.
 func newCheckRequestMachine(n int) *sim.Machine {
 	m := newMachine(n)
 	m.SetXidClassifier(func(xid uint64) (e device.Event, alone bool) {
@@ -99,9 +99,9 @@ func newCheckRequestMachine(n int) *sim.Machine {
 type recoveryCase struct {
 	name         string
 	fail, repair func(*monitorFixture, device.ID)
-	// The health states in the minutes after fail, and after repair.
+	// The health states within a minute after fail, and after repair.
 	failPath, repairPath string
-	// reason, action and flaps are the status in between.
+	// The status between fail and repair.
 	reason, action string
 	flaps          uint64
 }
@@ -120,7 +120,6 @@ func doNothing(*monitorFixture, device.ID) {}
 
 var errUnknown = errors.New("UNKNOWN")
 
-// recoveryCases are the kinds of faults and recoveries.
 var recoveryCases = []recoveryCase{
 	{"no recovery needed", failWith("xid 31"), doNothing, "healthy", "healthy", "", "", 0},
 	{"a report to verify", failWith("xid 154"), doNothing, "suspect healthy", "healthy", "", "", 0},
@@ -163,15 +162,15 @@ var recoveryCases = []recoveryCase{
 	}, failChecks(nil), "recovering unhealthy", "unhealthy recovering healthy", "check_failed", "", 1},
 }
 
-// TestFirstCheckFailsWithoutReason lets the first check of a GPU fail without a reason. The GPU is unhealthy only after a second
-// failure, and the first publication waits for the second check.
+// TestFirstCheckFailsWithoutReason lets the first check of a GPU fail without a reason. Only a second failure marks the GPU unhealthy, and
+// the first publication waits for the second check.
 func TestFirstCheckFailsWithoutReason(t *testing.T) {
 	start := func(t *testing.T) *monitorFixture {
 		m := newMachine(2)
 		m.SetCheckError(m.AllocatableIDs()[0], errUnknown)
 		w := startMonitor(t, m, nil)
 		if statuses := w.statusesAfter(500 * time.Millisecond); statuses != nil {
-			t.Errorf("inventory after one check: %q", reasons(statuses))
+			t.Errorf("after one check: got statuses with reasons %q, want none published", reasons(statuses))
 		}
 		return w
 	}
@@ -181,10 +180,10 @@ func TestFirstCheckFailsWithoutReason(t *testing.T) {
 			defer w.stop()
 			w.SetCheckError(w.AllocatableIDs()[0], nil)
 			if got := w.healthPath(time.Minute); got != "nothing suspect healthy" {
-				t.Errorf("health path %q", got)
+				t.Errorf("health path: got %q, want %q", got, "nothing suspect healthy")
 			}
 			if s := w.statusesAfter(0)[0]; s.Flaps != 0 {
-				t.Errorf("%d flaps, want 0", s.Flaps)
+				t.Errorf("got %d flaps, want 0", s.Flaps)
 			}
 		})
 	})
@@ -206,7 +205,7 @@ func TestFirstCheckFailsWithoutReason(t *testing.T) {
 	})
 }
 
-// slowFailure is a machine on which the first check of a GPU fails just before the timeout, and the second takes a second.
+// slowFailure is a machine on which a GPU's first check fails just before the timeout, and the second check takes a second.
 type slowFailure struct {
 	*sim.Machine
 	gpu    device.GPU
@@ -227,7 +226,7 @@ func (s *slowFailure) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return s.Machine.Check(gpu)
 }
 
-// TestRecovery also tests that the second GPU is unaffected.
+// TestRecovery runs each recoveryCase and checks that the second GPU is unaffected.
 func TestRecovery(t *testing.T) {
 	for _, row := range recoveryCases {
 		t.Run(row.name, func(t *testing.T) {
@@ -238,24 +237,24 @@ func TestRecovery(t *testing.T) {
 				w.statusesAfter(time.Second)
 				row.fail(w, id)
 				if got := w.healthPath(10 * time.Minute); got != row.failPath {
-					t.Errorf("health path %q, want %q", got, row.failPath)
+					t.Errorf("health path: got %q, want %q", got, row.failPath)
 				}
 				if s := w.statusesAfter(0)[0]; s.Reason != row.reason || s.Action != row.action || s.Flaps != row.flaps {
-					t.Errorf("reason %q, action %q, %d flaps", s.Reason, s.Action, s.Flaps)
+					t.Errorf("got reason %q, action %q, %d flaps; want %q, %q, %d", s.Reason, s.Action, s.Flaps, row.reason, row.action, row.flaps)
 				}
 				row.repair(w, id)
 				if got := w.healthPath(time.Minute); got != row.repairPath {
-					t.Errorf("health path after the repair %q, want %q", got, row.repairPath)
+					t.Errorf("health path after the repair: got %q, want %q", got, row.repairPath)
 				}
 				if other := w.statusesAfter(0)[1]; other.Health != device.Healthy || other.Flaps != 0 {
-					t.Errorf("second GPU: %s, %d flaps", other.Health, other.Flaps)
+					t.Errorf("second GPU: got %s and %d flaps, want healthy and 0", other.Health, other.Flaps)
 				}
 			})
 		})
 	}
 }
 
-// TestRecoveringHasNoAction: the action of the fault was taken.
+// TestRecoveringHasNoAction checks that a recovering GPU has no action: the operator has taken the action of the fault.
 func TestRecoveringHasNoAction(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -264,14 +263,14 @@ func TestRecoveringHasNoAction(t *testing.T) {
 		w.statusesAfter(time.Second)
 		w.Fail(w.AllocatableIDs()[0], "xid 95")
 		if s := w.statusesAfter(time.Second)[0]; s.Action != "reset_gpu" {
-			t.Errorf("with the fault: %+v", s)
+			t.Errorf("with the fault: got %+v, want action reset_gpu", s)
 		}
 		w.ResetGPU(w.AllocatableIDs()[0])
 		if s := w.statusesAfter(1500 * time.Millisecond)[0]; s.Health != device.Recovering || s.Reason != "xid_95" || s.Action != "" {
-			t.Errorf("after the reset: %+v", s)
+			t.Errorf("after the reset: got %+v, want recovering from xid_95 without an action", s)
 		}
 		if r := findRecord(s.savedHistory(), w.GPUs()[0], ""); r.Action != "reset_gpu" {
-			t.Errorf("record %+v", r)
+			t.Errorf("got record %+v, want action reset_gpu", r)
 		}
 	})
 }
@@ -295,7 +294,7 @@ func TestRecoveryAcrossRestarts(t *testing.T) {
 				w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 				status := w.statusesAfter(10 * time.Second)[0]
 				if status.Reason != row.reason || status.Flaps != row.flaps || row.reason != "" && !status.Since.Before(began) {
-					t.Errorf("in the next process: %+v", status)
+					t.Errorf("in the next process: got %+v, want reason %q and %d flaps", status, row.reason, row.flaps)
 				}
 				row.repair(w, id)
 				w.statusesAfter(time.Second)
@@ -303,7 +302,7 @@ func TestRecoveryAcrossRestarts(t *testing.T) {
 				w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 				w.statusesAfter(10 * time.Second)
 				if got := w.statusesAfter(0)[0].Health.String(); !strings.HasSuffix(row.repairPath, got) {
-					t.Errorf("in the third process: %s", got)
+					t.Errorf("in the third process: got %s, want the end of %q", got, row.repairPath)
 				}
 				w.stop()
 			})
@@ -311,7 +310,7 @@ func TestRecoveryAcrossRestarts(t *testing.T) {
 	}
 }
 
-// TestResetBetweenProcesses detects the reset by the energy counter.
+// TestResetBetweenProcesses checks that the energy counter shows a reset between two processes.
 func TestResetBetweenProcesses(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(2), monitorRecorder{}
@@ -326,12 +325,12 @@ func TestResetBetweenProcesses(t *testing.T) {
 		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
 		if got := w.healthPath(10 * time.Second); got != "recovering healthy" && got != "unhealthy recovering healthy" {
-			t.Errorf("health path %q", got)
+			t.Errorf("health path: got %q, want recovering healthy", got)
 		}
 	})
 }
 
-// TestReboot: a reboot resets all GPUs. The first publication waits for recovering devices.
+// TestReboot checks that a reboot counts as a reset of all GPUs. The first publication waits for recovering devices.
 func TestReboot(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -370,14 +369,14 @@ func TestReboot(t *testing.T) {
 				began := time.Now()
 				requireReasons(t, "in the first publication", first(), row.want, "")
 				if took := time.Since(began); took > row.after+500*time.Millisecond {
-					t.Errorf("published after %s", took)
+					t.Errorf("first publication: got it after %s, want at most %s", took, row.after)
 				}
 			})
 		})
 	}
 }
 
-// TestLostHistory: each device must pass its checks before the first publication.
+// TestLostHistory checks that each device must pass its checks before the first publication.
 func TestLostHistory(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(3), monitorRecorder{}
@@ -390,10 +389,10 @@ func TestLostHistory(t *testing.T) {
 		statuses := w.statusesAfter(1500 * time.Millisecond)
 		requireReasons(t, "after three checks", statuses, "", "lost", "")
 		if statuses[0].Flaps != 0 || statuses[1].Flaps != 1 {
-			t.Errorf("%d and %d flaps, want 0 and 1", statuses[0].Flaps, statuses[1].Flaps)
+			t.Errorf("got %d and %d flaps, want 0 and 1", statuses[0].Flaps, statuses[1].Flaps)
 		}
 		if events := s.takeEvents(); len(events) != 1 || events[0].Reason != "lost" {
-			t.Errorf("events %+v", events)
+			t.Errorf("got events %+v, want one with reason lost", events)
 		}
 	})
 	t.Run("for thirty seconds", func(t *testing.T) {
@@ -410,7 +409,7 @@ func TestLostHistory(t *testing.T) {
 	})
 }
 
-// intermittentGPU is a machine on which every third check of a GPU fails without a reason.
+// intermittentGPU is a machine with a GPU on which every third check fails without a reason.
 type intermittentGPU struct {
 	*sim.Machine
 	gpu    device.GPU
@@ -429,7 +428,7 @@ func (f *intermittentGPU) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return f.Machine.Check(gpu)
 }
 
-// TestRecoveryPeriod: the recovery period doubles with each turn to unhealthy within an hour, up to ten minutes.
+// TestRecoveryPeriod checks that the recovery period doubles with each flap within an hour, up to ten minutes.
 func TestRecoveryPeriod(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(1), monitorRecorder{}
@@ -446,33 +445,33 @@ func TestRecoveryPeriod(t *testing.T) {
 			for w.statusesAfter(100 * time.Millisecond)[0].Reason != "" {
 			}
 			if flaps++; w.statusesAfter(0)[0].Flaps != flaps {
-				t.Errorf("%d flaps published, want %d", flaps, w.statusesAfter(0)[0].Flaps)
+				t.Errorf("got %d published flaps, want %d", w.statusesAfter(0)[0].Flaps, flaps)
 			}
 			return time.Since(began)
 		}
-		tried := func(want time.Duration) {
+		requirePeriod := func(want time.Duration) {
 			t.Helper()
 			if got := flap(); got < want-1500*time.Millisecond || got > want+3*time.Second {
-				t.Errorf("flap %d: recovering for %s, want %s", flaps, got, want)
+				t.Errorf("recovery period of flap %d: got %s, want %s", flaps, got, want)
 			}
 		}
 		for _, want := range []time.Duration{3, 6, 12, 24, 48, 96, 192, 384, 600, 600} {
-			tried(want * time.Second)
+			requirePeriod(want * time.Second)
 		}
 		w.stop()
 		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		w.statusesAfter(time.Second)
-		tried(600 * time.Second)
+		requirePeriod(600 * time.Second)
 		w.statusesAfter(2 * time.Hour)
-		tried(3 * time.Second)
+		requirePeriod(3 * time.Second)
 		w.statusesAfter(40 * time.Minute)
-		tried(6 * time.Second)
+		requirePeriod(6 * time.Second)
 		w.statusesAfter(40 * time.Minute)
-		tried(6 * time.Second)
+		requirePeriod(6 * time.Second)
 	})
 }
 
-// TestFailedResets: a hardware fault that comes back after two resets has the action replace.
+// TestFailedResets checks that a hardware fault that comes back after two resets has the action replace.
 func TestFailedResets(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -522,7 +521,7 @@ func TestFailedResets(t *testing.T) {
 						}
 					}
 					if last.Healthy || last.Action != row.want {
-						t.Errorf("final action %q, want %q", last.Action, row.want)
+						t.Errorf("final action: got %q, want %q", last.Action, row.want)
 					}
 				})
 			})
@@ -539,14 +538,14 @@ func TestFailedResets(t *testing.T) {
 				w.ResetGPU(id)
 				w.SetCheckError(id, fault)
 				if s := w.statusesAfter(time.Minute)[0]; s.Reason != "row_remap_failure" || s.Action != want || s.Flaps != 1 {
-					t.Errorf("action %q after %d flaps, want %q", s.Action, s.Flaps, want)
+					t.Errorf("got action %q after %d flaps, want %q after 1", s.Action, s.Flaps, want)
 				}
 			}
 		})
 	})
 }
 
-// TestUnhealthyTimeout sets MonitorOptions.UnhealthyTimeout.
+// TestUnhealthyTimeout checks that MonitorOptions.UnhealthyTimeout delays the reason not_responding.
 func TestUnhealthyTimeout(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), nil, func(w *monitorFixture) { w.options.UnhealthyTimeout = 3 * time.Minute })
@@ -556,28 +555,28 @@ func TestUnhealthyTimeout(t *testing.T) {
 		requireReasons(t, "soon", w.statusesAfter(170*time.Second), "", "")
 		requireReasons(t, "then", w.statusesAfter(20*time.Second), "", "not_responding")
 		w.ReleaseHangs()
-		requireReasons(t, "when the GPU answers again", w.statusesAfter(5*time.Second), "", "")
+		requireReasons(t, "when the GPU responds again", w.statusesAfter(5*time.Second), "", "")
 	})
 }
 
-// unansweredCheck is a machine whose checks of a GPU return ErrStalled.
-type unansweredCheck struct {
+// stalledGPU is a machine with a GPU whose checks return ErrStalled.
+type stalledGPU struct {
 	*sim.Machine
 	gpu device.GPU
 }
 
-func (b unansweredCheck) Check(gpu device.GPU) (device.ResetEvidence, error) {
+func (b stalledGPU) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	if gpu == b.gpu {
 		return device.ResetEvidence{}, device.ErrStalled
 	}
 	return b.Machine.Check(gpu)
 }
 
-// TestStalledChecks: a check with ErrStalled neither passes nor fails.
+// TestStalledChecks checks that a check with ErrStalled neither passes nor fails.
 func TestStalledChecks(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
-		w := startMonitor(t, m, func(device.Backend) device.Backend { return unansweredCheck{m, m.GPUs()[0]} })
+		w := startMonitor(t, m, func(device.Backend) device.Backend { return stalledGPU{m, m.GPUs()[0]} })
 		defer w.stop()
 		requireReasons(t, "before each GPU is assessed", w.statusesAfter(4*time.Second))
 		requireReasons(t, "after the timeout", w.statusesAfter(2*time.Second), "not_responding", "")

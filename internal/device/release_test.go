@@ -39,18 +39,18 @@ func TestRelease(t *testing.T) {
 		statuses := w.statusesAfter(0)
 		requireReasons(t, "released", statuses, "released", "released", "released", "released")
 		if d := w.monitor.Driver(); d.State != device.DriverReleased || !m.Closed() || w.monitor.Ready() != nil {
-			t.Errorf("driver %+v, closed %v, ready %v", d, m.Closed(), w.monitor.Ready())
+			t.Errorf("got driver %+v, closed %v, ready %v; want released, closed and ready", d, m.Closed(), w.monitor.Ready())
 		}
 		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
-			t.Errorf("second Release: %v", err)
+			t.Errorf("second Release: got %v, want nil", err)
 		}
 		late, _ := readErrors(w.readers, m.GPUs())
 		if !errors.Is(late[0], device.ErrNoDriver) || !errors.Is(late[1], device.ErrNoDriver) {
-			t.Errorf("read errors %v", late)
+			t.Errorf("got read errors %v, want ErrNoDriver", late)
 		}
 		requireReasons(t, "an hour later", w.statusesAfter(time.Hour), "released", "released", "released", "released")
 		if !m.Closed() {
-			t.Error("the driver was loaded")
+			t.Error("the driver was loaded during the release")
 		}
 
 		m.Partition(m.GPUs()[0], "1g.10gb", "2g.20gb")
@@ -66,11 +66,11 @@ func TestRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
-			t.Errorf("second Resume: %v", err)
+			t.Errorf("second Resume: got %v, want nil", err)
 		}
 		requireReasons(t, "with a reset in between", w.statusesAfter(15*time.Second), "", "", "", "")
 		if d := w.monitor.Driver(); d.State != device.DriverUp {
-			t.Errorf("driver %+v", d)
+			t.Errorf("driver: got %+v, want up", d)
 		}
 		if m.ClosedDuringCall() {
 			t.Error("the driver was closed during a call")
@@ -89,7 +89,7 @@ func readErrors(r *device.Readers, gpus []device.GPU) (errs []error, took time.D
 	return errs, time.Since(began)
 }
 
-// TestReleaseDuringHang: a release during a hanging call fails, and the devices are resumed.
+// TestReleaseDuringHang checks that a release during a hanging call fails, and that the devices are resumed.
 func TestReleaseDuringHang(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -102,10 +102,10 @@ func TestReleaseDuringHang(t *testing.T) {
 		go func() { result <- withTimeout(5*time.Second, w.monitor.Release) }() // ends with its deadline
 		requireReasons(t, "during the release", w.statusesAfter(time.Second), "released", "released")
 		if err := withTimeout(time.Second, w.monitor.Resume); err == nil {
-			t.Error("Resume succeeded during a release")
+			t.Error("Resume during a release: got nil, want an error")
 		}
 		if err := <-result; !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v", err)
+			t.Errorf("Release: got %v, want DeadlineExceeded", err)
 		}
 		requireReasons(t, "after the timeout", w.statusesAfter(5*time.Second), "", "released") // the second GPU does not respond
 		m.ReleaseHangs()
@@ -114,12 +114,12 @@ func TestReleaseDuringHang(t *testing.T) {
 			t.Error("the driver was closed")
 		}
 		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil || m.ClosedDuringCall() {
-			t.Errorf("second Release: %v", err)
+			t.Errorf("second Release: got %v, want nil, and no Close during a call", err)
 		}
 	})
 }
 
-// TestReleaseDuringReads releases the driver under continuous reads.
+// TestReleaseDuringReads releases the driver during continuous reads.
 func TestReleaseDuringReads(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(4)
@@ -163,7 +163,7 @@ func (s blockingClose) Close() {
 	s.Machine.Close()
 }
 
-// TestResumeAfterLateClose: after a release that timed out in Close, the devices are resumed when Close returns.
+// TestResumeAfterLateClose checks that devices whose release timed out in Close are resumed when Close returns.
 func TestResumeAfterLateClose(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
@@ -172,16 +172,16 @@ func TestResumeAfterLateClose(t *testing.T) {
 		defer w.stop()
 		w.statusesAfter(time.Second)
 		if err := withTimeout(10*time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v", err)
+			t.Errorf("Release: got %v, want DeadlineExceeded", err)
 		}
-		requireReasons(t, "while it hangs", w.statusesAfter(time.Minute), "released")
+		requireReasons(t, "while Close hangs", w.statusesAfter(time.Minute), "released")
 		if err := withTimeout(time.Second, w.monitor.Resume); err == nil {
-			t.Error("Resume succeeded during Close")
+			t.Error("Resume during Close: got nil, want an error")
 		}
 		close(b.unblock)
 		requireReasons(t, "after the timeout", w.statusesAfter(5*time.Second), "")
 		if d := w.monitor.Driver(); d.State != device.DriverUp {
-			t.Errorf("driver %+v", d)
+			t.Errorf("driver: got %+v, want up", d)
 		}
 	})
 }
@@ -198,10 +198,10 @@ func TestReleaseAtEndOfRun(t *testing.T) {
 		synctest.Wait()
 		w.stop()
 		if err := <-result; err == nil {
-			t.Error("Release succeeded at the end of Run")
+			t.Error("Release at the end of Run: got nil, want an error")
 		}
 		if err := withTimeout(time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Release after Run: %v", err)
+			t.Errorf("Release after Run: got %v, want DeadlineExceeded", err)
 		}
 	})
 }
@@ -227,7 +227,7 @@ type backgroundCalls struct {
 
 func (l *backgroundCalls) Idle() bool { return !l.running.Load() }
 
-// TestDriverReplacedDuringBackgroundCall: Run does not end during a Backend's background call.
+// TestDriverReplacedDuringBackgroundCall checks that Run does not end during a Backend's background call.
 func TestDriverReplacedDuringBackgroundCall(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		b := &backgroundCalls{replacedDriver: replacedDriver{Machine: newMachine(1)}}
@@ -243,12 +243,12 @@ func TestDriverReplacedDuringBackgroundCall(t *testing.T) {
 		}
 		b.running.Store(false)
 		if err := <-ended; !errors.Is(err, device.ErrDriverReplaced) {
-			t.Errorf("Run: %v", err)
+			t.Errorf("Run: got %v, want ErrDriverReplaced", err)
 		}
 	})
 }
 
-// TestDriverReplaced: Run ends after the last call.
+// TestDriverReplaced checks that Run ends after the last call.
 func TestDriverReplaced(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -262,24 +262,24 @@ func TestDriverReplaced(t *testing.T) {
 		b.active.Store(true)
 		time.Sleep(time.Minute)
 		if d := monitor.Driver(); d.State != device.DriverReplaced || !errors.Is(d.Err, device.ErrDriverReplaced) || monitor.Ready() != nil {
-			t.Errorf("driver %+v, ready %v", d, monitor.Ready())
+			t.Errorf("got driver %+v, ready %v; want replaced with an error, and ready", d, monitor.Ready())
 		}
 		statuses, _ := inventory.Get()
 		if got := reasons(statuses); !slices.Equal(got, []string{"driver_replaced", "driver_replaced"}) {
-			t.Errorf("inventory has %q", got)
+			t.Errorf("got reasons %q, want driver_replaced", got)
 		}
 		if len(ended) > 0 || monitor.Alive() != nil {
-			t.Error("Run ended during a call")
+			t.Error("Run ended during a call, or is not alive")
 		}
 		if err := withTimeout(time.Second, monitor.Release); !errors.Is(err, device.ErrDriverReplaced) {
-			t.Errorf("Release: %v", err)
+			t.Errorf("Release: got %v, want ErrDriverReplaced", err)
 		}
 		m.ReleaseHangs()
 		if err := <-ended; !errors.Is(err, device.ErrDriverReplaced) || !readers.Idle() {
-			t.Errorf("Run: %v", err)
+			t.Errorf("Run: got %v, want ErrDriverReplaced after the last call", err)
 		}
 		if !monitor.Drain(t.Context()) {
-			t.Error("Drain: calls are running")
+			t.Error("Drain: got false, want true")
 		}
 	})
 }
@@ -297,7 +297,7 @@ func (s *stalledChecks) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return s.Machine.Check(gpu)
 }
 
-// TestReleaseEndsStall: a stall from before a release does not count after resume.
+// TestReleaseEndsStall checks that a stall from before a release does not count after the resume.
 func TestReleaseEndsStall(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var recorder monitorRecorder
@@ -318,12 +318,12 @@ func TestReleaseEndsStall(t *testing.T) {
 		}
 		requireReasons(t, "resumed", w.statusesAfter(15*time.Second), "")
 		if flaps := w.statusesAfter(0)[0].Flaps; flaps != 0 || len(recorder.takeEvents()) != 0 {
-			t.Errorf("%d flaps", flaps)
+			t.Errorf("got %d flaps, or events; want none", flaps)
 		}
 	})
 }
 
-// noEnergyCounter is a machine with a GPU that has no energy counter and shows no resets.
+// noEnergyCounter is a machine with a GPU that has no energy counter and reports no resets.
 type noEnergyCounter struct {
 	*sim.Machine
 	gpu device.GPU
@@ -337,7 +337,7 @@ func (b noEnergyCounter) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return v, err
 }
 
-// TestReleaseWithoutEnergyCounter: for a GPU without an energy counter, release and resume count as a reset.
+// TestReleaseWithoutEnergyCounter checks that release and resume count as a reset of a GPU without an energy counter.
 func TestReleaseWithoutEnergyCounter(t *testing.T) {
 	resume := func(t *testing.T, pending bool) (*monitorFixture, *monitorRecorder) {
 		m, s := newMachine(2), &monitorRecorder{}
@@ -365,7 +365,7 @@ func TestReleaseWithoutEnergyCounter(t *testing.T) {
 			defer w.stop()
 			w.statusesAfter(1750 * time.Millisecond) // the first check may fail before the listing
 			if r := findRecord(s.savedHistory(), w.GPUs()[0], ""); !r.ResetSeen || r.FailedResets.Count != 1 {
-				t.Errorf("record %+v", r)
+				t.Errorf("got record %+v, want a reset and one failed reset", r)
 			}
 			requireReasons(t, "resumed", w.statusesAfter(15*time.Second), "", "xid_95")
 			w.Fail(w.AllocatableIDs()[0], "xid 95")
@@ -394,7 +394,7 @@ func (u *unreadEnergyCounter) Check(gpu device.GPU) (device.ResetEvidence, error
 	return u.Machine.Check(gpu)
 }
 
-// TestReleaseBeforeEnergyCounterIsRead: an energy counter that was not read yet may exist, so the release is no reset.
+// TestReleaseBeforeEnergyCounterIsRead checks that the release is no reset if the energy counter was not read yet: it may exist.
 func TestReleaseBeforeEnergyCounterIsRead(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		u := &unreadEnergyCounter{Machine: newMachine(1)}
@@ -417,7 +417,7 @@ func TestReleaseBeforeEnergyCounterIsRead(t *testing.T) {
 	})
 }
 
-// TestFaultDuringRelease: a reset between the fault and the resume counts.
+// TestFaultDuringRelease checks that a reset between the fault and the resume counts.
 func TestFaultDuringRelease(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -436,6 +436,6 @@ func TestFaultDuringRelease(t *testing.T) {
 		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Fatal(err)
 		}
-		requireReasons(t, "with a reset of one", w.statusesAfter(15*time.Second), "", "xid_95")
+		requireReasons(t, "with a reset of the first GPU", w.statusesAfter(15*time.Second), "", "xid_95")
 	})
 }

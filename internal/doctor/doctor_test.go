@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// doctorFixture is a healthy node that a case changes.
+// doctorFixture is a healthy node that test cases change.
 type doctorFixture struct {
 	*testing.T
 	Options
@@ -71,7 +71,7 @@ func (s *doctorFixture) mkdir(name string) string {
 	return path
 }
 
-// writeMounts writes what is mounted.
+// writeMounts writes mountinfo with these mount points.
 func (s *doctorFixture) writeMounts(points ...string) {
 	s.Helper()
 	var text strings.Builder
@@ -81,12 +81,12 @@ func (s *doctorFixture) writeMounts(points ...string) {
 	s.must(os.WriteFile(filepath.Join(s.mkdir("proc/self"), "mountinfo"), []byte(text.String()), 0o600))
 }
 
-// mountInContainer has the node be seen from a container with these folders of the node's.
+// mountInContainer simulates a container with these mounted directories of the node.
 func (s *doctorFixture) mountInContainer(points ...string) {
 	s.writeMounts(append([]string{"/", "/dev/termination-log"}, points...)...)
 }
 
-// startKubelet has the kubelet run until the test ends.
+// startKubelet runs the kubelet until the test ends.
 func (s *doctorFixture) startKubelet() {
 	s.Helper()
 	ctx, stop := context.WithCancel(context.Background())
@@ -96,14 +96,14 @@ func (s *doctorFixture) startKubelet() {
 	s.must(s.kubelet.Wait(s.Context(), func(k kubelet.KubeletState) bool { return k.Serving && k.PodsRead }))
 }
 
-// listenOn has somebody listen on a socket, and say nothing; or be gone already.
-func (s *doctorFixture) listenOn(path string, stays bool) {
+// listenOn listens on a socket without a response. If listening is false, only the socket file remains.
+func (s *doctorFixture) listenOn(path string, listening bool) {
 	s.Helper()
 	s.must(os.MkdirAll(filepath.Dir(path), 0o755))
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	s.must(err)
 	l.SetUnlinkOnClose(false)
-	if stays {
+	if listening {
 		s.Cleanup(func() { l.Close() })
 	} else {
 		s.must(l.Close())
@@ -115,7 +115,7 @@ func (s *doctorFixture) finding(check string) Finding {
 	findings := Run(s.Context(), s.Options)
 	i := slices.IndexFunc(findings, func(f Finding) bool { return f.Check == check })
 	if i < 0 {
-		s.Fatalf("there is no check %q", check)
+		s.Fatalf("no check %q in the report", check)
 	}
 	return findings[i]
 }
@@ -157,15 +157,15 @@ func (f *fakeNodeFiles) check(path string) error {
 	return nil
 }
 
-// newHang is a channel that is closed at the test's end, and the patience for it.
+// newHang returns a channel that is closed at the end of the test, and shortens the timeout for it.
 func (s *doctorFixture) newHang() chan struct{} {
 	s.Timeout = 100 * time.Millisecond
-	hold := make(chan struct{})
-	s.Cleanup(func() { close(hold) })
-	return hold
+	hang := make(chan struct{})
+	s.Cleanup(func() { close(hang) })
+	return hang
 }
 
-// TestHealthyNode: all checks pass, without a registration or a new file.
+// TestHealthyNode checks that all checks pass, without a registration or a new file.
 func TestHealthyNode(t *testing.T) {
 	s := newDoctorFixture(t)
 	s.startKubelet()
@@ -173,14 +173,14 @@ func TestHealthyNode(t *testing.T) {
 	for i, f := range Run(t.Context(), s.Options) {
 		want := StatusOK
 		if f.Check != checks[i].name || f.Status != want || f.Message == "" || f.Impact != "" {
-			t.Errorf("%+v", f)
+			t.Errorf("got %+v, want %s of check %s", f, want, checks[i].name)
 		}
 	}
 	if after := listPaths(t, s.dir); !slices.Equal(after, before) {
-		t.Errorf("there is %q, and was %q", after, before)
+		t.Errorf("files: got %q, want %q", after, before)
 	}
 	if state := s.kubelet.State(); len(state.Registrations) != 0 || state.Calls["List"] != 1 {
-		t.Errorf("the kubelet was disturbed: %+v, %v", state.Registrations, state.Calls)
+		t.Errorf("calls of the kubelet: got registrations %+v and calls %v, want one List", state.Registrations, state.Calls)
 	}
 }
 
@@ -196,11 +196,11 @@ func listPaths(t *testing.T, dir string) (paths []string) {
 	return paths
 }
 
-// TestFindings has each way in which a node is not well.
+// TestFindings runs a case for each problem of a node.
 func TestFindings(t *testing.T) {
-	seen := map[string]bool{}
+	tested := map[string]bool{}
 	for _, c := range slices.Concat(driverCases, kubeletCases, folderCases) {
-		seen[c.check] = true
+		tested[c.check] = true
 		t.Run(c.check+": "+c.message, func(t *testing.T) {
 			s := newDoctorFixture(t)
 			if !c.noKubelet {
@@ -211,25 +211,25 @@ func TestFindings(t *testing.T) {
 			if f.Status != c.status || !strings.Contains(f.Message, c.message) {
 				t.Errorf("got %s: %s, want %s: %s", f.Status, f.Message, c.status, c.message)
 			}
-			if wrong := f.Status == StatusWarning || f.Status == StatusFailure; wrong != (f.Impact != "") || wrong != (f.Fix != "") {
-				t.Errorf("impact %q, fix %q", f.Impact, f.Fix)
+			if problem := f.Status == StatusWarning || f.Status == StatusFailure; problem != (f.Impact != "") || problem != (f.Fix != "") {
+				t.Errorf("got impact %q and fix %q, want both for problems only", f.Impact, f.Fix)
 			}
 			if !strings.Contains(f.Fix, c.fix) {
-				t.Errorf("fix %q, want %q in it", f.Fix, c.fix)
+				t.Errorf("fix: got %q, want it to contain %q", f.Fix, c.fix)
 			}
 			if strings.Contains(f.Message, "\n") {
-				t.Errorf("%q has two lines", f.Message)
+				t.Errorf("message: got %q, want one line", f.Message)
 			}
 		})
 	}
 	for _, c := range checks {
-		if !seen[c.name] {
-			t.Errorf("there is no case for %s", c.name)
+		if !tested[c.name] {
+			t.Errorf("test case for %s is missing", c.name)
 		}
 	}
 }
 
-// findingCase changes the node, and says what one check makes of that.
+// findingCase changes the node and has the expected finding of one check.
 type findingCase struct {
 	check     string
 	status    CheckStatus
@@ -323,7 +323,7 @@ var folderCases = []findingCase{
 	}},
 
 	{check: "cdi", status: StatusSkipped, message: "no device list strategy", change: func(s *doctorFixture) { s.CDIDir = "" }},
-	{check: "cdi", status: StatusOK, message: "is writable", change: func(s *doctorFixture) { // by a link, as /var/run is one
+	{check: "cdi", status: StatusOK, message: "is writable", change: func(s *doctorFixture) { // through a link, like /var/run
 		link := filepath.Join(s.dir, "run")
 		s.must(os.Symlink(s.CDIDir, link))
 		s.mountInContainer(s.CDIDir)
@@ -333,7 +333,7 @@ var folderCases = []findingCase{
 	{check: "cdi", status: StatusFailure, message: "permission denied", fix: "uid 0", change: func(s *doctorFixture) { s.files.errs[s.CDIDir] = syscall.EACCES }},
 }
 
-// TestMounts: what is below a point, and what merely begins like it.
+// TestMounts checks paths below a mount point, and paths with only the same prefix.
 func TestMounts(t *testing.T) {
 	s := newDoctorFixture(t)
 	dir, err := filepath.EvalSymlinks(s.dir)
@@ -345,16 +345,16 @@ func TestMounts(t *testing.T) {
 	r := &report{Options: s.Options, mounts: readMounts(s.Proc)}
 	for name, want := range map[string]bool{"lib/kub": false, "lib/kub/x": false, "lib/kubelet": true, "lib": true, "etc": true, "a b/c": false} {
 		if got := r.isContainerDir(filepath.Join(dir, name)); got != want {
-			t.Errorf("%s belongs to the container: %v, want %v", name, got, want)
+			t.Errorf("%s in the container: got %v, want %v", name, got, want)
 		}
 	}
 	r.mounts = readMounts(filepath.Join(s.dir, "nowhere"))
 	if r.mounts != nil || r.isContainerDir(filepath.Join(dir, "etc")) {
-		t.Error("mounts were read from nowhere")
+		t.Error("mounts without a file: got some, want none")
 	}
 }
 
-// TestHostFiles: the Files of the machine that the tests run on.
+// TestHostFiles tests Files on the machine of the tests.
 func TestHostFiles(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "nvidiactl")
@@ -366,7 +366,7 @@ func TestHostFiles(t *testing.T) {
 		t.Error(err)
 	}
 	if err := files.Open(file, os.O_RDWR); err == nil || !strings.Contains(err.Error(), "not a device node") {
-		t.Errorf("a file is opened as a device: %v", err)
+		t.Errorf("Open of a regular file: got %v, want an error", err)
 	}
 	if err := files.Open(file+"x", os.O_RDWR); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)

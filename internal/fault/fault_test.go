@@ -20,12 +20,12 @@ func TestReasonText(t *testing.T) {
 		"recovery_action_system_reset": "The driver requests a recovery action: system reset",
 	} {
 		if got := Reason(reason); got != want {
-			t.Errorf("%s: %q, want %q", reason, got, want)
+			t.Errorf("%s: got %q, want %q", reason, got, want)
 		}
 	}
-	for number, row := range xid.Xids {
+	for code, row := range xid.Xids {
 		if row.Name == "" {
-			t.Errorf("Xid %d has no text", number)
+			t.Errorf("Xid %d: got no text", code)
 		}
 	}
 }
@@ -34,7 +34,7 @@ func TestReasonText(t *testing.T) {
 func TestReasonsOfChecks(t *testing.T) {
 	for _, c := range collect.Checks() {
 		if reason := c.Fault.Reason; reasonTexts[reason] == "" && reason != "recovery_action_…" {
-			t.Errorf("%s has no text", reason)
+			t.Errorf("%s: got no text", reason)
 		}
 	}
 }

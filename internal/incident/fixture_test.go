@@ -50,7 +50,7 @@ func newLog(o Options) *Log {
 	return New(o)
 }
 
-// fakeAllocations are allocations of a test, with the history of podresources.
+// fakeAllocations are allocations of a test with a history, as in podresources.
 type fakeAllocations struct {
 	pubsub.Value[device.Allocations]
 	current []device.Allocation
@@ -64,18 +64,18 @@ func newFakeAllocations() *fakeAllocations {
 	return k
 }
 
-// allocate is an Allocate of this process: the previous allocation of the id has ended.
+// allocate simulates an Allocate of this process: the previous allocation of the id has ended.
 func (f *fakeAllocations) allocate(id device.AdvertisedID) {
 	f.set(id, device.Owner{})
 	f.since[id] = time.Now()
 	f.update()
 }
 
-// setOwner is an answer of the kubelet with the owner of an id.
+// setOwner simulates a response of the kubelet with the owner of an id.
 func (f *fakeAllocations) setOwner(id device.AdvertisedID, o device.Owner) {
 	f.set(id, o)
-	first, told := f.since[id]
-	if !told {
+	first, seen := f.since[id]
+	if !seen {
 		first = time.Now()
 	}
 	if s := f.recordOf(id.Device(), o); s == nil {
@@ -88,7 +88,7 @@ func (f *fakeAllocations) setOwner(id device.AdvertisedID, o device.Owner) {
 	f.update()
 }
 
-// release is an answer of the kubelet without the id.
+// release simulates a response of the kubelet without the id.
 func (f *fakeAllocations) release(id device.AdvertisedID) {
 	f.current = slices.DeleteFunc(slices.Clone(f.current), func(h device.Allocation) bool { return h.DeviceID == id })
 	delete(f.since, id)
@@ -136,7 +136,7 @@ type fixture struct {
 	ended  chan struct{}
 }
 
-// logBuffer is what was logged.
+// logBuffer is a buffer of log output.
 type logBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -154,7 +154,7 @@ func (l *logBuffer) count(part string) int {
 	return strings.Count(l.text.String(), part)
 }
 
-// runFixture runs a test in a bubble, with a Log that ends with it.
+// runFixture runs a test in a bubble, with a Log that ends with the test.
 func runFixture(t *testing.T, o Options, test func(t *testing.T, s *fixture)) {
 	bubble.Test(t, func(t *testing.T) {
 		s := startFixture(o)
@@ -183,30 +183,30 @@ func (s *fixture) stop() {
 	<-s.ended
 }
 
-// settle waits until all is published and written.
+// settle waits until everything is published and written.
 func (s *fixture) settle() { time.Sleep(3 * publishInterval) }
 
-// incidents are those that are published, once all is.
+// incidents waits until everything is published, and returns the incidents.
 func (s *fixture) incidents() []Incident {
 	s.settle()
 	known, _ := s.Get()
 	return known.Incidents
 }
 
-// xidEvent is a report of now.
-func xidEvent(number uint64, affected ...device.Device) device.HealthEvent {
-	o := device.HealthEvent{At: time.Now(), GPU: affected[0].GPU, Affected: affected, Xid: number, Class: "application", Reason: reasonOf(number)}
-	if number == 79 {
+// xidEvent returns an event of the current time.
+func xidEvent(xid uint64, affected ...device.Device) device.HealthEvent {
+	o := device.HealthEvent{At: time.Now(), GPU: affected[0].GPU, Affected: affected, Xid: xid, Class: "application", Reason: reasonOf(xid)}
+	if xid == 79 {
 		o.Class, o.Action, o.MarkedUnhealthy = "reboot", "reboot", true
 	}
 	return o
 }
 
-func reasonOf(number uint64) string {
-	return map[uint64]string{31: "xid_31", 43: "xid_43", 79: "xid_79", 94: "xid_94"}[number]
+func reasonOf(xid uint64) string {
+	return map[uint64]string{31: "xid_31", 43: "xid_43", 79: "xid_79", 94: "xid_94"}[xid]
 }
 
-// affectedPods are the pods of an incident; in brackets: without the device now.
+// affectedPods returns the pods of an incident; in brackets: without the device now.
 func affectedPods(i Incident) string {
 	var all []string
 	for _, h := range i.Affected {

@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// partitionedGPU returns a GPU and its MIG devices, as an event of the GPU affects them.
+// partitionedGPU returns a GPU and its MIG devices, which an event of the GPU affects.
 func partitionedGPU(migDevices int) []device.Device {
 	gpu := gpuDevice("GPU-1")
 	gpu.MIGEnabled, gpu.Index = true, 3
@@ -26,7 +26,7 @@ func partitionedGPU(migDevices int) []device.Device {
 	return all
 }
 
-// TestGPUFaultIsOneIncident: a fault of a partitioned GPU is one incident, with all MIG devices and their containers.
+// TestGPUFaultIsOneIncident checks that a fault of a partitioned GPU is one incident with all MIG devices and their containers.
 func TestGPUFaultIsOneIncident(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
@@ -53,19 +53,19 @@ func TestGPUFaultIsOneIncident(t *testing.T) {
 				got = append(got, line)
 			}
 			if !slices.Equal(got, want) {
-				t.Errorf("%s: the incidents are\n%s, want\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
+				t.Errorf("%s: got incidents\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
 		}
 		requireIncidents("at first", "MIG-5 xid_31 1/0:", "GPU-1 xid_79 2/7: A on MIG-1 C on MIG-1 B on MIG-2 B on MIG-3")
 		if got := fmt.Sprint(counts(known)); got != "map[GPU-1 GPU-1 3 xid_79:2 MIG-1 GPU-1 3 {team A main} xid_79:2 MIG-1 GPU-1 3 {team C main} xid_79:2 "+
 			"MIG-2 GPU-1 3 {team B main} xid_79:2 MIG-3 GPU-1 3 {team B main} xid_79:2 MIG-5 GPU-1 3 xid_31:1]" {
-			t.Errorf("the counts are %s", got)
+			t.Errorf("got counts %s", got)
 		}
 		if n := s.log.count("level=WARN"); n != 1 || s.log.count("containers=\"[team/A/main team/C/main team/B/main]\"") != 1 {
-			t.Errorf("%d warnings in the log:\n%s", n, s.log.text.String())
+			t.Errorf("got %d warnings in the log, want one with three containers:\n%s", n, s.log.text.String())
 		}
 		if i := known.Incidents[1]; !i.Concerns("GPU-1") || !i.Concerns("MIG-6") || i.Concerns("MIG-7") || i.MIGDevices[6] != (AffectedMIGDevice{"MIG-6", "1g.10gb"}) {
-			t.Errorf("the incident is %+v", i)
+			t.Errorf("got incident %+v, want GPU-1 with MIG-6", i)
 		}
 
 		s.allocations.release("MIG-3")
@@ -75,7 +75,7 @@ func TestGPUFaultIsOneIncident(t *testing.T) {
 			"MIG-5 xid_31 1/0:", "GPU-1 xid_79 2/7: A on MIG-1 C on MIG-1 B on MIG-2 B on MIG-3 ended")
 		s.Record(xidEvent(79, affected[:7]...))
 		if got := s.incidents(); len(got) != 4 || len(got[0].MIGDevices) != 6 {
-			t.Errorf("after the removal of a MIG device: %d incidents, the newest with %d MIG devices", len(got), len(got[0].MIGDevices))
+			t.Errorf("after the removal of a MIG device: got %d incidents and %d MIG devices, want 4 and 6", len(got), len(got[0].MIGDevices))
 		}
 		before := s.waitWritten()
 		s = s.restart(dir)
@@ -84,13 +84,13 @@ func TestGPUFaultIsOneIncident(t *testing.T) {
 		s.statuses.Set([]device.Status{{Device: affected[0], Healthy: true, Since: time.Now()}})
 		for n, i := range s.incidents() {
 			if i.MarkedUnhealthy != (i.RecoveredAt != nil) || len(i.MIGDevices) != len(before.Incidents[n].MIGDevices) {
-				t.Errorf("after a restart and the recovery of the GPU: %+v", i)
+				t.Errorf("after a restart and the recovery of the GPU: got %+v", i)
 			}
 		}
 	})
 }
 
-// TestPartlyUnknownAllocations: the allocations of a partitioned GPU are unknown if those of one MIG device are.
+// TestPartlyUnknownAllocations checks that the allocations of a partitioned GPU are unknown if those of one MIG device are unknown.
 func TestPartlyUnknownAllocations(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		for _, c := range []struct {
@@ -108,19 +108,19 @@ func TestPartlyUnknownAllocations(t *testing.T) {
 			got := s.incidents()[0].AffectedUnknown
 			time.Sleep(2 * mergeWindow)
 			if got != c.want {
-				t.Errorf("%d MIG devices, all known %v: affected unknown %v", len(c.affected)-1, c.complete, got)
+				t.Errorf("%d MIG devices, all known %v: AffectedUnknown: got %v", len(c.affected)-1, c.complete, got)
 			}
 		}
 	})
 }
 
-// TestLaterOwnerOfUnknownDevice: a container that gets a device after the event is not affected, even if the allocations were unknown.
+// TestLaterOwnerOfUnknownDevice checks that a container that gets a device after the event is not affected, even with unknown allocations.
 func TestLaterOwnerOfUnknownDevice(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.allocate("MIG-0") // without an owner
-		unsettled, _ := s.allocations.Get()
-		unsettled.Complete = false
-		s.allocations.Set(unsettled)
+		incomplete, _ := s.allocations.Get()
+		incomplete.Complete = false
+		s.allocations.Set(incomplete)
 		s.Record(xidEvent(79, partitionedGPU(2)...))
 		time.Sleep(time.Second)
 		s.allocations.allocate("MIG-1")
@@ -128,12 +128,12 @@ func TestLaterOwnerOfUnknownDevice(t *testing.T) {
 		s.settle()
 		s.allocations.setOwner("MIG-0", owner("A"))
 		if got := s.incidents(); len(got) != 1 || affectedPods(got[0]) != "A" {
-			t.Errorf("the incidents are %+v", got)
+			t.Errorf("got incidents %+v, want one of A", got)
 		}
 	})
 }
 
-// TestFileOfPreviousVersion: incidents of each MIG device stay as they are. An upgrade and a rollback lose nothing.
+// TestFileOfPreviousVersion checks that incidents of single MIG devices do not change. An upgrade and a rollback lose nothing.
 func TestFileOfPreviousVersion(t *testing.T) {
 	dir := t.TempDir()
 	const file = `{"version":1,"incidents":[
@@ -148,12 +148,12 @@ func TestFileOfPreviousVersion(t *testing.T) {
 		s.allocations.setOwner("MIG-1", owner("A"))
 		known := s.waitWritten()
 		if got := known.Incidents; len(got) != 2 || got[0].Device != "MIG-1" || affectedPods(got[0]) != "(A)" || got[0].Affected[0].Device != "" {
-			t.Errorf("of the previous version: %+v", got)
+			t.Errorf("incidents of the previous version: got %+v", got)
 		}
 		s.Record(xidEvent(79, partitionedGPU(2)...))
 		known = s.waitWritten()
 		if got := fmt.Sprint(counts(known)); got != "map[GPU-1 GPU-1 3 xid_79:1 MIG-1 GPU-1 3 xid_79:1 MIG-1 GPU-1 3 {team A main} xid_79:2]" {
-			t.Errorf("the counts are %s", got)
+			t.Errorf("got counts %s", got)
 		}
 	})
 	// The fields that the previous version reads.
@@ -175,14 +175,14 @@ func TestFileOfPreviousVersion(t *testing.T) {
 		err = json.Unmarshal(content, &previous)
 	}
 	if err != nil || previous.Version != 1 || len(previous.Incidents) != 3 {
-		t.Fatalf("for the previous version: %v, %+v", err, previous)
+		t.Fatalf("file for the previous version: error %v, %+v", err, previous)
 	}
 	if i := previous.Incidents[0]; i.Device != "GPU-1" || i.Count != 1 || !i.MarkedUnhealthy || i.Affected[0].Owner != owner("A") {
-		t.Errorf("for the previous version: %+v", i)
+		t.Errorf("incident for the previous version: got %+v, want an unhealthy GPU-1 with container A", i)
 	}
 }
 
-// TestRetirement: a retirement is an incident with the operator's reason, and no fault that is counted.
+// TestRetirement checks that a retirement is an incident with the operator's note, and not counted as a fault.
 func TestRetirement(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("MIG-0", owner("A"))
@@ -193,12 +193,12 @@ func TestRetirement(t *testing.T) {
 		got := s.incidents()
 		known, _ := s.Get()
 		if len(got) != 2 || got[0].Note != "slow" || got[1].Note != "fan" || affectedPods(got[1]) != "A" || len(counts(known)) != 0 {
-			t.Errorf("the incidents are %+v, the counts %v", got, counts(known))
+			t.Errorf("got incidents %+v and counts %v, want two retirements and no counts", got, counts(known))
 		}
 		s.statuses.Set([]device.Status{{Device: retired.Affected[0], Healthy: true, Since: time.Now().Add(time.Second)}})
 		for _, i := range s.incidents() {
 			if i.RecoveredAt == nil {
-				t.Errorf("not ended: %+v", i)
+				t.Errorf("got %+v, want a recovery time", i)
 			}
 		}
 	})

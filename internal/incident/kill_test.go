@@ -16,13 +16,12 @@ import (
 	"github.com/podgauge/podgauge/internal/state/disk"
 )
 
-// writerDir names the variable that makes a process of this test's binary one that writes
-// to folders there until it is killed.
+// writerDir is a variable with a directory. A process of this test's binary writes to folders there until it is killed.
 const writerDir = "PODGAUGE_TEST_WRITER"
 
 const writerFolders = 4
 
-// writeUntilKilled writes to some folders at a time, each as fast as it can.
+// writeUntilKilled writes to several folders concurrently, as fast as possible.
 func writeUntilKilled(dir string) {
 	var writers sync.WaitGroup
 	for n := range writerFolders {
@@ -37,17 +36,17 @@ func writeFolder(dir string, n int) {
 	k.setOwner("a", owner("A"))
 	l := newLog(Options{Folder: disk.OpenFolder(writerFolder(dir, n)), Sources: &fakeSources{allocations: k}, MaxIncidents: 12})
 	go l.Run(context.Background())
-	o := xidEvent(79, gpuDevice("a")) // it is written at once
+	o := xidEvent(79, gpuDevice("a")) // written at once
 	for {
 		known, changed := l.Get()
 		fmt.Println(n, exportedCount(known), len(known.Incidents))
-		o.At = o.At.Add(2 * mergeWindow) // another incident each time
+		o.At = o.At.Add(2 * mergeWindow) // always another incident
 		l.Record(o)
 		<-changed
 	}
 }
 
-// exportedCount is what a scrape shows. Both counts rise by one each time.
+// exportedCount returns the count that a scrape exports. Both counts rise by one with each event.
 func exportedCount(k Snapshot) uint64 {
 	if len(k.Devices) == 0 || len(k.Affected) == 0 {
 		return 0
@@ -57,28 +56,27 @@ func exportedCount(k Snapshot) uint64 {
 
 func writerFolder(dir string, n int) string { return filepath.Join(dir, fmt.Sprint("state-", n)) }
 
-// TestKilled: after a process was killed at any point, the next one has what a scrape has
-// shown, and nothing that is wrong: a thousand times, each file at a point of its own.
+// TestKilled kills processes a thousand times, at any point. The next process has at least the counts of the last scrape, and no invalid data.
 func TestKilled(t *testing.T) {
 	kills := 1000 / writerFolders
 	if testing.Short() {
 		kills /= 10
 	}
-	const abreast = 2
+	const concurrent = 2
 	var writers sync.WaitGroup
-	for range abreast {
+	for range concurrent {
 		dir := t.TempDir()
 		writers.Go(func() {
 			var counts [writerFolders]uint64
-			for range kills / abreast {
+			for range kills / concurrent {
 				if counts = killOnce(t, dir, counts); t.Failed() {
 					return
 				}
 			}
-			t.Logf("the counts are %v", counts)
+			t.Logf("counts: %v", counts)
 			for n, count := range counts {
 				if count == 0 {
-					t.Errorf("folder %d has nothing, so this has shown nothing", n)
+					t.Errorf("folder %d: got no count, the test is inconclusive", n)
 				}
 			}
 		})
@@ -86,8 +84,7 @@ func TestKilled(t *testing.T) {
 	writers.Wait()
 }
 
-// killOnce has a process write to its folders and kills it, and returns the count that each of
-// them has then.
+// killOnce runs a process that writes to its folders, kills it, and returns the count of each folder.
 func killOnce(t *testing.T, dir string, counts [writerFolders]uint64) [writerFolders]uint64 {
 	writer := exec.Command(os.Args[0])
 	writer.Env = append(os.Environ(), writerDir+"="+dir)
@@ -103,7 +100,7 @@ func killOnce(t *testing.T, dir string, counts [writerFolders]uint64) [writerFol
 	}
 	scraped := counts
 	lines := bufio.NewScanner(out)
-	take := func() bool {
+	readLine := func() bool {
 		n, count, incidents := 0, uint64(0), 0
 		if !lines.Scan() {
 			return false
@@ -113,25 +110,25 @@ func killOnce(t *testing.T, dir string, counts [writerFolders]uint64) [writerFol
 			return false
 		}
 		if count < scraped[n] {
-			t.Errorf("a scrape shows %d after %d", count, scraped[n])
+			t.Errorf("scraped count: got %d after %d", count, scraped[n])
 		}
 		scraped[n] = count
 		return true
 	}
-	if rand.IntN(8) > 0 { // else it is killed while it starts, or reads its files
+	if rand.IntN(8) > 0 { // otherwise the process is killed while it starts or reads its files
 		for range 1 + rand.IntN(20) {
-			take()
+			readLine()
 		}
 	}
 	time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
 	if err := writer.Process.Kill(); err != nil {
 		t.Error(err)
 	}
-	for take() {
+	for readLine() {
 	}
 	writer.Wait()
 	if code := writer.ProcessState.ExitCode(); code != -1 {
-		t.Errorf("the writer ended by itself, with status %d", code)
+		t.Errorf("exit status of the writer: got %d, want a kill", code)
 	}
 	for n := range counts {
 		counts[n] = reread(t, writerFolder(dir, n), scraped[n])
@@ -150,18 +147,18 @@ func reread(t *testing.T, dir string, scraped uint64) uint64 {
 		return 0 // nothing was written yet, and counts start from 0
 	}
 	if count < scraped {
-		t.Errorf("a scrape has shown %d, and the next process shows %d", scraped, count)
+		t.Errorf("count of the next process: got %d, want at least %d", count, scraped)
 	}
 	if known.Err != nil || !known.Persisted || log.count("\n") > 0 {
-		t.Errorf("the file cannot be used: %+v, %s", known.Err, log.text.String())
+		t.Errorf("file is not usable: %+v, %s", known.Err, log.text.String())
 	}
 	for n, i := range known.Incidents {
 		if i.Device != "a" || i.Reason != "xid_79" || i.Count != 1 || affectedPods(i) == "" {
-			t.Errorf("incident %d is %+v", n, i)
+			t.Errorf("incident %d: got %+v", n, i)
 		}
 	}
 	if count > 0 && len(known.Incidents) != int(min(count, 12)) {
-		t.Errorf("of %d there are %d incidents", count, len(known.Incidents))
+		t.Errorf("%d events: got %d incidents", count, len(known.Incidents))
 	}
 	return count
 }

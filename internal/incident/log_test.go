@@ -23,7 +23,7 @@ func TestIncidentFields(t *testing.T) {
 		})
 		got := s.incidents()
 		if len(got) != 1 {
-			t.Fatalf("there are %d incidents", len(got))
+			t.Fatalf("got %d incidents, want 1", len(got))
 		}
 		want := Incident{
 			ID: uint64(at.UnixMilli()), First: at, Last: at, Count: 1, Device: "a", GPU: "GPU-1", Index: 3, Profile: "1g.10gb",
@@ -31,20 +31,20 @@ func TestIncidentFields(t *testing.T) {
 			Affected: []AffectedContainer{{Owner: owner("one"), Since: since}},
 		}
 		if fmt.Sprint(got[0]) != fmt.Sprint(want) {
-			t.Errorf("the incident is\n%+v, want\n%+v", got[0], want)
+			t.Errorf("got incident\n%+v\nwant\n%+v", got[0], want)
 		}
 		known, _ := s.Get()
 		if want := []EventCount{{"a", "GPU-1", 3, device.Owner{}, "xid_79", 1, at}}; !slices.Equal(known.Devices, want) {
-			t.Errorf("the counts are %v, want %v", known.Devices, want)
+			t.Errorf("got counts %v, want %v", known.Devices, want)
 		}
 		if want := []EventCount{{"a", "GPU-1", 3, owner("one"), "xid_79", 1, at}}; !slices.Equal(known.Affected, want) {
-			t.Errorf("the counts of containers are %v, want %v", known.Affected, want)
+			t.Errorf("got counts of containers %v, want %v", known.Affected, want)
 		}
 		if known.Persisted || known.Err != nil {
-			t.Errorf("without a store: persisted %v, %v", known.Persisted, known.Err)
+			t.Errorf("without a store: got persisted %v, error %v, want false, nil", known.Persisted, known.Err)
 		}
 		if n := s.log.count("level=WARN msg=incident"); n != 1 {
-			t.Errorf("it is in the log %d times", n)
+			t.Errorf("log messages: got %d, want 1", n)
 		}
 	})
 }
@@ -72,14 +72,14 @@ func TestOneIncidentPerEvent(t *testing.T) {
 					got = append(got, i.Device)
 				}
 				if !slices.Equal(got, test.want) {
-					t.Errorf("recorded are %v, want %v", got, test.want)
+					t.Errorf("recorded devices: got %v, want %v", got, test.want)
 				}
 			})
 		})
 	}
 }
 
-// TestAllocatedPartitionedGPU: a partitioned GPU can be allocated as a whole if its MIG devices are not listed.
+// TestAllocatedPartitionedGPU checks an allocation of a whole partitioned GPU, which is possible while its MIG devices are not listed.
 func TestAllocatedPartitionedGPU(t *testing.T) {
 	gpu := gpuDevice("GPU-1")
 	gpu.MIGEnabled = true
@@ -90,12 +90,12 @@ func TestAllocatedPartitionedGPU(t *testing.T) {
 		s.Record(xidEvent(79, gpu, migDevice))
 		i := slices.IndexFunc(s.incidents(), func(i Incident) bool { return i.Device == "GPU-1" && affectedPods(i) == "A" })
 		if i < 0 {
-			t.Errorf("the incidents are %+v", s.incidents())
+			t.Errorf("got incidents %+v, want one of the GPU", s.incidents())
 		}
 	})
 }
 
-// TestRepeatedEvents: events that affect the same containers are one incident.
+// TestRepeatedEvents checks that events that affect the same containers are one incident.
 func TestRepeatedEvents(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("one"))
@@ -109,7 +109,7 @@ func TestRepeatedEvents(t *testing.T) {
 				after, ids = append(after, i.Count), append(ids, i.ID)
 			}
 			if !slices.Equal(after, counts) {
-				t.Errorf("%s: the incidents count %v, want %v", when, after, counts)
+				t.Errorf("%s: got events per incident %v, want %v", when, after, counts)
 			}
 		}
 		s.Record(xidEvent(31, gpuDevice("a")))
@@ -129,24 +129,24 @@ func TestRepeatedEvents(t *testing.T) {
 		s.Record(xidEvent(31, gpuDevice("a")))
 		want("after more than a minute", 1, 1, 1, 1, 3)
 		if !slices.IsSortedFunc(ids, func(a, b uint64) int { return int(int64(b) - int64(a)) }) {
-			t.Errorf("the ids are %v", ids)
+			t.Errorf("ids: got %v, want them descending", ids)
 		}
 		known, _ := s.Get()
 		if got := known.Devices; len(got) != 3 || got[0].Count != 5 {
-			t.Errorf("the counts are %v", got)
+			t.Errorf("counts: got %v", got)
 		}
 		if got := known.Affected; len(got) != 3 || got[0].Pod != "one" || got[0].Count != 3 || got[1].Count != 1 || got[2].Count != 2 {
-			t.Errorf("the counts of containers are %v", got)
+			t.Errorf("counts of containers: got %v", got)
 		}
 	})
 }
 
-// TestStorm: a storm is published at most ten times a second, and counted to the last event.
+// TestStorm checks that a storm is published at most ten times a second, and that each event is counted.
 func TestStorm(t *testing.T) {
 	runFixture(t, Options{Folder: disk.OpenFolder(t.TempDir())}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("one"))
 		s.settle()
-		posts := make(chan int)
+		publications := make(chan int)
 		stop := make(chan struct{})
 		go func() {
 			for n := 0; ; n++ {
@@ -154,7 +154,7 @@ func TestStorm(t *testing.T) {
 				select {
 				case <-changed:
 				case <-stop:
-					posts <- n
+					publications <- n
 					return
 				}
 			}
@@ -165,20 +165,20 @@ func TestStorm(t *testing.T) {
 		}
 		got := s.incidents()
 		close(stop)
-		if n := <-posts; n < 90 || n > 110 {
-			t.Errorf("it was published %d times in ten seconds", n)
+		if n := <-publications; n < 90 || n > 110 {
+			t.Errorf("publications in ten seconds: got %d, want about 100", n)
 		}
 		if len(got) != 1 || got[0].Count != 10_000 {
-			t.Errorf("the incidents are %v", got)
+			t.Errorf("got incidents %v, want one with 10000 events", got)
 		}
 		time.Sleep(disk.WriteInterval)
 		if known, _ := s.Get(); known.Devices[0].Count != 10_000 || known.Affected[0].Count != 10_000 {
-			t.Errorf("the counts are %v, %v", known.Devices, known.Affected)
+			t.Errorf("counts: got %v, %v, want 10000", known.Devices, known.Affected)
 		}
 	})
 }
 
-// TestRecordAllocations: a repeated event costs no memory.
+// TestRecordAllocations checks that a repeated event allocates no memory.
 func TestRecordAllocations(t *testing.T) {
 	k := newFakeAllocations()
 	for i := range 4 {
@@ -188,7 +188,7 @@ func TestRecordAllocations(t *testing.T) {
 	o := xidEvent(31, gpuDevice("a"))
 	l.Record(o)
 	if n := testing.AllocsPerRun(1000, func() { l.Record(o) }); n > 0 {
-		t.Errorf("a report of the same costs %v allocations", n)
+		t.Errorf("allocations of a repeated event: got %v, want 0", n)
 	}
 }
 
@@ -214,18 +214,18 @@ func TestBounds(t *testing.T) {
 		s.Record(xidEvent(31, gpuDevice("here")))
 		got := s.incidents()
 		if len(got) != 10 || got[0].Device != "here" || got[1].Device != "a29" || got[9].Device != "bad" {
-			t.Errorf("of too many %d are kept, the last of %s", len(got), got[len(got)-1].Device)
+			t.Errorf("got %d incidents, the last of %s, want 10 and bad", len(got), got[len(got)-1].Device)
 		}
 		time.Sleep(58 * time.Minute)
 		if got := s.incidents(); len(got) != 10 {
-			t.Errorf("after less than an hour there are %d", len(got))
+			t.Errorf("after less than an hour: got %d incidents, want 10", len(got))
 		}
 		time.Sleep(3 * time.Minute)
 		if got := s.incidents(); len(got) != 0 {
-			t.Errorf("after an hour there are %d", len(got))
+			t.Errorf("after an hour: got %d incidents, want 0", len(got))
 		}
 		if known, _ := s.Get(); len(known.Devices) != 1 || known.Devices[0].Device != "here" || len(known.Affected) != 0 {
-			t.Errorf("the counts after an hour are %v, %v", known.Devices, known.Affected)
+			t.Errorf("counts after an hour: got %v, %v", known.Devices, known.Affected)
 		}
 	})
 }
@@ -233,12 +233,11 @@ func TestBounds(t *testing.T) {
 func TestGetBeforeRun(t *testing.T) {
 	l := newLog(Options{})
 	if known, changed := l.Get(); known.Incidents != nil || changed == nil {
-		t.Errorf("something is known before Run: %v", known)
+		t.Errorf("before Run: got %v, want no incidents", known)
 	}
 }
 
-// TestRecoveryBeforeLateReport: a report of the kernel log is handled half a second late. A device that turned healthy in between
-// has not recovered from the event.
+// TestRecoveryBeforeLateReport checks that a device that recovers before a delayed report of the kernel log has not recovered from that event.
 func TestRecoveryBeforeLateReport(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		o := xidEvent(79, gpuDevice("a"))
@@ -247,13 +246,13 @@ func TestRecoveryBeforeLateReport(t *testing.T) {
 		time.Sleep(400 * time.Millisecond)
 		s.Record(o)
 		if got := s.incidents(); got[0].RecoveredAt != nil {
-			t.Errorf("recovered at %s, before the report", got[0].RecoveredAt)
+			t.Errorf("RecoveredAt: got %s, before the report", got[0].RecoveredAt)
 		}
 		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Reason: "xid_79", Since: time.Now()}})
 		time.Sleep(time.Second)
 		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now()}})
 		if got := s.incidents(); got[0].RecoveredAt == nil {
-			t.Error("not recovered")
+			t.Error("RecoveredAt: got nil, want a time")
 		}
 	})
 }

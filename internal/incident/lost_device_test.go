@@ -11,10 +11,10 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// TestGPULostAcrossRestart: the container of a GPU that vanished is affected, even if the kubelet answers after the first listing.
+// TestGPULostAcrossRestart checks that the container of a vanished GPU is affected, even if the kubelet responds after the first listing.
 func TestGPULostAcrossRestart(t *testing.T) {
-	t.Run("the kubelet answers before", func(t *testing.T) { testLostAcrossRestart(t, false) })
-	t.Run("the kubelet answers later", func(t *testing.T) { testLostAcrossRestart(t, true) })
+	t.Run("the kubelet responds before", func(t *testing.T) { testLostAcrossRestart(t, false) })
+	t.Run("the kubelet responds later", func(t *testing.T) { testLostAcrossRestart(t, true) })
 }
 
 // keptHistory is a device.HistoryStore in memory.
@@ -44,7 +44,7 @@ func testLostAcrossRestart(t *testing.T, late bool) {
 				t.Error(err)
 			}
 			if !m.Drain(context.Background()) || !readers.Drain(context.Background()) {
-				t.Error("calls are left")
+				t.Error("Drain: got false, want true")
 			}
 		}
 		if late {
@@ -59,7 +59,7 @@ func testLostAcrossRestart(t *testing.T, late bool) {
 			s.allocations.setOwner(device.AdvertisedID(id), owner("A"))
 		}
 		if got := s.incidents(); !slices.ContainsFunc(got, func(i Incident) bool { return i.Device == id && i.Reason == "gone" && affectedPods(i) == "A" }) {
-			t.Errorf("the incidents are %+v, want gone with A affected", got)
+			t.Errorf("got incidents %+v, want reason gone with A affected", got)
 		}
 	})
 }

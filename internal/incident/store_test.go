@@ -18,16 +18,16 @@ import (
 
 const fileName = "incidents.json"
 
-// inFolder keeps incidents in a folder.
+// inFolder returns options that keep incidents in a folder.
 func inFolder(dir string) Options { return Options{Folder: disk.OpenFolder(dir)} }
 
-// restart ends a Log and starts the next one on the same folder.
+// restart ends a Log and starts the next one with the same folder.
 func (s *fixture) restart(dir string) *fixture {
 	s.stop()
 	return startFixture(inFolder(dir))
 }
 
-// waitWritten waits until all that has happened is stored and published.
+// waitWritten waits until all events are stored and published.
 func (s *fixture) waitWritten() Snapshot {
 	time.Sleep(disk.WriteInterval + 3*publishInterval)
 	known, _ := s.Get()
@@ -56,41 +56,41 @@ func TestRestart(t *testing.T) {
 		s.Record(xidEvent(31, gpuDevice("a")))
 		was := s.waitWritten()
 		if was.Persisted == false || was.Err != nil {
-			t.Errorf("persisted %v, %v", was.Persisted, was.Err)
+			t.Errorf("got persisted %v, error %v, want true, nil", was.Persisted, was.Err)
 		}
 		before := fmt.Sprint(was.Incidents)
 		s = s.restart(dir)
 		defer s.stop()
-		after, _ := s.Get() // before the kubelet answers that A is gone
+		after, _ := s.Get() // before the kubelet reports the end of A
 		for i := range after.Incidents {
 			after.Incidents[i].Affected[0].Until = time.Time{}
 		}
 		if len(after.Incidents) != 2 || after.Incidents[0].Count != 2 || fmt.Sprint(inLocalTime(after.Incidents)) != before {
-			t.Errorf("after a restart there are\n%v, want\n%v", inLocalTime(after.Incidents), before)
+			t.Errorf("incidents after a restart: got\n%v\nwant\n%v", inLocalTime(after.Incidents), before)
 		}
 		if !reflect.DeepEqual(counts(after), counts(was)) || len(counts(after)) != 4 {
-			t.Errorf("after a restart the counts are %v, want %v", counts(after), counts(was))
+			t.Errorf("counts after a restart: got %v, want %v", counts(after), counts(was))
 		}
 		s.allocations.setOwner("a", owner("A"))
 		s.Record(xidEvent(31, gpuDevice("a")))
 		known := s.waitWritten()
 		if got := known.Incidents; len(got) != 3 || got[0].ID <= got[1].ID {
-			t.Errorf("the next one is %+v", got[0])
+			t.Errorf("next incident: got %+v, want a new id", got[0])
 		}
 		if known.Devices[0].Count != 3 || known.Affected[0].Count != 3 {
-			t.Errorf("the counts go on at %v, %v", known.Devices, known.Affected)
+			t.Errorf("continued counts: got %v, %v, want 3", known.Devices, known.Affected)
 		}
 		if n := s.log.count("msg=incident"); n != 1 {
-			t.Errorf("%d incidents are in the log of the second process", n)
+			t.Errorf("incidents in the log of the second process: got %d, want 1", n)
 		}
 		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now().Add(-time.Hour)}})
 		if got := s.incidents(); got[2].RecoveredAt == nil {
-			t.Errorf("an earlier process' incident has not recovered")
+			t.Errorf("incident of an earlier process: got no recovery time")
 		}
 	})
 }
 
-// counts are all that a scrape counts.
+// counts returns all exported counts.
 func counts(k Snapshot) map[string]uint64 {
 	all := map[string]uint64{}
 	for _, c := range k.Devices {
@@ -102,7 +102,7 @@ func counts(k Snapshot) map[string]uint64 {
 	return all
 }
 
-// inLocalTime gives times the zone that JSON takes from them.
+// inLocalTime sets the time zone, which JSON does not keep.
 func inLocalTime(all []Incident) []Incident {
 	all = slices.Clone(all)
 	for i := range all {
@@ -116,14 +116,14 @@ func inLocalTime(all []Incident) []Incident {
 	return all
 }
 
-// TestStormIsWrittenOnceASecond: an event that marks a device unhealthy is written at once.
+// TestStormIsWrittenOnceASecond checks that a storm is written once a second, and an event that marks a device unhealthy at once.
 func TestStormIsWrittenOnceASecond(t *testing.T) {
 	dir := t.TempDir()
 	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
 		s.Record(xidEvent(31, gpuDevice("a")))
 		s.waitWritten()
 		writes, before := 0, fileInfo(t, dir)
-		look := func() {
+		countWrite := func() {
 			if after := fileInfo(t, dir); !os.SameFile(after, before) {
 				writes, before = writes+1, after
 			}
@@ -131,16 +131,16 @@ func TestStormIsWrittenOnceASecond(t *testing.T) {
 		for range 10_000 {
 			s.Record(xidEvent(31, gpuDevice("a")))
 			time.Sleep(time.Millisecond)
-			look()
+			countWrite()
 		}
 		if writes < 8 || writes > 11 {
-			t.Errorf("%d writes in ten seconds", writes)
+			t.Errorf("got %d writes in ten seconds, want 8 to 11", writes)
 		}
 		writes = 0
 		s.Record(xidEvent(79, gpuDevice("a")))
 		time.Sleep(2 * publishInterval)
-		if look(); writes != 1 || !slices.ContainsFunc(readStored(t, dir).Incidents, func(i Incident) bool { return i.MarkedUnhealthy }) {
-			t.Errorf("an event that marks a device unhealthy is not written at once")
+		if countWrite(); writes != 1 || !slices.ContainsFunc(readStored(t, dir).Incidents, func(i Incident) bool { return i.MarkedUnhealthy }) {
+			t.Errorf("an event that marks a device unhealthy was not written at once")
 		}
 	})
 }
@@ -154,7 +154,7 @@ func fileInfo(t *testing.T, dir string) fs.FileInfo {
 	return info
 }
 
-// TestCountsArePublishedWhenStored: a scraped count survives a SIGKILL. Incidents are published at once.
+// TestCountsArePublishedWhenStored checks that scraped counts survive a SIGKILL. Incidents are published at once.
 func TestCountsArePublishedWhenStored(t *testing.T) {
 	dir := t.TempDir()
 	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
@@ -166,15 +166,15 @@ func TestCountsArePublishedWhenStored(t *testing.T) {
 			time.Sleep(time.Duration(n%7) * 20 * time.Millisecond)
 			known, _ := s.Get()
 			d := readStored(t, dir)
-			if shown, after := known.Devices[0].Count, d.Counts[0].Count; shown > after {
-				t.Fatalf("of the device a scrape shows %d, and %d is stored", shown, after)
+			if exported, after := known.Devices[0].Count, d.Counts[0].Count; exported > after {
+				t.Fatalf("count of the device: got %d exported, %d stored", exported, after)
 			}
-			if shown, after := known.Affected[0].Count, d.Counts[1].Count; shown > after {
-				t.Fatalf("of the container a scrape shows %d, and %d is stored", shown, after)
+			if exported, after := known.Affected[0].Count, d.Counts[1].Count; exported > after {
+				t.Fatalf("count of the container: got %d exported, %d stored", exported, after)
 			}
 		}
 		if known := s.waitWritten(); known.Devices[0].Count != 201 || known.Affected[0].Count != 201 || known.Incidents[0].Count != 201 {
-			t.Errorf("at the end a scrape shows %v, %v", known.Devices, known.Affected)
+			t.Errorf("counts at the end: got %v, %v, want 201", known.Devices, known.Affected)
 		}
 	})
 }
@@ -191,16 +191,16 @@ func TestFileIsBounded(t *testing.T) {
 		s.statuses.Set([]device.Status{{Device: gpuDevice("GPU-599"), Healthy: true}})
 		time.Sleep(2 * pruneInterval)
 		if got := readStored(t, dir); len(got.Incidents) != 20 || len(got.Counts) > 360 {
-			t.Errorf("the file has %d incidents and %d counts", len(got.Incidents), len(got.Counts))
+			t.Errorf("file: got %d incidents and %d counts, want 20 and at most 360", len(got.Incidents), len(got.Counts))
 		}
 		time.Sleep(2 * time.Hour)
 		if got := readStored(t, dir); len(got.Incidents) != 0 || len(got.Counts) != 1 || got.Counts[0].Device != "GPU-599" {
-			t.Errorf("after two hours the file has %v", got)
+			t.Errorf("file after two hours: got %v, want one count", got)
 		}
 	})
 }
 
-// TestContainersAreBounded: devices with many replicas cost at most maxAffectedTotal.
+// TestContainersAreBounded checks that devices with many replicas keep at most maxAffectedTotal containers.
 func TestContainersAreBounded(t *testing.T) {
 	b := newTracker(Options{MaxIncidents: 1000, MaxAge: time.Hour}, time.Now())
 	h := device.Allocations{Complete: true}
@@ -220,11 +220,11 @@ func TestContainersAreBounded(t *testing.T) {
 		named += len(e.Affected)
 	}
 	if named != maxAffectedTotal || b.affectedTotal != named || len(b.entries) != maxAffectedTotal/maxAffected {
-		t.Errorf("%d incidents name %d containers, and %d are counted", len(b.entries), named, b.affectedTotal)
+		t.Errorf("got %d incidents with %d containers, total %d, want %d containers", len(b.entries), named, b.affectedTotal, maxAffectedTotal)
 	}
 }
 
-// TestCountersAreBounded: the oldest counters of containers are dropped, not those of devices.
+// TestCountersAreBounded checks that the oldest counters of containers are dropped, and counters of devices are kept.
 func TestCountersAreBounded(t *testing.T) {
 	b := newTracker(Options{MaxIncidents: 10, MaxAge: time.Hour}, time.Now())
 	s := storedState{Counts: []EventCount{{Device: "a", Reason: "xid_79", Count: 1}}}
@@ -239,11 +239,11 @@ func TestCountersAreBounded(t *testing.T) {
 	devices, affected := splitCounts(b.counters.values())
 	if len(devices) != 1 || len(affected) != maxCounters-1 || !slices.IsSortedFunc(b.counters, (*EventCount).compare) ||
 		slices.ContainsFunc(affected, func(c EventCount) bool { return c.Last.Unix() <= 11 }) {
-		t.Errorf("%d counters of devices, %d of containers", len(devices), len(affected))
+		t.Errorf("got %d counters of devices and %d of containers", len(devices), len(affected))
 	}
 }
 
-// TestClockAhead: a clock that is a month ahead at boot, or is set ahead later, erases nothing. Old incidents expire after a day.
+// TestClockAhead checks that a clock that is a month ahead at boot or later deletes nothing. Old incidents expire after a day.
 func TestClockAhead(t *testing.T) {
 	dir := t.TempDir()
 	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
@@ -256,25 +256,25 @@ func TestClockAhead(t *testing.T) {
 		defer s.stop()
 		time.Sleep(23 * time.Hour)
 		if known, _ := s.Get(); len(known.Incidents) != 1 || len(known.Devices) != 1 || len(known.Affected) != 1 {
-			t.Errorf("after %s by the clock it knows %+v", 31*24*time.Hour, known)
+			t.Errorf("after %s of wall-clock time: got %+v, want one incident", 31*24*time.Hour, known)
 		}
 		time.Sleep(2 * time.Hour)
 		if known, _ := s.Get(); len(known.Incidents) != 0 || len(known.Affected) != 0 {
-			t.Errorf("when it has run for a day it knows %+v", known)
+			t.Errorf("after a day of runtime: got %+v, want no incidents", known)
 		}
 	})
 	b := newTracker(Options{MaxAge: time.Hour}, time.Now())
 	running := b.startedAt.Add(2 * time.Hour)
-	ahead := running.Round(0).Add(24 * time.Hour) // has no monotonic time, so it is given as a wall clock
+	ahead := running.Round(0).Add(24 * time.Hour) // without a monotonic reading, it counts as a wall clock
 	if b.startedAt = b.startedAt.Round(0); b.expired(b.startedAt.Add(90*time.Minute), ahead.Add(-24*time.Hour)) {
-		t.Error("what happened half an hour ago is old")
+		t.Error("expired: got true for an incident of half an hour ago")
 	}
 }
 
-// TestUnwritableDisk: incidents stay in memory, with one log line.
+// TestUnwritableDisk checks that incidents are kept in memory, with one log line.
 func TestUnwritableDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	if err := os.WriteFile(dir, nil, 0o600); err != nil { // what root cannot make a folder of, either
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // not even root can create a folder here
 		t.Fatal(err)
 	}
 	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
@@ -282,25 +282,25 @@ func TestUnwritableDisk(t *testing.T) {
 		time.Sleep(5 * disk.RetryInterval)
 		known, _ := s.Get()
 		if known.Persisted || known.Err == nil || len(known.Incidents) != 1 || len(known.Devices) != 1 {
-			t.Errorf("it knows %+v", known)
+			t.Errorf("got %+v, want one incident and an error", known)
 		}
 		if n := s.log.count("cannot store state"); n != 1 {
-			t.Errorf("it is logged %d times", n)
+			t.Errorf("log messages: got %d, want 1", n)
 		}
 		if err := os.Remove(dir); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * disk.RetryInterval)
 		if known, _ := s.Get(); !known.Persisted || known.Err != nil || len(known.Devices) != 1 {
-			t.Errorf("when it works again, it knows %+v", known)
+			t.Errorf("after the disk works again: got %+v, want one persisted incident", known)
 		}
 		if got := readStored(t, dir); len(got.Incidents) != 1 {
-			t.Errorf("the file has %v", got.Incidents)
+			t.Errorf("file: got %v, want one incident", got.Incidents)
 		}
 	})
 }
 
-// invalidFiles are files that this program has not written.
+// invalidFiles are files that this program never writes.
 var invalidFiles = map[string]string{
 	"empty":        "",
 	"a database":   "\xed\xda\x0c\xed\x02\x00\x00\x00",
@@ -323,18 +323,18 @@ func TestInvalidFile(t *testing.T) {
 			}
 			runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
 				if n := s.log.count("\n"); n != 1 {
-					t.Errorf("it is said in %d lines: %s", n, s.log.text.String())
+					t.Errorf("log lines: got %d, want 1: %s", n, s.log.text.String())
 				}
 				s.Record(xidEvent(31, gpuDevice("a")))
 				if known := s.waitWritten(); len(known.Incidents) != 1 || known.Devices[0].Count != 1 || !known.Persisted {
-					t.Errorf("it knows %+v", known)
+					t.Errorf("got %+v, want one persisted incident", known)
 				}
 			})
 			if got, err := os.ReadFile(path + ".bad"); err != nil || string(got) != content {
-				t.Errorf("what is set aside is not what there was: %v", err)
+				t.Errorf("the renamed file has another content: %v", err)
 			}
 			if got := readStored(t, dir); len(got.Incidents) != 1 {
-				t.Errorf("the new file has %v", got)
+				t.Errorf("new file: got %v, want one incident", got)
 			}
 		})
 	}
@@ -353,11 +353,11 @@ func TestFileOfNewerVersion(t *testing.T) {
 		s = s.restart(dir)
 		defer s.stop()
 		if known, _ := s.Get(); !known.Persisted || len(known.Incidents) != 1 || known.Devices[0].Count != 1 {
-			t.Errorf("the next process knows %+v", known)
+			t.Errorf("next process: got %+v, want one incident", known)
 		}
 	})
 	if got, err := os.ReadFile(path); err != nil || string(got) != newer {
-		t.Errorf("the newer version finds %s, %v", got, err)
+		t.Errorf("file of the newer version: got %s, %v, want it unchanged", got, err)
 	}
 }
 
@@ -377,7 +377,7 @@ func FuzzDecode(f *testing.F) {
 			var s storedState
 			if err := json.Unmarshal(content, &s); err != nil || s.validate() != nil {
 				if i > 0 {
-					t.Fatalf("stored an invalid file: %s, %v", content, err)
+					t.Fatalf("the stored file is invalid: %s, %v", content, err)
 				}
 				return
 			}
@@ -391,12 +391,12 @@ func FuzzDecode(f *testing.F) {
 			b.updateAffected(&device.Allocations{Complete: true}, time.Now())
 		}
 		if stored[0] != stored[1] {
-			t.Errorf("stored again:\n%s, want\n%s", stored[1], stored[0])
+			t.Errorf("second stored file: got\n%s\nwant\n%s", stored[1], stored[0])
 		}
 	})
 }
 
-// fullState has n incidents, each with three affected containers.
+// fullState returns a state with n incidents, each with three affected containers.
 func fullState(n int) (s storedState) {
 	var affected []EventCount
 	for i := n; i > 0; i-- {

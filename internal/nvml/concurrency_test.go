@@ -9,8 +9,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestConcurrentCalls makes all calls at the same time, while GPUs are lost and return, are partitioned, and the library starts again. The
-// race detector watches.
+// TestConcurrentCalls makes all calls concurrently while GPUs are lost, return and are partitioned, and the library restarts. The test is
+// for the race detector.
 func TestConcurrentCalls(t *testing.T) {
 	s := newListedFixture(t, "gpus 4")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -23,17 +23,17 @@ func TestConcurrentCalls(t *testing.T) {
 				var err error
 				buf, err = s.Read(id, buf[:0])
 				if err == nil && (len(buf) == 0 || buf[0].Device != device.ID(id)) {
-					t.Errorf("%s: read %v", id, buf)
+					t.Errorf("%s: got samples %v, want some of the GPU", id, buf)
 				}
 				if _, err := s.Check(id); errors.Is(err, device.ErrStalled) {
-					t.Errorf("%s: %v", id, err)
+					t.Errorf("%s: Check: got %v, want no ErrStalled", id, err)
 				}
 			}
 		})
 	}
 	callers.Go(func() {
 		for range 200 {
-			s.Devices(ctx) //nolint:errcheck // it may be told that the library has ended
+			s.Devices(ctx) //nolint:errcheck // the library may be shut down
 		}
 	})
 	callers.Go(func() {

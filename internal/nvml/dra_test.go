@@ -10,11 +10,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// testBoard has four whole GPUs, a partitioned GPU and a lost GPU. Some indices differ from the minor numbers:
+// testStatuses has four whole GPUs, a partitioned GPU and a lost GPU. Some indices differ from the minor numbers:
 //
 //	GPU-0: index 0, minor 0   GPU-1: index 1, minor 2   GPU-2: index 2, minor 1
 //	GPU-3: index 3, minor 7   GPU-4: index 4, minor 4, partitioned   GPU-9: index 5, minor 9, gone
-func testBoard() []device.Status {
+func testStatuses() []device.Status {
 	gpu := func(index, minor int) device.Status {
 		id := fmt.Sprintf("GPU-%d", index)
 		return device.Status{Device: device.Device{
@@ -27,14 +27,14 @@ func testBoard() []device.Status {
 		s.Placement = device.Placement{Profile: number, Start: start, Size: size}
 		return s
 	}
-	board := []device.Status{gpu(0, 0), gpu(1, 2), gpu(2, 1), gpu(3, 7), gpu(4, 4)}
-	board[4].MIGEnabled = true
+	statuses := []device.Status{gpu(0, 0), gpu(1, 2), gpu(2, 1), gpu(3, 7), gpu(4, 4)}
+	statuses[4].MIGEnabled = true
 	gone := gpu(9, 9)
 	gone.Index, gone.Gone = 5, true
 	former := migStatus("MIG-former", "1g.10gb", 19, 0, 1)
 	former.Gone, former.Reason = true, "xid_79"
 	unplaced := migStatus("MIG-unplaced", "2g.20gb", 0, 0, 0)
-	return append(board,
+	return append(statuses,
 		migStatus("MIG-a", "1g.10gb", 19, 0, 1), former, migStatus("MIG-b", "1g.10gb+me", 20, 1, 1),
 		migStatus("MIG-c", "1c.3g.40gb", 9, 4, 4), migStatus("MIG-d", "2c.3g.40gb", 9, 4, 4),
 		migStatus("MIG-e", "1c.4g.40gb", 5, 8, 4), migStatus("MIG-f", "1c.4g.40gb", 5, 8, 4), unplaced, gone)
@@ -88,62 +88,62 @@ func TestClaimedDevice(t *testing.T) {
 		{what: "another driver", driver: other, name: "gpu-0", cdi: []string{"gpu.example.com/gpu=gpu-0"}},
 	} {
 		claim := device.Claim{Driver: cmp.Or(c.driver, draDriver), Pool: "node-a", Device: c.name, CDI: c.cdi}
-		if got, ok := ClaimedDevice(claim, testBoard()); got != c.want || ok != (c.want != "") {
-			t.Errorf("%s: %s with CDI names %q is %q, %t; want %q", c.what, c.name, c.cdi, got, ok, c.want)
+		if got, ok := ClaimedDevice(claim, testStatuses()); got != c.want || ok != (c.want != "") {
+			t.Errorf("%s: %s with CDI names %q got %q, %t; want %q", c.what, c.name, c.cdi, got, ok, c.want)
 		}
 	}
 	if _, ok := ClaimedDevice(device.Claim{Driver: draDriver, Device: "gpu-0"}, nil); ok {
-		t.Error("a device is found on an empty board")
+		t.Error("claim without devices: got a device, want none")
 	}
 }
 
-// TestClaimedReplacement has a replaced GPU, with the minor number of its predecessor.
+// TestClaimedReplacement has a replaced GPU with the minor number of its predecessor.
 func TestClaimedReplacement(t *testing.T) {
-	board := testBoard()[:1:1]
-	old := board[0]
+	statuses := testStatuses()[:1:1]
+	old := statuses[0]
 	old.ID, old.GPU, old.Gone = "GPU-old", "GPU-old", true
-	board = append([]device.Status{old}, board...)
+	statuses = append([]device.Status{old}, statuses...)
 	claim := device.Claim{Driver: draDriver, Device: "gpu-0"}
-	if id, _ := ClaimedDevice(claim, board); id != "GPU-0" {
-		t.Errorf("gpu-0 is %q", id)
+	if id, _ := ClaimedDevice(claim, statuses); id != "GPU-0" {
+		t.Errorf("gpu-0: got %q, want GPU-0", id)
 	}
 }
 
-// Each List of the kubelet looks up all claims.
+// TestClaimedDeviceAllocatesNothing checks that ClaimedDevice is cheap: each List of the kubelet resolves all claims.
 func TestClaimedDeviceAllocatesNothing(t *testing.T) {
-	board := testBoard()
+	statuses := testStatuses()
 	for _, claim := range []device.Claim{
 		{Driver: draDriver, Device: "gpu-7", CDI: []string{"k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-7"}},
 		{Driver: draDriver, Device: "gpu-4-mig-20-1-1", CDI: []string{"k8s.gpu.nvidia.com/device=gpu-4-mig-20-1-1"}},
 		{Driver: "gpu.example.com", Device: "gpu-0"},
 	} {
-		if n := testing.AllocsPerRun(100, func() { ClaimedDevice(claim, board) }); n > 0 {
-			t.Errorf("%s: %v allocations", claim.Device, n)
+		if n := testing.AllocsPerRun(100, func() { ClaimedDevice(claim, statuses) }); n > 0 {
+			t.Errorf("%s: got %v allocations, want 0", claim.Device, n)
 		}
 	}
 }
 
-// FuzzClaimedDevice has names of any driver. A name of a MIG device has the device's GPU and place.
+// FuzzClaimedDevice uses device names of any driver. The name of a MIG device must match the device's GPU and placement.
 func FuzzClaimedDevice(f *testing.F) {
 	for _, name := range []string{
 		"gpu-0", "gpu-12", "gpu-4-mig-19-0-1", "gpu-4-mig-1g10gb-19-0", "gpu-4-mig-1g10gb-me-20-1", "gpu-vfio-0", "gpu-00", "gpu-4-mig---", "gpu-4-mig--19-0",
 	} {
 		f.Add(name)
 	}
-	board := testBoard()
+	statuses := testStatuses()
 	f.Fuzz(func(t *testing.T, name string) {
-		id, ok := ClaimedDevice(device.Claim{Driver: draDriver, Device: name}, board)
+		id, ok := ClaimedDevice(device.Claim{Driver: draDriver, Device: name}, statuses)
 		if !ok {
 			return
 		}
-		s := board[slices.IndexFunc(board, func(s device.Status) bool { return s.ID == id })]
+		s := statuses[slices.IndexFunc(statuses, func(s device.Status) bool { return s.ID == id })]
 		p := s.Placement
 		switch gpu := fmt.Sprintf("gpu-%d", s.Minor); {
 		case s.WholeGPU() && name == gpu:
 		case name == fmt.Sprintf("%s-mig-%d-%d-%d", gpu, p.Profile, p.Start, p.Size):
 		case strings.HasPrefix(name, gpu+"-mig") && strings.HasSuffix(name, fmt.Sprintf("-%d-%d", p.Profile, p.Start)):
 		default:
-			t.Errorf("%q is %s", name, id)
+			t.Errorf("%q: got %s, which has another name", name, id)
 		}
 	})
 }

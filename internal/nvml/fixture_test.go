@@ -16,22 +16,20 @@ import (
 	"go.uber.org/goleak"
 )
 
-// A process can load one NVML in its life. Most tests share the stand-in that
-// TestMain builds, each with a scenario and a Backend of its own; those that need
-// another library, or none, run their body in a process of their own.
+// A process can load only one NVML. Most tests share the stand-in that TestMain builds, each with its own scenario and Backend. Tests with
+// another library, or none, run in a process of their own.
 
 const (
-	// testTimeout is how long a test waits for what must happen. Nothing takes that long.
+	// testTimeout is longer than any expected event takes.
 	testTimeout = 20 * time.Second
-	// childEnv marks a process that runs the body of one test, in the folder that it
-	// names.
+	// childEnv marks a process that runs the body of one test. Its value is the directory of that test.
 	childEnv = "PODGAUGE_NVML_CHILD"
 )
 
-// wholeLibrary is the folder of the stand-in with all functions; see TestMain.
-var wholeLibrary string
+// fullLibrary is the directory of the stand-in with all functions; see TestMain.
+var fullLibrary string
 
-// testDir has the scenario and the calls of the tests that share a process.
+// testDir has the scenario and the call log of the tests that share a process.
 var testDir string
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
@@ -46,11 +44,11 @@ func runTests(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	testDir, wholeLibrary = dir, filepath.Join(dir, "whole", "usr", "lib64")
-	if err := os.MkdirAll(wholeLibrary, 0o755); err != nil {
+	testDir, fullLibrary = dir, filepath.Join(dir, "whole", "usr", "lib64")
+	if err := os.MkdirAll(fullLibrary, 0o755); err != nil {
 		panic(err)
 	}
-	if _, err := nvmltest.Build(wholeLibrary); err != nil {
+	if _, err := nvmltest.Build(fullLibrary); err != nil {
 		panic(err)
 	}
 	os.Setenv(nvmltest.EnvScenario, filepath.Join(dir, "scenario"))
@@ -58,7 +56,7 @@ func runTests(m *testing.M) int {
 	return checkLeaks(m.Run())
 }
 
-// checkLeaks makes a failure of a run that has left a goroutine behind.
+// checkLeaks makes a run fail that leaves a goroutine behind.
 func checkLeaks(code int) int {
 	if code != 0 {
 		return code
@@ -70,17 +68,16 @@ func checkLeaks(code int) int {
 	return 0
 }
 
-// backendFixture is a Backend, the machine behind it, and the hand that moves that.
+// backendFixture is a Backend with the simulated machine behind it.
 type backendFixture struct {
 	testing.TB
 	*Backend
 	machine *nvmltest.Scenario
-	// leakedSamples are the GPM samples that backends before this one have not freed: the library is
-	// one for all tests, and some of them end in a hang.
+	// leakedSamples is the number of GPM samples of earlier backends: all tests share one library, and some end in a hang.
 	leakedSamples uint64
 }
 
-// newFixture sets the machine by lines of a scenario, without a call.
+// newFixture writes the lines of a scenario, without a call.
 func newFixture(t testing.TB, o Options, lines ...string) *backendFixture {
 	t.Helper()
 	if o.DriverRoots == nil {
@@ -100,7 +97,7 @@ func newFixture(t testing.TB, o Options, lines ...string) *backendFixture {
 	return s
 }
 
-// newListedFixture sets the machine by lines of a scenario and lists the GPUs.
+// newListedFixture writes the lines of a scenario and lists the GPUs.
 func newListedFixture(t testing.TB, lines ...string) *backendFixture {
 	t.Helper()
 	s := newFixture(t, Options{}, lines...)
@@ -124,18 +121,18 @@ func (s *backendFixture) must(err error) {
 	}
 }
 
-// list lists without an error, and wants n devices unless n is negative.
+// list requires no error, and n devices unless n is negative.
 func (s *backendFixture) list(n int) []device.Device {
 	s.Helper()
 	devices, err := s.Devices(context.Background())
 	s.must(err)
 	if n >= 0 && len(devices) != n {
-		s.Fatalf("%d devices are listed, want %d", len(devices), n)
+		s.Fatalf("got %d devices, want %d", len(devices), n)
 	}
 	return devices
 }
 
-// id returns the GPU with a scenario index.
+// id returns the GPU with an index of the scenario.
 func (s *backendFixture) id(i int) device.GPU { s.Helper(); return s.gpu(i).ID }
 
 func (s *backendFixture) gpu(i int) *gpu {
@@ -147,7 +144,7 @@ func (s *backendFixture) gpu(i int) *gpu {
 	return g
 }
 
-// reading reads a GPU without an error: its values by the name of their series.
+// values reads a GPU, requires no error, and returns the values by the name of their series.
 func (s *backendFixture) values(i int) map[string]float64 {
 	s.Helper()
 	id := s.id(i)
@@ -156,7 +153,7 @@ func (s *backendFixture) values(i int) map[string]float64 {
 	values := map[string]float64{}
 	for _, sample := range samples {
 		if sample.Device != device.ID(id) {
-			s.Errorf("a reading of %s has a value of %s", id, sample.Device)
+			s.Errorf("reading of %s: got a value of %s", id, sample.Device)
 		}
 		values[seriesName(s.Metrics()[sample.Metric])] = sample.Value
 	}
@@ -181,13 +178,13 @@ func (s *backendFixture) calls() nvmltest.CallCounts {
 	return calls
 }
 
-// samples are the GPM samples that this backend has allocated and not freed.
+// samples returns the number of GPM samples that this backend has allocated and not freed.
 func (s *backendFixture) samples() int {
 	s.Helper()
 	return int(s.calls().GPMSamples()) - int(s.leakedSamples)
 }
 
-// callsOrNone is calls, also before the library was loaded.
+// callsOrNone is calls, and works before the library is loaded.
 func (s *backendFixture) callsOrNone() nvmltest.CallCounts {
 	if _, err := os.Stat(filepath.Join(testDir, "calls")); err != nil {
 		return nvmltest.CallCounts{}
@@ -195,18 +192,17 @@ func (s *backendFixture) callsOrNone() nvmltest.CallCounts {
 	return s.calls()
 }
 
-// eventually waits until something is so.
+// eventually waits until a condition holds.
 func (s *backendFixture) eventually(what string, condition func() bool) {
 	s.Helper()
 	for deadline := time.Now().Add(testTimeout); !condition(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			s.Fatalf("it never came to be that %s", what)
+			s.Fatalf("timeout: %s", what)
 		}
 	}
 }
 
-// runInChild runs the body in a process of its own, in a new folder that prepare may
-// fill. The dynamic linker looks for libraries in the folder's ld.
+// runInChild runs the body in a process of its own, in a new directory that prepare may fill. The dynamic linker searches the directory's ld.
 func runInChild(t *testing.T, prepare func(dir string), body func(t *testing.T, dir string)) {
 	t.Helper()
 	if dir := os.Getenv(childEnv); dir != "" {
@@ -220,13 +216,13 @@ func runInChild(t *testing.T, prepare func(dir string), body func(t *testing.T, 
 	cmd.Env = append(os.Environ(), childEnv+"="+dir,
 		nvmltest.EnvScenario+"="+filepath.Join(dir, "scenario"), nvmltest.EnvCalls+"="+filepath.Join(dir, "calls"),
 		"LD_LIBRARY_PATH="+filepath.Join(dir, "ld"),
-		"GORACE=atexit_sleep_ms=0") // else the race detector holds up each exit by a second
+		"GORACE=atexit_sleep_ms=0") // otherwise the race detector delays each exit by a second
 	out, err := cmd.CombinedOutput()
 	switch {
 	case err == nil && bytes.Contains(out, []byte("--- SKIP: "+t.Name())):
 		t.Skipf("%s", out)
 	case err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())):
-		t.Fatalf("in its own process: %v\n%s", err, out)
+		t.Fatalf("child process: %v\n%s", err, out)
 	default:
 		t.Logf("%s", out)
 	}

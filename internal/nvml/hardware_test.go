@@ -12,11 +12,10 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// TestHardware asks a real driver, under NVIDIA_DRIVER_ROOT or /, and says what it
-// answers and how fast.
+// TestHardware calls a real driver, under NVIDIA_DRIVER_ROOT or /, and logs its responses and durations.
 func TestHardware(t *testing.T) {
 	if os.Getenv("PODGAUGE_GPU") == "" {
-		t.Skip("PODGAUGE_GPU is not set: this needs an NVIDIA GPU")
+		t.Skip("PODGAUGE_GPU is not set: the test needs an NVIDIA GPU")
 	}
 	runInChild(t, noSetup, func(t *testing.T, _ string) {
 		s := newFixture(t, Options{DriverRoots: []string{cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")}, SysRoot: "/sys"})
@@ -24,7 +23,7 @@ func TestHardware(t *testing.T) {
 		devices, err := s.Devices(context.Background())
 		t.Logf("start and listing took %v, error %v, missing %v", time.Since(began), err, s.MissingFamilies())
 		if len(devices) == 0 {
-			t.Fatal("there is no GPU")
+			t.Fatal("got no GPU")
 		}
 		for _, d := range devices {
 			t.Logf("%+v", d)
@@ -42,21 +41,21 @@ func TestHardware(t *testing.T) {
 		for _, g := range table.gpus {
 			if table.Symbols["nvmlDeviceGetSupportedEventTypes"] {
 				types, ret := g.Handle.GetSupportedEventTypes()
-				t.Logf("%s has event types %#x, %v; they name instances: %v", g.ID, types, lib.Error(ret), table.eventsNameInstances)
+				t.Logf("%s has event types %#x, %v; with instances: %v", g.ID, types, lib.Error(ret), table.eventsNameInstances)
 			}
 			if table.Symbols.HasAll(lib.MIGFunctions) {
 				count, ret := g.Handle.GetMaxMigDeviceCount()
-				t.Logf("%s could have %d slices, %v", g.ID, count, lib.Error(ret))
+				t.Logf("%s supports %d MIG devices, %v", g.ID, count, lib.Error(ret))
 			}
 		}
 		began = time.Now()
 		event, err := s.Wait(context.Background())
-		t.Logf("a wathe wait took %v: %+v, %v", time.Since(began), event, err)
+		t.Logf("Wait took %v: %+v, %v", time.Since(began), event, err)
 		s.must(err)
 	})
 }
 
-// checkHardware reads a GPU twice, and wants values that a GPU can have.
+// checkHardware reads a GPU twice, and requires plausible values.
 func (s *backendFixture) checkHardware(d device.Device) {
 	s.Helper()
 	began := time.Now()
@@ -71,23 +70,23 @@ func (s *backendFixture) checkHardware(d device.Device) {
 	began = time.Now()
 	samples, err := s.Read(d.GPU, nil)
 	s.must(err)
-	uses, known := s.ReadProcessUsage(d.GPU, nil)
-	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), uses, known)
+	usage, known := s.ReadProcessUsage(d.GPU, nil)
+	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), usage, known)
 	for _, m := range s.Metrics() {
 		if _, read := second[seriesName(m)]; !read {
-			s.Logf("it does not have %s", seriesName(m))
+			s.Logf("no value of %s", seriesName(m))
 		}
 	}
 	for name, v := range second {
 		if strings.HasSuffix(name, "_ratio") && v > 1 {
-			s.Errorf("%s is %v", name, v)
+			s.Errorf("%s: got %v, want at most 1", name, v)
 		}
 		if strings.Contains(name, "_total") && v < first[name] {
-			s.Errorf("%s went from %v to %v", name, first[name], v)
+			s.Errorf("%s decreased from %v to %v", name, first[name], v)
 		}
 	}
 	began = time.Now()
-	vitals, err := s.Check(d.GPU)
-	s.Logf("a check took %v: %+v, %v", time.Since(began), vitals, err)
+	evidence, err := s.Check(d.GPU)
+	s.Logf("a check took %v: %+v, %v", time.Since(began), evidence, err)
 	s.must(err)
 }

@@ -51,7 +51,7 @@ func TestDevice(t *testing.T) {
 			{Name: "host_id", Value: "5"},
 			{Name: "module_id", Value: "7"},
 			{Name: "driver_version", Value: "580.95.05"},
-			{Name: "cuda_version", Value: got.InfoLabels[10].Value}, // go-nvml's own
+			{Name: "cuda_version", Value: got.InfoLabels[10].Value}, // a number of go-nvml
 			{Name: "confidential_computing", Value: "devtools"},
 		},
 	}
@@ -63,7 +63,7 @@ func TestDevice(t *testing.T) {
 	}
 	want.DeviceNodes = append(want.DeviceNodes, "/dev/nvidia-uvm-tools")
 	if got := s.list(2)[1]; !equalDevices(got, want) {
-		t.Errorf("with one more node: got %+v\nwant %+v", got, want)
+		t.Errorf("with another node: got %+v\nwant %+v", got, want)
 	}
 }
 
@@ -73,12 +73,12 @@ func equalDevices(a, b device.Device) bool {
 	return nodes && facts && reflect.DeepEqual(a, b)
 }
 
-// TestDeviceWithoutFacts has all optional functions fail: absent facts are empty, 0 or -1.
-func TestDeviceWithoutFacts(t *testing.T) {
+// TestDeviceWithoutOptionalFunctions lets all optional functions fail. Absent fields are empty, 0 or -1.
+func TestDeviceWithoutOptionalFunctions(t *testing.T) {
 	s := newFixture(t, Options{DevRoot: t.TempDir()}, "gpus 1", "fail nvmlDeviceGetUUID gpu 0 SUCCESS")
 	_, err := s.Devices(context.Background())
 	if err == nil || !strings.Contains(err.Error(), "UUID is empty") {
-		t.Errorf("a GPU without a UUID: %v", err)
+		t.Errorf("GPU without a UUID: got %v, want an error", err)
 	}
 	s.clear("fail")
 	var lines []string
@@ -93,18 +93,18 @@ func TestDeviceWithoutFacts(t *testing.T) {
 	s.set(append(lines, "gpu 0 uuid GPU-0")...)
 	got := s.list(1)[0]
 	if got.Minor != -1 || got.Model != "" || got.PCI != "" || got.NUMANode != -1 || got.MemoryBytes != 0 || len(got.DeviceNodes) != 0 {
-		t.Errorf("got %+v", got)
+		t.Errorf("got %+v, want empty fields", got)
 	}
 	var names []string
 	for _, l := range got.InfoLabels {
 		names = append(names, l.Name)
 	}
 	if want := []string{"serial", "vbios_version", "compute_capability", "architecture", "chassis_serial", "chassis_slot", "chassis_tray", "host_id", "module_id", "driver_version", "cuda_version", "confidential_computing"}; !slices.Equal(names, want) {
-		t.Errorf("the labels are %v, want %v", names, want)
+		t.Errorf("labels: got %v, want %v", names, want)
 	}
 }
 
-// TestInvalidPlatform has GPUs outside of a rack: the driver sets all bits of the position.
+// TestInvalidPlatform has GPUs outside of a rack. The driver sets all bits of the position.
 func TestInvalidPlatform(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu * platform_peer 1", "gpu 0 platform_slot 255", "gpu 0 platform_tray 255", "gpu 0 platform_host 255", "gpu 0 platform_module 255",
 		"gpu 0 chassis_serial "+strings.Repeat("\xff", 13), "gpu 1 platform_slot 254", "gpu 1 platform_tray 0", "gpu 1 platform_host 1",
@@ -118,30 +118,30 @@ func TestInvalidPlatform(t *testing.T) {
 			}
 		}
 		if strings.Join(got, " ") != want {
-			t.Errorf("GPU %d is at %q, want %q", i, got, want)
+			t.Errorf("position of GPU %d: got %q, want %q", i, got, want)
 		}
 	}
 }
 
-// TestOrder has UUIDs in another order than the indices of the driver.
+// TestOrder has UUIDs in another order than the driver's indices.
 func TestOrder(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 3", "gpu 0 uuid GPU-c", "gpu 1 uuid GPU-a", "gpu 2 uuid GPU-b",
 		"gpu 0 temperature 30", "gpu 1 temperature 31", "gpu 2 temperature 32")
 	for i, d := range s.list(3) {
 		if want := []device.ID{"GPU-c", "GPU-a", "GPU-b"}[i]; d.ID != want || d.Index != i {
-			t.Errorf("at %d: %s with index %d, want %s", i, d.ID, d.Index, want)
+			t.Errorf("device %d: got %s with index %d, want %s", i, d.ID, d.Index, want)
 		}
 		if got := s.values(i)[`nvidia_gpu_temperature_celsius{sensor="gpu"}`]; got != float64(30+i) {
-			t.Errorf("%s has %v °C", d.ID, got)
+			t.Errorf("temperature of %s: got %v °C", d.ID, got)
 		}
 	}
-	s.set("gpu 2 uuid GPU-c") // what is known of a GPU is not asked again
+	s.set("gpu 2 uuid GPU-c") // known GPUs are not probed again
 	s.list(3)
 }
 
 func TestInvalidText(t *testing.T) {
 	if got := lib.ToValidUTF8("Tesla\xff T4"); got != "Tesla\uFFFD T4" {
-		t.Errorf("got %q", got)
+		t.Errorf("got %q, want a replacement character", got)
 	}
 }
 
@@ -149,23 +149,23 @@ func TestSameUUIDTwice(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "gpu * uuid GPU-same")
 	devices, err := s.Devices(context.Background())
 	if len(devices) != 1 || err == nil || !strings.Contains(err.Error(), "index 1: GPU-same was listed before") {
-		t.Errorf("%d devices, error %v", len(devices), err)
+		t.Errorf("got %d devices, error %v, want one device and an error", len(devices), err)
 	}
 }
 
-// TestListingWithFaults has GPUs that fail. A GPU without a description is left out with an error; a known GPU stays.
+// TestListingWithFaults has GPUs that fail. A GPU without a description is left out with an error; a known GPU remains listed.
 func TestListingWithFaults(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 4", "gpu 1 lost", "fail nvmlDeviceGetUUID gpu 2 UNKNOWN")
 	devices, err := s.Devices(context.Background())
 	if len(devices) != 2 || devices[0].Index != 0 || devices[1].Index != 3 {
-		t.Fatalf("got %+v", devices)
+		t.Fatalf("got %+v, want GPUs 0 and 3", devices)
 	}
 	const want = "GPU at index 1: get its handle: GPU_IS_LOST; GPU at index 2: get its UUID: UNKNOWN"
 	if err == nil || err.Error() != want {
 		t.Errorf("got error %v\nwant %s", err, want)
 	}
 	if errors.Is(err, device.ErrNoDriver) {
-		t.Error("the driver is blamed")
+		t.Error("got ErrNoDriver for errors of single GPUs")
 	}
 
 	s.clear("gpu 1")
@@ -177,22 +177,22 @@ func TestListingWithFaults(t *testing.T) {
 	s.set("gpus 1")
 	s.list(1)
 	if _, err := s.Check("GPU-gone"); err == nil {
-		t.Error("a GPU that is not listed passes its check")
+		t.Error("Check of a GPU that is not listed: got no error")
 	}
 }
 
 func TestCountFails(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
-	for _, code := range []string{"UNKNOWN", "SUCCESS"} { // a success leaves the count as it was: 0
+	for _, code := range []string{"UNKNOWN", "SUCCESS"} { // after a success the count is 0
 		s.set("fail nvmlDeviceGetCount_v2 gpu - " + code)
 		devices, err := s.Devices(context.Background())
 		if len(devices) != 0 || (err == nil) != (code == "SUCCESS") || errors.Is(err, device.ErrNoDriver) {
-			t.Errorf("%s: %d devices, error %v", code, len(devices), err)
+			t.Errorf("%s: got %d devices, error %v, want none", code, len(devices), err)
 		}
 	}
 }
 
-// TestDriverForgotInit has the driver forget the Init: the next listing initializes again, and all GPUs count as reset.
+// TestDriverForgotInit lets the driver lose its Init. The next listing initializes again, and all GPUs count as reset.
 func TestDriverForgotInit(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	gpu := s.id(1)
@@ -200,21 +200,21 @@ func TestDriverForgotInit(t *testing.T) {
 	s.must(err)
 	s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
 	if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("got %v", err)
+		t.Errorf("Devices: got %v, want ErrNoDriver", err)
 	}
 	if _, err := s.Check(gpu); !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("meanwhile a check: %v", err)
+		t.Errorf("Check before the next listing: got %v, want ErrNoDriver", err)
 	}
 	s.clear("fail")
 	s.list(2)
 	after, err := s.Check(gpu)
 	s.must(err)
 	if after.Resets != before.Resets+1 {
-		t.Errorf("%d resets, then %d", before.Resets, after.Resets)
+		t.Errorf("resets: got %d, then %d, want one more", before.Resets, after.Resets)
 	}
 }
 
-// TestClosed starts again after Close, without counting a reset.
+// TestClosed checks that the library starts again after Close, and that this counts no reset.
 func TestClosed(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	gpu := s.id(0)
@@ -222,14 +222,14 @@ func TestClosed(t *testing.T) {
 	s.must(err)
 	s.Close()
 	if _, err := s.Read(gpu, nil); !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("a reading after Close: %v", err)
+		t.Errorf("Read after Close: got %v, want ErrNoDriver", err)
 	}
 	s.Close()
 	s.list(1)
 	after, err := s.Check(gpu)
 	s.must(err)
 	if before.Resets != after.Resets {
-		t.Errorf("%d resets, then %d", before.Resets, after.Resets)
+		t.Errorf("resets: got %d, then %d, want no change", before.Resets, after.Resets)
 	}
 }
 
@@ -249,7 +249,7 @@ func TestResetWhileClosed(t *testing.T) {
 		resets, err := s.Check(s.id(i))
 		s.must(err)
 		if got := resets.Resets - before[s.id(i)]; got != uint64(i) {
-			t.Errorf("GPU %d was reset %d times", i, got)
+			t.Errorf("resets of GPU %d: got %d", i, got)
 		}
 	}
 }
@@ -258,24 +258,24 @@ func TestMIG(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 3", "gpu 0 mig_mode none", "gpu 1 mig_mode 1")
 	devices, err := s.Devices(context.Background())
 	if len(devices) != 3 || err != nil || devices[0].MIGEnabled || !devices[1].MIGEnabled || devices[2].MIGEnabled {
-		t.Fatalf("%+v, error %v", devices, err)
+		t.Fatalf("got %+v, error %v, want three devices, only GPU 1 with MIG mode", devices, err)
 	}
-	s.values(1) // what is read of it goes on
+	s.values(1) // reads continue
 	s.set("gpu 1 mig_mode 0")
 	if s.list(3)[1].MIGEnabled {
-		t.Error("the mode is disabled, and listed as enabled")
+		t.Error("MIGEnabled after MIG mode was turned off: got true, want false")
 	}
 	s.set("gpu 1 mig_mode 1")
 	s.list(3)
-	s.set("fail nvmlDeviceGetMigMode gpu * UNKNOWN") // what is known is not changed on suspicion
+	s.set("fail nvmlDeviceGetMigMode gpu * UNKNOWN") // known states remain
 	if devices := s.list(3); devices[0].MIGEnabled || !devices[1].MIGEnabled {
-		t.Errorf("got %+v", devices)
+		t.Errorf("after a failed call: got %+v, want only GPU 1 with MIG mode", devices)
 	}
 	s.clear("")
-	s.set("gpus 4", "fail nvmlDeviceGetMigMode gpu 3 UNKNOWN") // nor is one offered that may be sliced
+	s.set("gpus 4", "fail nvmlDeviceGetMigMode gpu 3 UNKNOWN") // unknown MIG mode: not listed
 	devices, err = s.Devices(context.Background())
 	if len(devices) != 3 || err == nil || !strings.Contains(err.Error(), "index 3: get its MIG mode: UNKNOWN") {
-		t.Errorf("%d devices, error %v", len(devices), err)
+		t.Errorf("got %d devices, error %v, want 3 and an error about index 3", len(devices), err)
 	}
 }
 
@@ -285,9 +285,9 @@ func TestListingEnds(t *testing.T) {
 	cancel()
 	devices, err := s.Devices(ctx)
 	if len(devices) != 0 || !errors.Is(err, context.Canceled) {
-		t.Errorf("%d devices, error %v", len(devices), err)
+		t.Errorf("got %d devices, error %v, want Canceled", len(devices), err)
 	}
-	s.values(1) // what was listed before still is
+	s.values(1) // the previous listing is still valid
 }
 
 func TestCallsOfListing(t *testing.T) {
@@ -298,33 +298,33 @@ func TestCallsOfListing(t *testing.T) {
 	s.list(8)
 	second := s.calls().Since(before).Since(first)
 	if n := second.GPUTotal(5); n != 2 {
-		t.Errorf("a listing that finds nothing new makes %d calls on a GPU, want 2", n)
+		t.Errorf("calls on a GPU in a listing without changes: got %d, want 2", n)
 	}
 	// Identity, features, static values, and slow values for the first time.
 	if n := first.GPUTotal(5); n > 44 {
-		t.Errorf("the first listing makes %d calls on a GPU, want at most 44", n)
+		t.Errorf("calls on a GPU in the first listing: got %d, want at most 44", n)
 	}
 	t.Logf("on a GPU: first %d, later %d calls", first.GPUTotal(5), second.GPUTotal(5))
-	want := func(when string, onGPU, onAnother uint64) {
+	want := func(when string, onGPU, onOther uint64) {
 		t.Helper()
 		before := s.calls()
 		s.list(8)
-		if c := s.calls().Since(before); c.GPUTotal(5) != onGPU || c.GPUTotal(6) != onAnother || c.GPUTotal(nvmltest.NoGPU) != 1 {
-			t.Errorf("%s: %d, %d and %d calls", when, c.GPUTotal(5), c.GPUTotal(6), c.GPUTotal(nvmltest.NoGPU))
+		if c := s.calls().Since(before); c.GPUTotal(5) != onGPU || c.GPUTotal(6) != onOther || c.GPUTotal(nvmltest.NoGPU) != 1 {
+			t.Errorf("%s: got %d, %d and %d calls, want %d, %d and 1", when, c.GPUTotal(5), c.GPUTotal(6), c.GPUTotal(nvmltest.NoGPU), onGPU, onOther)
 		}
 	}
 	s.waitForRegistration()
-	want("a change may have come before the registration", 2, 2)
+	want("possible change before the registration", 2, 2)
 	want("the driver reports changes", 0, 0)
 	s.gpu(6).probedAt.Store(new(time.Now().Add(-time.Minute)))
 	want("a minute later", 0, 2)
 	s.sendEvent(5, "type mig_change")
 	s.nextEvent()
-	want("a change", 2, 0)
-	want("another may follow", 2, 0)
+	want("after a change", 2, 0)
+	want("possible second change", 2, 0)
 }
 
-// TestGPMOfGoneGPU frees the samples of a GPU beyond the listing, after the end of a call.
+// TestGPMOfGoneGPU checks that the samples of a GPU that is no longer listed are freed after the end of a call.
 func TestGPMOfGoneGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	for i := range 2 {
@@ -335,8 +335,8 @@ func TestGPMOfGoneGPU(t *testing.T) {
 	g.Lock() // a call that hangs
 	s.list(1)
 	if n := s.samples(); n != 2 {
-		t.Errorf("%d samples, want 2", n)
+		t.Errorf("got %d samples, want 2", n)
 	}
 	g.Unlock()
-	s.eventually("the samples are free", func() bool { return s.samples() == 1 })
+	s.eventually("the samples are freed", func() bool { return s.samples() == 1 })
 }

@@ -18,10 +18,10 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// noSetup prepares a folder without a library.
+// noSetup leaves the directory without a library.
 func noSetup(string) {}
 
-// installLibrary puts a library where a driver root has it.
+// installLibrary installs a copy of a library in a driver root.
 func installLibrary(t *testing.T, library, root, dir string) {
 	t.Helper()
 	content, err := os.ReadFile(library)
@@ -41,31 +41,30 @@ func installBytes(t *testing.T, content []byte, root, dir string) {
 	}
 }
 
-// skipWithDriver skips a test of a machine without a driver.
+// skipWithDriver skips the test on a machine with a driver.
 func skipWithDriver(t *testing.T) {
 	t.Helper()
 	library := dl.New(lib.Soname, dl.RTLD_LAZY)
 	if library.Open() == nil {
-		library.Close() //nolint:errcheck // the test is over
+		library.Close() //nolint:errcheck // the test is skipped
 		t.Skip("this machine has a driver")
 	}
 }
 
-// wantNoDriver lists, and wants ErrNoDriver and a text. Nothing else may call NVML
-// then: to call a function of no library would end the process.
+// wantNoDriver lists and requires ErrNoDriver and a text. No NVML call may follow: a call of a missing function would end the process.
 func (s *backendFixture) wantNoDriver(text string) {
 	s.Helper()
 	devices, err := s.Devices(context.Background())
 	if len(devices) != 0 || !errors.Is(err, device.ErrNoDriver) || !strings.Contains(err.Error(), text) {
-		s.Errorf("%d devices, error %v, want %q", len(devices), err, text)
+		s.Errorf("got %d devices, error %v, want %q", len(devices), err, text)
 	}
 	s.wantCallsFail()
 	if s.MissingFamilies() != nil {
-		s.Errorf("missing are %v", s.MissingFamilies())
+		s.Errorf("missing families: got %v, want nil", s.MissingFamilies())
 	}
 }
 
-// wantCallsFail wants Read, Check and Wait to fail at once.
+// wantCallsFail requires Read, Check and Wait to fail at once.
 func (s *backendFixture) wantCallsFail() {
 	s.Helper()
 	buf := []device.Sample{{}}
@@ -74,11 +73,11 @@ func (s *backendFixture) wantCallsFail() {
 	event, waitErr := s.Wait(context.Background())
 	for _, err := range []error{readErr, checkErr, waitErr} {
 		if !errors.Is(err, device.ErrNoDriver) {
-			s.Errorf("got error %v", err)
+			s.Errorf("got error %v, want ErrNoDriver", err)
 		}
 	}
 	if len(got) != 1 || event != (device.Event{}) {
-		s.Errorf("got %v, %+v", got, event)
+		s.Errorf("got samples %v and event %+v, want the existing sample and no event", got, event)
 	}
 }
 
@@ -94,9 +93,9 @@ func TestNoLibrary(t *testing.T) {
 	})
 }
 
-// TestLibraryAppears has a driver being installed, under the second root.
+// TestLibraryAppears installs a driver later, under the second root.
 func TestLibraryAppears(t *testing.T) {
-	library := filepath.Join(wholeLibrary, lib.Soname)
+	library := filepath.Join(fullLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "source") }, func(t *testing.T, dir string) {
 		skipWithDriver(t)
 		root := filepath.Join(dir, "second")
@@ -118,17 +117,17 @@ func TestLibraryAppears(t *testing.T) {
 		installBytes(t, whole, root, place)
 		s.list(2)
 		s.values(1)
-		s.must(os.RemoveAll(root)) // it stays loaded
+		s.must(os.RemoveAll(root)) // the library remains loaded
 		s.list(2)
 		s.Close()
 		s.list(2)
 	})
 }
 
-// TestLibraryBehindLinks has a driver that is found by links as Debian's alternatives are: their ends are meant in the driver's root, and
-// not in the root of this process.
+// TestLibraryBehindLinks has a library behind links like Debian's alternatives. Their targets are relative to the driver's root, not to the
+// root of this process.
 func TestLibraryBehindLinks(t *testing.T) {
-	library := filepath.Join(wholeLibrary, lib.Soname)
+	library := filepath.Join(fullLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "root/usr/lib/x86_64-linux-gnu/nvidia/current") }, func(t *testing.T, dir string) {
 		skipWithDriver(t)
 		root := filepath.Join(dir, "root")
@@ -138,18 +137,18 @@ func TestLibraryBehindLinks(t *testing.T) {
 		const links, real = "etc/alternatives/glx--libnvidia-ml.so.1", "usr/lib/x86_64-linux-gnu/nvidia/current"
 		s.must(os.MkdirAll(filepath.Join(root, filepath.Dir(links)), 0o755))
 		s.must(os.Symlink("/"+links, filepath.Join(root, filepath.Dir(real), "..", lib.Soname)))
-		s.wantNoDriver("cannot open") // the link leads nowhere yet
+		s.wantNoDriver("cannot open") // the target of the link is missing
 		s.must(os.Symlink("/"+real+"/"+lib.Soname, filepath.Join(root, links)))
 		s.list(2)
 		if got, want := s.LibraryInfo().Library, filepath.Join(root, real, lib.Soname); got != want {
-			t.Errorf("loaded %s, want %s", got, want)
+			t.Errorf("loaded library: got %s, want %s", got, want)
 		}
 	})
 }
 
-// TestUselessLibrary has a library without the required functions in the first place. No call may be bound to that library.
-func TestUselessLibrary(t *testing.T) {
-	library := filepath.Join(wholeLibrary, lib.Soname)
+// TestIncompleteLibrary has a first library without the required functions. No call may bind to it.
+func TestIncompleteLibrary(t *testing.T) {
+	library := filepath.Join(fullLibrary, lib.Soname)
 	runInChild(t, func(dir string) {
 		installLibrary(t, library, dir, "second/usr/lib64")
 		buildLibrary(t, filepath.Join(dir, "first", "lib64"), "nvmlDeviceGetUUID")
@@ -179,29 +178,30 @@ func TestLibraryInfo(t *testing.T) {
 		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlDeviceGetSerial", "nvmlGpmMetricsGet")
 	}, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 1")
-		if about := s.LibraryInfo(); about.Library != "" || about.MissingFunctions != nil {
-			t.Errorf("before a listing: %+v", about)
+		if info := s.LibraryInfo(); info.Library != "" || info.MissingFunctions != nil {
+			t.Errorf("before a listing: got %+v, want none", info)
 		}
 		s.list(1)
-		about := s.LibraryInfo()
-		if about.Library != filepath.Join(dir, "lib64", lib.Soname) || about.Version == "" || !slices.Equal(about.MissingFunctions, []string{"nvmlDeviceGetSerial", "nvmlGpmMetricsGet"}) {
-			t.Errorf("got %+v", about)
+		info := s.LibraryInfo()
+		if info.Library != filepath.Join(dir, "lib64", lib.Soname) || info.Version == "" ||
+			!slices.Equal(info.MissingFunctions, []string{"nvmlDeviceGetSerial", "nvmlGpmMetricsGet"}) {
+			t.Errorf("got %+v, want the path, a version and two missing functions", info)
 		}
 	})
 }
 
-// TestSoname leaves it to the dynamic linker.
+// TestSoname lets the dynamic linker find the library.
 func TestSoname(t *testing.T) {
-	library := filepath.Join(wholeLibrary, lib.Soname)
+	library := filepath.Join(fullLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "ld") }, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 3")
 		s.list(3)
 	})
 }
 
-// TestDriverComesLater has the library there, and no driver under it.
+// TestDriverComesLater has a library whose driver is loaded later.
 func TestDriverComesLater(t *testing.T) {
-	library := filepath.Join(wholeLibrary, lib.Soname)
+	library := filepath.Join(fullLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}})
 		s.must(os.Remove(filepath.Join(dir, "scenario")))
@@ -214,56 +214,55 @@ func TestDriverComesLater(t *testing.T) {
 	})
 }
 
-// TestReplacedDriver has a module of another version. A new process helps where the
-// driver worked before, or the library's file is another one now.
+// TestReplacedDriver has a module of another version. A new process helps if the driver worked before, or if the library's file was replaced.
 func TestReplacedDriver(t *testing.T) {
-	library := filepath.Join(wholeLibrary, lib.Soname)
+	library := filepath.Join(fullLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
-		wants := func(s *backendFixture, replaced bool) {
+		wantReplaced := func(s *backendFixture, replaced bool) {
 			t.Helper()
 			_, err := s.Devices(context.Background())
 			if !errors.Is(err, device.ErrNoDriver) || errors.Is(err, device.ErrDriverReplaced) != replaced {
-				t.Errorf("got %v, want it replaced: %v", err, replaced)
+				t.Errorf("got %v, want ErrDriverReplaced: %v", err, replaced)
 			}
 			s.wantCallsFail()
 		}
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
-		wants(s, false) // the module may follow, or the node wait to be booted
-		wants(s, false)
+		wantReplaced(s, false) // the module may be loaded later, or a reboot may be pending
+		wantReplaced(s, false)
 		s.set("fail nvmlInit_v2 gpu - NO_PERMISSION")
-		wants(s, false)
+		wantReplaced(s, false)
 		s.clear("fail")
-		s.list(-1) // it did
+		s.list(-1) // the module was loaded
 		s.Close()
 		s.set("fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
-		wants(s, true)
+		wantReplaced(s, true)
 
 		s = newFixture(t, Options{DriverRoots: []string{dir}}, "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
-		wants(s, false)
+		wantReplaced(s, false)
 		content, err := os.ReadFile(filepath.Join(dir, "lib64", lib.Soname))
 		s.must(err)
 		s.must(os.Remove(filepath.Join(dir, "lib64", lib.Soname)))
-		wants(s, true)
+		wantReplaced(s, true)
 		installBytes(t, content, dir, "lib64")
-		wants(s, true)
+		wantReplaced(s, true)
 	})
 }
 
-// TestDriverReplacedLater has a call after the first find the replaced driver.
+// TestDriverReplacedLater lets a call after the first one find the replaced driver.
 func TestDriverReplacedLater(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.set("fail nvmlDeviceGetCount_v2 gpu - LIB_RM_VERSION_MISMATCH", "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
 	for range 2 {
 		if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrDriverReplaced) {
-			t.Errorf("got %v", err)
+			t.Errorf("got %v, want ErrDriverReplaced", err)
 		}
 		s.wantCallsFail()
 	}
 }
 
-// TestHangingInit has the driver never return from its initialisation.
+// TestHangingInit has a driver that never returns from its initialization.
 func TestHangingInit(t *testing.T) {
-	library := filepath.Join(wholeLibrary, lib.Soname)
+	library := filepath.Join(fullLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 2", "hang nvmlInit_v2 gpu -")
 		done := make(chan error, 1)
@@ -271,14 +270,14 @@ func TestHangingInit(t *testing.T) {
 		s.eventually("Init hangs", func() bool { return s.libraryLoaded() && s.calls().InFlight(nvmltest.NoGPU) == 1 })
 		s.wantCallsFail()
 		if s.MissingFamilies() != nil {
-			t.Errorf("missing are %v", s.MissingFamilies())
+			t.Errorf("missing families while Init hangs: got %v, want nil", s.MissingFamilies())
 		}
-		if about := s.LibraryInfo(); about.Library != filepath.Join(dir, "lib64", lib.Soname) || about.Version != "" {
-			t.Errorf("while Init hangs: %+v", about)
+		if info := s.LibraryInfo(); info.Library != filepath.Join(dir, "lib64", lib.Soname) || info.Version != "" {
+			t.Errorf("while Init hangs: got %+v, want the path only", info)
 		}
 		calls := s.calls()
 		if n := calls.GPUTotal(nvmltest.NoGPU) + calls.GPUTotal(0); n != 1 {
-			t.Errorf("%d calls were made", n)
+			t.Errorf("got %d calls, want 1", n)
 		}
 		s.clear("hang")
 		s.must(<-done)
@@ -292,8 +291,7 @@ func (s *backendFixture) libraryLoaded() bool {
 	return err == nil
 }
 
-// newerSymbols are functions that older drivers lack. The ones that podgauge calls have
-// something that stands in for them, or are missed.
+// newerSymbols are functions that older drivers lack. podgauge calls other functions instead, or reports the families as missing.
 var newerSymbols = []string{
 	"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSupportedClocksEventReasons",
 	"nvmlDeviceGetPciInfo_v3", "nvmlEventSetWait_v2", "nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
@@ -301,12 +299,12 @@ var newerSymbols = []string{
 	"nvmlDeviceGetTemperatureV", "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetGpuFabricInfoV", "nvmlGpmSampleGet",
 }
 
-// TestOldDriver reads the present values of an old driver, and reports the missing families.
+// TestOldDriver reads the available values of an old driver, and checks the missing families.
 func TestOldDriver(t *testing.T) {
 	runInChild(t, func(dir string) { buildLibrary(t, filepath.Join(dir, "lib64"), newerSymbols...) }, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, append(nvmltest.BusyGPU, "gpus 2")...)
 		s.list(2)
-		// Rows that have a source which is there are read from that.
+		// Rows with several sources use an available one.
 		want := map[string]float64{}
 		var wantMissing []string
 		for _, m := range metric.Metrics() {
@@ -321,9 +319,9 @@ func TestOldDriver(t *testing.T) {
 			}
 		}
 		if got := s.MissingFamilies(); !slices.Equal(got, wantMissing) {
-			t.Errorf("missing are %v\nwant %v", got, wantMissing)
+			t.Errorf("missing families: got %v\nwant %v", got, wantMissing)
 		}
-		for name := range nvmltest.OldDriverValues { // it has the SRAM status
+		for name := range nvmltest.OldDriverValues { // this driver has the SRAM status instead
 			delete(want, name)
 		}
 		want["nvidia_gpu_memory_used_bytes"] += nvmltest.BusyValues["nvidia_gpu_memory_reserved_bytes"]
@@ -337,12 +335,12 @@ func TestOldDriver(t *testing.T) {
 		s.waitForRegistration()
 		s.sendEvent(1, "xid 79")
 		if got := s.nextEvent(); got.GPU != s.id(1) || got.Recovery != device.RecoveryAfterReset {
-			t.Errorf("got %+v", got)
+			t.Errorf("got %+v, want an event of GPU 1 with recovery after a reset", got)
 		}
 	})
 }
 
-// TestMinimalDriver has the required functions only.
+// TestMinimalDriver has only the required functions.
 func TestMinimalDriver(t *testing.T) {
 	runInChild(t, func(dir string) {
 		var without []string
@@ -356,28 +354,28 @@ func TestMinimalDriver(t *testing.T) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 2")
 		s.list(2)
 		if _, err := s.Read(s.id(0), nil); err == nil || errors.Is(err, device.ErrLost) {
-			t.Errorf("a reading: %v", err)
+			t.Errorf("Read: got %v, want an error other than ErrLost", err)
 		}
 		if _, err := s.Check(s.id(0)); err != nil {
 			t.Error(err)
 		}
 		if e, err := s.Wait(context.Background()); e != (device.Event{}) || err != nil {
-			t.Errorf("got %+v, %v", e, err)
+			t.Errorf("Wait: got %+v, %v, want no event", e, err)
 		}
 		s.set("gpu 0 lost")
 		if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
-			t.Errorf("got %v", err)
+			t.Errorf("Check: got %v, want ErrLost", err)
 		}
 		families := map[string]bool{}
 		for _, m := range metric.Metrics() {
 			families[m.Name] = true
 		}
-		made := 0
+		derived := 0
 		for _, m := range metric.DerivedFamilies {
-			made += len(m.Families)
+			derived += len(m.Families)
 		}
-		if got := s.MissingFamilies(); len(got) != len(families)+made {
-			t.Errorf("missing are %v", got)
+		if got := s.MissingFamilies(); len(got) != len(families)+derived {
+			t.Errorf("missing families: got %v, want all", got)
 		}
 	})
 }

@@ -14,8 +14,7 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// linkMatrix formats the links as rows: "0: - 18n 18s", the number of NVLinks and a letter for the path. A GPU that is missing as A has no
-// row.
+// linkMatrix formats the links as rows: "0: - 18n 18s", the number of NVLinks and a letter for the path. A GPU that is missing as A has no row.
 func (s *backendFixture) linkMatrix() (rows []string, err error) {
 	s.Helper()
 	links, err := s.Links(context.Background())
@@ -47,7 +46,7 @@ func TestLinks(t *testing.T) {
 		want  []string
 	}{
 		{
-			"all over switches",
+			"all NVLinks through switches",
 			[]string{"gpus 3", "ancestor 0 2 system"},
 			[]string{"0: - 18n 18s", "1: 18n - 18n", "2: 18s 18n -"},
 		},
@@ -57,7 +56,7 @@ func TestLinks(t *testing.T) {
 			[]string{"0: - 18n", "1: 14n -"},
 		},
 		{
-			"pairs, and one lane is down at one end",
+			"pairs, one lane down at one end",
 			[]string{
 				"gpus 4", none, "gpu 0 link 0-3 gpu 1", "gpu 1 link 0-3 gpu 0", "gpu 1 link 2 off", "gpu 2 link 0-3 gpu 3", "gpu 3 link 0-3 gpu 2",
 				"ancestor 0 1 single", "ancestor 2 3 internal", "ancestor 0 2 multiple", "ancestor 0 3 hostbridge",
@@ -65,22 +64,22 @@ func TestLinks(t *testing.T) {
 			[]string{"0: - 4p 0x 0h", "1: 3p - 0n 0n", "2: 0x 0n - 4b", "3: 0h 0n 4b -"},
 		},
 		{
-			"nothing but PCIe",
+			"PCIe only",
 			[]string{"gpus 2", none},
 			[]string{"0: - 0n", "1: 0n -"},
 		},
 		{
-			"a link to a GPU that is not there",
+			"link to an absent GPU",
 			[]string{"gpus 2", none, "gpu 0 link 0-3 gpu 7", "gpu 1 link 0 off"},
 			[]string{"0: - 0n", "1: 0n -"},
 		},
 		{
-			"switches that one GPU does not reach",
+			"switches out of reach of one GPU",
 			[]string{"gpus 3", "gpu 2 link 0-17 none", "gpu 2 link 0-1 off"},
 			[]string{"0: - 18n 0n", "1: 18n - 0n", "2: 0n 0n -"},
 		},
 		{
-			"a level that is not known, and pairs that have none",
+			"unknown level, and pairs without a level",
 			[]string{"gpus 2", none, "fail nvmlDeviceGetTopologyCommonAncestor gpu * NOT_SUPPORTED"},
 			[]string{"0: - 0?", "1: 0? -"},
 		},
@@ -98,7 +97,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestLinksWithFaults has GPUs that fail: the links of the others are complete, and the error has the names.
+// TestLinksWithFaults has GPUs that fail. The links of the other GPUs are complete, and the error has the names of the failed GPUs.
 func TestLinksWithFaults(t *testing.T) {
 	for _, c := range []struct {
 		line, want string
@@ -118,12 +117,12 @@ func TestLinksWithFaults(t *testing.T) {
 			t.Errorf("%s: got %q, %v\nwant %q, %s", c.line, got, err, c.rows, c.want)
 		}
 		if n := s.calls().Since(before).GPUTotal(1); n != c.calls {
-			t.Errorf("%s: %d calls on it, want %d", c.line, n, c.calls)
+			t.Errorf("%s: calls on the GPU: got %d, want %d", c.line, n, c.calls)
 		}
 	}
 }
 
-// TestLinksWithStalledGPU has a call hang before. The GPU gets no other call after a short wait.
+// TestLinksWithStalledGPU has a hanging call. The GPU gets no other call after a short wait.
 func TestLinksWithStalledGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1")
 	id := s.id(1)
@@ -137,54 +136,54 @@ func TestLinksWithStalledGPU(t *testing.T) {
 		t.Errorf("got %q, %v\nwant %q", got, err, want)
 	}
 	if took := time.Since(began); took < linkLockTimeout {
-		t.Errorf("it was given up after %v", took)
+		t.Errorf("wait for the GPU: got %v, want at least linkLockTimeout", took)
 	}
 	if n := s.calls().Since(before).GPUTotal(1); n != 0 {
-		t.Errorf("%d calls were made on a GPU that hangs", n)
+		t.Errorf("calls on the hanging GPU: got %d, want 0", n)
 	}
 	s.clear("hang")
 	s.must(<-done)
 	if got, err := s.linkMatrix(); err != nil || len(got) != 3 {
-		t.Errorf("after the hang: %q, %v", got, err)
+		t.Errorf("after the hang: got %q, %v, want three rows", got, err)
 	}
 }
 
-// TestHangInLinks has the first call about a link hang: the links of the others are complete, listings continue, and the GPU gets no other
-// call.
+// TestHangInLinks has a hang in the first call about a link. The links of the other GPUs are complete, listings continue, and the GPU gets
+// no other call.
 func TestHangInLinks(t *testing.T) {
 	s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1", "hang nvmlDeviceGetNvLinkState gpu 1")
-	type answer struct {
+	type matrixResult struct {
 		rows []string
 		err  error
 	}
-	answers := make(chan answer, 1)
+	results := make(chan matrixResult, 1)
 	go func() { // ends with the hang at the latest; received below
 		rows, err := s.linkMatrix()
-		answers <- answer{rows, err}
+		results <- matrixResult{rows, err}
 	}()
-	var got answer
+	var got matrixResult
 	select {
-	case got = <-answers:
+	case got = <-results:
 	case <-time.After(testTimeout):
-		t.Error("the links of all wait for one GPU")
+		t.Error("Links waits for the hanging GPU")
 		s.clear("hang")
-		got = <-answers
+		got = <-results
 	}
 	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got.rows, want) || got.err == nil || got.err.Error() != "GPU-1: it does not respond" {
 		t.Errorf("got %q, %v\nwant %q", got.rows, got.err, want)
 	}
 	s.list(3)
 	if n := s.calls().InFlight(1); n != 1 || s.Idle() {
-		t.Errorf("%d calls are under way, idle %v", n, s.Idle())
+		t.Errorf("got %d calls in flight, idle %v, want 1, false", n, s.Idle())
 	}
 	s.clear("hang")
-	s.eventually("it has answered", s.Idle)
+	s.eventually("the hang ended", s.Idle)
 	if got, err := s.linkMatrix(); err != nil || len(got) != 3 {
-		t.Errorf("after the hang: %q, %v", got, err)
+		t.Errorf("after the hang: got %q, %v, want three rows", got, err)
 	}
 }
 
-// TestHangInPaths has calls about pairs hang: only the first pair is locked.
+// TestHangInPaths has hanging calls about pairs. Only the first pair is locked.
 func TestHangInPaths(t *testing.T) {
 	s := newListedFixture(t, "gpus 3", "gpu 0 uuid GPU-0", "gpu 1 uuid GPU-1", "gpu 2 uuid GPU-2", "hang nvmlDeviceGetTopologyCommonAncestor gpu *")
 	before := s.calls()
@@ -194,21 +193,21 @@ func TestHangInPaths(t *testing.T) {
 		t.Errorf("got %q, %v\nwant %q", got, err, want)
 	}
 	if n := s.calls().Since(before).Count("nvmlDeviceGetTopologyCommonAncestor", 2); n != 0 {
-		t.Errorf("%d calls about another GPU and the hanging pair", n)
+		t.Errorf("calls about another GPU and the hanging pair: got %d, want 0", n)
 		s.clear("hang")
 	}
 	s.values(2)
 	s.clear("hang")
-	s.eventually("it has answered", s.Idle)
+	s.eventually("the hang ended", s.Idle)
 	for _, gpu := range []int{0, 1} {
 		s.values(gpu)
 	}
 	if got, err := s.linkMatrix(); err != nil || len(got) != 3 {
-		t.Errorf("after the hang: %q, %v", got, err)
+		t.Errorf("after the hang: got %q, %v, want three rows", got, err)
 	}
 }
 
-// TestLinksDuringReadings has GPUs with short calls: no link is missing.
+// TestLinksDuringReadings has GPUs with short calls. No link is missing.
 func TestLinksDuringReadings(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "slow nvmlDeviceGetFieldValues gpu * 5ms")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -217,7 +216,7 @@ func TestLinksDuringReadings(t *testing.T) {
 	go func() { // ends with ctx
 		defer close(ended)
 		for ctx.Err() == nil {
-			s.Read(id, nil) //nolint:errcheck // it is only to be busy
+			s.Read(id, nil) //nolint:errcheck // keeps the GPU busy
 			time.Sleep(5 * time.Millisecond)
 		}
 	}()
@@ -225,25 +224,25 @@ func TestLinksDuringReadings(t *testing.T) {
 	cancel()
 	<-ended
 	if want := []string{"0: - 18n", "1: 18n -"}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("got %q, %v, want all links", got, err)
 	}
 }
 
 func TestLinksEnd(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2")
 	if _, err := s.Links(context.Background()); !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("before the first listing: %v", err)
+		t.Errorf("before the first listing: got %v, want ErrNoDriver", err)
 	}
 	s.list(2)
 	before := s.calls()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if links, err := s.Links(ctx); links != nil || !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, %v", links, err)
+		t.Errorf("after the end of ctx: got %v, %v, want Canceled", links, err)
 	}
 	since := s.calls().Since(before)
 	if n := since.GPUTotal(0) + since.GPUTotal(1) + since.GPUTotal(nvmltest.NoGPU); n != 0 {
-		t.Errorf("%d calls after the end", n)
+		t.Errorf("calls after the end of ctx: got %d, want 0", n)
 	}
 }
 
@@ -254,12 +253,12 @@ func TestLibraryWithoutLinks(t *testing.T) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 2")
 		s.list(2)
 		if got, err := s.linkMatrix(); err != nil || !slices.Equal(got, []string{"0: - 0?", "1: 0? -"}) {
-			t.Errorf("got %q, %v", got, err)
+			t.Errorf("got %q, %v, want unknown paths", got, err)
 		}
 	})
 }
 
-// TestLibraryWithoutLinkTypes finds the end of a link by address.
+// TestLibraryWithoutLinkTypes finds the remote end of a link by its PCI address.
 func TestLibraryWithoutLinkTypes(t *testing.T) {
 	runInChild(t, func(dir string) {
 		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2")
@@ -267,7 +266,7 @@ func TestLibraryWithoutLinkTypes(t *testing.T) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 3", "gpu 0 link 0-17 none", "gpu 0 link 0-3 gpu 1")
 		s.list(3)
 		if got, err := s.linkMatrix(); err != nil || !slices.Equal(got, []string{"0: - 4n 0n", "1: 0n - 0n", "2: 0n 0n -"}) {
-			t.Errorf("got %q, %v", got, err)
+			t.Errorf("got %q, %v, want four NVLinks of GPU 0", got, err)
 		}
 	})
 }
@@ -276,15 +275,14 @@ func TestCallsOfLinks(t *testing.T) {
 	s := newListedFixture(t, "gpus 8")
 	before := s.calls()
 	if got, err := s.linkMatrix(); err != nil || len(got) != 8 {
-		t.Fatalf("got %q, %v", got, err)
+		t.Fatalf("got %q, %v, want eight rows", got, err)
 	}
 	since, sum := s.calls().Since(before), uint64(0)
 	for gpu := range 8 {
 		sum += since.GPUTotal(gpu)
 	}
-	// Of each GPU 18 links, where they lead, and one more that it does not have; and
-	// of each pair what it has in common.
+	// For each GPU 18 links, their remote ends, and one link that does not exist; for each pair the common ancestor.
 	if want := uint64(8*(2*18+1) + 28); sum != want {
-		t.Errorf("%d calls, want %d", sum, want)
+		t.Errorf("got %d calls, want %d", sum, want)
 	}
 }

@@ -16,15 +16,14 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// partitionedGPU is a GPU with MIG devices of all kinds: gaps between indices, two compute instances in one GPU instance, both forms of
-// UUID.
+// partitionedGPU is a GPU with all kinds of MIG devices: gaps between indices, two compute instances in one GPU instance, both forms of UUID.
 var partitionedGPU = []string{
 	"gpus 3", "gpu 1 mig_mode 1", "gpu 1 uuid GPU-1", "gpu 1 minor 5", "gpu 1 pci 0001:3b:00.0",
 	"gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a", "gpu 1 slice 2 1c.3g.40gb gi 2 ci 0 uuid MIG-b",
 	"gpu 1 slice 3 2c.3g.40gb gi 2 ci 1 uuid old", "gpu 1 slice 6 1g.10gb+me gi 9 ci 0 uuid MIG-d memory 10468982784",
 }
 
-// writeFiles makes files, each with its folder.
+// writeFiles creates files and their directories.
 func writeFiles(t *testing.T, root string, files map[string]string) {
 	t.Helper()
 	for name, content := range files {
@@ -38,7 +37,7 @@ func writeFiles(t *testing.T, root string, files map[string]string) {
 	}
 }
 
-// formatDevices formats the MIG devices of a listing, a line each.
+// formatDevices formats the MIG devices of a listing, one per line.
 func formatDevices(devices []device.Device) (lines []string) {
 	for _, d := range devices {
 		if !d.WholeGPU() {
@@ -48,7 +47,7 @@ func formatDevices(devices []device.Device) (lines []string) {
 	return lines
 }
 
-func (s *backendFixture) wantSlices(devices []device.Device, want ...string) {
+func (s *backendFixture) wantMIGDevices(devices []device.Device, want ...string) {
 	s.Helper()
 	if got := formatDevices(devices); !slices.Equal(got, want) {
 		s.Errorf("got %q\nwant %q", got, want)
@@ -66,17 +65,17 @@ func TestMIGDevices(t *testing.T) {
 	})
 	s := newFixture(t, Options{DevRoot: root, SysRoot: filepath.Join(root, "sys"), ProcRoot: filepath.Join(root, "proc")}, partitionedGPU...)
 	devices := s.list(7)
-	s.wantSlices(devices, "MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me")
-	gpu, slice := devices[1], devices[2]
+	s.wantMIGDevices(devices, "MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me")
+	gpu, got := devices[1], devices[2]
 	if !gpu.MIGEnabled || !gpu.WholeGPU() || gpu.NUMANode != 1 {
-		t.Errorf("before the MIG devices: %+v", gpu)
+		t.Errorf("GPU: got %+v, want a MIG-enabled whole GPU on NUMA node 1", gpu)
 	}
-	want := gpu // of which it has nearly all
+	want := gpu // a MIG device has most fields of its GPU
 	want.ID, want.MIGEnabled, want.MIGDeviceIndex, want.GI, want.CI, want.Profile, want.MemoryBytes = "MIG-a", false, 0, 7, 0, "1g.10gb", 10<<30
 	want.Placement = device.Placement{Profile: 19, Start: 0, Size: 1}
 	want.DeviceNodes = []string{"/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67", "/dev/nvidiactl"}
-	if !equalDevices(slice, want) {
-		t.Errorf("got %+v\nwant %+v", slice, want)
+	if !equalDevices(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 	for i, nodes := range map[int][]string{
 		3: {"/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22", "/dev/nvidiactl"},
@@ -84,18 +83,18 @@ func TestMIGDevices(t *testing.T) {
 		5: {"/dev/nvidia5", "/dev/nvidiactl"}, // unknown capabilities
 	} {
 		if !slices.Equal(devices[i].DeviceNodes, nodes) {
-			t.Errorf("%s has %v, want %v", devices[i].ID, devices[i].DeviceNodes, nodes)
+			t.Errorf("device nodes of %s: got %v, want %v", devices[i].ID, devices[i].DeviceNodes, nodes)
 		}
 	}
 	if d := devices[5]; d.MemoryBytes != 10468982784 {
-		t.Errorf("%s has %d bytes", d.ID, d.MemoryBytes)
+		t.Errorf("memory of %s: got %d bytes, want 10468982784", d.ID, d.MemoryBytes)
 	}
 
-	writeFiles(t, root, map[string]string{ // late
+	writeFiles(t, root, map[string]string{ // added later
 		"proc/driver/nvidia-caps/mig-minors": strings.Replace(migMinors, "gpu5/gi9/access many\n", "gpu5/gi9/access 31\ngpu5/gi9/ci0/access 32\n", 1),
 	})
 	if nodes := s.list(7)[5].DeviceNodes; !slices.Contains(nodes, "/dev/nvidia-caps/nvidia-cap31") || !slices.Contains(nodes, "/dev/nvidia-caps/nvidia-cap32") {
-		t.Errorf("it has %v", nodes)
+		t.Errorf("device nodes: got %v, want cap31 and cap32", nodes)
 	}
 }
 
@@ -119,7 +118,7 @@ func TestProfileFromName(t *testing.T) {
 	}
 }
 
-// TestProfileFromAttributes has the attributes of real MIG devices and NVIDIA's names.
+// TestProfileFromAttributes uses the attributes of real MIG devices, and NVIDIA's names.
 func TestProfileFromAttributes(t *testing.T) {
 	attributes := func(c, g uint32, mb uint64) nvml.DeviceAttributes {
 		return nvml.DeviceAttributes{ComputeInstanceSliceCount: c, GpuInstanceSliceCount: g, MemorySizeMB: mb}
@@ -137,24 +136,24 @@ func TestProfileFromAttributes(t *testing.T) {
 		{attributes(1, 1, 9984), h100, "1g.10gb"},
 		{attributes(1, 1, 20096), h100, "1g.20gb"},
 		{attributes(3, 3, 40448), h100, "3g.40gb"},
-		{attributes(1, 1, 9984), 0, "1g.10gb"}, // the GPU's own memory is for the privileged
+		{attributes(1, 1, 9984), 0, "1g.10gb"}, // total GPU memory unknown without privileges
 		{attributes(0, 1, 9984), h100, ""},
 		{attributes(1, 0, 9984), h100, ""},
 		{attributes(1, 1, 0), h100, ""},
 	} {
 		if got := profileFromAttributes(c.a, c.memory); got != c.want {
-			t.Errorf("%+v of %d: got %q, want %q", c.a, c.memory, got, c.want)
+			t.Errorf("%+v with %d bytes: got %q, want %q", c.a, c.memory, got, c.want)
 		}
 	}
 }
 
-// TestMIGDeviceWithoutName composes the profile from attributes.
+// TestMIGDeviceWithoutName checks that the profile is derived from attributes.
 func TestMIGDeviceWithoutName(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1c.3g.40gb+me gi 1 ci 0 uuid MIG-a", "fail nvmlDeviceGetName gpu 0 NOT_SUPPORTED")
-	s.wantSlices(s.list(2), "MIG-a 0:0 1/0 1c.3g.40gb")
+	s.wantMIGDevices(s.list(2), "MIG-a 0:0 1/0 1c.3g.40gb")
 }
 
-// TestPlacement has the places of all GPU instances, or none without permission.
+// TestPlacement checks the placements of all GPU instances. They are empty without permission.
 func TestPlacement(t *testing.T) {
 	at := func(profile, start, size int) device.Placement {
 		return device.Placement{Profile: profile, Start: start, Size: size}
@@ -172,7 +171,7 @@ func TestPlacement(t *testing.T) {
 		var got []device.Placement
 		for _, d := range devices {
 			if d.WholeGPU() && d.Placement != (device.Placement{}) {
-				t.Errorf("%s is at %v", d.ID, d.Placement)
+				t.Errorf("placement of %s: got %v, want none", d.ID, d.Placement)
 			}
 			if !d.WholeGPU() {
 				got = append(got, d.Placement)
@@ -184,27 +183,27 @@ func TestPlacement(t *testing.T) {
 	}
 }
 
-// TestRepartitioned replaces MIG devices by others with the same index, instances, handle, and in the end UUID.
+// TestRepartitioned replaces MIG devices by others with the same index, instances, handle, and finally UUID.
 func TestRepartitioned(t *testing.T) {
 	s := newListedFixture(t, append(partitionedGPU, "reuse handles")...)
 	s.list(7)
 	s.set("gpu 1 slice 0 2g.20gb gi 7 ci 0 uuid MIG-z")
-	s.wantSlices(s.list(7), "MIG-z 1:0 7/0 2g.20gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me")
+	s.wantMIGDevices(s.list(7), "MIG-z 1:0 7/0 2g.20gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me")
 	s.clear("gpu 1 slice 2")
 	s.clear("gpu 1 slice 6")
 	s.set("gpu 1 slice 3 1g.10gb gi 2 ci 1 uuid old", "gpu 1 slice 5 1c.3g.40gb gi 2 ci 0 uuid MIG-b")
-	s.wantSlices(s.list(6), "MIG-z 1:0 7/0 2g.20gb", "MIG-GPU-1/2/1 1:3 2/1 1g.10gb", "MIG-b 1:5 2/0 1c.3g.40gb")
+	s.wantMIGDevices(s.list(6), "MIG-z 1:0 7/0 2g.20gb", "MIG-GPU-1/2/1 1:3 2/1 1g.10gb", "MIG-b 1:5 2/0 1c.3g.40gb")
 	s.clear("gpu 1 slice")
 	if devices := s.list(3); !devices[1].MIGEnabled {
-		t.Error("a GPU without MIG devices counts as unpartitioned")
+		t.Error("MIGEnabled without MIG devices: got false, want true")
 	}
 	s.set("gpu 1 mig_mode 0", "gpu 1 slice 0 1g.10gb gi 1 ci 0")
 	if devices := s.list(3); devices[1].MIGEnabled {
-		t.Error("a GPU without MIG mode counts as partitioned")
+		t.Error("MIGEnabled without MIG mode: got true, want false")
 	}
 }
 
-// TestMIGDevicesWithFaults has calls fail. A known MIG device stays, a new one is left out, and the error has the index.
+// TestMIGDevicesWithFaults lets calls fail. A known MIG device remains listed, a new one is left out, and the error has the index.
 func TestMIGDevicesWithFaults(t *testing.T) {
 	known := []string{"MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me"}
 	for _, c := range []struct{ line, want, first string }{
@@ -218,25 +217,25 @@ func TestMIGDevicesWithFaults(t *testing.T) {
 		s := newFixture(t, Options{}, append(partitionedGPU, c.line)...)
 		devices, err := s.Devices(context.Background())
 		if want := c.first + c.want; len(devices) != 3 || err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, device.ErrNoDriver) {
-			t.Errorf("%s: at first %d devices, error %v", c.line, len(devices), err)
+			t.Errorf("%s: first listing: got %d devices, error %v, want 3 and an error", c.line, len(devices), err)
 		}
 		s.clear("fail")
 		s.list(7)
 		s.set(c.line)
 		devices, err = s.Devices(context.Background())
-		s.wantSlices(devices, known...)
+		s.wantMIGDevices(devices, known...)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: error %v", c.line, err)
+			t.Errorf("%s: got error %v, want %q", c.line, err, c.want)
 		}
 	}
 	s := newListedFixture(t, partitionedGPU...)
 	for _, line := range []string{"gpu 1 lost", "fail nvmlDeviceGetMigMode gpu 1 UNKNOWN", "fail nvmlDeviceGetHandleByIndex_v2 gpu 1 UNKNOWN"} {
 		s.set(line)
-		s.wantSlices(s.list(7), known...)
+		s.wantMIGDevices(s.list(7), known...)
 	}
 }
 
-// TestMIGDevicesOfStalledGPU has a call hang: the listing makes no other call, and the MIG devices stay.
+// TestMIGDevicesOfStalledGPU has a hanging call. The listing makes no other call, and the MIG devices remain listed.
 func TestMIGDevicesOfStalledGPU(t *testing.T) {
 	s := newListedFixture(t, partitionedGPU...)
 	s.list(7)
@@ -247,16 +246,16 @@ func TestMIGDevicesOfStalledGPU(t *testing.T) {
 	s.eventually("the reading hangs", func() bool { return s.calls().InFlight(1) == 1 })
 	before := s.calls()
 	s.clear("gpu 1 slice")
-	s.wantSlices(s.list(7), "MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me")
+	s.wantMIGDevices(s.list(7), "MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me")
 	if n := s.calls().Since(before).GPUTotal(1); n != 0 {
-		t.Errorf("%d calls were made on a GPU that hangs", n)
+		t.Errorf("calls on the hanging GPU: got %d, want 0", n)
 	}
 	s.clear("hang")
 	s.must(<-done)
 	s.list(3)
 }
 
-// TestLibraryWithoutMIG has MIG mode enabled without functions for MIG devices.
+// TestLibraryWithoutMIG has MIG mode enabled, and a library without functions for MIG devices.
 func TestLibraryWithoutMIG(t *testing.T) {
 	runInChild(t, func(dir string) {
 		buildLibrary(t, filepath.Join(dir, "lib64"), append(lib.MIGFunctions, "nvmlDeviceGetAttributes", "nvmlDeviceGetAttributes_v2")...)
@@ -264,7 +263,7 @@ func TestLibraryWithoutMIG(t *testing.T) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, partitionedGPU...)
 		devices, err := s.Devices(context.Background())
 		if len(devices) != 3 || !devices[1].MIGEnabled || err == nil || err.Error() != "GPU-1: the library has no functions for MIG devices" {
-			t.Errorf("got %+v, %v", devices, err)
+			t.Errorf("got %+v, %v, want a MIG-enabled GPU and an error", devices, err)
 		}
 	})
 }
@@ -276,20 +275,20 @@ func TestCallsOfListingMIGDevices(t *testing.T) {
 	first := s.calls().Since(before)
 	s.list(6)
 	second := s.calls().Since(before).Since(first)
-	// Handle and mode, seven indices, and the identity of four MIG devices.
+	// Handle and mode, seven indices, and the UUIDs and instances of four MIG devices.
 	if n := second.GPUTotal(1); n != 2+7+4*4 {
-		t.Errorf("a listing that finds nothing new makes %d calls on a partitioned GPU, want 25", n)
+		t.Errorf("calls on a partitioned GPU in a listing without changes: got %d, want 25", n)
 	}
 	if n := second.GPUTotal(0); n != 2 {
-		t.Errorf("and %d on another, want 2", n)
+		t.Errorf("calls on another GPU in a listing without changes: got %d, want 2", n)
 	}
 	if n := first.GPUTotal(1); n > 95 {
-		t.Errorf("the first listing makes %d calls on it, want at most 95", n)
+		t.Errorf("calls on the partitioned GPU in the first listing: got %d, want at most 95", n)
 	}
 	t.Logf("first %d, later %d calls", first.GPUTotal(1), second.GPUTotal(1))
 }
 
-// TestEventsOfMIGDevices has events with instances. Errors of the hardware concern the whole GPU.
+// TestEventsOfMIGDevices sends events with instances. Errors of the hardware affect the whole GPU.
 func TestEventsOfMIGDevices(t *testing.T) {
 	s := newListedFixture(t, append(partitionedGPU, "gpu 2 event_types 0x8")...)
 	s.list(7)
@@ -304,8 +303,8 @@ func TestEventsOfMIGDevices(t *testing.T) {
 		{"xid 94 gi 9 ci 0", device.Event{GPU: gpu, Device: "MIG-d", Xid: 94, Class: "contained", Action: "restart_app"}},
 		{"xid 95 gi 9 ci 0", device.Event{GPU: gpu, Xid: 95, Class: "broken", Recovery: device.RecoveryAfterReset, Action: "reset_gpu"}},
 		{"xid 4242", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass, Action: "inspect"}},
-		{"xid 4242 gi 2", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass, Action: "inspect"}},      // two slices are in it
-		{"xid 4242 gi 3 ci 0", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass, Action: "inspect"}}, // it came after the listing
+		{"xid 4242 gi 2", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass, Action: "inspect"}},      // two MIG devices in the instance
+		{"xid 4242 gi 3 ci 0", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass, Action: "inspect"}}, // added after the listing
 		{"type 0x100", device.Event{GPU: gpu, PartitionChanged: true}},
 	} {
 		s.sendEvent(1, c.event)
@@ -313,18 +312,18 @@ func TestEventsOfMIGDevices(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", c.event, got, c.want)
 		}
 	}
-	s.sendEvent(0, "xid 4242 gi 7 ci 0") // a GPU that is not partitioned
+	s.sendEvent(0, "xid 4242 gi 7 ci 0") // not partitioned
 	if got := s.nextEvent(); got.GPU != s.id(0) || got.Device != "" {
-		t.Errorf("got %+v", got)
+		t.Errorf("event of an unpartitioned GPU: got %+v", got)
 	}
 	s.sendEvent(2, "type 0x100") // unsupported here, unlike Xids
 	s.sendEvent(2, "xid 31")
 	if got := s.nextEvent(); got.GPU != s.id(2) || got.Xid != 31 {
-		t.Errorf("got %+v", got)
+		t.Errorf("event after an unsupported one: got %+v, want Xid 31", got)
 	}
 }
 
-// TestEventsWithoutInstances has a driver without instances in events: go-nvml fills in zeros, the numbers of a present MIG device.
+// TestEventsWithoutInstances has a driver whose events lack instances. go-nvml fills in zeros, which are the ids of an existing MIG device.
 func TestEventsWithoutInstances(t *testing.T) {
 	runInChild(t, func(dir string) {
 		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlEventSetWait_v2")
@@ -334,12 +333,12 @@ func TestEventsWithoutInstances(t *testing.T) {
 		s.waitForRegistration()
 		s.sendEvent(0, "xid 4242 gi 1 ci 1")
 		if got := s.nextEvent(); got.GPU != s.id(0) || got.Device != "" || got.Recovery != device.RecoveryChecksPass {
-			t.Errorf("got %+v", got)
+			t.Errorf("got %+v, want no MIG device", got)
 		}
 	})
 }
 
-// TestDenialOfMIGMode has NOT_SUPPORTED as the result for the MIG mode. A GPU that had a mode keeps the mode and the MIG devices.
+// TestDenialOfMIGMode returns NOT_SUPPORTED for the MIG mode. A GPU that had a mode keeps the mode and the MIG devices.
 func TestDenialOfMIGMode(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-0", "fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
 	for _, c := range []struct {
@@ -352,19 +351,19 @@ func TestDenialOfMIGMode(t *testing.T) {
 		}
 		s.list(c.devices)
 		if got := s.gpu(0).MIG.Load(); got.Capable != (c.devices == 2) || (got.Denials > 0) != (c.devices == 1) {
-			t.Errorf("%+v: state %+v", c, got)
+			t.Errorf("%+v: got state %+v", c, got)
 		}
 	}
 }
 
-// TestGPUWithoutMIGMode has denials only: the feature is unknown until they are confirmed.
+// TestGPUWithoutMIGMode has only denials. The feature is unknown until they are confirmed.
 func TestGPUWithoutMIGMode(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 1", "fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
 	for n := range collect.DenialsToConfirm + 1 {
 		s.list(1)
 		v, known := s.values(0)[`nvidia_gpu_feature_supported{feature="mig"}`]
 		if known != (n+1 >= collect.DenialsToConfirm) || v != 0 {
-			t.Errorf("after %d denials: %v, %t", n+1, v, known)
+			t.Errorf("after %d denials: got %v, known %t", n+1, v, known)
 		}
 	}
 }

@@ -17,28 +17,27 @@ func TestProcesses(t *testing.T) {
 	for i, want := range [][]uint32{{12, 4711}, {77, 78}, {77}, {78}, {}} {
 		got, err := s.Processes(devices[i])
 		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("on %s are %v, %v; want %v", devices[i].ID, got, err, want)
+			t.Errorf("processes on %s: got %v, %v, want %v", devices[i].ID, got, err, want)
 		}
 	}
 	s.set("fail nvmlDeviceGetComputeRunningProcesses_v3 gpu 0 NOT_SUPPORTED")
 	if got, err := s.Processes(devices[0]); err != nil || len(got) > 0 {
-		t.Errorf("where there is no such list: %v, %v", got, err)
+		t.Errorf("unsupported list: got %v, %v, want none", got, err)
 	}
 	s.clear("fail")
 	s.set("gpu 0 lost")
 	if _, err := s.Processes(devices[0]); !errors.Is(err, device.ErrLost) {
-		t.Errorf("of a lost GPU: %v", err)
+		t.Errorf("lost GPU: got %v, want ErrLost", err)
 	}
 	if _, err := s.Processes(device.Device{GPU: "GPU-none"}); err == nil {
-		t.Error("a GPU that is not listed has processes")
+		t.Error("Processes of a GPU that is not listed: got no error")
 	}
 	if got, known := s.ReadProcessUsage("GPU-none", nil); known || len(got) > 0 {
-		t.Errorf("a GPU that is not listed: %v, %v", got, known)
+		t.Errorf("usage of a GPU that is not listed: got %v, %v, want unknown", got, known)
 	}
 }
 
-// TestBrokenProcessInfo: the drivers from 535.43.02 until 535.98 fill their
-// lists with a struct that no header describes.
+// TestBrokenProcessInfo checks drivers from 535.43.02 until 535.98, which fill their lists with an undocumented struct.
 func TestBrokenProcessInfo(t *testing.T) {
 	for version, known := range map[string]bool{
 		"535.43.02": false, "535.54.03": false, "535.86.05": false, "535.86.10": false, "535.97": false,
@@ -47,10 +46,10 @@ func TestBrokenProcessInfo(t *testing.T) {
 		s := newListedFixture(t, "gpus 1", "driver "+version, "gpu 0 process 4711 1000")
 		got, err := s.Processes(s.list(1)[0])
 		if err != nil || (len(got) == 1) != known {
-			t.Errorf("%s: %v, %v", version, got, err)
+			t.Errorf("%s: got %v, %v, want processes: %v", version, got, err, known)
 		}
-		if _, told := s.ReadProcessUsage(s.id(0), nil); told != known {
-			t.Errorf("%s: the processes are known: %v", version, told)
+		if _, got := s.ReadProcessUsage(s.id(0), nil); got != known {
+			t.Errorf("%s: usage known: got %v, want %v", version, got, known)
 		}
 		s.Close()
 	}

@@ -24,11 +24,11 @@ const goNVML = "github.com/NVIDIA/go-nvml/pkg/nvml"
 // sourceDirs are the packages that call go-nvml.
 var sourceDirs = []string{".", "lib", "metric", "collect"}
 
-// allFunctions are the listed functions and those of metrics.
+// allFunctions returns the listed functions and the functions of metrics.
 func allFunctions() []string { return slices.Concat(lib.Functions, metric.Symbols()) }
 
-// TestCallsAreListed reads the source of these packages. Each function of go-nvml that is called is in the list, each listed function is
-// called, each text with a symbol is listed, and no return code is printed: its text is a call into the library.
+// TestCallsAreListed parses the source of these packages. All called go-nvml functions and symbol texts are listed, and all listed
+// functions are called. No return code is printed: its text is a call into the library.
 func TestCallsAreListed(t *testing.T) {
 	files, info := checkSource(t)
 	called := map[string]bool{}
@@ -39,16 +39,16 @@ func TestCallsAreListed(t *testing.T) {
 		}
 		symbol, row := listedFunction(selection)
 		if symbol != "" && row == "" {
-			t.Errorf("%s calls %s, for which functions has no row", selector.Sel.Name, symbol)
+			t.Errorf("%s calls %s, which is not listed", selector.Sel.Name, symbol)
 		}
 		called[row] = true
 	}
-	for _, symbol := range directSymbols(files) { // what is called here by its name
+	for _, symbol := range directSymbols(files) { // called by name
 		called[symbol] = true
 	}
 	for _, f := range allFunctions() {
 		if !called[f] {
-			t.Errorf("functions has a row for %s, which nothing calls", f)
+			t.Errorf("listed function %s is not called", f)
 		}
 	}
 	for _, object := range info.Uses {
@@ -57,7 +57,7 @@ func TestCallsAreListed(t *testing.T) {
 			continue
 		}
 		if name := f.Name(); name != "New" && name != "WithLibraryPath" {
-			t.Errorf("nvml.%s is used: that is go-nvml's global library", name)
+			t.Errorf("nvml.%s uses go-nvml's global library", name)
 		}
 	}
 	for _, file := range files {
@@ -68,7 +68,7 @@ func TestCallsAreListed(t *testing.T) {
 	}
 }
 
-// directSymbols returns the functions that raw_symbols.go looks up.
+// directSymbols returns the functions that raw_symbols.go resolves.
 func directSymbols(files []*ast.File) []string {
 	rows := slices.Clone(lib.ProcessListSymbols[:])
 	for _, file := range files {
@@ -87,7 +87,7 @@ func directSymbols(files []*ast.File) []string {
 	return rows
 }
 
-// listedFunction returns the symbol of a method of go-nvml and the listed function. Without a symbol the method makes no call.
+// listedFunction returns the symbol of a go-nvml method, and its listed function. A method without a symbol makes no call.
 func listedFunction(selection *types.Selection) (symbol, row string) {
 	name := selection.Obj().Name()
 	switch receiver := selection.Recv().(*types.Named).Obj().Name(); receiver {
@@ -103,13 +103,13 @@ func listedFunction(selection *types.Selection) (symbol, row string) {
 		}
 	case "GpuInstance":
 		symbol = "nvmlGpuInstance" + name
-	case "GpuFabricInfoHandler": // of which GetGpuFabricInfoV makes one, and calls nothing
+	case "GpuFabricInfoHandler": // GetGpuFabricInfoV returns one, without a call
 		symbol = "nvmlDeviceGetGpuFabricInfoV"
 	case "EventSet":
 		symbol = "nvmlEventSet" + name
 	case "ExtendedInterface":
 		return "", ""
-	default: // Return's Error and String, say
+	default: // for example Return's Error and String
 		return receiver + "." + name, ""
 	}
 	for _, f := range allFunctions() {
@@ -133,7 +133,7 @@ func checkNode(t *testing.T, info *types.Info, n ast.Node) {
 				return
 			}
 		}
-		t.Errorf("%q is no symbol of the table", text)
+		t.Errorf("symbol %q is not listed", text)
 	case *ast.CallExpr:
 		for _, argument := range n.Args {
 			named, isNamed := info.Types[argument].Type.(*types.Named)

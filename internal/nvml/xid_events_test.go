@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
-// TestXids has the driver report each Xid, of a GPU and of a MIG device.
+// TestXids sends each Xid, of a GPU and of a MIG device.
 func TestXids(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a", "gpu 1 slice 1 1g.10gb gi 8 ci 0 uuid MIG-b")
 	s.waitForRegistration()
@@ -35,7 +35,7 @@ func TestXids(t *testing.T) {
 	}
 }
 
-// eventTypeCatalogue has NVML's numbers and the classes of all other events.
+// eventTypeCatalogue has NVML's numbers and the classes of all events other than Xids.
 var eventTypeCatalogue = map[string]struct {
 	mask  uint64
 	class xid.Class
@@ -50,7 +50,7 @@ var eventTypeCatalogue = map[string]struct {
 	"recovery_action":         {0x8000, xid.Undecided},
 }
 
-// TestEventTypes has a GPU report each event other than Xids, without a MIG device.
+// TestEventTypes sends each event other than Xids, without a MIG device.
 func TestEventTypes(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	s.waitForRegistration()
@@ -64,11 +64,11 @@ func TestEventTypes(t *testing.T) {
 		}
 	}
 	if len(EventTypes) != len(eventTypeCatalogue) {
-		t.Errorf("%d rows, and %d cases", len(EventTypes), len(eventTypeCatalogue))
+		t.Errorf("got %d rows, want %d", len(EventTypes), len(eventTypeCatalogue))
 	}
 	for _, k := range EventTypes {
 		if row := eventTypeCatalogue[k.Kind]; k.Mask != row.mask || k.Class != row.class || k.Class.Effect() == "" {
-			t.Errorf("%s: %+v", k.Kind, k)
+			t.Errorf("%s: got %+v, want %+v", k.Kind, k, row)
 		}
 	}
 	s.set("gpu 1 recovery_action 0")
@@ -76,11 +76,11 @@ func TestEventTypes(t *testing.T) {
 	s.must(err)
 	s.sendEvent(1, "type fatal_poison") // by the recovery action
 	if got := s.nextEvent(); got.Recovery != device.RecoveryChecksPass || got.Action != "" || got.Class != "memory" {
-		t.Errorf("with a recovery action: %+v", got)
+		t.Errorf("with a recovery action: got %+v, want recovery by checks", got)
 	}
 }
 
-// TestUnsubscribedTypes has events for metrics only.
+// TestUnsubscribedTypes sends events for metrics only.
 func TestUnsubscribedTypes(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 event_types 0xff9f")
 	s.waitForRegistration()
@@ -89,26 +89,26 @@ func TestUnsubscribedTypes(t *testing.T) {
 	}
 	s.sendEvent(0, "xid 13")
 	if got := s.nextEvent(); got.Xid != 13 {
-		t.Errorf("got %+v", got)
+		t.Errorf("got %+v, want Xid 13", got)
 	}
 }
 
-// TestFalseSupport has a driver reject a supported type: Xids remain.
+// TestFalseSupport has a driver that rejects a supported event type. Xids still arrive.
 func TestFalseSupport(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 0 event_types_refused 0x4000")
 	s.waitForRegistration()
 	s.sendEvent(0, "type fatal_poison")
 	s.sendEvent(0, "xid 79")
 	if got := s.nextEvent(); got.Xid != 79 || got.GPU != s.id(0) {
-		t.Errorf("got %+v", got)
+		t.Errorf("got %+v, want Xid 79", got)
 	}
 	s.sendEvent(1, "type gpu_unavailable")
 	if got := s.nextEvent(); got.Kind != "gpu_unavailable" || got.GPU != s.id(1) {
-		t.Errorf("the GPU beside it: got %+v", got)
+		t.Errorf("other GPU: got %+v, want gpu_unavailable", got)
 	}
 }
 
-// TestXidOfGPUInstance has Xids with a GPU instance and without a compute instance.
+// TestXidOfGPUInstance sends Xids with a GPU instance and without a compute instance.
 func TestXidOfGPUInstance(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a",
 		"gpu 0 slice 1 1c.2g.20gb gi 3 ci 0 uuid MIG-b", "gpu 0 slice 2 1c.2g.20gb gi 3 ci 1 uuid MIG-c")
@@ -118,7 +118,7 @@ func TestXidOfGPUInstance(t *testing.T) {
 		want      device.ID
 	}{
 		{" gi 7", "MIG-a"},
-		{" gi 3", ""}, // either of two
+		{" gi 3", ""}, // one of two MIG devices
 		{" gi 3 ci 1", "MIG-c"},
 		{" gi 9", ""},
 		{" ci 0", ""},
@@ -131,11 +131,11 @@ func TestXidOfGPUInstance(t *testing.T) {
 	}
 }
 
-// TestXidEventAt finds the GPU by PCI address, and returns the event of Wait.
+// TestXidEventAt checks that XidEventAt finds the GPU by PCI address and returns the event of Wait.
 func TestXidEventAt(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "gpu 1 pci 0000:1a:00.0", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a")
 	if e, known := s.XidEventAt("0000:1a:00", 79, collect.NoInstanceID, collect.NoInstanceID); known {
-		t.Errorf("before a listing: %+v", e)
+		t.Errorf("before a listing: got %+v, want no event", e)
 	}
 	s.list(-1)
 	for _, c := range []struct {
@@ -165,11 +165,11 @@ func TestXidEventAt(t *testing.T) {
 	gpu := s.id(1)
 	s.Close()
 	if e, known := s.XidEventAt("0000:1a:00", 94, 7, 0); !known || e.GPU != gpu || e.Device != "MIG-a" {
-		t.Errorf("after Close: %+v, %v", e, known)
+		t.Errorf("after Close: got %+v, %v, want an event of MIG-a", e, known)
 	}
 }
 
-// TestDoubleBitError depends on the recovery action of the driver.
+// TestDoubleBitError checks Xid 48 with each recovery action of the driver.
 func TestDoubleBitError(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.waitForRegistration()
@@ -177,15 +177,15 @@ func TestDoubleBitError(t *testing.T) {
 		action       string
 		fault, fatal bool
 	}{
-		{"0", false, false}, // a 94 follows, which is a program's
-		{"1", true, false},  // and this verdict the check brings
+		{"0", false, false}, // an Xid 94 of a program follows
+		{"1", true, false},  // the check reports the fault
 		{"none", false, true},
 	} {
 		s.clear("gpu 0")
 		s.set("gpu 0 recovery_action " + c.action)
 		var fault *device.Fault
 		if _, err := s.Check(s.id(0)); errors.As(err, &fault) != c.fault {
-			t.Errorf("recovery action %s: a check: %v", c.action, err)
+			t.Errorf("recovery action %s: Check: got %v, want a fault: %v", c.action, err, c.fault)
 		}
 		s.sendEvent(0, "xid 48")
 		if got := s.nextEvent(); got.Xid != 48 || (got.Recovery == device.RecoveryAfterReset) != c.fatal || (got.Action != "") != c.fatal {
@@ -199,6 +199,6 @@ func TestXidZero(t *testing.T) {
 	s.waitForRegistration()
 	s.sendEvent(0, "type 0x8 data 0")
 	if got := s.nextEvent(); got.Xid != 999 || got.Recovery != device.RecoveryChecksPass || got.GPU != s.id(0) {
-		t.Errorf("got %+v", got)
+		t.Errorf("got %+v, want Xid 999 with recovery by checks", got)
 	}
 }

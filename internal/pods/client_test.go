@@ -20,7 +20,7 @@ func TestKubeletWithoutPodsAPI(t *testing.T) {
 	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		for range 100 {
 			if ps, _ := c.Snapshot(); !errors.Is(ps.Err, ErrNoPodsAPI) || ps.Synced || ps.Len() > 0 {
-				t.Fatalf("pods %+v", ps)
+				t.Fatalf("got pods %+v, want ErrNoPodsAPI", ps)
 			}
 			if err := errors.Join(c.Ready(), c.Alive()); err != nil {
 				t.Fatal(err)
@@ -28,7 +28,7 @@ func TestKubeletWithoutPodsAPI(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		if n := log.count("\n"); n != 0 {
-			t.Errorf("%d log lines", n)
+			t.Errorf("log lines: got %d, want 0", n)
 		}
 		k.start(listThenStream(t, nil, runningPod("a", "1"))) // upgrade
 		time.Sleep(socketPollInterval)
@@ -42,7 +42,7 @@ func TestNotReadyBeforeRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.Ready() == nil || c.Alive() != nil {
-		t.Error("ready before Run")
+		t.Error("Ready before Run: got no error, or Alive an error")
 	}
 }
 
@@ -57,17 +57,17 @@ func TestInitializingKubelet(t *testing.T) {
 		})
 		time.Sleep(30 * time.Second)
 		if ps, _ := c.Snapshot(); status.Code(ps.Err) != codes.FailedPrecondition || c.Ready() != nil {
-			t.Errorf("during initialization: pods %+v, ready: %v", ps, c.Ready())
+			t.Errorf("during initialization: got pods %+v, ready %v, want FailedPrecondition and ready", ps, c.Ready())
 		}
 		time.Sleep(30*time.Second + maxBackoff)
 		wantPods(t, c, "a/1 Running", true)
 		if n := k.watchCallCount(); n > 40 {
-			t.Errorf("%d calls in a minute", n)
+			t.Errorf("calls in a minute: got %d, want at most 40", n)
 		}
 	})
 }
 
-// TestOutage checks that the last known pods stay in an outage, and that the Observer receives the difference after the outage.
+// TestOutage checks that the last known pods are kept in an outage, and that the Observer gets the changes after the outage.
 func TestOutage(t *testing.T) {
 	var log *podsLogBuffer
 	var calls []string
@@ -87,23 +87,23 @@ func TestOutage(t *testing.T) {
 		time.Sleep(time.Hour)
 		wantPods(t, c, "a/1 Running, b/2 Running", false)
 		if ps, _ := c.Snapshot(); ps.Err == nil || errors.Is(ps.Err, ErrNoPodsAPI) {
-			t.Errorf("pods are %v old, %v", time.Since(ps.updatedAt), ps.Err)
+			t.Errorf("got pods that are %v old with error %v, want the error of the outage", time.Since(ps.updatedAt), ps.Err)
 		}
 		k.start(listThenStream(t, nil, endedPod("a", "1", "Failed", 137), runningPod("b", "3"))) // a StatefulSet recreated b
 		time.Sleep(pause)
 		wantPods(t, c, "a/1 Failed, b/3 Running", true)
 		ps, _ := c.Snapshot()
 		if p, _, ok := ps.ByContainer("id-3"); !ok || p.UID != "3" {
-			t.Errorf("new container: pod %+v", p)
+			t.Errorf("pod of the new container: got %+v, want UID 3", p)
 		}
 		if _, _, ok := ps.ByContainer("id-2"); ok {
-			t.Error("old container still found")
+			t.Error("ByContainer of the old container: got a pod, want none")
 		}
 		if got := strings.Join(calls, " "); got != "+team/a +team/b -b Running -a Failed +team/b" {
-			t.Errorf("notifications: %s", got)
+			t.Errorf("notifications: got %s", got)
 		}
 		if log.count("pods synced") != 2 || log.count("pods no longer synced") != 1 || log.count("\n") != 3 {
-			t.Errorf("log: %s", log.buffer.String())
+			t.Errorf("log: got %s", log.buffer.String())
 		}
 	})
 }
@@ -132,11 +132,11 @@ func TestStreamEvents(t *testing.T) {
 			select {
 			case <-changed:
 				if step.unchanged {
-					t.Errorf("%s: unchanged pods published", step.want)
+					t.Errorf("%s: unchanged pods were published", step.want)
 				}
 			default:
 				if !step.unchanged {
-					t.Errorf("%s: change not published", step.want)
+					t.Errorf("%s: the change was not published", step.want)
 				}
 			}
 		}
@@ -145,7 +145,7 @@ func TestStreamEvents(t *testing.T) {
 	})
 }
 
-// TestUndecodablePod ends the stream, and the next stream lists all pods.
+// TestUndecodablePod checks that such a pod ends the stream, and that the next stream lists all pods.
 func TestUndecodablePod(t *testing.T) {
 	var log *podsLogBuffer
 	options := func() Options {
@@ -161,7 +161,7 @@ func TestUndecodablePod(t *testing.T) {
 		time.Sleep(pause)
 		wantPods(t, c, "a/1 Running", true)
 		if n := k.watchCallCount(); n != 2 || log.count("\n") != 3 {
-			t.Errorf("%d streams, log: %s", n, log.buffer.String())
+			t.Errorf("got %d streams and log %s, want 2 streams and 3 lines", n, log.buffer.String())
 		}
 	})
 }
@@ -175,8 +175,8 @@ func TestPermanentlyUndecodablePod(t *testing.T) {
 		})
 		time.Sleep(time.Hour)
 		wantPods(t, c, "", false)
-		if n, most := k.watchCallCount(), int(time.Hour/(3*maxBackoff))+5; n > most || log.count("\n") != 1 {
-			t.Errorf("%d streams, at most %d; log: %s", n, most, log.buffer.String())
+		if n, maxStreams := k.watchCallCount(), int(time.Hour/(3*maxBackoff))+5; n > maxStreams || log.count("\n") != 1 {
+			t.Errorf("got %d streams, want at most %d; log, want one line: %s", n, maxStreams, log.buffer.String())
 		}
 	})
 }
@@ -195,7 +195,7 @@ func TestStreamRenewal(t *testing.T) {
 			}
 		}
 		if n := k.watchCallCount(); n != 4 {
-			t.Errorf("%d streams, want 4", n)
+			t.Errorf("got %d streams, want 4", n)
 		}
 	})
 }
@@ -211,10 +211,10 @@ func TestIncompleteList(t *testing.T) {
 		})
 		time.Sleep(socketPollInterval + 4*syncTimeout)
 		if ps, _ := c.Snapshot(); !errors.Is(ps.Err, errSyncTimeout) || ps.Len() > 0 {
-			t.Errorf("pods %+v", ps)
+			t.Errorf("got pods %+v, want errSyncTimeout and no pods", ps)
 		}
 		if n := k.watchCallCount(); n != 4 {
-			t.Errorf("%d calls, want 4", n)
+			t.Errorf("got %d calls, want 4", n)
 		}
 	})
 }
@@ -225,10 +225,10 @@ func TestKubeletEndsEveryStream(t *testing.T) {
 		k.start(func(grpc.ServerStream) error { return errBroken })
 		time.Sleep(time.Hour)
 		if n := k.watchCallCount(); n > int(time.Hour/maxBackoff)+10 {
-			t.Errorf("%d calls in an hour", n)
+			t.Errorf("calls in an hour: got %d", n)
 		}
 		if n := log.count("\n"); n != 1 {
-			t.Errorf("%d log lines", n)
+			t.Errorf("log lines: got %d, want 1", n)
 		}
 		if err := errors.Join(c.Alive(), c.Ready()); err != nil {
 			t.Error(err)
@@ -236,7 +236,7 @@ func TestKubeletEndsEveryStream(t *testing.T) {
 	})
 }
 
-// TestLargePod sends a pod above gRPC's default limit.
+// TestLargePod sends a pod larger than gRPC's default limit.
 func TestLargePod(t *testing.T) {
 	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		large := newWatchEvent(added, runningPod("a", "1"))
@@ -255,12 +255,12 @@ func TestLargePod(t *testing.T) {
 // TestObserverSeesPublishedPods calls Snapshot from the Observer.
 func TestObserverSeesPublishedPods(t *testing.T) {
 	var c *Client
-	var saw []string
-	look := func() string {
+	var seen []string
+	snapshot := func() string {
 		ps, _ := c.Snapshot()
 		return fmt.Sprintf("%s %t", ps.summary(), ps.Synced)
 	}
-	observer := observerFuncs{added: func(string, string) { saw = append(saw, look()) }, ended: func(Pod) { saw = append(saw, look()) }}
+	observer := observerFuncs{added: func(string, string) { seen = append(seen, snapshot()) }, ended: func(Pod) { seen = append(seen, snapshot()) }}
 	runScripted(t, Options{Observer: observer}, func(t *testing.T, k *scriptedPodsAPI, running1 *Client) {
 		c = running1
 		events := make(chan *api.WatchPodsEvent)
@@ -268,8 +268,8 @@ func TestObserverSeesPublishedPods(t *testing.T) {
 		time.Sleep(socketPollInterval)
 		events <- newWatchEvent(deleted, runningPod("a", "1"))
 		wantPods(t, c, "", true)
-		if got := strings.Join(saw, "; "); got != "a/1 Running true;  true" {
-			t.Errorf("the Observer saw %q", got)
+		if got := strings.Join(seen, "; "); got != "a/1 Running true;  true" {
+			t.Errorf("pods in the Observer: got %q", got)
 		}
 	})
 }

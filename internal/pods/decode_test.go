@@ -38,14 +38,14 @@ func eventBytes(t testing.TB, kind api.EventType, pod []byte) []byte {
 // TestDecodeFixtures compares the decoded protobuf with the JSON of the same objects, both marshaled by Kubernetes.
 func TestDecodeFixtures(t *testing.T) {
 	for _, prefix := range []string{"", "app.kubernetes.io/", "nothing"} {
-		e := newEvent(t, prefix+"*") // reused: no field of the previous pod may stay
+		e := newEvent(t, prefix+"*") // reused: no field of the previous pod may remain
 		for _, name := range fixtures(t) {
 			pod, same := fixture(t, name)
 			if err := e.Read(eventBytes(t, api.EventType_MODIFIED, pod)); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if want := same.pod(prefix); !e.pod.equal(&want) || e.kind != api.EventType_MODIFIED {
-				t.Errorf("%s:\n%+v, want\n%+v", name, e.pod, want)
+				t.Errorf("%s: got\n%+v, want\n%+v", name, e.pod, want)
 			}
 		}
 	}
@@ -60,29 +60,29 @@ func TestFixtureContent(t *testing.T) {
 	}
 	training := pods["training"]
 	if !slices.Contains(training.Labels, device.Label{Name: "team", Value: "team-a"}) || len(training.Containers) != 4 {
-		t.Errorf("training: %+v", training)
+		t.Errorf("training: got %+v", training)
 	}
 	if c := training.Containers[3]; c.Name != "proxy" || c.LastState.ExitCode != 255 || c.Restarts != 1 || len(c.ID) != 64 {
-		t.Errorf("sidecar: %+v", c)
+		t.Errorf("sidecar: got %+v", c)
 	}
 	if c := pods["crashloop"].Containers[0]; c.State.Type != Waiting || c.LastState.Reason != "Error" || c.LastState.ExitCode != 1 || c.Restarts != 7 {
-		t.Errorf("crashloop: %+v", c)
+		t.Errorf("crashloop: got %+v", c)
 	}
 	if c := pods["oomkilled"].Containers[0]; c.State.Reason != "OOMKilled" || c.State.ExitCode != 137 || c.State.Finished.IsZero() {
-		t.Errorf("oomkilled: %+v", c)
+		t.Errorf("oomkilled: got %+v", c)
 	}
 	if c := pods["signalled"].Containers[0]; c.State.ExitCode != -1 {
-		t.Errorf("signalled: %+v", c)
+		t.Errorf("signalled: got %+v", c)
 	}
 	if p := pods["debugged"]; len(p.Containers) != 2 || len(p.Containers[0].ID) != 64 {
-		t.Errorf("debugged: %+v", p)
+		t.Errorf("debugged: got %+v", p)
 	}
 	for name, want := range map[string][2]bool{ // Terminal, Ended
 		"training": {}, "crashloop": {}, "starting": {}, "deleted": {}, "terminating": {}, "evicted": {true, false},
 		"oomkilled": {true, true}, "completed": {true, true}, "rejected": {true, true}, "signalled": {true, true},
 	} {
 		if p := pods[name]; p.Terminal() != want[0] || p.Ended() != want[1] {
-			t.Errorf("%s: Terminal %t, Ended %t", name, p.Terminal(), p.Ended())
+			t.Errorf("%s: got Terminal %t, Ended %t, want %v", name, p.Terminal(), p.Ended(), want)
 		}
 	}
 }
@@ -95,16 +95,16 @@ func TestDecodeCopiesStrings(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept := e.pod.clone()
-	clear(b) // like the next message in the same buffer
+	clear(b) // as the next message in the same buffer does
 	if err := e.Read(eventBytes(t, api.EventType_ADDED, []byte(message(1, text(1, "x"), text(3, "y"), text(5, "z"))))); err != nil {
 		t.Fatal(err)
 	}
 	if want := same.pod(""); !kept.equal(&want) {
-		t.Errorf("kept pod: %+v", kept)
+		t.Errorf("kept pod: got %+v, want %+v", kept, want)
 	}
 }
 
-// encodedFields is a marshaled field of a message, or several.
+// encodedFields is one or more marshaled fields of a message.
 type encodedFields []byte
 
 func text(number protowire.Number, value string) encodedFields {
@@ -187,14 +187,14 @@ func TestDecodeErrors(t *testing.T) {
 		"truncated time":             identity(message(8, number(1, 1<<40)[:3])),
 		"field zero":                 {0x00, 0x00},
 		"end of group without start": {0x0c},
-		"a length beyond the end":    {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
+		"length beyond the end":      {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
 	} {
 		if e := newEvent(t, "*"); e.Read(eventBytes(t, api.EventType_ADDED, pod)) == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: got no error", name)
 		}
 	}
 	if e := newEvent(t); e.Read([]byte{0x08}) == nil {
-		t.Error("truncated event: no error")
+		t.Error("truncated event: got no error")
 	}
 }
 
@@ -209,7 +209,7 @@ func TestDecodeLimitsLabelsAndContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(e.pod.Labels) != maxLabels || len(e.pod.Containers) != maxContainers {
-		t.Errorf("%d labels and %d containers kept", len(e.pod.Labels), len(e.pod.Containers))
+		t.Errorf("got %d labels and %d containers, want maxLabels and maxContainers", len(e.pod.Labels), len(e.pod.Containers))
 	}
 }
 
@@ -222,16 +222,17 @@ func TestAllowlist(t *testing.T) {
 		"team": true, "teams": false, "tea": false, "": false, "app.kubernetes.io/": true, "app.kubernetes.io/name": true, "app.kubernetes.io": false, "x/team": false,
 	} {
 		if got := a.has([]byte(name)); got != want {
-			t.Errorf("%q: %t, want %t", name, got, want)
+			t.Errorf("%q: got %t, want %t", name, got, want)
 		}
 	}
 	all, err := newAllowlist([]string{"*"})
 	if err != nil || !all.has(nil) || !all.has([]byte("x")) {
-		t.Errorf("* does not match all labels: %v", err)
+		t.Errorf("allowlist *: want all labels, error %v", err)
 	}
-	for _, wrong := range []string{"", "a*b", "**", "*a"} {
-		if _, err := New("socket", Options{Labels: []string{"team", wrong}}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", wrong)) {
-			t.Errorf("label %q: %v", wrong, err)
+	for _, invalid := range []string{"", "a*b", "**", "*a"} {
+		_, err := New("socket", Options{Labels: []string{"team", invalid}})
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", invalid)) {
+			t.Errorf("label %q: got %v, want an error with the label", invalid, err)
 		}
 	}
 }
@@ -250,26 +251,26 @@ func FuzzDecode(f *testing.F) {
 		fresh := newEvent(t, "*")
 		errFresh, errUsed := fresh.Read(b), used.Read(b)
 		if (errFresh == nil) != (errUsed == nil) {
-			t.Fatalf("fresh decoder: %v; used decoder: %v", errFresh, errUsed)
+			t.Fatalf("error of a new decoder: %v; of a used one: %v", errFresh, errUsed)
 		}
 		if errFresh != nil {
 			return
 		}
 		if !fresh.pod.equal(&used.pod) || fresh.kind != used.kind {
-			t.Fatalf("fresh decoder: %+v; used decoder: %+v", fresh.pod, used.pod)
+			t.Fatalf("new decoder: %+v; used decoder: %+v", fresh.pod, used.pod)
 		}
 		if proto.Unmarshal(b, &reference) == nil && reference.Type != fresh.kind {
-			t.Fatalf("kind %v, protobuf %v", fresh.kind, reference.Type)
+			t.Fatalf("kind: got %v, want %v as by protobuf", fresh.kind, reference.Type)
 		}
 		p := fresh.pod
 		if fresh.hasPod() && (p.Name == "" || p.Namespace == "" || p.UID == "") {
-			t.Fatalf("pod without a name: %+v", p)
+			t.Fatalf("got a pod without a name: %+v", p)
 		}
 		if len(p.Labels) > maxLabels || len(p.Containers) > maxContainers || !slices.IsSortedFunc(p.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) }) {
-			t.Fatalf("labels %v", p.Labels)
+			t.Fatalf("labels: got %v, want them sorted and limited", p.Labels)
 		}
-		if again := p.clone(); !reflect.DeepEqual(*again, p) && !again.equal(&p) {
-			t.Fatalf("clone differs: %+v", again)
+		if copied := p.clone(); !reflect.DeepEqual(*copied, p) && !copied.equal(&p) {
+			t.Fatalf("clone: got %+v, want %+v", copied, p)
 		}
 	})
 }

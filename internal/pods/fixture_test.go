@@ -43,7 +43,7 @@ type jsonState struct {
 	}
 }
 
-// pod returns the wanted Pod, with the labels of a prefix.
+// pod returns the expected Pod, with the labels that have a prefix.
 func (j *jsonPod) pod(prefix string) Pod {
 	p := Pod{
 		Name: j.Metadata.Name, Namespace: j.Metadata.Namespace, UID: j.Metadata.UID,

@@ -34,7 +34,7 @@ func newKubeletFixture(t *testing.T, version kubelet.Version, labels ...string) 
 	return newFixtureWith(t, version, func(n *kubeletFixture) (string, Options) { return n.PodsSocket(), Options{Labels: labels} })
 }
 
-// newFixtureWith returns a fixture whose client has the socket and options of a function, apart from the Observer.
+// newFixtureWith returns a fixture. configure returns the socket and the options of its client, except the Observer.
 func newFixtureWith(t *testing.T, version kubelet.Version, configure func(n *kubeletFixture) (socket string, o Options)) *kubeletFixture {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pods") // the paths of sockets are limited
@@ -72,28 +72,28 @@ func (n *kubeletFixture) runInBackground(run func(context.Context) error) {
 	})
 }
 
-func (n *kubeletFixture) waitKubelet(wanted func(kubelet.KubeletState) bool) {
+func (n *kubeletFixture) waitKubelet(condition func(kubelet.KubeletState) bool) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), testTimeout)
 	defer cancel()
-	if err := n.Wait(ctx, wanted); err != nil {
+	if err := n.Wait(ctx, condition); err != nil {
 		n.t.Fatal(err)
 	}
 }
 
-// waitPods waits until the pods satisfy a condition.
-func (n *kubeletFixture) waitPods(what string, wanted func(Pods) bool) Pods {
+// waitPods waits until the pods meet a condition.
+func (n *kubeletFixture) waitPods(what string, condition func(Pods) bool) Pods {
 	n.t.Helper()
 	timeout := time.After(testTimeout)
 	for {
 		ps, changed := n.client.Snapshot()
-		if wanted(ps) {
+		if condition(ps) {
 			return ps
 		}
 		select {
 		case <-changed:
 		case <-timeout:
-			n.t.Fatalf("%s: pods %q, synced %t, %v", what, ps.summary(), ps.Synced, ps.Err)
+			n.t.Fatalf("timeout waiting for %s: pods %q, synced %t, error %v", what, ps.summary(), ps.Synced, ps.Err)
 		}
 	}
 }
@@ -144,7 +144,7 @@ func (n *kubeletFixture) lastEnded(uid string) Pod {
 			}
 		}
 		if time.Now().After(end) {
-			n.t.Fatalf("no end of pod %s", uid)
+			n.t.Fatalf("timeout waiting for the end of pod %s", uid)
 		}
 	}
 }
@@ -173,23 +173,23 @@ func checkPods(t *testing.T, source string) {
 	n.runPod(first)
 	p := n.waitSynced(first)
 	if !slices.Equal(p.Labels, []device.Label{{Name: "app", Value: "first"}}) {
-		t.Errorf("labels %v", p.Labels)
+		t.Errorf("labels: got %v, want app=first", p.Labels)
 	}
 	if len(p.Containers) != 4 || p.container("setup").State.Type != Terminated || p.container("proxy").State.Type != Running {
-		t.Errorf("containers %+v", p.Containers)
+		t.Errorf("containers: got %+v, want four, setup terminated and proxy running", p.Containers)
 	}
 	static := simulatedPod("static", "main")
 	static.Static = true
 	n.runPod(static)
 	if p := n.waitSynced(static); len(p.UID) != 32 || p.Name != "static-node-a" {
-		t.Errorf("static pod %+v", p)
+		t.Errorf("static pod: got %+v, want static-node-a with a hash as UID", p)
 	}
 	if err := n.DeletePod(first); err != nil {
 		t.Fatal(err)
 	}
-	n.waitPods("deletion of a pod", func(ps Pods) bool { return ps.Len() == 1 })
+	n.waitPods("the deletion of a pod", func(ps Pods) bool { return ps.Len() == 1 })
 	if end := n.lastEnded(p.UID); end.Phase != "Failed" || end.container("main").State.ExitCode != 143 {
-		t.Errorf("ended pod %+v", end)
+		t.Errorf("ended pod: got %+v, want Failed with exit code 143", end)
 	}
 }
 
@@ -206,7 +206,7 @@ func checkPodEnds(t *testing.T, source string) {
 	}
 	crashed := n.waitSynced(p).Containers[0]
 	if crashed.Restarts != 1 || crashed.LastState.ExitCode != 1 || crashed.LastState.Reason != "Error" || crashed.State.Type != Running {
-		t.Errorf("after a crash: %+v", crashed)
+		t.Errorf("after a crash: got %+v, want one restart with exit code 1", crashed)
 	}
 	err := n.EndPodWith(p, kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 137, Reason: "OOMKilled"}}})
 	if err != nil {
@@ -214,12 +214,12 @@ func checkPodEnds(t *testing.T, source string) {
 	}
 	end := n.lastEnded(uid)
 	if c := end.Containers[0]; end.Phase != "Failed" || c.State.Reason != "OOMKilled" || c.State.ExitCode != 137 || c.Restarts != 1 {
-		t.Errorf("ended pod %+v", end)
+		t.Errorf("ended pod: got %+v, want OOMKilled", end)
 	}
 	if c := end.Containers[1]; c.State.Reason != "Completed" || c.State.ExitCode != 0 {
-		t.Errorf("other container: %+v", c)
+		t.Errorf("other container: got %+v, want Completed", c)
 	}
-	n.waitPods("removal of the pod", func(ps Pods) bool { return ps.Len() == 0 })
+	n.waitPods("the removal of the pod", func(ps Pods) bool { return ps.Len() == 0 })
 
 	n.runPod(simulatedPod("evicted", "main"))
 	evicted := n.waitSynced(simulatedPod("evicted", "main"))
@@ -227,11 +227,11 @@ func checkPodEnds(t *testing.T, source string) {
 		t.Fatal(err)
 	}
 	if end := n.lastEnded(evicted.UID); end.Reason != "Evicted" || end.Phase != "Failed" {
-		t.Errorf("ended pod %+v", end)
+		t.Errorf("ended pod: got %+v, want Evicted", end)
 	}
 }
 
-// TestNameReuse recreates a pod like a StatefulSet.
+// TestNameReuse recreates a pod, as a StatefulSet does.
 func TestNameReuse(t *testing.T) { forBothSources(t, checkNameReuse) }
 
 func checkNameReuse(t *testing.T, source string) {
@@ -247,39 +247,39 @@ func checkNameReuse(t *testing.T, source string) {
 		}
 	}
 	if len(seen) != 20 {
-		t.Errorf("%d UIDs, want 20", len(seen))
+		t.Errorf("got %d UIDs, want 20", len(seen))
 	}
 	for uid := range seen {
 		n.lastEnded(uid)
 	}
-	n.waitPods("removal of all pods", func(ps Pods) bool { return ps.Len() == 0 && ps.Synced })
+	n.waitPods("the removal of all pods", func(ps Pods) bool { return ps.Len() == 0 && ps.Synced })
 }
 
 func TestKubeletRestart(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V137)
-	n.runPod(simulatedPod("stays", "main"))
-	n.runPod(simulatedPod("goes", "main"))
-	stays, goes := n.waitSynced(simulatedPod("stays", "main")), n.waitSynced(simulatedPod("goes", "main"))
+	n.runPod(simulatedPod("kept", "main"))
+	n.runPod(simulatedPod("removed", "main"))
+	kept, removed := n.waitSynced(simulatedPod("kept", "main")), n.waitSynced(simulatedPod("removed", "main"))
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
 		err := n.Restart(ctx, func() {
 			ps := n.waitPods("the outage", func(ps Pods) bool { return !ps.Synced })
-			if ps.find(stays.UID) == nil || ps.Err == nil {
-				t.Errorf("during the outage: pods %q, %v", ps.summary(), ps.Err)
+			if ps.find(kept.UID) == nil || ps.Err == nil {
+				t.Errorf("during the outage: got pods %q, error %v, want the last pods and an error", ps.summary(), ps.Err)
 			}
-			_ = n.DeletePod(simulatedPod("goes", "main"))
+			_ = n.DeletePod(simulatedPod("removed", "main"))
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		n.waitPods("synced again", func(ps Pods) bool {
-			p := ps.find(stays.UID)
-			return ps.Synced && p != nil && p.equal(&stays) && ps.Len() == 1
+		n.waitPods("the next sync", func(ps Pods) bool {
+			p := ps.find(kept.UID)
+			return ps.Synced && p != nil && p.equal(&kept) && ps.Len() == 1
 		})
 	}
-	n.lastEnded(goes.UID)
+	n.lastEnded(removed.UID)
 }
 
 func TestPermissionDenied(t *testing.T) {
@@ -304,11 +304,11 @@ func TestOlderKubelet(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(n.PodsSocket()); err == nil {
-		t.Error("the kubelet has a Pods API")
+		t.Error("Pods API socket of the older kubelet: want none")
 	}
 }
 
-// TestManyPods compares client and kubelet after many concurrent changes.
+// TestManyPods compares the pods of client and kubelet after many concurrent changes.
 func TestManyPods(t *testing.T) { forBothSources(t, checkManyPods) }
 
 func checkManyPods(t *testing.T, source string) {

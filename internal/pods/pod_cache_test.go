@@ -26,7 +26,7 @@ func runningPod(name, uid string) Pod {
 	}
 }
 
-// endedPod returns the same pod after its end.
+// endedPod returns the pod after its end.
 func endedPod(name, uid, phase string, exit int32) Pod {
 	p := runningPod(name, uid)
 	p.Phase = phase
@@ -52,7 +52,7 @@ func (c *podCache) takeQueued() (added, ended string) {
 	return added, ended
 }
 
-// summary returns names, UIDs and phases.
+// summary returns the names, UIDs and phases of the pods.
 func (ps *Pods) summary() string {
 	var all []string
 	for _, p := range ps.list {
@@ -61,10 +61,10 @@ func (ps *Pods) summary() string {
 	return strings.Join(all, ", ")
 }
 
-// TestPodCache applies sequences of events, with the pods and notifications after each event.
+// TestPodCache applies sequences of events, and checks the pods and notifications after each event.
 func TestPodCache(t *testing.T) {
 	type step struct {
-		event               *watchEvent // nil: begin of a new stream
+		event               *watchEvent // nil: start of a new stream
 		pods, added, ended  string
 		unchanged, unsynced bool
 	}
@@ -189,10 +189,10 @@ func TestPodCache(t *testing.T) {
 				}
 				added, ended := k.takeQueued()
 				if got := k.pods.summary(); got != s.pods || added != s.added || ended != s.ended {
-					t.Fatalf("step %d: pods %q, added %q, ended %q; want %q, %q and %q", i, got, added, ended, s.pods, s.added, s.ended)
+					t.Fatalf("step %d: got pods %q, added %q, ended %q; want %q, %q and %q", i, got, added, ended, s.pods, s.added, s.ended)
 				}
 				if changed == s.unchanged || k.pods.Synced == s.unsynced {
-					t.Fatalf("step %d: changed %t, synced %t, %v", i, changed, k.pods.Synced, k.pods.Err)
+					t.Fatalf("step %d: got changed %t, synced %t, %v, want %t, %t", i, changed, k.pods.Synced, k.pods.Err, !s.unchanged, !s.unsynced)
 				}
 			}
 		})
@@ -201,7 +201,7 @@ func TestPodCache(t *testing.T) {
 
 var errBroken = errors.New("broken")
 
-// applyAll applies events without an error.
+// applyAll applies events and requires no error.
 func (c *podCache) applyAll(t *testing.T, events ...*watchEvent) {
 	t.Helper()
 	for _, e := range events {
@@ -224,20 +224,20 @@ func TestCacheLimits(t *testing.T) {
 	k.applyAll(t, &watchEvent{kind: complete})
 	oldest, newest := k.pods.find(rejected(0).UID) != nil, k.pods.find(rejected(2*maxEndedPods-1).UID) != nil
 	if k.pods.Len() != maxEndedPods+1 || oldest || !newest || !k.pods.Synced {
-		t.Errorf("%d pods kept, oldest %t, newest %t, %v", k.pods.Len(), oldest, newest, k.pods.Err)
+		t.Errorf("got %d pods, oldest %t, newest %t, error %v, want maxEndedPods+1 without the oldest", k.pods.Len(), oldest, newest, k.pods.Err)
 	}
 	for i := 2 * maxEndedPods; i < 3*maxEndedPods; i++ {
 		k.applyAll(t, newPodEvent(added, rejected(i)))
 	}
 	if n := k.pods.Len(); n != maxEndedPods+1 {
-		t.Errorf("%d pods kept", n)
+		t.Errorf("got %d pods, want maxEndedPods+1", n)
 	}
 	if k.pods.find("1") == nil {
-		t.Error("running pod dropped")
+		t.Error("the running pod was dropped")
 	}
 	k.applyAll(t, newPodEvent(modified, endedPod("a", "1", "Failed", 137))) // older than the rejected pods
 	if i := k.pods.findDeleted("1"); i < 0 || !k.pods.deleted[i].pod.Ended() {
-		t.Error("new end of the oldest pod dropped")
+		t.Error("the new end of the oldest pod was dropped")
 	}
 }
 
@@ -248,10 +248,10 @@ func TestTooManyPods(t *testing.T) {
 		k.applyAll(t, newPodEvent(added, Pod{Namespace: "team", Name: "x", UID: fmt.Sprint(i), Phase: "Pending"}))
 	}
 	if _, err := k.apply(newPodEvent(added, runningPod("y", "one more"))); !errors.Is(err, errTooManyPods) {
-		t.Errorf("above the limit in the list: %v", err)
+		t.Errorf("above the limit in the list: got %v, want errTooManyPods", err)
 	}
 	k.applyAll(t, &watchEvent{kind: complete})
 	if _, err := k.apply(newPodEvent(added, runningPod("y", "one more"))); k.pods.Len() != maxPods || !errors.Is(err, errTooManyPods) {
-		t.Errorf("%d pods kept, %v", k.pods.Len(), err)
+		t.Errorf("above the limit in the stream: got %d pods, error %v, want maxPods and errTooManyPods", k.pods.Len(), err)
 	}
 }

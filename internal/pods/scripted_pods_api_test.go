@@ -19,8 +19,8 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// scriptedPodsAPI is a kubelet with a scripted Pods API in a synctest bubble: hours take milliseconds. sim/kubelet behaves like a real
-// kubelet.
+// scriptedPodsAPI is a kubelet with a scripted Pods API in a synctest bubble, so that hours take milliseconds. sim/kubelet behaves like a
+// real kubelet.
 type scriptedPodsAPI struct {
 	api.UnimplementedPodsServer
 	t      *testing.T
@@ -68,7 +68,7 @@ func runScriptedBy(t *testing.T, source string, o Options, test func(t *testing.
 	})
 }
 
-// observerFuncs is an Observer of two functions; nil functions are not called.
+// observerFuncs is an Observer of two functions. Nil functions are not called.
 type observerFuncs struct {
 	added func(namespace, name string)
 	ended func(Pod)
@@ -100,7 +100,7 @@ func (k *scriptedPodsAPI) start(watch func(stream grpc.ServerStream) error) {
 	k.onWatch, k.listener, k.server, k.serveErr = watch, listener, server, served
 }
 
-// stop stops the kubelet. Like a real kubelet's, the socket stays.
+// stop stops the kubelet. The socket file remains, like a real kubelet's.
 func (k *scriptedPodsAPI) stop() {
 	k.mu.Lock()
 	server, served := k.server, k.serveErr
@@ -195,11 +195,11 @@ func wantPods(t *testing.T, c *Client, want string, wantSynced bool) {
 	t.Helper()
 	synctest.Wait()
 	if ps, _ := c.Snapshot(); ps.summary() != want || ps.Synced != wantSynced {
-		t.Fatalf("pods %q, synced %t, %v; want %q, %t", ps.summary(), ps.Synced, ps.Err, want, wantSynced)
+		t.Fatalf("got pods %q, synced %t, error %v; want %q, %t", ps.summary(), ps.Synced, ps.Err, want, wantSynced)
 	}
 }
 
-// podsLogBuffer is a log that is safe for concurrent use.
+// podsLogBuffer is a log buffer that is safe for concurrent use.
 type podsLogBuffer struct {
 	mu     sync.Mutex
 	buffer bytes.Buffer

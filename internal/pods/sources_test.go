@@ -21,7 +21,7 @@ import (
 	"github.com/podgauge/podgauge/test/apiserver"
 )
 
-// Tests with both sources have a subtest for each.
+// Tests with both sources have a subtest for each source.
 const (
 	kubeletSource   = "kubelet"
 	apiServerSource = "API server"
@@ -44,7 +44,7 @@ func runBothScripted(t *testing.T, o func() Options, test func(t *testing.T, k *
 	})
 }
 
-// Follow implements PodFollower: the scripted events, as from the API server.
+// Follow implements PodFollower. It sends the scripted events as the API server would.
 func (k *scriptedPodsAPI) Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error {
 	conn, err := wire.NewConn(func(ctx context.Context, _ string) (net.Conn, error) { return k.dial(ctx) })
 	if err != nil {
@@ -90,7 +90,7 @@ func (e *rawEvent) event() kubeapi.WatchEvent {
 	return kubeapi.WatchEvent{Type: types[e.kind], Object: e.pod}
 }
 
-// newFixture returns a fixture whose client has a source. The API server has the kubelet's pods, as in a cluster.
+// newFixture returns a fixture whose client has a source. The API server has the kubelet's pods.
 func newFixture(t *testing.T, source string, labels ...string) *kubeletFixture {
 	t.Helper()
 	if source == kubeletSource {
@@ -104,7 +104,7 @@ func newFixture(t *testing.T, source string, labels ...string) *kubeletFixture {
 	return n
 }
 
-// bridge passes the kubelet's pods to the API server, and ignores late events of deleted pods.
+// bridge copies the kubelet's pods to the API server, and ignores late events of deleted pods.
 func (n *kubeletFixture) bridge(ctx context.Context, s *apiserver.Server) error {
 	ended := map[string]bool{}
 	for ctx.Err() == nil {
@@ -138,8 +138,7 @@ func (n *kubeletFixture) bridgeStream(ctx context.Context, s *apiserver.Server, 
 	return err
 }
 
-// apiObject returns the API server's object of the kubelet's pod, and the kubelet's UID. A static pod has a mirror pod with another
-// UID.
+// apiObject returns the API server's object of a kubelet's pod, and the kubelet's UID. A static pod has a mirror pod with another UID.
 func apiObject(pod []byte) (uid string, object []byte) {
 	metadata, _ := wire.Last(pod, 1<<3|wire.Length)
 	id, _ := wire.Last(metadata.Bytes, 5<<3|wire.Length)
@@ -156,7 +155,7 @@ func apiObject(pod []byte) (uid string, object []byte) {
 	return uid, append(message(1, mirror), protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), status.Bytes)...)
 }
 
-// TestAPIServerOutage stops the API server for a while: the pods stay, and changes of the outage are not lost.
+// TestAPIServerOutage stops the API server for a while. The pods are kept, and changes during the outage are not lost.
 func TestAPIServerOutage(t *testing.T) {
 	t.Parallel()
 	for name, expired := range map[string]bool{"events kept": false, "events expired": true} {
@@ -180,13 +179,13 @@ func TestAPIServerOutage(t *testing.T) {
 			s.Resume()
 			n.waitPods("the deletion", func(ps Pods) bool { return ps.Synced && ps.Len() == 1 })
 			if end := n.lastEnded("1-"); !expired && end.Phase != "Failed" {
-				t.Errorf("ended pod %+v", end)
+				t.Errorf("ended pod: got %+v, want Failed", end)
 			}
 		})
 	}
 }
 
-// TestKubeletPrecedence uses the kubelet's Pods API as soon as the kubelet has one.
+// TestKubeletPrecedence checks that the kubelet's Pods API is used as soon as the kubelet has it.
 func TestKubeletPrecedence(t *testing.T) {
 	t.Parallel()
 	s := apiserver.Start(t)
@@ -196,7 +195,7 @@ func TestKubeletPrecedence(t *testing.T) {
 	n.runPod(simulatedPod("one", "main"))
 	n.waitSynced(simulatedPod("one", "main"))
 	if requests := s.Requests(); len(requests) > 0 {
-		t.Errorf("requests %q", requests)
+		t.Errorf("requests to the API server: got %q, want none", requests)
 	}
 	if _, err := os.Stat(n.PodsSocket()); err != nil {
 		t.Error(err)

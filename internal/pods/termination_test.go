@@ -69,17 +69,17 @@ func TestTermination(t *testing.T) {
 			}
 			a := device.Assignment{Owner: device.Owner{Namespace: "team", Pod: "a", Container: "main"}, Since: at.Add(-time.Minute), ObservedAt: at}
 			if got := formatTermination(k.pods.Termination(a)); got != test.want {
-				t.Errorf("by name: %q, want %q", got, test.want)
+				t.Errorf("by name: got %q, want %q", got, test.want)
 			}
 			a.PodUID = "u"
 			if got := formatTermination(k.pods.Termination(a)); got != test.want {
-				t.Errorf("by UID: %q, want %q", got, test.want)
+				t.Errorf("by UID: got %q, want %q", got, test.want)
 			}
 		})
 	}
 }
 
-// TestTerminationOfReusedName recreates a pod like a StatefulSet.
+// TestTerminationOfReusedName recreates a pod, as a StatefulSet does.
 func TestTerminationOfReusedName(t *testing.T) {
 	now := time.Unix(1<<30, 0)
 	create := func(uid string, at time.Time) Pod {
@@ -94,7 +94,7 @@ func TestTerminationOfReusedName(t *testing.T) {
 	want := func(since time.Duration, want string) {
 		t.Helper()
 		if f, _ := k.pods.Termination(assignment(since)); f.PodUID != want {
-			t.Errorf("assigned after %s: %q, want %q", since, f.PodUID, want)
+			t.Errorf("assigned after %s: got %q, want %q", since, f.PodUID, want)
 		}
 	}
 	k.pods.updatedAt = now
@@ -110,14 +110,14 @@ func TestTerminationOfReusedName(t *testing.T) {
 	want(time.Second, "one")
 	want(12*time.Second, "two")
 	if f, ok := k.pods.Termination(device.Assignment{PodUID: "one", Since: now.Add(time.Hour)}); !ok || !f.PodEnded {
-		t.Error("deleted pod not found by UID")
+		t.Error("Termination of a deleted pod by UID: got none")
 	}
 	if _, ok := k.pods.Termination(device.Assignment{PodUID: "three", Owner: assignment(0).Owner, Since: now}); ok {
-		t.Error("pod of the name found by another UID")
+		t.Error("Termination by an unknown UID: got a pod of the same name")
 	}
 }
 
-// TestDeletedPodLimits checks retention and number of deleted pods.
+// TestDeletedPodLimits checks the retention and the number of deleted pods.
 func TestDeletedPodLimits(t *testing.T) {
 	k := podCache{}
 	now := time.Unix(1<<30, 0)
@@ -128,14 +128,14 @@ func TestDeletedPodLimits(t *testing.T) {
 		was := k.pods
 		k.apply(newPodEvent(deleted, p))
 		if len(was.deleted) != min(i, maxDeletedPods) {
-			t.Fatalf("%d deleted pods published after %d deletions", len(was.deleted), i)
+			t.Fatalf("got %d deleted pods after %d deletions", len(was.deleted), i)
 		}
 	}
 	k.pods.updatedAt = k.pods.updatedAt.Add(deletedRetention - 2*time.Second)
 	k.apply(newPodEvent(added, runningPod("last", "last")))
 	k.apply(newPodEvent(deleted, runningPod("last", "last")))
 	if got := len(k.pods.deleted); got != 4 {
-		t.Errorf("%d deleted pods after ten minutes, want 4", got)
+		t.Errorf("deleted pods after ten minutes: got %d, want 4", got)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestTerminationAfterOutage(t *testing.T) {
 	k.apply(newPodEvent(complete, Pod{}))
 	got := formatTermination(k.pods.Termination(device.Assignment{PodUID: "u", Owner: device.Owner{Namespace: "team", Pod: "a", Container: "main"}}))
 	if got != "u Running 0: ? , ended" {
-		t.Errorf("termination %q", got)
+		t.Errorf("termination: got %q, want an end without an exit code", got)
 	}
 }
 
@@ -158,12 +158,12 @@ func TestTerminationLookupNeedsSync(t *testing.T) {
 		t.Fatal(err)
 	}
 	if lookup, changed := c.TerminationLookup(); lookup != nil || changed == nil {
-		t.Error("a lookup without synced pods")
+		t.Error("lookup without synced pods: want nil")
 	}
 	c.cache.startSync()
 	c.cache.apply(newPodEvent(complete, Pod{}))
 	c.publish(true)
 	if lookup, _ := c.TerminationLookup(); lookup == nil {
-		t.Error("no lookup with synced pods")
+		t.Error("lookup with synced pods: got nil")
 	}
 }

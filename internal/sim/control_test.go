@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestControl runs actions on a machine without simulated kubelet, and rejects actions on pods.
+// TestControl runs actions on a machine without a simulated kubelet, and rejects actions on pods.
 func TestControl(t *testing.T) {
 	machine := NewMachine(nil, 2, time.Now)
 	c := &Control{Address: fmt.Sprintf("@podgauge-sim-test-%d", os.Getpid()), Machine: machine, Log: slog.New(slog.DiscardHandler)}
@@ -23,17 +23,17 @@ func TestControl(t *testing.T) {
 	send := func(line string) error { return SendAction(c.Address, strings.Fields(line)) }
 	for end := time.Now().Add(time.Minute); send("xid 1 79") != nil; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("the socket does not answer")
+			t.Fatal("timeout: the socket does not respond")
 		}
 	}
 	if _, err := machine.Check(machine.GPUs()[1]); !errors.Is(err, device.ErrLost) {
-		t.Errorf("GPU 1 after Xid 79: %v", err)
+		t.Errorf("GPU 1 after Xid 79: got %v, want ErrLost", err)
 	}
 	if err := send("reset 1"); err != nil {
 		t.Error(err)
 	}
 	if evidence, err := machine.Check(machine.GPUs()[1]); err != nil || evidence.Resets != 1 {
-		t.Errorf("GPU 1 after a reset: %+v, %v", evidence, err)
+		t.Errorf("GPU 1 after a reset: got %+v, %v, want one reset", evidence, err)
 	}
 	const realKubelet = "the kubelet and the pods of this node are not simulated"
 	for line, want := range map[string]string{
@@ -50,7 +50,7 @@ func TestControl(t *testing.T) {
 		"kubelet restarts": realKubelet,
 	} {
 		if err := send(line); err == nil || err.Error() != want {
-			t.Errorf("%q: %v, want %s", line, err, want)
+			t.Errorf("%q: got %v, want %s", line, err, want)
 		}
 	}
 	inUse := make(chan error, 1)
@@ -58,7 +58,7 @@ func TestControl(t *testing.T) {
 	select {
 	case err := <-inUse:
 		t.Fatalf("Run with a socket in use returned %v before the end", err)
-	case <-time.After(10 * time.Millisecond): // a longer wait finds no more
+	case <-time.After(10 * time.Millisecond): // enough to detect an early return
 	}
 	cancel()
 	if err := <-inUse; err != nil {
@@ -68,6 +68,6 @@ func TestControl(t *testing.T) {
 		t.Error(err)
 	}
 	if err := send("release"); err == nil {
-		t.Error("the socket answers after the end")
+		t.Error("send after the end: got no error")
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// inventorySource offers each device of an inventory. It implements plugin.DeviceSource.
+// inventorySource lists each device of an inventory. It implements plugin.DeviceSource.
 type inventorySource struct{ *device.Inventory }
 
 func (s inventorySource) Statuses() ([]device.Status, <-chan struct{}) { return s.Get() }

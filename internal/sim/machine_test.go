@@ -32,7 +32,7 @@ func TestPartitionedMachineConforms(t *testing.T) {
 	m := sim.NewMachine(testRows, 3, time.Now)
 	m.Partition(m.GPUs()[1], "1g.10gb", "", "1c.3g.40gb", "2c.3g.40gb", "1c.3g.40gb")
 	m.Partition(m.GPUs()[2])
-	for range 2 { // the reports
+	for range 2 { // the events of the partitioning
 		if _, err := m.Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +40,7 @@ func TestPartitionedMachineConforms(t *testing.T) {
 	devicetest.TestBackend(t, m)
 }
 
-// migDeviceList lists a machine's MIG devices as "index:GI/CI profile".
+// migDeviceList returns a machine's MIG devices as "index:GI/CI profile".
 func migDeviceList(t *testing.T, m *sim.Machine) (list []string) {
 	t.Helper()
 	devices, err := m.Devices(t.Context())
@@ -60,7 +60,7 @@ func TestDefaultXidEvents(t *testing.T) {
 	for xid, fatal := range map[uint64]bool{31: false, 63: false, 92: false, 94: false, 154: false, 64: true, 95: true, 999: true} {
 		m.Fail(m.AllocatableIDs()[0], fmt.Sprintf("xid %d", xid))
 		if e, err := m.Wait(t.Context()); err != nil || e.Xid != xid || (e.Recovery == device.RecoveryAfterReset) != fatal {
-			t.Errorf("xid %d: %+v, %v; want a reset needed: %v", xid, e, err, fatal)
+			t.Errorf("xid %d: got %+v, %v, want recovery after a reset: %v", xid, e, err, fatal)
 		}
 	}
 }
@@ -74,10 +74,10 @@ func TestPartition(t *testing.T) {
 	}
 	before := m.AllocatableIDs()
 	if len(before) != 5 || before[4] != device.ID(m.GPUs()[1]) {
-		t.Errorf("allocatable ids %v", before)
+		t.Errorf("got allocatable ids %v, want four MIG devices and GPU 1", before)
 	}
 	if e, err := m.Wait(t.Context()); err != nil || e != (device.Event{GPU: gpu, PartitionChanged: true}) {
-		t.Errorf("event %+v, %v", e, err)
+		t.Errorf("got event %+v, %v, want PartitionChanged", e, err)
 	}
 	m.Partition(gpu, "", "2c.3g.40gb", "2g.20gb", "1g.10gb")
 	if got, want := migDeviceList(t, m), []string{"1:1/1 2c.3g.40gb", "2:2/0 2g.20gb", "3:3/0 1g.10gb"}; !slices.Equal(got, want) {
@@ -85,15 +85,15 @@ func TestPartition(t *testing.T) {
 	}
 	after := m.AllocatableIDs()
 	if after[0] != before[1] || after[1] == before[2] || after[2] != before[3] {
-		t.Errorf("ids %v became %v; want the same UUID for kept devices and new UUIDs for new devices", before, after)
+		t.Errorf("UUIDs: got %v, then %v, want new UUIDs for new devices only", before, after)
 	}
 	m.SetUtilization(after[0], 1) // two sevenths of the GPU
 	if got := readValues(t, m, device.ID(gpu))[0]; got != 70+630*2.0/7 {
-		t.Errorf("power %f W", got)
+		t.Errorf("power: got %f W", got)
 	}
 	m.Unpartition(gpu)
 	if got := m.AllocatableIDs(); len(got) != 2 || got[0] != device.ID(gpu) || migDeviceList(t, m) != nil {
-		t.Errorf("allocatable ids after Unpartition: %v", got)
+		t.Errorf("allocatable ids after Unpartition: got %v, want two GPUs", got)
 	}
 }
 
@@ -116,7 +116,7 @@ func TestXidOfMIGDevice(t *testing.T) {
 		}
 	}
 	if _, err := m.Check(gpu); !errors.Is(err, device.ErrLost) {
-		t.Errorf("Check of the GPU: %v", err)
+		t.Errorf("Check of the GPU: got %v, want ErrLost", err)
 	}
 }
 
@@ -125,7 +125,7 @@ func TestAddGPU(t *testing.T) {
 	gpu := m.AddGPU()
 	devices, err := m.Devices(t.Context())
 	if err != nil || len(devices) != 3 || devices[2].GPU != gpu || devices[2].Index != 2 {
-		t.Errorf("got %+v, %v", devices, err)
+		t.Errorf("got %+v, %v, want three devices", devices, err)
 	}
 	devicetest.TestBackend(t, m)
 }
@@ -154,18 +154,18 @@ func TestPowerAndEnergyFollowLoad(t *testing.T) {
 	now = now.Add(10 * time.Second)
 	got := readValues(t, m, id)
 	if got[0] != 70 || got[1] != 7700 {
-		t.Errorf("after 10 s busy and 10 s idle: %.0f W and %.0f J, want 70 W and 7700 J", got[0], got[1])
+		t.Errorf("after 10 s busy and 10 s idle: got %.0f W and %.0f J, want 70 W and 7700 J", got[0], got[1])
 	}
 	if _, ok := got[3]; ok {
-		t.Error("an unsimulated row has a value")
+		t.Error("unsimulated row: got a value")
 	}
 	m.SetValue(id, `nvidia_gpu_clock_hertz{clock="sm"}`, 42)
 	if got := readValues(t, m, id); got[2] != 42 {
-		t.Errorf("fixed value: got %f", got[2])
+		t.Errorf("fixed value: got %f, want 42", got[2])
 	}
 	m.ResetGPU(id)
 	if got := readValues(t, m, id); got[1] != 0 {
-		t.Errorf("energy after a reset: %f J", got[1])
+		t.Errorf("energy after a reset: got %f J, want 0", got[1])
 	}
 }
 
@@ -176,26 +176,26 @@ func TestFaults(t *testing.T) {
 		gpu := device.GPU(id)
 		m.Fail(id, "xid 79")
 		if e, err := m.Wait(t.Context()); err != nil || e.GPU != gpu || e.Xid != 79 || e.Recovery != device.RecoveryAfterReset {
-			t.Errorf("event %+v, %v", e, err)
+			t.Errorf("got event %+v, %v, want Xid 79 with recovery after a reset", e, err)
 		}
 		if _, err := m.Check(gpu); !errors.Is(err, device.ErrLost) {
-			t.Errorf("Read after Xid 79: %v", err)
+			t.Errorf("Check after Xid 79: got %v, want ErrLost", err)
 		}
 		m.ResetGPU(id)
 		if v, err := m.Check(gpu); v != (device.ResetEvidence{Resets: 1, EnergyCounter: 1}) || err != nil {
-			t.Errorf("Check after a reset: %+v, %v", v, err)
+			t.Errorf("Check after a reset: got %+v, %v, want one reset", v, err)
 		}
 		m.Fail(id, "a fan stands still")
 		if _, err := m.Check(gpu); err == nil || err.Error() != "a fan stands still" {
-			t.Errorf("Check: %v", err)
+			t.Errorf("Check: got %v, want the set error", err)
 		}
 		m.RemoveGPU(id)
 		if devices, err := m.Devices(t.Context()); err != nil || len(devices) != 1 {
-			t.Errorf("devices after RemoveGPU: %d, %v", len(devices), err)
+			t.Errorf("devices after RemoveGPU: got %d, %v, want 1", len(devices), err)
 		}
 		m.SetDriverError(errors.New("rmmod"))
 		if _, err := m.Devices(t.Context()); !errors.Is(err, device.ErrNoDriver) {
-			t.Errorf("Devices without a driver: %v", err)
+			t.Errorf("Devices without a driver: got %v, want ErrNoDriver", err)
 		}
 	})
 }
@@ -227,7 +227,7 @@ func TestLinks(t *testing.T) {
 	m.RemoveGPU(device.ID(gpus[3]))
 	links, err := m.Links(t.Context())
 	if err != nil || len(links) != 6 || m.LinkReads() != 1 {
-		t.Fatalf("got %+v, %v", links, err)
+		t.Fatalf("got %+v, %v, want 6 links", links, err)
 	}
 	for _, want := range []device.Link{
 		{A: gpus[0], B: gpus[1], NVLinks: 18, Path: device.PathNUMANode},
@@ -235,22 +235,22 @@ func TestLinks(t *testing.T) {
 		{A: gpus[2], B: gpus[0], NVLinks: 18, Path: device.PathSystem},
 	} {
 		if !slices.Contains(links, want) {
-			t.Errorf("missing %+v in %+v", want, links)
+			t.Errorf("want link %+v in %+v", want, links)
 		}
 	}
 	m.Fail(device.ID(gpus[0]), "lost")
 	if links, err := m.Links(t.Context()); len(links) != 4 || !errors.Is(err, device.ErrLost) {
-		t.Errorf("links with a lost GPU: %+v, %v", links, err)
+		t.Errorf("links with a lost GPU: got %+v, %v, want 4 and ErrLost", links, err)
 	}
 }
 
-// TestPlacements compares placements with NVML's on real GPUs: instances do not overlap, and kept instances stay.
+// TestPlacements compares placements with NVML's on real GPUs. Instances do not overlap, and kept instances do not move.
 func TestPlacements(t *testing.T) {
 	for _, c := range []struct {
 		model *sim.Model
 		was   []string
 		is    []string
-		want  string // profile, start and size of each
+		want  string // profile, start and size of each device
 	}{
 		{sim.H100, nil, []string{"1g.10gb", "1g.10gb", "3g.40gb"}, "[{19 0 1} {19 1 1} {9 4 4}]"},
 		{sim.H100, nil, []string{"1c.3g.40gb", "2c.3g.40gb", "3g.40gb"}, "[{9 0 4} {9 0 4} {9 4 4}]"},
@@ -258,7 +258,7 @@ func TestPlacements(t *testing.T) {
 		{sim.A100, nil, []string{"4g.40gb", "2g.20gb", "1g.20gb"}, "[{5 0 4} {14 4 2} {15 6 2}]"},
 		{sim.H100, []string{"1g.10gb", "3g.40gb"}, []string{"2g.20gb", "3g.40gb", "1g.10gb"}, "[{14 0 2} {9 4 4} {19 2 1}]"},
 		{sim.GB200, nil, []string{"1g.23gb", "3g.93gb"}, "[{19 0 1} {9 4 4}]"},
-		{sim.H100, nil, []string{"7g.80gb", "1g.10gb", "5g.50gb"}, "[{0 0 8} {0 0 0} {0 0 0}]"}, // no room, no such profile
+		{sim.H100, nil, []string{"7g.80gb", "1g.10gb", "5g.50gb"}, "[{0 0 8} {0 0 0} {0 0 0}]"}, // no space, no such profile
 	} {
 		m := sim.NewMachineWithModels(nil, time.Now, c.model)
 		if c.was != nil {
@@ -274,7 +274,7 @@ func TestPlacements(t *testing.T) {
 			got = append(got, d.Placement)
 		}
 		if fmt.Sprint(got) != c.want {
-			t.Errorf("placements of %v after %v: %v, want %s", c.is, c.was, got, c.want)
+			t.Errorf("placements of %v after %v: got %v, want %s", c.is, c.was, got, c.want)
 		}
 	}
 }
@@ -290,19 +290,19 @@ func TestResetEvidence(t *testing.T) {
 	now = now.Add(time.Second)
 	v, err := m.Check(m.GPUs()[0])
 	if got := new(device.Fault); !errors.As(err, &got) || *got != *fault || v != (device.ResetEvidence{EnergyCounter: 70_001, RepairPending: true}) {
-		t.Errorf("Check: %+v, %v", v, err)
+		t.Errorf("Check: got %+v, %v, want the fault and a pending repair", v, err)
 	}
 	m.SetCheckError(id, device.ErrLost)
 	now = now.Add(time.Second)
 	if v, err := m.Check(m.GPUs()[0]); !errors.Is(err, device.ErrLost) || v.EnergyCounter != 70_001 {
-		t.Errorf("Check of a lost GPU: %+v, %v", v, err)
+		t.Errorf("Check of a lost GPU: got %+v, %v, want ErrLost", v, err)
 	}
 	m.SetCheckError(id, nil)
 	if v, err := m.Check(m.GPUs()[0]); err != nil || v.EnergyCounter != 140_001 || !v.RepairPending {
-		t.Errorf("Check of a recovered GPU: %+v, %v", v, err)
+		t.Errorf("Check of a recovered GPU: got %+v, %v, want a pending repair", v, err)
 	}
 	m.ResetGPU(id)
 	if v, err := m.Check(m.GPUs()[0]); err != nil || v != (device.ResetEvidence{Resets: 1, EnergyCounter: 1}) {
-		t.Errorf("Check after a reset: %+v, %v", v, err)
+		t.Errorf("Check after a reset: got %+v, %v, want one reset", v, err)
 	}
 }

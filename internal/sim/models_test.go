@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/test/devicetest"
 )
 
-// parseMetric returns the row of a name in the text format: family{label="value"}.
+// parseMetric parses the name of a row in the text format: family{label="value"}.
 func parseMetric(name string) device.Metric {
 	family, rest, _ := strings.Cut(name, "{")
 	m := device.Metric{Name: family, Help: "Help."}
@@ -50,7 +50,7 @@ func metricValues(t *testing.T, m *sim.Machine, gpu device.GPU) map[device.ID]ma
 			name += " " + l.Value
 		}
 		if _, twice := got[s.Device][name]; twice {
-			t.Errorf("%s has %s twice", s.Device, name)
+			t.Errorf("%s: got %s twice", s.Device, name)
 		}
 		got[s.Device][name] = s.Value
 	}
@@ -94,17 +94,17 @@ func TestRowsOfModels(t *testing.T) {
 				key += " " + l.Value
 			}
 			if _, ok := got[key]; ok != (models&(1<<i) != 0) {
-				t.Errorf("GPU %d has row %s: %v", i, name, ok)
+				t.Errorf("GPU %d, row %s: got present %v, want %v", i, name, ok, !ok)
 			}
 		}
 	}
 	devices, err := m.Devices(t.Context())
 	if err != nil || devices[1].Model != "NVIDIA A100-SXM4-80GB" || devices[3].MemoryBytes != 15<<30 {
-		t.Errorf("got %+v, %v", devices, err)
+		t.Errorf("got %+v, %v, want an A100 and a T4", devices, err)
 	}
 	links, err := m.Links(t.Context())
 	if err != nil || slices.ContainsFunc(links, func(l device.Link) bool { return l.NVLinks != 0 }) {
-		t.Errorf("links between models: %+v, %v; want no NVLinks", links, err)
+		t.Errorf("links between models: got %+v, %v, want no NVLinks", links, err)
 	}
 }
 
@@ -114,10 +114,10 @@ func TestNamedMachinesConform(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := sim.NewNamedMachine(name, rows, time.Now)
 			if got := len(m.GPUs()); got != gpus {
-				t.Errorf("%d GPUs, want %d", got, gpus)
+				t.Errorf("got %d GPUs, want %d", got, gpus)
 			}
 			if name == "a100" {
-				for range 3 { // its partitioning is reported
+				for range 3 { // the events of the partitioning
 					if _, err := m.Wait(t.Context()); err != nil {
 						t.Fatal(err)
 					}
@@ -127,11 +127,11 @@ func TestNamedMachinesConform(t *testing.T) {
 		})
 	}
 	if sim.NewNamedMachine("v100", rows, time.Now) != nil {
-		t.Error("an unknown name has a machine")
+		t.Error("machine of an unknown name: want nil")
 	}
 }
 
-// TestReadingFollowsLoadAndClock checks that values stay the same while the clock stands still.
+// TestReadingFollowsLoadAndClock checks that values do not change while the clock stands still.
 func TestReadingFollowsLoadAndClock(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	m := sim.NewMachine(parseMetrics("nvidia_gpu_sm_active_ratio", "nvidia_gpu_pcie_transmit_bytes_total", "nvidia_gpu_nvlink_transmit_bytes_total",
@@ -141,27 +141,27 @@ func TestReadingFollowsLoadAndClock(t *testing.T) {
 	idle := read()
 	now = now.Add(time.Minute)
 	if after := read(); after != idle {
-		t.Errorf("idle GPU changed from %s to %s", idle, after)
+		t.Errorf("idle GPU: got %s, then %s", idle, after)
 	}
 	m.SetUtilization(device.ID(gpu), 0.5)
 	now = now.Add(time.Second)
 	busy := metricValues(t, m, gpu)[device.ID(gpu)]
-	if again := fmt.Sprint(busy); again != read() {
-		t.Error("two readings at the same time differ")
+	if second := fmt.Sprint(busy); second != read() {
+		t.Error("two readings at the same time: got different values")
 	}
 	if busy["nvidia_gpu_sm_active_ratio"] != 0.45 || busy["nvidia_gpu_pcie_transmit_bytes_total"] != 6e9 {
-		t.Errorf("after a second at half load: %v", busy)
+		t.Errorf("after a second at half load: got %v", busy)
 	}
 	if one, all := busy["nvidia_gpu_nvlink_link_transmit_bytes_total 3"], busy["nvidia_gpu_nvlink_transmit_bytes_total"]; one <= 0 || all != 18*one {
-		t.Errorf("bytes of a link %f, of all links %f; want 18 times as many", one, all)
+		t.Errorf("bytes: got %f for a link, %f for all links, want 18 times as many", one, all)
 	}
 	m.ResetGPU(device.ID(gpu))
 	if got := metricValues(t, m, gpu)[device.ID(gpu)]["nvidia_gpu_pcie_transmit_bytes_total"]; got != 0 {
-		t.Errorf("counter after a reset: %f", got)
+		t.Errorf("counter after a reset: got %f, want 0", got)
 	}
 }
 
-// TestInstanceValues checks that a GPU instance has values for the first MIG device only.
+// TestInstanceValues checks that a GPU instance has values only for its first MIG device.
 func TestInstanceValues(t *testing.T) {
 	m := sim.NewMachine(parseMetrics("nvidia_gpu_power_watts", "nvidia_gpu_utilization_ratio", "nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_used_bytes",
 		"nvidia_gpu_bar1_memory_total_bytes", "nvidia_gpu_sm_active_ratio"), 1, time.Now)
@@ -173,30 +173,30 @@ func TestInstanceValues(t *testing.T) {
 	m.StartProcess(ids[0], 200, 1<<30, 0)
 	got := metricValues(t, m, gpu)
 	if _, ok := got[device.ID(gpu)]["nvidia_gpu_utilization_ratio"]; ok || len(got) != 3 {
-		t.Errorf("values %v; want three devices without utilization of the GPU", got)
+		t.Errorf("got values %v, want three devices without utilization of the GPU", got)
 	}
 	first, third := got[ids[0]], got[ids[2]]
 	if got[ids[1]] != nil {
-		t.Errorf("second compute instance: %v; want no values", got[ids[1]])
+		t.Errorf("second compute instance: got %v, want no values", got[ids[1]])
 	}
 	if _, ok := first["nvidia_gpu_power_watts"]; ok {
-		t.Error("a MIG device has a power value")
+		t.Error("power of a MIG device: got a value, want none")
 	}
 	if first["nvidia_gpu_memory_total_bytes"] != 40<<30 || third["nvidia_gpu_memory_total_bytes"] != 10<<30 || first["nvidia_gpu_bar1_memory_total_bytes"] != 48<<30 {
-		t.Errorf("sizes: %v, %v", first, third)
+		t.Errorf("sizes: got %v, %v", first, third)
 	}
 	if sm := first["nvidia_gpu_sm_active_ratio"]; sm < 0.59 || sm > 0.61 { // 0.9 of two thirds
-		t.Errorf("SM activity with two of three compute slices busy: %f", sm)
+		t.Errorf("SM activity with two of three compute slices busy: got %f, want 0.6", sm)
 	}
 	if third["nvidia_gpu_sm_active_ratio"] != 0 || third["nvidia_gpu_memory_used_bytes"] != 0 {
-		t.Errorf("idle instance: %v", third)
+		t.Errorf("idle instance: got %v, want 0", third)
 	}
 	if used := first["nvidia_gpu_memory_used_bytes"]; used != 20<<30+2<<30+2<<30 {
-		t.Errorf("memory of the instance: %f GiB", used/(1<<30))
+		t.Errorf("memory of the instance: got %f GiB, want 24", used/(1<<30))
 	}
 	m.Unpartition(gpu)
 	if got := metricValues(t, m, gpu); len(got) != 1 {
-		t.Errorf("values of a whole GPU: %v", got)
+		t.Errorf("values of a whole GPU: got %v, want one device", got)
 	}
 }
 
@@ -204,7 +204,7 @@ func TestPartitionWithoutMIGPanics(t *testing.T) {
 	m := sim.NewMachineWithModels(nil, time.Now, sim.T4)
 	defer func() {
 		if cause := recover(); cause == nil || !strings.Contains(fmt.Sprint(cause), "Tesla T4") {
-			t.Errorf("panic %v; want the model", cause)
+			t.Errorf("panic: got %v, want the model", cause)
 		}
 	}()
 	m.Partition(m.GPUs()[0], "1g.10gb")

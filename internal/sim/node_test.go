@@ -14,10 +14,10 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// waitTimeout is ample, for a machine under load.
+// waitTimeout is long enough for a machine under load.
 const waitTimeout = 5 * time.Minute
 
-// anyBusy reports whether a GPU draws more than idle power. A failed GPU of the workload is skipped.
+// anyBusy reports whether a GPU draws more than idle power. Failed GPUs of the workload are skipped.
 func anyBusy(m *sim.Machine) bool {
 	for _, gpu := range m.GPUs() {
 		if samples, err := m.Read(gpu, nil); err == nil && samples[0].Value > 70 {
@@ -27,7 +27,7 @@ func anyBusy(m *sim.Machine) bool {
 	return false
 }
 
-// TestWorkload runs a node with a device plugin: pods get devices, processes keep the GPUs busy, and Close leaves no file.
+// TestWorkload runs a node with a device plugin. Pods get devices, processes use the GPUs, and Close leaves no file.
 func TestWorkload(t *testing.T) {
 	m := sim.NewMachine(testRows, 8, time.Now)
 	log := slog.New(slog.DiscardHandler)
@@ -35,21 +35,21 @@ func TestWorkload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var board device.Inventory
+	var inventory device.Inventory
 	readers := device.NewReaders(m)
-	monitor := device.NewMonitor(m, readers, &board, device.MonitorOptions{Log: log})
-	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&board}, Hooks: noHooks{}, Log: log})
+	monitor := device.NewMonitor(m, readers, &inventory, device.MonitorOptions{Log: log})
+	devicePlugin := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory}, Hooks: noHooks{}, Log: log})
 
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	parts := []func(context.Context) error{n.Run, monitor.Run, offer.Run}
-	ended := make(chan error, len(parts))
-	for _, run := range parts {
+	components := []func(context.Context) error{n.Run, monitor.Run, devicePlugin.Run}
+	ended := make(chan error, len(components))
+	for _, run := range components {
 		go func() { ended <- run(ctx) }()
 	}
 	err = n.Kubelet.Wait(ctx, func(s kubelet.KubeletState) bool { return len(s.Pods) >= 2 && s.Pods[0].Phase == "Running" })
 	if err != nil {
-		t.Errorf("no pod runs: %v", err)
+		t.Errorf("timeout: no pod runs: %v", err)
 	}
 	poll := time.NewTicker(10 * time.Millisecond)
 	defer poll.Stop()
@@ -57,10 +57,10 @@ func TestWorkload(t *testing.T) {
 		<-poll.C
 	}
 	if ctx.Err() != nil {
-		t.Error("no GPU is busy")
+		t.Error("timeout: no GPU is busy")
 	}
 	cancel()
-	for range parts {
+	for range components {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
@@ -69,6 +69,6 @@ func TestWorkload(t *testing.T) {
 	readers.Drain(context.Background())
 	n.Close()
 	if left, err := filepath.Glob(filepath.Join(os.TempDir(), filepath.Base(n.Dir()))); err != nil || len(left) > 0 {
-		t.Errorf("remaining files: %v, %v", left, err)
+		t.Errorf("remaining files: got %v, %v, want none", left, err)
 	}
 }

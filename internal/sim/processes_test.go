@@ -13,7 +13,7 @@ import (
 // requireSameProcesses checks that ReadProcessUsage and Processes return the same processes.
 func requireSameProcesses(t *testing.T, m *sim.Machine, gpu device.GPU) []device.ProcessUsage {
 	t.Helper()
-	uses, known := m.ReadProcessUsage(gpu, nil)
+	usage, known := m.ReadProcessUsage(gpu, nil)
 	if !known {
 		t.Fatal("process usage is unknown")
 	}
@@ -26,17 +26,17 @@ func requireSameProcesses(t *testing.T, m *sim.Machine, gpu device.GPU) []device
 			continue
 		}
 		var want []uint32
-		for _, u := range uses {
+		for _, u := range usage {
 			if u.Device == d.ID || d.WholeGPU() {
 				want = append(want, u.PID)
 			}
 		}
 		slices.Sort(want)
 		if got, err := m.Processes(d); err != nil || !slices.Equal(got, slices.Compact(want)) {
-			t.Errorf("device %s: usage of %v, processes %v, %v", d.ID, want, got, err)
+			t.Errorf("device %s: want processes %v as in the usage, got %v, error %v", d.ID, want, got, err)
 		}
 	}
-	return uses
+	return usage
 }
 
 func TestProcesses(t *testing.T) {
@@ -44,8 +44,8 @@ func TestProcesses(t *testing.T) {
 	m := sim.NewMachine(parseMetrics("nvidia_gpu_memory_used_bytes", "nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total"), 2, func() time.Time { return now })
 	gpu, other := m.GPUs()[0], m.GPUs()[1]
 	id := device.ID(gpu)
-	if uses := requireSameProcesses(t, m, gpu); len(uses) != 0 {
-		t.Errorf("usage of an idle GPU: %+v", uses)
+	if usage := requireSameProcesses(t, m, gpu); len(usage) != 0 {
+		t.Errorf("usage of an idle GPU: got %+v, want none", usage)
 	}
 	m.StartProcess(id, 200, 4<<30, 0.25)
 	m.StartProcess(id, 100, 1<<30, 0.5)
@@ -58,21 +58,21 @@ func TestProcesses(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if got, want := requireSameProcesses(t, m, other), (device.ProcessUsage{Device: device.ID(other), PID: 100, MemoryBytes: -1, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}); len(got) != 1 || got[0] != want {
-		t.Errorf("unreported usage: %+v, want -1", got)
+		t.Errorf("unreported usage: got %+v, want -1", got)
 	}
 	now = now.Add(10 * time.Second)
 	got := metricValues(t, m, gpu)[id]
 	if got["nvidia_gpu_memory_used_bytes"] != 5<<30 || got["nvidia_gpu_power_watts"] != 70+630*0.75 || got["nvidia_gpu_energy_joules_total"] != 10*(70+630*0.75) {
-		t.Errorf("values with two processes: %v", got)
+		t.Errorf("values with two processes: got %v", got)
 	}
-	m.StartProcess(id, 100, 2<<30, 0.5) // it grows
+	m.StartProcess(id, 100, 2<<30, 0.5) // its memory grows
 	m.StopProcess(200)
 	if got := requireSameProcesses(t, m, gpu); len(got) != 1 || got[0].PID != 100 || got[0].MemoryBytes != 2<<30 {
-		t.Errorf("usage after a change and an end: %+v", got)
+		t.Errorf("usage after a change and an end: got %+v, want process 100 with 2 GiB", got)
 	}
 	m.StopProcess(100)
 	if got := len(requireSameProcesses(t, m, gpu)) + len(requireSameProcesses(t, m, other)); got != 0 {
-		t.Errorf("%d processes after the end of all", got)
+		t.Errorf("processes after the end of all: got %d, want 0", got)
 	}
 }
 
@@ -89,7 +89,7 @@ func TestProcessesOfMIGDevices(t *testing.T) {
 	}
 	m.Partition(gpu, "1g.10gb")
 	if got := requireSameProcesses(t, m, gpu); len(got) != 0 {
-		t.Errorf("usage of a removed MIG device: %+v", got)
+		t.Errorf("usage of a removed MIG device: got %+v, want none", got)
 	}
 }
 
@@ -99,12 +99,12 @@ func TestProcessesOfLostGPU(t *testing.T) {
 	m.StartProcess(device.ID(gpu), 1, 1, 0)
 	m.Fail(device.ID(gpu), "lost")
 	if _, known := m.ReadProcessUsage(gpu, nil); known {
-		t.Error("process usage of a lost GPU is known")
+		t.Error("process usage of a lost GPU: got known, want unknown")
 	}
 	if _, err := m.Processes(device.Device{GPU: gpu, ID: device.ID(gpu), MIGDeviceIndex: -1}); !errors.Is(err, device.ErrLost) {
-		t.Errorf("Processes of a lost GPU: %v", err)
+		t.Errorf("Processes of a lost GPU: got %v, want ErrLost", err)
 	}
 	if _, known := m.ReadProcessUsage("GPU-missing", nil); known {
-		t.Error("process usage of a missing GPU is known")
+		t.Error("process usage of a missing GPU: got known, want unknown")
 	}
 }

@@ -35,7 +35,7 @@ func TestReadScript(t *testing.T) {
 		"5s kubelet well forever": "line 1: kubelet: expected well, silent, refuses or restarts",
 	} {
 		if _, err := sim.ReadScript(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %s", text, err, want)
+			t.Errorf("%q: got %v, want %s", text, err, want)
 		}
 	}
 }
@@ -49,7 +49,7 @@ func FuzzReadScript(f *testing.F) {
 		}
 		for i, step := range s.Steps {
 			if step.Action == "" || i > 0 && s.Steps[i-1].At > step.At {
-				t.Errorf("%q: %v", text, s.Steps)
+				t.Errorf("%q: got steps %v, want actions in the order of times", text, s.Steps)
 			}
 		}
 	})
@@ -73,9 +73,9 @@ func runScript(t *testing.T, text string) scriptNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var board device.Inventory
-	monitor := device.NewMonitor(m, device.NewReaders(m), &board, device.MonitorOptions{Log: log})
-	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&board}, Hooks: noHooks{}, Log: log})
+	var inventory device.Inventory
+	monitor := device.NewMonitor(m, device.NewReaders(m), &inventory, device.MonitorOptions{Log: log})
+	devicePlugin := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory}, Hooks: noHooks{}, Log: log})
 	ctx, cancel := context.WithCancel(t.Context())
 	s := scriptNode{n, make(chan error, 1)}
 	others := make(chan error, 2)
@@ -83,7 +83,7 @@ func runScript(t *testing.T, text string) scriptNode {
 		s.exited <- n.Run(ctx)
 		close(s.exited)
 	}()
-	for _, run := range []func(context.Context) error{monitor.Run, offer.Run} {
+	for _, run := range []func(context.Context) error{monitor.Run, devicePlugin.Run} {
 		go func() { others <- run(ctx) }()
 	}
 	t.Cleanup(func() {
@@ -119,12 +119,12 @@ func TestScript(t *testing.T) {
 		}
 		return strings.Join(all, ", ")
 	}
-	var seen string
+	var podPhases string
 	if err := s.Kubelet.Wait(ctx, func(state kubelet.KubeletState) bool {
-		seen = phases(state)
-		return seen == "rests Succeeded"
+		podPhases = phases(state)
+		return podPhases == "rests Succeeded"
 	}); err != nil {
-		t.Errorf("pods %s: %v", seen, err)
+		t.Errorf("timeout: got pods %s: %v", podPhases, err)
 	}
 	fixed, lost := 0, 0
 	for _, gpu := range s.Machine.GPUs() {
@@ -140,7 +140,7 @@ func TestScript(t *testing.T) {
 		}
 	}
 	if fixed != 2 || lost != 0 {
-		t.Errorf("%d fixed values and %d lost GPUs, want two and none after the reset", fixed, lost)
+		t.Errorf("got %d fixed values and %d lost GPUs, want two and none after the reset", fixed, lost)
 	}
 }
 
@@ -168,10 +168,10 @@ func TestScriptErrors(t *testing.T) {
 		select {
 		case err := <-s.exited:
 			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%q: %v, want %s", text, err, want)
+				t.Errorf("%q: got %v, want %s", text, err, want)
 			}
 		case <-time.After(waitTimeout):
-			t.Fatalf("%q: no error", text)
+			t.Fatalf("%q: got no error, want %s", text, want)
 		}
 	}
 }
@@ -198,10 +198,10 @@ func TestSetRate(t *testing.T) {
 	m.SetRate(device.ID(gpu), "nvidia_gpu_power_watts", 2)
 	now = now.Add(10 * time.Second)
 	if got := read(); got != 120 {
-		t.Errorf("after ten seconds: %v", got)
+		t.Errorf("after ten seconds: got %v, want 120", got)
 	}
 	m.SetValue(device.ID(gpu), "nvidia_gpu_power_watts", 7)
 	if got := read(); got != 7 {
-		t.Errorf("after SetValue: %v", got)
+		t.Errorf("after SetValue: got %v, want 7", got)
 	}
 }

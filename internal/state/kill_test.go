@@ -15,7 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/state/disk"
 )
 
-// historyWithFlaps is a history with a count of flaps.
+// historyWithFlaps returns a history with a count of flaps.
 func historyWithFlaps(n uint64) device.HealthHistory {
 	return device.HealthHistory{Records: []device.HealthRecord{
 		{GPU: "GPU-a", Flaps: n, HealthCause: device.HealthCause{Reason: "xid_79", Since: time.Unix(1, 0).UTC(), NeedsReset: true}, Xids: []device.Xid{{Code: 79, Count: n}}},
@@ -27,11 +27,10 @@ func openIn(dir string) (*HealthFile, device.HealthHistory) {
 	return Open(disk.OpenFolder(dir), "/none", slog.New(slog.DiscardHandler))
 }
 
-// childEnv has the test's binary be the process that is killed.
+// childEnv makes the test's binary the process that is killed.
 const childEnv = "PODGAUGE_STATE_CHILD"
 
-// writeUntilKilled writes ever newer histories. It prints how many flaps a scrape shows before and after
-// each write, and which are written.
+// writeUntilKilled writes new histories. It prints the exported flaps before and after each write, and the written flaps.
 func writeUntilKilled(dir string) {
 	f, h := openIn(dir)
 	n := uint64(0)
@@ -57,7 +56,7 @@ func exportedFlaps(f *HealthFile) uint64 {
 	return 0
 }
 
-// TestKilled kills a process that writes to a real folder. The next one has the written history, and continues from the scraped counts.
+// TestKilled kills a process that writes to a real folder. The next process has the written history, and continues from the scraped counts.
 func TestKilled(t *testing.T) {
 	dir := t.TempDir()
 	random := rand.New(rand.NewPCG(7, 8))
@@ -66,17 +65,17 @@ func TestKilled(t *testing.T) {
 		c.Env = append(os.Environ(), childEnv+"="+dir)
 		out, err := c.StdoutPipe()
 		if err != nil || c.Start() != nil {
-			t.Fatal("the child does not start", err)
+			t.Fatal("start child:", err)
 		}
 		lines := bufio.NewScanner(out)
 		scraped, written, read := uint64(0), uint64(0), 0
 		kill := 1 + random.IntN(60)
 		for lines.Scan() {
-			what, n := "", uint64(0)
-			if _, err := fmt.Sscan(lines.Text(), &what, &n); err != nil {
-				continue // the last line may be cut short
+			kind, n := "", uint64(0)
+			if _, err := fmt.Sscan(lines.Text(), &kind, &n); err != nil {
+				continue // the last line may be incomplete
 			}
-			if what == "shown" {
+			if kind == "shown" {
 				scraped = max(scraped, n)
 			} else {
 				written = n
@@ -87,13 +86,13 @@ func TestKilled(t *testing.T) {
 		}
 		c.Wait()
 		_, h := openIn(dir)
-		first := written == 0 && len(h.Records) == 0 // nothing was stored, and counts start from 0
+		first := written == 0 && len(h.Records) == 0 // nothing stored: counts start from 0
 		if h.Lost || !first && (len(h.Records) != 2 || h.Records[0].Flaps < max(scraped, written)) {
-			t.Fatalf("%d was written and a scrape has shown %d, and it reads %+v", written, scraped, h)
+			t.Fatalf("got history %+v, want at least %d written and %d scraped flaps", h, written, scraped)
 		}
 	}
 	if names := fileNames(t, dir); slices.Contains(names, badName) {
-		t.Errorf("a file was set aside: %q", names)
+		t.Errorf("a file was renamed as invalid: %q", names)
 	}
 }
 

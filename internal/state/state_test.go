@@ -17,7 +17,7 @@ import (
 
 const fileName = "health.json"
 
-// fixture is a folder, and a boot that can be changed.
+// fixture is a folder with a boot ID that the test can change.
 type fixture struct {
 	*testing.T
 	dir, boot string
@@ -59,7 +59,7 @@ func (s *fixture) saveAndEnd(h device.HealthHistory) {
 	}
 }
 
-// fullHistory is a history without zero fields.
+// fullHistory returns a history without zero fields.
 func fullHistory() device.HealthHistory {
 	at := func(n int64) time.Time { return time.Unix(1e9+n, 5).UTC() }
 	return device.HealthHistory{Records: []device.HealthRecord{
@@ -82,34 +82,34 @@ func fullHistory() device.HealthHistory {
 func TestRestart(t *testing.T) {
 	s := newFixture(t)
 	if _, h := s.open(); !reflect.DeepEqual(h, device.HealthHistory{}) || s.newLogLines() != 0 {
-		t.Errorf("at first it is %+v", h)
+		t.Errorf("at first: got %+v, want an empty history", h)
 	}
 	s.saveAndEnd(fullHistory())
 	info, err := os.Stat(filepath.Join(s.dir, fileName))
 	if err != nil || info.Mode() != 0o600 || !slices.Equal(fileNames(t, s.dir), []string{fileName, disk.OwnerFileName}) {
-		t.Errorf("there are %q, the file is %v, %v", fileNames(t, s.dir), info.Mode(), err)
+		t.Errorf("got files %q, mode %v, error %v, want two files with mode 0600", fileNames(t, s.dir), info.Mode(), err)
 	}
 	if _, h := s.open(); !reflect.DeepEqual(h, fullHistory()) {
-		t.Errorf("it is %+v", h)
+		t.Errorf("got %+v, want the saved history", h)
 	}
 }
 
-// TestLostIsStored: Lost is read by each process until a history without Lost is saved.
+// TestLostIsStored checks that each process reads Lost until a history without Lost is saved.
 func TestLostIsStored(t *testing.T) {
 	s := newFixture(t)
 	s.saveAndEnd(device.HealthHistory{Lost: true})
 	for range 2 {
 		if _, h := s.open(); !h.Lost || s.newLogLines() != 0 {
-			t.Errorf("it is %+v", h)
+			t.Errorf("got %+v, want Lost", h)
 		}
 	}
 	s.saveAndEnd(device.HealthHistory{})
 	if _, h := s.open(); h.Lost {
-		t.Error("it is not over")
+		t.Error("Lost: got true after a history without Lost, want false")
 	}
 }
 
-// TestCountsContinue: only stored counts are exported, so counts continue after a SIGKILL.
+// TestCountsContinue checks that only stored counts are exported, so that counts continue after a SIGKILL.
 func TestCountsContinue(t *testing.T) {
 	s := newFixture(t)
 	f, _ := s.open()
@@ -120,19 +120,19 @@ func TestCountsContinue(t *testing.T) {
 	more := fullHistory()
 	more.Records[0].Flaps++
 	more.Records[0].Xids[0].Count++
-	f.Save(more, true) // and it is killed
-	if shown, _ := f.ExportedCounts(); !reflect.DeepEqual(*shown, fullHistory()) {
-		t.Errorf("a scrape shows %+v", shown)
+	f.Save(more, true) // killed before the write
+	if exported, _ := f.ExportedCounts(); !reflect.DeepEqual(*exported, fullHistory()) {
+		t.Errorf("exported counts: got %+v, want the stored ones", exported)
 	}
 	if _, h := s.open(); !reflect.DeepEqual(h, fullHistory()) {
-		t.Errorf("the next process counts on from %+v", h)
+		t.Errorf("next process: got %+v, want the stored history", h)
 	}
 	s.saveAndEnd(fullHistory())
 	s.write(s.boot, "two")
 	rebooted := fullHistory()
 	rebooted.Rebooted = true
 	if _, h := s.open(); !reflect.DeepEqual(h, rebooted) {
-		t.Errorf("after a boot it is %+v", h)
+		t.Errorf("after a reboot: got %+v, want Rebooted", h)
 	}
 }
 
@@ -152,7 +152,7 @@ func TestReboot(t *testing.T) {
 			s.saveAndEnd(fullHistory())
 			s.write(s.boot, row.after)
 			if _, h := s.open(); h.Rebooted != row.want {
-				t.Errorf("rebooted: %v", h.Rebooted)
+				t.Errorf("Rebooted: got %v, want %v", h.Rebooted, row.want)
 			}
 		})
 	}
@@ -160,7 +160,7 @@ func TestReboot(t *testing.T) {
 
 const badName = fileName + ".bad"
 
-// invalidFiles are files that this program has not written.
+// invalidFiles are files that this program never writes.
 var invalidFiles = map[string]string{
 	"empty":          "",
 	"no JSON":        "hello",
@@ -171,10 +171,10 @@ var invalidFiles = map[string]string{
 	"something more": `{"version":1,"records":[]}{}`,
 	"another type":   `{"version":1,"records":[{"gpu":7}]}`,
 	"no GPU":         `{"version":1,"records":[{"flaps":1}]}`,
-	"a MIG device":   `{"version":1,"records":[{"gpu":"GPU-a","listed":{"id":"MIG-b","gpu":"GPU-a"}}]}`,
-	"another GPU":    `{"version":1,"records":[{"gpu":"GPU-a","listed":{"id":"GPU-b","gpu":"GPU-b"}}]}`,
+	"a MIG device":   `{"version":1,"records":[{"gpu":"GPU-a","last_listed":{"id":"MIG-b","gpu":"GPU-a"}}]}`,
+	"another GPU":    `{"version":1,"records":[{"gpu":"GPU-a","last_listed":{"id":"GPU-b","gpu":"GPU-b"}}]}`,
 	"out of order":   `{"version":1,"records":[{"gpu":"GPU-b"},{"gpu":"GPU-a"}]}`,
-	"no time":        `{"version":1,"records":[{"gpu":"GPU-a","turns":["yesterday"]}]}`,
+	"no time":        `{"version":1,"records":[{"gpu":"GPU-a","unhealthy_times":["yesterday"]}]}`,
 }
 
 func TestInvalidFile(t *testing.T) {
@@ -182,67 +182,67 @@ func TestInvalidFile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
 			s.saveAndEnd(fullHistory())
-			for range 2 { // the second takes the place of the first
+			for range 2 { // the second file replaces the first
 				s.write(filepath.Join(s.dir, fileName), content)
 				if _, h := s.open(); !h.Lost || len(h.Records) > 0 || s.newLogLines() != 1 {
-					t.Errorf("it is %+v, and the log says %q", h, s.log.String())
+					t.Errorf("got %+v and log %q, want Lost and one line", h, s.log.String())
 				}
 			}
 			if got, err := os.ReadFile(filepath.Join(s.dir, badName)); err != nil || string(got) != content || !slices.Equal(fileNames(t, s.dir), []string{badName, disk.OwnerFileName}) {
-				t.Errorf("there are %q, %v", fileNames(t, s.dir), err)
+				t.Errorf("got files %q, error %v, want the renamed file", fileNames(t, s.dir), err)
 			}
 			if _, h := s.open(); h.Lost || s.newLogLines() != 0 {
-				t.Errorf("after that it is %+v", h)
+				t.Errorf("in the next process: got %+v, want Lost false", h)
 			}
 			s.saveAndEnd(fullHistory())
 			if _, h := s.open(); !reflect.DeepEqual(h, fullHistory()) {
-				t.Errorf("when it was written anew it is %+v", h)
+				t.Errorf("after a new save: got %+v, want the saved history", h)
 			}
 		})
 	}
-	t.Run("what is no file", func(t *testing.T) {
+	t.Run("not a file", func(t *testing.T) {
 		s := newFixture(t)
 		if err := os.MkdirAll(filepath.Join(s.dir, fileName), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		if _, h := s.open(); !h.Lost || !slices.Equal(fileNames(t, s.dir), []string{badName, disk.OwnerFileName}) {
-			t.Errorf("it is %+v, and there are %q", h, fileNames(t, s.dir))
+			t.Errorf("got %+v and files %q, want Lost and a renamed file", h, fileNames(t, s.dir))
 		}
 	})
 }
 
-// TestUnknownField: fields of a newer podgauge are ignored after a rollback.
+// TestUnknownField checks that fields of a newer podgauge are ignored after a rollback.
 func TestUnknownField(t *testing.T) {
 	s := newFixture(t)
 	s.saveAndEnd(fullHistory())
 	s.write(filepath.Join(s.dir, fileName), `{"version":1,"mood":"good","records":[{"gpu":"GPU-a","flaps":3,"mood":"bad"}]}`)
 	if _, h := s.open(); h.Lost || len(h.Records) != 1 || h.Records[0].Flaps != 3 {
-		t.Errorf("it is %+v", h)
+		t.Errorf("got %+v, want one record with 3 flaps", h)
 	}
 }
 
 func TestUnwritableFolder(t *testing.T) {
 	s := newFixture(t)
-	s.write(s.dir, "a file in the folder's place")
+	s.write(s.dir, "a file instead of the folder")
 	f, h := s.open()
 	if f.Err() == nil || h.Lost {
-		t.Errorf("it is %+v, %v", h, f.Err())
+		t.Errorf("got %+v, error %v, want an error and Lost false", h, f.Err())
 	}
 	f.Save(fullHistory(), false)
 	for range 3 {
 		if f.Flush() == nil || f.Err() == nil {
-			t.Error("it is written")
+			t.Error("Flush in an unwritable folder: got no error")
 		}
 	}
 	if s.newLogLines() != 1 {
-		t.Errorf("the log says %q", s.log.String())
+		t.Errorf("got log %q, want one line", s.log.String())
 	}
 	os.Remove(s.dir)
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.Flush(); err != nil || f.Err() != nil || s.newLogLines() != 1 {
-		t.Errorf("when it can be, %v, %v", err, f.Err())
+		t.Errorf("in a writable folder: got errors %v, %v", err, f.Err())
 	}
 }
 
@@ -251,7 +251,7 @@ func TestStaleTempsAreRemoved(t *testing.T) {
 	s.saveAndEnd(fullHistory())
 	for _, name := range []string{".health.json.1.tmp", ".health.json.2.tmp", "other.tmp"} {
 		s.write(filepath.Join(s.dir, name), "")
-		if name == ".health.json.2.tmp" { // another process is just at it
+		if name == ".health.json.2.tmp" { // used by another process
 			continue
 		}
 		if err := os.Chtimes(filepath.Join(s.dir, name), time.Time{}, time.Now().Add(-time.Hour)); err != nil {
@@ -260,28 +260,29 @@ func TestStaleTempsAreRemoved(t *testing.T) {
 	}
 	s.open()
 	if got := fileNames(t, s.dir); !slices.Equal(got, []string{".health.json.2.tmp", fileName, "other.tmp", disk.OwnerFileName}) {
-		t.Errorf("there are %q", got)
+		t.Errorf("got files %q", got)
 	}
 }
 
-// TestFileOfNewerVersion: the file is unchanged. Until the upgrade, each device is checked that this version does not know as unhealthy.
+// TestFileOfNewerVersion checks that the file is unchanged. Until the upgrade, all devices that this version does not know as unhealthy are
+// checked.
 func TestFileOfNewerVersion(t *testing.T) {
 	s := newFixture(t)
 	s.saveAndEnd(device.HealthHistory{})
 	newer := filepath.Join(s.dir, fileName)
 	s.write(newer, `{"version":2,"records":"of another type"}`)
 	if _, h := s.open(); !h.Lost || len(h.Records) > 0 || s.newLogLines() != 1 {
-		t.Errorf("it is %+v", h)
+		t.Errorf("got %+v, want Lost and no records", h)
 	}
 	s.saveAndEnd(fullHistory())
 	_, h := s.open()
 	if len(h.Records) != 2 || h.Records[0].Reason != "xid_95" || h.Records[0].Flaps != 7 || !h.Lost {
-		t.Errorf("the next process finds %+v", h)
+		t.Errorf("next process: got %+v, want Lost and xid_95 with 7 flaps", h)
 	}
 	if got, err := os.ReadFile(newer); err != nil || !strings.Contains(string(got), "another type") {
-		t.Errorf("the newer version finds %q, %v", got, err)
+		t.Errorf("file of the newer version: got %q, %v, want it unchanged", got, err)
 	}
 	if got := fileNames(t, s.dir); !slices.Equal(got, []string{fileName, "health.v1.json", disk.OwnerFileName}) {
-		t.Errorf("there are %q", got)
+		t.Errorf("got files %q", got)
 	}
 }

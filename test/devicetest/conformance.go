@@ -20,12 +20,12 @@ func TestBackend(t *testing.T, b device.Backend) {
 	t.Helper()
 	devices, err := b.Devices(t.Context())
 	if err != nil || len(devices) == 0 {
-		t.Fatalf("Devices: %d devices, %v", len(devices), err)
+		t.Fatalf("Devices: got %d devices, error %v, want at least one", len(devices), err)
 	}
 	t.Run("metrics", func(t *testing.T) { testMetrics(t, b) })
 	t.Run("devices", func(t *testing.T) { testDevices(t, b, devices) })
-	if linker, can := b.(device.LinkReader); can {
-		t.Run("links", func(t *testing.T) { testLinks(t, linker, devices) })
+	if linkReader, ok := b.(device.LinkReader); ok {
+		t.Run("links", func(t *testing.T) { testLinks(t, linkReader, devices) })
 	}
 	for _, d := range devices {
 		t.Run("read "+string(d.ID), func(t *testing.T) { testRead(t, b, d) })
@@ -37,7 +37,7 @@ func TestBackend(t *testing.T, b device.Backend) {
 func testMetrics(t *testing.T, b device.Backend) {
 	rows := b.Metrics()
 	if !reflect.DeepEqual(rows, b.Metrics()) {
-		t.Error("Metrics returns different rows each time")
+		t.Error("second call of Metrics: got different rows")
 	}
 	families := map[string]device.Metric{}
 	for _, row := range rows {
@@ -62,21 +62,21 @@ func testDevices(t *testing.T, b device.Backend, devices []device.Device) {
 			t.Errorf("device with an invalid number: %+v", d)
 		}
 		if len(d.InfoLabels) != len(devices[0].InfoLabels) {
-			t.Errorf("%s has other info labels than %s", d.ID, devices[0].ID)
+			t.Errorf("info labels of %s differ from those of %s", d.ID, devices[0].ID)
 		}
 		if i > 0 && devices[i-1].Compare(d) >= 0 {
-			t.Errorf("%s is listed after %s", d.ID, devices[i-1].ID)
+			t.Errorf("order of the listing: got %s after %s", d.ID, devices[i-1].ID)
 		}
 		seen[d.ID] = true
 		testMIGDevice(t, d, devices)
 	}
 	second, err := b.Devices(t.Context())
 	if err != nil || !reflect.DeepEqual(devices, second) {
-		t.Errorf("the second listing differs from the first: %v", err)
+		t.Errorf("second listing: got a different list, error %v", err)
 	}
 }
 
-// testMIGDevice tests that a MIG device belongs to a MIG-enabled GPU and has instances of its own.
+// testMIGDevice tests that a MIG device belongs to a MIG-enabled GPU, and that no other device has its instances.
 func testMIGDevice(t *testing.T, d device.Device, devices []device.Device) {
 	if d.WholeGPU() {
 		if d.MIGDeviceIndex != -1 || d.GI != -1 || d.CI != -1 || d.Profile != "" {
@@ -98,7 +98,7 @@ func testMIGDevice(t *testing.T, d device.Device, devices []device.Device) {
 		return
 	}
 	if o := devices[i]; o.Index != d.Index || o.Minor != d.Minor || o.Model != d.Model || o.PCI != d.PCI || o.NUMANode != d.NUMANode {
-		t.Errorf("%s and %s belong to one GPU, and differ in its fields", d.ID, o.ID)
+		t.Errorf("%s and %s belong to one GPU, but differ in fields of the GPU", d.ID, o.ID)
 	}
 }
 
@@ -109,7 +109,7 @@ func testLinks(t *testing.T, l device.LinkReader, devices []device.Device) {
 	}
 	list, err := l.Links(t.Context())
 	if err != nil || list == nil {
-		t.Fatalf("Links: %v, %v", list, err)
+		t.Fatalf("Links: got %v, error %v, want a list", list, err)
 	}
 	seen := map[[2]device.GPU]bool{}
 	for _, link := range list {
@@ -134,7 +134,7 @@ func testRead(t *testing.T, b device.Backend, d device.Device) {
 			continue
 		}
 		if math.IsNaN(s.Value) || math.IsInf(s.Value, 0) {
-			t.Errorf("%s is %f, want no sample for an absent value", b.Metrics()[s.Metric].Name, s.Value)
+			t.Errorf("%s: got %f, want no sample for an absent value", b.Metrics()[s.Metric].Name, s.Value)
 		}
 		seen[s.Metric] = seen[s.Metric] || s.Device == d.ID
 	}
@@ -143,16 +143,16 @@ func testRead(t *testing.T, b device.Backend, d device.Device) {
 		t.Errorf("Check: %v", err)
 	}
 	if second, err := b.Check(d.GPU); err != nil || second.Resets != first.Resets {
-		t.Errorf("resets went from %d to %d without a reset: %v", first.Resets, second.Resets, err)
+		t.Errorf("resets: got %d, then %d without a reset, error %v", first.Resets, second.Resets, err)
 	}
 }
 
 func testUnknownGPU(t *testing.T, b device.Backend) {
 	if samples, err := b.Read("GPU-unknown", nil); err == nil || len(samples) > 0 {
-		t.Errorf("Read: %v, %v", samples, err)
+		t.Errorf("Read: got %v, error %v, want an error", samples, err)
 	}
 	if _, err := b.Check("GPU-unknown"); err == nil {
-		t.Error("Check: no error")
+		t.Error("Check: got no error")
 	}
 }
 
@@ -160,11 +160,11 @@ func testWait(t *testing.T, b device.Backend) {
 	began := time.Now()
 	event, err := b.Wait(t.Context())
 	if took := time.Since(began); err != nil || event != (device.Event{}) || took > maxWait {
-		t.Errorf("Wait: %+v, %v after %s; want the zero Event within seconds", event, err, took)
+		t.Errorf("Wait: got %+v, error %v after %s, want the zero Event within seconds", event, err, took)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if event, err := b.Wait(ctx); err != nil || event != (device.Event{}) {
-		t.Errorf("Wait when ctx is done: %+v, %v", event, err)
+		t.Errorf("Wait after the end of ctx: got %+v, error %v, want the zero Event", event, err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// TestNoNVMLCall builds the specs of devices that the nvml backend listed, with a library whose calls hang after the listing.
+// TestNoNVMLCall builds the specs of devices from the nvml backend, with a library whose calls hang after the listing.
 func TestNoNVMLCall(t *testing.T) {
 	s := newFixture(t, 4, driverOnHost)
 	if _, err := nvmltest.Build(filepath.Join(s.driverRoot, "usr/lib64")); err != nil {
@@ -31,10 +31,10 @@ func TestNoNVMLCall(t *testing.T) {
 	s.Update(healthyStatuses(devices))
 	s.must(s.State().Err)
 	if after := totalReads(t, calls); after != before {
-		t.Errorf("%d NVML calls", after-before)
+		t.Errorf("got %d NVML calls, want 0", after-before)
 	}
 	if len(devices) != 4 {
-		t.Fatalf("%d devices listed, want 4", len(devices))
+		t.Fatalf("got %d listed devices, want 4", len(devices))
 	}
 	for i, d := range devices {
 		nodes, _, _, _ := s.injectDevices("k8s.device-plugin.nvidia.com/gpu=" + string(d.ID))

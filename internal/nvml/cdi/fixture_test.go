@@ -26,14 +26,14 @@ const (
 type writerFixture struct {
 	testing.TB
 	*Writer
-	board      device.Inventory
+	inventory  device.Inventory
 	state      pubsub.Value[SpecState]
 	log        *capturedLog
 	driverRoot string // in this process's mounts
 	specDir    string
 }
 
-// newFixture installs a driver below a new root, with the device nodes of GPUs.
+// newFixture installs a driver below a new root, with device nodes for a number of GPUs.
 func newFixture(t testing.TB, gpus int, change func(*Options)) *writerFixture {
 	t.Helper()
 	s := &writerFixture{TB: t, driverRoot: t.TempDir(), specDir: filepath.Join(t.TempDir(), "cdi"), log: &capturedLog{}}
@@ -59,7 +59,7 @@ func (s *writerFixture) must(err error) {
 	}
 }
 
-// installDriver creates empty files: nvcdi looks at the names only.
+// installDriver creates empty files: nvcdi reads only the names.
 func (s *writerFixture) installDriver(gpus int) {
 	s.Helper()
 	for _, name := range []string{
@@ -145,7 +145,7 @@ func (s *writerFixture) readSpec(class string) string {
 	return string(content)
 }
 
-// specNames returns the names in the folder of specs.
+// specNames returns the names of the files in the spec directory.
 func (s *writerFixture) specNames() []string {
 	s.Helper()
 	entries, err := os.ReadDir(s.specDir)
@@ -159,7 +159,7 @@ func (s *writerFixture) specNames() []string {
 	return names
 }
 
-// cdiCache reads the folder like a runtime.
+// cdiCache reads the spec directory as a container runtime does.
 func (s *writerFixture) cdiCache() *cdi.Cache {
 	s.Helper()
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.specDir), cdi.WithAutoRefresh(false))
@@ -180,7 +180,7 @@ func (l *capturedLog) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// countLines returns the number of lines with all words.
+// countLines returns the number of lines that have all words.
 func (l *capturedLog) countLines(words ...string) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,10 +14,10 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// TestHardware compares the spec with nvcdi's own spec of the same driver, based on NVML calls.
+// TestHardware compares the spec with nvcdi's own spec for the same driver, which is based on NVML calls.
 func TestHardware(t *testing.T) {
 	if os.Getenv("PODGAUGE_GPU") == "" {
-		t.Skip("PODGAUGE_GPU is not set: this needs an NVIDIA GPU")
+		t.Skip("PODGAUGE_GPU is not set: the test needs an NVIDIA GPU")
 	}
 	s := &writerFixture{TB: t, log: &capturedLog{}, driverRoot: "/", specDir: t.TempDir()}
 	driver := nvml.New(nvml.Options{DriverRoots: []string{"/"}})
@@ -37,7 +37,7 @@ func TestHardware(t *testing.T) {
 	}
 	for _, flags := range [][]string{{"disable-nvsandboxutils"}, nil} {
 		if want, got := s.toolkitSpec(flags), s.readSpec(gpuClass); got != want {
-			t.Errorf("flags %q: nvcdi's spec\n%s\npodgauge's spec\n%s", flags, want, got)
+			t.Errorf("flags %q: got podgauge's spec\n%s\nwant nvcdi's spec\n%s", flags, got, want)
 		}
 	}
 }

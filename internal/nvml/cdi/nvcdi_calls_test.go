@@ -21,7 +21,7 @@ const (
 	dgpuPackage  = "github.com/NVIDIA/nvidia-container-toolkit/internal/platform-support/dgpu"
 )
 
-// Reasons for methods without an implementation in nvml_adapter.go.
+// Reasons why nvml_adapter.go does not implement a method.
 const (
 	implemented = ""
 	onlyByID    = "for queries by id; podgauge queries all devices of an inventory with a single GPU"
@@ -30,7 +30,7 @@ const (
 )
 
 // nvcdiMethods lists the methods of go-nvml, go-nvlib and nvcdi's wrappers that nvcdi calls. A method without an implementation in
-// nvml_adapter.go is a nil pointer, so new calls of an nvcdi update need a review.
+// nvml_adapter.go is a nil pointer, so new calls in an nvcdi update need a review.
 var nvcdiMethods = map[string]string{
 	"Interface.Init":                   implemented,
 	"Interface.Shutdown":               implemented,
@@ -94,17 +94,17 @@ func TestNVCDICalls(t *testing.T) {
 	}
 	for call := range got {
 		if _, known := nvcdiMethods[call]; !known {
-			t.Errorf("nvcdi calls %s", call)
+			t.Errorf("nvcdi calls %s, which nvcdiMethods lacks", call)
 		}
 	}
 	for call := range nvcdiMethods {
 		if !got[call] {
-			t.Errorf("nvcdi no longer calls %s", call)
+			t.Errorf("nvcdi does not call %s, which nvcdiMethods lists", call)
 		}
 	}
 }
 
-// isDriver reports whether a package has interfaces to the driver.
+// isDriver reports whether a package has interfaces of the driver.
 func isDriver(path string) bool {
 	return path == "github.com/NVIDIA/go-nvml/pkg/nvml" || path == "github.com/NVIDIA/go-nvlib/pkg/nvlib/device" || path == dgpuPackage
 }

@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// TestGoldenSpec compares a whole spec, to show the changes of an nvcdi update.
+// TestGoldenSpec compares a whole spec, so that the diff shows the changes of an nvcdi update.
 func TestGoldenSpec(t *testing.T) {
 	t.Setenv("XDG_DATA_DIRS", "") // another search path of nvcdi
 	s := newFixture(t, 2, nil)
@@ -47,13 +47,13 @@ func TestGoldenSpec(t *testing.T) {
 	}
 }
 
-// injectDevices returns the changes to a container with devices.
+// injectDevices injects devices into an empty container and returns the changes.
 func (s *writerFixture) injectDevices(names ...string) (nodes, mounts, hooks, env []string) {
 	s.Helper()
 	spec := &specs.Spec{}
 	unresolved, err := s.cdiCache().InjectDevices(spec, names...)
 	if err != nil || len(unresolved) > 0 {
-		s.Fatalf("unresolved: %q, %v", unresolved, err)
+		s.Fatalf("inject devices: unresolved %q, %v", unresolved, err)
 	}
 	for _, d := range spec.Linux.Devices {
 		nodes = append(nodes, d.Path)
@@ -73,11 +73,11 @@ func wantSet(t testing.TB, what string, got []string, want ...string) {
 	t.Helper()
 	got = slices.Sorted(slices.Values(got))
 	if !slices.Equal(got, slices.Sorted(slices.Values(want))) {
-		t.Errorf("%s: %q; want %q", what, got, want)
+		t.Errorf("%s: got %q, want %q", what, got, want)
 	}
 }
 
-// driverOnHost makes the host's paths equal to this process's: the runtime reads the device nodes.
+// driverOnHost makes the host's paths equal to this process's paths. The runtime reads the device nodes.
 func driverOnHost(o *Options) { o.TargetDriverRoot = "" }
 
 func TestInjection(t *testing.T) {
@@ -116,7 +116,7 @@ func TestInjection(t *testing.T) {
 		"/dev/nvidia-caps/nvidia-cap32", "/dev/nvidiactl", "/dev/nvidia-uvm")
 }
 
-// TestDeviceNames checks Options.DeviceName.
+// TestDeviceNames checks the effect of Options.DeviceName.
 func TestDeviceNames(t *testing.T) {
 	s := newFixture(t, 2, func(o *Options) { o.DeviceName = func(d device.Device) string { return fmt.Sprintf("%d:7", d.Index) } })
 	s.Update(healthyStatuses(makeGPUs(2)))
@@ -134,12 +134,12 @@ func TestDevRoot(t *testing.T) {
 	spec := files.readSpec("gpu")
 	for _, want := range []string{`{"path":"/dev/nvidia0","hostPath":"/dev/nvidia0"`, `"hostPath":"/host/usr/bin/nvidia-smi"`} {
 		if !strings.Contains(spec, want) {
-			t.Errorf("no %s in %s", want, spec)
+			t.Errorf("got spec %s, want it to contain %s", spec, want)
 		}
 	}
 }
 
-// TestHostPaths checks that a spec has the host's paths only.
+// TestHostPaths checks that a spec contains only paths of the host.
 func TestHostPaths(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -183,7 +183,7 @@ func TestHostPaths(t *testing.T) {
 			[]string{"persistenced/socket"},
 		},
 		{
-			"feature flag with an unknown answer", func(o *Options) { o.FeatureFlags = []string{"enable-coherent-annotations"} },
+			"feature flag with an unknown result", func(o *Options) { o.FeatureFlags = []string{"enable-coherent-annotations"} },
 			[]string{"GPU-0"},
 			[]string{"annotations"},
 		},
@@ -195,19 +195,19 @@ func TestHostPaths(t *testing.T) {
 			spec := s.readSpec("gpu")
 			for _, want := range row.want {
 				if !strings.Contains(spec, want) {
-					t.Errorf("no %s in %s", want, spec)
+					t.Errorf("got spec %s, want it to contain %s", spec, want)
 				}
 			}
 			for _, not := range append(row.not, s.driverRoot) {
 				if strings.Contains(spec, not) {
-					t.Errorf("%s in %s", not, spec)
+					t.Errorf("got spec %s, want it not to contain %s", spec, not)
 				}
 			}
 		})
 	}
 }
 
-// BenchmarkUpdate measures the rebuild, every 30 s, and the check of files, every second, with eight GPUs.
+// BenchmarkUpdate measures, with eight GPUs, the rebuild every 30 s and the check of files every second.
 func BenchmarkUpdate(b *testing.B) {
 	s := newFixture(b, 8, nil)
 	for i := range 60 { // the number of a real driver's libraries

@@ -36,12 +36,12 @@ func runWriter(t *testing.T, gpus int, change func(*Options), body func(*writerF
 // checkInterval is the interval of updates without a change of the inventory.
 const checkInterval = time.Second
 
-// repeatUpdate follows the inventory, as podgauge does.
+// repeatUpdate calls Update after each change of the inventory, as podgauge does.
 func (s *writerFixture) repeatUpdate(ctx context.Context) {
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
 	for {
-		statuses, changed := s.board.Get()
+		statuses, changed := s.inventory.Get()
 		if statuses != nil {
 			s.Update(statuses)
 		}
@@ -54,28 +54,28 @@ func (s *writerFixture) repeatUpdate(ctx context.Context) {
 	}
 }
 
-// advance advances the time and waits until the Writer is idle.
+// advance advances the clock and waits until the Writer is idle.
 func (s *writerFixture) advance(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
 func (s *writerFixture) publishDevices(devices []device.Device) {
-	s.board.Set(healthyStatuses(devices))
+	s.inventory.Set(healthyStatuses(devices))
 	s.advance(0)
 }
 
 func (s *writerFixture) wantDevices(devices ...string) {
 	s.Helper()
 	if got := s.State().Devices; !slices.Equal(got, devices) {
-		s.Fatalf("devices %q; want %q; %v", got, devices, s.State().Err)
+		s.Fatalf("devices: got %q, want %q, error %v", got, devices, s.State().Err)
 	}
 	if len(devices) == 0 {
 		return
 	}
 	for _, d := range devices {
 		if s.cdiCache().GetDevice("k8s.device-plugin.nvidia.com/gpu="+d) == nil {
-			s.Fatalf("no device %s in the file", d)
+			s.Fatalf("device %s is missing in the file", d)
 		}
 	}
 }
@@ -88,52 +88,52 @@ func TestSpecsFollowTheInventory(t *testing.T) {
 		s.wantDevices("GPU-0", "GPU-1")
 		wantSet(t, "files", s.specNames(), "k8s.device-plugin.nvidia.com-gpu.json")
 		if info, err := os.Stat(s.specPathOf("gpu")); err != nil || info.Mode() != 0o644 {
-			t.Errorf("file %v, %v", info, err)
+			t.Errorf("spec file: got %v, %v, want mode 0644", info, err)
 		}
 		if !s.State().Attempted() || !s.HasSpec("gpu") || s.HasSpec("gds") {
-			t.Errorf("specs %q", s.State().Classes)
+			t.Errorf("specs: got %q, want gpu", s.State().Classes)
 		}
 		lost := healthyStatuses(makeGPUs(2))
 		lost[0].Healthy, lost[0].Reason, lost[0].Gone = false, "gone", true
-		s.board.Set(lost)
+		s.inventory.Set(lost)
 		s.advance(0)
 		s.wantDevices("GPU-1")
 		s.publishDevices(nil)
 		s.wantDevices()
-		if there := s.specNames(); len(there) > 0 {
-			t.Errorf("files without a device: %q", there)
+		if files := s.specNames(); len(files) > 0 {
+			t.Errorf("files without devices: got %q, want none", files)
 		}
 		s.publishDevices(makeGPUs(1))
 		s.wantDevices("GPU-0")
 		if n := s.log.countLines("WARN"); n > 0 {
-			t.Errorf("%d warnings:\n%s", n, s.log)
+			t.Errorf("got %d warnings, want 0:\n%s", n, s.log)
 		}
 	})
 }
 
-// TestUnchangedFile checks that a right file is not written again: runtimes read all specs after a change.
+// TestUnchangedFile checks that a valid file is not rewritten: runtimes read all specs after a change.
 func TestUnchangedFile(t *testing.T) {
 	runWriter(t, 2, nil, func(s *writerFixture) {
 		s.publishDevices(makeGPUs(2))
 		before, err := os.Stat(s.specPathOf("gpu"))
 		s.must(err)
-		sick := healthyStatuses(makeGPUs(2))
-		sick[1].Healthy, sick[1].Reason = false, "xid_79"
-		s.board.Set(sick)
+		statuses := healthyStatuses(makeGPUs(2))
+		statuses[1].Healthy, statuses[1].Reason = false, "xid_79"
+		s.inventory.Set(statuses)
 		s.advance(10 * time.Minute)
 		after, err := os.Stat(s.specPathOf("gpu"))
 		s.must(err)
 		if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
-			t.Error("file written again")
+			t.Error("the file was rewritten")
 		}
 		if n := s.log.countLines(""); n != 1 {
-			t.Errorf("%d log lines:\n%s", n, s.log)
+			t.Errorf("got %d log lines, want 1:\n%s", n, s.log)
 		}
 	})
 }
 
 func TestFileRestored(t *testing.T) {
-	for name, damage := range map[string]func(*writerFixture){
+	for name, change := range map[string]func(*writerFixture){
 		"removed":        func(s *writerFixture) { s.must(os.Remove(s.specPathOf("gpu"))) },
 		"folder removed": func(s *writerFixture) { s.must(os.RemoveAll(s.specDir)) },
 		"altered":        func(s *writerFixture) { s.must(os.WriteFile(s.specPathOf("gpu"), []byte("{}"), 0o644)) },
@@ -146,18 +146,18 @@ func TestFileRestored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			runWriter(t, 1, nil, func(s *writerFixture) {
 				s.publishDevices(makeGPUs(1))
-				right := s.readSpec("gpu")
-				damage(s)
+				valid := s.readSpec("gpu")
+				change(s)
 				s.advance(checkInterval)
 				if name == "folder in its place" { // rename fails
 					if s.HasSpec("gpu") || s.State().Err == nil || !s.State().Attempted() {
-						t.Errorf("state %+v", s.State())
+						t.Errorf("state: got %+v, want an attempt with an error and no spec", s.State())
 					}
 					s.must(os.Remove(s.specPathOf("gpu")))
 					s.advance(retryInterval)
 				}
-				if got := s.readSpec("gpu"); got != right {
-					t.Errorf("file content %s", got)
+				if got := s.readSpec("gpu"); got != valid {
+					t.Errorf("spec: got %s, want %s", got, valid)
 				}
 				s.wantDevices("GPU-0")
 			})
@@ -165,7 +165,7 @@ func TestFileRestored(t *testing.T) {
 	}
 }
 
-// replaceFile replaces the spec like another program.
+// replaceFile replaces the spec as another program does.
 func (s *writerFixture) replaceFile(content string) {
 	s.Helper()
 	other := filepath.Join(s.TempDir(), "other")
@@ -173,17 +173,17 @@ func (s *writerFixture) replaceFile(content string) {
 	s.must(os.Rename(other, s.specPathOf("gpu")))
 }
 
-// TestFilesOutliveTheWriter checks that specs stay for containers that restart during a rollout.
+// TestFilesOutliveTheWriter checks that specs remain for containers that restart during a rollout.
 func TestFilesOutliveTheWriter(t *testing.T) {
 	dir := t.TempDir()
 	runWriter(t, 1, func(o *Options) { o.Dir = dir }, func(s *writerFixture) { s.publishDevices(makeGPUs(1)) })
 	spec, err := cdi.ReadSpec(filepath.Join(dir, "k8s.device-plugin.nvidia.com-gpu.json"), 0)
 	if err != nil || len(spec.Devices) != 1 || spec.Devices[0].Name != "GPU-0" {
-		t.Errorf("spec after the end: %v, %v", spec, err)
+		t.Errorf("spec after the end: got %v, %v, want device GPU-0", spec, err)
 	}
 }
 
-// TestNextWriter checks the treatment of files that an earlier process left.
+// TestNextWriter checks the handling of files from an earlier process.
 func TestNextWriter(t *testing.T) {
 	leave := func(s *writerFixture, names ...string) {
 		s.must(os.MkdirAll(s.specDir, 0o755))
@@ -215,7 +215,7 @@ func TestNextWriter(t *testing.T) {
 			s.advance(10 * time.Minute)
 			wantSet(t, "files", s.specNames(), gpu, gds)
 			if s.HasSpec("gpu") {
-				t.Error("unchecked file reported as written")
+				t.Error("HasSpec: got true for an unchecked file, want false")
 			}
 		})
 	})
@@ -226,7 +226,7 @@ func TestNextWriter(t *testing.T) {
 			s.publishDevices(makeGPUs(1))
 			wantSet(t, "files", s.specNames(), gpu)
 			if s.HasSpec("gpu") {
-				t.Error("unchecked file reported as written")
+				t.Error("HasSpec: got true for an unchecked file, want false")
 			}
 		})
 	})
@@ -255,22 +255,22 @@ func TestStatePublished(t *testing.T) {
 		select {
 		case <-first:
 		default:
-			t.Error("no change published")
+			t.Error("publication after a change: got none, want one")
 		}
 		_, second := s.state.Get()
 		s.advance(10 * time.Minute)
 		select {
 		case <-second:
-			t.Error("an equal state is published")
+			t.Error("publication of an equal state: got one, want none")
 		default:
 		}
 		if !s.HasSpec("gpu") {
-			t.Errorf("classes %q", s.State().Classes)
+			t.Errorf("classes: got %q, want gpu", s.State().Classes)
 		}
 	})
 }
 
-// TestTruncatedFileOfAnEarlierProcess checks that the file is replaced.
+// TestTruncatedFileOfAnEarlierProcess checks that a truncated file is replaced.
 func TestTruncatedFileOfAnEarlierProcess(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		s.must(os.MkdirAll(s.specDir, 0o755))
@@ -280,7 +280,7 @@ func TestTruncatedFileOfAnEarlierProcess(t *testing.T) {
 	})
 }
 
-// TestFailureAndRecovery checks that a failure is logged once and retried, and that existing files stay.
+// TestFailureAndRecovery checks that a failure is logged once and retried, and that existing files remain.
 func TestFailureAndRecovery(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		libraries := filepath.Join(s.driverRoot, "usr/lib64")
@@ -289,10 +289,10 @@ func TestFailureAndRecovery(t *testing.T) {
 		s.advance(10 * time.Minute)
 		s.wantDevices()
 		if err := s.State().Err; err == nil || !s.State().Attempted() || len(s.specNames()) > 0 {
-			t.Errorf("error %v, files %q", err, s.specNames())
+			t.Errorf("got error %v and files %q, want an error and no files", err, s.specNames())
 		}
 		if n := s.log.countLines(""); n != 1 || s.log.countLines("WARN", testDriverVersion) != 1 {
-			t.Errorf("%d log lines:\n%s", n, s.log)
+			t.Errorf("got %d log lines, want one warning:\n%s", n, s.log)
 		}
 		s.must(os.Rename(libraries+".away", libraries))
 		s.advance(retryInterval)
@@ -303,24 +303,24 @@ func TestFailureAndRecovery(t *testing.T) {
 		s.advance(rebuildInterval)
 		s.wantDevices("GPU-0")
 		if s.State().Err == nil {
-			t.Error("no error without the driver's files")
+			t.Error("error without the driver's files: got none")
 		}
 	})
 }
 
-// TestPeriodicRebuild finds a driver file that appears without a change of the inventory.
+// TestPeriodicRebuild checks that the Writer finds a new driver file without a change of the inventory.
 func TestPeriodicRebuild(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		s.publishDevices(makeGPUs(1))
 		s.touch("run/nvidia-fabricmanager/socket")
 		s.advance(rebuildInterval)
 		if !strings.Contains(s.readSpec("gpu"), "/host/run/nvidia-fabricmanager/socket") {
-			t.Error("new socket missing in the spec")
+			t.Error("the spec lacks the new socket")
 		}
 		s.must(os.RemoveAll(filepath.Join(s.driverRoot, "run")))
 		s.advance(rebuildInterval)
 		if strings.Contains(s.readSpec("gpu"), "/run/") {
-			t.Error("removed socket in the spec")
+			t.Error("the spec has the removed socket")
 		}
 	})
 }
@@ -347,11 +347,11 @@ func TestInvalidDevice(t *testing.T) {
 				s.publishDevices([]device.Device{one, row.device})
 				s.wantDevices("GPU-0")
 				if err := s.State().Err; err == nil || !strings.Contains(err.Error(), row.want) {
-					t.Errorf("error %v; want %q", err, row.want)
+					t.Errorf("error: got %v, want %q", err, row.want)
 				}
 				s.advance(10 * time.Minute)
 				if n := s.log.countLines(""); n != 1 {
-					t.Errorf("%d log lines:\n%s", n, s.log)
+					t.Errorf("got %d log lines, want 1:\n%s", n, s.log)
 				}
 			})
 		})
@@ -362,24 +362,24 @@ func TestNoDriver(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		s.advance(10 * time.Minute)
 		if n := s.log.countLines(""); n != 0 {
-			t.Errorf("%d log lines:\n%s", n, s.log)
+			t.Errorf("got %d log lines, want 0:\n%s", n, s.log)
 		}
 		if s.State().Attempted() {
-			t.Errorf("attempted without an inventory: %v", s.State().Err)
+			t.Errorf("Attempted without an inventory: got true with error %v, want false", s.State().Err)
 		}
 		unknown := makeGPUs(1)
 		unknown[0].InfoLabels = nil
 		s.publishDevices(unknown)
 		s.wantDevices()
 		if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "version unknown") {
-			t.Errorf("error %v", err)
+			t.Errorf("error: got %v, want an unknown version", err)
 		}
 		s.publishDevices(makeGPUs(1))
 		s.wantDevices("GPU-0")
 	})
 }
 
-// TestClasses checks that each class has a spec only if the node has such devices.
+// TestClasses checks that a class has a spec only if the node has such devices.
 func TestClasses(t *testing.T) {
 	all := func(o *Options) {
 		o.GDRCopy, o.GDS, o.MOFED, o.IMEXChannels = true, true, true, []int{0, 3}
@@ -407,7 +407,7 @@ func TestClasses(t *testing.T) {
 			"mofed":        `"hostPath":"/host/dev/infiniband/rdma_cm"`,
 		} {
 			if !strings.Contains(s.readSpec(class), want) {
-				t.Errorf("no %s in %s", want, s.readSpec(class))
+				t.Errorf("got spec %s, want it to contain %s", s.readSpec(class), want)
 			}
 		}
 		s.must(os.Remove(filepath.Join(s.driverRoot, "dev/gdrdrv")))
@@ -422,7 +422,7 @@ func TestFindIMEXChannels(t *testing.T) {
 	s.touch("dev/nvidia-caps-imex-channels/channel2")
 	present, missing := FindIMEXChannels(s.driverRoot, []int{0, 1, 2})
 	if !slices.Equal(present, []int{0}) || !slices.Equal(missing, []int{1, 2}) {
-		t.Errorf("present %v, missing %v", present, missing)
+		t.Errorf("channels: got present %v and missing %v, want 0 present, 1 and 2 missing", present, missing)
 	}
 }
 
@@ -431,7 +431,7 @@ func TestPanic(t *testing.T) {
 	runWriter(t, 1, func(o *Options) { o.DeviceName = func(device.Device) string { panic("oh") } }, func(s *writerFixture) {
 		s.publishDevices(makeGPUs(1))
 		if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "panicked: oh") {
-			t.Errorf("error %v", err)
+			t.Errorf("error: got %v, want the panic", err)
 		}
 	})
 }

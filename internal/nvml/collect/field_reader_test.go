@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// FuzzChecks has checks evaluate any value that a driver may put into a field.
+// FuzzChecks lets checks evaluate any value that a driver may put into a field.
 func FuzzChecks(f *testing.F) {
 	for typ := range uint32(8) {
 		f.Add(typ, uint64(0))
@@ -33,16 +33,15 @@ func FuzzChecks(f *testing.F) {
 			if c.fieldIndex == recoveryIndex {
 				bad = v == math.Trunc(v) && v > 0 && v <= float64(nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT)
 			}
-			if found := c.evaluate(nil, c, v, time.Time{}); (found == nil) == bad || found != nil && (found.Reason == "" || found.Action == "") {
-				t.Fatalf("%s: %v means %+v", c.Condition, v, found)
+			if fault := c.evaluate(nil, c, v, time.Time{}); (fault == nil) == bad || fault != nil && (fault.Reason == "" || fault.Action == "") {
+				t.Fatalf("%s: value %v: got fault %+v", c.Condition, v, fault)
 			}
 		}
 	})
 }
 
-// TestFieldValuesAdded has a driver that adds to what the entries held before a call, as one
-// was reported to (https://github.com/NVIDIA/go-nvml/issues/46): no reading and no check may
-// change by that.
+// TestFieldValuesAdded has a driver that adds to the values in the buffer, as reported in https://github.com/NVIDIA/go-nvml/issues/46.
+// Readings and checks must not change.
 func TestFieldValuesAdded(t *testing.T) {
 	const (
 		ecc    = `nvidia_gpu_ecc_volatile_errors_total{severity="corrected"}`
@@ -53,23 +52,23 @@ func TestFieldValuesAdded(t *testing.T) {
 	for i := range 3 {
 		s.ageSlow(0, time.Minute)
 		if got := s.values(0); got[ecc] != 10 || got[memory] != 40 || got[sent] != 5000 {
-			t.Errorf("reading %d: %v errors, %v °C, %v bytes", i, got[ecc], got[memory], got[sent])
+			t.Errorf("reading %d: got %v errors, %v °C, %v bytes, want 10, 40, 5000", i, got[ecc], got[memory], got[sent])
 		}
 		if v, err := s.Check(s.id(0)); err != nil || v.EnergyCounter != 9000 {
-			t.Errorf("check %d: %+v, %v", i, v, err)
+			t.Errorf("check %d: got %+v, %v, want energy counter 9000", i, v, err)
 		}
 	}
 }
 
-// TestNoFields asks for nothing: go-nvml would take the address of no element.
+// TestNoFields checks that an empty list makes no call: go-nvml would take the address of its first element.
 func TestNoFields(t *testing.T) {
 	var none fieldReader
 	if ret := none.read(nil, time.Now()); ret != nvml.SUCCESS {
-		t.Errorf("got %d", ret)
+		t.Errorf("empty list: got %d, want SUCCESS", ret)
 	}
 	b := metric.NewFieldBatch(metric.FieldKey{ID: 83}, metric.FieldKey{ID: 83}, metric.FieldKey{ID: 82}, metric.FieldKey{ID: 82, Scope: metric.ScopeNVLink, N: 1}, metric.FieldKey{ID: 82, Scope: metric.ScopeNVLink, N: 7})
 	f := newFieldReader(lib.Symbols{lib.FieldValuesSymbol: true}, b, func(k metric.FieldKey) bool { return k.N < 4 })
 	if f.prepareRequests(time.Now()); len(f.requests) != 3 {
-		t.Errorf("asks for %v", f)
+		t.Errorf("requests: got %v, want 3", f)
 	}
 }

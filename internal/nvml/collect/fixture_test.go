@@ -16,10 +16,10 @@ import (
 	"go.uber.org/goleak"
 )
 
-// testTimeout is the time for what must happen. Nothing takes that long.
+// testTimeout is longer than any expected event takes.
 const testTimeout = 20 * time.Second
 
-// testDir has the stand-in, its scenario and its calls: a process can load one NVML in its life.
+// testDir has the NVML stand-in, its scenario and its call log: a process can load only one NVML.
 var testDir string
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
@@ -47,7 +47,7 @@ func runTests(m *testing.M) int {
 	return code
 }
 
-// readerFixture reads the GPUs of the stand-in.
+// readerFixture reads the GPUs of the NVML stand-in.
 type readerFixture struct {
 	testing.TB
 	machine       *nvmltest.Scenario
@@ -56,10 +56,10 @@ type readerFixture struct {
 	session       *lib.Session // nil: closed
 	histories     Histories
 	gpus          []*GPUReader // by index
-	leakedSamples uint64       // GPM samples of earlier fixtures, which all use one library
+	leakedSamples uint64       // GPM samples of earlier fixtures with the same library
 }
 
-// newListedFixture has the machine as the lines say, and its GPUs listed.
+// newListedFixture returns a fixture with listed GPUs and the scenario of the lines.
 func newListedFixture(t testing.TB, lines ...string) *readerFixture {
 	t.Helper()
 	return newPlanFixture(t, metric.NewReadPlan(false, nil), lines...)
@@ -85,7 +85,7 @@ func newPlanFixture(t testing.TB, plan *metric.ReadPlan, lines ...string) *reade
 	return s
 }
 
-// list lists the GPUs and their MIG devices, n GPUs unless it is negative.
+// list lists the GPUs and their MIG devices. It requires n GPUs, unless n is negative.
 func (s *readerFixture) list(n int) {
 	s.Helper()
 	if s.session == nil {
@@ -95,7 +95,7 @@ func (s *readerFixture) list(n int) {
 	count, ret := s.library.DeviceGetCount()
 	s.succeeds("count", ret)
 	if n >= 0 && count != n {
-		s.Fatalf("%d GPUs are listed, want %d", count, n)
+		s.Fatalf("got %d listed GPUs, want %d", count, n)
 	}
 	old := s.gpus
 	s.gpus = make([]*GPUReader, count)
@@ -117,7 +117,7 @@ func (s *readerFixture) list(n int) {
 	}
 }
 
-// migState asks for the MIG devices, as a listing does.
+// migState reads the MIG devices, as a listing does.
 func (s *readerFixture) migState(handle nvml.Device) *MIGState {
 	s.Helper()
 	mode, pending, ret := handle.GetMigMode()
@@ -155,7 +155,7 @@ func (s *readerFixture) succeeds(what string, ret nvml.Return) {
 	}
 }
 
-// Close shuts the library down. A list that comes later starts it again.
+// Close shuts the library down. A later list starts it again.
 func (s *readerFixture) Close() {
 	if s.session == nil {
 		return
@@ -216,7 +216,7 @@ func (s *readerFixture) must(err error) {
 	}
 }
 
-// values reads a GPU without an error: its values by the name of their series.
+// values reads a GPU, requires no error, and returns the values by the name of their series.
 func (s *readerFixture) values(i int) map[string]float64 {
 	s.Helper()
 	id := s.id(i)
@@ -225,7 +225,7 @@ func (s *readerFixture) values(i int) map[string]float64 {
 	values := map[string]float64{}
 	for _, sample := range samples {
 		if sample.Device != device.ID(id) {
-			s.Errorf("a reading of %s has a value of %s", id, sample.Device)
+			s.Errorf("reading of %s: got a value of %s", id, sample.Device)
 		}
 		values[seriesName(s.Metrics()[sample.Metric])] = sample.Value
 	}
@@ -250,7 +250,7 @@ func (s *readerFixture) calls() nvmltest.CallCounts {
 	return calls
 }
 
-// samples are the GPM samples that this fixture has allocated and not freed.
+// samples returns the number of GPM samples that this fixture has allocated and not freed.
 func (s *readerFixture) samples() int {
 	s.Helper()
 	return int(s.calls().GPMSamples()) - int(s.leakedSamples)
@@ -261,7 +261,7 @@ func (s *readerFixture) eventually(what string, condition func() bool) {
 	s.Helper()
 	for deadline := time.Now().Add(testTimeout); !condition(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			s.Fatalf("not in time: %s", what)
+			s.Fatalf("timeout: %s", what)
 		}
 	}
 }

@@ -12,8 +12,7 @@ import (
 
 const smActive = "nvidia_gpu_sm_active_ratio"
 
-// TestGPM has checks end windows. Readings take no sample, and show what the newest window
-// gave, unless it is too old or a sample failed.
+// TestGPM checks that checks end the windows. Readings take no sample, and export the newest window unless it is too old or a sample failed.
 func TestGPM(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 metric 2 40")
 	active := func() float64 {
@@ -29,11 +28,11 @@ func TestGPM(t *testing.T) {
 			f()
 		}
 		if got := active(); got != want {
-			t.Errorf("%s: %v, want %v", what, got, want)
+			t.Errorf("%s: got %v, want %v", what, got, want)
 		}
 		since := s.calls().Since(before)
 		if n := since.Count("nvmlGpmSampleGet", 0) + since.Count("nvmlGpmMetricsGet", 0) + since.Count("nvmlGpmSampleAlloc", 16); n != calls {
-			t.Errorf("%s: %d calls, want %d", what, n, calls)
+			t.Errorf("%s: got %d calls, want %d", what, n, calls)
 		}
 	}
 	window := func() { s.closeWindow(0) }
@@ -42,40 +41,40 @@ func TestGPM(t *testing.T) {
 	want("too soon", -1, 0, check)
 	want("later", 0.4, 3, window)
 	s.set("gpu 0 metric 2 60")
-	want("at once again", 0.4, 0, check)
-	want("a window with both", active(), 0)
+	want("again, too soon", 0.4, 0, check)
+	want("before the end of the window", active(), 0)
 	want("a window later", 0.6, 4, window, window)
 	s.set("gpu 0 metric 2 150")
 	want("nonsense", -1, 4, window, window)
 	s.set("gpu 0 metric 2 50")
 	want("again", 0.5, 4, window, window)
 	s.ageSamples(0, maxAge+time.Second)
-	want("no check for long", -1, 0)
-	want("and the next", -1, 1, check)
+	want("long after the last check", -1, 0)
+	want("first check after that", -1, 1, check)
 	want("later", 0.5, 2, window)
 	s.set("fail nvmlGpmSampleGet gpu 0 UNKNOWN")
-	want("it fails", -1, 1, window)
+	want("failed sample", -1, 1, window)
 	s.clear("fail")
-	want("a first one again", -1, 1, check)
-	want("and the next", 0.5, 2, window)
+	want("first sample after the failure", -1, 1, check)
+	want("second sample after the failure", 0.5, 2, window)
 	g := s.gpu(0)
 	g.history.resets.Add(1)
 	want("after a reset", -1, 1, window)
 	g.lastCollection = g.lastCollection.Add(-gpmIdleTimeout - time.Minute)
-	want("no reader", -1, 0, window)
+	want("without collections", -1, 0, window)
 	if n := s.samples(); n != 2 {
-		t.Errorf("%d samples are there, want 2", n)
+		t.Errorf("got %d samples, want 2", n)
 	}
 	s.Close()
 	if n := s.samples(); n != 0 {
-		t.Errorf("%d samples are left behind", n)
+		t.Errorf("got %d samples after Close, want 0", n)
 	}
 	s.list(1)
 	want("after an Init", -1, 0)
 }
 
-// TestWindowsOfReaders reads a GPU as two Prometheus servers and a page do, in simulated
-// time: the windows that the first one sees are the same with and without the others.
+// TestWindowsOfReaders collects as two Prometheus servers and a status page do, in simulated time. The windows of the first server are the
+// same with and without the others.
 func TestWindowsOfReaders(t *testing.T) {
 	windows := func(others ...time.Duration) (seen []time.Duration) {
 		s := newListedFixture(t, "gpus 1", "gpu 0 metric 2 40")
@@ -94,7 +93,7 @@ func TestWindowsOfReaders(t *testing.T) {
 			if at%(15*time.Second) == 0 {
 				g.collect(now)
 				if !g.latest.Present[smUtilization()] && at > 30*time.Second {
-					t.Errorf("there is no value after %v", at)
+					t.Errorf("no value after %v", at)
 				}
 				seen = append(seen, now.Sub(g.sampler.takenAt))
 			}
@@ -103,26 +102,26 @@ func TestWindowsOfReaders(t *testing.T) {
 	}
 	alone := windows()
 	if with := windows(time.Second, 2*time.Second, 7*time.Second); !slices.Equal(alone, with) {
-		t.Errorf("alone its windows ended %v before, with others %v", alone, with)
+		t.Errorf("ages of the windows: got %v alone, %v with other readers, want equal", alone, with)
 	}
 }
 
-// TestNoGPM costs nothing where there is none.
+// TestNoGPM checks that a GPU without GPM causes no GPM calls.
 func TestNoGPM(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 model a100")
 	before := s.calls()
 	got := s.settledValues(0)
 	if _, ok := got[smActive]; ok || got[`nvidia_gpu_feature_supported{feature="gpm"}`] != 0 {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v, want GPM not supported and no value", got)
 	}
 	since := s.calls().Since(before)
 	if n := since.Count("nvmlGpmSampleGet", 0) + since.Count("nvmlGpmQueryDeviceSupport", 0); n != 0 {
-		t.Errorf("%d calls", n)
+		t.Errorf("got %d GPM calls, want 0", n)
 	}
 	s.list(1)
 }
 
-// smUtilization is the value of GPM's SM utilization.
+// smUtilization returns the ID of GPM's SM utilization.
 func smUtilization() metric.ValueID {
 	i := slices.IndexFunc(metric.GPMValues, func(v metric.GPMValue) bool { return v.Metric == nvml.GPM_METRIC_SM_UTIL })
 	return metric.GPMValues[i].ID

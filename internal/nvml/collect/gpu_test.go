@@ -16,12 +16,11 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// TestRowFails has one thing after the other fail, and wants nothing but its own
-// rows to go. What has another source is read from there.
+// TestRowFails lets each source fail, and requires that only its rows are absent. Rows with another source are read from there.
 func TestRowFails(t *testing.T) {
 	for _, c := range []struct {
 		fails string
-		gone  string // what the lost rows begin with; empty: none is lost
+		gone  string // prefixes of the absent rows; empty: none
 	}{
 		{"nvmlDeviceGetMemoryInfo_v2", "nvidia_gpu_memory_reserved"},
 		{"nvmlDeviceGetBAR1MemoryInfo", "nvidia_gpu_bar1"},
@@ -54,7 +53,7 @@ func TestRowFails(t *testing.T) {
 				s := newListedFixture(t, append(nvmltest.BusyGPU, "gpus 1", "fail "+c.fails+" gpu 0 "+code)...)
 				want := maps.Clone(nvmltest.BusyValues)
 				maps.DeleteFunc(want, func(name string, _ float64) bool { return c.gone != "" && hasAnyPrefix(name+"=", c.gone) })
-				if c.fails == "nvmlDeviceGetMemoryInfo_v2" { // the older call counts it as used
+				if c.fails == "nvmlDeviceGetMemoryInfo_v2" { // the older call counts reserved memory as used
 					want["nvidia_gpu_memory_used_bytes"] += nvmltest.BusyValues["nvidia_gpu_memory_reserved_bytes"]
 				}
 				for range 2 {
@@ -71,7 +70,7 @@ func diffValues(got, want map[string]float64) string {
 	var lines []string
 	for name, v := range got {
 		if w, ok := want[name]; !ok || v != w {
-			lines = append(lines, fmt.Sprintf("%s is %v, want %v, %v", name, v, w, ok))
+			lines = append(lines, fmt.Sprintf("%s: got %v, want %v (%v)", name, v, w, ok))
 		}
 	}
 	for name := range want {
@@ -92,9 +91,9 @@ func hasAnyPrefix(name, prefixes string) bool {
 	return false
 }
 
-// TestFieldComesBack has a field fail once. It is asked for again by the next reading,
-// unless the GPU said that it does not have it: then after a while, or a failure.
-func TestFieldComesBack(t *testing.T) {
+// TestFieldReturns lets a field fail once. The next reading reads it again. An unsupported field is read again minutes later, or after a
+// failure.
+func TestFieldReturns(t *testing.T) {
 	const memory = `nvidia_gpu_temperature_celsius{sensor="memory"}`
 	for code, back := range map[string]bool{"UNKNOWN": true, "NOT_SUPPORTED": false, "INVALID_ARGUMENT": false} {
 		s := newListedFixture(t, "gpus 1")
@@ -102,29 +101,29 @@ func TestFieldComesBack(t *testing.T) {
 		has := func(when string, want bool) {
 			t.Helper()
 			if _, ok := s.values(0)[memory]; ok != want {
-				t.Errorf("%s, %s: it has a value: %v", code, when, ok)
+				t.Errorf("%s, %s: value present: got %v, want %v", code, when, ok, want)
 			}
 		}
 		once := func() {
 			s.set("fail field:82 gpu 0 " + code)
 			has("while it fails", false)
 			s.clear("fail")
-			has("the next time", back)
+			has("in the next reading", back)
 		}
 		once()
 		s.set("gpu 0 lost")
 		if _, err := s.Read(id, nil); !errors.Is(err, device.ErrLost) {
-			t.Errorf("got %v", err)
+			t.Errorf("Read: got %v, want ErrLost", err)
 		}
 		s.clear("gpu 0")
-		has("when the GPU is back", true)
+		has("after the GPU was lost", true)
 		once()
 		s.set("gpu 0 lost")
 		if _, err := s.Check(id); !errors.Is(err, device.ErrLost) {
-			t.Errorf("got %v", err)
+			t.Errorf("Check: got %v, want ErrLost", err)
 		}
 		s.clear("gpu 0")
-		has("when a check has failed", true)
+		has("after a failed check", true)
 		once()
 		g := s.byID(id)
 		g.fastFields.droppedSince = g.fastFields.droppedSince.Add(-confirmedRetryInterval)
@@ -136,8 +135,8 @@ func TestFieldComesBack(t *testing.T) {
 	}
 }
 
-// TestAbsurd has values that are none. They are absent, not shown.
-func TestAbsurd(t *testing.T) {
+// TestImplausibleValues checks that implausible values are not exported.
+func TestImplausibleValues(t *testing.T) {
 	for line, gone := range map[string]string{
 		"utilization 101":                           "nvidia_gpu_utilization_ratio",
 		"utilization 0xFFFFFFFF":                    "nvidia_gpu_utilization_ratio",
@@ -153,37 +152,36 @@ func TestAbsurd(t *testing.T) {
 	} {
 		s := newListedFixture(t, "gpus 1", "gpu 0 "+line)
 		if v, ok := s.values(0)[gone]; ok {
-			t.Errorf("%s: %s is %v", line, gone, v)
+			t.Errorf("%s: %s: got %v, want none", line, gone, v)
 		}
 	}
 }
 
-// TestThrottleReasons shows those that the GPU can give, and any that it gave. That it is idle (0x1) is
-// none: whatever is summed over reasons would count idle GPUs as throttled.
+// TestThrottleReasons checks that the reasons that the GPU supports or returned are exported. Idle (0x1) is no reason: a sum over the
+// reasons would count idle GPUs as throttled.
 func TestThrottleReasons(t *testing.T) {
 	const capped, limit = `nvidia_gpu_throttle_active{reason="sw_power_cap"}`, `nvidia_gpu_throttle_active{reason="board_limit"}`
 	s := newListedFixture(t, "gpus 1", "gpu 0 throttle 0x1", "gpu 0 throttle_supported 0x1ff")
 	got := s.values(0)
 	if _, ok := got[limit]; ok {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v, want no reason that is not supported", got)
 	}
 	for name, value := range got {
 		if strings.HasPrefix(name, "nvidia_gpu_throttle_active") && value != 0 {
-			t.Errorf("%s is %v of an idle GPU", name, value)
+			t.Errorf("%s of an idle GPU: got %v, want 0", name, value)
 		}
 	}
 	s.set("gpu 0 throttle 0x200")
 	if got := s.values(0); got[limit] != 1 || got[capped] != 0 {
-		t.Errorf("with a limit: got %v", got)
+		t.Errorf("with a limit: got %v, want only that reason", got)
 	}
 	s.set("gpu 0 throttle 0")
 	if v, ok := s.values(0)[limit]; !ok || v != 0 {
-		t.Errorf("without it: got %v, %v", v, ok)
+		t.Errorf("without the limit: got %v, %v, want 0, true", v, ok)
 	}
 }
 
-// TestReadErrors has one GPU give nothing. That is said as soon as it is known, and
-// costs nobody else anything.
+// TestReadErrors lets the reads of one GPU fail. The error is returned as early as possible, and the other GPUs are read.
 func TestReadErrors(t *testing.T) {
 	for _, c := range []struct {
 		lines   []string
@@ -202,7 +200,7 @@ func TestReadErrors(t *testing.T) {
 		{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 GPU_IS_LOST"}, true, "", 16, "nvmlDeviceGetUUID: GPU_IS_LOST"},
 		{[]string{"fail * gpu 1 NO_PERMISSION"}, false, "", 15, "nvmlDeviceGetFieldValues: NO_PERMISSION"},
 		{[]string{"fail * gpu 1 4242"}, false, "", 15, "NVML returned 4242"},
-		{[]string{"gpus 1"}, true, "", 16, "INVALID_ARGUMENT"}, // its handle is none any more
+		{[]string{"gpus 1"}, true, "", 16, "INVALID_ARGUMENT"}, // its handle is invalid
 	} {
 		s := newListedFixture(t, "gpus 3")
 		id, before := s.id(1), s.calls()
@@ -211,26 +209,25 @@ func TestReadErrors(t *testing.T) {
 		samples, err := s.Read(id, kept)
 		var fault *device.Fault
 		if errors.As(err, &fault) != (c.fault != "") || fault != nil && fault.Reason != c.fault {
-			t.Errorf("%v: error %v, want the fault %q", c.lines, err, c.fault)
+			t.Errorf("%v: got error %v, want fault %q", c.lines, err, c.fault)
 		}
 		if err == nil || !strings.Contains(err.Error(), c.message) || errors.Is(err, device.ErrLost) != c.lost {
-			t.Errorf("%v: error %v, want %q, lost %v", c.lines, err, c.message, c.lost)
+			t.Errorf("%v: got error %v, want %q, lost %v", c.lines, err, c.message, c.lost)
 		}
 		if len(samples) != 1 || samples[0].Device != "kept" {
-			t.Errorf("%v: samples %v", c.lines, samples)
+			t.Errorf("%v: got samples %v, want only the existing one", c.lines, samples)
 		}
 		if n := s.calls().Since(before).GPUTotal(1); n > c.atMost {
-			t.Errorf("%v: %d calls, want at most %d", c.lines, n, c.atMost)
+			t.Errorf("%v: got %d calls, want at most %d", c.lines, n, c.atMost)
 		}
 		if c.lines[0] != "gpus 1" && len(s.values(0)) != len(s.values(2)) {
-			t.Errorf("%v: the GPUs beside it are not read alike", c.lines)
+			t.Errorf("%v: got different numbers of values from the other GPUs", c.lines)
 		}
 	}
 }
 
-// TestAllocationsOfRead pins them: one for each call of go-nvml's that returns a
-// struct or a number, since C gets its address; none for the fields, for what two samples
-// of GPM give, nor for the processes.
+// TestAllocationsOfRead requires one allocation per go-nvml call that returns a struct or number, since C gets its address. Fields, GPM
+// metrics and processes need none.
 func TestAllocationsOfRead(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates")
@@ -238,24 +235,24 @@ func TestAllocationsOfRead(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 process 17 1000 sm 50", "gpu 0 process 18 1000 type graphics")
 	id := s.id(0)
 	var buf []device.Sample
-	var uses []device.ProcessUsage
+	var usage []device.ProcessUsage
 	var err error
 	known := false
 	read := func() {
 		buf, err = s.Read(id, buf[:0])
-		uses, known = s.ReadProcessUsage(id, uses[:0])
+		usage, known = s.ReadProcessUsage(id, usage[:0])
 	}
 	read()
-	// Memory, utilisation, four engines, temperature, a clock, the throttle reasons.
+	// Memory, utilization, four engines, temperature, a clock, the throttle reasons.
 	if allocations := testing.AllocsPerRun(100, read); allocations != 9 {
-		t.Errorf("a reading allocates %v times, want 9", allocations)
+		t.Errorf("allocations of a reading: got %v, want 9", allocations)
 	}
 	s.must(err)
-	if !known || len(uses) != 2 {
-		t.Errorf("%d processes, %v", len(uses), known)
+	if !known || len(usage) != 2 {
+		t.Errorf("got %d processes, known %v, want 2, true", len(usage), known)
 	}
 	if checks := testing.AllocsPerRun(100, func() { _, err = s.Check(id) }); checks != 0 {
-		t.Errorf("a check allocates %v times", checks)
+		t.Errorf("allocations of a check: got %v, want 0", checks)
 	}
 	s.must(err)
 }
@@ -270,8 +267,8 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// TestFansAfterTrouble: fans are found after a failed count at the listing.
-func TestFansAfterTrouble(t *testing.T) {
+// TestFansAfterFailure checks that fans are found after a failed count at the listing.
+func TestFansAfterFailure(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 model t4", "gpu 0 call nvmlDeviceGetNumFans 2", "gpu 0 call nvmlDeviceGetFanSpeed_v2/0 40", "gpu 0 call nvmlDeviceGetFanSpeed_v2/1 40")
 	fans := func() (n int) {
 		for name := range s.values(0) {
@@ -282,14 +279,14 @@ func TestFansAfterTrouble(t *testing.T) {
 		return n
 	}
 	if n := fans(); n != 2 {
-		t.Fatalf("%d fans, want 2", n)
+		t.Fatalf("got %d fans, want 2", n)
 	}
 	s.Close()
 	const failure = "fail nvmlDeviceGetNumFans gpu 0 UNKNOWN"
 	s.set(failure)
 	s.list(-1)
 	if n := fans(); n != 0 {
-		t.Fatalf("%d fans without a count, want 0", n)
+		t.Fatalf("got %d fans without a count, want 0", n)
 	}
 	s.clear(failure)
 	n := 0
@@ -298,30 +295,30 @@ func TestFansAfterTrouble(t *testing.T) {
 		n = fans()
 	}
 	if n != 2 {
-		t.Errorf("%d fans after the trouble, want 2", n)
+		t.Errorf("got %d fans after the failure, want 2", n)
 	}
 }
 
-// TestCallsOfScrapes: collections at usual intervals stay within the budget over an hour.
+// TestCallsOfScrapes checks that collections at usual intervals stay within the limit of calls over an hour.
 func TestCallsOfScrapes(t *testing.T) {
 	for _, interval := range []time.Duration{10 * time.Second, 15 * time.Second} {
 		t.Run(interval.String(), func(t *testing.T) {
 			s := newPlanFixture(t, metric.NewReadPlan(true, nil), "gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000")
 			g := s.gpu(0)
-			limit := uint64(maxCallsPerGPU - len(lib.ProcessListSymbols) - 1) // without those for processes
-			over, most := 0, uint64(0)
+			limit := uint64(maxCallsPerGPU - len(lib.ProcessListSymbols) - 1) // without the calls for processes
+			exceeding, highest := 0, uint64(0)
 			now := time.Now()
 			for range int(time.Hour / interval) {
 				now = now.Add(interval)
 				before := s.calls()
 				g.collect(now)
 				calls := s.calls().Since(before).GPUTotal(0)
-				if most = max(most, calls); calls > limit {
-					over++
+				if highest = max(highest, calls); calls > limit {
+					exceeding++
 				}
 			}
-			if over > 0 {
-				t.Errorf("%d collections with more than %d calls, at most %d", over, limit, most)
+			if exceeding > 0 {
+				t.Errorf("got %d collections with more than %d calls, up to %d", exceeding, limit, highest)
 			}
 		})
 	}

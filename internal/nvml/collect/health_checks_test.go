@@ -10,13 +10,13 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// checkFault is the fault that a check finds; nil: none.
+// checkFault checks a GPU and returns the fault; nil: none.
 func (s *readerFixture) checkFault(i int) *device.Fault {
 	s.Helper()
 	_, err := s.Check(s.id(i))
 	var fault *device.Fault
 	if err != nil && !errors.As(err, &fault) {
-		s.Errorf("a check fails: %v", err)
+		s.Errorf("check: %v", err)
 	}
 	return fault
 }
@@ -28,7 +28,7 @@ func (s *readerFixture) wantFault(when string, i int, want *device.Fault) {
 	}
 }
 
-// ageChecks has time pass for what checks judge.
+// ageChecks makes the evidence of checks older.
 func (s *readerFixture) ageChecks(i int, by time.Duration) {
 	s.ageSlow(i, by)
 	h := s.gpu(i).history
@@ -39,7 +39,7 @@ func (s *readerFixture) ageChecks(i int, by time.Duration) {
 	}
 }
 
-// TestChecksByCall are of what has no field: each row has its case.
+// TestChecksByCall tests the checks without a field. Each row has a case.
 func TestChecksByCall(t *testing.T) {
 	cases := map[string]struct{ bad, good string }{
 		"sram_threshold_exceeded": {"gpu 1 sram_threshold 1", "gpu 1 sram_threshold 0"},
@@ -54,17 +54,17 @@ func TestChecksByCall(t *testing.T) {
 	for _, c := range Checks() {
 		line, ok := cases[c.Fault.Reason]
 		if !ok {
-			if !slices.Contains([]string{"row_remap_failure", "recovery_action_…", "fabric_not_joined"}, c.Fault.Reason) { // in tests of their own
-				t.Errorf("no case for %s", c.Fault.Reason)
+			if !slices.Contains([]string{"row_remap_failure", "recovery_action_…", "fabric_not_joined"}, c.Fault.Reason) { // see the other tests
+				t.Errorf("test case for %s is missing", c.Fault.Reason)
 			}
 			continue
 		}
 		want := wants[c.Fault.Reason]
 		if c.Fault != want {
-			t.Errorf("%s finds %+v, want %+v", c.Fault.Reason, c.Fault, want)
+			t.Errorf("%s: got fault %+v, want %+v", c.Fault.Reason, c.Fault, want)
 		}
 		testCheckByCall(t, metric.NewReadPlan(false, nil), c.Fault.Reason, &want, line.bad, line.good)
-		// Checks are independent of what is exported, also for a fault before the GPU is listed.
+		// Checks are independent of the exported rows. A fault may also precede the listing.
 		nothing := metric.NewReadPlan(false, func(*device.Metric) bool { return false })
 		testCheckByCall(t, nothing, c.Fault.Reason, &want, line.bad, line.good)
 		newPlanFixture(t, nothing, "gpus 3", "gpu * model b200", line.bad).wantFault(c.Fault.Reason+" from the beginning", 1, &want)
@@ -76,104 +76,103 @@ func testCheckByCall(t *testing.T, plan *metric.ReadPlan, reason string, want *d
 	s := newPlanFixture(t, plan, "gpus 3", "gpu * model b200")
 	s.wantFault(reason+" at first", 1, nil)
 	s.set(bad)
-	s.wantFault(reason+" at once", 1, nil) // nobody has looked
+	s.wantFault(reason+" at once", 1, nil) // no check yet
 	before := s.calls()
 	s.ageChecks(1, healthyCheckCallInterval)
-	for range len(checkCalls) { // one call each time, the most overdue first
+	for range len(checkCalls) { // one call each, the most overdue first
 		s.checkFault(1)
 	}
 	if n := int(s.calls().Since(before).GPUTotal(1)); n > 2*len(checkCalls) {
-		t.Errorf("%s: %d checks make %d calls", reason, len(checkCalls), n)
+		t.Errorf("%s: %d checks: got %d calls, want at most 2 each", reason, len(checkCalls), n)
 	}
 	s.wantFault(reason+" a minute later", 1, want)
 	s.wantFault(reason+" of another GPU", 2, nil)
 	before = s.calls()
 	s.wantFault(reason+" again", 1, want)
 	if n := s.calls().Since(before).GPUTotal(1); n != 1 {
-		t.Errorf("%s: a check makes %d calls", reason, n)
+		t.Errorf("%s: calls of a check: got %d, want 1", reason, n)
 	}
 	s.set(good)
 	s.ageChecks(1, faultyCheckCallInterval)
-	s.wantFault(reason+" when it is over", 1, nil)
+	s.wantFault(reason+" after its end", 1, nil)
 }
 
-// TestChecksByReading: a flight reads what checks judge, so that they need no call.
+// TestChecksByReading checks that checks use the values of a collection, and need no call of their own.
 func TestChecksByReading(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 sram_threshold 1")
-	s.wantFault("as it was found", 0, &device.Fault{Reason: "sram_threshold_exceeded", Action: "replace"})
+	s.wantFault("from the check", 0, &device.Fault{Reason: "sram_threshold_exceeded", Action: "replace"})
 	s.set("gpu 0 sram_threshold 0")
 	s.ageChecks(0, slowInterval)
 	for range 5 {
 		s.values(0)
 	}
 	before := s.calls()
-	s.wantFault("as it was read", 0, nil)
+	s.wantFault("from the collection", 0, nil)
 	if n := s.calls().Since(before).GPUTotal(0); n != 1 {
-		t.Errorf("the check makes %d calls", n)
+		t.Errorf("calls of the check: got %d, want 1", n)
 	}
 }
 
-// TestFaultsOutlastSilence: what the GPU does not tell any more is not mended, through a
-// reset and another start of the driver.
-func TestFaultsOutlastSilence(t *testing.T) {
+// TestFaultsOutlastMissingValues checks that a fault lasts while the GPU no longer reports the value, through a reset and a restart of the
+// driver.
+func TestFaultsOutlastMissingValues(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 0 remapped_failure 1", "gpu 0 energy 9000")
 	failed := &device.Fault{Reason: "row_remap_failure", Action: "replace", NeedsReset: true}
-	s.wantFault("told", 0, failed)
-	s.set("fail field:145 gpu 0 NOT_SUPPORTED") // as of a partitioned one
-	s.wantFault("silent", 0, failed)
+	s.wantFault("reported", 0, failed)
+	s.set("fail field:145 gpu 0 NOT_SUPPORTED") // as on a partitioned GPU
+	s.wantFault("not reported", 0, failed)
 	s.set("gpu 0 energy 5")
 	s.wantFault("after a reset", 0, failed)
 	s.Close()
 	s.list(2)
-	s.wantFault("after a new start of the driver", 0, failed)
-	s.wantFault("the GPU beside it", 1, nil)
+	s.wantFault("after a restart of the driver", 0, failed)
+	s.wantFault("the other GPU", 1, nil)
 	s.clear("fail")
 	s.clear("gpu 0 remapped_failure")
 	s.Close()
 	s.list(2)
-	s.wantFault("mended", 0, nil)
+	s.wantFault("repaired", 0, nil)
 
 	s.set("gpu 1 recovery_action 1")
 	if s.checkFault(1) == nil {
-		t.Error("the recovery action is not seen")
+		t.Error("recovery action: got no fault")
 	}
-	s.set("fail field:230 gpu 1 UNKNOWN") // which is no answer
+	s.set("fail field:230 gpu 1 UNKNOWN") // without a value
 	if s.checkFault(1) == nil {
-		t.Error("the recovery action is over since it could not be read")
+		t.Error("unreadable recovery action: got no fault, want the fault to last")
 	}
 	s.clear("fail field:230")
-	s.set("fail field:230 gpu 1 NOT_SUPPORTED") // it is the driver's, and goes with it
+	s.set("fail field:230 gpu 1 NOT_SUPPORTED") // the driver's own action, ends with its value
 	s.wantFault("without a recovery action", 1, nil)
 }
 
-// TestStandingFault leaves the readings of a GPU that answers alone.
-func TestStandingFault(t *testing.T) {
+// TestFaultKeepsReadings checks that a fault does not stop the readings of a GPU that responds.
+func TestFaultKeepsReadings(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 remapped_failure 1")
-	whole := len(s.values(0))
+	count := len(s.values(0))
 	for range 3 {
 		if s.checkFault(0) == nil {
-			t.Error("nothing is found")
+			t.Error("got no fault")
 		}
-		if n := len(s.values(0)); n < whole {
-			t.Errorf("%d values are read, and %d before", n, whole)
+		if n := len(s.values(0)); n < count {
+			t.Errorf("got %d values, want %d", n, count)
 		}
 	}
 }
 
-// TestFabric: a GPU that has not joined is given time, and one that has no use for the
-// fabric all the time there is.
+// TestFabric checks that a GPU gets time to join the fabric. A GPU that cannot use the fabric never has the fault.
 func TestFabric(t *testing.T) {
-	apart := &device.Fault{Reason: "fabric_not_joined", Action: "inspect"}
+	notJoined := &device.Fault{Reason: "fabric_not_joined", Action: "inspect"}
 	for _, c := range []struct {
 		lines []string
 		want  *device.Fault
 	}{
-		{[]string{"gpu 0 fabric_state 1"}, apart},
-		{[]string{"gpu 0 fabric_state 2"}, apart},
-		{[]string{"gpu 0 fabric_state 2", "gpu 0 fabric_status 999"}, apart}, // until it has joined that means nothing
+		{[]string{"gpu 0 fabric_state 1"}, notJoined},
+		{[]string{"gpu 0 fabric_state 2"}, notJoined},
+		{[]string{"gpu 0 fabric_state 2", "gpu 0 fabric_status 999"}, notJoined}, // meaningless before the join
 		{[]string{"gpu 0 fabric_state 0"}, nil},
 		{[]string{"gpu 0 fabric_state 3"}, nil},
-		{[]string{"gpu 0 fabric_state 3", "gpu 0 fabric_health 0x1165", "gpu 0 fabric_summary 2"}, nil}, // it works, slower
+		{[]string{"gpu 0 fabric_state 3", "gpu 0 fabric_health 0x1165", "gpu 0 fabric_summary 2"}, nil}, // works, slower
 		{[]string{"gpu 0 fabric_state 7"}, nil},
 		{[]string{"gpu 0 fabric_state none"}, nil},
 		{[]string{"gpu 0 fabric_state 1", "gpu 0 link 0-17 none"}, nil},
@@ -190,22 +189,22 @@ func TestFabric(t *testing.T) {
 		for range len(checkCalls) {
 			s.checkFault(0)
 		}
-		s.wantFault(c.lines[0]+" and joined", 0, nil)
+		s.wantFault(c.lines[0]+" joined", 0, nil)
 		s.set("gpu 0 fabric_state 1")
 		s.ageChecks(0, healthyCheckCallInterval)
 		for range len(checkCalls) {
-			s.wantFault(c.lines[0]+" and apart again", 0, nil)
+			s.wantFault(c.lines[0]+" not joined again", 0, nil)
 		}
 	}
 }
 
-// TestFabricAfterTrouble: what a check goes by outlasts a failure, also where nobody reads.
-func TestFabricAfterTrouble(t *testing.T) {
+// TestFabricAfterFailure checks that the evidence of a check lasts through a failure, also without collections.
+func TestFabricAfterFailure(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 fabric_state 1")
 	s.wantFault("at first", 0, nil)
 	s.set("fail nvmlDeviceGetFieldValues gpu 0 UNKNOWN")
 	if _, err := s.Check(s.id(0)); err == nil {
-		t.Error("the check does not fail")
+		t.Error("Check: got no error")
 	}
 	s.clear("fail")
 	s.ageChecks(0, fabricJoinTimeout)
@@ -215,11 +214,11 @@ func TestFabricAfterTrouble(t *testing.T) {
 	s.wantFault("for five minutes", 0, &device.Fault{Reason: "fabric_not_joined", Action: "inspect"})
 }
 
-// TestLostInAJudgedCall: such a call may be the one that finds out.
-func TestLostInAJudgedCall(t *testing.T) {
+// TestLostDuringHealthCall checks that a call of a check may be the first to find that the GPU is lost.
+func TestLostDuringHealthCall(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "fail nvmlDeviceGetSramEccErrorStatus gpu 0 GPU_IS_LOST")
 	if s.checkFault(0) != nil {
-		t.Error("a fault is found")
+		t.Error("got a fault, want none")
 	}
 	s.ageChecks(0, healthyCheckCallInterval)
 	var lost bool
@@ -228,18 +227,18 @@ func TestLostInAJudgedCall(t *testing.T) {
 		lost = lost || errors.Is(err, device.ErrLost)
 	}
 	if !lost {
-		t.Error("it is not lost")
+		t.Error("Check: got no ErrLost")
 	}
 	s.clear("fail")
-	s.set("fail nvmlDeviceGetSramEccErrorStatus gpu 0 UNKNOWN") // its own trouble
+	s.set("fail nvmlDeviceGetSramEccErrorStatus gpu 0 UNKNOWN") // a failure of the call itself
 	s.ageChecks(0, healthyCheckCallInterval)
 	for range len(checkCalls) {
 		s.wantFault("a call that fails", 0, nil)
 	}
 }
 
-// TestChecksKeepAReadingsCalls: between a reading and its processes a check may come.
-func TestChecksKeepAReadingsCalls(t *testing.T) {
+// TestChecksKeepCallLimit checks that a check between a reading and its processes does not change the limit of calls.
+func TestChecksKeepCallLimit(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.values(0)
 	g := s.gpu(0)
@@ -247,55 +246,55 @@ func TestChecksKeepAReadingsCalls(t *testing.T) {
 	s.ageChecks(0, healthyCheckCallInterval)
 	s.checkFault(0)
 	if g.processCalls != left {
-		t.Errorf("%d calls are left, want %d", g.processCalls, left)
+		t.Errorf("remaining calls: got %d, want %d", g.processCalls, left)
 	}
 }
 
-// TestVitals tell of resets, across processes too, and of what the next one repairs.
-func TestVitals(t *testing.T) {
+// TestResetEvidence checks that evidence shows resets, across processes too, and pending repairs.
+func TestResetEvidence(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 0 energy 9000")
-	vitals := func(i int) device.ResetEvidence {
+	evidence := func(i int) device.ResetEvidence {
 		v, err := s.Check(s.id(i))
 		s.must(err)
 		return v
 	}
-	if v := vitals(0); v != (device.ResetEvidence{EnergyCounter: 9000}) {
-		t.Errorf("got %+v", v)
+	if v := evidence(0); v != (device.ResetEvidence{EnergyCounter: 9000}) {
+		t.Errorf("got %+v, want only the energy counter", v)
 	}
 	for pending, field := range map[string]string{"remapped_pending": "144", "retired_pending": "31"} {
 		s.set("gpu 0 " + pending + " 1")
 		g := s.gpu(0)
 		g.checkFields.droppedSince = g.checkFields.droppedSince.Add(-confirmedRetryInterval)
-		if v := vitals(0); !v.RepairPending {
-			t.Errorf("%s: got %+v", pending, v)
+		if v := evidence(0); !v.RepairPending {
+			t.Errorf("%s: got %+v, want a pending repair", pending, v)
 		}
 		s.set("fail field:" + field + " gpu 0 UNKNOWN")
-		if v := vitals(0); !v.RepairPending {
-			t.Errorf("%s could not be read: got %+v", pending, v)
+		if v := evidence(0); !v.RepairPending {
+			t.Errorf("%s unreadable: got %+v, want a pending repair", pending, v)
 		}
 		s.clear("fail field:" + field)
 		s.clear("gpu 0 " + pending)
-		if v := vitals(0); v.RepairPending {
-			t.Errorf("without %s: got %+v", pending, v)
+		if v := evidence(0); v.RepairPending {
+			t.Errorf("without %s: got %+v, want no pending repair", pending, v)
 		}
 	}
 	s.must(s.machine.Reset(0))
-	if v := vitals(0); v.Resets != 1 || v.EnergyCounter >= 9000 {
-		t.Errorf("after a reset: %+v", v)
+	if v := evidence(0); v.Resets != 1 || v.EnergyCounter >= 9000 {
+		t.Errorf("after a reset: got %+v, want one reset", v)
 	}
 	s.set("gpu 1 energy none")
 	s.Close()
 	s.list(2)
-	if v := vitals(0); v.Resets != 1 {
-		t.Errorf("after a new start of the driver: %+v", v)
+	if v := evidence(0); v.Resets != 1 {
+		t.Errorf("after a restart of the driver: got %+v, want one reset", v)
 	}
 	s.set("gpu 0 lost")
 	if v, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) || v.Resets != 1 {
-		t.Errorf("of one that is lost: %+v, %v", v, err)
+		t.Errorf("lost GPU: got %+v, %v, want ErrLost and one reset", v, err)
 	}
 }
 
-// TestChecksTable: rows have names, say what they find, and where they have it from.
+// TestChecksTable checks that rows have names, faults and sources.
 func TestChecksTable(t *testing.T) {
 	sources := map[string]string{
 		"row_remap_failure": "field 145", "sram_threshold_exceeded": "nvmlDeviceGetSramEccErrorStatus",
@@ -304,10 +303,10 @@ func TestChecksTable(t *testing.T) {
 	}
 	for _, c := range Checks() {
 		if c.Source() != sources[c.Fault.Reason] || c.Condition == "" || c.Fault.Reason == "" || c.Fault.Action == "" {
-			t.Errorf("%+v, want it from %q", c, sources[c.Fault.Reason])
+			t.Errorf("got %+v, want source %q", c, sources[c.Fault.Reason])
 		}
 	}
 	if n := len(Checks()); n != len(sources) {
-		t.Errorf("%d rows, want %d", n, len(sources))
+		t.Errorf("got %d rows, want %d", n, len(sources))
 	}
 }

@@ -13,9 +13,9 @@ import (
 func TestCheck(t *testing.T) {
 	for _, c := range []struct {
 		line string
-		want string // the error's text; empty: healthy
+		want string // text of the error; empty: healthy
 		lost bool
-		// reason and action are those of a fault.
+		// of the fault
 		reason, action string
 	}{
 		{"", "", false, "", ""},
@@ -28,7 +28,7 @@ func TestCheck(t *testing.T) {
 		{"gpu 1 recovery_action 5", "recover_imex_domain", false, "recovery_action_recover_imex_domain", "recover_imex_domain"},
 		{"gpu 1 recovery_action 6", "recovery_action_bus_reset", false, "recovery_action_bus_reset", "reset_bus"},
 		{"gpu 1 recovery_action 7", "recovery_action_system_reboot", false, "recovery_action_system_reboot", "reboot"},
-		{"gpu 1 recovery_action 8", "", false, "", ""}, // NVML does not define it
+		{"gpu 1 recovery_action 8", "", false, "", ""}, // not defined by NVML
 		{"gpu 1 field 230 4294967296 u64", "", false, "", ""},
 		{"gpu 1 field 230 4294967295 u32", "", false, "", ""},
 		{"gpu 1 field 230 -1 i32", "", false, "", ""},
@@ -43,9 +43,9 @@ func TestCheck(t *testing.T) {
 		{"fail field:83 gpu 1 INVALID_ARGUMENT", "", false, "", ""},
 		{"fail field:230 gpu 1 UNKNOWN", "", false, "", ""},
 		{"gpu 1 remapped_failure 1", "row_remap_failure", false, "row_remap_failure", "replace"},
-		{"gpu 1 remapped_pending 1", "", false, "", ""}, // the rest of its memory can be used
+		{"gpu 1 remapped_pending 1", "", false, "", ""}, // the rest of the memory is usable
 		{"gpu 1 retired_pending 1", "", false, "", ""},
-		{"gpu 1 link 0-17 off", "", false, "", ""}, // the driver says what it means
+		{"gpu 1 link 0-17 off", "", false, "", ""}, // only the driver can interpret this
 	} {
 		s := newListedFixture(t, "gpus 3")
 		id := s.id(1)
@@ -55,23 +55,22 @@ func TestCheck(t *testing.T) {
 		before := s.calls()
 		_, err := s.Check(id)
 		if n := s.calls().Since(before).GPUTotal(1); n != 1 {
-			t.Errorf("%s: %d calls", c.line, n)
+			t.Errorf("%s: got %d calls, want 1", c.line, n)
 		}
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || errors.Is(err, device.ErrLost) != c.lost {
 			t.Errorf("%s: got %v, want %q, lost %v", c.line, err, c.want, c.lost)
 		}
 		var fault *device.Fault
 		if errors.As(err, &fault) != (c.reason != "") || fault != nil && *fault != (device.Fault{Reason: c.reason, Action: c.action, NeedsReset: c.reason == "row_remap_failure"}) {
-			t.Errorf("%s: got the fault %+v, want %q, %q", c.line, fault, c.reason, c.action)
+			t.Errorf("%s: got fault %+v, want %q, %q", c.line, fault, c.reason, c.action)
 		}
 		if _, err := s.Check(s.id(2)); err != nil {
-			t.Errorf("%s: the GPU beside it: %v", c.line, err)
+			t.Errorf("%s: other GPU: %v", c.line, err)
 		}
 	}
 }
 
-// TestCheckWithoutFields has a GPU that knows none of the fields: it still tells
-// whether it is there.
+// TestCheckWithoutFields has a GPU that supports none of the fields. The check still reports whether the GPU is present.
 func TestCheckWithoutFields(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "fail field:83 gpu 0 NOT_SUPPORTED", "fail field:230 gpu 0 INVALID_ARGUMENT",
 		"fail field:145 gpu 0 INVALID_ARGUMENT", "fail field:144 gpu 0 INVALID_ARGUMENT", "fail field:31 gpu 0 INVALID_ARGUMENT")
@@ -81,54 +80,53 @@ func TestCheckWithoutFields(t *testing.T) {
 		}
 	}
 	for _, line := range []string{"fail field:83 gpu 0 INVALID_ARGUMENT", "fail nvmlDeviceGetFieldValues gpu 0 INVALID_ARGUMENT"} {
-		s.set(line) // a driver that is too old for the ids: the handle is good
+		s.set(line) // a driver without these ids; the handle is valid
 		if _, err := s.Check(s.id(0)); err != nil {
-			t.Errorf("%s: got %v", line, err)
+			t.Errorf("%s: got %v, want nil", line, err)
 		}
 		s.set("fail nvmlDeviceGetUUID gpu 0 INVALID_ARGUMENT")
 		if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
-			t.Errorf("%s, and the handle is invalid: got %v", line, err)
+			t.Errorf("%s, invalid handle: got %v, want ErrLost", line, err)
 		}
 		s.clear("fail nvmlDeviceGetUUID")
 	}
 	s.set("gpu 0 lost")
 	if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
-		t.Errorf("got %v", err)
+		t.Errorf("lost GPU: got %v, want ErrLost", err)
 	}
 }
 
-// TestUndefinedRecoveryAction has the driver give an action that NVML does not define: it is
-// neither a fault, nor the driver's word on the GPU, nor a label's value.
+// TestUndefinedRecoveryAction has the driver return an action that NVML does not define. It is no fault, no report of the driver, and no
+// label value.
 func TestUndefinedRecoveryAction(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 recovery_action 1")
 	if s.checkFault(0) == nil {
-		t.Fatal("the action is no fault")
+		t.Fatal("recovery action: got no fault")
 	}
 	s.set("gpu 0 recovery_action 8")
 	s.wantFault("undefined", 0, nil)
 	if s.gpu(0).ReportsRecovery.Load() {
-		t.Error("an undefined action is the driver's word")
+		t.Error("ReportsRecovery with an undefined action: got true, want false")
 	}
-	again := func() map[string]float64 { // with the slow fields
+	readAll := func() map[string]float64 { // reads the slow fields as well
 		g := s.gpu(0)
 		g.slowReadAt = time.Time{}
 		return s.values(0)
 	}
-	for name, v := range again() {
+	for name, v := range readAll() {
 		if strings.HasPrefix(name, "nvidia_gpu_recovery_action") {
-			t.Errorf("there is %s %v", name, v)
+			t.Errorf("got %s %v, want no recovery action", name, v)
 		}
 	}
 	s.set("gpu 0 recovery_action 2")
 	s.wantFault("defined again", 0, &device.Fault{Reason: "recovery_action_node_reboot", Action: "reboot"})
-	if v := again()[`nvidia_gpu_recovery_action{action="node_reboot"}`]; v != 1 {
-		t.Errorf("the action is %v", v)
+	if v := readAll()[`nvidia_gpu_recovery_action{action="node_reboot"}`]; v != 1 {
+		t.Errorf("recovery action: got %v, want 1", v)
 	}
 }
 
-// TestCheckedFieldsComeBack has a GPU deny them for a moment, as one does that is being
-// reset. What health is judged by is still asked for afterwards.
-func TestCheckedFieldsComeBack(t *testing.T) {
+// TestCheckedFieldsReturn lets a GPU deny the fields of checks briefly, as during a reset. They are read again afterwards.
+func TestCheckedFieldsReturn(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 0 energy 9000")
 	check := func() (uint64, error) { v, err := s.Check(s.id(0)); return v.Resets, err }
 	before, err := check()
@@ -142,16 +140,16 @@ func TestCheckedFieldsComeBack(t *testing.T) {
 	s.set("gpu 0 energy 5", "gpu 0 recovery_action 1")
 	resets, err := check()
 	if _, isFault := errors.AsType[*device.Fault](err); !isFault || resets != before+1 {
-		t.Errorf("after both were denied: %d resets, %v; want %d and the recovery action", resets, err, before+1)
+		t.Errorf("after both were denied: got %d resets, %v, want %d and the recovery action", resets, err, before+1)
 	}
 	s.clear("gpu 0 recovery_action")
-	s.set("fail field:230 gpu 0 NOT_SUPPORTED") // alone: that may be true
+	s.set("fail field:230 gpu 0 NOT_SUPPORTED") // a single denial may be right
 	for range 3 {
 		_, err = check()
 		s.must(err)
 	}
 	if n := len(s.gpu(0).checkFields.requests); n != 3 {
-		t.Errorf("%d fields are asked for, want the three that it has", n)
+		t.Errorf("got %d requested fields, want the three supported ones", n)
 	}
 	s.clear("fail")
 	s.set("gpu 0 recovery_action 1")
@@ -159,11 +157,11 @@ func TestCheckedFieldsComeBack(t *testing.T) {
 	g.checkFields.droppedSince = g.checkFields.droppedSince.Add(-confirmedRetryInterval)
 	_, err = check()
 	if _, isFault := errors.AsType[*device.Fault](err); !isFault {
-		t.Errorf("minutes later: got %v", err)
+		t.Errorf("minutes later: got %v, want a fault", err)
 	}
 }
 
-// TestResets counts each time that the energy counter went down, whoever sees it.
+// TestResets checks that each decrease of the energy counter counts, whether a check or a reading detects it.
 func TestResets(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 0 energy 1000")
 	resets := func() uint64 {
@@ -174,25 +172,25 @@ func TestResets(t *testing.T) {
 	first := resets()
 	for i, energy := range []string{"2000", "2000", "3000"} {
 		if s.set("gpu 0 energy " + energy); resets() != first {
-			t.Errorf("step %d counts a reset", i)
+			t.Errorf("step %d: got a reset, want none", i)
 		}
 	}
 	s.set("gpu 0 energy 5")
-	s.values(0) // a reading sees it as well
+	s.values(0) // a reading detects the reset as well
 	s.set("gpu 0 energy 4000")
 	if n := resets(); n != first+1 {
-		t.Errorf("%d resets since, want 1", n-first)
+		t.Errorf("got %d resets, want 1", n-first)
 	}
 	s.set("gpu 0 energy 7")
 	if n := resets(); n != first+2 {
-		t.Errorf("%d resets since, want 2", n-first)
+		t.Errorf("got %d resets, want 2", n-first)
 	}
 	s.set("gpu 0 energy none")
 	s.values(0)
 	if n := resets(); n != first+2 {
-		t.Errorf("without the counter: %d resets since, want 2", n-first)
+		t.Errorf("without the counter: got %d resets, want 2", n-first)
 	}
 	if n, err := s.Check(s.id(1)); err != nil || n.Resets != 0 {
-		t.Errorf("the GPU beside it: %d resets, %v", n.Resets, err)
+		t.Errorf("other GPU: got %d resets, %v, want 0", n.Resets, err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// instanceValues reads a GPU: the values of all its devices, by their id and the series' name.
+// instanceValues reads a GPU and returns the values of all its devices by device id and series name.
 func (s *readerFixture) instanceValues(i int) map[device.ID]map[string]float64 {
 	s.Helper()
 	samples, err := s.Read(s.id(i), nil)
@@ -22,14 +22,14 @@ func (s *readerFixture) instanceValues(i int) map[device.ID]map[string]float64 {
 		}
 		name := seriesName(s.Metrics()[sample.Metric])
 		if _, twice := deviceValues[name]; twice {
-			s.Errorf("%s has two values of %s", sample.Device, name)
+			s.Errorf("%s: got two values of %s", sample.Device, name)
 		}
 		deviceValues[name] = math.Round(sample.Value*1e6) / 1e6
 	}
 	return values
 }
 
-// twoInstanceGPU is a GPU with two GPU instances, of which one has two compute instances.
+// twoInstanceGPU is the scenario of a GPU with two GPU instances, one of them with two compute instances.
 var twoInstanceGPU = []string{
 	"gpus 1", "gpu 0 uuid GPU-0", "gpu 0 mig_mode 1", "reuse handles",
 	"gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a memory 1000 used 400 bar1 16",
@@ -38,8 +38,7 @@ var twoInstanceGPU = []string{
 	"gpu 0 metric 2/7 30", "gpu 0 metric 2/2 60", "gpu 0 sram_volatile_secded 5",
 }
 
-// TestInstances reads a partitioned GPU. Where compute instances share what is read, it
-// is of one of them alone, or it would be summed up twice.
+// TestInstances reads a partitioned GPU. Values that compute instances share belong to one of them, otherwise a sum counts them twice.
 func TestInstances(t *testing.T) {
 	s := newListedFixture(t, twoInstanceGPU...)
 	s.instanceValues(0)
@@ -53,7 +52,7 @@ func TestInstances(t *testing.T) {
 	want := func(id device.ID, name string, want float64) {
 		t.Helper()
 		if v, ok := got[id][name]; !ok || v != want {
-			t.Errorf("%s of %s is %v, %v; want %v", name, id, v, ok, want)
+			t.Errorf("%s of %s: got %v, %v, want %v", name, id, v, ok, want)
 		}
 	}
 	want("MIG-a", "nvidia_gpu_memory_total_bytes", 1000)
@@ -67,53 +66,53 @@ func TestInstances(t *testing.T) {
 	want("MIG-a", `nvidia_gpu_ecc_volatile_location_errors_total{location="sram",severity="uncorrected"}`, 5)
 	want("GPU-0", `nvidia_gpu_temperature_celsius{sensor="gpu"}`, 30)
 	if len(got["MIG-c"]) > 0 {
-		t.Errorf("what it shares is another's: %v", got["MIG-c"])
+		t.Errorf("MIG-c: got %v, want no shared values", got["MIG-c"])
 	}
 	for _, id := range []device.ID{"MIG-a", "MIG-b"} {
 		for name := range got[id] {
 			if _, ok := got["GPU-0"][name]; !ok && name != smActive {
-				t.Errorf("%s has %s", id, name)
+				t.Errorf("%s: got %s, which the GPU lacks", id, name)
 			}
 		}
 	}
 }
 
-// TestInstanceReplaced has slices change between listings, with the handles given to
-// others: what is read of those is nobody's until the next listing.
+// TestInstanceReplaced replaces MIG devices between listings and reuses their handles. The values of a replaced device are dropped until
+// the next listing.
 func TestInstanceReplaced(t *testing.T) {
 	s := newListedFixture(t, twoInstanceGPU...)
 	s.instanceValues(0)
 	s.closeWindow(0)
 	s.closeWindow(0)
 	if got := s.instanceValues(0); got["MIG-a"][smActive] != 0.3 {
-		t.Fatalf("got %v", got["MIG-a"])
+		t.Fatalf("got %v, want activity 0.3", got["MIG-a"])
 	}
 	s.clear("gpu 0 slice 0")
 	s.set("gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-z memory 1000 used 777", "gpu 0 metric 2/7 90")
 	s.closeWindow(0)
 	got := s.instanceValues(0)
 	if len(got["MIG-a"]) > 0 || len(got["MIG-z"]) > 0 || len(got["MIG-b"]) == 0 {
-		t.Errorf("before a listing: %v", got)
+		t.Errorf("before a listing: got %v, want no values of MIG-a and MIG-z", got)
 	}
 	s.list(1)
 	got = s.instanceValues(0)
 	if got["MIG-z"]["nvidia_gpu_memory_used_bytes"] != 777 || len(got["MIG-a"]) > 0 {
-		t.Errorf("after it: %v", got["MIG-z"])
+		t.Errorf("after the listing: got %v, want values of MIG-z only", got["MIG-z"])
 	}
 	if _, ok := got["MIG-z"][smActive]; ok {
-		t.Error("a sample of the slice before it was made use of")
+		t.Error("got an activity from a sample of the replaced MIG device")
 	}
 	s.closeWindow(0)
 	s.closeWindow(0)
 	if got := s.instanceValues(0)["MIG-z"][smActive]; got != 0.9 {
-		t.Errorf("it was active for %v", got)
+		t.Errorf("activity of MIG-z: got %v, want 0.9", got)
 	}
-	if n := s.samples(); n != 4 { // two instances, the GPU, and the next one
-		t.Errorf("%d samples are allocated, want 4", n)
+	if n := s.samples(); n != 4 { // two instances, the GPU, and the next sample
+		t.Errorf("got %d allocated samples, want 4", n)
 	}
 }
 
-// TestInstanceGone has a slice go between listings, and its GPU's mode be turned off.
+// TestInstanceGone removes a MIG device between listings, and then turns MIG mode off.
 func TestInstanceGone(t *testing.T) {
 	s := newListedFixture(t, twoInstanceGPU[:len(twoInstanceGPU)-2]...)
 	s.clear("reuse")
@@ -121,39 +120,38 @@ func TestInstanceGone(t *testing.T) {
 	s.clear("gpu 0 slice 0")
 	got := s.instanceValues(0)
 	if len(got["MIG-a"]) > 0 || len(got["MIG-b"]) == 0 || len(got["GPU-0"]) == 0 {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v, want no values of MIG-a", got)
 	}
 	s.set("gpu 0 mig_mode 0")
 	s.list(1)
 	got = s.instanceValues(0)
 	if ids := maps.Keys(got); len(got) != 1 || got["GPU-0"]["nvidia_gpu_utilization_ratio"] != 0 {
-		t.Errorf("got %v", ids)
+		t.Errorf("got %v, want only the GPU, with a utilization", ids)
 	}
-	for range 8 { // as soon as a flight has nothing better to do
+	for range 8 { // until a collection has time for it
 		s.instanceValues(0)
 	}
-	// The GPU's, and its next one where the machine was slow; no slice's.
+	// One of the GPU, plus the next one on a slow machine; none of a MIG device.
 	if n := s.samples(); n < 1 || n > 2 {
-		t.Errorf("%d samples are allocated, want 1 or 2", n)
+		t.Errorf("got %d allocated samples, want 1 or 2", n)
 	}
 }
 
-// TestLostWithInstances stops where the GPU is lost, also while a slice is asked.
+// TestLostWithInstances checks that a reading stops if the GPU is lost, also during a call for a MIG device.
 func TestLostWithInstances(t *testing.T) {
 	s := newListedFixture(t, append(sevenMIGDevices("h100"), "fail nvmlDeviceGetUUID gpu 0 GPU_IS_LOST")[:17]...)
 	s.instanceValues(0)
 	s.set("fail nvmlDeviceGetUUID gpu 0 GPU_IS_LOST")
 	before := s.calls()
 	if samples, err := s.Read(s.id(0), nil); err == nil || len(samples) > 0 {
-		t.Errorf("got %v, %v", samples, err)
+		t.Errorf("got %v, %v, want an error and no samples", samples, err)
 	}
 	if n := s.calls().Since(before).GPUTotal(0); n > 10 {
-		t.Errorf("%d calls after it was lost", n)
+		t.Errorf("got %d calls after the loss, want at most 10", n)
 	}
 }
 
-// TestAllocationsOfInstances pins what a slice costs: its memory's struct, and its UUID
-// as text.
+// TestAllocationsOfInstances requires two allocations per MIG device: the struct of its memory and the text of its UUID.
 func TestAllocationsOfInstances(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates")
@@ -171,7 +169,7 @@ func TestAllocationsOfInstances(t *testing.T) {
 	got := testing.AllocsPerRun(50, read)
 	s.must(err)
 	if want := float64(4 + 7*3); got != want {
-		t.Errorf("a reading of seven slices allocates %v times, want %v", got, want)
+		t.Errorf("allocations of a reading of seven MIG devices: got %v, want %v", got, want)
 	}
 }
 

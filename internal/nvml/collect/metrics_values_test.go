@@ -12,8 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// ageSamples has all GPM samples of a GPU be older by a while, so that the next reading is not
-// too close to them.
+// ageSamples makes all GPM samples of a GPU older, so that the next sample is not too close to them.
 func (s *readerFixture) ageSamples(i int, by time.Duration) {
 	g := s.gpu(i)
 	older := func(sampler *gpmSampler) {
@@ -27,14 +26,14 @@ func (s *readerFixture) ageSamples(i int, by time.Duration) {
 	}
 }
 
-// closeWindow has a check find that the window between two GPM samples is over.
+// closeWindow lets a check end the window between two GPM samples.
 func (s *readerFixture) closeWindow(i int) {
 	s.Helper()
 	s.ageSamples(i, gpmWindow)
-	_, _ = s.Check(s.id(i)) // what it finds is of no matter here
+	_, _ = s.Check(s.id(i)) // the result is irrelevant here
 }
 
-// settledValues reads when there is something between two samples.
+// settledValues reads a GPU after the end of a GPM window.
 func (s *readerFixture) settledValues(i int) map[string]float64 {
 	s.Helper()
 	s.values(i)
@@ -43,7 +42,7 @@ func (s *readerFixture) settledValues(i int) map[string]float64 {
 	return rounded(s.values(i))
 }
 
-// rounded is without what a mean over a short time is wrong by.
+// rounded removes the error of a mean over a short window.
 func rounded(values map[string]float64) map[string]float64 {
 	for name, v := range values {
 		if strings.HasSuffix(name, "_ratio") || strings.HasPrefix(name, "nvidia_gpu_pipe") {
@@ -58,30 +57,30 @@ func TestRows(t *testing.T) {
 	got := s.settledValues(0)
 	for name, want := range nvmltest.BusyValues {
 		if value, read := got[name]; !read || value != want {
-			t.Errorf("%s is %v, %v, want %v", name, value, read, want)
+			t.Errorf("%s: got %v, %v, want %v", name, value, read, want)
 		}
 	}
 	if len(got) != len(nvmltest.BusyValues) {
-		t.Errorf("%d values, want %d", len(got), len(nvmltest.BusyValues))
+		t.Errorf("got %d values, want %d", len(got), len(nvmltest.BusyValues))
 	}
 	old := newListedFixture(t, slices.Concat(nvmltest.BusyGPU, nvmltest.OldMemoryScenario, []string{"gpus 1"})...).settledValues(0)
 	for name, want := range nvmltest.OldDriverValues {
 		if value, read := old[name]; !read || value != want {
-			t.Errorf("%s is %v, %v, want %v", name, value, read, want)
+			t.Errorf("%s: got %v, %v, want %v", name, value, read, want)
 		}
 	}
-	for name := range old { // which of both it is depends on the generation
+	for name := range old { // depends on the generation
 		if _, known := nvmltest.OldDriverValues[name]; !known && old[name] != nvmltest.BusyValues[name] {
-			t.Errorf("%s is %v, want %v", name, old[name], nvmltest.BusyValues[name])
+			t.Errorf("%s: got %v, want %v", name, old[name], nvmltest.BusyValues[name])
 		}
 		if strings.Contains(name, "sram") {
-			t.Errorf("there is %s", name)
+			t.Errorf("got %s, want no SRAM metrics of an old driver", name)
 		}
 	}
 	for _, m := range metric.Metrics() {
 		_, known := nvmltest.BusyValues[seriesName(m)]
 		if _, old := nvmltest.OldDriverValues[seriesName(m)]; !known && !old {
-			t.Errorf("no case for %s", seriesName(m))
+			t.Errorf("test case for %s is missing", seriesName(m))
 		}
 	}
 }

@@ -11,37 +11,37 @@ import (
 
 const sentMetric = "nvidia_gpu_pcie_transmit_bytes_total"
 
-// TestWraps has the counter of PCIe traffic wrap, and begin again with the driver.
+// TestWraps lets the counter of PCIe traffic wrap, and restart with the driver.
 func TestWraps(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 energy 1000000", "gpu 0 field 197 4294967000 u32")
 	want := func(what string, line string, want float64) {
 		t.Helper()
 		s.set(line)
-		// As if a minute had passed, in which a link can carry all of 4 GiB.
+		// Simulates a minute, in which a link can transfer 4 GiB.
 		for _, m := range s.gpu(0).history.counters {
 			m.updatedAt = m.updatedAt.Add(-time.Minute)
 		}
 		if got := s.values(0)[sentMetric]; got != want {
-			t.Errorf("%s: %.0f, want %.0f", what, got, want)
+			t.Errorf("%s: got %.0f, want %.0f", what, got, want)
 		}
 	}
 	want("at first", "gpu 0 field 197 4294967000 u32", 4294967000)
-	want("it wraps", "gpu 0 field 197 704 u32", 4294967000+1000)
-	want("it rises", "gpu 0 field 197 1704 u32", 4294967000+2000)
+	want("wrapped", "gpu 0 field 197 704 u32", 4294967000+1000)
+	want("increased", "gpu 0 field 197 1704 u32", 4294967000+2000)
 	s.set("gpu 0 energy 5")
-	want("the driver was loaded anew", "gpu 0 field 197 50 u32", 4294967000+2050)
+	want("driver reloaded", "gpu 0 field 197 50 u32", 4294967000+2050)
 	s.Close()
 	s.list(1)
-	want("an Init is no new beginning", "gpu 0 field 197 60 u32", 4294967000+2060)
-	want("it is absent", "gpu 0 field 197 none", 0)
-	want("and back", "gpu 0 field 197 70 u32", 0) // not asked for
+	want("Init, not a restart of the counter", "gpu 0 field 197 60 u32", 4294967000+2060)
+	want("absent", "gpu 0 field 197 none", 0)
+	want("back", "gpu 0 field 197 70 u32", 0) // not requested
 	g := s.gpu(0)
 	g.fastFields.forget()
-	want("and asked for", "gpu 0 field 197 70 u32", 4294967000+2070)
-	want("of 64 bits it can only have begun again", "gpu 0 field 197 7 u64", 4294967000+2077)
+	want("back and requested", "gpu 0 field 197 70 u32", 4294967000+2070)
+	want("64 bits: restarted, not wrapped", "gpu 0 field 197 7 u64", 4294967000+2077)
 }
 
-// TestTooFastToWrap: what could not have passed in the time is a new beginning.
+// TestTooFastToWrap checks that a wrap that is impossible in the time counts as a restart of the counter.
 func TestTooFastToWrap(t *testing.T) {
 	m := monotonicCounter{}
 	m.begin(0, 1, 0)
@@ -49,24 +49,23 @@ func TestTooFastToWrap(t *testing.T) {
 	m.started = true
 	m.add(0, 10, 1<<32, 1<<30)
 	if m.total != 1010 {
-		t.Errorf("got %v", m.total)
+		t.Errorf("got %v, want 1010", m.total)
 	}
 	m.add(0, 5, 1<<32, 1<<33)
 	if m.total != 1010+1<<32-5 {
-		t.Errorf("got %v", m.total)
+		t.Errorf("got %v, want one wrap more", m.total)
 	}
 }
 
-// FuzzMeter counts at random, with links that come and go, and wants what was counted
-// while they were there, and never less than before.
-func FuzzMeter(f *testing.F) {
+// FuzzMonotonicCounter counts at random, with links that disappear and return. The total has the counts of present links, and never decreases.
+func FuzzMonotonicCounter(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
 	f.Fuzz(func(t *testing.T, a, b uint64) {
 		random := rand.New(rand.NewPCG(a, b)) //nolint:gosec // not for secrets
 		const links, wraps = 3, 1 << 16
 		var m monotonicCounter
 		var counted [links]uint64
-		var told [links]bool
+		var seen [links]bool
 		var last [links]uint64
 		want, before := 0.0, 0.0
 		for range 40 {
@@ -75,56 +74,55 @@ func FuzzMeter(f *testing.F) {
 			for i := range links {
 				counted[i] += random.Uint64N(wraps / 2)
 				if random.IntN(4) == 0 {
-					continue // it does not respond
+					continue // the link does not respond
 				}
-				if told[i] && counted[i]-last[i] >= wraps { // it was away for too long to tell
+				if seen[i] && counted[i]-last[i] >= wraps { // absent for more than a wrap
 					return
 				}
 				now := counted[i] % wraps
 				switch {
-				case told[i]:
+				case seen[i]:
 					want += float64(counted[i] - last[i])
 				case !m.started:
 					want += float64(now)
 				}
-				told[i], last[i], any = true, counted[i], true
+				seen[i], last[i], any = true, counted[i], true
 				m.add(i, float64(now), wraps, wraps)
 			}
 			m.started = m.started || any
 			if m.total != want || m.total < before {
-				t.Fatalf("counted %v, want %v, before %v", m.total, want, before)
+				t.Fatalf("total: got %v, want %v, before %v", m.total, want, before)
 			}
 			before = m.total
 		}
 	})
 }
 
-// TestLinksSummedUp has links be counted one by one, as from Blackwell on, and one of them
-// not answer for a while: the sum does not fall.
+// TestLinksSummedUp has counters for each link, as from Blackwell on. A link that does not respond for a while does not lower the sum.
 func TestLinksSummedUp(t *testing.T) {
 	const sent = "nvidia_gpu_nvlink_transmit_bytes_total"
 	s := newListedFixture(t, "gpus 1", "gpu 0 model b200", "gpu 0 link 4-17 none", "gpu 0 field 202/link 1000")
 	want := func(what string, want float64) {
 		t.Helper()
 		if got := s.values(0)[sent]; got != want {
-			t.Errorf("%s: %v, want %v", what, got, want)
+			t.Errorf("%s: got %v, want %v", what, got, want)
 		}
 	}
 	want("four links", 4000)
 	for i := range 4 {
 		s.set(fmt.Sprintf("gpu 0 field 202/%d 2000", i))
 	}
-	want("they count on", 8000)
+	want("four links, increased", 8000)
 	s.set("gpu 0 field 202/1 none")
-	want("one does not answer", 8000)
+	want("one link does not respond", 8000)
 	s.set("gpu 0 field 202/0 2500")
-	want("the others count on", 8500)
+	want("other links increased", 8500)
 	s.gpu(0).fastFields.forget()
 	s.set("gpu 0 field 202/1 3000")
-	want("it is back", 9500)
+	want("link responds again", 9500)
 }
 
-// TestPerLink has the rows of single links, of both generations.
+// TestPerLink checks the rows of single links in both generations.
 func TestPerLink(t *testing.T) {
 	for model, lines := range map[string][]string{
 		"h100": {"gpu 0 field 138/3 7", "gpu 0 field 161/3 5", "gpu 0 link 2 off"},
@@ -133,7 +131,7 @@ func TestPerLink(t *testing.T) {
 		s := newPlanFixture(t, metric.NewReadPlan(true, nil), append([]string{"gpus 1", "gpu 0 model " + model}, lines...)...)
 		s.list(1)
 		if len(s.Metrics()) != len(metric.MetricsPerLink()) || len(s.Metrics()) <= len(metric.Metrics()) {
-			t.Fatalf("%d rows", len(s.Metrics()))
+			t.Fatalf("got %d rows, want one per link metric", len(s.Metrics()))
 		}
 		got := s.values(0)
 		kind := map[string]string{"h100": "replay", "b200": "malformed_packet"}[model]
@@ -146,22 +144,21 @@ func TestPerLink(t *testing.T) {
 			"nvidia_gpu_nvlink_links_up":                                        17,
 		} {
 			if v, ok := got[name]; !ok || v != want {
-				t.Errorf("%s: %s is %v, %v; want %v", model, name, v, ok, want)
+				t.Errorf("%s: %s: got %v, %v, want %v", model, name, v, ok, want)
 			}
 		}
 		if _, ok := got[`nvidia_gpu_nvlink_up{link="18"}`]; ok {
-			t.Errorf("%s has a 19th link", model)
+			t.Errorf("%s: got a 19th link", model)
 		}
 	}
 	for i, m := range metric.Metrics() {
 		if p := metric.MetricsPerLink()[i]; seriesName(p) != seriesName(m) {
-			t.Fatalf("row %d is %s with links, and %s without", i, p.Name, m.Name)
+			t.Fatalf("row %d: got %s with links, want %s as without", i, p.Name, m.Name)
 		}
 	}
 }
 
-// TestLinkStates has a link in each state of nvml.h's NVML_NVLINK_STATE_…: one whose traffic
-// is disabled is active, and carries nothing.
+// TestLinkStates has a link in each state of nvml.h's NVML_NVLINK_STATE_…. A link with disabled traffic is active, and carries nothing.
 func TestLinkStates(t *testing.T) {
 	s := newPlanFixture(t, metric.NewReadPlan(true, nil), "gpus 1", "gpu 0 link 4-35 none",
 		"gpu 0 field 165/0 0 u32", "gpu 0 field 165/1 1 u32", "gpu 0 field 165/2 2 u32", "gpu 0 field 165/3 3 u32")
@@ -170,11 +167,11 @@ func TestLinkStates(t *testing.T) {
 	for link, want := range []float64{0, 1, 1, 0} {
 		name := fmt.Sprintf(`nvidia_gpu_nvlink_up{link="%d"}`, link)
 		if v, ok := got[name]; !ok || v != want {
-			t.Errorf("%s is %v, %v; want %v", name, v, ok, want)
+			t.Errorf("%s: got %v, %v, want %v", name, v, ok, want)
 		}
 	}
 	if v := got["nvidia_gpu_nvlink_links_up"]; v != 2 {
-		t.Errorf("%v links are up, want 2", v)
+		t.Errorf("got %v links up, want 2", v)
 	}
 	s.clear("gpu 0 field")
 	s.set("gpu 0 field 165 3 u32")
@@ -183,12 +180,11 @@ func TestLinkStates(t *testing.T) {
 		got = s.values(0)
 	}
 	if v, ok := got["nvidia_gpu_nvlink_links_up"]; !ok || v != 0 {
-		t.Errorf("with all traffic disabled %v links are up, %v; want 0", v, ok)
+		t.Errorf("all traffic disabled: got %v links up, %v, want 0", v, ok)
 	}
 }
 
-// TestErrorsSetTo0 has somebody set the counters of a link's errors to 0, as nvidia-smi
-// nvlink -re does: of 32 bits too they have not wrapped.
+// TestErrorsSetTo0 sets the error counters of a link to 0, as nvidia-smi nvlink -re does. Counters of 32 bits have not wrapped then either.
 func TestErrorsSetTo0(t *testing.T) {
 	const errors = `nvidia_gpu_nvlink_errors_total{type="replay"}`
 	s := newListedFixture(t, "gpus 1", "gpu 0 field 52 40 u32")
@@ -197,24 +193,23 @@ func TestErrorsSetTo0(t *testing.T) {
 		g := s.gpu(0)
 		g.slowReadAt = g.slowReadAt.Add(-time.Minute)
 		if got := s.values(0)[errors]; got != want {
-			t.Errorf("%s: %.0f, want %.0f", what, got, want)
+			t.Errorf("%s: got %.0f, want %.0f", what, got, want)
 		}
 	}
 	want("at first", 40)
 	s.set("gpu 0 field 52 2 u32")
 	want("set to 0", 42)
 	s.set("gpu 0 field 52 5 u32")
-	want("it counts on", 45)
+	want("increased", 45)
 }
 
-// TestResetBetweenReadings has a GPU be reset so fast that no reading fails. What is slow
-// and was read before that is not shown as what is, nor counted once more.
+// TestResetBetweenReadings resets a GPU so fast that no reading fails. Slow values of before are not exported as current, and not counted twice.
 func TestResetBetweenReadings(t *testing.T) {
 	const errors, rows = `nvidia_gpu_nvlink_errors_total{type="replay"}`, "nvidia_gpu_row_remap_pending"
 	for _, first := range []string{"Read", "Check"} {
 		s := newListedFixture(t, "gpus 1", "gpu 0 energy 1000000", "gpu 0 field 52 40 u64", "gpu 0 remapped_pending 1")
 		if got := s.values(0); got[errors] != 40 || got[rows] != 1 {
-			t.Fatalf("got %v, %v", got[errors], got[rows])
+			t.Fatalf("got %v errors and %v rows, want 40 and 1", got[errors], got[rows])
 		}
 		s.set("gpu 0 energy 5", "gpu 0 field 52 3 u64", "gpu 0 remapped_pending 0")
 		if first == "Check" {
@@ -224,22 +219,21 @@ func TestResetBetweenReadings(t *testing.T) {
 		for range 8 {
 			got := s.values(0)
 			if v, ok := got[errors]; ok && v != 43 {
-				t.Errorf("%s: %v errors, want 43", first, v)
+				t.Errorf("%s: got %v errors, want 43", first, v)
 			}
 			if v, ok := got[rows]; ok && v != 0 {
-				t.Errorf("%s: a row waits for the reset that was", first)
+				t.Errorf("%s: got a row that waits for the past reset", first)
 			}
 		}
 		if got := s.values(0); got[errors] != 43 {
-			t.Errorf("%s: %v errors in the end, want 43", first, got[errors])
+			t.Errorf("%s: got %v errors at the end, want 43", first, got[errors])
 		}
 		s.Close()
 	}
 }
 
-// TestResetInRelease has a GPU be reset while the driver is let go of. What is slow was
-// read after that, when the GPU was listed: the first reading has it.
-func TestResetInRelease(t *testing.T) {
+// TestResetDuringRelease resets a GPU while the driver is released. Slow values are read at the next listing, so the first reading has them.
+func TestResetDuringRelease(t *testing.T) {
 	const errors, rows = `nvidia_gpu_nvlink_errors_total{type="replay"}`, "nvidia_gpu_row_remap_pending"
 	s := newListedFixture(t, "gpus 1", "gpu 0 energy 1000000", "gpu 0 field 52 40 u64", "gpu 0 remapped_pending 1")
 	s.values(0)
@@ -249,16 +243,15 @@ func TestResetInRelease(t *testing.T) {
 	for range 3 {
 		got := s.values(0)
 		if v, ok := got[rows]; !ok || v != 0 || got[errors] != 43 {
-			t.Errorf("%v, %v; %v errors, want 43", v, ok, got[errors])
+			t.Errorf("got rows %v, %v and %v errors, want 0 and 43", v, ok, got[errors])
 		}
 		if _, ok := got[`nvidia_gpu_compute_mode{mode="default"}`]; !ok {
-			t.Error("the reading is not whole")
+			t.Error("the reading lacks static values")
 		}
 	}
 }
 
-// TestSourceFailsOnce has all that a GPU does not have be asked for again, and the driver
-// not know for once: what was counted meanwhile is not lost.
+// TestSourceFailsOnce repeats the requests for all fields, with one that fails once. The counts during the failure are not lost.
 func TestSourceFailsOnce(t *testing.T) {
 	const sent = "nvidia_gpu_nvlink_transmit_bytes_total"
 	s := newListedFixture(t, "gpus 1", "gpu 0 model b200", "gpu 0 field 202/link 1000")

@@ -11,27 +11,27 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// uses reads a GPU and asks who uses it, in the order of pids.
-func (s *readerFixture) uses(i int) ([]device.ProcessUsage, bool) {
+// usage returns the processes of a GPU in the order of pids.
+func (s *readerFixture) usage(i int) ([]device.ProcessUsage, bool) {
 	s.Helper()
-	_, uses, known := s.collectAll(i)
-	slices.SortFunc(uses, func(a, b device.ProcessUsage) int { return cmp.Compare(a.PID, b.PID) })
-	return uses, known
+	_, usage, known := s.collectAll(i)
+	slices.SortFunc(usage, func(a, b device.ProcessUsage) int { return cmp.Compare(a.PID, b.PID) })
+	return usage, known
 }
 
-func TestUses(t *testing.T) {
+func TestProcessUsage(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 0 uuid GPU-0",
 		"gpu 0 process 11 1000 sm 50 mem 20", "gpu 0 process 12 2000 type compute+graphics+mps enc 10 dec 5",
 		"gpu 0 process 13 none type mps", "gpu 0 process 14 3000 type graphics", "gpu 0 process 0 5")
 	var got []device.ProcessUsage
-	// The driver tells of means over the sixth of a second that ended last.
-	s.eventually("shares are told", func() bool {
-		uses, known := s.uses(0)
+	// The driver reports averages over the last sixth of a second.
+	s.eventually("utilization is reported", func() bool {
+		usage, known := s.usage(0)
 		if !known {
-			t.Fatal("it is not known who uses it")
+			t.Fatal("process usage: got unknown, want known")
 		}
-		got = uses
-		return uses[0].SM > 0
+		got = usage
+		return usage[0].SM > 0
 	})
 	want := []device.ProcessUsage{
 		{Device: "GPU-0", PID: 11, MemoryBytes: 1000, SM: 0.5, MemoryController: 0.2},
@@ -42,19 +42,19 @@ func TestUses(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
-	if uses, known := s.uses(1); !known || len(uses) != 0 {
-		t.Errorf("nobody uses it: %v, %v", uses, known)
+	if usage, known := s.usage(1); !known || len(usage) != 0 {
+		t.Errorf("without processes: got %v, %v, want none, true", usage, known)
 	}
 	kept := []device.ProcessUsage{{PID: 1}}
-	if uses, _ := s.ReadProcessUsage(s.id(1), kept); len(uses) != 1 || uses[0].PID != 1 {
-		t.Errorf("got %v", uses)
+	if usage, _ := s.ReadProcessUsage(s.id(1), kept); len(usage) != 1 || usage[0].PID != 1 {
+		t.Errorf("got %v, want only the existing entry", usage)
 	}
 }
 
-func TestUsesOfSlices(t *testing.T) {
+func TestProcessUsageOfMIGDevices(t *testing.T) {
 	s := newListedFixture(t, append(twoInstanceGPU, "gpu 0 process 1 100 gi 7 ci 0", "gpu 0 process 2 200 gi 2 ci 1", "gpu 0 process 3 300 gi 2 ci 0",
 		"gpu 0 process 4 400 gi 5 ci 0", "gpu 0 process 6 50 gi 2 ci 0")...)
-	got, known := s.uses(0)
+	got, known := s.usage(0)
 	slices.SortStableFunc(got, func(a, b device.ProcessUsage) int { return cmp.Compare(a.Device, b.Device) })
 	none := device.ProcessUsage{SM: notReported, MemoryController: notReported, Encoder: notReported, Decoder: notReported}
 	use := func(of device.ID, pid uint32, bytes float64) device.ProcessUsage {
@@ -66,14 +66,14 @@ func TestUsesOfSlices(t *testing.T) {
 	if !known || !slices.Equal(got, want) {
 		t.Errorf("got %+v, %v\nwant %+v", got, known, want)
 	}
-	s.set("gpu 0 process 5 100") // the ids are told to the privileged alone
-	if got, known := s.uses(0); known || len(got) > 0 {
-		t.Errorf("without privilege: %v, %v", got, known)
+	s.set("gpu 0 process 5 100") // only privileged processes get the instance ids
+	if got, known := s.usage(0); known || len(got) > 0 {
+		t.Errorf("without privilege: got %v, %v, want unknown", got, known)
 	}
 }
 
-// TestUsesUnknown has the driver not say who uses a GPU: that is not nobody.
-func TestUsesUnknown(t *testing.T) {
+// TestProcessUsageUnknown checks that a failed process list makes the usage unknown, not empty.
+func TestProcessUsageUnknown(t *testing.T) {
 	for _, lines := range [][]string{
 		{"fail nvmlDeviceGetComputeRunningProcesses_v3 gpu 0 NOT_SUPPORTED"}, // a vGPU
 		{"fail nvmlDeviceGetComputeRunningProcesses_v3 gpu 0 NO_PERMISSION"},
@@ -82,55 +82,53 @@ func TestUsesUnknown(t *testing.T) {
 		{"driver 535.86.05"},
 	} {
 		s := newListedFixture(t, append([]string{"gpus 1", "gpu 0 process 11 1000"}, lines...)...)
-		if got, known := s.uses(0); known || len(got) > 0 {
-			t.Errorf("%v: %v, %v", lines, got, known)
+		if got, known := s.usage(0); known || len(got) > 0 {
+			t.Errorf("%v: got %v, %v, want unknown", lines, got, known)
 		}
 		s.Close()
 	}
 }
 
-// TestUsesInPart has the driver lack a list, or what each process used.
-func TestUsesInPart(t *testing.T) {
+// TestPartialProcessUsage has a driver that lacks a list, or the utilization of processes.
+func TestPartialProcessUsage(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 process 11 1000 sm 50", "gpu 0 process 12 1000 type graphics",
 		"fail nvmlDeviceGetGraphicsRunningProcesses_v3 gpu 0 NOT_SUPPORTED", "fail nvmlDeviceGetProcessUtilization gpu 0 NOT_SUPPORTED")
 	for range 2 {
-		got, known := s.uses(0)
+		got, known := s.usage(0)
 		if !known || len(got) != 1 || got[0].PID != 11 || got[0].SM != notReported {
-			t.Errorf("got %+v, %v", got, known)
+			t.Errorf("got %+v, %v, want process 11 without utilization", got, known)
 		}
 	}
 	s.set("fail nvmlDeviceGetProcessUtilization gpu 0 NOT_FOUND") // idle
-	if got, known := s.uses(0); !known || got[0].SM != 0 || got[0].Decoder != 0 {
-		t.Errorf("idle: %+v, %v", got, known)
+	if got, known := s.usage(0); !known || got[0].SM != 0 || got[0].Decoder != 0 {
+		t.Errorf("idle: got %+v, %v, want utilization 0", got, known)
 	}
 }
 
-// TestSharesOfCloseCollections reads a busy process again before the driver has a new sample
-// of it, as another reader does: its share is what it was.
-func TestSharesOfCloseCollections(t *testing.T) {
+// TestUtilizationOfCloseCollections reads a busy process again before the driver has a new sample. The utilization does not change.
+func TestUtilizationOfCloseCollections(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 process 11 1000 sm 50", "gpu 0 process 12 1000")
-	share := func() (busy, idle float64) {
+	utilization := func() (busy, idle float64) {
 		t.Helper()
-		uses, known := s.uses(0)
-		if !known || len(uses) != 2 {
-			t.Fatalf("got %+v, %v", uses, known)
+		usage, known := s.usage(0)
+		if !known || len(usage) != 2 {
+			t.Fatalf("got %+v, %v, want two processes", usage, known)
 		}
-		return uses[0].SM, uses[1].SM
+		return usage[0].SM, usage[1].SM
 	}
-	s.eventually("the share is told", func() bool { busy, _ := share(); return busy == 0.5 })
+	s.eventually("utilization is reported", func() bool { busy, _ := utilization(); return busy == 0.5 })
 	for i := range 5 {
-		time.Sleep(20 * time.Millisecond) // the distance of two readers: nothing is waited for
-		if busy, idle := share(); busy != 0.5 || idle != 0 {
-			t.Errorf("collection %d: %v and %v, want 0.5 and 0", i+1, busy, idle)
+		time.Sleep(20 * time.Millisecond) // the distance of two readers, not a wait
+		if busy, idle := utilization(); busy != 0.5 || idle != 0 {
+			t.Errorf("collection %d: got %v and %v, want 0.5 and 0", i+1, busy, idle)
 		}
 	}
 	s.set("gpu 0 process 11 1000 sm 0")
-	s.eventually("the process is idle", func() bool { busy, _ := share(); return busy == 0 })
+	s.eventually("the process is idle", func() bool { busy, _ := utilization(); return busy == 0 })
 }
 
-// TestManyUses has more processes than there is room for: they are read as soon as there
-// is, and no flight makes more calls for it than it may.
-func TestManyUses(t *testing.T) {
+// TestManyProcesses has more processes than the buffers hold. They are read once the buffers have grown, within the limit of calls.
+func TestManyProcesses(t *testing.T) {
 	lines := []string{"gpus 1"}
 	for i := range 300 {
 		lines = append(lines, fmt.Sprintf("gpu 0 process %d 10", 100+i))
@@ -139,58 +137,57 @@ func TestManyUses(t *testing.T) {
 	for i := range 3 {
 		s.ageSlow(0, slowInterval)
 		before := s.calls()
-		got, known := s.uses(0)
+		got, known := s.usage(0)
 		if i == 2 && (!known || len(got) != 300) {
-			t.Errorf("%d processes, %v", len(got), known)
+			t.Errorf("got %d processes, known %v, want 300, true", len(got), known)
 		}
 		if n := s.calls().Since(before).GPUTotal(0); n > maxCallsPerGPU {
-			t.Errorf("flight %d makes %d calls", i, n)
+			t.Errorf("calls of collection %d: got %d", i, n)
 		}
 	}
 }
 
-// TestShares takes what drivers were seen to say: several samples of a process, numbers
-// above 100, pids that nobody knows, times to come.
-func TestShares(t *testing.T) {
+// TestUtilizationSamples averages values that drivers returned: several samples of a process, values above 100, unknown pids, times in the
+// future.
+func TestUtilizationSamples(t *testing.T) {
 	now := uint64(time.Now().UnixMicro())
-	uses := []device.ProcessUsage{{PID: 1}, {PID: 2}, {PID: 3}}
-	averageSamples(uses, []nvml.ProcessUtilizationSample{
+	usage := []device.ProcessUsage{{PID: 1}, {PID: 2}, {PID: 3}}
+	averageSamples(usage, []nvml.ProcessUtilizationSample{
 		{Pid: 1, TimeStamp: now - 50, SmUtil: 10},
 		{Pid: 1, TimeStamp: now - 10, SmUtil: 30, MemUtil: 40},
 		{Pid: 2, TimeStamp: now - 20, SmUtil: 4000000000, DecUtil: 101},
 		{Pid: 77, TimeStamp: now - 20, SmUtil: 50},
-		{Pid: 1, TimeStamp: now - 100, SmUtil: 100}, // of before the time
+		{Pid: 1, TimeStamp: now - 100, SmUtil: 100}, // before the window
 		{Pid: 3, TimeStamp: 1 << 63, SmUtil: 100},
 	}, now-100)
 	want := []device.ProcessUsage{{PID: 1, SM: 0.2, MemoryController: 0.2}, {PID: 2, SM: 1, Decoder: 1}, {PID: 3}}
-	if !slices.Equal(uses, want) {
-		t.Errorf("got %+v; want %+v", uses, want)
+	if !slices.Equal(usage, want) {
+		t.Errorf("got %+v; want %+v", usage, want)
 	}
 }
 
-// TestNoRoomEver has a driver say each time that the buffers are too short: they grow to
-// what could ever be needed, and not on and on.
-func TestNoRoomEver(t *testing.T) {
+// TestBuffersStopGrowing has a driver that always reports too short buffers. They grow up to the limit.
+func TestBuffersStopGrowing(t *testing.T) {
 	for _, function := range []string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"} {
 		s := newListedFixture(t, "gpus 1", "gpu 0 process 11 1000", "fail "+function+" gpu 0 INSUFFICIENT_SIZE")
 		for range 14 {
 			before := s.calls()
 			s.collectAll(0)
 			if n := s.calls().Since(before).GPUTotal(0); n > maxCallsPerGPU {
-				t.Errorf("%s: a flight makes %d calls", function, n)
+				t.Errorf("%s: calls of a collection: got %d", function, n)
 			}
 			p := &s.gpu(0).processes
 			if len(p.infos) > maxProcesses || len(p.samples) > maxProcesses {
-				t.Fatalf("%s: there is room for %d processes and %d shares", function, len(p.infos), len(p.samples))
+				t.Fatalf("%s: got buffers for %d processes and %d samples", function, len(p.infos), len(p.samples))
 			}
 		}
 		s.Close()
 	}
 }
 
-// TestUsesAfterModeChange has the GPU's MIG mode be turned off between the two halves of
-// a flight: what is not partitioned is asked for more, but a flight makes no more calls.
-func TestUsesAfterModeChange(t *testing.T) {
+// TestProcessUsageAfterModeChange turns MIG mode off between the two parts of a collection. Without MIG mode more values are due, but the
+// limit of calls is kept.
+func TestProcessUsageAfterModeChange(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 process 11 1000")
 	for range 8 {
 		s.collectAll(0)
@@ -206,39 +203,37 @@ func TestUsesAfterModeChange(t *testing.T) {
 	before = s.calls()
 	s.ReadProcessUsage(s.id(0), nil)
 	if n := read + s.calls().Since(before).GPUTotal(0); n > maxCallsPerGPU {
-		t.Errorf("a flight makes %d calls", n)
+		t.Errorf("calls of a collection: got %d", n)
 	}
 }
 
-// TestListComesBack has the driver say once that it has no list of one kind: that is not
-// believed for good, or those on it would be nobody for ever.
-func TestListComesBack(t *testing.T) {
+// TestListReturns lets the driver deny a process list once. The list is requested again later, otherwise its processes stay unattributed.
+func TestListReturns(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics", "fail nvmlDeviceGetGraphicsRunningProcesses_v3 gpu 0 NOT_SUPPORTED")
-	if got, known := s.uses(0); !known || len(got) != 0 {
-		t.Fatalf("got %+v, %v", got, known)
+	if got, known := s.usage(0); !known || len(got) != 0 {
+		t.Fatalf("without the list: got %+v, %v, want none, true", got, known)
 	}
 	s.clear("fail")
-	if got, known := s.uses(0); !known || len(got) != 0 {
-		t.Errorf("it is asked for at once: %+v, %v", got, known)
+	if got, known := s.usage(0); !known || len(got) != 0 {
+		t.Errorf("at once: got %+v, %v, want no request", got, known)
 	}
 	absent := &s.gpu(0).processes.denials
 	for i := range absent {
 		absent[i].lastAt = absent[i].lastAt.Add(-unconfirmedRetryInterval)
 	}
-	if got, known := s.uses(0); !known || len(got) != 1 {
-		t.Errorf("after a while: %+v, %v", got, known)
+	if got, known := s.usage(0); !known || len(got) != 1 {
+		t.Errorf("later: got %+v, %v, want one process", got, known)
 	}
 }
 
-// TestNoListOfPrograms has a library that cannot list who computes: then it is not known
-// who uses the GPU, whoever draws on it.
-func TestNoListOfPrograms(t *testing.T) {
+// TestNoComputeProcessList has a library that cannot list compute processes. The usage is unknown, even with a complete graphics list.
+func TestNoComputeProcessList(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics")
 	g := s.gpu(0)
 	older := *g.session
 	older.Raw.ProcessLists[0] = nil
 	g.session = &older
-	if got, known := s.uses(0); known || len(got) > 0 {
-		t.Errorf("got %+v, %v", got, known)
+	if got, known := s.usage(0); known || len(got) > 0 {
+		t.Errorf("got %+v, %v, want unknown", got, known)
 	}
 }

@@ -2,5 +2,5 @@
 
 package collect
 
-// raceDetector allocates on its own account.
+// raceDetector is true: the race detector allocates memory itself.
 const raceDetector = true

@@ -24,12 +24,12 @@ func TestRowsAlone(t *testing.T) {
 				families[s.family] = append(families[s.family], s)
 			}
 			if len(families) < 30 {
-				t.Fatalf("%d families", len(families))
+				t.Fatalf("got %d families, want at least 30", len(families))
 			}
 			for family, want := range families {
 				plan := metric.NewReadPlan(true, func(m *device.Metric) bool { return m.Name == family })
 				if got := readSeries(t, plan, lines); !slices.Equal(got, want) {
-					t.Errorf("%s alone: %v, want %v", family, got, want)
+					t.Errorf("%s alone: got %v, want %v", family, got, want)
 				}
 			}
 		})
@@ -41,7 +41,7 @@ type planSeries struct {
 	family, row string
 }
 
-// readSeries returns the series of a plan in the second collection.
+// readSeries returns the series of the second collection with a plan.
 func readSeries(t *testing.T, plan *metric.ReadPlan, lines []string) (series []planSeries) {
 	t.Helper()
 	s := newPlanFixture(t, plan, lines...)
@@ -52,7 +52,7 @@ func readSeries(t *testing.T, plan *metric.ReadPlan, lines []string) (series []p
 		if _, err := s.gpus[0].Check(); err != nil {
 			t.Fatal(err)
 		}
-		samples, _ := s.gpus[0].Read(nil) // a plan without fast rows may lack an answer
+		samples, _ := s.gpus[0].Read(nil) // a plan without fast rows may get no response
 		for _, sample := range samples {
 			m := &metrics[sample.Metric]
 			series = append(series, planSeries{sample.Device, m.Name, m.RowName()})

@@ -154,12 +154,12 @@ const (
 	addressGPU2 = "0000:1b:00"
 	gpu1        = device.GPU("GPU-1")
 	gpu2        = device.GPU("GPU-2")
-	migDeviceID = device.ID("MIG-a") // GI 7 of both
+	migDeviceID = device.ID("MIG-a") // GPU instance 7 of both GPUs
 )
 
-// xidLine returns the driver's message about an Xid.
-func xidLine(pci string, number int) string {
-	return fmt.Sprintf("NVRM: Xid (PCI:%s): %d, pid=1, name=a, b", pci, number)
+// xidLine returns the driver's message for an Xid.
+func xidLine(pci string, xid int) string {
+	return fmt.Sprintf("NVRM: Xid (PCI:%s): %d, pid=1, name=a, b", pci, xid)
 }
 
 // runTest runs a test in a synctest bubble.
@@ -186,14 +186,14 @@ func (s *readerFixture) Report(e device.Event, at time.Time) {
 	s.got, s.times = append(s.got, e), append(s.times, at)
 }
 
-// addGPU makes the GPU at an address known.
+// addGPU maps an address to a GPU.
 func (s *readerFixture) addGPU(pci string, gpu device.GPU) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.known[pci] = gpu
 }
 
-// EventOf needs no recovery for Xid 31, passed checks for Xid 74, and a reset for any other.
+// EventOf returns events that need no recovery for Xid 31, passed checks for Xid 74, and a reset for all others.
 func (s *readerFixture) EventOf(l XidLine) (device.Event, bool) {
 	s.mu.Lock()
 	gpu, known := s.known[l.PCI]
@@ -250,7 +250,7 @@ func (s *readerFixture) wantLogged(text string, times int) {
 	s.Helper()
 	synctest.Wait()
 	if n := strings.Count(s.logBuf.String(), text); n != times {
-		s.Errorf("%q logged %d times, want %d:\n%s", text, n, times, s.logBuf.String())
+		s.Errorf("logs of %q: got %d, want %d:\n%s", text, n, times, s.logBuf.String())
 	}
 }
 
@@ -267,7 +267,7 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// TestHistoricalRecords checks that Xids from before the start ask for checks only, once per kind.
+// TestHistoricalRecords checks that Xids from before the start only request checks, once per kind.
 func TestHistoricalRecords(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU1, 31), xidLine(addressGPU2+" GPU-I:07", 95), xidLine(addressGPU1, 79), xidLine(addressGPU1, 74))
@@ -290,7 +290,7 @@ func TestReportTimes(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if !slices.EqualFunc(s.times, want, time.Time.Equal) {
-				t.Errorf("%s: times %v, want %v", when, s.times, want)
+				t.Errorf("%s: got times %v, want %v", when, s.times, want)
 			}
 			s.times = nil
 		}
@@ -317,7 +317,7 @@ func TestReportTimes(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if len(s.times) != 1 || !s.times[0].Equal(s.bootedAt.Add(30*time.Minute)) {
-				t.Errorf("GPU listed a minute later: times %v", s.times)
+				t.Errorf("GPU listed a minute later: got times %v, want the record's time", s.times)
 			}
 		})
 	})
@@ -410,7 +410,7 @@ func TestPendingLimit(t *testing.T) {
 			}
 			synctest.Wait()
 			if len(s.pending) != maxPending {
-				s.Errorf("%d pending lines", len(s.pending))
+				s.Errorf("got %d pending lines", len(s.pending))
 			}
 			s.wantLogged("too many Xids of unknown GPUs", 1)
 			s.write(xidLine(addressGPU1, 79)) // dropped
@@ -432,7 +432,7 @@ func TestOverrun(t *testing.T) {
 			}
 			s.wantLogged("lines are lost", 1)
 			if s.opened != 1 {
-				s.Errorf("log opened %d times, want 1", s.opened)
+				s.Errorf("opened logs: got %d, want 1", s.opened)
 			}
 		})
 	})
@@ -476,7 +476,7 @@ func TestUnreadableLog(t *testing.T) {
 				s.wantLogged("kernel log not readable", 1)
 				s.wantLogged("level", 1)
 				if s.opened != 1 {
-					s.Errorf("%v: log opened %d times, want 1", err, s.opened)
+					s.Errorf("%v: opened logs: got %d, want 1", err, s.opened)
 				}
 			})
 		})
@@ -490,7 +490,7 @@ func TestMissedWakeUp(t *testing.T) {
 			s.mu.Lock()
 			s.records = append(s.records, fmt.Sprintf("4,100,%d,-;%s\n", s.uptime().Microseconds(), xidLine(addressGPU1, 79)))
 			s.mu.Unlock()
-			s.wantReports("before the Reader looks")
+			s.wantReports("before the Reader reads")
 			time.Sleep(idleInterval + time.Second)
 			s.wantReports("a minute later", "GPU-1 79 reset kmsg")
 		})
@@ -538,7 +538,7 @@ func TestKmsgFile(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- r.Run(ctx) }() // ends with ctx, within a wait; received below
 	if e := <-reports; e.Xid != 95 || !e.Historical || e.Source != Source {
-		t.Errorf("got %+v", e)
+		t.Errorf("got %+v, want a historical Xid 95", e)
 	}
 	write("4,2,6,-;" + xidLine(addressGPU1, 79) + "\n")
 	write("4,3,7,-;" + strings.Repeat("x", 4000) + "\n")
@@ -557,7 +557,7 @@ func TestKmsgFile(t *testing.T) {
 	}
 }
 
-// TestReadWithoutWait reads records that are there, however long the process has been without CPU time.
+// TestReadWithoutWait checks that available records are read, even if the process had no CPU time for long.
 func TestReadWithoutWait(t *testing.T) {
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -572,18 +572,18 @@ func TestReadWithoutWait(t *testing.T) {
 	}
 	buf := make([]byte, maxRecordBytes)
 	if n, err := s.read(buf, 0); n != len("record") || err != nil {
-		t.Errorf("a record: %d bytes, %v", n, err)
+		t.Errorf("read of a record: got %d bytes, %v", n, err)
 	}
 	for _, wait := range []time.Duration{0, time.Millisecond} {
 		if n, err := s.read(buf, wait); n != 0 || !errors.Is(err, errNoRecord) {
-			t.Errorf("no record within %s: %d bytes, %v", wait, n, err)
+			t.Errorf("no record within %s: got %d bytes, %v, want errNoRecord", wait, n, err)
 		}
 	}
 	if err := syscall.Close(pair[1]); err != nil {
 		t.Error(err)
 	}
 	if n, err := s.read(buf, time.Minute); n != 0 || !errors.Is(err, io.EOF) {
-		t.Errorf("the end: %d bytes, %v", n, err)
+		t.Errorf("end of the log: got %d bytes, %v, want EOF", n, err)
 	}
 	s.close()
 }
@@ -592,12 +592,12 @@ func TestReadWithoutWait(t *testing.T) {
 func TestOpenErrors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kmsg")
 	if _, err := devKmsg(path).open(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("open a missing file: %v", err)
+		t.Errorf("open a missing file: got %v, want ErrNotExist", err)
 	}
 	if s, err := devKmsg("/dev/null").open(); err == nil {
 		n, err := s.read(make([]byte, maxRecordBytes), 0)
 		if n != 0 || !errors.Is(err, io.EOF) {
-			t.Errorf("read /dev/null: %d bytes, %v", n, err)
+			t.Errorf("read of /dev/null: got %d bytes, %v, want EOF", n, err)
 		}
 		s.close()
 	}
@@ -625,7 +625,7 @@ func TestKernelLog(t *testing.T) {
 		}
 		if r, ok := parseRecord(buf[:n]); ok {
 			if records++; r.sequence <= last && records > 1 || r.uptime > devKmsg("").uptime()+time.Minute {
-				t.Fatalf("record %+v after sequence %d", r, last)
+				t.Fatalf("got record %+v after sequence %d", r, last)
 			}
 			last = r.sequence
 		}
@@ -634,7 +634,7 @@ func TestKernelLog(t *testing.T) {
 		t.Skip("empty log")
 	}
 	if _, err := s.read(buf, 10*time.Millisecond); err != nil && !errors.Is(err, errNoRecord) && !errors.Is(err, syscall.EPIPE) {
-		t.Errorf("waiting read: %v", err)
+		t.Errorf("waiting read: got %v", err)
 	}
 	t.Logf("%d records", records)
 }

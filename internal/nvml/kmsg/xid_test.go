@@ -67,14 +67,14 @@ func TestParseXidLineErrors(t *testing.T) {
 		"NVRM: Xid (PCI:0000:1a:00 " + strings.Repeat("GPU-I:01 ", 20) + "): 79, pid=1",
 	} {
 		if got, ok := ParseXidLine(message); ok {
-			t.Errorf("%s\nparsed as %+v", message, got)
+			t.Errorf("%s\ngot %+v, want no Xid", message, got)
 		}
 	}
 }
 
 var canonical = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]$`)
 
-// FuzzParse checks that parsed lines have valid values, and that the driver's spelling of them parses to the same.
+// FuzzParse checks that parsed lines have valid values, and that the driver's spelling of them parses to the same values.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"NVRM: Xid (PCI:0000:1a:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
@@ -89,7 +89,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if !canonical.MatchString(line.PCI) || line.Xid == 0 || line.Xid > NoInstanceID {
-			t.Fatalf("%q parsed as %+v", message, line)
+			t.Fatalf("%q: got %+v, want a valid line", message, line)
 		}
 		where := "PCI:" + line.PCI
 		if line.GI != NoInstanceID {
@@ -98,9 +98,9 @@ func FuzzParse(f *testing.F) {
 		if line.CI != NoInstanceID {
 			where += fmt.Sprintf(" GPU-CI:%02d", line.CI)
 		}
-		again, ok := ParseXidLine(fmt.Sprintf("NVRM: Xid (%s): %d, x", where, line.Xid))
-		if !ok || again != line {
-			t.Fatalf("%q parsed as %+v, then as %+v", message, line, again)
+		reparsed, ok := ParseXidLine(fmt.Sprintf("NVRM: Xid (%s): %d, x", where, line.Xid))
+		if !ok || reparsed != line {
+			t.Fatalf("%q: got %+v, then %+v", message, line, reparsed)
 		}
 	})
 }
@@ -114,7 +114,7 @@ func TestParseRecord(t *testing.T) {
 		{"6,339,5140900,-;NVRM: loading\n", logRecord{339, 5140900000, "NVRM: loading"}, true},
 		{"4,7,5,c,caller=T1;a;b,c\n SUBSYSTEM=pci\n DEVICE=+pci:0000:1a:00.0\n", logRecord{7, 5000, "a;b,c"}, true},
 		{"0,0,0,-;", logRecord{0, 0, ""}, true},
-		{"12,8,5,-;NVRM: Xid (PCI:0000:1a:00): 79, written by a program\n", logRecord{}, false}, // facility 1: a program
+		{"12,8,5,-;NVRM: Xid (PCI:0000:1a:00): 79, written by a program\n", logRecord{}, false}, // facility 1: user space
 		{"30,8,5,-;systemd\n", logRecord{}, false},
 		{"6,8,5;short\n", logRecord{8, 5000, "short"}, true},
 		{"6,8;short\n", logRecord{}, false},
@@ -142,7 +142,7 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		if r.uptime < 0 || strings.Contains(r.message, "\n") || !regexp.MustCompile(`^0*[0-7],`).Match(data) {
-			t.Fatalf("%q parsed as %+v", data, r)
+			t.Fatalf("%q: got %+v, want no record", data, r)
 		}
 	})
 }

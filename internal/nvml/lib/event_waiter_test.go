@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestEventWaiterEnds: after Close the thread ends, and closes its end of the socket.
+// TestEventWaiterEnds checks that the thread ends after Close and closes its end of the socket.
 func TestEventWaiterEnds(t *testing.T) {
 	openFiles := func() int {
 		files, err := os.ReadDir("/proc/self/fd")
@@ -25,7 +25,7 @@ func TestEventWaiterEnds(t *testing.T) {
 	}
 	for deadline := time.Now().Add(10 * time.Second); openFiles() > limit; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d open files, want at most %d", openFiles(), limit)
+			t.Fatalf("got %d open files, want at most %d", openFiles(), limit)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// TestRowsAreWellFormed holds what the exporter builds upon.
+// TestRowsAreWellFormed checks the properties of rows that the exporter relies on.
 func TestRowsAreWellFormed(t *testing.T) {
 	names, err := nvmltest.FieldNames()
 	if err != nil {
@@ -23,42 +23,42 @@ func TestRowsAreWellFormed(t *testing.T) {
 	for _, r := range slices.Concat(Rows, perLinkRows()) {
 		other, known := seen[r.name]
 		if known && last != r.name {
-			t.Errorf("the rows of %s do not stand together", r.name)
+			t.Errorf("rows of %s: not consecutive", r.name)
 		}
 		if known && (other.help != r.help || other.kind != r.kind) {
-			t.Errorf("the rows of %s differ in help or kind", r.name)
+			t.Errorf("rows of %s: different help or kind", r.name)
 		}
 		isCounter := r.kind == device.OwnerCounter || r.kind == device.FaultCounter
 		if strings.HasSuffix(r.name, "_total") != isCounter {
-			t.Errorf("%s has the wrong kind for its name", r.name)
+			t.Errorf("%s: wrong kind for the name", r.name)
 		}
 		if len(r.Sources) == 0 && r.ValueID == NoValue {
-			t.Errorf("%s comes from nowhere", r.name)
+			t.Errorf("%s: no source", r.name)
 		}
 		if r.ValueID != NoValue && r.Bit == 0 && r.Conversion == (Conversion{}) {
-			t.Errorf("%s has no unit", r.name)
+			t.Errorf("%s: no unit", r.name)
 		}
 		if r.kind == device.OwnerCounter && r.pace() != device.PaceFast {
-			t.Errorf("%s rises for whoever holds the GPU, and is read only now and then", r.name)
+			t.Errorf("%s: owner counter is not read in each collection", r.name)
 		}
 		for _, s := range r.Sources {
 			if names[int(s.ID)] == "" {
-				t.Errorf("%s has the field %d, which has no name", r.name, s.ID)
+				t.Errorf("%s: field %d has no name", r.name, s.ID)
 			}
 		}
 		if r.sourceText() == "" || r.help == "" || r.name == "" {
-			t.Errorf("%+v is not documented", r)
+			t.Errorf("%+v: no documentation", r)
 		}
 		seen[r.name], last = r, r.name
 	}
 }
 
-// TestLittleMoreThanAll: what is counted may come out as a little more than there is.
-func TestLittleMoreThanAll(t *testing.T) {
+// TestRatioAboveOne checks that a ratio slightly above 1 counts as 1: counters and clocks are not exactly in sync.
+func TestRatioAboveOne(t *testing.T) {
 	for percent, want := range map[float64]float64{0: 0, 50: 0.5, 100: 1, 100.4: 1, 150: -1, -1: -1, math.NaN(): -1, math.Inf(1): -1} {
 		got, ok := inCyclePercent.Convert(percent)
 		if ok != (want >= 0) || ok && got != want {
-			t.Errorf("%v %%: got %v, %v", percent, got, ok)
+			t.Errorf("%v %%: got %v, %v, want %v", percent, got, ok, want)
 		}
 	}
 }
@@ -80,7 +80,7 @@ func TestDecode(t *testing.T) {
 		{"NaN", nvml.VALUE_TYPE_DOUBLE, f64(math.NaN()), none},
 		{"infinity", nvml.VALUE_TYPE_DOUBLE, f64(math.Inf(1)), none},
 		{"u32", nvml.VALUE_TYPE_UNSIGNED_INT, u32(7), 7},
-		{"u32 beside rubbish", nvml.VALUE_TYPE_UNSIGNED_INT, u64(0xABCDEF01_00000007), 7},
+		{"u32 beside undefined bits", nvml.VALUE_TYPE_UNSIGNED_INT, u64(0xABCDEF01_00000007), 7},
 		{"u32 of ones", nvml.VALUE_TYPE_UNSIGNED_INT, u32(math.MaxUint32), none},
 		{"i32", nvml.VALUE_TYPE_SIGNED_INT, u32(7), 7},
 		{"i32 below 0", nvml.VALUE_TYPE_SIGNED_INT, u32(1 << 31), -1 << 31},
@@ -91,20 +91,19 @@ func TestDecode(t *testing.T) {
 		{"u64 of ones", nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, u64(math.MaxUint64), none},
 		{"i64", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(7), 7},
 		{"i64 below 0", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(math.MaxUint64 - 5), -6},
-		{"a type of the future", 42, u64(7), none},
+		{"unknown type", 42, u64(7), none},
 	} {
 		got, ok := DecodeField(uint32(c.typ), c.value, nvml.SUCCESS)
 		if ok != (c.want != none) || ok && got != c.want {
 			t.Errorf("%s: got %v, %v; want %v", c.name, got, ok, c.want)
 		}
 		if _, ok := DecodeField(uint32(c.typ), c.value, nvml.ERROR_UNKNOWN); ok {
-			t.Errorf("%s: a value that failed is read", c.name)
+			t.Errorf("%s: got a value with an error code", c.name)
 		}
 	}
 }
 
-// FuzzDecode holds whatever a driver may put into a field: it is no value, or a
-// number that every row can show.
+// FuzzDecode decodes any value that a driver may return. The result is absent, or a number within the limits of each row.
 func FuzzDecode(f *testing.F) {
 	for typ := range uint32(8) {
 		f.Add(typ, uint64(0), uint32(nvml.SUCCESS))
@@ -119,13 +118,13 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		if ret != uint32(nvml.SUCCESS) || math.IsNaN(v) || math.IsInf(v, 0) {
-			t.Fatalf("type %d, %#x, code %d: read as %v", typ, bits, ret, v)
+			t.Fatalf("type %d, %#x, code %d: got %v", typ, bits, ret, v)
 		}
 		for _, r := range Rows {
 			for _, s := range r.Sources {
 				u := s.Conversion
-				if shown, ok := u.Convert(v); ok && (math.IsNaN(shown) || shown < u.min || shown > u.max*u.Multiplier) {
-					t.Fatalf("type %d, %#x: %s shows %v", typ, bits, r.name, shown)
+				if converted, ok := u.Convert(v); ok && (math.IsNaN(converted) || converted < u.min || converted > u.max*u.Multiplier) {
+					t.Fatalf("type %d, %#x: %s: got %v", typ, bits, r.name, converted)
 				}
 			}
 		}

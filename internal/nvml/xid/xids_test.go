@@ -12,7 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// xidCatalogue is NVIDIA's, as in the facts on NVML. A second list shows a slip in the table.
+// xidCatalogue is NVIDIA's catalogue by class. A second list finds mistakes in the table.
 var xidCatalogue = map[Class]string{
 	Application: "8 11 13 25 31 39-41 47 60 65 68 69 70-72 73 75-77 80 82-86 88 89 96-105 126-135 139 142",
 	Information: "14 37 38 43 44 45 63 66 67 78 92 93 106-108 121 137 141 152 153 157 159-161 162-165 166 168 170-172 174 176",
@@ -26,7 +26,7 @@ var xidCatalogue = map[Class]string{
 	Unknown:     "1 61 200 999 123456",
 }
 
-// xidOrigins are the origins, likewise.
+// xidOrigins is the same for the origins.
 var xidOrigins = map[string]string{
 	"application": "8 11 13 25 31 39-41 43 47 60 65 68 69 70-72 73 75-77 80 82-86 88 89 96-105 108 126-135 137 139 141 142",
 	"driver":      "14 37 38 44 46 66 67 109 110 119 120 152 153 155 174",
@@ -41,7 +41,7 @@ var classEvents = map[Class]device.Event{
 	Information: {Class: "information"},
 	Contained:   {Class: "contained", Action: "restart_app"},
 	Undecided:   {Class: "undecided", Recovery: device.RecoveryChecksPass},
-	Memory:      {Class: "memory", Recovery: device.RecoveryAfterReset, Action: "reset_gpu"}, // of a GPU that no check has asked for its recovery action
+	Memory:      {Class: "memory", Recovery: device.RecoveryAfterReset, Action: "reset_gpu"}, // without a recovery action of the driver
 	Broken:      {Class: "broken", Recovery: device.RecoveryAfterReset, Action: "reset_gpu"},
 	Fallen:      {Class: "fallen", Recovery: device.RecoveryAfterReset, Action: "reboot"},
 	Locked:      {Class: "locked", Recovery: device.RecoveryAfterReset, Action: "restart_vm"},
@@ -60,24 +60,23 @@ func TestXids(t *testing.T) {
 		for _, xid := range parseXids(t, numbers) {
 			cases[xid] = true
 			want := classEvents[class]
-			if means, alone := Event(xid); means != want || alone == whole {
-				t.Errorf("xid %d means %+v, and alone %v; want %+v, %v", xid, means, alone, want, !whole)
+			if got, migDeviceOnly := Event(xid); got != want || migDeviceOnly == whole {
+				t.Errorf("xid %d: got %+v, MIG device only %v; want %+v, %v", xid, got, migDeviceOnly, want, !whole)
 			}
 		}
 	}
 	for xid := range Xids {
 		if !cases[xid] {
-			t.Errorf("no case for xid %d", xid)
+			t.Errorf("test case for xid %d is missing", xid)
 		}
 	}
 }
 
-// lenientXids are Xids for which the catalogue wants a reset, and podgauge waits for the driver's recovery action: causes are heavy
-// time-slicing (109) and links that were taken down on purpose (155), too.
+// lenientXids are Xids whose catalogue entry requires a reset, while podgauge waits for the driver's recovery action. Their causes include
+// heavy time-slicing (109) and links that were taken down on purpose (155).
 var lenientXids = []uint64{109, 155}
 
-// TestXidsOfTheCatalogue compares the table with the whole catalogue. Neither a harmless Xid nor an Xid without a row makes a GPU unhealthy
-// until a reset.
+// TestXidsOfTheCatalogue compares the table with the whole catalogue. A harmless or unlisted Xid never makes a GPU unhealthy until a reset.
 func TestXidsOfTheCatalogue(t *testing.T) {
 	catalogue := map[uint64]bool{}
 	for line := range strings.Lines(string(readTestdata(t, "xids.txt"))) {
@@ -87,7 +86,7 @@ func TestXidsOfTheCatalogue(t *testing.T) {
 		fields := strings.Fields(line)
 		xid, err := strconv.ParseUint(fields[0], 10, 64)
 		if err != nil || len(fields) < 3 || catalogue[xid] {
-			t.Fatalf("%q: %v", line, err)
+			t.Fatalf("%q: invalid row, %v", line, err)
 		}
 		catalogue[xid] = true
 		e, _ := Event(xid)
@@ -98,7 +97,7 @@ func TestXidsOfTheCatalogue(t *testing.T) {
 			ok = has && e.Recovery == device.RecoveryNone && e.Action == ""
 		case "RESTART_APP", "WORKFLOW_XID_45", "CHECK_UVM", "UPDATE_SWFW":
 			ok = has && e.Recovery == device.RecoveryNone
-		case "CONTACT_SUPPORT": // of engines that other GPUs have, or of nothing that is known
+		case "CONTACT_SUPPORT": // Xids of engines that other GPUs have, or of unknown cause
 			ok = has == (e.Recovery == device.RecoveryNone) && e.Recovery != device.RecoveryAfterReset
 		case "RESET_GPU":
 			ok = has && (e.Recovery == device.RecoveryAfterReset && e.Action == "reset_gpu" || e.Recovery == device.RecoveryChecksPass && slices.Contains(lenientXids, xid))
@@ -115,14 +114,14 @@ func TestXidsOfTheCatalogue(t *testing.T) {
 		case "-":
 			ok = has
 		default:
-			t.Errorf("xid %d: the action %q is not known", xid, action)
+			t.Errorf("xid %d: unknown action %q", xid, action)
 		}
 		if !ok {
-			t.Errorf("xid %d, %s: the catalogue wants %s, and the table has %+v", xid, fields[1], fields[2], e)
+			t.Errorf("xid %d, %s: got %+v, want the catalogue's %s", xid, fields[1], e, fields[2])
 		}
 	}
 	if len(catalogue) != 176 {
-		t.Errorf("the catalogue has %d rows", len(catalogue))
+		t.Errorf("rows of the catalogue: got %d, want 176", len(catalogue))
 	}
 	for xid := range Xids {
 		if !catalogue[xid] {
@@ -149,11 +148,11 @@ func TestXidRows(t *testing.T) {
 		}
 	}
 	if len(Xids) != len(origins) {
-		t.Errorf("%d rows, and %d with an origin", len(Xids), len(origins))
+		t.Errorf("got %d rows, %d with an origin", len(Xids), len(origins))
 	}
 	for number, row := range Xids {
 		if origin, known := origins[number]; !known || row.Origin != origin || row.Name == "" || row.Class.Effect() == "" {
-			t.Errorf("xid %d: %+v, want the origin %q", number, row, origin)
+			t.Errorf("xid %d: got %+v, want origin %q", number, row, origin)
 		}
 	}
 	for _, known := range []struct {
@@ -161,12 +160,12 @@ func TestXidRows(t *testing.T) {
 		name string
 	}{{31, "memory page fault"}, {48, "double-bit ECC error"}, {79, "GPU has fallen off the bus"}, {94, "contained memory error"}, {119, "GSP RPC timeout"}} {
 		if Xids[known.xid].Name != known.name {
-			t.Errorf("xid %d is called %q, want %q", known.xid, Xids[known.xid].Name, known.name)
+			t.Errorf("name of xid %d: got %q, want %q", known.xid, Xids[known.xid].Name, known.name)
 		}
 	}
 }
 
-// parseXids reads a list with ranges.
+// parseXids parses a list with ranges.
 func parseXids(t *testing.T, list string) (all []uint64) {
 	t.Helper()
 	for word := range strings.FieldsSeq(list) {

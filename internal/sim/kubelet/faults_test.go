@@ -20,24 +20,24 @@ func TestRegisterFaults(t *testing.T) {
 	p := servePlugin(t, k)
 	k.SetFaults(kubelet.Faults{RegisterErr: status.Error(codes.Unavailable, "try again")})
 	if err := p.register(t.Context(), k); status.Code(err) != codes.Unavailable {
-		t.Errorf("rejected registration: %v; want code Unavailable", err)
+		t.Errorf("rejected registration: got %v, want code Unavailable", err)
 	}
-	hold := make(chan struct{})
-	k.SetFaults(kubelet.Faults{HoldRegister: hold})
+	release := make(chan struct{})
+	k.SetFaults(kubelet.Faults{HoldRegister: release})
 	err := callAndCancel(t, func(ctx context.Context) error { return p.register(ctx, k) }, func() {
 		waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Calls["Register"] == 2 })
 	})
 	if status.Code(err) != codes.Canceled {
-		t.Errorf("blocked registration: %v; want code Canceled", err)
+		t.Errorf("blocked registration: got %v, want code Canceled", err)
 	}
-	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Registrations) == 2 }) // the kubelet has given it up as well
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Registrations) == 2 }) // the kubelet has canceled it as well
 	var registered sync.WaitGroup
 	registered.Go(func() {
 		if err := p.register(t.Context(), k); err != nil {
-			t.Errorf("released registration: %v", err)
+			t.Errorf("released registration: got %v, want nil", err)
 		}
 	})
-	close(hold)
+	close(release)
 	registered.Wait()
 	k.SetFaults(kubelet.Faults{})
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Registrations) == 3 && s.Registrations[2].Err == nil })
@@ -53,7 +53,7 @@ func callAndCancel(t *testing.T, call func(context.Context) error, arrived func(
 	arrived()
 	select {
 	case err := <-ended:
-		t.Errorf("call returned %v; want it to block", err)
+		t.Errorf("call: got %v, want it to block", err)
 		return err
 	default:
 	}
@@ -68,35 +68,35 @@ func TestListFaults(t *testing.T) {
 	k.SetFaults(kubelet.Faults{ListErr: errors.New("out of lists")})
 	_, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{})
 	if status.Code(err) != codes.Unknown || status.Convert(err).Message() != "out of lists" {
-		t.Errorf("List: %v; want code Unknown, out of lists", err)
+		t.Errorf("List: got %v, want code Unknown, out of lists", err)
 	}
-	hold := make(chan struct{})
-	k.SetFaults(kubelet.Faults{HoldList: hold})
-	held := func(ctx context.Context) error {
+	release := make(chan struct{})
+	k.SetFaults(kubelet.Faults{HoldList: release})
+	listCall := func(ctx context.Context) error {
 		_, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
 		return err
 	}
-	err = callAndCancel(t, held, func() {
+	err = callAndCancel(t, listCall, func() {
 		waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Calls["List"] == 2 })
 	})
 	if status.Code(err) != codes.Canceled {
-		t.Errorf("blocked List: %v; want code Canceled", err)
+		t.Errorf("blocked List: got %v, want code Canceled", err)
 	}
 	if _, err := client.GetAllocatableResources(t.Context(), &podresources.AllocatableResourcesRequest{}); err != nil {
-		t.Errorf("GetAllocatableResources during the blocked List: %v", err)
+		t.Errorf("GetAllocatableResources during the blocked List: got %v, want nil", err)
 	}
-	close(hold)
+	close(release)
 	if _, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{}); err != nil {
-		t.Errorf("released List: %v", err)
+		t.Errorf("released List: got %v, want nil", err)
 	}
 	const size = 5 << 20
 	k.SetFaults(kubelet.Faults{ListBytes: size})
-	answer, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{})
-	if got := proto.Size(answer); err != nil || got < size || got > size*5/4 {
-		t.Errorf("padded List: %d bytes, %v", got, err)
+	resp, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{})
+	if got := proto.Size(resp); err != nil || got < size || got > size*5/4 {
+		t.Errorf("padded List: got %d bytes, error %v, want about 5 MiB", got, err)
 	}
 	if s := k.State(); s.Calls["List"] != 4 || s.Calls["GetAllocatableResources"] != 1 {
-		t.Errorf("calls: %v", s.Calls)
+		t.Errorf("got calls %v, want 4 of List and 1 of GetAllocatableResources", s.Calls)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// FuzzRegister sends requests of plugins that do not listen: the response is the kubelet's text for the first violated rule.
+// FuzzRegister sends requests of plugins that do not listen. The response is the kubelet's text for the first violated rule.
 func FuzzRegister(f *testing.F) {
 	for _, seed := range [][3]string{
 		{"v1beta1", "gpu.sock", "nvidia.com/gpu"},
@@ -28,7 +28,7 @@ func FuzzRegister(f *testing.F) {
 	}
 	k := New(Options{Dir: f.TempDir()})
 	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // the dial is over at once
+	cancel() // the dial ends at once
 	kp := &kubeletProcess{nodeState: &k.node, deviceManager: newDeviceManager(V137, time.Now), tasks: &errgroup.Group{}, ctx: ctx}
 	f.Fuzz(func(t *testing.T, version, endpoint, resource string) {
 		_, err := kp.Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: endpoint, ResourceName: resource})
@@ -37,10 +37,10 @@ func FuzzRegister(f *testing.F) {
 			want = fmt.Sprintf("requested API version %q is not supported by kubelet. Supported version is [\"v1beta1\"]", version)
 		}
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("error %v; want %s", err, want)
+			t.Errorf("error: got %v, want %s", err, want)
 		}
 		if len(kp.endpoints) != 0 || len(kp.clients) != 0 {
-			t.Errorf("endpoints %v, clients %v; want none", kp.endpoints, kp.clients)
+			t.Errorf("got endpoints %v and clients %v, want none", kp.endpoints, kp.clients)
 		}
 		for _, c := range kp.conns {
 			_ = c.conn.Close()

@@ -34,16 +34,16 @@ func TestRunMayBeCalledAgain(t *testing.T) {
 	stop()
 	for _, path := range []string{k.RegistrationSocket(), k.PodResourcesSocket()} {
 		if _, err := net.Dial("unix", path); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("connect to %s: %v; want %v", path, err, syscall.ECONNREFUSED)
+			t.Errorf("connect to %s: got %v, want %v", path, err, syscall.ECONNREFUSED)
 		}
 	}
 	if s := k.State(); s.Serving || s.Resources[gpuResource].Registered || len(s.Pods) != 1 || s.Pods[0].InList {
-		t.Errorf("state without a kubelet: %+v", s)
+		t.Errorf("state without a kubelet: got %+v", s)
 	}
 	run(t, k)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Serving && s.PodsRead && s.Starts == 2 })
 	if got, want := list(t, k), map[string][]string{"default/one/main": {"a"}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("List: %v; want %v", got, want)
+		t.Errorf("List: got %v, want %v", got, want)
 	}
 	p.stop()
 }
@@ -60,7 +60,7 @@ func TestRunFails(t *testing.T) {
 		filepath.Join(dir, strings.Repeat("x", 100)): "invalid argument",
 	} {
 		if err := kubelet.New(kubelet.Options{Dir: dir}).Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("Run: %v; want %q", err, want)
+			t.Errorf("Run: got %v, want %q", err, want)
 		}
 	}
 }
@@ -77,11 +77,11 @@ func TestRunningSince(t *testing.T) {
 		return info.ModTime()
 	}
 	if got := modified(); !got.Equal(since) {
-		t.Errorf("socket from %v; want %v", got, since)
+		t.Errorf("time of the socket: got %v, want %v", got, since)
 	}
 	restart(t, k, nil)
 	if got := modified(); time.Since(got) > time.Minute {
-		t.Errorf("socket after a restart from %v; want now", got)
+		t.Errorf("time of the socket after a restart: got %v, want now", got)
 	}
 }
 
@@ -95,11 +95,11 @@ func TestCapacityWithoutPluginForFiveMinutes(t *testing.T) {
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable == 0 })
 	clock.add(5 * time.Minute)
 	if got := k.Resource(gpuResource); got.Capacity != 2 || !got.Registered || len(got.Sockets) != 0 || got.Devices[0].Healthy {
-		t.Errorf("after five minutes: %+v; want capacity 2", got)
+		t.Errorf("after five minutes: got %+v, want capacity 2", got)
 	}
 	clock.add(time.Second)
 	if got := k.Resource(gpuResource); got.Capacity != 0 || got.Registered {
-		t.Errorf("after the grace period: %+v; want no capacity", got)
+		t.Errorf("after the grace period: got %+v, want no capacity", got)
 	}
 	// A container cannot restart without an endpoint.
 	ctx, cancel := context.WithCancel(t.Context())
@@ -112,7 +112,7 @@ func TestCapacityWithoutPluginForFiveMinutes(t *testing.T) {
 	})
 }
 
-// TestEmptyListHasNoCapacity has a plugin withdraw a resource, which stays registered for more than five minutes.
+// TestEmptyListHasNoCapacity withdraws a resource of a plugin. The resource remains registered for more than five minutes.
 func TestEmptyListHasNoCapacity(t *testing.T) {
 	t.Parallel()
 	var clock fakeClock
@@ -123,10 +123,10 @@ func TestEmptyListHasNoCapacity(t *testing.T) {
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Updates == 2 })
 	clock.add(time.Hour)
 	if got := k.Resource(gpuResource); got.Capacity != 0 || got.Allocatable != 0 || !got.Registered || len(got.Devices) != 0 || len(got.Sockets) != 1 {
-		t.Errorf("resource %+v; want registered, without devices", got)
+		t.Errorf("got resource %+v, want registered, without devices", got)
 	}
 	if got := list(t, k); len(got["default/owner/main"]) != 1 {
-		t.Errorf("List: %v; want a device of container main", got)
+		t.Errorf("List: got %v, want a device of container main", got)
 	}
 	p.lists <- healthy("a", "b")
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Capacity == 2 })
@@ -142,17 +142,17 @@ func TestRepeatedLists(t *testing.T) {
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Updates == 4 })
 	p.stop()
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable == 0 })
-	next := registerPlugin(t, k, "a", "b") // the first list of a stream is no repeat
+	next := registerPlugin(t, k, "a", "b") // the first list of a stream is not a repeat
 	if got := k.Resource(gpuResource); got.Updates != 5 || got.Repeats != 1 || !reflect.DeepEqual(got.Sockets, []string{next.socket}) {
-		t.Errorf("resource %+v; want 5 lists, one of them repeated", got)
+		t.Errorf("got resource %+v, want 5 lists, one of them repeated", got)
 	}
 	want := []kubelet.Registration{{Resource: gpuResource, Endpoint: p.socket}, {Resource: gpuResource, Endpoint: next.socket}}
 	if got := k.State().Registrations; !reflect.DeepEqual(got, want) {
-		t.Errorf("registrations %v; want %v", got, want)
+		t.Errorf("got registrations %v, want %v", got, want)
 	}
 }
 
-func TestDeletedPodStaysForGracePeriod(t *testing.T) {
+func TestDeletedPodIsListedForGracePeriod(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	registerPlugin(t, k, "a", "b")
@@ -164,11 +164,11 @@ func TestDeletedPodStaysForGracePeriod(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := list(t, k); len(got["default/stubborn/main"]) != 1 {
-		t.Errorf("List during the grace period: %v", got)
+		t.Errorf("List during the grace period: got %v, want the pod with its device", got)
 	}
 	var rejected *kubelet.AdmissionError
 	if err := k.RunPod(t.Context(), podWithGPUs("next", 1)); !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" {
-		t.Errorf("pod with the device of a terminating pod: %v; want a rejection", err)
+		t.Errorf("pod with the device of a terminating pod: got %v, want a rejection", err)
 	}
 	deleted := time.Now()
 	if err := k.DeletePod(brief); err != nil {
@@ -176,38 +176,38 @@ func TestDeletedPodStaysForGracePeriod(t *testing.T) {
 	}
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Pods) == 2 })
 	if took := time.Since(deleted); took < brief.GracePeriod {
-		t.Errorf("pod was gone after %v", took)
+		t.Errorf("removal of the pod: got it after %v, want the grace period", took)
 	}
 	if err := k.DeletePod(brief); !errors.Is(err, kubelet.ErrNoPod) {
-		t.Errorf("second deletion: %v; want ErrNoPod", err)
+		t.Errorf("second deletion: got %v, want ErrNoPod", err)
 	}
-	runPod(t, k, podWithGPUs("next", 1)) // the name of a pod that has failed is free
+	runPod(t, k, podWithGPUs("next", 1)) // the name of a failed pod may be used again
 }
 
-func TestEndedPodStaysUntilDeletion(t *testing.T) {
+func TestEndedPodRemainsUntilDeletion(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	registerPlugin(t, k, "a")
 	p := podWithGPUs("brief", 1)
 	runPod(t, k, p)
 	if err := k.RunPod(t.Context(), p); err == nil {
-		t.Error("a second pod of the name runs")
+		t.Error("second pod with the name: got no error")
 	}
 	if err := k.EndPod(p); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := k.Pod(p); err != nil || got.Phase != "Succeeded" || got.InList || got.Containers[0].Running {
-		t.Errorf("pod %+v, %v; want Succeeded and unlisted", got, err)
+		t.Errorf("got pod %+v, error %v, want Succeeded and unlisted", got, err)
 	}
 	restart(t, k, nil)
 	if got, err := k.Pod(p); err != nil || got.Phase != "Succeeded" {
-		t.Errorf("pod after a restart: %+v, %v; want Succeeded", got, err)
+		t.Errorf("pod after a restart: got %+v, error %v, want Succeeded", got, err)
 	}
 	if err := k.DeletePod(p); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := k.Pod(p); !errors.Is(err, kubelet.ErrNoPod) {
-		t.Errorf("deleted pod: %v; want ErrNoPod", err)
+		t.Errorf("deleted pod: got %v, want ErrNoPod", err)
 	}
 }
 
@@ -219,24 +219,24 @@ func TestListAfterStart(t *testing.T) {
 	static.Static = true
 	runPod(t, k, static)
 	runPod(t, k, podWithGPUs("api", 1))
-	holdStatic, holdRest := make(chan struct{}), make(chan struct{})
-	k.SetFaults(kubelet.Faults{HoldStaticPods: holdStatic, HoldAPIPods: holdRest})
+	releaseStatic, releaseAPI := make(chan struct{}), make(chan struct{})
+	k.SetFaults(kubelet.Faults{HoldStaticPods: releaseStatic, HoldAPIPods: releaseAPI})
 	restart(t, k, nil)
 	if got := list(t, k); len(got) != 0 {
-		t.Errorf("List before any pod is read: %v", got)
+		t.Errorf("List before any pod is read: got %v, want none", got)
 	}
 	if _, err := lister(t, k).Get(t.Context(), &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: "api"}); status.Code(err) != codes.Unknown {
-		t.Errorf("Get before any pod is read: %v; want code Unknown", err)
+		t.Errorf("Get before any pod is read: got %v, want code Unknown", err)
 	}
-	close(holdStatic)
+	close(releaseStatic)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].InList })
 	if got := list(t, k); len(got) != 1 || len(got["default/static-node-a/main"]) != 1 {
-		t.Errorf("List with static pods: %v", got)
+		t.Errorf("List with static pods: got %v, want the static pod", got)
 	}
-	close(holdRest)
+	close(releaseAPI)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if got := list(t, k); len(got) != 2 || len(got["default/api/main"]) != 1 {
-		t.Errorf("List with all pods: %v", got)
+		t.Errorf("List with all pods: got %v, want both pods", got)
 	}
 }
 
@@ -253,7 +253,7 @@ func TestCorruptCheckpointIsIgnored(t *testing.T) {
 	})
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if got, want := list(t, k), map[string][]string{"default/owner/main": {}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("List: %v; want %v", got, want)
+		t.Errorf("List: got %v, want %v", got, want)
 	}
 }
 
@@ -272,7 +272,7 @@ func TestHangingAllocateBlocksNextPod(t *testing.T) {
 	defer pods.Wait()
 	pods.Go(func() {
 		if err := k.RunPod(t.Context(), podWithGPUs("hung", 1)); err == nil {
-			t.Error("a pod runs before the end of Allocate")
+			t.Error("RunPod before the end of Allocate: got no error")
 		}
 	})
 	<-entered
@@ -280,10 +280,10 @@ func TestHangingAllocateBlocksNextPod(t *testing.T) {
 		waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Pods) == 2 })
 	})
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("next pod: %v; want it to wait", err)
+		t.Errorf("next pod: got %v, want it to wait", err)
 	}
 	if got, want := list(t, k), map[string][]string{"default/hung/main": {}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("List: %v; want %v", got, want)
+		t.Errorf("List: got %v, want %v", got, want)
 	}
 	// The next kubelet admits both pods again, without a plugin.
 	restart(t, k, nil)
@@ -308,7 +308,7 @@ func TestDeviceDroppedDuringAllocateCrashes(t *testing.T) {
 	defer cancel()
 	pods.Go(func() { _ = k.RunPod(ctx, podWithGPUs("unlucky", 1)) })
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "device a of nvidia.com/gpu was dropped from the list during its Allocate") {
-		t.Errorf("Run: %v; want a crash", err)
+		t.Errorf("Run: got %v, want a crash", err)
 	}
 }
 
@@ -323,10 +323,10 @@ func TestPreStartBeforeEachStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := p.prestart.Load(); n != 2 {
-		t.Errorf("%d PreStartContainer calls; want 2", n)
+		t.Errorf("got %d PreStartContainer calls, want 2", n)
 	}
 	if err := k.RestartContainer(t.Context(), podWithGPUs("owner", 1), "missing"); err == nil {
-		t.Error("a missing container was restarted")
+		t.Error("restart of a missing container: got no error")
 	}
 }
 
@@ -336,13 +336,13 @@ func TestWaitsEndWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := k.Wait(ctx, func(kubelet.KubeletState) bool { return false }); !errors.Is(err, context.Canceled) {
-		t.Errorf("Wait: %v", err)
+		t.Errorf("Wait: got %v, want Canceled", err)
 	}
 	if err := k.Restart(ctx, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("Restart: %v", err)
+		t.Errorf("Restart: got %v, want Canceled", err)
 	}
 	if err := k.RunPod(ctx, podWithGPUs("one", 1)); !errors.Is(err, context.Canceled) {
-		t.Errorf("RunPod: %v", err)
+		t.Errorf("RunPod: got %v, want Canceled", err)
 	}
 }
 
@@ -355,7 +355,7 @@ func restart(t testing.TB, k *kubelet.Kubelet, while func()) {
 	}
 }
 
-// fakeClock is a clock that add moves. The zero value is ready for use.
+// fakeClock is a clock that add advances. The zero value is ready for use.
 type fakeClock struct {
 	mu     sync.Mutex // guards passed
 	offset time.Duration

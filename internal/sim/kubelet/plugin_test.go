@@ -27,10 +27,10 @@ type testPlugin struct {
 	stop     func()
 	options  *pluginapi.DevicePluginOptions
 	allocate func(context.Context) error
-	prestart atomic.Int32 // calls
+	prestart atomic.Int32 // number of calls
 }
 
-var socketCount atomic.Int32 // so that each plugin has a name of its own
+var socketCount atomic.Int32 // makes the names of the plugins unique
 
 // servePlugin starts a plugin without registering.
 func servePlugin(t testing.TB, k *kubelet.Kubelet) *testPlugin {
@@ -59,7 +59,7 @@ func servePlugin(t testing.TB, k *kubelet.Kubelet) *testPlugin {
 	return p
 }
 
-// registerPlugin starts a plugin and returns when the kubelet has its GPUs.
+// registerPlugin starts a plugin and waits until the kubelet has its GPUs.
 func registerPlugin(t testing.TB, k *kubelet.Kubelet, ids ...string) *testPlugin {
 	t.Helper()
 	p := servePlugin(t, k)
@@ -105,11 +105,11 @@ func (p *testPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamin
 }
 
 func (p *testPlugin) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	answer := &pluginapi.AllocateResponse{}
+	resp := &pluginapi.AllocateResponse{}
 	for range r.ContainerRequests {
-		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"A": "b"}})
+		resp.ContainerResponses = append(resp.ContainerResponses, &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"A": "b"}})
 	}
-	return answer, p.allocate(ctx)
+	return resp, p.allocate(ctx)
 }
 
 func (p *testPlugin) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
@@ -125,11 +125,11 @@ func healthy(ids ...string) []*pluginapi.Device {
 	return all
 }
 
-func waitForState(t testing.TB, k *kubelet.Kubelet, wanted func(kubelet.KubeletState) bool) {
+func waitForState(t testing.TB, k *kubelet.Kubelet, condition func(kubelet.KubeletState) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	if err := k.Wait(ctx, wanted); err != nil {
+	if err := k.Wait(ctx, condition); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -163,12 +163,12 @@ func lister(t testing.TB, k *kubelet.Kubelet) podresources.PodResourcesListerCli
 // list returns the ids of List by "namespace/pod/container".
 func list(t testing.TB, k *kubelet.Kubelet) map[string][]string {
 	t.Helper()
-	answer, err := lister(t, k).List(t.Context(), &podresources.ListPodResourcesRequest{})
+	resp, err := lister(t, k).List(t.Context(), &podresources.ListPodResourcesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	all := map[string][]string{}
-	for _, p := range answer.PodResources {
+	for _, p := range resp.PodResources {
 		for _, c := range p.Containers {
 			key := p.Namespace + "/" + p.Name + "/" + c.Name
 			all[key] = []string{}

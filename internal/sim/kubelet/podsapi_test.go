@@ -40,7 +40,7 @@ func watchPods(t testing.TB, k *kubelet.Kubelet) podsapi.Pods_WatchPodsClient {
 	return stream
 }
 
-// nextEvent returns the kinds of events up to the first event of a kind, and the pod of the latter.
+// nextEvent returns the kinds of all events up to the first event of a kind, and that event's pod.
 func nextEvent(t testing.TB, stream podsapi.Pods_WatchPodsClient, kind podsapi.EventType) (kinds []string, pod []byte) {
 	t.Helper()
 	for {
@@ -64,29 +64,29 @@ func TestWatchPods(t *testing.T) {
 	stream := watchPods(t, k)
 	kinds, _ := nextEvent(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
 	if want := []string{"ADDED", "INITIAL_SYNC_COMPLETE"}; !slices.Equal(kinds, want) {
-		t.Errorf("first events %v", kinds)
+		t.Errorf("first events: got %v, want %v", kinds, want)
 	}
 	runPod(t, k, podWithGPUs("second", 0))
 	if kinds, _ = nextEvent(t, stream, podsapi.EventType_ADDED); len(kinds) != 1 {
-		t.Errorf("events before ADDED: %v", kinds)
+		t.Errorf("events up to ADDED: got %v, want one", kinds)
 	}
 	if err := k.EndPodWith(before, kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 3}}}); err != nil {
 		t.Fatal(err)
 	}
 	kinds, pod := nextEvent(t, stream, podsapi.EventType_DELETED)
 	if n := len(kinds); n < 2 || kinds[n-2] != "MODIFIED" {
-		t.Errorf("events before DELETED: %v", kinds)
+		t.Errorf("events up to DELETED: got %v, want MODIFIED before", kinds)
 	}
 	uid := k.State().Pods[0].UID
 	if !bytes.Contains(pod, []byte(uid)) || bytes.Contains(pod, []byte("team")) || bytes.Contains(pod, []byte("Failed")) {
-		t.Errorf("pod of DELETED: %q; want names alone", pod)
+		t.Errorf("pod of DELETED: got %q, want names only", pod)
 	}
 	// Later watchers get the ended pod as ADDED, without DELETED.
 	if kinds, _ = nextEvent(t, watchPods(t, k), podsapi.EventType_INITIAL_SYNC_COMPLETE); len(kinds) != 3 {
-		t.Errorf("later first events %v", kinds)
+		t.Errorf("first events of a later watcher: got %v, want 3", kinds)
 	}
 	if k.State().Calls["WatchPods"] != 2 {
-		t.Errorf("calls %v; want two of WatchPods", k.State().Calls)
+		t.Errorf("got calls %v, want two of WatchPods", k.State().Calls)
 	}
 }
 
@@ -94,16 +94,16 @@ func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	runPod(t, k, podWithGPUs("one", 0))
-	hold := make(chan struct{})
-	k.SetFaults(kubelet.Faults{HoldStaticPods: hold})
+	release := make(chan struct{})
+	k.SetFaults(kubelet.Faults{HoldStaticPods: release})
 	restart(t, k, nil)
 	if _, err := watchPods(t, k).Recv(); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("during the start: %v; want code FailedPrecondition", err)
+		t.Errorf("during the start: got %v, want code FailedPrecondition", err)
 	}
-	close(hold)
+	close(release)
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if kinds, _ := nextEvent(t, watchPods(t, k), podsapi.EventType_INITIAL_SYNC_COMPLETE); len(kinds) != 2 {
-		t.Errorf("events after the start: %v", kinds)
+		t.Errorf("events after the start: got %v, want 2", kinds)
 	}
 }
 
@@ -111,7 +111,7 @@ func TestNoPodsAPIBefore137(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{Version: kubelet.V136})
 	if _, err := os.Stat(k.PodsSocket()); !os.IsNotExist(err) {
-		t.Errorf("socket: %v; want %v", err, fs.ErrNotExist)
+		t.Errorf("socket: got %v, want %v", err, fs.ErrNotExist)
 	}
 }
 
@@ -132,7 +132,7 @@ func TestSlowWatcherIsDropped(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "watch client channel closed") {
-		t.Errorf("end of the stream: %v", err)
+		t.Errorf("end of the stream: got %v, want ResourceExhausted", err)
 	}
 }
 
@@ -147,7 +147,7 @@ func TestContainerIDsAreUnique(t *testing.T) {
 			status, err := k.Pod(p)
 			id := status.Containers[i].ID
 			if err != nil || len(id) != 64 || seen[id] {
-				t.Errorf("id of %s: %q, %v", c, id, err)
+				t.Errorf("id of %s: got %q, error %v, want a unique id", c, id, err)
 			}
 			seen[id] = true
 			if err := k.RestartContainer(t.Context(), p, c); err != nil {
@@ -174,7 +174,7 @@ func TestPhaseOfEndedPods(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := k.Pod(p); err != nil || !reflect.DeepEqual([2]string{got.Phase, got.Reason}, test.want) {
-			t.Errorf("%s: %+v, %v; want %v", name, got, err, test.want)
+			t.Errorf("%s: got %+v, %v, want %v", name, got, err, test.want)
 		}
 	}
 }

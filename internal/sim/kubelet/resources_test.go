@@ -18,7 +18,7 @@ const gib = 1 << 30
 // reservations returns the CPUs, memory and claims of List, one per line, sorted.
 func reservations(t testing.TB, k *kubelet.Kubelet) (lines []string) {
 	t.Helper()
-	answer, err := lister(t, k).List(t.Context(), &podresources.ListPodResourcesRequest{})
+	resp, err := lister(t, k).List(t.Context(), &podresources.ListPodResourcesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func reservations(t testing.TB, k *kubelet.Kubelet) (lines []string) {
 			lines = append(lines, fmt.Sprintf("%s: %d of %s on %v", name, m.Size, m.MemoryType, nodes(m.Topology)))
 		}
 	}
-	for _, p := range answer.PodResources {
+	for _, p := range resp.PodResources {
 		add(p.Name, p.CpuIds, p.Memory)
 		for _, c := range p.Containers {
 			add(p.Name+"/"+c.Name, c.CpuIds, c.Memory)
@@ -98,7 +98,7 @@ func TestCPUsAndMemoryAsConfigured(t *testing.T) {
 	slices.Sort(response.CpuIds)
 	slices.Sort(allocatable)
 	if got := fmt.Sprint(response.CpuIds, allocatable); got != "[2 3 4 5 6 7] [1073741824 of hugepages-2Mi on [1] 4294967296 of memory on [0] 4294967296 of memory on [1]]" {
-		t.Errorf("allocatable: %s", got)
+		t.Errorf("allocatable: got %s", got)
 	}
 }
 
@@ -130,15 +130,15 @@ func TestGetFaults(t *testing.T) {
 	k := start(t, kubelet.Options{})
 	runPod(t, k, kubelet.PodSpec{Name: "one"})
 	k.SetFaults(kubelet.Faults{GetErr: status.Error(codes.Unimplemented, "unknown method Get")})
-	ask := func() error {
+	get := func() error {
 		_, err := lister(t, k).Get(t.Context(), &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: "one"})
 		return err
 	}
-	if err := ask(); status.Code(err) != codes.Unimplemented {
-		t.Errorf("Get: %v", err)
+	if err := get(); status.Code(err) != codes.Unimplemented {
+		t.Errorf("Get: got %v, want code Unimplemented", err)
 	}
 	k.SetFaults(kubelet.Faults{})
-	if err := ask(); err != nil {
-		t.Errorf("Get: %v", err)
+	if err := get(); err != nil {
+		t.Errorf("Get: got %v, want nil", err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// testCounter is a value of the tests: events that must not be lost, and a count that must not fall.
+// testCounter is the value of the tests: events that must not be lost, and a count that must not fall.
 type testCounter struct {
 	Version int    `json:"version"`
 	Events  uint64 `json:"verdict"`
@@ -38,11 +38,11 @@ func counterFormat(version int) Format[testCounter] {
 	}
 }
 
-// testProcess is one that keeps a counter.
+// testProcess is a process that keeps a counter.
 type testProcess struct {
 	*File[testCounter]
 	testCounter
-	scraped uint64 // what a scrape has shown last
+	scraped uint64 // count of the last scrape
 	log     bytes.Buffer
 }
 
@@ -54,36 +54,35 @@ func newTestProcess(files directory) (p *testProcess, err error) {
 	return p, err
 }
 
-// increment counts something.
+// increment counts an event.
 func (p *testProcess) increment() {
 	p.Events++
 	p.Count++
 	p.Save(p.testCounter, p.Count%5 == 0)
 }
 
-// scrape returns what a scrape shows now.
+// scrape returns the count that a scrape exports now.
 func (p *testProcess) scrape(t *testing.T) uint64 {
 	t.Helper()
-	shown := uint64(0)
+	exported := uint64(0)
 	if status, _ := p.Get(); status.Exportable != nil {
-		shown = status.Exportable.Count
+		exported = status.Exportable.Count
 	}
-	if shown < p.scraped {
-		t.Fatalf("a scrape shows %d after %d", shown, p.scraped)
+	if exported < p.scraped {
+		t.Fatalf("scraped count: got %d after %d", exported, p.scraped)
 	}
-	p.scraped = shown
-	return shown
+	p.scraped = exported
+	return exported
 }
 
-// TestKilledAtAnyPoint: processes write until they are killed, or the power fails, at every step of a write, on a disk that is full
-// or read-only now and then. The next process has the confirmed value or a newer one, and its count starts from 0 or from at least
-// the scraped count.
+// TestKilledAtAnyPoint kills processes, or cuts the power, at every step of a write, on a disk that may be full or read-only. The next
+// process has the confirmed events or newer ones, and its count starts from 0 or from at least the scraped count.
 func TestKilledAtAnyPoint(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	continued, restarted := 0, 0
 	for range 400 {
 		disk := newModelDisk(random)
-		verdict, scraped := uint64(0), uint64(0)
+		confirmed, scraped := uint64(0), uint64(0)
 		for range 10 {
 			disk.full.Store(random.IntN(6) == 0)
 			disk.locked.Store(random.IntN(6) == 0)
@@ -91,8 +90,8 @@ func TestKilledAtAnyPoint(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if p.Events < verdict {
-				t.Fatalf("%d was confirmed, and %d is found", verdict, p.Events)
+			if p.Events < confirmed {
+				t.Fatalf("events: got %d, want at least %d", p.Events, confirmed)
 			}
 			switch {
 			case p.Count == 0:
@@ -100,17 +99,17 @@ func TestKilledAtAnyPoint(t *testing.T) {
 			case p.Count >= scraped:
 				continued++
 			default:
-				t.Fatalf("a scrape has shown %d, and the count continues from %d", scraped, p.Count)
+				t.Fatalf("continued count: got %d, want at least %d", p.Count, scraped)
 			}
-			verdict = p.Events
+			confirmed = p.Events
 			p.scrape(t)
 			disk.steps.Store(int64(random.IntN(40)))
 			for range 12 {
 				p.increment()
 				p.scrape(t)
-				wanted := p.Events
+				events := p.Events
 				if random.IntN(2) == 0 && p.Flush() == nil {
-					verdict = wanted
+					confirmed = events
 				}
 				p.scrape(t)
 				disk.full.Store(random.IntN(4) == 0)
@@ -121,33 +120,33 @@ func TestKilledAtAnyPoint(t *testing.T) {
 		}
 	}
 	if continued < 1000 || restarted < 100 {
-		t.Errorf("%d processes have continued a count, and %d have started one", continued, restarted)
+		t.Errorf("got %d continued and %d restarted counts, want at least 1000 and 100", continued, restarted)
 	}
 }
 
-// TestExportableIsStored: scrapes show stored counts, even during a write.
+// TestExportableIsStored checks that scrapes export stored counts, even during a write.
 func TestExportableIsStored(t *testing.T) {
 	p, _ := newTestProcess(newModelDisk(rand.New(rand.NewPCG(1, 2))))
 	p.increment()
 	if got := p.scrape(t); got != 1 {
-		t.Errorf("before the first write a scrape shows %d: the next process would start from 0", got)
+		t.Errorf("scraped count before the first write: got %d, want 1", got)
 	}
 	if err := p.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	p.increment()
 	if got := p.scrape(t); got != 1 {
-		t.Errorf("before it is stored a scrape shows %d", got)
+		t.Errorf("scraped count before the write: got %d, want 1", got)
 	}
 	if err := p.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	if got := p.scrape(t); got != 2 {
-		t.Errorf("when it is stored a scrape shows %d", got)
+		t.Errorf("scraped count after the write: got %d, want 2", got)
 	}
 }
 
-// TestWritten: a value is written when the next process has it, not when a scrape may show it.
+// TestWritten checks that Written is the value that the next process reads, not the exported value.
 func TestWritten(t *testing.T) {
 	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
 	p, _ := newTestProcess(disk)
@@ -158,7 +157,7 @@ func TestWritten(t *testing.T) {
 			got = status.Written.Count
 		}
 		if got != want {
-			t.Errorf("%s: %d is written, want %d", when, got, want)
+			t.Errorf("%s: written count: got %d, want %d", when, got, want)
 		}
 	}
 	p.increment()
@@ -172,10 +171,10 @@ func TestWritten(t *testing.T) {
 	disk.full.Store(true)
 	p.increment()
 	p.Flush()
-	check("on a disk that filled up", 1)
+	check("on a disk that is full later", 1)
 }
 
-// TestFullDisk: without a file all counts are shown, and with a file the counts that the file has.
+// TestFullDisk checks that all counts are exported without a file, and the counts of the file with a file.
 func TestFullDisk(t *testing.T) {
 	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
 	disk.full.Store(true)
@@ -183,14 +182,14 @@ func TestFullDisk(t *testing.T) {
 	for want := uint64(1); want < 5; want++ {
 		p.increment()
 		if p.Flush() == nil {
-			t.Error("a write to a full disk succeeded")
+			t.Error("Flush on a full disk: got no error")
 		}
 		if got := p.scrape(t); got != want {
-			t.Errorf("without a file a scrape shows %d, want %d", got, want)
+			t.Errorf("scraped count without a file: got %d, want %d", got, want)
 		}
 	}
 	if n := strings.Count(p.log.String(), "\n"); n != 1 {
-		t.Errorf("%d log lines: %s", n, p.log.String())
+		t.Errorf("log lines: got %d, want 1: %s", n, p.log.String())
 	}
 	disk.full.Store(false)
 	if err := p.Flush(); err != nil {
@@ -199,18 +198,18 @@ func TestFullDisk(t *testing.T) {
 	disk.full.Store(true)
 	p.increment()
 	if p.Flush() == nil || p.scrape(t) != 4 {
-		t.Errorf("with a file of 4 events a scrape shows %d", p.scraped)
+		t.Errorf("scraped count with a file of 4 events: got %d, want 4", p.scraped)
 	}
 	if next, err := newTestProcess(disk.restart(false)); err != nil || next.Count != 4 || next.scrape(t) != 4 {
-		t.Errorf("the next process has %d, %v", next.Count, err)
+		t.Errorf("next process: got count %d, error %v, want 4", next.Count, err)
 	}
 	disk.full.Store(false)
 	if err := p.Flush(); err != nil || p.scrape(t) != 5 {
-		t.Errorf("with space again: %v, and a scrape shows %d", err, p.scraped)
+		t.Errorf("with space again: got error %v and scraped count %d, want 5", err, p.scraped)
 	}
 }
 
-// TestUnreadableFile: the file is set aside, and no later write removes it.
+// TestUnreadableFile checks that the file is renamed, and that no later write removes it.
 func TestUnreadableFile(t *testing.T) {
 	for name, content := range map[string]string{
 		"broken": `{"version":1,"verdict":3,"count":3}`, "empty": "", "not an object": "[]", "no version": "{}", "old version": `{"version":0}`,
@@ -223,7 +222,7 @@ func TestUnreadableFile(t *testing.T) {
 		}
 		p, err := newTestProcess(disk)
 		if p.Count != 0 || !errors.Is(err, errInvalidFile) && !errors.Is(err, disk.broken) {
-			t.Errorf("%s: count %d, %v", name, p.Count, err)
+			t.Errorf("%s: got count %d, error %v, want an error", name, p.Count, err)
 		}
 		disk.broken = nil
 		p.increment()
@@ -231,12 +230,12 @@ func TestUnreadableFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := disk.names["counter.json"+invalidSuffix]; n == nil || string(n.content) != content {
-			t.Errorf("%s: the file is lost, left are %v", name, disk.names)
+			t.Errorf("%s: the renamed file is missing among %v", name, disk.names)
 		}
 	}
 }
 
-// TestReadOnlyDisk: counts stay as they are, and the next process continues from them.
+// TestReadOnlyDisk checks that counts do not change, and that the next process continues from them.
 func TestReadOnlyDisk(t *testing.T) {
 	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
 	p, _ := newTestProcess(disk)
@@ -245,20 +244,20 @@ func TestReadOnlyDisk(t *testing.T) {
 	disk.locked.Store(true)
 	p.increment()
 	if p.Flush() == nil || p.scrape(t) != 1 {
-		t.Errorf("a scrape shows %d", p.scraped)
+		t.Errorf("scraped count: got %d, want 1", p.scraped)
 	}
 	next, err := newTestProcess(disk)
 	if status, _ := next.Get(); err != nil || next.Count != 1 || status.Err == nil || next.scrape(t) != 1 {
-		t.Errorf("the next process has %d, %v", next.Count, err)
+		t.Errorf("next process: got count %d, error %v, want 1 and a write error", next.Count, err)
 	}
 	disk.locked.Store(false)
 	next.increment()
 	if err := next.Flush(); err != nil || next.scrape(t) != 2 {
-		t.Errorf("when it can be written to a scrape shows %d, %v", next.scraped, err)
+		t.Errorf("on a writable disk: got scraped count %d, error %v, want 2", next.scraped, err)
 	}
 }
 
-// TestNewestProcessOwnsFolder: an older process does not replace the files of a newer one.
+// TestNewestProcessOwnsFolder checks that an older process does not replace the files of a newer one.
 func TestNewestProcessOwnsFolder(t *testing.T) {
 	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
 	older, _ := newTestProcess(disk)
@@ -271,18 +270,18 @@ func TestNewestProcessOwnsFolder(t *testing.T) {
 	newer.Flush()
 	older.increment()
 	if err := older.Flush(); !errors.Is(err, errNotOwner) || older.scrape(t) != 1 {
-		t.Errorf("the older one writes: %v, and a scrape of it shows %d", err, older.scraped)
+		t.Errorf("older process: got error %v and scraped count %d, want errNotOwner and 1", err, older.scraped)
 	}
 	newer.increment()
 	if err := newer.Flush(); err != nil {
-		t.Errorf("the newer one does not: %v", err)
+		t.Errorf("newer process: Flush: %v", err)
 	}
 	if next, err := newTestProcess(disk); err != nil || next.Count != 7 {
-		t.Errorf("the next process has %d, %v", next.Count, err)
+		t.Errorf("next process: got count %d, error %v, want 7", next.Count, err)
 	}
 }
 
-// TestFileOfNewerVersion: the file is unchanged, and read again after the upgrade. The older version has a file of its own until then.
+// TestFileOfNewerVersion checks that the file is unchanged, and read after the upgrade. The older version uses another file until then.
 func TestFileOfNewerVersion(t *testing.T) {
 	disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
 	const newer = `{"version":2,"verdict":100}`
@@ -290,23 +289,23 @@ func TestFileOfNewerVersion(t *testing.T) {
 	for n := range uint64(3) {
 		p, err := newTestProcess(disk)
 		if !errors.Is(err, errNewerVersion) || p.Events != n || p.Count != n {
-			t.Errorf("process %d has %d events: %v", n, p.Events, err)
+			t.Errorf("process %d: got %d events, error %v, want errNewerVersion", n, p.Events, err)
 		}
 		p.increment()
 		if err := p.Flush(); err != nil || p.scrape(t) != n+1 {
-			t.Errorf("process %d cannot write: %v", n, err)
+			t.Errorf("process %d: Flush: %v", n, err)
 		}
 	}
 	if got := string(disk.names["counter.json"].content); got != newer || len(disk.names) != 3 {
-		t.Errorf("the newer version finds %s among %v", got, disk.names)
+		t.Errorf("file of the newer version: got %s among %v, want it unchanged", got, disk.names)
 	}
 	upgraded := New(newFolder(disk), counterFormat(2), slog.New(slog.DiscardHandler))
 	if c, err := upgraded.Read(); c.Events != 100 || err != nil {
-		t.Errorf("after the upgrade: %+v, %v", c, err)
+		t.Errorf("after the upgrade: got %+v, %v, want 100 events", c, err)
 	}
 }
 
-// TestStormIsWrittenOnceASecond: an urgent value is written at once.
+// TestStormIsWrittenOnceASecond checks that a storm is written once a second, and an urgent value at once.
 func TestStormIsWrittenOnceASecond(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		disk := newModelDisk(rand.New(rand.NewPCG(9, 10)))
@@ -320,31 +319,31 @@ func TestStormIsWrittenOnceASecond(t *testing.T) {
 		}
 		synctest.Wait()
 		if disk.writes < 10 || disk.writes > 11 {
-			t.Errorf("%d writes in ten seconds", disk.writes)
+			t.Errorf("got %d writes in ten seconds, want 10 or 11", disk.writes)
 		}
 		writes := disk.writes
 		p.Save(testCounter{Version: 1, Count: 100_001}, true)
 		synctest.Wait()
 		if disk.writes != writes+1 || !bytes.Contains(disk.names["counter.json"].content, []byte("100001")) {
-			t.Errorf("an urgent value is not written at once")
+			t.Errorf("an urgent value was not written at once")
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if disk.writes != writes+1 {
-			t.Error("an unchanged value is written")
+			t.Error("an unchanged value was written")
 		}
 		disk.locked.Store(true)
 		p.Save(testCounter{Version: 1, Count: 100_002}, false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if status, _ := p.Get(); status.Err == nil {
-			t.Error("a disk that fails is not reported")
+			t.Error("Err with a failing disk: got nil")
 		}
 		disk.locked.Store(false)
 		time.Sleep(RetryInterval)
 		synctest.Wait()
 		if status, _ := p.Get(); status.Err != nil || status.Exportable.Count != 100_002 {
-			t.Errorf("when it works again there is %+v", status)
+			t.Errorf("after the disk works again: got %+v, want count 100002 and no error", status)
 		}
 		p.Save(testCounter{Version: 1, Count: 100_003}, false)
 		cancel()
@@ -355,71 +354,71 @@ func TestStormIsWrittenOnceASecond(t *testing.T) {
 			t.Error(err)
 		}
 		if next, _ := newTestProcess(disk); next.Count != 100_003 {
-			t.Errorf("at the end there is %d", next.Count)
+			t.Errorf("count at the end: got %d, want 100003", next.Count)
 		}
 	})
 }
 
-// TestHungWrite: Save and Get return, and scrapes show at most the counts of the file.
+// TestHungWrite checks that Save and Get return, and that scrapes export at most the counts of the file.
 func TestHungWrite(t *testing.T) {
-	disk := &hangingDisk{modelDisk: newModelDisk(rand.New(rand.NewPCG(1, 2))), enter: make(chan struct{}), leave: make(chan struct{})}
+	disk := &hangingDisk{modelDisk: newModelDisk(rand.New(rand.NewPCG(1, 2))), entered: make(chan struct{}), release: make(chan struct{})}
 	p, _ := newTestProcess(disk)
 	p.increment()
 	disk.hangs = true
 	ended := make(chan error)
 	go func() { ended <- p.Flush() }()
-	<-disk.enter
+	<-disk.entered
 	p.increment()
 	if got := p.scrape(t); got != 1 {
-		t.Errorf("while a write hangs a scrape shows %d", got)
+		t.Errorf("scraped count while a write hangs: got %d, want 1", got)
 	}
-	close(disk.leave)
+	close(disk.release)
 	if err := <-ended; err != nil || p.scrape(t) != 1 {
-		t.Errorf("when it has come back a scrape shows %d, %v", p.scraped, err)
+		t.Errorf("after the write: got scraped count %d, error %v, want 1", p.scraped, err)
 	}
 }
 
-// hangingDisk is a disk on which the next file that is made hangs.
+// hangingDisk is a disk on which the next creation of a file hangs.
 type hangingDisk struct {
 	*modelDisk
-	hangs        bool
-	enter, leave chan struct{}
+	hangs            bool
+	entered, release chan struct{}
 }
 
 func (h *hangingDisk) Create(name string) (atomicfile.TempFile, error) {
 	if h.hangs && name != OwnerFileName {
 		h.hangs = false
-		close(h.enter)
-		<-h.leave
+		close(h.entered)
+		<-h.release
 	}
 	return h.modelDisk.Create(name)
 }
 
-// TestHungDiskAtEnd: the end of the process waits for two seconds. The status reports a write that hangs for longer.
+// TestHungDiskAtEnd checks that the end of the process waits for two seconds. The status reports a write that hangs for longer.
 func TestHungDiskAtEnd(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		disk := &hangingDisk{modelDisk: newModelDisk(rand.New(rand.NewPCG(1, 2))), enter: make(chan struct{}), leave: make(chan struct{})}
+		disk := &hangingDisk{modelDisk: newModelDisk(rand.New(rand.NewPCG(1, 2))), entered: make(chan struct{}), release: make(chan struct{})}
 		p, _ := newTestProcess(disk)
 		p.increment()
 		disk.hangs = true
 		began := time.Now()
 		p.End()
 		if took := time.Since(began); took != endTimeout {
-			t.Errorf("the end took %s", took)
+			t.Errorf("duration of End: got %s, want endTimeout", took)
 		}
 		time.Sleep(RetryInterval)
 		if status, _ := p.Get(); !errors.Is(status.Err, errHung) {
-			t.Errorf("while a write hangs: %v", status.Err)
+			t.Errorf("while a write hangs: got %v, want errHung", status.Err)
 		}
-		close(disk.leave)
+		close(disk.release)
 		synctest.Wait()
 		if status, _ := p.Get(); status.Err != nil {
-			t.Errorf("after the write: %v", status.Err)
+			t.Errorf("after the write: got %v, want nil", status.Err)
 		}
 	})
 }
 
-// hungReadDisk is a disk on which reads hang until it is released.
+// hungReadDisk is a disk on which reads hang until released is closed.
 type hungReadDisk struct {
 	*modelDisk
 	released chan struct{}
@@ -430,7 +429,7 @@ func (h hungReadDisk) read(name string) ([]byte, error) {
 	return h.modelDisk.read(name)
 }
 
-// TestHungDiskAtStart: a disk that hangs delays the start for readTimeout, and the next process reads the stored value.
+// TestHungDiskAtStart checks that a disk that hangs delays the start for readTimeout, and that the next process reads the stored value.
 func TestHungDiskAtStart(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		disk := newModelDisk(rand.New(rand.NewPCG(1, 2)))
@@ -444,37 +443,37 @@ func TestHungDiskAtStart(t *testing.T) {
 		began := time.Now()
 		p, err := newTestProcess(hung)
 		if took := time.Since(began); took != readTimeout || !errors.Is(err, errUnread) || p.Count != 0 {
-			t.Errorf("Read returns %v after %s", err, took)
+			t.Errorf("Read: got error %v after %s, want errUnread after readTimeout", err, took)
 		}
 		began = time.Now()
 		p.increment()
 		p.End()
 		if took := time.Since(began); took != 0 {
-			t.Errorf("the end took %s", took)
+			t.Errorf("duration of End: got %s, want 0s", took)
 		}
 		close(hung.released)
 		synctest.Wait()
 		p.increment()
 		if err := p.Flush(); !errors.Is(err, errUnread) || p.scrape(t) != 0 || disk.names["counter.json"] != stored {
-			t.Errorf("when the disk answers, a write returns %v, and a scrape shows %d", err, p.scraped)
+			t.Errorf("after the disk responds: got error %v and scraped count %d, want errUnread and 0", err, p.scraped)
 		}
 		if status, _ := p.Get(); !errors.Is(status.Err, errUnread) || strings.Count(p.log.String(), "\n") != 1 {
-			t.Errorf("status %+v, log %s", status, p.log.String())
+			t.Errorf("got status %+v and log %s, want errUnread and one line", status, p.log.String())
 		}
 		if next, err := newTestProcess(disk); err != nil || next.Count != 1 {
-			t.Errorf("the next process has %d, %v", next.Count, err)
+			t.Errorf("next process: got count %d, error %v, want 1", next.Count, err)
 		}
 	})
 }
 
-// TestFIFO: a FIFO in the place of a file does not block the start.
+// TestFIFO checks that a FIFO in the place of a file does not block the start.
 func TestFIFO(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mkfifo(filepath.Join(dir, "counter.json"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := New(OpenFolder(dir), counterFormat(1), slog.New(slog.DiscardHandler)).Read(); !errors.Is(err, errInvalidFile) {
-		t.Errorf("Read returns %v", err)
+		t.Errorf("Read: got %v, want errInvalidFile", err)
 	}
 }
 

@@ -14,17 +14,17 @@ import (
 
 var errCrashed = errors.New("the power is gone")
 
-// modelDisk is a disk in memory, which loses what a disk may lose.
+// modelDisk is a disk in memory that loses data as a real disk may.
 type modelDisk struct {
-	random *rand.Rand
-	names  map[string]*modelInode // as everybody sees them
-	synced map[string]*modelInode // that outlive a loss of power for sure
-	steps  atomic.Int64           // until it is lost; negative: never
-	full   atomic.Bool            // it has no room
-	locked atomic.Bool            // it is read-only
-	broken error                  // of each read, but for OwnerFileName
-	made   int
-	writes int // of files that were renamed into place, but for OwnerFileName
+	random  *rand.Rand
+	names   map[string]*modelInode // as readers see them
+	synced  map[string]*modelInode // that survive a loss of power
+	steps   atomic.Int64           // until the crash; negative: no crash
+	full    atomic.Bool            // no space
+	locked  atomic.Bool            // read-only
+	broken  error                  // of each read, except of OwnerFileName
+	created int
+	writes  int // of files that were renamed into place, except OwnerFileName
 }
 
 type modelInode struct{ content, synced []byte }
@@ -35,7 +35,7 @@ func newModelDisk(random *rand.Rand) *modelDisk {
 	return m
 }
 
-// step is one thing done to the disk.
+// step counts a write to the disk.
 func (m *modelDisk) step() error {
 	if m.locked.Load() {
 		return syscall.EROFS
@@ -63,8 +63,8 @@ func (m *modelDisk) Create(string) (atomicfile.TempFile, error) {
 	if err := m.step(); err != nil {
 		return nil, err
 	}
-	m.made++
-	o := openModelFile{m, fmt.Sprintf("temporary %d", m.made), &modelInode{}}
+	m.created++
+	o := openModelFile{m, fmt.Sprintf("temporary %d", m.created), &modelInode{}}
 	m.names[o.name] = o.modelInode
 	return o, nil
 }
@@ -105,7 +105,7 @@ func (m *modelDisk) Sync() error {
 
 func (m *modelDisk) RemoveStaleTemps(string) {}
 
-// openModelFile is an open file of it.
+// openModelFile is an open file of a modelDisk.
 type openModelFile struct {
 	*modelDisk
 	name string
@@ -136,9 +136,8 @@ func (o openModelFile) Sync() error {
 
 func (o openModelFile) Close() error { return o.step() }
 
-// restart is what the next process finds: after a loss of power the content of what was
-// not synced is anything up to what was written, and a change of names has happened or
-// has not. A process that is killed leaves all that it did.
+// restart returns the disk of the next process. After a loss of power, unsynced content may be cut short, and unsynced renames may be
+// undone. A killed process loses nothing.
 func (m *modelDisk) restart(power bool) *modelDisk {
 	next := newModelDisk(m.random)
 	names := m.names
