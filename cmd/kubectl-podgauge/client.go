@@ -71,7 +71,7 @@ func (c *client) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.port, "port", "", "`port` of podgauge (default the container's port metrics, or "+defaultPort+")")
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "`time` to wait for each node; doctor waits 1m unless set")
 	f.IntVar(&c.parallel, "parallel", 64, "`number` of nodes to query at a time")
-	f.BoolVar(&c.exec, "exec", false, "run podgauge in its pods instead of using the API server's proxy, if podgauge requires a password")
+	f.BoolVar(&c.exec, "exec", false, "run podgauge in its pods (pods/exec) instead of using the API server's proxy; needed if podgauge requires a password")
 }
 
 // connect reads the kubeconfig.

@@ -29,7 +29,7 @@ type podRecord struct {
 
 	Fault      string     `json:"fault,omitempty"` // the reason: "xid_79"
 	FaultAt    *time.Time `json:"fault_at,omitempty"`
-	HealthThen string     `json:"health_then,omitempty"` // effect of the fault: "unhealthy", "as before", "recovered 3 min ago"
+	HealthThen string     `json:"health_then,omitempty"` // effect of the fault: "unhealthy", "no change", "recovered 3 min ago"
 	Xid        uint64     `json:"xid,omitempty"`
 	Action     string     `json:"action,omitempty"`
 	Ended      string     `json:"ended,omitempty"` // the container and the pod: "Failed, Error, exit 139"

@@ -29,7 +29,7 @@ type promSource struct {
 func (s *promSource) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.address, "prometheus", "", "`URL` of a Prometheus with podgauge's metrics, for deleted pods and nodes")
 	f.StringVar(&s.configFile, "prometheus-config", "", "`file` with password and TLS settings for Prometheus, in promtool's format")
-	f.DurationVar(&s.since, "prometheus-since", 7*24*time.Hour, "search this `time` back in Prometheus")
+	f.DurationVar(&s.since, "prometheus-since", 7*24*time.Hour, "query Prometheus for this `duration` before now")
 }
 
 func (s *promSource) given() bool { return s.address != "" }
@@ -150,7 +150,7 @@ func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action 
 			return "unhealthy", string(sample.Metric["action"])
 		}
 	}
-	return "as before", ""
+	return "no change", ""
 }
 
 // setNow sets the current health of a device. A device without series is gone, unless the node's podgauge failed to answer.

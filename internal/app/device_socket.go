@@ -85,7 +85,7 @@ func (r *deviceRequest) check() error {
 	case r.Action != actionRetire && r.Action != actionTrust:
 		return fmt.Errorf("%q: expected %s or %s", r.Action, actionRetire, actionTrust)
 	case r.Device == "" || len(r.Device) > maxDeviceName || !isPrintable(r.Device):
-		return errors.New("expected the UUID or index of a GPU, or the UUID of a MIG device")
+		return errors.New("expected a UUID, the index of a GPU, or GPU:MIG as in podgauge status")
 	case r.Action == actionRetire && strings.TrimSpace(r.Reason) == "":
 		return errors.New("--reason: required to retire a device")
 	case r.Action == actionTrust && r.Reason != "":

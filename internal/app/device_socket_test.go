@@ -150,7 +150,7 @@ func TestDeviceErrors(t *testing.T) {
 		{[]string{"retire", "0", "--reason=a\nb"}, cli.ExitUsage, "--reason: expected one line of printable text, at most 256 bytes"},
 		{[]string{"retire", "0", "--reason=" + strings.Repeat("x", 257)}, cli.ExitUsage, "--reason: expected one line of printable text"},
 		{[]string{"trust", "0", "--reason=x"}, cli.ExitUsage, "unknown flag: --reason"},
-		{[]string{"retire", "", "--reason=x"}, cli.ExitUsage, "expected the UUID or index of a GPU"},
+		{[]string{"retire", "", "--reason=x"}, cli.ExitUsage, "expected a UUID, the index of a GPU"},
 		{[]string{"reset", "0"}, cli.ExitUsage, `expected podgauge device retire DEVICE --reason=…, or podgauge device trust DEVICE`},
 		{[]string{"retire"}, cli.ExitUsage, "expected one device"},
 		{[]string{"retire", "0", "1"}, cli.ExitUsage, "expected one device"},
@@ -183,7 +183,7 @@ func TestDeviceErrors(t *testing.T) {
 		`{"action":"trust"}}`:      "more than one object",
 		strings.Repeat(" ", 5000):  "request larger than 4096 bytes",
 		`{"action":"stop"}`:        "expected retire or trust",
-		"{\"action\":\"trust\",\"device\":\"\\u001b\"}": "expected the UUID",
+		"{\"action\":\"trust\",\"device\":\"\\u001b\"}": "expected a UUID",
 	} {
 		if r := requestDevice(t, path, content); !strings.Contains(r.Error, want) || len(r.Lines) > 0 {
 			t.Errorf("%.40q: got %+v, want %s", content, r, want)

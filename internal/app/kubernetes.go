@@ -39,7 +39,7 @@ func (o *kubernetesOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.events, "kubernetes.events", false, "report incidents as Kubernetes events of the affected pods and of the node")
 	f.BoolVar(&o.nodeCondition, "kubernetes.node-condition", false, "report the health of the GPUs as condition "+kubestatus.ConditionType+" of the node")
 	f.BoolVar(&o.pods, "kubernetes.pods", false, "watch the node's pods at the API server, if the kubelet has no Pods API (before 1.37)")
-	f.StringVar(&o.configLabel, "kubernetes.config-label", "", "choose the config of --config-file by the value of this `label` of the node, as nvidia.com/device-plugin.config")
+	f.StringVar(&o.configLabel, "kubernetes.config-label", "", "node `label` whose value selects the config of --config-file, for example nvidia.com/device-plugin.config")
 }
 
 // connect prepares the client of the enabled features.

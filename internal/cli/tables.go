@@ -106,7 +106,7 @@ func ownersText(d *api.DeviceJSON) string {
 
 // IncidentTable returns the headers, and a row for each incident of a node.
 func IncidentTable(all *api.IncidentsResponse, wide bool) [][]string {
-	rows := [][]string{{"ID", "LAST", "COUNT", "GPU", "REASON", "DEVICE", "ACTION", "AFFECTED", "UUID"}}
+	rows := [][]string{{"ID", "LAST", "COUNT", "GPU", "REASON", "OUTCOME", "ACTION", "AFFECTED", "UUID"}}
 	if wide {
 		rows[0] = append(rows[0], "FIRST", "MODEL", "PCI", "SOURCE")
 	}
@@ -143,7 +143,7 @@ func OutcomeText(now time.Time, i *incident.Incident) string {
 	case i.MarkedUnhealthy:
 		return "unhealthy"
 	}
-	return "as before"
+	return "no change"
 }
 
 // affectedText returns the affected containers, and how each ended.

@@ -46,7 +46,7 @@ func (b *viewBuilder) kubelet() dependency {
 	case k.Up:
 		return dependency{"well", "responds", ""}
 	case k.Error == "":
-		return dependency{"warning", "was not called yet", ""}
+		return dependency{"warning", "is not connected yet", ""}
 	default:
 		return dependency{"bad", "does not respond", k.Error}
 	}
@@ -55,11 +55,11 @@ func (b *viewBuilder) kubelet() dependency {
 func (b *viewBuilder) podsAPI() dependency {
 	switch synced, err := b.PodsAPI(); {
 	case synced:
-		return dependency{"well", "followed", ""}
+		return dependency{"well", "connected", ""}
 	case err == nil:
-		return dependency{"plain", "not called yet", ""}
+		return dependency{"plain", "not connected yet", ""}
 	default:
-		return dependency{"plain", "not followed", err.Error()}
+		return dependency{"plain", "not connected", err.Error()}
 	}
 }
 

@@ -28,7 +28,7 @@ func incidentDevice(i *incident.Incident) string {
 func incidentOutcome(i *incident.Incident) (grade, state, action string) {
 	switch {
 	case i.RecoveredAt != nil:
-		return "well", "healthy again", ""
+		return "well", "recovered", ""
 	case i.Note != "":
 		return "plain", "retired: " + i.Note, ""
 	case i.MarkedUnhealthy:

@@ -1068,10 +1068,8 @@ func streampage(qw422016 *qt422016.Writer, v *pageView) {
 <h2 id="incidents-title">Incidents`)
 	if len(v.Incidents.Incidents) > 0 {
 		qw422016.N().S(` <a class="all" href="`)
-		qw422016.E().S(incidentsHref())
-		qw422016.N().S(`">all `)
-		qw422016.N().D(len(v.Incidents.Incidents))
-		qw422016.N().S(` as JSON</a>`)
+		qw422016.E().S(incidentsHref("limit", "1000"))
+		qw422016.N().S(`">as JSON</a>`)
 	}
 	qw422016.N().S(`</h2>`)
 	if v.Incidents.Err != nil {

@@ -216,7 +216,7 @@ func checkRunbookForm(t *testing.T, file, text string, rule rulefmt.Rule) {
 	}
 	sections := []string{"Meaning", "Action", "When it is over"}
 	if hardwareAlert.MatchString(rule.Alert) {
-		sections = []string{"Meaning", "Action", "Collect evidence for an RMA", "When it is over"}
+		sections = []string{"Meaning", "Collect evidence for an RMA", "Action", "When it is over"}
 		if !strings.Contains(text, "](rma.md)") {
 			t.Errorf("%s does not link rma.md", file)
 		}
