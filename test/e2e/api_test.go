@@ -81,7 +81,7 @@ func (d *podgaugeProcess) incidents(ctx context.Context, filters ...string) ([]a
 		query.Set(filters[i], filters[i+1])
 	}
 	var response struct {
-		Kept      bool
+		Persisted bool
 		Error     string
 		Total     int
 		Incidents []apiIncident
@@ -89,8 +89,8 @@ func (d *podgaugeProcess) incidents(ctx context.Context, filters ...string) ([]a
 	if err := d.getJSON(ctx, "/api/v1/incidents", query, &response); err != nil {
 		return nil, err
 	}
-	if !response.Kept || response.Error != "" || response.Total != len(response.Incidents) {
-		return nil, fmt.Errorf("incidents: got kept %v, error %q, %d of %d", response.Kept, response.Error, len(response.Incidents), response.Total)
+	if !response.Persisted || response.Error != "" || response.Total != len(response.Incidents) {
+		return nil, fmt.Errorf("incidents: got persisted %v, error %q, %d of %d", response.Persisted, response.Error, len(response.Incidents), response.Total)
 	}
 	return response.Incidents, nil
 }
