@@ -1,9 +1,11 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 )
@@ -25,27 +27,25 @@ func NewBuilder(lookupEnv func(string) (string, bool)) *Builder {
 // AddFlags declares the flags of all settings, with NVIDIA's aliases. Parsing f sets the flags. Repeated lists grow.
 func (b *Builder) AddFlags(f *pflag.FlagSet) {
 	canonical := map[string]string{}
-	for i := range allSettings {
-		s := &allSettings[i]
+	for _, s := range settingsOf(new(Settings), new(FileLocation)) {
 		if s.flag == "" {
 			continue
 		}
-		set := func(text string) error {
+		add := f.Func
+		if s.isBool {
+			add = f.BoolFunc
+		}
+		add(s.flag, s.help, func(text string) error {
 			values := []string{text}
-			if isList(s.field(new(loadState))) {
+			if s.isList {
 				values = append(slices.Clone(b.flags[s.flag]), splitList(text)...)
 			}
-			if err := s.set(new(loadState), values); err != nil {
-				return err
+			err := s.set(values)
+			if err == nil {
+				b.flags[s.flag] = values
 			}
-			b.flags[s.flag] = values
-			return nil
-		}
-		if isBool(s.field(new(loadState))) {
-			f.BoolFunc(s.flag, s.help, set)
-		} else {
-			f.Func(s.flag, s.help, set)
-		}
+			return err
+		})
 		f.Lookup(s.flag).DefValue = s.defaultValue
 		f.Lookup(s.flag).Annotations = map[string][]string{EnvAnnotation: s.env}
 		for _, alias := range s.aliases {
@@ -54,10 +54,7 @@ func (b *Builder) AddFlags(f *pflag.FlagSet) {
 	}
 	previous := f.GetNormalizeFunc()
 	f.SetNormalizeFunc(func(f *pflag.FlagSet, name string) pflag.NormalizedName {
-		if known, ok := canonical[name]; ok {
-			name = known
-		}
-		return previous(f, name)
+		return previous(f, cmp.Or(canonical[name], name))
 	})
 }
 
@@ -68,19 +65,22 @@ func (b *Builder) lookup(s *setting, d *document) (values []string, origin strin
 	}
 	for _, name := range s.env {
 		text, ok := b.lookupEnv(name)
-		if !ok || text == "" && !s.allowEmpty {
+		if !ok || text == "" && name != "KUBELET_SOCKET" { // charts write empty variables for missing values
 			continue
 		}
-		values = []string{text}
-		if isList(s.field(new(loadState))) {
-			values = splitList(text)
+		if !s.isList {
+			return []string{text}, name
 		}
-		if s.lenient {
-			valid := slices.DeleteFunc(slices.Clone(values), func(v string) bool { return s.check(v) != nil })
-			if skipped := slices.DeleteFunc(values, func(v string) bool { return slices.Contains(valid, v) }); len(skipped) > 0 {
-				d.notices = append(d.notices, fmt.Sprintf("%s: skipped %q: not Xids", name, skipped))
+		var skipped []string
+		for _, v := range splitList(text) {
+			if strings.HasPrefix(name, "DP_") && s.set([]string{v}) != nil { // as by NVIDIA's plugin
+				skipped = append(skipped, v)
+			} else {
+				values = append(values, v)
 			}
-			values = valid
+		}
+		if len(skipped) > 0 {
+			d.notices = append(d.notices, fmt.Sprintf("%s: skipped %q: not Xids", name, skipped))
 		}
 		return values, name
 	}
@@ -125,15 +125,15 @@ func (b *Builder) LoadFrom(location FileLocation) (Loaded, error) {
 
 // Location returns the location of the file, by flags and environment.
 func (b *Builder) Location() (FileLocation, error) {
-	var t loadState
-	for i := range allSettings {
-		if allSettings[i].path == "" { // the location is in no file
-			if _, err := b.apply(&allSettings[i], &t, &document{}); err != nil {
+	var location FileLocation
+	for _, s := range settingsOf(new(Settings), &location) {
+		if s.path == "" { // the location is in no file
+			if _, err := b.apply(&s, &document{}); err != nil {
 				return FileLocation{}, err
 			}
 		}
 	}
-	return t.location, nil
+	return location, nil
 }
 
 func (b *Builder) load(c rawConfig) (Loaded, error) {
@@ -141,60 +141,59 @@ func (b *Builder) load(c rawConfig) (Loaded, error) {
 	if err != nil {
 		return Loaded{}, err
 	}
-	t := loadState{}
-	t.Sharing.MPS.FailRequestsGreaterThanOne = true // the default of NVIDIA's plugin
 	l := Loaded{Config: d.name, Origins: map[string]string{}, raw: c}
-	for i := range allSettings {
-		origin, err := b.apply(&allSettings[i], &t, d)
+	l.Settings.Sharing.MPS.FailRequestsGreaterThanOne = true // the default of NVIDIA's plugin
+	for _, s := range settingsOf(&l.Settings, &l.location) {
+		origin, err := b.apply(&s, d)
 		if err != nil {
 			return Loaded{}, err
 		}
 		if origin != "" {
-			l.Origins[allSettings[i].name()] = origin
+			l.Origins[s.name()] = origin
 		}
 	}
-	if err := t.finalize(d, l.Origins); err != nil {
+	if err := l.Settings.finalize(d, l.Origins); err != nil {
 		return Loaded{}, err
 	}
 	slices.SortStableFunc(d.unknown, func(a, b UnknownKey) int { return a.Line - b.Line })
-	l.Settings, l.Notices, l.UnknownKeys = t.Settings, d.notices, d.unknown
+	l.Notices, l.UnknownKeys = d.notices, d.unknown
 	return l, nil
 }
 
 // apply sets one row from the first origin that has a value, and returns the origin. Only apply knows the precedence.
-func (b *Builder) apply(s *setting, t *loadState, d *document) (origin string, err error) {
+func (b *Builder) apply(s *setting, d *document) (origin string, err error) {
 	if values, origin := b.lookup(s, d); origin != "" {
-		if err := s.set(t, values); err != nil {
+		if err := s.set(values); err != nil {
 			return "", fmt.Errorf("%s: %w", origin, err)
 		}
 		return origin, nil
 	}
 	if e, ok := d.values[s.path]; ok {
-		return fmt.Sprintf("%s:%d", d.file, e.line), d.errorAt(s.read(t, e.value), e.line, s.path)
+		return fmt.Sprintf("%s:%d", d.file, e.line), d.errorAt(s.read(e.value), e.line, s.path)
 	}
 	if s.defaultValue != "" {
-		err = s.set(t, []string{s.defaultValue})
+		err = s.set([]string{s.defaultValue})
 	}
 	return "", err
 }
 
 // finalize sets defaults that depend on several settings, and rejects combinations.
-func (t *loadState) finalize(d *document, origins map[string]string) error {
-	if t.DevRoot == "" {
-		t.DevRoot = t.DriverRoot
+func (s *Settings) finalize(d *document, origins map[string]string) error {
+	if s.DevRoot == "" {
+		s.DevRoot = s.DriverRoot
 	}
-	if len(t.Sharing.MPS.Resources) == 0 {
-		t.Sharing.MPS = SharingMethod{}
+	if len(s.Sharing.MPS.Resources) == 0 {
+		s.Sharing.MPS = SharingMethod{}
 		return nil
 	}
-	if len(t.Sharing.TimeSlicing.Resources) > 0 {
+	if len(s.Sharing.TimeSlicing.Resources) > 0 {
 		d.notices = append(d.notices, origins["sharing.timeSlicing"]+": sharing.timeSlicing: ignored because of sharing.mps, as by NVIDIA's plugin")
-		t.Sharing.TimeSlicing = SharingMethod{}
+		s.Sharing.TimeSlicing = SharingMethod{}
 	}
 	switch {
-	case t.MIGStrategy == MIGMixed:
+	case s.MIGStrategy == MIGMixed:
 		return fmt.Errorf("%s: sharing.mps: incompatible with MIG strategy mixed (%s): MPS shares whole GPUs only", origins["sharing.mps"], origins["mig-strategy"])
-	case t.MPSRoot == "":
+	case s.MPSRoot == "":
 		return fmt.Errorf("%s: sharing.mps: requires --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon", origins["sharing.mps"])
 	}
 	return nil

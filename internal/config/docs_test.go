@@ -58,8 +58,7 @@ func TestDocsExamples(t *testing.T) {
 func settingsTable() string {
 	var table strings.Builder
 	table.WriteString("|key|flag|\n|---|---|\n")
-	for i := range allSettings {
-		s := &allSettings[i]
+	for _, s := range testSettings() {
 		flags := codeList("--", append([]string{s.flag}, s.aliases...)...)
 		if s.path != "" {
 			table.WriteString("|`" + s.path + "`|" + cmp.Or(flags, s.help) + "|\n")
@@ -151,19 +150,18 @@ func configSchema() *jsonSchema {
 	for _, path := range ignoredKeys {
 		subschemas[path] = &jsonSchema{}
 	}
-	for i := range allSettings {
-		s := &allSettings[i]
+	for _, s := range testSettings() {
 		switch {
 		case s.path == "" || s.flag == "":
-		case isBool(s.field(new(loadState))):
+		case s.isBool:
 			subschemas[s.path] = boolean
-		case isList(s.field(new(loadState))):
+		case s.isList:
 			item := items[s.path]
 			if item == nil {
 				item = &jsonSchema{Type: []string{"string"}, Enum: s.allowed}
 			}
 			subschemas[s.path] = &jsonSchema{Type: []string{"array", "string"}, Items: item, MinItems: min(len(s.allowed), 1)}
-		case isNumber(s.field(new(loadState))):
+		case s.flag == "expected-gpus":
 			subschemas[s.path] = &jsonSchema{Type: []string{"integer"}, Maximum: maxNumber}
 		default:
 			subschemas[s.path] = &jsonSchema{Type: []string{"string"}, Enum: s.allowed}
@@ -180,11 +178,6 @@ func configSchema() *jsonSchema {
 		parent.Properties[keys[len(keys)-1]] = subschema
 	}
 	return root
-}
-
-func isNumber(dst any) bool {
-	_, is := dst.(*int)
-	return is
 }
 
 // TestChartSchema checks that the chart accepts the same keys as the parser.

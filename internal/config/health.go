@@ -69,10 +69,10 @@ func listsXid(list []string, xid uint64) bool {
 // isAllXids reports whether s means all Xids. NVIDIA has two words.
 func isAllXids(s string) bool { return strings.EqualFold(s, "all") || strings.EqualFold(s, "xids") }
 
-// checkXid accepts an Xid or all. Xid 0 is rejected, because NVIDIA's plugin takes 0 for all Xids.
-func checkXid(s string) error {
+// parseXid accepts an Xid or all. Xid 0 is rejected, because NVIDIA's plugin takes 0 for all Xids.
+func parseXid(s string) (string, error) {
 	if xid, err := strconv.ParseUint(s, 10, 64); isAllXids(s) || err == nil && xid > 0 {
-		return nil
+		return s, nil
 	}
-	return fmt.Errorf("%q: expected the number of an Xid, or all", s)
+	return "", fmt.Errorf("%q: expected the number of an Xid, or all", s)
 }

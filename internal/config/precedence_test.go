@@ -10,10 +10,12 @@ import (
 	"github.com/spf13/pflag"
 )
 
+func testSettings() []setting { return settingsOf(new(Settings), new(FileLocation)) }
+
 // sampleValues returns two different valid values of a setting.
 func sampleValues(s setting) (a, b string) {
 	switch {
-	case isBool(s.field(new(loadState))):
+	case s.isBool:
 		return "true", "false"
 	case len(s.allowed) > 1:
 		return s.allowed[0], s.allowed[1]
@@ -37,14 +39,14 @@ func (s setting) configText(value string) string {
 			text += "\n"
 		}
 	}
-	if isList(s.field(new(loadState))) {
+	if s.isList {
 		value = "[" + value + "]"
 	}
 	return text + " " + value + "\n"
 }
 
 // loadedValue returns the value of the setting after loading a file.
-func (s setting) loadedValue(t *testing.T, b *Builder, file string) any {
+func (s setting) loadedValue(t *testing.T, b *Builder, file string) string {
 	t.Helper()
 	l, err := b.LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", file)})
 	if err != nil {
@@ -54,16 +56,18 @@ func (s setting) loadedValue(t *testing.T, b *Builder, file string) any {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := loadState{Settings: l.Settings, location: source}
-	if strings.HasSuffix(s.flag, "health-checks") {
-		return l.Settings.Health
+	for _, row := range settingsOf(&l.Settings, &source) {
+		if row.flag == s.flag {
+			return row.text()
+		}
 	}
-	return reflect.ValueOf(s.field(&all)).Elem().Interface()
+	t.Fatal("no such setting")
+	return ""
 }
 
 // TestPrecedence checks for each setting that a flag overrides a variable, a variable overrides the file, and the file overrides the default.
 func TestPrecedence(t *testing.T) {
-	for _, r := range allSettings {
+	for _, r := range testSettings() {
 		if r.flag == "" {
 			continue
 		}
@@ -93,7 +97,7 @@ func TestPrecedence(t *testing.T) {
 
 // TestFirstVariableWins checks settings with two variables of NVIDIA.
 func TestFirstVariableWins(t *testing.T) {
-	for _, r := range allSettings {
+	for _, r := range testSettings() {
 		if len(r.env) < 2 {
 			continue
 		}
@@ -109,14 +113,14 @@ func TestSettingsComplete(t *testing.T) {
 	flags := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 	NewBuilder(nil).AddFlags(flags)
 	seen := map[string]bool{}
-	for _, r := range allSettings {
+	for _, r := range testSettings() {
 		for _, name := range append(append([]string{r.path, r.flag}, r.aliases...), r.env...) {
 			if name != "" && seen[name] {
 				t.Errorf("name %s: got two settings", name)
 			}
 			seen[name] = true
 		}
-		if r.help == "" || r.field == nil {
+		if r.help == "" || r.text == nil {
 			t.Errorf("%s %s: help text or field is missing", r.flag, r.path)
 		}
 		if f := flags.Lookup(r.flag); r.flag != "" && (f.DefValue != r.defaultValue || !reflect.DeepEqual(f.Annotations[EnvAnnotation], r.env)) {

@@ -17,9 +17,11 @@ const GPUResource = defaultDomain + "gpu"
 
 // ResourceNames rename resources. The first match counts.
 type ResourceNames struct {
-	GPUs []NamePattern // over the GPU's model
-	MIGs []NamePattern // over the MIG device's profile
+	GPUs namePatterns // over the GPU's model
+	MIGs namePatterns // over the MIG device's profile
 }
+
+type namePatterns []NamePattern
 
 // NamePattern gives a resource name to all models or profiles of a glob.
 type NamePattern struct{ Pattern, Name string }

@@ -50,7 +50,7 @@ func (d *document) read(root *yaml.Node) error {
 // knownKeys returns the keys of a file by the path of the parent. A path has [] for the items of a list.
 func knownKeys() map[string][]string {
 	known := map[string][]string{"": {"version"}}
-	for _, s := range allSettings {
+	for _, s := range settingsOf(new(Settings), new(FileLocation)) {
 		for _, key := range append(s.keys, "") {
 			for path := s.path + key; path != ""; {
 				i := strings.LastIndex(path, ".")

@@ -107,8 +107,7 @@ func (d *DeviceSelection) UnmarshalYAML(n *yaml.Node) (err error) {
 	if len(values) == 0 { // empty items have no effect
 		return lineError(n, fmt.Errorf("devices: %q: expected all, a count, or a list of devices", n.Value))
 	}
-	d.List, err = parseEach(values, ParseDeviceSelector)
-	return lineError(n, err)
+	return lineError(n, list(&d.List, ParseDeviceSelector).set(values))
 }
 
 // DeviceSharing is how a device is shared. The zero DeviceSharing is not shared.
