@@ -38,10 +38,9 @@ func (d *document) read(root *yaml.Node) error {
 		return err
 	}
 	version, ok := d.values["version"]
-	switch {
-	case !ok:
+	if !ok {
 		d.addNotice(root.Line, "no version; read as %s", schemaVersion)
-	case version.value.ShortTag() != "!!str" || version.value.Value != schemaVersion:
+	} else if version.value.ShortTag() != "!!str" || version.value.Value != schemaVersion {
 		return d.errorAt(fmt.Errorf("%q: expected %s", version.value.Value, schemaVersion), version.line, "version")
 	}
 	return nil
@@ -69,43 +68,37 @@ var itemIndex = regexp.MustCompile(`\[\d+\]`)
 
 // collect collects the values of known keys, and the unknown keys.
 func (d *document) collect(n *yaml.Node, path string, known map[string][]string) error {
+	pattern := itemIndex.ReplaceAllString(path, "[]")
+	if n.Kind == yaml.SequenceNode && known[pattern+"[]"] != nil {
+		for i, item := range n.Content {
+			if err := d.collect(resolve(item), fmt.Sprintf("%s[%d]", path, i), known); err != nil {
+				return err
+			}
+		}
+	}
+	if known[pattern] == nil {
+		return nil
+	}
 	entries, err := entriesOf(n)
 	if err != nil {
 		return d.errorAt(err, n.Line, path)
 	}
-	siblings := known[itemIndex.ReplaceAllString(path, "[]")]
 	for _, e := range entries {
 		path := strings.TrimPrefix(path+"."+e.key, ".")
 		switch {
 		case slices.Contains(ignoredKeys, path):
 			d.addNotice(e.line, "%s: key of NVIDIA's GPU feature discovery, ignored", path)
 			continue
-		case !slices.Contains(siblings, e.key):
-			d.unknown = append(d.unknown, newUnknownKey(d.file, e.line, path, siblings))
+		case !slices.Contains(known[pattern], e.key):
+			d.unknown = append(d.unknown, newUnknownKey(d.file, e.line, path, known[pattern]))
 			continue
 		case isNull(e.value):
 			continue
-		}
-		d.values[path] = e
-		pattern := itemIndex.ReplaceAllString(path, "[]")
-		if onlyHere(pattern, e.value) {
+		case onlyHere(itemIndex.ReplaceAllString(path, "[]"), e.value):
 			d.addNotice(e.line, "%s: used by podgauge, ignored by NVIDIA's plugin", path)
 		}
-		if known[pattern] != nil {
-			err = d.collect(e.value, path, known)
-		} else if known[pattern+"[]"] != nil && e.value.Kind == yaml.SequenceNode {
-			err = d.collectItems(e.value, path, known)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (d *document) collectItems(n *yaml.Node, path string, known map[string][]string) error {
-	for i, item := range n.Content {
-		if err := d.collect(resolve(item), fmt.Sprintf("%s[%d]", path, i), known); err != nil {
+		d.values[path] = e
+		if err := d.collect(e.value, path, known); err != nil {
 			return err
 		}
 	}

@@ -66,19 +66,8 @@ func (f DeviceFilter) Allows(d device.Device) bool {
 
 // matchGlob reports whether the whole of s matches a glob. Only * is special, and case counts.
 func matchGlob(glob, s string) bool {
-	first, rest, hasStar := strings.Cut(glob, "*")
-	s, ok := strings.CutPrefix(s, first)
-	if !ok || !hasStar {
-		return ok && s == ""
-	}
-	parts := strings.Split(rest, "*")
-	last := len(parts) - 1
-	for _, part := range parts[:last] {
-		if _, s, ok = strings.Cut(s, part); !ok {
-			return false
-		}
-	}
-	return strings.HasSuffix(s, parts[last])
+	pattern := strings.ReplaceAll(regexp.QuoteMeta(strings.ToValidUTF8(glob, "?")), `\*`, ".*")
+	return regexp.MustCompile("(?s)^" + pattern + "$").MatchString(strings.ToValidUTF8(s, "?"))
 }
 
 // normalizeIndex returns an index or MIG index without leading zeros; empty: not an index.
