@@ -22,22 +22,18 @@ func (t *allocationTracker) needsCheckpoint(now time.Time) (needed, overdue bool
 // allocations changed.
 func (t *allocationTracker) mergeCheckpoint(checkpoint kubeletCheckpoint, err error, now time.Time) bool {
 	t.scratch = t.scratch[:0]
-	t.apply(func(a device.Allocation) allocationEvent {
+	t.keep(func(a device.Allocation, phase allocationPhase) bool {
 		key := keyOf(a)
 		_, has := checkpoint.allocated[key]
-		allocatedAt, isPending := t.pending[key]
-		// A kubelet never drops the entry of a current allocation, so this kubelet freed an entry of an earlier checkpoint.
 		_, had := t.checkpoint.allocated[key]
-		isFreed := had && !has && checkpoint.writtenAt.After(t.epoch.kubeletStartedAt)
-		switch age := now.Sub(allocatedAt.latest); {
-		case err != nil && isPending && age >= maxPendingAge:
-			return checkpointUnreadable
-		case err != nil || isPending && age < ownerLookupTimeout:
-			return unaffected
-		case isPending && !has || !isPending && isFreed:
-			return checkpointDropped
+		switch age := now.Sub(t.pending[key].latest); {
+		case err != nil:
+			return phase == pending && age >= maxPendingAge
+		case phase == pending:
+			return !has && age >= ownerLookupTimeout
 		}
-		return unaffected
+		// A kubelet never drops the entry of a current allocation, so this kubelet freed an entry of an earlier checkpoint.
+		return phase == retained && had && !has && checkpoint.writtenAt.After(t.epoch.kubeletStartedAt)
 	})
 	if err == nil {
 		if t.isCatchingUp(now) {

@@ -11,6 +11,17 @@ import (
 // settleTimeout is the time after its start within which a kubelet may omit pods.
 const settleTimeout = 60 * time.Second
 
+// allocationPhase is the state of knowledge about an allocation. An absence in a List proves little after a restart: a kubelet first
+// lists no pods, then static pods, then the API server's pods. docs/explanation/attribution.md has the transitions.
+type allocationPhase uint8
+
+const (
+	absent    allocationPhase = iota // not allocated, as far as is known
+	pending                          // allocated; no response named the owner yet
+	confirmed                        // a response over this connection named the owner; later responses repeat the owner until the end
+	retained                         // responses named the owner over an earlier connection, not yet over this connection
+)
+
 // allocationTracker tracks allocations from response to response, without a lock or a clock. Responses are merged in the order of requests,
 // and count for the time of the request.
 type allocationTracker struct {
@@ -90,11 +101,11 @@ func (t *allocationTracker) phaseOf(a device.Allocation) allocationPhase {
 	return retained
 }
 
-// apply applies an event to each allocation, and appends all but absent allocations to scratch.
-func (t *allocationTracker) apply(eventOf func(device.Allocation) allocationEvent) {
+// keep appends the allocations that do not end to scratch.
+func (t *allocationTracker) keep(ends func(device.Allocation, allocationPhase) bool) {
 	for _, a := range t.allocations {
 		phase := t.phaseOf(a)
-		if phase.after(eventOf(a)) != absent {
+		if phase != absent && !ends(a, phase) {
 			t.scratch = append(t.scratch, a)
 		} else if phase == pending {
 			delete(t.pending, keyOf(a))
@@ -149,7 +160,7 @@ func (t *allocationTracker) merge(response *rawListResponse, epoch kubeletEpoch,
 		t.scratch = append(t.scratch, a)
 		t.confirm(a, allocatedAt, requestedAt)
 	}
-	t.apply(func(a device.Allocation) allocationEvent { return t.listEvent(a, response.pods) })
+	t.keep(func(a device.Allocation, phase allocationPhase) bool { return !t.outlasts(a, phase, response.pods) })
 	maps.DeleteFunc(t.endedPods, func(_ podName, endedAt time.Time) bool { return endedAt.Before(requestedAt) })
 	changed := t.commit(requestedAt)
 	t.history.prune(requestedAt)
@@ -198,26 +209,18 @@ func (t *allocationTracker) confirm(a device.Allocation, allocatedAt timeInterva
 	}
 }
 
-// listEvent returns the event of an earlier allocation whose owner the newest List does not name.
-func (t *allocationTracker) listEvent(a device.Allocation, pods []podName) allocationEvent {
+// outlasts reports whether an earlier allocation goes on although the newest List does not name its owner.
+func (t *allocationTracker) outlasts(a device.Allocation, phase allocationPhase, pods []podName) bool {
 	pod := podNameOf(a)
-	_, ended := t.endedPods[pod]
-	allocatedAt, isPending := t.pending[keyOf(a)]
-	switch {
-	// The pod was rejected after Allocate, or ended before a List named it, or used the device in an init container only.
-	case isPending && !t.trustedSince.IsZero() && t.requestedAt.Sub(allocatedAt.latest) >= ownerLookupTimeout &&
-		!t.lifetimes.mayOwn(allocatedAt):
-		return noOwnerLeft
-	case isPending || t.confirmed[confirmedKey(a)]:
-		return omitted
-	case ended:
-		return podEnded
-	case slices.Contains(pods, pod):
-		return listedWithout
-	case t.requestedAt.Sub(t.epoch.connectedAt) < settleTimeout || t.isKeptInAPIOutage(a):
-		return omittedUnproven
+	switch _, ended := t.endedPods[pod]; {
+	case phase == pending:
+		// The pod was rejected after Allocate, or ended before a List named it, or used the device in an init container only.
+		allocatedAt := t.pending[keyOf(a)]
+		return t.trustedSince.IsZero() || t.requestedAt.Sub(allocatedAt.latest) < ownerLookupTimeout || t.lifetimes.mayOwn(allocatedAt)
+	case phase == confirmed || ended || slices.Contains(pods, pod):
+		return false
 	}
-	return omitted
+	return t.requestedAt.Sub(t.epoch.connectedAt) < settleTimeout || t.isKeptInAPIOutage(a)
 }
 
 // isKeptInAPIOutage reports whether an allocation of a pod of the API server goes on while the kubelet lacks such pods: the checkpoint has
@@ -283,11 +286,9 @@ func (t *allocationTracker) markPodEnded(p podName, now time.Time) bool {
 // dropEndedPods ends the allocations of ended pods, since the kubelet does not answer. The result reports whether there were any.
 func (t *allocationTracker) dropEndedPods(now time.Time) bool {
 	t.scratch = t.scratch[:0]
-	t.apply(func(a device.Allocation) allocationEvent {
-		if _, ended := t.endedPods[podNameOf(a)]; ended {
-			return podEnded
-		}
-		return unaffected
+	t.keep(func(a device.Allocation, phase allocationPhase) bool {
+		_, ended := t.endedPods[podNameOf(a)]
+		return ended && phase != pending
 	})
 	return t.commit(now)
 }

@@ -192,7 +192,7 @@ func TestSimulatedAPIOutage(t *testing.T) {
 	m.requestedAt = m.requestedAt.Add(time.Hour)
 	m.checkpointAsOf = m.requestedAt
 	for _, h := range m.allocations {
-		if confirmed.after(reconnected).after(m.listEvent(h, nil)) == absent {
+		if !m.outlasts(h, retained, nil) {
 			t.Errorf("an hour later: got ended allocation %v", h)
 		}
 	}
