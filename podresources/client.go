@@ -139,7 +139,7 @@ func (c *Client) OnAllocated(resource string, ids []device.AdvertisedID) {
 	c.lastAllocateAt = now
 	c.publish(c.tracker.recordAllocate(resource, ids, now))
 	c.mu.Unlock()
-	notify(c.refreshRequested)
+	pubsub.Notify(c.refreshRequested)
 }
 
 // OnListSent records a new device list. The allocatable resources have changed.
@@ -147,11 +147,11 @@ func (c *Client) OnListSent() {
 	c.mu.Lock()
 	c.allocatableStale = true
 	c.mu.Unlock()
-	notify(c.refreshRequested)
+	pubsub.Notify(c.refreshRequested)
 }
 
 // OnRegistered records a registration: the kubelet may be new. A List soon confirms allocations before their end.
-func (c *Client) OnRegistered() { notify(c.refreshRequested) }
+func (c *Client) OnRegistered() { pubsub.Notify(c.refreshRequested) }
 
 // OnPodAdded records a new pod on the node: the possible owner of a pending allocation.
 func (c *Client) OnPodAdded(namespace, pod string) {
@@ -169,15 +169,7 @@ func (c *Client) OnPodEnded(namespace, pod string) {
 	hadAllocation := c.tracker.markPodEnded(podName{namespace, pod}, time.Now())
 	c.mu.Unlock()
 	if hadAllocation {
-		notify(c.refreshRequested)
-	}
-}
-
-// notify leaves a request in a channel with a buffer of 1.
-func notify(requests chan<- struct{}) {
-	select {
-	case requests <- struct{}{}:
-	default:
+		pubsub.Notify(c.refreshRequested)
 	}
 }
 
@@ -208,7 +200,7 @@ func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
 	c.respondedAt, c.lastErr = time.Now(), nil
 	c.publish(changed)
 	if restarted && c.tracker.awaitsConfirmation(c.respondedAt) {
-		notify(c.refreshRequested)
+		pubsub.Notify(c.refreshRequested)
 	}
 	allocations, _ := c.Snapshot()
 	return allocations
@@ -259,7 +251,7 @@ func (c *Client) recordFailure(err error) device.Allocations {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lastErr == nil {
-		notify(c.refreshRequested) // Run has to log the outage and to retry sooner
+		pubsub.Notify(c.refreshRequested) // Run has to log the outage and to retry sooner
 	}
 	c.lastErr = err
 	c.resources.allocatableKnown = false
