@@ -6,11 +6,11 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/atomicfile"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -26,8 +26,8 @@ const registeredFile = "podgauge_resources.json"
 // Ids do not show the owner: all plugins use the same form. Registering the resource of a foreign plugin replaces the plugin (until
 // 1.36) or mixes the lists of both.
 type registeredResources struct {
-	path string
-	log  *slog.Logger
+	dir atomicfile.OSDir
+	log *slog.Logger
 
 	mu    sync.Mutex
 	names []string // sorted; guarded by mu, replaced and never written
@@ -36,8 +36,8 @@ type registeredResources struct {
 
 // loadRegistered reads the resources of earlier processes. An unreadable file has no resources.
 func loadRegistered(dir string, log *slog.Logger) *registeredResources {
-	r := &registeredResources{path: filepath.Join(dir, registeredFile), log: log}
-	content, err := os.ReadFile(r.path)
+	r := &registeredResources{dir: atomicfile.OSDir(dir), log: log}
+	content, err := os.ReadFile(r.dir.Path(registeredFile))
 	var c struct{ Resources []string } // a newer version may add keys
 	if err == nil {
 		err = json.Unmarshal(content, &c)
@@ -87,10 +87,7 @@ func (r *registeredResources) update(change func([]string) []string) {
 	}
 	content, err := json.Marshal(map[string][]string{"resources": r.names})
 	if err == nil {
-		err = os.WriteFile(r.path+".tmp", append(content, '\n'), 0o600)
-	}
-	if err == nil {
-		err = os.Rename(r.path+".tmp", r.path)
+		err = atomicfile.Replace(r.dir, registeredFile, append(content, '\n'))
 	}
 	if err != nil {
 		r.log.Warn("cannot store resource file, not serving renamed resources after a restart", "err", err)
