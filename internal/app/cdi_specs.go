@@ -21,9 +21,6 @@ import (
 // cdiInterval is the interval between checks of the spec files and searches for the driver's device nodes. A driver may start late.
 const cdiInterval = time.Second
 
-// gpuClass is the CDI class of GPUs and MIG devices.
-const gpuClass = "gpu"
-
 // published is a published value: a *device.Inventory, a *config.Watcher or a *pubsub.Value.
 type published[T any] interface {
 	// Get returns the value and a channel, closed at the next change.
@@ -70,7 +67,7 @@ func (s *cdiSpecs) Missing(want config.Settings) (changed <-chan struct{}, missi
 		return changed, nil
 	case !sameSpecs(written.settings, want):
 		return changed, errNotWritten
-	case usesOnlyCDI(want) && !slices.Contains(written.state.Classes, gpuClass):
+	case usesOnlyCDI(want) && !slices.Contains(written.state.Classes, cdi.GPUClass):
 		return changed, cmp.Or(written.state.Err, errNotWritten)
 	case !usesOnlyCDI(want) && !written.state.Attempted():
 		return changed, errNotWritten
@@ -84,7 +81,7 @@ func (s *cdiSpecs) Written() map[string]float64 {
 		return nil
 	}
 	specs, _ := s.written.Get()
-	written := map[string]float64{gpuClass: 0}
+	written := map[string]float64{cdi.GPUClass: 0}
 	for _, class := range specs.state.Classes {
 		written[class] = 1
 	}

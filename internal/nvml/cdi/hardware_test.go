@@ -36,7 +36,7 @@ func TestHardware(t *testing.T) {
 		t.Logf("%s: nodes %q, %d mounts, hooks %q, environment %q", name, nodes, len(mounts), hooks, env)
 	}
 	for _, flags := range [][]string{{"disable-nvsandboxutils"}, nil} {
-		if want, got := s.toolkitSpec(flags), s.readSpec(gpuClass); got != want {
+		if want, got := s.toolkitSpec(flags), s.readSpec(GPUClass); got != want {
 			t.Errorf("flags %q: got podgauge's spec\n%s\nwant nvcdi's spec\n%s", flags, got, want)
 		}
 	}
@@ -47,7 +47,7 @@ func (s *writerFixture) toolkitSpec(flags []string) string {
 	s.Helper()
 	namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
 	s.must(err)
-	lib, err := nvcdi.New(nvcdi.WithLogger(nvcdiLogger{slog.New(slog.DiscardHandler)}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(Vendor), nvcdi.WithClass(gpuClass),
+	lib, err := nvcdi.New(nvcdi.WithLogger(nvcdiLogger{slog.New(slog.DiscardHandler)}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(Vendor), nvcdi.WithClass(GPUClass),
 		nvcdi.WithDeviceNamers(namer), nvcdi.WithNVIDIACDIHookPath(testHookPath),
 		nvcdi.WithDisabledHooks(newHooks[:]...), nvcdi.WithFeatureFlags(flags...))
 	s.must(err)

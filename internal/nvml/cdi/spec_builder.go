@@ -19,8 +19,9 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
+// Classes of CDI devices. GPUClass has GPUs and MIG devices.
 const (
-	gpuClass     = "gpu"
+	GPUClass     = "gpu"
 	imexClass    = "imex-channel"
 	gdrCopyClass = "gdrcopy"
 	gdsClass     = "gds"
@@ -28,7 +29,7 @@ const (
 )
 
 // classes are the classes of specs, in the order of reports.
-var classes = [...]string{gpuClass, imexClass, gdrCopyClass, gdsClass, mofedClass}
+var classes = [...]string{GPUClass, imexClass, gdrCopyClass, gdsClass, mofedClass}
 
 // newHooks are the hooks that nvidia-container-toolkit has since 1.20. A toolkit before 1.18 on the host fails on an unknown hook, and
 // with it every GPU container (kubernetes-sigs/dra-driver-nvidia-gpu#568).
@@ -62,7 +63,7 @@ func (b *specBuilder) build(class string) (s spec.Interface, err error) {
 	}()
 	switch {
 	case len(b.devices) == 0:
-	case class == gpuClass:
+	case class == GPUClass:
 		s, err = b.gpuSpec()
 	case class == imexClass && len(b.IMEXChannels) > 0:
 		s, err = b.imexSpec()
@@ -145,7 +146,7 @@ func (b *specBuilder) gpuSpec() (spec.Interface, error) {
 	if len(devices) == 0 {
 		return nil, errors.Join(errs...)
 	}
-	s, err := newSpec(gpuClass, devices, *common.ContainerEdits)
+	s, err := newSpec(GPUClass, devices, *common.ContainerEdits)
 	return s, errors.Join(append(errs, err)...)
 }
 

@@ -178,7 +178,7 @@ func (w *Writer) publish(err error) {
 			state.Classes = append(state.Classes, class)
 		}
 	}
-	if gpu := w.files[gpuClass]; gpu.written != nil {
+	if gpu := w.files[GPUClass]; gpu.written != nil {
 		for _, d := range gpu.spec.Devices {
 			state.Devices = append(state.Devices, d.Name)
 		}
