@@ -60,19 +60,16 @@ func (h HealthConfig) Policy(xid uint64) device.Policy {
 }
 
 func listsXid(list []string, xid uint64) bool {
-	return slices.ContainsFunc(list, func(item string) bool {
-		listed, err := strconv.ParseUint(item, 10, 64)
-		return isAllXids(item) || err == nil && listed == xid
-	})
+	return slices.Contains(list, "all") || slices.Contains(list, strconv.FormatUint(xid, 10))
 }
 
-// isAllXids reports whether s means all Xids. NVIDIA has two words.
-func isAllXids(s string) bool { return strings.EqualFold(s, "all") || strings.EqualFold(s, "xids") }
-
-// parseXid accepts an Xid or all. Xid 0 is rejected, because NVIDIA's plugin takes 0 for all Xids.
+// parseXid accepts an Xid or all, for which NVIDIA has two words. Xid 0 is rejected, because NVIDIA's plugin takes 0 for all Xids.
 func parseXid(s string) (string, error) {
-	if xid, err := strconv.ParseUint(s, 10, 64); isAllXids(s) || err == nil && xid > 0 {
-		return s, nil
+	if strings.EqualFold(s, "all") || strings.EqualFold(s, "xids") {
+		return "all", nil
+	}
+	if xid, err := strconv.ParseUint(s, 10, 64); err == nil && xid > 0 {
+		return strconv.FormatUint(xid, 10), nil
 	}
 	return "", fmt.Errorf("%q: expected the number of an Xid, or all", s)
 }

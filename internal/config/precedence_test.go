@@ -200,7 +200,7 @@ func TestHealthVariables(t *testing.T) {
 	}{
 		{"", "", HealthConfig{}, 0},
 		{"all", "", HealthConfig{Ignored: []string{"all"}}, 0},
-		{"XIDS", "", HealthConfig{Ignored: []string{"XIDS"}}, 0},
+		{"XIDS", "", HealthConfig{Ignored: []string{"all"}}, 0},
 		{"0", "", HealthConfig{Ignored: []string{}}, 1},
 		{"79, 48,x,,-1,0", "", HealthConfig{Ignored: []string{"79", "48"}}, 1},
 		{"all", "79", HealthConfig{Ignored: []string{"all"}, Enabled: []string{"79"}}, 0},

@@ -32,8 +32,8 @@ func (p *NamePattern) UnmarshalYAML(n *yaml.Node) error {
 	if err := n.Decode((*plain)(p)); err != nil {
 		return err
 	}
-	var err error
-	if p.Name, err = resourceName(p.Name); p.Pattern == "" {
+	err := completeName(&p.Name)
+	if p.Pattern == "" {
 		err = errors.New("no pattern")
 	}
 	return lineError(n, err)
@@ -68,12 +68,12 @@ func MIGResource(profile string) string {
 	return defaultDomain + "mig-" + strings.NewReplacer("+", ".", ",", ".").Replace(profile)
 }
 
-// resourceName adds NVIDIA's domain to a name without a domain, and checks the name.
-func resourceName(name string) (string, error) {
-	if name != "" && !strings.Contains(name, "/") {
-		name = defaultDomain + name
+// completeName adds NVIDIA's domain to a name without a domain, and checks the name.
+func completeName(name *string) error {
+	if *name != "" && !strings.Contains(*name, "/") {
+		*name = defaultDomain + *name
 	}
-	return name, CheckResourceName(name)
+	return CheckResourceName(*name)
 }
 
 var (

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -45,7 +44,8 @@ func (s *SharingMethod) UnmarshalYAML(n *yaml.Node) error {
 	}
 	for i := range s.Resources {
 		if r := &s.Resources[i]; err == nil && s.RenameByDefault && r.Rename == "" {
-			r.Rename, err = resourceName(r.Name + ".shared")
+			r.Rename = r.Name + ".shared"
+			err = CheckResourceName(r.Rename)
 		}
 	}
 	return err
@@ -61,12 +61,11 @@ func (r *SharedResource) UnmarshalYAML(n *yaml.Node) error {
 	if r.Name == "" || r.Replicas == 0 {
 		return lineError(n, errors.New("expected a name and replicas"))
 	}
-	var err, renameErr error
-	r.Name, err = resourceName(r.Name)
-	if r.Rename != "" {
-		r.Rename, renameErr = resourceName(r.Rename)
+	err := completeName(&r.Name)
+	if err == nil && r.Rename != "" {
+		err = completeName(&r.Rename)
 	}
-	return lineError(n, cmp.Or(err, renameErr))
+	return lineError(n, err)
 }
 
 // ReplicaCount is a number of replicas: 2 or more.

@@ -10,8 +10,8 @@ import (
 // sharingKeys and patternKeys are the keys of structured values.
 var (
 	sharingKeys = []string{
-		".renameByDefault", ".failRequestsGreaterThanOne", ".resources[].name", ".resources[].rename", ".resources[].devices",
-		".resources[].replicas",
+		".renameByDefault", ".failRequestsGreaterThanOne",
+		".resources[].name", ".resources[].rename", ".resources[].devices", ".resources[].replicas",
 	}
 	patternKeys = []string{"[].pattern", "[].name"}
 )
@@ -29,15 +29,19 @@ type value struct {
 
 // one is a single value.
 func one[T any](p *T, defaultValue string, parse func(string) (T, error)) value {
-	return value{defaultValue: defaultValue, text: func() string { return fmt.Sprint(*p) }, set: func(texts []string) (err error) {
+	_, isBool := any(p).(*bool)
+	return value{isBool: isBool, defaultValue: defaultValue, text: func() string { return fmt.Sprint(*p) }, set: func(texts []string) (err error) {
 		*p, err = parse(texts[0])
 		return err
 	}}
 }
 
-// list is a list of unique values.
-func list[T any](p *[]T, parse func(string) (T, error)) value {
-	return value{isList: true, text: func() string { return joinAll(*p) }, set: func(texts []string) error {
+// list is a list of unique values. With allowed values, at least one is required.
+func list[T any](p *[]T, parse func(string) (T, error), allowed ...string) value {
+	return value{isList: true, allowed: allowed, text: func() string { return joinAll(*p) }, set: func(texts []string) error {
+		if len(texts) == 0 && len(allowed) > 0 {
+			return fmt.Errorf("expected at least one of %s", strings.Join(allowed, ", "))
+		}
 		parsed := make([]T, 0, len(texts))
 		for i, text := range texts {
 			item, err := parse(text)
@@ -60,11 +64,7 @@ func fromFile(p fmt.Stringer, keys ...string) value {
 
 func text(p *string, defaultValue string) value { return one(p, defaultValue, anyText) }
 
-func boolean(p *bool) value {
-	v := one(p, "false", parseBool)
-	v.isBool = true
-	return v
-}
+func boolean(p *bool) value { return one(p, "false", parseBool) }
 
 // oneOf is one of the allowed values. The first one is the default.
 func oneOf(p *string, allowed ...string) value {
@@ -75,15 +75,8 @@ func oneOf(p *string, allowed ...string) value {
 
 // someOf is at least one of the allowed values. The first one is the default.
 func someOf(p *[]string, allowed ...string) value {
-	v := list(p, choice(allowed))
-	setAll := v.set
-	v.allowed, v.defaultValue = allowed, allowed[0]
-	v.set = func(texts []string) error {
-		if len(texts) == 0 {
-			return fmt.Errorf("expected at least one of %s", strings.Join(allowed, ", "))
-		}
-		return setAll(texts)
-	}
+	v := list(p, choice(allowed), allowed...)
+	v.defaultValue = allowed[0]
 	return v
 }
 

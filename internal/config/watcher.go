@@ -70,9 +70,9 @@ func (w *Watcher) poll(force bool) {
 		err = fmt.Errorf("read config: %w", err)
 		current = rawConfig{data: err.Error()}
 	}
-	accept := force || current == w.lastSeen && current != w.lastHandled
+	unchanged := current == w.lastSeen
 	w.lastSeen = current
-	if !accept {
+	if !force && (!unchanged || current == w.lastHandled) {
 		return
 	}
 	w.lastHandled = current
@@ -87,7 +87,12 @@ func (w *Watcher) poll(force bool) {
 		w.o.Log.Error("config rejected, keeping the previous settings", "err", err)
 		return
 	}
-	w.publish(l)
+	w.unknownKeys.Store(int64(len(l.UnknownKeys)))
+	if settings, _ := w.Get(); !reflect.DeepEqual(settings, l.Settings) {
+		w.settings.Set(l.Settings)
+		w.o.Log.Info("config changed", "config", l.Config)
+	}
+	l.Report(w.o.Log)
 }
 
 // checkRestart rejects a file with a new driver root: the process cannot replace the loaded library, and new CDI specs and device
@@ -100,15 +105,4 @@ func (w *Watcher) checkRestart(l Loaded) error {
 		return nil
 	}
 	return fmt.Errorf("flags.nvidiaDriverRoot, flags.plugin.containerDriverRoot: changed from %q to %q: restart podgauge to use the new driver", before, after)
-}
-
-// publish publishes changed settings.
-func (w *Watcher) publish(l Loaded) {
-	w.unknownKeys.Store(int64(len(l.UnknownKeys)))
-	settings, _ := w.Get()
-	if !reflect.DeepEqual(settings, l.Settings) {
-		w.settings.Set(l.Settings)
-		w.o.Log.Info("config changed", "config", l.Config)
-	}
-	l.Report(w.o.Log)
 }
