@@ -175,22 +175,59 @@ func TestAllocationPhases(t *testing.T) {
 	}
 }
 
+// apiPodsPhase is whether the kubelet lists the pods of the API server.
+type apiPodsPhase uint8
+
+const (
+	apiPodsListed apiPodsPhase = iota // or never seen
+	apiPodsMissing
+	apiPodsReturned
+)
+
+const (
+	firstWith    = iota // the first List over a connection has API pods
+	firstLost           // the first has none, but the List before had
+	firstWithout        // the first has none, and the List before had none
+	laterWith           // a later List has API pods
+	laterWithout
+)
+
+var nextAPIPodsPhases = [...][3]apiPodsPhase{
+	// phase before: apiPodsListed, apiPodsMissing, apiPodsReturned
+	firstWith:    {apiPodsListed, apiPodsListed, apiPodsListed},
+	firstLost:    {apiPodsMissing, apiPodsMissing, apiPodsMissing},
+	firstWithout: {apiPodsListed, apiPodsMissing, apiPodsListed},
+	laterWith:    {apiPodsListed, apiPodsReturned, apiPodsReturned},
+	laterWithout: {apiPodsListed, apiPodsMissing, apiPodsReturned},
+}
+
+func (t apiPodTracker) phase() apiPodsPhase {
+	switch {
+	case t.missing:
+		return apiPodsMissing
+	case !t.returnedAt.IsZero():
+		return apiPodsReturned
+	}
+	return apiPodsListed
+}
+
 // TestAPIPodsPhases checks each kind of List in each phase.
 func TestAPIPodsPhases(t *testing.T) {
 	with, without := []podName{{"team", "one"}}, []podName{{"team", "static-n"}}
+	earlier, now := time.Unix(1<<29, 0), time.Unix(1<<30, 0)
 	for event, want := range nextAPIPodsPhases {
-		for phase := range want {
-			tracker := apiPodTracker{nodeName: "n", phase: apiPodsPhase(phase), hasAPIPods: event == firstLost}
+		for before, tracker := range []apiPodTracker{apiPodsListed: {}, apiPodsMissing: {missing: true}, apiPodsReturned: {returnedAt: earlier}} {
+			tracker.nodeName, tracker.hasAPIPods = "n", event == firstLost
 			pods := without
 			if event == firstWith || event == laterWith {
 				pods = with
 			}
-			tracker.update(pods, event <= firstWithout, time.Unix(1<<30, 0))
-			if tracker.phase != want[phase] {
-				t.Errorf("event %d in phase %v: got phase %v, want %v", event, apiPodsPhase(phase), tracker.phase, want[phase])
+			tracker.update(pods, event <= firstWithout, now)
+			if got := tracker.phase(); got != want[before] {
+				t.Errorf("event %d in phase %v: got phase %v, want %v", event, apiPodsPhase(before), got, want[before])
 			}
-			if returned := tracker.phase == apiPodsReturned && apiPodsPhase(phase) == apiPodsMissing; returned == tracker.returnedAt.IsZero() {
-				t.Errorf("event %d in phase %v: got returnedAt %v", event, apiPodsPhase(phase), tracker.returnedAt)
+			if returned := tracker.phase() == apiPodsReturned && apiPodsPhase(before) == apiPodsMissing; returned != tracker.returnedAt.Equal(now) {
+				t.Errorf("event %d in phase %v: got returnedAt %v", event, apiPodsPhase(before), tracker.returnedAt)
 			}
 		}
 	}
