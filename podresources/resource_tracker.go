@@ -18,10 +18,7 @@ type resourceTracker struct {
 	epoch      kubeletEpoch
 	listedPods map[podName]bool // over this connection; nil if responses are complete
 
-	// devices are the published rows, made of devicesFor and devicesFrom.
-	devices     []device.ResourceDevice
-	devicesFor  []device.Allocation
-	devicesFrom []device.ResourceDevice
+	devices []device.ResourceDevice // the published rows
 }
 
 // merge merges a List, and reports whether resources of containers changed. An incomplete List may omit pods.
@@ -99,12 +96,8 @@ func (t *resourceTracker) snapshot(allocations []device.Allocation) device.NodeR
 
 // allocatedDevices returns the devices of named allocations, to agree with the published allocations. Responses add the NUMA nodes.
 func (t *resourceTracker) allocatedDevices(allocations []device.Allocation) []device.ResourceDevice {
-	if sameSlice(allocations, t.devicesFor) && sameSlice(t.allocated.Devices, t.devicesFrom) {
-		return t.devices
-	}
-	t.devicesFor, t.devicesFrom = allocations, t.allocated.Devices
 	nodes := make(map[allocationKey][]int, len(allocations))
-	for _, rows := range [...][]device.ResourceDevice{t.devices, t.devicesFrom} { // the newer rows last
+	for _, rows := range [...][]device.ResourceDevice{t.devices, t.allocated.Devices} { // the newer rows last
 		for _, d := range rows {
 			nodes[allocationKey{d.Resource, device.AdvertisedID(d.ID)}] = d.NUMANodes
 		}
@@ -121,6 +114,3 @@ func (t *resourceTracker) allocatedDevices(allocations []device.Allocation) []de
 	}
 	return t.devices
 }
-
-// sameSlice reports whether two slices share memory.
-func sameSlice[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
