@@ -8,8 +8,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// setting is a row of the table of settings: flag, variables, key in the file, field and help. A new setting is a field of
-// Settings and a row.
+// setting is a row of the table of settings: flag, variables, key in the file, field and help. A new setting is a
+// field of Settings and a row.
 type setting struct {
 	flag    string   // empty: only a file can express the setting
 	aliases []string // of the flag in NVIDIA's plugin

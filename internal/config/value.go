@@ -30,15 +30,16 @@ type value struct {
 // one is a single value.
 func one[T any](p *T, defaultValue string, parse func(string) (T, error)) value {
 	_, isBool := any(p).(*bool)
-	return value{isBool: isBool, defaultValue: defaultValue, text: func() string { return fmt.Sprint(*p) }, set: func(texts []string) (err error) {
+	set := func(texts []string) (err error) {
 		*p, err = parse(texts[0])
 		return err
-	}}
+	}
+	return value{set: set, text: func() string { return fmt.Sprint(*p) }, isBool: isBool, defaultValue: defaultValue}
 }
 
 // list is a list of unique values. With allowed values, at least one is required.
 func list[T any](p *[]T, parse func(string) (T, error), allowed ...string) value {
-	return value{isList: true, allowed: allowed, text: func() string { return joinAll(*p) }, set: func(texts []string) error {
+	set := func(texts []string) error {
 		if len(texts) == 0 && len(allowed) > 0 {
 			return fmt.Errorf("expected at least one of %s", strings.Join(allowed, ", "))
 		}
@@ -54,7 +55,8 @@ func list[T any](p *[]T, parse func(string) (T, error), allowed ...string) value
 		}
 		*p = parsed
 		return nil
-	}}
+	}
+	return value{set: set, text: func() string { return joinAll(*p) }, isList: true, allowed: allowed}
 }
 
 // fromFile is a value with a structure.
