@@ -40,7 +40,6 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *api.PreferredAlloc
 
 // cachedTopology is the topology of a device list.
 type cachedTopology struct {
-	list       *deviceList
 	links      []device.Link
 	candidates []preferred.Candidate
 	topology   *preferred.Topology
@@ -49,19 +48,13 @@ type cachedTopology struct {
 // preferredTopology returns the topology of a list. Making a topology of 32,768 ids takes 0.1 s, so only a change of ids, devices or links
 // makes a new topology.
 func (e *endpoint) preferredTopology(list *deviceList) *preferred.Topology {
-	links := e.Links()
+	links, candidates := e.Links(), list.candidates()
 	c := e.topology.Load()
-	if c != nil && c.list == list && sameBacking(c.links, links) {
-		return c.topology
+	if c == nil || !sameBacking(c.links, links) || !slices.Equal(c.candidates, candidates) {
+		c = &cachedTopology{links, candidates, preferred.New(candidates, links)}
+		e.topology.Store(c)
 	}
-	newer := &cachedTopology{list: list, links: links, candidates: list.candidates()}
-	if c != nil && sameBacking(c.links, links) && slices.Equal(c.candidates, newer.candidates) {
-		newer.topology = c.topology
-	} else {
-		newer.topology = preferred.New(newer.candidates, links)
-	}
-	e.topology.Store(newer)
-	return newer.topology
+	return c.topology
 }
 
 // sameBacking reports whether two slices share memory.
