@@ -10,12 +10,21 @@ import (
 	"net/http"
 	"path"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/prometheus/exporter-toolkit/web"
 	"github.com/spf13/pflag"
+	"golang.org/x/net/netutil"
+)
+
+// maxConnections limits the connections of a listener; the kernel queues more. 200 slow clients leave room for scrapes and probes, and
+// ReadHeaderTimeout soon makes more room. With 16 kB of headers and their buffers, all connections fit into the chart's 96 Mi.
+const (
+	maxConnections = 256
+	sendBuffer     = 64 << 10
 )
 
 // webOptions are the flags of the HTTP server.
@@ -97,6 +106,18 @@ type listeners struct {
 	probes net.Listener // nil: without --web.probe-address
 }
 
+// listenTCP listens with a limit of connections. Each keeps at most twice sendBuffer unsent: the default is megabytes for slow readers.
+func listenTCP(address string) (net.Listener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
+		return socket.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, sendBuffer) }) //nolint:errcheck // a default remains
+	}}
+	l, err := config.Listen(context.Background(), "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return netutil.LimitListener(l, maxConnections), nil
+}
+
 // listen opens the sockets. After an error the process ends, and closes them.
 func (o *webOptions) listen() (l listeners, err error) {
 	if l.main, err = listenTCP(o.listenAddress); err != nil {
@@ -113,18 +134,16 @@ func (o *webOptions) listen() (l listeners, err error) {
 // serveTasks returns the tasks of the HTTP servers.
 func (o *webOptions) serveTasks(metrics *exporter.Exporter, s exporter.HandlerOptions, l listeners, log *slog.Logger) []func(context.Context) error {
 	mainServer := newHTTPServer(metrics.Handler(s), log)
-	mainListener := newBoundedListener(mainServer, l.main)
 	tasks := []func(context.Context) error{func(ctx context.Context) error {
-		return serveHTTP(ctx, mainServer, "metrics", func() error { return o.serve(mainServer, mainListener, log.With("component", "web")) })
+		return serveHTTP(ctx, mainServer, "metrics", func() error { return o.serve(mainServer, l.main, log.With("component", "web")) })
 	}}
 	if l.probes == nil {
 		return tasks
 	}
 	log.Info("serving probes", "address", l.probes.Addr().String())
 	probeServer := newHTTPServer(s.Probes(), log)
-	probeListener := newBoundedListener(probeServer, l.probes)
 	return append(tasks, func(ctx context.Context) error {
-		return serveHTTP(ctx, probeServer, "probes", func() error { return probeServer.Serve(probeListener) })
+		return serveHTTP(ctx, probeServer, "probes", func() error { return probeServer.Serve(l.probes) })
 	})
 }
 
@@ -136,7 +155,7 @@ func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,
 		Protocols:         http1,
-		ReadHeaderTimeout: 10 * time.Second,
+		ReadHeaderTimeout: 5 * time.Second,
 		// No shorter than an answer may take: when it ends, so does the context of the request.
 		ReadTimeout:    time.Minute,
 		WriteTimeout:   time.Minute,
@@ -153,13 +172,6 @@ func (o *webOptions) serve(server *http.Server, l net.Listener, log *slog.Logger
 		return server.Serve(l)
 	}
 	defer l.Close() //nolint:errcheck // Serve has closed l, unless the file is invalid
-	limiter := newPasswordLimiter(log)
-	server.Handler = limiter.recordAccepted(server.Handler)
-	// At the time of this call, the server's handler is the toolkit's. The toolkit lacks a hook before the handler.
-	server.BaseContext = func(net.Listener) context.Context {
-		server.Handler = limiter.limitGuesses(server.Handler)
-		return context.Background()
-	}
 	return web.Serve(l, server, &web.FlagConfig{WebConfigFile: &o.configFile}, log)
 }
 

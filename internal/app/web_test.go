@@ -2,6 +2,7 @@ package app
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -17,6 +18,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -290,11 +293,73 @@ func TestLongHeaders(t *testing.T) {
 	w.waitRegistered()
 	for _, url := range []string{w.url, w.probesURL} {
 		for bytes, want := range map[int]int{8 << 10: http.StatusOK, 32 << 10: http.StatusRequestHeaderFieldsTooLarge} {
-			if got, err := fetch(t, newHTTPClient(t), url+"/healthz", strings.Repeat("x", bytes*3/4)); err != nil || got.status != want {
-				t.Errorf("%d bytes of headers: got %d, want %d, %v", bytes, got.status, want, err)
+			// The body is not read: the server closes the connection while the client may still write.
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/healthz", http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.SetBasicAuth(testUser, strings.Repeat("x", bytes*3/4))
+			resp, err := newHTTPClient(t).Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != want {
+				t.Errorf("%d bytes of headers: got %d, want %d", bytes, resp.StatusCode, want)
 			}
 		}
 	}
+}
+
+// TestSlowClients checks that scrapes and probes are answered while 200 clients of the same address send 50 kB of headers in pieces, again
+// and again.
+func TestSlowClients(t *testing.T) {
+	w := newTestApp(t, 1, "--web.probe-address=127.0.0.1:0")
+	w.waitRegistered()
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var rounds atomic.Int32
+	for range 200 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				sendSlowly(ctx, w.url)
+				rounds.Add(1)
+			}
+		})
+	}
+	waitUntil(t, "clients connect again", func() bool { return rounds.Load() >= 200 })
+	for range 100 {
+		for _, url := range []string{w.url + "/metrics", w.url + "/healthz", w.probesURL + "/healthz"} {
+			client := newHTTPClient(t)
+			if got, err := fetch(t, client, url, ""); err != nil || got.status != http.StatusOK {
+				t.Errorf("%s: got %d, %v", url, got.status, err)
+			}
+			client.CloseIdleConnections()
+		}
+	}
+}
+
+// sendSlowly sends 50 kB of headers on a new connection in pieces of 1 kB.
+func sendSlowly(ctx context.Context, url string) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	piece := []byte("GET /metrics HTTP/1.1\r\nHost: a\r\n")
+	for range 50 {
+		if _, err := conn.Write(piece); err != nil {
+			return
+		}
+		piece = []byte("a: " + strings.Repeat("x", 1000) + "\r\n")
+		select {
+		case <-ctx.Done():
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	io.Copy(io.Discard, conn) //nolint:errcheck // until the server closes it
 }
 
 // TestWebConfigBecomesInvalid checks that requests are rejected while the file is invalid, but the probe address works and pods start. A valid
@@ -367,5 +432,21 @@ func TestPasswordsAndCertificatesAreReplaced(t *testing.T) {
 	s.write("web.yaml", tlsConfig+strings.ReplaceAll(usersConfig, testUser, "other"))
 	if got, err := fetch(t, kept, url, testPassword); err != nil || got.status != http.StatusUnauthorized || !got.reused {
 		t.Errorf("removed user: got %d, %v", got.status, err)
+	}
+}
+
+// TestOneProtocol checks that a connection over TLS serves one request at a time, even for an HTTP/2 client.
+func TestOneProtocol(t *testing.T) {
+	s := newWebSecrets(t, tlsConfig)
+	w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"))
+	w.waitRegistered()
+	_, address, _ := strings.Cut(w.url, "://")
+	conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if got := conn.ConnectionState().NegotiatedProtocol; got == "h2" {
+		t.Errorf("protocol: got %q", got)
 	}
 }
