@@ -26,7 +26,7 @@ ARG VERSION=dev
 ARG PROGRAM=podgauge
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     case "$TARGETARCH" in amd64) CC=x86_64-linux-gnu-gcc ;; arm64) CC=aarch64-linux-gnu-gcc ;; esac; \
-    CC=$CC GOARCH=$TARGETARCH go build -trimpath -tags grpcnotrace -ldflags "-s -w -X github.com/podgauge/podgauge/internal/app.version=$VERSION" -o /out/podgauge ./cmd/$PROGRAM
+    CC=$CC GOARCH=$TARGETARCH go build -trimpath -ldflags "-s -w -X github.com/podgauge/podgauge/internal/app.version=$VERSION" -o /out/podgauge ./cmd/$PROGRAM
 
 # The libnvidia-ml.so.1 that NVIDIA's runtime injects requires glibc. No shell and no ldconfig: the runtime updates the
 # linker's cache itself. Scanners find the packages in /var/lib/dpkg/status.d. Without the explicit platform, buildah 1.28

@@ -8,9 +8,6 @@ export CGO_LDFLAGS = -Wl,-z,lazy
 # go-nvml calls deprecated functions of nvml.h for older drivers.
 export CGO_CFLAGS = -g -O2 -Wno-deprecated-declarations
 
-# Omits gRPC's trace pages: podgauge does not serve the default mux.
-TAGS = -tags grpcnotrace
-
 ARCH ?= amd64 arm64
 PROGRAM ?= podgauge
 IMAGES = $(ARCH:%=$(CURDIR)/bin/$(PROGRAM)-image-%.tar)
@@ -20,7 +17,7 @@ TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 .PHONY: demo test stress build kubectl-podgauge image image-check lint rules golden dashboards-check fleet-check page-check pictures e2e e2e-all e2e-cluster cluster tutorial-check soak churn xids bench bench-peers bench-idle gpu release release-check
 
 build: ## bin/podgauge, and bin/podgauge-sim for a simulated machine
-	go build -trimpath $(TAGS) -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
+	go build -trimpath -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
 
 kubectl-podgauge: ## bin/kubectl-podgauge, the kubectl plugin; GOOS=darwin GOARCH=arm64 for another machine
 	cd cmd/kubectl-podgauge && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(CURDIR)/bin/ .

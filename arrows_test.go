@@ -5,7 +5,6 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -121,20 +120,6 @@ func TestAllowedImports(t *testing.T) {
 	for pkg := range allowedImports {
 		if !seen[pkg] {
 			t.Errorf("allowedImports lists %s, which does not exist", pkg)
-		}
-	}
-}
-
-// TestProgramWithoutTemplates checks that no dependency imports html/template, which keeps the linker from dropping unused methods: 3.3 MB of
-// the binary (docs/contributing/adr/0014-web-config.md).
-func TestProgramWithoutTemplates(t *testing.T) {
-	packages, err := exec.Command("go", "list", "-deps", "-tags", "grpcnotrace", "./cmd/podgauge").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, unwanted := range []string{"html/template", "golang.org/x/net/trace"} {
-		if slices.Contains(strings.Fields(string(packages)), unwanted) {
-			t.Errorf("the program imports %s: go list -deps -f '{{.ImportPath}} {{.Imports}}' -tags grpcnotrace ./cmd/podgauge", unwanted)
 		}
 	}
 }

@@ -91,17 +91,6 @@ func (f FamilyFilter) row(m *device.Metric) rowExport {
 	}
 }
 
-// addsAny reports whether the filter selects a family of a collector in addition to the set. It runs the collector only if possible.
-func (f FamilyFilter) addsAny(collector prometheus.Collector) bool {
-	if f.set != nil && len(f.include) == 0 {
-		return false
-	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collector)
-	families, err := f.gather(registry)()
-	return err != nil || slices.ContainsFunc(families, func(family *dto.MetricFamily) bool { return !f.set[family.GetName()] })
-}
-
 // gather returns a Gatherer of the selected families of a registry.
 func (f FamilyFilter) gather(registry *prometheus.Registry) prometheus.GathererFunc {
 	return func() ([]*dto.MetricFamily, error) {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
@@ -21,7 +22,7 @@ type SelfMetrics struct {
 }
 
 // NewSelfMetrics registers podgauge's own metrics.
-func NewSelfMetrics(registry *prometheus.Registry, version string, simulated bool, filter FamilyFilter) *SelfMetrics {
+func NewSelfMetrics(registry *prometheus.Registry, version string, simulated bool) *SelfMetrics {
 	auto := promauto.With(registry)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
@@ -36,7 +37,7 @@ func NewSelfMetrics(registry *prometheus.Registry, version string, simulated boo
 	gauge("podgauge_build_info", "Version of podgauge and of Go; always 1.", "version", "goversion").
 		WithLabelValues(version, runtime.Version()).Set(1)
 	gauge("podgauge_simulated", "1 if devices are simulated.").WithLabelValues().Set(boolValue(simulated))
-	registerRuntimeMetrics(registry, filter)
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return &SelfMetrics{
 		registry:      registry,
 		registrations: counter("podgauge_registrations_total", "Registrations with the kubelet, by result.", "resource", "result"),

@@ -55,7 +55,7 @@ type component interface {
 func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	a = &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry(), inventory: &device.Inventory{}}
 	a.registrations.byResource = map[string]status.PluginResource{}
-	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, m.Simulated, o.metrics.Filter)
+	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, m.Simulated)
 	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Reload: o.reload, Log: log.With("component", "config")})
 	a.readers = device.NewReaders(m.Backend) // without the wrapper: the backend may have more methods than device.Backend
 	if a.podResources, err = podresources.New(filepath.Join(m.KubeletDir, "pod-resources", "kubelet.sock"), podresources.Options{

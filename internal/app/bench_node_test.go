@@ -222,7 +222,7 @@ func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
 		tb.Fatal(err)
 	}
 	registry := prometheus.NewRegistry()
-	selfMetrics := exporter.NewSelfMetrics(registry, version, true, filter)
+	selfMetrics := exporter.NewSelfMetrics(registry, version, true)
 	selfMetrics.InitResource(gpuResource)
 	podResources, err := podresources.New(n.Socket, podresources.Options{Log: log, OnCall: selfMetrics.ObserveKubeletCall})
 	if err != nil {

@@ -121,7 +121,7 @@ func withFieldNames(text string) string {
 func selfFamilies(t *testing.T) (families []exporter.Family) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	selfMetrics := exporter.NewSelfMetrics(registry, version, false, exporter.FamilyFilter{})
+	selfMetrics := exporter.NewSelfMetrics(registry, version, false)
 	selfMetrics.ExportUnsupportedFamilies(func() []string { return []string{"f"} })
 	selfMetrics.ExportCDISpecs(func() map[string]float64 { return map[string]float64{"gpu": 1} })
 	selfMetrics.ExportUnknownConfigKeys(func() int { return 0 })

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -18,16 +17,10 @@ import (
 const (
 	// memoryLimitRatio is Go's share of the cgroup's memory limit. The rest is for the driver's library, sockets and the binary.
 	memoryLimitRatio = 0.75
-	// gcPercent saves 4 MB and costs some µs a scrape (docs/contributing/benchmarks.md): the heap is small, and a scrape makes little garbage.
-	gcPercent = 30
-	// startGCPercent lets the heap grow to 16 MB in startTime, more than a start allocates: collections took a third of the CPU time until
-	// the first device list.
-	startGCPercent = 400
-	startTime      = time.Second
-	maxProcs       = 2
+	maxProcs         = 2
 )
 
-// Main runs the command line of the process, and returns the exit status. GOGC, GOMAXPROCS and GOMEMLIMIT in the environment take
+// Main runs the command line of the process, and returns the exit status. GOMAXPROCS and GOMEMLIMIT in the environment take
 // precedence.
 //
 // A call into the driver keeps its processor for up to 10 ms: with one processor, scrapes with a slow driver take twice as long. More than
@@ -37,17 +30,6 @@ func Main(p Platform) int {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(min(maxProcs, runtime.GOMAXPROCS(0)))
 	}
-	tuneGC := os.Getenv("GOGC") == ""
-	if tuneGC {
-		debug.SetGCPercent(startGCPercent)
-	}
-	time.AfterFunc(startTime, func() {
-		if tuneGC {
-			debug.SetGCPercent(gcPercent)
-			debug.FreeOSMemory()
-		}
-		_ = dropProgramPages() // otherwise 3 to 4 MB more are resident
-	})
 	memlimit.Set(memlimit.WithRatio(memoryLimitRatio)) //nolint:errcheck // without a cgroup there is no limit
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

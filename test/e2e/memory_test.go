@@ -17,12 +17,12 @@ import (
 
 // TestMemory measures podgauge's memory during scrapes every second. PODGAUGE_SOAK is the duration (make soak).
 func TestMemory(t *testing.T) {
-	soak(t, 27, newPlainMachine, []string{gpuResource}, nil)
+	soak(t, 34, newPlainMachine, []string{gpuResource}, nil)
 }
 
 // TestMemoryOfEverything is TestMemory with 56 MIG devices and all optional metrics.
 func TestMemoryOfEverything(t *testing.T) {
-	soak(t, 32, newMIGMachine, []string{smallMIGResource}, []string{
+	soak(t, 42, newMIGMachine, []string{smallMIGResource}, []string{
 		"--mig-strategy=mixed", "--metrics.set=full", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*",
 	})
 }

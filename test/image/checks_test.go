@@ -164,7 +164,7 @@ func checkBuildInfo(img *ociImage) (string, error) {
 	}
 	var errs []error
 	for key, want := range map[string]string{
-		"-trimpath": "true", "-tags": "grpcnotrace", "CGO_ENABLED": "1", "GOOS": "linux", "GOARCH": img.config.Architecture,
+		"-trimpath": "true", "CGO_ENABLED": "1", "GOOS": "linux", "GOARCH": img.config.Architecture,
 	} {
 		if set[key] != want {
 			errs = append(errs, fmt.Errorf("%s is %q, want %q", key, set[key], want))
