@@ -6,7 +6,6 @@ import (
 	"compress/gzip"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
@@ -27,10 +26,9 @@ var formats = []expfmt.Format{expfmt.FmtOpenMetrics_1_0_0, expfmt.FmtOpenMetrics
 type bodyEncoder struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
-	rendered   *renderedMetrics               // nil: bodies have podgauge's own metrics only
-	collection time.Time                      // begin of the rendered collection
-	bodies     map[representation]*scrapeBody // of the collection
-	compressor *gzip.Writer                   // BestSpeed: the default level took a quarter of a scrape, for a few kilobytes less
+	rendered   *renderedMetrics          // nil: bodies have podgauge's own metrics only
+	bodies     map[representation][]byte // of the rendered collection
+	compressor *gzip.Writer              // BestSpeed: the default level took a quarter of a scrape, for a few kilobytes less
 	text       *bufio.Writer
 	sizes      map[representation]int // of the latest bodies, to allocate the next ones
 }
@@ -38,7 +36,7 @@ type bodyEncoder struct {
 func newBodyEncoder(rendered *renderedMetrics) bodyEncoder {
 	compressor, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // fails for an unknown level
 	return bodyEncoder{
-		rendered: rendered, bodies: map[representation]*scrapeBody{}, compressor: compressor,
+		rendered: rendered, bodies: map[representation][]byte{}, compressor: compressor,
 		text: bufio.NewWriterSize(nil, textBufferBytes), sizes: map[representation]int{},
 	}
 }
@@ -48,22 +46,20 @@ func (e *bodyEncoder) render(s *nodeSnapshot, a *attribution) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	clear(e.bodies)
-	e.collection = s.begin
 	e.rendered.render(s, a)
 }
 
 // body returns the body of the rendered collection. The first scrape of a representation makes the body, and all later scrapes share
 // the body.
-func (e *bodyEncoder) body(repr representation, self prometheus.Gatherer) (*scrapeBody, error) {
+func (e *bodyEncoder) body(repr representation, self prometheus.Gatherer) ([]byte, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	b := &scrapeBody{compressed: repr.gzip}
 	var st *seriesStore
 	if e.rendered != nil {
 		if shared := e.bodies[repr]; shared != nil {
 			return shared, nil
 		}
-		st, b.collection, e.bodies[repr] = &e.rendered.seriesStore, e.collection, b
+		st = &e.rendered.seriesStore
 	}
 	data := bytes.NewBuffer(make([]byte, 0, e.sizes[repr]))
 	e.text.Reset(data)
@@ -76,8 +72,10 @@ func (e *bodyEncoder) body(repr representation, self prometheus.Gatherer) (*scra
 		e.compressor.Close() //nolint:errcheck // a buffer in memory
 	}
 	e.sizes[repr] = data.Len() + data.Len()/16
-	b.data = data.Bytes()
-	return b, err
+	if e.rendered != nil {
+		e.bodies[repr] = data.Bytes()
+	}
+	return data.Bytes(), err
 }
 
 // acceptsGzip parses an Accept-Encoding header (RFC 9110): a list of codings with weights; a weight of 0 excludes a coding.

@@ -35,7 +35,6 @@ type Exporter struct {
 	collections sync.WaitGroup
 	encoder     bodyEncoder
 	ownEncoder  bodyEncoder // for podgauge's own metrics only, also while a rendering waits for files of the node
-	sender      sender
 
 	attribution *attribution // used by the running collection, and by OnAllocated
 	// readsProcesses is set if a family of processes is exported.
@@ -58,7 +57,7 @@ func New(s Sources, o Options) *Exporter {
 	if o.SeriesLimit == 0 {
 		o.SeriesLimit = DefaultSeriesLimit
 	}
-	e := &Exporter{sources: s, options: o, attribution: newAttribution(s.Metrics), sender: newSender()}
+	e := &Exporter{sources: s, options: o, attribution: newAttribution(s.Metrics)}
 	for _, f := range usageFamilies {
 		e.readsProcesses = e.readsProcesses || o.Filter.Matches(f.container) || o.Filter.Matches(f.unattributed)
 	}

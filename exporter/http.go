@@ -20,6 +20,8 @@ import (
 const (
 	// scrapeTimeoutMargin is the part of Prometheus' scrape timeout reserved for the transfer.
 	scrapeTimeoutMargin = 50 * time.Millisecond
+	// scrapeWriteTimeout bounds the bodies in memory: scrapes of a collection share a body, and slow readers keep few collections.
+	scrapeWriteTimeout = 10 * time.Second
 	// maxConcurrentRequests bounds the JSON responses, and separately the pages, in progress. A viewer of the page may wait for a
 	// collection while the driver hangs, and must not block programs. A response stays in memory until read, which may take a
 	// minute; the longest is a megabyte.
@@ -120,17 +122,18 @@ func (e *Exporter) metricsHandler(o HandlerOptions) http.Handler {
 		if !e.waitForCollection(ctx, e.isReusable) {
 			encoder = &e.ownEncoder
 		}
-		b, err := encoder.body(repr, self)
+		body, err := encoder.body(repr, self)
 		if err != nil {
 			o.Log.Warn("scrape encoding failed", "err", err)
 		}
 		w.Header().Set("Content-Type", string(format))
 		w.Header().Set("Vary", "Accept, Accept-Encoding")
-		w.Header().Set("Content-Length", strconv.Itoa(len(b.data)))
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 		if repr.gzip {
 			w.Header().Set("Content-Encoding", "gzip")
 		}
-		e.sender.send(w, b)
+		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(scrapeWriteTimeout)) //nolint:errcheck // only connections of tests lack deadlines
+		w.Write(body)                                                                      //nolint:errcheck // the client disconnected
 	})
 }
 
@@ -145,7 +148,7 @@ func scrapeContext(r *http.Request) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(r.Context()), wait-min(scrapeTimeoutMargin, wait/2))
 }
 
-// requestLimiter bounds concurrent requests. Scrapes share bodies, bounded by sender, and probe responses are tiny: both need none.
+// requestLimiter bounds concurrent requests. Scrapes share bodies, and probe responses are tiny: both need none.
 type requestLimiter chan struct{}
 
 // limit rejects requests above the limit: waiting requests would take memory as well.

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/exporter-toolkit/web"
 	"github.com/spf13/pflag"
 	"golang.org/x/net/netutil"
+	"golang.org/x/sys/unix"
 )
 
 // maxConnections limits the connections of a listener; the kernel queues more. 200 slow clients leave room for scrapes and probes, and
@@ -25,6 +26,7 @@ import (
 const (
 	maxConnections = 256
 	sendBuffer     = 64 << 10
+	sendTimeout    = 20 * time.Second
 )
 
 // webOptions are the flags of the HTTP server.
@@ -106,10 +108,14 @@ type listeners struct {
 	probes net.Listener // nil: without --web.probe-address
 }
 
-// listenTCP listens with a limit of connections. Each keeps at most twice sendBuffer unsent: the default is megabytes for slow readers.
+// listenTCP listens with a limit of connections. The kernel keeps at most twice sendBuffer unsent for a slow reader, and resets the
+// connection after sendTimeout. Its defaults are megabytes and minutes, in podgauge's memory.
 func listenTCP(address string) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
-		return socket.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, sendBuffer) }) //nolint:errcheck // a default remains
+		return socket.Control(func(fd uintptr) {
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer)                              //nolint:errcheck // the default remains
+			unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(sendTimeout.Milliseconds())) //nolint:errcheck // likewise
+		})
 	}}
 	l, err := config.Listen(context.Background(), "tcp", address)
 	if err != nil {
