@@ -20,8 +20,8 @@ import (
 //go:embed boards grafana.tmpl
 var sources embed.FS
 
-// Files returns the dashboards by file name.
-func Files() (map[string][]byte, error) {
+// Files returns the dashboards by file name, with a prefix before the owner labels as Rules has.
+func Files(ownerLabelPrefix string) (map[string][]byte, error) {
 	toJSON := func(v any) (string, error) { text, err := json.Marshal(v); return string(text), err }
 	grafana, err := template.New("grafana.tmpl").Funcs(template.FuncMap{"json": toJSON}).ParseFS(sources, "grafana.tmpl")
 	if err != nil {
@@ -29,7 +29,7 @@ func Files() (map[string][]byte, error) {
 	}
 	files := map[string][]byte{}
 	for _, name := range []string{"fleet", "workload", "device", "podgauge"} {
-		if files[name+".json"], err = generateBoard(grafana, name); err != nil {
+		if files[name+".json"], err = generateBoard(grafana, name, ownerLabelPrefix); err != nil {
 			return nil, fmt.Errorf("generate %s: %w", name, err)
 		}
 	}
@@ -49,6 +49,8 @@ type board struct {
 		Panels []panel
 	}
 	Panels []panel `yaml:"-"` // set by generateBoard
+
+	ownerLabelPrefix string
 }
 
 // variable is a selection at the top of a dashboard: of a label's values, or a number to be typed.
@@ -62,7 +64,7 @@ type variable struct {
 }
 
 // generateBoard returns a dashboard's file, which is deterministic.
-func generateBoard(grafana *template.Template, name string) ([]byte, error) {
+func generateBoard(grafana *template.Template, name, ownerLabelPrefix string) ([]byte, error) {
 	shared, err := sources.ReadFile("boards/shared.yaml")
 	if err != nil {
 		return nil, err
@@ -77,6 +79,10 @@ func generateBoard(grafana *template.Template, name string) ([]byte, error) {
 	if err := decoder.Decode(&b); err != nil {
 		return nil, err
 	}
+	b.ownerLabelPrefix = ownerLabelPrefix
+	for i, a := range b.Annotations {
+		b.Annotations[i].Title, b.Annotations[i].Text = prefixText(a.Title, ownerLabelPrefix), prefixText(a.Text, ownerLabelPrefix)
+	}
 	for _, row := range b.Rows {
 		b.Panels = append(b.Panels, panel{Type: "row", Title: row.Title})
 		for _, p := range row.Panels {
@@ -84,6 +90,7 @@ func generateBoard(grafana *template.Template, name string) ([]byte, error) {
 			if p.Type == "timeseries" {
 				p.Interval = cmp.Or(p.Interval, b.Interval)
 			}
+			p.prefixOwnerLabels(ownerLabelPrefix)
 			b.Panels = append(b.Panels, p)
 		}
 	}
@@ -141,5 +148,5 @@ func (b board) Expand(expr string) string {
 	node := cluster + "," + matcher("node", "node")
 	gpu := node + "," + matcher("uuid", "gpu")
 	pod := gpu + "," + matcher("namespace", "namespace") + "," + matcher("pod", "pod") + "," + matcher("container", "container")
-	return strings.NewReplacer("CLUSTER", cluster, "NODE", node, "GPU", gpu, "POD", pod).Replace(expr)
+	return prefixExpr(strings.NewReplacer("CLUSTER", cluster, "NODE", node, "GPU", gpu, "POD", pod).Replace(expr), b.ownerLabelPrefix)
 }

@@ -13,7 +13,7 @@ var update = flag.Bool("update", false, "write the dashboards")
 
 func generate(t *testing.T) map[string][]byte {
 	t.Helper()
-	files, err := Files()
+	files, err := Files("")
 	if err != nil {
 		t.Fatal(err)
 	}

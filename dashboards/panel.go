@@ -48,6 +48,17 @@ func (p panel) HasShare() bool {
 	return slices.ContainsFunc(p.Queries, func(q query) bool { return q.Share })
 }
 
+// prefixOwnerLabels changes the names of owner labels in legends and columns.
+func (p *panel) prefixOwnerLabels(prefix string) {
+	p.Queries, p.Columns = slices.Clone(p.Queries), slices.Clone(p.Columns) // YAML anchors share them
+	for i := range p.Queries {
+		p.Queries[i].Legend = prefixText(p.Queries[i].Legend, prefix)
+	}
+	for i := range p.Columns {
+		p.Columns[i].Key = ownerLabel.ReplaceAllString(p.Columns[i].Key, prefix+"$0")
+	}
+}
+
 // column is a label of a table's rows, or the value of a query ("A", "B").
 type column struct {
 	Key, Title, Unit string

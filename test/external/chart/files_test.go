@@ -5,37 +5,41 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/dashboards"
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	core "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
 
-// copiedFiles returns the sources of the chart's copies. Helm does not read files outside a chart's folder, and not all tools follow
-// links.
-func copiedFiles(t *testing.T) map[string]string {
+var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml"}
+
+// chartCopies returns the chart's rules and dashboards: the repository's, with <owner> before the owner labels. The templates replace
+// it by the value ownerLabelPrefix. Helm does not read files outside a chart's folder.
+func chartCopies(t *testing.T) map[string]string {
 	t.Helper()
-	files := map[string]string{
-		"rules/podgauge.rules.yaml":     root + "/deploy/rules/podgauge.rules.yaml",
-		"rules/podgauge.recording.yaml": root + "/deploy/rules/podgauge.recording.yaml",
+	copies := map[string]string{"rules/podgauge.owner-labels.yaml": strings.ReplaceAll(read(t, root+"/deploy/rules/podgauge.owner-labels.yaml"), "exported_", "<owner>")}
+	for _, name := range ruleFiles {
+		text, err := dashboards.Rules([]byte(read(t, root+"/deploy/rules/"+name)), "<owner>")
+		if err != nil {
+			t.Fatal(err)
+		}
+		copies["rules/"+name] = string(text)
 	}
-	boards, err := filepath.Glob(root + "/dashboards/*.json")
-	if err != nil || len(boards) == 0 {
-		t.Fatalf("no dashboards (%v)", err)
+	for name, text := range boardFiles(t, "<owner>") {
+		copies["dashboards/"+name] = text
 	}
-	for _, path := range boards {
-		files["dashboards/"+filepath.Base(path)] = path
-	}
-	return files
+	return copies
 }
 
-// TestCopies checks that the chart's rules and dashboards equal the repository's.
+// TestCopies checks that the chart's rules and dashboards are up to date.
 func TestCopies(t *testing.T) {
-	want := copiedFiles(t)
-	for to, from := range want {
-		compareGolden(t, chartDir+"/files/"+to, []byte(read(t, from)))
+	want := chartCopies(t)
+	for to, text := range want {
+		compareGolden(t, chartDir+"/files/"+to, []byte(text))
 	}
 	files, err := filepath.Glob(chartDir + "/files/*/*")
 	if err != nil {
@@ -52,6 +56,20 @@ func TestCopies(t *testing.T) {
 	}
 }
 
+// boardFiles returns the generated dashboards.
+func boardFiles(t *testing.T, ownerLabelPrefix string) map[string]string {
+	t.Helper()
+	files, err := dashboards.Files(ownerLabelPrefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := map[string]string{}
+	for name, text := range files {
+		texts[name] = string(text)
+	}
+	return texts
+}
+
 // TestDashboards checks that each dashboard is in a separate ConfigMap with the label for Grafana's sidecar.
 func TestDashboards(t *testing.T) {
 	found := map[string]string{}
@@ -66,19 +84,28 @@ func TestDashboards(t *testing.T) {
 			t.Errorf("size of %s: got %d bytes", m.Name, size)
 		}
 	}
-	for to, from := range copiedFiles(t) {
-		name, isBoard := strings.CutPrefix(to, "dashboards/")
-		if isBoard && strings.TrimSpace(found[name]) != strings.TrimSpace(read(t, from)) {
+	for name := range boardFiles(t, "") {
+		if canonicalJSON(t, found[name]) != canonicalJSON(t, read(t, root+"/dashboards/"+name)) {
 			t.Errorf("%s in the ConfigMap differs from the repository's", name)
 		}
 	}
+}
+
+// canonicalJSON returns a JSON text with sorted keys.
+func canonicalJSON(t *testing.T, text string) string {
+	t.Helper()
+	var content any
+	if err := json.Unmarshal([]byte(text), &content); err != nil {
+		t.Fatal(err)
+	}
+	return string(mustJSON(t, content))
 }
 
 // TestRules checks that the PrometheusRules have all unchanged rules of the files, except disabled rules.
 func TestRules(t *testing.T) {
 	const disabled = "PodgaugeIdleDeviceAllocated"
 	want := map[string]string{}
-	for _, name := range []string{"podgauge.rules.yaml", "podgauge.recording.yaml"} {
+	for _, name := range ruleFiles {
 		var spec monitoring.PrometheusRuleSpec
 		if err := yaml.UnmarshalStrict([]byte(read(t, root+"/deploy/rules/"+name)), &spec); err != nil {
 			t.Fatal(err)
@@ -103,6 +130,45 @@ func TestRules(t *testing.T) {
 		for key := range got {
 			t.Errorf("%s: unexpected rule %s", values, key)
 		}
+	}
+}
+
+// ownerLabelName is an owner label without a prefix in PromQL: neither a variable nor the name of a series.
+var ownerLabelName = regexp.MustCompile(`(?:^|[^$:\w])(namespace|pod|container)\b(?:[^:]|$)`)
+
+// TestOwnerLabelPrefix checks that no rule and no panel reads an owner label without the prefix, except labels of kube-state-metrics.
+func TestOwnerLabelPrefix(t *testing.T) {
+	const values = `{ownerLabelPrefix: exported_, prometheusRule: {enabled: true}, dashboards: {enabled: true}}`
+	plain, rules := 0, decodeAll[monitoring.PrometheusRule](t, mustRender(t, values))
+	for _, r := range rules {
+		for _, g := range r.Spec.Groups {
+			for _, rule := range g.Rules {
+				switch text := rule.Expr.String(); {
+				case g.Name == "podgauge-owner-labels":
+					plain++
+				case rule.Alert == "PodgaugeDaemonSetNotReady":
+				case ownerLabelName.MatchString(text) || strings.Contains(string(mustJSON(t, rule.Annotations)), "abels.pod"):
+					t.Errorf("%s%s: %s %v", rule.Alert, rule.Record, text, rule.Annotations)
+				}
+			}
+		}
+	}
+	if len(rules) != 3 || plain != 3 {
+		t.Errorf("got %d PrometheusRules and %d series of kube-state-metrics, want 3 and 3", len(rules), plain)
+	}
+	panels := 0
+	for _, m := range decodeAll[core.ConfigMap](t, mustRender(t, values)) {
+		for name, text := range m.Data {
+			for _, expr := range regexp.MustCompile(`"(?:expr|query|legendFormat)": "(.*)"`).FindAllStringSubmatch(text, -1) {
+				panels++
+				if ownerLabelName.MatchString(expr[1]) {
+					t.Errorf("%s: %s", name, expr[1])
+				}
+			}
+		}
+	}
+	if panels < 100 {
+		t.Errorf("got %d queries and legends", panels)
 	}
 }
 

@@ -50,6 +50,23 @@ type sccStrategy struct {
 	Type string `json:"type"`
 }
 
+// clusterPodMonitoring has the used fields of Google's managed collection
+// (https://github.com/GoogleCloudPlatform/prometheus-engine/blob/main/doc/api.md).
+type clusterPodMonitoring struct {
+	meta.TypeMeta   `json:",inline"`
+	meta.ObjectMeta `json:"metadata"`
+	Spec            struct {
+		Selector  meta.LabelSelector `json:"selector"`
+		Endpoints []struct {
+			Port     string `json:"port"`
+			Interval string `json:"interval"`
+		} `json:"endpoints"`
+		TargetLabels struct {
+			Metadata []string `json:"metadata"`
+		} `json:"targetLabels"`
+	} `json:"spec"`
+}
+
 // objectTypes are the types of the chart's objects.
 var objectTypes = map[string]func() any{
 	"v1 Namespace":                                    func() any { return new(core.Namespace) },
@@ -66,6 +83,7 @@ var objectTypes = map[string]func() any{
 	"rbac.authorization.k8s.io/v1 ClusterRole":        func() any { return new(rbac.ClusterRole) },
 	"rbac.authorization.k8s.io/v1 ClusterRoleBinding": func() any { return new(rbac.ClusterRoleBinding) },
 
+	"monitoring.googleapis.com/v1 ClusterPodMonitoring":   func() any { return new(clusterPodMonitoring) },
 	"security.openshift.io/v1 SecurityContextConstraints": func() any { return new(securityConstraints) },
 }
 
@@ -178,6 +196,12 @@ func TestSelectors(t *testing.T) {
 			check("PodMonitor", m.Spec.Selector.MatchLabels, pod.Labels)
 			if port := m.Spec.PodMetricsEndpoints[0].Port; port == nil || ports[*port] == 0 {
 				t.Errorf("%s: the PodMonitor's port is not in %v", c.name, ports)
+			}
+		}
+		for _, m := range decodeAll[clusterPodMonitoring](t, documents) {
+			check("ClusterPodMonitoring", m.Spec.Selector.MatchLabels, pod.Labels)
+			if e := m.Spec.Endpoints[0]; ports[e.Port] == 0 || !slices.Equal(m.Spec.TargetLabels.Metadata, []string{"node"}) {
+				t.Errorf("%s: ClusterPodMonitoring: got %+v; the pod has ports %v", c.name, m.Spec, ports)
 			}
 		}
 		for _, probe := range []*core.Probe{pod.Spec.Containers[0].LivenessProbe, pod.Spec.Containers[0].ReadinessProbe} {

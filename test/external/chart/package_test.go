@@ -44,7 +44,7 @@ func TestPackage(t *testing.T) {
 			t.Errorf("the package has %s", f.Name)
 		}
 	}
-	for name := range copiedFiles(t) {
+	for name := range chartCopies(t) {
 		if !names["files/"+name] {
 			t.Errorf("the package lacks files/%s", name)
 		}
