@@ -48,14 +48,17 @@ func TestDashboardQueries(t *testing.T) {
 	begun := time.Now()
 	scrape := nodes[0].waitForMetrics(t, `pod="serve.v2-0"`, `pod="notebook-0"`, `pod="embed-1"`)
 	samples := backfill(t, dir, data, nodes[0], scrape, time.Now())
-	writePrometheusConfig(t, dir, nodes, kubeStateMetrics(t, nodes, begun))
+	exporters := kubeStateMetrics(t, nodes, begun)
+	writePrometheusConfig(t, dir, honoring, nodes, exporters)
 	client, url := startPrometheus(t, dir, data)
 	c := &dashboardRun{API: client, T: t}
 	c.begin = time.Now()
+	overriding := c.startOverriding(nodes, exporters)
 	t.Logf("%d backfilled samples; Prometheus is ready after %s", samples, time.Since(begun).Round(time.Second))
 
 	alerts := c.collectAlerts(begun.Add(scriptDuration))
 	c.end = time.Now()
+	c.checkOwnerLabels(overriding)
 	c.checkDashboards(readDashboards(t))
 	c.checkTables(readDashboards(t))
 	c.checkRecordings(readRules(t, recordingsFile))

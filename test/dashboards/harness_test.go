@@ -176,29 +176,39 @@ func startPrometheus(t *testing.T, dir, data string) (promAPI prometheus.API, ur
 	return prometheus.NewAPI(client), url
 }
 
-// writePrometheusConfig writes Prometheus' config of docs/how-to/monitor.md with static targets.
-func writePrometheusConfig(t *testing.T, dir string, nodes []*simNode, kubeStateMetrics map[string]string) {
+// scrapeConfig is how a Prometheus treats the labels of podgauge's series, and the rules for it.
+type scrapeConfig struct {
+	honorLabels  bool
+	targetLabels string // of podgauge's pods
+	rules        []string
+}
+
+// honoring is the configuration of docs/how-to/monitor.md.
+var honoring = scrapeConfig{honorLabels: true, rules: []string{rulesFile, recordingsFile}}
+
+// writePrometheusConfig writes Prometheus' config with static targets.
+func writePrometheusConfig(t *testing.T, dir string, s scrapeConfig, nodes []*simNode, kubeStateMetrics map[string]string) {
 	t.Helper()
-	var targets, exporters strings.Builder
+	var targets, exporters, rules strings.Builder
 	for _, n := range nodes {
-		fmt.Fprintf(&targets, "      - {targets: [%q], labels: {cluster: %q, node: %q}}\n", n.address, n.cluster, n.name)
+		fmt.Fprintf(&targets, "      - {targets: [%q], labels: {cluster: %q, node: %q%s}}\n", n.address, n.cluster, n.name, s.targetLabels)
 	}
 	for cluster, address := range kubeStateMetrics {
 		fmt.Fprintf(&exporters, "      - {targets: [%q], labels: {cluster: %q}}\n", address, cluster)
 	}
-	absolute := func(name string) string {
-		path, err := filepath.Abs(name)
+	for _, file := range s.rules {
+		path, err := filepath.Abs(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return path
+		fmt.Fprintf(&rules, "%q, ", path)
 	}
 	text := fmt.Sprintf(`
 global: {scrape_interval: %[1]s, scrape_timeout: %[1]s, evaluation_interval: %[1]s}
-rule_files: [%[2]q, %[3]q]
+rule_files: [%[2]s]
 scrape_configs:
   - job_name: podgauge
-    honor_labels: true
+    honor_labels: %[3]t
     static_configs:
 %[4]s
     metric_relabel_configs: # another version on a node
@@ -207,7 +217,7 @@ scrape_configs:
     honor_labels: true
     static_configs:
 %[5]s
-`, scrapeInterval, absolute(rulesFile), absolute(recordingsFile), targets.String(), exporters.String())
+`, scrapeInterval, rules.String(), s.honorLabels, targets.String(), exporters.String())
 	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
