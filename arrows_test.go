@@ -62,7 +62,7 @@ var allowedImports = map[string][]string{
 	"internal/text":         {},
 	"test/bubble":           {},
 	"test/churn":            {},
-	"test/dashboards":       {"internal/sim"},
+	"test/dashboards":       {"dashboards", "internal/sim"},
 	"test/image":            {},
 	"test/nvml":             {},
 	"test/nvml/build":       {"test/nvml"},
