@@ -44,7 +44,7 @@ var allowedImports = map[string][]string{
 	"internal/nodelabel":    {"internal/device", "internal/kubeapi", "internal/wire"},
 	"internal/fault":        {"internal/nvml/xid"},
 	"test/apiserver":        {"internal/kubeapi", "internal/wire"},
-	"internal/incident":     {"internal/device", "internal/state/disk"},
+	"internal/incident":     {"internal/device", "internal/fault", "internal/state/disk"},
 	"internal/state":        {"internal/device", "internal/state/disk"},
 	"internal/state/disk":   {},
 	"exporter":              {"internal/device", "internal/web/api", "internal/web/status", "internal/incident"},

@@ -131,7 +131,7 @@ func (r *podReport) recordsOf(node string, a *podAnswer) (records []podRecord) {
 			ended[affected.Container] = cmp.Or(ended[affected.Container], api.TerminationText(affected.Termination))
 			record := podRecord{
 				Node: node, Device: id, GPU: strings.TrimSpace(strconv.Itoa(inc.Index) + " " + profile), Container: affected.Container,
-				Fault: inc.Reason, FaultAt: &inc.Last, HealthThen: cli.OutcomeText(a.incidents.At, inc), Xid: inc.Xid, Action: inc.PendingAction(),
+				Fault: inc.Reason, FaultAt: new(inc.LastOf(affected)), HealthThen: cli.OutcomeText(a.incidents.At, inc), Xid: inc.Xid, Action: inc.PendingAction(),
 				Ended: api.TerminationText(affected.Termination), HealthNow: "gone", Source: "podgauge",
 			}
 			record.setNow(a.devices, r)

@@ -64,7 +64,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--unhealthy-after=1ms"}, wantErr: "podgauge: --unhealthy-after: expected at least 1s\n"},
 		{args: []string{"--allocations.max-age=0"}, wantErr: `podgauge: --allocations.max-age: expected at least 1s` + "\n"},
 		{args: []string{"--incidents.max-age=1s"}, wantErr: "podgauge: --incidents.max-age: expected at least 1m\n"},
-		{args: []string{"--incidents.max-count=0"}, wantErr: "podgauge: --incidents.max-count: expected 1 to 10000\n"},
+		{args: []string{"--incidents.max-count=0"}, wantErr: "podgauge: --incidents.max-count: expected 4 to 10000\n"},
 		{args: []string{"--metrics.series-limit=many"}, wantErr: `podgauge: --metrics.series-limit: "many": expected a whole number` + "\n"},
 		{args: []string{"-device-plugin=maybe"}, wantErr: `podgauge: --device-plugin: "maybe": expected true or false` + "\n"},
 		{args: []string{"-nvidia-ctk-paths=x"}, wantErr: "-nvidia-ctk-paths"},

@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// maxIncidentCount limits --incidents.max-count, because each change writes the whole file of incidents.
-const maxIncidentCount = 10_000
+// Limits of --incidents.max-count: each change writes the whole file of incidents, and a quarter of them has a quota of its own.
+const minIncidentCount, maxIncidentCount = 4, 10_000
 
 // healthOptions are the flags of device health and incidents.
 type healthOptions struct {
@@ -33,7 +33,7 @@ func (o *healthOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "kernel log `file`, a second source of Xids; empty: no second source")
 	f.DurationVar(&o.ownersMaxAge, "allocations.max-age", time.Hour, "forget the owners of an ended allocation after this `time`")
 	f.DurationVar(&o.incidentsMaxAge, "incidents.max-age", 30*24*time.Hour, "forget incidents older than this `time`")
-	f.IntVar(&o.incidentsMaxCount, "incidents.max-count", 1000, "keep at most this `number` of incidents, up to 10000")
+	f.IntVar(&o.incidentsMaxCount, "incidents.max-count", 1000, "keep at most this `number` of incidents, 4 to 10000, a quarter for application errors")
 }
 
 func (o *healthOptions) check() error {
@@ -44,8 +44,8 @@ func (o *healthOptions) check() error {
 		return errors.New("--allocations.max-age: expected at least 1s")
 	case o.incidentsMaxAge < time.Minute:
 		return errors.New("--incidents.max-age: expected at least 1m")
-	case o.incidentsMaxCount < 1 || o.incidentsMaxCount > maxIncidentCount:
-		return fmt.Errorf("--incidents.max-count: expected 1 to %d", maxIncidentCount)
+	case o.incidentsMaxCount < minIncidentCount || o.incidentsMaxCount > maxIncidentCount:
+		return fmt.Errorf("--incidents.max-count: expected %d to %d", minIncidentCount, maxIncidentCount)
 	}
 	return nil
 }

@@ -43,6 +43,12 @@ func Xid(reason string) (number uint64, ok bool) {
 	return number, ok && err == nil
 }
 
+// BySoftware reports whether a reason is an Xid as in xid.BySoftware.
+func BySoftware(reason string) bool {
+	number, ok := Xid(reason)
+	return ok && xid.BySoftware(number)
+}
+
 // Reason returns a reason in words: "Xid 79: GPU has fallen off the bus".
 func Reason(reason string) string {
 	if number, ok := Xid(reason); ok {

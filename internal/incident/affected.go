@@ -32,10 +32,10 @@ func (t *tracker) attributeDevice(e *trackedIncident, id device.ID, h *device.Al
 	allocations, records := h.ForDevice(id), recordsOf(h.Recent, id)
 	var newestSince time.Time // begin of the newest allocation
 	if slices.ContainsFunc(e.unnamedAllocations, func(u device.Allocation) bool { return u.DeviceID.Device() == id }) {
-		newestSince = e.First
+		newestSince = e.startedAt
 	}
 	for _, s := range records {
-		if !s.FirstSeen.After(e.First) {
+		if !s.FirstSeen.After(e.startedAt) {
 			newestSince = latest(newestSince, s.FirstSeen)
 		}
 	}
@@ -44,7 +44,7 @@ func (t *tracker) attributeDevice(e *trackedIncident, id device.ID, h *device.Al
 		switch {
 		case !allocated && wasAffected(e, s, newestSince):
 			t.addAffected(e, s, s.LastSeen)
-		case allocated && (!s.FirstSeen.After(e.First) || e.AffectedUnknown && e.Reason == device.ReasonGone):
+		case allocated && (!s.FirstSeen.After(e.startedAt) || e.AffectedUnknown && e.Reason == device.ReasonGone):
 			t.addAffected(e, s, time.Time{})
 		}
 	}
@@ -56,10 +56,10 @@ func (t *tracker) attributeDevice(e *trackedIncident, id device.ID, h *device.Al
 // cause of a failed check may be older, so both allocations are affected.
 func wasAffected(e *trackedIncident, s device.AllocationRecord, newest time.Time) bool {
 	ended := cmp.Or(s.EndedAt, s.LastSeen)
-	if s.FirstSeen.After(e.First) || ended.Before(e.First.Add(-releaseGrace)) {
+	if s.FirstSeen.After(e.startedAt) || ended.Before(e.startedAt.Add(-releaseGrace)) {
 		return false
 	}
-	return e.Xid == 0 || ended.After(e.First) || !newest.After(s.LastSeen)
+	return e.Xid == 0 || ended.After(e.startedAt) || !newest.After(s.LastSeen)
 }
 
 // addAffected adds an affected container, once.
@@ -73,7 +73,6 @@ func (t *tracker) addAffected(e *trackedIncident, s device.AllocationRecord, unt
 	}
 	e.Affected = append(slices.Clone(e.Affected), c)
 	e.terminationFinal = append(e.terminationFinal, false)
-	t.affectedTotal++
 	t.version++
 	if !e.isFault() {
 		return

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/fault"
 )
 
 // maxCounters bounds the counters of a set.
@@ -34,14 +35,26 @@ func (c *EventCount) add(e *trackedIncident, n uint64, at time.Time) {
 	c.GPU, c.Index, c.Last = e.GPU, e.Index, latest(c.Last, at)
 }
 
-// prune removes expired counters, and the oldest ones beyond maxCounters: those of affected containers first.
+// BySoftware reports whether the counted events are errors of software, which leave the device usable.
+func (c *EventCount) BySoftware() bool { return fault.BySoftware(c.Reason) }
+
+// rank orders the counters that are removed beyond maxCounters: errors of software, faults by affected container, devices.
+func (c *EventCount) rank() int {
+	switch {
+	case c.Pod == "":
+		return 2
+	case c.BySoftware():
+		return 0
+	}
+	return 1
+}
+
+// prune removes expired counters, and those beyond maxCounters by rank and age.
 func (s *counterSet) prune(expired func(*EventCount) bool) (changed bool) {
 	before := len(*s)
 	*s = slices.DeleteFunc(*s, expired)
 	if excess := len(*s) - maxCounters; excess > 0 {
-		slices.SortFunc(*s, func(a, b *EventCount) int {
-			return cmp.Or(min(len(b.Pod), 1)-min(len(a.Pod), 1), a.Last.Compare(b.Last))
-		})
+		slices.SortFunc(*s, func(a, b *EventCount) int { return cmp.Or(a.rank()-b.rank(), a.Last.Compare(b.Last)) })
 		*s = slices.Delete(*s, 0, excess)
 		slices.SortFunc(*s, (*EventCount).compare)
 	}

@@ -21,7 +21,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Incident is a health event of a device, with its repetitions while the same containers had the device.
+// Incident is a health event of a device, with its repetitions: within a minute while the same containers had the device, and within a day
+// while containers of the same workload had the device and no event marked the device unhealthy.
 //
 // The JSON form is that of /api/v1/incidents and of the file: fields are added, and never change.
 type Incident struct {
@@ -51,7 +52,7 @@ type Incident struct {
 
 	// RecoveredAt is nil if the device was not marked unhealthy, or has not recovered.
 	RecoveredAt *time.Time `json:"recovered,omitempty"`
-	// Affected are the containers with the device at the event, or until just before.
+	// Affected are the containers with the device at the event, or until just before; then the newest that only earlier events affected.
 	Affected []AffectedContainer `json:"affected"`
 	// OwnersIncomplete reports that the kubelet did not name the owner of some allocation.
 	OwnersIncomplete bool `json:"owners_incomplete,omitempty"`
@@ -74,6 +75,9 @@ func (i *Incident) Concerns(id device.ID) bool {
 
 // DeviceOf returns the device of an affected container.
 func (i *Incident) DeviceOf(c AffectedContainer) device.ID { return cmp.Or(c.Device, i.Device) }
+
+// LastOf returns the time of the last event that affected a container.
+func (i *Incident) LastOf(c AffectedContainer) time.Time { return cmp.Or(c.Last, i.Last) }
 
 // UniqueOwners returns each container once, with its first device.
 func UniqueOwners(all []AffectedContainer) (unique []AffectedContainer) {
@@ -98,6 +102,7 @@ type AffectedContainer struct {
 	UID         string          `json:"uid,omitempty"`    // of the pod; empty: unknown
 	Since       time.Time       `json:"since"`            // first seen with the device
 	Until       time.Time       `json:"until,omitzero"`   // last seen with the device; zero: still allocated
+	Last        time.Time       `json:"last,omitzero"`    // of the events with the container; zero: Incident.Last
 	Termination *PodTermination `json:"ended,omitempty"`  // nil: still running, or unknown
 }
 

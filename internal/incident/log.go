@@ -142,6 +142,7 @@ func (l *Log) update(now time.Time) (stored, statusesChanged, allocationsChanged
 	}
 	t.markRecovered(statuses, now)
 	t.updateAffected(&allocations, now)
+	t.mergeRepeats()
 	if lookup != nil {
 		t.updateTerminations(lookup, now)
 	}

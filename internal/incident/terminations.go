@@ -26,7 +26,7 @@ func (t *tracker) updateTerminations(lookup TerminationLookup, now time.Time) {
 			if e.terminationFinal[i] {
 				continue
 			}
-			termination, known := lookup(device.Assignment{Owner: before.Owner, PodUID: before.UID, Since: before.Since, ObservedAt: e.First})
+			termination, known := lookup(device.Assignment{Owner: before.Owner, PodUID: before.UID, Since: before.Since, ObservedAt: e.startedAt})
 			if !known {
 				e.terminationFinal[i] = now.Sub(e.Last) > terminationTimeout
 				continue

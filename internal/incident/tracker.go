@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/fault"
 )
 
 const (
@@ -13,8 +14,14 @@ const (
 	mergeWindow = time.Minute
 	// clockTrustDelay is the uptime before incidents expire: a clock that is ahead at boot must not delete them.
 	clockTrustDelay = 24 * time.Hour
+	// repeatWindow is the longest time between an incident and its repeat. A crash loop takes minutes, a CronJob a day.
+	repeatWindow = 24 * time.Hour
+	// maxEarlierContainers bounds the containers that only earlier events of an incident affected.
+	maxEarlierContainers = 16
 	// maxAffectedTotal bounds the affected containers of all incidents, and thereby the size of the file.
 	maxAffectedTotal = 8192
+	// softwareQuota divides the incidents and their containers: errors of software have one part, all others have the rest.
+	softwareQuota = 4
 )
 
 // version of the file format. New fields keep the version; existing fields never change.
@@ -47,10 +54,9 @@ type tracker struct {
 	maxAge       time.Duration // since the last event
 	startedAt    time.Time
 
-	entries       []*trackedIncident // by ID
-	counters      counterSet
-	lastID        uint64
-	affectedTotal int // affected containers of all entries
+	entries  []*trackedIncident // by ID
+	counters counterSet
+	lastID   uint64
 
 	version uint64 // counts changes
 	urgent  bool   // a device turned unhealthy since the last snapshot
@@ -59,6 +65,9 @@ type tracker struct {
 // trackedIncident is an Incident with its private state. Published parts of the Incident (Affected and pointers) are replaced, never written.
 type trackedIncident struct {
 	Incident
+	startedAt          time.Time           // of the events that affected the containers with terminationFinal false: the first of them
+	software           bool                // as in fault.BySoftware
+	merged             bool                // with the incidents that it repeats
 	deviceIDs          []device.ID         // of the affected devices
 	allocations        []device.Allocation // of each of them at the event
 	unnamedAllocations []device.Allocation // those without an owner, until ownerDeadline
@@ -78,16 +87,20 @@ func newTracker(o Options, now time.Time) *tracker {
 // load adds the incidents of an earlier process, before the first record.
 func (t *tracker) load(s storedState) {
 	for _, i := range slices.Backward(s.Incidents) {
-		e := &trackedIncident{Incident: i, deviceIDs: []device.ID{i.Device}, terminationFinal: make([]bool, len(i.Affected)), fromEarlierProcess: true}
+		e := &trackedIncident{Incident: i, startedAt: i.First, software: fault.BySoftware(i.Reason), deviceIDs: []device.ID{i.Device}, fromEarlierProcess: true}
 		for _, d := range i.MIGDevices {
 			e.deviceIDs = append(e.deviceIDs, d.Device)
 		}
+		for _, c := range i.Affected {
+			e.terminationFinal = append(e.terminationFinal, !c.Last.IsZero())
+		}
 		t.entries = append(t.entries, e)
-		t.lastID, t.affectedTotal = i.ID, t.affectedTotal+len(i.Affected)
+		t.lastID = i.ID
 	}
 	for _, c := range s.Counts {
 		t.counters = append(t.counters, &c)
 	}
+	t.mergeRepeats()
 	t.evict()
 	t.version++
 }
@@ -151,7 +164,7 @@ func (e *trackedIncident) currentAllocations(h *device.Allocations) (rows []devi
 // newIncident adds an incident of a device without events.
 func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device.Allocations, now time.Time) *trackedIncident {
 	t.lastID = max(t.lastID+1, uint64(max(now.UnixMilli(), 0)))
-	e := &trackedIncident{Incident: Incident{
+	e := &trackedIncident{startedAt: o.At, software: fault.BySoftware(o.Reason), Incident: Incident{
 		ID: t.lastID, First: o.At, Last: o.At,
 		Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Model: d.Model, PCI: d.PCI,
 		Reason: o.Reason, Note: o.Note, Xid: o.Xid, Class: o.Class, Action: o.Action, Source: o.Source, Historical: o.Historical,
@@ -194,13 +207,62 @@ func (t *tracker) countReport(e *trackedIncident, o *device.HealthEvent, now tim
 	t.version++
 }
 
-// evict removes the oldest incidents beyond the limits: first those of recovered devices, and never the newest.
+// evict removes incidents beyond the quotas. A container can cause errors of software at will, so their quota is separate.
 func (t *tracker) evict() {
-	for len(t.entries) > t.maxIncidents || t.affectedTotal > maxAffectedTotal {
-		i := max(0, slices.IndexFunc(t.entries[:len(t.entries)-1], func(e *trackedIncident) bool { return !e.isOpen() }))
-		t.affectedTotal -= len(t.entries[i].Affected)
+	incidents, containers := max(1, t.maxIncidents/softwareQuota), maxAffectedTotal/softwareQuota
+	t.evictBeyond(true, incidents, containers)
+	t.evictBeyond(false, max(1, t.maxIncidents-incidents), maxAffectedTotal-containers)
+}
+
+func (t *tracker) evictBeyond(software bool, maxIncidents, maxContainers int) {
+	for {
+		incidents, containers := map[string]int{}, map[string]int{} // by namespace
+		excess, excessContainers := -maxIncidents, -maxContainers
+		for _, e := range t.entries {
+			if e.ofSoftware() == software {
+				incidents[e.namespace()]++
+				containers[e.namespace()] += len(e.Affected)
+				excess, excessContainers = excess+1, excessContainers+len(e.Affected)
+			}
+		}
+		sizes := incidents
+		if excess <= 0 {
+			sizes = containers
+		}
+		i := t.leastNeeded(software, sizes)
+		if excess <= 0 && excessContainers <= 0 || i < 0 {
+			return
+		}
 		t.entries = slices.Delete(t.entries, i, i+1)
 	}
+}
+
+// leastNeeded returns the oldest incident of the largest namespace: first of recovered devices, never the newest incident, negative: none.
+// So no namespace removes all incidents of another one.
+func (t *tracker) leastNeeded(software bool, sizes map[string]int) int {
+	least := -1
+	for i := 0; i < len(t.entries)-1; i++ {
+		e := t.entries[i]
+		if e.ofSoftware() != software || sizes[e.namespace()] == 0 {
+			continue
+		}
+		if least < 0 || t.entries[least].isOpen() && !e.isOpen() ||
+			t.entries[least].isOpen() == e.isOpen() && sizes[e.namespace()] > sizes[t.entries[least].namespace()] {
+			least = i
+		}
+	}
+	return least
+}
+
+// ofSoftware reports whether the incident counts for the quota of software.
+func (e *trackedIncident) ofSoftware() bool { return e.software && !e.MarkedUnhealthy }
+
+// namespace returns the namespace of the first affected container; empty: none.
+func (e *trackedIncident) namespace() string {
+	if len(e.Affected) == 0 {
+		return ""
+	}
+	return e.Affected[0].Namespace
 }
 
 // isFault reports whether the incident is counted: a retirement is the operator's decision.
@@ -212,13 +274,8 @@ func (e *trackedIncident) isOpen() bool { return e.MarkedUnhealthy && e.Recovere
 // prune removes expired incidents and counters. Counters of present devices stay.
 func (t *tracker) prune(present func(device.ID) bool, now time.Time) {
 	before := len(t.entries)
-	t.entries = slices.DeleteFunc(t.entries, func(e *trackedIncident) bool {
-		expired := t.expired(e.Last, now)
-		if expired {
-			t.affectedTotal -= len(e.Affected)
-		}
-		return expired
-	})
+	t.entries = slices.DeleteFunc(t.entries, func(e *trackedIncident) bool { return t.expired(e.Last, now) })
+	t.evict() // the kubelet may have named containers since
 	countersPruned := t.counters.prune(func(c *EventCount) bool {
 		return t.expired(c.Last, now) && (c.Pod != "" || !present(c.Device))
 	})

@@ -199,7 +199,7 @@ func keysOf(i *incident.Incident, node string, now time.Time) (keys []eventKey) 
 	}
 	for _, c := range i.Affected {
 		key := eventKey{incident: i.ID, namespace: c.Namespace, name: c.Pod}
-		if c.Pod != "" && !slices.Contains(keys, key) {
+		if c.Pod != "" && c.Last.IsZero() && !slices.Contains(keys, key) {
 			keys = append(keys, key)
 		}
 	}

@@ -78,6 +78,14 @@ var classes = [...]struct {
 // ClassOf returns the class of an Xid.
 func ClassOf(xid uint64) Class { return Xids[xid].Class }
 
+// BySoftware reports whether an Xid is an error of an application or of the driver that leaves the GPU usable. A container can cause such
+// errors at will.
+func BySoftware(xid uint64) bool {
+	row := Xids[xid]
+	return row.Class == Application || row.Class == Information && row.Origin != "hardware" && row.Origin != "environment" ||
+		row.Class == Undecided && row.Origin == "driver"
+}
+
 // Event returns an event of the class, without a GPU.
 func (c Class) Event() device.Event {
 	return device.Event{Class: classes[c].name, Recovery: classes[c].recovery, Action: classes[c].action}

@@ -72,6 +72,18 @@ func TestXids(t *testing.T) {
 	}
 }
 
+// softwareXids are the errors of applications and of the driver that leave the GPU usable.
+const softwareXids = "8 11 13 14 25 31 37-41 43-45 47 60 65-73 75-77 80 82-86 88 89 96-105 108 109 126-135 137 139 141 142 152 153 155 174"
+
+func TestBySoftware(t *testing.T) {
+	want := parseXids(t, softwareXids)
+	for number := range uint64(300) {
+		if got := BySoftware(number); got != slices.Contains(want, number) {
+			t.Errorf("xid %d: got %v", number, got)
+		}
+	}
+}
+
 // lenientXids are Xids whose catalogue entry requires a reset, while podgauge waits for the driver's recovery action. Their causes include
 // heavy time-slicing (109) and links that were taken down on purpose (155).
 var lenientXids = []uint64{109, 155}
