@@ -137,7 +137,9 @@ func (d *deviceRendering) renderGPU(read bool) {
 	for _, x := range d.status.Xids {
 		code := strconv.FormatUint(x.Code, 10)
 		d.deviceSeries.set("nvidia_gpu_xid_errors_total", float64(x.Count), code)
-		d.deviceSeries.set("nvidia_gpu_xid_last_timestamp_seconds", unixSeconds(x.Last), code)
+		if last := x.LastSevere(); !last.IsZero() {
+			d.deviceSeries.set("nvidia_gpu_xid_last_timestamp_seconds", unixSeconds(last), code)
+		}
 	}
 }
 

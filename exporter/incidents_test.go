@@ -19,7 +19,15 @@ func TestHealthState(t *testing.T) {
 		d.allocate("GPU-0=team/train/main")
 		bad := &d.statuses[0]
 		bad.Healthy, bad.Health, bad.Flaps, bad.Reason, bad.Since = false, device.Recovering, 3, "xid_79", time.Unix(1_700_000_000, 0)
+		then := time.Unix(1_800_000_000, 0)
+		bad.Xids = []device.Xid{{Code: 79, Count: 1, Last: then}, {Code: 145, Count: 4, Last: then, Nonfatal: true}}
 		text := scrape(t, newHandler(New(d.sources(), Options{})))
+		withXid := func(xid string) string {
+			return strings.Replace(seriesLabels("GPU-0", "0", "", "", ""), `}`, `,xid="`+xid+`"}`, 1)
+		}
+		assertSeries(t, text, "nvidia_gpu_xid_errors_total"+withXid("145")+" 4")
+		assertSeries(t, text, "nvidia_gpu_xid_last_timestamp_seconds"+withXid("79")+" 1.8e+09")
+		assertAbsent(t, text, "nvidia_gpu_xid_last_timestamp_seconds"+withXid("145")) // nonfatal
 		state := func(gpu, state string) string {
 			return `nvidia_gpu_health_state` + strings.Replace(seriesLabels("GPU-"+gpu, gpu, "", "", ""), `,uuid=`, `,state="`+state+`",uuid=`, 1)
 		}

@@ -74,6 +74,7 @@ type Event struct {
 	Kind     string   // of a report other than an Xid, one word: "gpu_unavailable"
 	Class    string   // of the report in the Backend's table: "application"
 	Recovery Recovery // what ends the fault
+	Severity Severity // as far as known
 	Action   string   // as in Status
 	// PartitionChanged is set if the GPU's MIG devices changed, or are about to.
 	PartitionChanged bool
@@ -102,6 +103,18 @@ const (
 	RecoveryChecksPass
 	// RecoveryAfterReset means that the fault is over after a reset; a reboot is a reset.
 	RecoveryAfterReset
+)
+
+// Severity is the severity of a report, apart from its class.
+type Severity uint8
+
+const (
+	// SeverityOfClass means that the class has the severity.
+	SeverityOfClass Severity = iota
+	// SeverityNonfatal means that the driver calls this report of the class nonfatal.
+	SeverityNonfatal
+	// SeverityUndecided means that the kernel log has the severity, or a fault that the next check finds.
+	SeverityUndecided
 )
 
 // Policy is the operator's policy for an Xid.

@@ -36,6 +36,7 @@ type eventCounter struct {
 	reason       string    // of a fault by such a report
 	counts       [2]uint64 // by source
 	lastReportAt time.Time // by either source
+	undecidedAt  time.Time // of the newest report with SeverityUndecided
 }
 
 // eventCounter returns the counter of reports like e. Beyond maxEventCounters the counter is temporary: reports are handled, not counted.
@@ -54,17 +55,26 @@ func (g *trackedGPU) eventCounter(e Event) *eventCounter {
 }
 
 // record counts a report of an event at a time, and reports whether the event is new. lastOutage is when the driver's events were
-// last interrupted.
-func (c *eventCounter) record(source int, at, now, lastOutage time.Time) bool {
+// last interrupted. Only the kernel log has the severity of some Xids, so its report also corrects that of an event which is not new.
+func (c *eventCounter) record(severity Severity, source int, at, now, lastOutage time.Time) bool {
 	if now.Sub(c.lastReportAt) > sourceMatchWindow && now.Sub(lastOutage) > sourceMatchWindow {
 		c.counts = [2]uint64{}
 	}
 	c.lastReportAt = now
 	c.counts[source]++
+	if severity == SeverityUndecided {
+		c.undecidedAt = now
+	}
 	if c.counts[source] <= c.counts[1-source] {
+		c.Nonfatal = c.Nonfatal && severity != SeverityOfClass
 		return false
 	}
 	c.Count++
+	if severity == SeverityOfClass {
+		c.Nonfatal, c.LastFatal = false, time.Time{}
+	} else {
+		c.Nonfatal, c.LastFatal = true, c.LastSevere()
+	}
 	c.Last = latest(c.Last, at)
 	return true
 }

@@ -103,6 +103,77 @@ func TestTwoSources(t *testing.T) {
 	}
 }
 
+// TestSeverity checks that nonfatal Xids count, but not as the latest severe one. Only the kernel log has the severity of some Xids; without
+// the kernel log, a fault that the next check finds decides.
+func TestSeverity(t *testing.T) {
+	for _, row := range []struct {
+		name, script string // reports, checks that fail, and pauses
+		count        uint64
+		severe       time.Duration // time of the last severe Xid; negative: none
+	}{
+		{"driver alone", "driver", 1, -1},
+		{"driver, then a fault", "driver fault", 1, 0},
+		{"driver, then a fault a minute later", "driver 1m fault", 1, -1},
+		{"driver first, nonfatal", "driver nonfatal", 1, -1},
+		{"driver first, fatal", "driver fatal", 1, 0},
+		{"kernel log first, nonfatal", "nonfatal driver", 1, -1},
+		{"kernel log first, fatal", "fatal driver", 1, 0},
+		{"kernel log alone, nonfatal", "nonfatal", 1, -1},
+		{"kernel log alone, fatal", "fatal", 1, 0},
+		{"fatal, then nonfatal", "driver fatal 1m driver nonfatal", 2, 0},
+		{"nonfatal, then fatal", "driver nonfatal 1m driver fatal", 2, time.Minute},
+		{"two at once", "driver driver nonfatal fatal", 2, 0},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				var s monitorRecorder
+				m := newMachine(1)
+				m.SetXidClassifier(func(xid uint64) (device.Event, bool) {
+					return device.Event{Class: "undecided", Recovery: device.RecoveryChecksPass, Severity: device.SeverityUndecided}, false
+				})
+				w := startMonitor(t, m, nil, s.attach)
+				gpu := w.GPUs()[0]
+				w.statusesAfter(time.Second)
+				begin := time.Now()
+				for what := range strings.FieldsSeq(row.script) {
+					e := device.Event{GPU: gpu, Xid: 145, Class: "undecided", Source: "kmsg"}
+					switch what {
+					case "driver":
+						w.Fail(device.ID(gpu), "xid 145")
+						synctest.Wait()
+					case "nonfatal":
+						e.Severity = device.SeverityNonfatal
+						w.monitor.Report(e, time.Now())
+					case "fatal":
+						w.monitor.Report(e, time.Now())
+					case "fault":
+						w.SetCheckError(device.ID(gpu), &device.Fault{Reason: "recovery_action_gpu_reset", Action: "reset_gpu"})
+					default:
+						pause, err := time.ParseDuration(what)
+						if err != nil {
+							t.Fatal(err)
+						}
+						time.Sleep(pause)
+					}
+				}
+				check := func(when string, x device.Xid) {
+					t.Helper()
+					got := time.Duration(-1)
+					if at := x.LastSevere(); !at.IsZero() {
+						got = at.Sub(begin).Truncate(time.Second)
+					}
+					if x.Count != row.count || got != row.severe {
+						t.Errorf("%s: got %d Xids, the last severe one after %s; want %d, %s", when, x.Count, got, row.count, row.severe)
+					}
+				}
+				check("status", w.statusesAfter(8 * time.Second)[0].Xids[0])
+				w.stop()
+				check("saved", findRecord(s.savedHistory(), gpu, "").Xids[0])
+			})
+		})
+	}
+}
+
 // TestKernelLogAlone checks that an event of only the kernel log marks a GPU unhealthy.
 func TestKernelLogAlone(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {

@@ -176,6 +176,9 @@ func (t *deviceTracker) restoreRecord(g *trackedGPU, id ID, s *healthState, now 
 			if x.Last.After(now) { // the clock was set back
 				x.Last = now
 			}
+			if x.LastFatal.After(now) {
+				x.LastFatal = now
+			}
 			g.eventCounter(Event{Xid: x.Code}).Xid = x
 		}
 		t.updateXids(g)

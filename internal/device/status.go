@@ -93,6 +93,17 @@ type Xid struct {
 	Last  time.Time `json:"last,omitzero"` // of the newest counted Xid; zero: none
 	// LastHistorical is the time of the newest Xid from before podgauge listened; such Xids are not counted. Zero: none.
 	LastHistorical time.Time `json:"last_historical,omitzero"`
+	// Nonfatal is set if the Xid at Last was nonfatal. LastFatal then is the time of the newest other one; zero: none.
+	Nonfatal  bool      `json:"nonfatal,omitempty"`
+	LastFatal time.Time `json:"last_fatal,omitzero"`
+}
+
+// LastSevere returns the time of the newest counted Xid, without nonfatal ones; zero: none.
+func (x Xid) LastSevere() time.Time {
+	if x.Nonfatal {
+		return x.LastFatal
+	}
+	return x.Last
 }
 
 func xidReason(xid uint64) string { return "xid_" + strconv.FormatUint(xid, 10) }

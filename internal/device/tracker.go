@@ -191,9 +191,11 @@ func (t *deviceTracker) handleEvent(e Event, source int, at, now time.Time) {
 func (t *deviceTracker) countEvent(g *trackedGPU, e Event, source int, at, now time.Time) *eventCounter {
 	counter := g.eventCounter(e)
 	t.countsChanged = true
+	before := counter.Xid
 	if e.Historical {
 		counter.LastHistorical = latest(counter.LastHistorical, at)
-	} else if !counter.record(source, at, now, t.lastOutageAt) {
+	} else if !counter.record(e.Severity, source, at, now, t.lastOutageAt) {
+		t.countsUnpublished = t.countsUnpublished || counter.Xid != before
 		return nil
 	}
 	t.countsUnpublished = true
@@ -255,6 +257,7 @@ func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time
 	switch {
 	case errors.As(c.err, &f):
 		e.cause.Reason, e.cause.Action, e.cause.NeedsReset = f.Reason, f.Action, f.NeedsReset
+		t.decideSeverity(g, now)
 		if f.NeedsReset { // the GPU answered, so all earlier resets are counted
 			e.cause.resetBaseline = new(g.resets)
 		}
@@ -266,6 +269,15 @@ func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time
 	if t.addGPUFault(g, e, now).unverified {
 		g.checkDeadline = now.Add(firstCheckTimeout)
 		t.log.Info("check failed, retrying", "gpu", g.gpu, "err", c.err)
+	}
+}
+
+// decideSeverity makes recent Xids of undecided severity severe: the GPU has a fault.
+func (t *deviceTracker) decideSeverity(g *trackedGPU, now time.Time) {
+	for i := range g.eventCounters {
+		if c := &g.eventCounters[i]; c.Nonfatal && now.Sub(c.undecidedAt) <= sourceMatchWindow {
+			c.Nonfatal, t.countsUnpublished, t.countsChanged = false, true, true
+		}
 	}
 }
 

@@ -141,7 +141,7 @@ func (g *gpu) xidEvent(number uint64, gi, ci uint32) device.Event {
 	number = cmp.Or(number, undeterminedXid)
 	class := xid.ClassOf(number)
 	e := g.classEvent(class)
-	e.Xid = number
+	e.Xid, e.Severity = number, xid.SeverityOf(number)
 	if g == nil {
 		return e
 	}

@@ -180,7 +180,7 @@ func (r *Reader) resolvePending(now time.Time) {
 	r.pending = slices.DeleteFunc(r.pending, func(p pendingLine) bool {
 		e, known := r.handler.EventOf(p.line)
 		if known {
-			r.report(e, p)
+			r.report(p.line.refine(e), p)
 			return true
 		}
 		if now.Before(p.deadline) {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // NoInstanceID is the GI or CI of a line without an instance.
@@ -14,11 +16,28 @@ type XidLine struct {
 	PCI    string // bus address of the GPU without function, in sysfs' spelling: "0000:1a:00"
 	Xid    uint64
 	GI, CI uint32 // of a MIG device, or NoInstanceID
+	// Severity is "Fatal" or "Nonfatal" in NVLink errors; empty: none.
+	Severity string
+}
+
+// refine returns the event with the severity of the line, if the driver's report lacks a severity.
+func (l XidLine) refine(e device.Event) device.Event {
+	switch {
+	case e.Severity != device.SeverityUndecided:
+	case l.Severity == "Fatal":
+		e.Severity = device.SeverityOfClass
+	case l.Severity == "Nonfatal":
+		e.Severity, e.Recovery = device.SeverityNonfatal, device.RecoveryNone
+	}
+	return e
 }
 
 // xidPattern has groups for domain, bus, device, GI, CI and Xid. Domain, function and leading zeros are optional.
 var xidPattern = regexp.MustCompile(`^NVRM: Xid \((?:PCI:)?(?:0*([0-9A-Fa-f]{1,8}):)?0*([0-9A-Fa-f]{1,2}):0*([01]?[0-9A-Fa-f])(?:\.[0-7])?` +
 	`(?: GPU-I:([0-9]{1,9}))?(?: GPU-CI:([0-9]{1,9}))?\): 0*([1-9][0-9]{0,8})(?:[, ]|$)`)
+
+// severityPattern matches the unit and the severity of an NVLink error. A process name of 15 bytes cannot imitate them.
+var severityPattern = regexp.MustCompile(`, [A-Z][A-Z0-9_]* (Fatal|Nonfatal) XC ?[0-9]+ i ?[0-9]+ Link `)
 
 // ParseXidLine parses a kernel message. Drivers have written these formats (src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older):
 //
@@ -28,6 +47,7 @@ var xidPattern = regexp.MustCompile(`^NVRM: Xid \((?:PCI:)?(?:0*([0-9A-Fa-f]{1,8
 //	NVRM: Xid (PCI:0000:1a:00 GPU-I:05 GPU-CI:00): 94, …
 //	NVRM: Xid (0000:1a:00): 13, …
 //	NVRM: Xid (001a:00): 13, …
+//	NVRM: Xid (PCI:0000:c5:00): 145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 17 (0x04084507 …)
 //
 // A message that quotes such a line, for example as the name of a process, does not match.
 func ParseXidLine(message string) (XidLine, bool) {
@@ -48,6 +68,9 @@ func ParseXidLine(message string) (XidLine, bool) {
 	}
 	if m[5] != "" {
 		l.CI = uint32(number(m[5], 10))
+	}
+	if m := severityPattern.FindStringSubmatch(message); m != nil {
+		l.Severity = m[1]
 	}
 	return l, true
 }

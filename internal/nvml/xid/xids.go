@@ -23,7 +23,17 @@ const (
 // event is the worst case.
 func Event(xid uint64) (e device.Event, singleDevice bool) {
 	c := ClassOf(xid)
-	return c.Event(), !c.WholeGPU()
+	e = c.Event()
+	e.Severity = SeverityOf(xid)
+	return e, !c.WholeGPU()
+}
+
+// SeverityOf returns the severity of an Xid in the driver's report. NVLink 5 errors have a severity in the kernel log.
+func SeverityOf(xid uint64) device.Severity {
+	if xid >= 144 && xid <= 150 {
+		return device.SeverityUndecided
+	}
+	return device.SeverityOfClass
 }
 
 // Class is the meaning of a report for the GPU.
