@@ -8,8 +8,8 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// maxShownFailures bounds the containers with device failures, the newest first. The series outlive their pods, and a GPU that
-// fails for days affects many containers.
+// maxShownFailures bounds the containers with device failures, and those with application errors, the newest first. The series outlive their
+// pods, and a GPU that fails for days affects many containers.
 const maxShownFailures = 500
 
 // incidentSeries renders incidents. The series are kept while incidents and devices stay the same.
@@ -41,15 +41,21 @@ func (c *incidentSeries) addAll() {
 		c.add("nvidia_gpu_incidents_total", float64(n.Count), noOwner, &d, n.Reason)
 		c.add("nvidia_gpu_incident_last_timestamp_seconds", unixSeconds(n.Last), noOwner, &d, n.Reason)
 	}
-	failures := slices.SortedStableFunc(slices.Values(c.snapshot.Affected), func(a, b incident.EventCount) int { return b.Last.Compare(a.Last) })
-	shown := failures[:min(len(failures), maxShownFailures)]
-	for i := range shown {
-		n := &shown[i]
-		d := c.deviceOf(n.Device, n.GPU, n.Index)
-		c.add("nvidia_gpu_allocation_device_failures_total", float64(n.Count), &n.Owner, &d, n.Reason)
-		c.add("nvidia_gpu_allocation_device_failure_last_timestamp_seconds", unixSeconds(n.Last), &n.Owner, &d, n.Reason)
+	newest := slices.SortedStableFunc(slices.Values(c.snapshot.Affected), func(a, b incident.EventCount) int { return b.Last.Compare(a.Last) })
+	failures, errors := 0, 0
+	for i := range newest {
+		n, containers := &newest[i], &failures
+		count, last := "nvidia_gpu_allocation_device_failures_total", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"
+		if n.BySoftware() {
+			count, last, containers = "nvidia_gpu_allocation_application_errors_total", "nvidia_gpu_allocation_application_error_last_timestamp_seconds", &errors
+		}
+		if *containers++; *containers <= maxShownFailures {
+			d := c.deviceOf(n.Device, n.GPU, n.Index)
+			c.add(count, float64(n.Count), &n.Owner, &d, n.Reason)
+			c.add(last, unixSeconds(n.Last), &n.Owner, &d, n.Reason)
+		}
 	}
-	c.add("podgauge_allocation_device_failures_dropped", float64(len(failures)-len(shown)), nil, nil)
+	c.add("podgauge_allocation_device_failures_dropped", float64(max(0, failures-maxShownFailures)), nil, nil)
 	c.add("podgauge_incidents", float64(len(c.snapshot.Incidents)), nil, nil)
 	if c.snapshot.Persisted || c.snapshot.Err != nil {
 		c.add("podgauge_incident_store_up", boolValue(c.snapshot.Err == nil), nil, nil)

@@ -87,6 +87,12 @@ func TestIncidents(t *testing.T) {
 		}
 
 		// Both stores fail, and another incident is recorded.
+		assertAbsent(t, text, "nvidia_gpu_allocation_application_errors_total")
+		known.Affected = []incident.EventCount{
+			{Device: "GPU-0", GPU: "GPU-0", Owner: owner, Reason: "xid_31", Count: 3, Last: then},
+			{Device: "GPU-0", GPU: "GPU-0", Owner: owner, Reason: "xid_63", Count: 1, Last: then},
+		}
+
 		known.Err, d.healthErr = errors.New("disk full"), errors.New("disk full")
 		known.Devices = []incident.EventCount{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
 		d.expireCollection()
@@ -95,6 +101,14 @@ func TestIncidents(t *testing.T) {
 		assertSeries(t, text, "podgauge_incident_store_up 0")
 		assertSeries(t, text, "podgauge_state_up 0")
 		assertAbsent(t, text, `reason="lost"`)
+		for _, series := range []string{
+			"nvidia_gpu_allocation_application_errors_total" + withReason(seriesLabels("GPU-0", "0", "team", "train", `m\"ain`), "xid_31") + " 3",
+			"nvidia_gpu_allocation_application_error_last_timestamp_seconds" + withReason(seriesLabels("GPU-0", "0", "team", "train", `m\"ain`), "xid_31") + " 1.7e+09",
+			"nvidia_gpu_allocation_device_failures_total" + withReason(seriesLabels("GPU-0", "0", "team", "train", `m\"ain`), "xid_63") + " 1",
+		} {
+			assertSeries(t, text, series)
+		}
+		assertAbsent(t, text, "nvidia_gpu_allocation_device_failures_total"+withReason(seriesLabels("GPU-0", "0", "team", "train", `m\"ain`), "xid_31"))
 
 		// Without a store.
 		known.Err, known.Persisted = nil, false
@@ -114,9 +128,18 @@ func newFailures(n int) (list []incident.EventCount) {
 	return list
 }
 
+// newErrors returns n application errors, all newer than device failures.
+func newErrors(n int) []incident.EventCount {
+	list := newFailures(n)
+	for i := range list {
+		list[i].Reason, list[i].Last = "xid_31", time.Unix(int64(100_000+i), 0)
+	}
+	return list
+}
+
 func TestNewestFailuresAreShown(t *testing.T) {
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
-	p.render(&nodeSnapshot{incidents: incident.Snapshot{Affected: newFailures(maxShownFailures + 7)}}, newAttribution(nil))
+	p.render(&nodeSnapshot{incidents: incident.Snapshot{Affected: slices.Concat(newErrors(maxShownFailures), newFailures(maxShownFailures+7))}}, newAttribution(nil))
 	shown := p.byName["nvidia_gpu_allocation_device_failures_total"].series
 	if len(shown) != maxShownFailures {
 		t.Fatalf("got %d failures, want %d", len(shown), maxShownFailures)

@@ -73,7 +73,8 @@ func (s *promSource) records(ctx context.Context, timeout time.Duration, namespa
 	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
 	owner := fmt.Sprintf("namespace=%q,pod=%q", namespace, pod)
 	window := model.Duration(s.since).String()
-	faults := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%s}[%s])", owner, window)
+	faults := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%[1]s}[%[2]s]) or "+
+		"last_over_time(nvidia_gpu_allocation_application_error_last_timestamp_seconds{%[1]s}[%[2]s])", owner, window)
 	allocations := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_info{%s}[%s])", owner, window)
 	current := q.vector(q.now, "nvidia_gpu_allocation_info{%s}", owner)
 	endings := q.endings(owner, window)

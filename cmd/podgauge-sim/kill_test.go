@@ -13,7 +13,7 @@ import (
 )
 
 // counterLine matches the series that outlive the process. Their values are whole numbers.
-var counterLine = regexp.MustCompile(`(?m)^((?:nvidia_gpu_incidents_total|nvidia_gpu_allocation_device_failures_total|nvidia_gpu_health_flaps_total|nvidia_gpu_xid_errors_total)\{.*\}) (\d+)$`)
+var counterLine = regexp.MustCompile(`(?m)^((?:nvidia_gpu_incidents_total|nvidia_gpu_allocation_device_failures_total|nvidia_gpu_allocation_application_errors_total|nvidia_gpu_health_flaps_total|nvidia_gpu_xid_errors_total)\{.*\}) (\d+)$`)
 
 func parseCounters(page string) map[string]uint64 {
 	all := map[string]uint64{}

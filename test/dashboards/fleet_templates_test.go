@@ -85,7 +85,7 @@ const (
 )
 
 // keptFamilies outlive a pod. podgauge keeps these families for a day.
-var keptFamilies = []string{"nvidia_gpu_allocation_last_seen_", "nvidia_gpu_allocation_device_failure", "nvidia_gpu_incident", "nvidia_gpu_xid_"}
+var keptFamilies = []string{"nvidia_gpu_allocation_last_seen_", "nvidia_gpu_allocation_device_failure", "nvidia_gpu_allocation_application_error", "nvidia_gpu_incident", "nvidia_gpu_xid_"}
 
 // templates are the series of the simulated node.
 type templates struct {

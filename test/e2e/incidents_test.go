@@ -52,7 +52,7 @@ func applicationError(ctx context.Context, t *testing.T, n *node.RealNode, m *si
 		return errors.Join(
 			s.wantValue(1, "nvidia_gpu_xid_errors_total", seriesLabels{"uuid": gpuID, "xid": "31"}),
 			s.wantValue(1, "nvidia_gpu_incidents_total", seriesLabels{"uuid": gpuID, "reason": "xid_31", "pod": ""}),
-			s.wantValue(1, familyDeviceFailures, affectedLabels("xid_31", gpuID, "", mainContainer(pod))),
+			s.wantValue(1, familyApplicationErrors, affectedLabels("xid_31", gpuID, "", mainContainer(pod))),
 		)
 	})
 	err := errors.Join(
@@ -302,7 +302,7 @@ func TestAllocationMaxAge(t *testing.T) {
 	if took < maxAge-time.Second { // the last List may have been a second before the end
 		t.Errorf("last-seen time expired after %s, want at least %s", took, maxAge-time.Second)
 	}
-	if err := s.wantValue(1, familyDeviceFailures, affectedLabels("xid_31", gpuID, "", mainContainer(pod))); err != nil {
+	if err := s.wantValue(1, familyApplicationErrors, affectedLabels("xid_31", gpuID, "", mainContainer(pod))); err != nil {
 		t.Error(err)
 	}
 	d.waitForIncident(ctx, t, gpuID, "xid_31", func(i apiIncident) error { return i.affectsOnly(mainContainer(pod)) })

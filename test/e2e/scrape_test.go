@@ -225,7 +225,10 @@ var deviceFamilies = sync.OnceValue(func() map[string]bool {
 const (
 	familyLastSeen          = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
 	familyDeviceFailures    = "nvidia_gpu_allocation_device_failures_total"
+	familyApplicationErrors = "nvidia_gpu_allocation_application_errors_total"
 	familyLastDeviceFailure = "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"
+
+	familyLastApplicationError = "nvidia_gpu_allocation_application_error_last_timestamp_seconds"
 )
 
 // checkOwners returns an error unless a scrape has these owners of GPUs. GPUs without an owner must be idle.
@@ -252,7 +255,8 @@ func (s metricsScrape) checkOwners(ids []string, owners map[string]node.OwnerKey
 func (s metricsScrape) checkNoWrongOwner(owners map[string]node.OwnerKey) error {
 	wrong := []error{}
 	for _, name := range slices.Sorted(maps.Keys(s.series)) {
-		if !strings.HasPrefix(name, "nvidia_gpu_") || name == familyLastSeen || name == familyDeviceFailures || name == familyLastDeviceFailure {
+		if !strings.HasPrefix(name, "nvidia_gpu_") || name == familyLastSeen || name == familyDeviceFailures || name == familyLastDeviceFailure ||
+			name == familyApplicationErrors || name == familyLastApplicationError {
 			continue
 		}
 		for _, sample := range s.series[name] {
