@@ -67,7 +67,7 @@ func fileError(flag, file string, err error) error {
 	if pathErr, ok := errors.AsType[*fs.PathError](err); ok && pathErr.Path == file {
 		err = pathErr.Err // without a second name
 	}
-	return fmt.Errorf("%s %q: %s", flag, file, text.Printable(strings.Join(strings.Fields(err.Error()), " ")))
+	return fmt.Errorf("%s %q: %s", flag, file, text.Printable(strings.Join(strings.Fields(text.YAMLError(err)), " ")))
 }
 
 // checkAddress checks the port of an address. Port 0 is any free port.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/podgauge/podgauge/internal/text"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -63,7 +64,11 @@ func (l FileLocation) wantedName() (string, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
-	return strings.TrimSpace(data), err
+	name := strings.TrimSpace(data)
+	if name != "" && text.OfName(name) != name {
+		return "", fmt.Errorf("%s: not the name of a config", l.NameFile)
+	}
+	return name, err
 }
 
 // chooseFile chooses a file of a mounted ConfigMap.

@@ -105,7 +105,7 @@ func TestUnknownKeys(t *testing.T) {
 		{"version: v1\nresources: {migs: []}\n", "config.yaml:2: resources.migs: unknown key; valid keys are gpus, mig"},
 		{"version: v1\nimex:\n  x: 1\n", "config.yaml:3: imex.x: unknown key; valid keys are channelIDs, required"},
 		{"version: v1\npodgauge: {select: {includes: []}}\n", "config.yaml:2: podgauge.select.includes: unknown key; valid keys are exclude, include"},
-		{"version: v1\n\"a\\nb\\e[31m\": {}\n", `config.yaml:2: "a\nb\x1b[31m": unknown key; valid keys are flags, imex, podgauge, resources, sharing, version`},
+		{"version: v1\n\"a\\nb\\e[31m\": {}\n", `config.yaml:2: (not a name): unknown key; valid keys are flags, imex, podgauge, resources, sharing, version`},
 		{"version: v1\nflags:\n  \"\": 1\n", "config.yaml:3: flags.: unknown key; valid keys are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin"},
 		{shared("    resources: [{name: gpu, replica: 2, replicas: 3}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replica: unknown key; valid keys are devices, name, rename, replicas"},
 		{"version: v1\nresources: {mig: [{name: a, pattern: b, Name: c}]}\n", "config.yaml:2: resources.mig[0].Name: unknown key; valid keys are name, pattern"},

@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/podgauge/podgauge/internal/text"
 )
 
 // UnknownKey is an unknown key of the file. The key has no effect, because the file may be written for a newer version of podgauge
@@ -18,10 +19,7 @@ type UnknownKey struct {
 }
 
 func newUnknownKey(file string, line int, path string, valid []string) UnknownKey {
-	if strings.ContainsFunc(path, func(r rune) bool { return !strconv.IsPrint(r) }) {
-		path = strconv.Quote(path)
-	}
-	return UnknownKey{file, line, path, "valid keys are " + strings.Join(slices.Sorted(slices.Values(valid)), ", ")}
+	return UnknownKey{file, line, text.OfName(path), "valid keys are " + strings.Join(slices.Sorted(slices.Values(valid)), ", ")}
 }
 
 func (k UnknownKey) String() string {

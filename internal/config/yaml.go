@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/podgauge/podgauge/internal/text"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -54,7 +55,7 @@ func (d *document) errorAt(err error, line int, path string) error {
 	if err == nil {
 		return nil
 	}
-	found := yamlMessage.FindStringSubmatch(err.Error())
+	found := yamlMessage.FindStringSubmatch(text.YAMLError(err))
 	if exact, err := strconv.Atoi(found[1]); err == nil {
 		line = exact
 	}

@@ -3,6 +3,7 @@ package text
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -60,4 +61,26 @@ func PrintableLines(s string) string {
 		lines[i] = Printable(lines[i])
 	}
 	return strings.Join(lines, "\n")
+}
+
+var (
+	keyName = regexp.MustCompile(`^[-\w./\[\]]{1,253}$`)
+	// yamlContent matches the parts of a YAML library's errors that have content of the file: keys, and the beginnings of values.
+	yamlContent = regexp.MustCompile("(?s)(field |key \"|cannot unmarshal !!\\w+ `)(.*?)( not found|\" already|` into)")
+)
+
+// OfName returns a name of a file, and a placeholder for other content, which may be a secret: the file may be of another program.
+func OfName(s string) string {
+	if keyName.MatchString(s) {
+		return s
+	}
+	return "(not a name)"
+}
+
+// YAMLError returns the message of a YAML library's error without content of the file, except for names.
+func YAMLError(err error) string {
+	return yamlContent.ReplaceAllStringFunc(err.Error(), func(found string) string {
+		part := yamlContent.FindStringSubmatch(found)
+		return part[1] + OfName(part[2]) + part[3]
+	})
 }
