@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -71,7 +70,7 @@ func (c *client) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.port, "port", "", "`port` of podgauge (default the container's port metrics, or "+defaultPort+")")
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "`time` to wait for each node; doctor waits 1m unless set")
 	f.IntVar(&c.parallel, "parallel", 64, "`number` of nodes to query at a time")
-	f.BoolVar(&c.exec, "exec", false, "run podgauge in its pods (pods/exec) instead of using the API server's proxy; needed if podgauge requires a password")
+	f.BoolVar(&c.exec, "exec", false, "run podgauge in its pods (pods/exec) instead of using the API server's proxy; needed if podgauge requires a password or serves only metrics")
 }
 
 // connect reads the kubeconfig.
@@ -190,7 +189,7 @@ func (c *client) startProgress(finished *atomic.Int64, total int) (stop func()) 
 func get[T any](ctx context.Context, c *client, p *corev1.Pod, command string, query url.Values) (*T, error) {
 	body, err := []byte(nil), error(nil)
 	if c.exec {
-		body, err = c.runInPod(ctx, p, clientCommand(p, command, query))
+		body, err = c.runInPod(ctx, p, clientCommand(command, query))
 	} else {
 		body, err = c.proxy(ctx, p, command, query)
 	}
@@ -204,19 +203,11 @@ func get[T any](ctx context.Context, c *client, p *corev1.Pod, command string, q
 	return response, nil
 }
 
-// clientCommand returns the command line that asks a podgauge from inside the container.
-func clientCommand(p *corev1.Pod, command string, query url.Values) []string {
+// clientCommand returns the command line that asks a podgauge from inside the container, at its socket.
+func clientCommand(command string, query url.Values) []string {
 	args := []string{"podgauge", command, "--output=json"}
 	for name := range query {
 		args = append(args, "--"+name+"="+query.Get(name))
-	}
-	for _, arg := range container(p).Args {
-		if file, found := strings.CutPrefix(arg, "--web.config.file="); found {
-			args = append(args, "--http.config.file="+path.Join(path.Dir(file), "http.yaml")) // as the chart mounts
-		}
-		if strings.HasPrefix(arg, "--web.listen-address=") {
-			args = append(args, arg)
-		}
 	}
 	return args
 }
@@ -238,8 +229,11 @@ func (c *client) proxy(ctx context.Context, p *corev1.Pod, command string, query
 		return nil, err
 	case status == http.StatusOK:
 		return body, nil
-	case status == http.StatusUnauthorized && !bytes.Contains(body, []byte(`"kind"`)): // of podgauge, not of the API server
+	case bytes.Contains(body, []byte(`"kind"`)): // of the API server
+	case status == http.StatusUnauthorized:
 		return nil, errors.New("podgauge requires a password, which the API server's proxy cannot send: use --exec")
+	case status == http.StatusNotFound && bytes.HasPrefix(body, []byte("404 page not found")):
+		return nil, errors.New("podgauge serves only metrics on the network: use --exec")
 	}
 	var reason struct {
 		Error   string `json:"error"`   // of podgauge
@@ -265,6 +259,7 @@ func (c *client) proxyRequest(ctx context.Context, scheme string, p *corev1.Pod,
 	if err != nil {
 		return 0, nil, err
 	}
+	request.Header.Set("Sec-Fetch-Site", "none") // podgauge then accepts the API server's name as Host
 	response, err := c.http.Do(request)
 	if err != nil {
 		return 0, nil, err

@@ -176,6 +176,13 @@ func TestTransports(t *testing.T) {
 		}
 		writeJSON(w, http.StatusOK, healthyNode(now).devices)
 	}
+	hostCheck := func(w http.ResponseWriter, r *http.Request) { // as podgauge does for the name of an API server
+		if r.Header.Get("Sec-Fetch-Site") != "none" {
+			respond(http.StatusForbidden, "host \"api.example.com\": not a name")(w, r)
+			return
+		}
+		writeJSON(w, http.StatusOK, healthyNode(now).devices)
+	}
 	for name, c := range map[string]struct {
 		node    *fakeNode
 		args    []string
@@ -188,6 +195,8 @@ func TestTransports(t *testing.T) {
 		"given port":    {&fakeNode{devices: healthyNode(now).devices, port: 9410}, []string{"--port=9"}, "podgauge-n:9 ", cli.ExitOK, "n     0"},
 		"pending":       {&fakeNode{serve: unreachable, phase: corev1.PodPending}, nil, "", cli.ExitError, "n: pod is Pending (podgauge/podgauge-n)\n"},
 		"password":      {&fakeNode{serve: respond(401, "Unauthorized\n")}, nil, "", cli.ExitError, "n: podgauge requires a password, which the API server's proxy cannot send: use --exec"},
+		"metrics only":  {&fakeNode{serve: http.NotFound}, nil, "", cli.ExitError, "n: podgauge serves only metrics on the network: use --exec"},
+		"host":          {&fakeNode{serve: hostCheck}, nil, "", cli.ExitOK, "n     0"},
 		"podgauge":      {&fakeNode{serve: respond(503, `{"error":"too many\nresponses"}`)}, nil, "", cli.ExitError, "n: too many\uFFFDresponses (podgauge/podgauge-n)\n"},
 		"no podgauge":   {&fakeNode{serve: respond(200, "<html>")}, nil, "", cli.ExitError, "n: not a podgauge response: invalid character"},
 		"other error":   {&fakeNode{serve: respond(418, "a  \n b")}, nil, "", cli.ExitError, "n: 418 I'm a teapot: a b (podgauge/podgauge-n)\n"},

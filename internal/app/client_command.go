@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ const (
 	requestTimeout   = 10 * time.Second
 	maxResponseBytes = 32 << 20
 	maxErrorBytes    = 200
+	mountedFolder    = "/etc/podgauge" // of the chart's Secrets
 )
 
 // clientCommand is a query of a running podgauge: `podgauge status`.
@@ -36,16 +38,18 @@ type clientCommand struct {
 	filters       map[string]*string
 	baseURL       string
 	listenAddress string
+	stateDir      string
 	configFile    string
+	configFolder  string // of configFile; empty: any
 	transport     http.RoundTripper
 }
 
-func newStatusQuery() *clientCommand {
-	return &clientCommand{path: api.DevicesPath, table: statusTable}
+func newStatusQuery(configFolder string) *clientCommand {
+	return &clientCommand{path: api.DevicesPath, table: statusTable, configFolder: configFolder}
 }
 
-func newIncidentsQuery() *clientCommand {
-	return &clientCommand{path: api.IncidentsPath, table: incidentsTable}
+func newIncidentsQuery(configFolder string) *clientCommand {
+	return &clientCommand{path: api.IncidentsPath, table: incidentsTable, configFolder: configFolder}
 }
 
 func statusTable(body []byte, wide bool) ([]string, [][]string, error) {
@@ -71,13 +75,14 @@ func (c *clientCommand) addFlags(f *pflag.FlagSet) {
 	if c.path == api.IncidentsPath {
 		c.filters = cli.AddIncidentFilters(f)
 	}
-	f.StringVar(&c.baseURL, "url", "", "`address` of podgauge (default http://127.0.0.1 with the port of --web.listen-address; https://127.0.0.1 if --http.config.file has a tls_config)")
+	f.StringVar(&c.baseURL, "url", "", "`address` of podgauge (default http://127.0.0.1 with the port of --web.listen-address; https://127.0.0.1 if --http.config.file has a tls_config). Without this flag and the two below, podgauge is asked at its socket, if root can connect")
 	f.StringVar(&c.configFile, "http.config.file", "", "`file` with password and TLS settings for requests, in promtool's format")
-	f.StringVar(&c.listenAddress, "web.listen-address", ":9400", "listen `address` of the daemon")
+	f.StringVar(&c.listenAddress, "web.listen-address", "", "listen `address` of the daemon (default of the daemon in this container, or :9400)")
+	addStateDirFlag(f, &c.stateDir)
 }
 
-// complete checks the parsed flags, and derives query and URL.
-func (c *clientCommand) complete(f *pflag.FlagSet) (err error) {
+// complete checks the parsed flags, and derives query and URL. daemon is the flags of the daemon in this container.
+func (c *clientCommand) complete(f *pflag.FlagSet, daemon []string) (err error) {
 	if c.query, err = cli.IncidentQuery(f, c.filters); err != nil {
 		return err
 	}
@@ -85,9 +90,13 @@ func (c *clientCommand) complete(f *pflag.FlagSet) (err error) {
 		return err
 	}
 	var scheme string
-	if scheme, c.transport, err = clientTransport(c.configFile); err != nil {
+	if scheme, c.transport, err = clientTransport(c.configFolder, c.configFile); err != nil {
 		return fileError("--http.config.file", c.configFile, err)
 	}
+	if c.baseURL == "" && c.listenAddress == "" && c.configFile == "" {
+		c.transport = localTransport(cmp.Or(c.stateDir, flagValue(daemon, "state-dir"), defaultStateDir))
+	}
+	c.listenAddress = cmp.Or(c.listenAddress, flagValue(daemon, "web.listen-address"), ":9400")
 	return c.resolveURL(scheme)
 }
 
@@ -164,10 +173,33 @@ func (c *clientCommand) fetch(ctx context.Context) ([]byte, error) {
 	return body, nil
 }
 
+// checkBelow returns an error unless a file is a regular file below a folder, in which links may lead to the file, as in a Secret. A
+// user with pods/exec could otherwise send any file of the container to an address of choice, as a password.
+func checkBelow(folder, file string) error {
+	root, err := os.OpenRoot(folder)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // opened for reading
+	name, err := filepath.Rel(folder, file)
+	if err == nil {
+		var info os.FileInfo
+		if info, err = root.Stat(name); err == nil && info.Mode().IsRegular() {
+			return nil
+		}
+	}
+	return cmp.Or(err, errors.New("not a regular file"))
+}
+
 // clientTransport returns the transport of --http.config.file, and the scheme of a default URL.
-func clientTransport(file string) (scheme string, transport http.RoundTripper, err error) {
+func clientTransport(folder, file string) (scheme string, transport http.RoundTripper, err error) {
 	if file == "" {
 		return "http", &http.Transport{DisableKeepAlives: true}, nil // without a proxy
+	}
+	if folder != "" {
+		if err := checkBelow(folder, file); err != nil {
+			return "", nil, fmt.Errorf("in a pod, expected a file below %s: %w", folder, err)
+		}
 	}
 	c, _, err := config.LoadHTTPConfigFile(file)
 	if err != nil {
@@ -184,4 +216,18 @@ func clientTransport(file string) (scheme string, transport http.RoundTripper, e
 		_, err = os.ReadFile(c.BasicAuth.PasswordFile)
 	}
 	return scheme, transport, err
+}
+
+// localTransport returns a transport to the daemon's socket, which needs neither password nor certificate, and to the network if the
+// socket cannot be reached: only root can connect, and a daemon without --state-dir has no socket.
+func localTransport(stateDir string) http.RoundTripper {
+	t, network := socketTransport(stateDir), net.Dialer{}
+	socket := t.DialContext
+	t.DialContext = func(ctx context.Context, protocol, address string) (net.Conn, error) {
+		if conn, err := socket(ctx, protocol, address); err == nil {
+			return conn, nil
+		}
+		return network.DialContext(ctx, protocol, address)
+	}
+	return t
 }

@@ -162,12 +162,12 @@ func TestClientErrors(t *testing.T) {
 
 // parseStatus returns the query of a command line.
 func parseStatus(args ...string) (*clientCommand, error) {
-	c, f := newStatusQuery(), pflag.NewFlagSet("status", pflag.ContinueOnError)
+	c, f := newStatusQuery(""), pflag.NewFlagSet("status", pflag.ContinueOnError)
 	c.addFlags(f)
 	if err := f.Parse(normalizeDashes(f, args)); err != nil {
 		return nil, err
 	}
-	return c, c.complete(f)
+	return c, c.complete(f, nil)
 }
 
 // TestClientURL checks that the default URL follows the daemon's flag of the listen address.

@@ -1,11 +1,14 @@
 package app
 
 import (
+	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/sim"
 )
 
 // Parts of client configs.
@@ -76,5 +79,103 @@ func TestClientConfigErrors(t *testing.T) {
 		if _, errs, status := runCLI(t, "incidents", args); status != cli.ExitUsage || errs != "podgauge incidents: "+want+"\n" {
 			t.Errorf("%s: got status %d, %q", args, status, errs)
 		}
+	}
+}
+
+// TestCommandsWithoutPassword checks that commands on the node read through the socket, without the password and certificate that the
+// network requires, and use the network if no process listens at the socket.
+func TestCommandsWithoutPassword(t *testing.T) {
+	s := newWebSecrets(t, tlsConfig+usersConfig)
+	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4, sim.T4)}, "--web.config.file="+s.path("web.yaml"))
+	w.waitRegistered()
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"status"}, "2 of 2 devices healthy"},
+		{[]string{"incidents"}, "no incidents"},
+		{[]string{"incidents", "-o=json", "--device=1"}, `"total":0,"incidents":[]}`},
+	} {
+		out, errs, status := runCLI(t, append(c.args, "--state-dir="+dir)...)
+		if status != cli.ExitOK || errs != "" || !strings.Contains(out, c.want) {
+			t.Errorf("%v: got status %d, %q, %q", c.args, status, out, errs)
+		}
+	}
+	// A named address is asked over the network.
+	address := strings.TrimPrefix(w.url, "http://")
+	for _, flag := range []string{"--url=http://" + address, "--web.listen-address=" + address} {
+		if _, errs, status := runCLI(t, "status", flag, "--state-dir="+dir); status != cli.ExitError || !strings.Contains(errs, "HTTPS server") {
+			t.Errorf("%s: got status %d, %s", flag, status, errs)
+		}
+	}
+	if _, errs, status := runCLI(t, "incidents", "--state-dir="+dir, "--limit=0"); status != cli.ExitUsage {
+		t.Errorf("got status %d, %s", status, errs)
+	}
+}
+
+// TestSocketPaths checks that the socket serves the API and no other path of the network.
+func TestSocketPaths(t *testing.T) {
+	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4)})
+	w.waitRegistered()
+	client := &http.Client{Transport: socketTransport(dir)}
+	for path, want := range map[string]int{"/api/v1/devices": 200, "/api/v1/none": 404, "/api/v1/devices?limit=x": 400, "/": 404, "/metrics": 404, "/healthz": 404, "/device": 405} {
+		resp, err := client.Get("http://podgauge" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("%s: got status %d, want %d", path, resp.StatusCode, want)
+		}
+	}
+}
+
+// TestClientConfigInPod checks that a pod's commands read only the files that the chart mounts.
+func TestClientConfigInPod(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "http.yaml")
+	if err := os.WriteFile(file, []byte("basic_auth: {username: a, password: b}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	inPod := func(name string) (string, bool) { return "10.96.0.1", name == "KUBERNETES_SERVICE_HOST" }
+	for _, path := range []string{file, "/dev/stdin", "/proc/self/environ", "/etc/podgauge/../passwd", "http.yaml", "/etc/podgauge", "/"} {
+		var out, errs strings.Builder
+		status := run(t.Context(), testPlatform{}, []string{"status", "--url=http://127.0.0.1:1", "--http.config.file=" + path}, inPod, &out, &errs)
+		if status != cli.ExitUsage || out.String() != "" || !strings.HasPrefix(errs.String(), `podgauge status: --http.config.file "`+path+`": `) || strings.Count(errs.String(), "\n") != 1 {
+			t.Errorf("%s: got status %d, %s", path, status, &errs)
+		}
+	}
+}
+
+// TestFilesBelowAFolder checks the links of a mounted Secret, links that lead out of the folder, and files that are not regular.
+func TestFilesBelowAFolder(t *testing.T) {
+	dir := t.TempDir()
+	folder := filepath.Join(dir, "podgauge")
+	secret := filepath.Join(folder, "web/..2026_11_25")
+	if err := os.MkdirAll(secret, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(secret, "http.yaml"), filepath.Join(dir, "other"), filepath.Join(folder, "plain")} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, target := range map[string]string{
+		"web/..data": "..2026_11_25", "web/http.yaml": "..data/http.yaml", "web/out": "../../other", "absolute": filepath.Join(dir, "other"), "stdin": "/dev/stdin", "loop": "loop",
+	} {
+		if err := os.Symlink(target, filepath.Join(folder, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string]bool{
+		folder + "/web/http.yaml": true, folder + "/plain": true, folder + "/web/../plain": true, folder + "//web/..data/http.yaml": true,
+		folder + "/web/out": false, folder + "/absolute": false, folder + "/stdin": false, folder + "/loop": false, folder + "/web": false, folder + "/none": false,
+		folder: false, dir + "/other": false, folder + "/../other": false, folder + "2/plain": false, "/dev/null": false, "plain": false, "": false,
+	} {
+		if err := checkBelow(folder, path); (err == nil) != want {
+			t.Errorf("%s: got %v", path, err)
+		}
+	}
+	if err := checkBelow(dir+"/none", dir+"/none/x"); err == nil {
+		t.Error("no folder: got no error")
 	}
 }

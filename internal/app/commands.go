@@ -68,11 +68,15 @@ func newRootCommand(o *options, lookupEnv envLookup) *cobra.Command {
 	root.SetHelpFunc(func(c *cobra.Command, _ []string) { printHelp(c) })
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.SetHelpCommand(newHelpCommand())
+	configFolder := ""
+	if _, inPod := lookupEnv("KUBERNETES_SERVICE_HOST"); inPod {
+		configFolder = mountedFolder
+	}
 	root.AddCommand(
-		newClientCommand(newStatusQuery(), "status", "Show the devices of this node",
+		newClientCommand(newStatusQuery(configFolder), "status", "Show the devices of this node",
 			"Show the devices of a running podgauge: health, reason, action, containers and last incident.",
 			"  podgauge status -w\n  kubectl exec -n podgauge ds/podgauge -- podgauge status -o wide"),
-		newClientCommand(newIncidentsQuery(), "incidents", "Show the faults of this node's devices",
+		newClientCommand(newIncidentsQuery(configFolder), "incidents", "Show the faults of this node's devices",
 			"Show the recorded faults of devices: the affected containers, how the containers ended, and the action that recovers the device.",
 			"  podgauge incidents --pod llm-0 --since 24h"),
 		newDeviceCommand(),
@@ -92,7 +96,7 @@ func newClientCommand(q *clientCommand, name, short, long, example string) *cobr
 	q.addFlags(c.Flags())
 	completeOutput(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if err := q.complete(c.Flags()); err != nil {
+		if err := q.complete(c.Flags(), daemonFlags("/proc")); err != nil {
 			return err
 		}
 		q.Terminal = isTerminal(c.OutOrStdout())

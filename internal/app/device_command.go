@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -8,15 +9,16 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // defaultStateDir is the chart's --state-dir, on the node and in the container.
@@ -53,7 +55,7 @@ func newDeviceCommand() *cobra.Command {
 			c.Flags().StringVar(&request.Reason, "reason", "", "why the device is retired, in one `line`; required")
 		}
 		c.Short = short
-		c.Flags().StringVar(&request.stateDir, "state-dir", "", "`folder` of the daemon's --state-dir (default of the daemon in this container, or "+defaultStateDir+")")
+		addStateDirFlag(c.Flags(), &request.stateDir)
 		c.RunE = func(c *cobra.Command, args []string) error {
 			if err := request.complete(args, "/proc"); err != nil {
 				return err
@@ -108,7 +110,14 @@ func (c *deviceCommand) run(ctx context.Context, stdout io.Writer) error {
 // send sends the request to the daemon.
 func (c *deviceCommand) send(ctx context.Context) (r deviceResponse, err error) {
 	path := filepath.Join(c.stateDir, socketName)
-	conn, err := (&net.Dialer{Timeout: requestTimeout}).DialContext(ctx, "unix", path)
+	body, _ := json.Marshal(c.deviceRequest) // all fields can be encoded
+	ctx, cancel := context.WithTimeout(ctx, deviceActionTimeout+requestTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://podgauge"+devicePath, bytes.NewReader(body))
+	if err != nil {
+		return r, err
+	}
+	resp, err := socketTransport(c.stateDir).RoundTrip(req)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return r, fmt.Errorf("no socket %s: run podgauge with --state-dir=%s, or set --state-dir to the daemon's folder", path, c.stateDir)
@@ -119,20 +128,24 @@ func (c *deviceCommand) send(ctx context.Context) (r deviceResponse, err error) 
 	case err != nil:
 		return r, fmt.Errorf("connect to podgauge: %w", err)
 	}
-	defer conn.Close()                                                      //nolint:errcheck // the response is read
-	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })() //nolint:errcheck // a signal ends the request
-	conn.SetDeadline(time.Now().Add(deviceActionTimeout + requestTimeout))  //nolint:errcheck // the connection is open
-	if err := json.NewEncoder(conn).Encode(c.deviceRequest); err != nil {
-		return r, fmt.Errorf("send request to %s: %w", path, err)
-	}
-	if err := conn.(*net.UnixConn).CloseWrite(); err != nil {
-		return r, fmt.Errorf("send request to %s: %w", path, err)
-	}
-	if err := json.NewDecoder(io.LimitReader(conn, maxDeviceResponse)).Decode(&r); err != nil {
+	defer resp.Body.Close() //nolint:errcheck // opened for reading
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxDeviceResponse)).Decode(&r); err != nil {
 		return r, fmt.Errorf("read response of %s: %w", path, err)
 	}
 	if r.Error != "" {
 		return r, errors.New(r.Error)
 	}
 	return r, nil
+}
+
+// socketTransport returns a transport to the daemon's socket in a state folder, for every address.
+func socketTransport(stateDir string) *http.Transport {
+	return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{Timeout: requestTimeout}).DialContext(ctx, "unix", filepath.Join(stateDir, socketName))
+	}}
+}
+
+// addStateDirFlag declares the flag of the folder with the daemon's socket.
+func addStateDirFlag(f *pflag.FlagSet, dir *string) {
+	f.StringVar(dir, "state-dir", "", "`folder` of the daemon's --state-dir (default of the daemon in this container, or "+defaultStateDir+")")
 }

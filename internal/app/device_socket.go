@@ -9,12 +9,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 	"unicode"
@@ -24,10 +24,15 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/text"
+	"github.com/podgauge/podgauge/internal/web/api"
+	"golang.org/x/net/netutil"
 )
 
 // socketName is the socket of `podgauge device` in the state folder.
 const socketName = "podgauge.sock"
+
+// devicePath is the path of `podgauge device` at the socket. The other paths are those of the JSON API.
+const devicePath = "/device"
 
 // Limits of the socket. Only root can connect.
 const (
@@ -47,7 +52,7 @@ const (
 	actionTrust  = "trust"
 )
 
-// deviceRequest is what `podgauge device` sends: a JSON object, and the end of the stream.
+// deviceRequest is the body of a request of `podgauge device`, in JSON.
 type deviceRequest struct {
 	Action string `json:"action"`
 	Device string `json:"device"`           // UUID of a GPU or MIG device, index of a GPU, or GPU:MIG as in `podgauge status`
@@ -96,19 +101,19 @@ func (r *deviceRequest) check() error {
 	return nil
 }
 
-// serveDevices answers `podgauge device` at the socket in the state folder until ctx is done. A folder that cannot be written affects
-// nothing else.
-func (a *app) serveDevices(ctx context.Context) error {
+// serveSocket serves `podgauge device` and the JSON API at the socket in the state folder until ctx is done. A folder that cannot be
+// written affects nothing else.
+func (a *app) serveSocket(ctx context.Context) error {
 	path, logged := filepath.Join(a.o.health.stateDir, socketName), ""
 	for ctx.Err() == nil {
 		l, err := listenDevices(ctx, path)
 		if err == nil {
 			logged = ""
-			err = a.acceptDevices(ctx, l)
+			err = a.acceptRequests(ctx, l)
 		}
 		if ctx.Err() == nil && err.Error() != logged {
 			logged = err.Error()
-			a.log.Warn("cannot serve podgauge device", "socket", path, "err", err)
+			a.log.Warn("cannot serve the socket of podgauge commands", "socket", path, "err", err)
 		}
 		retry.Sleep(ctx, socketRetryInterval) //nolint:errcheck // the loop ends
 	}
@@ -145,47 +150,31 @@ func listenDevices(ctx context.Context, path string) (net.Listener, error) {
 	}
 }
 
-// acceptDevices answers connections until ctx is done or the listener fails.
-func (a *app) acceptDevices(ctx context.Context, l net.Listener) error {
-	defer context.AfterFunc(ctx, func() { l.Close() })() //nolint:errcheck // Accept returns
-	defer l.Close()                                      //nolint:errcheck // of the socket's process
-	var handlers sync.WaitGroup
-	defer handlers.Wait()
-	free := make(chan struct{}, maxDeviceConns)
-	for {
-		free <- struct{}{}
-		conn, err := l.Accept()
-		if err != nil {
-			return err
-		}
-		handlers.Go(func() {
-			defer func() { <-free }()
-			a.handleDeviceConn(ctx, conn)
-		})
-	}
+// acceptRequests serves requests until ctx is done or the listener fails.
+func (a *app) acceptRequests(ctx context.Context, l net.Listener) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+devicePath, a.handleDevice)
+	mux.Handle(api.Root, api.Handler(a.o.hostname, exportedNode{a}))
+	server := newHTTPServer(mux, a.log)
+	server.ReadHeaderTimeout, server.ReadTimeout, server.WriteTimeout = deviceRequestTimeout, deviceRequestTimeout, deviceActionTimeout
+	server.BaseContext = func(net.Listener) context.Context { return ctx }
+	return serveHTTP(ctx, server, "commands", func() error { return server.Serve(netutil.LimitListener(l, maxDeviceConns)) })
 }
 
-func (a *app) handleDeviceConn(ctx context.Context, conn net.Conn) {
-	defer conn.Close() //nolint:errcheck // the response is written
-	ctx, cancel := context.WithTimeout(ctx, deviceActionTimeout)
-	defer cancel()
-	conn.SetReadDeadline(time.Now().Add(deviceRequestTimeout))                  //nolint:errcheck // the connection is open
-	conn.SetWriteDeadline(time.Now().Add(deviceActionTimeout))                  //nolint:errcheck // the connection is open
-	stop := context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Now()) }) //nolint:errcheck // the connection is open, or closed
-	defer stop()
-	content, err := io.ReadAll(io.LimitReader(conn, maxDeviceRequest+1))
+func (a *app) handleDevice(w http.ResponseWriter, r *http.Request) {
+	content, err := io.ReadAll(io.LimitReader(r.Body, maxDeviceRequest+1))
 	if err != nil {
 		return // the client is gone, or too slow
 	}
-	r, err := parseDeviceRequest(content)
+	request, err := parseDeviceRequest(content)
 	var response deviceResponse
 	if err == nil {
-		response, err = a.overruleHealth(ctx, r)
+		response, err = a.overruleHealth(r.Context(), request)
 	}
 	if err != nil {
 		response.Error = err.Error()
 	}
-	json.NewEncoder(conn).Encode(response) //nolint:errcheck // the client is gone
+	json.NewEncoder(w).Encode(response) //nolint:errcheck // the client is gone
 }
 
 // overruleHealth retires or trusts a device.

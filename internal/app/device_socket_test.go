@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/device"
@@ -20,19 +20,16 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// requestDevice sends bytes to a socket, and returns the response.
-func requestDevice(t *testing.T, path, content string) deviceResponse {
+// requestDevice sends bytes to the socket in a folder, and returns the response.
+func requestDevice(t *testing.T, dir, content string) (r deviceResponse) {
 	t.Helper()
-	conn, err := net.Dial("unix", path)
+	client := &http.Client{Transport: socketTransport(dir), Timeout: waitTimeout}
+	resp, err := client.Post("http://podgauge/device", "application/json", strings.NewReader(content))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(waitTimeout))
-	io.WriteString(conn, content) // the server may not read all of it
-	conn.(*net.UnixConn).CloseWrite()
-	var r deviceResponse
-	if err := json.NewDecoder(conn).Decode(&r); err != nil {
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(&r); err != nil {
 		t.Errorf("%.40q: got error %v", content, err)
 	}
 	return r
@@ -185,7 +182,7 @@ func TestDeviceErrors(t *testing.T) {
 		`{"action":"stop"}`:        "expected retire or trust",
 		"{\"action\":\"trust\",\"device\":\"\\u001b\"}": "expected a UUID",
 	} {
-		if r := requestDevice(t, path, content); !strings.Contains(r.Error, want) || len(r.Lines) > 0 {
+		if r := requestDevice(t, dir, content); !strings.Contains(r.Error, want) || len(r.Lines) > 0 {
 			t.Errorf("%.40q: got %+v, want %s", content, r, want)
 		}
 	}

@@ -28,7 +28,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"version", "stray"}, wantErr: `podgauge version: unexpected argument "stray"` + "\n"},
 		{args: []string{"help", "stray"}, wantErr: `podgauge help: unknown command "stray"` + "\n"},
 		{args: []string{"completion", "tcsh"}, wantErr: `podgauge completion: `},
-		{args: []string{"--state-dir=/s", "status"}, wantErr: `unknown flag: --state-dir`},
+		{args: []string{"--kubelet-dir=/s", "status"}, wantErr: `unknown flag: --kubelet-dir`},
 		{args: []string{"--web.listen-address=9400"}, wantErr: "--web.listen-address"},
 		{args: []string{"--web.telemetry-path=metrics"}, wantErr: "--web.telemetry-path"},
 		{args: []string{"--web.telemetry-path=/healthz"}, wantErr: "--web.telemetry-path"},

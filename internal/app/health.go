@@ -64,7 +64,7 @@ func (a *app) addHealth() (history device.HealthHistory) {
 		folder = disk.OpenFolder(o.stateDir)
 		a.state, history = state.Open(folder, state.BootIDPath, a.log.With("component", "state"))
 		monitorOptions.Store = a.state
-		a.tasks = append(a.tasks, a.state.Run, a.serveDevices)
+		a.tasks = append(a.tasks, a.state.Run, a.serveSocket)
 	}
 	a.incidents = incident.New(incident.Options{
 		Folder: folder, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
