@@ -52,6 +52,7 @@ func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 	opts := doctor.Options{
 		Config: source.File, ConfigErr: o.configErr,
 		DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s),
+		HostRoots: []string{s.ContainerDriverRoot, "/"}, DeviceListStrategies: s.DeviceListStrategy,
 		KubeletDir: o.kubeletDir, DevicePluginDir: o.devicePluginDir, DevicePlugin: o.devicePlugin,
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
 		ExpectedGPUs:     s.ExpectedGPUs,

@@ -66,10 +66,12 @@ type Options struct {
 	Driver             DriverProbe // nil: simulated
 	ExpectedGPUs       int         // 0: any number
 	DevRoot            string      // parent folder of dev/nvidia*
+	HostRoots          []string    // folders that may be the node's root
 	InjectsDeviceNodes bool        // containers get the device nodes of this process
 
 	KubeletDir, DevicePluginDir string
 	DevicePlugin                bool // whether podgauge registers devices
+	DeviceListStrategies        []string
 	PodLogsDir                  string
 	ProcessesVisible            bool   // whether this process sees the node's processes
 	KernelLog                   string // empty: not read
@@ -94,6 +96,7 @@ var checks = [...]check{
 	{"config", "podgauge does not start with this file; a running podgauge keeps its settings. The other checks use flags and environment only.", checkConfig},
 	{"driver", "No GPU is registered, and no GPU has metrics.", checkDriver},
 	{"device nodes", "Containers need these device nodes. CDI specs and device lists contain only the nodes that this process can see.", checkDeviceNodes},
+	{"runtime", "A container with NVIDIA_VISIBLE_DEVICES=all uses all GPUs of the node. Usage and energy are charged to the containers that have the GPUs.", checkRuntime},
 	{"registration", "podgauge cannot register: the kubelet has no devices to allocate.", checkRegistration},
 	{"other plugins", "Two plugins for the same resource overwrite each other's device list. With different resources, two pods can receive the same GPU.", checkOtherPlugins},
 	{"pod resources", "Metrics have no pod labels: podgauge reads the allocations from the kubelet.", checkPodResources},

@@ -53,6 +53,8 @@ func newDoctorFixture(t *testing.T) *doctorFixture {
 		LookupEnv: func(name string) (string, bool) { value, ok := s.env[name]; return value, ok },
 	}
 	s.mkdir("logs/research_train_0d0f")
+	s.HostRoots, s.DeviceListStrategies = []string{s.dir + "/none", s.dir + "/host"}, []string{"cdi-cri"}
+	s.writeRuntimeConfig("etc/nvidia-container-runtime", "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
 	s.writeMounts("/")
 	return s
 }
@@ -79,6 +81,12 @@ func (s *doctorFixture) writeMounts(points ...string) {
 		fmt.Fprintf(&text, "%d 1 0:%d / %s rw,relatime shared:1 - ext4 /dev/vda rw\n", 20+i, i, strings.ReplaceAll(point, " ", `\040`))
 	}
 	s.must(os.WriteFile(filepath.Join(s.mkdir("proc/self"), "mountinfo"), []byte(text.String()), 0o600))
+}
+
+// writeRuntimeConfig writes a config of NVIDIA's container runtime below the node's root.
+func (s *doctorFixture) writeRuntimeConfig(folder, text string) {
+	s.Helper()
+	s.must(os.WriteFile(filepath.Join(s.mkdir("host/"+folder), "config.toml"), []byte(text), 0o600))
 }
 
 // mountInContainer simulates a container with these mounted directories of the node.
@@ -199,7 +207,7 @@ func listPaths(t *testing.T, dir string) (paths []string) {
 // TestFindings runs a case for each problem of a node.
 func TestFindings(t *testing.T) {
 	tested := map[string]bool{}
-	for _, c := range slices.Concat(driverCases, kubeletCases, folderCases) {
+	for _, c := range slices.Concat(driverCases, runtimeCases, kubeletCases, folderCases) {
 		tested[c.check] = true
 		t.Run(c.check+": "+c.message, func(t *testing.T) {
 			s := newDoctorFixture(t)
