@@ -31,7 +31,8 @@ var chartCases = []chartCase{
 	{"service-monitor", `{serviceMonitor: {enabled: true, interval: 15s, scrapeTimeout: 10s}, prometheusRule: {enabled: true, recording: false, alerts: {PodgaugeIdleDeviceAllocated: {enabled: false}}}}`},
 	{"annotations", `{prometheusAnnotations: {enabled: true}, service: {enabled: false}, podAnnotations: {example.com/team: gpu}}`},
 	{"network-policy", `networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}`},
-	{"kubernetes", `{podsAPI: {enabled: false}, metrics: {podUID: true}, kubernetes: {events: true, nodeCondition: true, pods: true, configLabel: nvidia.com/device-plugin.config}, config: {map: {a: "version: v1", b: "version: v1"}, default: a}, networkPolicy: {enabled: true}}`},
+	{"kubernetes", `{podsAPI: {enabled: false}, metrics: {podUID: true}, kubernetes: {events: true, nodeCondition: true, pods: true, configLabel: nvidia.com/device-plugin.config}, config: {map: {a: "version: v1", b: "version: v1"}, default: a}, networkPolicy: {enabled: true, apiServer: {cidrs: [10.0.0.1/32, "fd00::1/128"], ports: [16443]}}}`},
+	{"closed", `{networkPolicy: {fromNamespaces: {gpu-metrics: allowed}, from: [{ipBlock: {cidr: 10.0.0.1/32}}]}, web: {metricsOnly: true, allowedHosts: [gpu.example.com]}}`},
 	{"no-network-policy", `networkPolicy: {enabled: false}`},
 	{"host-network", `{hostNetwork: true, openshift: {scc: true}, webConfig: {existingSecret: podgauge-web, key: web-config.yml}, metrics: {port: 9410}, podMonitor: {enabled: true, honorLabels: false}}`},
 	{"extras", `
@@ -215,8 +216,12 @@ func TestNotes(t *testing.T) {
 // TestNotesOfNetwork checks that the notes describe the network access to podgauge, and the effects of honorLabels and injection.
 func TestNotesOfNetwork(t *testing.T) {
 	for values, want := range map[string]string{
-		`networkPolicy: {from: [{podSelector: {}}]}`:                   "NetworkPolicy: the peers in networkPolicy.from may connect to port 9400; other inbound and all outbound connections are denied.",
-		`kubernetes: {events: true}`:                                   "denied, except outbound to ports 443 and 6443.",
+		`networkPolicy: {from: [{podSelector: {}}]}`: "NetworkPolicy: the peers in networkPolicy.from may connect to port 9400; other inbound and all outbound connections are denied.",
+		`kubernetes: {events: true}`:                 "denied, except outbound to ports 443, 6443 of all addresses",
+		`{kubernetes: {events: true}, networkPolicy: {apiServer: {cidrs: [10.0.0.1/32], ports: [16443]}}}`: "denied, except outbound to ports 16443 of 10.0.0.1/32.",
+		``: "Decide who may read",
+		`networkPolicy: {fromNamespaces: {a: b}}`:                      "NetworkPolicy: pods of namespaces with the label a=b may connect to port 9400;",
+		`{web: {metricsOnly: true}}`:                                   "all namespaces and addresses may connect to port 9400, which serves only metrics;",
 		`networkPolicy: {egress: [{}]}`:                                "denied, except those of networkPolicy.ingress and networkPolicy.egress.",
 		`{hostNetwork: true, metrics: {port: 9410}}`:                   "port 9410 of each node is open to all clients",
 		`serviceMonitor: {enabled: true, honorLabels: false}`:          "exported_pod",
@@ -247,6 +252,22 @@ func TestNotesOfSet(t *testing.T) {
 		}
 		if strings.Contains(notes, "metrics.set=") != want {
 			t.Errorf("%s: want a note about the set: %t; the notes are\n%s", values, want, notes)
+		}
+	}
+}
+
+// TestNotesOfDecision checks that the notes ask who may read until a value has decided.
+func TestNotesOfDecision(t *testing.T) {
+	for values, want := range map[string]bool{
+		``: true, `web: {metricsOnly: true}`: false, `networkPolicy: {fromNamespaces: {a: b}}`: false, `networkPolicy: {from: [{podSelector: {}}]}`: false,
+		`webConfig: {existingSecret: a}`: false, `networkPolicy: {enabled: false}`: true, `hostNetwork: true`: true,
+	} {
+		_, notes, err := renderChart(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(notes, "Decide who may read") != want {
+			t.Errorf("%s: want the question: %t; the notes are\n%s", values, want, notes)
 		}
 	}
 }

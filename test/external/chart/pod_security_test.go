@@ -61,7 +61,7 @@ func TestNetworkPolicy(t *testing.T) {
 		for _, p := range policies {
 			extra := map[bool]int{true: 1}[c.name == "extras"]
 			first := p.Spec.Ingress[0]
-			if len(p.Spec.Ingress) != 1+extra || len(first.Ports) != 1 || first.Ports[0].Port.String() != "metrics" || (len(first.From) > 0) != (c.name == "network-policy") {
+			if len(p.Spec.Ingress) != 1+extra || len(first.Ports) != 1 || first.Ports[0].Port.String() != "metrics" || (len(first.From) > 0) != (c.name == "network-policy" || c.name == "closed") {
 				t.Errorf("%s: inbound connections: got %+v", c.name, p.Spec.Ingress)
 			}
 			if c.name == "kubernetes" { // the API server
@@ -70,6 +70,21 @@ func TestNetworkPolicy(t *testing.T) {
 			if len(p.Spec.Egress) != extra || !slices.Equal(p.Spec.PolicyTypes, []networking.PolicyType{networking.PolicyTypeIngress, networking.PolicyTypeEgress}) {
 				t.Errorf("%s: outbound connections: got %+v, policy types %v", c.name, p.Spec.Egress, p.Spec.PolicyTypes)
 			}
+		}
+	}
+}
+
+// TestAPIServerEgress checks the addresses and ports of the API server that podgauge may connect to.
+func TestAPIServerEgress(t *testing.T) {
+	for values, want := range map[string]string{
+		``:                           `[]`,
+		`kubernetes: {events: true}`: `[{"ports":[{"protocol":"TCP","port":443},{"protocol":"TCP","port":6443}]}]`,
+		`{kubernetes: {pods: true}, networkPolicy: {apiServer: {cidrs: [10.0.0.1/32], ports: [8443]}}}`: `[{"ports":[{"protocol":"TCP","port":8443}],"to":[{"ipBlock":{"cidr":"10.0.0.1/32"}}]}]`,
+		`networkPolicy: {apiServer: {cidrs: [10.0.0.1/32]}}`:                                            `[]`,
+	} {
+		policy := decodeAll[networking.NetworkPolicy](t, mustRender(t, values))[0]
+		if got := string(mustJSON(t, policy.Spec.Egress)); got != want {
+			t.Errorf("%s: got %s, want %s", values, got, want)
 		}
 	}
 }

@@ -59,11 +59,13 @@ func TestWebConfigRestart(t *testing.T) {
 func TestStatusInNotes(t *testing.T) {
 	for values, want := range map[string]string{
 		``:                               "-- podgauge status\n",
-		`metrics: {port: 9410}`:          "-- podgauge status --web.listen-address=:9410\n",
-		`webConfig: {existingSecret: a}`: "-- podgauge status --http.config.file=/etc/podgauge/web/http.yaml\n",
-		`{metrics: {port: 9410}, webConfig: {existingSecret: a}}`: "-- podgauge status --web.listen-address=:9410 --http.config.file=/etc/podgauge/web/http.yaml\n",
-		// The chart's Secret only has the web config, without client credentials.
-		`webConfig: {content: {tls_server_config: {cert_file: a, key_file: b}}}`: "",
+		`metrics: {port: 9410}`:          "-- podgauge status\n",
+		`webConfig: {existingSecret: a}`: "-- podgauge status\n",
+		`webConfig: {content: {tls_server_config: {cert_file: a, key_file: b}}}`: "-- podgauge status\n",
+		`{state: {enabled: false}, web: {metricsOnly: false}}`:                   "-- podgauge status\n",
+		// Without the state folder there is no socket, and the network requires a password, or lacks the API.
+		`{state: {enabled: false}, webConfig: {existingSecret: a}}`: "",
+		`{state: {enabled: false}, web: {metricsOnly: true}}`:       "",
 	} {
 		_, notes, err := renderChart(values)
 		if err != nil {

@@ -12,6 +12,8 @@
 {{- with $v.incidents.maxAge }}{{ $args = append $args (printf "--incidents.max-age=%s" .) }}{{ end }}
 {{- with $v.incidents.maxCount }}{{ $args = append $args (printf "--incidents.max-count=%d" (int .)) }}{{ end }}
 {{- if ne (int $v.metrics.port) 9400 }}{{ $args = append $args (printf "--web.listen-address=:%d" (int $v.metrics.port)) }}{{ end }}
+{{- if $v.web.metricsOnly }}{{ $args = append $args "--web.metrics-only" }}{{ end }}
+{{- range $v.web.allowedHosts }}{{ $args = append $args (printf "--web.allowed-hosts=%s" .) }}{{ end }}
 {{- if $facts.web }}
 {{- $args = append $args (printf "--web.config.file=/etc/podgauge/web/%s" $v.webConfig.key) }}
 {{- $args = append $args (printf "--web.probe-address=:%d" (int $v.probes.port)) }}
