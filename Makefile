@@ -14,7 +14,7 @@ IMAGES = $(ARCH:%=$(CURDIR)/bin/$(PROGRAM)-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test stress build kubectl-podgauge image image-check lint rules golden dashboards-check fleet-check page-check pictures e2e e2e-all e2e-cluster cluster tutorial-check soak churn xids bench bench-peers bench-idle gpu release release-check
+.PHONY: demo test stress build kubectl-podgauge image image-check lint rules golden dashboards-check fleet-check page-check pictures e2e e2e-all e2e-cluster cluster tutorial-check soak churn xids bench bench-peers bench-idle gpu release release-check vulncheck
 
 build: ## bin/podgauge, and bin/podgauge-sim for a simulated machine
 	go build -trimpath -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
@@ -93,6 +93,11 @@ lint:
 	cd test/external && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 	cd cmd/kubectl-podgauge && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 	@cd cmd/kubectl-podgauge && unreachable="$$($(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }
+
+# Not in lint: it needs https://vuln.go.dev, and an advisory of today must not fail a change that is not its cause.
+vulncheck: ## known vulnerabilities in code that podgauge calls, of modules and Go; each night
+	$(TOOL) govulncheck ./...
+	cd cmd/kubectl-podgauge && $(TOOL) govulncheck ./...
 
 e2e: build ## end-to-end tests with a real kubelet, containerd and Prometheus; as root
 	cd test/e2e && go run ./cmd/e2e setup && go test -p 1 -count=1 -timeout 30m ./...

@@ -49,7 +49,7 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-// TestMakeVerbs checks that workflows run targets of the Makefile, including test, lint, e2e-all and release-check.
+// TestMakeVerbs checks that workflows run targets of the Makefile, including test, lint, e2e-all, release-check and vulncheck.
 func TestMakeVerbs(t *testing.T) {
 	var targets, used []string
 	for _, match := range makeTarget.FindAllStringSubmatch(readFile(t, "../../Makefile"), -1) {
@@ -65,7 +65,7 @@ func TestMakeVerbs(t *testing.T) {
 			}
 		}
 	}
-	for _, verb := range []string{"test", "lint", "e2e-all", "release-check"} {
+	for _, verb := range []string{"test", "lint", "e2e-all", "release-check", "vulncheck"} {
 		if !slices.Contains(used, verb) {
 			t.Errorf("no workflow runs make %s", verb)
 		}
