@@ -45,6 +45,10 @@ for program in podgauge podgauge-sim; do
     crane index append $manifests --tag "$registry/$program:$VERSION"
     crane pull --format oci "$registry/$program:$VERSION" "$oci/$program"
 done
+# A tag can move; the digest cannot.
+tagged=ghcr.io/podgauge/podgauge:$VERSION
+sed "s#image: \"$tagged\"#image: \"$tagged@$(crane digest "$registry/podgauge:$VERSION")\"#" deploy/podgauge.yaml >"$files/podgauge.yaml"
+grep -q "image: \"$tagged@sha256:[0-9a-f]\{64\}\"" "$files/podgauge.yaml" || die "deploy/podgauge.yaml has no image $tagged"
 
 for platform in linux_amd64 linux_arm64 darwin_amd64 darwin_arm64; do
     dir=bin/release/tmp/kubectl-$platform program=kubectl-podgauge
@@ -59,7 +63,6 @@ cp -r deploy/helm/podgauge bin/release/tmp/chart
 at=https://github.com/podgauge/podgauge/blob/$VERSION
 sed -i "s#](\(\.\./\)\{3\}#]($at/#g; s#](examples)#]($at/deploy/helm/podgauge/examples)#g" bin/release/tmp/chart/README.md
 helm package bin/release/tmp/chart --destination "$files"
-cp deploy/podgauge.yaml "$files"
 cd "$files"
 sha256sum -- * >../checksums.txt
 mv ../checksums.txt .

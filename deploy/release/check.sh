@@ -61,6 +61,9 @@ cmp "$tmp/podgauge-$number.tgz" "$files/podgauge-$number.tgz"
 if helm show readme "$tmp/podgauge-$number.tgz" | grep -n '](\.\|](examples'; then die "the chart's README has relative links"; fi
 helm template podgauge "$tmp/podgauge-$number.tgz" | grep -q "image: \"\?ghcr.io/podgauge/podgauge:$VERSION\"\?$" || die "the chart has a different image"
 
+image=$(sed -n 1p bin/release/pushed.txt)
+grep -q "image: \"ghcr.io/podgauge/podgauge:$VERSION@${image#*@}\"" "$files/podgauge.yaml" || die "the manifest lacks the pushed image $image"
+
 images=
 for arch in ${ARCH:-amd64 arm64}; do images="$images $PWD/bin/podgauge-image-$arch.tar $PWD/bin/podgauge-sim-image-$arch.tar"; done
 PODGAUGE_IMAGES=$images go test -count=1 -run 'TestImages$' ./test/image
