@@ -216,12 +216,12 @@ func TestNotes(t *testing.T) {
 // TestNotesOfNetwork checks that the notes describe the network access to podgauge, and the effects of honorLabels and injection.
 func TestNotesOfNetwork(t *testing.T) {
 	for values, want := range map[string]string{
-		`networkPolicy: {from: [{podSelector: {}}]}`: "NetworkPolicy: the peers in networkPolicy.from may connect to port 9400; other inbound and all outbound connections are denied.",
+		`networkPolicy: {from: [{podSelector: {}}]}`: "NetworkPolicy: the peers in networkPolicy.from may connect to port 9400. Other inbound and all outbound connections are denied.",
 		`kubernetes: {events: true}`:                 "denied, except outbound to ports 443, 6443 of all addresses",
 		`{kubernetes: {events: true}, networkPolicy: {apiServer: {cidrs: [10.0.0.1/32], ports: [16443]}}}`: "denied, except outbound to ports 16443 of 10.0.0.1/32.",
-		``: "Decide who may read",
-		`networkPolicy: {fromNamespaces: {a: b}}`:                      "NetworkPolicy: pods of namespaces with the label a=b may connect to port 9400;",
-		`{web: {metricsOnly: true}}`:                                   "all namespaces and addresses may connect to port 9400, which serves only metrics;",
+		``: "Anyone may read",
+		`networkPolicy: {fromNamespaces: {a: b}}`:                      "NetworkPolicy: pods of namespaces with the label a=b may connect to port 9400.",
+		`{web: {metricsOnly: true}}`:                                   "all namespaces and addresses may connect to port 9400, which serves only metrics.",
 		`networkPolicy: {egress: [{}]}`:                                "denied, except those of networkPolicy.ingress and networkPolicy.egress.",
 		`{hostNetwork: true, metrics: {port: 9410}}`:                   "port 9410 of each node is open to all clients",
 		`serviceMonitor: {enabled: true, honorLabels: false}`:          "exported_pod",
@@ -266,7 +266,7 @@ func TestNotesOfDecision(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(notes, "Decide who may read") != want {
+		if strings.Contains(notes, "Anyone may read") != want {
 			t.Errorf("%s: want the question: %t; the notes are\n%s", values, want, notes)
 		}
 	}
