@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/web/api"
@@ -22,7 +21,6 @@ import (
 )
 
 const (
-	requestTimeout   = 10 * time.Second
 	maxResponseBytes = 32 << 20
 	maxErrorBytes    = 200
 	mountedFolder    = "/etc/podgauge" // of the chart's Secrets
@@ -216,18 +214,4 @@ func clientTransport(folder, file string) (scheme string, transport http.RoundTr
 		_, err = os.ReadFile(c.BasicAuth.PasswordFile)
 	}
 	return scheme, transport, err
-}
-
-// localTransport returns a transport to the daemon's socket, which needs neither password nor certificate, and to the network if the
-// socket cannot be reached: only root can connect, and a daemon without --state-dir has no socket.
-func localTransport(stateDir string) http.RoundTripper {
-	t, network := socketTransport(stateDir), net.Dialer{}
-	socket := t.DialContext
-	t.DialContext = func(ctx context.Context, protocol, address string) (net.Conn, error) {
-		if conn, err := socket(ctx, protocol, address); err == nil {
-			return conn, nil
-		}
-		return network.DialContext(ctx, protocol, address)
-	}
-	return t
 }

@@ -8,21 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
-
-// defaultStateDir is the chart's --state-dir, on the node and in the container.
-const defaultStateDir = "/var/lib/podgauge"
 
 const maxDeviceResponse = 1 << 20
 
@@ -77,21 +71,6 @@ func (c *deviceCommand) complete(args []string, proc string) error {
 	return c.check()
 }
 
-// flagValue returns the last value of a flag among arguments; empty: not given.
-func flagValue(args []string, name string) (value string) {
-	for i, arg := range args {
-		flag, text, inline := strings.Cut(strings.TrimLeft(arg, "-"), "=")
-		switch {
-		case flag != name || !strings.HasPrefix(arg, "-"):
-		case inline:
-			value = text
-		case i+1 < len(args):
-			value = args[i+1]
-		}
-	}
-	return value
-}
-
 // run sends the request and prints the response. A trusted device that is not healthy is a failure, too.
 func (c *deviceCommand) run(ctx context.Context, stdout io.Writer) error {
 	r, err := c.send(ctx)
@@ -136,16 +115,4 @@ func (c *deviceCommand) send(ctx context.Context) (r deviceResponse, err error) 
 		return r, errors.New(r.Error)
 	}
 	return r, nil
-}
-
-// socketTransport returns a transport to the daemon's socket in a state folder, for every address.
-func socketTransport(stateDir string) *http.Transport {
-	return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{Timeout: requestTimeout}).DialContext(ctx, "unix", filepath.Join(stateDir, socketName))
-	}}
-}
-
-// addStateDirFlag declares the flag of the folder with the daemon's socket.
-func addStateDirFlag(f *pflag.FlagSet, dir *string) {
-	f.StringVar(dir, "state-dir", "", "`folder` of the daemon's --state-dir (default of the daemon in this container, or "+defaultStateDir+")")
 }

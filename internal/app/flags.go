@@ -57,7 +57,7 @@ func (o *options) complete() error {
 		return err
 	}
 	o.metrics.Hostname = o.hostname
-	o.web.node = o.hostname
+	o.web.access.node = o.hostname
 	if o.devicePluginDir == "" {
 		o.devicePluginDir = filepath.Join(o.kubeletDir, "device-plugins")
 	}

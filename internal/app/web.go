@@ -36,9 +36,7 @@ type webOptions struct {
 	configFile    string
 	probeAddress  string
 	pprof         bool
-	metricsOnly   bool
-	allowedHosts  []string // besides addresses and private names
-	node          string   // name of the node
+	access        accessOptions
 }
 
 func (o *webOptions) addFlags(f *pflag.FlagSet) {
@@ -46,8 +44,7 @@ func (o *webOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.telemetryPath, "web.telemetry-path", "/metrics", "`path` of the metrics")
 	f.StringVar(&o.configFile, "web.config.file", "", "`file` with TLS and passwords, in the format of Prometheus exporters")
 	f.StringVar(&o.probeAddress, "web.probe-address", "", "`address` of a second server with the probes only, in plain HTTP regardless of --web.config.file; empty: no second server")
-	f.BoolVar(&o.metricsOnly, "web.metrics-only", false, "serve only metrics and probes on the network; the commands on the node still work")
-	f.StringSliceVar(&o.allowedHosts, "web.allowed-hosts", nil, "more `names` by which clients reach podgauge, in public domains; addresses, the node's name and names of the cluster are always allowed")
+	o.access.addFlags(f)
 	f.BoolVar(&o.pprof, "web.enable-pprof", false, "serve Go's profiles under /debug/pprof/")
 }
 
@@ -64,12 +61,7 @@ func (o *webOptions) check() error {
 	if err := checkAddress(o.probeAddress); err != nil && o.probeAddress != "" {
 		return fmt.Errorf("--web.probe-address %q: %w", o.probeAddress, err)
 	}
-	for _, name := range o.allowedHosts {
-		if name == "" || strings.ContainsAny(name, "/:* ") {
-			return fmt.Errorf("--web.allowed-hosts %q: expected a host name", name)
-		}
-	}
-	return nil
+	return o.access.check()
 }
 
 // fileError returns a library's error on a file as a single line.
@@ -149,7 +141,7 @@ func (o *webOptions) listen() (l listeners, err error) {
 
 // serveTasks returns the tasks of the HTTP servers.
 func (o *webOptions) serveTasks(metrics *exporter.Exporter, s exporter.HandlerOptions, l listeners, log *slog.Logger) []func(context.Context) error {
-	mainServer := newHTTPServer(o.restrict(metrics.Handler(s)), log)
+	mainServer := newHTTPServer(o.access.restrict(metrics.Handler(s), o.telemetryPath), log)
 	tasks := []func(context.Context) error{func(ctx context.Context) error {
 		return serveHTTP(ctx, mainServer, "metrics", func() error { return o.serve(mainServer, l.main, log.With("component", "web")) })
 	}}

@@ -82,7 +82,7 @@ func TestNodeNameIsAllowed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(o.web.restrict(http.NotFoundHandler()))
+	server := httptest.NewServer(o.web.access.restrict(http.NotFoundHandler(), "/metrics"))
 	defer server.Close()
 	w := &testApp{t: t, url: server.URL}
 	for host, want := range map[string]int{"gpu-1.example.com:9400": 404, "gpu-2.example.com:9400": 403} {
