@@ -1,7 +1,6 @@
 package app
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -71,13 +70,8 @@ func parseDeviceRequest(content []byte) (r deviceRequest, err error) {
 	if len(content) > maxDeviceRequest {
 		return r, fmt.Errorf("request larger than %d bytes", maxDeviceRequest)
 	}
-	decoder := json.NewDecoder(bytes.NewReader(content))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&r); err != nil {
+	if err := json.Unmarshal(content, &r); err != nil {
 		return r, fmt.Errorf("parse request: %w", err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return r, errors.New("parse request: more than one object")
 	}
 	return r, r.check()
 }

@@ -172,14 +172,13 @@ func TestDeviceErrors(t *testing.T) {
 		t.Errorf("socket: got %v, %v", s.Mode(), err)
 	}
 	for content, want := range map[string]string{
-		"":                         "parse request: EOF",
-		"x":                        "parse request: invalid character",
-		"[]":                       "parse request: json: cannot unmarshal array",
-		`{"action":"trust","x":1}`: "unknown field",
-		`{"action":"trust"}{}`:     "more than one object",
-		`{"action":"trust"}}`:      "more than one object",
-		strings.Repeat(" ", 5000):  "request larger than 4096 bytes",
-		`{"action":"stop"}`:        "expected retire or trust",
+		"":                        "parse request: unexpected end of JSON input",
+		"x":                       "parse request: invalid character",
+		"[]":                      "parse request: json: cannot unmarshal array",
+		`{"action":"trust"}{}`:    "parse request: invalid character",
+		`{"action":"trust"}}`:     "parse request: invalid character",
+		strings.Repeat(" ", 5000): "request larger than 4096 bytes",
+		`{"action":"stop"}`:       "expected retire or trust",
 		"{\"action\":\"trust\",\"device\":\"\\u001b\"}": "expected a UUID",
 	} {
 		if r := requestDevice(t, dir, content); !strings.Contains(r.Error, want) || len(r.Lines) > 0 {
