@@ -64,7 +64,7 @@ func fromFile(p fmt.Stringer, keys ...string) value {
 	return value{field: p, text: p.String, keys: keys}
 }
 
-func text(p *string, defaultValue string) value { return one(p, defaultValue, anyText) }
+func oneText(p *string, defaultValue string) value { return one(p, defaultValue, anyText) }
 
 func boolean(p *bool) value { return one(p, "false", parseBool) }
 
