@@ -29,6 +29,7 @@
 //	gpu <sel> metric <id>[-<id>][/<gi>] <value>    GPM metric: the mean between two samples
 //	gpu <sel> process <pid> <bytes> [gi <n>] [ci <n>] [type compute|graphics|mps] [sm|mem|enc|dec <value>]
 //	gpu <sel> slice <index> <profile> gi <n> ci <n> [uuid <text>] [memory <bytes>] [used|bar1 <value>]
+//	short processes                         process lists have the 16-byte entries of the first version
 //	reuse handles                           a new MIG device gets the handle of a removed one
 //	add fields                              nvmlDeviceGetFieldValues adds to the caller's values
 //	gpu <sel> link <n>[-<n>] switch|gpu <i>|off|none

@@ -94,7 +94,7 @@ func (s *Scenario) write() error {
 // subjectWords is the number of words that form a line's subject; the value follows.
 var subjectWords = map[string]int{
 	"gpus": 1, "driver": 1, "epoch": 1, "lock": 2, "gpu": 3,
-	"event": 2, "fail": 4, "slow": 4, "hang": 4, "reuse": 2, "add": 2, "ancestor": 3, "confidential": 1,
+	"event": 2, "fail": 4, "slow": 4, "hang": 4, "reuse": 2, "add": 2, "short": 2, "ancestor": 3, "confidential": 1,
 }
 
 // lineSubject returns the words that identify a line; Set replaces the earlier line with the same words.

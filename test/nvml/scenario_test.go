@@ -115,6 +115,7 @@ func TestInvalidScenario(t *testing.T) {
 			{"gpu 0 link 0 gpu 16\n", `the remote GPU is "16"`},
 			{"ancestor 0 1 bus\n", `unknown topology level "bus"`},
 			{"reuse paper\n", `invalid reuse "paper", want handles`},
+			{"short paper\n", `invalid short "paper", want processes`},
 			{"add salt\n", `invalid add "salt", want fields`},
 			{"gpu 0 model v100\n", `unknown GPU model "v100"`},
 			{"gpu 0 metric 477 1\n", `invalid metric "477"`},

@@ -22,7 +22,7 @@ func (s *readerFixture) usage(i int) ([]device.ProcessUsage, bool) {
 func TestProcessUsage(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 0 uuid GPU-0",
 		"gpu 0 process 11 1000 sm 50 mem 20", "gpu 0 process 12 2000 type compute+graphics+mps enc 10 dec 5",
-		"gpu 0 process 13 none type mps", "gpu 0 process 14 3000 type graphics", "gpu 0 process 0 5")
+		"gpu 0 process 13 none type mps", "gpu 0 process 14 3000 type graphics")
 	var got []device.ProcessUsage
 	// The driver reports averages over the last sixth of a second.
 	s.eventually("utilization is reported", func() bool {
@@ -84,6 +84,30 @@ func TestProcessUsageUnknown(t *testing.T) {
 		s := newListedFixture(t, append([]string{"gpus 1", "gpu 0 process 11 1000"}, lines...)...)
 		if got, known := s.usage(0); known || len(got) > 0 {
 			t.Errorf("%v: got %v, %v, want unknown", lines, got, known)
+		}
+		s.Close()
+	}
+}
+
+// TestImpossibleProcesses has drivers whose lists cannot be right. The usage of the GPU is unknown, and no process is in the way of a container.
+func TestImpossibleProcesses(t *testing.T) {
+	for name, lines := range map[string][]string{
+		"pid 0":                      {"gpu 0 process 0 5"},
+		"a pid above any":            {"gpu 0 process 4194305 5"},
+		"short entries":              {"short processes", "gpu 0 process 4712 2097152"},
+		"short entries, another MiB": {"short processes", "gpu 0 process 12 3145728", "gpu 0 process 13 6442450944"},
+		"an instance above any":      {"gpu 0 process 12 5 gi 4711 ci 0"},
+	} {
+		s := newListedFixture(t, append([]string{"gpus 2", "gpu 0 process 11 2097152", "gpu 1 process 21 1000"}, lines...)...)
+		if got, known := s.usage(0); known || len(got) > 0 {
+			t.Errorf("%s: got %+v, %v, want unknown", name, got, known)
+		}
+		if got, err := s.gpu(0).ProcessIDs(device.Device{ID: device.ID(s.id(0)), GPU: s.id(0)}); err != nil || len(got) > 0 {
+			t.Errorf("%s: got pids %v, error %v, want none", name, got, err)
+		}
+		s.clear("short")
+		if got, known := s.usage(1); !known || len(got) != 1 {
+			t.Errorf("%s: other GPU: got %+v, %v, want one process", name, got, known)
 		}
 		s.Close()
 	}

@@ -47,6 +47,8 @@ const (
 	initialProcesses = 64
 	// maxProcesses is above any plausible count.
 	maxProcesses = 1 << 16
+	// maxPID is Linux' PID_MAX_LIMIT, and maxInstanceID is above any GPU's.
+	maxPID, maxInstanceID = 1 << 22, 255
 	// memoryNotAvailable is the driver's value for unknown memory.
 	memoryNotAvailable = 1<<64 - 1
 	// notReported is the value for an unknown number of device.ProcessUsage.
@@ -100,13 +102,14 @@ func (g *GPUReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUs
 			return buf, ret
 		}
 		for _, info := range p.infos[:p.count] {
+			if !isPlausible(info) {
+				return buf[:before], nvml.ERROR_NOT_SUPPORTED
+			}
 			of, ok := g.processDevice(info)
 			if !ok {
 				return buf, nvml.ERROR_NOT_SUPPORTED
 			}
-			if info.Pid != 0 { // 0 is unknown
-				buf = addUsage(buf, before, of, info)
-			}
+			buf = addUsage(buf, before, of, info)
 		}
 	}
 	return buf, nvml.SUCCESS
@@ -132,6 +135,12 @@ func (g *GPUReader) readProcessList(f unsafe.Pointer) nvml.Return {
 // grownLength returns the length of a new buffer, with room for new processes.
 func grownLength(count uint32, length int) int {
 	return min(2*max(int(min(count, maxProcesses)), length), maxProcesses)
+}
+
+// isPlausible returns false for a process that cannot exist. Drivers have filled lists with shorter entries, so that memory appears as a pid,
+// and a pid as an instance (https://github.com/NVIDIA/go-nvml/issues/75).
+func isPlausible(info nvml.ProcessInfo) bool {
+	return info.Pid > 0 && info.Pid <= maxPID && (info.GpuInstanceId <= maxInstanceID || info.GpuInstanceId == NoInstanceID)
 }
 
 // processDevice returns the device of a process. On a MIG-enabled GPU the driver informs only the privileged; for all others the device is unknown.

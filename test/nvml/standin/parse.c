@@ -95,6 +95,13 @@ static bool parse_reuse(struct scenario *s, struct line *l)
     return s->reuse_handles || report(l, "invalid reuse \"%s\", want handles", word);
 }
 
+static bool parse_short(struct scenario *s, struct line *l)
+{
+    const char *word = take(l);
+    s->short_processes = strcmp(word, "processes") == 0;
+    return s->short_processes || report(l, "invalid short \"%s\", want processes", word);
+}
+
 /* Parses an event type: a name or a mask. */
 static bool scan_event_type(const char *word, unsigned long long *out)
 {
@@ -233,6 +240,7 @@ static const struct {
     {"gpus", parse_gpu_count}, {"driver", parse_driver}, {"epoch", parse_epoch}, {"lock", parse_lock},
     {"gpu", parse_gpu},        {"event", parse_event},   {"fail", parse_fail},   {"slow", parse_slow},
     {"hang", parse_hang},      {"reuse", parse_reuse},   {"add", parse_add},
+    {"short", parse_short},
     {"ancestor", parse_ancestor},
     {"confidential", parse_confidential},
 };

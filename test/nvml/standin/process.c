@@ -2,6 +2,11 @@
 
 #include "call.h"
 
+static void put_v1(void *out, unsigned int at, const nvmlProcessInfo_t *p)
+{
+    ((nvmlProcessInfo_v1_t *)out)[at] = (nvmlProcessInfo_v1_t){p->pid, p->usedGpuMemory};
+}
+
 /* Fills out[0..*size) with put, and sets *size to the number of processes, also if they do not fit. */
 static nvmlReturn_t get_processes(const struct call *call, const struct mig_device *mig, unsigned int kind,
                                   unsigned int *size, void *out,
@@ -18,17 +23,12 @@ static nvmlReturn_t get_processes(const struct call *call, const struct mig_devi
         int64_t bytes = NVML_VALUE_NOT_AVAILABLE;
         curve_at(call->scenario, &p->bytes, call->now, &bytes);
         if (count < *size)
-            put(out, count, &(nvmlProcessInfo_t){p->pid, (unsigned long long)bytes, p->gi, p->ci});
+            (call->scenario->short_processes ? put_v1 : put)(out, count, &(nvmlProcessInfo_t){p->pid, (unsigned long long)bytes, p->gi, p->ci});
         count++;
     }
     bool fits = count <= *size;
     *size = count;
     return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
-}
-
-static void put_v1(void *out, unsigned int at, const nvmlProcessInfo_t *p)
-{
-    ((nvmlProcessInfo_v1_t *)out)[at] = (nvmlProcessInfo_v1_t){p->pid, p->usedGpuMemory};
 }
 
 static void put_v2(void *out, unsigned int at, const nvmlProcessInfo_t *p)

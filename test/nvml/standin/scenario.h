@@ -181,6 +181,7 @@ struct scenario {
     bool driver_lock;
     bool add_fields; /* nvmlDeviceGetFieldValues adds to the caller's values */
     bool reuse_handles; /* a new MIG device reuses the handle of a removed one */
+    bool short_processes; /* all process lists have entries of the first version, of 16 bytes */
     double since; /* Unix time of the parsing, in seconds */
     enum { CC_NONE, CC_OFF, CC_ON, CC_DEVTOOLS } confidential;
     struct gpu gpus[MAX_GPUS];
