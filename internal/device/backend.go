@@ -145,6 +145,13 @@ type Fault struct {
 	Reason, Action string // as in Status
 	// NeedsReset is set if the fault lasts until a reset, even if checks pass before.
 	NeedsReset bool
+	// External is set if the GPU itself has no fault, but cannot be used: no incident follows.
+	External bool
 }
 
-func (f *Fault) Error() string { return f.Reason + ", wants " + f.Action }
+func (f *Fault) Error() string {
+	if f.Action == "" {
+		return f.Reason
+	}
+	return f.Reason + ", wants " + f.Action
+}

@@ -414,6 +414,16 @@ func TestHealthEvents(t *testing.T) {
 		{"off the bus", fails("xid 79"), []string{"xid_79! GPU 1g.10gb/0 1g.10gb/1"}},
 		{"lost", fails("lost"), []string{"lost! GPU 1g.10gb/0 1g.10gb/1"}},
 		{"a check", fails("odd"), []string{"check_failed! GPU 1g.10gb/0 1g.10gb/1"}},
+		{"GPUs that are not ready", func(w *monitorFixture) {
+			for _, gpu := range w.GPUs() {
+				w.SetCheckError(device.ID(gpu), &device.Fault{Reason: "confidential_computing", External: true})
+			}
+			requireReasons(t, "not ready", w.statusesAfter(10*time.Second), "confidential_computing", "confidential_computing", "confidential_computing", "confidential_computing")
+			for _, gpu := range w.GPUs() {
+				w.SetCheckError(device.ID(gpu), nil)
+			}
+			requireReasons(t, "ready", w.statusesAfter(5*time.Second), "", "", "", "")
+		}, nil},
 		{"a hang", func(w *monitorFixture) { w.HangGPU(w.AllocatableIDs()[1]) }, []string{"not_responding! GPU 1g.10gb/0 1g.10gb/1"}},
 		{"a reconfiguration", func(w *monitorFixture) { w.Partition(w.GPUs()[0], "2g.20gb") }, nil},
 		{"MIG mode is turned off", func(w *monitorFixture) { w.Unpartition(w.GPUs()[0]) }, nil},

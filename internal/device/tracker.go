@@ -256,8 +256,10 @@ func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time
 	var f *Fault
 	switch {
 	case errors.As(c.err, &f):
-		e.cause.Reason, e.cause.Action, e.cause.NeedsReset = f.Reason, f.Action, f.NeedsReset
-		t.decideSeverity(g, now)
+		e.cause.Reason, e.cause.Action, e.cause.NeedsReset, e.cause.noFault = f.Reason, f.Action, f.NeedsReset, f.External
+		if !f.External {
+			t.decideSeverity(g, now)
+		}
 		if f.NeedsReset { // the GPU answered, so all earlier resets are counted
 			e.cause.resetBaseline = new(g.resets)
 		}

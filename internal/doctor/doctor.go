@@ -39,6 +39,7 @@ type Library struct {
 	Version          string   // of the driver; empty before the driver answers
 	MissingFunctions []string // used by podgauge
 	MissingFamilies  []string // metric families of missing functions
+	NotReady         bool     // the GPUs do not accept work yet, with confidential computing
 }
 
 // DriverProbe queries the driver.

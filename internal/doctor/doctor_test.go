@@ -269,6 +269,9 @@ var driverCases = []findingCase{
 	{check: "driver", status: StatusFailure, message: "DRIVER_NOT_LOADED", fix: "modprobe", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err = nil, errors.New("initialize NVML: DRIVER_NOT_LOADED")
 	}},
+	{check: "driver", status: StatusFailure, message: "2 GPUs and 1 MIG device; not ready for confidential computing", fix: "conf-compute -srs 1", change: func(s *doctorFixture) {
+		s.driver.library.NotReady = true
+	}},
 	{check: "driver", status: StatusWarning, message: "GPU 3 is lost; GPU 4", fix: "reset", change: func(s *doctorFixture) {
 		s.driver.err = errors.Join(errors.New("GPU 3 is lost"), errors.New("GPU 4 is lost"))
 	}},

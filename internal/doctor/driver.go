@@ -50,6 +50,10 @@ func checkDriver(_ context.Context, r *report) Finding {
 	case d.err != nil && d.devices == nil:
 		return failure(d.err.Error(),
 			"Run nvidia-smi on the node. If it fails, load the kernel module (modprobe nvidia) and read dmesg. Otherwise, give this container access to the device nodes.")
+	case d.library.NotReady:
+		return failure(d.summary()+"; not ready for confidential computing",
+			"Attest the GPUs, then run nvidia-smi conf-compute -srs 1 on the node.").
+			because("All GPUs are unhealthy: CUDA does not start on them.")
 	case d.err != nil:
 		return warning(d.summary()+"; "+d.err.Error(),
 			"Find the GPU in the kernel log and reset the GPU. After Xid 79 (fallen off the bus) reboot or power-cycle the node.").

@@ -19,6 +19,10 @@ var reasonTexts = map[string]string{
 	"row_remap_failure":       "Remapping a memory row to a spare row failed",
 	"sram_threshold_exceeded": "SRAM exceeded its threshold of uncorrectable errors",
 	"unrepairable_memory":     "GPU memory has errors that cannot be repaired",
+	"confidential_computing":  "The GPUs are not ready for confidential computing",
+	"mig_mode_unknown":        "The MIG mode is unknown",
+	"driver":                  "All calls to the driver fail",
+	"check_failed":            "A check of the GPU failed",
 	"fabric":                  "The GPU failed to join the NVSwitch fabric",
 	"fabric_not_joined":       "The GPU has not yet joined the NVSwitch fabric",
 }

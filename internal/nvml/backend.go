@@ -17,6 +17,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
@@ -80,6 +81,7 @@ type nvmlSession struct {
 	*lib.Session
 	pendingCalls *lib.PendingCalls
 	commonLabels []device.Label // of all GPUs
+	confidential bool           // confidential computing is on
 	// eventsNameInstances is false with the older function for waiting: go-nvml then fills in zeros, valid numbers of instances.
 	eventsNameInstances bool
 }
@@ -194,7 +196,15 @@ func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
 	if err != nil {
 		return device.ResetEvidence{}, err
 	}
-	return g.Check()
+	evidence, err := g.Check()
+	switch {
+	case err != nil:
+	case b.libraryInfo.Load().NotReady:
+		err = &device.Fault{Reason: "confidential_computing", External: true}
+	case g.layout.Load().mode.Unknown: // a partitioned GPU must not be offered as a whole
+		err = &device.Fault{Reason: "mig_mode_unknown", Action: xid.ActionInspect}
+	}
+	return evidence, err
 }
 
 // ReadProcessUsage appends the processes of a GPU with their usage.

@@ -141,18 +141,18 @@ func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (res
 		}
 		defer result.gpu.Unlock()
 	}
-	layout, err := sess.readMIGMode(handle)
-	switch {
-	case result.gpu != nil && err != nil:
-		return result
-	case err != nil: // an unpartitioned device must not be offered by mistake
-		result.err = err
-		return result
-	case result.gpu == nil:
+	if result.gpu == nil {
 		result.isNew = true
 		if result.gpu, result.err = b.describeGPU(sess, handle); result.err != nil {
 			return result
 		}
+	}
+	layout, err := sess.readMIGMode(handle)
+	if err != nil { // a known mode remains; with an unknown one, Check keeps the GPU out of use
+		if result.gpu.layout.Load().mode.Unknown {
+			result.addError(err.Error())
+		}
+		return result
 	}
 	if layout.mode.Denials > 0 {
 		known := result.gpu.layout.Load().mode

@@ -92,7 +92,7 @@ func computeCapability(handle nvml.Device) (string, nvml.Return) {
 }
 
 // systemLabels are the same for all GPUs of a node.
-func systemLabels(s *lib.Session) []device.Label {
+func systemLabels(s *lib.Session, confidential string) []device.Label {
 	var cuda string
 	if s.Symbols["nvmlSystemGetCudaDriverVersion"] {
 		if v, ret := s.NVML.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
@@ -102,7 +102,7 @@ func systemLabels(s *lib.Session) []device.Label {
 	return []device.Label{
 		{Name: "driver_version", Value: s.Version},
 		{Name: "cuda_version", Value: cuda},
-		{Name: "confidential_computing", Value: confidentialComputing(s)},
+		{Name: "confidential_computing", Value: confidential},
 	}
 }
 

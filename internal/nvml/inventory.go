@@ -24,7 +24,7 @@ const (
 )
 
 // Devices lists the GPUs in the driver's order, each before its MIG devices. Facts of a GPU are kept until the next Init: a listing
-// without news makes one call, two for each GPU, one for each possible MIG device and four for each present one. A known GPU stays listed
+// without news makes one call, another with confidential computing, two for each GPU, one for each possible MIG device and four for each present one. A known GPU stays listed
 // while its calls fail: Check finds the reason.
 func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	b.mu.Lock()
@@ -32,6 +32,7 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	if err := b.ensureInitialized(); err != nil {
 		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, err)
 	}
+	b.updateReadiness()
 	count, ret := b.session.NVML.DeviceGetCount()
 	switch ret {
 	case nvml.SUCCESS:
@@ -58,6 +59,17 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	b.inventory.Store(l.next)
 	b.freeDelisted(old)
 	return l.devices, joinErrors(l.errs)
+}
+
+// updateReadiness asks whether the GPUs accept work. With confidential computing they do not before their attestation.
+func (b *Backend) updateReadiness() {
+	info := b.LibraryInfo()
+	info.NotReady = false
+	if sess := b.session; sess.confidential && sess.Symbols["nvmlSystemGetConfComputeGpusReadyState"] {
+		state, ret := sess.NVML.SystemGetConfComputeGpusReadyState()
+		info.NotReady = ret == nvml.SUCCESS && state == nvml.CC_ACCEPTING_CLIENT_REQUESTS_FALSE
+	}
+	b.libraryInfo.Store(&info)
 }
 
 func (b *Backend) endSession(reason error) error {
@@ -188,7 +200,7 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 		GPUReader:       collect.NewGPUReader(id, handle, sess.Session, b.plan, b.histories.Of(id)),
 		registerBackoff: retry.Backoff{Min: minRegisterInterval, Max: maxRegisterInterval},
 	}
-	g.layout.Store(&migLayout{})
+	g.layout.Store(&migLayout{mode: collect.MIGState{Unknown: true}})
 	g.device = device.Device{
 		ID: device.ID(id), GPU: id, Model: readText(handle, has, "nvmlDeviceGetName", nvml.Device.GetName), Minor: -1, NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
 		MemoryBytes: metric.TotalMemory(handle, has), InfoLabels: append(gpuLabels(handle, has), sess.commonLabels...),

@@ -272,10 +272,67 @@ func TestMIG(t *testing.T) {
 		t.Errorf("after a failed call: got %+v, want only GPU 1 with MIG mode", devices)
 	}
 	s.clear("")
-	s.set("gpus 4", "fail nvmlDeviceGetMigMode gpu 3 UNKNOWN") // unknown MIG mode: not listed
-	devices, err = s.Devices(context.Background())
-	if len(devices) != 3 || err == nil || !strings.Contains(err.Error(), "index 3: get its MIG mode: UNKNOWN") {
-		t.Errorf("got %d devices, error %v, want 3 and an error about index 3", len(devices), err)
+}
+
+// TestUnknownMIGMode has a new GPU whose MIG mode is unreadable. The GPU is listed, and its checks fail until the mode is known.
+func TestUnknownMIGMode(t *testing.T) {
+	s := newListedFixture(t, "gpus 3")
+	for _, code := range []string{"UNKNOWN", "NO_PERMISSION", "TIMEOUT"} {
+		s.set("gpus 4", "gpu 3 mig_mode 1", "gpu 3 uuid GPU-"+code, "fail nvmlDeviceGetMigMode gpu 3 "+code)
+		for range 2 {
+			devices, err := s.Devices(context.Background())
+			if want := device.GPU("GPU-" + code); len(devices) != 4 || devices[3].GPU != want || err == nil || !strings.Contains(err.Error(), string(want)+": get its MIG mode: "+code) {
+				t.Fatalf("%s: got devices %+v, error %v, want four and an error about the last", code, devices, err)
+			}
+		}
+		for i := range 4 {
+			_, err := s.Check(s.id(i))
+			fault, isFault := errors.AsType[*device.Fault](err)
+			if isFault != (i == 3) || isFault && (fault.Reason != "mig_mode_unknown" || fault.External) {
+				t.Errorf("%s: check of GPU %d: got %v, want a fault of GPU 3 only", code, i, err)
+			}
+		}
+		s.clear("fail")
+		if devices := s.list(4); !devices[3].MIGEnabled {
+			t.Errorf("%s: MIGEnabled once the mode is known: got false, want true", code)
+		}
+		if _, err := s.Check(s.id(3)); err != nil {
+			t.Errorf("%s: check once the mode is known: got %v, want nil", code, err)
+		}
+		s.set("gpus 3")
+		s.list(3)
+	}
+}
+
+// TestConfidentialComputing has GPUs that do not accept work yet. All checks fail, without a fault of a GPU, until a listing finds them ready.
+func TestConfidentialComputing(t *testing.T) {
+	for _, row := range []struct {
+		state  string
+		usable bool
+	}{{"none", true}, {"off", true}, {"unready", false}, {"on", true}, {"devtools", true}} {
+		s := newListedFixture(t, "gpus 2", "confidential "+row.state)
+		for i := range 2 {
+			_, err := s.Check(s.id(i))
+			fault, isFault := errors.AsType[*device.Fault](err)
+			if isFault == row.usable || isFault && (fault.Reason != "confidential_computing" || !fault.External) {
+				t.Errorf("%s: check of GPU %d: got %v, want usable: %v", row.state, i, err, row.usable)
+			}
+		}
+		if got := s.LibraryInfo().NotReady; got == row.usable {
+			t.Errorf("%s: NotReady: got %v", row.state, got)
+		}
+		s.Close()
+	}
+	s := newListedFixture(t, "gpus 1", "confidential unready")
+	s.set("confidential on")
+	s.list(1)
+	if _, err := s.Check(s.id(0)); err != nil {
+		t.Errorf("once ready: got %v, want nil", err)
+	}
+	s.set("confidential on", "fail nvmlSystemGetConfComputeGpusReadyState gpu - UNKNOWN") // unknown is no reason
+	s.list(1)
+	if _, err := s.Check(s.id(0)); err != nil {
+		t.Errorf("unknown state: got %v, want nil", err)
 	}
 }
 

@@ -16,6 +16,7 @@ type LibraryInfo struct {
 	// MissingFunctions are absent in all their versions.
 	MissingFunctions []string
 	MissingFamilies  []string // of metrics, with a row beyond the library's functions
+	NotReady         bool     // confidential computing is on, and the GPUs do not accept work yet
 }
 
 // LibraryInfo returns the library's description, even while its initialization hangs.
@@ -50,8 +51,9 @@ func (b *Backend) ensureInitialized() error {
 		return fmt.Errorf("initialize NVML: %w", lib.Error(ret))
 	}
 	session := lib.NewSession(b.lib, metric.Symbols())
+	mode := confidentialComputing(session)
 	b.session = &nvmlSession{
-		Session: session, pendingCalls: b.pendingCalls, commonLabels: systemLabels(session),
+		Session: session, pendingCalls: b.pendingCalls, commonLabels: systemLabels(session, mode), confidential: mode == "on" || mode == "devtools",
 		eventsNameInstances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
 	}
 	b.libraryInfo.Store(&LibraryInfo{

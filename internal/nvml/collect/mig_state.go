@@ -9,6 +9,7 @@ import (
 
 // MIGState is the partitioning of a GPU. It is never written.
 type MIGState struct {
+	Unknown          bool // the mode is, since the first listing
 	Capable, Enabled bool
 	PendingEnabled   bool // after a reset
 	Denials          int  // of the MIG mode in a row, up to DenialsToConfirm

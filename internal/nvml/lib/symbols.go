@@ -20,7 +20,7 @@ var (
 
 // Functions are all functions that are called, apart from those of metrics.
 var Functions = slices.Concat(RequiredFunctions, EventFunctions, MIGFunctions, GPMFunctions, ProcessListSymbols[:], []string{
-	"nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion", "nvmlSystemGetConfComputeState",
+	"nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion", "nvmlSystemGetConfComputeState", "nvmlSystemGetConfComputeGpusReadyState",
 	"nvmlDeviceGetMinorNumber", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetSerial", "nvmlDeviceGetVbiosVersion",
 	"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetArchitecture", "nvmlDeviceGetPlatformInfo",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo",

@@ -67,12 +67,12 @@ static bool parse_ancestor(struct scenario *s, struct line *l)
     return true;
 }
 
-/* confidential on | off | devtools | none */
+/* confidential on | off | devtools | unready | none */
 static bool parse_confidential(struct scenario *s, struct line *l)
 {
-    static const char *const states[] = {"none", "off", "on", "devtools"};
+    static const char *const states[] = {"none", "off", "on", "devtools", "unready"};
     const char *word = take(l);
-    for (int i = CC_NONE; i <= CC_DEVTOOLS; i++) {
+    for (int i = CC_NONE; i <= CC_UNREADY; i++) {
         if (strcmp(word, states[i]) == 0) {
             s->confidential = i;
             return true;

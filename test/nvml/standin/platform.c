@@ -98,6 +98,17 @@ nvmlReturn_t nvmlSystemGetConfComputeState(nvmlConfComputeSystemState_t *state)
     return NVML_SUCCESS;
 }
 
+nvmlReturn_t nvmlSystemGetConfComputeGpusReadyState(unsigned int *isAcceptingWork)
+{
+    CALL(NO_GPU);
+    REQUIRE(isAcceptingWork);
+    if (call.scenario->confidential == CC_NONE)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *isAcceptingWork = call.scenario->confidential == CC_ON || call.scenario->confidential == CC_DEVTOOLS
+                           ? NVML_CC_ACCEPTING_CLIENT_REQUESTS_TRUE : NVML_CC_ACCEPTING_CLIENT_REQUESTS_FALSE;
+    return NVML_SUCCESS;
+}
+
 nvmlReturn_t nvmlSystemGetConfComputeCapabilities(nvmlConfComputeSystemCaps_t *capabilities)
 {
     CALL(NO_GPU);

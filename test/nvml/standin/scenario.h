@@ -183,7 +183,7 @@ struct scenario {
     bool reuse_handles; /* a new MIG device reuses the handle of a removed one */
     bool short_processes; /* all process lists have entries of the first version, of 16 bytes */
     double since; /* Unix time of the parsing, in seconds */
-    enum { CC_NONE, CC_OFF, CC_ON, CC_DEVTOOLS } confidential;
+    enum { CC_NONE, CC_OFF, CC_ON, CC_DEVTOOLS, CC_UNREADY } confidential;
     struct gpu gpus[MAX_GPUS];
     LIST(struct rule) rules;
     LIST(struct field) fields;
