@@ -89,6 +89,7 @@ type HealthCause struct {
 	// needsRepair is set if a pending repair must be done first: the cause followed a fault that needs a reset before a check passed.
 	needsRepair bool
 	noFault     bool // not a fault: neither counted, reported nor saved
+	rebooted    bool // the node was rebooted since: one passed check is enough
 
 	// A reset after notedAt ends the cause; checksBegun checks had begun by then. resetBaseline counts the earlier resets,
 	// nil: not known yet.
@@ -285,7 +286,7 @@ func (s *healthState) addPassedCheck(e evidence) {
 	}
 	s.lastPassedAt = e.startedAt
 	s.passedChecks++
-	if s.passedChecks < minPassedChecks || s.state == Recovering && e.startedAt.Sub(s.firstPassedAt) < s.recoveryPeriod(e.startedAt) {
+	if s.passedChecks < minPassedChecks && !s.cause.rebooted || s.state == Recovering && e.startedAt.Sub(s.firstPassedAt) < s.recoveryPeriod(e.startedAt) {
 		return
 	}
 	s.state, s.cause, s.passedChecks = Healthy, HealthCause{}, 0

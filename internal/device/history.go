@@ -86,6 +86,7 @@ func (r HealthRecord) healthState(checksBegun uint64, now time.Time) healthState
 	if r.rebooted { // without a reboot only a check shows that the fault is over, since a repair may be pending
 		s.state = Recovering
 	}
+	s.cause.rebooted = r.rebooted
 	s.cause.needsRepair, s.cause.notedAt, s.cause.checksBegun, s.cause.resetBaseline = false, now, checksBegun, nil
 	return s
 }

@@ -330,7 +330,8 @@ func TestResetBetweenProcesses(t *testing.T) {
 	})
 }
 
-// TestReboot checks that a reboot counts as a reset of all GPUs. The first publication waits for recovering devices.
+// TestReboot checks that a reboot counts as a reset of all GPUs. The first publication waits for the first check of recovering devices: from
+// the kubelet's start until that publication, pods of the node fail.
 func TestReboot(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -339,8 +340,9 @@ func TestReboot(t *testing.T) {
 		want  string
 		after time.Duration // maximum time of the first publication
 	}{
-		{"the fault is over", failWith("xid 79"), func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 3 * time.Second},
-		{"the fault is over, without an energy counter", failWith("xid 95"), func(*sim.Machine, device.ID) {}, "", 3 * time.Second},
+		{"the fault is over", failWith("xid 79"), func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 0},
+		{"the fault is over, without an energy counter", failWith("xid 95"), func(*sim.Machine, device.ID) {}, "", 0},
+		{"the fault is over, and needed no reset", failWith("lost"), func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 0},
 		{"the GPU is still lost", failWith("xid 79"), func(*sim.Machine, device.ID) {}, "lost", time.Second},
 		{"the GPU hangs", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.HangGPU(id) }, "not_responding", 6 * time.Second},
 		{"a repair is pending", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.SetRepairPending(id) }, "xid_95", time.Second},
