@@ -21,6 +21,7 @@ const minIncidentCount, maxIncidentCount = 4, 10_000
 type healthOptions struct {
 	stateDir          string
 	unhealthyAfter    time.Duration
+	restartAfter      time.Duration
 	kernelLog         string
 	ownersMaxAge      time.Duration
 	incidentsMaxAge   time.Duration
@@ -30,6 +31,7 @@ type healthOptions struct {
 func (o *healthOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.stateDir, "state-dir", "", "`folder` for health and incidents, to survive a restart; empty: no folder")
 	f.DurationVar(&o.unhealthyAfter, "unhealthy-after", 30*time.Second, "mark a GPU unhealthy if a driver call takes longer than this `time`")
+	f.DurationVar(&o.restartAfter, "driver-restart-after", time.Minute, "exit if all calls to a driver with known GPUs fail for this `time`, so that the kubelet restarts the container; doubled up to 1h by each exit without success; 0: never")
 	f.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "kernel log `file`, a second source of Xids; empty: no second source")
 	f.DurationVar(&o.ownersMaxAge, "allocations.max-age", time.Hour, "forget the owners of an ended allocation after this `time`")
 	f.DurationVar(&o.incidentsMaxAge, "incidents.max-age", 30*24*time.Hour, "forget incidents older than this `time`")
@@ -40,6 +42,8 @@ func (o *healthOptions) check() error {
 	switch {
 	case o.unhealthyAfter < time.Second:
 		return errors.New("--unhealthy-after: expected at least 1s")
+	case o.restartAfter != 0 && o.restartAfter < time.Second:
+		return errors.New("--driver-restart-after: expected 0 or at least 1s")
 	case o.ownersMaxAge < time.Second:
 		return errors.New("--allocations.max-age: expected at least 1s")
 	case o.incidentsMaxAge < time.Minute:
@@ -55,7 +59,7 @@ func (a *app) addHealth() (history device.HealthHistory) {
 	o := a.o.health
 	var folder *disk.Folder
 	monitorOptions := device.MonitorOptions{
-		Log: a.log.With("component", "monitor"), UnhealthyTimeout: o.unhealthyAfter, IsAllocated: a.isAllocated, Policy: a.xidPolicy,
+		Log: a.log.With("component", "monitor"), UnhealthyTimeout: o.unhealthyAfter, RestartAfter: o.restartAfter, IsAllocated: a.isAllocated, Policy: a.xidPolicy,
 		ExpectedGPUs: exportedNode{a}.ExpectedGPUs,
 	}
 	if o.stateDir == "" {

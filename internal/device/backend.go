@@ -11,6 +11,8 @@ var (
 	ErrNoDriver = errors.New("no driver")
 	// ErrDriverReplaced accompanies ErrNoDriver if the loaded library does not match the new driver: only a new process can load the new library.
 	ErrDriverReplaced = errors.New("the driver was replaced: restart podgauge to load the new library")
+	// ErrDriverFault means that driver or container fail, and not the GPU of the call.
+	ErrDriverFault = errors.New("the driver fails")
 	// ErrLost means that the GPU has fallen off the bus.
 	ErrLost = errors.New("GPU is lost")
 	// ErrStalled means that no call was made because an earlier call to the GPU still runs.
@@ -22,8 +24,8 @@ var (
 type Backend interface {
 	// Metrics returns the rows that Read fills, indexed by Sample.Metric. They never change.
 	Metrics() []Metric
-	// Devices lists all GPUs and MIG devices. Devices loads the driver's library if needed; ErrNoDriver means that the library cannot be loaded. A device
-	// that cannot be described is left out: then the list comes with an error.
+	// Devices lists all GPUs and MIG devices. Devices loads the driver's library if needed; ErrNoDriver means that there is no usable one. A device
+	// that cannot be described is left out: then the list comes with an error. If the driver fails, the list is nil.
 	Devices(ctx context.Context) ([]Device, error)
 	// Read appends the values of a GPU and its devices to buf. Unsupported values are left out. The error is about the whole GPU:
 	// ErrLost, or the error of a GPU without any value.

@@ -1,6 +1,10 @@
 package device
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"time"
+)
 
 // DriverState is the state of the driver as a whole.
 type DriverState uint8
@@ -9,7 +13,7 @@ type DriverState uint8
 const (
 	DriverStarting      DriverState = iota
 	DriverUp                        //
-	DriverFailing                   // answers, but cannot list devices
+	DriverFailing                   // present, but cannot start or list devices, or calls to all GPUs fail
 	DriverAbsent                    // missing, or refuses to start
 	DriverNotResponding             // a listing, the start of the library, or calls about all GPUs hang
 	DriverReplaced                  // Run returns ErrDriverReplaced when no call runs
@@ -22,6 +26,9 @@ type Driver struct {
 	Err   error
 }
 
+// ErrRestart is the error of Run if the driver fails for long: a new container may have access to it.
+var ErrRestart = errors.New("exiting, so that the kubelet restarts the container: the driver fails")
+
 // Driver returns the driver's state.
 func (m *Monitor) Driver() Driver {
 	d, _ := m.driver.Get()
@@ -32,6 +39,9 @@ func (m *Monitor) Driver() Driver {
 func (m *Monitor) setDriver(s DriverState, err error) {
 	if before := m.Driver(); before.State == s && fmt.Sprint(before.Err) == fmt.Sprint(err) {
 		return
+	}
+	if m.Driver().State != s {
+		m.driverSince = time.Now()
 	}
 	m.driver.Set(Driver{s, err})
 	switch {

@@ -25,6 +25,8 @@ type HealthHistory struct {
 	Rebooted bool `json:"-"`
 	// Lost is set if an earlier history cannot be read: then each device is checked before its first publication. Lost is saved until then.
 	Lost bool `json:"lost,omitempty"`
+	// DriverRestarts counts the processes that ended by ErrRestart since the driver last worked for a while.
+	DriverRestarts uint `json:"driver_restarts,omitempty"`
 }
 
 // Validate returns an error unless the records are ordered and unique, and each has a GPU, which LastListed is.
@@ -138,7 +140,7 @@ func (t *deviceTracker) loadHistory(now time.Time) {
 		}
 		t.absentRecords[r.key()] = r
 	}
-	t.awaitRecovering = h.Rebooted || h.Lost
+	t.awaitRecovering, t.restarts = h.Rebooted || h.Lost, h.DriverRestarts
 	t.historyLost, t.historyChanged = h.Lost, h.Lost // the file with the history was set aside: only a save keeps Lost
 }
 
@@ -280,7 +282,7 @@ func (t *deviceTracker) history(now time.Time) HealthHistory {
 		records[i].encodeRetirement()
 	}
 	slices.SortFunc(records, HealthRecord.compare)
-	return HealthHistory{Records: records, Lost: t.historyLost}
+	return HealthHistory{Records: records, Lost: t.historyLost, DriverRestarts: t.restarts}
 }
 
 // awaitsRecovery reports whether the first publication waits for a device: after a reboot or a lost history, recovering devices are

@@ -59,6 +59,9 @@ type Monitor struct {
 	relist          bool      // the running listing may be out of date
 	nextKernelEvent time.Time // the first in the queue was queued then; zero: none, or no device is listed
 	driverHung      bool      // calls about all GPUs hang
+	driverFails     bool      // calls about all GPUs fail
+	driverSince     time.Time // the driver has its state
+	restarting      bool      // Run ends once the restart is on disk
 	phase           driverPhase
 	pendingRelease  releaseRequest // the release in progress
 	pendingRequests []operatorRequest
@@ -137,7 +140,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		case <-time.After(time.Until(m.nextDue(time.Now()))):
 		}
 		m.update(time.Now())
-		if err := m.advanceRelease(time.Now()); err != nil {
+		if err := cmp.Or(m.advanceRelease(time.Now()), m.checkRestart(time.Now())); err != nil {
 			return fmt.Errorf("watch devices: %w", err)
 		}
 	}
@@ -171,6 +174,7 @@ func (m *Monitor) update(now time.Time) {
 	}
 	m.handleKernelEvents(before, now)
 	m.detectStalls(now)
+	m.detectDriverFault(now)
 	m.tracker.removeExpired(now)
 	m.tracker.publish(now)
 	m.tracker.logQueue.flush()
@@ -234,6 +238,7 @@ func (m *Monitor) startChecks(ctx context.Context, now time.Time) {
 }
 
 func (m *Monitor) handleListing(devices []Device, err error, now time.Time) {
+	m.tracker.listingBegan, m.tracker.listingFailed = m.list.startedAt, devices == nil && err != nil
 	m.list.end(now, retry.Aligned(noDriverListInterval))
 	if m.phase != phaseActive { // the listing began before the release
 		return
@@ -256,7 +261,7 @@ func (m *Monitor) handleListing(devices []Device, err error, now time.Time) {
 	if m.relist {
 		m.list.nextAt, m.relist = now, false
 	}
-	if !m.driverHung { // listings may work while calls about GPUs hang
+	if !m.driverHung && m.tracker.driverErr == nil { // listings may work while calls about GPUs do not
 		m.setDriver(DriverUp, err)
 	}
 	m.tracker.merge(devices, now)
@@ -358,6 +363,19 @@ func (m *Monitor) detectDriverHang(now time.Time) {
 	case wasHung:
 		m.requestList(now)
 	}
+}
+
+// detectDriverFault publishes that calls about all GPUs fail. A listing follows the fault.
+func (m *Monitor) detectDriverFault(now time.Time) {
+	t, failed := m.tracker, m.driverFails
+	m.driverFails = t.driverErr != nil
+	switch {
+	case m.driverFails && m.Driver().State == DriverUp:
+		m.setDriver(DriverFailing, t.driverErr)
+	case failed && !m.driverFails || t.listingDue:
+		m.requestList(now)
+	}
+	t.listingDue = false
 }
 
 // setDriverHung keeps the first error of a hang: several calls hang at once, and each change of the error is logged.

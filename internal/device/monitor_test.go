@@ -35,7 +35,9 @@ type logCounter struct {
 	counts map[string]int // guarded by mu
 }
 
-func (r *logCounter) Enabled(context.Context, slog.Level) bool { return true }
+func (r *logCounter) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= slog.LevelInfo
+}
 
 func (r *logCounter) Handle(_ context.Context, record slog.Record) error {
 	r.mu.Lock()

@@ -20,8 +20,10 @@ type MonitorOptions struct {
 	Log *slog.Logger
 	// UnhealthyTimeout is how long a call about a GPU may run before the GPU is unhealthy; 0 is 30 seconds.
 	UnhealthyTimeout time.Duration
-	History          HealthHistory // from the previous process
-	Store            HistoryStore  // nil: health is not saved, and all counts are published
+	// RestartAfter is how long the driver fails before Run returns ErrRestart; 0: never.
+	RestartAfter time.Duration
+	History      HealthHistory // from the previous process
+	Store        HistoryStore  // nil: health is not saved, and all counts are published
 	// IsAllocated reports whether a container has a device. An allocated device that is gone stays in the Inventory.
 	// nil: no device is allocated.
 	IsAllocated func(ID) bool

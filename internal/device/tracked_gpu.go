@@ -46,6 +46,8 @@ type trackedGPU struct {
 	resumedAt     time.Time // of a resume without a known energy counter, until a check; zero: none
 	stalledSince  time.Time // start of the first of the newest checks with ErrStalled; zero: the newest had another result
 	checkNow      bool      // a check is due at once
+	failure       checkFailure
+	answeredAt    time.Time // start of the newest check that the GPU answered, with and without a fault
 	health        healthState
 	migDevices    []*trackedDevice
 	affected      []Device       // the GPU and its MIG devices; replaced, never written

@@ -33,6 +33,12 @@ type deviceTracker struct {
 	released     HealthCause // of all devices while the driver is released; zero: the driver is in use
 	lastOutageAt time.Time   // when the driver's events were last interrupted
 
+	driverErr     error     // of the newest check, by a fault of the driver; nil: a GPU has answered since
+	listingBegan  time.Time // of the newest listing
+	listingFailed bool      // as a whole, of the same
+	listingDue    bool      // at once, to decide whose fault a failed check is
+	restarts      uint      // as HealthHistory.DriverRestarts
+
 	published   []Status // nil: none yet
 	publishedAt time.Time
 	scratch     []Status // compared with published
@@ -65,7 +71,10 @@ func (t *deviceTracker) apply(g *trackedGPU, id ID, s *healthState, e evidence, 
 	t.historyUrgent = t.historyUrgent || tr.newCause && s.cause.isFault()
 	if tr.newCause || tr.from != tr.to && tr.previous.Reason != "" {
 		level := slog.LevelInfo
-		if tr.to == Unhealthy && s.cause.isFault() {
+		switch {
+		case s.cause.Reason == reasonDriver || tr.previous.Reason == reasonDriver && !s.cause.isFault(): // one line is about the driver
+			level = slog.LevelDebug
+		case tr.to == Unhealthy && s.cause.isFault():
 			level = slog.LevelWarn
 		}
 		message := [...]string{"device healthy", "device suspect", "device unhealthy", "device recovering"}[tr.to]
@@ -220,10 +229,16 @@ func (t *deviceTracker) handleCheckResult(c gpuCheckResult, now time.Time) {
 		t.addFailedCheck(g, c, now)
 		return
 	}
-	g.assessed = true
+	g.assessed, g.failure = true, checkFailure{}
+	t.addAnswer(g, c)
 	if g.listed {
 		t.applyAll(g, evidence{kind: evidenceCheckPassed, startedAt: c.startedAt, repairPending: c.evidence.RepairPending}, now)
 	}
+}
+
+// addAnswer notes that a GPU has answered a check: the driver works.
+func (t *deviceTracker) addAnswer(g *trackedGPU, c gpuCheckResult) {
+	g.answeredAt, t.driverErr = c.startedAt, nil
 }
 
 // addResetCount applies what a check knows about resets.
@@ -247,15 +262,16 @@ func (t *deviceTracker) addResetCount(g *trackedGPU, c gpuCheckResult, now time.
 	g.resumedAt = time.Time{}
 }
 
-// addFailedCheck applies a failed check. A failure without a reason must be verified by a second check.
+// addFailedCheck applies a failed check.
 func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time.Time) {
 	for _, d := range g.migDevices {
 		t.apply(g, d.ID, &d.health, evidence{kind: evidenceGPUCheckFailed}, now)
 	}
-	e := evidence{startedAt: c.startedAt, cause: HealthCause{FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq}}
+	e := evidence{cause: HealthCause{FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq}}
 	var f *Fault
 	switch {
 	case errors.As(c.err, &f):
+		t.addAnswer(g, c)
 		e.cause.Reason, e.cause.Action, e.cause.NeedsReset, e.cause.noFault = f.Reason, f.Action, f.NeedsReset, f.External
 		if !f.External {
 			t.decideSeverity(g, now)
@@ -266,12 +282,11 @@ func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time
 	case errors.Is(c.err, ErrLost):
 		e.cause.Reason, e.cause.Action = reasonLost, "reboot"
 	default:
-		e.kind, e.cause.Reason = evidenceCheckFailed, "check_failed"
+		t.addUnexplainedFailure(g, c, now)
+		return
 	}
-	if t.addGPUFault(g, e, now).unverified {
-		g.checkDeadline = now.Add(firstCheckTimeout)
-		t.log.Info("check failed, retrying", "gpu", g.gpu, "err", c.err)
-	}
+	g.failure = checkFailure{}
+	t.addGPUFault(g, e, now)
 }
 
 // decideSeverity makes recent Xids of undecided severity severe: the GPU has a fault.

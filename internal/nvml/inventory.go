@@ -30,7 +30,7 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.ensureInitialized(); err != nil {
-		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, err)
+		return nil, err
 	}
 	b.updateReadiness()
 	count, ret := b.session.NVML.DeviceGetCount()
@@ -58,6 +58,9 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	l.assemble(found, count)
 	b.inventory.Store(l.next)
 	b.freeDelisted(old)
+	if len(l.devices) == 0 && count > 0 && !l.explained { // a fault of the driver, rather than of each GPU
+		l.devices = nil
+	}
 	return l.devices, joinErrors(l.errs)
 }
 
@@ -99,6 +102,7 @@ type deviceListing struct {
 	old, next *inventory
 	devices   []device.Device
 	errs      []string // one for each omission
+	explained bool     // an omission is the fault of its GPU
 }
 
 // assemble builds the listing. An index without a handle can be assigned only with the handles of all others: indices move up after the
@@ -125,6 +129,7 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 			result.err = fmt.Errorf("%s was listed before", result.gpu.ID)
 		}
 		if result.err != nil {
+			l.explained = l.explained || !answered || errors.Is(result.err, device.ErrLost) || errors.As(result.err, new(*device.Fault))
 			l.errs = append(l.errs, fmt.Sprintf("GPU at index %d: %v", i, result.err))
 			continue
 		}

@@ -181,6 +181,51 @@ func TestListingWithFaults(t *testing.T) {
 	}
 }
 
+// TestDriverFails has calls that fail for all GPUs alike. The list is nil, unlike that of a driver without GPUs, of GPUs with faults of their own,
+// and of an absent driver.
+func TestDriverFails(t *testing.T) {
+	for _, row := range []struct {
+		line               string
+		failing, absent    bool
+		errText, otherLine string
+	}{
+		{line: "fail nvmlInit_v2 gpu - UNKNOWN", failing: true, errText: "initialize NVML: UNKNOWN"},
+		{line: "fail nvmlInit_v2 gpu - NO_PERMISSION", failing: true, errText: "initialize NVML: NO_PERMISSION"},
+		{line: "fail nvmlInit_v2 gpu - DRIVER_NOT_LOADED", absent: true, errText: "initialize NVML: DRIVER_NOT_LOADED"},
+		{line: "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH", absent: true, errText: "initialize NVML: "},
+		{line: "fail nvmlDeviceGetCount_v2 gpu - UNKNOWN", failing: true, errText: "count GPUs: UNKNOWN"},
+		{line: "fail nvmlDeviceGetHandleByIndex_v2 gpu * UNKNOWN", failing: true, errText: "index 2: get its handle: UNKNOWN"},
+		{line: "fail nvmlDeviceGetUUID gpu * NO_PERMISSION", failing: true, errText: "index 0: get its UUID: NO_PERMISSION"},
+		{line: "gpu * lost", errText: "GPU_IS_LOST"},
+		{line: "fail nvmlDeviceGetHandleByIndex_v2 gpu * UNKNOWN", otherLine: "fail nvmlDeviceGetHandleByIndex_v2 gpu 1 GPU_IS_LOST", errText: "index 0: get its handle: UNKNOWN"},
+	} {
+		s := newFixture(t, Options{}, "gpus 3", row.line)
+		if row.otherLine != "" {
+			s.set(row.otherLine)
+		}
+		devices, err := s.Devices(context.Background())
+		if (devices == nil) != (row.failing || row.absent) || len(devices) > 0 || errors.Is(err, device.ErrNoDriver) != row.absent || err == nil || !strings.Contains(err.Error(), row.errText) {
+			t.Errorf("%s: got devices %#v, error %v, want failing: %v, absent: %v", row.line, devices, err, row.failing, row.absent)
+		}
+		s.Close()
+	}
+}
+
+// TestCodes checks which codes of a call about a GPU are never about the GPU.
+func TestCodes(t *testing.T) {
+	s := newListedFixture(t, "gpus 1")
+	for code, want := range map[string]error{
+		"NO_PERMISSION": device.ErrDriverFault, "DRIVER_NOT_LOADED": device.ErrDriverFault, "LIB_RM_VERSION_MISMATCH": device.ErrDriverFault,
+		"INSUFFICIENT_RESOURCES": device.ErrDriverFault, "UNINITIALIZED": device.ErrDriverFault, "GPU_IS_LOST": device.ErrLost, "UNKNOWN": nil, "TIMEOUT": nil,
+	} {
+		s.set("fail nvmlDeviceGetFieldValues gpu 0 " + code)
+		_, err := s.Check(s.id(0))
+		if err == nil || errors.Is(err, device.ErrDriverFault) != (want == device.ErrDriverFault) || errors.Is(err, device.ErrLost) != (want == device.ErrLost) {
+			t.Errorf("%s: got %v, want %v", code, err, want)
+		}
+	}
+}
+
 func TestCountFails(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	for _, code := range []string{"UNKNOWN", "SUCCESS"} { // after a success the count is 0

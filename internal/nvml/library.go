@@ -25,7 +25,8 @@ func (b *Backend) LibraryInfo() LibraryInfo { return *b.libraryInfo.Load() }
 // MissingFamilies returns the metric families with a row beyond the library's functions; nil before the first Init.
 func (b *Backend) MissingFamilies() []string { return b.LibraryInfo().MissingFamilies }
 
-// ensureInitialized loads and initializes the library. Each call tries again until the first success.
+// ensureInitialized loads and initializes the library. Each call tries again until the first success. The error is device.ErrNoDriver if
+// a new process would find no driver either.
 func (b *Backend) ensureInitialized() error {
 	if b.session != nil {
 		return nil
@@ -33,7 +34,7 @@ func (b *Backend) ensureInitialized() error {
 	if b.lib == nil { // kept from now on: calls may already be bound to it
 		found, err := lib.FindLibrary(b.options.DriverRoots)
 		if err != nil {
-			return err
+			return fmt.Errorf("%w: %w", device.ErrNoDriver, err)
 		}
 		b.lib = found
 		b.libraryInfo.Store(&LibraryInfo{Library: lib.LoadedFile().Path}) // opened for examination
@@ -46,8 +47,10 @@ func (b *Backend) ensureInitialized() error {
 	case nvml.SUCCESS:
 		b.initialized = true
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return fmt.Errorf("initialize NVML: %w", b.versionMismatch())
-	default:
+		return fmt.Errorf("%w: initialize NVML: %w", device.ErrNoDriver, b.versionMismatch())
+	case nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_LIBRARY_NOT_FOUND:
+		return fmt.Errorf("%w: initialize NVML: %w", device.ErrNoDriver, lib.Error(ret))
+	default: // the container may lack access to the driver
 		return fmt.Errorf("initialize NVML: %w", lib.Error(ret))
 	}
 	session := lib.NewSession(b.lib, metric.Symbols())

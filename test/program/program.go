@@ -3,6 +3,7 @@ package program
 
 import (
 	"bufio"
+	"bytes"
 	"io"
 	"net/http"
 	"os"
@@ -36,6 +37,7 @@ type RunningProgram struct {
 
 	command      *exec.Cmd
 	stderrClosed chan struct{} // closed at the end of stderr
+	stderr       bytes.Buffer  // after the address; complete once stderrClosed is closed
 }
 
 // Start runs the program on a free port until the test ends. The caller sets the flags of folders.
@@ -61,7 +63,7 @@ func Start(t *testing.T, env []string, args ...string) *RunningProgram {
 	}
 	go func() {
 		defer close(p.stderrClosed)
-		io.Copy(io.Discard, stderr)
+		io.Copy(&p.stderr, stderr)
 	}()
 	if p.URL == "" {
 		t.Fatal("the program did not log its address")
@@ -74,6 +76,18 @@ func (p *RunningProgram) Kill() {
 	p.command.Process.Kill()
 	<-p.stderrClosed
 	p.command.Wait()
+}
+
+// WaitForExit waits until the program ends, and returns the exit status and the log.
+func (p *RunningProgram) WaitForExit(t *testing.T) (status int, log string) {
+	t.Helper()
+	select {
+	case <-p.stderrClosed:
+	case <-time.After(waitTimeout):
+		t.Fatalf("the program did not end within %s", waitTimeout)
+	}
+	p.command.Wait()
+	return p.command.ProcessState.ExitCode(), p.stderr.String()
 }
 
 func (p *RunningProgram) stop(t *testing.T) {

@@ -31,13 +31,15 @@ func (e Error) Error() string {
 	}
 }
 
-// Unwrap returns the GPU's fault: device.ErrLost, a *device.Fault or nil.
+// Unwrap returns whose fault the code is: device.ErrLost, a *device.Fault, device.ErrDriverFault, or nil if the code does not tell.
 func (e Error) Unwrap() error {
 	switch nvml.Return(e) {
 	case nvml.ERROR_GPU_IS_LOST:
 		return device.ErrLost
 	case nvml.ERROR_RESET_REQUIRED:
 		return &device.Fault{Reason: "reset_required", Action: xid.ActionResetGPU}
+	case nvml.ERROR_UNINITIALIZED, nvml.ERROR_NO_PERMISSION, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_LIB_RM_VERSION_MISMATCH, nvml.ERROR_INSUFFICIENT_RESOURCES:
+		return device.ErrDriverFault
 	default:
 		return nil
 	}

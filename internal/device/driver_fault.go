@@ -1,0 +1,123 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// reasonDriver is the reason of devices whose checks fail by a fault of driver or container. It is no fault of each GPU.
+const reasonDriver = "driver"
+
+const (
+	verdictTimeout = 3 * time.Second // after the first failed check of a GPU, for the checks of the others and a listing
+	alikeWindow    = 5 * time.Second // between the first failed checks of GPUs that fail at once
+)
+
+// checkFailure is a row of failed checks without a fault of the GPU. The zero checkFailure is none.
+type checkFailure struct {
+	since time.Time // end of the first
+	code  string    // of the newest
+}
+
+// innermost returns the text of the innermost error: the driver's code, without the name of the call.
+func innermost(err error) string {
+	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
+		err = inner
+	}
+	return err.Error()
+}
+
+// verdict is whose fault a failed check is.
+type verdict uint8
+
+const (
+	undecided verdict = iota
+	faultOfGPU
+	faultOfDriver
+)
+
+// addUnexplainedFailure applies a failed check without a fault of the GPU: the GPU, the driver or the container may be the cause. The first
+// failure makes checks of all GPUs and a listing due, and their results decide about a later failure.
+func (t *deviceTracker) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, now time.Time) {
+	if g.failure.code = innermost(c.err); g.failure.since.IsZero() {
+		t.checkAll()
+		g.failure.since, g.checkNow, t.listingDue = now, false, true
+	}
+	fault := evidence{kind: evidenceCheckFailed, startedAt: c.startedAt, cause: HealthCause{
+		Reason: "check_failed", FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq,
+	}}
+	switch t.findCulprit(g, c.err, now) {
+	case faultOfGPU:
+		if t.addGPUFault(g, fault, now).newCause {
+			t.log.Warn("check failed", "gpu", g.gpu, "err", c.err)
+		}
+	case faultOfDriver:
+		t.addGPUFault(g, evidence{cause: HealthCause{Reason: reasonDriver, noFault: true}}, now)
+		t.driverErr = fmt.Errorf("calls to all GPUs fail: %w", c.err)
+	case undecided:
+		if g.health.cause.isFault() || !g.health.softFailedAt.IsZero() {
+			fault = evidence{kind: evidenceGPUCheckFailed}
+		}
+		t.apply(g, "", &g.health, fault, now)
+		g.checkDeadline = now.Add(firstCheckTimeout)
+	}
+}
+
+// findCulprit decides whose fault a failed check is. The driver fails if listings fail, or if checks of several GPUs began to fail at once,
+// with the same code, and none passes. Without another GPU, a code that is never about a GPU decides.
+func (t *deviceTracker) findCulprit(g *trackedGPU, err error, now time.Time) verdict {
+	since := g.failure.since
+	waited, listed := now.Sub(since), !t.listingBegan.Before(since)
+	switch {
+	case waited < recheckInterval:
+		return undecided
+	case errors.Is(err, ErrNoDriver) || listed && t.listingFailed:
+		return faultOfDriver
+	}
+	alike, answered := 1, listed
+	for _, o := range t.gpus {
+		switch {
+		case !o.listed || o == g:
+		case !o.answeredAt.Before(since):
+			return faultOfGPU
+		case o.failure.code == g.failure.code && o.failure.since.Sub(since).Abs() <= alikeWindow:
+			alike++
+		case o.failure.since.IsZero() && o.health.cause.Reason != reasonLost:
+			answered = false
+		}
+	}
+	switch {
+	case !answered && waited < verdictTimeout:
+		return undecided
+	case alike > 1 || errors.Is(err, ErrDriverFault):
+		return faultOfDriver
+	}
+	return faultOfGPU
+}
+
+const (
+	maxRestartPause  = time.Hour
+	restartResetTime = 10 * time.Minute // of a working driver, until the pause is RestartAfter again
+)
+
+// checkRestart returns ErrRestart if the driver has failed for RestartAfter, doubled by each restart without a working driver since. The
+// number of restarts is on disk before: without it, restarts could follow each other closely.
+func (m *Monitor) checkRestart(now time.Time) error {
+	t, d := m.tracker, m.Driver()
+	failing := now.Sub(m.driverSince)
+	pause := min(t.options.RestartAfter<<min(t.restarts, 10), maxRestartPause)
+	switch {
+	case d.State == DriverUp && t.restarts > 0 && failing >= restartResetTime:
+		t.restarts, t.historyChanged = 0, true
+	case d.State != DriverFailing || t.options.RestartAfter == 0 || len(t.gpus)+len(t.absentRecords) == 0:
+	case m.restarting: // waits for the disk
+		if t.options.Store == nil || t.savedHistory != nil && t.savedHistory.DriverRestarts == t.restarts {
+			return fmt.Errorf("%w: %w", ErrRestart, d.Err)
+		}
+	case failing >= pause:
+		m.restarting, t.historyChanged, t.historyUrgent = true, true, true
+		t.restarts++
+	}
+	return nil
+}
