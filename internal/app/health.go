@@ -31,7 +31,7 @@ type healthOptions struct {
 func (o *healthOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.stateDir, "state-dir", "", "`folder` for health and incidents, to survive a restart; empty: no folder")
 	f.DurationVar(&o.unhealthyAfter, "unhealthy-after", 30*time.Second, "mark a GPU unhealthy if a driver call takes longer than this `time`")
-	f.DurationVar(&o.restartAfter, "driver-restart-after", time.Minute, "exit if all calls to a driver with known GPUs fail for this `time`, so that the kubelet restarts the container; doubled up to 1h by each exit without success; 0: never")
+	f.DurationVar(&o.restartAfter, "driver-restart-after", time.Minute, "exit, for a new container, if all driver calls fail for this `time`; doubled by each exit, up to 1h; 0: never")
 	f.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "kernel log `file`, a second source of Xids; empty: no second source")
 	f.DurationVar(&o.ownersMaxAge, "allocations.max-age", time.Hour, "forget the owners of an ended allocation after this `time`")
 	f.DurationVar(&o.incidentsMaxAge, "incidents.max-age", 30*24*time.Hour, "forget incidents older than this `time`")

@@ -14,12 +14,6 @@ const (
 	alikeWindow    = 5 * time.Second // between the first failed checks of GPUs that fail at once
 )
 
-// checkFailure is a row of failed checks without a fault of the GPU. The zero checkFailure is none.
-type checkFailure struct {
-	since time.Time // end of the first
-	code  string    // of the newest
-}
-
 // innermost returns the text of the innermost error: the driver's code, without the name of the call.
 func innermost(err error) string {
 	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
@@ -44,22 +38,17 @@ func (t *deviceTracker) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, n
 		t.checkAll()
 		g.failure.since, g.checkNow, t.listingDue = now, false, true
 	}
-	fault := evidence{kind: evidenceCheckFailed, startedAt: c.startedAt, cause: HealthCause{
-		Reason: "check_failed", FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq,
-	}}
 	switch t.findCulprit(g, c.err, now) {
 	case faultOfGPU:
-		if t.addGPUFault(g, fault, now).newCause {
+		cause := HealthCause{Reason: "check_failed", FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq}
+		if t.addGPUFault(g, evidence{cause: cause}, now).newCause {
 			t.log.Warn("check failed", "gpu", g.gpu, "err", c.err)
 		}
 	case faultOfDriver:
 		t.addGPUFault(g, evidence{cause: HealthCause{Reason: reasonDriver, noFault: true}}, now)
 		t.driverErr = fmt.Errorf("calls to all GPUs fail: %w", c.err)
 	case undecided:
-		if g.health.cause.isFault() || !g.health.softFailedAt.IsZero() {
-			fault = evidence{kind: evidenceGPUCheckFailed}
-		}
-		t.apply(g, "", &g.health, fault, now)
+		t.apply(g, "", &g.health, evidence{kind: evidenceReport}, now)
 		g.checkDeadline = now.Add(firstCheckTimeout)
 	}
 }
@@ -79,6 +68,9 @@ func (t *deviceTracker) findCulprit(g *trackedGPU, err error, now time.Time) ver
 	for _, o := range t.gpus {
 		switch {
 		case !o.listed || o == g:
+		case !o.answeredAt.Before(since) && g.health.cause.Reason == reasonDriver: // the driver works again: this check may have begun before
+			g.failure.since = now
+			return undecided
 		case !o.answeredAt.Before(since):
 			return faultOfGPU
 		case o.failure.code == g.failure.code && o.failure.since.Sub(since).Abs() <= alikeWindow:

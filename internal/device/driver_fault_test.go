@@ -125,6 +125,9 @@ func TestDriverFault(t *testing.T) {
 					}
 					setErrors(false)
 					requireReasons(t, "after the fault", w.statusesAfter(15*time.Second), make([]string, len(ids))...)
+					if events := s.takeEvents(); len(events) > 0 {
+						t.Errorf("after the fault: got events %+v, want none", events)
+					}
 					if d := w.monitor.Driver(); d.State != device.DriverUp {
 						t.Errorf("driver after the fault: got %+v, want up", d)
 					}

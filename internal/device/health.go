@@ -45,10 +45,8 @@ type Retirement struct {
 //
 //	evidence                              healthy    suspect    unhealthy   recovering
 //	fault                                 unhealthy  unhealthy  unhealthy   unhealthy
-//	driver released                       unhealthy  unhealthy  unhealthy   unhealthy
-//	report to verify                      suspect    suspect    unhealthy   recovering
-//	check failed without a reason         suspect    suspect    unhealthy   unhealthy
-//	again, a second later                 unhealthy  unhealthy  unhealthy   unhealthy
+//	driver released, or driver fails      unhealthy  unhealthy  unhealthy   unhealthy
+//	report or failed check to verify      suspect    suspect    unhealthy   recovering
 //	check of the GPU failed (MIG device)  healthy    suspect    unhealthy   recovering
 //	reset                                 healthy    suspect    unhealthy   recovering
 //	check passed, reset due               healthy    suspect    unhealthy   -
@@ -66,7 +64,6 @@ type healthState struct {
 	passedChecks  int       // in a row
 	firstPassedAt time.Time // start of the first check in the row
 	lastPassedAt  time.Time
-	softFailedAt  time.Time // a check failed without a reason; zero: none since a passed check
 
 	retired        *Retirement // the device is unhealthy, in each state; nil: not retired; replaced, never written
 	flaps          uint64      // turns to unhealthy
@@ -108,7 +105,7 @@ type FailedResets struct {
 // evidence is an input of healthState.apply.
 type evidence struct {
 	kind          evidenceKind
-	cause         HealthCause // of evidenceFault and evidenceCheckFailed
+	cause         HealthCause // of evidenceFault
 	startedAt     time.Time   // of the check
 	repairPending bool        // at a passed check
 	check         uint64      // the check that counted resets; math.MaxUint64: resets counts all
@@ -120,8 +117,7 @@ type evidenceKind uint8
 
 const (
 	evidenceFault          evidenceKind = iota // a report, a failed check with a reason, a hang, a missing or released GPU
-	evidenceReport                             // checks must verify a report
-	evidenceCheckFailed                        // without a reason: a second check must verify it
+	evidenceReport                             // checks must verify a report, or a failed check
 	evidenceGPUCheckFailed                     // of the GPU; for its MIG devices
 	evidenceCheckPassed                        //
 	evidenceResetCount                         // what a check knows about resets
@@ -131,11 +127,10 @@ const (
 
 // transition is the effect of evidence.
 type transition struct {
-	from, to   Health
-	previous   HealthCause
-	newCause   bool // the fault has become the cause
-	unverified bool // a second check must verify the failed check
-	save       bool // what the next process must know has changed
+	from, to Health
+	previous HealthCause
+	newCause bool // the fault has become the cause
+	save     bool // what the next process must know has changed
 }
 
 // apply returns the state after evidence, and the transition.
@@ -146,10 +141,6 @@ func (s healthState) apply(e evidence, now time.Time) (healthState, transition) 
 		t.newCause, t.save = s.addFault(e.cause, now)
 	case evidenceReport:
 		s.suspect()
-	case evidenceCheckFailed:
-		if t.unverified = s.addSoftFailure(e.startedAt); !t.unverified {
-			t.newCause, t.save = s.addFault(e.cause, now)
-		}
 	case evidenceGPUCheckFailed:
 		s.passedChecks = 0
 	case evidenceCheckPassed:
@@ -176,26 +167,13 @@ func (s *healthState) suspect() {
 	}
 }
 
-// addSoftFailure adds a check that failed without a reason, and reports whether a second check must verify the failure. After a
-// fault, and a second after an unverified failure, none must.
-func (s *healthState) addSoftFailure(startedAt time.Time) (unverified bool) {
-	if s.cause.isFault() || !s.softFailedAt.IsZero() && startedAt.Sub(s.softFailedAt) >= recheckInterval {
-		return false
-	}
-	if s.softFailedAt.IsZero() {
-		s.softFailedAt = startedAt
-	}
-	s.suspect()
-	return true
-}
-
 // addFault adds a fault. The first of several faults is the cause, unless a later one alone needs a reset. A fault that comes after
 // the previous one is over, as far as known, is a new cause.
 func (s *healthState) addFault(c HealthCause, now time.Time) (isNew, save bool) {
 	was := s.cause
 	over := s.state == Recovering || s.cause.ResetSeen && c.NeedsReset
 	c.needsRepair = !c.NeedsReset && s.passedChecks == 0 && (was.NeedsReset || was.needsRepair)
-	s.passedChecks, s.softFailedAt, s.state = 0, time.Time{}, Unhealthy
+	s.passedChecks, s.state = 0, Unhealthy
 	switch {
 	case c.noFault && was.Reason != "":
 		return false, false
@@ -267,7 +245,6 @@ func (s *healthState) addReset() bool {
 
 // addPassedCheck adds a passed check. Checks in quick succession, as after many reports, count as one.
 func (s *healthState) addPassedCheck(e evidence) {
-	s.softFailedAt = time.Time{}
 	if s.state == Healthy {
 		return
 	}

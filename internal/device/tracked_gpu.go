@@ -55,6 +55,12 @@ type trackedGPU struct {
 	xids          []Xid          // as published, by code; replaced, never written
 }
 
+// checkFailure is a row of failed checks without a fault of the GPU. The zero checkFailure is none.
+type checkFailure struct {
+	since time.Time // end of the first
+	code  string    // of the newest
+}
+
 // trackedDevice is a device's state in the Monitor. MIG devices carry their own health; a whole GPU's health is on trackedGPU.
 type trackedDevice struct {
 	Device

@@ -102,7 +102,7 @@ func (t *deviceTracker) applyAll(g *trackedGPU, e evidence, now time.Time) {
 // addFault applies a fault to one level of a GPU.
 func (t *deviceTracker) addFault(g *trackedGPU, id ID, s *healthState, e evidence, now time.Time) transition {
 	tr := t.apply(g, id, s, e, now)
-	g.assessed = g.assessed || id == "" && !tr.unverified
+	g.assessed = g.assessed || id == ""
 	if t.released.Reason != "" { // a reset may come before the next check
 		t.apply(g, id, s, evidence{kind: evidenceResetCount, check: math.MaxUint64, resets: g.resets}, now)
 	}

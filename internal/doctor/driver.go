@@ -49,7 +49,7 @@ func checkDriver(_ context.Context, r *report) Finding {
 			because("The library and the kernel module have different versions: all calls fail.")
 	case d.err != nil && d.devices == nil:
 		return failure(d.err.Error(),
-			"Run nvidia-smi on the node. If it fails, load the kernel module (modprobe nvidia) and read dmesg. Otherwise, give this container access to the device nodes.")
+			"Run nvidia-smi on the node. If it fails, load the kernel module (modprobe nvidia) and read dmesg. Otherwise, give this container access to the device nodes, or delete the pod if systemctl daemon-reload took them.")
 	case d.library.NotReady:
 		return failure(d.summary()+"; not ready for confidential computing",
 			"Attest the GPUs, then run nvidia-smi conf-compute -srs 1 on the node.").

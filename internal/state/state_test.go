@@ -76,7 +76,7 @@ func fullHistory() device.HealthHistory {
 			},
 		},
 		{GPU: "GPU-a", Device: "MIG-b", HealthCause: device.HealthCause{Reason: "xid_999", NeedsReset: true}},
-	}}
+	}, DriverRestarts: 3}
 }
 
 func TestRestart(t *testing.T) {

@@ -31,7 +31,7 @@ func (e Error) Error() string {
 	}
 }
 
-// Unwrap returns whose fault the code is: device.ErrLost, a *device.Fault, device.ErrDriverFault, or nil if the code does not tell.
+// Unwrap returns whose fault the code is: device.ErrLost, a *device.Fault, device.ErrDriverFault, or nil: unknown.
 func (e Error) Unwrap() error {
 	switch nvml.Return(e) {
 	case nvml.ERROR_GPU_IS_LOST:
