@@ -93,23 +93,21 @@ const (
 	restartResetTime = 10 * time.Minute // of a working driver, until the pause is RestartAfter again
 )
 
-// checkRestart returns ErrRestart if the driver has failed for RestartAfter, doubled by each restart without a working driver since. The
-// number of restarts is on disk before: without it, restarts could follow each other closely.
+// checkRestart returns ErrRestart if the driver of known GPUs has failed for RestartAfter, doubled by each restart since the driver last
+// worked. The number of restarts is on disk before: without it, restarts could follow each other closely.
 func (m *Monitor) checkRestart(now time.Time) error {
-	t, d := m.tracker, m.Driver()
-	failing := now.Sub(m.driverSince)
-	pause := min(t.options.RestartAfter<<min(t.restarts, 10), maxRestartPause)
+	t, d, lasting := m.tracker, m.Driver(), now.Sub(m.driverSince)
+	known := t.driverErr != nil || len(t.gpus) == 0 && len(t.absentRecords) > 0
 	switch {
-	case d.State == DriverUp && t.restarts > 0 && failing >= restartResetTime:
+	case d.State == DriverUp && t.restarts > 0 && lasting >= restartResetTime:
 		t.restarts, t.historyChanged = 0, true
-	case d.State != DriverFailing || t.options.RestartAfter == 0 || len(t.gpus)+len(t.absentRecords) == 0:
-	case m.restarting: // waits for the disk
-		if t.options.Store == nil || t.savedHistory != nil && t.savedHistory.DriverRestarts == t.restarts {
-			return fmt.Errorf("%w: %w", ErrRestart, d.Err)
-		}
-	case failing >= pause:
-		m.restarting, t.historyChanged, t.historyUrgent = true, true, true
+	case d.State != DriverFailing || m.phase != phaseActive || t.options.RestartAfter == 0 || !known:
+		m.restarting = false
+	case !m.restarting && lasting >= min(t.options.RestartAfter<<min(t.restarts, 10), maxRestartPause):
 		t.restarts++
+		m.restarting, t.historyChanged, t.historyUrgent = true, true, true
+	case m.restarting && (t.options.Store == nil || t.savedHistory != nil && t.savedHistory.DriverRestarts == t.restarts):
+		return fmt.Errorf("%w: %w", ErrRestart, d.Err)
 	}
 	return nil
 }

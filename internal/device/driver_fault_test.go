@@ -19,6 +19,7 @@ import (
 type failingLister struct {
 	device.Backend
 	err   atomic.Pointer[error] // of a listing; nil: none
+	both  bool                  // checks fail as listings do
 	check time.Duration         // of each GPU, one after another
 	turn  atomic.Int64
 }
@@ -39,6 +40,9 @@ func (b *failingLister) Devices(ctx context.Context) ([]device.Device, error) {
 
 func (b *failingLister) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	time.Sleep(time.Duration(b.turn.Add(1)%8) * b.check)
+	if err := b.err.Load(); err != nil && b.both {
+		return device.ResetEvidence{}, *err
+	}
 	return b.Backend.Check(gpu)
 }
 
@@ -186,7 +190,7 @@ func TestDriverFaultWithHang(t *testing.T) {
 func TestRestartForDriver(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(2), monitorRecorder{}
-		b := &failingLister{Backend: m}
+		b := &failingLister{Backend: m, both: true}
 		run := func(lasts time.Duration, during func()) (ended time.Duration) {
 			t.Helper()
 			var inventory device.Inventory
@@ -249,23 +253,42 @@ func TestRestartForDriver(t *testing.T) {
 
 // TestNoRestartForDriver has failures that a new process would not end, and a store that cannot keep the number of restarts.
 func TestNoRestartForDriver(t *testing.T) {
+	fails := func(b *failingLister, _ *monitorFixture) { b.both = true; b.fail(errUnknown) }
+	lists := func(b *failingLister, _ *monitorFixture) { b.fail(errUnknown) }
+	checks := func(errs ...error) func(*failingLister, *monitorFixture) {
+		return func(_ *failingLister, w *monitorFixture) {
+			for i, err := range errs {
+				w.SetCheckError(w.AllocatableIDs()[i], err)
+			}
+		}
+	}
+	enabled := func(*monitorFixture) {}
 	for name, row := range map[string]struct {
 		options func(*monitorFixture)
 		fail    func(*failingLister, *monitorFixture)
 	}{
-		"disabled":  {func(w *monitorFixture) { w.options.RestartAfter = 0 }, func(b *failingLister, _ *monitorFixture) { b.fail(errUnknown) }},
-		"a hang":    {func(*monitorFixture) {}, func(_ *failingLister, w *monitorFixture) { w.HangAll() }},
-		"no driver": {func(*monitorFixture) {}, func(b *failingLister, _ *monitorFixture) { b.fail(device.ErrNoDriver) }},
-		"one GPU":   {func(*monitorFixture) {}, func(_ *failingLister, w *monitorFixture) { w.SetCheckError(w.AllocatableIDs()[0], errUnknown) }},
-		"all GPUs lost": {func(*monitorFixture) {}, func(_ *failingLister, w *monitorFixture) {
-			w.SetCheckError(w.AllocatableIDs()[0], device.ErrLost)
-			w.SetCheckError(w.AllocatableIDs()[1], device.ErrLost)
+		"disabled":                   {func(w *monitorFixture) { w.options.RestartAfter = 0 }, fails},
+		"a hang":                     {enabled, func(_ *failingLister, w *monitorFixture) { w.HangAll() }},
+		"no driver":                  {enabled, func(b *failingLister, _ *monitorFixture) { b.both = true; b.fail(device.ErrNoDriver) }},
+		"one GPU":                    {enabled, checks(errUnknown)},
+		"all GPUs lost":              {enabled, checks(device.ErrLost, device.ErrLost)},
+		"only listings":              {enabled, lists},
+		"a disk that cannot be used": {func(w *monitorFixture) { s := &monitorRecorder{}; s.stalled.Store(true); s.attach(w) }, fails},
+		"a release": {enabled, func(b *failingLister, w *monitorFixture) {
+			fails(b, w)
+			if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
+				panic(err)
+			}
 		}},
-		"unwritable disk": {func(w *monitorFixture) {
-			var s monitorRecorder
-			s.stalled.Store(true)
-			s.attach(w)
-		}, func(b *failingLister, _ *monitorFixture) { b.fail(errUnknown) }},
+		"short faults": {enabled, func(b *failingLister, w *monitorFixture) {
+			b.both = true
+			for range 30 {
+				b.fail(errUnknown)
+				w.statusesAfter(50 * time.Second)
+				b.fail(nil)
+				w.statusesAfter(20 * time.Second)
+			}
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {

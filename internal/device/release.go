@@ -75,7 +75,7 @@ func (m *Monitor) resume(now time.Time) {
 	m.log.Info("resuming driver")
 	m.topology.gpus = nil // the links may have changed
 	for _, g := range m.tracker.gpus {
-		g.stalledSince = time.Time{} // no call hangs after Close
+		g.stalledSince, g.failure = time.Time{}, checkFailure{} // no call hangs or fails after Close
 	}
 	m.startCallsAgain(now)
 }
