@@ -35,8 +35,10 @@ const (
 // failure makes checks of all GPUs and a listing due, and their results decide about a later failure.
 func (t *deviceTracker) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, now time.Time) {
 	if g.failure.code = innermost(c.err); g.failure.since.IsZero() {
-		t.checkAll()
-		g.failure.since, g.checkNow, t.listingDue = now, false, true
+		g.failure.since, t.listingDue = now, true
+		for _, o := range t.gpus {
+			o.checkNow = o.checkNow || o.failure.since.IsZero()
+		}
 	}
 	switch t.findCulprit(g, c.err, now) {
 	case faultOfGPU:
@@ -103,7 +105,7 @@ func (m *Monitor) checkRestart(now time.Time) error {
 		t.restarts, t.historyChanged = 0, true
 	case d.State != DriverFailing || m.phase != phaseActive || t.options.RestartAfter == 0 || !known:
 		m.restarting = false
-	case !m.restarting && lasting >= min(t.options.RestartAfter<<min(t.restarts, 10), maxRestartPause):
+	case !m.restarting && lasting >= max(t.options.RestartAfter, min(t.options.RestartAfter<<min(t.restarts, 10), maxRestartPause)):
 		t.restarts++
 		m.restarting, t.historyChanged, t.historyUrgent = true, true, true
 	case m.restarting && (t.options.Store == nil || t.savedHistory != nil && t.savedHistory.DriverRestarts == t.restarts):

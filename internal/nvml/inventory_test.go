@@ -220,7 +220,7 @@ func TestCodes(t *testing.T) {
 	} {
 		s.set("fail nvmlDeviceGetFieldValues gpu 0 " + code)
 		_, err := s.Check(s.id(0))
-		if err == nil || errors.Is(err, device.ErrDriverFault) != (want == device.ErrDriverFault) || errors.Is(err, device.ErrLost) != (want == device.ErrLost) {
+		if err == nil || errors.Is(err, device.ErrDriverFault) != errors.Is(want, device.ErrDriverFault) || errors.Is(err, device.ErrLost) != errors.Is(want, device.ErrLost) {
 			t.Errorf("%s: got %v, want %v", code, err, want)
 		}
 	}
