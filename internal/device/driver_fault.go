@@ -6,8 +6,11 @@ import (
 	"time"
 )
 
-// reasonDriver is the reason of devices whose checks fail by a fault of driver or container. It is no fault of each GPU.
-const reasonDriver = "driver"
+// The reasons of a failed check that names none.
+const (
+	reasonCheckFailed = "check_failed" // a fault of the GPU
+	reasonDriver      = "driver"       // of driver or container: no fault of each GPU
+)
 
 const (
 	verdictTimeout = 3 * time.Second // after the first failed check of a GPU, for the checks of the others and a listing
@@ -22,15 +25,6 @@ func innermost(err error) string {
 	return err.Error()
 }
 
-// verdict is whose fault a failed check is.
-type verdict uint8
-
-const (
-	undecided verdict = iota
-	faultOfGPU
-	faultOfDriver
-)
-
 // addUnexplainedFailure applies a failed check without a fault of the GPU: the GPU, the driver or the container may be the cause. The first
 // failure makes checks of all GPUs and a listing due, and their results decide about a later failure.
 func (t *deviceTracker) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, now time.Time) {
@@ -40,31 +34,31 @@ func (t *deviceTracker) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, n
 			o.checkNow = o.checkNow || o.failure.since.IsZero()
 		}
 	}
-	switch t.findCulprit(g, c.err, now) {
-	case faultOfGPU:
-		cause := HealthCause{Reason: "check_failed", FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq}
-		if t.addGPUFault(g, evidence{cause: cause}, now).newCause {
-			t.log.Warn("check failed", "gpu", g.gpu, "err", c.err)
-		}
-	case faultOfDriver:
-		t.addGPUFault(g, evidence{cause: HealthCause{Reason: reasonDriver, noFault: true}}, now)
-		t.driverErr = fmt.Errorf("calls to all GPUs fail: %w", c.err)
-	case undecided:
+	reason := t.explain(g, c.err, now)
+	cause := HealthCause{Reason: reason, noFault: reason == reasonDriver, FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq}
+	switch {
+	case reason == "":
 		t.apply(g, "", &g.health, evidence{kind: evidenceReport}, now)
 		g.checkDeadline = now.Add(firstCheckTimeout)
+		return
+	case cause.noFault:
+		t.driverErr = fmt.Errorf("calls to all GPUs fail: %w", c.err)
+	}
+	if t.addGPUFault(g, evidence{cause: cause}, now).newCause && cause.isFault() {
+		t.log.Warn("check failed", "gpu", g.gpu, "err", c.err)
 	}
 }
 
-// findCulprit decides whose fault a failed check is. The driver fails if listings fail, or if checks of several GPUs began to fail at once,
+// explain returns the reason of a failed check, empty: not decided yet. The driver fails if listings fail, or if checks of several GPUs began to fail at once,
 // with the same code, and none passes. Without another GPU, a code that is never about a GPU decides.
-func (t *deviceTracker) findCulprit(g *trackedGPU, err error, now time.Time) verdict {
+func (t *deviceTracker) explain(g *trackedGPU, err error, now time.Time) (reason string) {
 	since := g.failure.since
 	waited, listed := now.Sub(since), !t.listingBegan.Before(since)
 	switch {
 	case waited < recheckInterval:
-		return undecided
+		return ""
 	case errors.Is(err, ErrNoDriver) || listed && t.listingFailed:
-		return faultOfDriver
+		return reasonDriver
 	}
 	alike, answered := 1, listed
 	for _, o := range t.gpus {
@@ -72,9 +66,9 @@ func (t *deviceTracker) findCulprit(g *trackedGPU, err error, now time.Time) ver
 		case !o.listed || o == g:
 		case !o.answeredAt.Before(since) && g.health.cause.Reason == reasonDriver: // the driver works again: this check may have begun before
 			g.failure.since = now
-			return undecided
+			return ""
 		case !o.answeredAt.Before(since):
-			return faultOfGPU
+			return reasonCheckFailed
 		case o.failure.code == g.failure.code && o.failure.since.Sub(since).Abs() <= alikeWindow:
 			alike++
 		case o.failure.since.IsZero() && o.health.cause.Reason != reasonLost:
@@ -83,11 +77,11 @@ func (t *deviceTracker) findCulprit(g *trackedGPU, err error, now time.Time) ver
 	}
 	switch {
 	case !answered && waited < verdictTimeout:
-		return undecided
+		return ""
 	case alike > 1 || errors.Is(err, ErrDriverFault):
-		return faultOfDriver
+		return reasonDriver
 	}
-	return faultOfGPU
+	return reasonCheckFailed
 }
 
 const (
