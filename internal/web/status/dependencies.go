@@ -20,7 +20,7 @@ func (d dependency) ShortState() string {
 var driverStates = map[string]dependency{
 	"starting":       {"warning", "is starting", ""},
 	"up":             {"well", "is up", ""},
-	"failing":        {"bad", "lists no devices", ""},
+	"failing":        {"bad", "fails", ""},
 	"absent":         {"bad", "was not found", ""},
 	"not_responding": {"bad", "does not respond", ""},
 	"replaced":       {"warning", "was replaced, and podgauge restarts", ""},
