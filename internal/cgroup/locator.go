@@ -89,17 +89,18 @@ func (l *Locator) Owner(pid uint32, candidates []device.Owner) (device.Owner, bo
 	return owner, ok
 }
 
-// matchOwner returns the candidate that a process runs in. Of nested containers (a node inside a pod of another cluster), the outer
-// container comes first, because a container's workload chooses the names of inner containers.
+// matchOwner returns the candidate that a process runs in. Of nested containers, the outermost of a known pod decides, even if no candidate:
+// its workload chooses the names of inner cgroups. Outside of it may be a pod of another cluster, whose container is this node.
 func (l *Locator) matchOwner(p *cachedProcess, candidates []device.Owner) (device.Owner, bool) {
 	for _, c := range p.containers {
 		c.lastUsed = l.collection
-		l.resolveContainer(c)
-		if c.resolved && slices.Contains(candidates, c.owner) {
+		switch l.resolveContainer(c); {
+		case c.resolved && slices.Contains(candidates, c.owner):
 			return c.owner, true
-		}
-		if owner, ok := soleOwner(c.owner, candidates); ok && !c.resolved {
-			return owner, true
+		case c.resolved:
+			return device.Owner{}, false
+		case c.owner.Pod != "":
+			return soleOwner(c.owner, candidates)
 		}
 	}
 	return device.Owner{}, false
@@ -109,7 +110,7 @@ func (l *Locator) matchOwner(p *cachedProcess, candidates []device.Owner) (devic
 func soleOwner(pod device.Owner, candidates []device.Owner) (sole device.Owner, ok bool) {
 	for _, c := range candidates {
 		switch {
-		case pod.Pod == "" || c.Namespace != pod.Namespace || c.Pod != pod.Pod || c == sole:
+		case c.Namespace != pod.Namespace || c.Pod != pod.Pod || c == sole:
 		case ok:
 			return device.Owner{}, false
 		default:

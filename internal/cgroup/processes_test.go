@@ -48,6 +48,40 @@ func TestOuterContainerComesFirst(t *testing.T) {
 	s.wantOwner(s.newLocator(), 5, train, train, infer) // an inner container cannot imitate another pod
 }
 
+// TestImitatedContainer has a process in a container with a writable cgroup, in a cgroup named like a container of another pod.
+func TestImitatedContainer(t *testing.T) {
+	const slice, slice2 = "2c48913c_b29f_11e7_9350_020968147796.slice", "74c13223_5a00_11e9_b385_42010a80018d.slice"
+	outer := map[string]string{
+		"cgroupfs, containerd": "/kubepods/burstable/pod" + uid + "/" + idA,
+		"cgroupfs, CRI-O":      "/kubepods/pod" + uid + "/crio-" + idA,
+		"systemd, containerd":  "/kubepods.slice/kubepods-pod" + slice + "/cri-containerd-" + idA + ".scope",
+		"systemd, CRI-O":       "/kubepods.slice/kubepods-pod" + slice + "/crio-" + idA + ".scope/container",
+		"systemd's slice":      "/kubelet-kubepods-pod" + slice + ":cri-containerd:" + idA,
+	}
+	inner := []string{
+		"/pod" + uid2 + "/" + idB, "/pod" + uid2 + "/crio-" + idB, "/a-pod" + slice2 + "/cri-containerd-" + idB + ".scope",
+		"/kubepods-pod" + slice2 + ":cri-containerd:" + idB,
+	}
+	for name, path := range outer {
+		for _, nested := range inner {
+			for _, file := range []string{"0::" + path + nested + "\n", "4:memory:" + path + nested + "\n3:rdma:" + path + "\n0::/\n", "4:memory:" + path + "\n3:rdma:" + path + nested + "\n"} {
+				s := newProcFixture(t)
+				s.addProcess(5, file)
+				s.addPodDirs(train, uid, "main", "side")
+				s.addLogLink(infer, idB)
+				s.wantOwner(s.newLocator(), 5, noOwner, infer)
+				s.wantOwner(s.newLocator(), 5, noOwner, infer, train, side) // the pod alone is known
+				s.wantOwner(s.newLocator(), 5, train, infer, train)
+				s.addLogLink(train, idA)
+				s.wantOwner(s.newLocator(), 5, noOwner, infer, side)
+				if t.Failed() {
+					t.Fatalf("%s: %s", name, file)
+				}
+			}
+		}
+	}
+}
+
 // TestPIDReuse starts a process with the pid of an ended process.
 func TestPIDReuse(t *testing.T) {
 	s := newProcFixture(t)
