@@ -9,17 +9,14 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/wire"
 )
 
 // CheckpointFile is the name of the kubelet's checkpoint in the device-plugins folder.
 const CheckpointFile = "kubelet_internal_checkpoint"
 
-const (
-	// maxCheckpointBytes is far more than a full node needs: an entry has some kilobytes.
-	maxCheckpointBytes = 64 << 20
-	// maxMtimeLag is the possible lag of a file's time behind the write: the kernel uses the time of the last tick.
-	maxMtimeLag = 10 * time.Millisecond
-)
+// maxMtimeLag is the possible lag of a file's time behind the write: the kernel uses the time of the last tick.
+const maxMtimeLag = 10 * time.Millisecond
 
 // kubeletCheckpoint has the allocations in the kubelet's checkpoint, with the allocations of init containers, which List never names. An
 // entry does not prove an allocation: the kubelet frees the devices of an ended pod without a write (UpdateAllocatedDevices in
@@ -45,8 +42,12 @@ func readCheckpoint(path string) (c kubeletCheckpoint, err error) {
 	if err != nil {
 		return c, err
 	}
-	content, err := io.ReadAll(io.LimitReader(file, maxCheckpointBytes))
-	if err != nil {
+	// An entry has some kilobytes. Decoding takes several times the size.
+	if limit := int64(wire.MaxMessageBytes() / 2); info.Size() > limit {
+		return c, fmt.Errorf("file of %d bytes, at most %d", info.Size(), limit)
+	}
+	content := make([]byte, info.Size())
+	if _, err := io.ReadFull(file, content); err != nil {
 		return c, err
 	}
 	c.writtenAt = info.ModTime()

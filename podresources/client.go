@@ -63,9 +63,9 @@ type Client struct {
 	response rawListResponse
 
 	// The fields below belong to Run's goroutine.
-	loggedOutage, loggedCheckpointError bool
-	allocatableAt                       time.Time // last call of GetAllocatableResources
-	allocatableResponse                 rawAllocatableResponse
+	loggedOutage, loggedCheckpointError, loggedAllocatableError bool
+	allocatableAt                                               time.Time // last call of GetAllocatableResources
+	allocatableResponse                                         rawAllocatableResponse
 
 	mu sync.Mutex
 	// The fields below are guarded by mu.

@@ -1,11 +1,14 @@
 package podresources
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -566,13 +569,83 @@ func TestRunEndsAtOnce(t *testing.T) {
 	})
 }
 
-func TestOversizedResponseIsReported(t *testing.T) {
+// TestTooLargeResponse has responses that no node needs. Each is logged once with its size, and the last owners stay.
+func TestTooLargeResponse(t *testing.T) {
+	many := func(n int, format string) (all []string) {
+		for i := range n {
+			all = append(all, fmt.Sprintf(format, i))
+		}
+		return all
+	}
+	for name, pods := range map[string][]*api.PodResources{
+		"message":          {newPod("two", strings.Repeat("b", 64<<20))},
+		"claim rows":       {newPodWith("two", addClaims(newContainer("main"), "many", many(maxOwnedRows+2, "nic.example.com/nic-%d")...))},
+		"CDI names":        {newPodWith("two", addClaims(newContainer("main"), "many", many(maxRows+2, "nic.example.com/nic-%d")...))},
+		"ids of own form":  {newPod("two", many(maxOwnedRows+2, "GPU-%08x-0000-0000-0000-000000000000")...)},
+		"names of foreign": {newPodWith("two", &api.ContainerResources{Name: "main", Devices: foreignResources(maxRows + 2)})},
+		"CPU ids":          {newPodWith("two", &api.ContainerResources{Name: "main", CpuIds: make([]int64, maxRows+1)})},
+		"pods":             make([]*api.PodResources, maxOwnedRows+1),
+		"long name":        {newPodWith("two", newContainer(strings.Repeat("b", maxNameBytes+1), "b"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+				var log kubeletLogBuffer
+				c.options.Log = log.log()
+				c.options.Devices = claimIndex(func(device.Claim) (device.ID, bool) { return "", false })
+				k.setPods(newPod("one", "a"))
+				defer c.startRun(t)()
+				time.Sleep(time.Second)
+				for i := range pods {
+					pods[i] = cmp.Or(pods[i], &api.PodResources{})
+				}
+				k.setPods(pods...)
+				for range 3 {
+					if err := c.ListAllocations(t.Context()).Err; err == nil {
+						t.Error("Err: got nil")
+					}
+					wantDevice(t, c.current(), "a", "allocated to one")
+					time.Sleep(3 * time.Second)
+				}
+				if logged := log.String(); strings.Count(logged, "level=WARN") != 1 || !regexp.MustCompile(`\d{3,} (bytes|vs)`).MatchString(logged) {
+					t.Errorf("got log %s, want one warning with the size", logged)
+				}
+				k.setPods(newPod("three", "a"))
+				time.Sleep(maxBackoff)
+				wantDevice(t, c.current(), "a", "allocated to three")
+			})
+		})
+	}
+}
+
+// foreignResources returns one device each of many resources.
+func foreignResources(n int) (all []*api.ContainerDevices) {
+	for i := range n {
+		all = append(all, &api.ContainerDevices{ResourceName: fmt.Sprint("example.com/", i), DeviceIds: []string{"x"}})
+	}
+	return all
+}
+
+// TestTooLargeAllocatable lets GetAllocatableResources alone fail. Each outage is logged once, and List does not pause.
+func TestTooLargeAllocatable(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
-		k.setPods(newPod("one", strings.Repeat("a", 64<<20)))
-		for range 2 { // not a rejection: the next call follows without a pause
-			if err := c.ListAllocations(t.Context()).Err; err == nil || !strings.Contains(err.Error(), "larger than max") {
-				t.Errorf("Err: got %v", err)
+		var log kubeletLogBuffer
+		c.options.Log = log.log()
+		k.setPods(newPod("one", "a"))
+		k.setAllocatable(&api.AllocatableResourcesResponse{Devices: []*api.ContainerDevices{{ResourceName: gpu, DeviceIds: []string{strings.Repeat("b", 64<<20)}}}})
+		defer c.startRun(t)()
+		for range 100 {
+			time.Sleep(700 * ms)
+			if err := c.ListAllocations(t.Context()).Err; err != nil {
+				t.Fatalf("List: %v", err)
 			}
+		}
+		if c.current().Resources.AllocatableKnown || strings.Count(log.String(), "level=WARN") != 1 {
+			t.Errorf("got allocatable resources %+v and log %s, want none and one warning", c.current().Resources.Allocatable, log.String())
+		}
+		k.setAllocatable(&api.AllocatableResourcesResponse{})
+		time.Sleep(2 * idleInterval)
+		if !c.current().Resources.AllocatableKnown {
+			t.Error("allocatable resources unknown after a response")
 		}
 	})
 }

@@ -21,6 +21,8 @@ import (
 const (
 	// service is the gRPC service of the kubelet (k8s.io/kubelet/pkg/apis/podresources/v1).
 	service = "/v1.PodResourcesLister/"
+	// allocatableMethod fails alone if its response is too large: List must not pause.
+	allocatableMethod = "GetAllocatableResources"
 	// callTimeout limits calls without an earlier deadline.
 	callTimeout = 5 * time.Second
 	// connectTimeout is the wait for a new connection after a failure. A running kubelet accepts a connection within a millisecond.
@@ -94,7 +96,7 @@ func newKubeletConn(socket string, dial dialFunc, onCall callObserver) (*kubelet
 // call calls a method of service, and returns the epoch of the response. During the pause after a rejection, call fails at once.
 func (c *kubeletConn) call(ctx context.Context, method string, request wire.Request, response wire.Message) (kubeletEpoch, error) {
 	if pause, err := c.pause(time.Now()); pause > 0 {
-		return kubeletEpoch{}, fmt.Errorf("wait for the kubelet's rate limit: %w", err)
+		return kubeletEpoch{}, fmt.Errorf("pause after a rejection: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -107,7 +109,9 @@ func (c *kubeletConn) call(ctx context.Context, method string, request wire.Requ
 	}
 	if err != nil {
 		err = fmt.Errorf("%s pod resources at %s: %w", name, c.socket, err)
-		c.recordRejection(err)
+		if name != allocatableMethod {
+			c.recordRejection(err)
+		}
 		return kubeletEpoch{}, err
 	}
 	c.recordRejection(nil)
@@ -129,7 +133,7 @@ func (c *kubeletConn) reconnect(ctx context.Context) {
 	}
 }
 
-// recordRejection begins a pause if a call failed because of the kubelet's limit.
+// recordRejection begins a pause if a call failed because of the kubelet's limit, or because of a too large response.
 func (c *kubeletConn) recordRejection(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

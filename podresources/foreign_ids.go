@@ -29,6 +29,7 @@ func (o ownIDs) has(id device.ID) bool {
 // change with each response.
 type foreignIDs struct {
 	own       ownIDs
+	ownIDs    int // in this response
 	resources map[string]*foreignResource
 }
 
@@ -51,6 +52,7 @@ func (f *foreignIDs) setOwn(ids []device.ID) {
 // admit counts an id, and reports whether to keep the id.
 func (f *foreignIDs) admit(resource, id []byte) bool {
 	if own, _, _ := bytes.Cut(id, []byte("::")); f.own == nil || f.own[device.ID(own)] || uuidPattern.Match(own) { // own.has, without a copy
+		f.ownIDs++
 		return true
 	}
 	r := f.resources[string(resource)]

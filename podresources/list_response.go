@@ -18,7 +18,7 @@ func newListResponse() rawListResponse { return rawListResponse{resources: newRe
 
 // Read implements wire.Message.
 func (r *rawListResponse) Read(b []byte) error {
-	return r.resources.readResponse(func() error {
+	return r.resources.readResponse(b, func() error {
 		r.allocations, r.pods = r.allocations[:0], r.pods[:0]
 		return wire.WalkTag(b, 1<<3|wire.Length, r.readPod)
 	})
@@ -29,7 +29,7 @@ func (r *rawListResponse) readPod(f wire.Field) error {
 	var pod, namespace []byte
 	b, rows := f.Bytes, &r.resources
 	start := rows.offsets()
-	err := wire.WalkFields(b, func(f wire.Field) error {
+	err := rows.walk(b, func(f wire.Field) error {
 		switch f.Tag {
 		case 1<<3 | wire.Length: // name
 			pod = f.Bytes
@@ -43,7 +43,10 @@ func (r *rawListResponse) readPod(f wire.Field) error {
 	if err != nil {
 		return err
 	}
-	name := podName{rows.interner.Intern(namespace), rows.interner.Intern(pod)}
+	if len(r.pods) == maxOwnedRows {
+		return errTooLarge
+	}
+	name := podName{rows.intern(namespace), rows.intern(pod)}
 	r.pods = append(r.pods, name)
 	rows.setOwner(device.Owner{Namespace: name.namespace, Pod: name.pod}, start)
 	return wire.WalkTag(b, 3<<3|wire.Length, func(f wire.Field) error { return r.readContainer(f.Bytes, name) })
@@ -53,7 +56,7 @@ func (r *rawListResponse) readContainer(b []byte, pod podName) error {
 	var container []byte
 	rows := &r.resources
 	start := rows.offsets()
-	err := wire.WalkFields(b, func(f wire.Field) error {
+	err := rows.walk(b, func(f wire.Field) error {
 		if f.Tag == 1<<3|wire.Length { // name
 			container = f.Bytes
 		}
@@ -62,7 +65,7 @@ func (r *rawListResponse) readContainer(b []byte, pod podName) error {
 	if rows.offsets() == start { // most containers: the name is not needed
 		return err
 	}
-	rows.setOwner(device.Owner{Namespace: pod.namespace, Pod: pod.pod, Container: rows.interner.Intern(container)}, start)
+	rows.setOwner(device.Owner{Namespace: pod.namespace, Pod: pod.pod, Container: rows.intern(container)}, start)
 	for _, d := range rows.Devices[start.devices:] {
 		r.allocations = append(r.allocations, device.Allocation{Resource: d.Resource, DeviceID: device.AdvertisedID(d.ID), Owner: d.Owner})
 	}
@@ -75,8 +78,8 @@ type rawAllocatableResponse struct{ resources resourceRows }
 // Read implements wire.Message.
 func (r *rawAllocatableResponse) Read(b []byte) error {
 	rows := &r.resources
-	err := rows.readResponse(func() error {
-		return wire.WalkFields(b, func(f wire.Field) error {
+	err := rows.readResponse(b, func() error {
+		return rows.walk(b, func(f wire.Field) error {
 			if f.Tag < 4<<3 { // devices, cpu_ids, memory
 				return rows.addField(f, 1)
 			}

@@ -2,14 +2,26 @@ package podresources
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/wire"
 )
 
-// maxInternedNames limits the strings kept from response to response.
-const maxInternedNames = 4096
+const (
+	// maxInternedNames limits the strings kept from response to response.
+	maxInternedNames = 4096
+	// maxRows limits the rows, and the CPUs, NUMA nodes and CDI names in rows, to a few megabytes.
+	maxRows = 32768
+	// maxOwnedRows limits claims and devices of the form of this node's: each has series and an owner.
+	maxOwnedRows = 8192
+	// maxNameBytes is twice the length of names in Kubernetes.
+	maxNameBytes = 512
+)
+
+var errTooLarge = errors.New("more rows or longer names than any node has")
 
 // resourceRows are the resources of a response. The next response reuses the memory, so rows are copied before publication.
 type resourceRows struct {
@@ -17,6 +29,7 @@ type resourceRows struct {
 	foreign foreignIDs
 
 	interner wire.Interner // kept from response to response
+	tooLarge bool
 
 	// The slices within rows are parts of the slices below. Growth leaves earlier parts in place.
 	numaNodes []int
@@ -28,23 +41,51 @@ func newResourceRows() resourceRows {
 	return resourceRows{interner: wire.NewInterner(maxInternedNames)}
 }
 
-// readResponse calls read, which adds the rows of a response; once more if the limit of foreign ids begins or ceases to apply.
-func (r *resourceRows) readResponse(read func() error) error {
+// readResponse calls read, which adds the rows of a response b; once more if the limit of foreign ids begins or ceases to apply.
+func (r *resourceRows) readResponse(b []byte, read func() error) error {
 	r.reset()
 	err := read()
-	if r.foreign.finishResponse() {
+	if err == nil && r.foreign.finishResponse() {
 		r.reset()
 		err = read()
 	}
-	return err
+	if err == nil && r.tooLarge {
+		err = errTooLarge
+	}
+	if err != nil {
+		clear(r.foreign.resources)
+		return fmt.Errorf("%d bytes: %w", len(b), err)
+	}
+	return nil
 }
 
 func (r *resourceRows) reset() {
+	r.tooLarge, r.foreign.ownIDs = false, 0
 	r.Devices, r.CPUs, r.Memory, r.Claims = r.Devices[:0], r.CPUs[:0], r.Memory[:0], r.Claims[:0]
 	r.numaNodes, r.cpuIDs, r.cdiNames = r.numaNodes[:0], r.cpuIDs[:0], r.cdiNames[:0]
 	for _, f := range r.foreign.resources {
 		f.ids = 0
 	}
+}
+
+// walk is wire.WalkFields within the limits.
+func (r *resourceRows) walk(b []byte, visit func(wire.Field) error) error {
+	return wire.WalkFields(b, func(f wire.Field) error {
+		rows := len(r.Devices) + len(r.Memory) + len(r.numaNodes) + len(r.cpuIDs) + len(r.cdiNames) + len(r.foreign.resources)
+		if r.tooLarge || rows > maxRows || len(r.Claims) > maxOwnedRows || r.foreign.ownIDs > maxOwnedRows {
+			return errTooLarge
+		}
+		return visit(f)
+	})
+}
+
+// intern returns a name. The response has an error if the name is too long.
+func (r *resourceRows) intern(name []byte) string {
+	if len(name) > maxNameBytes {
+		r.tooLarge = true
+		return ""
+	}
+	return r.interner.Intern(name)
 }
 
 // rowOffsets are the numbers of rows at a point of the response.
@@ -94,6 +135,9 @@ func (r *resourceRows) addField(f wire.Field, first uint64) (err error) {
 	case 0<<3 | wire.Length: // devices
 		err = r.addDevices(f.Bytes)
 	case 1<<3 | wire.Varint, 1<<3 | wire.Length: // cpu_ids
+		if len(f.Bytes) > maxRows {
+			return errTooLarge
+		}
 		r.cpuIDs, err = f.AppendVarints(r.cpuIDs)
 	case 2<<3 | wire.Length: // memory
 		err = r.addMemory(f.Bytes)
@@ -110,11 +154,11 @@ func (r *resourceRows) addDevices(b []byte) error {
 	if err != nil {
 		return err
 	}
-	err = wire.WalkFields(b, func(f wire.Field) error {
+	err = r.walk(b, func(f wire.Field) error {
 		switch f.Tag {
 		case 2<<3 | wire.Length: // device_ids
 			if r.foreign.admit(resource.Bytes, f.Bytes) {
-				r.Devices = append(r.Devices, device.ResourceDevice{ID: r.interner.Intern(f.Bytes)})
+				r.Devices = append(r.Devices, device.ResourceDevice{ID: r.intern(f.Bytes)})
 			}
 		case 3<<3 | wire.Length: // topology
 			return r.addNodes(f.Bytes)
@@ -122,9 +166,10 @@ func (r *resourceRows) addDevices(b []byte) error {
 		return nil
 	})
 	if start == len(r.Devices) {
+		r.numaNodes = r.numaNodes[:nodesStart]
 		return err
 	}
-	name, nodes := r.interner.Intern(resource.Bytes), sortedTail(r.numaNodes, nodesStart)
+	name, nodes := r.intern(resource.Bytes), sortedTail(r.numaNodes, nodesStart)
 	for i := range r.Devices[start:] {
 		d := &r.Devices[start+i]
 		d.Resource, d.NUMANodes = name, nodes
@@ -133,7 +178,10 @@ func (r *resourceRows) addDevices(b []byte) error {
 }
 
 func (r *resourceRows) addNodes(b []byte) error {
-	return wire.WalkTag(b, 1<<3|wire.Length, func(node wire.Field) error {
+	return r.walk(b, func(node wire.Field) error {
+		if node.Tag != 1<<3|wire.Length {
+			return nil
+		}
 		id, err := wire.Last(node.Bytes, 1<<3|wire.Varint) // omitted if 0
 		r.numaNodes = append(r.numaNodes, int(int64(id.Value)))
 		return err
@@ -143,10 +191,10 @@ func (r *resourceRows) addNodes(b []byte) error {
 func (r *resourceRows) addMemory(b []byte) error {
 	var m device.ReservedMemory
 	nodesStart := len(r.numaNodes)
-	err := wire.WalkFields(b, func(f wire.Field) error {
+	err := r.walk(b, func(f wire.Field) error {
 		switch f.Tag {
 		case 1<<3 | wire.Length: // memory_type
-			m.Type = r.interner.Intern(f.Bytes)
+			m.Type = r.intern(f.Bytes)
 		case 2<<3 | wire.Varint: // size
 			m.Bytes = f.Value
 		case 3<<3 | wire.Length: // topology
@@ -163,12 +211,12 @@ func (r *resourceRows) addMemory(b []byte) error {
 func (r *resourceRows) addClaims(b []byte) error {
 	var claim, namespace string
 	start := len(r.Claims)
-	err := wire.WalkFields(b, func(f wire.Field) error {
+	err := r.walk(b, func(f wire.Field) error {
 		switch f.Tag {
 		case 2<<3 | wire.Length: // claim_name
-			claim = r.interner.Intern(f.Bytes)
+			claim = r.intern(f.Bytes)
 		case 3<<3 | wire.Length: // claim_namespace
-			namespace = r.interner.Intern(f.Bytes)
+			namespace = r.intern(f.Bytes)
 		case 4<<3 | wire.Length: // claim_resources
 			return r.addClaim(f.Bytes)
 		}
@@ -185,20 +233,20 @@ func (r *resourceRows) addClaims(b []byte) error {
 func (r *resourceRows) addClaim(b []byte) error {
 	var c device.Claim
 	start := len(r.cdiNames)
-	err := wire.WalkFields(b, func(f wire.Field) error {
+	err := r.walk(b, func(f wire.Field) error {
 		switch f.Tag {
 		case 1<<3 | wire.Length: // cdi_devices
 			name, err := wire.Last(f.Bytes, 1<<3|wire.Length)
-			r.cdiNames = append(r.cdiNames, r.interner.Intern(name.Bytes))
+			r.cdiNames = append(r.cdiNames, r.intern(name.Bytes))
 			return err
 		case 2<<3 | wire.Length: // driver_name
-			c.Driver = r.interner.Intern(f.Bytes)
+			c.Driver = r.intern(f.Bytes)
 		case 3<<3 | wire.Length: // pool_name
-			c.Pool = r.interner.Intern(f.Bytes)
+			c.Pool = r.intern(f.Bytes)
 		case 4<<3 | wire.Length: // device_name
-			c.Device = r.interner.Intern(f.Bytes)
+			c.Device = r.intern(f.Bytes)
 		case 5<<3 | wire.Length: // share_id
-			c.ShareID = r.interner.Intern(f.Bytes)
+			c.ShareID = r.intern(f.Bytes)
 		}
 		return nil
 	})

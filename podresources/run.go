@@ -121,8 +121,16 @@ func (c *Client) fetchAllocatable(ctx context.Context) {
 	c.mu.Lock()
 	c.allocatableStale = false
 	c.mu.Unlock()
-	c.setOwnIDs(&c.allocatableResponse.resources)
-	_, err := c.kubelet.call(ctx, service+"GetAllocatableResources", nil, &c.allocatableResponse)
+	err := c.lockCalls(ctx) // a large response beside another exceeds the memory
+	if err == nil {
+		c.setOwnIDs(&c.allocatableResponse.resources)
+		_, err = c.kubelet.call(ctx, service+allocatableMethod, nil, &c.allocatableResponse)
+		<-c.callLock
+	}
+	if err != nil && !c.loggedAllocatableError {
+		c.options.Log.Warn("allocatable resources unknown", "err", err)
+	}
+	c.loggedAllocatableError = err != nil
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.resources.allocatableKnown = err == nil

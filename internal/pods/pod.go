@@ -66,6 +66,18 @@ func (p *Pod) equal(other *Pod) bool {
 		p.Phase == other.Phase && p.Reason == other.Reason && slices.Equal(p.Labels, other.Labels) && slices.Equal(p.Containers, other.Containers)
 }
 
+// bytes returns the approximate memory of a pod.
+func (p *Pod) bytes() int {
+	n := 256 + len(p.Namespace) + len(p.Name) + len(p.UID) + len(p.Reason)
+	for _, l := range p.Labels {
+		n += 64 + len(l.Name) + len(l.Value)
+	}
+	for _, c := range p.Containers {
+		n += 256 + len(c.Name) + len(c.ID) + len(c.State.Reason) + len(c.LastState.Reason)
+	}
+	return n
+}
+
 // clone returns a copy that shares no slice with p.
 func (p *Pod) clone() *Pod {
 	c := *p

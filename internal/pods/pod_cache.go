@@ -13,13 +13,14 @@ import (
 // begins with them.
 const (
 	maxPods      = 16384
+	maxPodsBytes = 8 << 20
 	maxEndedPods = 512 // among them; the oldest are dropped
 )
 
 // resumed is the type of an event that no kubelet sends: the API server continues without a gap.
 const resumed = api.EventType(-1)
 
-var errTooManyPods = fmt.Errorf("more than %d pods", maxPods)
+var errTooManyPods = fmt.Errorf("more than %d pods or %d bytes", maxPods, maxPodsBytes)
 
 // podCache applies the kubelet's events to the pods. Run's goroutine owns the cache.
 //
@@ -37,12 +38,13 @@ var errTooManyPods = fmt.Errorf("more than %d pods", maxPods)
 type podCache struct {
 	pods    Pods            // the newest, as published
 	syncing map[string]*Pod // the new stream's list by UID; nil after INITIAL_SYNC_COMPLETE
+	bytes   int             // added to the list
 	// added and ended wait for the publication of pods, then go to the Observer.
 	added, ended []*Pod
 }
 
 // startSync begins a new stream. All known pods stay until the stream has listed its pods.
-func (c *podCache) startSync() { c.syncing = map[string]*Pod{} }
+func (c *podCache) startSync() { c.syncing, c.bytes = map[string]*Pod{}, 0 }
 
 // apply applies one event and reports whether pods changed. An error ends the stream.
 func (c *podCache) apply(e *watchEvent) (changed bool, err error) {
@@ -60,7 +62,15 @@ func (c *podCache) apply(e *watchEvent) (changed bool, err error) {
 		return false, nil
 	case e.kind == api.EventType_DELETED:
 		return c.applyDelete(e.pod.UID), nil
-	case len(c.syncing) == maxPods, c.syncing == nil && c.pods.Len() == maxPods:
+	}
+	if c.bytes += e.pod.bytes(); c.bytes > maxPodsBytes && c.syncing == nil { // with replaced and deleted pods
+		c.bytes = e.pod.bytes()
+		for _, p := range c.pods.list {
+			c.bytes += p.bytes()
+		}
+	}
+	switch {
+	case c.bytes > maxPodsBytes, len(c.syncing) == maxPods, c.syncing == nil && c.pods.Len() == maxPods:
 		return false, errTooManyPods
 	case c.syncing != nil:
 		c.syncing[e.pod.UID] = e.pod.clone()

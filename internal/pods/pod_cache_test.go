@@ -255,3 +255,33 @@ func TestTooManyPods(t *testing.T) {
 		t.Errorf("above the limit in the stream: got %d pods, error %v, want maxPods and errTooManyPods", k.pods.Len(), err)
 	}
 }
+
+// TestTooLargePods has pods with more containers than memory, in a list and in a stream. Deleted pods do not count.
+func TestTooLargePods(t *testing.T) {
+	var k podCache
+	large := func(i int) *watchEvent {
+		return newPodEvent(added, Pod{Namespace: "team", Name: "x", UID: fmt.Sprint(i), Phase: "Pending", Containers: make([]Container, maxContainers)})
+	}
+	k.startSync()
+	err, pods := error(nil), 0
+	for ; err == nil && pods < maxPods; pods++ {
+		_, err = k.apply(large(pods))
+	}
+	if !errors.Is(err, errTooManyPods) || pods > 40 {
+		t.Fatalf("in the list: got %v after %d pods, want errTooManyPods", err, pods)
+	}
+	k.startSync()
+	for i := range 20 {
+		k.applyAll(t, large(i))
+	}
+	k.applyAll(t, &watchEvent{kind: complete})
+	for i := range 100 {
+		k.applyAll(t, large(100+i), newPodEvent(deleted, Pod{Namespace: "team", Name: "x", UID: fmt.Sprint(100 + i)}))
+	}
+	for err = nil; err == nil && pods < maxPods; pods++ {
+		_, err = k.apply(large(1000 + pods))
+	}
+	if !errors.Is(err, errTooManyPods) || pods > 80 {
+		t.Fatalf("in the stream: got %v after %d pods, want errTooManyPods", err, pods)
+	}
+}

@@ -16,6 +16,8 @@ import (
 const (
 	// syncTimeout is the maximum time from the start of a stream to INITIAL_SYNC_COMPLETE.
 	syncTimeout = 30 * time.Second
+	// maxEventBytes is more than a pod in etcd can have.
+	maxEventBytes = 4 << 20
 	// renewInterval is the lifetime of a stream: an overloaded kubelet drops events without notice (Broadcast in
 	// pkg/kubelet/apis/pods/server.go).
 	renewInterval = 30 * time.Minute
@@ -28,7 +30,8 @@ var (
 
 // followKubelet runs one connection with one stream, and returns the reason for its end, never nil.
 func (c *Client) followKubelet(ctx context.Context) error {
-	conn, err := wire.NewConn(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) })
+	conn, err := wire.NewConn(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) },
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(min(wire.MaxMessageBytes(), maxEventBytes))))
 	if err != nil {
 		return fmt.Errorf("follow pods: %w", err)
 	}

@@ -1,4 +1,4 @@
-// Package attack overloads podgauge's HTTP server under the chart's memory limit.
+// Package attack overloads podgauge's HTTP server, and its client of the kubelet, under the chart's memory limit.
 package attack
 
 import (
