@@ -47,7 +47,7 @@ var allowedImports = map[string][]string{
 	"internal/incident":     {"internal/device", "internal/fault", "internal/state/disk"},
 	"internal/state":        {"internal/device", "internal/state/disk"},
 	"internal/state/disk":   {},
-	"exporter":              {"internal/device", "internal/web/api", "internal/web/status", "internal/incident"},
+	"exporter":              {"internal/device", "internal/fault", "internal/web/api", "internal/web/status", "internal/incident"},
 	"internal/web/api":      {"internal/device", "internal/incident"},
 	"internal/web/status":   {"internal/device", "internal/web/api", "internal/fault", "internal/incident"},
 	"internal/sim":          {"internal/device", "internal/sim/kubelet"},

@@ -1,11 +1,14 @@
 package exporter
 
 import (
+	"cmp"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/fault"
 )
 
 // DCGMFamily is a family of dcgm-exporter. Existing dashboards, alerts and autoscalers work with these during a migration.
@@ -30,7 +33,7 @@ const mebi = 1.0 / (1 << 20)
 // (https://github.com/NVIDIA/dcgm-exporter, etc/, 4.8). DCGM_FI_DEV_VGPU_LICENSE_STATUS is
 // left out: it exists in virtual machines only.
 var DCGMFamilies = [...]DCGMFamily{
-	{gaugeDesc(dcgmXidFamily, "Value of the last XID error encountered."), 0, nil, 0}, // of the device's status
+	{gaugeDesc(dcgmXidFamily, "Value of the last XID error encountered.", "err_code", "err_msg"), 0, nil, 0}, // of the device's status
 	{gaugeDesc("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz)."), dcgmWholeGPU, []string{"nvidia_gpu_clock_hertz{sm}"}, 1e-6},
 	{gaugeDesc("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz)."), dcgmWholeGPU, []string{"nvidia_gpu_clock_hertz{memory}"}, 1e-6},
 	{gaugeDesc("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (in C)."), dcgmWholeGPU, []string{"nvidia_gpu_temperature_celsius{memory}"}, 1},
@@ -112,7 +115,8 @@ func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample) {
 			group.set(f.Name, v)
 		}
 	}
-	group.set(dcgmXidFamily, latestXid(d.gpu[0].Xids))
+	xid := currentXid(d.gpu[0], d.snapshot.end)
+	group.set(dcgmXidFamily, float64(xid), strconv.FormatUint(xid, 10), dcgmXidText(xid))
 }
 
 // sum sums the samples of a device by family.
@@ -141,18 +145,29 @@ func isFirstOfInstance(d device.Status, gpu []device.Status) bool {
 	return true
 }
 
-// latestXid returns the code of the latest Xid; 0 without any.
-func latestXid(xids []device.Xid) float64 {
-	var last device.Xid
-	for _, x := range xids {
-		if x.Last.After(last.Last) {
+// currentXid returns the code of a GPU's latest Xid; 0 if it is over. dcgm-exporter keeps the code until a restart.
+func currentXid(gpu device.Status, now time.Time) uint64 {
+	last := device.Xid{Last: gpu.XidsOverAt}
+	last.Code, _ = fault.Xid(gpu.Reason)
+	for _, x := range gpu.Xids {
+		if x.Last.After(last.Last) && (gpu.Health != device.Healthy || now.Sub(x.Last) < harmlessXidAge) {
 			last = x
 		}
 	}
-	return float64(last.Code)
+	return last.Code
+}
+
+// dcgmXidText returns an Xid in words, and dcgm-exporter's words without any.
+func dcgmXidText(xid uint64) string {
+	if xid == 0 {
+		return "No Error"
+	}
+	return cmp.Or(fault.XidName(xid), "Unknown Error")
 }
 
 const (
+	// harmlessXidAge is how long the Xid of a GPU that stays healthy counts, as of a program: long enough for two scrapes.
+	harmlessXidAge = 2 * time.Minute
 	// minRateWindow is the shortest window of a rate. Within the window the previous rate stands, so a frequent reader shortens
 	// no window.
 	minRateWindow = 10 * time.Second

@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -36,7 +37,6 @@ func TestDCGMFamilies(t *testing.T) {
 		d.watts = 300
 		d.addEnergy("GPU-0", 2.5)
 		d.allocate("GPU-0=team/train/main")
-		d.statuses[0].Xids = []device.Xid{{Code: 31, Count: 2, Last: time.Unix(2, 0)}, {Code: 79, Count: 1, Last: time.Unix(1, 0)}}
 		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: memoryRow, Value: 3 << 20}, {Device: "GPU-0", Metric: bytesRow, Value: 1000}}
 		h := newHandler(New(d.sources(), dcgmOptions))
 		text := scrape(t, h)
@@ -46,7 +46,7 @@ func TestDCGMFamilies(t *testing.T) {
 		assertSeries(t, text, "DCGM_FI_DEV_MEM_CLOCK"+of+" 2619")
 		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+of+" 3")
 		assertSeries(t, text, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"+of+" 2500") // the driver's own counter
-		assertSeries(t, text, "DCGM_FI_DEV_XID_ERRORS"+of+" 31")
+		assertSeries(t, text, "DCGM_FI_DEV_XID_ERRORS"+strings.Replace(of, `,gpu=`, `,err_code="0",err_msg="No Error",gpu=`, 1)+" 0")
 		assertAbsent(t, text, "DCGM_FI_PROF_PCIE_TX_BYTES{") // a rate needs two readings
 		assertAbsent(t, text, "DCGM_FI_DEV_GPU_UTIL{")       // not read
 
@@ -76,6 +76,40 @@ func TestDCGMFamilies(t *testing.T) {
 		assertSeries(t, scrape(t, h), "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels("", "", "", "")+" 300")
 		if text := scrape(t, newHandler(New(d.sources(), Options{}))); strings.Contains(text, "DCGM") {
 			t.Error("DCGM families without Options.DCGM")
+		}
+	})
+}
+
+// TestDCGMXid checks that the latest Xid of a GPU has its code and text, until it is over.
+func TestDCGMXid(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			since, over time.Duration // since Xid 31 and since XidsOverAt
+			health      device.Health
+			reason      string
+			want        string
+		}{
+			"of a program":                 {time.Second, time.Hour, device.Healthy, "", "31 memory page fault"},
+			"of a program, two minutes":    {119 * time.Second, time.Hour, device.Healthy, "", "31 memory page fault"},
+			"of a program, long ago":       {2 * time.Minute, time.Hour, device.Healthy, "", "0 No Error"},
+			"suspect":                      {10 * time.Minute, time.Hour, device.Suspect, "", "31 memory page fault"},
+			"recovered or trusted since":   {time.Second, time.Second, device.Healthy, "", "0 No Error"},
+			"recovered before":             {time.Second, 2 * time.Second, device.Healthy, "", "31 memory page fault"},
+			"unhealthy in earlier process": {time.Hour, time.Minute, device.Unhealthy, "xid_79", "79 GPU has fallen off the bus"},
+			"lost":                         {time.Hour, time.Minute, device.Unhealthy, "lost", "0 No Error"},
+			"a later Xid":                  {time.Second, time.Minute, device.Unhealthy, "xid_79", "31 memory page fault"},
+		} {
+			d, now := dcgmFixture(1), time.Now()
+			s := &d.statuses[0]
+			s.Xids = []device.Xid{{Code: 13}, {Code: 31, Last: now.Add(-c.since)}, {Code: 79, Last: now.Add(-c.since - time.Second)}}
+			s.XidsOverAt, s.Health, s.Reason, s.Healthy = now.Add(-c.over), c.health, c.reason, c.health < device.Unhealthy
+			d.board.Set(d.statuses)
+			code, text, _ := strings.Cut(c.want, " ")
+			labels := strings.Replace(dcgmSeriesLabels("", "", "", ""), `,gpu=`, `,err_code="`+code+`",err_msg="`+text+`",gpu=`, 1)
+			got := regexp.MustCompile("DCGM_FI_DEV_XID_ERRORS{.*").FindString(scrape(t, newHandler(New(d.sources(), dcgmOptions))))
+			if want := "DCGM_FI_DEV_XID_ERRORS" + labels + " " + code; got != want {
+				t.Errorf("%s: got %s, want %s", name, got, want)
+			}
 		}
 	})
 }

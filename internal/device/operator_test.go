@@ -367,3 +367,35 @@ func TestExpectedGPUs(t *testing.T) {
 		w.stop()
 	})
 }
+
+// TestXidsOver checks that a recovery, a Trust and a release of the driver end the Xids before.
+func TestXidsOver(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		m := newMachine(1)
+		w := startMonitor(t, m, nil)
+		defer func() { w.stop() }()
+		id, begin := m.AllocatableIDs()[0], time.Now()
+		wantOver := func(when string, over bool) {
+			t.Helper()
+			s := w.statusesAfter(time.Second)[0]
+			if at := s.Xids[0].Last; !at.After(begin) || at.After(s.XidsOverAt) == over {
+				t.Errorf("%s: got Xid at %s and XidsOverAt %s, want over: %v", when, at, s.XidsOverAt, over)
+			}
+		}
+		w.statusesAfter(time.Second)
+		for name, end := range map[string]func(){
+			"recovered": func() { w.Fail(id, "xid 95"); w.statusesAfter(time.Minute); w.ResetGPU(id); w.statusesAfter(time.Hour) },
+			"trusted":   func() { w.trust(t, id) },
+			"released": func() {
+				if err := errors.Join(w.monitor.Release(t.Context()), w.monitor.Resume(t.Context())); err != nil {
+					t.Error(err)
+				}
+			},
+		} {
+			w.Fail(id, "xid 31")
+			wantOver("before: "+name, false)
+			end()
+			wantOver(name, true)
+		}
+	})
+}

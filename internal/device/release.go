@@ -76,6 +76,7 @@ func (m *Monitor) resume(now time.Time) {
 	m.topology.gpus = nil // the links may have changed
 	for _, g := range m.tracker.gpus {
 		g.stalledSince, g.failure = time.Time{}, checkFailure{} // no call hangs or fails after Close
+		g.xidsOverAt = now
 	}
 	m.startCallsAgain(now)
 }

@@ -31,6 +31,8 @@ type Status struct {
 	Since   time.Time // when Healthy or Reason last changed
 	Gone    bool      // absent from the newest listing: not read, and its instance ids may be reused
 	Xids    []Xid     // the GPU's Xids, by code
+	// XidsOverAt is the newest recovery or Trust, or the GPU's first listing in this process: earlier Xids are over.
+	XidsOverAt time.Time
 }
 
 // MissingGPUs returns how many of the expected GPUs the newest listing lacks.
@@ -59,7 +61,7 @@ func (s Status) Unallocatable(all []Status) string {
 // EqualExceptXids reports whether two statuses differ at most in their Xids.
 func (s Status) EqualExceptXids(o Status) bool {
 	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Health == o.Health && s.Flaps == o.Flaps && s.Reason == o.Reason &&
-		s.Gone == o.Gone && s.Action == o.Action && s.Note == o.Note && s.Since.Equal(o.Since)
+		s.Gone == o.Gone && s.Action == o.Action && s.Note == o.Note && s.Since.Equal(o.Since) && s.XidsOverAt.Equal(o.XidsOverAt)
 }
 
 func (s Status) equal(o Status) bool { return s.EqualExceptXids(o) && slices.Equal(s.Xids, o.Xids) }

@@ -53,6 +53,7 @@ type trackedGPU struct {
 	affected      []Device       // the GPU and its MIG devices; replaced, never written
 	eventCounters []eventCounter // in the order of the first event
 	xids          []Xid          // as published, by code; replaced, never written
+	xidsOverAt    time.Time      // as in Status
 }
 
 // checkFailure is a row of failed checks without a fault of the GPU. The zero checkFailure is none.
@@ -158,7 +159,7 @@ func (d *trackedDevice) status(h Health, c HealthCause, now time.Time) Status {
 	}
 	s := Status{
 		Device: d.Device, Healthy: c.Reason == "", Health: h, Reason: c.Reason, Action: action,
-		Since: d.since, Gone: !d.goneSince.IsZero(), Xids: d.gpu.xids,
+		Since: d.since, Gone: !d.goneSince.IsZero(), Xids: d.gpu.xids, XidsOverAt: d.gpu.xidsOverAt,
 	}
 	if r := cmp.Or(d.gpu.health.retired, d.health.retired); r != nil && c.Reason == ReasonRetired {
 		s.Note = r.Note

@@ -67,6 +67,9 @@ type eventLogKey struct {
 func (t *deviceTracker) apply(g *trackedGPU, id ID, s *healthState, e evidence, now time.Time) transition {
 	next, tr := s.apply(e, now)
 	*s = next
+	if tr.to == Healthy && (tr.previous.isFault() || e.kind == evidenceTrusted) {
+		g.xidsOverAt = now
+	}
 	t.historyChanged = t.historyChanged || tr.save
 	t.historyUrgent = t.historyUrgent || tr.newCause && s.cause.isFault()
 	if tr.newCause || tr.from != tr.to && tr.previous.Reason != "" {
@@ -351,7 +354,7 @@ func (t *deviceTracker) merge(devices []Device, now time.Time) {
 
 // addGPU adds a GPU with the health of its record.
 func (t *deviceTracker) addGPU(gpu GPU, now time.Time) *trackedGPU {
-	g := &trackedGPU{gpu: gpu, number: len(t.gpus), firstListedAt: now, checkDeadline: now.Add(firstCheckTimeout)}
+	g := &trackedGPU{gpu: gpu, number: len(t.gpus), firstListedAt: now, xidsOverAt: now, checkDeadline: now.Add(firstCheckTimeout)}
 	t.gpus[gpu] = g
 	t.historyChanged = true // the next process must know that the GPU was present
 	t.restoreRecord(g, "", &g.health, now)

@@ -52,12 +52,14 @@ func BySoftware(reason string) bool {
 	number, ok := Xid(reason)
 	return ok && xid.BySoftware(number)
 }
+// XidName returns the name of an Xid, empty if unknown.
+func XidName(number uint64) string { return xid.Xids[number].Name }
 
 // Reason returns a reason in words: "Xid 79: GPU has fallen off the bus".
 func Reason(reason string) string {
 	if number, ok := Xid(reason); ok {
 		text := "Xid " + strconv.FormatUint(number, 10)
-		if name := xid.Xids[number].Name; name != "" {
+		if name := XidName(number); name != "" {
 			text += ": " + name
 		}
 		return text
