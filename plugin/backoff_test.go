@@ -64,7 +64,7 @@ func TestFolderWithoutRoomForSockets(t *testing.T) {
 						t.Errorf("Alive: %v", err)
 					}
 				})
-				reason := map[string]string{"too long": "invalid argument", "missing": "no such file or directory"}[name]
+				reason := map[string]string{"too long": "at most 107", "missing": "no such file or directory"}[name]
 				if strings.Count(log.String(), "\n") > 0 || len(log.matching(reason)) != 1 {
 					t.Errorf("want a single line with %q in an hour, got\n%s", reason, log)
 				}
@@ -109,7 +109,7 @@ func TestBackoffUpToTheMaximum(t *testing.T) {
 		if registered != 4 { // at 0, 0.1, 0.3 and 0.7 s
 			t.Errorf("got %d registrations in the first second of a new kubelet, want 4", registered)
 		}
-		if lines := log.matching("invalid argument"); len(lines) != 1 {
+		if lines := log.matching("bytes, at most 107"); len(lines) != 1 {
 			t.Errorf("repeated reason: got log lines %q", lines)
 		}
 	})

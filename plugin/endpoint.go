@@ -43,10 +43,9 @@ type endpoint struct {
 	registrationTried atomic.Bool                    // the first registration has returned, or is impossible for now
 
 	// All below belong to run.
-	other       otherPlugin
-	serverCount int
-	socketName  string // file name of the newest server's socket
-	loggedErr   string // why the newest server failed, as logged
+	other      otherPlugin
+	socketName string // file name of the newest server's socket
+	loggedErr  string // why the newest server failed, as logged
 }
 
 func newEndpoint(o Options, resource string, registered *registeredResources, sockets *folderWatch) *endpoint {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net"
 	"os"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -68,6 +70,34 @@ func TestWaitsForTheKubeletToListen(t *testing.T) {
 		s.waitRegistered(4)
 		s.wantOutcomes(nil)
 	})
+}
+
+// TestLongFolder registers in folders as long as k0s's, MicroK8s's and the longest possible. Beyond, the log has the length and the limit.
+func TestLongFolder(t *testing.T) {
+	for length, fits := range map[int]bool{len("/var/lib/k0s/kubelet/device-plugins"): true, len("/var/snap/microk8s/common/var/lib/kubelet/device-plugins"): true, 75: true, 76: false} {
+		t.Run(strconv.Itoa(length), func(t *testing.T) {
+			s := newFixture(t)
+			s.dir += "/" + strings.Repeat("k", length-len(s.sockets())-1)
+			s.options.Dir = s.sockets()
+			s.must(os.MkdirAll(s.sockets(), 0o755))
+			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+			s.startKubelet()
+			s.inventory.Set(statuses(1))
+			end := s.startPlugin()
+			if !fits {
+				s.waitLine(1, "108 bytes, at most 107")
+				return
+			}
+			s.waitRegistered(1)
+			first := s.socket()
+			s.must(end())
+			s.startPlugin()
+			s.waitRegistered(1)
+			if second := s.socket(); len(first) != 31 || second == first || second[:18] != first[:18] {
+				t.Errorf("sockets: got %s, then %s, want one name per resource with different ends", first, second)
+			}
+		})
+	}
 }
 
 // wantOutcomes checks the results of all registrations.

@@ -306,9 +306,11 @@ func TestStaleSocketsAreRemoved(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.startKubelet()
-	const prefix = "podgauge-nvidia-com_gpu-cbcbbfae-"
+	const prefix, oldPrefix = "podgauge-cbcbbfae-", "podgauge-nvidia-com_gpu-cbcbbfae-" // the latter of earlier versions
 	stale := s.staleSocket(prefix + "stale-1.sock")
 	s.must(stale.Close())
+	s.must(s.staleSocket(oldPrefix + "stale-1.sock").Close())
+	s.must(s.staleSocket("podgauge-cbcbbfaf-stale.sock").Close())
 	foreign := s.staleSocket("nvidia-gpu.sock")
 	s.must(foreign.Close())
 	live := s.staleSocket(prefix + "live-1.sock")
@@ -320,7 +322,7 @@ func TestStaleSocketsAreRemoved(t *testing.T) {
 	s.startPlugin()
 	s.waitRegistered(1)
 	for name, want := range map[string]bool{
-		prefix + "stale-1.sock": false, "nvidia-gpu.sock": true, prefix + "live-1.sock": true,
+		prefix + "stale-1.sock": false, oldPrefix + "stale-1.sock": false, "podgauge-cbcbbfaf-stale.sock": true, "nvidia-gpu.sock": true, prefix + "live-1.sock": true,
 		prefix + "busy-1.sock": true, prefix + "file.sock": true,
 	} {
 		if _, err := os.Lstat(s.sockets(name)); (err == nil) != want {

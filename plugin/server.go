@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"strconv"
 	"sync/atomic"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/internal/text"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -65,13 +65,15 @@ type server struct {
 // ever (https://github.com/kubernetes/kubernetes/pull/135437).
 func (e *endpoint) startServer(ctx context.Context) (*server, error) {
 	removeStaleSockets(e.Dir, e.resource)
-	e.serverCount++
-	e.socketName = socketPrefix(e.resource) + strconv.FormatInt(time.Now().UnixNano(), 36) + "-" + strconv.Itoa(e.serverCount) + ".sock"
+	e.socketName = newSocketName(e.resource)
 	s := &server{
 		endpoint: e, socketPath: filepath.Join(e.Dir, e.socketName),
 		grpcServer: grpc.NewServer(grpc.WaitForHandlers(true)),
 		stopping:   make(chan struct{}), serveDone: make(chan struct{}),
 		kubeletStreamOpened: make(chan struct{}), kubeletStreamEnded: make(chan struct{}),
+	}
+	if err := text.CheckSocketPath(s.socketPath); err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", s.socketPath)
 	if err != nil {

@@ -7,22 +7,25 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
+	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/text"
 )
 
-// socketPrefix returns the prefix of a resource's socket names: the beginning of the resource's name, and a checksum.
-func socketPrefix(resource string) string {
-	name := strings.NewReplacer("/", "_", ".", "-").Replace(resource)
-	return fmt.Sprintf("podgauge-%.31s-%08x-", name, crc32.ChecksumIEEE([]byte(resource)))
+// newSocketName returns a new name for a resource: short, since the kubelet joins it with its own path of the folder. The checksum
+// identifies the resource.
+func newSocketName(resource string) string {
+	return fmt.Sprintf("podgauge-%08x-%s.sock", crc32.ChecksumIEEE([]byte(resource)), strconv.FormatInt(time.Now().UnixMilli(), 36))
 }
 
 // removeStaleSockets removes the sockets of a resource's killed servers. The kubelet removes sockets only at start.
 //
 // Sockets of a second, running podgauge stay: only a refused connection proves the end of a server.
 func removeStaleSockets(dir, resource string) {
-	paths, _ := filepath.Glob(filepath.Join(dir, socketPrefix(resource)+"*")) // listening in the folder returns the error
+	// Names of earlier versions have the resource's name before the checksum. Listening in the folder returns the error.
+	paths, _ := filepath.Glob(filepath.Join(dir, fmt.Sprintf("podgauge-*%08x-*", crc32.ChecksumIEEE([]byte(resource)))))
 	for _, path := range paths {
 		if statSocket(path) != (socketID{}) && errors.Is(checkListening(path), syscall.ECONNREFUSED) {
 			os.Remove(path) //nolint:errcheck // a stale socket does no harm
@@ -50,6 +53,9 @@ func statSocket(path string) socketID {
 
 // checkListening returns the reason why no process accepts connections on a socket.
 func checkListening(path string) error {
+	if err := text.CheckSocketPath(path); err != nil {
+		return err
+	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
 		return err

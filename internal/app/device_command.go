@@ -105,7 +105,7 @@ func (c *deviceCommand) send(ctx context.Context) (r deviceResponse, err error) 
 	case errors.Is(err, os.ErrPermission):
 		return r, fmt.Errorf("%s: permission denied: run as root", path)
 	case err != nil:
-		return r, fmt.Errorf("connect to podgauge: %w", err)
+		return r, fmt.Errorf("connect to podgauge: %w", cmp.Or(text.CheckSocketPath(path), err))
 	}
 	defer resp.Body.Close() //nolint:errcheck // opened for reading
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxDeviceResponse)).Decode(&r); err != nil {

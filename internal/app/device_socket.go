@@ -124,6 +124,9 @@ func listenDevices(ctx context.Context, path string) (net.Listener, error) {
 		net.Listener
 		err error
 	}
+	if err := text.CheckSocketPath(path); err != nil {
+		return nil, err
+	}
 	done := make(chan result, 1)
 	go func() {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// maxResponseBytes suits nodes with many pods; the default of gRPC is 4 MiB.
-	maxResponseBytes = 64 << 20
+	// maxResponseBytes suits nodes with many pods. The daemon beside needs the container's memory.
+	maxResponseBytes = 8 << 20
 	// socketPrefix starts the names of podgauge's sockets.
 	socketPrefix = "podgauge-"
 

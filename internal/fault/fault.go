@@ -52,6 +52,7 @@ func BySoftware(reason string) bool {
 	number, ok := Xid(reason)
 	return ok && xid.BySoftware(number)
 }
+
 // XidName returns the name of an Xid, empty if unknown.
 func XidName(number uint64) string { return xid.Xids[number].Name }
 

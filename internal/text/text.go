@@ -84,3 +84,14 @@ func YAMLError(err error) string {
 		return part[1] + OfName(part[2]) + part[3]
 	})
 }
+
+// maxSocketPath is the length of sun_path in unix(7), without the NUL.
+const maxSocketPath = 107
+
+// CheckSocketPath returns an error if a path is too long for a socket: the kernel's error does not mention the length.
+func CheckSocketPath(path string) error {
+	if len(path) > maxSocketPath {
+		return fmt.Errorf("%s: %d bytes, at most %d for a socket", path, len(path), maxSocketPath)
+	}
+	return nil
+}

@@ -1,6 +1,7 @@
 package text
 
 import (
+	"net"
 	"strings"
 	"testing"
 	"unicode"
@@ -29,6 +30,20 @@ func TestJoinFirst(t *testing.T) {
 	for names, want := range map[string]string{"": "", "a": "a", "a b c": "a, b, c", "a b c d e": "a, b, c, 2 more"} {
 		if got := JoinFirst(strings.Fields(names)); got != want {
 			t.Errorf("%s: got %s", names, got)
+		}
+	}
+}
+
+func TestCheckSocketPath(t *testing.T) {
+	dir := t.TempDir()
+	for _, length := range []int{106, 107, 108} {
+		path := dir + "/" + strings.Repeat("a", length-len(dir)-1)
+		l, listenErr := net.Listen("unix", path)
+		if listenErr == nil {
+			l.Close()
+		}
+		if err := CheckSocketPath(path); (err == nil) != (listenErr == nil) {
+			t.Errorf("%d bytes: got %v, the kernel has %v", length, err, listenErr)
 		}
 	}
 }
