@@ -43,7 +43,7 @@ type ReadPace uint8
 // The paces.
 const (
 	PaceFast   ReadPace = iota // with every collection
-	PaceSlow                   // every half minute, in turns
+	PaceSlow                   // every half minute
 	PaceStatic                 // when the device is first listed, and after a start of the driver
 )
 

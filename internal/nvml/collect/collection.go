@@ -10,8 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// A collection makes at most this number of calls about a GPU. All fast values fit; slow values take turns in a rota. Only slow values older
-// than maxAge are read beyond the budget, each call once.
+// A collection makes at most this number of calls about a GPU for fast values and processes. Slow values are read beyond, each call once.
 const (
 	maxCallsPerGPU      = 20
 	maxCallsPerInstance = 3 // additionally, for each GPU instance
@@ -19,9 +18,9 @@ const (
 )
 
 const (
-	// slowInterval is the age of a due slow value.
+	// slowInterval is the age of a due slow value: less than half a minute, so that scrapes every 30 s read all.
 	slowInterval = 25 * time.Second
-	// maxAge is the maximum age of a slow value, or of a GPM window, in a collection: below a minute, even if shown for another second.
+	// maxAge is the maximum age of a GPM window in a collection: below a minute, even if shown for another second.
 	maxAge = 55 * time.Second
 )
 
@@ -165,6 +164,34 @@ func (g *GPUReader) makeCall(i int, t *readTarget, now time.Time) {
 	g.recordResult(c.Symbol, ret)
 }
 
+// readSlow reads all due slow values: none of a collection is older than slowInterval, however rare collections are.
+func (g *GPUReader) readSlow(now time.Time) {
+	f, age := &g.slowFields, now.Sub(g.slowReadAt)
+	if f.hasKeys() && (age >= slowInterval || f.unconfirmed && age >= unconfirmedRetryInterval) {
+		g.readSlowFields(now)
+	}
+	g.makeSlowCalls(&g.readTarget, now)
+	for _, in := range g.instances {
+		if in.verified {
+			g.makeSlowCalls(&in.readTarget, now)
+		}
+	}
+}
+
+// makeSlowCalls makes the due calls of a target. Denials have intervals of their own; static calls with values are never due.
+func (g *GPUReader) makeSlowCalls(t *readTarget, now time.Time) {
+	for i := range metric.Calls {
+		c, state := &metric.Calls[i], &t.callStates[i]
+		isDue := state.denials.Denied() || now.Sub(state.calledAt) >= slowInterval
+		if c.Pace == device.PaceFast || c.Pace == device.PaceStatic && !t.latest.MissesAny(c) || !isDue || g.collection.aborted {
+			continue
+		}
+		if g.plan.NeedsCall[i] && g.canCall(i, t, now) && !g.isSpared(c) {
+			g.makeCall(i, t, now)
+		}
+	}
+}
+
 // readSlowFields reports whether the GPU has new links. The fields of new links are due soon.
 func (g *GPUReader) readSlowFields(now time.Time) (newLinks bool) {
 	g.slowReadAt = now
@@ -216,9 +243,6 @@ func (g *GPUReader) Initialize() {
 	for i := range metric.Calls {
 		if !g.collection.aborted && metric.Calls[i].Pace != device.PaceFast && g.shouldCall(i, &g.readTarget, now) {
 			g.makeCall(i, &g.readTarget, now)
-			if i%2 == 1 { // half of the turns are due earlier, so that not all values expire in one collection
-				g.callStates[i].calledAt = now.Add(-slowInterval / 2)
-			}
 		}
 	}
 	if !g.collection.aborted {

@@ -39,9 +39,8 @@ type GPUReader struct {
 	slowReadAt                          time.Time
 	links                               [metric.ScopeC2CLink + 1]uint32 // number of links of each kind, up or not
 	collection                          collection
-	processCalls                        int    // reserved or left over by the newest collection, for the processes
-	seenReasons                         uint64 // for slower clocks: supported, regardless of SupportedClockReasons
-	rotaPosition                        int
+	processCalls                        int       // reserved or left over by the newest collection, for the processes
+	seenReasons                         uint64    // for slower clocks: supported, regardless of SupportedClockReasons
 	lastCollection                      time.Time // begin of the newest collection
 	collected                           bool      // there was a collection
 	seenResets                          uint64    // resets of history before the newest values

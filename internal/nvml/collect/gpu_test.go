@@ -305,7 +305,7 @@ func TestCallsOfScrapes(t *testing.T) {
 		t.Run(interval.String(), func(t *testing.T) {
 			s := newPlanFixture(t, metric.NewReadPlan(true, nil), "gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000")
 			g := s.gpu(0)
-			limit := uint64(maxCallsPerGPU - len(lib.ProcessListSymbols) - 1) // without the calls for processes
+			limit := uint64(maxCollectionCalls - len(lib.ProcessListSymbols) - 1) // without the calls for processes
 			exceeding, highest := 0, uint64(0)
 			now := time.Now()
 			for range int(time.Hour / interval) {

@@ -165,7 +165,7 @@ func TestManyProcesses(t *testing.T) {
 		if i == 2 && (!known || len(got) != 300) {
 			t.Errorf("got %d processes, known %v, want 300, true", len(got), known)
 		}
-		if n := s.calls().Since(before).GPUTotal(0); n > maxCallsPerGPU {
+		if n := s.calls().Since(before).GPUTotal(0); n > maxCollectionCalls {
 			t.Errorf("calls of collection %d: got %d", i, n)
 		}
 	}
@@ -197,7 +197,7 @@ func TestBuffersStopGrowing(t *testing.T) {
 		for range 14 {
 			before := s.calls()
 			s.collectAll(0)
-			if n := s.calls().Since(before).GPUTotal(0); n > maxCallsPerGPU {
+			if n := s.calls().Since(before).GPUTotal(0); n > maxCollectionCalls {
 				t.Errorf("%s: calls of a collection: got %d", function, n)
 			}
 			p := &s.gpu(0).processes
@@ -226,7 +226,7 @@ func TestProcessUsageAfterModeChange(t *testing.T) {
 	s.list(1)
 	before = s.calls()
 	s.ReadProcessUsage(s.id(0), nil)
-	if n := read + s.calls().Since(before).GPUTotal(0); n > maxCallsPerGPU {
+	if n := read + s.calls().Since(before).GPUTotal(0); n > maxCollectionCalls {
 		t.Errorf("calls of a collection: got %d", n)
 	}
 }

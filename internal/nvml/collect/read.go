@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// Read appends the values of the GPU and of its MIG devices: all fast values, and some new slow values. A failed call costs only the
+// Read appends the values of the GPU and of its MIG devices: all fast values, and all due slow values. A failed call costs only the
 // rows of the call. A lost GPU, and a GPU without any answer, has no value and an error.
 func (g *GPUReader) Read(buf []device.Sample) ([]device.Sample, error) {
 	if !g.tryAcquire() {

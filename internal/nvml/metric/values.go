@@ -87,11 +87,6 @@ func (vs *Values) Unset(ids []ValueID) {
 	}
 }
 
-// HasAny reports whether any value of a call is present.
-func (vs *Values) HasAny(c *Call) bool {
-	return slices.ContainsFunc(c.Values, func(id ValueID) bool { return vs.Present[id] })
-}
-
 // MissesAny reports whether a value of a call is absent.
 func (vs *Values) MissesAny(c *Call) bool {
 	return slices.ContainsFunc(c.Values, func(id ValueID) bool { return !vs.Present[id] })
