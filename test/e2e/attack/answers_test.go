@@ -164,7 +164,7 @@ const (
 func TestLargeAnswers(t *testing.T) {
 	for _, row := range []struct {
 		name string
-		up   string // podgauge_kubelet_up meanwhile; "" either
+		up   string // podgauge_kubelet_up with the answer; "" either
 		set  func(k *largeAnswers, owner *api.PodResources)
 	}{
 		{"List of 10 MB", "", func(k *largeAnswers, owner *api.PodResources) {
