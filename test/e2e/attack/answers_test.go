@@ -247,7 +247,7 @@ func podOf(n, bytes int) []byte {
 
 // TestLargeCheckpoint has large checkpoints while the kubelet does not answer.
 func TestLargeCheckpoint(t *testing.T) {
-	for _, bytes := range []int{8 * mega, 60 * mega} {
+	for _, bytes := range []int{6 * mega, 60 * mega} {
 		t.Run(fmt.Sprint(bytes), func(t *testing.T) {
 			testLargeAnswers(t, "0", func(k *largeAnswers, _ *api.PodResources) {
 				if err := os.WriteFile(k.checkpoint, checkpointOf(t, bytes), 0o600); err != nil {
