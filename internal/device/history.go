@@ -133,6 +133,7 @@ func (g *trackedGPU) healthRecord(id ID, s *healthState, now time.Time) (r Healt
 // loadHistory keeps the records of an earlier process until a listing has their devices.
 func (t *deviceTracker) loadHistory(now time.Time) {
 	h := t.options.History
+	t.startedAt = now
 	for _, r := range h.Records {
 		r.decodeRetirement()
 		if r.rebooted = h.Rebooted; r.rebooted {

@@ -42,6 +42,7 @@ type Monitor struct {
 	log              *slog.Logger
 	kernelEvents     eventQueue
 	driver           pubsub.Value[Driver]
+	missing          pubsub.Value[[]Device]
 	topology         topology
 	wait             eventWait
 
@@ -118,6 +119,7 @@ func (m *Monitor) Drain(ctx context.Context) bool { return drain(ctx, &m.calls) 
 func (m *Monitor) Run(ctx context.Context) error {
 	defer func() { m.endRelease(context.Cause(ctx)) }()
 	m.tracker.loadHistory(time.Now())
+	m.publishMissing()
 	defer m.saveFinalHistory()
 	for {
 		m.Beat()
@@ -177,6 +179,7 @@ func (m *Monitor) update(now time.Time) {
 	m.detectDriverFault(now)
 	m.tracker.removeExpired(now)
 	m.tracker.publish(now)
+	m.publishMissing()
 	m.tracker.logQueue.flush()
 	m.tracker.saveHistory(now)
 	m.answerOperator(now)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// ErrUnknownDevice is the error of Retire and Trust about a device without health.
+// ErrUnknownDevice is the error of Retire, Trust and Forget about a device without health.
 var ErrUnknownDevice = errors.New("unknown device")
 
 var errNotListed = errors.New("the driver does not list the device")
@@ -26,10 +26,11 @@ type Trusted struct {
 // trustTimeout bounds the wait for a check.
 const trustTimeout = 5 * time.Second
 
-// operatorRequest is a call of Retire or Trust.
+// operatorRequest is a call of Retire, Trust or Forget.
 type operatorRequest struct {
 	id     ID
-	retire *Retirement       // nil: trust
+	retire *Retirement // nil: trust or forget
+	forget bool
 	done   chan<- requestEnd // buffered
 
 	gpu         *trackedGPU // of a Trust that waits for a check; nil: ended
@@ -57,6 +58,12 @@ func (m *Monitor) Trust(ctx context.Context, id ID) (Trusted, error) {
 	return m.sendOperatorRequest(ctx, operatorRequest{id: id})
 }
 
+// Forget removes a missing GPU from the known GPUs. A listed or allocated GPU is not removed.
+func (m *Monitor) Forget(ctx context.Context, gpu ID) error {
+	_, err := m.sendOperatorRequest(ctx, operatorRequest{id: gpu, forget: true})
+	return err
+}
+
 func (m *Monitor) sendOperatorRequest(ctx context.Context, r operatorRequest) (Trusted, error) {
 	done := make(chan requestEnd, 1)
 	r.done = done
@@ -79,6 +86,9 @@ func (m *Monitor) handleOperatorRequest(r operatorRequest, now time.Time) {
 	defer func() { m.pendingRequests = append(m.pendingRequests, r) }()
 	i := slices.IndexFunc(t.devices, func(d *trackedDevice) bool { return d.ID == r.id })
 	switch {
+	case r.forget:
+		r.end.err = t.forget(r.id)
+		return
 	case i < 0 && r.retire == nil && t.trustAbsent(r.id):
 		r.end.Trusted = Trusted{Retired: true, Err: errNotListed}
 		return

@@ -31,6 +31,7 @@ type deviceTracker struct {
 	gpus         map[GPU]*trackedGPU
 	listed       bool        // after the first listing
 	released     HealthCause // of all devices while the driver is released; zero: the driver is in use
+	startedAt    time.Time   // of Run
 	lastOutageAt time.Time   // when the driver's events were last interrupted
 
 	driverErr     error     // of the newest check, by a fault of the driver; nil: a GPU has answered since
