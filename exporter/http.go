@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/pprof"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,6 +39,7 @@ type HandlerOptions struct {
 	// Alive and Ready have a check for each part of the process. Alive must not depend on the driver or the kubelet: a restart
 	// repairs neither, and ends the device plugin.
 	Alive, Ready map[string]func() error
+	Notes        func() []string // lines of a ready process; nil: none
 	Log          *slog.Logger
 	Version      string // shown on the page, as Simulated is
 	Simulated    bool
@@ -74,26 +78,29 @@ func (o HandlerOptions) Probes() http.Handler {
 }
 
 func (o HandlerOptions) handleProbes(mux *http.ServeMux) {
-	mux.Handle("GET /healthz", probeHandler(o.Alive))
-	mux.Handle("GET /readyz", probeHandler(o.Ready))
+	mux.Handle("GET /healthz", probeHandler(o.Alive, nil))
+	mux.Handle("GET /readyz", probeHandler(o.Ready, o.Notes))
 }
 
-// probeHandler answers 200, or 503 with the errors of the checks.
-func probeHandler(checks map[string]func() error) http.HandlerFunc {
+// probeHandler answers 200 with notes, or 503 with a line for each failed check.
+func probeHandler(checks map[string]func() error, notes func() []string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
-		var errs []error
-		for name, check := range checks {
-			if err := check(); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		var lines []string
+		for _, name := range slices.Sorted(maps.Keys(checks)) {
+			if err := checks[name](); err != nil {
+				lines = append(lines, name+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
 			}
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		if err := errors.Join(errs...); err != nil {
+		switch {
+		case lines != nil:
 			w.WriteHeader(http.StatusServiceUnavailable)
-			fmt.Fprintln(w, err)
-			return
+		case notes != nil:
+			lines = append([]string{"ok"}, notes()...)
+		default:
+			lines = []string{"ok"}
 		}
-		fmt.Fprintln(w, "ok")
+		fmt.Fprintln(w, text.PrintableLines(strings.Join(lines, "\n")))
 	}
 }
 

@@ -17,7 +17,7 @@ var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1
 type SelfMetrics struct {
 	registry                  *prometheus.Registry
 	registrations, rejections *prometheus.CounterVec
-	streams, devices          *prometheus.GaugeVec
+	streams, devices, waiting *prometheus.GaugeVec
 	pluginCalls, kubeletCalls callMetrics
 }
 
@@ -45,6 +45,8 @@ func NewSelfMetrics(registry *prometheus.Registry, version string, simulated boo
 			"resource", "reason"),
 		streams: gauge("podgauge_plugin_streams", "Number of open ListAndWatch streams of the kubelet; 1 if the resource is registered.",
 			"resource"),
+		waiting: gauge("podgauge_plugin_waiting",
+			"1 while another device plugin serves the resource, and podgauge waits with its first registration.", "resource"),
 		devices: gauge("podgauge_plugin_devices", "Number of devices in the latest device list sent to the kubelet.", "resource", "health"),
 		pluginCalls: calls("podgauge_plugin_request",
 			"Duration of requests from the kubelet, in seconds.", "Requests from the kubelet answered with an error."),
@@ -59,6 +61,7 @@ func (m *SelfMetrics) InitResource(resource string, rejectReasons ...string) {
 	m.registrations.WithLabelValues(resource, "success")
 	m.registrations.WithLabelValues(resource, "error")
 	m.streams.WithLabelValues(resource)
+	m.waiting.WithLabelValues(resource)
 	for _, method := range []string{"Allocate", "GetPreferredAllocation"} {
 		m.pluginCalls.duration.WithLabelValues(method)
 		m.pluginCalls.errors.WithLabelValues(method)
@@ -71,6 +74,7 @@ func (m *SelfMetrics) InitResource(resource string, rejectReasons ...string) {
 // DeleteResource removes the series of a resource that is no longer served.
 func (m *SelfMetrics) DeleteResource(resource string) {
 	m.streams.DeleteLabelValues(resource)
+	m.waiting.DeleteLabelValues(resource)
 	m.devices.DeletePartialMatch(prometheus.Labels{"resource": resource})
 }
 
@@ -91,6 +95,11 @@ func (m *SelfMetrics) CountRegistration(resource string, err error) {
 // SetStreams sets the number of live streams.
 func (m *SelfMetrics) SetStreams(resource string, n int) {
 	m.streams.WithLabelValues(resource).Set(float64(n))
+}
+
+// SetWaiting sets whether the first registration waits for another plugin.
+func (m *SelfMetrics) SetWaiting(resource string, waiting bool) {
+	m.waiting.WithLabelValues(resource).Set(boolValue(waiting))
 }
 
 // SetDevices sets the number of devices in the latest device list.
@@ -128,6 +137,12 @@ func (m *SelfMetrics) ExportEventsUp(isUp func() bool) {
 	const help = "1 if driver events, including Xid errors, are received; 0 while waiting for events fails or hangs."
 	opts := prometheus.GaugeOpts{Name: "podgauge_events_up", Help: help}
 	promauto.With(m.registry).NewGaugeFunc(opts, func() float64 { return boolValue(isUp()) })
+}
+
+// ExportReadiness exports the readiness by check.
+func (m *SelfMetrics) ExportReadiness(values func() map[string]float64) {
+	const help = "1 if the check of /readyz passes; 0 if it makes podgauge not ready."
+	m.export("podgauge_ready", help, "check", prometheus.GaugeValue, values)
 }
 
 // ExportUnknownConfigKeys exports the number of unknown keys in the configuration file.

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,6 +29,8 @@ const (
 	kubeletStartTimeout = 10 * time.Second
 )
 
+var errNotRegistered = errors.New("not registered yet")
+
 // endpoint serves a resource by a sequence of servers: the end of a server starts the next server.
 type endpoint struct {
 	Options
@@ -37,10 +40,11 @@ type endpoint struct {
 	sockets    *folderWatch
 	rejections *loglimit.Limiter[string] // by operation and first fault
 
-	devices           pubsub.Value[*deviceList]      // set by Plugin.Run
-	sentList          atomic.Pointer[deviceList]     // newest list on the kubelet's stream; nil before the first of a server
-	topology          atomic.Pointer[cachedTopology] // of the newest GetPreferredAllocation
-	registrationTried atomic.Bool                    // the first registration has returned, or is impossible for now
+	devices  pubsub.Value[*deviceList]      // set by Plugin.Run
+	sentList atomic.Pointer[deviceList]     // newest list on the kubelet's stream; nil before the first of a server
+	topology atomic.Pointer[cachedTopology] // of the newest GetPreferredAllocation
+	// unregistered is why the kubelet has no stream; nil: registered, or served by a foreign plugin.
+	unregistered pubsub.Value[error]
 
 	// All below belong to run.
 	other      otherPlugin
@@ -54,6 +58,7 @@ func newEndpoint(o Options, resource string, registered *registeredResources, so
 		other: otherPlugin{since: time.Now()},
 	}
 	e.devices.Set(&deviceList{})
+	e.unregistered.Set(errNotRegistered)
 	return e
 }
 
@@ -78,12 +83,13 @@ func (e *endpoint) setDevices(list *deviceList, statuses []device.Status, alloca
 	return next
 }
 
-// ready returns an error until the first registration has returned. An empty list needs no registration.
+// ready returns the reason why the kubelet has no stream. An empty list needs no registration.
 func (e *endpoint) ready() error {
-	if len(e.list().items) > 0 && !e.registrationTried.Load() {
-		return errors.New("not registered yet")
+	if len(e.list().items) == 0 {
+		return nil
 	}
-	return nil
+	err, _ := e.unregistered.Get()
+	return err
 }
 
 // run serves the resource until ctx is done.
@@ -164,21 +170,45 @@ func (k *kubeletSearch) try() (found socketID, wait time.Duration) {
 	switch {
 	case err == nil && id == (socketID{}):
 		return socketID{}, heartbeatInterval
-	case err == nil && k.list().withdrawn && k.hasOtherPlugin(): // the list may have changed during the connection
-		k.registrationTried.Store(true)
+	case err == nil && k.waitsForOtherPlugin(): // the list may have changed during the connection
 		return socketID{}, time.Second
 	case err == nil:
 		return id, 0
 	}
 	if err.Error() != k.logged {
 		k.logged = err.Error()
-		k.registrationTried.Store(true)
+		k.unregistered.Set(fmt.Errorf("waiting for the kubelet: %w", err))
 		k.Log.Info("waiting for the kubelet", "resource", k.resource, "err", err)
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) { // a starting kubelet listens without a change of the folder
 		return socketID{}, k.refusals.Next()
 	}
 	return socketID{}, heartbeatInterval
+}
+
+// waitsForOtherPlugin reports whether the resource is not registered because a foreign plugin serves it, or may serve it.
+func (e *endpoint) waitsForOtherPlugin() bool {
+	withdrawn, first := e.list().withdrawn, !slices.Contains(e.registered.list(), e.resource)
+	waits := (withdrawn || first && !e.TakeOver) && e.hasOtherPlugin()
+	listed := !e.other.seen.IsZero()
+	switch {
+	case waits && (withdrawn || listed): // the node's devices are served
+		e.unregistered.Set(nil)
+	case waits && !hasForeignSocket(e.Dir):
+		return false
+	}
+	waiting := waits && listed && !withdrawn
+	if waiting == e.other.waiting {
+		return waits
+	}
+	e.other.waiting = waiting
+	e.Hooks.OnOtherPlugin(e.resource, waiting)
+	if waiting {
+		e.Log.Warn(OtherPluginReason, "resource", e.resource, "hint", "remove the other plugin, or start with --take-over")
+	} else {
+		e.Log.Info("other device plugin is gone", "resource", e.resource)
+	}
+	return waits
 }
 
 func (e *endpoint) hasOtherPlugin() bool {
@@ -189,9 +219,11 @@ func (e *endpoint) hasOtherPlugin() bool {
 // serveOnce runs a server. The results are the lifetime of the kubelet's stream and the reason of the end: nil if ctx is done.
 func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time.Duration, err error) {
 	e.Log.Debug("registering", "resource", e.resource)
+	if err, _ := e.unregistered.Get(); err == nil { // a foreign plugin is gone
+		e.unregistered.Set(errNotRegistered)
+	}
 	s, err := e.startServer(ctx)
 	if err != nil {
-		e.registrationTried.Store(true)
 		return 0, err
 	}
 	defer e.sentList.Store(nil)
@@ -200,7 +232,6 @@ func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time
 	if ctx.Err() != nil {
 		return 0, nil
 	}
-	e.registrationTried.Store(true)
 	e.Hooks.OnRegistered(e.resource, err)
 	if err != nil {
 		return 0, err
@@ -208,14 +239,15 @@ func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time
 	return s.watch(ctx, kubelet)
 }
 
-// logEnd logs the end of a server. A repeated reason is logged once.
+// logEnd logs and publishes the end of a server. A repeated reason is logged once.
 func (e *endpoint) logEnd(uptime time.Duration, err error) {
+	text := strings.ReplaceAll(err.Error(), e.socketName, "the socket") // in errors of the kubelet, and new each time
+	e.unregistered.Set(errors.New(text))
 	if uptime > 0 {
 		e.Log.Info("registration ended", "resource", e.resource, "uptime", uptime, "reason", err)
 		e.loggedErr = ""
 		return
 	}
-	text := strings.ReplaceAll(err.Error(), e.socketName, "the socket") // in errors of the kubelet, and new each time
 	if text != e.loggedErr {
 		e.Log.Warn("registration failed", "resource", e.resource, "err", text)
 		e.loggedErr = text

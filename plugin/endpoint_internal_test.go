@@ -105,6 +105,42 @@ func TestOtherPluginAfterAnOwnRegistration(t *testing.T) {
 	}
 }
 
+// TestFirstRegistrationWaits checks that a first registration waits for a foreign plugin, and without the list of allocatable devices for
+// a foreign socket, for a limited time.
+func TestFirstRegistrationWaits(t *testing.T) {
+	dir := t.TempDir()
+	e := endpointFor(dir, Rules{}, parseStatuses("0")...)
+	if e.waitsForOtherPlugin() {
+		t.Error("without another socket: waits")
+	}
+	listener, err := net.Listen("unix", filepath.Join(dir, "other.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() //nolint:errcheck // nothing was sent
+	if !e.waitsForOtherPlugin() || e.ready() == nil {
+		t.Error("with another socket, allocatable devices unknown: does not wait, or is ready")
+	}
+	e.other.since = time.Now().Add(-kubeletStartTimeout)
+	if e.waitsForOtherPlugin() {
+		t.Error("allocatable devices unknown for 10 s: waits")
+	}
+	h := device.Allocations{Resources: device.NodeResources{
+		AllocatableKnown: true, Allocatable: device.ResourceSet{Devices: []device.ResourceDevice{{Resource: gpuResource, ID: "GPU-0"}}},
+	}}
+	e.fakeSource().GetAllocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
+	if !e.waitsForOtherPlugin() || e.ready() != nil {
+		t.Error("resource of another plugin: does not wait, or is not ready")
+	}
+	if e.TakeOver = true; e.waitsForOtherPlugin() {
+		t.Error("--take-over: waits")
+	}
+	e.TakeOver, e.registered.names = false, []string{gpuResource}
+	if e.waitsForOtherPlugin() {
+		t.Error("registered by an earlier process: waits")
+	}
+}
+
 // TestSocketWithAReusedInode covers a new socket with the inode number of the old socket.
 func TestSocketWithAReusedInode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubelet.sock")

@@ -59,6 +59,7 @@ func (noHooks) OnListSent(string, int, int)                                   {}
 func (noHooks) OnCallServed(string, time.Duration, error)                     {}
 func (noHooks) OnAllocated(string, []device.AdvertisedID)                     {}
 func (noHooks) OnRejected(string, []device.AdvertisedID, RejectReason, error) {}
+func (noHooks) OnOtherPlugin(string, bool)                                    {}
 func (noHooks) OnResourceReleased(string)                                     {}
 
 // testHooks records the events for internal tests.

@@ -273,8 +273,9 @@ func (h *hookRecorder) record(change func()) {
 	change()
 }
 
-func (h *hookRecorder) OnResourceAdded(string)    {}
-func (h *hookRecorder) OnResourceReleased(string) {}
+func (h *hookRecorder) OnResourceAdded(string)     {}
+func (h *hookRecorder) OnResourceReleased(string)  {}
+func (h *hookRecorder) OnOtherPlugin(string, bool) {}
 
 func (h *hookRecorder) OnRegistered(_ string, err error) {
 	h.record(func() { h.registered = append(h.registered, err) })

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -28,9 +29,11 @@ func (s *server) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 	isKubelet := s.kubeletStream.CompareAndSwap(false, true)
 	if isKubelet {
 		close(s.kubeletStreamOpened)
+		s.unregistered.Set(nil)
 		s.Hooks.OnStreamCount(s.resource, 1)
 		defer func() {
 			close(s.kubeletStreamEnded)
+			s.unregistered.Set(errors.New("the kubelet's stream ended"))
 			s.Hooks.OnStreamCount(s.resource, 0)
 		}()
 	}

@@ -14,6 +14,8 @@ type Options struct {
 	DeviceSource
 	Log   *slog.Logger
 	Hooks EndpointHooks
+	// TakeOver registers a resource at once. Otherwise the first registration waits while a foreign plugin serves the resource.
+	TakeOver bool
 }
 
 // DeviceSource is the input of device lists. Values are immutable; a change closes the value's channel.
@@ -40,6 +42,7 @@ type UsabilityCheck struct {
 type EndpointHooks interface {
 	OnResourceAdded(resource string)                                                             // before the first registration
 	OnRegistered(resource string, err error)                                                     // Register has returned
+	OnOtherPlugin(resource string, waiting bool)                                                 // the first registration waits, or no longer
 	OnStreamCount(resource string, streams int)                                                  // live ListAndWatch streams of the kubelet
 	OnListSent(resource string, devices, healthy int)                                            // to the kubelet
 	OnCallServed(method string, took time.Duration, err error)                                   // a call of the kubelet

@@ -32,6 +32,7 @@ type Plugin struct {
 
 	mu        sync.Mutex
 	endpoints map[string]*endpoint // by resource; guarded by mu; Run adds endpoints and removes none
+	listed    []device.Status      // of the newest update; guarded by mu
 
 	// All below belong to Run.
 	registered     *registeredResources
@@ -46,9 +47,17 @@ func New(o Options) *Plugin {
 	return &Plugin{Options: o, newWatcher: fsnotify.NewWatcher, endpoints: map[string]*endpoint{}}
 }
 
-// Ready returns an error while the first registration of a resource is under way. A failed registration is logged and repeated.
+// Ready returns the reasons why resources with devices are not registered. A resource that a foreign plugin serves is no reason: otherwise
+// nodes that wait for a migration would stop the rollout.
 func (p *Plugin) Ready() error {
-	return p.eachEndpoint(func(e *endpoint) error { return e.ready() })
+	statuses, _ := p.Statuses()
+	p.mu.Lock()
+	listed := p.listed
+	p.mu.Unlock()
+	if len(statuses) > 0 && !sameBacking(statuses, listed) {
+		return errors.New("device lists not updated yet")
+	}
+	return p.eachEndpoint((*endpoint).ready)
 }
 
 // Alive returns an error if a loop has stopped.
@@ -149,6 +158,9 @@ func (p *Plugin) update(
 			p.registered.remove(resource)
 		}
 	}
+	p.mu.Lock()
+	p.listed = statuses
+	p.mu.Unlock()
 	for _, e := range added {
 		group.Go(func() error { return e.run(ctx) })
 	}

@@ -44,11 +44,12 @@ func TestWaitsForTheKubelet(t *testing.T) {
 		s.inventory.Set(statuses(4))
 		s.startPlugin()
 		s.waitLine(1, "waiting for the kubelet") // without its folder
-		if err := s.plugin.Ready(); err != nil {
-			s.Errorf("readiness after a logged failure: got %v", err)
+		if err := s.plugin.Ready(); err == nil || !strings.Contains(err.Error(), "waiting for the kubelet: ") {
+			s.Errorf("readiness without a kubelet: got %v", err)
 		}
 		s.startKubelet()
 		s.Logf("registered %s after the socket", s.waitRegistered(4))
+		s.poll("the plugin is ready", func() bool { return s.plugin.Ready() == nil })
 		s.wantOutcomes(nil)
 	})
 }
@@ -195,14 +196,17 @@ func TestInventoryBecomesEmptyBeforeTheKubeletStarts(t *testing.T) {
 	})
 }
 
-func TestReadyAfterTheFirstRegistration(t *testing.T) {
+func TestReadyWithAStream(t *testing.T) {
 	s := newFixture(t)
 	s.inventory.Set(statuses(1))
 	requests, result := make(chan struct{}, 10), make(chan error)
-	s.serveRegistration(func(ctx context.Context, _ string) error {
+	s.serveRegistration(func(ctx context.Context, endpoint string) error {
 		requests <- struct{}{}
 		select {
 		case err := <-result:
+			if err == nil {
+				_, _, err = s.stream(s.ctx, endpoint)
+			}
 			return err
 		case <-ctx.Done():
 			return ctx.Err()
@@ -215,9 +219,11 @@ func TestReadyAfterTheFirstRegistration(t *testing.T) {
 	}
 	result <- errors.New("no")
 	receive(s, requests)
-	if err := s.plugin.Ready(); err != nil {
-		t.Errorf("readiness after a logged rejection: got %v", err)
+	if err := s.plugin.Ready(); err == nil || !strings.HasSuffix(err.Error(), "desc = no") {
+		t.Errorf("readiness after a rejection: got %v", err)
 	}
+	result <- nil
+	s.poll("the plugin is ready", func() bool { return s.plugin.Ready() == nil })
 }
 
 // TestSlowRegistration checks that a slow kubelet gets a single registration.

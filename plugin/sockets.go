@@ -7,11 +7,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/text"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 // newSocketName returns a new name for a resource: short, since the kubelet joins it with its own path of the folder. The checksum
@@ -31,6 +34,15 @@ func removeStaleSockets(dir, resource string) {
 			os.Remove(path) //nolint:errcheck // a stale socket does no harm
 		}
 	}
+}
+
+// hasForeignSocket reports whether a process other than the kubelet and podgauge listens in the folder.
+func hasForeignSocket(dir string) bool {
+	entries, _ := os.ReadDir(dir) // listening in the folder returns the error
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		own := e.Name() == filepath.Base(api.KubeletSocket) || strings.HasPrefix(e.Name(), "podgauge-")
+		return e.Type() == os.ModeSocket && !own && checkListening(filepath.Join(dir, e.Name())) == nil
+	})
 }
 
 // socketID identifies a socket among all sockets of the same path over time. The zero socketID is no socket.

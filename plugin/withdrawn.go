@@ -14,8 +14,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// This file owns withdrawn resources: resources without a rule. podgauge serves an owned withdrawn resource while a container has a
-// device and no foreign plugin serves the resource (docs/contributing/adr/0015-renamed-resources.md).
+// This file owns withdrawn resources, resources without a rule, and the wait for foreign plugins. podgauge serves an owned withdrawn
+// resource while a container has a device and no foreign plugin serves the resource (docs/contributing/adr/0015-renamed-resources.md).
+
+// OtherPluginReason is why the first registration of a resource waits.
+const OtherPluginReason = "waiting: another device plugin serves the resource"
 
 // registeredFile has the names of owned resources. The file lies beside the kubelet's checkpoint and explains the allocations there: a
 // starting kubelet deletes sockets, but no files.
@@ -96,7 +99,7 @@ func (r *registeredResources) update(change func([]string) []string) {
 	r.saved = r.names
 }
 
-// otherPlugin decides whether a foreign plugin serves a withdrawn resource. The kubelet's list of allocatable devices decides: only
+// otherPlugin decides whether a foreign plugin serves a resource, before a first registration or if the resource is withdrawn. The kubelet's list of allocatable devices decides: only
 // resources with a plugin are listed.
 //
 //	resource in the list   registered by this process   foreign plugin
@@ -111,6 +114,7 @@ type otherPlugin struct {
 	since          time.Time // when the endpoint was made, or the kubelet was last away
 	seen           time.Time // newest list with the resource; zero: none
 	registeredByUs bool      // by this process
+	waiting        bool      // the first registration waits for the foreign plugin
 }
 
 func (o *otherPlugin) serves(resource string, known device.NodeResources, now time.Time) bool {

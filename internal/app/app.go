@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"time"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/cgroup"
@@ -39,16 +40,16 @@ type app struct {
 	metrics       *exporter.Exporter
 	rules         *rulesWatcher // nil with --device-plugin=false
 	registrations registrationTracker
+	readiness     readiness
 
 	components map[string]component
 	tasks      []func(context.Context) error // tasks without health checks
 }
 
-// component is a task with health checks.
+// component is a task with a liveness check. A component with a Ready method has a readiness check as well.
 type component interface {
 	Run(ctx context.Context) error
 	Alive() error
-	Ready() error
 }
 
 // newApp assembles the components. Components with mutual dependencies get the app, and read the app's fields once they run.
@@ -56,6 +57,10 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	a = &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry(), inventory: &device.Inventory{}}
 	a.registrations.byResource = map[string]status.PluginResource{}
 	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, m.Simulated)
+	a.readiness = readiness{
+		checks:  map[string]func() error{"driver": a.checkDriver, "devices": a.checkDevices},
+		timeout: o.health.notReadyAfter, log: log, failingSince: map[string]time.Time{}, logged: map[string]bool{},
+	}
 	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Reload: o.reload, Log: log.With("component", "config")})
 	a.readers = device.NewReaders(m.Backend) // without the wrapper: the backend may have more methods than device.Backend
 	if a.podResources, err = podresources.New(filepath.Join(m.KubeletDir, "pod-resources", "kubelet.sock"), podresources.Options{
@@ -84,7 +89,7 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	a.selfMetrics.ExportEventsUp(func() bool { return !a.monitor.EventsInterrupted() })
 
 	a.components = map[string]component{"monitor": a.monitor, "podresources": a.podResources, "pods": a.pods, "incidents": a.incidents}
-	a.tasks = append(a.tasks, a.configWatcher.Run, a.handleDriverSignals, a.logMissingGPUs)
+	a.tasks = append(a.tasks, a.configWatcher.Run, a.handleDriverSignals)
 	if m.Node != nil {
 		a.tasks = append(a.tasks, m.Node.Run)
 	}
@@ -108,22 +113,27 @@ func (a *app) addDevicePlugin() {
 	a.components["cdi"] = specs
 	a.components["plugin"] = gatedPlugin{rules: a.rules, Plugin: plugin.New(plugin.Options{
 		Dir: a.machine.DevicePluginDir, DeviceSource: pluginSource{exportedNode{a}}, Hooks: pluginHooks{a}, Log: a.log.With("component", "plugin"),
+		TakeOver: a.o.takeOver,
 	})}
 }
 
 // run runs all tasks until ctx is done or a task fails, and shuts down.
 func (a *app) run(ctx context.Context, l listeners) error {
 	g, ctx := errgroup.WithContext(ctx)
-	alive, ready := map[string]func() error{}, map[string]func() error{}
+	alive := map[string]func() error{}
 	for name, c := range a.components {
-		alive[name], ready[name] = c.Alive, c.Ready
+		alive[name] = c.Alive
+		if r, ok := c.(interface{ Ready() error }); ok {
+			a.readiness.checks[name] = r.Ready
+		}
 		g.Go(func() error { return c.Run(ctx) })
 	}
+	a.selfMetrics.ExportReadiness(a.readiness.values)
 	handler := exporter.HandlerOptions{
-		TelemetryPath: a.o.web.telemetryPath, Pprof: a.o.web.pprof, Registry: a.registry, Alive: alive, Ready: ready,
+		TelemetryPath: a.o.web.telemetryPath, Pprof: a.o.web.pprof, Registry: a.registry, Alive: alive, Ready: a.readiness.probes(), Notes: a.registrations.notes,
 		Log: a.log.With("component", "exporter"), Version: version, Simulated: a.machine.Simulated,
 	}
-	for _, task := range append(a.tasks, a.o.web.serveTasks(a.metrics, handler, l, a.log)...) {
+	for _, task := range append(append(a.tasks, a.readiness.Run), a.o.web.serveTasks(a.metrics, handler, l, a.log)...) {
 		g.Go(func() error { return task(ctx) })
 	}
 	err := g.Wait()

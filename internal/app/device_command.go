@@ -20,35 +20,35 @@ import (
 
 const maxDeviceResponse = 1 << 20
 
-// deviceCommand is `podgauge device retire` or `podgauge device trust`.
+// deviceCommand is a command of `podgauge device`.
 type deviceCommand struct {
 	deviceRequest
 	stateDir string
 }
 
-const deviceHelp = `Take a GPU or a MIG device out of service, or return it to service.
+const deviceHelp = `Take a GPU or a MIG device out of service, return it to service, or forget a removed GPU.
 
 DEVICE is a UUID, a GPU index, or GPU:MIG from podgauge status. A retired device is unhealthy for the kubelet until you trust
-it. The command trust also clears a fault that was reported earlier, if a check of the GPU passes now.`
+it. The command trust also clears a fault that was reported earlier, if a check of the GPU passes now. The command forget makes
+podgauge ready without a GPU that was removed from the node; DEVICE is the UUID, from /readyz.`
 
-// newDeviceCommand returns the commands `podgauge device retire` and `podgauge device trust`.
+// newDeviceCommand returns the commands of `podgauge device`.
 func newDeviceCommand() *cobra.Command {
 	parent := &cobra.Command{
-		Use: "device", Short: "Take a device out of service, or return it to service", Long: deviceHelp,
-		Example: "  podgauge device retire 3 --reason 'fan is noisy, ticket 4711'\n  podgauge device trust 3",
+		Use: "device", Short: "Take a device out of service, return it to service, or forget it", Long: deviceHelp,
+		Example: "  podgauge device retire 3 --reason 'fan is noisy, ticket 4711'\n  podgauge device trust 3\n  podgauge device forget GPU-5f0a…",
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("expected podgauge device retire DEVICE --reason=…, or podgauge device trust DEVICE")
+			return errors.New("expected podgauge device retire DEVICE --reason=…, podgauge device trust DEVICE, or podgauge device forget DEVICE")
 		},
 	}
-	for _, action := range []string{actionRetire, actionTrust} {
+	for action, short := range map[string]string{
+		actionRetire: "Take a device out of service", actionTrust: "Return a device to service", actionForget: "Forget a GPU that was removed",
+	} {
 		request := deviceCommand{deviceRequest: deviceRequest{Action: action}}
-		short := "Return a device to service"
-		c := &cobra.Command{Use: action + " DEVICE", Long: deviceHelp, Example: parent.Example}
+		c := &cobra.Command{Use: action + " DEVICE", Short: short, Long: deviceHelp, Example: parent.Example}
 		if action == actionRetire {
-			short = "Take a device out of service"
 			c.Flags().StringVar(&request.Reason, "reason", "", "why the device is retired, in one `line`; required")
 		}
-		c.Short = short
 		addStateDirFlag(c.Flags(), &request.stateDir)
 		c.RunE = func(c *cobra.Command, args []string) error {
 			if err := request.complete(args, "/proc"); err != nil {

@@ -49,6 +49,7 @@ const (
 const (
 	actionRetire = "retire"
 	actionTrust  = "trust"
+	actionForget = "forget"
 )
 
 // deviceRequest is the body of a request of `podgauge device`, in JSON.
@@ -81,14 +82,14 @@ func (r *deviceRequest) check() error {
 		return utf8.ValidString(s) && !strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) })
 	}
 	switch {
-	case r.Action != actionRetire && r.Action != actionTrust:
-		return fmt.Errorf("%q: expected %s or %s", r.Action, actionRetire, actionTrust)
+	case r.Action != actionRetire && r.Action != actionTrust && r.Action != actionForget:
+		return fmt.Errorf("%q: expected %s, %s or %s", r.Action, actionRetire, actionTrust, actionForget)
 	case r.Device == "" || len(r.Device) > maxDeviceName || !isPrintable(r.Device):
 		return errors.New("expected a UUID, the index of a GPU, or GPU:MIG as in podgauge status")
 	case r.Action == actionRetire && strings.TrimSpace(r.Reason) == "":
 		return errors.New("--reason: required to retire a device")
-	case r.Action == actionTrust && r.Reason != "":
-		return errors.New("--reason: not valid for trust")
+	case r.Action != actionRetire && r.Reason != "":
+		return fmt.Errorf("--reason: not valid for %s", r.Action)
 	case len(r.Reason) > maxDeviceNote || !isPrintable(r.Reason):
 		return fmt.Errorf("--reason: expected one line of printable text, at most %d bytes", maxDeviceNote)
 	}
@@ -174,9 +175,14 @@ func (a *app) handleDevice(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(response) //nolint:errcheck // the client is gone
 }
 
-// overruleHealth retires or trusts a device.
+// overruleHealth retires, trusts or forgets a device.
 func (a *app) overruleHealth(ctx context.Context, r deviceRequest) (deviceResponse, error) {
 	statuses, _ := a.inventory.Get()
+	for _, d := range a.monitor.Missing() {
+		if !slices.ContainsFunc(statuses, func(s device.Status) bool { return s.ID == d.ID }) {
+			statuses = append(slices.Clip(statuses), device.Status{Device: d, Gone: true})
+		}
+	}
 	if statuses == nil {
 		return deviceResponse{}, errors.New("no device is known yet: the driver has not listed any")
 	}
@@ -187,10 +193,17 @@ func (a *app) overruleHealth(ctx context.Context, r deviceRequest) (deviceRespon
 	var lines []string
 	var trusted device.Trusted
 	var err error
-	if r.Action == actionRetire {
+	switch r.Action {
+	case actionRetire:
 		err = a.monitor.Retire(ctx, id, r.Reason)
 		lines = append([]string{name + " is retired: " + r.Reason}, a.ownerLines(id)...)
-	} else {
+	case actionForget:
+		err = a.monitor.Forget(ctx, id)
+		lines = []string{name + " is forgotten"}
+		if missing := a.checkDevices(); missing != nil {
+			lines = append(lines, missing.Error())
+		}
+	default:
 		trusted, err = a.monitor.Trust(ctx, id)
 		lines = a.trustLines(id, name, trusted)
 	}
@@ -200,7 +213,7 @@ func (a *app) overruleHealth(ctx context.Context, r deviceRequest) (deviceRespon
 	case err != nil:
 		return deviceResponse{}, err
 	}
-	if changed := r.Action == actionRetire || trusted.Retired; changed {
+	if changed := r.Action != actionTrust || trusted.Retired; changed {
 		err = a.waitStored(ctx, id, r)
 	}
 	if err != nil {
@@ -284,7 +297,7 @@ func (a *app) trustLines(id device.ID, name string, t device.Trusted) (lines []s
 	return lines
 }
 
-// waitStored waits until the files have the retirement of a device with its incident, or lack the retirement.
+// waitStored waits until the files have the retirement of a device with its incident, or lack the retirement or the forgotten GPU.
 func (a *app) waitStored(ctx context.Context, id device.ID, r deviceRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, deviceStoreTimeout)
 	defer cancel()
@@ -294,7 +307,12 @@ func (a *app) waitStored(ctx context.Context, id device.ID, r deviceRequest) err
 		recorded := slices.ContainsFunc(incidents, func(i incident.Incident) bool {
 			return i.Concerns(id) && i.Reason == device.ReasonRetired && i.Note == r.Reason && i.RecoveredAt == nil
 		})
-		if retire := r.Action == actionRetire; health.Written != nil && health.Written.IsRetired(id) == retire && (recorded || !retire) {
+		written := health.Written
+		switch {
+		case written == nil:
+		case r.Action == actionForget && !slices.ContainsFunc(written.Records, func(h device.HealthRecord) bool { return h.GPU == device.GPU(id) }),
+			r.Action == actionTrust && !written.IsRetired(id),
+			r.Action == actionRetire && written.IsRetired(id) && recorded:
 			return nil
 		}
 		select {

@@ -39,12 +39,21 @@ func requestDevice(t *testing.T, dir, content string) (r deviceResponse) {
 func startWithSocket(t *testing.T, s testSetup, args ...string) (w *testApp, dir string) {
 	t.Helper()
 	dir = shortDir(t)
-	w = newTestAppWith(t, s, append(args, "--state-dir="+dir)...)
-	waitUntil(t, "the socket exists", func() bool {
-		_, err := os.Stat(filepath.Join(dir, socketName))
+	return startWithSocketIn(t, dir, s, args...), dir
+}
+
+// startWithSocketIn starts podgauge with this state folder and waits for the socket.
+func startWithSocketIn(t *testing.T, dir string, s testSetup, args ...string) *testApp {
+	t.Helper()
+	w := newTestAppWith(t, s, append(args, "--state-dir="+dir)...)
+	waitUntil(t, "the socket listens", func() bool {
+		conn, err := net.Dial("unix", filepath.Join(dir, socketName))
+		if err == nil {
+			conn.Close()
+		}
 		return err == nil
 	})
-	return w, dir
+	return w
 }
 
 // device runs `podgauge device`.
@@ -148,7 +157,7 @@ func TestDeviceErrors(t *testing.T) {
 		{[]string{"retire", "0", "--reason=" + strings.Repeat("x", 257)}, cli.ExitUsage, "--reason: expected one line of printable text"},
 		{[]string{"trust", "0", "--reason=x"}, cli.ExitUsage, "unknown flag: --reason"},
 		{[]string{"retire", "", "--reason=x"}, cli.ExitUsage, "expected a UUID, the index of a GPU"},
-		{[]string{"reset", "0"}, cli.ExitUsage, `expected podgauge device retire DEVICE --reason=…, or podgauge device trust DEVICE`},
+		{[]string{"reset", "0"}, cli.ExitUsage, `expected podgauge device retire DEVICE --reason=…, podgauge device trust DEVICE, or podgauge device forget DEVICE`},
 		{[]string{"retire"}, cli.ExitUsage, "expected one device"},
 		{[]string{"retire", "0", "1"}, cli.ExitUsage, "expected one device"},
 		{[]string{"trust", "0", "--nothing"}, cli.ExitUsage, "unknown flag: --nothing"},
@@ -178,7 +187,7 @@ func TestDeviceErrors(t *testing.T) {
 		`{"action":"trust"}{}`:    "parse request: invalid character",
 		`{"action":"trust"}}`:     "parse request: invalid character",
 		strings.Repeat(" ", 5000): "request larger than 4096 bytes",
-		`{"action":"stop"}`:       "expected retire or trust",
+		`{"action":"stop"}`:       "expected retire, trust or forget",
 		"{\"action\":\"trust\",\"device\":\"\\u001b\"}": "expected a UUID",
 	} {
 		if r := requestDevice(t, dir, content); !strings.Contains(r.Error, want) || len(r.Lines) > 0 {

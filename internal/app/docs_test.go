@@ -128,6 +128,7 @@ func selfFamilies(t *testing.T) (families []exporter.Family) {
 	selfMetrics.ExportEventsUp(func() bool { return true })
 	selfMetrics.ExportKubernetesRequests(func() map[string]float64 { return map[string]float64{"200": 1} })
 	selfMetrics.ExportDroppedEvents(func() uint64 { return 0 })
+	selfMetrics.ExportReadiness(func() map[string]float64 { return map[string]float64{"devices": 1} })
 	selfMetrics.InitResource(gpuResource, "r")
 	selfMetrics.SetDevices(gpuResource, 1, 1)
 	selfMetrics.ObserveKubeletCall("List", 0, nil)

@@ -57,7 +57,7 @@ func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
 		ExpectedGPUs:     s.ExpectedGPUs,
 		ProcessesVisible: cgroup.New(cgroup.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
-		LookupEnv:        lookupEnv,
+		LookupEnv:        lookupEnv, ReadyURL: o.web.readyURL(),
 	}
 	for _, key := range o.loaded.UnknownKeys {
 		opts.UnknownKeys = append(opts.UnknownKeys, key.String())

@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,10 +45,12 @@ func brokenNodeFindings(t *testing.T) []doctor.Finding {
 	if err := os.WriteFile(filepath.Join(dir, "proc/self/mountinfo"), []byte(mounts), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	ready := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") }))
+	defer ready.Close()
 	findings := doctor.Run(t.Context(), doctor.Options{
 		Config: "/etc/podgauge/config.yaml", Driver: twoGPUDriver{}, Files: permissiveFiles{}, InjectsDeviceNodes: true, DevRoot: "/",
 		KubeletDir: dir, DevicePluginDir: plugins, DevicePlugin: true, PodLogsDir: dir, KernelLog: "/dev/kmsg",
-		LookupEnv: emptyEnv, Proc: filepath.Join(dir, "proc"),
+		LookupEnv: emptyEnv, Proc: filepath.Join(dir, "proc"), ReadyURL: ready.URL,
 	})
 	for i, f := range findings {
 		findings[i].Message = strings.ReplaceAll(f.Message, dir, "/var/lib/kubelet")
@@ -134,7 +139,7 @@ func TestDoctor(t *testing.T) {
 	dir := shortDir(t)
 	stop := runKubelet(t, kubelet.Options{Dir: dir, ReadPodsAtOnce: true})
 	// The flags exclude folders of the test's machine, which may be a container.
-	args := []string{"doctor", "--kubelet-dir", dir, "--state-dir", t.TempDir(), "--kernel-log=", "--pod-logs-dir", dir}
+	args := []string{"doctor", "--kubelet-dir", dir, "--state-dir", t.TempDir(), "--kernel-log=", "--pod-logs-dir", dir, "--web.listen-address=127.0.0.1:1"}
 	diagnose := func(want int, more ...string) (d doctor.Report) {
 		t.Helper()
 		stdout, stderr, status := runCLI(t, append(append(slices.Clip(args), "-o=json"), more...)...)

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/text"
 )
 
 // releaseTimeout limits the wait for running driver calls at a release or resume.
@@ -53,30 +55,42 @@ func (a *app) logMissingFamilies(ctx context.Context) error {
 	return nil
 }
 
-// logMissingGPUs logs the expected GPUs that the driver does not list.
-func (a *app) logMissingGPUs(ctx context.Context) error {
-	for missing := 0; ; {
-		statuses, listed := a.inventory.Get()
-		settings, changed := a.configWatcher.Get()
-		before := missing
-		if statuses != nil {
-			missing = device.MissingGPUs(statuses, settings.ExpectedGPUs)
+// checkDriver returns the driver's error on a node with known GPUs. A driver that was released on purpose is no error.
+func (a *app) checkDriver() error {
+	statuses, _ := a.inventory.Get()
+	switch d := a.monitor.Driver(); d.State {
+	case device.DriverAbsent, device.DriverFailing, device.DriverNotResponding:
+		if len(statuses) > 0 || a.checkDevices() != nil {
+			return d.Err
 		}
-		switch missing {
-		case before:
-		case 0:
-			a.log.Info("all expected GPUs are listed", "expected", settings.ExpectedGPUs)
-		default:
-			a.log.Warn("expected GPUs missing", "missing", missing, "expected", settings.ExpectedGPUs,
-				"hint", "compare lspci -d 10de: with the kernel log, then reboot the node")
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-listed:
-		case <-changed:
+	case device.DriverStarting, device.DriverUp, device.DriverReplaced, device.DriverReleased:
+	}
+	return nil
+}
+
+// checkDevices returns an error if the driver does not list all known and expected GPUs. Excluded GPUs and retired GPUs are not missing.
+func (a *app) checkDevices() error {
+	settings, _ := a.configWatcher.Get()
+	statuses, _ := a.inventory.Get()
+	known := slices.DeleteFunc(slices.Clone(a.monitor.Missing()), func(d device.Device) bool { return !settings.DeviceFilter.Allows(d) })
+	names := make([]string, len(known))
+	for i, d := range known {
+		names[i] = fmt.Sprintf("GPU %d (%s)", d.Index, d.ID)
+	}
+	expected := settings.ExpectedGPUs
+	for _, s := range statuses {
+		if s.WholeGPU() && s.Gone && s.Reason == device.ReasonRetired {
+			expected--
 		}
 	}
+	missing := device.MissingGPUs(statuses, expected)
+	switch {
+	case a.monitor.Driver().State == device.DriverReleased || len(names) == 0 && missing == 0:
+		return nil
+	case len(names) == 0:
+		return fmt.Errorf("%d of %d expected GPUs missing", missing, settings.ExpectedGPUs)
+	}
+	return fmt.Errorf("%s missing: %s", text.Plural(len(names), "known GPU"), text.JoinFirst(names))
 }
 
 // requireDriver fails if the first listing finds no usable driver. Probes are served while a driver initializes. A listing with

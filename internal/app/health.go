@@ -22,6 +22,7 @@ type healthOptions struct {
 	stateDir          string
 	unhealthyAfter    time.Duration
 	restartAfter      time.Duration
+	notReadyAfter     time.Duration
 	kernelLog         string
 	ownersMaxAge      time.Duration
 	incidentsMaxAge   time.Duration
@@ -32,6 +33,7 @@ func (o *healthOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.stateDir, "state-dir", "", "`folder` for health and incidents, to survive a restart; empty: no folder")
 	f.DurationVar(&o.unhealthyAfter, "unhealthy-after", 30*time.Second, "mark a GPU unhealthy if a driver call takes longer than this `time`")
 	f.DurationVar(&o.restartAfter, "driver-restart-after", time.Minute, "exit, for a new container, if all driver calls fail for this `time`; doubled by each exit, up to 1h; 0: never")
+	f.DurationVar(&o.notReadyAfter, "not-ready-after", 5*time.Minute, "a ready process turns not ready if a check of /readyz fails for this `time`")
 	f.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "kernel log `file`, a second source of Xids; empty: no second source")
 	f.DurationVar(&o.ownersMaxAge, "allocations.max-age", time.Hour, "forget the owners of an ended allocation after this `time`")
 	f.DurationVar(&o.incidentsMaxAge, "incidents.max-age", 30*24*time.Hour, "forget incidents older than this `time`")
@@ -44,6 +46,8 @@ func (o *healthOptions) check() error {
 		return errors.New("--unhealthy-after: expected at least 1s")
 	case o.restartAfter != 0 && o.restartAfter < time.Second:
 		return errors.New("--driver-restart-after: expected 0 or at least 1s")
+	case o.notReadyAfter < time.Second:
+		return errors.New("--not-ready-after: expected at least 1s")
 	case o.ownersMaxAge < time.Second:
 		return errors.New("--allocations.max-age: expected at least 1s")
 	case o.incidentsMaxAge < time.Minute:

@@ -106,6 +106,9 @@ func (a *app) addKubernetes() {
 		events := kubestatus.NewEvents(options("events"))
 		a.selfMetrics.ExportDroppedEvents(events.Dropped)
 		a.components["events"] = events
+		a.tasks = append(a.tasks, func(ctx context.Context) error {
+			return kubestatus.ReportWaiting(ctx, options("events"), &a.registrations.waiting)
+		})
 	}
 	if o.nodeCondition {
 		a.components["condition"] = kubestatus.NewCondition(options("condition"))

@@ -4,7 +4,10 @@ import (
 	"context"
 	"net"
 	"path/filepath"
+	"sync"
+	"testing"
 
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -19,6 +22,12 @@ type otherVendorPlugin struct {
 // registerOtherVendorPlugin registers another vendor's devices, each on a NUMA node, with the kubelet.
 func (w *testApp) registerOtherVendorPlugin(resource string, devices map[string]int64) {
 	w.t.Helper()
+	startOtherVendorPlugin(w.t, w.kubelet, resource, devices)
+}
+
+// startOtherVendorPlugin registers another vendor's plugin with a kubelet. The returned function ends the plugin.
+func startOtherVendorPlugin(t *testing.T, k *kubelet.Kubelet, resource string, devices map[string]int64) (end func()) {
+	t.Helper()
 	f := &otherVendorPlugin{}
 	for id, node := range devices {
 		f.devices = append(f.devices, &pluginapi.Device{
@@ -26,30 +35,32 @@ func (w *testApp) registerOtherVendorPlugin(resource string, devices map[string]
 		})
 	}
 	const socket = "foreign.sock"
-	listener, err := net.Listen("unix", filepath.Join(filepath.Dir(w.kubelet.RegistrationSocket()), socket))
+	listener, err := net.Listen("unix", filepath.Join(filepath.Dir(k.RegistrationSocket()), socket))
 	if err != nil {
-		w.t.Fatal(err)
+		t.Fatal(err)
 	}
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	pluginapi.RegisterDevicePluginServer(server, f)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	w.t.Cleanup(func() {
+	end = sync.OnceFunc(func() {
 		server.Stop()
 		if err := <-served; err != nil {
-			w.t.Error(err)
+			t.Error(err)
 		}
 	})
-	conn, err := grpc.NewClient("unix:"+w.kubelet.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+	t.Cleanup(end)
+	conn, err := grpc.NewClient("unix:"+k.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
-		w.t.Fatal(err)
+		t.Fatal(err)
 	}
 	defer conn.Close()
 	request := &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: socket, ResourceName: resource}
-	if _, err := pluginapi.NewRegistrationClient(conn).Register(w.t.Context(), request); err != nil {
-		w.t.Fatal(err)
+	if _, err := pluginapi.NewRegistrationClient(conn).Register(t.Context(), request); err != nil {
+		t.Fatal(err)
 	}
+	return end
 }
 
 // GetDevicePluginOptions returns no options.

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -52,6 +53,11 @@ func (h pluginHooks) OnRegistered(resource string, err error) {
 	h.registrations.update(resource, func(r *status.PluginResource) { r.Err = text })
 }
 
+func (h pluginHooks) OnOtherPlugin(resource string, waiting bool) {
+	h.selfMetrics.SetWaiting(resource, waiting)
+	h.registrations.setWaiting(resource, waiting)
+}
+
 func (h pluginHooks) OnStreamCount(resource string, streams int) {
 	h.selfMetrics.SetStreams(resource, streams)
 	h.registrations.update(resource, func(r *status.PluginResource) { r.Registered = streams > 0 })
@@ -85,6 +91,35 @@ func (h pluginHooks) OnResourceReleased(resource string) { h.selfMetrics.DeleteR
 type registrationTracker struct {
 	mu         sync.Mutex
 	byResource map[string]status.PluginResource // guarded by mu; without ids and sharing
+
+	waiting pubsub.Value[[]string] // resources served by another plugin, sorted
+}
+
+// setWaiting records whether the first registration of a resource waits for another plugin.
+func (t *registrationTracker) setWaiting(resource string, waiting bool) {
+	reason := ""
+	if waiting {
+		reason = plugin.OtherPluginReason
+	}
+	t.update(resource, func(r *status.PluginResource) { r.Err = reason })
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	before, _ := t.waiting.Get()
+	names := slices.DeleteFunc(slices.Clone(before), func(name string) bool { return name == resource })
+	if waiting {
+		names = append(names, resource)
+	}
+	slices.Sort(names)
+	t.waiting.Set(names)
+}
+
+// notes returns a line for each resource that waits for another plugin.
+func (t *registrationTracker) notes() (lines []string) {
+	waiting, _ := t.waiting.Get()
+	for _, resource := range waiting {
+		lines = append(lines, resource+": "+plugin.OtherPluginReason)
+	}
+	return lines
 }
 
 func (t *registrationTracker) update(resource string, change func(*status.PluginResource)) {

@@ -24,14 +24,15 @@ const (
 )
 
 // TestSeriesSets checks that exporter/series_sets.txt has the queried series. The set minimal has the series of the alerts on health and on
-// podgauge itself, of the recording rules and their dashboard, and podgauge_series. The set default has the series of all alerts, rules and
+// podgauge itself, of the recording rules and their dashboard, podgauge_series and the readiness. The set default has the series of all alerts, rules and
 // dashboards, and faults without an alert.
 func TestSeriesSets(t *testing.T) {
 	dashboards, err := filepath.Glob("../../dashboards/*.json")
 	if err != nil || len(dashboards) < 4 {
 		t.Fatal(dashboards, err)
 	}
-	minimal := "podgauge_series " + readFile(t, recordedFile) + readFile(t, "../../dashboards/fleet.json")
+	const readiness = "podgauge_ready podgauge_plugin_waiting "
+	minimal := readiness + "podgauge_series " + readFile(t, recordedFile) + readFile(t, "../../dashboards/fleet.json")
 	for _, group := range alertGroups(t) {
 		if group.name != "podgauge-performance" {
 			for _, alert := range group.alerts {
@@ -39,7 +40,7 @@ func TestSeriesSets(t *testing.T) {
 			}
 		}
 	}
-	queried := "nvidia_gpu_unallocatable_info podgauge_cdi_spec_up podgauge_config_unknown_keys podgauge_kubernetes_events_dropped_total " +
+	queried := readiness + "nvidia_gpu_unallocatable_info podgauge_cdi_spec_up podgauge_config_unknown_keys podgauge_kubernetes_events_dropped_total " +
 		"podgauge_kubernetes_requests_total " + readFile(t, alertsFile) + readFile(t, recordedFile)
 	for _, file := range dashboards {
 		queried += readFile(t, file)

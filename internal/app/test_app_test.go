@@ -67,6 +67,10 @@ type testSetup struct {
 	procDir string
 	// missingFamilies are families that the driver is too old for.
 	missingFamilies []string
+	// otherPlugin starts before podgauge, with the kubelet; nil: none.
+	otherPlugin func(k *kubelet.Kubelet)
+	// rejectRegister is the kubelet's first error of Register; nil: none.
+	rejectRegister error
 	// noKubelet disables the simulated kubelet. The test may serve the kubelet's sockets in dir.
 	noKubelet bool
 	dir       string
@@ -126,7 +130,12 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	if !s.noKubelet {
 		s.kubelet.Dir, s.kubelet.RunningSince = dir, time.Now().Add(-time.Hour)
 		w.kubelet = kubelet.New(s.kubelet)
+		w.kubelet.SetFaults(kubelet.Faults{RegisterErr: s.rejectRegister})
 		w.startKubelet()
+		if s.otherPlugin != nil {
+			w.waitKubelet("the kubelet serves", func(k kubelet.KubeletState) bool { return k.Serving })
+			s.otherPlugin(w.kubelet)
+		}
 	}
 
 	m := &Hardware{

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,6 +103,18 @@ func (o *webOptions) checkPath() error {
 		return errors.New("reserved for profiles")
 	}
 	return nil
+}
+
+// readyURL returns the address of /readyz on this machine; empty if it requires a certificate or password.
+func (o *webOptions) readyURL() string {
+	if o.probeAddress == "" && o.configFile != "" {
+		return ""
+	}
+	host, port, _ := net.SplitHostPort(cmp.Or(o.probeAddress, o.listenAddress)) // checked
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "localhost"
+	}
+	return "http://" + net.JoinHostPort(host, port) + "/readyz"
 }
 
 // listeners are the sockets of the process.

@@ -78,6 +78,7 @@ type Options struct {
 	KernelLog                   string // empty: not read
 	StateDir                    string // empty: no state is stored
 	CDIDir                      string // empty: no CDI specs are written
+	ReadyURL                    string // of a running podgauge; empty: unknown
 
 	LookupEnv func(string) (string, bool)
 	Files     NodeFiles     // nil: the node's
@@ -109,6 +110,7 @@ var checks = [...]check{
 	{"kernel log", "podgauge misses Xids that NVML does not report.", checkKernelLog},
 	{"state", "A restart of podgauge loses health and incidents.", checkState},
 	{"cdi", "Containers with a GPU do not start without CDI specs (--device-list-strategy).", checkCDI},
+	{"ready", "A rollout stops at this node.", checkReady},
 }
 
 // report is the shared state of checks.

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,11 +55,23 @@ func newDoctorFixture(t *testing.T) *doctorFixture {
 		PodLogsDir: s.mkdir("logs"), ProcessesVisible: true, KernelLog: "/dev/kmsg", StateDir: s.mkdir("state"), CDIDir: s.mkdir("cdi"),
 		LookupEnv: func(name string) (string, bool) { value, ok := s.env[name]; return value, ok },
 	}
+	s.serveReady(http.StatusOK, "ok\n")
 	s.mkdir("logs/research_train_0d0f")
 	s.HostRoots, s.DeviceListStrategies = []string{s.dir + "/none", s.dir + "/host"}, []string{"cdi-cri"}
 	s.writeRuntimeConfig("etc/nvidia-container-runtime", "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
 	s.writeMounts("/")
 	return s
+}
+
+// serveReady serves a response of podgauge's /readyz.
+func (s *doctorFixture) serveReady(status int, body string) {
+	s.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		io.WriteString(w, body)
+	}))
+	s.Cleanup(server.Close)
+	s.ReadyURL = server.URL
 }
 
 func (s *doctorFixture) must(err error) {
@@ -303,6 +318,17 @@ var driverCases = []findingCase{
 }
 
 var folderCases = []findingCase{
+	{check: "ready", status: StatusOK, message: "podgauge is ready", change: func(*doctorFixture) {}},
+	{check: "ready", status: StatusFailure, message: "devices: 1 known GPU missing; plugin: no", fix: "podgauge device forget", change: func(s *doctorFixture) {
+		s.serveReady(http.StatusServiceUnavailable, "devices: 1 known GPU missing\nplugin: no\n")
+	}},
+	{check: "ready", status: StatusWarning, message: "nvidia.com/gpu: waiting", fix: "--take-over", change: func(s *doctorFixture) {
+		s.serveReady(http.StatusOK, "ok\nnvidia.com/gpu: waiting: another device plugin serves the resource\n")
+	}},
+	{check: "ready", status: StatusSkipped, message: "not podgauge's: status 200", change: func(s *doctorFixture) { s.serveReady(http.StatusOK, "hello") }},
+	{check: "ready", status: StatusSkipped, message: "does not run", change: func(s *doctorFixture) { s.ReadyURL = "http://127.0.0.1:1/readyz" }},
+	{check: "ready", status: StatusSkipped, message: "requires a certificate", change: func(s *doctorFixture) { s.ReadyURL = "" }},
+
 	{check: "config", status: StatusOK, message: "no file", change: func(*doctorFixture) {}},
 	{check: "config", status: StatusOK, message: "gpu.yaml is valid", change: func(s *doctorFixture) { s.Config = "gpu.yaml" }},
 	{check: "config", status: StatusWarning, message: "gpu.yaml:3: flags.x: unknown key", change: func(s *doctorFixture) {

@@ -98,9 +98,6 @@ func (l *Log) Stored() (incidents []Incident, changed <-chan struct{}) {
 	return incidents, changed
 }
 
-// Ready returns nil: New has loaded the incidents of an earlier process.
-func (l *Log) Ready() error { return nil }
-
 // Run publishes, follows and stores incidents until ctx is done. The last snapshot is stored before Run returns, unless the disk hangs.
 func (l *Log) Run(ctx context.Context) error {
 	if l.file != nil {

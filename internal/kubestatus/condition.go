@@ -52,9 +52,6 @@ func NewCondition(o Options) *Condition {
 	return &Condition{o: o, requests: newRequestState(o.Log)}
 }
 
-// Ready returns nil: readiness does not depend on the API server.
-func (*Condition) Ready() error { return nil }
-
 // Run keeps the condition up to date until ctx is done.
 func (r *Condition) Run(ctx context.Context) error {
 	for ctx.Err() == nil {

@@ -104,9 +104,6 @@ func NewEvents(o Options) *Events {
 	return &Events{o: o, reported: map[eventKey]*reportState{}, limiters: map[string]*rate.Limiter{}, requests: newRequestState(o.Log)}
 }
 
-// Ready returns nil: readiness does not depend on the API server.
-func (*Events) Ready() error { return nil }
-
 // Run reports incidents until ctx is done.
 func (r *Events) Run(ctx context.Context) error {
 	for ctx.Err() == nil {

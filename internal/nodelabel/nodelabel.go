@@ -46,9 +46,6 @@ type LabelWatcher struct {
 	loggedAt time.Time
 }
 
-// Ready returns nil: readiness does not depend on the API server.
-func (*LabelWatcher) Ready() error { return nil }
-
 // Load copies the current value. After an error, the file has the last known value, or the Default.
 func (w *LabelWatcher) Load(ctx context.Context) error {
 	err := w.Node.Follow(ctx, func(e kubeapi.WatchEvent) error {

@@ -30,3 +30,4 @@ func (noHooks) OnCallServed(string, time.Duration, error)                       
 func (noHooks) OnAllocated(string, []device.AdvertisedID)                            {}
 func (noHooks) OnRejected(string, []device.AdvertisedID, plugin.RejectReason, error) {}
 func (noHooks) OnResourceReleased(string)                                            {}
+func (noHooks) OnOtherPlugin(string, bool)                                           {}

@@ -1,0 +1,65 @@
+package kubestatus
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/kubeapi"
+	"github.com/podgauge/podgauge/internal/pubsub"
+)
+
+// ReportWaiting reports, as an event of the node, each resource whose registration waits for another device plugin, until ctx is done.
+// While the event of an earlier process exists, no event is added.
+func ReportWaiting(ctx context.Context, o Options, waiting *pubsub.Value[[]string]) error {
+	var reported []string
+	requests := newRequestState(o.Log)
+	for ctx.Err() == nil {
+		resources, changed := waiting.Get()
+		delay := time.Hour
+		for _, resource := range resources {
+			if slices.Contains(reported, resource) {
+				continue
+			}
+			if err := o.createWaitingEvent(ctx, resource); err != nil && ctx.Err() == nil {
+				delay = requests.failed(err)
+				break
+			}
+			requests.succeeded()
+			reported = append(reported, resource)
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-time.After(delay):
+		}
+	}
+	return nil
+}
+
+func (o Options) createWaitingEvent(ctx context.Context, resource string) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	now := time.Now().UTC().Truncate(time.Second)
+	body, err := json.Marshal(kubernetesEvent{
+		APIVersion: "v1", Kind: "Event",
+		Metadata:       map[string]string{"name": fmt.Sprintf("%.230s.waiting-%08x", o.NodeName, crc32.ChecksumIEEE([]byte(resource))), "namespace": "default"},
+		InvolvedObject: map[string]string{"apiVersion": "v1", "kind": "Node", "name": o.NodeName, "uid": o.NodeName}, // as the kubelet's
+		Reason:         "GPUPluginWaiting", Type: "Warning",
+		Message: "podgauge waits: another device plugin serves " + resource + ". Remove the other plugin, or start podgauge with --take-over.",
+		Source:  map[string]string{"component": component, "host": o.NodeName}, FirstTimestamp: now, LastTimestamp: now, Count: 1,
+		ReportingComponent: component, ReportingInstance: o.NodeName,
+	})
+	if err != nil {
+		return err
+	}
+	_, err = o.APIServer.Do(ctx, http.MethodPost, "/api/v1/namespaces/default/events", "application/json", body)
+	if kubeapi.IsCode(err, http.StatusConflict) {
+		return nil
+	}
+	return err
+}
