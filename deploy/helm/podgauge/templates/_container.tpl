@@ -5,9 +5,11 @@
 {{- $args := list }}
 {{- with $v.simulate }}{{ $args = append $args (printf "--simulate=%s" .) }}{{ end }}
 {{- if not $v.devicePlugin.enabled }}{{ $args = append $args "--device-plugin=false" }}{{ end }}
+{{- if $v.devicePlugin.takeOver }}{{ $args = append $args "--take-over" }}{{ end }}
 {{- if $v.state.enabled }}{{ $args = append $args "--state-dir=/var/lib/podgauge" }}{{ end }}
 {{- if not $v.kernelLog.enabled }}{{ $args = append $args "--kernel-log=" }}{{ end }}
 {{- with $v.health.unhealthyAfter }}{{ $args = append $args (printf "--unhealthy-after=%s" .) }}{{ end }}
+{{- with $v.health.notReadyAfter }}{{ $args = append $args (printf "--not-ready-after=%s" .) }}{{ end }}
 {{- with $v.allocations.maxAge }}{{ $args = append $args (printf "--allocations.max-age=%s" .) }}{{ end }}
 {{- with $v.incidents.maxAge }}{{ $args = append $args (printf "--incidents.max-age=%s" .) }}{{ end }}
 {{- with $v.incidents.maxCount }}{{ $args = append $args (printf "--incidents.max-count=%d" (int .)) }}{{ end }}
