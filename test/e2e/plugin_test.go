@@ -6,6 +6,7 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -56,7 +57,7 @@ func healthyDevice(id string, numa ...int64) *pluginapi.Device {
 }
 
 // servePluginDevices is serveDeviceIDs with complete devices.
-func servePluginDevices(ctx context.Context, t *testing.T, n *node.RealNode, endpoint, resource string, devices ...*pluginapi.Device) {
+func servePluginDevices(ctx context.Context, t *testing.T, n *node.RealNode, endpoint, resource string, devices ...*pluginapi.Device) (end func()) {
 	t.Helper()
 	p := &minimalPlugin{devices: devices}
 	listener, err := net.Listen("unix", filepath.Join(filepath.Dir(n.DevicePluginSocket()), endpoint))
@@ -67,12 +68,13 @@ func servePluginDevices(ctx context.Context, t *testing.T, n *node.RealNode, end
 	pluginapi.RegisterDevicePluginServer(server, p)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	t.Cleanup(func() {
+	end = sync.OnceFunc(func() {
 		server.Stop()
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
 	})
+	t.Cleanup(end)
 	conn, err := grpc.NewClient("unix:"+n.DevicePluginSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -82,6 +84,7 @@ func servePluginDevices(ctx context.Context, t *testing.T, n *node.RealNode, end
 	if _, err := pluginapi.NewRegistrationClient(conn).Register(ctx, request); err != nil {
 		t.Fatal(err)
 	}
+	return end
 }
 
 func (p *minimalPlugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {

@@ -73,7 +73,7 @@ func Up(ctx context.Context, n *node.RealNode, level PodSecurity) (*Cluster, err
 		return nil, err
 	}
 	for _, step := range []func(context.Context) error{
-		c.startEtcd, c.StartAPIServer, c.startControllers, c.startKubelet,
+		c.startEtcd, c.StartAPIServer, c.startControllers, c.StartKubelet,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, fmt.Errorf("start cluster (logs in %s): %w", n.Logs, err)
@@ -96,8 +96,8 @@ func newClient(kubeconfig string) (rest.Interface, error) {
 	return client.RESTClient(), nil
 }
 
-// startKubelet starts the kubelet and waits until pods can be scheduled: the node is ready, without taint.
-func (c *Cluster) startKubelet(ctx context.Context) error {
+// StartKubelet starts the kubelet and waits until pods can be scheduled: the node is ready, without taint.
+func (c *Cluster) StartKubelet(ctx context.Context) error {
 	if _, err := c.Node.StartKubelet(ctx, "--kubeconfig="+c.identities.kubeconfig("system:node:"+node.Name)); err != nil {
 		return err
 	}

@@ -30,6 +30,7 @@ func TestCluster(t *testing.T) {
 		{"Prometheus has the pod's name on the GPU's series", checkMonitors},
 		{"claims have the labels of their pods", claimOwners},
 		{"updates lose nothing", updateRelease},
+		{"a broken update stops", brokenUpdate},
 		{"alert for a pod that failed on an unhealthy GPU", checkAlert},
 		{"kubectl podgauge shows all nodes, even if a node hangs", checkKubectlPlugin},
 		{"helm uninstalls podgauge", uninstallRelease},
