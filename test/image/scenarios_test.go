@@ -120,7 +120,8 @@ func runSimulated(ctx context.Context, r *scenarioRunner) error {
 	if err != nil {
 		return err
 	}
-	err = c.waitForLines(ctx, "podgauge_simulated 1", "podgauge_nvml_up 1", "nvidia_gpu_power_watts{", `nvidia_gpu_healthy{`)
+	err = c.waitForLines(ctx, "podgauge_simulated 1", "podgauge_nvml_up 1", "nvidia_gpu_power_watts{", `nvidia_gpu_healthy{`,
+		`podgauge_ready{check="plugin"} 1`, `podgauge_ready{check="podresources"} 1`, `podgauge_ready{check="pods"} 1`)
 	if err == nil {
 		_, err = c.fetch(ctx, "/readyz")
 	}
