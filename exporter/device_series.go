@@ -17,6 +17,7 @@ type nodeSnapshot struct {
 	allocations  device.Allocations
 	driver       device.Driver
 	stalled      func(device.GPU) bool
+	excluded     func(device.Device) bool
 	incidents    incident.Snapshot
 	expectedGPUs int
 	healthStored bool
@@ -94,7 +95,12 @@ func (d *deviceRendering) renderStatus() {
 			d.ownerSeries.set("nvidia_gpu_allocated", boolValue(d.state != device.Unallocated))
 		}
 	}
-	if reason := d.status.Unallocatable(d.gpu); reason != "" {
+	reason := d.status.Unallocatable(d.gpu)
+	allocated := func(s device.Status) bool { return len(d.snapshot.allocations.ForDevice(s.ID)) > 0 }
+	if d.snapshot.excluded(d.status.Device) && !slices.ContainsFunc(d.gpu, allocated) { // a DRA driver may allocate it
+		reason = "excluded"
+	}
+	if reason != "" {
 		d.deviceSeries.set("nvidia_gpu_unallocatable_info", 1, reason)
 	}
 	if !d.status.Healthy {

@@ -150,7 +150,7 @@ func (e *Exporter) collect(c *scrapeCollection) {
 	listing.Wait()
 	s := &nodeSnapshot{
 		begin: c.begin, end: time.Now(), statuses: c.statuses, readings: readings, allocations: allocations, driver: node.Driver(),
-		stalled: readers.Stalled, incidents: node.Incidents(), expectedGPUs: node.ExpectedGPUs(),
+		stalled: readers.Stalled, excluded: node.Excluded, incidents: node.Incidents(), expectedGPUs: node.ExpectedGPUs(),
 	}
 	s.healthStored, s.healthErr = node.HealthStore()
 	e.encoder.render(s, e.attribution)

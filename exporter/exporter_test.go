@@ -141,6 +141,7 @@ func (d *scrapeFixture) Allocations() (device.Allocations, <-chan struct{}) {
 func (d *scrapeFixture) Driver() device.Driver                    { return d.driver }
 func (d *scrapeFixture) Incidents() incident.Snapshot             { return d.incidents }
 func (d *scrapeFixture) ExpectedGPUs() int                        { return d.expected }
+func (d *scrapeFixture) Excluded(device.Device) bool              { return false }
 func (d *scrapeFixture) Stalled(g device.GPU) bool                { return d.stalled[g] }
 func (d *scrapeFixture) PluginResources() []status.PluginResource { return nil }
 func (d *scrapeFixture) PodsAPI() (synced bool, err error)        { return false, nil }

@@ -158,11 +158,11 @@ func TestUnchangedIncidentsAllocateNothing(t *testing.T) {
 	known := incident.Snapshot{Affected: newFailures(300), Devices: []incident.EventCount{{Device: "GPU-0", Count: 300}}, Persisted: true}
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
 	d := newScrapeFixture(8)
-	s := &nodeSnapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }}
+	s := &nodeSnapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }, excluded: func(device.Device) bool { return false }}
 	l := newAttribution(nil)
 	p.render(s, l)
 	empty := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
-	noIncidents := &nodeSnapshot{statuses: d.statuses, stalled: s.stalled}
+	noIncidents := &nodeSnapshot{statuses: d.statuses, stalled: s.stalled, excluded: s.excluded}
 	without := testing.AllocsPerRun(20, func() { empty.render(noIncidents, l) })
 	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > without {
 		t.Errorf("got %.0f memory allocations, want at most %.0f, as without incidents", n, without)
@@ -191,7 +191,7 @@ func TestMissingGPUs(t *testing.T) {
 	}{
 		{0, d.statuses, -1, -1}, {3, d.statuses, 3, 0}, {2, d.statuses, 2, 0}, {3, removed, 3, 1}, {8, removed, 8, 6}, {8, nil, 8, -1}, {8, []device.Status{}, 8, 8},
 	} {
-		p.render(&nodeSnapshot{expectedGPUs: c.expected, statuses: c.statuses, stalled: func(device.GPU) bool { return false }}, newAttribution(nil))
+		p.render(&nodeSnapshot{expectedGPUs: c.expected, statuses: c.statuses, stalled: func(device.GPU) bool { return false }, excluded: func(device.Device) bool { return false }}, newAttribution(nil))
 		value := func(family string) float64 {
 			for _, s := range p.byName[family].series {
 				return s.value

@@ -310,6 +310,6 @@ func (g fixtureGenerator) snapshot(d *scrapeFixture) *nodeSnapshot {
 	}
 	return &nodeSnapshot{
 		begin: begin, end: begin.Add(time.Second), statuses: d.statuses, allocations: d.allocations, driver: d.driver,
-		readings: d.readings(gpus), stalled: func(device.GPU) bool { return false },
+		readings: d.readings(gpus), stalled: func(device.GPU) bool { return false }, excluded: func(device.Device) bool { return false },
 	}
 }

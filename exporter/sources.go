@@ -24,6 +24,8 @@ type Node interface {
 	ListAllocations(ctx context.Context) device.Allocations
 	// PodMeta returns the metadata of a pod as far as known.
 	PodMeta(namespace, pod string) device.PodMeta
+	// Excluded reports whether the configuration excludes the device from allocation.
+	Excluded(d device.Device) bool
 	// PluginResources and PodsAPI implement status.PageState.
 	PluginResources() []status.PluginResource
 	PodsAPI() (synced bool, err error)

@@ -34,6 +34,12 @@ func (a exportedNode) ExpectedGPUs() int {
 	return settings.ExpectedGPUs
 }
 
+// Excluded implements exporter.Node. Without the device plugin, the device filter has no meaning.
+func (a exportedNode) Excluded(d device.Device) bool {
+	settings, _ := a.configWatcher.Get()
+	return a.rules != nil && !settings.DeviceFilter.Allows(d)
+}
+
 func (a exportedNode) ListAllocations(ctx context.Context) device.Allocations {
 	return a.podResources.ListAllocations(ctx)
 }

@@ -130,6 +130,23 @@ func TestGoldenDRA(t *testing.T) {
 	w.checkScrape("dra", `nvidia_gpu_allocation_info{container="main",device_id="MIG-0000a101-5eed-5000-8000-000001000000",mig_uuid="MIG-0000a101-5eed-5000-8000-000001000000",namespace="lab",pod="reviewer"`, " 1")
 }
 
+// TestExcludedDevices checks that a device excluded by the configuration is exported as such, until a DRA driver allocates it.
+func TestExcludedDevices(t *testing.T) {
+	t.Parallel()
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4, sim.T4)}, "--exclude-devices=1")
+	w.waitAllocatable(gpuResource, 1)
+	w.waitLine(`nvidia_gpu_unallocatable_info{container="",gpu="1",mig_uuid="",namespace="",pod="",reason="excluded",`, " 1")
+	if text := w.stableScrape(); strings.Count(text, "nvidia_gpu_unallocatable_info{") != 1 {
+		t.Errorf("want only GPU 1 excluded:\n%s", text)
+	}
+	w.runPod(kubelet.PodSpec{Namespace: "lab", Name: "claim", Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{{
+		Name: "one", PreparedCount: 1, Devices: []kubelet.ClaimedDevice{{
+			Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1", CDI: []string{"k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-1"},
+		}},
+	}}}}})
+	w.waitScrape("no reason", func(text string) bool { return !strings.Contains(text, "nvidia_gpu_unallocatable_info{") })
+}
+
 // TestGoldenClaims covers claims of several GPUs, of two containers and with admin access, beside the device plugin, which still lists the
 // claimed GPUs.
 func TestGoldenClaims(t *testing.T) {

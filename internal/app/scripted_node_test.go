@@ -60,6 +60,7 @@ func (s *scriptedNode) ListAllocations(context.Context) device.Allocations { ret
 func (s *scriptedNode) Driver() device.Driver                              { return s.driver }
 func (s *scriptedNode) Incidents() incident.Snapshot                       { return s.incidents }
 func (s *scriptedNode) ExpectedGPUs() int                                  { return 0 }
+func (s *scriptedNode) Excluded(device.Device) bool                        { return false }
 func (s *scriptedNode) HealthStore() (used bool, err error)                { return true, nil }
 func (s *scriptedNode) PodMeta(string, string) device.PodMeta              { return device.PodMeta{} }
 func (s *scriptedNode) PluginResources() []status.PluginResource           { return nil }
