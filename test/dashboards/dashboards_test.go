@@ -79,7 +79,7 @@ func startNodes(t *testing.T, dir string) []*simNode {
 	unwritable := filepath.Join(dir, "state")
 	for file, text := range map[string]string{
 		unwritable: "a file, where a folder should be",
-		shared:     "version: v1\nsharing:\n  timeSlicing:\n    failRequestsGreaterThanOne: true\n    resources: [{name: nvidia.com/gpu, replicas: 2}]\n",
+		shared:     "version: v1\nsharing:\n  timeSlicing:\n    failRequestsGreaterThanOne: true\n    resources: [{name: nvidia.com/gpu, replicas: 2}]\nunknown: 1\n",
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -101,28 +101,37 @@ func canonicalJSON(t *testing.T, text string) string {
 	return string(mustJSON(t, content))
 }
 
-// TestRules checks that the PrometheusRules have all unchanged rules of the files, except disabled rules.
+// TestRules checks that the PrometheusRules have all unchanged rules of the files, except disabled rules. The value cordoned enables the lines
+// for kube-state-metrics.
 func TestRules(t *testing.T) {
-	const disabled = "PodgaugeIdleDeviceAllocated"
-	want := map[string]string{}
-	for _, name := range ruleFiles {
-		var spec monitoring.PrometheusRuleSpec
-		if err := yaml.UnmarshalStrict([]byte(read(t, root+"/deploy/rules/"+name)), &spec); err != nil {
-			t.Fatal(err)
+	const disabled, cordoned = "PodgaugeIdleDeviceAllocated", `prometheusRule: {enabled: true, cordoned: true}`
+	rules := func(replace *strings.Replacer) map[string]string {
+		all := map[string]string{}
+		for _, name := range ruleFiles {
+			var spec monitoring.PrometheusRuleSpec
+			if err := yaml.UnmarshalStrict([]byte(replace.Replace(read(t, root+"/deploy/rules/"+name))), &spec); err != nil {
+				t.Fatal(err)
+			}
+			maps.Copy(all, rulesByName(spec))
 		}
-		maps.Copy(want, rulesByName(spec))
+		return all
 	}
 	for values, isEnabled := range map[string]func(rule string) bool{
-		`prometheusRule: {enabled: true}`:                                               func(string) bool { return true },
-		`prometheusRule: {enabled: true, recording: false}`:                             func(rule string) bool { return strings.Contains(rule, `"alert"`) },
+		`prometheusRule: {enabled: true}`: func(string) bool { return true },
+		cordoned:                          func(string) bool { return true },
+		`prometheusRule: {enabled: true, recording: false}`:                             func(rule string) bool { return !strings.Contains(rule, "podgauge-recording") },
 		`prometheusRule: {enabled: true, alerts: {` + disabled + `: {enabled: false}}}`: func(rule string) bool { return !strings.Contains(rule, `"`+disabled+`"`) },
 	} {
+		want := rules(strings.NewReplacer())
+		if values == cordoned {
+			want = rules(strings.NewReplacer("# kube-state-metrics: ", ""))
+		}
 		got := map[string]string{}
 		for _, r := range decodeAll[monitoring.PrometheusRule](t, mustRender(t, values)) {
 			maps.Copy(got, rulesByName(r.Spec))
 		}
 		for key, rule := range want {
-			if enabled := isEnabled(rule); enabled != (got[key] == rule) {
+			if enabled := isEnabled(key + rule); enabled != (got[key] == rule) {
 				t.Errorf("%s: %s: want enabled: %v, got %q", values, key, enabled, got[key])
 			}
 			delete(got, key)
@@ -182,6 +191,7 @@ func TestAlertValues(t *testing.T) {
 				for _, rule := range g.Rules {
 					all[rule.Alert] = rule
 				}
+				delete(all, "") // recording rules
 			}
 		}
 		return all

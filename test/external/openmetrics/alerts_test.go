@@ -24,6 +24,9 @@ var placeholder = regexp.MustCompile(`="[A-Z]+"`)
 // familyPattern matches names of families in a text.
 var familyPattern = regexp.MustCompile(`\b(nvidia_gpu|podgauge)_[a-z0-9_]+`)
 
+// recordedPattern matches names of recorded series.
+var recordedPattern = regexp.MustCompile(`\b(device|gpu|node|namespace)\w*:\w+:\w+`)
+
 func readFile(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(name)
@@ -178,6 +181,7 @@ func checkRunbooks(t *testing.T, all familyCatalogue, alerts map[string]rulefmt.
 		checkFamiliesExist(t, all, file, text)
 		checkRunbookQueries(t, all, file, text)
 		checkRunbookSets(t, file, text)
+		checkRunbookDefaults(t, file, text)
 		name := strings.TrimSuffix(filepath.Base(file), ".md")
 		if name == "rma" {
 			continue
@@ -257,10 +261,55 @@ func checkRunbookSets(t *testing.T, file, text string) {
 	}
 }
 
+// checkRunbookDefaults checks that each query of a runbook works with the default set and values, or that the text between the query and the next
+// heading names what the query needs.
+func checkRunbookDefaults(t *testing.T, file, text string) {
+	t.Helper()
+	exported := map[string][]string{} // label values of the default set by family; none: all
+	for line := range strings.Lines(readFile(t, "../../../exporter/series_sets.txt")) {
+		if row, ok := strings.CutPrefix(strings.TrimSpace(line), "default "); ok {
+			family, value, _ := strings.Cut(strings.TrimSuffix(row, "}"), "{")
+			exported[family] = append(exported[family], value)
+		}
+	}
+	listed := listedLabelValues(t)
+	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)```(.*?)(\n## |$)").FindAllStringSubmatch(text, -1) {
+		for query := range strings.Lines(block[1]) {
+			for _, s := range selectors(t, placeholder.ReplaceAllString(query, `=~".+"`)) {
+				need := ""
+				switch name := regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(s.Name, ""); {
+				case strings.HasPrefix(s.Name, "kube_"):
+					need = "kube-state-metrics"
+				case s.Name == "up" || strings.Contains(s.Name, ":"): // by Prometheus, or recorded
+				case !selectsExported(s, exported[name], listed) && !selectsExported(s, exported[s.Name], listed):
+					need = "`" + s.Name + "` requires `--metrics.set=full`"
+				case strings.HasPrefix(s.Name, "nvidia_gpu_container_") || strings.HasPrefix(s.Name, "nvidia_gpu_unattributed_"):
+					need = "`processes.enabled=true`"
+				}
+				if strings.HasPrefix(s.Name, "nvidia_gpu_nvlink_link_") || s.Name == "nvidia_gpu_nvlink_up" {
+					need = "`--metrics.nvlink-links`"
+				}
+				if !strings.Contains(strings.ReplaceAll(block[2], "\n", " "), need) {
+					t.Errorf("%s: the text after %q lacks %q", file, strings.TrimSpace(query), need)
+				}
+			}
+		}
+	}
+}
+
+// selectsExported reports whether a selector selects a family, or one of its rows with these label values.
+func selectsExported(s *parser.VectorSelector, values []string, listed map[string][]string) bool {
+	return slices.ContainsFunc(values, func(value string) bool {
+		return value == "" || !slices.ContainsFunc(s.LabelMatchers, func(m *labels.Matcher) bool {
+			return slices.Contains(listed[s.Name+" "+m.Name], value) && !m.Matches(value)
+		})
+	})
+}
+
 // checkFamiliesExist checks that the families in a text exist.
 func checkFamiliesExist(t *testing.T, all familyCatalogue, name, text string) {
 	t.Helper()
-	for _, f := range familyPattern.FindAllString(text, -1) {
+	for _, f := range append(recordedPattern.FindAllString(text, -1), familyPattern.FindAllString(recordedPattern.ReplaceAllString(text, ""), -1)...) {
 		if _, ok := all[f]; !ok {
 			t.Errorf("%s names %s, which docs/reference/metrics.md lacks", name, f)
 		}
@@ -276,7 +325,7 @@ func TestXids(t *testing.T) {
 	if len(classes) < 80 {
 		t.Fatalf("docs/reference/xids.md has %d Xids", len(classes))
 	}
-	matchers := map[string]*labels.Matcher{} // of Xids or reasons, by alert
+	matchers := map[string][]*labels.Matcher{} // of counted Xids or reasons, by alert
 	for _, r := range alertRules(t) {
 		expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
 		if err != nil {
@@ -285,23 +334,26 @@ func TestXids(t *testing.T) {
 		parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
 			if s, ok := n.(*parser.VectorSelector); ok {
 				for _, m := range s.LabelMatchers {
-					if m.Name == "xid" || m.Name == "reason" && matchers[r.Alert] == nil {
-						matchers[r.Alert] = m
+					if counted := r.Alert != "PodgaugeXidStorm" || s.Name == "nvidia_gpu_xid_errors_total"; counted && (m.Name == "xid" || m.Name == "reason") {
+						matchers[r.Alert] = append(matchers[r.Alert], m)
 					}
 				}
 			}
 			return nil
 		})
 	}
+	matches := func(alert, value string) bool {
+		return slices.ContainsFunc(matchers[alert], func(m *labels.Matcher) bool { return m.Matches(value) })
+	}
 	for xid, class := range classes {
 		hardware := class != "application" && class != "information"
-		if got := matchers["PodgaugeHardwareXid"].Matches(xid); got != hardware {
+		if got := matches("PodgaugeHardwareXid", xid); got != hardware {
 			t.Errorf("PodgaugeHardwareXid, Xid %s of the class %s: matches is %v", xid, class, got)
 		}
-		if got := matchers["PodgaugeXidStorm"].Matches(xid); got == hardware {
+		if got := matches("PodgaugeXidStorm", xid); got == hardware {
 			t.Errorf("PodgaugeXidStorm, Xid %s of the class %s: matches is %v", xid, class, got)
 		}
-		if got := matchers["PodgaugeGpuLost"].Matches("xid_" + xid); got != (class == "fallen") {
+		if got := matches("PodgaugeGpuLost", "xid_"+xid); got != (class == "fallen") {
 			t.Errorf("PodgaugeGpuLost, Xid %s of the class %s: matches is %v", xid, class, got)
 		}
 	}

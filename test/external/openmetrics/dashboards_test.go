@@ -70,6 +70,20 @@ func TestRecordingRules(t *testing.T) {
 	}
 }
 
+// TestServiceRules checks that the recording rules of the alerts are valid, keep the label cluster, and have the labels of serviceSeries.
+func TestServiceRules(t *testing.T) {
+	for _, r := range serviceRules(t) {
+		a := exprChecker{familyCatalogue: readCatalogue(t)}
+		got := slices.Sorted(maps.Keys(a.labels(parseRecording(t, r))))
+		if want := slices.Sorted(slices.Values(slices.Concat([]string{"cluster", "node"}, serviceSeries[r.Record]))); !slices.Equal(got, want) {
+			t.Errorf("labels of %s: got %s, want %s", r.Record, got, want)
+		}
+		for _, wrong := range append(a.wrong, dropsCluster(parseRecording(t, r))...) {
+			t.Errorf("%s: %s", r.Record, wrong)
+		}
+	}
+}
+
 func parseRecording(t *testing.T, r rulefmt.Rule) parser.Expr {
 	t.Helper()
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)

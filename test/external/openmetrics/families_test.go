@@ -33,9 +33,22 @@ var externalFamilies = map[string][]string{
 	"kube_daemonset_status_desired_number_scheduled": {"namespace", "daemonset"},
 	"kube_daemonset_status_number_ready":             {"namespace", "daemonset"},
 	"kube_daemonset_status_updated_number_scheduled": {"namespace", "daemonset"},
-	"up":                            nil, // Prometheus
-	"process_cpu_seconds_total":     nil,
-	"process_resident_memory_bytes": nil,
+	"kube_node_info":                                 {"node"},
+	"kube_node_spec_unschedulable":                   {"node"},
+	"kube_node_status_condition":                     {"node", "condition", "status"},
+	"up":                                             nil, // Prometheus
+	"process_cpu_seconds_total":                      nil,
+	"process_resident_memory_bytes":                  nil,
+}
+
+// serviceSeries are the series recorded by the alerts' file.
+var serviceSeries = map[string][]string{
+	"device:podgauge_in_service:max1d":               {"gpu", "uuid", "mig_uuid", "pci_bus_id"},
+	"node:podgauge_out_of_service:max30d":            nil,
+	"node:podgauge_gpus:count":                       nil,
+	"node:podgauge_gpus_failed:count":                nil,
+	"gpu_model:nvidia_gpu_nvlink_links_up:max7d":     {"uuid", "model"},
+	"gpu_model:podgauge_nvlink_links_expected:max7d": {"uuid", "model"},
 }
 
 // readCatalogue returns the families and labels of docs/reference/metrics.md, and the labels and values in the golden files.
@@ -48,6 +61,12 @@ func readCatalogue(t *testing.T) familyCatalogue {
 	all := familyCatalogue{}
 	for name, labelNames := range externalFamilies {
 		all.add(name, labelNames...)
+	}
+	for name, labelNames := range serviceSeries {
+		all[name] = labelValuesByName{}
+		for _, l := range slices.Concat([]string{"cluster", "node"}, labelNames) {
+			all[name][l] = nil
+		}
 	}
 	label := regexp.MustCompile("`([a-z_]+)`")
 	for _, row := range regexp.MustCompile("(?m)^\\|`([a-z0-9_]+)`<br>[^|]*\\|([a-z-]+)\\|([^|]*)\\|").FindAllStringSubmatch(string(page), -1) {
@@ -63,6 +82,9 @@ func readCatalogue(t *testing.T) familyCatalogue {
 		}
 	}
 	all.addFromGoldens(t)
+	// The golden files have few Xids and reasons.
+	all["nvidia_gpu_unallocatable_info"]["reason"] = nil
+	all["nvidia_gpu_xid_errors_total"]["xid"], all["nvidia_gpu_unhealthy_info"]["reason"] = nil, nil
 	return all
 }
 

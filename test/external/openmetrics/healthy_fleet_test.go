@@ -41,6 +41,18 @@ func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 		family.record(t, promQL, s, fleetInterval)
 		families[name] = family
 	}
+	var recorded recordedSeries
+	for _, rule := range serviceRules(t) {
+		for _, selector := range selectors(t, rule.Expr) {
+			recorded = append(recorded, families[selector.Name]...)
+			delete(families, selector.Name)
+		}
+	}
+	recorded.evaluateRecordings(t, engine, serviceRules(t), fleetInterval, fleetDuration)
+	for _, series := range recorded {
+		name := series.Labels().Get(model.MetricNameLabel)
+		families[name] = append(families[name], series)
+	}
 	for _, rule := range alertRules(t) {
 		var recorded recordedSeries
 		for _, selector := range selectors(t, rule.Expr) {
@@ -66,7 +78,10 @@ func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 }
 
 // faultFamilies are families that a healthy fleet lacks.
-var faultFamilies = []string{"nvidia_gpu_unhealthy_info", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"}
+var faultFamilies = []string{
+	"nvidia_gpu_unhealthy_info", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds", "nvidia_gpu_unallocatable_info", "kube_node_info",
+	"node:podgauge_out_of_service:max30d", "node:podgauge_gpus_failed:count",
+}
 
 // selectors returns a selector of an expression for each family.
 func selectors(t *testing.T, text string) (all []*parser.VectorSelector) {
@@ -115,7 +130,7 @@ func healthyFleet(t *testing.T) (fleet []string) {
 	t.Helper()
 	promQL := parser.NewParser(parser.Options{})
 	selected := map[string][]*parser.VectorSelector{}
-	for _, rule := range alertRules(t) {
+	for _, rule := range parseRules(t, readFile(t, rulesFile)) {
 		for _, selector := range selectors(t, rule.Expr) {
 			selected[selector.Name] = append(selected[selector.Name], selector)
 		}
@@ -136,6 +151,9 @@ func healthyFleet(t *testing.T) (fleet []string) {
 			value, err := strconv.ParseFloat(strings.TrimSpace(line[end:]), 64)
 			if err != nil {
 				t.Fatal(err)
+			}
+			if metric.Get(model.MetricNameLabel) == "nvidia_gpu_unallocatable_info" { // a GPU without MIG devices is not healthy
+				continue
 			}
 			if slices.ContainsFunc(selected[metric.Get(model.MetricNameLabel)], func(s *parser.VectorSelector) bool {
 				return !slices.ContainsFunc(s.LabelMatchers, func(m *labels.Matcher) bool { return !m.Matches(metric.Get(m.Name)) })
@@ -227,7 +245,9 @@ func busyValues(metric labels.Labels, value float64, steps int) string {
 	case "nvidia_gpu_memory_free_bytes":
 		value = 0.5e9 // the rest is preallocated
 	case "nvidia_gpu_memory_used_bytes":
-		value = 9e9
+		if metric.Get("pod") != "" {
+			value = 9e9
+		}
 	}
 	return fmt.Sprintf("%gx%d", value, max(steps-1, 0))
 }
@@ -255,5 +275,14 @@ func (n fleetNode) ownSeries() []string {
 		fmt.Sprintf(`nvidia_gpu_xid_last_timestamp_seconds{%s,xid="13"} _x5 600x%d`, gpu, fleetSteps),
 		fmt.Sprintf(`nvidia_gpu_repair_pending{%s,unit="channel"} 0x%d`, gpu, fleetSteps),
 		fmt.Sprintf(`nvidia_gpu_unrepairable_memory{%s} 0x%d`, gpu, fleetSteps),
+		fmt.Sprintf(`nvidia_gpu_health_since_timestamp_seconds{%s} 0x%d`, gpu, fleetSteps),
+		fmt.Sprintf(`nvidia_gpu_unattributed_processes{%s} 2x%d`, gpu, fleetSteps), // a display
+		fmt.Sprintf(`nvidia_gpu_unattributed_memory_used_bytes{%s} 3e8x%d`, gpu, fleetSteps),
+		fmt.Sprintf(`nvidia_gpu_row_remap_banks{%s,availability="low"} 0x%d`, gpu, fleetSteps),
+		fmt.Sprintf(`podgauge_cdi_spec_up{%s,class="gpu"} 1x%d`, node, fleetSteps),
+		fmt.Sprintf(`podgauge_config_unknown_keys{%s} 0x%d`, node, fleetSteps),
+		fmt.Sprintf(`podgauge_kubernetes_requests_total{%s,code="200"} 0+9x%d`, node, fleetSteps),
+		fmt.Sprintf(`podgauge_kubernetes_requests_total{%s,code="error"} 0+1x%d`, node, fleetSteps),
+		fmt.Sprintf(`podgauge_kubernetes_requests_total{%s,code="409"} 0+5x%d`, node, fleetSteps),
 	}
 }

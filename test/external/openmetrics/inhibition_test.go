@@ -39,7 +39,7 @@ type firingAlert struct {
 func TestXid79RaisesOnePage(t *testing.T) {
 	rules := inhibitionRules(t)
 	pages, all := map[string]bool{}, map[string]bool{}
-	for minute, firing := range firingAlerts(t, xid79File, xid79Duration) {
+	for minute, firing := range firingAlerts(t, readRuleTests(t, xid79File).Tests[0], xid79Duration) {
 		var notified []string
 		for _, a := range unmuted(t, rules, firing) {
 			notified = append(notified, a.name)
@@ -66,6 +66,31 @@ func TestXid79RaisesOnePage(t *testing.T) {
 		if !all["Podgauge"+name] {
 			t.Errorf("Podgauge%s does not fire, so its inhibition is not tested", name)
 		}
+	}
+}
+
+// TestFleetFaultRaisesOnePage checks that two nodes without a driver or podgauge, of four, raise a single page.
+func TestFleetFaultRaisesOnePage(t *testing.T) {
+	tests := readRuleTests(t, "../../../deploy/rules/podgauge-health_test.yaml").Tests
+	i := slices.IndexFunc(tests, func(test ruleTest) bool {
+		return test.Name == "PodgaugeFleetUnhealthy" && strings.HasPrefix(test.InputSeries[len(test.InputSeries)-2].Series, "up{")
+	})
+	pages, all := map[string]bool{}, map[string]bool{}
+	for _, firing := range firingAlerts(t, tests[i], 55*time.Minute) {
+		for _, a := range unmuted(t, inhibitionRules(t), firing) {
+			if a.labels["severity"] == "critical" {
+				pages[a.name] = true
+			}
+		}
+		for _, a := range firing {
+			all[a.name] = true
+		}
+	}
+	if got := slices.Sorted(maps.Keys(pages)); !slices.Equal(got, []string{"PodgaugeFleetUnhealthy"}) {
+		t.Errorf("got pages %q, want only PodgaugeFleetUnhealthy", got)
+	}
+	if !all["PodgaugeDown"] || !all["PodgaugeDriverDown"] {
+		t.Errorf("got alerts %q, want pages of the nodes", slices.Sorted(maps.Keys(all)))
 	}
 }
 
@@ -120,15 +145,16 @@ func inhibitionRules(t *testing.T) []amcommon.InhibitRule {
 	return file.InhibitRules
 }
 
-// firingAlerts returns the firing alerts of each minute of the series of a test file.
-func firingAlerts(t *testing.T, file string, duration time.Duration) [][]firingAlert {
+// firingAlerts returns the firing alerts of each minute of the series of a test.
+func firingAlerts(t *testing.T, test ruleTest, duration time.Duration) [][]firingAlert {
 	t.Helper()
 	promQL := parser.NewParser(parser.Options{})
 	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
 	var recorded recordedSeries
-	for _, s := range readRuleTests(t, file).Tests[0].InputSeries {
+	for _, s := range test.InputSeries {
 		recorded.record(t, promQL, s.Series+" "+s.Values, time.Minute)
 	}
+	recorded.evaluateRecordings(t, engine, serviceRules(t), time.Minute, duration)
 	minutes := make([][]firingAlert, duration/time.Minute+1)
 	for _, rule := range alertRules(t) {
 		for minute, firing := range recorded.evaluate(t, engine, rule, time.Minute, duration) {

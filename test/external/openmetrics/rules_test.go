@@ -3,6 +3,7 @@ package openmetrics
 import (
 	"bytes"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/model/value"
 	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/prometheus/prometheus/storage"
@@ -28,15 +30,17 @@ const rulesFile = "../../../deploy/rules/podgauge.rules.yaml"
 type ruleTestFile struct {
 	RuleFiles          []string       `yaml:"rule_files"`
 	EvaluationInterval model.Duration `yaml:"evaluation_interval"`
-	Tests              []struct {
-		Name        string         `yaml:"name"`
-		Interval    model.Duration `yaml:"interval"`
-		InputSeries []struct {
-			Series string `yaml:"series"`
-			Values string `yaml:"values"`
-		} `yaml:"input_series"`
-		AlertRuleTest []ruleAlertTest `yaml:"alert_rule_test"`
-	} `yaml:"tests"`
+	Tests              []ruleTest     `yaml:"tests"`
+}
+
+type ruleTest struct {
+	Name        string         `yaml:"name"`
+	Interval    model.Duration `yaml:"interval"`
+	InputSeries []struct {
+		Series string `yaml:"series"`
+		Values string `yaml:"values"`
+	} `yaml:"input_series"`
+	AlertRuleTest []ruleAlertTest `yaml:"alert_rule_test"`
 }
 
 type ruleAlertTest struct {
@@ -69,6 +73,11 @@ func TestRules(t *testing.T) {
 			for _, s := range test.InputSeries {
 				recorded.record(t, promQL, s.Series+" "+s.Values, time.Duration(test.Interval))
 			}
+			end := time.Duration(0)
+			for _, want := range test.AlertRuleTest {
+				end = max(end, time.Duration(want.EvalTime))
+			}
+			recorded.evaluateRecordings(t, engine, serviceRules(t), time.Duration(file.EvaluationInterval), end)
 			seen := map[string]alertLifecycle{}
 			for _, want := range test.AlertRuleTest {
 				rule, ok := rules[want.Alertname]
@@ -116,10 +125,22 @@ func (l alertLifecycle) next(fires bool) alertLifecycle {
 	return l
 }
 
-// alertRules returns the alerts, parsed by Prometheus, which also checks the templates in annotations.
+// alertRules returns the alerts of the alerts' file.
 func alertRules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
-	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
+	return slices.DeleteFunc(parseRules(t, readFile(t, rulesFile)), func(r rulefmt.Rule) bool { return r.Alert == "" })
+}
+
+// serviceRules returns the recording rules of the alerts' file, in order: the devices in service, and the expected links.
+func serviceRules(t *testing.T) []rulefmt.Rule {
+	t.Helper()
+	return slices.DeleteFunc(parseRules(t, readFile(t, rulesFile)), func(r rulefmt.Rule) bool { return r.Record == "" })
+}
+
+// parseRules parses rules with Prometheus' parser, which also checks the templates in annotations.
+func parseRules(t *testing.T, text string) []rulefmt.Rule {
+	t.Helper()
+	groups, errs := rulefmt.Parse([]byte(text), false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
 	if len(errs) > 0 {
 		t.Fatal(errs)
 	}
@@ -188,6 +209,41 @@ func (s *recordedSeries) record(t *testing.T, promQL parser.Parser, text string,
 		}
 	}
 	*s = append(*s, storage.NewListSeries(metric, points))
+}
+
+// evaluateRecordings adds the series of recording rules, evaluated in order at each interval, as in one group.
+func (s *recordedSeries) evaluateRecordings(t *testing.T, engine *promql.Engine, rules []rulefmt.Rule, interval, end time.Duration) {
+	t.Helper()
+	type recording struct {
+		metric labels.Labels
+		index  int // in s
+		points []chunks.Sample
+	}
+	all := map[string]*recording{}
+	for now := time.Duration(0); now <= end; now += interval {
+		for _, rule := range rules {
+			current := map[string]float64{}
+			for _, sample := range s.samples(t, engine, rule.Expr, now) {
+				metric := labels.NewBuilder(sample.Metric).Set(model.MetricNameLabel, rule.Record).Labels()
+				current[metric.String()] = sample.F
+				if all[metric.String()] == nil {
+					all[metric.String()] = &recording{metric: metric, index: len(*s)}
+					*s = append(*s, nil)
+				}
+			}
+			for key, r := range all {
+				if r.metric.Get(model.MetricNameLabel) != rule.Record {
+					continue
+				}
+				v, ok := current[key]
+				if !ok {
+					v = math.Float64frombits(value.StaleNaN)
+				}
+				r.points = append(r.points, floatPoint{at: now.Milliseconds(), value: v})
+				(*s)[r.index] = storage.NewListSeries(r.metric, r.points)
+			}
+		}
+	}
 }
 
 // firingLabels returns the labels of a rule's firing alerts at a time, with evaluations from the beginning.

@@ -1,0 +1,160 @@
+package openmetrics
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
+)
+
+// withoutServiceState are the alerts that also fire for devices and nodes out of service, with the reason.
+var withoutServiceState = map[string]string{
+	"PodgaugeAbsent":            "there is no podgauge, so no device is known",
+	"PodgaugeDaemonSetNotReady": "the DaemonSet's status names no node",
+	"PodgaugeRetiredTooLong":    "it is the alert about retired devices",
+}
+
+// cordonedMark begins the lines of rules that the chart's value prometheusRule.cordoned enables.
+const cordonedMark = "# kube-state-metrics: "
+
+// serviceState is a state of all devices and nodes of a test's series.
+type serviceState struct {
+	name     string
+	cordoned bool   // with the rules for kube-state-metrics
+	device   string // a series of each device; %s is its labels
+	node     string // a series of each node
+	values   string
+	vanishes bool // the devices are exported for five intervals only
+	inUse    bool // in service: the alert fires
+}
+
+var serviceStates = []serviceState{
+	{name: "retired", device: `nvidia_gpu_unhealthy_info{%s,reason="retired",action=""}`, values: "1x3000"},
+	{name: "released", device: `nvidia_gpu_unhealthy_info{%s,reason="released",action=""}`, values: "1x3000"},
+	{name: "excluded", device: `nvidia_gpu_unallocatable_info{%s,reason="excluded"}`, values: "1x3000"},
+	{name: "retired, then gone", device: `nvidia_gpu_unhealthy_info{%s,reason="retired",action=""}`, values: "1x5 stale", vanishes: true},
+	{name: "cordoned", cordoned: true, node: `kube_node_spec_unschedulable{%s}`, values: "1x3000"},
+	{name: "not ready", cordoned: true, node: `kube_node_status_condition{%s,condition="Ready",status="true"}`, values: "0x3000"},
+	{name: "schedulable", cordoned: true, node: `kube_node_spec_unschedulable{%s}`, values: "0x3000", inUse: true},
+}
+
+// TestServiceStates evaluates each alert on the series for which it fires, with all devices in each state. An alert must fire in service, and
+// must not fire out of service.
+func TestServiceStates(t *testing.T) {
+	text := readFile(t, rulesFile)
+	isRecording := func(r rulefmt.Rule) bool { return r.Record == "" }
+	recordings := map[bool][]rulefmt.Rule{
+		false: slices.DeleteFunc(parseRules(t, text), isRecording),
+		true:  slices.DeleteFunc(parseRules(t, strings.ReplaceAll(text, cordonedMark, "")), isRecording),
+	}
+	promQL := parser.NewParser(parser.Options{})
+	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
+	files, err := filepath.Glob(filepath.Join(filepath.Dir(rulesFile), "*_test.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rule := range alertRules(t) {
+		if withoutServiceState[rule.Alert] != "" {
+			continue
+		}
+		t.Run(rule.Alert, func(t *testing.T) {
+			t.Parallel()
+			test, want, interval := firstFiring(t, files, rule.Alert)
+			for _, state := range serviceStates {
+				series := state.series(t, promQL, test)
+				series.evaluateRecordings(t, engine, recordings[state.cordoned], interval, time.Duration(want.EvalTime))
+				got := series.firingLabels(t, engine, rule, interval, time.Duration(want.EvalTime))
+				if expected := want.expected(); state.inUse && !slices.Equal(got, expected) {
+					t.Errorf("%s: got %q, want %q", state.name, got, expected)
+				}
+				if !state.inUse && len(got) > 0 {
+					t.Errorf("%s: fires for %q", state.name, got)
+				}
+			}
+		})
+	}
+}
+
+// firstFiring returns a test in which an alert fires, its expectation, and the interval of evaluations.
+func firstFiring(t *testing.T, files []string, alert string) (ruleTest, ruleAlertTest, time.Duration) {
+	t.Helper()
+	for _, name := range files {
+		file := readRuleTests(t, name)
+		for _, test := range file.Tests {
+			for _, want := range test.AlertRuleTest {
+				if want.Alertname == alert && len(want.ExpAlerts) > 0 {
+					return test, want, time.Duration(file.EvaluationInterval)
+				}
+			}
+		}
+	}
+	t.Fatalf("no test in which %s fires", alert)
+	return ruleTest{}, ruleAlertTest{}, 0
+}
+
+// series returns the series of a test in the state. Each node has a further device, because some tests have series of the node only.
+func (state *serviceState) series(t *testing.T, promQL parser.Parser, test ruleTest) (all recordedSeries) {
+	t.Helper()
+	devices, nodes, seen := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	interval := time.Duration(test.Interval)
+	info := "1x3000"
+	if state.vanishes {
+		info = state.values
+	}
+	for _, s := range test.InputSeries {
+		metric, err := promQL.ParseMetric(s.Series)
+		if err != nil {
+			t.Fatal(err)
+		}
+		node := fmt.Sprintf("cluster=%q,node=%q", metric.Get("cluster"), metric.Get("node"))
+		nodes[node] = nodes[node] || metric.Get("node") != ""
+		if uuid := metric.Get("uuid"); uuid != "" {
+			devices[fmt.Sprintf("%s,uuid=%q,mig_uuid=%q", node, uuid, metric.Get("mig_uuid"))] = true
+		}
+		values := s.Values
+		if state.vanishes && metric.Get(model.MetricNameLabel) == "nvidia_gpu_info" {
+			if values = info; seen[s.Series] { // a series with a gap
+				continue
+			}
+			seen[s.Series] = true
+		}
+		all.record(t, promQL, s.Series+" "+values, interval)
+	}
+	for node, ok := range nodes {
+		if !ok {
+			continue
+		}
+		if device := node + `,uuid="GPU-other",mig_uuid=""`; !state.inUse {
+			devices[device] = true
+			all.record(t, promQL, "nvidia_gpu_info{"+device+`,pci_bus_id="other"} `+info, interval)
+		}
+		if state.node != "" {
+			all.record(t, promQL, fmt.Sprintf(state.node, node)+" "+state.values, interval)
+		}
+	}
+	for device := range devices {
+		if state.device != "" {
+			all.record(t, promQL, fmt.Sprintf(state.device, device)+" "+state.values, interval)
+		}
+	}
+	return all
+}
+
+// TestAlertsWithoutDelay checks that alerts without "for" are in the group that records the devices in service. In another group, their series
+// would be older than the fault.
+func TestAlertsWithoutDelay(t *testing.T) {
+	_, health, _ := strings.Cut(readFile(t, rulesFile), "- name: podgauge-health\n")
+	health, _, _ = strings.Cut(health, "\n  - name: ")
+	for _, rule := range alertRules(t) {
+		if usesService := strings.Contains(rule.Expr, "_service:"); usesService && rule.For == 0 && !strings.Contains(health, "- alert: "+rule.Alert+"\n") {
+			t.Errorf("%s has no \"for\", and is outside the group podgauge-health", rule.Alert)
+		}
+	}
+}
