@@ -17,11 +17,11 @@ var (
 	ruleAnnotations = []string{"summary", "description"}
 )
 
-// prefixExpr adds a prefix to the owner labels of a query, and to the names of kube-state-metrics' series of pods. With a
-// prefix, deploy/rules/podgauge.owner-labels.yaml records these series with the prefixed labels.
+// prefixExpr adds a prefix to the owner labels of a query, and to the names of kube-state-metrics' series of pods.
+// deploy/rules/podgauge.owner-labels.yaml records the series with prefixed names and labels.
 func prefixExpr(expr, prefix string) string {
 	if !hasOwnerLabels.MatchString(expr) {
-		return expr // kube-state-metrics' series of other objects, whose labels keep their names
+		return expr // series of other objects keep the label names of kube-state-metrics
 	}
 	expr = ownerLabel.ReplaceAllStringFunc(expr, func(name string) string {
 		if strings.HasPrefix(name, "$") || strings.HasSuffix(name, ":") { // a variable, or the name of a recorded series
@@ -38,8 +38,8 @@ func prefixText(text, prefix string) string {
 	return ownerQuery.ReplaceAllStringFunc(text, func(query string) string { return prefixExpr(query, prefix) })
 }
 
-// Rules returns a file of Prometheus rules with a prefix before the owner labels namespace, pod and container. A Prometheus that
-// does not honor labels adds "exported_" to them.
+// Rules returns a file of Prometheus rules with a prefix before the owner labels namespace, pod and container.
+// A Prometheus without honor_labels prefixes these labels by "exported_".
 func Rules(file []byte, prefix string) ([]byte, error) {
 	var content yaml.Node
 	if err := yaml.Unmarshal(file, &content); err != nil {

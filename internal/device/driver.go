@@ -26,7 +26,7 @@ type Driver struct {
 	Err   error
 }
 
-// ErrRestart is the error of Run if the driver fails for long: a new container may have access to it.
+// ErrRestart is the error of Run if the driver fails for long: a new container may have access.
 var ErrRestart = errors.New("exiting, so that the kubelet restarts the container: the driver fails")
 
 // Driver returns the driver's state.
@@ -54,4 +54,28 @@ func (m *Monitor) setDriver(s DriverState, err error) {
 	default:
 		m.log.Info("driver up")
 	}
+}
+
+const (
+	maxRestartPause  = time.Hour
+	restartResetTime = 10 * time.Minute // of a working driver, until the pause is RestartAfter again
+)
+
+// checkRestart returns ErrRestart if the driver of known GPUs has failed for RestartAfter, doubled by each restart since the driver last
+// worked. The number of restarts is on disk before; otherwise restarts could follow each other closely.
+func (m *Monitor) checkRestart(now time.Time) error {
+	t, d, lasting := m.tracker, m.Driver(), now.Sub(m.driverSince)
+	known := t.driverErr != nil || len(t.gpus) == 0 && len(t.absentRecords) > 0
+	switch {
+	case d.State == DriverUp && t.restarts > 0 && lasting >= restartResetTime:
+		t.restarts, t.historyChanged = 0, true
+	case d.State != DriverFailing || m.phase != phaseActive || t.options.RestartAfter == 0 || !known:
+		m.restarting = false
+	case !m.restarting && lasting >= max(t.options.RestartAfter, min(t.options.RestartAfter<<min(t.restarts, 10), maxRestartPause)):
+		t.restarts++
+		m.restarting, t.historyChanged, t.historyUrgent = true, true, true
+	case m.restarting && (t.options.Store == nil || t.savedHistory != nil && t.savedHistory.DriverRestarts == t.restarts):
+		return fmt.Errorf("%w: %w", ErrRestart, d.Err)
+	}
+	return nil
 }

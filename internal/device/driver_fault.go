@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The reasons of a failed check that names none.
+// The reasons of a failed check without an own reason.
 const (
 	reasonCheckFailed = "check_failed" // a fault of the GPU
 	reasonDriver      = "driver"       // of driver or container: no fault of each GPU
@@ -26,7 +26,7 @@ func innermost(err error) string {
 }
 
 // addUnexplainedFailure applies a failed check without a fault of the GPU: the GPU, the driver or the container may be the cause. The first
-// failure makes checks of all GPUs and a listing due, and their results decide about a later failure.
+// failure makes checks of all GPUs and a listing due, and the results decide about a later failure.
 func (t *deviceTracker) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, now time.Time) {
 	if g.failure.code = innermost(c.err); g.failure.since.IsZero() {
 		g.failure.since, t.listingDue = now, true
@@ -49,8 +49,9 @@ func (t *deviceTracker) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, n
 	}
 }
 
-// explain returns the reason of a failed check, empty: not decided yet. The driver fails if listings fail, or if checks of several GPUs began to fail at once,
-// with the same code, and none passes. Without another GPU, a code that is never about a GPU decides.
+// explain returns the reason of a failed check, empty: not decided yet. The driver fails if listings fail, or if
+// checks of several GPUs began to fail at once with the same code and none passes. For a single GPU, a code about
+// the whole driver decides.
 func (t *deviceTracker) explain(g *trackedGPU, err error, now time.Time) (reason string) {
 	since := g.failure.since
 	waited, listed := now.Sub(since), !t.listingBegan.Before(since)
@@ -64,7 +65,8 @@ func (t *deviceTracker) explain(g *trackedGPU, err error, now time.Time) (reason
 	for _, o := range t.gpus {
 		switch {
 		case !o.listed || o == g:
-		case !o.answeredAt.Before(since) && g.health.cause.Reason == reasonDriver: // the driver works again: this check may have begun before
+		case !o.answeredAt.Before(since) && g.health.cause.Reason == reasonDriver:
+			// The driver works again; the check may have begun before.
 			g.failure.since = now
 			return ""
 		case !o.answeredAt.Before(since):
@@ -82,28 +84,4 @@ func (t *deviceTracker) explain(g *trackedGPU, err error, now time.Time) (reason
 		return reasonDriver
 	}
 	return reasonCheckFailed
-}
-
-const (
-	maxRestartPause  = time.Hour
-	restartResetTime = 10 * time.Minute // of a working driver, until the pause is RestartAfter again
-)
-
-// checkRestart returns ErrRestart if the driver of known GPUs has failed for RestartAfter, doubled by each restart since the driver last
-// worked. The number of restarts is on disk before: without it, restarts could follow each other closely.
-func (m *Monitor) checkRestart(now time.Time) error {
-	t, d, lasting := m.tracker, m.Driver(), now.Sub(m.driverSince)
-	known := t.driverErr != nil || len(t.gpus) == 0 && len(t.absentRecords) > 0
-	switch {
-	case d.State == DriverUp && t.restarts > 0 && lasting >= restartResetTime:
-		t.restarts, t.historyChanged = 0, true
-	case d.State != DriverFailing || m.phase != phaseActive || t.options.RestartAfter == 0 || !known:
-		m.restarting = false
-	case !m.restarting && lasting >= max(t.options.RestartAfter, min(t.options.RestartAfter<<min(t.restarts, 10), maxRestartPause)):
-		t.restarts++
-		m.restarting, t.historyChanged, t.historyUrgent = true, true, true
-	case m.restarting && (t.options.Store == nil || t.savedHistory != nil && t.savedHistory.DriverRestarts == t.restarts):
-		return fmt.Errorf("%w: %w", ErrRestart, d.Err)
-	}
-	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -101,6 +102,21 @@ func (m *Monitor) FirstListing() <-chan struct{} { return m.firstListing }
 func (m *Monitor) Links() []Link {
 	links, _ := m.topology.links.Get()
 	return links
+}
+
+// Missing returns the known GPUs that the newest listing lacks, in order. Known are the GPUs of this process and of the history. Not
+// missing are a retired GPU, a GPU with a successor at the same PCI address, and a GPU that was gone for a day before this process.
+func (m *Monitor) Missing() []Device {
+	missing, _ := m.missing.Get()
+	return missing
+}
+
+// publishMissing publishes the missing GPUs.
+func (m *Monitor) publishMissing() {
+	missing := m.tracker.missing()
+	if before := m.Missing(); !slices.EqualFunc(missing, before, Device.Equal) {
+		m.missing.Set(missing)
+	}
 }
 
 // EventsInterrupted reports whether the driver's events are interrupted: a Wait hangs, or all fail. Checks still find faults, but counts

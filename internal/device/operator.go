@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -166,4 +167,30 @@ func (m *Monitor) answerOperator(now time.Time) {
 		r.done <- r.end
 		return true
 	})
+}
+
+var (
+	errListed    = errors.New("the driver lists the GPU: only a GPU that is gone can be forgotten")
+	errAllocated = errors.New("the GPU is allocated: delete the pods first")
+)
+
+// forget removes a GPU that is gone, with its health and counts.
+func (t *deviceTracker) forget(id ID) error {
+	g := t.gpus[GPU(id)]
+	_, recorded := t.absentRecords[recordKey{gpu: GPU(id)}]
+	switch {
+	case g == nil && !recorded:
+		return ErrUnknownDevice
+	case g != nil && g.listed:
+		return errListed
+	case t.isAllocated(id):
+		return errAllocated
+	}
+	maps.DeleteFunc(t.absentRecords, func(key recordKey, _ HealthRecord) bool { return key.gpu == GPU(id) })
+	delete(t.gpus, GPU(id))
+	t.devices = slices.DeleteFunc(t.devices, func(d *trackedDevice) bool { return d.GPU == GPU(id) })
+	t.group()
+	t.historyChanged, t.historyUrgent = true, true
+	t.log.Info("GPU forgotten by the operator", "gpu", id)
+	return nil
 }
