@@ -93,7 +93,7 @@ claims: {ignore: [monitoring/*, "*/dcgm-*/gpu.nvidia.com"], reserveDevices: true
 imex: {channelIDs: [0], required: true}
 mps: {root: /run/nvidia/mps}
 cdi: {nvidiaHookPath: /usr/bin/nvidia-cdi-hook, featureFlags: disable-nvsandboxutils, disableHooks: all, annotationPrefix: cdi.example.com/}
-health: {disable: [43, "109"], enable: [31], unhealthyAfter: 1m30s, notReadyAfter: 10m}
+health: {disable: [43, "109"], enable: [31], unhealthyAfter: 1m30s, driverRestartAfter: 5m, notReadyAfter: 10m}
 devicePlugin: {takeOver: true}
 incidents: {maxAge: 240h, maxCount: 500}
 allocations: {maxAge: 2h}

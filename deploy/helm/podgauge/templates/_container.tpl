@@ -9,6 +9,7 @@
 {{- if $v.state.enabled }}{{ $args = append $args "--state-dir=/var/lib/podgauge" }}{{ end }}
 {{- if not $v.kernelLog.enabled }}{{ $args = append $args "--kernel-log=" }}{{ end }}
 {{- with $v.health.unhealthyAfter }}{{ $args = append $args (printf "--unhealthy-after=%s" .) }}{{ end }}
+{{- with $v.health.driverRestartAfter }}{{ $args = append $args (printf "--driver-restart-after=%s" .) }}{{ end }}
 {{- with $v.health.notReadyAfter }}{{ $args = append $args (printf "--not-ready-after=%s" .) }}{{ end }}
 {{- with $v.allocations.maxAge }}{{ $args = append $args (printf "--allocations.max-age=%s" .) }}{{ end }}
 {{- with $v.incidents.maxAge }}{{ $args = append $args (printf "--incidents.max-age=%s" .) }}{{ end }}
