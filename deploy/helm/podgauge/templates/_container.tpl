@@ -19,8 +19,8 @@
 {{- range $v.web.allowedHosts }}{{ $args = append $args (printf "--web.allowed-hosts=%s" .) }}{{ end }}
 {{- if $facts.web }}
 {{- $args = append $args (printf "--web.config.file=/etc/podgauge/web/%s" $v.webConfig.key) }}
-{{- $args = append $args (printf "--web.probe-address=:%d" (int $v.probes.port)) }}
 {{- end }}
+{{- $args = append $args (printf "--web.probe-address=:%d" (int $v.probes.port)) }}
 {{- with $v.metrics.set }}{{ $args = append $args (printf "--metrics.set=%s" .) }}{{ end }}
 {{- range $v.metrics.include }}{{ $args = append $args (printf "--metrics.include=%s" .) }}{{ end }}
 {{- range $v.metrics.exclude }}{{ $args = append $args (printf "--metrics.exclude=%s" .) }}{{ end }}
