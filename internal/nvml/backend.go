@@ -71,9 +71,8 @@ type Backend struct {
 	probes          map[int]*deviceProbe
 
 	// eventsMu guards the fields below, and is held by Wait.
-	eventsMu    sync.Mutex
-	eventSet    eventSet
-	eventWaiter *lib.EventWaiter // nil: no Wait since New or Close
+	eventsMu sync.Mutex
+	eventSet eventSet
 }
 
 // nvmlSession is the library after an Init, never written.
@@ -154,10 +153,6 @@ func (b *Backend) Close() {
 		for _, g := range inv.gpus {
 			g.FreeSamples(b.session.Session)
 		}
-	}
-	if b.eventWaiter != nil {
-		b.eventWaiter.Close()
-		b.eventWaiter = nil
 	}
 	if b.eventSet.session == b.session { // a set of an earlier Init is gone
 		b.eventSet.free()

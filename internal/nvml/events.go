@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
@@ -69,26 +68,16 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 		_ = retry.Sleep(ctx, retry.Aligned(eventWaitTimeout)) // the caller waits again at once
 		return device.Event{}, nil
 	}
-	if b.eventWaiter == nil {
-		w, err := lib.NewEventWaiter()
-		if err != nil {
-			return device.Event{}, fmt.Errorf("wait for events: %w", err)
-		}
-		b.eventWaiter = w
-	}
-	event, handle, ret, err := b.eventWaiter.Wait(inv.Raw.EventSetWait, b.eventSet.set, retry.Aligned(eventWaitTimeout)+time.Millisecond)
-	switch {
-	case err != nil: // the thread has ended
-		b.eventWaiter.Close()
-		b.eventWaiter = nil
-		return device.Event{}, fmt.Errorf("wait for events: %w", err)
-	case ret == nvml.SUCCESS:
-		return b.toEvent(event, handle), nil
-	case ret == nvml.ERROR_TIMEOUT:
+	timeout := retry.Aligned(eventWaitTimeout) + time.Millisecond
+	event, ret := b.eventSet.set.Wait(uint32(timeout.Milliseconds())) //nolint:gosec // seconds
+	switch ret {
+	case nvml.SUCCESS:
+		return b.toEvent(event), nil
+	case nvml.ERROR_TIMEOUT:
 		_ = retry.Sleep(ctx, minEventWait-time.Since(began))
 		return device.Event{}, nil
 	}
-	err = fmt.Errorf("nvmlEventSetWait: %w", lib.Error(ret))
+	err := fmt.Errorf("nvmlEventSetWait: %w", lib.Error(ret))
 	if ret == nvml.ERROR_UNINITIALIZED { // the set is gone with the library
 		b.eventSet.abandon()
 		return device.Event{}, err
@@ -103,13 +92,12 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 }
 
 // toEvent returns the meaning of the driver's report. A report about an unlisted GPU has no GPU.
-func (b *Backend) toEvent(data nvml.EventData, handle unsafe.Pointer) device.Event {
+func (b *Backend) toEvent(data nvml.EventData) device.Event {
 	inv := b.inventory.Load() // a listing may have ended during the wait
 	var g *gpu
 	var id device.GPU
 	if inv != nil {
-		if i := slices.IndexFunc(inv.gpus, func(g *gpu) bool { return lib.PointerOf(g.Handle) == handle }); i >= 0 {
-			g = inv.gpus[i]
+		if g = inv.byHandle[data.Device]; g != nil {
 			id = g.ID
 		}
 	}

@@ -38,7 +38,6 @@ type RawSymbols struct {
 	ProcessLists  [3]unsafe.Pointer // by kind of process
 	Utilization   unsafe.Pointer
 	GPMMetricsGet unsafe.Pointer
-	EventSetWait  unsafe.Pointer
 }
 
 // ProcessListSymbols are the lists of processes. Of the older versions only the newest has MIG devices.
@@ -53,7 +52,6 @@ func findRawSymbols() RawSymbols {
 	}
 	d.Utilization = lookupSymbol("nvmlDeviceGetProcessUtilization")
 	d.GPMMetricsGet = lookupSymbol("nvmlGpmMetricsGet")
-	d.EventSetWait = cmp.Or(lookupSymbol("nvmlEventSetWait_v2"), lookupSymbol("nvmlEventSetWait"))
 	return d
 }
 
