@@ -70,7 +70,7 @@ func (o *kubernetesOptions) followLabel(stateDir, defaultName string) (file stri
 		return "", fmt.Errorf("--kubernetes.config-label: %w", err)
 	}
 	o.label = &nodelabel.LabelWatcher{
-		Node: &kubeapi.Follower{Client: o.client, Path: "/api/v1/nodes", FieldSelector: "metadata.name=" + o.nodeName, MetadataOnly: true},
+		Node: &kubeapi.Follower{Client: o.client, Path: "/api/v1/nodes", FieldSelector: "metadata.name=" + o.nodeName},
 		Key:  o.configLabel, Default: defaultName, File: filepath.Join(stateDir, labelFile), Log: slog.New(slog.DiscardHandler),
 	}
 	return o.label.File, nil

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/kubestatus"
@@ -22,10 +21,6 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/test/apiserver"
 )
-
-func podField(number protowire.Number, parts ...string) string {
-	return string(protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), []byte(strings.Join(parts, ""))))
-}
 
 // TestKubernetes runs all features with an API server, on a node whose kubelet has no Pods API.
 func TestKubernetes(t *testing.T) {
@@ -38,8 +33,8 @@ func TestKubernetes(t *testing.T) {
 	pod := kubelet.PodSpec{Namespace: "ml", Name: "train", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource: 1}}}}
 	w.runPod(pod)
 	uid := w.kubelet.State().Pods[0].UID
-	server.Set("pods", uid, []byte(podField(1, podField(1, pod.Name), podField(3, pod.Namespace), podField(5, uid), podField(11, podField(1, "team"), podField(2, "red")))+
-		podField(3, podField(1, "Running"))))
+	server.Set("pods", uid, fmt.Sprintf(`{"metadata":{"name":%q,"namespace":%q,"uid":%q,"labels":{"team":"red"}},"status":{"phase":"Running"}}`,
+		pod.Name, pod.Namespace, uid))
 	w.waitScrape("UID and label of the pod", func(text string) bool {
 		return strings.Contains(text, fmt.Sprintf("pod_uid=%q", uid)) && strings.Contains(text, `label_team="red"`)
 	})

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"mime"
 	"net"
 	"net/http"
 	"net/url"
@@ -144,7 +143,7 @@ func RetryAfter(err error) time.Duration {
 
 // Do sends a request with a JSON body, or none, and returns the body of the response.
 func (c *Client) Do(ctx context.Context, method, path, contentType string, body []byte) ([]byte, error) {
-	response, err := c.send(ctx, method, path, "application/json", contentType, body)
+	response, err := c.send(ctx, method, path, contentType, body)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +166,7 @@ func (c *Client) Requests() map[string]float64 {
 }
 
 // send sends a request and returns the response of a success, with an open body.
-func (c *Client) send(ctx context.Context, method, path, accept, contentType string, body []byte) (response *http.Response, err error) {
+func (c *Client) send(ctx context.Context, method, path, contentType string, body []byte) (response *http.Response, err error) {
 	defer func() { c.count(response, err) }()
 	request, err := http.NewRequestWithContext(ctx, method, c.options.Server+path, bytes.NewReader(body))
 	if err != nil {
@@ -178,7 +177,7 @@ func (c *Client) send(ctx context.Context, method, path, accept, contentType str
 		return nil, fmt.Errorf("read token: %w", err)
 	}
 	request.Header.Set("Authorization", "Bearer "+token)
-	request.Header.Set("Accept", accept)
+	request.Header.Set("Accept", "application/json")
 	request.Header.Set("User-Agent", "podgauge")
 	if contentType != "" {
 		request.Header.Set("Content-Type", contentType)
@@ -220,31 +219,28 @@ func readToken(path string) (string, error) {
 	return token, err
 }
 
-// readError decodes the body of an error: a Status in JSON or protobuf, or text of a proxy.
+// readError decodes the body of an error: a Status, or text of a proxy.
 func readError(response *http.Response) *StatusError {
 	e := &StatusError{Code: response.StatusCode, Message: http.StatusText(response.StatusCode)}
 	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && seconds > 0 {
 		e.Delay = time.Duration(min(seconds, 600)) * time.Second
 	}
 	body, _ := io.ReadAll(io.LimitReader(response.Body, maxErrorBytes)) // the status code is enough
-	switch kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type")); kind {
-	case "application/json":
-		var status struct{ Reason, Message string }
-		if json.Unmarshal(body, &status) == nil {
-			e.setStatus(status.Reason, status.Message)
-		}
-	case protobufType:
-		if raw, err := unwrap(body); err == nil {
-			e.decodeStatus(raw)
-		}
-	}
+	e.decode(body)
 	return e
 }
 
-// setStatus sets the printable part of reason and message.
-func (e *StatusError) setStatus(reason, message string) {
-	if message == "" {
+// decode sets what a Status has, in printable text.
+func (e *StatusError) decode(body []byte) {
+	var status struct {
+		Code            int
+		Reason, Message string
+	}
+	if err := json.Unmarshal(body, &status); err != nil || status.Message == "" {
 		return
+	}
+	if status.Code > 0 && status.Code < 1000 {
+		e.Code = status.Code
 	}
 	clean := func(s string) string {
 		s = strings.Map(func(r rune) rune {
@@ -255,5 +251,5 @@ func (e *StatusError) setStatus(reason, message string) {
 		}, s[:min(len(s), maxMessageBytes)])
 		return strings.ToValidUTF8(s, "")
 	}
-	e.Reason, e.Message = clean(reason), clean(message)
+	e.Reason, e.Message = clean(status.Reason), clean(status.Message)
 }

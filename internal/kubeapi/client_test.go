@@ -54,7 +54,7 @@ func TestErrors(t *testing.T) {
 		{"control characters", "application/json", `{"message":"a\u001b[31mb\n"}`, "429 a [31mb "},
 		{"text", "text/plain", "overloaded", "429 Too Many Requests"},
 		{"invalid JSON", "application/json", "{", "429 Too Many Requests"},
-		{"invalid protobuf", "application/vnd.kubernetes.protobuf", "k8s\x00\xff", "429 Too Many Requests"},
+		{"JSON of a proxy", "application/json", `["overloaded"]`, "429 Too Many Requests"},
 		{"long", "application/json", `{"message":"` + strings.Repeat("x", 2000) + `"}`, "429 " + strings.Repeat("x", 512)},
 	} {
 		c := serve(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -1,204 +1,100 @@
 package kubeapi
 
 import (
-	"bufio"
-	"bytes"
-	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-
-	"google.golang.org/protobuf/encoding/protowire"
-
-	"github.com/podgauge/podgauge/internal/wire"
 )
 
-// Messages and fields: pkg/runtime/generated.proto (Unknown) and pkg/apis/meta/v1/generated.proto (ListMeta, ObjectMeta, Status,
-// WatchEvent) in k8s.io/apimachinery. Later versions never reuse a number.
-const (
-	unknownRaw              = 2<<3 | wire.Length
-	listMetadata            = 1<<3 | wire.Length
-	listItem                = 2<<3 | wire.Length
-	listResourceVersion     = 2<<3 | wire.Length
-	listContinue            = 3<<3 | wire.Length
-	objectMetadata          = 1<<3 | wire.Length
-	metadataResourceVersion = 6<<3 | wire.Length
-	eventType               = 1<<3 | wire.Length
-	eventObject             = 2<<3 | wire.Length
-	extensionRaw            = 1<<3 | wire.Length
-	statusMessage           = 3<<3 | wire.Length
-	statusReason            = 4<<3 | wire.Length
-	statusCode              = 6<<3 | wire.Varint
-)
-
-// magic begins each object in protobuf. An Unknown message follows.
-const magic = "k8s\x00"
-
-var errNoProtobuf = errors.New("response is not Kubernetes protobuf")
-
-// unwrap returns the object in a response or watch event.
-func unwrap(b []byte) ([]byte, error) {
-	b, ok := bytes.CutPrefix(b, []byte(magic))
-	if !ok {
-		return nil, errNoProtobuf
-	}
-	raw, err := wire.Last(b, unknownRaw)
-	return raw.Bytes, err
+// decoder reads the JSON of a response, value by value.
+type decoder struct {
+	*json.Decoder
+	limit *io.LimitedReader
 }
+
+func newDecoder(r io.Reader) decoder {
+	limit := &io.LimitedReader{R: r, N: maxObjectBytes}
+	return decoder{json.NewDecoder(limit), limit}
+}
+
+// decode reads the next value, of at most maxObjectBytes. The error is io.EOF only at the end of the response.
+func (d decoder) decode(value any) error {
+	err := d.Decode(value)
+	if err != nil && d.limit.N == 0 {
+		return fmt.Errorf("object larger than %d bytes", maxObjectBytes)
+	}
+	d.limit.N = maxObjectBytes
+	return err
+}
+
+// metadata is that of a list or of an object.
+type metadata struct{ ResourceVersion, Continue string }
 
 // readList passes the objects of a list to the handler, one after the other, and stores the list's resource version.
-func (f *Follower) readList(r *bufio.Reader, handle func(WatchEvent) error) error {
-	head := make([]byte, len(magic))
-	if _, err := io.ReadFull(r, head); err != nil || string(head) != magic {
-		return errors.Join(errNoProtobuf, err)
-	}
+func (f *Follower) readList(d decoder, handle func(WatchEvent) error) error {
 	f.resourceVersion = ""
-	err := walkStream(r, func(tag uint64, length int64) error {
-		if tag != unknownRaw {
-			return skip(r, length)
+	token, err := d.Token()
+	for err == nil && token != json.Delim('}') {
+		token, err = d.Token()
+		switch {
+		case err != nil || token == json.Delim('}'):
+		case token == "metadata":
+			var m metadata
+			if err = d.decode(&m); m.Continue != "" {
+				return errors.New("list is only a part")
+			}
+			f.resourceVersion = m.ResourceVersion
+		case token == "items":
+			err = d.readItems(handle)
+		default:
+			err = d.decode(new(json.RawMessage))
 		}
-		limited := &io.LimitedReader{R: r, N: length}
-		list := bufio.NewReader(limited)
-		err := walkStream(list, func(tag uint64, length int64) error { return f.readListField(list, tag, length, handle) })
-		if err == nil && limited.N > 0 {
-			err = io.ErrUnexpectedEOF
-		}
-		return err
-	})
-	if err == nil && f.resourceVersion == "" {
-		err = errors.New("list without a resource version")
+	}
+	switch {
+	case errors.Is(err, io.EOF):
+		return io.ErrUnexpectedEOF
+	case err == nil && f.resourceVersion == "":
+		return errors.New("list without a resource version")
 	}
 	return err
 }
 
-func (f *Follower) readListField(r *bufio.Reader, tag uint64, length int64, handle func(WatchEvent) error) error {
-	switch tag {
-	case listMetadata:
-		b, err := f.read(r, length)
-		if err != nil {
-			return err
-		}
-		version, err := wire.Last(b, listResourceVersion)
-		if next, nextErr := wire.Last(b, listContinue); nextErr == nil && len(next.Bytes) > 0 {
-			err = errors.New("list is only a part")
-		}
-		f.resourceVersion = string(version.Bytes)
-		return err
-	case listItem:
-		b, err := f.read(r, length)
-		if err != nil {
-			return err
-		}
-		return handle(WatchEvent{Type: Added, Object: b})
-	}
-	return skip(r, length)
-}
-
-// read reads an object into the buffer, which the next read overwrites.
-func (f *Follower) read(r io.Reader, length int64) ([]byte, error) {
-	if length > maxObjectBytes {
-		return nil, fmt.Errorf("object of %d bytes, at most %d", length, maxObjectBytes)
-	}
-	if int64(cap(f.buffer)) < length {
-		f.buffer = make([]byte, length)
-	}
-	_, err := io.ReadFull(r, f.buffer[:length])
-	return f.buffer[:length], err
-}
-
-// walkStream calls visit for each length-delimited field of the message up to the end of r. visit reads the content.
-func walkStream(r *bufio.Reader, visit func(tag uint64, length int64) error) error {
-	for {
-		tag, err := binary.ReadUvarint(r)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		length, err := binary.ReadUvarint(r)
-		switch _, kind := protowire.DecodeTag(tag); {
-		case err != nil:
-			return errors.Join(io.ErrUnexpectedEOF, err)
-		case kind == protowire.VarintType: // the value
-			continue
-		case kind != protowire.BytesType || length > 1<<40:
-			return fmt.Errorf("unexpected field %d of %d bytes", tag, length)
-		}
-		if err := visit(tag, int64(length)); err != nil { //nolint:gosec // checked
-			return err
+func (d decoder) readItems(handle func(WatchEvent) error) error {
+	begin, err := d.Token() // null: no objects
+	for err == nil && begin != nil && d.More() {
+		e := WatchEvent{Type: Added}
+		if err = d.decode(&e.Object); err == nil {
+			err = handle(e)
 		}
 	}
-}
-
-func skip(r io.Reader, length int64) error {
-	_, err := io.CopyN(io.Discard, r, length)
+	if err == nil && begin != nil {
+		_, err = d.Token()
+	}
 	return err
 }
 
-// readWatchEvent reads a frame: the length in four bytes, and a WatchEvent.
-func (f *Follower) readWatchEvent(r io.Reader) (WatchEvent, error) {
-	var length [4]byte
-	if _, err := io.ReadFull(r, length[:]); err != nil {
-		return WatchEvent{}, err
+// readWatchEvent reads an event, and stores the resource version of its object.
+func (f *Follower) readWatchEvent(d decoder) (e WatchEvent, err error) {
+	if err := d.decode(&e); err != nil {
+		return e, err
 	}
-	b, err := f.read(r, int64(binary.BigEndian.Uint32(length[:])))
-	if err != nil {
-		return WatchEvent{}, errors.Join(errors.New("incomplete event"), err)
-	}
-	kind, err := wire.Last(b, eventType)
-	extension, extensionErr := wire.Last(b, eventObject)
-	raw, rawErr := wire.Last(extension.Bytes, extensionRaw)
-	if err := errors.Join(err, extensionErr, rawErr); err != nil {
-		return WatchEvent{}, err
-	}
-	object, err := unwrap(raw.Bytes)
-	if err != nil {
-		return WatchEvent{}, err
-	}
-	e := WatchEvent{Object: object}
-	switch string(kind.Bytes) {
-	case "ADDED":
-		e.Type = Added
-	case "MODIFIED":
-		e.Type = Modified
-	case "DELETED":
-		e.Type = Deleted
-	case "BOOKMARK":
-		e.Type = bookmark
+	switch e.Type {
+	case Added, Modified, Deleted, bookmark:
 	case "ERROR":
 		status := &StatusError{Message: "watch ended by an error"}
-		status.decodeStatus(object)
-		return WatchEvent{}, status
+		status.decode(e.Object)
+		return e, status
 	default:
-		return WatchEvent{}, fmt.Errorf("unknown event %.32q", kind.Bytes)
+		return e, fmt.Errorf("unknown event %.32q", e.Type)
 	}
+	var object struct{ Metadata metadata }
+	if err := json.Unmarshal(e.Object, &object); err != nil {
+		return e, err
+	}
+	if object.Metadata.ResourceVersion == "" {
+		return e, errors.New("object without a resource version")
+	}
+	f.resourceVersion = object.Metadata.ResourceVersion
 	return e, nil
-}
-
-// apply stores the resource version of an event's object.
-func (f *Follower) apply(e WatchEvent) error {
-	metadata, err := wire.Last(e.Object, objectMetadata)
-	if err != nil {
-		return err
-	}
-	version, err := wire.Last(metadata.Bytes, metadataResourceVersion)
-	if err != nil || len(version.Bytes) == 0 {
-		return errors.Join(errors.New("object without a resource version"), err)
-	}
-	f.resourceVersion = string(version.Bytes)
-	return nil
-}
-
-// decodeStatus decodes a Status. What cannot be decoded keeps its value.
-func (e *StatusError) decodeStatus(b []byte) {
-	message, err := wire.Last(b, statusMessage)
-	if err != nil {
-		return
-	}
-	reason, _ := wire.Last(b, statusReason)
-	e.setStatus(string(reason.Bytes), string(message.Bytes))
-	if code, err := wire.Last(b, statusCode); err == nil && code.Value > 0 && code.Value < 1000 {
-		e.Code = int(code.Value)
-	}
 }

@@ -1,8 +1,8 @@
 package kubeapi
 
 import (
-	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,12 +14,6 @@ import (
 )
 
 const (
-	protobufType = "application/vnd.kubernetes.protobuf"
-	metadataOnly = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-	metadataList = ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-)
-
-const (
 	listTimeout = 60 * time.Second
 	// minWatch is the minimum lifetime of a watch, as requested from the API server. The maximum is twice as long, as in client-go.
 	minWatch = 5 * time.Minute
@@ -27,30 +21,29 @@ const (
 	silenceTimeout = 150 * time.Second
 	// maxObjectBytes limits an object. etcd stores at most 1.5 MB.
 	maxObjectBytes = 4 << 20
-	bufferBytes    = 16 << 10
 )
 
 var errSilence = fmt.Errorf("watch: no message within %s", silenceTimeout)
 
 // EventType is the type of a WatchEvent.
-type EventType uint8
+type EventType string
 
 // The types of a WatchEvent. ListStarted, an Added for each object and ListEnded make a new list, which replaces all known objects. Resumed
 // reports that no event was lost since the previous Follow.
 const (
-	ListStarted EventType = iota
-	ListEnded
-	Resumed
-	Added
-	Modified
-	Deleted
-	bookmark // carries only a resource version
+	ListStarted EventType = "list started"
+	ListEnded   EventType = "list ended"
+	Resumed     EventType = "resumed"
+	Added       EventType = "ADDED"
+	Modified    EventType = "MODIFIED"
+	Deleted     EventType = "DELETED"
+	bookmark    EventType = "BOOKMARK" // carries only a resource version
 )
 
-// WatchEvent is an event of a Follower.
+// WatchEvent is an event of a Follower, in the API server's JSON.
 type WatchEvent struct {
 	Type   EventType
-	Object []byte // protobuf message of an Added, Modified or Deleted object, until the handler returns
+	Object json.RawMessage // added, modified or deleted
 }
 
 // Follower follows the objects of one resource that match a field selector.
@@ -58,10 +51,8 @@ type Follower struct {
 	Client        *Client
 	Path          string // "/api/v1/pods"
 	FieldSelector string // "spec.nodeName=node-a"
-	MetadataOnly  bool   // objects are PartialObjectMetadata: metadata alone
 
 	resourceVersion string // newest known; empty: list first
-	buffer          []byte
 }
 
 // Follow lists the objects, and passes changes to the handler until the watch ends. A nil error means that the API server ended the
@@ -99,18 +90,11 @@ func (f *Follower) path(query url.Values) string {
 	return f.Path + "?" + query.Encode()
 }
 
-func (f *Follower) accept(suffix string) string {
-	if !f.MetadataOnly {
-		suffix = ""
-	}
-	return protobufType + suffix
-}
-
 // list lists the objects of the API server's cache: a list of all nodes at once must not reach etcd.
 func (f *Follower) list(ctx context.Context, handle func(WatchEvent) error) error {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	response, err := f.Client.send(ctx, http.MethodGet, f.path(url.Values{"resourceVersion": {"0"}}), f.accept(metadataList), "", nil)
+	response, err := f.Client.send(ctx, http.MethodGet, f.path(url.Values{"resourceVersion": {"0"}}), "", nil)
 	if err != nil {
 		return err
 	}
@@ -118,7 +102,7 @@ func (f *Follower) list(ctx context.Context, handle func(WatchEvent) error) erro
 	if err := handle(WatchEvent{Type: ListStarted}); err != nil {
 		return err
 	}
-	if err := f.readList(bufio.NewReaderSize(response.Body, bufferBytes), handle); err != nil {
+	if err := f.readList(newDecoder(response.Body), handle); err != nil {
 		return fmt.Errorf("list %s: %w", f.Path, err)
 	}
 	return handle(WatchEvent{Type: ListEnded})
@@ -134,7 +118,7 @@ func (f *Follower) watch(ctx context.Context, resumes bool, handle func(WatchEve
 	response, err := f.Client.send(ctx, http.MethodGet, f.path(url.Values{
 		"watch": {"true"}, "allowWatchBookmarks": {"true"}, "resourceVersion": {f.resourceVersion},
 		"timeoutSeconds": {strconv.Itoa(int(lifetime.Seconds()))},
-	}), f.accept(metadataOnly)+";stream=watch", "", nil)
+	}), "", nil)
 	if err != nil {
 		return err
 	}
@@ -144,19 +128,16 @@ func (f *Follower) watch(ctx context.Context, resumes bool, handle func(WatchEve
 			return err
 		}
 	}
-	r := bufio.NewReaderSize(response.Body, bufferBytes)
+	d := newDecoder(response.Body)
 	for {
-		event, err := f.readWatchEvent(r)
+		event, err := f.readWatchEvent(d)
 		silence.Reset(silenceTimeout)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case errors.Is(err, io.EOF):
 			return nil
-		case err == nil:
-			err = f.apply(event)
-		}
-		if err != nil {
+		case err != nil:
 			return fmt.Errorf("watch %s: %w", f.Path, err)
 		}
 		if event.Type != bookmark {

@@ -6,6 +6,7 @@ package nodelabel
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,7 +20,6 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/retry"
-	"github.com/podgauge/podgauge/internal/wire"
 )
 
 const minBackoff, maxBackoff = 500 * time.Millisecond, 10 * time.Second
@@ -27,7 +27,7 @@ const minBackoff, maxBackoff = 500 * time.Millisecond, 10 * time.Second
 // errListed ends Load.
 var errListed = errors.New("listed")
 
-// NodeFollower follows the metadata of the node: a kubeapi.Follower of /api/v1/nodes with MetadataOnly.
+// NodeFollower follows the node: a kubeapi.Follower of /api/v1/nodes.
 type NodeFollower interface {
 	Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error
 }
@@ -99,11 +99,13 @@ func (w *LabelWatcher) handle(e kubeapi.WatchEvent) error {
 		return nil
 	case kubeapi.Added, kubeapi.Modified:
 		w.found = true
-		value, err := labelOf(e.Object, w.Key)
-		if err != nil {
-			return err
+		var node struct {
+			Metadata struct{ Labels map[string]string }
 		}
-		if err := w.store(cmp.Or(value, w.Default)); err != nil {
+		if err := json.Unmarshal(e.Object, &node); err != nil {
+			return fmt.Errorf("decode node: %w", err)
+		}
+		if err := w.store(cmp.Or(node.Metadata.Labels[w.Key], w.Default)); err != nil {
 			return err
 		}
 	case kubeapi.ListEnded:
@@ -116,24 +118,6 @@ func (w *LabelWatcher) handle(e kubeapi.WatchEvent) error {
 		w.loggedAt = time.Time{}
 	}
 	return nil
-}
-
-// labelOf returns the value of a label in an object's metadata; empty if the object lacks the label.
-func labelOf(object []byte, key string) (value string, err error) {
-	metadata, err := wire.Last(object, 1<<3|wire.Length)
-	if err != nil {
-		return "", err
-	}
-	err = wire.WalkTag(metadata.Bytes, 11<<3|wire.Length, func(f wire.Field) error {
-		name, err := wire.Last(f.Bytes, 1<<3|wire.Length)
-		if err != nil || string(name.Bytes) != key {
-			return err
-		}
-		v, err := wire.Last(f.Bytes, 2<<3|wire.Length)
-		value = string(v.Bytes)
-		return err
-	})
-	return value, err
 }
 
 // store replaces the content of the file, if it differs.

@@ -24,7 +24,7 @@ const testTimeout = 20 * time.Second
 func newWatcher(t *testing.T, s *apiserver.Server) *nodelabel.LabelWatcher {
 	t.Helper()
 	return &nodelabel.LabelWatcher{
-		Node: &kubeapi.Follower{Client: s.Client(), Path: "/api/v1/nodes", FieldSelector: "metadata.name=a", MetadataOnly: true},
+		Node: &kubeapi.Follower{Client: s.Client(), Path: "/api/v1/nodes", FieldSelector: "metadata.name=a"},
 		Key:  "config", File: filepath.Join(t.TempDir(), "config-name"), Default: "standard", Log: slog.New(slog.DiscardHandler),
 	}
 }

@@ -26,6 +26,9 @@ type watchEvent struct {
 	interner  wire.Interner
 }
 
+// mirrorAnnotation has the UID of a static pod (MirrorPodAnnotationKey in core/v1 in k8s.io/api).
+const mirrorAnnotation = "kubernetes.io/config.mirror"
+
 // Limits of a decoded pod, above the API server's own limits.
 const (
 	maxNameBytes     = 317  // of names and reasons; the name of a label has a domain of 253 bytes, a slash and 63 bytes
@@ -39,16 +42,6 @@ func (e *watchEvent) Read(b []byte) error {
 	e.kind = 0
 	e.reset()
 	if err := e.walk(b, eventFields); err != nil || !e.hasPod() {
-		return err
-	}
-	return e.finish()
-}
-
-// readPod decodes an object of the API server.
-func (e *watchEvent) readPod(kind api.EventType, b []byte) error {
-	e.kind = kind
-	e.reset()
-	if err := e.walk(b, podFields); err != nil {
 		return err
 	}
 	return e.finish()
@@ -210,10 +203,10 @@ func (e *watchEvent) decodeLabel(f wire.Field) error {
 	return err
 }
 
-// decodeAnnotation decodes the UID of a static pod (MirrorPodAnnotationKey in core/v1 in k8s.io/api).
+// decodeAnnotation decodes the UID of a static pod.
 func (e *watchEvent) decodeAnnotation(f wire.Field) error {
 	key, err := wire.Last(f.Bytes, 1<<3|wire.Length)
-	if err != nil || string(key.Bytes) != "kubernetes.io/config.mirror" {
+	if err != nil || string(key.Bytes) != mirrorAnnotation {
 		return err
 	}
 	value, err := wire.Last(f.Bytes, 2<<3|wire.Length)
@@ -230,9 +223,10 @@ func (e *watchEvent) decodeContainer(f wire.Field) error {
 	}
 	e.container = Container{}
 	err := e.walk(f.Bytes, containerFields)
-	if _, id, ok := strings.Cut(e.container.ID, "://"); ok { // containerd://…, cri-o://…
-		e.container.ID = id
-	}
+	e.container.ID = withoutRuntime(e.container.ID)
 	e.pod.Containers = append(e.pod.Containers, e.container)
 	return err
 }
+
+// withoutRuntime returns the id of containerd://id or cri-o://id.
+func withoutRuntime(id string) string { return id[strings.LastIndex(id, "/")+1:] }

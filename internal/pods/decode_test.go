@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
@@ -35,7 +36,7 @@ func eventBytes(t testing.TB, kind api.EventType, pod []byte) []byte {
 	return b
 }
 
-// TestDecodeFixtures compares the decoded protobuf with the JSON of the same objects, both marshaled by Kubernetes.
+// TestDecodeFixtures decodes protobuf and JSON of the same objects, both marshaled by Kubernetes.
 func TestDecodeFixtures(t *testing.T) {
 	for _, prefix := range []string{"", "app.kubernetes.io/", "nothing"} {
 		e := newEvent(t, prefix+"*") // reused: no field of the previous pod may remain
@@ -47,6 +48,40 @@ func TestDecodeFixtures(t *testing.T) {
 			if want := same.pod(prefix); !e.pod.equal(&want) || e.kind != api.EventType_MODIFIED {
 				t.Errorf("%s: got\n%+v, want\n%+v", name, e.pod, want)
 			}
+			if err := e.readJSON(api.EventType_ADDED, fixtureJSON(t, name)); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if want := same.pod(prefix); !e.pod.equal(&want) || e.kind != api.EventType_ADDED {
+				t.Errorf("%s: got of JSON\n%+v, want\n%+v", name, e.pod, want)
+			}
+		}
+	}
+}
+
+// TestDecodeJSONLimits has objects larger than any of the API server.
+func TestDecodeJSONLimits(t *testing.T) {
+	e := newEvent(t, "*")
+	labels, containers := map[string]string{}, make([]map[string]string, maxContainers+1)
+	for i := range 100 {
+		labels[fmt.Sprintf("%03d", i)] = strings.Repeat("x", 1000)
+	}
+	object, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"name": "p", "namespace": "n", "uid": "u", "labels": labels},
+		"status":   map[string]any{"containerStatuses": containers},
+	})
+	if err == nil {
+		err = e.readJSON(api.EventType_ADDED, object)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := e.pod
+	if len(p.Labels) != maxLabels || len(p.Containers) != maxContainers || p.Labels[63].Name != "063" || len(p.Labels[0].Value) != maxNameBytes {
+		t.Errorf("got %d labels to %v and %d containers, want maxLabels and maxContainers", len(p.Labels), p.Labels[len(p.Labels)-1], len(p.Containers))
+	}
+	for _, invalid := range []string{"", "null", "[]", `{"metadata":{"name":"p","uid":"u"}}`, `{"metadata":{"name":7,"namespace":"n","uid":"u"}}`} {
+		if e.readJSON(api.EventType_ADDED, []byte(invalid)) == nil {
+			t.Errorf("%q: got no error", invalid)
 		}
 	}
 }

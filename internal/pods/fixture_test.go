@@ -13,8 +13,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// jsonPod is the kept subset of a pod in Kubernetes' JSON.
-type jsonPod struct {
+// referencePod is the kept subset of a pod in Kubernetes' JSON.
+type referencePod struct {
 	Metadata struct {
 		Name, Namespace, UID string
 		Labels               map[string]string
@@ -22,19 +22,19 @@ type jsonPod struct {
 	}
 	Status struct {
 		Phase, Reason              string
-		InitContainerStatuses      []jsonContainer
-		ContainerStatuses          []jsonContainer
-		EphemeralContainerStatuses []jsonContainer
+		InitContainerStatuses      []referenceContainer
+		ContainerStatuses          []referenceContainer
+		EphemeralContainerStatuses []referenceContainer
 	}
 }
 
-type jsonContainer struct {
+type referenceContainer struct {
 	Name, ContainerID string
 	RestartCount      int32
-	State, LastState  jsonState
+	State, LastState  referenceState
 }
 
-type jsonState struct {
+type referenceState struct {
 	Waiting, Running *struct{}
 	Terminated       *struct {
 		Reason     string
@@ -44,7 +44,7 @@ type jsonState struct {
 }
 
 // pod returns the expected Pod, with the labels that have a prefix.
-func (j *jsonPod) pod(prefix string) Pod {
+func (j *referencePod) pod(prefix string) Pod {
 	p := Pod{
 		Name: j.Metadata.Name, Namespace: j.Metadata.Namespace, UID: j.Metadata.UID,
 		Created: orZero(j.Metadata.CreationTimestamp), Phase: j.Status.Phase, Reason: j.Status.Reason,
@@ -66,7 +66,7 @@ func (j *jsonPod) pod(prefix string) Pod {
 	return p
 }
 
-func (j jsonState) state() ContainerState {
+func (j referenceState) state() ContainerState {
 	switch {
 	case j.Running != nil:
 		return ContainerState{Type: Running}
@@ -84,20 +84,25 @@ func orZero(t *time.Time) time.Time {
 }
 
 // fixture returns a pod in Kubernetes' protobuf and JSON (test/external/podsfixture).
-func fixture(t testing.TB, name string) (wire []byte, same jsonPod) {
+func fixture(t testing.TB, name string) (wire []byte, same referencePod) {
 	t.Helper()
 	wire, err := os.ReadFile(filepath.Join("testdata", name+".pb"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := json.Unmarshal(fixtureJSON(t, name), &same); err != nil {
+		t.Fatal(err)
+	}
+	return wire, same
+}
+
+func fixtureJSON(t testing.TB, name string) []byte {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", name+".json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(text, &same); err != nil {
-		t.Fatal(err)
-	}
-	return wire, same
+	return text
 }
 
 func fixtures(t testing.TB) (names []string) {

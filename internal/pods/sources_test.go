@@ -2,6 +2,7 @@ package pods
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -12,12 +13,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/encoding/protowire"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"github.com/podgauge/podgauge/internal/wire"
 	"github.com/podgauge/podgauge/test/apiserver"
 )
 
@@ -46,12 +45,13 @@ func runBothScripted(t *testing.T, o func() Options, test func(t *testing.T, k *
 
 // Follow implements PodFollower. It sends the scripted events as the API server would.
 func (k *scriptedPodsAPI) Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error {
-	conn, err := wire.NewConn(func(ctx context.Context, _ string) (net.Conn, error) { return k.dial(ctx) })
+	conn, err := grpc.NewClient("passthrough:///kubelet", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return k.dial(ctx) }))
 	if err != nil {
 		return err
 	}
 	defer conn.Close() //nolint:errcheck // of a test
-	stream, err := watchPods(ctx, conn)
+	stream, err := api.NewPodsClient(conn).WatchPods(ctx, &api.WatchPodsRequest{})
 	if err != nil {
 		return err
 	}
@@ -59,35 +59,23 @@ func (k *scriptedPodsAPI) Follow(ctx context.Context, handle func(kubeapi.WatchE
 		return err
 	}
 	for {
-		var e rawEvent
-		if err := stream.RecvMsg(&e); err != nil {
+		e, err := stream.Recv()
+		if err != nil {
 			return err
 		}
-		if err := handle(e.event()); err != nil {
+		if err := handle(apiEvent(k.t, e)); err != nil {
 			return err
 		}
 	}
 }
 
-// rawEvent is a WatchPodsEvent that keeps the pod as bytes.
-type rawEvent struct {
-	kind api.EventType
-	pod  []byte
-}
-
-func (e *rawEvent) Read(b []byte) error {
-	kind, err := wire.Last(b, 1<<3|wire.Varint)
-	if err != nil {
-		return err
+// apiEvent returns a kubelet's event as the API server's.
+func apiEvent(t testing.TB, e *api.WatchPodsEvent) kubeapi.WatchEvent {
+	if e.Type == complete {
+		return kubeapi.WatchEvent{Type: kubeapi.ListEnded}
 	}
-	pod, err := wire.Last(b, 2<<3|wire.Length)
-	e.kind, e.pod = api.EventType(kind.Value), append([]byte(nil), pod.Bytes...)
-	return err
-}
-
-func (e *rawEvent) event() kubeapi.WatchEvent {
-	types := map[api.EventType]kubeapi.EventType{added: kubeapi.Added, modified: kubeapi.Modified, deleted: kubeapi.Deleted, complete: kubeapi.ListEnded}
-	return kubeapi.WatchEvent{Type: types[e.kind], Object: e.pod}
+	_, object := apiObject(t, e.Pod)
+	return kubeapi.WatchEvent{Type: kubeapi.EventType(e.Type.String()), Object: []byte(object)}
 }
 
 // newFixture returns a fixture whose client has a source. The API server has the kubelet's pods.
@@ -126,7 +114,7 @@ func (n *kubeletFixture) bridgeStream(ctx context.Context, s *apiserver.Server, 
 		if e, err = stream.Recv(); err != nil || e.Type == complete {
 			continue
 		}
-		uid, object := apiObject(e.Pod)
+		uid, object := apiObject(n.t, e.Pod)
 		switch {
 		case e.Type == deleted:
 			s.Delete("pods", uid)
@@ -138,21 +126,49 @@ func (n *kubeletFixture) bridgeStream(ctx context.Context, s *apiserver.Server, 
 	return err
 }
 
-// apiObject returns the API server's object of a kubelet's pod, and the kubelet's UID. A static pod has a mirror pod with another UID.
-func apiObject(pod []byte) (uid string, object []byte) {
-	metadata, _ := wire.Last(pod, 1<<3|wire.Length)
-	id, _ := wire.Last(metadata.Bytes, 5<<3|wire.Length)
-	uid = string(id.Bytes)
-	if strings.Contains(uid, "-") {
-		return uid, pod
+// apiObject returns the API server's JSON of a kubelet's pod, and the kubelet's UID. A static pod has a mirror pod with another UID.
+func apiObject(t testing.TB, pod []byte) (uid, object string) {
+	e := newEvent(t, "*")
+	if err := e.Read(eventBytes(t, added, pod)); err != nil {
+		return "", "{}"
 	}
-	mirror := append([]byte(nil), metadata.Bytes...)
-	mirror = append(mirror, text(5, "00000000-mirror-"+uid)...) // the last value counts
-	mirror = append(mirror, message(8, number(1, uint64(time.Now().Unix())))...)
-	mirror = append(mirror, message(12, text(1, "kubernetes.io/config.source"), text(2, "file"))...)
-	mirror = append(mirror, message(12, text(1, "kubernetes.io/config.mirror"), text(2, uid))...)
-	status, _ := wire.Last(pod, 3<<3|wire.Length)
-	return uid, append(message(1, mirror), protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), status.Bytes)...)
+	p := e.pod
+	metadata := map[string]any{"namespace": p.Namespace, "name": p.Name, "uid": p.UID, "creationTimestamp": nil}
+	if !p.Created.IsZero() {
+		metadata["creationTimestamp"] = p.Created
+	}
+	labels := map[string]string{}
+	for _, l := range p.Labels {
+		labels[l.Name] = l.Value
+	}
+	metadata["labels"] = labels
+	if len(p.UID) == 32 && !strings.Contains(p.UID, "-") { // static: a hash
+		metadata["uid"], metadata["creationTimestamp"] = "00000000-mirror-"+p.UID, time.Now()
+		metadata["annotations"] = map[string]string{"kubernetes.io/config.source": "file", "kubernetes.io/config.mirror": p.UID}
+	}
+	var containers []any
+	for _, c := range p.Containers {
+		containers = append(containers, map[string]any{
+			"name": c.Name, "containerID": "containerd://" + c.ID, "restartCount": c.Restarts, "state": apiState(c.State), "lastState": apiState(c.LastState),
+		})
+	}
+	text, err := json.Marshal(map[string]any{
+		"metadata": metadata, "status": map[string]any{"phase": p.Phase, "reason": p.Reason, "containerStatuses": containers},
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	return p.UID, string(text)
+}
+
+func apiState(s ContainerState) map[string]any {
+	switch s.Type {
+	case Running:
+		return map[string]any{"running": map[string]any{}}
+	case Terminated:
+		return map[string]any{"terminated": map[string]any{"exitCode": s.ExitCode, "reason": s.Reason, "finishedAt": s.Finished}}
+	}
+	return map[string]any{}
 }
 
 // TestAPIServerOutage stops the API server for a while. The pods are kept, and changes during the outage are not lost.
@@ -162,16 +178,17 @@ func TestAPIServerOutage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := apiserver.Start(t)
-			s.Set("pods", "1-", newWatchEvent(added, runningPod("a", "1-")).Pod)
+			set := func(uid string, e *api.WatchPodsEvent) { s.Set("pods", uid, string(apiEvent(t, e).Object)) }
+			set("1-", newWatchEvent(added, runningPod("a", "1-")))
 			n := newFixtureWith(t, kubelet.V136, func(*kubeletFixture) (string, Options) {
 				return filepath.Join(t.TempDir(), "none"), Options{APIServer: &kubeapi.Follower{Client: s.Client(), Path: "/api/v1/pods"}}
 			})
 			n.waitPods("the pod", func(ps Pods) bool { return ps.Synced && ps.Len() == 1 })
-			s.Set("pods", "2-", newWatchEvent(added, runningPod("b", "2-")).Pod)
+			set("2-", newWatchEvent(added, runningPod("b", "2-")))
 			n.waitPods("the watch", func(ps Pods) bool { return ps.Synced && ps.Len() == 2 })
 			s.Stop()
 			n.waitPods("the outage", func(ps Pods) bool { return !ps.Synced && ps.Len() == 2 && ps.Err != nil })
-			s.Set("pods", "1-", newWatchEvent(modified, endedPod("a", "1-", "Failed", 137)).Pod)
+			set("1-", newWatchEvent(modified, endedPod("a", "1-", "Failed", 137)))
 			s.Delete("pods", "1-")
 			if expired {
 				s.Compact()

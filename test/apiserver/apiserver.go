@@ -1,5 +1,5 @@
-// Package apiserver simulates the API server for tests: HTTPS with a token, lists and watches of pods and nodes in protobuf, events and
-// the status of nodes in JSON.
+// Package apiserver simulates the API server for tests: HTTPS with a token, lists and watches of pods and nodes, events and the status
+// of nodes.
 package apiserver
 
 import (
@@ -20,10 +20,7 @@ import (
 	"sync"
 	"testing"
 
-	"google.golang.org/protobuf/encoding/protowire"
-
 	"github.com/podgauge/podgauge/internal/kubeapi"
-	"github.com/podgauge/podgauge/internal/wire"
 )
 
 // Token is the accepted token.
@@ -55,7 +52,7 @@ type change struct {
 	resource, key string
 	kind          string // "ADDED", "MODIFIED", "DELETED"
 	version       int
-	object        []byte
+	object        map[string]any
 }
 
 // Start starts a server with a CA of its own, until the end of the test.
@@ -147,8 +144,13 @@ func (s *Server) Reject(status func(method, path string) int) {
 	s.reject = status
 }
 
-// Set adds or replaces an object of "pods" or "nodes", a protobuf message without a resource version.
-func (s *Server) Set(resource, key string, object []byte) {
+// Set adds or replaces an object of "pods" or "nodes", whose JSON has no resource version.
+func (s *Server) Set(resource, key, text string) {
+	s.t.Helper()
+	var object map[string]any
+	if err := json.Unmarshal([]byte(text), &object); err != nil {
+		s.t.Error(err)
+	}
 	kind := "ADDED"
 	if s.find(resource, key) != nil {
 		kind = "MODIFIED"
@@ -165,11 +167,11 @@ func (s *Server) Delete(resource, key string) {
 
 // SetNodeLabels sets a node with labels.
 func (s *Server) SetNodeLabels(name string, labels map[string]string) {
-	metadata := text(1, name)
-	for key, value := range labels {
-		metadata = append(metadata, message(11, append(text(1, key), text(2, value)...))...)
+	object, err := json.Marshal(map[string]any{"metadata": map[string]any{"name": name, "labels": labels}})
+	if err != nil {
+		s.t.Error(err)
 	}
-	s.Set("nodes", name, message(1, metadata))
+	s.Set("nodes", name, string(object))
 }
 
 // SetJSON sets the response to GET of a path; empty: not found.
@@ -241,7 +243,7 @@ func (s *Server) find(resource, key string) *change {
 	return nil
 }
 
-func (s *Server) record(resource, key, kind string, object []byte) {
+func (s *Server) record(resource, key, kind string, object map[string]any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
@@ -268,9 +270,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 		}
 	case r.Header.Get("Authorization") != "Bearer "+Token:
-		fail(w, r, http.StatusUnauthorized, "Unauthorized")
+		fail(w, http.StatusUnauthorized, "Unauthorized")
 	case code > 0:
-		fail(w, r, code, http.StatusText(code))
+		fail(w, code, http.StatusText(code))
 	case r.Method == http.MethodGet && response != "":
 		_, _ = io.WriteString(w, response)
 	case r.Method == http.MethodGet && len(part) == 1 && r.URL.Query().Get("watch") == "true":
@@ -284,30 +286,25 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPatch && len(part) == 3 && part[0] == "nodes" && part[2] == "status":
 		s.patchNode(w, r)
 	default:
-		fail(w, r, http.StatusNotFound, "the server could not find the requested resource")
+		fail(w, http.StatusNotFound, "the server could not find the requested resource")
 	}
 }
 
-// fail answers with a Status, in the format of the request.
-func fail(w http.ResponseWriter, r *http.Request, code int, reason string) {
-	if strings.HasPrefix(r.Header.Get("Accept"), "application/vnd.kubernetes.protobuf") {
-		w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
-		w.WriteHeader(code)
-		_, _ = w.Write(wrap(status(code, reason)))
-		return
-	}
+// fail answers with a Status.
+func fail(w http.ResponseWriter, code int, reason string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "code": code, "reason": reason, "message": reason + " by the simulated API server"})
+	_ = json.NewEncoder(w).Encode(status(code, reason))
 }
 
-func status(code int, reason string) []byte {
-	return slices.Concat(text(3, reason+" by the simulated API server"), text(4, reason), number(6, uint64(code)))
+func status(code int, reason string) map[string]any {
+	return map[string]any{"kind": "Status", "code": code, "reason": reason, "message": reason + " by the simulated API server"}
 }
 
 func (s *Server) list(w http.ResponseWriter, resource string) {
 	s.mu.Lock()
-	list, newest := message(1, text(2, strconv.Itoa(s.version))), map[string]change{}
+	items, newest := []any{}, map[string]change{}
+	metadata := map[string]any{"resourceVersion": strconv.Itoa(s.version)}
 	for _, c := range s.history {
 		if c.resource == resource {
 			newest[c.key] = c
@@ -315,38 +312,39 @@ func (s *Server) list(w http.ResponseWriter, resource string) {
 	}
 	for _, c := range newest {
 		if c.kind != "DELETED" {
-			list = append(list, message(2, c.withVersion())...)
+			items = append(items, c.withVersion())
 		}
 	}
 	s.mu.Unlock()
-	w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
-	_, _ = w.Write(wrap(list))
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "List", "metadata": metadata, "items": items})
 }
 
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string, stopped <-chan struct{}) {
 	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	if err != nil {
-		fail(w, r, http.StatusBadRequest, "BadRequest")
+		fail(w, http.StatusBadRequest, "BadRequest")
 		return
 	}
-	w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf;stream=watch")
+	w.Header().Set("Content-Type", "application/json")
 	for {
 		s.mu.Lock()
-		changed, frames := s.changed, []byte(nil)
+		changed, events := s.changed, []any(nil)
 		if from < s.compacted {
-			frames = frame("ERROR", status(http.StatusGone, "Expired"))
+			events = []any{event("ERROR", status(http.StatusGone, "Expired"))}
 		} else {
 			for _, c := range s.history {
 				if c.version > from && c.resource == resource {
-					frames = append(frames, frame(c.kind, c.withVersion())...)
+					events = append(events, event(c.kind, c.withVersion()))
 				}
 			}
 			from = max(from, s.version)
-			frames = append(frames, frame("BOOKMARK", message(1, text(6, strconv.Itoa(from))))...)
+			events = append(events, event("BOOKMARK", withVersion(nil, from)))
 		}
 		expired := from < s.compacted
 		s.mu.Unlock()
-		_, _ = w.Write(frames)
+		for _, e := range events {
+			_ = json.NewEncoder(w).Encode(e)
+		}
 		w.(http.Flusher).Flush()
 		if expired {
 			return
@@ -364,7 +362,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string, 
 func (s *Server) createEvent(w http.ResponseWriter, r *http.Request, namespace string) {
 	var e map[string]any
 	if err := json.NewDecoder(r.Body).Decode(&e); err != nil {
-		fail(w, r, http.StatusBadRequest, "BadRequest")
+		fail(w, http.StatusBadRequest, "BadRequest")
 		return
 	}
 	metadata, _ := e["metadata"].(map[string]any)
@@ -376,7 +374,7 @@ func (s *Server) createEvent(w http.ResponseWriter, r *http.Request, namespace s
 	}
 	s.mu.Unlock()
 	if exists {
-		fail(w, r, http.StatusConflict, "AlreadyExists")
+		fail(w, http.StatusConflict, "AlreadyExists")
 		return
 	}
 	w.WriteHeader(http.StatusCreated)
@@ -394,9 +392,9 @@ func (s *Server) patchEvent(w http.ResponseWriter, r *http.Request, key string) 
 	s.mu.Unlock()
 	switch {
 	case err != nil || r.Header.Get("Content-Type") != "application/merge-patch+json":
-		fail(w, r, http.StatusBadRequest, "BadRequest")
+		fail(w, http.StatusBadRequest, "BadRequest")
 	case !found:
-		fail(w, r, http.StatusNotFound, "NotFound")
+		fail(w, http.StatusNotFound, "NotFound")
 	default:
 		_, _ = w.Write([]byte("{}"))
 	}
@@ -407,7 +405,7 @@ func (s *Server) patchNode(w http.ResponseWriter, r *http.Request) {
 		Status struct{ Conditions []map[string]any }
 	}
 	if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || r.Header.Get("Content-Type") != "application/strategic-merge-patch+json" {
-		fail(w, r, http.StatusBadRequest, "BadRequest")
+		fail(w, http.StatusBadRequest, "BadRequest")
 		return
 	}
 	s.mu.Lock()
@@ -419,36 +417,23 @@ func (s *Server) patchNode(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Node", "status": map[string]any{"conditions": conditions}})
 }
 
-// withVersion returns the object with the version in its metadata.
-func (c *change) withVersion() []byte {
-	metadata, rest := []byte(nil), []byte(nil)
-	_ = wire.WalkFields(c.object, func(f wire.Field) error { // the test's own object
-		if f.Tag == 1<<3|wire.Length {
-			metadata = append(metadata, f.Bytes...)
-		} else if f.Tag&7 == wire.Length {
-			rest = append(rest, message(protowire.Number(f.Tag>>3), f.Bytes)...)
-		}
-		return nil
-	})
-	return append(message(1, append(metadata, text(6, strconv.Itoa(c.version))...)), rest...)
+func (c *change) withVersion() map[string]any { return withVersion(c.object, c.version) }
+
+// withVersion returns a copy of the object with the version in its metadata.
+func withVersion(object map[string]any, version int) map[string]any {
+	metadata, _ := object["metadata"].(map[string]any)
+	metadata, object = maps.Clone(metadata), maps.Clone(object)
+	if object == nil {
+		object = map[string]any{}
+	}
+	if metadata == nil {
+		metadata = map[string]any{}
+	}
+	metadata["resourceVersion"] = strconv.Itoa(version)
+	object["metadata"] = metadata
+	return object
 }
 
-// wrap returns an object with the envelope of Kubernetes' protobuf.
-func wrap(object []byte) []byte {
-	return slices.Concat([]byte("k8s\x00"), message(1, append(text(1, "v1"), text(2, "Object")...)), message(2, object))
-}
-
-func frame(kind string, object []byte) []byte {
-	event := append(text(1, kind), message(2, message(1, wrap(object)))...)
-	return append([]byte{byte(len(event) >> 24), byte(len(event) >> 16), byte(len(event) >> 8), byte(len(event))}, event...)
-}
-
-func text(field protowire.Number, value string) []byte { return message(field, []byte(value)) }
-
-func message(field protowire.Number, content []byte) []byte {
-	return protowire.AppendBytes(protowire.AppendTag(nil, field, protowire.BytesType), content)
-}
-
-func number(field protowire.Number, value uint64) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(nil, field, protowire.VarintType), value)
+func event(kind string, object map[string]any) map[string]any {
+	return map[string]any{"type": kind, "object": object}
 }
