@@ -2,14 +2,10 @@ package pods
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
@@ -59,72 +55,4 @@ func (c *Client) handleAPIServerEvent(e kubeapi.WatchEvent) (err error) {
 		return err
 	}
 	return c.applyEvent()
-}
-
-// jsonPod is the kept subset of a pod in the API server's JSON.
-type jsonPod struct {
-	Metadata struct {
-		Name, Namespace, UID string
-		CreationTimestamp    time.Time
-		Labels, Annotations  map[string]string
-	}
-	Status struct {
-		Phase, Reason                                                        string
-		ContainerStatuses, InitContainerStatuses, EphemeralContainerStatuses []jsonContainer
-	}
-}
-
-type jsonContainer struct {
-	Name, ContainerID string
-	RestartCount      int32
-	State, LastState  jsonState
-}
-
-type jsonState struct {
-	Running    *struct{}
-	Terminated *struct {
-		ExitCode   int32
-		Reason     string
-		FinishedAt time.Time
-	}
-}
-
-// readJSON decodes an object of the API server.
-func (e *watchEvent) readJSON(kind api.EventType, b []byte) error {
-	var p jsonPod
-	if err := json.Unmarshal(b, &p); err != nil {
-		return err
-	}
-	e.kind = kind
-	e.reset()
-	text := func(s string) string { return e.text([]byte(s)) }
-	state := func(s jsonState) ContainerState {
-		switch t := s.Terminated; {
-		case t != nil:
-			c := ContainerState{Type: Terminated, Reason: text(t.Reason), ExitCode: t.ExitCode}
-			if !t.FinishedAt.IsZero() {
-				c.Finished = t.FinishedAt.Local()
-			}
-			return c
-		case s.Running != nil:
-			return ContainerState{Type: Running}
-		}
-		return ContainerState{}
-	}
-	m, status := &p.Metadata, &p.Status
-	e.pod.Namespace, e.pod.Name, e.pod.UID, e.pod.Created = text(m.Namespace), text(m.Name), text(m.UID), m.CreationTimestamp
-	e.pod.Phase, e.pod.Reason = text(status.Phase), text(status.Reason)
-	e.mirrored = text(m.Annotations[mirrorAnnotation])
-	for _, name := range slices.Sorted(maps.Keys(m.Labels)) {
-		if e.allowlist.has([]byte(name)) && len(e.pod.Labels) < maxLabels {
-			e.pod.Labels = append(e.pod.Labels, device.Label{Name: text(name), Value: text(m.Labels[name])})
-		}
-	}
-	containers := slices.Concat(status.ContainerStatuses, status.InitContainerStatuses, status.EphemeralContainerStatuses)
-	for _, c := range containers[:min(len(containers), maxContainers)] {
-		e.pod.Containers = append(e.pod.Containers, Container{
-			Name: text(c.Name), ID: withoutRuntime(text(c.ContainerID)), Restarts: c.RestartCount, State: state(c.State), LastState: state(c.LastState),
-		})
-	}
-	return e.finish()
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
-	"github.com/podgauge/podgauge/internal/wire"
 )
 
 const (
@@ -85,7 +84,7 @@ func newClient(socket string, o Options, dial func(ctx context.Context) (net.Con
 	}
 	return &Client{
 		socket: socket, dial: dial, apiServer: o.APIServer, observer: o.Observer, createdAt: time.Now(), log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
-		event: watchEvent{allowlist: labels, interner: wire.NewInterner(maxInternedNames)}, backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff},
+		event: watchEvent{allowlist: labels}, backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff},
 	}, nil
 }
 

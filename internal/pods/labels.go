@@ -1,7 +1,6 @@
 package pods
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,7 +11,7 @@ type labelAllowlist []labelPattern
 
 // labelPattern is the name of a label, or a prefix of names.
 type labelPattern struct {
-	text     []byte
+	text     string
 	isPrefix bool
 }
 
@@ -29,14 +28,12 @@ func newAllowlist(patterns []string) (labelAllowlist, error) {
 		if pattern == "" || strings.Contains(text, "*") {
 			return nil, fmt.Errorf("label %q is neither a name nor a prefix followed by *", pattern)
 		}
-		a = append(a, labelPattern{[]byte(text), isPrefix})
+		a = append(a, labelPattern{text, isPrefix})
 	}
 	return a, nil
 }
 
-// has reports whether to keep a label. It does not allocate.
-func (a labelAllowlist) has(name []byte) bool {
-	return slices.ContainsFunc(a, func(p labelPattern) bool {
-		return bytes.Equal(name, p.text) || p.isPrefix && bytes.HasPrefix(name, p.text)
-	})
+// has reports whether to keep a label.
+func (a labelAllowlist) has(name string) bool {
+	return slices.ContainsFunc(a, func(p labelPattern) bool { return name == p.text || p.isPrefix && strings.HasPrefix(name, p.text) })
 }

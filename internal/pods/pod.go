@@ -77,10 +77,3 @@ func (p *Pod) bytes() int {
 	}
 	return n
 }
-
-// clone returns a copy that shares no slice with p.
-func (p *Pod) clone() *Pod {
-	c := *p
-	c.Labels, c.Containers = slices.Clone(p.Labels), slices.Clone(p.Containers)
-	return &c
-}

@@ -73,7 +73,7 @@ func (c *podCache) apply(e *watchEvent) (changed bool, err error) {
 	case c.bytes > maxPodsBytes, len(c.syncing) == maxPods, c.syncing == nil && c.pods.Len() == maxPods:
 		return false, errTooManyPods
 	case c.syncing != nil:
-		c.syncing[e.pod.UID] = e.pod.clone()
+		c.syncing[e.pod.UID] = new(e.pod)
 		return false, nil
 	}
 	return c.applyUpdate(&e.pod, e.kind == api.EventType_ADDED), nil
@@ -120,7 +120,7 @@ func (c *podCache) applyUpdate(p *Pod, added bool) (changed bool) {
 		old != nil && old.equal(p):
 		return false
 	}
-	p = p.clone()
+	p = new(*p)
 	c.pods.upsert(p)
 	c.queueSeen(old, p)
 	if p.Ended() {
