@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/internal/wire"
-	"google.golang.org/grpc/mem"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
@@ -39,10 +37,7 @@ func podVariantEvent(t testing.TB, i int, phase string, start int) []byte {
 }
 
 // benchClient is a client without a stream.
-type benchClient struct {
-	c     *Client
-	codec wire.Codec
-}
+type benchClient struct{ c *Client }
 
 func newBenchClient(t testing.TB) benchClient {
 	t.Helper()
@@ -55,7 +50,7 @@ func newBenchClient(t testing.TB) benchClient {
 }
 
 func (f *benchClient) apply(t testing.TB, b []byte) {
-	if err := f.codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, &f.c.event); err != nil {
+	if err := f.c.event.Read(b); err != nil {
 		t.Fatal(err)
 	}
 	f.c.applyEvent()

@@ -236,20 +236,25 @@ func TestKubeletEndsEveryStream(t *testing.T) {
 	})
 }
 
-// TestLargePod sends a pod larger than gRPC's default limit.
+// TestLargePod sends pods above and below the limit.
 func TestLargePod(t *testing.T) {
-	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
-		large := newWatchEvent(added, runningPod("a", "1"))
-		large.Pod = append(large.Pod, message(2, text(2, strings.Repeat("x", 8<<20)))...)
-		k.start(func(stream grpc.ServerStream) error {
-			if err := sendEvents(t, stream, large); err != nil {
-				return err
+	for size, want := range map[int]bool{3 << 20: true, 5 << 20: false} {
+		runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+			large := newWatchEvent(added, runningPod("a", "1"))
+			large.Pod = append(large.Pod, message(2, text(2, strings.Repeat("x", size)))...)
+			k.start(func(stream grpc.ServerStream) error {
+				if err := sendEvents(t, stream, large); err != nil {
+					return err
+				}
+				return listThenStream(t, nil)(stream)
+			})
+			time.Sleep(socketPollInterval)
+			wantPods(t, c, map[bool]string{true: "a/1 Running"}[want], want)
+			if ps, _ := c.Snapshot(); !want && status.Code(ps.Err) != codes.ResourceExhausted {
+				t.Errorf("%d bytes: got %v, want ResourceExhausted", size, ps.Err)
 			}
-			return listThenStream(t, nil)(stream)
 		})
-		time.Sleep(socketPollInterval)
-		wantPods(t, c, "a/1 Running", true)
-	})
+	}
 }
 
 // TestObserverSeesPublishedPods calls Snapshot from the Observer.

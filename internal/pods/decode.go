@@ -36,12 +36,8 @@ type watchEvent struct {
 	allowlist labelAllowlist
 }
 
-// Read implements wire.Message for a WatchPodsEvent. An error ends the stream.
-func (e *watchEvent) Read(b []byte) error {
-	var event api.WatchPodsEvent
-	if err := proto.Unmarshal(b, &event); err != nil {
-		return err
-	}
+// readEvent decodes an event of the kubelet.
+func (e *watchEvent) readEvent(event *api.WatchPodsEvent) error {
 	e.kind, e.pod = event.Type, Pod{}
 	if !e.hasPod() {
 		return nil

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/wire"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
@@ -23,6 +21,15 @@ func newEvent(t testing.TB, labels ...string) *watchEvent {
 		t.Fatal(err)
 	}
 	return &watchEvent{allowlist: allowed}
+}
+
+// Read decodes a marshaled event.
+func (e *watchEvent) Read(b []byte) error {
+	var event api.WatchPodsEvent
+	if err := proto.Unmarshal(b, &event); err != nil {
+		return err
+	}
+	return e.readEvent(&event)
 }
 
 // eventBytes returns a marshaled event.
@@ -125,7 +132,7 @@ func TestDecodeCopiesStrings(t *testing.T) {
 	e := newEvent(t, "*")
 	pod, same := fixture(t, "training")
 	b := eventBytes(t, api.EventType_ADDED, pod)
-	if err := (wire.Codec{}).Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, e); err != nil {
+	if err := e.Read(b); err != nil {
 		t.Fatal(err)
 	}
 	kept := e.pod

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
@@ -30,8 +30,7 @@ var (
 
 // followKubelet runs one connection with one stream, and returns the reason for its end, never nil.
 func (c *Client) followKubelet(ctx context.Context) error {
-	conn, err := wire.NewConn(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) },
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(min(wire.MaxMessageBytes(), maxEventBytes))))
+	conn, err := wire.NewConn(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) })
 	if err != nil {
 		return fmt.Errorf("follow pods: %w", err)
 	}
@@ -43,11 +42,16 @@ func (c *Client) followKubelet(ctx context.Context) error {
 	c.cache.startSync()
 	syncTimer := time.AfterFunc(syncTimeout, func() { end(errSyncTimeout) })
 	defer syncTimer.Stop()
-	stream, err := watchPods(ctx, conn)
+	stream, err := api.NewPodsClient(conn).WatchPods(ctx, &api.WatchPodsRequest{},
+		grpc.ForceCodecV2(encoding.GetCodecV2("proto")), grpc.MaxCallRecvMsgSize(min(wire.MaxMessageBytes(), maxEventBytes)))
 	for err == nil {
+		var event *api.WatchPodsEvent
 		c.Rest()
-		err = stream.RecvMsg(&c.event)
+		event, err = stream.Recv()
 		c.Beat()
+		if err == nil {
+			err = c.event.readEvent(event)
+		}
 		if err == nil {
 			err = c.applyEvent()
 		}
@@ -59,16 +63,4 @@ func (c *Client) followKubelet(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	return fmt.Errorf("follow pods: %w", err)
-}
-
-func watchPods(ctx context.Context, conn *grpc.ClientConn) (grpc.ClientStream, error) {
-	stream, err := conn.NewStream(ctx, &api.Pods_ServiceDesc.Streams[0], api.Pods_WatchPods_FullMethodName)
-	if err != nil {
-		return nil, err
-	}
-	// After io.EOF, RecvMsg returns the reason.
-	if err := errors.Join(stream.SendMsg(wire.Request(nil)), stream.CloseSend()); err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	return stream, nil
 }
