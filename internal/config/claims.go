@@ -1,10 +1,10 @@
 package config
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 )
 
 // ClaimsConfig configures how resource claims (Dynamic Resource Allocation) count as allocations. The PodResources API does not
@@ -16,13 +16,15 @@ type ClaimsConfig struct {
 
 // Ignores reports whether a claim is not an allocation of its devices.
 func (c ClaimsConfig) Ignores(namespace, name, driver string) bool {
-	return slices.ContainsFunc(c.Ignore, func(p ClaimPattern) bool {
-		return matchGlob(p.Namespace, namespace) && matchGlob(p.Name, name) && matchGlob(p.Driver, driver)
-	})
+	claim := strings.ToValidUTF8(namespace+"/"+name+"/"+driver, "?")
+	return slices.ContainsFunc(c.Ignore, func(p ClaimPattern) bool { return p.regexp.MatchString(claim) })
 }
 
-// ClaimPattern selects claims by globs over namespace, name and driver.
-type ClaimPattern struct{ Namespace, Name, Driver string }
+// ClaimPattern selects claims by a glob over NAMESPACE/NAME/DRIVER.
+type ClaimPattern struct {
+	glob   string
+	regexp *regexp.Regexp // of glob
+}
 
 var claimPattern = regexp.MustCompile(`^([a-z0-9.*-]+)/([a-z0-9.*-]+)(?:/([a-z0-9.*-]+))?$`)
 
@@ -32,5 +34,8 @@ func ParseClaimPattern(s string) (ClaimPattern, error) {
 	if parts == nil {
 		return ClaimPattern{}, fmt.Errorf("%q: expected NAMESPACE/NAME or NAMESPACE/NAME/DRIVER of claims, with * for any characters", s)
 	}
-	return ClaimPattern{parts[1], parts[2], cmp.Or(parts[3], "*")}, nil
+	if parts[3] == "" {
+		s += "/*"
+	}
+	return ClaimPattern{s, compileGlob(s)}, nil
 }

@@ -25,7 +25,7 @@ func TestClaimPatterns(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", c.pattern, err)
 		}
-		claims := ClaimsConfig{Ignore: []ClaimPattern{{"other", "*", "*"}, p}}
+		claims := ClaimsConfig{Ignore: []ClaimPattern{mustParseClaim(t, "other/*"), p}}
 		if claims.Ignores(namespace, name, driver) != c.matches {
 			t.Errorf("%s: got %t, want %t", c.pattern, !c.matches, c.matches)
 		}
@@ -33,6 +33,15 @@ func TestClaimPatterns(t *testing.T) {
 	if (ClaimsConfig{}).Ignores(namespace, name, driver) {
 		t.Error("Ignores without a pattern: got true, want false")
 	}
+}
+
+func mustParseClaim(t *testing.T, s string) ClaimPattern {
+	t.Helper()
+	p, err := ParseClaimPattern(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 func TestInvalidClaimPatterns(t *testing.T) {

@@ -218,7 +218,7 @@ func TestAcceptedFiles(t *testing.T) {
 			s.Health = HealthConfig{Ignored: []string{"79", "48"}, Enabled: []string{"all"}}
 		}},
 		{"claims", "version: v1\npodgauge: {claims: {ignore: [monitoring/*, \"*/dcgm-*/gpu.nvidia.com\"], reserveDevices: true}}\n", func(s *Settings) {
-			s.Claims = ClaimsConfig{Ignore: []ClaimPattern{{"monitoring", "*", "*"}, {"*", "dcgm-*", "gpu.nvidia.com"}}, ReserveDevices: true}
+			s.Claims = ClaimsConfig{Ignore: []ClaimPattern{mustParseClaim(t, "monitoring/*/*"), mustParseClaim(t, "*/dcgm-*/gpu.nvidia.com")}, ReserveDevices: true}
 		}},
 		{"single Xids", "version: v1\npodgauge: {xids: {\"94\": warn, 31: unhealthy, 43: ignore, 45: null}}\n", func(s *Settings) {
 			s.Health = HealthConfig{Xids: map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 43: device.PolicyIgnore}}

@@ -64,10 +64,14 @@ func (f DeviceFilter) Allows(d device.Device) bool {
 	return (len(f.Include) == 0 || slices.ContainsFunc(f.Include, selects)) && !slices.ContainsFunc(f.Exclude, selects)
 }
 
-// matchGlob reports whether the whole of s matches a glob. Only * is special, and case counts.
+// matchGlob reports whether the whole of s matches a glob.
 func matchGlob(glob, s string) bool {
-	pattern := strings.ReplaceAll(regexp.QuoteMeta(strings.ToValidUTF8(glob, "?")), `\*`, ".*")
-	return regexp.MustCompile("(?s)^" + pattern + "$").MatchString(strings.ToValidUTF8(s, "?"))
+	return compileGlob(glob).MatchString(strings.ToValidUTF8(s, "?"))
+}
+
+// compileGlob returns the expression of a glob. Only * is special, and case counts.
+func compileGlob(glob string) *regexp.Regexp {
+	return regexp.MustCompile("(?s)^" + strings.ReplaceAll(regexp.QuoteMeta(strings.ToValidUTF8(glob, "?")), `\*`, ".*") + "$")
 }
 
 // normalizeIndex returns an index or MIG index without leading zeros; empty: not an index.

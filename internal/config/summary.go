@@ -45,4 +45,4 @@ func (p namePatterns) String() string { return joinAll(p) }
 
 func (p NamePattern) String() string { return p.Pattern + " as " + p.Name }
 
-func (p ClaimPattern) String() string { return p.Namespace + "/" + p.Name + "/" + p.Driver }
+func (p ClaimPattern) String() string { return p.glob }
