@@ -46,7 +46,6 @@ func (s *gpmSampler) due(now time.Time) bool {
 // gpmState is shared by all samplers of a GPU.
 type gpmState struct {
 	buffers []nvml.GpmSample // not in use
-	request *lib.GPMRequest  // nil before the first use
 	// freed is set when the GPU is no longer listed: calls under way allocate no further buffers. Guarded by the GPU's mutex.
 	freed bool
 }
@@ -135,22 +134,17 @@ func (g *GPUReader) dropSample(s *gpmSampler) {
 
 // compareSamples reads the metrics between two samples.
 func (g *GPUReader) compareSamples(earlier, later nvml.GpmSample, values *metric.Values) {
-	request := g.gpm.request
-	if request == nil {
-		request = &lib.GPMRequest{Version: nvml.GPM_METRICS_GET_VERSION, Count: uint32(len(metric.GPMValues))}
-		g.gpm.request = request
-	}
-	request.Earlier, request.Later = uintptr(lib.PointerOf(earlier)), uintptr(lib.PointerOf(later))
+	request := nvml.GpmMetricsGetType{NumMetrics: uint32(len(metric.GPMValues)), Sample1: earlier, Sample2: later}
 	for i, v := range metric.GPMValues {
-		request.Metrics[i].ID, request.Metrics[i].Ret = uint32(v.Metric), uint32(nvml.ERROR_UNKNOWN)
+		request.Metrics[i] = nvml.GpmMetric{MetricId: uint32(v.Metric), NvmlReturn: uint32(nvml.ERROR_UNKNOWN)}
 	}
-	ret := lib.GPMMetrics(g.session.Raw.GPMMetricsGet, request)
+	ret := g.session.NVML.GpmMetricsGet(&request)
 	g.recordResult("nvmlGpmMetricsGet", ret)
 	if ret != nvml.SUCCESS {
 		return
 	}
 	for i, v := range metric.GPMValues {
-		if nvml.Return(request.Metrics[i].Ret) == nvml.SUCCESS {
+		if nvml.Return(request.Metrics[i].NvmlReturn) == nvml.SUCCESS {
 			values.Set(v.ID, request.Metrics[i].Value)
 		}
 	}

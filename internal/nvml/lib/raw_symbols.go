@@ -24,20 +24,16 @@ static int process_utilization(void *f, void *device, void *samples, unsigned in
 {
 	return ((int (*)(void *, void *, unsigned int *, unsigned long long))f)(device, samples, count, since);
 }
-
-static int gpm_metrics(void *f, void *get) { return ((int (*)(void *))f)(get); }
 */
 import "C"
 
-// go-nvml is too expensive for a few functions (v0.13.4): GpmMetricsGet copies 19 KB twice per GPU instance and collection, process lists
-// double a buffer call by call, and GetProcessUtilization calls twice and panics if a process appears in between
-// (pkg/nvml/device.go:2017). Here the caller keeps the buffers. go-nvml opens the library with RTLD_GLOBAL, so dlsym finds the symbols.
+// go-nvml is too expensive for two functions (v0.13.4): process lists double a buffer call by call, and GetProcessUtilization calls twice
+// and panics if a process appears in between (pkg/nvml/device.go:2017). Here the caller keeps the buffers. go-nvml opens the library with RTLD_GLOBAL, so dlsym finds the symbols.
 
 // RawSymbols are functions of the loaded library; nil: absent. It is never written.
 type RawSymbols struct {
-	ProcessLists  [3]unsafe.Pointer // by kind of process
-	Utilization   unsafe.Pointer
-	GPMMetricsGet unsafe.Pointer
+	ProcessLists [3]unsafe.Pointer // by kind of process
+	Utilization  unsafe.Pointer
 }
 
 // ProcessListSymbols are the lists of processes. Of the older versions only the newest has MIG devices.
@@ -51,7 +47,6 @@ func findRawSymbols() RawSymbols {
 		d.ProcessLists[i] = cmp.Or(lookupSymbol(symbol), lookupSymbol(OlderVersions[symbol][0]))
 	}
 	d.Utilization = lookupSymbol("nvmlDeviceGetProcessUtilization")
-	d.GPMMetricsGet = lookupSymbol("nvmlGpmMetricsGet")
 	return d
 }
 
@@ -79,24 +74,4 @@ func ListProcesses(f, device unsafe.Pointer, infos []nvml.ProcessInfo, count *ui
 func ProcessUtilization(f, device unsafe.Pointer, samples []nvml.ProcessUtilizationSample, count *uint32, since uint64) nvml.Return {
 	*count = uint32(len(samples))
 	return nvml.Return(C.process_utilization(f, device, unsafe.Pointer(&samples[0]), (*C.uint)(unsafe.Pointer(count)), C.ulonglong(since)))
-}
-
-// GPMRequest is nvml.h's nvmlGpmMetricsGet_t, with as many metrics as in the oldest driver's header: no driver reads further, since the
-// version of the struct has never changed.
-type GPMRequest struct {
-	Version, Count uint32
-	Earlier, Later uintptr // samples
-	Metrics        [98]GPMMetric
-}
-
-// GPMMetric is nvml.h's nvmlGpmMetric_t.
-type GPMMetric struct {
-	ID, Ret uint32
-	Value   float64
-	info    [3]uintptr // texts of the library
-}
-
-// GPMMetrics computes the metrics between two samples.
-func GPMMetrics(f unsafe.Pointer, request *GPMRequest) nvml.Return {
-	return nvml.Return(C.gpm_metrics(f, unsafe.Pointer(request)))
 }
