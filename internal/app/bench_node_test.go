@@ -31,9 +31,10 @@ import (
 // benchmarks do not count its memory.
 const envListServer = "PODGAUGE_TEST_LIST_SERVER"
 
-// benchNode is a scraped node: eight H100s or their MIG devices or replicas, and pods.
+// benchNode is a scraped node: H100s or their MIG devices or replicas, and pods.
 type benchNode struct {
 	Socket string // of the kubelet
+	GPUs   int    // 0: eight
 	// Pods is the number of pods, each with two containers. The first containers of the first pods have a device or replica each.
 	Pods int
 	// MIGDevices and Replicas are numbers per GPU; 0: none.
@@ -46,10 +47,8 @@ type benchNode struct {
 	Runtime bool
 }
 
-const benchGPUs = 8
-
 func (n benchNode) machine() *sim.Machine {
-	m := sim.NewMachine(metric.Metrics(), benchGPUs, time.Now)
+	m := sim.NewMachine(metric.Metrics(), cmp.Or(n.GPUs, 8), time.Now)
 	if n.MIGDevices > 0 {
 		for _, gpu := range m.GPUs() {
 			m.Partition(gpu, slices.Repeat([]string{"1g.10gb"}, n.MIGDevices)...)

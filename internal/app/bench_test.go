@@ -165,6 +165,7 @@ var benchNodes = []struct {
 	{"gpus=8/usual", benchNode{Pods: 110, Include: basicFamilies}},
 	{"gpus=8/usual/pods=500", benchNode{Pods: 500, Include: basicFamilies}},
 	{"gpus=8/default", benchNode{Pods: 110, Processes: true, Set: "default", Runtime: true}},
+	{"gpus=64/default", benchNode{GPUs: 64, Pods: 110, Processes: true, Set: "default", Runtime: true}},
 	{"gpus=8/all", benchNode{Pods: 110, Processes: true}},
 	{"gpus=8/all_with_go_and_process", benchNode{Pods: 110, Processes: true, Runtime: true}},
 	{"mig=56/own", benchNode{Pods: 110, MIGDevices: 7, Include: migFamilies}},
