@@ -101,7 +101,7 @@ func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample) {
 	} else if !isFirstOfInstance(d.status, d.gpu) {
 		return
 	}
-	group := d.store.group(dcgmLabels, d.status, d.readingOwner)
+	group := d.group(append(ownerLabels(d.readingOwner), dcgmDeviceLabels(d.status, d.options.Hostname)...))
 	for index := range DCGMFamilies {
 		f := &DCGMFamilies[index]
 		v, ok := c.device.sums[index], c.device.present[index]

@@ -26,39 +26,40 @@ type nodeSnapshot struct {
 
 // deviceRendering is the rendering of one device.
 type deviceRendering struct {
-	store    *seriesStore
-	snapshot *nodeSnapshot
-	status   device.Status
-	gpu      []device.Status // all devices of the GPU
-	state    device.AllocationState
-	owner    device.Owner
+	*renderer
+	status device.Status
+	gpu    []device.Status // all devices of the GPU
+	state  device.AllocationState
+	owner  device.Owner
 	// deviceSeries have no owner; ownerSeries have the device's owner, if known.
-	deviceSeries, ownerSeries *seriesGroup
+	deviceSeries, ownerSeries seriesGroup
 	// readingSeries have the owner of readings: MIG devices that share a GPU instance also share readings.
-	readingSeries *seriesGroup
+	readingSeries seriesGroup
 	readingState  device.AllocationState
 	readingOwner  device.Owner
 }
 
-func newDeviceRendering(st *seriesStore, s *nodeSnapshot, status device.Status, gpu []device.Status) deviceRendering {
-	d := deviceRendering{store: st, snapshot: s, status: status, gpu: gpu, deviceSeries: st.group(deviceLabels, status, device.Owner{})}
-	d.state, d.owner = s.allocations.State(status.ID)
+func newDeviceRendering(r *renderer, status device.Status, gpu []device.Status) deviceRendering {
+	allocations := r.snapshot.allocations
+	d := deviceRendering{renderer: r, status: status, gpu: gpu}
+	d.state, d.owner = allocations.State(status.ID)
 	// A partitioned GPU is shared by the owners of its MIG devices, regardless of the kubelet's answer. If MIG devices are not
 	// advertised, the GPU can be allocated as a whole.
-	if status.MIGEnabled && len(s.allocations.ForDevice(status.ID)) == 0 {
+	if status.MIGEnabled && len(allocations.ForDevice(status.ID)) == 0 {
 		d.state, d.owner = device.AllocatedShared, device.Owner{}
 	}
 	d.readingState, d.readingOwner = d.state, d.owner
 	for _, other := range gpu {
 		if other.ID != status.ID && sameGPUInstance(status, other) {
-			d.readingState, d.readingOwner = combineAllocations(s.allocations, d.readingState, d.readingOwner, other.ID)
+			d.readingState, d.readingOwner = combineAllocations(allocations, d.readingState, d.readingOwner, other.ID)
 		}
 	}
-	if st.options.StableSeries {
+	if r.options.StableSeries {
 		d.owner, d.readingOwner = device.Owner{}, device.Owner{}
 	}
-	d.ownerSeries = st.group(deviceLabels, status, d.owner)
-	d.readingSeries = st.group(deviceLabels, status, d.readingOwner)
+	d.deviceSeries = r.group(deviceLabels(status.Device, device.Owner{}))
+	d.ownerSeries = r.group(deviceLabels(status.Device, d.owner))
+	d.readingSeries = r.group(deviceLabels(status.Device, d.readingOwner))
 	return d
 }
 
@@ -87,8 +88,7 @@ func combineAllocations(a device.Allocations, state device.AllocationState, owne
 
 // renderStatus renders the published status.
 func (d *deviceRendering) renderStatus() {
-	// The profile is part of the series' identity: drivers up to 460 reuse the ids of MIG devices.
-	d.deviceSeries.setSeries(seriesID{"nvidia_gpu_info", [2]string{d.status.Profile}}, 1, d.infoLabels)
+	d.deviceSeries.add(d.byName["nvidia_gpu_info"], 1, labelPairs(d.infoLabels()))
 	if !d.status.MIGEnabled { // sums over these families count a partitioned GPU by its MIG devices
 		d.ownerSeries.set("nvidia_gpu_healthy", boolValue(d.status.Healthy))
 		if d.state != device.AllocationUnknown {
@@ -153,29 +153,35 @@ func (d *deviceRendering) renderGPU(read bool) {
 func (d *deviceRendering) renderAllocations() {
 	for _, a := range d.snapshot.allocations.ForDevice(d.status.ID) {
 		if a.Owner != (device.Owner{}) {
-			d.store.group(allocationInfoLabels, d.status, a.Owner).set("nvidia_gpu_allocation_info", 1, a.Resource, string(a.DeviceID))
+			meta := d.node.PodMeta(a.Owner.Namespace, a.Owner.Pod)
+			labels := append(allocationLabels(d.status.Device, a.Owner), podLabels(meta.Labels)...)
+			if d.options.PodUID {
+				labels = append(labels, device.Label{Name: "pod_uid", Value: meta.UID})
+			}
+			d.group(labels).set("nvidia_gpu_allocation_info", 1, a.Resource, string(a.DeviceID))
 		}
 	}
 	for _, record := range d.snapshot.allocations.Recent {
 		if record.Device == d.status.ID {
-			d.store.group(allocationSeenLabels, d.status, record.Owner).set("nvidia_gpu_allocation_last_seen_timestamp_seconds", unixSeconds(record.LastSeen))
+			d.group(allocationLabels(d.status.Device, record.Owner)).
+				set("nvidia_gpu_allocation_last_seen_timestamp_seconds", unixSeconds(record.LastSeen))
 		}
 	}
 }
 
 // renderReading renders the values read from the device.
-func (d *deviceRendering) renderReading(samples []device.Sample, a *attribution) {
+func (d *deviceRendering) renderReading(samples []device.Sample) {
 	for _, sample := range samples {
 		if sample.Device != d.status.ID {
 			continue
 		}
-		switch metric := &d.store.sources.Metrics[sample.Metric]; {
-		case metric.Kind == device.FaultCounter || metric.Kind == device.StateGauge:
+		switch row := &d.rows[sample.Metric]; {
+		case row.Kind == device.FaultCounter || row.Kind == device.StateGauge:
 			d.deviceSeries.setRow(sample.Metric, sample.Value)
-		case metric.Kind == device.Gauge || d.store.options.StableSeries:
+		case row.Kind == device.Gauge || d.options.StableSeries:
 			d.readingSeries.setRow(sample.Metric, sample.Value)
 		default:
-			d.readingSeries.setRow(sample.Metric, a.add(sample.Device, sample.Metric, sample.Value, d.readingState, d.readingOwner))
+			d.readingSeries.setRow(sample.Metric, d.attribution.add(sample.Device, sample.Metric, sample.Value, d.readingState, d.readingOwner))
 		}
 	}
 }

@@ -7,14 +7,15 @@ package exporter
 import (
 	"context"
 	"iter"
-	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/web/status"
+	dto "github.com/prometheus/client_model/go"
 )
 
 const (
@@ -33,23 +34,25 @@ type Exporter struct {
 	options Options
 	// collections counts the goroutines of collections and of readings for Allocates; all end within collectionTimeout.
 	collections sync.WaitGroup
-	encoder     bodyEncoder
-	ownEncoder  bodyEncoder // for podgauge's own metrics only, also while a rendering waits for files of the node
-
+	renderer    *renderer    // used by the running collection
 	attribution *attribution // used by the running collection, and by OnAllocated
+	history     status.ReadingHistory
 	// readsProcesses is set if a family of processes is exported.
 	readsProcesses bool
 
-	mu     sync.Mutex
-	newest *scrapeCollection // guarded by mu
+	finished atomic.Pointer[scrapeCollection] // newest
+	mu       sync.Mutex
+	newest   *scrapeCollection // guarded by mu
 }
 
 // scrapeCollection is a collection, running or finished.
 type scrapeCollection struct {
 	begin    time.Time
-	done     chan struct{} // closed when the collection is rendered
 	statuses []device.Status
 	stale    <-chan struct{} // closed when an allocation has changed since begin
+	done     chan struct{}   // closed when the collection is finished, and the fields below are set
+	families []*dto.MetricFamily
+	readings status.Readings
 }
 
 // New returns an exporter. It reads nothing before the first scrape.
@@ -61,7 +64,7 @@ func New(s Sources, o Options) *Exporter {
 	for _, f := range usageFamilies {
 		e.readsProcesses = e.readsProcesses || o.Filter.Matches(f.container) || o.Filter.Matches(f.unattributed)
 	}
-	e.encoder, e.ownEncoder = newBodyEncoder(newRenderedMetrics(&e.sources, &e.options)), newBodyEncoder(nil)
+	e.renderer = newRenderer(&e.sources, &e.options, e.attribution)
 	return e
 }
 
@@ -98,8 +101,7 @@ func (e *Exporter) OnAllocated(record func(), devices ...device.ID) {
 // Drain waits for the running collection and readings.
 func (e *Exporter) Drain() { e.collections.Wait() }
 
-// waitForCollection waits for a collection, or a later one, to be rendered. It returns false if ctx is done first. The collection goes on
-// for other users.
+// waitForCollection reports whether a collection, or a later one, is finished before ctx is done. It goes on in any case.
 func (e *Exporter) waitForCollection(ctx context.Context, reusable func(*scrapeCollection, time.Time) bool) bool {
 	select {
 	case <-e.collection(time.Now(), reusable).done:
@@ -130,7 +132,7 @@ func (e *Exporter) collection(now time.Time, reusable func(*scrapeCollection, ti
 func (e *Exporter) isReusable(c *scrapeCollection, now time.Time) bool {
 	statuses, _ := e.sources.Node.Statuses()
 	return !pubsub.IsClosed(c.stale) && now.Sub(c.begin) < maxCollectionAge &&
-		(sameSlice(c.statuses, statuses) || slices.EqualFunc(c.statuses, statuses, device.Status.EqualExceptXids))
+		slices.EqualFunc(c.statuses, statuses, device.Status.EqualExceptXids)
 }
 
 // collect runs a collection. Collections do not overlap, so each has the readers' buffers to itself.
@@ -153,8 +155,27 @@ func (e *Exporter) collect(c *scrapeCollection) {
 		stalled: readers.Stalled, excluded: node.Excluded, incidents: node.Incidents(), expectedGPUs: node.ExpectedGPUs(),
 	}
 	s.healthStored, s.healthErr = node.HealthStore()
-	e.encoder.render(s, e.attribution)
+	c.families = e.renderer.render(s)
+	c.readings = e.pageReadings(s)
+	e.finished.Store(c)
 	processes.Sweep()
+}
+
+// pageReadings returns the readings shown on the status page.
+func (e *Exporter) pageReadings(s *nodeSnapshot) status.Readings {
+	devices := map[device.ID]status.DeviceReading{}
+	for _, r := range s.readings {
+		for _, sample := range r.Samples {
+			if quantity := e.renderer.rows[sample.Metric].quantity; quantity != "" && r.Err == nil {
+				if devices[sample.Device] == nil {
+					devices[sample.Device] = status.DeviceReading{}
+				}
+				devices[sample.Device][quantity] = sample.Value
+			}
+		}
+	}
+	e.history.Record(s.end, devices)
+	return status.Readings{At: s.end, Devices: devices, History: &e.history}
 }
 
 // byGPU yields the devices of each GPU, in order.
@@ -183,16 +204,8 @@ func (s pageState) Stalled(gpu device.GPU) bool { return s.exporter.sources.Read
 
 func (s pageState) Readings(ctx context.Context) status.Readings {
 	reusable := func(c *scrapeCollection, now time.Time) bool { return now.Sub(c.begin) < maxPageReadingsAge }
-	if !s.exporter.waitForCollection(ctx, reusable) {
-		return status.Readings{}
+	if s.exporter.waitForCollection(ctx, reusable) {
+		return s.exporter.finished.Load().readings
 	}
-	encoder := &s.exporter.encoder
-	encoder.mu.Lock()
-	defer encoder.mu.Unlock()
-	page := &encoder.rendered.page
-	readings := status.Readings{At: page.at, Devices: map[device.ID]status.DeviceReading{}, History: page.history}
-	for id, values := range page.devices {
-		readings.Devices[id] = maps.Clone(values)
-	}
-	return readings
+	return status.Readings{}
 }

@@ -8,8 +8,6 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 )
 
 // seriesSets has the series of the sets minimal and default: a family, or a row of a family (device.Metric.RowName), on each line.
@@ -88,13 +86,5 @@ func (f FamilyFilter) row(m *device.Metric) rowExport {
 		return exportedIfSet
 	default:
 		return alwaysExported
-	}
-}
-
-// gather returns a Gatherer of the selected families of a registry.
-func (f FamilyFilter) gather(registry *prometheus.Registry) prometheus.GathererFunc {
-	return func() ([]*dto.MetricFamily, error) {
-		families, err := registry.Gather()
-		return slices.DeleteFunc(families, func(family *dto.MetricFamily) bool { return !f.Matches(family.GetName()) }), err
 	}
 }

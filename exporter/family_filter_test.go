@@ -3,6 +3,7 @@ package exporter
 import (
 	"fmt"
 	"log/slog"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -94,21 +95,16 @@ func TestRuntimeMetrics(t *testing.T) {
 		}
 		registry := prometheus.NewRegistry()
 		NewSelfMetrics(registry, "v", false)
-		families, err := filter.gather(registry)()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var names []string
-		hasGo := false
-		for _, f := range families {
-			hasGo = hasGo || strings.HasPrefix(f.GetName(), "go_")
-			if value := f.GetMetric()[0]; strings.HasPrefix(f.GetName(), "process_") {
-				if names = append(names, f.GetName()); value.GetCounter().GetValue()+value.GetGauge().GetValue() < 0 { // CPU time has ticks of 10 ms
-					t.Errorf("%+v: got %v", c, f)
-				}
+		e := New(newScrapeFixture(1).sources(), Options{Filter: filter})
+		text := scrape(t, e.Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)}))
+		hasGo := strings.Contains(text, "\ngo_")
+		var names []string // in order
+		for _, sample := range regexp.MustCompile(`(?m)^(process_\w+) (.*)$`).FindAllStringSubmatch(text, -1) {
+			names = append(names, sample[1])
+			if strings.HasPrefix(sample[2], "-") { // CPU time has ticks of 10 ms
+				t.Errorf("%+v: got %s", c, sample[0])
 			}
 		}
-		slices.Sort(names)
 		missing := slices.ContainsFunc(c.processFamilies, func(name string) bool { return !slices.Contains(names, name) })
 		if hasGo != c.goFamilies || missing || len(c.processFamilies) < 3 && len(names) != len(c.processFamilies) {
 			t.Errorf("%+v: got %v, go_* exported: %v", c, names, hasGo)
@@ -191,23 +187,22 @@ func TestAllocationInfoHasPodMeta(t *testing.T) {
 	})
 }
 
-// TestSeriesLimitOfResources checks that series above the limit are not created, and that the counts of devices come first.
+// TestSeriesLimitOfResources checks that the counts of devices come before devices, up to the limit.
 func TestSeriesLimitOfResources(t *testing.T) {
-	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10})
-	r := device.NodeResources{AllocatableKnown: true}
-	for i := range 1000 {
-		r.Allocatable.Devices = append(r.Allocatable.Devices, device.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)})
-	}
-	for range 2 {
-		p.render(&nodeSnapshot{allocations: device.Allocations{Resources: r}}, newAttribution(nil))
-		devices := len(p.byName["podgauge_resource_device_info"].series)
-		if len(p.resources.entries) != 10 || p.seriesDropped != 993 || devices != 7 {
-			t.Errorf("got %d series, %d dropped, %d of devices, want 10, 993 and 7", len(p.resources.entries), p.seriesDropped, devices)
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(0)
+		d.allocations.Resources.AllocatableKnown = true
+		for i := range 1000 {
+			row := device.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)}
+			d.allocations.Resources.Allocatable.Devices = append(d.allocations.Resources.Allocatable.Devices, row)
 		}
-		if n := p.byName["podgauge_resource_allocatable_devices"].series; len(n) != 1 || n[0].value != 1000 {
-			t.Errorf("counts: got %v", n)
+		text := scrape(t, newHandler(New(d.sources(), Options{SeriesLimit: 10})))
+		assertSeries(t, text, `podgauge_resource_allocatable_devices{numa_node="",resource="r"} 1000`)
+		assertSeries(t, text, "podgauge_series_dropped 993")
+		if n := strings.Count(text, "\npodgauge_resource_device_info{"); n != 7 {
+			t.Errorf("got %d devices, want 7", n)
 		}
-	}
+	})
 }
 
 // TestPodLabels checks that label names are unique: a repeated label would invalidate the whole scrape.

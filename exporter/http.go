@@ -17,14 +17,18 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 )
 
 const (
 	// scrapeTimeoutMargin is the part of Prometheus' scrape timeout reserved for the transfer.
 	scrapeTimeoutMargin = 50 * time.Millisecond
-	// scrapeWriteTimeout bounds the bodies in memory: scrapes of a collection share a body, and slow readers keep few collections.
+	// scrapeWriteTimeout bounds the collections that slow readers keep in memory.
 	scrapeWriteTimeout = 10 * time.Second
+	// maxConcurrentScrapes bounds the compressors, of 800 kB each. Only long responses keep one for a slow reader.
+	maxConcurrentScrapes = 64
 	// maxConcurrentRequests bounds the JSON responses, and separately the pages, in progress. A viewer of the page may wait for a
 	// collection while the driver hangs, and must not block programs. A response stays in memory until read, which may take a
 	// minute; the longest is a megabyte.
@@ -116,31 +120,36 @@ func (o HandlerOptions) linkPaths() []string {
 	return paths
 }
 
-// metricsHandler serves scrapes.
+// metricsHandler serves scrapes. A scrape whose timeout is too short for the collection gets podgauge's own metrics,
+// never values of an earlier collection. promhttp's timeout would keep a copy of each response for slow readers, and its
+// log would have a line per family for a client that disconnects.
 func (e *Exporter) metricsHandler(o HandlerOptions) http.Handler {
-	self := e.options.Filter.gather(o.Registry)
+	filter := e.options.Filter
+	own := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		families, err := o.Registry.Gather()
+		if err != nil {
+			o.Log.Warn("scrape lacks invalid metrics", "err", err)
+		}
+		return slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return !filter.Matches(f.GetName()) }), err
+	})
+	all := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		families, err := own()
+		return slices.Concat(e.finished.Load().families, families), err
+	})
+	options := promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxConcurrentScrapes,
+		AcceptedFormats: []expfmt.Format{expfmt.FmtOpenMetrics_1_0_0, expfmt.FmtOpenMetrics_0_0_1, expfmt.FmtText},
+	}
+	complete, incomplete := promhttp.HandlerFor(all, options), promhttp.HandlerFor(own, options)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := scrapeContext(r)
 		defer cancel()
-		format := expfmt.NegotiateAccept(r.Header, formats...)
-		repr := representation{format.FormatType(), acceptsGzip(r.Header.Values("Accept-Encoding"))}
-		// A scrape whose timeout is too short for the collection gets podgauge's own metrics, never values of an earlier collection.
-		encoder := &e.encoder
+		handler := complete
 		if !e.waitForCollection(ctx, e.isReusable) {
-			encoder = &e.ownEncoder
-		}
-		body, err := encoder.body(repr, self)
-		if err != nil {
-			o.Log.Warn("scrape encoding failed", "err", err)
-		}
-		w.Header().Set("Content-Type", string(format))
-		w.Header().Set("Vary", "Accept, Accept-Encoding")
-		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-		if repr.gzip {
-			w.Header().Set("Content-Encoding", "gzip")
+			handler = incomplete
 		}
 		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(scrapeWriteTimeout)) //nolint:errcheck // only connections of tests lack deadlines
-		w.Write(body)                                                                      //nolint:errcheck // the client disconnected
+		handler.ServeHTTP(w, r)
 	})
 }
 
@@ -155,7 +164,7 @@ func scrapeContext(r *http.Request) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(r.Context()), wait-min(scrapeTimeoutMargin, wait/2))
 }
 
-// requestLimiter bounds concurrent requests. Scrapes share bodies, and probe responses are tiny: both need none.
+// requestLimiter bounds concurrent requests.
 type requestLimiter chan struct{}
 
 // limit rejects requests above the limit: waiting requests would take memory as well.

@@ -12,36 +12,14 @@ import (
 // pods, and a GPU that fails for days affects many containers.
 const maxShownFailures = 500
 
-// incidentSeries renders incidents. The series are kept while incidents and devices stay the same.
-type incidentSeries struct {
-	snapshot incident.Snapshot
-	statuses []device.Status
-	cachedSeries
-}
-
-// render also renders incidents of removed devices.
-func (c *incidentSeries) render(st *seriesStore, snapshot incident.Snapshot, statuses []device.Status) {
-	if c.store == nil || !sameIncidents(c.snapshot, snapshot) || !sameSlice(c.statuses, statuses) {
-		*c = incidentSeries{snapshot, statuses, cachedSeries{store: st}}
-		c.addAll()
+// renderIncidents renders incidents, also of removed devices.
+func (r *renderer) renderIncidents(s incident.Snapshot) {
+	for _, n := range s.Devices {
+		group := r.group(deviceLabels(r.deviceOf(&n), device.Owner{}))
+		group.set("nvidia_gpu_incidents_total", float64(n.Count), n.Reason)
+		group.set("nvidia_gpu_incident_last_timestamp_seconds", unixSeconds(n.Last), n.Reason)
 	}
-	c.show()
-}
-
-// sameIncidents reports whether two snapshots have the same slices and store.
-func sameIncidents(a, b incident.Snapshot) bool {
-	return sameSlice(a.Incidents, b.Incidents) && sameSlice(a.Devices, b.Devices) && sameSlice(a.Affected, b.Affected) &&
-		a.Persisted == b.Persisted && (a.Err == nil) == (b.Err == nil)
-}
-
-func (c *incidentSeries) addAll() {
-	noOwner := &device.Owner{}
-	for _, n := range c.snapshot.Devices {
-		d := c.deviceOf(n.Device, n.GPU, n.Index)
-		c.add("nvidia_gpu_incidents_total", float64(n.Count), noOwner, &d, n.Reason)
-		c.add("nvidia_gpu_incident_last_timestamp_seconds", unixSeconds(n.Last), noOwner, &d, n.Reason)
-	}
-	newest := slices.SortedStableFunc(slices.Values(c.snapshot.Affected), func(a, b incident.EventCount) int { return b.Last.Compare(a.Last) })
+	newest := slices.SortedStableFunc(slices.Values(s.Affected), func(a, b incident.EventCount) int { return b.Last.Compare(a.Last) })
 	failures, errors := 0, 0
 	for i := range newest {
 		n, containers := &newest[i], &failures
@@ -50,22 +28,23 @@ func (c *incidentSeries) addAll() {
 			count, last, containers = "nvidia_gpu_allocation_application_errors_total", "nvidia_gpu_allocation_application_error_last_timestamp_seconds", &errors
 		}
 		if *containers++; *containers <= maxShownFailures {
-			d := c.deviceOf(n.Device, n.GPU, n.Index)
-			c.add(count, float64(n.Count), &n.Owner, &d, n.Reason)
-			c.add(last, unixSeconds(n.Last), &n.Owner, &d, n.Reason)
+			group := r.group(deviceLabels(r.deviceOf(n), n.Owner))
+			group.set(count, float64(n.Count), n.Reason)
+			group.set(last, unixSeconds(n.Last), n.Reason)
 		}
 	}
-	c.add("podgauge_allocation_device_failures_dropped", float64(max(0, failures-maxShownFailures)), nil, nil)
-	c.add("podgauge_incidents", float64(len(c.snapshot.Incidents)), nil, nil)
-	if c.snapshot.Persisted || c.snapshot.Err != nil {
-		c.add("podgauge_incident_store_up", boolValue(c.snapshot.Err == nil), nil, nil)
+	node := r.group(nil)
+	node.set("podgauge_allocation_device_failures_dropped", float64(max(0, failures-maxShownFailures)))
+	node.set("podgauge_incidents", float64(len(s.Incidents)))
+	if s.Persisted || s.Err != nil {
+		node.set("podgauge_incident_store_up", boolValue(s.Err == nil))
 	}
 }
 
 // deviceOf returns the device in the inventory, or the device as recorded if it is gone.
-func (c *incidentSeries) deviceOf(id device.ID, gpu device.GPU, index int) device.Device {
-	if i := slices.IndexFunc(c.statuses, func(s device.Status) bool { return s.ID == id }); i >= 0 {
-		return c.statuses[i].Device
+func (r *renderer) deviceOf(n *incident.EventCount) device.Device {
+	if i := slices.IndexFunc(r.snapshot.statuses, func(s device.Status) bool { return s.ID == n.Device }); i >= 0 {
+		return r.snapshot.statuses[i].Device
 	}
-	return device.Device{ID: id, GPU: cmp.Or(gpu, device.GPU(id)), Index: index}
+	return device.Device{ID: n.Device, GPU: cmp.Or(n.GPU, device.GPU(n.Device)), Index: n.Index}
 }

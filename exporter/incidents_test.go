@@ -138,68 +138,54 @@ func newErrors(n int) []incident.EventCount {
 }
 
 func TestNewestFailuresAreShown(t *testing.T) {
-	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
-	p.render(&nodeSnapshot{incidents: incident.Snapshot{Affected: slices.Concat(newErrors(maxShownFailures), newFailures(maxShownFailures+7))}}, newAttribution(nil))
-	shown := p.byName["nvidia_gpu_allocation_device_failures_total"].series
-	if len(shown) != maxShownFailures {
-		t.Fatalf("got %d failures, want %d", len(shown), maxShownFailures)
-	}
-	for i, s := range shown {
-		if pod := fmt.Sprintf(`pod="p%d"`, maxShownFailures+6-i); !strings.Contains(string(s.labels), pod) {
-			t.Fatalf("failure %d: got %s, want %s", i, s.labels, pod)
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(0)
+		d.incidents = incident.Snapshot{Affected: slices.Concat(newErrors(maxShownFailures), newFailures(maxShownFailures+7))}
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
+		if n := strings.Count(text, "\nnvidia_gpu_allocation_device_failures_total{"); n != maxShownFailures {
+			t.Errorf("got %d failures, want %d", n, maxShownFailures)
 		}
-	}
-	if dropped := p.byName["podgauge_allocation_device_failures_dropped"].series[0].value; dropped != 7 {
-		t.Errorf("got %v dropped failures, want 7", dropped)
-	}
-}
-
-func TestUnchangedIncidentsAllocateNothing(t *testing.T) {
-	known := incident.Snapshot{Affected: newFailures(300), Devices: []incident.EventCount{{Device: "GPU-0", Count: 300}}, Persisted: true}
-	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
-	d := newScrapeFixture(8)
-	s := &nodeSnapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }, excluded: func(device.Device) bool { return false }}
-	l := newAttribution(nil)
-	p.render(s, l)
-	empty := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
-	noIncidents := &nodeSnapshot{statuses: d.statuses, stalled: s.stalled, excluded: s.excluded}
-	without := testing.AllocsPerRun(20, func() { empty.render(noIncidents, l) })
-	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > without {
-		t.Errorf("got %.0f memory allocations, want at most %.0f, as without incidents", n, without)
-	}
-	series := p.incidents.entries[0].series
-	s.incidents.Affected = newFailures(300)
-	if p.render(s, l); p.incidents.entries[0].series == series {
-		t.Error("series were reused although incidents changed")
-	}
-	series = p.incidents.entries[0].series
-	s.statuses = append([]device.Status{}, s.statuses...)
-	if p.render(s, l); p.incidents.entries[0].series == series {
-		t.Error("series were reused although devices changed")
-	}
+		assertAbsent(t, text, `pod="p6",reason="xid_79"`)
+		for _, pod := range []int{7, maxShownFailures + 6} {
+			const failure = `nvidia_gpu_allocation_device_failures_total{container="c",gpu="0",mig_uuid="",namespace="n",pod="p%d",reason="xid_79",uuid="GPU-0"} 1`
+			assertSeries(t, text, fmt.Sprintf(failure, pod))
+		}
+		assertSeries(t, text, "podgauge_allocation_device_failures_dropped 7")
+	})
 }
 
 func TestMissingGPUs(t *testing.T) {
-	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
-	d := newScrapeFixture(3)
-	removed := slices.Clone(d.statuses)
+	statuses := newScrapeFixture(3).statuses
+	removed := slices.Clone(statuses)
 	removed[1].Gone = true
 	for _, c := range []struct {
 		expected              int
 		statuses              []device.Status
-		wantExpected, missing float64 // -1: absent
+		wantExpected, missing string // "": absent
 	}{
-		{0, d.statuses, -1, -1}, {3, d.statuses, 3, 0}, {2, d.statuses, 2, 0}, {3, removed, 3, 1}, {8, removed, 8, 6}, {8, nil, 8, -1}, {8, []device.Status{}, 8, 8},
+		{0, statuses, "", ""},
+		{3, statuses, " 3", " 0"},
+		{2, statuses, " 2", " 0"},
+		{3, removed, " 3", " 1"},
+		{8, removed, " 8", " 6"},
+		{8, nil, " 8", ""},
+		{8, []device.Status{}, " 8", " 8"},
 	} {
-		p.render(&nodeSnapshot{expectedGPUs: c.expected, statuses: c.statuses, stalled: func(device.GPU) bool { return false }, excluded: func(device.Device) bool { return false }}, newAttribution(nil))
-		value := func(family string) float64 {
-			for _, s := range p.byName[family].series {
-				return s.value
+		bubble.Test(t, func(t *testing.T) {
+			d := newScrapeFixture(0)
+			d.expected = c.expected
+			d.board = device.Inventory{}
+			if c.statuses != nil {
+				d.board.Set(c.statuses)
 			}
-			return -1
-		}
-		if e, m := value("podgauge_expected_gpus"), value("podgauge_missing_gpus"); e != c.wantExpected || m != c.missing {
-			t.Errorf("%d GPUs expected, %d listed: got %v expected, %v missing", c.expected, len(c.statuses), e, m)
-		}
+			text := scrape(t, newHandler(New(d.sources(), Options{})))
+			for family, value := range map[string]string{"podgauge_expected_gpus": c.wantExpected, "podgauge_missing_gpus": c.missing} {
+				if value == "" {
+					assertAbsent(t, text, family)
+				} else {
+					assertSeries(t, text, family+value)
+				}
+			}
+		})
 	}
 }

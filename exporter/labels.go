@@ -1,7 +1,6 @@
 package exporter
 
 import (
-	"bytes"
 	"cmp"
 	"regexp"
 	"slices"
@@ -9,63 +8,28 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
+	dto "github.com/prometheus/client_model/go"
 )
 
-// labelSet selects the labels of a series. The sets are a public contract (docs/contributing/adr/0002-label-contract.md).
-type labelSet uint8
+// The sets of labels are a public contract (docs/contributing/adr/0002-label-contract.md). Owner labels are present
+// and empty without an owner: honor_labels would fill a missing label with podgauge's own pod.
 
-const (
-	// deviceLabels are the six labels of each per-device series. Owner labels are present and empty without an owner:
-	// honor_labels would fill a missing label with podgauge's own pod.
-	deviceLabels labelSet = iota
-	// allocationSeenLabels are the labels of past allocations.
-	allocationSeenLabels
-	// allocationInfoLabels are the labels of current allocations, with the pod's metadata if configured.
-	allocationInfoLabels
-	// dcgmLabels are dcgm-exporter's labels.
-	dcgmLabels
-	// noLabels are for the series of the node.
-	noLabels
-)
-
-// labels returns the labels of a set, ordered by name.
-func (set labelSet) labels(s device.Status, owner device.Owner, meta device.PodMeta, o *Options) []device.Label {
-	labels := ownerLabels(owner)
-	switch set {
-	case noLabels:
-		return nil
-	case dcgmLabels:
-		labels = append(labels, dcgmDeviceLabels(s, o.Hostname)...)
-	case deviceLabels:
-		labels = append(labels, deviceIDLabels(s.Device)...)
-	case allocationSeenLabels:
-		labels = append(labels, uuidLabels(s.Device)...)
-	case allocationInfoLabels:
-		labels = append(labels, uuidLabels(s.Device)...)
-		if o.PodUID {
-			labels = append(labels, device.Label{Name: "pod_uid", Value: meta.UID})
-		}
-		labels = append(labels, podLabels(meta.Labels)...)
-	}
-	sortLabels(labels)
-	return labels
+// deviceLabels returns the six labels of each per-device series.
+func deviceLabels(d device.Device, o device.Owner) []device.Label {
+	return append(allocationLabels(d, o), device.Label{Name: "gpu", Value: strconv.Itoa(d.Index)})
 }
 
-func ownerLabels(o device.Owner) []device.Label {
-	return []device.Label{{Name: "container", Value: o.Container}, {Name: "namespace", Value: o.Namespace}, {Name: "pod", Value: o.Pod}}
-}
-
-// uuidLabels returns the labels unique to a device.
-func uuidLabels(d device.Device) []device.Label {
+// allocationLabels returns the labels of current and past allocations.
+func allocationLabels(d device.Device, o device.Owner) []device.Label {
 	migUUID := ""
 	if !d.WholeGPU() {
 		migUUID = string(d.ID)
 	}
-	return []device.Label{{Name: "mig_uuid", Value: migUUID}, {Name: "uuid", Value: string(d.GPU)}}
+	return append(ownerLabels(o), device.Label{Name: "mig_uuid", Value: migUUID}, device.Label{Name: "uuid", Value: string(d.GPU)})
 }
 
-func deviceIDLabels(d device.Device) []device.Label {
-	return append(uuidLabels(d), device.Label{Name: "gpu", Value: strconv.Itoa(d.Index)})
+func ownerLabels(o device.Owner) []device.Label {
+	return []device.Label{{Name: "container", Value: o.Container}, {Name: "namespace", Value: o.Namespace}, {Name: "pod", Value: o.Pod}}
 }
 
 // dcgmDeviceLabels returns dcgm-exporter's labels of a device.
@@ -123,21 +87,18 @@ func snakeCase(name string) string {
 	return strings.ToLower(wordStart.ReplaceAllString(invalidLabelChar.ReplaceAllString(name, "_"), "${1}_$2"))
 }
 
-func sortLabels(labels []device.Label) {
-	slices.SortFunc(labels, func(a, b device.Label) int { return cmp.Compare(a.Name, b.Name) })
+// labelPairs returns pairs ordered by name, which take over the labels. Values come from drivers and the kubelet: a
+// value other than UTF-8 would invalidate the whole scrape.
+func labelPairs(labels []device.Label) []*dto.LabelPair {
+	pairs, array := make([]*dto.LabelPair, len(labels)), make([]dto.LabelPair, len(labels))
+	for i := range labels {
+		labels[i].Value = strings.ToValidUTF8(labels[i].Value, "\uFFFD")
+		array[i].Name, array[i].Value, pairs[i] = &labels[i].Name, &labels[i].Value, &array[i]
+	}
+	sortPairs(pairs)
+	return pairs
 }
 
-// formatLabels returns the text between a series' name and value. Values come from drivers and the kubelet: a value other than
-// UTF-8 would invalidate the whole scrape.
-func formatLabels(labels []device.Label) []byte {
-	var b bytes.Buffer
-	for i, l := range labels {
-		b.WriteByte("{,"[min(i, 1)])
-		b.WriteString(l.Name + `="` + labelEscaper.Replace(strings.ToValidUTF8(l.Value, "\uFFFD")) + `"`)
-	}
-	if len(labels) > 0 {
-		b.WriteByte('}')
-	}
-	b.WriteByte(' ')
-	return bytes.Clone(b.Bytes()) // drops the spare capacity
+func sortPairs(pairs []*dto.LabelPair) {
+	slices.SortFunc(pairs, func(a, b *dto.LabelPair) int { return cmp.Compare(*a.Name, *b.Name) })
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/web/status"
 )
 
 // usageKind are the quantities of a process's use of a device.
@@ -21,8 +22,7 @@ const (
 // part comes from its processes, and the rest has families of its own, so that the sum is the device's use
 // (docs/contributing/adr/0010-processes-to-containers.md).
 type processUsage struct {
-	resolver      ProcessResolver
-	memoryUsedRow int // -1 without such a row
+	resolver ProcessResolver
 	// Buffers. The first sums are unattributed; the others are of owners, in order.
 	sums   [][usageKinds]float64
 	owners []device.Owner
@@ -57,7 +57,7 @@ func (p *processUsage) render(d *deviceRendering, r *device.Reading) {
 		return // all processes use MIG devices
 	}
 	for i, owner := range p.owners {
-		group := d.store.group(deviceLabels, d.status, owner)
+		group := d.group(deviceLabels(d.status.Device, owner))
 		for kind, ok := range reported {
 			if ok {
 				group.set(usageFamilies[kind].container, p.sums[1+i][kind])
@@ -109,7 +109,9 @@ func (p *processUsage) sumByOwner(d *deviceRendering, uses []device.ProcessUsage
 // unattributedMemory returns the device's memory in use minus that of containers; false if the memory in use is unknown. The
 // memory in use of MIG devices that share a GPU instance is read from the first one, for all.
 func (p *processUsage) unattributedMemory(d *deviceRendering, r *device.Reading) (float64, bool) {
-	i := slices.IndexFunc(r.Samples, func(s device.Sample) bool { return s.Device == d.status.ID && s.Metric == p.memoryUsedRow })
+	i := slices.IndexFunc(r.Samples, func(s device.Sample) bool {
+		return s.Device == d.status.ID && d.rows[s.Metric].quantity == status.MemoryUsed
+	})
 	if i < 0 {
 		return 0, false
 	}

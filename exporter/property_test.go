@@ -1,7 +1,6 @@
 package exporter
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"math/rand/v2"
@@ -11,12 +10,14 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 )
 
-// FuzzPages checks on random nodes that Prometheus can parse the text: series and their labels are unique. The usage of containers and the
-// unattributed usage sum up to the device's.
+// FuzzPages checks on random nodes that all series are valid and unique, and that Prometheus can parse the text. The
+// usage of containers and the unattributed usage sum up to the device's.
 func FuzzPages(f *testing.F) {
 	for seed := range uint64(100) {
 		f.Add(seed)
@@ -24,77 +25,45 @@ func FuzzPages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		gen := fixtureGenerator{rand.New(rand.NewPCG(seed, 4))}
 		d, o := gen.node(), gen.options()
-		p, l := newRenderedMetrics(new(d.sources()), &o), newAttribution(d.metrics)
-		for range 3 { // later renderings reuse series
-			s := gen.snapshot(d)
-			p.render(s, l)
-			assertUniqueSeries(t, p)
-			assertParses(t, p)
-			assertSums(t, d, s, p)
+		p := newRenderer(new(d.sources()), &o, newAttribution(d.metrics))
+		for range 3 {
+			collected := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return p.render(gen.snapshot(d)), nil })
+			families, err := prometheus.Gatherers{collected}.Gather() // checks labels, and that series are unique
+			if err != nil {
+				t.Fatal(err)
+			}
+			assertParses(t, families, o.SeriesLimit+maxNodeSeries)
+			assertSums(t, d, p, families)
 			gen.change(d)
 		}
 	})
 }
 
-// assertUniqueSeries checks that no series is repeated. Labels are sorted by name, so that a series has only one text.
-func assertUniqueSeries(t *testing.T, p *renderedMetrics) {
-	t.Helper()
-	seen := map[string]bool{}
-	for _, f := range p.families {
-		for _, s := range f.series {
-			line := f.Name + string(s.labels)
-			if seen[line] {
-				t.Errorf("got a repeated series: %s", line)
-			}
-			seen[line] = true
-		}
-	}
-	if len(seen) > p.options.SeriesLimit+maxNodeSeries {
-		t.Errorf("got %d series with a limit of %d", len(seen), p.options.SeriesLimit)
-	}
-}
-
-// assertParses parses the text, and compares it with the library's encoding of the result.
-func assertParses(t *testing.T, p *renderedMetrics) {
-	t.Helper()
-	text := renderText(t, p, false)
-	parser := expfmt.NewTextParser(model.LegacyValidation)
-	if _, err := parser.TextToMetricFamilies(bytes.NewReader(text)); err != nil {
-		t.Fatalf("got error %v in\n%s", err, text)
-	}
-	families, err := metricFamilies(&p.seriesStore)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, of := range []expfmt.FormatType{expfmt.TypeTextPlain, expfmt.TypeOpenMetrics} {
-		var want bytes.Buffer
-		encoder := expfmt.NewEncoder(&want, expfmt.NewFormat(of))
-		for _, family := range families {
-			if err := encoder.Encode(family); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got := renderText(t, p, of == expfmt.TypeOpenMetrics); !bytes.Equal(got, want.Bytes()) {
-			t.Fatalf("got\n%s\nwant\n%s", got, want.Bytes())
-		}
-	}
-}
-
-func renderText(t *testing.T, p *renderedMetrics, openMetrics bool) []byte {
+// assertParses checks that Prometheus can parse the text.
+func assertParses(t *testing.T, families []*dto.MetricFamily, limit int) {
 	t.Helper()
 	var text bytes.Buffer
-	w := bufio.NewWriter(&text)
-	p.write(w, openMetrics)
-	if err := w.Flush(); err != nil {
-		t.Fatal(err)
+	series := 0
+	for _, f := range families {
+		series += len(f.Metric)
+		if _, err := expfmt.MetricFamilyToText(&text, f); err != nil {
+			t.Fatal(err)
+		}
 	}
-	return text.Bytes()
+	if series > limit {
+		t.Errorf("got %d series, want at most %d", series, limit)
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	if _, err := parser.TextToMetricFamilies(bytes.NewReader(text.Bytes())); err != nil {
+		t.Fatalf("got error %v in\n%s", err, text.Bytes())
+	}
 }
 
 // assertSums checks that the memory of containers and the unattributed memory sum up to the device's memory in use. MIG devices of one GPU
 // instance have one sum.
-func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetrics) {
+func assertSums(t *testing.T, d *scrapeFixture, p *renderer, families []*dto.MetricFamily) {
 	t.Helper()
+	s := p.snapshot
 	if p.seriesDropped > 0 || d.processesHidden || !p.options.Filter.Matches("nvidia_gpu_container_memory_used_bytes") {
 		return
 	}
@@ -103,10 +72,14 @@ func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetr
 		if d.WholeGPU() {
 			migUUID = ""
 		}
-		for _, f := range p.families {
-			for _, s := range f.series {
-				if f.Name == family && bytes.Contains(s.labels, fmt.Appendf(nil, `mig_uuid=%q,`, migUUID)) && bytes.Contains(s.labels, fmt.Appendf(nil, `uuid=%q}`, d.GPU)) {
-					sum += s.value
+		for _, f := range families {
+			for _, m := range f.Metric {
+				labels := map[string]string{}
+				for _, l := range m.Label {
+					labels[l.GetName()] = l.GetValue()
+				}
+				if f.GetName() == family && labels["mig_uuid"] == migUUID && labels["uuid"] == string(d.GPU) {
+					sum += m.Gauge.GetValue()
 				}
 			}
 		}
@@ -130,7 +103,7 @@ func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetr
 		}
 		sum += of("nvidia_gpu_unattributed_memory_used_bytes", status)
 		if all && sum != used {
-			t.Errorf("device %s: got a sum of %.0f, want %.0f\n%s", status.ID, sum, used, renderText(t, p, false))
+			t.Errorf("device %s: got a sum of %.0f, want %.0f\n%v", status.ID, sum, used, families)
 		}
 	}
 }

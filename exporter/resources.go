@@ -9,80 +9,53 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// resourceSeries renders the resources that the kubelet allocates, of any device plugin. The kubelet repeats thousands of rows in
-// each answer, so the series are kept while the rows stay the same.
-type resourceSeries struct {
-	resources device.NodeResources
-	cachedSeries
-}
-
-func (c *resourceSeries) render(st *seriesStore, r device.NodeResources) {
-	if c.store == nil || !sameResources(c.resources, r) {
-		*c = resourceSeries{r, cachedSeries{store: st}}
-		c.addAllocatable()
-		c.addAllocated()
-	}
-	c.show()
-}
-
-// sameResources reports whether two answers have the same slices.
-func sameResources(a, b device.NodeResources) bool {
-	return a.AllocatableKnown == b.AllocatableKnown && sameRows(a.Allocatable, b.Allocatable) && sameRows(a.Allocated, b.Allocated)
-}
-
-func sameRows(a, b device.ResourceSet) bool {
-	return sameSlice(a.Devices, b.Devices) && sameSlice(a.CPUs, b.CPUs) && sameSlice(a.Memory, b.Memory) &&
-		sameSlice(a.Claims, b.Claims) && sameSlice(a.Dropped, b.Dropped)
-}
-
-func (c *resourceSeries) addAllocatable() {
-	if !c.resources.AllocatableKnown {
+// renderAllocatable renders the resources that the kubelet can allocate, of any device plugin.
+func (r *renderer) renderAllocatable(n device.NodeResources) {
+	if !n.AllocatableKnown {
 		return
 	}
-	r := &c.resources.Allocatable
-	for _, d := range r.Dropped {
-		c.add("podgauge_resource_dropped_ids", float64(d.IDs), nil, nil, d.Resource, "allocatable")
+	node := r.group(nil)
+	for _, d := range n.Allocatable.Dropped {
+		node.set("podgauge_resource_dropped_ids", float64(d.IDs), d.Resource, "allocatable")
 	}
 	counts := map[[2]string]int{}
-	for _, d := range r.Devices {
+	for _, d := range n.Allocatable.Devices {
 		counts[[2]string{d.Resource, formatNUMANodes(d.NUMANodes)}]++
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(counts), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
-		c.add("podgauge_resource_allocatable_devices", float64(counts[key]), nil, nil, key[:]...)
+		node.set("podgauge_resource_allocatable_devices", float64(counts[key]), key[:]...)
 	}
-	for _, cpus := range r.CPUs { // a single row
-		c.add("podgauge_allocatable_cpus", float64(len(cpus.CPUs)), nil, nil)
-		c.add("podgauge_shared_cpus", float64(countSharedCPUs(cpus.CPUs, c.resources.Allocated.CPUs)), nil, nil)
+	for _, cpus := range n.Allocatable.CPUs { // a single row
+		node.set("podgauge_allocatable_cpus", float64(len(cpus.CPUs)))
+		node.set("podgauge_shared_cpus", float64(countSharedCPUs(cpus.CPUs, n.Allocated.CPUs)))
 	}
-	for _, m := range r.Memory {
-		c.add("podgauge_allocatable_memory_bytes", float64(m.Bytes), nil, nil, m.Type, formatNUMANodes(m.NUMANodes))
+	for _, m := range n.Allocatable.Memory {
+		node.set("podgauge_allocatable_memory_bytes", float64(m.Bytes), m.Type, formatNUMANodes(m.NUMANodes))
 	}
-	for _, d := range r.Devices { // after the counts: at the limit, devices are left out first
-		c.add("podgauge_resource_device_info", 1, nil, nil, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
+	for _, d := range n.Allocatable.Devices { // after the counts: at the limit, devices are left out first
+		node.set("podgauge_resource_device_info", 1, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
 	}
 }
 
-func (c *resourceSeries) addAllocated() {
-	r := &c.resources.Allocated
-	for _, d := range r.Dropped {
-		c.add("podgauge_resource_dropped_ids", float64(d.IDs), nil, nil, d.Resource, "allocated")
+// renderAllocated renders the resources of containers.
+func (r *renderer) renderAllocated(s *device.ResourceSet) {
+	for _, d := range s.Dropped {
+		r.group(nil).set("podgauge_resource_dropped_ids", float64(d.IDs), d.Resource, "allocated")
 	}
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		c.add("podgauge_resource_allocation_info", 1, &d.Owner, nil, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
+	for _, d := range s.Devices {
+		r.group(ownerLabels(d.Owner)).set("podgauge_resource_allocation_info", 1, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
 	}
-	for i := range r.CPUs {
-		cpus := &r.CPUs[i]
-		c.add("podgauge_container_exclusive_cpus", float64(len(cpus.CPUs)), &cpus.Owner, nil)
-		c.add("podgauge_container_exclusive_cpus_info", 1, &cpus.Owner, nil, formatCPURanges(cpus.CPUs))
+	for _, cpus := range s.CPUs {
+		group := r.group(ownerLabels(cpus.Owner))
+		group.set("podgauge_container_exclusive_cpus", float64(len(cpus.CPUs)))
+		group.set("podgauge_container_exclusive_cpus_info", 1, formatCPURanges(cpus.CPUs))
 	}
-	for i := range r.Memory {
-		m := &r.Memory[i]
-		c.add("podgauge_container_reserved_memory_bytes", float64(m.Bytes), &m.Owner, nil, m.Type, formatNUMANodes(m.NUMANodes))
+	for _, m := range s.Memory {
+		r.group(ownerLabels(m.Owner)).set("podgauge_container_reserved_memory_bytes", float64(m.Bytes), m.Type, formatNUMANodes(m.NUMANodes))
 	}
-	for i := range r.Claims {
-		claim := &r.Claims[i]
-		c.add("podgauge_claim_info", 1, &claim.Owner, nil, claim.ClaimNamespace, claim.ClaimName, claim.Driver, claim.Pool, claim.Device, claim.ShareID)
+	for _, claim := range s.Claims {
+		r.group(ownerLabels(claim.Owner)).set("podgauge_claim_info", 1,
+			claim.ClaimNamespace, claim.ClaimName, claim.Driver, claim.Pool, claim.Device, claim.ShareID)
 	}
 }
 

@@ -55,17 +55,3 @@ func TestResources(t *testing.T) {
 		assertSeries(t, text, `podgauge_container_exclusive_cpus{container="c",namespace="n",pod="p"} 3`)
 	})
 }
-
-func TestUnchangedResourcesAllocateNothing(t *testing.T) {
-	r := device.NodeResources{AllocatableKnown: true}
-	for range 500 {
-		r.Allocatable.Devices = append(r.Allocatable.Devices, device.ResourceDevice{Resource: "r", ID: "d"})
-	}
-	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 1000})
-	s := &nodeSnapshot{allocations: device.Allocations{Resources: r}}
-	l := newAttribution(nil)
-	p.render(s, l)
-	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > 0 {
-		t.Errorf("got %.0f memory allocations, want 0", n)
-	}
-}

@@ -1,59 +1,63 @@
 package exporter
 
 import (
+	"bytes"
+	"compress/gzip"
+	"errors"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
 
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// TestReadersShareBody checks that scrapes of one collection are encoded once per representation.
-func TestReadersShareBody(t *testing.T) {
+func TestScrapeIsCompressed(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		var gathered atomic.Int32
-		registry := prometheus.NewRegistry()
-		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "x", Help: "X."}, func() float64 { return float64(gathered.Add(1)) }))
-		h := New(newScrapeFixture(2).sources(), Options{}).Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
-		representations := [][2]string{
-			{"text/plain", ""},
-			{"text/plain", "gzip"},
-			{"application/openmetrics-text;version=1.0.0", "gzip"},
-			{"application/openmetrics-text;version=0.0.1", "gzip"},
-			{"application/openmetrics-text;version=0.0.1", ""},
-		}
-		for collections := range 2 {
-			var scrapes sync.WaitGroup
-			for range 10 {
-				for _, as := range representations {
-					scrapes.Go(func() { scrape(t, h, "Accept", as[0], "Accept-Encoding", as[1]) })
-				}
+		d := newScrapeFixture(2)
+		h := newHandler(New(d.sources(), Options{}))
+		plain := scrape(t, h)
+		for range 2 { // the second reuses a compressor
+			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
+			r.Header.Set("Accept-Encoding", "gzip")
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			z, err := gzip.NewReader(w.Body)
+			if err != nil || w.Header().Get("Content-Encoding") != "gzip" || !strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") {
+				t.Fatalf("got error %v, header %v", err, w.Header())
 			}
-			scrapes.Wait()
-			if got, want := int(gathered.Load()), 4*(collections+1); got != want { // both versions of OpenMetrics share a body
-				t.Errorf("got %d encoded bodies in %d collections, want %d", got, collections+1, want)
+			text, err := io.ReadAll(z)
+			if err != nil || string(text) != plain {
+				t.Errorf("got error %v and a body of %d bytes, want %d", err, len(text), len(plain))
 			}
-			time.Sleep(maxCollectionAge)
 		}
 	})
 }
 
-// TestHeadersOfSharedBodies checks the type and the length of each response.
-func TestHeadersOfSharedBodies(t *testing.T) {
+// TestHeaders checks the format and compression of each response.
+func TestHeaders(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
-		for _, accept := range []string{"application/openmetrics-text;version=1.0.0", "application/openmetrics-text;version=0.0.1", "text/plain"} {
+		for accept, want := range map[string]string{
+			"application/openmetrics-text;version=1.0.0": "application/openmetrics-text;version=1.0.0",
+			"application/openmetrics-text;version=0.0.1": "application/openmetrics-text;version=0.0.1",
+			"text/plain": "text/plain;version=0.0.4",
+			"application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited": "text/plain;version=0.0.4",
+		} {
 			for _, encoding := range []string{"", "gzip"} {
 				r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
 				r.Header.Set("Accept", accept)
@@ -61,15 +65,91 @@ func TestHeadersOfSharedBodies(t *testing.T) {
 				w := httptest.NewRecorder()
 				h.ServeHTTP(w, r)
 				kind := strings.ReplaceAll(w.Header().Get("Content-Type"), " ", "")
-				if !strings.HasPrefix(kind, accept) || w.Header().Get("Content-Encoding") != encoding || w.Header().Get("Vary") != "Accept, Accept-Encoding" {
+				vary := strings.Join(w.Header()["Vary"], ", ")
+				if !strings.HasPrefix(kind, want) || w.Header().Get("Content-Encoding") != encoding || vary != "Accept, Accept-Encoding" {
 					t.Errorf("%s, %q: got %v", accept, encoding, w.Header())
-				}
-				if w.Result().ContentLength != int64(w.Body.Len()) {
-					t.Errorf("%s, %q: got Content-Length %d, body of %d bytes", accept, encoding, w.Result().ContentLength, w.Body.Len())
 				}
 			}
 		}
 	})
+}
+
+// TestOpenMetrics checks that each counter of OpenMetrics ends in _total, and that help texts are escaped.
+func TestOpenMetrics(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := dcgmFixture(1)
+		d.metrics = slices.Clone(d.metrics)
+		d.metrics[powerRow].Help = "A \"help\"\nwith \\ all of it."
+		h := newHandler(New(d.sources(), Options{DCGM: true}))
+		text := scrape(t, h, "Accept", "application/openmetrics-text;version=1.0.0")
+		for _, line := range []string{
+			"# TYPE nvidia_gpu_energy_joules counter",
+			"nvidia_gpu_energy_joules_total" + seriesLabels("GPU-0", "0", "", "", "") + " 0.0",
+			"# TYPE DCGM_FI_DEV_PCIE_REPLAY_COUNTER unknown",
+			`# HELP nvidia_gpu_power_watts A \"help\"\nwith \\ all of it.`,
+		} {
+			assertSeries(t, text, line)
+		}
+		if !strings.HasSuffix(text, "\n# EOF\n") {
+			t.Errorf("got no end in\n%s", text)
+		}
+	})
+}
+
+// TestValues checks that values are exported as they are.
+func TestValues(t *testing.T) {
+	for _, v := range []float64{0, 1, -1, 0.1, 1e21, 1.5e-9, 12345678, 2 << 52, math.Inf(1), math.Inf(-1), math.NaN()} {
+		bubble.Test(t, func(t *testing.T) {
+			d := newScrapeFixture(1)
+			d.watts = v
+			text := scrape(t, newHandler(New(d.sources(), Options{})))
+			found := regexp.MustCompile(`(?m)^nvidia_gpu_power_watts\{.*\} (\S+)$`).FindStringSubmatch(text)
+			if found == nil {
+				t.Fatalf("%v: no sample in\n%s", v, text)
+			}
+			if got, err := strconv.ParseFloat(found[1], 64); err != nil || got != v && !(math.IsNaN(got) && math.IsNaN(v)) {
+				t.Errorf("%v: got %s", v, found[1])
+			}
+		})
+	}
+}
+
+// TestInvalidMetrics checks that a scrape has all other metrics if one is invalid, and any text of a driver or a pod.
+func TestInvalidMetrics(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(2)
+		d.statuses[0].Model = "model\xff"
+		d.allocate("GPU-0=te\"am/po\nd\xff/c\\")
+		registry := prometheus.NewRegistry()
+		good := prometheus.NewGauge(prometheus.GaugeOpts{Name: "good", Help: "Good."})
+		registry.MustRegister(good, invalidCollector{prometheus.NewDesc("bad", "Bad.", nil, nil)})
+		var log bytes.Buffer
+		h := New(d.sources(), Options{}).Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		for _, format := range []expfmt.Format{expfmt.FmtText, expfmt.FmtOpenMetrics_1_0_0} {
+			text := scrape(t, h, "Accept", string(format))
+			for _, series := range []string{
+				`nvidia_gpu_healthy{container="c\\",gpu="0",mig_uuid="",namespace="te\"am",pod="po\nd�",uuid="GPU-0"} 1`,
+				`nvidia_gpu_info{container="",gpu="0",mig_uuid="",minor="0",model="model�",`,
+				"good 0",
+			} {
+				if !strings.Contains(text, "\n"+series) {
+					t.Errorf("%s: missing %s in\n%s", format, series, text)
+				}
+			}
+			assertAbsent(t, text, "bad")
+		}
+		if !strings.Contains(log.String(), "bad value") {
+			t.Errorf("got log %s", log.String())
+		}
+	})
+}
+
+// invalidCollector fails.
+type invalidCollector struct{ desc *prometheus.Desc }
+
+func (c invalidCollector) Describe(descs chan<- *prometheus.Desc) { descs <- c.desc }
+func (c invalidCollector) Collect(metrics chan<- prometheus.Metric) {
+	metrics <- prometheus.NewInvalidMetric(c.desc, errors.New("bad value"))
 }
 
 // TestHalfClosedConnection checks that a client that closes its sending half, as nc -N does, gets the whole collection.
@@ -116,25 +196,32 @@ func (s *stalledWriter) SetWriteDeadline(at time.Time) error {
 	return nil
 }
 
-// TestStalledReader checks that a client that reads nothing is disconnected after ten seconds, and delays no other scrape.
+// TestStalledReader checks that clients that read nothing are disconnected after ten seconds, and delay no other scrape
+// up to the limit.
 func TestStalledReader(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
 		began := time.Now()
 		var stalled sync.WaitGroup
-		for range 100 {
-			stalled.Go(func() {
-				h.ServeHTTP(&stalledWriter{ResponseRecorder: httptest.NewRecorder()}, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
-			})
+		stall := func() {
+			h.ServeHTTP(&stalledWriter{ResponseRecorder: httptest.NewRecorder()}, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
+		}
+		for range maxConcurrentScrapes - 1 {
+			stalled.Go(stall)
 		}
 		synctest.Wait()
 		scrape(t, h)
-		if got := time.Since(began); got != 0 {
-			t.Errorf("another scrape: got a response after %s", got)
+		stalled.Go(stall)
+		synctest.Wait()
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
+		if got := time.Since(began); w.Code != http.StatusServiceUnavailable || got != 0 {
+			t.Errorf("at the limit: got %d after %s", w.Code, got)
 		}
 		stalled.Wait()
 		if got := time.Since(began); got != scrapeWriteTimeout {
 			t.Errorf("got disconnected after %s, want %s", got, scrapeWriteTimeout)
 		}
+		scrape(t, h)
 	})
 }

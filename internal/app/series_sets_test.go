@@ -160,7 +160,7 @@ func familySelectors(text string) (selectors []familySelector) {
 // exporterFamilies returns the names of families outside a registry.
 func exporterFamilies() map[string]bool {
 	names := map[string]bool{}
-	for _, f := range exporter.Families() {
+	for _, f := range exporter.Families {
 		names[f.Name] = true
 	}
 	for _, m := range metric.MetricsPerLink() {
