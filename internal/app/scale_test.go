@@ -111,8 +111,8 @@ func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 
 // Inputs of the fleet calculation besides the counted series. docs/explanation/scale.md has the sources.
 const (
-	selfSeries     = 93   // podgauge's own series with the set default: not in podgauge_series
-	leanSelfSeries = 10   // the same with the set minimal
+	selfSeries     = 101  // podgauge's own series with the set default: not in podgauge_series
+	leanSelfSeries = 21   // the same with the set minimal
 	bytesPerSeries = 3000 // memory of Prometheus per series in its head block
 	bytesPerSample = 2    // on disk, index included
 )
