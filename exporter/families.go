@@ -66,7 +66,7 @@ var Families = [...]Family{
 	gaugeDesc("podgauge_incidents", "Number of recorded incidents."),
 	gaugeDesc("podgauge_kubelet_up", "1 if the kubelet listed allocations for this scrape; 0: the previous list applies, or owners are unknown."),
 	gaugeDesc("podgauge_missing_gpus", "Number of expected GPUs that the driver does not list; absent without --expected-gpus."),
-	gaugeDesc("podgauge_nvml_up", "1 if NVML is initialized and lists devices."),
+	gaugeDesc("podgauge_nvml_up", "1 if NVML is initialized, lists devices and responds."),
 	gaugeDesc("podgauge_resource_allocatable_devices", "Number of healthy devices of a device plugin's resource, including allocated ones.", "resource", "numa_node"),
 	gaugeDesc("podgauge_resource_allocation_info", "Device of any device plugin allocated to a container; always 1.", "resource", "device_id", "numa_node"),
 	gaugeDesc("podgauge_resource_device_info", "Healthy device of any device plugin, including allocated ones; always 1.", "resource", "device_id", "numa_node"),
