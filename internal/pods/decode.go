@@ -104,8 +104,11 @@ func (e *watchEvent) setPod(p *podpb.Pod) error {
 	all := slices.Concat(status.GetContainerStatuses(), status.GetInitContainerStatuses(), status.GetEphemeralContainerStatuses())
 	for _, c := range all[:min(len(all), maxContainers)] {
 		id := clean(c.GetContainerId())
+		if _, after, ok := strings.Cut(id, "://"); ok { // containerd://…, cri-o://…
+			id = after
+		}
 		e.pod.Containers = append(e.pod.Containers, Container{
-			Name: clean(c.GetName()), ID: id[strings.LastIndex(id, "/")+1:], // of containerd://ID, cri-o://ID
+			Name: clean(c.GetName()), ID: id,
 			Restarts: c.GetRestartCount(), State: stateOf(c.GetState()), LastState: stateOf(c.GetLastState()),
 		})
 	}
