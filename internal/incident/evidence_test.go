@@ -113,7 +113,7 @@ func TestHardwareIncidentsStay(t *testing.T) {
 					}
 					xids := []uint64{13, 31, 43, 45, 69, 109}
 					xid := xids[r.IntN(len(xids))]
-					n.report(gpu, xid, softwareXids[xid], false)
+					n.report(gpu, xid, softwareXids[xid], r.IntN(4) == 0) // --health.enable can name the Xid
 					time.Sleep(time.Duration(r.Int64N(pause + 1)))
 				}
 				got := n.incidents()

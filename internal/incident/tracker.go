@@ -219,7 +219,7 @@ func (t *tracker) evictBeyond(software bool, maxIncidents, maxContainers int) {
 		incidents, containers := map[string]int{}, map[string]int{} // by namespace
 		excess, excessContainers := -maxIncidents, -maxContainers
 		for _, e := range t.entries {
-			if e.ofSoftware() == software {
+			if e.software == software {
 				incidents[e.namespace()]++
 				containers[e.namespace()] += len(e.Affected)
 				excess, excessContainers = excess+1, excessContainers+len(e.Affected)
@@ -243,7 +243,7 @@ func (t *tracker) leastNeeded(software bool, sizes map[string]int) int {
 	least := -1
 	for i := 0; i < len(t.entries)-1; i++ {
 		e := t.entries[i]
-		if e.ofSoftware() != software || sizes[e.namespace()] == 0 {
+		if e.software != software || sizes[e.namespace()] == 0 {
 			continue
 		}
 		if least < 0 || t.entries[least].isOpen() && !e.isOpen() ||
@@ -253,9 +253,6 @@ func (t *tracker) leastNeeded(software bool, sizes map[string]int) int {
 	}
 	return least
 }
-
-// ofSoftware reports whether the incident counts for the quota of software.
-func (e *trackedIncident) ofSoftware() bool { return e.software && !e.MarkedUnhealthy }
 
 // namespace returns the namespace of the first affected container; empty: none.
 func (e *trackedIncident) namespace() string {
