@@ -129,6 +129,10 @@ func (e *endpoint) waitForKubelet(ctx context.Context, pause backoff) socketID {
 		wait, left := heartbeatInterval, time.Until(pause.until)
 		switch {
 		case len(list.items) == 0:
+			if e.other.waiting {
+				e.other.waiting = false
+				e.Hooks.OnOtherPlugin(e.resource, false)
+			}
 		case left > 0 && statSocket(e.kubeletSocket()) == pause.kubelet:
 			wait = min(wait, left)
 		default:

@@ -3,6 +3,8 @@ package app
 import (
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -77,4 +79,23 @@ func TestTakeOver(t *testing.T) {
 			waitUntil(t, "podgauge is registered", func() bool { return w.ownRegistrations() == 1 })
 		})
 	}
+}
+
+// TestWaitEndsWithResource checks that nothing waits for another plugin if the config excludes all devices.
+func TestWaitEndsWithResource(t *testing.T) {
+	machine := newMachine(sim.H100)
+	id := machine.AllocatableIDs()[0]
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	write := func(text string) {
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("version: v1\n")
+	w := newTestAppWith(t, testSetup{machine: machine, otherPlugin: func(k *kubelet.Kubelet) {
+		startOtherVendorPlugin(t, k, gpuResource, map[string]int64{string(id): 0})
+	}}, "--config-file="+config)
+	w.waitLine(`podgauge_plugin_waiting{resource="nvidia.com/gpu"}`, " 1")
+	write("version: v1\npodgauge: {select: {exclude: [" + string(id) + "]}}\n")
+	waitUntil(t, "/readyz no longer names the wait", func() bool { _, body := w.getPath("/readyz"); return body == "ok\n" })
 }
