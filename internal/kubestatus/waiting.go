@@ -35,7 +35,9 @@ func ReportWaiting(ctx context.Context, o Options, waiting *pubsub.Value[[]strin
 		select {
 		case <-ctx.Done():
 		case <-changed:
+			reported = slices.DeleteFunc(reported, func(resource string) bool { return !slices.Contains(resources, resource) })
 		case <-time.After(delay):
+			reported = nil // the API server deletes events after an hour
 		}
 	}
 	return nil
