@@ -88,7 +88,14 @@ func ownerOf[T ~string](labels map[T]T, prefix string) string {
 	return fmt.Sprintf("%s/%s/%s", labels[T(prefix+"namespace")], labels[T(prefix+"pod")], labels[T(prefix+"container")])
 }
 
-// alertsOfOwners returns the active alerts that do not depend on backfilled blocks, with node and owner.
+// incomparableAlerts differ between the Prometheus servers for another reason than owner labels.
+var incomparableAlerts = map[string]bool{
+	"PodgaugeDaemonSetNotReady": true, // namespace is the DaemonSet's in both
+	"PodgaugeFleetUnhealthy":    true, // only the first one has the nodes of the past
+	"PodgaugeNvlinkDown":        true, // only the first one has the links of the past
+}
+
+// alertsOfOwners returns the active alerts of the scripts, with node and owner.
 func (c *dashboardRun) alertsOfOwners(prefix string) []string {
 	c.Helper()
 	found := map[string]bool{}
@@ -97,8 +104,7 @@ func (c *dashboardRun) alertsOfOwners(prefix string) []string {
 		for label, value := range a.Labels {
 			labels[string(label)] = string(value)
 		}
-		// The namespace of this alert is the DaemonSet's in every Prometheus.
-		if expectedAlerts(c.T)[name].cause != causeBackfill && name != "PodgaugeDaemonSetNotReady" {
+		if expectedAlerts(c.T)[name].cause == causeScript && !incomparableAlerts[name] {
 			found[fmt.Sprintf("%s %s %s %s", name, a.Labels["node"], ownerOf(labels, prefix), a.Annotations["summary"])] = true
 		}
 	}

@@ -128,7 +128,7 @@ func waitUntilHealthyAgain(
 		}
 		return nil
 	})
-	if took := time.Since(begin); took < minRecoveryTime {
+	if took := time.Since(begin); took < minRecoveryTime && event != "boot" { // after a boot, one passed check suffices
 		t.Errorf("healthy after %s: got %s, want at least %s", event, took, minRecoveryTime)
 	}
 	measureDurations(t, event+" → healthy", 15*time.Second, time.Since(begin)) // listings are every 10 s
