@@ -65,8 +65,8 @@ func (t *deviceTracker) explain(g *trackedGPU, err error, now time.Time) (reason
 	for _, o := range t.gpus {
 		switch {
 		case !o.listed || o == g:
-		case !o.answeredAt.Before(since) && g.health.cause.Reason == reasonDriver:
-			// The driver works again; the check may have begun before.
+		case !o.answeredAt.Before(since) && since.Before(t.driverEndedAt) && g.health.cause.Reason == reasonDriver:
+			// The driver works again; the check may have begun before. A later failed check decides.
 			g.failure.since = now
 			return ""
 		case !o.answeredAt.Before(since):

@@ -171,6 +171,56 @@ func TestDriverFaultOfUnhealthyGPUs(t *testing.T) {
 	})
 }
 
+// TestFaultAfterDriverFault lets the checks of all GPUs fail, and then those of some. The fault is theirs after the driver works again.
+func TestFaultAfterDriverFault(t *testing.T) {
+	coded := fmt.Errorf("nvmlDeviceGetFieldValues: %w", device.ErrDriverFault)
+	for _, row := range []struct {
+		name   string
+		gpus   int
+		broken int // GPUs that stay so
+		err    error
+		check  time.Duration
+	}{
+		{"all fail, then one of eight stays", 8, 1, errUnknown, 0},
+		{"all fail, then one of eight slow GPUs stays", 8, 1, errUnknown, 200 * time.Millisecond},
+		{"all fail, then one of two stays", 2, 1, errUnknown, 0},
+		{"all fail with a code of the driver, then one of eight stays", 8, 1, coded, 0},
+		{"all fail, then two of eight stay", 8, 2, errUnknown, 0},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				m, s := newMachine(row.gpus), monitorRecorder{}
+				w := startMonitor(t, m, func(b device.Backend) device.Backend { return &failingLister{Backend: b, check: row.check} }, s.attach)
+				defer w.stop()
+				w.statusesAfter(10 * time.Second)
+				ids, want := m.AllocatableIDs(), make([]string, row.gpus)
+				setErrors := func(ids []device.ID, err error) {
+					for _, id := range ids {
+						m.SetCheckError(id, err)
+					}
+				}
+				for _, pause := range []time.Duration{30 * time.Second, 30*time.Second + 300*time.Millisecond} {
+					setErrors(ids, row.err)
+					requireReasons(t, "while the driver fails", w.statusesAfter(pause), slices.Repeat([]string{"driver"}, row.gpus)...)
+					for i := range row.broken {
+						want[i] = "check_failed"
+					}
+					setErrors(ids[row.broken:], nil)
+					requireReasons(t, "after the fault", w.statusesAfter(15*time.Second), want...)
+					if events := s.takeEvents(); len(events) != row.broken {
+						t.Errorf("got events %+v, want %d", events, row.broken)
+					}
+					if d := w.monitor.Driver(); d.State != device.DriverUp {
+						t.Errorf("driver after the fault: got %+v, want up", d)
+					}
+					setErrors(ids, nil)
+					requireReasons(t, "at the end", w.statusesAfter(time.Minute), make([]string, row.gpus)...)
+				}
+			})
+		})
+	}
+}
+
 // TestDriverFaultWithHang lets a GPU hang and the checks of all others fail. The hang is evidence for neither verdict.
 func TestDriverFaultWithHang(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {

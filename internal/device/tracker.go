@@ -35,6 +35,7 @@ type deviceTracker struct {
 	lastOutageAt time.Time   // when the driver's events were last interrupted
 
 	driverErr     error     // of the newest check, by a fault of the driver; nil: a GPU has answered since
+	driverEndedAt time.Time // the newest driverErr ended then
 	listingBegan  time.Time // of the newest listing
 	listingFailed bool      // as a whole, of the same
 	listingDue    bool      // at once, to decide whose fault a failed check is
@@ -234,14 +235,17 @@ func (t *deviceTracker) handleCheckResult(c gpuCheckResult, now time.Time) {
 		return
 	}
 	g.assessed, g.failure = true, checkFailure{}
-	t.addAnswer(g, c)
+	t.addAnswer(g, c, now)
 	if g.listed {
 		t.applyAll(g, evidence{kind: evidenceCheckPassed, startedAt: c.startedAt, repairPending: c.evidence.RepairPending}, now)
 	}
 }
 
 // addAnswer notes that a GPU has answered a check: the driver works.
-func (t *deviceTracker) addAnswer(g *trackedGPU, c gpuCheckResult) {
+func (t *deviceTracker) addAnswer(g *trackedGPU, c gpuCheckResult, now time.Time) {
+	if t.driverErr != nil {
+		t.driverEndedAt = now
+	}
 	g.answeredAt, t.driverErr = c.startedAt, nil
 }
 
@@ -275,7 +279,7 @@ func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time
 	var f *Fault
 	switch {
 	case errors.As(c.err, &f):
-		t.addAnswer(g, c)
+		t.addAnswer(g, c, now)
 		e.cause.Reason, e.cause.Action, e.cause.NeedsReset, e.cause.noFault = f.Reason, f.Action, f.NeedsReset, f.External
 		if !f.External {
 			t.decideSeverity(g, now)
