@@ -41,7 +41,7 @@ func (t *deviceTracker) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, n
 		t.apply(g, "", &g.health, evidence{kind: evidenceReport}, now)
 		g.checkDeadline = now.Add(firstCheckTimeout)
 		return
-	case cause.noFault:
+	case cause.noFault && t.driverErr == nil:
 		t.driverErr = fmt.Errorf("calls to all GPUs fail: %w", c.err)
 	}
 	if t.addGPUFault(g, evidence{cause: cause}, now).newCause && cause.isFault() {

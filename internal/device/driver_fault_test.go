@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,6 +22,7 @@ type failingLister struct {
 	err   atomic.Pointer[error] // of a listing; nil: none
 	both  bool                  // checks fail as listings do
 	check time.Duration         // of each GPU, one after another
+	slow  atomic.Bool           // a listing takes six seconds
 	turn  atomic.Int64
 }
 
@@ -32,6 +34,9 @@ func (b *failingLister) fail(err error) {
 }
 
 func (b *failingLister) Devices(ctx context.Context) ([]device.Device, error) {
+	if b.slow.Load() {
+		time.Sleep(6 * time.Second)
+	}
 	if err := b.err.Load(); err != nil {
 		return nil, *err
 	}
@@ -234,6 +239,66 @@ func TestDriverFaultWithHang(t *testing.T) {
 		requireReasons(t, "soon", w.statusesAfter(15*time.Second), "", "driver", "driver")
 		requireReasons(t, "later", w.statusesAfter(time.Minute), "not_responding", "driver", "driver")
 	})
+}
+
+// TestListingsDuringDriverFault lets listings hang or find no driver, while calls fail. Once listings work again, the calls are the state.
+func TestListingsDuringDriverFault(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		set  func(b *failingLister, on bool)
+		want device.DriverState
+	}{
+		{"slow", func(b *failingLister, on bool) { b.slow.Store(on) }, device.DriverNotResponding},
+		{"no driver", func(b *failingLister, on bool) {
+			b.fail(nil)
+			if on {
+				b.fail(device.ErrNoDriver)
+			}
+		}, device.DriverAbsent},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				m := newMachine(2)
+				b := &failingLister{Backend: m}
+				w := startMonitor(t, m, func(device.Backend) device.Backend { return b })
+				defer w.stop()
+				state := func(when string, after time.Duration, want device.DriverState) {
+					t.Helper()
+					w.statusesAfter(after)
+					if d := w.monitor.Driver(); d.State != want || want == device.DriverFailing && !strings.Contains(d.Err.Error(), "calls to all GPUs fail") {
+						t.Errorf("%s: got %+v, want state %v", when, d, want)
+					}
+				}
+				setErrors := func(err error) {
+					for _, id := range m.AllocatableIDs() {
+						m.SetCheckError(id, err)
+						if err != nil {
+							m.SetCheckError(id, fmt.Errorf("call about %s: %w", id, err))
+						}
+					}
+				}
+				state("at first", 20*time.Second, device.DriverUp)
+				setErrors(errUnknown)
+				state("calls fail", 19*time.Second, device.DriverFailing)
+				row.set(b, true)
+				for range 200 {
+					if w.statusesAfter(100 * time.Millisecond); w.monitor.Driver().State == row.want {
+						break
+					}
+				}
+				state("listings as well", 0, row.want)
+				row.set(b, false)
+				state("only calls", time.Minute, device.DriverFailing)
+				lines := w.log.count("driver")
+				state("only calls, later", time.Hour, device.DriverFailing)
+				if n := w.log.count("driver"); n != lines {
+					t.Errorf("log lines in an hour: got %d, want none", n-lines)
+				}
+				setErrors(nil)
+				state("afterwards", 15*time.Second, device.DriverUp)
+			})
+		})
+	}
 }
 
 // TestRestartForDriver lets the driver fail for long. Run ends, with growing pauses across processes, until the driver has worked for a while.

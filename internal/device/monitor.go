@@ -280,7 +280,11 @@ func (m *Monitor) handleListing(devices []Device, err error, now time.Time) {
 	if m.relist {
 		m.list.nextAt, m.relist = now, false
 	}
-	if !m.driverHung && m.tracker.driverErr == nil { // listings may work while calls about GPUs do not
+	switch {
+	case m.driverHung: // listings may work while calls about GPUs do not
+	case m.tracker.driverErr != nil:
+		m.setDriver(DriverFailing, m.tracker.driverErr)
+	default:
 		m.setDriver(DriverUp, err)
 	}
 	m.tracker.merge(devices, now)

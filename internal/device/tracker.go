@@ -34,7 +34,7 @@ type deviceTracker struct {
 	startedAt    time.Time   // of Run
 	lastOutageAt time.Time   // when the driver's events were last interrupted
 
-	driverErr     error     // of the newest check, by a fault of the driver; nil: a GPU has answered since
+	driverErr     error     // of the first check that failed by a fault of the driver; nil: a GPU has answered since
 	driverEndedAt time.Time // the newest driverErr ended then
 	listingBegan  time.Time // of the newest listing
 	listingFailed bool      // as a whole, of the same
