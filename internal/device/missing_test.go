@@ -93,3 +93,42 @@ func TestForget(t *testing.T) {
 		w.stop()
 	})
 }
+
+// TestForgetWithMIG checks that a GPU is not forgotten while a container has one of its MIG devices, also in the next process.
+func TestForgetWithMIG(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		var s monitorRecorder
+		var allocated atomic.Value // of device.ID
+		m := newMachine(2)
+		gpu := device.ID(m.GPUs()[1])
+		m.Partition(m.GPUs()[1], "1g.10gb", "1g.10gb")
+		mig := m.AllocatableIDs()[2]
+		start := func() *monitorFixture {
+			return startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
+				w.options.History = s.savedHistory()
+				w.options.IsAllocated = func(id device.ID) bool { return id == allocated.Load() }
+			})
+		}
+		wantAllocated := func(w *monitorFixture, when string) {
+			t.Helper()
+			w.statusesAfter(time.Hour)
+			if err := w.monitor.Forget(t.Context(), gpu); err == nil || errors.Is(err, device.ErrUnknownDevice) {
+				t.Errorf("%s: got %v, want an error about an allocated device", when, err)
+			}
+		}
+		w := start()
+		w.statusesAfter(time.Second)
+		w.retire(t, mig, "fan") // so that the history has the MIG device
+		m.RemoveGPU(gpu)
+		allocated.Store(mig)
+		wantAllocated(w, "gone")
+		w.stop()
+		w = start()
+		wantAllocated(w, "in the next process")
+		allocated.Store(device.ID(""))
+		if err := w.monitor.Forget(t.Context(), gpu); err != nil || len(s.savedHistory().Records) != 1 {
+			t.Errorf("no longer allocated: got %v and history %+v", err, s.savedHistory())
+		}
+		w.stop()
+	})
+}

@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,7 +60,7 @@ func (m *Monitor) Trust(ctx context.Context, id ID) (Trusted, error) {
 	return m.sendOperatorRequest(ctx, operatorRequest{id: id})
 }
 
-// Forget removes a missing GPU from the known GPUs. A listed or allocated GPU is not removed.
+// Forget removes a missing GPU from the known GPUs. A GPU that is listed, or has an allocated device, is not removed.
 func (m *Monitor) Forget(ctx context.Context, gpu ID) error {
 	_, err := m.sendOperatorRequest(ctx, operatorRequest{id: gpu, forget: true})
 	return err
@@ -171,19 +172,23 @@ func (m *Monitor) answerOperator(now time.Time) {
 
 var (
 	errListed    = errors.New("the driver lists the GPU: only a GPU that is gone can be forgotten")
-	errAllocated = errors.New("the GPU is allocated: delete the pods first")
+	errAllocated = errors.New("the GPU or one of its MIG devices is allocated: delete the pods first")
 )
 
 // forget removes a GPU that is gone, with its health and counts.
 func (t *deviceTracker) forget(id ID) error {
 	g := t.gpus[GPU(id)]
 	_, recorded := t.absentRecords[recordKey{gpu: GPU(id)}]
+	isAllocated := slices.ContainsFunc(t.devices, func(d *trackedDevice) bool { return d.GPU == GPU(id) && t.isAllocated(d.ID) })
+	for key := range t.absentRecords {
+		isAllocated = isAllocated || key.gpu == GPU(id) && t.isAllocated(cmp.Or(key.device, id))
+	}
 	switch {
 	case g == nil && !recorded:
 		return ErrUnknownDevice
 	case g != nil && g.listed:
 		return errListed
-	case t.isAllocated(id):
+	case isAllocated:
 		return errAllocated
 	}
 	maps.DeleteFunc(t.absentRecords, func(key recordKey, _ HealthRecord) bool { return key.gpu == GPU(id) })
