@@ -56,7 +56,7 @@ func TestLostAccessToDriver(t *testing.T) {
 		}
 	}
 	status, log := p.WaitForExit(t)
-	if status != 1 || strings.Count(log, "device unhealthy") != 0 || strings.Count(log, "driver lists no devices") != 1 || !strings.Contains(log, "exiting, so that the kubelet restarts the container") {
+	if status != 1 || strings.Count(log, "device unhealthy") != 0 || strings.Count(log, "driver unusable") != 1 || !strings.Contains(log, "exiting, so that the kubelet restarts the container") {
 		t.Errorf("exit status %d, want 1 after one line about the driver:\n%s", status, log)
 	}
 

@@ -48,7 +48,7 @@ func (m *Monitor) setDriver(s DriverState, err error) {
 	case s == DriverReleased:
 		m.log.Info("driver released")
 	case s != DriverUp:
-		m.log.Warn("driver lists no devices", "err", err)
+		m.log.Warn("driver unusable", "err", err)
 	case err != nil:
 		m.log.Warn("driver cannot list some devices", "err", err)
 	default:

@@ -126,7 +126,7 @@ func TestDriverFault(t *testing.T) {
 					if d := w.monitor.Driver(); (d.State == device.DriverUp) == isDriver {
 						t.Errorf("driver: got %+v, want a fault: %v", d, isDriver)
 					}
-					if n := w.log.count("driver lists no devices") + w.log.count("device unhealthy"); isDriver && n != 1 {
+					if n := w.log.count("driver unusable") + w.log.count("device unhealthy"); isDriver && n != 1 {
 						t.Errorf("log lines about the fault: got %d, want 1: %v", n, w.log.counts)
 					}
 					if slices.Contains(row.want, "lost") {

@@ -298,7 +298,7 @@ func TestDriverHang(t *testing.T) {
 				w.statusesAfter(5 * time.Second)
 				state("in a hang", device.DriverNotResponding)
 				w.statusesAfter(15 * time.Second)
-				if n := w.log.count("driver lists no devices"); n != 1 {
+				if n := w.log.count("driver unusable"); n != 1 {
 					t.Errorf("%d GPUs, offset %v: messages about a hang of 20 s: got %d, want 1", gpus, offset, n)
 				}
 				w.ReleaseHangs()
@@ -472,7 +472,7 @@ func TestFailedListings(t *testing.T) {
 			if d := w.monitor.Driver(); d.State != device.DriverFailing || w.monitor.Ready() != nil {
 				t.Errorf("got driver %+v, ready %v; want failing, and ready", d, w.monitor.Ready())
 			}
-			if w.log.count("driver lists no devices") != lines {
+			if w.log.count("driver unusable") != lines {
 				t.Errorf("got log %v, want %d messages about listings", w.log.counts, lines)
 			}
 		}

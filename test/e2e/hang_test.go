@@ -243,7 +243,7 @@ func nvmlInitHangs(ctx context.Context, t *testing.T, n *node.RealNode) {
 	d.waitUntilListening(ctx, t)
 	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, func(s metricsScrape) error { return s.wantValue(0, "podgauge_nvml_up", nil) })
 	await(ctx, t, "podgauge logs that the driver hangs", func(context.Context) error {
-		if lines := d.logLines(t, "driver lists no devices", "hang"); len(lines) != 1 {
+		if lines := d.logLines(t, "driver unusable", "hang"); len(lines) != 1 {
 			return fmt.Errorf("log lines: got %q, want one", lines)
 		}
 		return nil

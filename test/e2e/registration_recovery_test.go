@@ -261,7 +261,7 @@ func checkWithoutDriver(ctx context.Context, t *testing.T, d *podgaugeProcess) {
 			}
 		}
 	}
-	if lines := d.logLines(t, "driver lists no devices"); len(lines) != 1 {
+	if lines := d.logLines(t, "driver unusable"); len(lines) != 1 {
 		t.Errorf("log lines about the driver: got %q, want one", lines)
 	}
 	if sockets := d.sockets(t); len(sockets) > 0 {
