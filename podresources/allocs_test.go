@@ -63,7 +63,7 @@ func TestAllocationsOfAllocatable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, l := rawAllocatableResponse{newResourceRows()}, resourceTracker{}
+	a, l := rawAllocatableResponse{newResourceRows(maxAllocatableIDs)}, resourceTracker{}
 	if n := testing.AllocsPerRun(100, func() {
 		if err := a.Read(b); err != nil || len(a.resources.Devices) != 8 {
 			t.Fatalf("allocatable devices: %v, %v", a.resources.Devices, err)

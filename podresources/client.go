@@ -90,7 +90,7 @@ func newClient(socket string, dial dialFunc, options Options) (*Client, error) {
 	}
 	c := &Client{
 		options: options, kubelet: kubelet, tracker: newAllocationTracker(),
-		response: newListResponse(), allocatableResponse: rawAllocatableResponse{newResourceRows()},
+		response: newListResponse(), allocatableResponse: rawAllocatableResponse{newResourceRows(maxAllocatableIDs)},
 		refreshRequested: make(chan struct{}, 1), callLock: make(chan struct{}, 1),
 	}
 	if c.options.Log == nil {

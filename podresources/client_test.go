@@ -617,6 +617,32 @@ func TestTooLargeResponse(t *testing.T) {
 	}
 }
 
+// TestManyAllocatableReplicas lists replicas of eight GPUs up to the kubelet's limit for a plugin, each with a NUMA node as the kubelet does.
+func TestManyAllocatableReplicas(t *testing.T) {
+	for replicas, want := range map[int]bool{1200: true, 7500: true, 12000: false} {
+		t.Run(fmt.Sprint(replicas), func(t *testing.T) {
+			response := &api.AllocatableResourcesResponse{}
+			for i := range 8 * replicas {
+				response.Devices = append(response.Devices, &api.ContainerDevices{
+					ResourceName: gpu, DeviceIds: []string{fmt.Sprintf("GPU-%08x-0000-0000-0000-000000000000::%d", i%8, i/8)},
+					Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(i % 2)}}},
+				})
+			}
+			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+				var log kubeletLogBuffer
+				c.options.Log = log.log()
+				k.setAllocatable(response)
+				defer c.startRun(t)()
+				time.Sleep(time.Second)
+				r := c.current().Resources
+				if n := len(r.Allocatable.Devices); r.AllocatableKnown != want || want && n != 8*replicas {
+					t.Errorf("got known %t, %d devices, log %s; want known %t", r.AllocatableKnown, n, log.String(), want)
+				}
+			})
+		})
+	}
+}
+
 // foreignResources returns one device each of many resources.
 func foreignResources(n int) (all []*api.ContainerDevices) {
 	for i := range n {

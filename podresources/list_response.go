@@ -14,7 +14,9 @@ type rawListResponse struct {
 	resources   resourceRows
 }
 
-func newListResponse() rawListResponse { return rawListResponse{resources: newResourceRows()} }
+func newListResponse() rawListResponse {
+	return rawListResponse{resources: newResourceRows(maxOwnedRows)}
+}
 
 // Read implements wire.Message.
 func (r *rawListResponse) Read(b []byte) error {

@@ -371,7 +371,7 @@ func wantAllocatableDecoded(t testing.TB, a *rawAllocatableResponse, b []byte) (
 
 func TestDecodeAllocatableAgainstProtobuf(t *testing.T) {
 	chance := rand.New(rand.NewPCG(3, 4))
-	a := rawAllocatableResponse{newResourceRows()}
+	a := rawAllocatableResponse{newResourceRows(maxAllocatableIDs)}
 	rows := 0
 	for range 20000 {
 		rows += wantAllocatableDecoded(t, &a, randomMessage(chance, allocatableShape))
@@ -399,7 +399,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		wantDecoded(t, &a, b)
 		// GetAllocatableResources has the same messages in different fields.
-		allocatable := rawAllocatableResponse{newResourceRows()}
+		allocatable := rawAllocatableResponse{newResourceRows(maxAllocatableIDs)}
 		wantAllocatableDecoded(t, &allocatable, b)
 	})
 }

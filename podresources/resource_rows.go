@@ -13,10 +13,13 @@ import (
 const (
 	// maxInternedNames limits the strings kept from response to response.
 	maxInternedNames = 4096
-	// maxRows limits the rows, and the CPUs, NUMA nodes and CDI names in rows, to a few megabytes.
+	// maxRows limits the rows, and the CPUs, NUMA nodes and CDI names in rows, to a few megabytes. Each device of the form of this node's
+	// allows for itself and a NUMA node.
 	maxRows = 32768
-	// maxOwnedRows limits claims and devices of the form of this node's: each has series and an owner.
+	// maxOwnedRows limits claims and devices of the form of this node's in List: each has series and an owner.
 	maxOwnedRows = 8192
+	// maxAllocatableIDs limits devices of this form in GetAllocatableResources, above the kubelet's limit of 4 MiB for a plugin.
+	maxAllocatableIDs = 65536
 	// maxNameBytes is twice the length of names in Kubernetes.
 	maxNameBytes = 512
 )
@@ -28,8 +31,9 @@ type resourceRows struct {
 	device.ResourceSet
 	foreign foreignIDs
 
-	interner wire.Interner // kept from response to response
-	tooLarge bool
+	interner  wire.Interner // kept from response to response
+	maxOwnIDs int
+	tooLarge  bool
 
 	// The slices within rows are parts of the slices below. Growth leaves earlier parts in place.
 	numaNodes []int
@@ -37,8 +41,8 @@ type resourceRows struct {
 	cdiNames  []string
 }
 
-func newResourceRows() resourceRows {
-	return resourceRows{interner: wire.NewInterner(maxInternedNames)}
+func newResourceRows(maxOwnIDs int) resourceRows {
+	return resourceRows{interner: wire.NewInterner(maxInternedNames), maxOwnIDs: maxOwnIDs}
 }
 
 // readResponse calls read, which adds the rows of a response b; once more if the limit of foreign ids begins or ceases to apply.
@@ -72,7 +76,7 @@ func (r *resourceRows) reset() {
 func (r *resourceRows) walk(b []byte, visit func(wire.Field) error) error {
 	return wire.WalkFields(b, func(f wire.Field) error {
 		rows := len(r.Devices) + len(r.Memory) + len(r.numaNodes) + len(r.cpuIDs) + len(r.cdiNames) + len(r.foreign.resources)
-		if r.tooLarge || rows > maxRows || len(r.Claims) > maxOwnedRows || r.foreign.ownIDs > maxOwnedRows {
+		if own := r.foreign.ownIDs; r.tooLarge || rows > maxRows+2*own || len(r.Claims) > maxOwnedRows || own > r.maxOwnIDs {
 			return errTooLarge
 		}
 		return visit(f)
