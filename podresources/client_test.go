@@ -606,6 +606,14 @@ func TestTooLargeResponse(t *testing.T) {
 					wantDevice(t, c.current(), "a", "allocated to one")
 					time.Sleep(3 * time.Second)
 				}
+				begin := time.Now()
+				for range 20 { // as frequent scrapes do
+					c.ListAllocations(t.Context())
+					time.Sleep(100 * ms)
+				}
+				if calls := len(k.listCallsSince(begin)); calls > 3 {
+					t.Errorf("got %d calls in 2 s, want a pause", calls)
+				}
 				if logged := log.String(); strings.Count(logged, "level=WARN") != 1 || !regexp.MustCompile(`\d{3,} (bytes|vs)`).MatchString(logged) {
 					t.Errorf("got log %s, want one warning with the size", logged)
 				}

@@ -133,14 +133,15 @@ func (c *kubeletConn) reconnect(ctx context.Context) {
 	}
 }
 
-// recordRejection begins a pause if a call failed because of the kubelet's limit, or because of a too large response.
+// recordRejection begins a pause if a call failed because of the kubelet's limit, or because of a too large or invalid response: Internal is
+// gRPC's code for each error of the codec.
 func (c *kubeletConn) recordRejection(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case err == nil:
+	switch status.Code(err) {
+	case codes.OK:
 		c.rejections.Reset()
-	case status.Code(err) == codes.ResourceExhausted:
+	case codes.ResourceExhausted, codes.Internal:
 		c.rejectedErr, c.retryAt = err, time.Now().Add(c.rejections.Next())
 	}
 }
