@@ -68,6 +68,7 @@ type Client struct {
 	backoff      retry.Backoff
 	loggedSynced bool // the newest log message is about a sync
 	loggedOutage bool // at least once
+	loggedCut    bool // at least once
 }
 
 // New returns a client for the kubelet on a socket, which need not exist. It fails if a label is neither a name nor a prefix.
@@ -171,6 +172,10 @@ func (c *Client) applyEvent() error {
 	changed, err := c.cache.apply(&c.event)
 	c.publish(changed)
 	c.notify()
+	if c.event.cut && !c.loggedCut {
+		c.log.Warn("containers and labels of pods left out above a limit", "namespace", c.event.pod.Namespace, "pod", c.event.pod.Name)
+		c.loggedCut = true
+	}
 	if c.cache.pods.Synced && !c.loggedSynced {
 		c.log.Info("pods synced", "pods", c.cache.pods.Len())
 		c.loggedSynced = true

@@ -3,8 +3,10 @@ package pods
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -253,6 +255,41 @@ func TestLargePod(t *testing.T) {
 			if ps, _ := c.Snapshot(); !want && status.Code(ps.Err) != codes.ResourceExhausted {
 				t.Errorf("%d bytes: got %v, want ResourceExhausted", size, ps.Err)
 			}
+		})
+	}
+}
+
+// TestHugePods lists pods with more containers than are decoded, and more pods with containers than are kept. Other pods are followed on,
+// and a single message is logged.
+func TestHugePods(t *testing.T) {
+	for name, test := range map[string]struct{ pods, containers int }{"containers": {1, 5 * maxContainers}, "pods": {60, maxContainers}} {
+		t.Run(name, func(t *testing.T) {
+			var log podsLogBuffer
+			runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+				list := []Pod{runningPod("a", "1")}
+				for i := range test.pods {
+					huge := runningPod("huge", fmt.Sprint("huge-", i))
+					huge.Containers = slices.Repeat(huge.Containers, test.containers)
+					list = append(list, huge)
+				}
+				events := make(chan *api.WatchPodsEvent)
+				k.start(listThenStream(t, events, list...))
+				time.Sleep(2 * socketPollInterval)
+				if ps, _ := c.Snapshot(); !ps.Synced {
+					t.Fatalf("not synced: %v", ps.Err)
+				}
+				events <- newWatchEvent(added, list[1]) // not new
+				events <- newWatchEvent(added, runningPod("b", "2"))
+				synctest.Wait()
+				ps, _ := c.Snapshot()
+				b, found := ps.ByName("team", "b")
+				if !ps.Synced || ps.Len() != 2+test.pods || !found {
+					t.Fatalf("got synced %t, %d pods, %+v, error %v", ps.Synced, ps.Len(), b, ps.Err)
+				}
+				if n := log.count("level=WARN"); n != 1 || log.count("no longer synced") > 0 || k.watchCallCount() != 1 {
+					t.Errorf("got %d streams and log, want one warning:\n%s", k.watchCallCount(), log.buffer.String())
+				}
+			})
 		})
 	}
 }

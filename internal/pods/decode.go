@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pods/podpb"
 	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
@@ -34,18 +35,19 @@ type watchEvent struct {
 	kind      api.EventType
 	pod       Pod
 	allowlist labelAllowlist
+	cut       bool // the pod lost containers or labels to a limit
 }
 
 // readEvent decodes an event of the kubelet.
 func (e *watchEvent) readEvent(event *api.WatchPodsEvent) error {
-	e.kind, e.pod = event.Type, Pod{}
+	e.kind, e.pod, e.cut = event.Type, Pod{}, false
 	if !e.hasPod() {
 		return nil
 	}
 	var p podpb.Pod
-	err := checkStatus(event.Pod)
+	pod, err := e.limitStatus(event.Pod)
 	if err == nil {
-		err = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(event.Pod, &p)
+		err = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(pod, &p)
 	}
 	if err == nil {
 		err = e.setPod(&p)
@@ -53,17 +55,27 @@ func (e *watchEvent) readEvent(event *api.WatchPodsEvent) error {
 	return err
 }
 
-// checkStatus limits the fields of a pod's status: an empty container of two bytes takes a hundred bytes of memory.
-func checkStatus(pod []byte) error {
-	n := 0
-	return wire.WalkTag(pod, 3<<3|wire.Length, func(status wire.Field) error {
-		return wire.WalkFields(status.Bytes, func(wire.Field) error {
-			if n++; n > maxStatusFields {
-				return fmt.Errorf("status of more than %d fields", maxStatusFields)
-			}
-			return nil
-		})
+// limitStatus returns metadata and the first fields of the status: an empty container of two bytes takes a hundred bytes of memory.
+func (e *watchEvent) limitStatus(pod []byte) (kept []byte, err error) {
+	n, status := 0, []byte(nil)
+	err = wire.WalkFields(pod, func(f wire.Field) error {
+		switch f.Tag {
+		case 1<<3 | wire.Length:
+			kept = protowire.AppendBytes(protowire.AppendVarint(kept, f.Tag), f.Bytes)
+		case 3<<3 | wire.Length:
+			return wire.WalkFields(f.Bytes, func(f wire.Field) error {
+				if n++; n <= maxStatusFields && f.Tag&7 == wire.Length {
+					status = protowire.AppendBytes(protowire.AppendVarint(status, f.Tag), f.Bytes)
+				}
+				return nil
+			})
+		}
+		return nil
 	})
+	if e.cut = n > maxStatusFields; !e.cut {
+		return pod, err
+	}
+	return protowire.AppendBytes(protowire.AppendVarint(kept, 3<<3|wire.Length), status), err
 }
 
 // readJSON decodes an object of the API server.
@@ -72,7 +84,7 @@ func (e *watchEvent) readJSON(kind api.EventType, b []byte) error {
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(b, &p); err != nil {
 		return err
 	}
-	e.kind = kind
+	e.kind, e.cut = kind, false
 	return e.setPod(&p)
 }
 

@@ -220,7 +220,6 @@ func TestDecodeErrors(t *testing.T) {
 		"no name":                    message(1, text(3, "n"), text(5, "u")),
 		"no namespace":               message(1, text(1, "p"), text(5, "u")),
 		"long name":                  message(1, text(1, strings.Repeat("x", maxNameBytes+1)), text(3, "n"), text(5, "u")),
-		"too many containers":        slices.Concat(identity(), message(3, slices.Repeat([]encodedFields{message(8)}, 3*maxContainers)...), message(3, slices.Repeat([]encodedFields{message(8)}, 3*maxContainers)...)),
 		"truncated pod":              identity()[:5],
 		"truncated status":           slices.Concat(identity(), message(3, text(1, "Running")[:4])),
 		"truncated container":        slices.Concat(identity(), message(3, message(8, text(1, "main")[:3]))),
@@ -252,6 +251,24 @@ func TestDecodeLimitsLabelsAndContainers(t *testing.T) {
 	}
 	if len(e.pod.Labels) != maxLabels || len(e.pod.Containers) != maxContainers {
 		t.Errorf("got %d labels and %d containers, want maxLabels and maxContainers", len(e.pod.Labels), len(e.pod.Containers))
+	}
+}
+
+// TestDecodeLimitsStatus has more containers than are decoded, in two parts. Metadata, phase and first containers are kept.
+func TestDecodeLimitsStatus(t *testing.T) {
+	e := newEvent(t, "*")
+	containers := slices.Concat(slices.Repeat([]encodedFields{message(8, text(1, "main"))}, 3*maxContainers)...)
+	pod := slices.Concat(message(3, text(1, "Failed"), text(4, "Evicted"), containers), message(3, containers), identity(label("k", "v")))
+	for _, test := range []struct {
+		pod []byte
+		cut bool
+	}{{pod, true}, {identity(), false}} {
+		if err := e.Read(eventBytes(t, api.EventType_ADDED, test.pod)); err != nil || e.cut != test.cut {
+			t.Fatalf("got cut %t, error %v, want cut %t", e.cut, err, test.cut)
+		}
+		if p := e.pod; test.cut && (p.Phase != "Failed" || p.Reason != "Evicted" || len(p.Labels) != 1 || len(p.Containers) != maxContainers || p.Containers[0].Name != "main") {
+			t.Errorf("got %d containers of %s %s, labels %v", len(p.Containers), p.Phase, p.Reason, p.Labels)
+		}
 	}
 }
 

@@ -20,7 +20,7 @@ const (
 // resumed is the type of an event that no kubelet sends: the API server continues without a gap.
 const resumed = api.EventType(-1)
 
-var errTooManyPods = fmt.Errorf("more than %d pods or %d bytes", maxPods, maxPodsBytes)
+var errTooManyPods = fmt.Errorf("more than %d pods", maxPods)
 
 // podCache applies the kubelet's events to the pods. Run's goroutine owns the cache.
 //
@@ -66,11 +66,18 @@ func (c *podCache) apply(e *watchEvent) (changed bool, err error) {
 	if c.bytes += e.pod.bytes(); c.bytes > maxPodsBytes && c.syncing == nil { // with replaced and deleted pods
 		c.bytes = e.pod.bytes()
 		for _, p := range c.pods.list {
-			c.bytes += p.bytes()
+			if p.UID != e.pod.UID {
+				c.bytes += p.bytes()
+			}
 		}
 	}
+	if c.bytes > maxPodsBytes { // the end of the stream would stop all pods
+		c.bytes -= e.pod.bytes()
+		e.pod.Containers, e.pod.Labels, e.cut = nil, nil, true
+		c.bytes += e.pod.bytes()
+	}
 	switch {
-	case c.bytes > maxPodsBytes, len(c.syncing) == maxPods, c.syncing == nil && c.pods.Len() == maxPods:
+	case len(c.syncing) == maxPods, c.syncing == nil && c.pods.Len() == maxPods:
 		return false, errTooManyPods
 	case c.syncing != nil:
 		c.syncing[e.pod.UID] = new(e.pod)

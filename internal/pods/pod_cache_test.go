@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/device"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
@@ -256,32 +257,47 @@ func TestTooManyPods(t *testing.T) {
 	}
 }
 
-// TestTooLargePods has pods with more containers than memory, in a list and in a stream. Deleted pods do not count.
+// TestTooLargePods has pods with more containers than memory, in a list and in a stream: further pods have no containers and labels.
+// Deleted pods do not count.
 func TestTooLargePods(t *testing.T) {
 	var k podCache
 	large := func(i int) *watchEvent {
-		return newPodEvent(added, Pod{Namespace: "team", Name: "x", UID: fmt.Sprint(i), Phase: "Pending", Containers: make([]Container, maxContainers)})
+		return newPodEvent(added, Pod{
+			Namespace: "team", Name: "x", UID: fmt.Sprint(i), Phase: "Pending", Containers: make([]Container, maxContainers), Labels: []device.Label{{Name: "k"}},
+		})
+	}
+	wantKept := func(when string, pods int) {
+		t.Helper()
+		bytes, whole := 0, 0
+		for _, p := range k.pods.list {
+			bytes += p.bytes()
+			if len(p.Containers) > 0 && len(p.Labels) > 0 {
+				whole++
+			} else if len(p.Containers)+len(p.Labels) > 0 {
+				t.Errorf("%s: got %d containers, %d labels, want none", when, len(p.Containers), len(p.Labels))
+			}
+		}
+		if k.pods.Len() != pods || bytes > maxPodsBytes || whole < 25 || k.pods.find(fmt.Sprint(pods-1)).Containers != nil {
+			t.Errorf("%s: got %d pods, %d with containers, %d bytes", when, k.pods.Len(), whole, bytes)
+		}
 	}
 	k.startSync()
-	err, pods := error(nil), 0
-	for ; err == nil && pods < maxPods; pods++ {
-		_, err = k.apply(large(pods))
-	}
-	if !errors.Is(err, errTooManyPods) || pods > 40 {
-		t.Fatalf("in the list: got %v after %d pods, want errTooManyPods", err, pods)
-	}
-	k.startSync()
-	for i := range 20 {
+	for i := range 100 {
 		k.applyAll(t, large(i))
 	}
 	k.applyAll(t, &watchEvent{kind: complete})
+	wantKept("in the list", 100)
 	for i := range 100 {
-		k.applyAll(t, large(100+i), newPodEvent(deleted, Pod{Namespace: "team", Name: "x", UID: fmt.Sprint(100 + i)}))
+		k.applyAll(t, newPodEvent(deleted, Pod{UID: fmt.Sprint(i)}))
 	}
-	for err = nil; err == nil && pods < maxPods; pods++ {
-		_, err = k.apply(large(1000 + pods))
+	for i := range 200 {
+		k.applyAll(t, large(i))
 	}
-	if !errors.Is(err, errTooManyPods) || pods > 80 {
-		t.Fatalf("in the stream: got %v after %d pods, want errTooManyPods", err, pods)
+	wantKept("in the stream", 200)
+	update := large(0)
+	update.pod.Phase = "Running"
+	k.applyAll(t, update)
+	if p := k.pods.find("0"); p.Phase != "Running" || len(p.Containers) != maxContainers || update.cut {
+		t.Errorf("update of a kept pod: got phase %s, %d containers, cut %t", p.Phase, len(p.Containers), update.cut)
 	}
 }
