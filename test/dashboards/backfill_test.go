@@ -80,7 +80,7 @@ func allPastSeries() (all []pastSeries) {
 	add(9e9, `nvidia_gpu_memory_used_bytes{%sgpu="9",uuid="GPU-skew-2",mig_uuid=""}`, target)
 	add(0, `nvidia_gpu_allocated{%sgpu="9",uuid="GPU-skew-2",mig_uuid=""}`, target)
 	// PodgaugeDeviceMissing and PodgaugeNvlinkDown: the recorded series of the past.
-	removed := `device:podgauge_in_service:max1d{` + target + `gpu="8",uuid="GPU-removed",mig_uuid="",pci_bus_id="GPU-removed"}`
+	removed := `device:podgauge_not_retired:max1d{` + target + `gpu="8",uuid="GPU-removed",mig_uuid="",pci_bus_id="GPU-removed"}`
 	all = append(all, pastSeries{removed, func(_ time.Duration, now time.Time) float64 { return float64(now.Unix()) }})
 	for i := range 8 {
 		add(18, `gpu_model:podgauge_nvlink_links_expected:max7d{%suuid="GPU-0000a10%d-5eed-4000-8000-00000000000%d",model="NVIDIA H100 80GB HBM3"}`, target, i, i)

@@ -43,6 +43,7 @@ var externalFamilies = map[string][]string{
 
 // serviceSeries are the series recorded by the alerts' file.
 var serviceSeries = map[string][]string{
+	"device:podgauge_not_retired:max1d":              {"gpu", "uuid", "mig_uuid", "pci_bus_id"},
 	"device:podgauge_in_service:max1d":               {"gpu", "uuid", "mig_uuid", "pci_bus_id"},
 	"node:podgauge_out_of_service:max30d":            nil,
 	"node:podgauge_gpus:count":                       nil,

@@ -21,6 +21,9 @@ var withoutServiceState = map[string]string{
 	"PodgaugeRetiredTooLong":    "it is the alert about retired devices",
 }
 
+// ofPresentDevices are the alerts that compare exported devices, or whose tests are shorter than a release and the alert's delay.
+var ofPresentDevices = []string{"PodgaugeDriverSkew", "PodgaugeFabricNotReady", "PodgaugeMemoryNearlyFull", "PodgaugeNvlinkDown", "PodgaugeVbiosSkew"}
+
 // cordonedMark begins the lines of rules that the chart's value prometheusRule.cordoned enables.
 const cordonedMark = "# kube-state-metrics: "
 
@@ -40,6 +43,7 @@ var serviceStates = []serviceState{
 	{name: "released", device: `nvidia_gpu_unhealthy_info{%s,reason="released",action=""}`, values: "1x3000"},
 	{name: "excluded", device: `nvidia_gpu_unallocatable_info{%s,reason="excluded"}`, values: "1x3000"},
 	{name: "retired, then gone", device: `nvidia_gpu_unhealthy_info{%s,reason="retired",action=""}`, values: "1x5 stale", vanishes: true},
+	{name: "released, then gone", device: `nvidia_gpu_unhealthy_info{%s,reason="released",action=""}`, values: "_x2 1x3 stale", vanishes: true, inUse: true},
 	{name: "cordoned", cordoned: true, node: `kube_node_spec_unschedulable{%s}`, values: "1x3000"},
 	{name: "not ready", cordoned: true, node: `kube_node_status_condition{%s,condition="Ready",status="true"}`, values: "0x3000"},
 	{name: "schedulable", cordoned: true, node: `kube_node_spec_unschedulable{%s}`, values: "0x3000", inUse: true},
@@ -68,6 +72,9 @@ func TestServiceStates(t *testing.T) {
 			t.Parallel()
 			test, want, interval := firstFiring(t, files, rule.Alert)
 			for _, state := range serviceStates {
+				if state.inUse && state.vanishes && slices.Contains(ofPresentDevices, rule.Alert) {
+					continue
+				}
 				series := state.series(t, promQL, test)
 				series.evaluateRecordings(t, engine, recordings[state.cordoned], interval, time.Duration(want.EvalTime))
 				got := series.firingLabels(t, engine, rule, interval, time.Duration(want.EvalTime))
@@ -106,7 +113,7 @@ func (state *serviceState) series(t *testing.T, promQL parser.Parser, test ruleT
 	interval := time.Duration(test.Interval)
 	info := "1x3000"
 	if state.vanishes {
-		info = state.values
+		info = "1x5 stale"
 	}
 	for _, s := range test.InputSeries {
 		metric, err := promQL.ParseMetric(s.Series)
