@@ -69,28 +69,51 @@ func TestXid79RaisesOnePage(t *testing.T) {
 	}
 }
 
-// TestFleetFaultRaisesOnePage checks that two nodes without a driver or podgauge, of four, raise a single page.
+// TestFleetFaultRaisesOnePage checks that two nodes without a driver or podgauge, of four, raise a single page, and so do three lost GPUs.
 func TestFleetFaultRaisesOnePage(t *testing.T) {
 	tests := readRuleTests(t, "../../../deploy/rules/podgauge-health_test.yaml").Tests
 	i := slices.IndexFunc(tests, func(test ruleTest) bool {
 		return test.Name == "PodgaugeFleetUnhealthy" && strings.HasPrefix(test.InputSeries[len(test.InputSeries)-2].Series, "up{")
 	})
-	pages, all := map[string]bool{}, map[string]bool{}
-	for _, firing := range firingAlerts(t, tests[i], 55*time.Minute) {
-		for _, a := range unmuted(t, inhibitionRules(t), firing) {
-			if a.labels["severity"] == "critical" {
-				pages[a.name] = true
+	lost := tests[i]
+	lost.InputSeries = slices.Clone(lost.InputSeries)
+	for i, s := range lost.InputSeries {
+		if node, _, ok := strings.Cut(s.Series, ",gpu="); ok && !strings.Contains(node, "n5") {
+			s.Series = strings.Replace(s.Series, "nvidia_gpu_info{", `nvidia_gpu_unhealthy_info{reason="lost",action="reboot",`, 1)
+			lost.InputSeries[i].Values, s.Values = "1x1000", "_x20 1x39 stale"
+			lost.InputSeries = append(lost.InputSeries, s)
+		} else if strings.HasPrefix(s.Series, "podgauge_nvml_up") || strings.HasPrefix(s.Series, "up") {
+			lost.InputSeries[i].Values = "1x120"
+		}
+	}
+	for name, row := range map[string]struct {
+		test  ruleTest
+		fires []string
+	}{
+		"nodes":     {tests[i], []string{"PodgaugeDown", "PodgaugeDriverDown"}},
+		"lost GPUs": {lost, []string{"PodgaugeGpuLost"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pages, all := map[string]bool{}, map[string]bool{}
+			for _, firing := range firingAlerts(t, row.test, 55*time.Minute) {
+				for _, a := range unmuted(t, inhibitionRules(t), firing) {
+					if a.labels["severity"] == "critical" {
+						pages[a.name] = true
+					}
+				}
+				for _, a := range firing {
+					all[a.name] = true
+				}
 			}
-		}
-		for _, a := range firing {
-			all[a.name] = true
-		}
-	}
-	if got := slices.Sorted(maps.Keys(pages)); !slices.Equal(got, []string{"PodgaugeFleetUnhealthy"}) {
-		t.Errorf("got pages %q, want only PodgaugeFleetUnhealthy", got)
-	}
-	if !all["PodgaugeDown"] || !all["PodgaugeDriverDown"] {
-		t.Errorf("got alerts %q, want pages of the nodes", slices.Sorted(maps.Keys(all)))
+			if got := slices.Sorted(maps.Keys(pages)); !slices.Equal(got, []string{"PodgaugeFleetUnhealthy"}) {
+				t.Errorf("got pages %q, want only PodgaugeFleetUnhealthy", got)
+			}
+			for _, name := range row.fires {
+				if !all[name] {
+					t.Errorf("got alerts %q, want %s", slices.Sorted(maps.Keys(all)), name)
+				}
+			}
+		})
 	}
 }
 
