@@ -62,6 +62,11 @@ func (s *clusterFixture) installOpenShiftKinds(ctx context.Context) error {
 	return s.applyDefinitions(ctx, filepath.Join(source, file))
 }
 
+// installGoogleKinds installs the definition of the kind in the example gke.yaml.
+func (s *clusterFixture) installGoogleKinds(ctx context.Context) error {
+	return s.applyDefinitions(ctx, filepath.Join("testdata", "clusterpodmonitorings.yaml"))
+}
+
 // applyDefinitions installs the custom resource definitions of a file or folder and waits until all are established.
 func (s *clusterFixture) applyDefinitions(ctx context.Context, file string) error {
 	// Server-side, because some definitions exceed the size of kubectl's annotation.

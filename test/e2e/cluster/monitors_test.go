@@ -30,7 +30,7 @@ spec:
 // kinds, and a DRA driver.
 func installOtherPrograms(ctx context.Context, t *testing.T, s *clusterFixture) {
 	startDRADriver := func(ctx context.Context) error { return s.startDRADriver(ctx, uuids()) }
-	for _, step := range []func(context.Context) error{s.startPrometheusOperator, s.installOpenShiftKinds, s.startKubeStateMetrics, startDRADriver} {
+	for _, step := range []func(context.Context) error{s.startPrometheusOperator, s.installOpenShiftKinds, s.installGoogleKinds, s.startKubeStateMetrics, startDRADriver} {
 		if err := step(ctx); err != nil {
 			t.Fatal(err)
 		}

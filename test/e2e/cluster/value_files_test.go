@@ -38,7 +38,7 @@ func TestValueFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &clusterFixture{Cluster: c}
-	if err := errors.Join(s.installMonitoringKinds(ctx), s.installOpenShiftKinds(ctx)); err != nil {
+	if err := errors.Join(s.installMonitoringKinds(ctx), s.installOpenShiftKinds(ctx), s.installGoogleKinds(ctx)); err != nil {
 		t.Fatal(err)
 	}
 	s.apply(ctx, t, valueFileObjects)

@@ -30,6 +30,7 @@ const rulesFile = "../../../deploy/rules/podgauge.rules.yaml"
 type ruleTestFile struct {
 	RuleFiles          []string       `yaml:"rule_files"`
 	EvaluationInterval model.Duration `yaml:"evaluation_interval"`
+	GroupEvalOrder     []string       `yaml:"group_eval_order"` // of promtool; this test evaluates recorded series first
 	Tests              []ruleTest     `yaml:"tests"`
 }
 
