@@ -27,8 +27,9 @@ const (
 	scrapeTimeoutMargin = 50 * time.Millisecond
 	// scrapeWriteTimeout bounds the collections that slow readers keep in memory.
 	scrapeWriteTimeout = 10 * time.Second
-	// maxConcurrentScrapes bounds the compressors, of 800 kB each. Only long responses keep one for a slow reader.
-	maxConcurrentScrapes = 64
+	// maxConcurrentScrapes is the limit of connections: 200 slow readers must not reject a scrape. A compressor has 800 kB, but
+	// only a response above the socket's buffer keeps one for a slow reader.
+	maxConcurrentScrapes = 256
 	// maxConcurrentRequests bounds the JSON responses, and separately the pages, in progress. A viewer of the page may wait for a
 	// collection while the driver hangs, and must not block programs. A response stays in memory until read, which may take a
 	// minute; the longest is a megabyte.
