@@ -55,13 +55,17 @@ func allPastSeries() (all []pastSeries) {
 	device := func(uuid, infoLabels string) {
 		add(1, `nvidia_gpu_info{%sgpu="9",uuid=%q,mig_uuid="",pci_bus_id=%q%s}`, target, uuid, uuid, infoLabels)
 	}
-	// PodgaugeFleetFailing.
+	// PodgaugeFleetFailing, and with a second node PodgaugeFleetUnhealthy.
 	for i := range 20 {
 		uuid := fmt.Sprintf("GPU-past-%d", i)
 		device(uuid, "")
 		add(1, `nvidia_gpu_unhealthy_info{%sgpu="9",uuid=%q,mig_uuid="",reason="xid_119",action="reset_gpu"}`, target, uuid)
 		addSince(0, uuid)
 	}
+	const other = `cluster="east",node="node-d",`
+	add(1, `kube_node_info{%sinternal_ip="192.0.2.1"}`, other)
+	add(1, `nvidia_gpu_info{%sgpu="0",uuid="GPU-past",mig_uuid="",pci_bus_id="GPU-past"}`, other)
+	add(1, `nvidia_gpu_unhealthy_info{%sgpu="0",uuid="GPU-past",mig_uuid="",reason="xid_119",action="reset_gpu"}`, other)
 	// PodgaugeRetiredTooLong.
 	device("GPU-retired", "")
 	add(1, `nvidia_gpu_unhealthy_info{%sgpu="9",uuid="GPU-retired",mig_uuid="",reason="retired",action=""}`, target)

@@ -59,6 +59,7 @@ var unusualAlerts = map[string]expectedAlert{
 
 	"PodgaugeDeviceMissing":            {"node-a", causePast},
 	"PodgaugeFleetFailing":             {"", causePast},
+	"PodgaugeFleetUnhealthy":           {"", causePast},
 	"PodgaugeRetiredTooLong":           {"node-a", causePast},
 	"PodgaugeUnattributedProcesses":    {"node-a", causePast},
 	"PodgaugeUnallocatedMemoryUsed":    {"node-a", causePast},
@@ -74,7 +75,6 @@ var unusualAlerts = map[string]expectedAlert{
 	"PodgaugeDown":                {"node-a", causeShutdown},
 	"PodgaugeDaemonSetNotReady":   {"", causeScript},
 	"PodgaugeVersionSkew":         {"", causeScript},
-	"PodgaugeFleetUnhealthy":      {"", causeScript},
 	"PodgaugeMemoryNearlyFull":    {"node-b", causeScript},
 	"PodgaugeUnrepairableMemory":  {"node-c", causeScript},
 	"PodgaugeDriverDown":          {"node-c", causeScript},
