@@ -38,7 +38,7 @@ func brokenUpdate(ctx context.Context, t *testing.T, s *clusterFixture) {
 	if out, err := s.Kubectl(ctx, "rollout", "status", "daemonset/"+releaseName, "--namespace="+releaseNamespace, "--timeout=20s"); err == nil {
 		t.Errorf("the update is complete: %s", out)
 	}
-	if err := s.stopped(ctx); err != nil {
+	if err := s.stoppedOn(ctx, 1); err != nil {
 		t.Error(err)
 	}
 	await(ctx, t, "an event of the pod reports the probe", func(ctx context.Context) error {
@@ -55,14 +55,14 @@ func brokenUpdate(ctx context.Context, t *testing.T, s *clusterFixture) {
 	s.kubeletOutage(ctx, t, trainers)
 }
 
-// stopped returns an error unless the DaemonSet's only updated pod is unavailable.
-func (s *clusterFixture) stopped(ctx context.Context) error {
+// stoppedOn returns an error unless one of n nodes has an updated pod, which is unavailable, and the others are available.
+func (s *clusterFixture) stoppedOn(ctx context.Context, n int) error {
 	var set struct {
-		Status struct{ UpdatedNumberScheduled, NumberUnavailable, NumberReady int }
+		Status struct{ DesiredNumberScheduled, UpdatedNumberScheduled, NumberUnavailable, NumberAvailable int }
 	}
-	err := s.Get(ctx, fmt.Sprintf("/apis/apps/v1/namespaces/%s/daemonsets/%s", releaseNamespace, releaseName), &set)
-	if st := set.Status; err == nil && (st.UpdatedNumberScheduled != 1 || st.NumberUnavailable != 1 || st.NumberReady != 0) {
-		err = fmt.Errorf("status of the DaemonSet: got %+v, want one updated pod, which is unavailable", st)
+	err := s.Get(ctx, s.daemonSetPath(), &set)
+	if st := set.Status; err == nil && (st.DesiredNumberScheduled != n || st.UpdatedNumberScheduled != 1 || st.NumberUnavailable != 1 || st.NumberAvailable != n-1) {
+		err = fmt.Errorf("status of the DaemonSet: got %+v, want %d nodes, one updated and unavailable", st, n)
 	}
 	return err
 }

@@ -206,20 +206,29 @@ func (s *clusterFixture) shell(ctx context.Context, t *testing.T, p podObject, s
 	return out
 }
 
-// daemonSet returns an error unless the DaemonSet's current generation is ready.
-func (s *clusterFixture) daemonSet(ctx context.Context) error {
-	var set struct {
-		Metadata struct{ Generation int }
-		Status   struct{ ObservedGeneration, DesiredNumberScheduled, UpdatedNumberScheduled, NumberAvailable, NumberMisscheduled int }
+func (s *clusterFixture) daemonSetPath() string {
+	return fmt.Sprintf("/apis/apps/v1/namespaces/%s/daemonsets/%s", releaseNamespace, releaseName)
+}
+
+// daemonSet returns an error unless the DaemonSet's current generation is ready on the only node.
+func (s *clusterFixture) daemonSet(ctx context.Context) error { return s.daemonSetOn(1)(ctx) }
+
+// daemonSetOn is daemonSet for n nodes.
+func (s *clusterFixture) daemonSetOn(n int) func(context.Context) error {
+	return func(ctx context.Context) error {
+		var set struct {
+			Metadata struct{ Generation int }
+			Status   struct{ ObservedGeneration, DesiredNumberScheduled, UpdatedNumberScheduled, NumberAvailable, NumberMisscheduled int }
+		}
+		if err := s.Get(ctx, s.daemonSetPath(), &set); err != nil {
+			return err
+		}
+		if st := set.Status; st.ObservedGeneration != set.Metadata.Generation || st.DesiredNumberScheduled != n ||
+			st.UpdatedNumberScheduled != n || st.NumberAvailable != n || st.NumberMisscheduled != 0 {
+			return fmt.Errorf("DaemonSet is %+v", set)
+		}
+		return nil
 	}
-	if err := s.Get(ctx, fmt.Sprintf("/apis/apps/v1/namespaces/%s/daemonsets/%s", releaseNamespace, releaseName), &set); err != nil {
-		return err
-	}
-	if st := set.Status; st.ObservedGeneration != set.Metadata.Generation || st.DesiredNumberScheduled != 1 ||
-		st.UpdatedNumberScheduled != 1 || st.NumberAvailable != 1 || st.NumberMisscheduled != 0 {
-		return fmt.Errorf("DaemonSet is %+v", set)
-	}
-	return nil
 }
 
 // allocatable returns the number of allocatable GPUs in the node's status.
