@@ -9,11 +9,11 @@ import (
 	"log/slog"
 	"strings"
 
+	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
-	"github.com/podgauge/podgauge/internal/nvml/cdi"
 	"github.com/podgauge/podgauge/internal/text"
 )
 

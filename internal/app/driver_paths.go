@@ -5,8 +5,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/config"
-	"github.com/podgauge/podgauge/internal/nvml/cdi"
 )
 
 // resolveDriverRoot returns the driver root in this container: the mount or, without a mount, the host's path.

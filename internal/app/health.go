@@ -8,7 +8,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
-	"github.com/podgauge/podgauge/internal/nvml/kmsg"
+	"github.com/podgauge/podgauge/internal/kmsg"
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/internal/state/disk"
 	"github.com/spf13/pflag"
