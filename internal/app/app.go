@@ -89,7 +89,7 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	a.selfMetrics.ExportEventsUp(func() bool { return !a.monitor.EventsInterrupted() })
 
 	a.components = map[string]component{"monitor": a.monitor, "podresources": a.podResources, "pods": a.pods, "incidents": a.incidents}
-	a.tasks = append(a.tasks, a.configWatcher.Run, a.handleDriverSignals)
+	a.tasks = append(a.tasks, a.configWatcher.Run)
 	if m.Node != nil {
 		a.tasks = append(a.tasks, m.Node.Run)
 	}

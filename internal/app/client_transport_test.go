@@ -118,7 +118,10 @@ func TestSocketPaths(t *testing.T) {
 	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4)})
 	w.waitRegistered()
 	client := &http.Client{Transport: socketTransport(dir)}
-	for path, want := range map[string]int{"/api/v1/devices": 200, "/api/v1/none": 404, "/api/v1/devices?limit=x": 400, "/": 404, "/metrics": 404, "/healthz": 404, "/device": 405} {
+	for path, want := range map[string]int{
+		"/api/v1/devices": 200, "/api/v1/none": 404, "/api/v1/devices?limit=x": 400,
+		"/": 404, "/metrics": 404, "/healthz": 404, operatorPath: 405,
+	} {
 		resp, err := client.Get("http://podgauge" + path)
 		if err != nil {
 			t.Fatal(err)

@@ -17,16 +17,13 @@ import (
 
 // run runs a command line in a given environment, and returns the exit status.
 func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, stdout, stderr io.Writer) int {
-	// Catch signals first: an uncaught signal ends the process.
-	reload, driverSignals := make(chan os.Signal, 1), make(chan os.Signal, 16) // one waiting reload stands for all
-	signal.Notify(reload, syscall.SIGHUP)
-	signal.Notify(driverSignals, syscall.SIGUSR1, syscall.SIGUSR2)
+	reload := make(chan os.Signal, 1)     // one waiting reload stands for all
+	signal.Notify(reload, syscall.SIGHUP) // first: an uncaught signal ends the process
 	defer signal.Stop(reload)
-	defer signal.Stop(driverSignals)
 	o := newOptions(p, lookupEnv)
 	name, err := execute(ctx, o, args, lookupEnv, stdout, stderr)
 	if err == nil && o.daemon { // without the commands and their flags in memory
-		o.reload, o.driverSignals = reload, driverSignals
+		o.reload = reload
 		err = cli.Failed(runDaemon(ctx, *o, o.logger(stderr)))
 	}
 	return cli.Exit(stderr, name, err)
@@ -79,7 +76,7 @@ func newRootCommand(o *options, lookupEnv envLookup) *cobra.Command {
 		newClientCommand(newIncidentsQuery(configFolder), "incidents", "Show the faults of this node's devices",
 			"Show the recorded faults of devices: the affected containers, how the containers ended, and the action that recovers the device.",
 			"  podgauge incidents --pod llm-0 --since 24h"),
-		newDeviceCommand(),
+		newDeviceCommand(), newDriverCommand(),
 		newDoctorCommand(o, root.Flags(), lookupEnv), newValidateCommand(o, root.Flags()), newCompletionCommand(),
 		&cobra.Command{
 			Use: "version", Short: "Print the version", Long: "Print the version of podgauge.", Example: "  podgauge version",

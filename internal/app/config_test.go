@@ -111,20 +111,6 @@ func TestSpecsFollowTheSettings(t *testing.T) {
 	}
 }
 
-// TestReleaseOnASignal checks that signals release the driver and open it again.
-func TestReleaseOnASignal(t *testing.T) {
-	w := newTestApp(t, 2)
-	w.waitRegistered()
-	waitUntil(t, "links are read", func() bool { return w.machine.LinkReads() > 0 })
-	w.driverSignals <- syscall.SIGUSR1
-	w.waitLine(`podgauge_nvml_up`, " 0")
-	w.waitLine("podgauge_plugin_devices{health=\"unhealthy\"", " 2")
-	waitUntil(t, "the driver is closed", func() bool { return w.machine.Closed() })
-	w.driverSignals <- syscall.SIGUSR2
-	w.waitLine(`podgauge_nvml_up`, " 1")
-	w.waitRegistered()
-}
-
 // TestValidate checks that validate prints the effect of a config, or its errors, without the kubelet.
 func TestValidate(t *testing.T) {
 	f := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}

@@ -3,42 +3,12 @@ package app
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/text"
 )
-
-// releaseTimeout limits the wait for running driver calls at a release or resume.
-const releaseTimeout = 30 * time.Second
-
-// handleDriverSignals releases the driver on SIGUSR1, so that a GPU can be reset or partitioned, and resumes on SIGUSR2
-// (docs/how-to/driver.md).
-func (a *app) handleDriverSignals(ctx context.Context) error {
-	for {
-		var sig os.Signal
-		select {
-		case <-ctx.Done():
-			return nil
-		case sig = <-a.o.driverSignals:
-		}
-		action, done, apply := "cannot resume driver", "driver resumed", a.monitor.Resume
-		if sig == syscall.SIGUSR1 {
-			action, done, apply = "cannot release driver", "driver released", a.monitor.Release
-		}
-		callCtx, cancel := context.WithTimeout(ctx, releaseTimeout)
-		if err := apply(callCtx); err != nil && ctx.Err() == nil {
-			a.log.Error(action, "err", err)
-		} else if err == nil {
-			a.log.Info(done)
-		}
-		cancel()
-	}
-}
 
 // logMissingFamilies logs the metric families missing in an old driver library, once after the first health check.
 func (a *app) logMissingFamilies(ctx context.Context) error {

@@ -39,8 +39,6 @@ type options struct {
 	builder *config.Builder
 	loaded  config.Loaded    // at start
 	reload  <-chan os.Signal // forces a read of the config; nil: never
-	// driverSignals release and resume the driver; nil: never.
-	driverSignals <-chan os.Signal
 }
 
 // newOptions returns the options of a command line without flags.

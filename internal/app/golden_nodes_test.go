@@ -3,7 +3,6 @@ package app
 import (
 	"bytes"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/cli"
@@ -147,12 +146,12 @@ func TestGoldenLimit(t *testing.T) {
 // TestGoldenReleased covers a released driver: a pod keeps its device, and the device has no readings.
 func TestGoldenReleased(t *testing.T) {
 	t.Parallel()
-	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.set=none", "--metrics.include=nvidia_gpu_al*,nvidia_gpu_*health*,nvidia_gpu_power*,nvidia_gpu_energy*,podgauge_nvml_up,podgauge_*_gpus", "--expected-gpus=2")
+	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.set=none", "--metrics.include=nvidia_gpu_al*,nvidia_gpu_*health*,nvidia_gpu_power*,nvidia_gpu_energy*,podgauge_nvml_up,podgauge_*_gpus", "--expected-gpus=2")
 	w.waitAllocatable(gpuResource, 1)
 	w.runPod(gpuPod("research", "train", 1))
 	w.waitLine(`nvidia_gpu_energy_joules_total{container="main",gpu="0"`, " 0")
-	w.driverSignals <- syscall.SIGUSR1
+	w.driver(dir, "release")
 	w.checkScrape("released", "podgauge_nvml_up", " 0")
-	w.driverSignals <- syscall.SIGUSR2
+	w.driver(dir, "resume")
 	w.waitLine(`nvidia_gpu_healthy{container="main",gpu="0"`, " 1")
 }

@@ -15,14 +15,15 @@ import (
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/text"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/spf13/cobra"
 )
 
-const maxDeviceResponse = 1 << 20
+const maxCommandResponse = 1 << 20
 
-// deviceCommand is a command of `podgauge device`.
-type deviceCommand struct {
-	deviceRequest
+// operatorCommand is a command of `podgauge device` or `podgauge driver`.
+type operatorCommand struct {
+	commandRequest
 	stateDir string
 }
 
@@ -32,47 +33,74 @@ DEVICE is a UUID, a GPU index, or GPU:MIG from podgauge status. A retired device
 it. The command trust also clears a fault that was reported earlier, if a check of the GPU passes now. The command forget makes
 podgauge ready without a GPU that was removed from the node; DEVICE is the UUID, from /readyz.`
 
+const driverHelp = `Release the driver, so that you can reset a GPU, switch its MIG mode or replace the driver, and resume.
+
+The command release returns when no call to the driver runs and the library is closed. Until resume, all
+devices are unhealthy.`
+
 // newDeviceCommand returns the commands of `podgauge device`.
 func newDeviceCommand() *cobra.Command {
 	parent := &cobra.Command{
 		Use: "device", Short: "Take a device out of service, return it to service, or forget it", Long: deviceHelp,
-		Example: "  podgauge device retire 3 --reason 'fan is noisy, ticket 4711'\n  podgauge device trust 3\n  podgauge device forget GPU-5f0a…",
+		Example: "  podgauge device retire 3 --reason 'fan is noisy, ticket 4711'\n" +
+			"  podgauge device trust 3\n  podgauge device forget GPU-5f0a…",
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("expected podgauge device retire DEVICE --reason=…, podgauge device trust DEVICE, or podgauge device forget DEVICE")
+			return errors.New("expected podgauge device retire DEVICE --reason=…, podgauge device trust DEVICE, " +
+				"or podgauge device forget DEVICE")
 		},
 	}
-	for action, short := range map[string]string{
-		actionRetire: "Take a device out of service", actionTrust: "Return a device to service", actionForget: "Forget a GPU that was removed",
-	} {
-		request := deviceCommand{deviceRequest: deviceRequest{Action: action}}
-		c := &cobra.Command{Use: action + " DEVICE", Short: short, Long: deviceHelp, Example: parent.Example}
-		if action == actionRetire {
-			c.Flags().StringVar(&request.Reason, "reason", "", "why the device is retired, in one `line`; required")
-		}
-		addStateDirFlag(c.Flags(), &request.stateDir)
-		c.RunE = func(c *cobra.Command, args []string) error {
-			if err := request.complete(args, "/proc"); err != nil {
-				return err
-			}
-			return request.run(c.Context(), c.OutOrStdout())
-		}
-		parent.AddCommand(c)
-	}
+	addOperatorCommand(parent, actionRetire, actionRetire+" DEVICE", "Take a device out of service")
+	addOperatorCommand(parent, actionTrust, actionTrust+" DEVICE", "Return a device to service")
+	addOperatorCommand(parent, actionForget, actionForget+" DEVICE", "Forget a GPU that was removed")
 	return parent
 }
 
-// complete checks the arguments.
-func (c *deviceCommand) complete(args []string, proc string) error {
-	if len(args) != 1 {
-		return errors.New("expected one device")
+// newDriverCommand returns the commands of `podgauge driver`.
+func newDriverCommand() *cobra.Command {
+	parent := &cobra.Command{
+		Use: "driver", Short: "Release the driver for a reset of a GPU, or resume", Long: driverHelp,
+		Example: "  podgauge driver release\n  podgauge driver resume",
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("expected podgauge driver release or podgauge driver resume")
+		},
 	}
-	c.Device = args[0]
+	addOperatorCommand(parent, actionRelease, actionRelease, "Release the driver")
+	addOperatorCommand(parent, actionResume, actionResume, "Use the driver again")
+	return parent
+}
+
+func addOperatorCommand(parent *cobra.Command, action, use, short string) {
+	request := operatorCommand{commandRequest: commandRequest{Action: action}}
+	c := &cobra.Command{Use: use, Short: short, Long: parent.Long, Example: parent.Example}
+	if action == actionRetire {
+		c.Flags().StringVar(&request.Reason, "reason", "", "why the device is retired, in one `line`; required")
+	}
+	addStateDirFlag(c.Flags(), &request.stateDir)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if err := request.complete(args, "/proc"); err != nil {
+			return err
+		}
+		return request.run(c.Context(), c.OutOrStdout())
+	}
+	parent.AddCommand(c)
+}
+
+// complete checks the arguments.
+func (c *operatorCommand) complete(args []string, proc string) error {
+	switch needsDevice := c.Action != actionRelease && c.Action != actionResume; {
+	case needsDevice && len(args) != 1:
+		return errors.New("expected one device")
+	case needsDevice:
+		c.Device = args[0]
+	case len(args) > 0:
+		return fmt.Errorf("unexpected argument %q", args[0])
+	}
 	c.stateDir = cmp.Or(c.stateDir, flagValue(daemonFlags(proc), "state-dir"), defaultStateDir)
 	return c.check()
 }
 
 // run sends the request and prints the response. A trusted device that is not healthy is a failure, too.
-func (c *deviceCommand) run(ctx context.Context, stdout io.Writer) error {
+func (c *operatorCommand) run(ctx context.Context, stdout io.Writer) error {
 	r, err := c.send(ctx)
 	if err != nil {
 		return cli.Failed(err)
@@ -87,12 +115,12 @@ func (c *deviceCommand) run(ctx context.Context, stdout io.Writer) error {
 }
 
 // send sends the request to the daemon.
-func (c *deviceCommand) send(ctx context.Context) (r deviceResponse, err error) {
+func (c *operatorCommand) send(ctx context.Context) (r commandResponse, err error) {
 	path := filepath.Join(c.stateDir, socketName)
-	body, _ := json.Marshal(c.deviceRequest) // all fields can be encoded
-	ctx, cancel := context.WithTimeout(ctx, deviceActionTimeout+requestTimeout)
+	body, _ := json.Marshal(c.commandRequest) // all fields can be encoded
+	ctx, cancel := context.WithTimeout(ctx, operatorTimeout+requestTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://podgauge"+devicePath, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://podgauge"+operatorPath, bytes.NewReader(body))
 	if err != nil {
 		return r, err
 	}
@@ -108,11 +136,15 @@ func (c *deviceCommand) send(ctx context.Context) (r deviceResponse, err error) 
 		return r, fmt.Errorf("connect to podgauge: %w", cmp.Or(text.CheckSocketPath(path), err))
 	}
 	defer resp.Body.Close() //nolint:errcheck // opened for reading
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxDeviceResponse)).Decode(&r); err != nil {
+	var response struct {
+		commandResponse
+		api.ErrorResponse
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxCommandResponse)).Decode(&response); err != nil {
 		return r, fmt.Errorf("read response of %s: %w", path, err)
 	}
-	if r.Error != "" {
-		return r, errors.New(r.Error)
+	if response.Error != "" {
+		return r, errors.New(response.Error)
 	}
-	return r, nil
+	return response.commandResponse, nil
 }

@@ -14,98 +14,114 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"golang.org/x/net/netutil"
 )
 
-// socketName is the socket of `podgauge device` in the state folder.
+// socketName is the socket of operator commands in the state folder.
 const socketName = "podgauge.sock"
 
-// devicePath is the path of `podgauge device` at the socket. The other paths are those of the JSON API.
-const devicePath = "/device"
+// operatorPath is the path of commands that change something. The other paths
+// of the socket are those of the JSON API.
+const operatorPath = "/operator"
 
 // Limits of the socket. Only root can connect.
 const (
-	maxDeviceConns       = 4 // further connections wait
-	maxDeviceRequest     = 4 << 10
-	maxDeviceName        = 128
-	maxDeviceNote        = 256
-	deviceRequestTimeout = 2 * time.Second  // until the request is read
-	deviceActionTimeout  = 15 * time.Second // until the response is written
-	deviceStoreTimeout   = 3 * time.Second
-	socketRetryInterval  = 10 * time.Second
+	maxSocketConns      = 4 // further connections wait
+	maxCommandRequest   = 4 << 10
+	maxDeviceName       = 128
+	maxReason           = 256
+	operatorTimeout     = 30 * time.Second // of a command: a release waits for driver calls
+	storeTimeout        = 3 * time.Second
+	socketRetryInterval = 10 * time.Second
 )
 
-// The actions of a deviceRequest.
+// The actions of an commandRequest.
 const (
-	actionRetire = "retire"
-	actionTrust  = "trust"
-	actionForget = "forget"
+	actionRetire  = "retire"
+	actionTrust   = "trust"
+	actionForget  = "forget"
+	actionRelease = "release"
+	actionResume  = "resume"
 )
 
-// deviceRequest is the body of a request of `podgauge device`, in JSON.
-type deviceRequest struct {
+// commandRequest is a command of an administrator.
+type commandRequest struct {
 	Action string `json:"action"`
-	Device string `json:"device"`           // UUID of a GPU or MIG device, index of a GPU, or GPU:MIG as in `podgauge status`
+	// Device of actionRetire, actionTrust and actionForget: UUID of a GPU or MIG
+	// device, index of a GPU, or GPU:MIG as in `podgauge status`.
+	Device string `json:"device,omitempty"`
 	Reason string `json:"reason,omitempty"` // of actionRetire
 }
 
-// deviceResponse is the response. After an Error nothing has changed, unless the Error names a change that may follow.
-type deviceResponse struct {
-	Lines []string `json:"lines,omitempty"` // the new state, and what still holds
+// commandResponse is the response to a command that was carried out. After an
+// api.ErrorResponse nothing has changed, unless the error names a change that
+// may follow.
+type commandResponse struct {
+	Lines []string `json:"lines"`           // the new state, and what still holds
 	Holds bool     `json:"holds,omitempty"` // a trusted device is not healthy
-	Error string   `json:"error,omitempty"`
 }
 
-// parseDeviceRequest parses and checks a request.
-func parseDeviceRequest(content []byte) (r deviceRequest, err error) {
-	if len(content) > maxDeviceRequest {
-		return r, fmt.Errorf("request larger than %d bytes", maxDeviceRequest)
-	}
-	if err := json.Unmarshal(content, &r); err != nil {
+// parseCommandRequest parses and checks a request.
+func parseCommandRequest(body io.Reader) (r commandRequest, err error) {
+	if err := json.NewDecoder(body).Decode(&r); err != nil {
 		return r, fmt.Errorf("parse request: %w", err)
 	}
 	return r, r.check()
 }
 
-func (r *deviceRequest) check() error {
+func (r *commandRequest) check() error {
+	switch r.Action {
+	case actionRelease, actionResume:
+		return nil
+	case actionRetire, actionTrust, actionForget:
+	default:
+		return fmt.Errorf("%q: expected %s, %s, %s, %s or %s",
+			r.Action, actionRetire, actionTrust, actionForget, actionRelease, actionResume)
+	}
 	isPrintable := func(s string) bool {
 		return utf8.ValidString(s) && !strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) })
 	}
 	switch {
-	case r.Action != actionRetire && r.Action != actionTrust && r.Action != actionForget:
-		return fmt.Errorf("%q: expected %s, %s or %s", r.Action, actionRetire, actionTrust, actionForget)
 	case r.Device == "" || len(r.Device) > maxDeviceName || !isPrintable(r.Device):
 		return errors.New("expected a UUID, the index of a GPU, or GPU:MIG as in podgauge status")
 	case r.Action == actionRetire && strings.TrimSpace(r.Reason) == "":
 		return errors.New("--reason: required to retire a device")
 	case r.Action != actionRetire && r.Reason != "":
 		return fmt.Errorf("--reason: not valid for %s", r.Action)
-	case len(r.Reason) > maxDeviceNote || !isPrintable(r.Reason):
-		return fmt.Errorf("--reason: expected one line of printable text, at most %d bytes", maxDeviceNote)
+	case len(r.Reason) > maxReason || !isPrintable(r.Reason):
+		return fmt.Errorf("--reason: expected one line of printable text, at most %d bytes", maxReason)
 	}
 	return nil
 }
 
-// serveSocket serves `podgauge device` and the JSON API at the socket in the state folder until ctx is done. A folder that cannot be
-// written affects nothing else.
+// serveSocket serves operator commands and the JSON API at the socket in the
+// state folder until ctx is done. A folder that cannot be written affects
+// nothing else.
 func (a *app) serveSocket(ctx context.Context) error {
-	path, logged := filepath.Join(a.o.health.stateDir, socketName), ""
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+operatorPath, a.handleOperator)
+	mux.Handle(api.Root, api.Handler(a.o.hostname, exportedNode{a}))
+	path := filepath.Join(a.o.health.stateDir, socketName)
+	logged := ""
 	for ctx.Err() == nil {
-		l, err := listenDevices(ctx, path)
-		if err == nil {
-			logged = ""
-			err = a.acceptRequests(ctx, l)
-		}
+		server := newHTTPServer(mux, a.log)
+		server.BaseContext = func(net.Listener) context.Context { return ctx }
+		err := serveHTTP(ctx, server, "commands", func() error {
+			l, err := listenSocket(path)
+			if err != nil {
+				return err
+			}
+			return server.Serve(netutil.LimitListener(l, maxSocketConns))
+		})
 		if ctx.Err() == nil && err.Error() != logged {
 			logged = err.Error()
 			a.log.Warn("cannot serve the socket of podgauge commands", "socket", path, "err", err)
@@ -115,68 +131,76 @@ func (a *app) serveSocket(ctx context.Context) error {
 	return nil
 }
 
-// listenDevices replaces the socket of an earlier process. The mode is set before the socket has a name. A disk that hangs costs a goroutine.
-func listenDevices(ctx context.Context, path string) (net.Listener, error) {
-	config := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) (err error) {
-		controlErr := socket.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) })
-		return cmp.Or(controlErr, err)
-	}}
-	type result struct {
-		net.Listener
-		err error
-	}
+// listenSocket replaces the socket of an earlier process. Before Chmod, the
+// umask of a container (022) lets only root connect.
+func listenSocket(path string) (net.Listener, error) {
 	if err := text.CheckSocketPath(path); err != nil {
 		return nil, err
 	}
-	done := make(chan result, 1)
-	go func() {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			done <- result{nil, err}
-			return
-		}
-		l, err := config.Listen(ctx, "unix", path)
-		if err == nil {
-			l.(*net.UnixListener).SetUnlinkOnClose(false) // a later process may have replaced the socket
-		}
-		done <- result{l, err}
-	}()
-	select {
-	case r := <-done:
-		return r.Listener, r.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
 	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false) // a later process may have replaced the socket
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close() //nolint:errcheck // without a connection
+		return nil, err
+	}
+	return l, nil
 }
 
-// acceptRequests serves requests until ctx is done or the listener fails.
-func (a *app) acceptRequests(ctx context.Context, l net.Listener) error {
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+devicePath, a.handleDevice)
-	mux.Handle(api.Root, api.Handler(a.o.hostname, exportedNode{a}))
-	server := newHTTPServer(mux, a.log)
-	server.ReadHeaderTimeout, server.ReadTimeout, server.WriteTimeout = deviceRequestTimeout, deviceRequestTimeout, deviceActionTimeout
-	server.BaseContext = func(net.Listener) context.Context { return ctx }
-	return serveHTTP(ctx, server, "commands", func() error { return server.Serve(netutil.LimitListener(l, maxDeviceConns)) })
-}
-
-func (a *app) handleDevice(w http.ResponseWriter, r *http.Request) {
-	content, err := io.ReadAll(io.LimitReader(r.Body, maxDeviceRequest+1))
+func (a *app) handleOperator(w http.ResponseWriter, r *http.Request) {
+	request, err := parseCommandRequest(http.MaxBytesReader(w, r.Body, maxCommandRequest))
 	if err != nil {
-		return // the client is gone, or too slow
+		api.WriteError(w, http.StatusBadRequest, err)
+		return
 	}
-	request, err := parseDeviceRequest(content)
-	var response deviceResponse
-	if err == nil {
-		response, err = a.overruleHealth(r.Context(), request)
+	ctx, cancel := context.WithTimeout(r.Context(), operatorTimeout)
+	defer cancel()
+	var response commandResponse
+	var line string
+	switch request.Action {
+	case actionRelease:
+		line, err = a.releaseDriver(ctx)
+		response.Lines = []string{line}
+	case actionResume:
+		line, err = a.resumeDriver(ctx)
+		response.Lines = []string{line}
+	default:
+		response, err = a.overruleHealth(ctx, request)
 	}
 	if err != nil {
-		response.Error = err.Error()
+		api.WriteError(w, http.StatusConflict, err)
+		return
 	}
 	json.NewEncoder(w).Encode(response) //nolint:errcheck // the client is gone
 }
 
+// releaseDriver releases the driver, so that a GPU can be reset or partitioned
+// (docs/how-to/driver.md).
+func (a *app) releaseDriver(ctx context.Context) (line string, err error) {
+	if err := a.monitor.Release(ctx); err != nil {
+		a.log.Error("cannot release driver", "err", err)
+		return "", err
+	}
+	a.log.Info("driver released")
+	return "the driver is released: all devices are unhealthy until podgauge driver resume", nil
+}
+
+func (a *app) resumeDriver(ctx context.Context) (line string, err error) {
+	if err := a.monitor.Resume(ctx); err != nil {
+		a.log.Error("cannot resume driver", "err", err)
+		return "", err
+	}
+	a.log.Info("driver resumed")
+	return "the driver is in use: devices recover when their checks pass", nil
+}
+
 // overruleHealth retires, trusts or forgets a device.
-func (a *app) overruleHealth(ctx context.Context, r deviceRequest) (deviceResponse, error) {
+func (a *app) overruleHealth(ctx context.Context, r commandRequest) (commandResponse, error) {
 	statuses, _ := a.inventory.Get()
 	for _, d := range a.monitor.Missing() {
 		if !slices.ContainsFunc(statuses, func(s device.Status) bool { return s.ID == d.ID }) {
@@ -184,7 +208,7 @@ func (a *app) overruleHealth(ctx context.Context, r deviceRequest) (deviceRespon
 		}
 	}
 	if statuses == nil {
-		return deviceResponse{}, errors.New("no device is known yet: the driver has not listed any")
+		return commandResponse{}, errors.New("no device is known yet: the driver has not listed any")
 	}
 	id, name := device.ID(r.Device), r.Device
 	if i := slices.IndexFunc(statuses, func(s device.Status) bool { return isNamed(&s, r.Device) }); i >= 0 {
@@ -209,17 +233,17 @@ func (a *app) overruleHealth(ctx context.Context, r deviceRequest) (deviceRespon
 	}
 	switch {
 	case errors.Is(err, device.ErrUnknownDevice):
-		return deviceResponse{}, fmt.Errorf("no device %q: expected one of %s", r.Device, deviceNames(statuses))
+		return commandResponse{}, fmt.Errorf("no device %q: expected one of %s", r.Device, deviceNames(statuses))
 	case err != nil:
-		return deviceResponse{}, err
+		return commandResponse{}, err
 	}
 	if changed := r.Action != actionTrust || trusted.Retired; changed {
-		err = a.waitStored(ctx, id, r)
+		err = a.store(ctx)
 	}
 	if err != nil {
 		lines = append(lines, fmt.Sprintf("not stored on disk, a restart of podgauge loses this change: %v", err))
 	}
-	return deviceResponse{Lines: lines, Holds: r.Action == actionTrust && len(a.notHealthy(id)) > 0}, nil
+	return commandResponse{Lines: lines, Holds: r.Action == actionTrust && len(a.notHealthy(id)) > 0}, nil
 }
 
 // isNamed reports whether a device has a name: the UUID, or the index unless the device is gone.
@@ -297,29 +321,13 @@ func (a *app) trustLines(id device.ID, name string, t device.Trusted) (lines []s
 	return lines
 }
 
-// waitStored waits until the files have the retirement of a device with its incident, or lack the retirement or the forgotten GPU.
-func (a *app) waitStored(ctx context.Context, id device.ID, r deviceRequest) error {
-	ctx, cancel := context.WithTimeout(ctx, deviceStoreTimeout)
-	defer cancel()
-	for {
-		health, changed := a.state.Get()
-		incidents, added := a.incidents.Stored()
-		recorded := slices.ContainsFunc(incidents, func(i incident.Incident) bool {
-			return i.Concerns(id) && i.Reason == device.ReasonRetired && i.Note == r.Reason && i.RecoveredAt == nil
-		})
-		written := health.Written
-		switch {
-		case written == nil:
-		case r.Action == actionForget && !slices.ContainsFunc(written.Records, func(h device.HealthRecord) bool { return h.GPU == device.GPU(id) }),
-			r.Action == actionTrust && !written.IsRetired(id),
-			r.Action == actionRetire && written.IsRetired(id) && recorded:
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-added:
-		case <-ctx.Done():
-			return cmp.Or(a.state.Err(), errors.New("the disk does not respond"))
-		}
+// store writes health and incidents, which the next process reads.
+func (a *app) store(ctx context.Context) error {
+	err, inTime := doctor.WithTimeout(ctx, storeTimeout, func(context.Context) error {
+		return cmp.Or(a.state.Flush(), a.incidents.Flush())
+	})
+	if !inTime {
+		return errors.New("the disk does not respond")
 	}
+	return err
 }

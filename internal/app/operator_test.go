@@ -18,13 +18,14 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// requestDevice sends bytes to the socket in a folder, and returns the response.
-func requestDevice(t *testing.T, dir, content string) (r deviceResponse) {
+// operate sends bytes to the socket in a folder, and returns the error.
+func operate(t *testing.T, dir, content string) (r api.ErrorResponse) {
 	t.Helper()
 	client := &http.Client{Transport: socketTransport(dir), Timeout: waitTimeout}
-	resp, err := client.Post("http://podgauge/device", "application/json", strings.NewReader(content))
+	resp, err := client.Post("http://podgauge"+operatorPath, "application/json", strings.NewReader(content))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,9 +59,38 @@ func startWithSocketIn(t *testing.T, dir string, s testSetup, args ...string) *t
 
 // device runs `podgauge device`.
 func (w *testApp) device(dir string, args ...string) (status int, out, errs string) {
-	var stdout, stderr bytes.Buffer
-	status = run(w.t.Context(), testPlatform{}, append(append([]string{"device"}, args...), "--state-dir="+dir), emptyEnv, &stdout, &stderr)
-	return status, stdout.String(), stderr.String()
+	out, errs, status = runCLI(w.t, append(append([]string{"device"}, args...), "--state-dir="+dir)...)
+	return status, out, errs
+}
+
+// driver runs `podgauge driver`.
+func (w *testApp) driver(dir, action string) {
+	w.t.Helper()
+	out, errs, status := runCLI(w.t, "driver", action, "--state-dir="+dir)
+	if status != cli.ExitOK || !strings.HasPrefix(out, "the driver is ") {
+		w.t.Errorf("%s: got status %d, %q, %q", action, status, out, errs)
+	}
+}
+
+// TestReleaseAndResume checks that commands release the driver and open it
+// again.
+func TestReleaseAndResume(t *testing.T) {
+	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.H100, sim.H100)})
+	w.waitRegistered()
+	waitUntil(t, "links are read", func() bool { return w.machine.LinkReads() > 0 })
+	for range 2 { // a repeated command changes nothing
+		w.driver(dir, "release")
+		if !w.machine.Closed() {
+			t.Error("the driver is not closed")
+		}
+	}
+	w.waitLine(`podgauge_nvml_up`, " 0")
+	w.waitLine("podgauge_plugin_devices{health=\"unhealthy\"", " 2")
+	for range 2 {
+		w.driver(dir, "resume")
+	}
+	w.waitLine(`podgauge_nvml_up`, " 1")
+	w.waitRegistered()
 }
 
 // TestRetireMIGDeviceAndReplicas checks that all ids of a retired device, and no others, become unhealthy in the kubelet.
@@ -181,17 +211,15 @@ func TestDeviceErrors(t *testing.T) {
 		t.Errorf("socket: got %v, %v", s.Mode(), err)
 	}
 	for content, want := range map[string]string{
-		"":                        "parse request: unexpected end of JSON input",
+		"":                        "parse request: EOF",
 		"x":                       "parse request: invalid character",
 		"[]":                      "parse request: json: cannot unmarshal array",
-		`{"action":"trust"}{}`:    "parse request: invalid character",
-		`{"action":"trust"}}`:     "parse request: invalid character",
-		strings.Repeat(" ", 5000): "request larger than 4096 bytes",
-		`{"action":"stop"}`:       "expected retire, trust or forget",
+		strings.Repeat(" ", 5000): "parse request: http: request body too large",
+		`{"action":"stop"}`:       "expected retire, trust, forget, release or resume",
 		"{\"action\":\"trust\",\"device\":\"\\u001b\"}": "expected a UUID",
 	} {
-		if r := requestDevice(t, dir, content); !strings.Contains(r.Error, want) || len(r.Lines) > 0 {
-			t.Errorf("%.40q: got %+v, want %s", content, r, want)
+		if r := operate(t, dir, content); !strings.Contains(r.Error, want) {
+			t.Errorf("%.40q: got %q, want %s", content, r.Error, want)
 		}
 	}
 	if statuses := w.scrape("text/plain"); strings.Contains(statuses, `reason="retired"`) {
@@ -199,11 +227,29 @@ func TestDeviceErrors(t *testing.T) {
 	}
 }
 
+// TestDriverErrors checks that an error is one line.
+func TestDriverErrors(t *testing.T) {
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{[]string{"driver"}, cli.ExitUsage, "expected podgauge driver release or podgauge driver resume"},
+		{[]string{"driver", "release", "0"}, cli.ExitUsage, `unexpected argument "0"`},
+		{[]string{"driver", "resume", "--state-dir=/no/folder"}, cli.ExitError, "no socket /no/folder/podgauge.sock"},
+	} {
+		out, errs, status := runCLI(t, c.args...)
+		if status != c.status || out != "" || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%q: got status %d, %q, %q", c.args, status, out, errs)
+		}
+	}
+}
+
 // TestSilentClients checks that clients that send nothing are disconnected, and that other clients get responses.
 func TestSilentClients(t *testing.T) {
 	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4)})
 	w.waitRegistered()
-	for range 2 * maxDeviceConns {
+	for range 2 * maxSocketConns {
 		conn, err := net.Dial("unix", filepath.Join(dir, socketName))
 		if err != nil {
 			t.Fatal(err)
@@ -273,40 +319,41 @@ func TestDaemonsStateDir(t *testing.T) {
 	proc := newFakeProc(t, fakeProcess{"self", "podgauge", "mnt:[1]", argv}, fakeProcess{"7", "podgauge", "mnt:[1]", argv},
 		fakeProcess{"1", "podgauge", "mnt:[1]", []string{"podgauge", "--state-dir=/state"}})
 	for _, c := range []struct{ proc, flag, want string }{{proc, "", "/state"}, {proc, "/mine", "/mine"}, {t.TempDir(), "", defaultStateDir}} {
-		command := deviceCommand{deviceRequest: deviceRequest{Action: actionTrust}, stateDir: c.flag}
+		command := operatorCommand{commandRequest: commandRequest{Action: actionTrust}, stateDir: c.flag}
 		if err := command.complete([]string{"0"}, c.proc); err != nil || command.stateDir != c.want {
 			t.Errorf("%q, %v, want %q", command.stateDir, err, c.want)
 		}
 	}
 }
 
-// FuzzParseDeviceRequest checks that an accepted request has an action, a name, and a reason that can be printed and stored.
-func FuzzParseDeviceRequest(f *testing.F) {
-	for _, seed := range []string{`{"action":"retire","device":"0","reason":"fan"}`, `{"action":"trust","device":"GPU-1"}`, `{"action":"trust","device":"\ud800"}`, "{", "null", "[1]"} {
+// FuzzParseCommandRequest checks that an accepted request has an action, a
+// name, and a reason that can be printed and stored.
+func FuzzParseCommandRequest(f *testing.F) {
+	for _, seed := range []string{
+		`{"action":"retire","device":"0","reason":"fan"}`, `{"action":"trust","device":"GPU-1"}`, `{"action":"release"}`,
+		`{"action":"trust","device":"\ud800"}`, "{", "null", "[1]",
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
-		r, err := parseDeviceRequest(content)
+		r, err := parseCommandRequest(bytes.NewReader(content))
 		if err != nil {
-			if r := strings.ContainsAny(err.Error(), "\n\r\x1b"); r {
+			if strings.ContainsAny(err.Error(), "\n\r\x1b") {
 				t.Errorf("error with control characters: got %q", err)
 			}
 			return
 		}
-		if len(content) > maxDeviceRequest || r.Device == "" || len(r.Device) > maxDeviceName || len(r.Reason) > maxDeviceNote || (r.Action == actionRetire) != (r.Reason != "") {
+		if r.Action == actionRelease || r.Action == actionResume {
+			return
+		}
+		hasReason := r.Reason != ""
+		if r.Device == "" || len(r.Device) > maxDeviceName || len(r.Reason) > maxReason || (r.Action == actionRetire) != hasReason {
 			t.Errorf("got %+v", r)
 		}
 		encoded, err := json.Marshal(device.Retirement{Note: r.Reason})
 		var stored device.Retirement
 		if err != nil || json.Unmarshal(encoded, &stored) != nil || stored.Note != r.Reason {
 			t.Errorf("stored reason: got %[2]q, want %[1]q", r.Reason, stored.Note)
-		}
-		encodedRequest, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := parseDeviceRequest(encodedRequest); err != nil || got != r {
-			t.Errorf("got %+v, %v, want %+v", got, err, r)
 		}
 	})
 }

@@ -46,9 +46,8 @@ type testApp struct {
 	dir       string // of the kubelet
 	probesURL string // address of the probes only; empty: none
 	// replacer replaces values that differ between runs, such as UIDs, in golden files; nil: none.
-	replacer      *strings.Replacer
-	driverSignals chan os.Signal
-	reload        chan os.Signal
+	replacer *strings.Replacer
+	reload   chan os.Signal
 	// stopKubelet ends the kubelet's process; startKubelet starts a new one.
 	stopKubelet func()
 }
@@ -117,7 +116,7 @@ func fixedClock() time.Time { return time.Unix(1_700_000_000, 0) }
 // newTestAppWith starts the program with a setup and arguments.
 func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	t.Helper()
-	w := &testApp{t: t, driverSignals: make(chan os.Signal), reload: make(chan os.Signal), machine: s.machine}
+	w := &testApp{t: t, reload: make(chan os.Signal), machine: s.machine}
 	if s.dir == "" {
 		s.dir = shortDir(t)
 	}
@@ -158,7 +157,7 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	if l.probes != nil {
 		w.probesURL = "http://" + l.probes.Addr().String()
 	}
-	o.hostname, o.metrics.Hostname, o.driverSignals, o.reload = "node-a", "node-a", w.driverSignals, w.reload
+	o.hostname, o.metrics.Hostname, o.reload = "node-a", "node-a", w.reload
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- serve(ctx, o, m, l, slog.New(slog.DiscardHandler)) }()

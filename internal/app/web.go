@@ -210,6 +210,9 @@ func serveHTTP(ctx context.Context, server *http.Server, what string, serve func
 	if server.Shutdown(grace) != nil {
 		server.Close() //nolint:errcheck // the listener is closed
 	}
-	<-served //nolint:errcheck // always http.ErrServerClosed
+	select {
+	case <-served: //nolint:errcheck // http.ErrServerClosed
+	case <-grace.Done(): // the folder of a socket hangs
+	}
 	return nil
 }

@@ -115,9 +115,9 @@ func (m *Monitor) advanceRelease(now time.Time) error {
 	case m.pendingRelease.done == nil || m.pendingRelease.ctx.Err() == nil:
 	case m.phase == phaseDraining:
 		m.startCallsAgain(now)
-		m.endRelease(fmt.Errorf("release: wait for driver calls: %w", m.pendingRelease.ctx.Err()))
+		m.endRelease(fmt.Errorf("wait for driver calls: %w", m.pendingRelease.ctx.Err()))
 	case m.phase == phaseClosing:
-		m.endRelease(fmt.Errorf("release: unload the driver's library: %w", m.pendingRelease.ctx.Err()))
+		m.endRelease(fmt.Errorf("unload the driver's library: %w", m.pendingRelease.ctx.Err()))
 	}
 	return nil
 }

@@ -89,13 +89,11 @@ func (l *Log) Record(o device.HealthEvent) {
 // Get returns the snapshot, and a channel that the next snapshot closes.
 func (l *Log) Get() (Snapshot, <-chan struct{}) { return l.snapshot.Get() }
 
-// Stored returns the incidents on disk as far as this process has written them, and a channel that the next write closes. Stored requires a folder.
-func (l *Log) Stored() (incidents []Incident, changed <-chan struct{}) {
-	written, changed := l.file.Get()
-	if written.Written != nil {
-		incidents = written.Written.Incidents
-	}
-	return incidents, changed
+// Flush writes the recorded incidents. Flush requires a folder, and waits for
+// the disk.
+func (l *Log) Flush() error {
+	l.update(time.Now())
+	return l.file.Flush()
 }
 
 // Run publishes, follows and stores incidents until ctx is done. The last snapshot is stored before Run returns, unless the disk hangs.
