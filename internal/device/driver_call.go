@@ -54,8 +54,8 @@ type eventWait struct {
 	interrupted  atomic.Bool // and logged
 }
 
-// update logs the begin and the end of an interruption, and reports whether the events are interrupted. A Wait takes seconds.
-func (w *eventWait) update(log *slog.Logger, now time.Time) bool {
+// update logs the begin and the end of an interruption. A Wait takes seconds.
+func (w *eventWait) update(log *slog.Logger, now time.Time) {
 	interrupted := !w.failingSince.IsZero() && now.Sub(w.failingSince) > waitTimeout
 	if w.interrupted.Swap(interrupted) != interrupted {
 		if interrupted {
@@ -64,7 +64,6 @@ func (w *eventWait) update(log *slog.Logger, now time.Time) bool {
 			log.Info("driver events resumed")
 		}
 	}
-	return interrupted
 }
 
 // linkRetryInterval is between a failed or incomplete reading of the links and the next.

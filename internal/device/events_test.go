@@ -33,15 +33,18 @@ func xidCount(s device.Status, xid uint64) uint64 {
 	return 0
 }
 
-// TestTwoSources checks that an event counts once, whether one source reports it or both.
+// report reports equal events of the kernel log.
+func (w *monitorFixture) report(t *testing.T, e device.Event, count int) {
+	t.Helper()
+	if err := w.monitor.Report(t.Context(), e, count, time.Now()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTwoSources checks that an event counts once, whether one source reports it
+// or both.
 func TestTwoSources(t *testing.T) {
-	storm := make([]string, 0, 1900)
-	for range 1000 {
-		storm = append(storm, "kernel")
-	}
-	for range 900 { // the driver misses some
-		storm = append(storm, "driver")
-	}
+	storm := slices.Repeat([]string{"kernel", "driver", "driver"}, 1000)
 	rand.New(rand.NewPCG(1, 1)).Shuffle(len(storm), func(i, j int) { storm[i], storm[j] = storm[j], storm[i] })
 	for _, row := range []struct {
 		name, script string // reports by source, and pauses
@@ -49,17 +52,16 @@ func TestTwoSources(t *testing.T) {
 		sources      string // of the events passed on
 	}{
 		{"the driver first", "driver kernel", 1, "driver"},
-		{"the kernel log first", "kernel driver", 1, "driver"},
-		{"the kernel log long before", "kernel 2s driver", 1, "kmsg"},
+		{"the kernel log first", "kernel driver", 1, "kmsg"},
+		{"the kernel log long before", "kernel 9s driver", 1, "kmsg"},
 		{"the driver long before", "driver 9s kernel", 1, "driver"},
 		{"the driver alone", "driver driver 1m driver", 3, "driver driver driver"},
 		{"the kernel log alone", "kernel kernel 1m kernel", 3, "kmsg kmsg kmsg"},
 		{"another one by the driver", "driver kernel driver", 2, "driver driver"},
-		{"another one in the kernel log", "driver kernel kernel 1s", 2, "driver kmsg"},
-		{"the kernel log after both counts restarted", "driver driver 11s kernel", 3, "driver driver kmsg"},
-		{"the driver after both counts restarted", "kernel 11s driver", 2, "kmsg driver"},
-		{"both sources, three times", "driver kernel 1m kernel driver 1m driver kernel", 3, "driver driver driver"},
-		{"a storm", strings.Join(storm, " "), 1000, ""},
+		{"another one in the kernel log later", "driver kernel 11s kernel", 2, "driver kmsg"},
+		{"another one by the driver later", "kernel 11s driver", 2, "kmsg driver"},
+		{"both sources, three times", "driver kernel 1m kernel driver 1m driver kernel", 3, "driver kmsg driver"},
+		{"a storm", "driver " + strings.Join(storm, " "), 2001, ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
@@ -74,7 +76,7 @@ func TestTwoSources(t *testing.T) {
 						w.Fail(device.ID(gpu), "xid 31")
 						synctest.Wait()
 					case "kernel":
-						w.monitor.Report(kernelEvent(gpu, 31), time.Now())
+						w.report(t, kernelEvent(gpu, 31), 1)
 					default:
 						pause, err := time.ParseDuration(what)
 						if err != nil {
@@ -143,9 +145,9 @@ func TestSeverity(t *testing.T) {
 						synctest.Wait()
 					case "nonfatal":
 						e.Severity = device.SeverityNonfatal
-						w.monitor.Report(e, time.Now())
+						w.report(t, e, 1)
 					case "fatal":
-						w.monitor.Report(e, time.Now())
+						w.report(t, e, 1)
 					case "fault":
 						w.SetCheckError(device.ID(gpu), &device.Fault{Reason: "recovery_action_gpu_reset", Action: "reset_gpu"})
 					default:
@@ -180,33 +182,16 @@ func TestKernelLogAlone(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		gpu := w.GPUs()[0]
-		w.monitor.Report(kernelEvent(gpu, 13), time.Now()) // before the first listing
+		w.report(t, kernelEvent(gpu, 13), 1) // before the first listing
 		if got := xidCount(w.statusesAfter(2 * time.Second)[0], 13); got != 1 {
 			t.Errorf("got %d counted events from before the first listing, want 1", got)
 		}
-		w.monitor.Report(kernelEvent(gpu, 95), time.Now())
-		requireReasons(t, "at once", w.statusesAfter(100*time.Millisecond), "")
-		requireReasons(t, "after the delay", w.statusesAfter(time.Second), "xid_95")
+		w.report(t, kernelEvent(gpu, 95), 1)
+		requireReasons(t, "a second Xid", w.statusesAfter(time.Second), "xid_95")
 		w.ResetGPU(device.ID(gpu))
 		requireReasons(t, "after a reset", w.statusesAfter(4*time.Second), "")
-		w.monitor.Report(kernelEvent("GPU-that-is-not-there", 95), time.Now())
+		w.report(t, kernelEvent("GPU-that-is-not-there", 95), 1)
 		requireReasons(t, "after an event of an unknown GPU", w.statusesAfter(2*time.Second), "")
-	})
-}
-
-// TestTimeOfKernelLogEvent checks that an event has the time of its kernel log record.
-func TestTimeOfKernelLogEvent(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		var s monitorRecorder
-		w := startMonitor(t, newMachine(1), nil, s.attach)
-		defer w.stop()
-		w.statusesAfter(time.Second)
-		at := time.Now()
-		w.monitor.Report(kernelEvent(w.GPUs()[0], 95), time.Now())
-		w.statusesAfter(2 * time.Second)
-		if events := s.takeEvents(); len(events) != 1 || !events[0].At.Equal(at) {
-			t.Errorf("got events %+v, want one at %s", events, at)
-		}
 	})
 }
 
@@ -221,7 +206,9 @@ func TestHistoricalEvent(t *testing.T) {
 		at := time.Now().Add(-5 * time.Minute)
 		past := kernelEvent(gpu, 95)
 		past.Historical, past.Recovery = true, device.RecoveryChecksPass
-		w.monitor.Report(past, at)
+		if err := w.monitor.Report(t.Context(), past, 1, at); err != nil {
+			t.Error(err)
+		}
 		status := w.statusesAfter(time.Second)[0]
 		if status.Health != device.Suspect || len(status.Xids) != 0 {
 			t.Errorf("status: got %+v, want suspect without Xids", status)
@@ -245,15 +232,18 @@ func TestHistoricalEvent(t *testing.T) {
 		if len(status.Xids) != 1 || status.Xids[0].Count != 1 || !status.Xids[0].Last.Equal(now) {
 			t.Errorf("after a new Xid: got %+v, want one Xid at %s", status, now)
 		}
-		w.monitor.Report(past, at)
+		if err := w.monitor.Report(t.Context(), past, 1, at); err != nil {
+			t.Error(err)
+		}
 		if status := w.statusesAfter(time.Second)[0]; status.Xids[0].Count != 1 || !status.Xids[0].Last.Equal(now) {
 			t.Errorf("after another historical Xid: got %+v, want one Xid at %s", status, now)
 		}
 	})
 }
 
-// TestDriverNamesMIGDevice checks that an event names the MIG device if the kernel log is first. Only the driver reports MIG devices.
-func TestDriverNamesMIGDevice(t *testing.T) {
+// TestTwoSourcesOfMIGDevices checks that the kernel log's report of a MIG device
+// is no duplicate of the driver's report of another one.
+func TestTwoSourcesOfMIGDevices(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(1)
@@ -261,77 +251,40 @@ func TestDriverNamesMIGDevice(t *testing.T) {
 		w := startMonitor(t, m, nil, s.attach)
 		defer w.stop()
 		w.statusesAfter(time.Second)
-		id := w.AllocatableIDs()[1]
+		w.Fail(w.AllocatableIDs()[1], "xid 999")
+		requireReasons(t, "the driver", w.statusesAfter(time.Second), "", "", "xid_999")
 		e := kernelEvent(w.GPUs()[0], 999)
 		e.Recovery = device.RecoveryAfterReset
-		w.monitor.Report(e, time.Now())
-		w.statusesAfter(100 * time.Millisecond)
-		w.Fail(id, "xid 999")
-		requireReasons(t, "then", w.statusesAfter(2*time.Second), "", "", "xid_999")
-		if events := s.takeEvents(); len(events) != 1 || len(events[0].Affected) != 1 || events[0].Affected[0].ID != id || !events[0].MarkedUnhealthy {
-			t.Errorf("got events %+v, want one that marks %s unhealthy", events, id)
+		w.report(t, e, 1)
+		requireReasons(t, "the kernel log without a device", w.statusesAfter(time.Second), "", "", "xid_999")
+		e.Device = w.AllocatableIDs()[0]
+		w.report(t, e, 1)
+		requireReasons(t, "the kernel log", w.statusesAfter(time.Second), "", "xid_999", "xid_999")
+		if events := s.takeEvents(); len(events) != 2 {
+			t.Errorf("got events %+v, want two", events)
 		}
 	})
 }
 
-// TestTwoSourcesAfterOutage checks that the driver may report all events of an outage later, at any time, without a second count.
-func TestTwoSourcesAfterOutage(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		block := make(chan struct{}, 1)
-		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return blockableWait{b, block} })
-		defer w.stop()
-		gpu := w.GPUs()[0]
-		w.statusesAfter(time.Second)
-		block <- struct{}{}
-		w.statusesAfter(time.Minute)
-		for range 3 {
-			w.monitor.Report(kernelEvent(gpu, 95), time.Now())
-			w.Fail(device.ID(gpu), "xid 95")
-		}
-		if s := w.statusesAfter(time.Second)[0]; s.Reason != "xid_95" || xidCount(s, 95) != 3 {
-			t.Errorf("kernel log alone: got reason %q and %d events, want xid_95 and 3", s.Reason, xidCount(s, 95))
-		}
-		w.statusesAfter(10 * time.Minute)
-		<-block
-		if got := xidCount(w.statusesAfter(5 * time.Second)[0], 95); got != 3 {
-			t.Errorf("got %d counted events after the driver reported them as well, want 3", got)
-		}
-		w.Fail(device.ID(gpu), "xid 95")
-		if got := xidCount(w.statusesAfter(5 * time.Second)[0], 95); got != 4 {
-			t.Errorf("got %d counted events after another one, want 4", got)
-		}
-	})
-}
-
-// TestEventsAreBounded checks that the kinds of events are bounded, and their count is not. An event beyond the limit marks a device unhealthy.
+// TestEventsAreBounded checks that the kinds of events are bounded, and their
+// count is not. An event beyond the limit marks a device unhealthy.
 func TestEventsAreBounded(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		gpu := w.GPUs()[0]
 		w.statusesAfter(time.Second)
-		var all sync.WaitGroup
-		for range 8 {
-			all.Go(func() {
-				for range 10_000 {
-					w.monitor.Report(kernelEvent(gpu, 31), time.Now())
-				}
-			})
-		}
-		all.Wait()
+		w.report(t, kernelEvent(gpu, 31), 80_000)
 		if got := xidCount(w.statusesAfter(2 * time.Second)[0], 31); got != 80_000 {
 			t.Errorf("got %d counted events, want 80000", got)
 		}
-		for round := range uint64(3) {
-			for xid := range uint64(1000) {
-				w.monitor.Report(kernelEvent(gpu, 1000*(round+1)+xid), time.Now())
-			}
-			w.statusesAfter(2 * time.Second)
+		for xid := range uint64(1000) {
+			w.report(t, kernelEvent(gpu, 1000+xid), 1)
 		}
-		if s := w.statusesAfter(0)[0]; len(s.Xids) != 256 || w.log.count("kernel log events dropped") != 3 {
-			t.Errorf("got %d kinds of events and log %v, want 256 kinds and 3 messages of dropped events", len(s.Xids), w.log.counts)
+		if s := w.statusesAfter(2 * time.Second)[0]; len(s.Xids) != 256 {
+			t.Errorf("got %d kinds of events, want 256", len(s.Xids))
 		}
-		w.monitor.Report(kernelEvent(gpu, 95), time.Now())
+		w.report(t, kernelEvent(gpu, 95), 1)
 		requireReasons(t, "an Xid that is not counted", w.statusesAfter(2*time.Second), "xid_95")
 	})
 }
@@ -531,7 +484,7 @@ func TestKernelLogEventAtEndOfRun(t *testing.T) {
 		m := newMachine(2)
 		w := startMonitor(t, m, nil, s.attach)
 		w.statusesAfter(time.Second)
-		w.monitor.Report(kernelEvent(m.GPUs()[0], 95), time.Now())
+		w.report(t, kernelEvent(m.GPUs()[0], 95), 1)
 		w.statusesAfter(100 * time.Millisecond)
 		w.stop()
 		if r := findRecord(s.savedHistory(), m.GPUs()[0], ""); r.Reason != "xid_95" || len(r.Xids) != 1 {

@@ -43,7 +43,7 @@ func FuzzHistory(f *testing.F) {
 			m.tracker.handleCheckResult(gpuCheckResult{gpu: "GPU-a", seq: seq + 1, startedAt: now, evidence: ResetEvidence{EnergyCounter: 1}}, now)
 			m.update(now)
 		}
-		m.handleEvent(Event{GPU: "GPU-a", Device: "MIG-b", Xid: 95, Recovery: RecoveryAfterReset}, sourceDriver, now, now)
+		m.handleEvent(Event{GPU: "GPU-a", Device: "MIG-b", Xid: 95, Recovery: RecoveryAfterReset}, now, now)
 		m.update(now)
 		statuses, _ := m.inventory.Get()
 		ids := map[ID]bool{}
@@ -68,3 +68,6 @@ func FuzzHistory(f *testing.F) {
 		}
 	})
 }
+
+// idleBackend is a Backend without calls.
+type idleBackend struct{ Backend }

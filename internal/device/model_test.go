@@ -110,6 +110,7 @@ type monitorRun struct {
 	saved        device.HealthHistory // newest history
 	exported     pubsub.Value[*device.HealthHistory]
 	healthEvents []device.HealthEvent
+	ctx          context.Context // of Run
 	stop         func() error
 }
 
@@ -137,6 +138,7 @@ func (w *fakeBackend) newRun(ctx context.Context, previous device.HealthHistory)
 		OnHealthEvent: func(e device.HealthEvent) { p.healthEvents = append(p.healthEvents, e) },
 	})
 	ctx, cancel := context.WithCancel(ctx)
+	p.ctx = ctx
 	ended := make(chan error)
 	go func() { ended <- p.monitor.Run(ctx) }()
 	p.stop = sync.OnceValue(func() error {
@@ -223,11 +225,8 @@ func runMonitorScript(t *testing.T, script []byte) {
 		gpu := backendGPUs[arg%2]
 		pauses := []time.Duration{20 * time.Millisecond, 700 * time.Millisecond, 12 * time.Second, 0}
 		pause := pauses[arg/2%4]
-		switch {
-		case action == actionPersistentFault:
+		if action == actionPersistentFault {
 			pause = 0
-		case action == actionFaultFromKernelOnly && pause > 0: // kernel log events are delayed
-			pause = max(pause, time.Second)
 		}
 		switch action {
 		case actionRestart, actionReboot, actionResetBetweenRuns:
@@ -324,7 +323,11 @@ func (w *fakeBackend) apply(p *monitorRun, action byte, gpu device.GPU, model ma
 		}
 		if kernel {
 			event.Source = "kmsg"
-			p.monitor.Report(event, time.Now())
+			delay := time.Duration(0)
+			if driver { // as internal/kmsg
+				delay = time.Second
+			}
+			time.AfterFunc(delay, func() { p.monitor.Report(p.ctx, event, 1, time.Now()) })
 		}
 		e.xids++
 		if recovery == device.RecoveryAfterReset {

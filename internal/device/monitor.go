@@ -20,7 +20,6 @@ const (
 	noDriverListInterval    = time.Second             // while the driver cannot list
 	listTimeout             = 4500 * time.Millisecond // for a listing that does not return
 	defaultUnhealthyTimeout = 30 * time.Second
-	kernelEventDelay        = 500 * time.Millisecond // of kernel log events; only the driver's report may name the MIG device
 )
 
 // A driver may hang as a whole, as its locks are shared by all GPUs. The Monitor finds the hang within five seconds: the first call
@@ -41,7 +40,6 @@ type Monitor struct {
 	readers          *Readers
 	inventory        *Inventory
 	log              *slog.Logger
-	kernelEvents     eventQueue
 	driver           pubsub.Value[Driver]
 	missing          pubsub.Value[[]Device]
 	topology         topology
@@ -52,6 +50,7 @@ type Monitor struct {
 	checkResults      chan gpuCheckResult
 	releaseRequests   chan releaseRequest
 	operatorRequests  chan operatorRequest
+	kernelEvents      chan kernelEvents
 	firstListing      chan struct{}
 	closeFirstListing sync.Once
 
@@ -59,7 +58,6 @@ type Monitor struct {
 	tracker         *deviceTracker
 	list            driverCall
 	relist          bool      // the running listing may be out of date
-	nextKernelEvent time.Time // the first in the queue was queued then; zero: none, or no device is listed
 	driverHung      bool      // calls about all GPUs hang
 	driverFails     bool      // calls about all GPUs fail
 	driverSince     time.Time // the driver has its state
@@ -81,7 +79,8 @@ func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *
 			gpus: map[GPU]*trackedGPU{}, absentRecords: map[recordKey]HealthRecord{},
 		},
 		results: make(chan func(time.Time), 4), checkResults: make(chan gpuCheckResult),
-		releaseRequests: make(chan releaseRequest), operatorRequests: make(chan operatorRequest), firstListing: make(chan struct{}), kernelEvents: eventQueue{added: make(chan struct{}, 1)},
+		releaseRequests: make(chan releaseRequest), operatorRequests: make(chan operatorRequest), firstListing: make(chan struct{}),
+		kernelEvents: make(chan kernelEvents),
 	}
 }
 
@@ -123,9 +122,24 @@ func (m *Monitor) publishMissing() {
 // of Xids miss all events that the kernel log does not report.
 func (m *Monitor) EventsInterrupted() bool { return m.wait.interrupted.Load() }
 
-// Report adds an event of the second source, the kernel log, and its time. Report never blocks, and is safe for concurrent use.
-// An event that the driver reports as well counts once.
-func (m *Monitor) Report(e Event, at time.Time) { m.kernelEvents.add(e, at, time.Now()) }
+// kernelEvents are equal events of the kernel log.
+type kernelEvents struct {
+	event Event
+	count int
+	at    time.Time // the newest
+}
+
+// Report adds equal events of the second source, the kernel log, with the time
+// of the newest. An event that the driver reports within 10 s counts once.
+// Report waits for the first listing, since the events name GPUs.
+func (m *Monitor) Report(ctx context.Context, e Event, count int, at time.Time) error {
+	select {
+	case m.kernelEvents <- kernelEvents{e, count, at}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // Drain waits until no listing, reading of links or Wait runs, and reports false if ctx is done first.
 func (m *Monitor) Drain(ctx context.Context) bool { return drain(ctx, &m.calls) }
@@ -140,6 +154,10 @@ func (m *Monitor) Run(ctx context.Context) error {
 	for {
 		m.Beat()
 		m.startCalls(ctx, time.Now())
+		var reports <-chan kernelEvents
+		if m.tracker.listed {
+			reports = m.kernelEvents
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -153,7 +171,10 @@ func (m *Monitor) Run(ctx context.Context) error {
 			m.handleReleaseRequest(r, time.Now())
 		case r := <-m.operatorRequests:
 			m.handleOperatorRequest(r, time.Now())
-		case <-m.kernelEvents.added:
+		case r := <-reports:
+			for range r.count {
+				m.handleEvent(r.event, r.at, time.Now())
+			}
 		case <-m.tracker.storeChanged:
 		case <-time.After(time.Until(m.nextDue(time.Now()))):
 		}
@@ -180,17 +201,11 @@ func (m *Monitor) nextDue(now time.Time) time.Time {
 	until(now.Add(callPollInterval), m.phase == phaseDraining || m.phase == phaseClosing)
 	until(t.publishedAt.Add(countsInterval), t.countsUnpublished)
 	until(t.historySavedAt.Add(countsInterval), t.countsChanged)
-	until(m.nextKernelEvent.Add(kernelEventDelay), !m.nextKernelEvent.IsZero())
 	return latest(due, now.Add(minCheckInterval)) // a check that cannot begin stays due
 }
 
 // update derives, publishes and saves the health of the devices.
 func (m *Monitor) update(now time.Time) {
-	before := now.Add(-kernelEventDelay)
-	if m.EventsInterrupted() {
-		before = now
-	}
-	m.handleKernelEvents(before, now)
 	m.detectStalls(now)
 	m.detectDriverFault(now)
 	m.tracker.removeExpired(now)
@@ -310,33 +325,16 @@ func (m *Monitor) handleWaitResult(e Event, err error, now time.Time) {
 	m.wait.end(now, 0)
 	m.wait.failingSince = time.Time{}
 	if e != (Event{}) {
-		m.handleEvent(e, sourceDriver, now, now)
+		m.handleEvent(e, now, now)
 	}
 }
 
-func (m *Monitor) handleEvent(e Event, source int, at, now time.Time) {
+func (m *Monitor) handleEvent(e Event, at, now time.Time) {
 	if e.PartitionChanged && m.tracker.gpus[e.GPU] != nil {
 		m.log.Info("MIG layout changed", "gpu", e.GPU)
 		m.requestList(now)
 	}
-	m.tracker.handleEvent(e, source, at, now)
-}
-
-// handleKernelEvents handles the events of the kernel log up to a time. The first listing comes first, since the events name GPUs.
-func (m *Monitor) handleKernelEvents(before, now time.Time) {
-	if !m.tracker.listed {
-		return
-	}
-	queued, dropped, next := m.kernelEvents.takeBefore(before)
-	m.nextKernelEvent = next
-	if dropped > 0 {
-		m.log.Warn("kernel log events dropped", "count", dropped)
-	}
-	for _, q := range queued {
-		for range q.count {
-			m.handleEvent(q.event, sourceKernel, q.happenedAt, now)
-		}
-	}
+	m.tracker.handleEvent(e, at, now)
 }
 
 // detectStalls finds calls that do not return.
@@ -351,9 +349,7 @@ func (m *Monitor) detectStalls(now time.Time) {
 		m.setDriverHung(errors.New("the query of links in the driver's library hangs"))
 	}
 	m.detectDriverHang(now)
-	if m.wait.update(m.log, now) {
-		m.tracker.lastOutageAt = now
-	}
+	m.wait.update(m.log, now)
 	for gpu, g := range m.tracker.gpus {
 		m.tracker.applyAll(g, evidence{kind: evidenceResetCount, resets: g.resets}, now)
 		stalled := m.readers.Busy(gpu) > m.unhealthyTimeout || !g.stalledSince.IsZero() && now.Sub(g.stalledSince) > m.unhealthyTimeout
@@ -414,7 +410,6 @@ func (m *Monitor) saveFinalHistory() {
 	for len(m.results) > 0 {
 		(<-m.results)(now)
 	}
-	m.handleKernelEvents(now, now)
 	m.tracker.logQueue.flush()
 	m.tracker.historyChanged = true
 	m.tracker.saveHistory(now)

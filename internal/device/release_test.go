@@ -428,7 +428,7 @@ func TestFaultDuringRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, gpu := range m.GPUs() {
-			w.monitor.Report(kernelEvent(gpu, 95), time.Now())
+			w.report(t, kernelEvent(gpu, 95), 1)
 		}
 		w.statusesAfter(2 * time.Second)
 		m.ResetGPU(m.AllocatableIDs()[0])

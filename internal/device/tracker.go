@@ -27,12 +27,11 @@ type deviceTracker struct {
 	logQueue  *logQueue
 	limiter   *loglimit.Limiter[eventLogKey]
 
-	devices      []*trackedDevice // ordered by Device.Compare
-	gpus         map[GPU]*trackedGPU
-	listed       bool        // after the first listing
-	released     HealthCause // of all devices while the driver is released; zero: the driver is in use
-	startedAt    time.Time   // of Run
-	lastOutageAt time.Time   // when the driver's events were last interrupted
+	devices   []*trackedDevice // ordered by Device.Compare
+	gpus      map[GPU]*trackedGPU
+	listed    bool        // after the first listing
+	released  HealthCause // of all devices while the driver is released; zero: the driver is in use
+	startedAt time.Time   // of Run
 
 	driverErr     error     // of the first check that failed by a fault of the driver; nil: a GPU has answered since
 	driverEndedAt time.Time // the newest driverErr ended then
@@ -147,8 +146,8 @@ func (t *deviceTracker) checkAll() {
 	}
 }
 
-// handleEvent handles a driver report of an event at a time. Reports of a known kind cost no memory (TestReportAllocations).
-func (t *deviceTracker) handleEvent(e Event, source int, at, now time.Time) {
+// handleEvent handles a report of an event at a time.
+func (t *deviceTracker) handleEvent(e Event, at, now time.Time) {
 	g := t.gpus[e.GPU]
 	if g == nil {
 		if t.limiter.Allow(eventLogKey{reason: xidReason(e.Xid)}, now) {
@@ -160,7 +159,7 @@ func (t *deviceTracker) handleEvent(e Event, source int, at, now time.Time) {
 	if e.Xid == 0 && e.Kind == "" {
 		return
 	}
-	counter := t.countEvent(g, e, source, at, now)
+	counter := t.countEvent(g, e, at, now)
 	if counter == nil {
 		return
 	}
@@ -202,13 +201,13 @@ func (t *deviceTracker) handleEvent(e Event, source int, at, now time.Time) {
 }
 
 // countEvent counts a report, and returns the counter; nil for a duplicate from the other source.
-func (t *deviceTracker) countEvent(g *trackedGPU, e Event, source int, at, now time.Time) *eventCounter {
+func (t *deviceTracker) countEvent(g *trackedGPU, e Event, at, now time.Time) *eventCounter {
 	counter := g.eventCounter(e)
 	t.countsChanged = true
 	before := counter.Xid
 	if e.Historical {
 		counter.LastHistorical = latest(counter.LastHistorical, at)
-	} else if !counter.record(e.Severity, source, at, now, t.lastOutageAt) {
+	} else if !counter.record(e, at, now) {
 		t.countsUnpublished = t.countsUnpublished || counter.Xid != before
 		return nil
 	}

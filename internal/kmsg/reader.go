@@ -2,8 +2,10 @@
 package kmsg
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"log/slog"
 	"slices"
@@ -20,10 +22,9 @@ import (
 const Source = "kmsg"
 
 const (
-	// resolveInterval is the interval between lookups of the GPUs of pending lines.
-	resolveInterval = time.Second
-	// idleInterval is the longest wait for a record: a kernel may store one without waking the readers.
-	idleInterval = time.Minute
+	// readInterval is the time between two reads of the log. A line waits for the
+	// next read, because only the driver's report may name the MIG device.
+	readInterval = time.Second
 	// reopenInterval is the delay after a failed read.
 	reopenInterval = 10 * time.Second
 	// listingTimeout is the maximum time for which a line waits for the listing of its GPU.
@@ -39,8 +40,9 @@ const (
 type Handler interface {
 	// EventOf returns the event of a line; false if no known GPU has the address.
 	EventOf(XidLine) (device.Event, bool)
-	// Report receives an event with the wall time of the record, in the order of the log. Report must not block.
-	Report(e device.Event, at time.Time)
+	// Report receives a number of equal events with the wall time of the newest. An
+	// error ends the Reader.
+	Report(ctx context.Context, e device.Event, count int, at time.Time) error
 	// LastReported returns the newest time at which an earlier process reported such an event, or zero.
 	LastReported(device.Event) time.Time
 }
@@ -58,15 +60,16 @@ type Reader struct {
 	caughtUp     bool   // all records from before the start are read
 	nextSequence uint64 // lower records were read before the log was opened again
 	pending      []pendingLine
-	resolvedAt   time.Time                 // the newest lookup of pending lines
 	logLimiter   *loglimit.Limiter[string] // of messages about lost lines
 }
 
-// pendingLine is a line that waits for the listing of its GPU.
+// pendingLine is one or more equal lines that wait for the next read, or for the
+// listing of their GPU.
 type pendingLine struct {
 	line       XidLine
 	historical bool
-	writtenAt  time.Time
+	count      int
+	writtenAt  time.Time // the newest
 	deadline   time.Time
 }
 
@@ -91,45 +94,49 @@ func (r *Reader) Run(ctx context.Context) error {
 			lastError = err.Error()
 			r.log.Warn("cannot read kernel log, retrying", "err", err)
 		}
-		_ = retry.Sleep(ctx, reopenInterval) // an error ends the loop
+		retry.Sleep(ctx, reopenInterval) //nolint:errcheck // the loop ends
 	}
 	return nil
 }
 
 // follow reads the log until an error or until ctx is done.
 func (r *Reader) follow(ctx context.Context) error {
-	s, err := r.source.open()
+	file, err := r.source.open()
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	defer context.AfterFunc(ctx, s.close)()
+	defer file.Close() //nolint:errcheck // opened for reading
 	buf := make([]byte, maxRecordBytes)
-	for ctx.Err() == nil {
-		wait := retry.Aligned(idleInterval)
-		switch {
-		case !r.caughtUp:
-			wait = 0
-		case len(r.pending) > 0:
-			wait = retry.Aligned(resolveInterval)
+	for {
+		if err := r.reportPending(ctx, time.Now()); err != nil {
+			return err
 		}
-		n, err := s.read(buf, wait)
+		if err := r.readAll(file, buf); err != nil {
+			return err
+		}
+		r.caughtUp = true
+		if err := retry.Sleep(ctx, retry.Aligned(readInterval)); err != nil {
+			return err
+		}
+	}
+}
+
+// readAll reads all records that the log has.
+func (r *Reader) readAll(file io.Reader, buf []byte) error {
+	for {
+		n, err := file.Read(buf)
 		now := time.Now()
 		switch {
-		case errors.Is(err, errNoRecord):
-			r.caughtUp = true
+		case errors.Is(err, syscall.EAGAIN):
+			return nil
 		case errors.Is(err, syscall.EPIPE): // the next read returns the oldest record
 			r.warn("kernel log overrun, lines are lost", now)
 		case err != nil:
 			return err
-		case r.handleRecord(buf[:n], now):
-			r.resolvedAt = time.Time{}
-		}
-		if r.caughtUp && now.Sub(r.resolvedAt) >= resolveInterval {
-			r.resolvePending(now)
+		default:
+			r.handleRecord(buf[:n], now)
 		}
 	}
-	return nil
 }
 
 func (r *Reader) warn(message string, now time.Time) {
@@ -138,33 +145,35 @@ func (r *Reader) warn(message string, now time.Time) {
 	}
 }
 
-// handleRecord handles a record and reports whether it was an Xid.
-func (r *Reader) handleRecord(data []byte, now time.Time) bool {
+func (r *Reader) handleRecord(data []byte, now time.Time) {
 	rec, ok := parseRecord(data)
 	if !ok || rec.sequence < r.nextSequence {
-		return false
+		return
 	}
 	r.nextSequence = rec.sequence + 1
 	if strings.HasPrefix(rec.message, driverLoadedPrefix) { // all GPUs were reset
 		r.pending = nil
-		return false
+		return
 	}
 	line, isXid := ParseXidLine(rec.message)
-	if isXid {
-		p := pendingLine{line, !r.caughtUp, now, now.Add(listingTimeout)}
-		if age := r.source.uptime() - rec.uptime; p.historical && age > 0 {
-			p.writtenAt = now.Add(-age)
-		}
-		r.enqueue(p, now)
+	if !isXid {
+		return
 	}
-	return isXid
+	p := pendingLine{line, !r.caughtUp, 1, now, now.Add(listingTimeout)}
+	if age := r.source.uptime() - rec.uptime; p.historical && age > 0 {
+		p.writtenAt = now.Add(-age)
+	}
+	r.enqueue(p, now)
 }
 
-// enqueue adds a pending line. Of equal historical lines, only the newest stays.
+// enqueue adds a pending line. Equal historical lines count once.
 func (r *Reader) enqueue(p pendingLine, now time.Time) {
-	same := func(o pendingLine) bool { return p.historical && o.historical && o.line == p.line }
+	same := func(o pendingLine) bool { return p.historical == o.historical && o.line == p.line }
 	if i := slices.IndexFunc(r.pending, same); i >= 0 {
-		r.pending[i] = p
+		r.pending[i].writtenAt = p.writtenAt
+		if !p.historical {
+			r.pending[i].count++
+		}
 		return
 	}
 	if len(r.pending) >= maxPending {
@@ -174,13 +183,13 @@ func (r *Reader) enqueue(p pendingLine, now time.Time) {
 	r.pending = append(r.pending, p)
 }
 
-// resolvePending reports the pending lines of known GPUs and drops lines past their deadline.
-func (r *Reader) resolvePending(now time.Time) {
-	r.resolvedAt = now
+// reportPending reports the pending lines of known GPUs and drops lines past
+// their deadline.
+func (r *Reader) reportPending(ctx context.Context, now time.Time) (err error) {
 	r.pending = slices.DeleteFunc(r.pending, func(p pendingLine) bool {
 		e, known := r.handler.EventOf(p.line)
 		if known {
-			r.report(p.line.refine(e), p)
+			err = cmp.Or(err, r.report(ctx, p.line.refine(e), p))
 			return true
 		}
 		if now.Before(p.deadline) {
@@ -189,17 +198,20 @@ func (r *Reader) resolvePending(now time.Time) {
 		r.log.Info("unknown GPU in the kernel log", "pci", p.line.PCI, "xid", p.line.Xid)
 		return true
 	})
+	return err
 }
 
-func (r *Reader) report(e device.Event, p pendingLine) {
+func (r *Reader) report(ctx context.Context, e device.Event, p pendingLine) error {
 	e.Source = Source
 	if p.historical {
 		drift := 5*time.Second + r.source.uptime()/10_000 // of the log's clock from the uptime
-		if last := r.handler.LastReported(e); e.Recovery == device.RecoveryNone || !last.IsZero() && !p.writtenAt.After(last.Add(drift)) {
-			return
+		last := r.handler.LastReported(e)
+		wasReported := !last.IsZero() && !p.writtenAt.After(last.Add(drift))
+		if e.Recovery == device.RecoveryNone || wasReported {
+			return nil
 		}
 		e.Historical, e.Recovery = true, device.RecoveryChecksPass
 		e.Device = "" // the instance ids may belong to a newer MIG device
 	}
-	r.handler.Report(e, p.writtenAt)
+	return r.handler.Report(ctx, e, p.count, p.writtenAt)
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/bubble"
+	"golang.org/x/sys/unix"
 )
 
 // fakeKernelLog is a kernelLog in memory. Each reader gets each record once.
@@ -38,20 +38,19 @@ type fakeReader struct {
 	*fakeKernelLog
 	position int
 	closed   bool
-	errs     []error       // returned before the next record
-	wakeups  chan struct{} // buffered; filled by each change
+	errs     []error // returned before the next record
 }
 
 func newKernel() *fakeKernelLog { return &fakeKernelLog{bootedAt: time.Now().Add(-time.Hour)} }
 
-func (k *fakeKernelLog) open() (logReader, error) {
+func (k *fakeKernelLog) open() (io.ReadCloser, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.opened++
 	if k.openErr != nil {
 		return nil, k.openErr
 	}
-	t := &fakeReader{fakeKernelLog: k, wakeups: make(chan struct{}, 1)}
+	t := &fakeReader{fakeKernelLog: k}
 	k.readers = append(k.readers, t)
 	return t, nil
 }
@@ -74,7 +73,6 @@ func (k *fakeKernelLog) writeAt(since time.Duration, messages ...string) {
 	for _, m := range messages {
 		k.records = append(k.records, fmt.Sprintf("4,%d,%d,-;%s\n KEY=x\n", len(k.records)+100, since.Microseconds(), m))
 	}
-	k.wakeAll()
 }
 
 // failNextRead makes the next reads of each reader fail.
@@ -84,32 +82,9 @@ func (k *fakeKernelLog) failNextRead(errs ...error) {
 	for _, t := range k.readers {
 		t.errs = append(t.errs, errs...)
 	}
-	k.wakeAll()
 }
 
-func (k *fakeKernelLog) wakeAll() {
-	for _, t := range k.readers {
-		select {
-		case t.wakeups <- struct{}{}:
-		default:
-		}
-	}
-}
-
-func (t *fakeReader) read(buf []byte, wait time.Duration) (int, error) {
-	for timer := time.After(wait); ; {
-		if n, err := t.next(buf); !errors.Is(err, errNoRecord) || wait == 0 {
-			return n, err
-		}
-		select {
-		case <-t.wakeups:
-		case <-timer:
-			return 0, errNoRecord
-		}
-	}
-}
-
-func (t *fakeReader) next(buf []byte) (int, error) {
+func (t *fakeReader) Read(buf []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.errs) > 0 {
@@ -121,20 +96,17 @@ func (t *fakeReader) next(buf []byte) (int, error) {
 		return 0, fs.ErrClosed
 	}
 	if t.position == len(t.records) {
-		return 0, errNoRecord
+		return 0, syscall.EAGAIN
 	}
 	t.position++
 	return copy(buf, t.records[t.position-1]), nil
 }
 
-func (t *fakeReader) close() {
+func (t *fakeReader) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.readers, t.closed = nil, true
-	select {
-	case t.wakeups <- struct{}{}:
-	default:
-	}
+	return nil
 }
 
 // readerFixture is a Reader of a fakeKernelLog, and the Handler with its reports.
@@ -146,7 +118,7 @@ type readerFixture struct {
 	lastReported func(device.Event) time.Time
 	got          []device.Event
 	times        []time.Time  // of got
-	logBuf       bytes.Buffer // not synchronized: read between events
+	logBuf       bytes.Buffer // guarded by mu
 }
 
 const (
@@ -166,7 +138,7 @@ func xidLine(pci string, xid int) string {
 func runTest(t *testing.T, body func(s *readerFixture)) {
 	bubble.Test(t, func(t *testing.T) {
 		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{addressGPU1: gpu1, addressGPU2: gpu2}}
-		s.Reader = NewReader("", s, slog.New(slog.NewTextHandler(&s.logBuf, nil)))
+		s.Reader = NewReader("", s, slog.New(slog.NewTextHandler(s, nil)))
 		s.source = s.fakeKernelLog
 		body(s)
 	})
@@ -180,10 +152,18 @@ func (s *readerFixture) LastReported(e device.Event) time.Time {
 	return s.lastReported(e)
 }
 
-func (s *readerFixture) Report(e device.Event, at time.Time) {
+func (s *readerFixture) Report(_ context.Context, e device.Event, count int, at time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.got, s.times = append(s.got, e), append(s.times, at)
+	s.got, s.times = append(s.got, slices.Repeat([]device.Event{e}, count)...), append(s.times, at)
+	return nil
+}
+
+// Write is called by the Reader's log.
+func (s *readerFixture) Write(line []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.logBuf.Write(line)
 }
 
 // addGPU maps an address to a GPU.
@@ -225,9 +205,10 @@ func (s *readerFixture) runReader(body func()) {
 	}
 }
 
-// wantReports checks the reports since the previous call.
+// wantReports checks the reports since the previous call, after two more reads.
 func (s *readerFixture) wantReports(when string, want ...string) {
 	s.Helper()
+	time.Sleep(2*readInterval + readInterval/2)
 	synctest.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,6 +230,8 @@ func (s *readerFixture) wantReports(when string, want ...string) {
 func (s *readerFixture) wantLogged(text string, times int) {
 	s.Helper()
 	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if n := strings.Count(s.logBuf.String(), text); n != times {
 		s.Errorf("logs of %q: got %d, want %d:\n%s", text, n, times, s.logBuf.String())
 	}
@@ -286,10 +269,14 @@ func TestReportTimes(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		wants := func(when string, want ...time.Time) {
 			t.Helper()
+			time.Sleep(3 * readInterval)
 			synctest.Wait()
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if !slices.EqualFunc(s.times, want, time.Time.Equal) {
+			isRead := func(got, written time.Time) bool {
+				return !got.Before(written) && got.Sub(written) <= readInterval
+			}
+			if !slices.EqualFunc(s.times, want, isRead) {
 				t.Errorf("%s: got times %v, want %v", when, s.times, want)
 			}
 			s.times = nil
@@ -301,9 +288,9 @@ func TestReportTimes(t *testing.T) {
 			wants("historical records", s.bootedAt.Add(20*time.Minute), begun)
 			time.Sleep(10500 * time.Millisecond)
 			s.write(xidLine(addressGPU1, 79))
-			wants("immediate read", time.Now())
+			wants("next read", time.Now())
 			s.writeAt(s.uptime()-time.Minute, xidLine(addressGPU1, 79)) // the log's clock is a minute behind
-			wants("immediate read by another clock", time.Now())
+			wants("next read by another clock", time.Now())
 		})
 	})
 	runTest(t, func(s *readerFixture) {
@@ -366,54 +353,59 @@ func TestLastReported(t *testing.T) {
 	})
 }
 
-// TestUnknownGPU checks that a line waits for the listing of its GPU, also in a busy log.
-func TestUnknownGPU(t *testing.T) {
-	for _, busy := range []bool{false, true} {
-		runTest(t, func(s *readerFixture) {
-			delete(s.known, addressGPU1)
-			s.writeAt(time.Minute, xidLine(addressGPU1, 95))
-			s.runReader(func() {
-				s.write(xidLine(addressGPU1, 79), xidLine(addressGPU2, 74))
-				s.wantReports("known GPU", "GPU-2 74 check kmsg")
-				for range 100 {
-					time.Sleep(100 * time.Millisecond)
-					if busy {
-						s.write("chatter")
-					}
-				}
-				s.wantReports("GPU not listed yet")
-				s.addGPU(addressGPU1, gpu1)
-				for range 15 {
-					time.Sleep(100 * time.Millisecond)
-					if busy {
-						s.write("chatter")
-					}
-				}
-				s.wantReports("GPU listed", "GPU-1 95 check kmsg_past", "GPU-1 79 reset kmsg")
-				s.write(xidLine("0000:ff:00", 79))
-				time.Sleep(listingTimeout + time.Minute)
-				s.addGPU("0000:ff:00", "GPU-3")
-				time.Sleep(time.Minute)
-				s.wantReports("listed after listingTimeout")
-				s.wantLogged("unknown GPU in the kernel log", 1)
-			})
-		})
-	}
-}
-
-// TestPendingLimit checks the limit of pending lines.
-func TestPendingLimit(t *testing.T) {
+// TestDelay checks that a line waits for the driver's report of the same Xid.
+func TestDelay(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.runReader(func() {
-			for range 3 * maxPending {
-				s.write(xidLine("0000:ff:00", 79))
-			}
+			s.write(xidLine(addressGPU1, 79))
+			time.Sleep(readInterval + readInterval/2) // until the line is read
 			synctest.Wait()
-			if len(s.pending) != maxPending {
-				s.Errorf("got %d pending lines", len(s.pending))
+			s.mu.Lock()
+			if len(s.got) > 0 {
+				s.Errorf("got %+v at once", s.got)
 			}
-			s.wantLogged("too many Xids of unknown GPUs", 1)
+			s.mu.Unlock()
+			s.wantReports("later", "GPU-1 79 reset kmsg")
+		})
+	})
+}
+
+// TestUnknownGPU checks that a line waits for the listing of its GPU.
+func TestUnknownGPU(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		delete(s.known, addressGPU1)
+		s.writeAt(time.Minute, xidLine(addressGPU1, 95))
+		s.runReader(func() {
+			s.write(xidLine(addressGPU1, 79), xidLine(addressGPU2, 74))
+			s.wantReports("known GPU", "GPU-2 74 check kmsg")
+			time.Sleep(time.Minute)
+			s.wantReports("GPU not listed yet")
+			s.addGPU(addressGPU1, gpu1)
+			s.wantReports("GPU listed", "GPU-1 95 check kmsg_past", "GPU-1 79 reset kmsg")
+			s.write(xidLine("0000:ff:00", 79))
+			time.Sleep(listingTimeout + time.Minute)
+			s.addGPU("0000:ff:00", "GPU-3")
+			s.wantReports("listed after listingTimeout")
+			s.wantLogged("unknown GPU in the kernel log", 1)
+		})
+	})
+}
+
+// TestStorm checks that equal lines are counted, and that the kinds of lines are
+// bounded.
+func TestStorm(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		s.runReader(func() {
+			for range 10_000 {
+				s.write(xidLine(addressGPU1, 79))
+			}
+			s.wantReports("equal lines", slices.Repeat([]string{"GPU-1 79 reset kmsg"}, 10_000)...)
+			for xid := range 3 * maxPending {
+				s.write(xidLine("0000:ff:00", xid+1))
+			}
 			s.write(xidLine(addressGPU1, 79)) // dropped
+			s.wantReports("too many kinds of an unknown GPU")
+			s.wantLogged("too many Xids of unknown GPUs", 1)
 			time.Sleep(2 * listingTimeout)
 			s.write(xidLine(addressGPU1, 79))
 			s.wantReports("after listingTimeout", "GPU-1 79 reset kmsg")
@@ -483,109 +475,32 @@ func TestUnreadableLog(t *testing.T) {
 	}
 }
 
-// TestMissedWakeUp stores a record without waking the Reader.
-func TestMissedWakeUp(t *testing.T) {
+// TestFile reads from a pipe that, like /dev/kmsg, returns one record per read.
+func TestFile(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
+		var pipe [2]int
+		if err := unix.Pipe2(pipe[:], unix.O_DIRECT|unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(pipe[0])
+		write := func(text string) {
+			if _, err := unix.Write(pipe[1], []byte(text)); err != nil {
+				t.Error(err)
+			}
+		}
+		s.Reader = NewReader(fmt.Sprintf("/proc/self/fd/%d", pipe[0]), s, slog.New(slog.NewTextHandler(s, nil)))
+		write("4,1,5,-;" + xidLine(addressGPU1, 95) + "\n")
 		s.runReader(func() {
-			s.mu.Lock()
-			s.records = append(s.records, fmt.Sprintf("4,100,%d,-;%s\n", s.uptime().Microseconds(), xidLine(addressGPU1, 79)))
-			s.mu.Unlock()
-			s.wantReports("before the Reader reads")
-			time.Sleep(idleInterval + time.Second)
-			s.wantReports("a minute later", "GPU-1 79 reset kmsg")
+			s.wantReports("before the start", "GPU-1 95 check kmsg_past")
+			write("4,2,6,-;" + xidLine(addressGPU1, 79) + "\n")
+			write("4,3,7,-;" + strings.Repeat("x", 4000) + "\n")
+			write("4,4,8,-;" + xidLine(addressGPU1, 48) + "\n")
+			s.wantReports("after the start", "GPU-1 79 reset kmsg", "GPU-1 48 reset kmsg")
+			unix.Close(pipe[1])
+			time.Sleep(time.Minute)
+			s.wantLogged("cannot read kernel log", 1)
 		})
 	})
-}
-
-// socketLog is the kernelLog of a socket.
-type socketLog int
-
-func (l socketLog) open() (logReader, error) {
-	if err := syscall.SetNonblock(int(l), true); err != nil {
-		return nil, err
-	}
-	return kmsgFile{os.NewFile(uintptr(l), "socket")}, nil
-}
-
-func (socketLog) uptime() time.Duration { return devKmsg("").uptime() }
-
-// channelHandler is a Handler that knows all GPUs.
-type channelHandler chan device.Event
-
-func (channelHandler) EventOf(l XidLine) (device.Event, bool) {
-	return device.Event{GPU: gpu1, Xid: l.Xid, Recovery: device.RecoveryAfterReset}, true
-}
-
-func (c channelHandler) Report(e device.Event, _ time.Time) { c <- e }
-func (channelHandler) LastReported(device.Event) time.Time  { return time.Time{} }
-
-// TestKmsgFile reads from a socket that, like /dev/kmsg, returns one record per read.
-func TestKmsgFile(t *testing.T) {
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write := func(text string) {
-		if _, err := syscall.Write(pair[1], []byte(text)); err != nil {
-			t.Error(err)
-		}
-	}
-	write("4,1,5,-;" + xidLine(addressGPU1, 95) + "\n")
-	reports := make(chan device.Event, 10)
-	r := NewReader("", channelHandler(reports), slog.New(slog.DiscardHandler))
-	r.source = socketLog(pair[0])
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- r.Run(ctx) }() // ends with ctx, within a wait; received below
-	if e := <-reports; e.Xid != 95 || !e.Historical || e.Source != Source {
-		t.Errorf("got %+v, want a historical Xid 95", e)
-	}
-	write("4,2,6,-;" + xidLine(addressGPU1, 79) + "\n")
-	write("4,3,7,-;" + strings.Repeat("x", 4000) + "\n")
-	write("4,4,8,-;" + xidLine(addressGPU1, 48) + "\n")
-	for _, want := range []uint64{79, 48} {
-		if e := <-reports; e.Xid != want || e.Source != Source || e.Recovery != device.RecoveryAfterReset {
-			t.Errorf("got %+v, want xid %d", e, want)
-		}
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	if err := syscall.Close(pair[1]); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestReadWithoutWait checks that available records are read, even if the process had no CPU time for long.
-func TestReadWithoutWait(t *testing.T) {
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := socketLog(pair[0]).open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := syscall.Write(pair[1], []byte("record")); err != nil {
-		t.Error(err)
-	}
-	buf := make([]byte, maxRecordBytes)
-	if n, err := s.read(buf, 0); n != len("record") || err != nil {
-		t.Errorf("read of a record: got %d bytes, %v", n, err)
-	}
-	for _, wait := range []time.Duration{0, time.Millisecond} {
-		if n, err := s.read(buf, wait); n != 0 || !errors.Is(err, errNoRecord) {
-			t.Errorf("no record within %s: got %d bytes, %v, want errNoRecord", wait, n, err)
-		}
-	}
-	if err := syscall.Close(pair[1]); err != nil {
-		t.Error(err)
-	}
-	if n, err := s.read(buf, time.Minute); n != 0 || !errors.Is(err, io.EOF) {
-		t.Errorf("end of the log: got %d bytes, %v, want EOF", n, err)
-	}
-	s.close()
 }
 
 // TestOpenErrors opens files other than a kernel log.
@@ -595,11 +510,11 @@ func TestOpenErrors(t *testing.T) {
 		t.Errorf("open a missing file: got %v, want ErrNotExist", err)
 	}
 	if s, err := devKmsg("/dev/null").open(); err == nil {
-		n, err := s.read(make([]byte, maxRecordBytes), 0)
+		n, err := s.Read(make([]byte, maxRecordBytes))
 		if n != 0 || !errors.Is(err, io.EOF) {
 			t.Errorf("read of /dev/null: got %d bytes, %v, want EOF", n, err)
 		}
-		s.close()
+		s.Close()
 	}
 }
 
@@ -609,12 +524,12 @@ func TestKernelLog(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	defer s.close()
+	defer s.Close()
 	buf := make([]byte, maxRecordBytes)
 	records, last := 0, uint64(0)
 	for {
-		n, err := s.read(buf, 0)
-		if errors.Is(err, errNoRecord) {
+		n, err := s.Read(buf)
+		if errors.Is(err, syscall.EAGAIN) {
 			break
 		}
 		if errors.Is(err, syscall.EPIPE) {
@@ -632,9 +547,6 @@ func TestKernelLog(t *testing.T) {
 	}
 	if records == 0 {
 		t.Skip("empty log")
-	}
-	if _, err := s.read(buf, 10*time.Millisecond); err != nil && !errors.Is(err, errNoRecord) && !errors.Is(err, syscall.EPIPE) {
-		t.Errorf("waiting read: got %v", err)
 	}
 	t.Logf("%d records", records)
 }
