@@ -70,12 +70,11 @@ type Monitor struct {
 
 // NewMonitor returns a Monitor that lists the Backend's devices, calls GPUs through readers and publishes to inventory.
 func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *Monitor {
-	queue := &logQueue{Handler: o.Log.Handler()}
 	return &Monitor{
 		unhealthyTimeout: cmp.Or(o.UnhealthyTimeout, defaultUnhealthyTimeout),
 		backend:          b, readers: r, inventory: inventory, log: o.Log,
 		tracker: &deviceTracker{
-			options: o, inventory: inventory, log: slog.New(queue), logQueue: queue, limiter: loglimit.New[eventLogKey](logInterval),
+			options: o, inventory: inventory, log: o.Log, limiter: loglimit.New[eventLogKey](logInterval),
 			gpus: map[GPU]*trackedGPU{}, absentRecords: map[recordKey]HealthRecord{},
 		},
 		results: make(chan func(time.Time), 4), checkResults: make(chan gpuCheckResult),
@@ -211,7 +210,6 @@ func (m *Monitor) update(now time.Time) {
 	m.tracker.removeExpired(now)
 	m.tracker.publish(now)
 	m.publishMissing()
-	m.tracker.logQueue.flush()
 	m.tracker.saveHistory(now)
 	m.answerOperator(now)
 }
@@ -410,7 +408,6 @@ func (m *Monitor) saveFinalHistory() {
 	for len(m.results) > 0 {
 		(<-m.results)(now)
 	}
-	m.tracker.logQueue.flush()
 	m.tracker.historyChanged = true
 	m.tracker.saveHistory(now)
 }

@@ -23,8 +23,7 @@ const (
 type deviceTracker struct {
 	options   MonitorOptions
 	inventory *Inventory
-	log       *slog.Logger // writes to logQueue
-	logQueue  *logQueue
+	log       *slog.Logger
 	limiter   *loglimit.Limiter[eventLogKey]
 
 	devices   []*trackedDevice // ordered by Device.Compare
