@@ -19,8 +19,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const maxCommandResponse = 1 << 20
-
 // operatorCommand is a command of `podgauge device` or `podgauge driver`.
 type operatorCommand struct {
 	commandRequest
@@ -140,7 +138,7 @@ func (c *operatorCommand) send(ctx context.Context) (r commandResponse, err erro
 		commandResponse
 		api.ErrorResponse
 	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxCommandResponse)).Decode(&response); err != nil {
+	if err := json.NewDecoder(resp.Body).Decode(&response); err != nil {
 		return r, fmt.Errorf("read response of %s: %w", path, err)
 	}
 	if response.Error != "" {

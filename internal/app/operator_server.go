@@ -161,42 +161,22 @@ func (a *app) handleOperator(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), operatorTimeout)
 	defer cancel()
 	var response commandResponse
-	var line string
 	switch request.Action {
 	case actionRelease:
-		line, err = a.releaseDriver(ctx)
-		response.Lines = []string{line}
+		response.Lines = []string{"the driver is released: all devices are unhealthy until podgauge driver resume"}
+		err = a.monitor.Release(ctx)
 	case actionResume:
-		line, err = a.resumeDriver(ctx)
-		response.Lines = []string{line}
+		response.Lines = []string{"the driver is in use: devices recover when their checks pass"}
+		err = a.monitor.Resume(ctx)
 	default:
 		response, err = a.overruleHealth(ctx, request)
 	}
 	if err != nil {
+		a.log.Warn("command failed", "action", request.Action, "device", request.Device, "err", err)
 		api.WriteError(w, http.StatusConflict, err)
 		return
 	}
 	json.NewEncoder(w).Encode(response) //nolint:errcheck // the client is gone
-}
-
-// releaseDriver releases the driver, so that a GPU can be reset or partitioned
-// (docs/how-to/driver.md).
-func (a *app) releaseDriver(ctx context.Context) (line string, err error) {
-	if err := a.monitor.Release(ctx); err != nil {
-		a.log.Error("cannot release driver", "err", err)
-		return "", err
-	}
-	a.log.Info("driver released")
-	return "the driver is released: all devices are unhealthy until podgauge driver resume", nil
-}
-
-func (a *app) resumeDriver(ctx context.Context) (line string, err error) {
-	if err := a.monitor.Resume(ctx); err != nil {
-		a.log.Error("cannot resume driver", "err", err)
-		return "", err
-	}
-	a.log.Info("driver resumed")
-	return "the driver is in use: devices recover when their checks pass", nil
 }
 
 // overruleHealth retires, trusts or forgets a device.
