@@ -8,55 +8,56 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// settleTimeout is the time after its start within which a kubelet may omit pods.
-const settleTimeout = 60 * time.Second
-
-// allocationPhase is the state of knowledge about an allocation. An absence in a List proves little after a restart: a kubelet first
-// lists no pods, then static pods, then the API server's pods. docs/explanation/attribution.md has the transitions.
-type allocationPhase uint8
-
 const (
-	absent    allocationPhase = iota // not allocated, as far as is known
-	pending                          // allocated; no response named the owner yet
-	confirmed                        // a response over this connection named the owner; later responses repeat the owner until the end
-	retained                         // responses named the owner over an earlier connection, not yet over this connection
+	// ownPodDelay is the time from the first List with podgauge's own pod until List
+	// has all pods: a kubelet admits the pods of the API server one after the other.
+	ownPodDelay = 10 * time.Second
+	// restartTimeout is the time after its start within which a kubelet may omit
+	// pods, if no own pod shows the end of the restart.
+	restartTimeout = 60 * time.Second
+	// ownerLookupTimeout is how long after Allocate an owner is looked up.
+	ownerLookupTimeout = 10 * time.Second
+	// maxAdmissionDelay is the time that a pod may have been listed before
+	// Allocate: the admission also calls other plugins.
+	maxAdmissionDelay = 30 * time.Second
 )
 
-// allocationTracker tracks allocations from response to response, without a lock or a clock. Responses are merged in the order of requests,
-// and count for the time of the request.
+// allocationTracker tracks allocations from List to List, without a lock or a
+// clock.
+//
+// A restarted kubelet lists no pods, then static pods, then the pods of the API
+// server. The restart is over when List has podgauge's own pod, and ownPodDelay
+// has passed. Until then an unlisted pod keeps its devices, if the checkpoint has
+// them. Afterwards, a device without an owner in List is not allocated, unless
+// Allocate returned it a moment ago.
 type allocationTracker struct {
-	allocations []device.Allocation // in the order of device.Allocations.All; published, so replaced and never written
-	settled     bool                // a response of any connection was complete
-	own         ownIDs              // as of the newest response
+	ownPod string // a pod of the API server; "" without any
+
+	// allocations are published, so replaced and never written.
+	allocations []device.Allocation
+	complete    bool // a restart was over since podgauge began
+	resources   device.ResourceSet
+	numaNodes   map[allocationKey][]int
 	history     ownerHistory
-	lifetimes   podLifetimes
-	apiPods     apiPodTracker
+	own         ownIDs
 
-	// pending has the allocations in phase pending, by the time of Allocate.
-	pending map[allocationKey]timeInterval
-	// confirmed has the confirmedKey of each allocation named over this connection.
-	confirmed map[device.Allocation]bool
-	// endedPods are the pods with allocations but ended by the Pods API, until a later List.
-	endedPods map[podName]time.Time
+	// pending has the allocations without an owner, by the time of Allocate.
+	pending map[allocationKey]time.Time
+	// pods has the listed pods; until the restart is over also the pods before.
+	pods map[podName]podPresence
+	// before is the checkpoint from before the newest List; nil if unreadable.
+	before *kubeletCheckpoint
 
-	requestedAt time.Time    // request of the newest response
-	epoch       kubeletEpoch // connection of the newest response
-	// trustedSince is the request of the first response over this connection without omitted pods; zero before.
-	trustedSince time.Time
-
-	// checkpoint is the newest from before a request, and checkpointAsOf the time of the request; zero without any.
-	checkpoint     kubeletCheckpoint
-	checkpointAsOf time.Time
-	// podUIDs are the UIDs of the owners, by the checkpoint when the connection was made or the first checkpoint afterwards.
-	podUIDs  map[allocationKey]string
-	caughtUp bool // the first checkpoint written after trustedSince was merged
-
-	scratch []device.Allocation // the next allocations, unordered
+	epoch       *kubeletEpoch
+	restartOver bool
+	ownListedAt time.Time // first List with ownPod over this connection
 }
 
-type podName struct{ namespace, pod string }
-
-func podNameOf(a device.Allocation) podName { return podName{a.Owner.Namespace, a.Owner.Pod} }
+// podPresence is when a pod was listed.
+type podPresence struct {
+	since time.Time     // request of the first List
+	epoch *kubeletEpoch // of the newest List
+}
 
 type allocationKey struct {
 	resource string
@@ -65,257 +66,267 @@ type allocationKey struct {
 
 func keyOf(a device.Allocation) allocationKey { return allocationKey{a.Resource, a.DeviceID} }
 
-// confirmedKey returns the key of an allocation in confirmed. A plugin's id has a single owner, so a different owner ends the allocation; a
-// claim may have several owners.
-func confirmedKey(a device.Allocation) device.Allocation {
-	if !a.Claimed() {
-		a.Owner = device.Owner{}
-	}
-	return a
-}
-
-// timeInterval bounds the time of an allocation.
-type timeInterval struct {
-	earliest time.Time // zero: before this process began
-	latest   time.Time
-}
-
-func newAllocationTracker() allocationTracker {
+func newAllocationTracker(ownPod string, retention time.Duration) allocationTracker {
 	return allocationTracker{
-		pending: map[allocationKey]timeInterval{}, confirmed: map[device.Allocation]bool{}, endedPods: map[podName]time.Time{},
-		podUIDs: map[allocationKey]string{}, lifetimes: podLifetimes{pods: map[podName]podPresence{}}, history: newOwnerHistory(),
+		ownPod:    ownPod,
+		numaNodes: map[allocationKey][]int{},
+		history:   ownerHistory{retention: retention},
+		pending:   map[allocationKey]time.Time{},
 	}
 }
 
-// phaseOf returns the phase of an allocation of the tracker.
-func (t *allocationTracker) phaseOf(a device.Allocation) allocationPhase {
-	_, isPending := t.pending[keyOf(a)]
-	switch hasOwner := a.Owner != (device.Owner{}); {
-	case isPending && !hasOwner:
-		return pending
-	case isPending || !hasOwner:
-		return absent
-	case t.confirmed[confirmedKey(a)]:
-		return confirmed
+// merge merges a List, with the checkpoint from before the request and now, and
+// reports whether allocations changed.
+func (t *allocationTracker) merge(
+	l *listing, epoch *kubeletEpoch, requestedAt time.Time, before, checkpoint *kubeletCheckpoint,
+) bool {
+	isFirst := epoch != t.epoch
+	if isFirst {
+		t.epoch, t.restartOver, t.ownListedAt = epoch, false, time.Time{}
 	}
-	return retained
-}
+	t.own = l.own
+	t.restartOver = t.restartOver || t.isRestartOver(l.pods, isFirst, requestedAt)
+	t.recordPods(l.pods, requestedAt)
+	changed := !t.restartOver && t.addUnseen(checkpoint, requestedAt)
+	t.before = before
 
-// keep appends the allocations that do not end to scratch.
-func (t *allocationTracker) keep(ends func(device.Allocation, allocationPhase) bool) {
+	next, named := t.recordOwners(l.allocations, requestedAt)
 	for _, a := range t.allocations {
-		phase := t.phaseOf(a)
-		if phase != absent && !ends(a, phase) {
-			t.scratch = append(t.scratch, a)
-		} else if phase == pending {
-			delete(t.pending, keyOf(a))
+		replaced := named[keyOf(a)] && !a.Claimed() // a claim may have several owners
+		if !replaced && t.outlasts(a, requestedAt, checkpoint) {
+			next = append(next, a)
 		}
 	}
-}
-
-// addPending appends an allocation without an owner to scratch.
-func (t *allocationTracker) addPending(key allocationKey, allocatedAt timeInterval) {
-	t.pending[key] = allocatedAt
-	t.scratch = append(t.scratch, device.Allocation{Resource: key.resource, DeviceID: key.id})
-}
-
-// commit replaces the allocations by scratch, and reports whether the allocations changed.
-func (t *allocationTracker) commit(now time.Time) bool {
-	slices.SortFunc(t.scratch, device.CompareAllocations)
-	t.scratch = slices.Compact(t.scratch) // a device of two NUMA nodes is listed twice
-	if slices.Equal(t.scratch, t.allocations) {
-		return false
-	}
-	t.allocations = slices.Clone(t.scratch)
-	t.history.markEnded(t.allocations, now)
-	return true
-}
-
-// recordAllocate records the return of Allocate for the ids, and ends earlier allocations of the ids. The result reports whether
-// allocations changed.
-func (t *allocationTracker) recordAllocate(resource string, ids []device.AdvertisedID, now time.Time) bool {
-	t.scratch = t.scratch[:0]
-	for _, a := range t.allocations {
-		if a.Resource != resource || !slices.Contains(ids, a.DeviceID) {
-			t.scratch = append(t.scratch, a)
-		}
-	}
-	for _, id := range ids {
-		t.addPending(allocationKey{resource, id}, timeInterval{now, now})
-	}
-	return t.commit(now)
-}
-
-// merge merges a List, and reports whether allocations or settled changed.
-func (t *allocationTracker) merge(response *rawListResponse, epoch kubeletEpoch, requestedAt time.Time) bool {
-	t.own = response.resources.foreign.own
-	becameSettled := t.recordResponse(response.pods, epoch, requestedAt)
-	t.lifetimes.update(response.pods, requestedAt, !t.trustedSince.IsZero())
-	t.scratch = t.scratch[:0]
-	for _, a := range response.allocations {
-		allocatedAt, isPending := t.pending[keyOf(a)]
-		if isPending && allocatedAt.latest.After(requestedAt) {
-			continue // requested before the allocation
-		}
-		t.scratch = append(t.scratch, a)
-		t.confirm(a, allocatedAt, requestedAt)
-	}
-	t.keep(func(a device.Allocation, phase allocationPhase) bool { return !t.outlasts(a, phase, response.pods) })
-	maps.DeleteFunc(t.endedPods, func(_ podName, endedAt time.Time) bool { return endedAt.Before(requestedAt) })
-	changed := t.commit(requestedAt)
+	changed = t.commit(next, requestedAt) || changed
+	t.mergeResources(l.resources)
 	t.history.prune(requestedAt)
-	t.pruneConfirmed(requestedAt)
-	return changed || becameSettled
+	if t.restartOver && !t.complete {
+		t.complete, changed = true, true
+	}
+	return changed
 }
 
-// recordResponse records the request of a response, and reports whether the response is the first complete response over any connection.
-func (t *allocationTracker) recordResponse(pods []podName, epoch kubeletEpoch, requestedAt time.Time) bool {
-	t.requestedAt = requestedAt
-	t.apiPods.update(pods, epoch != t.epoch, requestedAt)
-	if epoch != t.epoch {
-		t.epoch, t.trustedSince, t.caughtUp = epoch, time.Time{}, false
-		clear(t.confirmed) // all become retained
-		clear(t.podUIDs)
-		t.recordPodUIDs(func(device.Allocation) bool { return true })
+// isRestartOver reports whether List has all pods. A kubelet that was running for
+// long at the first List has had the time to admit its pods.
+func (t *allocationTracker) isRestartOver(pods []podName, isFirst bool, requestedAt time.Time) bool {
+	isOld := requestedAt.Sub(t.epoch.startedAt) >= restartTimeout
+	if t.ownPod == "" {
+		return isOld
 	}
-	if t.trustedSince.IsZero() && requestedAt.Sub(epoch.kubeletStartedAt) >= settleTimeout && !t.apiPods.isIncomplete(requestedAt) {
-		t.trustedSince = requestedAt
+	if !slices.ContainsFunc(pods, func(p podName) bool { return p.pod == t.ownPod }) {
+		return false
 	}
-	becameSettled := !t.settled && !t.trustedSince.IsZero()
-	t.settled = t.settled || becameSettled
-	return becameSettled
+	if t.ownListedAt.IsZero() {
+		t.ownListedAt = requestedAt
+	}
+	return isFirst && isOld || requestedAt.Sub(t.ownListedAt) >= ownPodDelay
 }
 
-// recordPodUIDs records the UIDs of owners by the checkpoint, unless already known.
-func (t *allocationTracker) recordPodUIDs(include func(device.Allocation) bool) {
-	for _, a := range t.allocations {
-		uid, has := t.checkpoint.allocated[keyOf(a)]
-		if _, known := t.podUIDs[keyOf(a)]; has && !known && a.Owner != (device.Owner{}) && include(a) {
-			t.podUIDs[keyOf(a)] = uid
+func (t *allocationTracker) recordPods(pods []podName, requestedAt time.Time) {
+	listed := make(map[podName]podPresence, len(pods))
+	if !t.restartOver {
+		maps.Copy(listed, t.pods)
+	}
+	for _, p := range pods {
+		since := requestedAt
+		if presence, known := t.pods[p]; known {
+			since = presence.since
 		}
+		listed[p] = podPresence{since, t.epoch}
 	}
+	t.pods = listed
 }
 
-// confirm records that a response names the owner of an allocation.
-func (t *allocationTracker) confirm(a device.Allocation, allocatedAt timeInterval, requestedAt time.Time) {
-	delete(t.pending, keyOf(a))
-	t.confirmed[confirmedKey(a)] = true
-	ownedSince := allocatedAt.latest
-	if allocatedAt.earliest.IsZero() {
-		ownedSince = requestedAt
-	}
-	if t.own.has(a.DeviceID.Device()) {
-		t.history.recordOwner(a, ownedSince, requestedAt)
-	}
-}
-
-// outlasts reports whether an earlier allocation goes on although the newest List does not name its owner.
-func (t *allocationTracker) outlasts(a device.Allocation, phase allocationPhase, pods []podName) bool {
-	pod := podNameOf(a)
-	switch _, ended := t.endedPods[pod]; {
-	case phase == pending:
-		// The pod was rejected after Allocate, or ended before a List named it, or used the device in an init container only.
-		allocatedAt := t.pending[keyOf(a)]
-		return t.trustedSince.IsZero() || t.requestedAt.Sub(allocatedAt.latest) < ownerLookupTimeout || t.lifetimes.mayOwn(allocatedAt)
-	case phase == confirmed || ended || slices.Contains(pods, pod):
-		return false
-	}
-	return t.requestedAt.Sub(t.epoch.connectedAt) < settleTimeout || t.isKeptInAPIOutage(a)
-}
-
-// isKeptInAPIOutage reports whether an allocation of a pod of the API server goes on while the kubelet lacks such pods: the checkpoint has
-// the same pod. Claims are never in the checkpoint. An unreadable checkpoint counts as before for settleTimeout.
-func (t *allocationTracker) isKeptInAPIOutage(a device.Allocation) bool {
-	if !t.apiPods.isIncomplete(t.requestedAt) || t.apiPods.isStatic(podNameOf(a)) {
-		return false
-	}
-	uid, has := t.checkpoint.allocated[keyOf(a)]
-	before, known := t.podUIDs[keyOf(a)]
-	return a.Claimed() || has && (!known || uid == before) && t.requestedAt.Sub(t.checkpointAsOf) < settleTimeout
-}
-
-// pruneConfirmed drops keys without an allocation, except the keys needed by catchUp.
-func (t *allocationTracker) pruneConfirmed(now time.Time) {
-	needed := !t.caughtUp && (t.trustedSince.IsZero() || t.isCatchingUp(now))
-	maps.DeleteFunc(t.confirmed, func(a device.Allocation, _ bool) bool {
-		if a.Claimed() {
-			_, found := slices.BinarySearchFunc(t.allocations, a, device.CompareAllocations)
-			return !found
-		}
-		return !needed && !t.has(keyOf(a))
-	})
-}
-
-// has reports whether a key has an allocation, with or without an owner.
-func (t *allocationTracker) has(key allocationKey) bool {
-	target := device.Allocation{Resource: key.resource, DeviceID: key.id} // sorts before all with an owner
-	i, _ := slices.BinarySearchFunc(t.allocations, target, device.CompareAllocations)
-	return i < len(t.allocations) && keyOf(t.allocations[i]) == key
-}
-
-// confirmPod merges a response of Get. Get only adds the owners of pending allocations. The result reports whether there were any.
-func (t *allocationTracker) confirmPod(rows []device.Allocation, epoch kubeletEpoch, requestedAt time.Time) bool {
-	if epoch != t.epoch { // the first response over a connection must be a List
-		return false
-	}
-	t.scratch = append(t.scratch[:0], t.allocations...)
+// recordOwners returns the allocations of a List, and their ids. Allocations that
+// are younger than the request are left out.
+func (t *allocationTracker) recordOwners(
+	rows []device.Allocation, requestedAt time.Time,
+) (allocations []device.Allocation, named map[allocationKey]bool) {
+	named = map[allocationKey]bool{}
 	for _, a := range rows {
 		allocatedAt, isPending := t.pending[keyOf(a)]
-		if !isPending || allocatedAt.latest.After(requestedAt) {
+		if isPending && allocatedAt.After(requestedAt) {
 			continue
 		}
-		if endedAt, ended := t.endedPods[podNameOf(a)]; ended && endedAt.Before(allocatedAt.earliest) { // an earlier pod of the same name
-			delete(t.endedPods, podNameOf(a))
+		named[keyOf(a)] = true
+		allocations = append(allocations, a)
+		if !t.own.has(a.DeviceID.Device()) {
+			continue
 		}
-		t.scratch[slices.Index(t.scratch, device.Allocation{Resource: a.Resource, DeviceID: a.DeviceID})] = a
-		t.confirm(a, allocatedAt, requestedAt)
+		if isPending {
+			t.history.recordOwner(a, allocatedAt, requestedAt)
+		} else {
+			t.history.recordOwner(a, requestedAt, requestedAt)
+		}
 	}
-	return t.commit(requestedAt)
+	return allocations, named
 }
 
-// markPodEnded records the end of a pod by the Pods API, and reports whether the pod has allocations. The kubelet may still list the pod
-// for a moment.
-func (t *allocationTracker) markPodEnded(p podName, now time.Time) bool {
-	if !slices.ContainsFunc(t.allocations, func(a device.Allocation) bool { return podNameOf(a) == p }) {
-		return false
+// outlasts reports whether an earlier allocation goes on although List does not
+// name its owner.
+func (t *allocationTracker) outlasts(a device.Allocation, now time.Time, checkpoint *kubeletCheckpoint) bool {
+	if allocatedAt, isPending := t.pending[keyOf(a)]; isPending {
+		// Otherwise the pod was rejected after Allocate, or ended before a List; or an
+		// init container alone uses the device, which List never names.
+		return !t.restartOver || now.Sub(allocatedAt) < ownerLookupTimeout ||
+			checkpoint.has(keyOf(a)) && t.mayHaveOwner(allocatedAt)
 	}
-	t.endedPods[p] = now
-	return true
+	return !t.restartOver && t.isUnlisted(a.Owner) && (a.Claimed() || checkpoint.has(keyOf(a)))
 }
 
-// dropEndedPods ends the allocations of ended pods, since the kubelet does not answer. The result reports whether there were any.
-func (t *allocationTracker) dropEndedPods(now time.Time) bool {
-	t.scratch = t.scratch[:0]
-	t.keep(func(a device.Allocation, phase allocationPhase) bool {
-		_, ended := t.endedPods[podNameOf(a)]
-		return ended && phase != pending
-	})
-	return t.commit(now)
-}
+// isUnlisted reports whether no List over this connection has the owner's pod.
+func (t *allocationTracker) isUnlisted(o device.Owner) bool { return t.pods[podOf(o)].epoch != t.epoch }
 
-// expectsUpdate reports whether the next List or checkpoint may soon name an owner or an allocation.
-func (t *allocationTracker) expectsUpdate(now time.Time) bool {
-	return t.isLookingUp(now) || t.isCatchingUp(now) || t.awaitsConfirmation(now)
-}
-
-// isLookingUp reports whether an allocation is pending for less than ownerLookupTimeout.
-func (t *allocationTracker) isLookingUp(now time.Time) bool {
-	for _, allocatedAt := range t.pending {
-		if now.Sub(allocatedAt.latest) < ownerLookupTimeout {
+// mayHaveOwner reports whether a listed pod can be the owner of an allocation: the
+// pod is listed from before the admission until the end, and then its devices are
+// free, while the checkpoint keeps the entries until the next write.
+func (t *allocationTracker) mayHaveOwner(allocatedAt time.Time) bool {
+	for _, presence := range t.pods {
+		if presence.since.After(allocatedAt.Add(-maxAdmissionDelay)) {
 			return true
 		}
 	}
 	return false
 }
 
-// awaitsConfirmation reports whether allocations are retained and the kubelet will soon confirm them. An allocation that ends unconfirmed
-// stays for settleTimeout.
-func (t *allocationTracker) awaitsConfirmation(now time.Time) bool {
-	return now.Sub(t.epoch.connectedAt) < ownerLookupTimeout &&
-		slices.ContainsFunc(t.allocations, func(a device.Allocation) bool { return t.phaseOf(a) == retained })
+// commit replaces the allocations, and reports whether the allocations changed.
+func (t *allocationTracker) commit(next []device.Allocation, now time.Time) bool {
+	slices.SortFunc(next, device.CompareAllocations)
+	next = slices.Compact(next)
+	if slices.Equal(next, t.allocations) {
+		return false
+	}
+	t.allocations = next
+	t.history.markEnded(next, now)
+	unnamed, allocated := map[allocationKey]bool{}, map[allocationKey]bool{}
+	for _, a := range next {
+		allocated[keyOf(a)] = true
+		unnamed[keyOf(a)] = a.Owner == device.Owner{}
+	}
+	maps.DeleteFunc(t.pending, func(key allocationKey, _ time.Time) bool { return !unnamed[key] })
+	maps.DeleteFunc(t.numaNodes, func(key allocationKey, _ []int) bool { return !allocated[key] })
+	return true
 }
 
-// isCatchingUp reports whether the checkpoint may still have allocations from before this process began.
-func (t *allocationTracker) isCatchingUp(now time.Time) bool {
-	return !t.caughtUp && !t.trustedSince.IsZero() && now.Sub(t.trustedSince) < ownerLookupTimeout
+// mergeResources replaces the resources. Until the restart is over, unlisted pods
+// keep theirs.
+func (t *allocationTracker) mergeResources(latest device.ResourceSet) {
+	for _, d := range latest.Devices {
+		t.numaNodes[allocationKey{d.Resource, device.AdvertisedID(d.ID)}] = d.NUMANodes
+	}
+	if !t.restartOver {
+		for _, c := range t.resources.CPUs {
+			if t.isUnlisted(c.Owner) {
+				latest.CPUs = append(latest.CPUs, c)
+			}
+		}
+		for _, m := range t.resources.Memory {
+			if t.isUnlisted(m.Owner) {
+				latest.Memory = append(latest.Memory, m)
+			}
+		}
+		for _, c := range t.resources.Claims {
+			if t.isUnlisted(c.Owner) {
+				latest.Claims = append(latest.Claims, c)
+			}
+		}
+		slices.SortFunc(latest.CPUs, device.ExclusiveCPUs.Compare)
+		slices.SortFunc(latest.Memory, device.ReservedMemory.Compare)
+		slices.SortFunc(latest.Claims, device.Claim.Compare)
+	}
+	t.resources = latest
+}
+
+// allocatedResources returns the resources, with the devices of the allocations
+// that have an owner. Claims have rows of their own.
+func (t *allocationTracker) allocatedResources() device.ResourceSet {
+	rows := t.resources
+	rows.Devices = nil
+	for _, a := range t.allocations {
+		if a.Owner != (device.Owner{}) && !a.Claimed() {
+			rows.Devices = append(rows.Devices, device.ResourceDevice{
+				Owner: a.Owner, Resource: a.Resource, ID: string(a.DeviceID), NUMANodes: t.numaNodes[keyOf(a)],
+			})
+		}
+	}
+	slices.SortFunc(rows.Devices, device.ResourceDevice.Compare)
+	return rows
+}
+
+// recordAllocate records the return of Allocate for the ids, and ends earlier
+// allocations of the ids. The result reports whether allocations changed.
+func (t *allocationTracker) recordAllocate(resource string, ids []device.AdvertisedID, now time.Time) bool {
+	next := slices.DeleteFunc(slices.Clone(t.allocations), func(a device.Allocation) bool {
+		return a.Resource == resource && slices.Contains(ids, a.DeviceID)
+	})
+	for _, id := range ids {
+		t.pending[allocationKey{resource, id}] = now
+		next = append(next, device.Allocation{Resource: resource, DeviceID: id})
+	}
+	return t.commit(next, now)
+}
+
+// addUnseen adds allocations that only the checkpoint has: the kubelet made them
+// after the newest List, and stopped. They end earlier allocations of the devices.
+// Entries from before that List do not count, since a kubelet frees devices without
+// a write. The result reports whether allocations changed.
+func (t *allocationTracker) addUnseen(checkpoint *kubeletCheckpoint, now time.Time) bool {
+	if t.before == nil || checkpoint == nil {
+		return false
+	}
+	unseen := map[allocationKey]bool{}
+	for key, uid := range checkpoint.allocated {
+		before, had := t.before.allocated[key]
+		_, isPending := t.pending[key]
+		if (!had || before != uid) && !isPending && t.own.has(key.id.Device()) {
+			unseen[key] = true
+		}
+	}
+	next := slices.DeleteFunc(slices.Clone(t.allocations), func(a device.Allocation) bool { return unseen[keyOf(a)] })
+	for key := range unseen {
+		t.pending[key] = now
+		next = append(next, device.Allocation{Resource: key.resource, DeviceID: key.id})
+	}
+	return t.commit(next, now)
+}
+
+// mergeGet merges a Get, which only adds the owners of pending allocations, and
+// reports whether there were any. The first response over a connection must be a
+// List.
+func (t *allocationTracker) mergeGet(l *listing, epoch *kubeletEpoch, requestedAt time.Time) bool {
+	if epoch != t.epoch {
+		return false
+	}
+	rows := slices.DeleteFunc(l.allocations, func(a device.Allocation) bool {
+		_, isPending := t.pending[keyOf(a)]
+		return !isPending
+	})
+	next, named := t.recordOwners(rows, requestedAt)
+	for _, a := range t.allocations {
+		if !named[keyOf(a)] {
+			next = append(next, a)
+		}
+	}
+	return t.commit(next, requestedAt)
+}
+
+// isLookingUp reports whether an allocation is pending for less than
+// ownerLookupTimeout.
+func (t *allocationTracker) isLookingUp(now time.Time) bool {
+	for _, allocatedAt := range t.pending {
+		if now.Sub(allocatedAt) < ownerLookupTimeout {
+			return true
+		}
+	}
+	return false
+}
+
+// needsCheckpoint reports whether an allocation depends on the checkpoint.
+func (t *allocationTracker) needsCheckpoint(now time.Time) bool {
+	for _, allocatedAt := range t.pending {
+		if now.Sub(allocatedAt) >= ownerLookupTimeout {
+			return true
+		}
+	}
+	return false
 }

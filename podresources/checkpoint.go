@@ -1,63 +1,82 @@
 package podresources
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/wire"
 )
 
 // CheckpointFile is the name of the kubelet's checkpoint in the device-plugins folder.
 const CheckpointFile = "kubelet_internal_checkpoint"
 
-// maxMtimeLag is the possible lag of a file's time behind the write: the kernel uses the time of the last tick.
-const maxMtimeLag = 10 * time.Millisecond
-
-// kubeletCheckpoint has the allocations in the kubelet's checkpoint, with the allocations of init containers, which List never names. An
-// entry does not prove an allocation: the kubelet frees the devices of an ended pod without a write (UpdateAllocatedDevices in
-// pkg/kubelet/cm/devicemanager/manager.go), and the entry stays until the next allocation or device list.
+// kubeletCheckpoint has the allocations in the kubelet's checkpoint, with the
+// allocations of init containers, which List never names. An entry does not prove
+// an allocation: the kubelet frees the devices of an ended pod without a write
+// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go).
 type kubeletCheckpoint struct {
 	allocated map[allocationKey]string // the UID of the pod; "" if there are several
-	writtenAt time.Time
 }
 
-// readCheckpoint reads a checkpoint. The kubelet replaces the file as a whole.
-func readCheckpoint(path string) (c kubeletCheckpoint, err error) {
-	defer func() {
-		if err != nil {
-			c, err = kubeletCheckpoint{}, fmt.Errorf("read the kubelet's checkpoint %s: %w", path, err)
-		}
-	}()
+// has reports whether the checkpoint has a device. An unreadable checkpoint, nil,
+// may have each.
+func (c *kubeletCheckpoint) has(key allocationKey) bool {
+	if c == nil {
+		return true
+	}
+	_, found := c.allocated[key]
+	return found
+}
+
+// checkpointFile parses the checkpoint after each change.
+type checkpointFile struct {
+	path    string
+	content []byte
+	newest  *kubeletCheckpoint // of content; nil if invalid
+}
+
+// read returns the checkpoint, or an error. The kubelet replaces the file as a
+// whole.
+func (f *checkpointFile) read() (*kubeletCheckpoint, error) {
+	content, err := readLimited(f.path)
+	if err == nil && (f.newest == nil || !bytes.Equal(content, f.content)) {
+		f.newest, err = parseCheckpoint(content)
+		f.content = content
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the kubelet's checkpoint %s: %w", f.path, err)
+	}
+	return f.newest, nil
+}
+
+func readLimited(path string) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return c, err
+		return nil, err
 	}
 	defer file.Close() //nolint:errcheck // opened for reading
 	info, err := file.Stat()
 	if err != nil {
-		return c, err
+		return nil, err
 	}
 	// An entry has some kilobytes. Decoding takes several times the size.
-	if limit := int64(wire.MaxMessageBytes() / 2); info.Size() > limit {
-		return c, fmt.Errorf("file of %d bytes, at most %d", info.Size(), limit)
+	if limit := int64(memoryLimit() / 10); info.Size() > limit {
+		return nil, fmt.Errorf("file of %d bytes, at most %d", info.Size(), limit)
 	}
 	content := make([]byte, info.Size())
-	if _, err := io.ReadFull(file, content); err != nil {
-		return c, err
-	}
-	c.writtenAt = info.ModTime()
-	c.allocated, err = parseCheckpoint(content)
-	return c, err
+	_, err = io.ReadFull(file, content)
+	return content, err
 }
 
-// parseCheckpoint returns the allocations of a checkpoint of the known form (checkpoint/checkpoint.go in pkg/kubelet/cm/devicemanager). The
-// file has no version, so any unknown form is an error: a missed entry would free an allocated device.
-func parseCheckpoint(content []byte) (map[allocationKey]string, error) {
+// parseCheckpoint returns the allocations of a checkpoint of the known form
+// (checkpoint/checkpoint.go in pkg/kubelet/cm/devicemanager). The file has no
+// version, so any unknown form is an error: a missed entry would free an allocated
+// device.
+func parseCheckpoint(content []byte) (*kubeletCheckpoint, error) {
 	var file struct {
 		Data struct {
 			PodDeviceEntries json.RawMessage // null without an entry, but always present
@@ -92,5 +111,5 @@ func parseCheckpoint(content []byte) (map[allocationKey]string, error) {
 			}
 		}
 	}
-	return allocated, nil
+	return &kubeletCheckpoint{allocated}, nil
 }

@@ -1,51 +1,71 @@
-// Package podresources tracks the containers of each device, by the kubelet's PodResourcesLister service (v1).
+// Package podresources tracks the containers of each device, by the kubelet's
+// PodResourcesLister service (v1).
 //
-// List is incomplete for a moment after each kubelet restart, and between Allocate and the kubelet's own record of the allocation. At such
-// moments a device missing in List does not count as unallocated (docs/contributing/adr/0004-unknown-owners.md).
+// List is incomplete after each kubelet restart, and between Allocate and the
+// kubelet's own record of the allocation. At such moments a device missing in List
+// does not count as unallocated
+// (docs/contributing/adr/0021-end-of-a-kubelet-restart.md).
 package podresources
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
-	"os"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
+	"google.golang.org/grpc"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// allocateRecordDelay is the pause of calls after Allocate. The kubelet records an allocation after Allocate returns. A List before the
-// record lacks the owner; and if the List finds an ended pod, the kubelet drops the new allocation and later allocates the device twice
-// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go).
-const allocateRecordDelay = 20 * time.Millisecond
+const (
+	// allocateRecordDelay is the pause of calls after Allocate. The kubelet records
+	// an allocation after Allocate returns. A List before the record lacks the owner;
+	// and if the List finds an ended pod, the kubelet drops the new allocation and
+	// later allocates the device twice (UpdateAllocatedDevices in
+	// pkg/kubelet/cm/devicemanager/manager.go).
+	allocateRecordDelay = 20 * time.Millisecond
+	// maxGetPods limits the calls of Get in place of a List: a List is a single call
+	// of the kubelet's limit.
+	maxGetPods = 3
+	// defaultRetention is how long past owners are reported.
+	defaultRetention = time.Hour
+)
 
 // DeviceIndex knows the devices of this node.
 type DeviceIndex interface {
-	// DeviceIDs returns the ids of all devices; nil before the first inventory. Foreign ids have no history, and entries of the checkpoint
-	// with foreign ids are ignored.
+	// DeviceIDs returns the ids of all devices; nil before the first inventory.
+	// Foreign ids have no history, and entries of the checkpoint with foreign ids are
+	// ignored.
 	DeviceIDs() []device.ID
-	// ClaimedDevice returns the device allocated by a claim, if the node has the device. The claim's slices are valid during the call only.
+	// ClaimedDevice returns the device allocated by a claim, if the node has the
+	// device.
 	ClaimedDevice(claim device.Claim) (device.ID, bool)
 }
 
 // Options configure a Client. The zero value of each is valid.
 type Options struct {
 	Log *slog.Logger // nil discards messages
-	// CheckpointPath is the path of the kubelet's checkpoint (CheckpointFile), for allocations without a name in List. The file may be
-	// missing.
+	// CheckpointPath is the path of the kubelet's checkpoint (CheckpointFile), for
+	// allocations without a name in List. The file may be missing.
 	CheckpointPath string
-	// NodeName ends the names of static pods. Without NodeName every pod counts as a pod of the API server.
-	NodeName string
+	// OwnPod is the name of podgauge's pod, if it is a pod of the API server. Once
+	// a restarted kubelet lists the pod, it lists all pods ten seconds later.
+	// Without OwnPod, podgauge waits for a minute.
+	OwnPod string
 	// OwnerRetention is how long past owners are reported; 0 is an hour.
 	OwnerRetention time.Duration
-	// Devices knows the devices of this node. If nil, all ids are devices of this node, and claims are no allocations.
+	// Devices knows the devices of this node. If nil, all ids are devices of this
+	// node, and claims are no allocations.
 	Devices DeviceIndex
-	// OnCall observes each call of the kubelet, on the caller's goroutine; may be nil.
+	// OnCall observes each call of the kubelet, on the caller's goroutine; may be
+	// nil.
 	OnCall func(method string, took time.Duration, err error)
 }
 
@@ -55,32 +75,34 @@ type Client struct {
 	options   Options
 	kubelet   *kubeletConn
 	published pubsub.Value[device.Allocations]
-	// refreshRequested makes Run call the kubelet soon: the owner of an allocation is unknown, or a concurrent call failed.
+	// refreshRequested makes Run call the kubelet soon: the owner of an allocation
+	// is unknown, or a concurrent call failed.
 	refreshRequested chan struct{}
-	// callLock is held from a call until the response is merged: two concurrent responses have no known order, and the older response could
-	// bring back an ended allocation. callLock guards response.
-	callLock chan struct{}
-	response rawListResponse
+	// callLock is held from a call until the response is merged: two concurrent
+	// responses have no known order, and the older response could bring back an
+	// ended allocation. callLock guards checkpoint.
+	callLock   chan struct{}
+	checkpoint checkpointFile
 
 	// The fields below belong to Run's goroutine.
 	loggedOutage, loggedCheckpointError, loggedAllocatableError bool
-	allocatableAt                                               time.Time // last call of GetAllocatableResources
-	allocatableResponse                                         rawAllocatableResponse
+	allocatableAt                                               time.Time // last call
 
 	mu sync.Mutex
 	// The fields below are guarded by mu.
 	tracker          allocationTracker
-	resources        resourceTracker
-	recentPods       []podName // added since the newest call by Run, at most maxGetPods+1
-	respondedAt      time.Time // newest response of List
-	lastErr          error     // of the newest call of List
-	lastAllocateAt   time.Time // newest return of Allocate
-	allocatableStale bool      // the allocatable resources have changed since the last call
+	allocatable      *device.ResourceSet // nil if unknown
+	recentPods       []podName           // added since the newest call by Run, at most maxGetPods+1
+	respondedAt      time.Time           // newest response of List
+	lastErr          error               // of the newest call of List
+	checkpointErr    error               // of the newest read
+	lastAllocateAt   time.Time           // newest return of Allocate
+	allocatableStale bool                // the allocatable resources have changed since the last call
 }
 
 // New returns a client of the kubelet's socket. The first call connects.
 func New(socket string, options Options) (*Client, error) {
-	return newClient(socket, newDialer(socket), options)
+	return newClient(socket, dialSocket(socket), options)
 }
 
 func newClient(socket string, dial dialFunc, options Options) (*Client, error) {
@@ -88,23 +110,25 @@ func newClient(socket string, dial dialFunc, options Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{
-		options: options, kubelet: kubelet, tracker: newAllocationTracker(),
-		response: newListResponse(), allocatableResponse: rawAllocatableResponse{newResourceRows(maxAllocatableIDs)},
-		refreshRequested: make(chan struct{}, 1), callLock: make(chan struct{}, 1),
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
 	}
-	if c.options.Log == nil {
-		c.options.Log = slog.New(slog.DiscardHandler)
+	if options.OwnerRetention <= 0 {
+		options.OwnerRetention = defaultRetention
 	}
-	c.tracker.apiPods.nodeName = strings.ToLower(options.NodeName)
-	if options.OwnerRetention > 0 {
-		c.tracker.history.retention = options.OwnerRetention
-	}
-	return c, nil
+	return &Client{
+		options:          options,
+		kubelet:          kubelet,
+		checkpoint:       checkpointFile{path: options.CheckpointPath},
+		tracker:          newAllocationTracker(options.OwnPod, options.OwnerRetention),
+		refreshRequested: make(chan struct{}, 1),
+		callLock:         make(chan struct{}, 1),
+	}, nil
 }
 
-// Ready returns an error until the kubelet has answered once: with a wrong folder or a socket without access, all owner labels are
-// missing. A later outage is no error, since the last response stands.
+// Ready returns an error until the kubelet has answered once: with a wrong folder
+// or a socket without access, all owner labels are missing. A later outage is no
+// error, since the last response stands.
 func (c *Client) Ready() error {
 	switch allocations, _ := c.Snapshot(); {
 	case !allocations.At.IsZero():
@@ -116,23 +140,35 @@ func (c *Client) Ready() error {
 	}
 }
 
-// Snapshot returns the newest allocations and a channel closed by the next change, without a call.
+// Snapshot returns the newest allocations and a channel closed by the next change,
+// without a call.
 func (c *Client) Snapshot() (device.Allocations, <-chan struct{}) { return c.published.Get() }
 
-// publish publishes the state of the trackers, and wakes readers if allocations changed. The caller holds mu.
-func (c *Client) publish(changed bool) {
+// publish publishes the state of the tracker, and wakes readers if allocations
+// changed. The caller holds mu.
+func (c *Client) publish(changed bool) device.Allocations {
 	a := device.Allocations{
-		At: c.respondedAt, Err: c.lastErr, All: c.tracker.allocations, Complete: c.tracker.settled,
-		Recent: c.tracker.history.records(), Resources: c.resources.snapshot(c.tracker.allocations),
+		At:        c.respondedAt,
+		Err:       c.lastErr,
+		All:       c.tracker.allocations,
+		Complete:  c.tracker.complete,
+		Recent:    c.tracker.history.records(),
+		Resources: device.NodeResources{Allocated: c.tracker.allocatedResources()},
+	}
+	if c.allocatable != nil {
+		a.Resources.AllocatableKnown = true
+		a.Resources.Allocatable = *c.allocatable
 	}
 	if changed {
 		c.published.Set(a)
 	} else {
 		c.published.Replace(a)
 	}
+	return a
 }
 
-// OnAllocated records the return of Allocate for ids. The kubelet names the owner a moment later.
+// OnAllocated records the return of Allocate for ids. The kubelet names the owner a
+// moment later.
 func (c *Client) OnAllocated(resource string, ids []device.AdvertisedID) {
 	now := time.Now()
 	c.mu.Lock()
@@ -150,10 +186,12 @@ func (c *Client) OnListSent() {
 	pubsub.Notify(c.refreshRequested)
 }
 
-// OnRegistered records a registration: the kubelet may be new. A List soon confirms allocations before their end.
+// OnRegistered records a registration: the kubelet may be new. A List soon confirms
+// allocations before their end.
 func (c *Client) OnRegistered() { pubsub.Notify(c.refreshRequested) }
 
-// OnPodAdded records a new pod on the node: the possible owner of a pending allocation.
+// OnPodAdded records a new pod on the node: the possible owner of a pending
+// allocation.
 func (c *Client) OnPodAdded(namespace, pod string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,48 +200,49 @@ func (c *Client) OnPodAdded(namespace, pod string) {
 	}
 }
 
-// OnPodEnded records the end of a pod. The next List ends the pod's allocations; after a kubelet restart or without an answer, the
-// allocations are not retained. Do not call OnPodEnded after a new pod took the name.
+// OnPodEnded records the end of a pod. The next List ends the pod's allocations.
 func (c *Client) OnPodEnded(namespace, pod string) {
-	c.mu.Lock()
-	hadAllocation := c.tracker.markPodEnded(podName{namespace, pod}, time.Now())
-	c.mu.Unlock()
-	if hadAllocation {
+	allocations, _ := c.Snapshot()
+	if slices.ContainsFunc(allocations.All, func(a device.Allocation) bool {
+		return podOf(a.Owner) == podName{namespace, pod}
+	}) {
 		pubsub.Notify(c.refreshRequested)
 	}
 }
 
-// ListAllocations calls List and returns the allocations. If the kubelet does not answer before ctx is done, the allocations are unchanged
-// and Err has the reason.
+// ListAllocations calls List and returns the allocations. If the kubelet does not
+// answer before ctx is done, the allocations are unchanged and Err has the reason.
 func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
 	if err := c.lockCalls(ctx); err != nil {
-		return c.recordFailure(err)
+		return c.recordFailure(err, nil)
 	}
-	defer func() { <-c.callLock }()
+	defer c.unlockCalls()
 	c.waitAfterAllocate(ctx)
-	requestedAt := time.Now()
-	c.setOwnIDs(&c.response.resources)
-	epoch, err := c.kubelet.call(ctx, service+"List", nil, &c.response)
-	if err != nil {
-		return c.recordFailure(err)
+	before, err := c.checkpoint.read()
+	if errors.Is(err, fs.ErrNotExist) {
+		before = &kubeletCheckpoint{} // of a kubelet that never allocated
 	}
-	c.addClaimAllocations(&c.response)
-	restarted := epoch != c.tracker.epoch // written with callLock only
-	if restarted {
-		c.addAllocatedSince(requestedAt)
+	requestedAt := time.Now()
+	var l *listing
+	epoch, err := c.kubelet.call(ctx, "List", func(ctx context.Context, from grpc.CallOption) error {
+		response, err := c.kubelet.List(ctx, &api.ListPodResourcesRequest{}, from)
+		if err == nil {
+			l, err = newListing(response.PodResources, c.options.Devices)
+		}
+		return err
+	})
+	checkpoint, checkpointErr := c.checkpoint.read()
+	if err != nil {
+		return c.recordFailure(err, checkpoint)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	changed := c.tracker.merge(&c.response, epoch, requestedAt)
-	incomplete := requestedAt.Sub(epoch.connectedAt) < settleTimeout || c.tracker.apiPods.isIncomplete(requestedAt)
-	changed = c.resources.merge(&c.response.resources, c.response.pods, epoch, incomplete) || changed
-	c.respondedAt, c.lastErr = time.Now(), nil
-	c.publish(changed)
-	if restarted && c.tracker.awaitsConfirmation(c.respondedAt) {
-		pubsub.Notify(c.refreshRequested)
+	if epoch != c.tracker.epoch {
+		pubsub.Notify(c.refreshRequested) // Run has to find the end of the restart
 	}
-	allocations, _ := c.Snapshot()
-	return allocations
+	changed := c.tracker.merge(l, epoch, requestedAt, before, checkpoint)
+	c.respondedAt, c.lastErr, c.checkpointErr = time.Now(), nil, checkpointErr
+	return c.publish(changed)
 }
 
 // lockCalls waits until no call is under way.
@@ -216,7 +255,10 @@ func (c *Client) lockCalls(ctx context.Context) error {
 	}
 }
 
-// waitAfterAllocate waits until the kubelet has recorded the last allocation, or ctx is done.
+func (c *Client) unlockCalls() { <-c.callLock }
+
+// waitAfterAllocate waits until the kubelet has recorded the last allocation, or
+// ctx is done.
 func (c *Client) waitAfterAllocate(ctx context.Context) {
 	c.mu.Lock()
 	wait := time.Until(c.lastAllocateAt.Add(allocateRecordDelay))
@@ -226,62 +268,14 @@ func (c *Client) waitAfterAllocate(ctx context.Context) {
 	}
 }
 
-// setOwnIDs sets the ids of this node's devices for the next response.
-func (c *Client) setOwnIDs(rows *resourceRows) {
-	if c.options.Devices != nil {
-		rows.foreign.setOwn(c.options.Devices.DeviceIDs())
-	}
-}
-
-// addClaimAllocations adds an allocation for each claim with a device of this node.
-func (c *Client) addClaimAllocations(r *rawListResponse) {
-	if c.options.Devices == nil {
-		return
-	}
-	for _, claim := range r.resources.Claims {
-		if id, isOwn := c.options.Devices.ClaimedDevice(claim); isOwn && claim.Driver != "" && !strings.Contains(claim.Driver, "/") {
-			r.allocations = append(r.allocations, device.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
-		}
-	}
-}
-
-// recordFailure returns the unchanged allocations with an error, and publishes the error.
-func (c *Client) recordFailure(err error) device.Allocations {
-	c.addAllocatedSince(time.Now())
+// recordFailure publishes the error, and the allocations that only the checkpoint
+// has.
+func (c *Client) recordFailure(err error, checkpoint *kubeletCheckpoint) device.Allocations {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lastErr == nil {
 		pubsub.Notify(c.refreshRequested) // Run has to log the outage and to retry sooner
 	}
-	c.lastErr = err
-	c.resources.allocatableKnown = false
-	c.publish(c.tracker.dropEndedPods(time.Now()))
-	allocations, _ := c.Snapshot()
-	return allocations
-}
-
-// addAllocatedSince adds the allocations since the newest List, if the checkpoint has changed and is readable.
-func (c *Client) addAllocatedSince(now time.Time) {
-	if !c.hasCheckpointChanged() {
-		return
-	}
-	checkpoint, _ := readCheckpoint(c.options.CheckpointPath) // no entries after an error
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.publish(c.tracker.addAllocatedSince(checkpoint, now))
-}
-
-// hasCheckpointChanged reports whether the checkpoint differs from the tracker's. An unchanged checkpoint counts as read again.
-func (c *Client) hasCheckpointChanged() bool {
-	info, err := os.Stat(c.options.CheckpointPath)
-	if err != nil {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !info.ModTime().Equal(c.tracker.checkpoint.writtenAt) {
-		return true
-	}
-	c.tracker.storeCheckpoint(c.tracker.checkpoint)
-	return false
+	c.lastErr, c.allocatable = err, nil
+	return c.publish(c.tracker.addUnseen(checkpoint, time.Now()))
 }

@@ -2,79 +2,85 @@ package podresources
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
-	"strings"
+	"os"
 	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/retry"
-	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 const (
-	// service is the gRPC service of the kubelet (k8s.io/kubelet/pkg/apis/podresources/v1).
-	service = "/v1.PodResourcesLister/"
-	// allocatableMethod fails alone if its response is too large: List must not pause.
+	// allocatableMethod fails alone if its response is too large: List must not
+	// pause.
 	allocatableMethod = "GetAllocatableResources"
 	// callTimeout limits calls without an earlier deadline.
 	callTimeout = 5 * time.Second
-	// connectTimeout is the wait for a new connection after a failure. A running kubelet accepts a connection within a millisecond.
+	// connectTimeout is the wait for a new connection after a failure. A running
+	// kubelet accepts a connection within a millisecond.
 	connectTimeout = 50 * time.Millisecond
-	// minBackoff and maxBackoff limit the pause after a rejection. The kubelet accepts 100 calls per second from all clients of the node
+	// outageInterval is the interval of List while the kubelet does not answer.
+	outageInterval = time.Second
+	// minBackoff and maxBackoff limit the pause after a rejection. The kubelet
+	// accepts 100 calls per second from all clients of the node
 	// (pkg/kubelet/apis/podresources/constants.go).
 	minBackoff, maxBackoff = 100 * time.Millisecond, 5 * time.Second
+	// maxErrorBytes limits the text of the kubelet's errors.
+	maxErrorBytes = 64 << 10
 )
 
-// kubeletEpoch identifies a connection to the kubelet, since only a lost connection shows a restart. The epoch is the local address of the
-// connection: gRPC reports the address with each response.
-type kubeletEpoch struct {
-	connectedAt      time.Time
-	kubeletStartedAt time.Time // when the kubelet began to listen
-}
+// kubeletEpoch is a connection to the kubelet: only a lost connection shows a
+// restart. It is the connection's local address, because gRPC reports that
+// address with each response.
+type kubeletEpoch struct{ startedAt time.Time } // when the kubelet began to listen
 
 // Network and String implement net.Addr.
-func (kubeletEpoch) Network() string { return "unix" }
-func (kubeletEpoch) String() string  { return "podgauge" }
+func (*kubeletEpoch) Network() string { return "unix" }
+func (*kubeletEpoch) String() string  { return "podgauge" }
 
 // epochConn is a connection with its epoch as the local address.
 type epochConn struct {
 	net.Conn
-	epoch kubeletEpoch
+	epoch *kubeletEpoch
 }
 
 func (c epochConn) LocalAddr() net.Addr { return c.epoch }
 
-type dialFunc func(ctx context.Context, target string) (net.Conn, error)
+// dialFunc connects to the kubelet, and returns when the kubelet began to listen.
+type dialFunc func(ctx context.Context) (net.Conn, time.Time, error)
 
-// newDialer returns a dialFunc for a kubelet's socket.
-func newDialer(socket string) dialFunc {
-	return func(ctx context.Context, _ string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialUnix(ctx, "unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+// dialSocket returns a dialFunc for a socket. A kubelet creates the socket when
+// it starts.
+func dialSocket(socket string) dialFunc {
+	return func(ctx context.Context) (net.Conn, time.Time, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 		if err != nil {
-			return nil, err
+			return nil, time.Time{}, err
 		}
-		// Measure the age a single time, and before the time of the connection: a clock set forward later must not make the kubelet look
-		// old.
-		age := kubeletAge(conn, socket)
-		now := time.Now()
-		return epochConn{conn, kubeletEpoch{connectedAt: now, kubeletStartedAt: now.Add(-age)}}, nil
+		startedAt := time.Now()
+		if info, err := os.Stat(socket); err == nil && info.ModTime().Before(startedAt) {
+			startedAt = info.ModTime()
+		}
+		return conn, startedAt, nil
 	}
 }
 
-type callObserver = func(method string, took time.Duration, err error)
-
-// kubeletConn calls the kubelet over a single connection. A new connection means a possible kubelet restart.
+// kubeletConn calls the kubelet over a single connection.
 type kubeletConn struct {
-	*grpc.ClientConn
+	api.PodResourcesListerClient
+	conn   *grpc.ClientConn
 	socket string
-	onCall callObserver // may be nil
+	onCall func(method string, took time.Duration, err error) // may be nil
 
 	mu          sync.Mutex
 	rejectedErr error         // guarded by mu; the newest rejection
@@ -82,71 +88,105 @@ type kubeletConn struct {
 	retryAt     time.Time     // guarded by mu; no call before
 }
 
-// newKubeletConn returns a kubeletConn. Without an idle timeout, a new connection means a possible kubelet restart.
-func newKubeletConn(socket string, dial dialFunc, onCall callObserver) (*kubeletConn, error) {
-	conn, err := wire.NewConn(dial, grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff: backoff.Config{BaseDelay: minBackoff, Multiplier: 2, MaxDelay: outageInterval},
-	}))
+func newKubeletConn(
+	socket string, dial dialFunc, onCall func(method string, took time.Duration, err error),
+) (*kubeletConn, error) {
+	dialEpoch := func(ctx context.Context, _ string) (net.Conn, error) {
+		conn, startedAt, err := dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return epochConn{conn, &kubeletEpoch{startedAt}}, nil
+	}
+	// The target is no address, because a path would need escaping.
+	conn, err := grpc.NewClient("passthrough:///kubelet",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(dialEpoch),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: minBackoff, Multiplier: 2, MaxDelay: outageInterval},
+		}),
+		grpc.WithMaxHeaderListSize(maxErrorBytes),
+		grpc.WithDefaultCallOptions(
+			grpc.MaxCallRecvMsgSize(maxResponseBytes()),
+			grpc.ForceCodecV2(newBoundedCodec()),
+		))
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", socket, err)
 	}
-	return &kubeletConn{ClientConn: conn, socket: socket, onCall: onCall, rejections: retry.Backoff{Min: minBackoff, Max: maxBackoff}}, nil
+	return &kubeletConn{
+		PodResourcesListerClient: api.NewPodResourcesListerClient(conn),
+		conn:                     conn,
+		socket:                   socket,
+		onCall:                   onCall,
+		rejections:               retry.Backoff{Min: minBackoff, Max: maxBackoff},
+	}, nil
 }
 
-// call calls a method of service, and returns the epoch of the response. During the pause after a rejection, call fails at once.
-func (c *kubeletConn) call(ctx context.Context, method string, request wire.Request, response wire.Message) (kubeletEpoch, error) {
+// call makes a call, and returns the epoch of the response. During the pause
+// after a rejection, call fails at once.
+func (c *kubeletConn) call(
+	ctx context.Context, method string, do func(ctx context.Context, from grpc.CallOption) error,
+) (*kubeletEpoch, error) {
 	if pause, err := c.pause(time.Now()); pause > 0 {
-		return kubeletEpoch{}, fmt.Errorf("pause after a rejection: %w", err)
+		return nil, fmt.Errorf("pause after a rejection: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	c.reconnect(ctx)
 	var from peer.Peer
-	name, started := strings.TrimPrefix(method, service), time.Now()
-	err := c.Invoke(ctx, method, request, response, grpc.Peer(&from))
+	started := time.Now()
+	err := do(ctx, grpc.Peer(&from))
 	if c.onCall != nil {
-		c.onCall(name, time.Since(started), err)
+		c.onCall(method, time.Since(started), err)
 	}
 	if err != nil {
-		err = fmt.Errorf("%s pod resources at %s: %w", name, c.socket, err)
-		if name != allocatableMethod {
-			c.recordRejection(err)
-		}
-		return kubeletEpoch{}, err
+		err = fmt.Errorf("%s pod resources at %s: %w", method, c.socket, err)
 	}
-	c.recordRejection(nil)
-	return from.LocalAddr.(kubeletEpoch), nil // by the dialer
+	if err == nil || method != allocatableMethod {
+		c.recordRejection(err)
+	}
+	epoch, _ := from.LocalAddr.(*kubeletEpoch) // nil after an error
+	return epoch, err
 }
 
-// reconnect retries a failed connection at once, where gRPC would wait. gRPC ends calls before changing the state of the connection, so
-// right after a failure the state may still be connecting.
+// reconnect retries a failed connection at once, where gRPC would wait. gRPC
+// ends calls before changing the state of the connection, so right after a
+// failure the state may still be connecting.
 func (c *kubeletConn) reconnect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	for state := c.GetState(); state == connectivity.Connecting || state == connectivity.TransientFailure; state = c.GetState() {
-		if state == connectivity.TransientFailure {
-			c.ResetConnectBackoff()
+	for {
+		state := c.conn.GetState()
+		switch state {
+		case connectivity.TransientFailure:
+			c.conn.ResetConnectBackoff()
+		case connectivity.Connecting:
+		default:
+			return
 		}
-		if !c.WaitForStateChange(ctx, state) {
+		if !c.conn.WaitForStateChange(ctx, state) {
 			return
 		}
 	}
 }
 
-// recordRejection begins a pause if a call failed because of the kubelet's limit, or because of a too large or invalid response: Internal is
-// gRPC's code for each error of the codec.
+// recordRejection begins a pause if a call failed because of the kubelet's
+// limit, or because of a too large or invalid response: Internal is gRPC's code
+// for each error of the codec.
 func (c *kubeletConn) recordRejection(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch status.Code(err) {
-	case codes.OK:
+	switch code := status.Code(err); {
+	case code == codes.OK:
 		c.rejections.Reset()
-	case codes.ResourceExhausted, codes.Internal:
-		c.rejectedErr, c.retryAt = err, time.Now().Add(c.rejections.Next())
+	case code == codes.ResourceExhausted, code == codes.Internal, errors.Is(err, errTooManyRows):
+		c.rejectedErr = err
+		c.retryAt = time.Now().Add(c.rejections.Next())
 	}
 }
 
-// pause returns the rest of the pause after a rejection, not positive without a pause, and the rejection.
+// pause returns the rest of the pause after a rejection, not positive without a
+// pause, and the rejection.
 func (c *kubeletConn) pause(now time.Time) (time.Duration, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,18 +8,13 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-const (
-	maxRecentOwners  = 8 // of a device
-	defaultRetention = time.Hour
-)
+const maxRecentOwners = 8 // of a device
 
 // ownerHistory has the last owners of each device.
 type ownerHistory struct {
 	all       []device.AllocationRecord // by device and owner
 	retention time.Duration             // after the end of an allocation
 }
-
-func newOwnerHistory() ownerHistory { return ownerHistory{retention: defaultRetention} }
 
 // recordOwner records an owner named by a response. A new owner has had the device since first.
 func (h *ownerHistory) recordOwner(a device.Allocation, first, now time.Time) {

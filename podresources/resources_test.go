@@ -1,150 +1,136 @@
-package podresources
+package podresources_test
 
 import (
-	"fmt"
-	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
-	"unsafe"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"github.com/podgauge/podgauge/podresources"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// TestResourcesOfNode covers all resources of a node, of all plugins and drivers, with the simulated kubelet.
-func TestResourcesOfNode(t *testing.T) {
-	k := startKubelet(t, kubelet.Options{
-		ExclusiveCPUs:  []int64{2, 3, 4, 5},
-		Memory:         []kubelet.MemoryBlock{{Type: "memory", Bytes: 8 << 30, NUMANodes: []int64{0}}, {Type: "memory", Bytes: 8 << 30, NUMANodes: []int64{1}}},
-		ReadPodsAtOnce: true,
-	})
-	devices := healthyDevices("nic-0", "nic-1", "nic-2")
-	devices[0].Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}, {ID: 0}}}
-	devices[1].Topology = devices[0].Topology
-	devices[2].Health = pluginapi.Unhealthy
-	startPartlyHealthyPlugin(t, k, "example.com/nic", 2, devices...)
-	startPlugin(t, k, gpu, healthyDevices("a", "b")...)
-	c := newTestClient(t, k.PodResourcesSocket(), Options{})
-	c.options.Devices = claimIndex(func(claim device.Claim) (device.ID, bool) { return "b", claim.Device == "gpu-1" })
-	claim := kubelet.ClaimSpec{Name: "ours", Devices: []kubelet.ClaimedDevice{{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1", CDI: []string{"x/y=gpu-1"}}}}
-	runPod(t, k, kubelet.PodSpec{
-		Namespace: "team", Name: "one", ExclusiveCPUs: []int64{2}, Memory: []kubelet.MemoryBlock{{Type: "memory", Bytes: 2 << 30, NUMANodes: []int64{0}}},
-		Containers: []kubelet.ContainerSpec{
-			{
-				Name: "main", Limits: map[string]int{"example.com/nic": 2, gpu: 1}, Claims: []kubelet.ClaimSpec{claim},
-				ExclusiveCPUs: []int64{3, 4}, Memory: []kubelet.MemoryBlock{{Type: "memory", Bytes: 12 << 30, NUMANodes: []int64{0, 1}}},
-			},
-			{Name: "plain"},
-		},
-	})
-	h := c.ListAllocations(t.Context())
-	c.fetchAllocatable(t.Context())
-	r := c.current().Resources
-	mine := h.All[0].DeviceID // chosen by the kubelet
-	pod, main := device.Owner{Namespace: "team", Pod: "one"}, device.Owner{Namespace: "team", Pod: "one", Container: "main"}
-	const nic = "example.com/nic"
-	want := fmt.Sprintf("%+v", device.NodeResources{
-		AllocatableKnown: true,
-		Allocatable: device.ResourceSet{
-			Devices: []device.ResourceDevice{
-				{Resource: nic, ID: "nic-0", NUMANodes: []int{0, 1}},
-				{Resource: nic, ID: "nic-1", NUMANodes: []int{0, 1}},
-				{Resource: gpu, ID: "a"},
-				{Resource: gpu, ID: "b"},
-			},
-			CPUs:   []device.ExclusiveCPUs{{CPUs: []int64{2, 3, 4, 5}}},
-			Memory: []device.ReservedMemory{{Type: "memory", Bytes: 8 << 30, NUMANodes: []int{0}}, {Type: "memory", Bytes: 8 << 30, NUMANodes: []int{1}}},
-		},
-		Allocated: device.ResourceSet{
-			Devices: []device.ResourceDevice{
-				{Owner: main, Resource: nic, ID: "nic-0", NUMANodes: []int{0, 1}},
-				{Owner: main, Resource: nic, ID: "nic-1", NUMANodes: []int{0, 1}},
-				{Owner: main, Resource: gpu, ID: string(mine)},
-			},
-			CPUs:   []device.ExclusiveCPUs{{Owner: pod, CPUs: []int64{2}}, {Owner: main, CPUs: []int64{3, 4}}},
-			Memory: []device.ReservedMemory{{Owner: pod, Type: "memory", Bytes: 2 << 30, NUMANodes: []int{0}}, {Owner: main, Type: "memory", Bytes: 12 << 30, NUMANodes: []int{0, 1}}},
-			Claims: []device.Claim{{
-				Owner: main, ClaimNamespace: "team", ClaimName: "ours", Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1", CDI: []string{"x/y=gpu-1"},
-			}},
-		},
-	})
-	if got := fmt.Sprintf("%+v", r); got != want {
-		t.Errorf("resources: got\n%s\nwant\n%s", got, want)
+// addClaims gives a container devices of a claim, each as "driver/name".
+func addClaims(c *api.ContainerResources, claim string, devices ...string) *api.ContainerResources {
+	d := &api.DynamicResource{ClaimName: claim, ClaimNamespace: "team"}
+	for _, of := range devices {
+		driver, name, _ := strings.Cut(of, "/")
+		d.ClaimResources = append(d.ClaimResources, &api.ClaimResource{
+			DriverName: driver, PoolName: "node-a", DeviceName: name,
+			CdiDevices: []*api.CDIDevice{{Name: "k8s." + driver + "/claim=uid-" + name}},
+		})
 	}
-	wantClaimed := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "b", Owner: device.Owner{Namespace: "team", Pod: "one", Container: "main"}}
-	if !slices.Contains(h.All, wantClaimed) {
-		t.Errorf("allocations: %v", h.All)
-	}
-
-	// All resources remain throughout a restart.
-	static, rest := make(chan struct{}), make(chan struct{})
-	k.SetFaults(kubelet.Faults{HoldStaticPods: static, HoldAPIPods: rest})
-	wantUnchanged := func(event string) {
-		t.Helper()
-		now := c.ListAllocations(t.Context()).Resources
-		if unsafe.SliceData(now.Allocated.Devices) != unsafe.SliceData(r.Allocated.Devices) || unsafe.SliceData(now.Allocated.CPUs) != unsafe.SliceData(r.Allocated.CPUs) ||
-			unsafe.SliceData(now.Allocated.Memory) != unsafe.SliceData(r.Allocated.Memory) || unsafe.SliceData(now.Allocated.Claims) != unsafe.SliceData(r.Allocated.Claims) {
-			t.Errorf("%s: %v", event, now)
-		}
-	}
-	if err := k.Restart(t.Context(), func() { wantUnchanged("while the kubelet is down") }); err != nil {
-		t.Fatal(err)
-	}
-	wantUnchanged("before the kubelet has read its pods")
-	close(static)
-	close(rest)
-	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
-	wantUnchanged("after the kubelet has read its pods")
-	c.fetchAllocatable(t.Context())
-	if now := c.current().Resources; !now.AllocatableKnown || len(now.Allocatable.Devices) > 0 || unsafe.SliceData(now.Allocatable.CPUs) != unsafe.SliceData(r.Allocatable.CPUs) {
-		t.Errorf("allocatable before the plugins registered again: %v", now)
-	}
-	if err := k.EndPod(kubelet.PodSpec{Namespace: "team", Name: "one"}); err != nil {
-		t.Fatal(err)
-	}
-	if got := formatResources(c.ListAllocations(t.Context()).Resources); len(got) > 0 {
-		t.Errorf("resources after the end of the pod: %q", got)
-	}
+	c.DynamicResources = append(c.DynamicResources, d)
+	return c
 }
 
-// TestSimulatedGet adds a pod on the simulated kubelet: Get returns the owner without a List.
-func TestSimulatedGet(t *testing.T) {
-	for name, getErr := range map[string]error{"with Get": nil, "without": status.Error(codes.Unimplemented, "unknown method Get")} {
+// claimIndex is a DeviceIndex of a node with the devices a to d.
+type claimIndex func(device.Claim) (device.ID, bool)
+
+func (claimIndex) DeviceIDs() []device.ID { return []device.ID{"a", "b", "c", "d"} }
+
+func (f claimIndex) ClaimedDevice(claim device.Claim) (device.ID, bool) { return f(claim) }
+
+// byName finds the device a by the name gpu-a and its CDI name.
+func byName(claim device.Claim) (device.ID, bool) {
+	name, found := strings.CutPrefix(claim.Device, "gpu-")
+	return device.ID(name), found && claim.Driver == "gpu.nvidia.com" && claim.Pool == "node-a" &&
+		len(claim.CDI) == 1 && strings.HasSuffix(claim.CDI[0], claim.Device)
+}
+
+func TestClaims(t *testing.T) {
+	inBubble(t, longAgo, podresources.Options{Devices: claimIndex(byName)}, func(k *scriptedKubelet) {
+		const mine = "gpu.nvidia.com/gpu-a"
+		k.setPods(newPodWith("one", addClaims(newContainer("main"), "mine", mine, "nic.example.com/gpu-a", "gpu.nvidia.com/x")))
+		k.wantListed("a", "one")
+		want := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}
+		if a := k.published(); !slices.Equal(a.All, []device.Allocation{want}) || len(a.Resources.Allocated.Claims) != 3 {
+			t.Errorf("got allocations %v, claims %v", a.All, a.Resources.Allocated.Claims)
+		}
+		// A claim of two pods, of which the restarted kubelet lists the second first.
+		one := newPodWith("one", addClaims(newContainer("main"), "ours", mine))
+		two := newPodWith("two", addClaims(newContainer("main"), "ours", mine))
+		k.setPods(one, two, newPod("three", "b"))
+		k.wantListed("a", "shared", "b", "three")
+		k.restart(two)
+		k.wantListed("a", "shared", "b", "three")
+		k.setPods(two, newPod("one"))
+		k.wantListed("a", "two")
+		k.setPods(newPod("one"))
+		k.wantListed("a", "unallocated")
+		for _, driver := range []string{"", gpu} { // invalid names
+			k.setPods(newPodWith("one", addClaims(newContainer("main"), "mine", mine)))
+			k.pods[0].Containers[0].DynamicResources[0].ClaimResources[0].DriverName = driver
+			k.wantListed("a", "unallocated")
+		}
+	})
+}
+
+// TestClaimRowsAreSingleDevices removes the CDI names that the kubelet accumulates,
+// and duplicate rows after a repeated prepare.
+func TestClaimRowsAreSingleDevices(t *testing.T) {
+	const one, two, nic = "gpu.nvidia.com/gpu-a", "gpu.nvidia.com/gpu-b", "nic.example.com/eth0"
+	for name, devices := range map[string][]string{
+		"in order":        {one, two, nic},
+		"in other order":  {two, nic, one},
+		"repeated":        {one, two, one, two, one, two},
+		"one of repeated": {one, one, two},
+	} {
 		t.Run(name, func(t *testing.T) {
-			k := startKubelet(t, kubelet.Options{})
-			o := startPlugin(t, k, gpu, healthyDevices("a")...)
-			k.SetFaults(kubelet.Faults{GetErr: getErr})
-			c := newTestClient(t, k.PodResourcesSocket(), Options{})
-			c.options.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
-			o.onAllocate = func(resource string, ids []device.AdvertisedID) {
-				c.OnPodAdded("team", "one")
-				c.OnAllocated(resource, ids)
-			}
-			defer c.startRun(t)()
-			// Run stops reading the checkpoint ten seconds after the first response.
-			awaitAllocations(t, c, func(h device.Allocations) bool { return !h.At.IsZero() })
-			c.mu.Lock()
-			c.tracker.caughtUp = true
-			c.mu.Unlock()
-			before := k.State().Calls
-			runPod(t, k, gpuPod("one", 1))
-			awaitAllocations(t, c, func(h device.Allocations) bool { return describeDevice(h, "a") == "allocated to one" })
-			after := k.State().Calls
-			lists, gets := after["List"]-before["List"], after["Get"]-before["Get"]
-			if gets != 1 || getErr == nil && lists > 1 || getErr != nil && lists == 0 {
-				t.Errorf("got %d Lists and %d Gets", lists, gets)
-			}
+			inBubble(t, longAgo, podresources.Options{Devices: claimIndex(byName)}, func(k *scriptedKubelet) {
+				c := addClaims(newContainer("main"), "pair", devices...)
+				names := map[string][]*api.CDIDevice{}
+				for _, r := range c.DynamicResources[0].ClaimResources {
+					names[r.DriverName] = append(names[r.DriverName], r.CdiDevices...)
+					r.CdiDevices = slices.Clone(names[r.DriverName])
+				}
+				k.setPods(newPodWith("one", c))
+				a := k.list()
+				if len(a.All) != 2 || len(a.Recent) != 2 {
+					t.Errorf("got allocations %v, history %v", a.All, a.Recent)
+				}
+				for _, claim := range a.Resources.Allocated.Claims {
+					if len(claim.CDI) != 1 || !strings.HasSuffix(claim.CDI[0], claim.Device) {
+						t.Errorf("CDI names of %s: got %q", claim.Device, claim.CDI)
+					}
+				}
+			})
 		})
 	}
 }
 
-// startPartlyHealthyPlugin is startPlugin with a number of healthy devices.
-func startPartlyHealthyPlugin(t testing.TB, k *kubelet.Kubelet, resource string, healthy int, devices ...*pluginapi.Device) {
-	t.Helper()
-	o := startPlugin(t, k, resource)
-	o.lists <- devices
-	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Resources[resource].Allocatable == healthy })
+// TestTwoPodsOfSameName lists a pod and its replacement together: an owner has one
+// row of each kind, since two would be duplicate series.
+func TestTwoPodsOfSameName(t *testing.T) {
+	scripted(t, func(k *scriptedKubelet) {
+		of := func(size uint64, cpus ...int64) *api.PodResources {
+			p := newPodWith("p", addClaims(newContainer("main", "7"), "mine", "example.com/gpu-0"))
+			p.Containers[0].CpuIds = cpus
+			p.Containers[0].Memory = []*api.ContainerMemory{{MemoryType: "memory", Size: size}}
+			p.CpuIds = cpus
+			return p
+		}
+		k.setPods(of(5, 4, 1), of(6, 2), of(7, 1))
+		r := k.list().Resources.Allocated
+		if len(r.Devices) != 1 || len(r.CPUs) != 2 || len(r.Memory) != 1 || len(r.Claims) != 1 {
+			t.Errorf("resources: got %+v", r)
+		}
+		if r.CPUs[0].Container != "" || r.CPUs[1].Container != "main" || r.Memory[0].Bytes != 5 {
+			t.Errorf("resources: got %+v", r)
+		}
+	})
+}
+
+// TestResourcesWithSameID has an id of two resources: two allocations of a device.
+func TestResourcesWithSameID(t *testing.T) {
+	scripted(t, func(k *scriptedKubelet) {
+		mig := newPod("two", "a")
+		mig.Containers[0].Devices[0].ResourceName = "nvidia.com/mig"
+		k.setPods(newPod("one", "a"), mig)
+		k.wantListed("a", "shared")
+		k.allocate("a")
+		if a := k.published().All; len(a) != 2 || a[0].Owner != (device.Owner{}) || a[1].Owner != newOwner("two") {
+			t.Errorf("after Allocate of one of them: got %v", a)
+		}
+	})
 }

@@ -4,25 +4,27 @@ import (
 	"context"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/retry"
+	"google.golang.org/grpc"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 const (
-	// idleInterval is the interval of List without scrapes: the greatest delay until the end of an allocation is known.
+	// idleInterval is the interval of List without scrapes: the greatest delay until
+	// the end of an allocation is known.
 	idleInterval = 10 * time.Second
-	// outageInterval is the interval of List while the kubelet does not answer.
-	outageInterval = time.Second
 	// allocatableInterval is the least interval of GetAllocatableResources.
 	allocatableInterval = time.Second
-	// minRefreshDelay and maxRefreshDelay limit the delay of List after Allocate. The delay doubles with each List.
+	// minRefreshDelay and maxRefreshDelay limit the delay of List after Allocate, and
+	// after a kubelet restart. The delay doubles with each List.
 	minRefreshDelay, maxRefreshDelay = 50 * time.Millisecond, 2 * time.Second
-	// maxGetPods limits the calls of Get in place of a List: a List is a single call of the kubelet's limit.
-	maxGetPods = 3
 )
 
-// Run keeps the allocations fresh between scrapes, and looks up the owners of new allocations, until ctx is done.
+// Run keeps the allocations fresh between scrapes, and looks up the owners of new
+// allocations, until ctx is done.
 func (c *Client) Run(ctx context.Context) error {
-	defer c.kubelet.Close() //nolint:errcheck // no more calls follow
+	defer c.kubelet.conn.Close() //nolint:errcheck // no more calls follow
 	due, refresh := time.Now(), retry.Backoff{Min: minRefreshDelay, Max: maxRefreshDelay}
 	for {
 		c.Beat()
@@ -30,7 +32,8 @@ func (c *Client) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-c.refreshRequested:
-			// An earlier List stays due: otherwise a burst of allocations would postpone List.
+			// An earlier List stays due: otherwise a burst of allocations would postpone
+			// List.
 			refresh.Reset()
 			if soon := time.Now().Add(refresh.Next()); soon.Before(due) {
 				due = soon
@@ -38,7 +41,7 @@ func (c *Client) Run(ctx context.Context) error {
 			continue
 		case <-time.After(time.Until(due)):
 		}
-		if !c.confirmRecentPods(ctx) {
+		if !c.getRecentPods(ctx) {
 			c.refresh(ctx)
 		}
 		now := time.Now()
@@ -50,23 +53,23 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// refreshDelay returns the delay of the next List, and whether the next List may change allocations. Calls by scrapes count.
+// refreshDelay returns the delay of the next List, and whether the next List may
+// change allocations. Calls by scrapes count.
 func (c *Client) refreshDelay(now time.Time) (delay time.Duration, expectsUpdate bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	expectsUpdate = c.tracker.expectsUpdate(now)
 	if c.lastErr != nil {
 		pause, _ := c.kubelet.pause(now)
-		return max(outageInterval, pause), expectsUpdate
+		return max(outageInterval, pause), c.tracker.isLookingUp(now)
 	}
 	delay = retry.Aligned(c.respondedAt.Add(idleInterval).Sub(now))
 	if c.allocatableStale {
 		delay = min(delay, c.allocatableAt.Add(allocatableInterval).Sub(now))
 	}
-	return max(delay, minRefreshDelay), expectsUpdate
+	return max(delay, minRefreshDelay), c.tracker.isLookingUp(now) || !c.tracker.restartOver
 }
 
-// refresh calls List, reads the checkpoint if needed, and calls GetAllocatableResources.
+// refresh calls List and GetAllocatableResources.
 func (c *Client) refresh(ctx context.Context) {
 	callCtx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -75,7 +78,7 @@ func (c *Client) refresh(ctx context.Context) {
 		return
 	}
 	c.logOutage(allocations.Err)
-	c.refreshCheckpoint()
+	c.logCheckpoint()
 	if now := time.Now(); allocations.Err == nil && now.Sub(c.allocatableAt) >= allocatableInterval {
 		c.allocatableAt = now
 		c.fetchAllocatable(callCtx)
@@ -93,68 +96,72 @@ func (c *Client) logOutage(err error) {
 	c.loggedOutage = err != nil
 }
 
-// refreshCheckpoint merges a changed or needed checkpoint. An error is logged a single time until the next successful read.
-func (c *Client) refreshCheckpoint() {
-	now := time.Now() // allocations from here on may be missing in the checkpoint
+// logCheckpoint logs an unreadable checkpoint that an allocation depends on, a
+// single time until the next successful read.
+func (c *Client) logCheckpoint() {
 	c.mu.Lock()
-	needed, overdue := c.tracker.needsCheckpoint(now)
-	c.mu.Unlock()
-	if !needed && !c.hasCheckpointChanged() {
-		return
-	}
-	checkpoint, err := readCheckpoint(c.options.CheckpointPath)
-	c.mu.Lock()
-	c.publish(c.tracker.mergeCheckpoint(checkpoint, err, now))
+	err, needed := c.checkpointErr, c.tracker.needsCheckpoint(time.Now())
 	c.mu.Unlock()
 	switch {
 	case err == nil:
 		c.loggedCheckpointError = false
-	case overdue && !c.loggedCheckpointError:
-		c.options.Log.Warn("checkpoint unreadable, keeping allocations without an owner for an hour", "err", err)
+	case needed && !c.loggedCheckpointError:
+		c.options.Log.Warn("checkpoint unreadable, keeping allocations without an owner", "err", err)
 		c.loggedCheckpointError = true
 	}
 }
 
-// fetchAllocatable calls GetAllocatableResources: healthy devices, allocated or not, CPUs and memory. After an error the resources are
-// unknown, as with a kubelet before 1.23: old values would look like current values.
+// fetchAllocatable calls GetAllocatableResources: healthy devices, allocated or
+// not, CPUs and memory. After an error the resources are unknown, as with a kubelet
+// before 1.23: old values would look like current values.
 func (c *Client) fetchAllocatable(ctx context.Context) {
 	c.mu.Lock()
 	c.allocatableStale = false
 	c.mu.Unlock()
-	err := c.lockCalls(ctx) // a large response beside another exceeds the memory
-	if err == nil {
-		c.setOwnIDs(&c.allocatableResponse.resources)
-		_, err = c.kubelet.call(ctx, service+allocatableMethod, nil, &c.allocatableResponse)
-		<-c.callLock
-	}
+	rows, err := c.getAllocatable(ctx)
 	if err != nil && !c.loggedAllocatableError {
 		c.options.Log.Warn("allocatable resources unknown", "err", err)
 	}
 	c.loggedAllocatableError = err != nil
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.resources.allocatableKnown = err == nil
-	if err == nil {
-		replaceRows(&c.resources.allocatable, &c.allocatableResponse.resources)
-	}
+	c.allocatable = rows
 	c.publish(false)
 }
 
-// confirmRecentPods calls Get for the newest pods, the possible owners of a pending allocation, and reports whether all owners are known.
-// If so, List can wait: Get returns a single pod, and List all pods of the node.
-func (c *Client) confirmRecentPods(ctx context.Context) bool {
+func (c *Client) getAllocatable(ctx context.Context) (rows *device.ResourceSet, err error) {
+	if err := c.lockCalls(ctx); err != nil { // a large response beside another exceeds the memory
+		return nil, err
+	}
+	defer c.unlockCalls()
+	_, err = c.kubelet.call(ctx, allocatableMethod, func(ctx context.Context, from grpc.CallOption) error {
+		response, err := c.kubelet.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{}, from)
+		if err == nil {
+			rows = newAllocatable(response, c.options.Devices)
+		}
+		return err
+	})
+	return rows, err
+}
+
+// getRecentPods calls Get for the newest pods, the possible owners of a pending
+// allocation, and reports whether all owners are known. If so, List can wait: Get
+// returns a single pod, and a List may disturb another allocation
+// (allocateRecordDelay).
+func (c *Client) getRecentPods(ctx context.Context) bool {
 	now := time.Now()
 	c.mu.Lock()
 	names := c.recentPods
 	c.recentPods = nil
 	// Get must not delay an overdue or failed List.
-	isUseful := c.tracker.isLookingUp(now) && c.lastErr == nil && now.Sub(c.respondedAt) < idleInterval && len(names) <= maxGetPods
+	isUseful := c.tracker.isLookingUp(now) && c.lastErr == nil &&
+		now.Sub(c.respondedAt) < idleInterval && len(names) <= maxGetPods
 	c.mu.Unlock()
 	if !isUseful {
 		return false
 	}
 	for _, name := range names {
-		if c.confirmPod(ctx, name) != nil { // also a missing pod
+		if c.getPod(ctx, name) != nil { // also a missing pod
 			return false
 		}
 	}
@@ -163,21 +170,28 @@ func (c *Client) confirmRecentPods(ctx context.Context) bool {
 	return !c.tracker.isLookingUp(now)
 }
 
-// confirmPod calls Get for a pod. The response has the fields of a List with a single pod.
-func (c *Client) confirmPod(ctx context.Context, name podName) error {
+func (c *Client) getPod(ctx context.Context, name podName) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err := c.lockCalls(ctx); err != nil {
 		return err
 	}
-	defer func() { <-c.callLock }()
-	requestedAt, response := time.Now(), newListResponse()
-	epoch, err := c.kubelet.call(ctx, service+"Get", getRequest(name), &response)
+	defer c.unlockCalls()
+	requestedAt := time.Now()
+	var l *listing
+	epoch, err := c.kubelet.call(ctx, "Get", func(ctx context.Context, from grpc.CallOption) error {
+		request := &api.GetPodResourcesRequest{PodName: name.pod, PodNamespace: name.namespace}
+		response, err := c.kubelet.Get(ctx, request, from)
+		if err == nil {
+			l, err = newListing([]*api.PodResources{response.GetPodResources()}, c.options.Devices)
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.publish(c.tracker.confirmPod(response.allocations, epoch, requestedAt))
+	c.publish(c.tracker.mergeGet(l, epoch, requestedAt))
 	return nil
 }

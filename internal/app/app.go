@@ -65,7 +65,7 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	a.readers = device.NewReaders(m.Backend) // without the wrapper: the backend may have more methods than device.Backend
 	if a.podResources, err = podresources.New(filepath.Join(m.KubeletDir, "pod-resources", "kubelet.sock"), podresources.Options{
 		Log: log.With("component", "podresources"), CheckpointPath: filepath.Join(m.DevicePluginDir, podresources.CheckpointFile),
-		NodeName: o.hostname, OwnerRetention: o.health.ownersMaxAge, Devices: exportedNode{a}, OnCall: a.selfMetrics.ObserveKubeletCall,
+		OwnPod: o.ownPod, OwnerRetention: o.health.ownersMaxAge, Devices: exportedNode{a}, OnCall: a.selfMetrics.ObserveKubeletCall,
 	}); err != nil {
 		return nil, err
 	}

@@ -29,6 +29,7 @@ type options struct {
 	podLogsDir                  string
 	devicePlugin, takeOver      bool
 	hostname                    string // of the node
+	ownPod                      string // podgauge's pod, if a pod of the API server
 
 	platform  Platform
 	version   bool
@@ -43,7 +44,7 @@ type options struct {
 
 // newOptions returns the options of a command line without flags.
 func newOptions(p Platform, lookupEnv envLookup) *options {
-	return &options{platform: p, builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
+	return &options{platform: p, builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv), ownPod: ownPod(lookupEnv)}
 }
 
 // complete reads environment and config file after the flags are parsed. The error is a single line with the correction.
@@ -87,6 +88,16 @@ func hostname(lookupEnv envLookup) string {
 	name, _ := lookupEnv("NODE_NAME")
 	machine, _ := os.Hostname() // empty after an error
 	return cmp.Or(name, machine)
+}
+
+// ownPod returns POD_NAME, set by a DaemonSet; "" for a static pod, whose name the
+// kubelet ends with the node's name (generatePodName in pkg/kubelet/config/common.go).
+func ownPod(lookupEnv envLookup) string {
+	pod, _ := lookupEnv("POD_NAME")
+	if strings.HasSuffix(pod, "-"+strings.ToLower(hostname(lookupEnv))) {
+		return ""
+	}
+	return pod
 }
 
 // normalizeDashes adds a dash to flags with a single dash. NVIDIA's plugin accepts such flags; pflag reads single letters.

@@ -71,6 +71,9 @@ func (o *options) openPlatform(log *slog.Logger) (*Hardware, error) {
 	if err != nil {
 		return nil, err
 	}
+	if m.KubeletDir != "" {
+		o.ownPod = "" // a simulated kubelet does not list the pod
+	}
 	m.KubeletDir, m.DevicePluginDir = cmp.Or(m.KubeletDir, o.kubeletDir), cmp.Or(m.DevicePluginDir, o.devicePluginDir)
 	return m, nil
 }

@@ -50,6 +50,10 @@ setting set none. */}}
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
 {{- if and $facts.hardware (not $facts.host) }}
 - name: NVIDIA_VISIBLE_DEVICES
   value: {{ eq $v.driver.injection "volume-mounts" | ternary "/var/run/nvidia-container-devices" "all" }}
