@@ -36,8 +36,8 @@ var allowedImports = map[string][]string{
 	"plugin":                {"internal/config", "internal/device", "plugin/response", "plugin/preferred"},
 	"plugin/response":       {"internal/device"},
 	"plugin/preferred":      {"internal/device"},
-	"podresources":          {"internal/device", "internal/wire"},
-	"internal/pods":         {"internal/device", "internal/kubeapi", "internal/pods/podpb", "internal/wire"},
+	"podresources":          {"internal/device"},
+	"internal/pods":         {"internal/device", "internal/kubeapi", "internal/pods/podpb"},
 	"internal/pods/podpb":   {},
 	"internal/kmsg":         {"internal/device"},
 	"internal/kubeapi":      {},
@@ -53,9 +53,8 @@ var allowedImports = map[string][]string{
 	"internal/web/status":   {"internal/device", "internal/web/api", "internal/fault", "internal/incident"},
 	"internal/sim":          {"internal/device", "internal/sim/kubelet"},
 	"internal/sim/kubelet":  {},
-	"test/conformance":      {"internal/wire"},
+	"test/conformance":      {"internal/pods/podpb"},
 	"test/devicetest":       {"internal/device"},
-	"internal/wire":         {},
 	"internal/atomicfile":   {},
 	"internal/loglimit":     {},
 	"internal/pubsub":       {},
@@ -77,7 +76,7 @@ var allowedImports = map[string][]string{
 var leafPackages = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
 
 // testImports may be imported by any test.
-var testImports = []string{"internal/device", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "internal/wire", "test/apiserver", "test/bubble", "test/churn", "test/devicetest", "test/nvml", "test/program"}
+var testImports = []string{"internal/device", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/apiserver", "test/bubble", "test/churn", "test/devicetest", "test/nvml", "test/program"}
 
 // bannedModules lists prefixes of foreign modules that a package must not import.
 var bannedModules = map[string][]string{
@@ -94,7 +93,6 @@ var bannedModules = map[string][]string{
 	"exporter":            {"google.golang.org/grpc", "k8s.io/kubelet"},
 	"internal/device":     {"github.com/", "google.golang.org/", "k8s.io/"},
 	"internal/sim":        {"github.com/NVIDIA"},
-	"internal/wire":       {"github.com/", "k8s.io/"},
 }
 
 func TestAllowedImports(t *testing.T) {

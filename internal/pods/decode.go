@@ -10,7 +10,6 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pods/podpb"
-	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -45,37 +44,47 @@ func (e *watchEvent) readEvent(event *api.WatchPodsEvent) error {
 		return nil
 	}
 	var p podpb.Pod
-	pod, err := e.limitStatus(event.Pod)
-	if err == nil {
-		err = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(pod, &p)
+	if err := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(e.limitStatus(event.Pod), &p); err != nil {
+		return err
 	}
-	if err == nil {
-		err = e.setPod(&p)
-	}
-	return err
+	return e.setPod(&p)
 }
 
-// limitStatus returns metadata and the first fields of the status: an empty container of two bytes takes a hundred bytes of memory.
-func (e *watchEvent) limitStatus(pod []byte) (kept []byte, err error) {
-	n, status := 0, []byte(nil)
-	err = wire.WalkFields(pod, func(f wire.Field) error {
-		switch f.Tag {
-		case 1<<3 | wire.Length:
-			kept = protowire.AppendBytes(protowire.AppendVarint(kept, f.Tag), f.Bytes)
-		case 3<<3 | wire.Length:
-			return wire.WalkFields(f.Bytes, func(f wire.Field) error {
-				if n++; n <= maxStatusFields && f.Tag&7 == wire.Length {
-					status = protowire.AppendBytes(protowire.AppendVarint(status, f.Tag), f.Bytes)
+// limitStatus returns metadata and the first fields of the status: an empty
+// container of two bytes takes a hundred bytes of memory.
+func (e *watchEvent) limitStatus(pod []byte) []byte {
+	var kept, status []byte
+	n := 0
+	walkFields(pod, func(number protowire.Number, field []byte) {
+		switch number {
+		case 1:
+			kept = append(kept, field...)
+		case 3:
+			_, _, tagBytes := protowire.ConsumeTag(field)
+			content, _ := protowire.ConsumeBytes(field[tagBytes:])
+			walkFields(content, func(_ protowire.Number, field []byte) {
+				if n++; n <= maxStatusFields {
+					status = append(status, field...)
 				}
-				return nil
 			})
 		}
-		return nil
 	})
 	if e.cut = n > maxStatusFields; !e.cut {
-		return pod, err
+		return pod
 	}
-	return protowire.AppendBytes(protowire.AppendVarint(kept, 3<<3|wire.Length), status), err
+	return protowire.AppendBytes(protowire.AppendTag(kept, 3, protowire.BytesType), status)
+}
+
+// walkFields calls visit for each field of a message, up to the first invalid one.
+func walkFields(b []byte, visit func(number protowire.Number, field []byte)) {
+	for {
+		number, _, n := protowire.ConsumeField(b)
+		if n < 0 {
+			return
+		}
+		visit(number, b[:n])
+		b = b[n:]
+	}
 }
 
 // readJSON decodes an object of the API server.

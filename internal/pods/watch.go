@@ -7,17 +7,17 @@ import (
 	"net"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
 const (
 	// syncTimeout is the maximum time from the start of a stream to INITIAL_SYNC_COMPLETE.
 	syncTimeout = 30 * time.Second
-	// maxEventBytes is more than a pod in etcd can have.
-	maxEventBytes = 4 << 20
+	// windowBytes holds a burst of events: the kubelet drops a watcher with unread
+	// events.
+	windowBytes = 1 << 20
 	// renewInterval is the lifetime of a stream: an overloaded kubelet drops events without notice (Broadcast in
 	// pkg/kubelet/apis/pods/server.go).
 	renewInterval = 30 * time.Minute
@@ -30,7 +30,11 @@ var (
 
 // followKubelet runs one connection with one stream, and returns the reason for its end, never nil.
 func (c *Client) followKubelet(ctx context.Context) error {
-	conn, err := wire.NewConn(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) })
+	// An event has at most 4 MiB, gRPC's default: more than a pod in etcd can have.
+	conn, err := grpc.NewClient("passthrough:///kubelet",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) }),
+		grpc.WithInitialWindowSize(windowBytes), grpc.WithInitialConnWindowSize(windowBytes))
 	if err != nil {
 		return fmt.Errorf("follow pods: %w", err)
 	}
@@ -42,8 +46,7 @@ func (c *Client) followKubelet(ctx context.Context) error {
 	c.cache.startSync()
 	syncTimer := time.AfterFunc(syncTimeout, func() { end(errSyncTimeout) })
 	defer syncTimer.Stop()
-	stream, err := api.NewPodsClient(conn).WatchPods(ctx, &api.WatchPodsRequest{},
-		grpc.ForceCodecV2(encoding.GetCodecV2("proto")), grpc.MaxCallRecvMsgSize(min(wire.MaxMessageBytes(), maxEventBytes)))
+	stream, err := api.NewPodsClient(conn).WatchPods(ctx, &api.WatchPodsRequest{})
 	for err == nil {
 		var event *api.WatchPodsEvent
 		c.Rest()

@@ -8,9 +8,10 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 
-	"github.com/podgauge/podgauge/internal/wire"
+	"github.com/podgauge/podgauge/internal/pods/podpb"
 )
 
 // podEvent is an event of WatchPods.
@@ -107,27 +108,20 @@ func (w *podWatch) waitForPod(uid, what string, matches func(podEvent) bool) (ev
 	return events
 }
 
-// readEvent decodes the fields that the cases check (core/v1/generated.proto in k8s.io/api).
+// readEvent decodes the fields that the cases check.
 func readEvent(from *podsapi.WatchPodsEvent) podEvent {
-	text := func(numbers ...uint64) string { return string(readField(from.Pod, numbers...)) }
+	var p podpb.Pod
+	_ = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(from.Pod, &p) // an invalid pod has no name
+	m := p.GetMetadata()
 	e := podEvent{
-		kind: from.Type.String(), name: text(1, 1), namespace: text(1, 3), uid: text(1, 5), labels: text(1, 11), phase: text(3, 1),
-		hasCreationTime: text(1, 8) != "", // an empty time is missing
+		kind: from.Type.String(), name: m.GetName(), namespace: m.GetNamespace(), uid: m.GetUid(),
+		labels: fmt.Sprint(m.GetLabels()), phase: p.GetStatus().GetPhase(),
+		hasCreationTime: m.GetCreationTimestamp().GetSeconds() != 0,
 	}
-	_ = wire.WalkTag(readField(from.Pod, 3), 8<<3|wire.Length, func(container wire.Field) error {
-		if _, id, ok := strings.Cut(string(readField(container.Bytes, 8)), "://"); ok {
+	for _, c := range p.GetStatus().GetContainerStatuses() {
+		if _, id, ok := strings.Cut(c.GetContainerId(), "://"); ok {
 			e.ids = append(e.ids, id)
 		}
-		return nil
-	})
-	return e
-}
-
-// readField returns the last field with these numbers, from the outer to the inner message; nil if there is no such field.
-func readField(message []byte, numbers ...uint64) []byte {
-	for _, number := range numbers {
-		last, _ := wire.Last(message, number<<3|wire.Length)
-		message = last.Bytes
 	}
-	return message
+	return e
 }
