@@ -3,6 +3,7 @@ package podresources
 import (
 	"fmt"
 	"runtime/debug"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec
@@ -41,14 +42,12 @@ func newBoundedCodec() boundedCodec {
 
 // Unmarshal decodes a message, unless it is too large.
 func (c boundedCodec) Unmarshal(data mem.BufferSlice, target any) error {
-	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
-	defer buf.Free()
-	b := buf.ReadOnlyData()
+	b := data.Materialize()
 	message, ok := target.(proto.Message)
 	if !ok {
 		return fmt.Errorf("decode into %T: not a message", target)
 	}
-	size, err := decodedBytes(b, message.ProtoReflect().Descriptor())
+	size, err := prepare(b, message.ProtoReflect().Descriptor())
 	if err == nil && size > c.maxDecodedBytes {
 		err = fmt.Errorf("needs %d bytes of memory, at most %d", size, c.maxDecodedBytes)
 	}
@@ -61,9 +60,10 @@ func (c boundedCodec) Unmarshal(data mem.BufferSlice, target any) error {
 	return nil
 }
 
-// decodedBytes estimates the memory that a message takes, with the sizes of
-// structs and strings rounded up.
-func decodedBytes(b []byte, of protoreflect.MessageDescriptor) (size int, err error) {
+// prepare estimates the memory that a message takes, with the sizes of structs and
+// strings rounded up, and replaces invalid UTF-8: a kubelet before 1.35 passes on
+// any id of a device plugin, and a generated type rejects the message.
+func prepare(b []byte, of protoreflect.MessageDescriptor) (size int, err error) {
 	const structBytes, fieldBytes, stringBytes, numberBytes = 64, 20, 24, 8
 	size = structBytes + fieldBytes*of.Fields().Len()
 	for len(b) > 0 {
@@ -85,7 +85,7 @@ func decodedBytes(b []byte, of protoreflect.MessageDescriptor) (size int, err er
 			size += 2 * n
 		case field.Kind() == protoreflect.MessageKind:
 			content, _ := protowire.ConsumeBytes(value)
-			inner, err := decodedBytes(content, field.Message())
+			inner, err := prepare(content, field.Message())
 			if err != nil {
 				return size, err
 			}
@@ -95,9 +95,22 @@ func decodedBytes(b []byte, of protoreflect.MessageDescriptor) (size int, err er
 				return size, fmt.Errorf("name of %d bytes, at most %d", n, maxNameBytes)
 			}
 			size += stringBytes + n
+			text, _ := protowire.ConsumeBytes(value)
+			replaceInvalid(text)
 		default: // packed numbers
 			size += numberBytes * n
 		}
 	}
 	return size, nil
+}
+
+// replaceInvalid replaces each byte that is not UTF-8.
+func replaceInvalid(text []byte) {
+	for len(text) > 0 {
+		r, n := utf8.DecodeRune(text)
+		if r == utf8.RuneError && n == 1 {
+			text[0] = '?'
+		}
+		text = text[n:]
+	}
 }

@@ -195,7 +195,7 @@ func (n *node) check(a device.Allocations) {
 // device has a wrong owner or is wrongly unallocated, and in the end each owner is
 // known.
 func TestRandomRestarts(t *testing.T) {
-	for seed := range uint64(200) {
+	for seed := range uint64(100) {
 		inBubble(t, longAgo, own, func(k *scriptedKubelet) {
 			n := &node{
 				scriptedKubelet: k, random: rand.New(rand.NewPCG(seed, 0)), hasPlugin: seed%2 == 0,

@@ -76,8 +76,12 @@ func newChurnTarget(t *testing.T) *churnTarget {
 		}
 	}
 	n.start = time.Now()
-	n.testApp = newTestAppWith(t, testSetup{machine: machine})
+	own := kubelet.PodSpec{Namespace: "podgauge", Name: "podgauge-x7k2p", Containers: []kubelet.ContainerSpec{{Name: "podgauge"}}}
+	n.testApp = newTestAppWith(t, testSetup{machine: machine, ownPod: own.Name})
 	n.waitRegistered()
+	if err := n.kubelet.RunPod(t.Context(), own); err != nil {
+		t.Fatal(err)
+	}
 	return n
 }
 

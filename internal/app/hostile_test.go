@@ -20,7 +20,7 @@ import (
 // Text that no kubelet should send, and its value in a label.
 const (
 	hostileText   = "a\"b\\c\nd\xffe{}=,#\tf"
-	sanitizedText = "a\"b\\c\nd\uFFFDe{}=,#\tf"
+	sanitizedText = "a\"b\\c\nd?e{}=,#\tf"
 )
 
 // protoBytes encodes protobuf without the check of strings.

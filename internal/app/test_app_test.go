@@ -75,6 +75,8 @@ type testSetup struct {
 	dir       string
 	// kubernetes configures the features with an API server; the zero value: none.
 	kubernetes kubernetesOptions
+	// ownPod is the name of podgauge's pod; empty: none.
+	ownPod string
 }
 
 // oldLibrary is a driver library that is too old for some families.
@@ -148,7 +150,7 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.web.listenAddress, o.kubernetes = "127.0.0.1:0", s.kubernetes
+	o.web.listenAddress, o.kubernetes, o.ownPod = "127.0.0.1:0", s.kubernetes, s.ownPod
 	l, err := o.web.listen()
 	if err != nil {
 		t.Fatal(err)

@@ -148,7 +148,7 @@ func stateOf(s *podpb.ContainerState) ContainerState {
 
 // clean returns a copy, of at most maxNameBytes.
 func clean(s string) string {
-	return strings.Clone(strings.ToValidUTF8(s[:min(len(s), maxNameBytes)], "\uFFFD"))
+	return strings.Clone(strings.ToValidUTF8(s[:min(len(s), maxNameBytes)], "?"))
 }
 
 // timeOf returns a time in whole seconds; an empty message is the zero time.
