@@ -89,7 +89,7 @@ var foreignVariables = []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABIL
 // TestVariables checks that podgauge reads each variable of the chart, and that the chart sets each variable of podgauge, with a few
 // exceptions.
 func TestVariables(t *testing.T) {
-	known := map[string]bool{"NODE_NAME": true}
+	known := map[string]bool{"NODE_NAME": true, "POD_NAME": true}
 	for _, row := range regexp.MustCompile("(?m)^\\|`--.*$").FindAllString(read(t, root+"/docs/reference/flags.md"), -1) {
 		if cells := strings.Split(row, "|"); len(cells) > 2 {
 			for _, name := range regexp.MustCompile("`([A-Z_]+)`").FindAllStringSubmatch(cells[2], -1) {
