@@ -59,13 +59,6 @@ type podPresence struct {
 	epoch *kubeletEpoch // of the newest List
 }
 
-type allocationKey struct {
-	resource string
-	id       device.AdvertisedID
-}
-
-func keyOf(a device.Allocation) allocationKey { return allocationKey{a.Resource, a.DeviceID} }
-
 func newAllocationTracker(ownPod string, retention time.Duration) allocationTracker {
 	return allocationTracker{
 		ownPod:    ownPod,

@@ -14,6 +14,13 @@ import (
 // CheckpointFile is the name of the kubelet's checkpoint in the device-plugins folder.
 const CheckpointFile = "kubelet_internal_checkpoint"
 
+type allocationKey struct {
+	resource string
+	id       device.AdvertisedID
+}
+
+func keyOf(a device.Allocation) allocationKey { return allocationKey{a.Resource, a.DeviceID} }
+
 // kubeletCheckpoint has the allocations in the kubelet's checkpoint, with the
 // allocations of init containers, which List never names. An entry does not prove
 // an allocation: the kubelet frees the devices of an ended pod without a write

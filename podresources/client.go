@@ -38,17 +38,6 @@ const (
 	defaultRetention = time.Hour
 )
 
-// DeviceIndex knows the devices of this node.
-type DeviceIndex interface {
-	// DeviceIDs returns the ids of all devices; nil before the first inventory.
-	// Foreign ids have no history, and entries of the checkpoint with foreign ids are
-	// ignored.
-	DeviceIDs() []device.ID
-	// ClaimedDevice returns the device allocated by a claim, if the node has the
-	// device.
-	ClaimedDevice(claim device.Claim) (device.ID, bool)
-}
-
 // Options configure a Client. The zero value of each is valid.
 type Options struct {
 	Log *slog.Logger // nil discards messages

@@ -28,6 +28,17 @@ var errTooManyRows = errors.New("more devices and claims than any node has")
 var uuidPattern = regexp.MustCompile(
 	`^(GPU|MIG|MIG-GPU)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(/[0-9]+/[0-9]+)?$`)
 
+// DeviceIndex knows the devices of this node.
+type DeviceIndex interface {
+	// DeviceIDs returns the ids of all devices; nil before the first inventory.
+	// Foreign ids have no history, and entries of the checkpoint with foreign ids are
+	// ignored.
+	DeviceIDs() []device.ID
+	// ClaimedDevice returns the device allocated by a claim, if the node has the
+	// device.
+	ClaimedDevice(claim device.Claim) (device.ID, bool)
+}
+
 // ownIDs are the ids of this node's devices; nil has all ids.
 type ownIDs map[device.ID]bool
 

@@ -4,21 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// maxAPIServerBackoff limits the delay after a failed list or watch: all nodes of a cluster return to the API server at once.
-const maxAPIServerBackoff = 10 * time.Second
-
 var errNotListed = errors.New("the API server has not listed the pods yet")
-
-// PodFollower follows the pods of the node at the API server: a kubeapi.Follower of /api/v1/pods.
-type PodFollower interface {
-	Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error
-}
 
 // followAPIServer follows the pods until the watch ends. A nil error means that the next call continues without a gap.
 func (c *Client) followAPIServer(ctx context.Context) error {

@@ -9,20 +9,17 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
 const (
-	// socketPollInterval is the interval between checks for the socket, if the kubelet has no Pods API. A check costs one stat.
-	socketPollInterval = 2 * time.Second
 	// minBackoff and maxBackoff limit the delay after a failed stream.
 	minBackoff, maxBackoff = 100 * time.Millisecond, 2 * time.Second
 	// startupGracePeriod is the time after the start within which an unavailable kubelet is not worth a log message.
@@ -39,6 +36,11 @@ type Observer interface {
 	OnPodAdded(namespace, name string)
 	// OnPodEnded is called for a pod that Ended or was deleted, in the last known version; twice if a later stream lists a deleted pod.
 	OnPodEnded(Pod)
+}
+
+// PodFollower follows the pods of the node at the API server: a kubeapi.Follower of /api/v1/pods.
+type PodFollower interface {
+	Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error
 }
 
 // Options configure a Client. The zero Options keep no labels, log nothing, notify no Observer and use only the kubelet.
@@ -108,46 +110,6 @@ func (c *Client) TerminationLookup() (func(device.Assignment) (device.Terminatio
 		return nil, changed
 	}
 	return ps.Termination, changed
-}
-
-// Run follows the pods until ctx is done.
-func (c *Client) Run(ctx context.Context) error {
-	for ctx.Err() == nil {
-		c.Beat()
-		_ = retry.Sleep(ctx, c.runStream(ctx)) // an error ends the loop
-	}
-	return nil
-}
-
-// runStream follows one stream of the kubelet, or of the API server if the kubelet has no Pods API, and returns the delay before the
-// next stream.
-func (c *Client) runStream(ctx context.Context) (delay time.Duration) {
-	follow := c.followKubelet
-	c.backoff.Max = maxBackoff
-	if _, err := os.Stat(c.socket); err != nil && c.apiServer == nil {
-		c.recordFailure(fmt.Errorf("%w: %w", ErrNoPodsAPI, err))
-		return retry.Aligned(socketPollInterval)
-	} else if err != nil {
-		follow = c.followAPIServer
-		c.backoff.Max = maxAPIServerBackoff
-	}
-	begin := time.Now()
-	err := follow(ctx)
-	if ctx.Err() != nil || errors.Is(err, errRenew) {
-		return 0
-	}
-	if c.cache.pods.Synced && time.Since(begin) > maxBackoff {
-		c.backoff.Reset()
-	}
-	if err == nil { // a watch that ends at once must not be renewed without a pause
-		return max(0, time.Until(begin.Add(maxBackoff)))
-	}
-	c.recordFailure(err)
-	delay = c.backoff.Next()
-	if c.backoff.Max == maxAPIServerBackoff {
-		delay = retry.Spread(delay)
-	}
-	return delay
 }
 
 // recordFailure publishes that the pods are not synced. The last known pods stay.
