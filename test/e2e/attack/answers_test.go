@@ -189,6 +189,20 @@ func TestLargeAnswers(t *testing.T) {
 				Name: "main", DynamicResources: claimsOf(8000), Devices: devicesOf(500_000, "GPU-%08x-0000-0000-0000-000000000000"),
 			})}, nil)
 		}},
+		{"500 pods with 32 devices each", "1", func(k *largeAnswers, owner *api.PodResources) {
+			pods := []*api.PodResources{owner}
+			for n := range 500 {
+				c := &api.ContainerResources{Name: "main"}
+				for d := range 32 {
+					c.Devices = append(c.Devices, &api.ContainerDevices{
+						ResourceName: "nvidia.com/gpu", DeviceIds: []string{fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", n, d)},
+						Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}}},
+					})
+				}
+				pods = append(pods, withContainer(&api.PodResources{Name: fmt.Sprint("pod-", n), Namespace: "load"}, c))
+			}
+			k.answer(pods, nil)
+		}},
 		{"300,000 device ids of the form of UUIDs", "0", func(k *largeAnswers, owner *api.PodResources) {
 			k.answer([]*api.PodResources{owner, withContainer(&api.PodResources{Name: "pod"}, &api.ContainerResources{Name: "main", Devices: devicesOf(14*mega, "GPU-%08x-0000-0000-0000-000000000000")})}, nil)
 		}},
