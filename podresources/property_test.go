@@ -195,7 +195,7 @@ func (n *node) check(a device.Allocations) {
 // device has a wrong owner or is wrongly unallocated, and in the end each owner is
 // known.
 func TestRandomRestarts(t *testing.T) {
-	for seed := range uint64(100) {
+	for seed := range uint64(60) {
 		inBubble(t, longAgo, own, func(k *scriptedKubelet) {
 			n := &node{
 				scriptedKubelet: k, random: rand.New(rand.NewPCG(seed, 0)), hasPlugin: seed%2 == 0,
@@ -205,7 +205,7 @@ func TestRandomRestarts(t *testing.T) {
 			defer func() { n.stopRun() }()
 			n.publishPods()
 			time.Sleep(time.Second)
-			for range 100 {
+			for range 80 {
 				n.step()
 				if n.hasPlugin {
 					n.check(n.published())

@@ -295,18 +295,13 @@ func waitSince(begin time.Time, duration time.Duration) func(context.Context) er
 	}
 }
 
-// backdateKubelet sets the start of the kubelet to an hour ago: in the kubelet's first minute, podgauge does not report devices without a
-// pod as idle (ADR 4). The age is the lesser of the socket's and the process's age. Call backdateKubelet before podgauge's start.
+// backdateKubelet sets the start of the kubelet to an hour ago: in the kubelet's
+// first minute, podgauge does not report devices without a pod as idle (ADR 21).
+// Call backdateKubelet before podgauge's start.
 func backdateKubelet(t *testing.T, n *node.RealNode) {
 	t.Helper()
 	hourAgo := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(n.PodResourcesSocket(), hourAgo, hourAgo); err != nil {
-		t.Fatal(err)
-	}
-	// Field 22 is the start time of the process, in ticks since the boot. The kubelet's name has no spaces.
-	_, err := n.Shell(t.Context(), `awk '{$22 = 0; print}' "/proc/$PID/stat" >"$FILE" && mount --bind "$FILE" "/proc/$PID/stat"`,
-		fmt.Sprintf("PID=%d", pidInside(t, n.Kubelet().PID)), "FILE="+n.Path("kubelet.stat"))
-	if err != nil {
 		t.Fatal(err)
 	}
 }
