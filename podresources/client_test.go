@@ -194,7 +194,9 @@ func TestRejectedCalls(t *testing.T) {
 				t.Fatalf("got %v, owner %s", a.Err, stateOf(a, "a"))
 			}
 		}
-		want := []time.Duration{10 * ms, 110 * ms, 310 * ms, 710 * ms, 1510 * ms, 3110 * ms, 6310 * ms, 11310 * ms, 16310 * ms}
+		want := []time.Duration{
+			10 * ms, 110 * ms, 310 * ms, 710 * ms, 1510 * ms, 3110 * ms, 6310 * ms, 11310 * ms, 16310 * ms,
+		}
 		if got := k.callsSince(begin); !slices.Equal(got, want) {
 			t.Errorf("List was called after %v, want %v", got, want)
 		}
@@ -216,14 +218,18 @@ func TestOutage(t *testing.T) {
 			k.stop()
 			time.Sleep(30 * time.Second)
 			k.want("a", "one")
-			if a := k.published(); a.Err == nil || a.Resources.AllocatableKnown || k.client.Ready() != nil || k.client.Alive() != nil {
-				t.Errorf("in the outage: got %v, allocatable %t, %v", a.Err, a.Resources.AllocatableKnown, k.client.Ready())
+			if a := k.published(); a.Err == nil || a.Resources.AllocatableKnown {
+				t.Errorf("in the outage: got %v, allocatable known %t", a.Err, a.Resources.AllocatableKnown)
+			}
+			if err := errors.Join(k.client.Ready(), k.client.Alive()); err != nil {
+				t.Errorf("in the outage: %v", err)
 			}
 			k.start(0)
 			time.Sleep(2 * time.Second)
 			k.want("a", "one")
 			log := k.log.String()
-			if lost, back := strings.Count(log, "level=WARN"), strings.Count(log, "level=INFO"); lost != round+1 || back != round+1 {
+			lost, back := strings.Count(log, "level=WARN"), strings.Count(log, "level=INFO")
+			if lost != round+1 || back != round+1 {
 				t.Errorf("log after %d outages: got\n%s", round+1, log)
 			}
 			if !k.published().Resources.AllocatableKnown {
@@ -324,7 +330,7 @@ func TestGet(t *testing.T) {
 		"pod without devices": {[]string{"other"}, nil, "1 Lists, Get of [other]"},
 		"deleted pod":         {[]string{"gone"}, nil, "1 Lists, Get of [gone]"},
 		"too many pods":       {[]string{"1", "2", "3", "new"}, nil, "1 Lists, Get of []"},
-		"kubelet 1.26":        {[]string{"new"}, status.Error(codes.Unimplemented, "unknown method Get"), "1 Lists, Get of [new]"},
+		"kubelet 1.26":        {[]string{"new"}, status.Error(codes.Unimplemented, "Get"), "1 Lists, Get of [new]"},
 		"no pod":              {nil, nil, "1 Lists, Get of []"},
 	} {
 		t.Run(name, func(t *testing.T) {

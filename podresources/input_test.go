@@ -20,10 +20,14 @@ func FuzzCodec(f *testing.F) {
 	response := &api.ListPodResourcesResponse{PodResources: []*api.PodResources{{}, {
 		Name: "pod", Namespace: "team", CpuIds: []int64{1, 300},
 		Containers: []*api.ContainerResources{{
-			Name:    "main",
-			Devices: []*api.ContainerDevices{{ResourceName: "r", DeviceIds: []string{"a"}, Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}}}}},
+			Name: "main",
+			Devices: []*api.ContainerDevices{{
+				ResourceName: "r", DeviceIds: []string{"a"},
+				Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}}},
+			}},
 			DynamicResources: []*api.DynamicResource{{
-				ClaimName: "claim", ClaimResources: []*api.ClaimResource{{DriverName: "d", CdiDevices: []*api.CDIDevice{{Name: "x/y=z"}}}},
+				ClaimName:      "claim",
+				ClaimResources: []*api.ClaimResource{{DriverName: "d", CdiDevices: []*api.CDIDevice{{Name: "x/y=z"}}}},
 			}},
 		}},
 	}}}
@@ -53,8 +57,10 @@ func FuzzCodec(f *testing.F) {
 // FuzzCheckpoint compares the entries with those of the kubelet's types.
 func FuzzCheckpoint(f *testing.F) {
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[
-		{"PodUID":"6b1c","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["a","b"]},"AllocResp":"CgA="},
-		{"PodUID":"6b1c","ContainerName":"init","ResourceName":"nvidia.com/mig","DeviceIDs":{"0":["a"],"1":["a","c"]},"AllocResp":""}
+		{"PodUID":"6b1c","ContainerName":"main","ResourceName":"nvidia.com/gpu",
+		"DeviceIDs":{"-1":["a","b"]},"AllocResp":"CgA="},
+		{"PodUID":"6b1c","ContainerName":"init","ResourceName":"nvidia.com/mig",
+		"DeviceIDs":{"0":["a"],"1":["a","c"]},"AllocResp":""}
 	],"RegisteredDevices":{"nvidia.com/gpu":["a","b","d"]}},"Checksum":3816129530}`)) // by a kubelet 1.37
 	for _, invalid := range []string{
 		`{}`, `null`, `[]`, `{"Data":{}}`, `{"Data":{"PodDeviceEntries":[null]}}`,

@@ -18,11 +18,12 @@ import (
 func TestTooLargeResponse(t *testing.T) {
 	const rows = 16385
 	for name, pods := range map[string][]*api.PodResources{
-		"message":         {newPod("two", strings.Repeat("b", 64<<20))},
-		"long name":       {newPodWith("two", newContainer(strings.Repeat("b", 513), "b"))},
-		"CPU ids":         {newPodWith("two", &api.ContainerResources{CpuIds: make([]int64, 10<<20)})},
-		"pods":            make([]*api.PodResources, 500_000),
-		"claim rows":      {newPodWith("two", addClaims(newContainer("main"), "many", numbered(rows, "nic.example.com/nic-%d")...))},
+		"message":   {newPod("two", strings.Repeat("b", 64<<20))},
+		"long name": {newPodWith("two", newContainer(strings.Repeat("b", 513), "b"))},
+		"CPU ids":   {newPodWith("two", &api.ContainerResources{CpuIds: make([]int64, 10<<20)})},
+		"pods":      make([]*api.PodResources, 500_000),
+		"claim rows": {newPodWith("two",
+			addClaims(newContainer("main"), "many", numbered(rows, "nic.example.com/nic-%d")...))},
 		"ids of own form": {newPod("two", numbered(rows, "GPU-%08x-0000-0000-0000-000000000000")...)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -94,7 +95,8 @@ func TestForeignIDs(t *testing.T) {
 		for i := range 500 {
 			c := &api.ContainerResources{Name: "main"}
 			for n := i; n < ids; n += 500 {
-				c.Devices = append(c.Devices, &api.ContainerDevices{ResourceName: memory, DeviceIds: []string{fmt.Sprint("memory-", n)}})
+				id := fmt.Sprint("memory-", n)
+				c.Devices = append(c.Devices, &api.ContainerDevices{ResourceName: memory, DeviceIds: []string{id}})
 			}
 			pods = append(pods, newPodWith(fmt.Sprint("pod-", i), c))
 		}

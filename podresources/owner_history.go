@@ -32,21 +32,25 @@ func (h *ownerHistory) recordOwner(a device.Allocation, first, now time.Time) {
 	}
 }
 
-// markEnded records the end of the owners without an allocation. The allocations are in the order of device.Allocations.All.
+// markEnded records the end of the owners without an allocation. The allocations
+// are in the order of device.Allocations.All.
 func (h *ownerHistory) markEnded(allocations []device.Allocation, now time.Time) {
 	current := device.Allocations{All: allocations}
 	for i := range h.all {
 		r := &h.all[i]
-		if r.EndedAt.IsZero() && !slices.ContainsFunc(current.ForDevice(r.Device), func(a device.Allocation) bool { return a.Owner == r.Owner }) {
+		isOwner := func(a device.Allocation) bool { return a.Owner == r.Owner }
+		if r.EndedAt.IsZero() && !slices.ContainsFunc(current.ForDevice(r.Device), isOwner) {
 			r.EndedAt = now
 		}
 	}
 }
 
-// prune drops records after the retention, and the oldest of a device above maxRecentOwners. Current owners stay: a shared device may have
-// more.
+// prune drops records after the retention, and the oldest of a device above
+// maxRecentOwners. Current owners stay: a shared device may have more.
 func (h *ownerHistory) prune(now time.Time) {
-	h.all = slices.DeleteFunc(h.all, func(r device.AllocationRecord) bool { return !r.EndedAt.IsZero() && now.Sub(r.LastSeen) > h.retention })
+	h.all = slices.DeleteFunc(h.all, func(r device.AllocationRecord) bool {
+		return !r.EndedAt.IsZero() && now.Sub(r.LastSeen) > h.retention
+	})
 	for begin := 0; begin < len(h.all); {
 		end := begin + 1
 		for end < len(h.all) && h.all[end].Device == h.all[begin].Device {

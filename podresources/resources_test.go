@@ -41,7 +41,8 @@ func byName(claim device.Claim) (device.ID, bool) {
 func TestClaims(t *testing.T) {
 	inBubble(t, longAgo, podresources.Options{Devices: claimIndex(byName)}, func(k *scriptedKubelet) {
 		const mine = "gpu.nvidia.com/gpu-a"
-		k.setPods(newPodWith("one", addClaims(newContainer("main"), "mine", mine, "nic.example.com/gpu-a", "gpu.nvidia.com/x")))
+		claims := []string{mine, "nic.example.com/gpu-a", "gpu.nvidia.com/x"}
+		k.setPods(newPodWith("one", addClaims(newContainer("main"), "mine", claims...)))
 		k.wantListed("a", "one")
 		want := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}
 		if a := k.published(); !slices.Equal(a.All, []device.Allocation{want}) || len(a.Resources.Allocated.Claims) != 3 {
