@@ -45,8 +45,9 @@ var (
 	_ device.ProcessLister      = (*Backend)(nil)
 )
 
-// Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices or Links and one Wait may run at the same time. Without an
-// initialized library Read, Check and Wait fail at once, even while the initialization hangs.
+// Backend is NVIDIA's device.Backend. Calls about GPUs, one Devices or Links and
+// one Wait may run at the same time. Without an initialized library Read, Check
+// and Wait fail at once, even while the initialization hangs.
 type Backend struct {
 	options Options
 	metrics []device.Metric
@@ -102,7 +103,7 @@ type gpu struct {
 // lockUntil locks the GPU after short calls, unless a call hangs.
 func (g *gpu) lockUntil(ctx context.Context, deadline time.Time) bool {
 	for ctx.Err() == nil && g.Responsive.Load() {
-		if g.TryLock() {
+		if g.Mu.TryLock() {
 			return true
 		}
 		if time.Now().After(deadline) {

@@ -109,8 +109,8 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 		defer close(probe.done)
 		probe.result = b.probeDevice(probe.session, index, old)
 		if g := probe.result.gpu; probe.result.isNew && g != nil {
-			g.Lock() // reads wait for the initialization
-			defer g.Unlock()
+			g.Mu.Lock() // reads wait for the initialization
+			defer g.Mu.Unlock()
 			close(probe.identified)
 			g.Initialize()
 		} else {
@@ -126,8 +126,8 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (result probeResult) {
 	previous := old.byIndex[index]
 	if previous != nil {
-		previous.Lock()
-		defer previous.Unlock()
+		previous.Mu.Lock()
+		defer previous.Mu.Unlock()
 	}
 	handle, ret := sess.NVML.DeviceGetHandleByIndex(index)
 	if ret != nvml.SUCCESS {
@@ -136,10 +136,10 @@ func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (res
 	}
 	result.handle, result.gpu = handle, old.byHandle[handle]
 	if result.gpu != nil && result.gpu != previous { // moved to this index
-		if !result.gpu.TryLock() { // two waiting probes could deadlock
+		if !result.gpu.Mu.TryLock() { // two waiting probes could deadlock
 			return result
 		}
-		defer result.gpu.Unlock()
+		defer result.gpu.Mu.Unlock()
 	}
 	if result.gpu == nil {
 		result.isNew = true

@@ -164,19 +164,11 @@ func TestHangInListing(t *testing.T) {
 		if took := s.timedList(8, ""); took < knownGPUTimeout || took > knownGPUTimeout+testTimeout/4 {
 			t.Errorf("duration of the listing: got %s, want about knownGPUTimeout", took)
 		}
-		reads := make(chan error, 2)
-		for range cap(reads) {
-			go func() { _, err := s.Read(stuck, nil); reads <- err }() // ends with the hang; received below
-		}
+		read := make(chan error, 1)
+		go func() { _, err := s.Read(stuck, nil); read <- err }() // ends with the hang; received below
 		links, err := s.Links(context.Background())
 		if len(links) != 7*7 || err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not respond") {
 			t.Errorf("got %d links, error %v; want the links of the other GPUs", len(links), err)
-		}
-		if err := <-reads; !errors.Is(err, device.ErrStalled) { // the other reading waits
-			t.Errorf("reading: got %v, want ErrStalled", err)
-		}
-		if _, err := s.Check(stuck); !errors.Is(err, device.ErrStalled) {
-			t.Errorf("concurrent check: got %v, want ErrStalled", err)
 		}
 		s.set("gpus 9")
 		if took := s.timedList(9, ""); took > knownGPUTimeout/2 {
@@ -194,7 +186,7 @@ func TestHangInListing(t *testing.T) {
 			t.Errorf("got %d hanging calls, want 1", n)
 		}
 		s.clear("hang")
-		if err := <-reads; err != nil {
+		if err := <-read; err != nil {
 			t.Errorf("reading after the hang: %v", err)
 		}
 		s.timedList(9, "")
@@ -244,19 +236,21 @@ func TestResultOfEarlierInit(t *testing.T) {
 	}
 }
 
-// TestHangs lets the calls of a GPU hang. A second call about that GPU returns at once, as do listings, waits and all calls about other GPUs.
+// TestHangs lets the calls of a GPU hang. Readings leave the GPU out, and listings, waits and all calls about other GPUs return.
 func TestHangs(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	s.set("hang * gpu 1")
-	stuck := s.id(1)
-	done := make(chan error, 1)
-	go func() { _, err := s.Read(stuck, nil); done <- err }() // ends with the hang; received below
-	s.eventually("the call hangs", func() bool { return s.calls().InFlight(1) == 1 })
-	if _, err := s.Read(stuck, nil); !errors.Is(err, device.ErrStalled) {
-		t.Errorf("second reading: got %v, want ErrStalled", err)
+	stuck, readers := s.id(1), device.NewReaders(s)
+	for i := range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		readings := readers.Read(ctx, []device.GPU{stuck, s.id(0)}, true)
+		cancel()
+		if !errors.Is(readings[0].Err, device.ErrStalled) || readings[1].Err != nil {
+			t.Errorf("reading %d: got errors %v and %v, want ErrStalled and none", i, readings[0].Err, readings[1].Err)
+		}
 	}
-	if _, err := s.Check(stuck); !errors.Is(err, device.ErrStalled) {
-		t.Errorf("check: got %v, want ErrStalled", err)
+	if readers.Check(stuck, func(device.ResetEvidence, error) {}) {
+		t.Error("check: got a call, want none")
 	}
 	s.values(0)
 	s.list(2)
@@ -269,7 +263,7 @@ func TestHangs(t *testing.T) {
 		t.Errorf("got %d hanging calls, want 1", n)
 	}
 	s.clear("hang")
-	s.must(<-done)
+	readers.Drain(context.Background())
 	s.values(1)
 	s.waitForRegistration()
 	s.sendEvent(1, "xid 31")

@@ -210,7 +210,7 @@ func (e *eventSet) registerAll(ctx context.Context, inv *inventory) error {
 func (e *eventSet) register(inv *inventory, g *gpu) error {
 	set := e.set
 	ret, ok := lib.CallWithTimeout(inv.pendingCalls, registerTimeout, func() nvml.Return {
-		defer g.Unlock()
+		defer g.Mu.Unlock()
 		return g.registerWith(set)
 	}, func(ret nvml.Return) {
 		if ret != nvml.ERROR_UNINITIALIZED { // otherwise the set is gone with the library

@@ -87,8 +87,8 @@ func (b *Backend) freeDelisted(old *inventory) {
 	for _, g := range old.gpus {
 		if b.inventory.Load().byID[g.ID] != g {
 			b.pendingCalls.Start(func() {
-				g.Lock()
-				defer g.Unlock()
+				g.Mu.Lock()
+				defer g.Mu.Unlock()
 				g.FreeSamples(session)
 			})
 		}

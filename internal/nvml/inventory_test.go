@@ -402,9 +402,9 @@ func TestCallsOfListing(t *testing.T) {
 	if n := second.GPUTotal(5); n != 2 {
 		t.Errorf("calls on a GPU in a listing without changes: got %d, want 2", n)
 	}
-	// Identity, features, static values, and slow values for the first time.
-	if n := first.GPUTotal(5); n > 44 {
-		t.Errorf("calls on a GPU in the first listing: got %d, want at most 44", n)
+	// Identity, features, and all values for the first time.
+	if n := first.GPUTotal(5); n > 55 {
+		t.Errorf("calls on a GPU in the first listing: got %d, want at most 55", n)
 	}
 	t.Logf("on a GPU: first %d, later %d calls", first.GPUTotal(5), second.GPUTotal(5))
 	want := func(when string, onGPU, onOther uint64) {
@@ -434,11 +434,11 @@ func TestGPMOfGoneGPU(t *testing.T) {
 	}
 	g := s.gpu(1)
 	s.set("gpus 1")
-	g.Lock() // a call that hangs
+	g.Mu.Lock() // a call that hangs
 	s.list(1)
 	if n := s.samples(); n != 2 {
 		t.Errorf("got %d samples, want 2", n)
 	}
-	g.Unlock()
+	g.Mu.Unlock()
 	s.eventually("the samples are freed", func() bool { return s.samples() == 1 })
 }

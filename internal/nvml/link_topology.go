@@ -67,7 +67,7 @@ func (inv *inventory) readLinksWithTimeout(ctx context.Context, g *gpu, others [
 		return nil, false
 	}
 	return lib.CallWithTimeout(inv.pendingCalls, newGPUTimeout, func() *gpuLinks {
-		defer g.Unlock()
+		defer g.Mu.Unlock()
 		links := &gpuLinks{gpus: map[string]int{}, paths: map[*gpu]device.Path{}}
 		if inv.Symbols["nvmlDeviceGetNvLinkState"] && inv.Symbols["nvmlDeviceGetNvLinkRemotePciInfo_v2"] {
 			links.readNVLinks(g, inv.Symbols["nvmlDeviceGetNvLinkRemoteDeviceType"])
@@ -126,7 +126,7 @@ func (l *gpuLinks) readPaths(ctx context.Context, g *gpu, others []*gpu) {
 			continue
 		}
 		level, ret := g.Handle.GetTopologyCommonAncestor(o.Handle)
-		o.Unlock()
+		o.Mu.Unlock()
 		switch {
 		case ret == nvml.SUCCESS:
 			l.paths[o] = topologyPaths[level]

@@ -17,8 +17,7 @@ type Scenario struct {
 
 	mu        sync.Mutex // guards the fields below
 	lines     []string
-	lastEvent int       // serial of the newest event
-	lastWrite time.Time // modification time of the file
+	lastEvent int // serial of the newest event
 }
 
 // NewScenario returns a scenario that writes to path, in an existing folder.
@@ -84,8 +83,11 @@ func (s *Scenario) write() error {
 	}
 	// The kernel's clock for files has a resolution of milliseconds. Without the addition, two versions of the same length
 	// within a step look the same.
-	s.lastWrite = slices.MaxFunc([]time.Time{time.Now(), s.lastWrite.Add(1)}, time.Time.Compare)
-	if err := os.Chtimes(fresh, s.lastWrite, s.lastWrite); err != nil {
+	writtenAt := time.Now()
+	if old, err := os.Stat(s.path); err == nil && !writtenAt.After(old.ModTime()) { // the clock of a bubble begins in the past
+		writtenAt = old.ModTime().Add(1)
+	}
+	if err := os.Chtimes(fresh, writtenAt, writtenAt); err != nil {
 		return fmt.Errorf("date scenario: %w", err)
 	}
 	return os.Rename(fresh, s.path)

@@ -1,6 +1,7 @@
 package collect
 
 import (
+	"slices"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -67,6 +68,19 @@ var healthChecks = [...]HealthCheck{
 		evaluate: evaluateFabricJoin, Fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
 	},
 }
+
+// checkCalls is set for each of metric.Calls with a value for a check.
+var checkCalls = func() []bool {
+	calls := make([]bool, len(metric.Calls))
+	for i := range metric.Calls {
+		calls[i] = slices.ContainsFunc(healthChecks[:], func(c HealthCheck) bool {
+			return c.fieldIndex == 0 && metric.Calls[i].Provides(c.valueID)
+		})
+	}
+	return calls
+}()
+
+func isCheckCall(i int) bool { return checkCalls[i] }
 
 func faultIfSet(_ *GPUReader, c *HealthCheck, value float64, _ time.Time) *device.Fault {
 	if value == 0 {

@@ -1,6 +1,7 @@
-package collect
+package collect_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,10 +11,18 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 	"go.uber.org/goleak"
+)
+
+// The paces of readings, and the windows of GPM.
+const (
+	slowInterval      = 25 * time.Second
+	confirmedInterval = 5 * time.Minute
+	gpmWindow         = 9500 * time.Millisecond
 )
 
 // testTimeout is longer than any expected event takes.
@@ -54,9 +63,9 @@ type readerFixture struct {
 	plan          *metric.ReadPlan
 	library       nvml.Interface
 	session       *lib.Session // nil: closed
-	histories     Histories
-	gpus          []*GPUReader // by index
-	leakedSamples uint64       // GPM samples of earlier fixtures with the same library
+	histories     collect.Histories
+	gpus          []*collect.GPUReader // by index
+	leakedSamples uint64               // GPM samples of earlier fixtures with the same library
 }
 
 // newListedFixture returns a fixture with listed GPUs and the scenario of the lines.
@@ -98,7 +107,7 @@ func (s *readerFixture) list(n int) {
 		s.Fatalf("got %d listed GPUs, want %d", count, n)
 	}
 	old := s.gpus
-	s.gpus = make([]*GPUReader, count)
+	s.gpus = make([]*collect.GPUReader, count)
 	for i := range s.gpus {
 		handle, ret := s.library.DeviceGetHandleByIndex(i)
 		s.succeeds("handle", ret)
@@ -110,22 +119,24 @@ func (s *readerFixture) list(n int) {
 		if s.gpus[i] == nil {
 			uuid, ret := handle.GetUUID()
 			s.succeeds("UUID", ret)
-			s.gpus[i] = NewGPUReader(device.GPU(uuid), handle, s.session, s.plan, s.histories.Of(device.GPU(uuid)))
+			s.gpus[i] = collect.NewGPUReader(device.GPU(uuid), handle, s.session, s.plan, s.histories.Of(device.GPU(uuid)))
+			s.gpus[i].Mu.Lock()
 			s.gpus[i].Initialize()
+			s.gpus[i].Mu.Unlock()
 		}
 		s.gpus[i].MIG.Store(s.migState(handle))
 	}
 }
 
 // migState reads the MIG devices, as a listing does.
-func (s *readerFixture) migState(handle nvml.Device) *MIGState {
+func (s *readerFixture) migState(handle nvml.Device) *collect.MIGState {
 	s.Helper()
 	mode, pending, ret := handle.GetMigMode()
 	if ret == nvml.ERROR_NOT_SUPPORTED {
-		return &MIGState{Denials: DenialsToConfirm}
+		return &collect.MIGState{Denials: collect.DenialsToConfirm}
 	}
 	s.succeeds("MIG mode", ret)
-	state := &MIGState{Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE, PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE}
+	state := &collect.MIGState{Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE, PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE}
 	if !state.Enabled {
 		return state
 	}
@@ -143,7 +154,7 @@ func (s *readerFixture) migState(handle nvml.Device) *MIGState {
 		s.succeeds("GPU instance", ret)
 		ci, ret := h.GetComputeInstanceId()
 		s.succeeds("compute instance", ret)
-		state.Devices = append(state.Devices, MIGDevice{ID: device.ID(uuid), GI: gi, CI: ci, Handle: h})
+		state.Devices = append(state.Devices, collect.MIGDevice{ID: device.ID(uuid), GI: gi, CI: ci, Handle: h})
 	}
 	return state
 }
@@ -167,7 +178,7 @@ func (s *readerFixture) Close() {
 	s.library.Shutdown()
 }
 
-func (s *readerFixture) gpu(i int) *GPUReader {
+func (s *readerFixture) gpu(i int) *collect.GPUReader {
 	s.Helper()
 	if i >= len(s.gpus) {
 		s.Fatalf("GPU %d is not listed", i)
@@ -177,7 +188,14 @@ func (s *readerFixture) gpu(i int) *GPUReader {
 
 func (s *readerFixture) id(i int) device.GPU { s.Helper(); return s.gpu(i).ID }
 
-func (s *readerFixture) byID(id device.GPU) *GPUReader {
+func (s *readerFixture) ids() (ids []device.GPU) {
+	for _, g := range s.gpus {
+		ids = append(ids, g.ID)
+	}
+	return ids
+}
+
+func (s *readerFixture) byID(id device.GPU) *collect.GPUReader {
 	s.Helper()
 	for _, g := range s.gpus {
 		if g.ID == id {
@@ -202,6 +220,11 @@ func (s *readerFixture) ReadProcessUsage(id device.GPU, buf []device.ProcessUsag
 	s.Helper()
 	return s.byID(id).ReadProcessUsage(buf)
 }
+
+// Devices and Wait complete a device.Backend.
+func (s *readerFixture) Devices(context.Context) ([]device.Device, error) { return nil, nil }
+
+func (s *readerFixture) Wait(context.Context) (device.Event, error) { return device.Event{}, nil }
 
 func (s *readerFixture) Metrics() []device.Metric { return s.plan.Metrics() }
 
@@ -263,5 +286,31 @@ func (s *readerFixture) eventually(what string, condition func() bool) {
 		if time.Now().After(deadline) {
 			s.Fatalf("timeout: %s", what)
 		}
+	}
+}
+
+// collectAll makes all calls of a collection on a GPU.
+func (s *readerFixture) collectAll(i int) (samples []device.Sample, usage []device.ProcessUsage, known bool) {
+	s.Helper()
+	samples, err := s.Read(s.id(i), nil)
+	s.must(err)
+	usage, known = s.ReadProcessUsage(s.id(i), nil)
+	return samples, usage, known
+}
+
+// passTime returns a function that checks and collects every 5 s for a while.
+// The function returns the last value of a series, -1 if absent.
+func (s *readerFixture) passTime(name string) func(by time.Duration) float64 {
+	return func(by time.Duration) float64 {
+		s.Helper()
+		for ; by > 0; by -= 5 * time.Second {
+			time.Sleep(5 * time.Second)
+			_, _ = s.Check(s.id(0)) // irrelevant here
+			s.values(0)
+		}
+		if v, ok := s.values(0)[name]; ok {
+			return v
+		}
+		return -1
 	}
 }

@@ -11,44 +11,8 @@ import (
 // GPM replaces NVIDIA's profiler on Hopper and newer: counters of a GPU or GPU instance, without privileges. Metrics derive from two
 // samples. Checks take the samples, at a fixed distance: no call sleeps, and readers do not change windows.
 
-const (
-	// gpmWindow is the minimum time between two samples: a little less than two inexact intervals of checks.
-	gpmWindow = 9500 * time.Millisecond
-	// gpmIdleTimeout is the time from the newest collection until sampling stops.
-	gpmIdleTimeout = 5 * time.Minute
-)
-
-// gpmSampler keeps the newest sample of a GPU or of a GPU instance.
-type gpmSampler struct {
-	previous nvml.GpmSample // nil: no buffer
-	takenAt  time.Time      // zero: previous is empty
-	resets   uint64         // of the GPU, when previous was taken
-	denials  Denials
-}
-
-// reset makes the next sample a first one.
-func (s *gpmSampler) reset(values *metric.Values) {
-	s.takenAt = time.Time{}
-	values.UnsetGPM()
-}
-
-// expire drops the metrics of an old window, as while checks fail.
-func (s *gpmSampler) expire(values *metric.Values, now time.Time) {
-	if now.Sub(s.takenAt) > maxAge {
-		values.UnsetGPM()
-	}
-}
-
-func (s *gpmSampler) due(now time.Time) bool {
-	return !s.denials.shouldSkip(now) && (s.takenAt.IsZero() || now.Sub(s.takenAt) >= gpmWindow)
-}
-
-// gpmState is shared by all samplers of a GPU.
-type gpmState struct {
-	buffers []nvml.GpmSample // not in use
-	// freed is set when the GPU is no longer listed: calls under way allocate no further buffers. Guarded by the GPU's mutex.
-	freed bool
-}
+// gpmIdleTimeout is the time from the newest collection until sampling stops.
+const gpmIdleTimeout = 5 * time.Minute
 
 func (g *GPUReader) supportsGPM() bool {
 	return g.session.Symbols.HasAll(lib.GPMFunctions) && g.latest.Present[metric.GPMSupport] && g.latest.Values[metric.GPMSupport] != 0
@@ -57,29 +21,24 @@ func (g *GPUReader) supportsGPM() bool {
 // noGPUInstance selects the GPU itself.
 const noGPUInstance = -1
 
-// takeSamples takes due samples of the GPU and the instances, unless collections have stopped. Checks call it every five seconds or more often.
+// takeSamples takes due samples of the GPU and the instances, unless collections
+// have stopped. Checks call it every five seconds or more often.
 func (g *GPUReader) takeSamples(now time.Time) {
-	if !g.supportsGPM() || now.Sub(g.lastCollection) > gpmIdleTimeout {
+	if !g.supportsGPM() || now.Sub(g.collectedAt) > gpmIdleTimeout {
 		return
 	}
-	g.collection = collection{budget: unlimitedCalls}
+	g.results = callResults{}
 	g.updateInstances()
-	g.takeSample(&g.readTarget, noGPUInstance, now)
+	g.takeSample(&g.target, noGPUInstance, now)
 	for _, in := range g.instances {
-		switch {
-		case g.collection.aborted:
-			return
-		case !in.sampler.due(now):
-		case g.verifyHandle(in):
-			g.takeSample(&in.readTarget, in.gi, now)
-		default:
-			in.reset()
+		if !g.results.aborted && in.sampler.due(now) && g.verifyHandle(in) {
+			g.takeSample(&in.target, in.gi, now)
 		}
 	}
 }
 
-// takeSample takes a due sample, and reads the metrics since the previous sample, with at most three calls beyond the budget.
-func (g *GPUReader) takeSample(t *readTarget, instance int, now time.Time) {
+// takeSample takes a due sample, and reads the metrics since the previous sample.
+func (g *GPUReader) takeSample(t *target, instance int, now time.Time) {
 	s := &t.sampler
 	if !g.supportsGPM() || !s.due(now) {
 		return
@@ -97,8 +56,8 @@ func (g *GPUReader) takeSample(t *readTarget, instance int, now time.Time) {
 		symbol, ret = "nvmlGpmMigSampleGet", g.session.NVML.GpmMigSampleGet(g.Handle, instance, sample)
 	}
 	g.recordResult(symbol, ret)
-	s.denials.Record(lib.IsUnavailable(ret), now)
-	if ret == nvml.SUCCESS && now.Sub(s.takenAt) <= maxAge && s.resets == resets {
+	s.attempt.record(ret, now)
+	if ret == nvml.SUCCESS && now.Sub(s.takenAt) <= maxWindowAge && s.resets == resets {
 		g.compareSamples(s.previous, sample, &t.latest)
 	}
 	g.dropSample(s)
@@ -109,12 +68,12 @@ func (g *GPUReader) takeSample(t *readTarget, instance int, now time.Time) {
 }
 
 func (g *GPUReader) takeBuffer() nvml.GpmSample {
-	if last := len(g.gpm.buffers) - 1; last >= 0 {
-		buffer := g.gpm.buffers[last]
-		g.gpm.buffers = g.gpm.buffers[:last]
+	if last := len(g.buffers) - 1; last >= 0 {
+		buffer := g.buffers[last]
+		g.buffers = g.buffers[:last]
 		return buffer
 	}
-	if g.gpm.freed {
+	if g.freed {
 		return nil
 	}
 	buffer, ret := g.session.NVML.GpmSampleAlloc()
@@ -122,14 +81,6 @@ func (g *GPUReader) takeBuffer() nvml.GpmSample {
 		return nil
 	}
 	return buffer
-}
-
-// dropSample makes the buffer of a sampler available for further samples.
-func (g *GPUReader) dropSample(s *gpmSampler) {
-	if s.previous != nil {
-		g.gpm.buffers = append(g.gpm.buffers, s.previous)
-	}
-	s.previous, s.takenAt = nil, time.Time{}
 }
 
 // compareSamples reads the metrics between two samples.
@@ -150,16 +101,16 @@ func (g *GPUReader) compareSamples(earlier, later nvml.GpmSample, values *metric
 	}
 }
 
-// FreeSamples frees all samples of an unlisted GPU. Samples of an earlier Init are already gone. The caller holds the lock.
+// FreeSamples frees all samples of an unlisted GPU. Samples of an earlier Init are already gone. The caller holds Mu.
 func (g *GPUReader) FreeSamples(current *lib.Session) {
 	g.dropSample(&g.sampler)
 	for _, in := range g.instances {
 		g.dropSample(&in.sampler)
 	}
-	for _, buffer := range g.gpm.buffers {
+	for _, buffer := range g.buffers {
 		if g.session == current {
 			_ = g.session.NVML.GpmSampleFree(buffer) // a failure changes nothing
 		}
 	}
-	g.gpm.buffers, g.gpm.freed = nil, true
+	g.buffers, g.freed = nil, true
 }

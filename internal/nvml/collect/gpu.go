@@ -1,4 +1,4 @@
-// Package collect schedules the readings of a GPU within a number of calls, and checks the GPU's health.
+// Package collect reads the values and processes of a GPU, and checks its health.
 package collect
 
 import (
@@ -23,76 +23,71 @@ type GPUReader struct {
 	MIG atomic.Pointer[MIGState]
 	// Responsive is false if the newest call returned no answer. The backend does not wait for such a GPU.
 	Responsive atomic.Bool
-	// ReportsRecovery is set by a check with a recovery action, repairPending by a check with a repair pending until the next reset.
-	ReportsRecovery, repairPending atomic.Bool
+	// ReportsRecovery is set by a check with a recovery action.
+	ReportsRecovery atomic.Bool
 
-	// inUse is set while a read or check is under way, possibly for ever: a lock without waiters.
-	inUse atomic.Bool
-	// The mutex is held during calls about the GPU, so that at most one thread hangs. Reads, checks and listings wait on separate
-	// goroutines.
-	sync.Mutex
-
-	// The fields below belong to the owner of inUse.
-
-	readTarget                          // the GPU itself
-	fastFields, slowFields, checkFields fieldReader
-	slowReadAt                          time.Time
-	links                               [metric.ScopeC2CLink + 1]uint32 // number of links of each kind, up or not
-	collection                          collection
-	processCalls                        int       // reserved or left over by the newest collection, for the processes
-	seenReasons                         uint64    // for slower clocks: supported, regardless of SupportedClockReasons
-	lastCollection                      time.Time // begin of the newest collection
-	collected                           bool      // there was a collection
-	seenResets                          uint64    // resets of history before the newest values
-	hadFault                            bool      // in the newest check
-	gpm                                 gpmState
-	processes                           processBuffers
-	instances                           []*instance // by groupedState
-	groupedState                        *MIGState
+	// Mu is held during all calls about the GPU, so that at most one thread
+	// hangs. It guards the fields below.
+	Mu sync.Mutex
+	target
+	fields, checkFields fieldReader
+	links               [metric.ScopeC2CLink + 1]uint32 // number of links of each kind, up or not
+	results             callResults
+	seenReasons         uint64    // for slower clocks: supported, regardless of SupportedClockReasons
+	collectedAt         time.Time // begin of the newest collection
+	seenResets          uint64    // resets of history before the newest values
+	hadFault            bool      // in the newest check
+	repairPending       bool      // until the next reset
+	buffers             []nvml.GpmSample
+	// freed is set when the GPU is no longer listed: no further buffers are allocated.
+	freed        bool
+	processes    processBuffers
+	instances    []*instance // by groupedState
+	groupedState *MIGState
 }
 
-// readTarget is the subject of calls: a GPU or a GPU instance.
-type readTarget struct {
-	Handle     nvml.Device // valid until the next Init
-	kind       metric.Target
-	latest     metric.Values
-	callStates []callState // by metric.Calls
-	sampler    gpmSampler
+// callResults sum up the calls of a reading or check.
+type callResults struct {
+	answered bool  // a call succeeded
+	failure  error // of the first failed call
+	aborted  bool  // no further call can succeed, by the GPU
 }
 
-// callState is the newest try of a call.
-type callState struct {
-	calledAt time.Time
-	denials  Denials
-}
-
-func newReadTarget(handle nvml.Device, kind metric.Target) readTarget {
-	return readTarget{Handle: handle, kind: kind, callStates: make([]callState, len(metric.Calls))}
+// processBuffers are kept from reading to reading, and grow on demand.
+type processBuffers struct {
+	infos   []nvml.ProcessInfo
+	samples []nvml.ProcessUtilizationSample
+	count   uint32 // results of the newest call
+	lists   [len(lib.ProcessListSymbols)]attempt
 }
 
 // NewGPUReader returns a reader before Initialize.
-func NewGPUReader(id device.GPU, handle nvml.Device, session *lib.Session, plan *metric.ReadPlan, history *History) *GPUReader {
+func NewGPUReader(
+	id device.GPU, handle nvml.Device, session *lib.Session, plan *metric.ReadPlan, history *History,
+) *GPUReader {
 	g := &GPUReader{
-		ID: id, session: session, plan: plan, history: history, readTarget: newReadTarget(handle, metric.TargetGPU),
-		processCalls: len(lib.ProcessListSymbols) + 1,
+		ID: id, session: session, plan: plan, history: history,
+		target: newTarget(handle, metric.TargetGPU), seenResets: history.resets.Load(),
 	}
 	g.Responsive.Store(true)
 	g.MIG.Store(&MIGState{})
 	return g
 }
 
-// tryAcquire begins a read or check, and returns false during another read or check.
-func (g *GPUReader) tryAcquire() bool {
-	if !g.inUse.CompareAndSwap(false, true) {
-		return false
-	}
-	g.Lock()
-	return true
+func callError(symbol string, ret nvml.Return) error {
+	return fmt.Errorf("%s: %w", symbol, lib.Error(ret))
 }
 
-func (g *GPUReader) release() {
-	g.Unlock()
-	g.inUse.Store(false)
+func (g *GPUReader) recordResult(symbol string, ret nvml.Return) {
+	r := &g.results
+	switch {
+	case ret == nvml.SUCCESS:
+		r.answered = true
+	case lib.IsFinal(ret): // earlier values may be as old as the trouble
+		r.failure, r.aborted = callError(symbol, ret), true
+	case r.failure == nil:
+		r.failure = callError(symbol, ret)
+	}
 }
 
 // ping reads the UUID, supported by every driver. A GPU with an invalid handle is lost.
@@ -108,9 +103,87 @@ func (g *GPUReader) ping() error {
 	}
 }
 
-// detectReset compares the energy counter with the previous value, in reads and checks: resets show without checks too.
-func (g *GPUReader) detectReset(f *fieldReader, at int) {
-	if v, ok := f.value(at); ok {
+// detectReset compares the energy counter with the previous value, in readings
+// and checks: resets show without checks too.
+func (g *GPUReader) detectReset(f *fieldReader) {
+	if v, ok := f.value(f.Index[metric.FieldKey{ID: metric.EnergyField}]); ok {
 		g.history.recordEnergy(uint64(v))
+	}
+}
+
+// makeCalls makes the due calls about a target among the needed ones.
+func (g *GPUReader) makeCalls(t *target, needed func(call int) bool, now time.Time) {
+	for i := range metric.Calls {
+		if g.results.aborted {
+			return
+		}
+		if needed(i) && g.isDue(i, t, now) {
+			g.makeCall(i, t, now)
+		}
+	}
+}
+
+// canFind reports whether the library has the function of the i-th call.
+func (g *GPUReader) canFind(i int) bool { return g.session.Symbols[metric.Calls[i].Symbol] }
+
+// isDue reports whether the i-th call could read a value that is missing or old.
+func (g *GPUReader) isDue(i int, t *target, now time.Time) bool {
+	c := &metric.Calls[i]
+	interval := slowInterval
+	if c.Pace == device.PaceFast {
+		interval = 0
+	}
+	switch {
+	case c.Targets&t.kind == 0 || !g.canFind(i) || !t.attempts[i].due(interval, now):
+		return false
+	case c.Pace == device.PaceStatic && !t.latest.MissesAny(c):
+		return false
+	case c.PartCount != metric.NoValue && (!t.latest.Present[c.PartCount] || t.latest.Values[c.PartCount] <= float64(c.Part)):
+		return false
+	case c.IsFallback && g.canFind(i-1) && !t.attempts[i-1].failed:
+		return false
+	}
+	return !g.isSpared(c)
+}
+
+// isSpared reports whether a field has the value of a call. If the field
+// failed once, the call replaces it.
+func (g *GPUReader) isSpared(c *metric.Call) bool {
+	if c.SparedBy == nil {
+		return false
+	}
+	_, known := g.fields.rawValue(g.fields.Index[*c.SparedBy])
+	return known
+}
+
+// makeCall makes the i-th call. A failure drops the earlier values, unless the
+// call failed before: then a fallback has read them.
+func (g *GPUReader) makeCall(i int, t *target, now time.Time) {
+	c, newest := &metric.Calls[i], &t.attempts[i]
+	if !newest.failed {
+		t.latest.Unset(c.Values)
+	}
+	ret := c.Get(t.Handle, &t.latest)
+	newest.record(ret, now)
+	g.recordResult(c.Symbol, ret)
+}
+
+// dropSample makes the buffer of a sampler available for further samples.
+func (g *GPUReader) dropSample(s *gpmSampler) {
+	if s.previous != nil {
+		g.buffers = append(g.buffers, s.previous)
+	}
+	s.previous, s.takenAt = nil, time.Time{}
+}
+
+// forget forgets all denials and values: denials during trouble prove nothing,
+// a reset changes all, and a change of the MIG mode changes the GPU's features.
+func (g *GPUReader) forget() {
+	g.fields.forget()
+	g.checkFields.forget()
+	g.target.forget()
+	clear(g.processes.lists[:])
+	for _, in := range g.instances {
+		in.target.forget()
 	}
 }

@@ -1,4 +1,4 @@
-package collect
+package collect_test
 
 import (
 	"errors"
@@ -9,11 +9,9 @@ import (
 	"testing"
 	"time"
 
-	nvmltest "github.com/podgauge/podgauge/test/nvml"
-
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml/lib"
-	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/test/bubble"
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
 // TestRowFails lets each source fail, and requires that only its rows are absent. Rows with another source are read from there.
@@ -49,7 +47,7 @@ func TestRowFails(t *testing.T) {
 		{"field:230", "nvidia_gpu_recovery_action"},
 	} {
 		for _, code := range []string{"NOT_SUPPORTED", "UNKNOWN"} {
-			t.Run(c.fails+" "+code, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s := newListedFixture(t, append(nvmltest.BusyGPU, "gpus 1", "fail "+c.fails+" gpu 0 "+code)...)
 				want := maps.Clone(nvmltest.BusyValues)
 				maps.DeleteFunc(want, func(name string, _ float64) bool { return c.gone != "" && hasAnyPrefix(name+"=", c.gone) })
@@ -58,7 +56,7 @@ func TestRowFails(t *testing.T) {
 				}
 				for range 2 {
 					if got := s.settledValues(0); !maps.Equal(got, want) {
-						t.Fatal(diffValues(got, want))
+						t.Fatalf("%s %s: %s", c.fails, code, diffValues(got, want))
 					}
 				}
 			})
@@ -91,170 +89,146 @@ func hasAnyPrefix(name, prefixes string) bool {
 	return false
 }
 
-// TestFieldReturns lets a field fail once. The next reading reads it again. An unsupported field is read again minutes later, or after a
+// TestFieldReturns lets a field fail once. The next reading reads it again. An unsupported field is read again half a minute later, or after a
 // failure.
 func TestFieldReturns(t *testing.T) {
-	const memory = `nvidia_gpu_temperature_celsius{sensor="memory"}`
-	for code, back := range map[string]bool{"UNKNOWN": true, "NOT_SUPPORTED": false, "INVALID_ARGUMENT": false} {
-		s := newListedFixture(t, "gpus 1")
-		id := s.id(0)
-		has := func(when string, want bool) {
-			t.Helper()
-			if _, ok := s.values(0)[memory]; ok != want {
-				t.Errorf("%s, %s: value present: got %v, want %v", code, when, ok, want)
+	bubble.Test(t, func(t *testing.T) {
+		const memory = `nvidia_gpu_temperature_celsius{sensor="memory"}`
+		for code, back := range map[string]bool{"UNKNOWN": true, "NOT_SUPPORTED": false, "INVALID_ARGUMENT": false} {
+			s := newListedFixture(t, "gpus 1")
+			id := s.id(0)
+			has := func(when string, want bool) {
+				t.Helper()
+				if _, ok := s.values(0)[memory]; ok != want {
+					t.Errorf("%s, %s: value present: got %v, want %v", code, when, ok, want)
+				}
 			}
+			once := func() {
+				s.set("fail field:82 gpu 0 " + code)
+				has("while it fails", false)
+				s.clear("fail")
+				has("in the next reading", back)
+			}
+			once()
+			s.set("gpu 0 lost")
+			if _, err := s.Read(id, nil); !errors.Is(err, device.ErrLost) {
+				t.Errorf("Read: got %v, want ErrLost", err)
+			}
+			s.clear("gpu 0")
+			has("after the GPU was lost", true)
+			once()
+			s.set("gpu 0 lost")
+			if _, err := s.Check(id); !errors.Is(err, device.ErrLost) {
+				t.Errorf("Check: got %v, want ErrLost", err)
+			}
+			s.clear("gpu 0")
+			has("after a failed check", true)
+			once()
+			time.Sleep(slowInterval)
+			has("half a minute later", true)
+			once()
+			s.Close()
+			s.list(1)
+			has("after an Init", true)
 		}
-		once := func() {
-			s.set("fail field:82 gpu 0 " + code)
-			has("while it fails", false)
-			s.clear("fail")
-			has("in the next reading", back)
-		}
-		once()
-		s.set("gpu 0 lost")
-		if _, err := s.Read(id, nil); !errors.Is(err, device.ErrLost) {
-			t.Errorf("Read: got %v, want ErrLost", err)
-		}
-		s.clear("gpu 0")
-		has("after the GPU was lost", true)
-		once()
-		s.set("gpu 0 lost")
-		if _, err := s.Check(id); !errors.Is(err, device.ErrLost) {
-			t.Errorf("Check: got %v, want ErrLost", err)
-		}
-		s.clear("gpu 0")
-		has("after a failed check", true)
-		once()
-		g := s.byID(id)
-		g.fastFields.droppedSince = g.fastFields.droppedSince.Add(-confirmedRetryInterval)
-		has("minutes later", true)
-		once()
-		s.Close()
-		s.list(1)
-		has("after an Init", true)
-	}
+	})
 }
 
 // TestImplausibleValues checks that implausible values are not exported.
 func TestImplausibleValues(t *testing.T) {
-	for line, gone := range map[string]string{
-		"utilization 101":                           "nvidia_gpu_utilization_ratio",
-		"utilization 0xFFFFFFFF":                    "nvidia_gpu_utilization_ratio",
-		"temperature 0xFFFFFFFB":                    `nvidia_gpu_temperature_celsius{sensor="gpu"}`, // -5
-		"sm_clock 0xFFFFFFFF":                       `nvidia_gpu_clock_hertz{clock="sm"}`,
-		"field 82 -5 i32":                           `nvidia_gpu_temperature_celsius{sensor="memory"}`,
-		"field 83 -1 u64":                           "nvidia_gpu_energy_joules_total",
-		"field 94 0xFFFFFFFF u32":                   "nvidia_gpu_pcie_replays_total",
-		"field 3 -1 i64":                            `nvidia_gpu_ecc_volatile_errors_total{severity="corrected"}`,
-		"memory_temperature 0x7FFFFFFF":             `nvidia_gpu_temperature_celsius{sensor="memory"}`,
-		"memory_total 0x7FFFFFFFFFFFFFFF":           "nvidia_gpu_memory_total_bytes",
-		"ecc_volatile_corrected 0x7FFFFFFFFFFFFFFF": `nvidia_gpu_ecc_volatile_errors_total{severity="corrected"}`,
-	} {
-		s := newListedFixture(t, "gpus 1", "gpu 0 "+line)
-		if v, ok := s.values(0)[gone]; ok {
-			t.Errorf("%s: %s: got %v, want none", line, gone, v)
+	bubble.Test(t, func(t *testing.T) {
+		for line, gone := range map[string]string{
+			"utilization 101":                           "nvidia_gpu_utilization_ratio",
+			"utilization 0xFFFFFFFF":                    "nvidia_gpu_utilization_ratio",
+			"temperature 0xFFFFFFFB":                    `nvidia_gpu_temperature_celsius{sensor="gpu"}`, // -5
+			"sm_clock 0xFFFFFFFF":                       `nvidia_gpu_clock_hertz{clock="sm"}`,
+			"field 82 -5 i32":                           `nvidia_gpu_temperature_celsius{sensor="memory"}`,
+			"field 83 -1 u64":                           "nvidia_gpu_energy_joules_total",
+			"field 94 0xFFFFFFFF u32":                   "nvidia_gpu_pcie_replays_total",
+			"field 3 -1 i64":                            `nvidia_gpu_ecc_volatile_errors_total{severity="corrected"}`,
+			"memory_temperature 0x7FFFFFFF":             `nvidia_gpu_temperature_celsius{sensor="memory"}`,
+			"memory_total 0x7FFFFFFFFFFFFFFF":           "nvidia_gpu_memory_total_bytes",
+			"ecc_volatile_corrected 0x7FFFFFFFFFFFFFFF": `nvidia_gpu_ecc_volatile_errors_total{severity="corrected"}`,
+		} {
+			s := newListedFixture(t, "gpus 1", "gpu 0 "+line)
+			if v, ok := s.values(0)[gone]; ok {
+				t.Errorf("%s: %s: got %v, want none", line, gone, v)
+			}
 		}
-	}
+	})
 }
 
 // TestThrottleReasons checks that the reasons that the GPU supports or returned are exported. Idle (0x1) is no reason: a sum over the
 // reasons would count idle GPUs as throttled.
 func TestThrottleReasons(t *testing.T) {
-	const capped, limit = `nvidia_gpu_throttle_active{reason="sw_power_cap"}`, `nvidia_gpu_throttle_active{reason="board_limit"}`
-	s := newListedFixture(t, "gpus 1", "gpu 0 throttle 0x1", "gpu 0 throttle_supported 0x1ff")
-	got := s.values(0)
-	if _, ok := got[limit]; ok {
-		t.Errorf("got %v, want no reason that is not supported", got)
-	}
-	for name, value := range got {
-		if strings.HasPrefix(name, "nvidia_gpu_throttle_active") && value != 0 {
-			t.Errorf("%s of an idle GPU: got %v, want 0", name, value)
+	bubble.Test(t, func(t *testing.T) {
+		const capped, limit = `nvidia_gpu_throttle_active{reason="sw_power_cap"}`, `nvidia_gpu_throttle_active{reason="board_limit"}`
+		s := newListedFixture(t, "gpus 1", "gpu 0 throttle 0x1", "gpu 0 throttle_supported 0x1ff")
+		got := s.values(0)
+		if _, ok := got[limit]; ok {
+			t.Errorf("got %v, want no reason that is not supported", got)
 		}
-	}
-	s.set("gpu 0 throttle 0x200")
-	if got := s.values(0); got[limit] != 1 || got[capped] != 0 {
-		t.Errorf("with a limit: got %v, want only that reason", got)
-	}
-	s.set("gpu 0 throttle 0")
-	if v, ok := s.values(0)[limit]; !ok || v != 0 {
-		t.Errorf("without the limit: got %v, %v, want 0, true", v, ok)
-	}
+		for name, value := range got {
+			if strings.HasPrefix(name, "nvidia_gpu_throttle_active") && value != 0 {
+				t.Errorf("%s of an idle GPU: got %v, want 0", name, value)
+			}
+		}
+		s.set("gpu 0 throttle 0x200")
+		if got := s.values(0); got[limit] != 1 || got[capped] != 0 {
+			t.Errorf("with a limit: got %v, want only that reason", got)
+		}
+		s.set("gpu 0 throttle 0")
+		if v, ok := s.values(0)[limit]; !ok || v != 0 {
+			t.Errorf("without the limit: got %v, %v, want 0, true", v, ok)
+		}
+	})
 }
 
 // TestReadErrors lets the reads of one GPU fail. The error is returned as early as possible, and the other GPUs are read.
 func TestReadErrors(t *testing.T) {
-	for _, c := range []struct {
-		lines   []string
-		lost    bool
-		fault   string
-		atMost  uint64 // calls
-		message string
-	}{
-		{[]string{"gpu 1 lost"}, true, "", 1, "GPU_IS_LOST"},
-		{[]string{"fail * gpu 1 GPU_IS_LOST"}, true, "", 1, "GPU_IS_LOST"},
-		{[]string{"fail field:83 gpu 1 GPU_IS_LOST"}, true, "", 1, "GPU_IS_LOST"},
-		{[]string{"fail nvmlDeviceGetTemperature gpu 1 GPU_IS_LOST"}, true, "", 9, "nvmlDeviceGetTemperature: GPU_IS_LOST"},
-		{[]string{"fail * gpu 1 RESET_REQUIRED"}, false, "reset_required", 1, "RESET_REQUIRED"},
-		{[]string{"fail * gpu 1 INVALID_ARGUMENT"}, true, "", 16, "nvmlDeviceGetUUID: INVALID_ARGUMENT"},
-		{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 SUCCESS"}, false, "", 16, "nvmlDeviceGetFieldValues: INVALID_ARGUMENT"},
-		{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 GPU_IS_LOST"}, true, "", 16, "nvmlDeviceGetUUID: GPU_IS_LOST"},
-		{[]string{"fail * gpu 1 NO_PERMISSION"}, false, "", 15, "nvmlDeviceGetFieldValues: NO_PERMISSION"},
-		{[]string{"fail * gpu 1 4242"}, false, "", 15, "NVML returned 4242"},
-		{[]string{"gpus 1"}, true, "", 16, "INVALID_ARGUMENT"}, // its handle is invalid
-	} {
-		s := newListedFixture(t, "gpus 3")
-		id, before := s.id(1), s.calls()
-		s.set(c.lines...)
-		kept := []device.Sample{{Device: "kept"}}
-		samples, err := s.Read(id, kept)
-		var fault *device.Fault
-		if errors.As(err, &fault) != (c.fault != "") || fault != nil && fault.Reason != c.fault {
-			t.Errorf("%v: got error %v, want fault %q", c.lines, err, c.fault)
+	bubble.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			lines   []string
+			lost    bool
+			fault   string
+			atMost  uint64 // calls
+			message string
+		}{
+			{[]string{"gpu 1 lost"}, true, "", 1, "GPU_IS_LOST"},
+			{[]string{"fail * gpu 1 GPU_IS_LOST"}, true, "", 1, "GPU_IS_LOST"},
+			{[]string{"fail field:83 gpu 1 GPU_IS_LOST"}, true, "", 1, "GPU_IS_LOST"},
+			{[]string{"fail nvmlDeviceGetTemperature gpu 1 GPU_IS_LOST"}, true, "", 9, "nvmlDeviceGetTemperature: GPU_IS_LOST"},
+			{[]string{"fail * gpu 1 RESET_REQUIRED"}, false, "reset_required", 1, "RESET_REQUIRED"},
+			{[]string{"fail * gpu 1 INVALID_ARGUMENT"}, true, "", 16, "nvmlDeviceGetUUID: INVALID_ARGUMENT"},
+			{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 SUCCESS"}, false, "", 16, "nvmlDeviceGetFieldValues: INVALID_ARGUMENT"},
+			{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 GPU_IS_LOST"}, true, "", 16, "nvmlDeviceGetUUID: GPU_IS_LOST"},
+			{[]string{"fail * gpu 1 NO_PERMISSION"}, false, "", 15, "nvmlDeviceGetFieldValues: NO_PERMISSION"},
+			{[]string{"fail * gpu 1 4242"}, false, "", 15, "NVML returned 4242"},
+			{[]string{"gpus 1"}, true, "", 16, "INVALID_ARGUMENT"}, // its handle is invalid
+		} {
+			s := newListedFixture(t, "gpus 3")
+			id, before := s.id(1), s.calls()
+			s.set(c.lines...)
+			kept := []device.Sample{{Device: "kept"}}
+			samples, err := s.Read(id, kept)
+			var fault *device.Fault
+			if errors.As(err, &fault) != (c.fault != "") || fault != nil && fault.Reason != c.fault {
+				t.Errorf("%v: got error %v, want fault %q", c.lines, err, c.fault)
+			}
+			if err == nil || !strings.Contains(err.Error(), c.message) || errors.Is(err, device.ErrLost) != c.lost {
+				t.Errorf("%v: got error %v, want %q, lost %v", c.lines, err, c.message, c.lost)
+			}
+			if len(samples) != 1 || samples[0].Device != "kept" {
+				t.Errorf("%v: got samples %v, want only the existing one", c.lines, samples)
+			}
+			if n := s.calls().Since(before).GPUTotal(1); n > c.atMost {
+				t.Errorf("%v: got %d calls, want at most %d", c.lines, n, c.atMost)
+			}
+			if c.lines[0] != "gpus 1" && len(s.values(0)) != len(s.values(2)) {
+				t.Errorf("%v: got different numbers of values from the other GPUs", c.lines)
+			}
 		}
-		if err == nil || !strings.Contains(err.Error(), c.message) || errors.Is(err, device.ErrLost) != c.lost {
-			t.Errorf("%v: got error %v, want %q, lost %v", c.lines, err, c.message, c.lost)
-		}
-		if len(samples) != 1 || samples[0].Device != "kept" {
-			t.Errorf("%v: got samples %v, want only the existing one", c.lines, samples)
-		}
-		if n := s.calls().Since(before).GPUTotal(1); n > c.atMost {
-			t.Errorf("%v: got %d calls, want at most %d", c.lines, n, c.atMost)
-		}
-		if c.lines[0] != "gpus 1" && len(s.values(0)) != len(s.values(2)) {
-			t.Errorf("%v: got different numbers of values from the other GPUs", c.lines)
-		}
-	}
-}
-
-// TestAllocationsOfRead requires one allocation per go-nvml call that returns a struct or number, since C gets its address. Fields, GPM
-// metrics and processes need none.
-func TestAllocationsOfRead(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
-	s := newListedFixture(t, "gpus 1", "gpu 0 process 17 1000 sm 50", "gpu 0 process 18 1000 type graphics")
-	id := s.id(0)
-	var buf []device.Sample
-	var usage []device.ProcessUsage
-	var err error
-	known := false
-	read := func() {
-		buf, err = s.Read(id, buf[:0])
-		usage, known = s.ReadProcessUsage(id, usage[:0])
-	}
-	read()
-	// Memory, utilization, four engines, temperature, a clock, the throttle reasons.
-	if allocations := testing.AllocsPerRun(100, read); allocations != 9 {
-		t.Errorf("allocations of a reading: got %v, want 9", allocations)
-	}
-	s.must(err)
-	if !known || len(usage) != 2 {
-		t.Errorf("got %d processes, known %v, want 2, true", len(usage), known)
-	}
-	if checks := testing.AllocsPerRun(100, func() { _, err = s.Check(id) }); checks != 0 {
-		t.Errorf("allocations of a check: got %v, want 0", checks)
-	}
-	s.must(err)
+	})
 }
 
 func BenchmarkRead(b *testing.B) {
@@ -269,57 +243,34 @@ func BenchmarkRead(b *testing.B) {
 
 // TestFansAfterFailure checks that fans are found after a failed count at the listing.
 func TestFansAfterFailure(t *testing.T) {
-	s := newListedFixture(t, "gpus 1", "gpu 0 model t4", "gpu 0 call nvmlDeviceGetNumFans 2", "gpu 0 call nvmlDeviceGetFanSpeed_v2/0 40", "gpu 0 call nvmlDeviceGetFanSpeed_v2/1 40")
-	fans := func() (n int) {
-		for name := range s.values(0) {
-			if strings.HasPrefix(name, "nvidia_gpu_fan_speed_ratio{") {
-				n++
-			}
-		}
-		return n
-	}
-	if n := fans(); n != 2 {
-		t.Fatalf("got %d fans, want 2", n)
-	}
-	s.Close()
-	const failure = "fail nvmlDeviceGetNumFans gpu 0 UNKNOWN"
-	s.set(failure)
-	s.list(-1)
-	if n := fans(); n != 0 {
-		t.Fatalf("got %d fans without a count, want 0", n)
-	}
-	s.clear(failure)
-	n := 0
-	for range 4 {
-		s.ageAll(0, slowInterval)
-		n = fans()
-	}
-	if n != 2 {
-		t.Errorf("got %d fans after the failure, want 2", n)
-	}
-}
-
-// TestCallsOfScrapes checks that collections at usual intervals stay within the limit of calls over an hour.
-func TestCallsOfScrapes(t *testing.T) {
-	for _, interval := range []time.Duration{10 * time.Second, 15 * time.Second} {
-		t.Run(interval.String(), func(t *testing.T) {
-			s := newPlanFixture(t, metric.NewReadPlan(true, nil), "gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000")
-			g := s.gpu(0)
-			limit := uint64(maxCollectionCalls - len(lib.ProcessListSymbols) - 1) // without the calls for processes
-			exceeding, highest := 0, uint64(0)
-			now := time.Now()
-			for range int(time.Hour / interval) {
-				now = now.Add(interval)
-				before := s.calls()
-				g.collect(now)
-				calls := s.calls().Since(before).GPUTotal(0)
-				if highest = max(highest, calls); calls > limit {
-					exceeding++
+	bubble.Test(t, func(t *testing.T) {
+		s := newListedFixture(t, "gpus 1", "gpu 0 model t4", "gpu 0 call nvmlDeviceGetNumFans 2", "gpu 0 call nvmlDeviceGetFanSpeed_v2/0 40", "gpu 0 call nvmlDeviceGetFanSpeed_v2/1 40")
+		fans := func() (n int) {
+			for name := range s.values(0) {
+				if strings.HasPrefix(name, "nvidia_gpu_fan_speed_ratio{") {
+					n++
 				}
 			}
-			if exceeding > 0 {
-				t.Errorf("got %d collections with more than %d calls, up to %d", exceeding, limit, highest)
-			}
-		})
-	}
+			return n
+		}
+		if n := fans(); n != 2 {
+			t.Fatalf("got %d fans, want 2", n)
+		}
+		s.Close()
+		const failure = "fail nvmlDeviceGetNumFans gpu 0 UNKNOWN"
+		s.set(failure)
+		s.list(-1)
+		if n := fans(); n != 0 {
+			t.Fatalf("got %d fans without a count, want 0", n)
+		}
+		s.clear(failure)
+		n := 0
+		for range 4 {
+			time.Sleep(slowInterval)
+			n = fans()
+		}
+		if n != 2 {
+			t.Errorf("got %d fans after the failure, want 2", n)
+		}
+	})
 }

@@ -12,19 +12,18 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// Check returns an error if the GPU is unhealthy. A single call reads a few fields; denials are answers. Values without a field come from
-// the newest call, repeated by Check at most once a minute.
+// Check returns an error if the GPU is unhealthy. A single call reads a few
+// fields; denials are answers. Values without a field come from the newest call,
+// of a check or of a collection.
 func (g *GPUReader) Check() (device.ResetEvidence, error) {
-	if !g.tryAcquire() {
-		return g.resetEvidence(), device.ErrStalled
-	}
-	defer g.release()
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
 	fault, err := g.runChecks(time.Now())
 	if err == nil {
 		g.takeSamples(time.Now())
 	}
 	if err != nil || fault == nil && g.hadFault { // denials during the trouble prove nothing
-		g.forgetAbsences()
+		g.forget()
 	}
 	if err == nil && fault != nil {
 		err = fault
@@ -32,35 +31,35 @@ func (g *GPUReader) Check() (device.ResetEvidence, error) {
 	g.hadFault = err != nil
 	_, isFault := errors.AsType[*device.Fault](err)
 	g.Responsive.Store(err == nil || isFault)
-	return g.resetEvidence(), err
-}
-
-func (g *GPUReader) resetEvidence() device.ResetEvidence {
-	return device.ResetEvidence{Resets: g.history.resets.Load(), EnergyCounter: g.history.energyMillijoules.Load(), RepairPending: g.repairPending.Load()}
+	return device.ResetEvidence{
+		Resets: g.history.resets.Load(), EnergyCounter: g.history.energyMillijoules.Load(), RepairPending: g.repairPending,
+	}, err
 }
 
 // runChecks reads and evaluates. The error is a call's.
 func (g *GPUReader) runChecks(now time.Time) (*device.Fault, error) {
 	f := &g.checkFields
-	ret := f.read(g.Handle, now)
+	answered, ret := f.read(g.Handle, now)
 	action, reported := f.value(recoveryIndex)
 	g.ReportsRecovery.Store(reported && metric.IsRecoveryAction(action))
 	if ret != nvml.SUCCESS && !lib.IsNotSupported(ret) {
 		return nil, callError(lib.FieldValuesSymbol, ret)
 	}
-	if ret != nvml.ERROR_NOT_SUPPORTED && !f.anyAnswered() { // the GPU may support no field
+	if ret != nvml.ERROR_NOT_SUPPORTED && !answered { // the GPU may support no field
 		if err := g.ping(); err != nil {
 			return nil, err
 		}
 	} else {
-		g.detectReset(f, energyIndex)
+		g.detectReset(f)
 	}
 	remap, _ := f.value(remapPendingIndex)
 	retirement, _ := f.value(retirementPendingIndex)
 	unknown := f.failed(remapPendingIndex) || f.failed(retirementPendingIndex)
-	g.repairPending.Store(remap > 0 || retirement > 0 || unknown && g.repairPending.Load())
-	if err := g.makeCheckCall(now); err != nil {
-		return nil, err
+	g.repairPending = remap > 0 || retirement > 0 || unknown && g.repairPending
+	g.results = callResults{}
+	g.makeCalls(&g.target, isCheckCall, now)
+	if g.results.aborted {
+		return nil, g.results.failure
 	}
 	return g.evaluateChecks(now), nil
 }
@@ -88,56 +87,6 @@ func (g *GPUReader) evaluateChecks(now time.Time) (first *device.Fault) {
 		}
 	}
 	return first
-}
-
-const (
-	// healthyCheckCallInterval is the age at which a check repeats a call. Collections make most calls more often.
-	healthyCheckCallInterval = time.Minute
-	// faultyCheckCallInterval is the same after a fault.
-	faultyCheckCallInterval = 10 * time.Second
-)
-
-// checkCalls are the calls evaluated by checks, with the positions of the checks.
-var checkCalls = func() map[int][]int {
-	checks := map[int][]int{}
-	for i := range metric.Calls {
-		for j := range healthChecks {
-			if c := &healthChecks[j]; c.fieldIndex == 0 && metric.Calls[i].Provides(c.valueID) {
-				checks[i] = append(checks[i], j)
-			}
-		}
-	}
-	return checks
-}()
-
-// makeCheckCall makes the most overdue call, if any is due. Only the failure of a lost GPU is returned.
-func (g *GPUReader) makeCheckCall(now time.Time) error {
-	maxLate, call := time.Duration(-1), -1
-	for i, checks := range checkCalls {
-		late := now.Sub(g.callStates[i].calledAt) - g.checkCallInterval(checks)
-		if late > maxLate && g.canCall(i, &g.readTarget, now) {
-			maxLate, call = late, i
-		}
-	}
-	if call < 0 {
-		return nil
-	}
-	g.collection = collection{}
-	if g.makeCall(call, &g.readTarget, now); g.collection.aborted {
-		return g.collection.failure
-	}
-	return nil
-}
-
-func (g *GPUReader) checkCallInterval(checks []int) time.Duration {
-	g.history.mu.Lock()
-	defer g.history.mu.Unlock()
-	for _, i := range checks {
-		if g.history.faults[i] != nil {
-			return faultyCheckCallInterval
-		}
-	}
-	return healthyCheckCallInterval
 }
 
 // Checks returns all checks, in order of precedence.

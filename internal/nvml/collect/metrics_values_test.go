@@ -1,4 +1,4 @@
-package collect
+package collect_test
 
 import (
 	"math"
@@ -7,29 +7,15 @@ import (
 	"testing"
 	"time"
 
-	nvmltest "github.com/podgauge/podgauge/test/nvml"
-
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/test/bubble"
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
-
-// ageSamples makes all GPM samples of a GPU older, so that the next sample is not too close to them.
-func (s *readerFixture) ageSamples(i int, by time.Duration) {
-	g := s.gpu(i)
-	older := func(sampler *gpmSampler) {
-		if !sampler.takenAt.IsZero() {
-			sampler.takenAt = sampler.takenAt.Add(-by)
-		}
-	}
-	older(&g.sampler)
-	for _, in := range g.instances {
-		older(&in.sampler)
-	}
-}
 
 // closeWindow lets a check end the window between two GPM samples.
 func (s *readerFixture) closeWindow(i int) {
 	s.Helper()
-	s.ageSamples(i, gpmWindow)
+	time.Sleep(gpmWindow)
 	_, _ = s.Check(s.id(i)) // the result is irrelevant here
 }
 
@@ -53,34 +39,36 @@ func rounded(values map[string]float64) map[string]float64 {
 }
 
 func TestRows(t *testing.T) {
-	s := newListedFixture(t, append(nvmltest.BusyGPU, "gpus 1")...)
-	got := s.settledValues(0)
-	for name, want := range nvmltest.BusyValues {
-		if value, read := got[name]; !read || value != want {
-			t.Errorf("%s: got %v, %v, want %v", name, value, read, want)
+	bubble.Test(t, func(t *testing.T) {
+		s := newListedFixture(t, append(nvmltest.BusyGPU, "gpus 1")...)
+		got := s.settledValues(0)
+		for name, want := range nvmltest.BusyValues {
+			if value, read := got[name]; !read || value != want {
+				t.Errorf("%s: got %v, %v, want %v", name, value, read, want)
+			}
 		}
-	}
-	if len(got) != len(nvmltest.BusyValues) {
-		t.Errorf("got %d values, want %d", len(got), len(nvmltest.BusyValues))
-	}
-	old := newListedFixture(t, slices.Concat(nvmltest.BusyGPU, nvmltest.OldMemoryScenario, []string{"gpus 1"})...).settledValues(0)
-	for name, want := range nvmltest.OldDriverValues {
-		if value, read := old[name]; !read || value != want {
-			t.Errorf("%s: got %v, %v, want %v", name, value, read, want)
+		if len(got) != len(nvmltest.BusyValues) {
+			t.Errorf("got %d values, want %d", len(got), len(nvmltest.BusyValues))
 		}
-	}
-	for name := range old { // depends on the generation
-		if _, known := nvmltest.OldDriverValues[name]; !known && old[name] != nvmltest.BusyValues[name] {
-			t.Errorf("%s: got %v, want %v", name, old[name], nvmltest.BusyValues[name])
+		old := newListedFixture(t, slices.Concat(nvmltest.BusyGPU, nvmltest.OldMemoryScenario, []string{"gpus 1"})...).settledValues(0)
+		for name, want := range nvmltest.OldDriverValues {
+			if value, read := old[name]; !read || value != want {
+				t.Errorf("%s: got %v, %v, want %v", name, value, read, want)
+			}
 		}
-		if strings.Contains(name, "sram") {
-			t.Errorf("got %s, want no SRAM metrics of an old driver", name)
+		for name := range old { // depends on the generation
+			if _, known := nvmltest.OldDriverValues[name]; !known && old[name] != nvmltest.BusyValues[name] {
+				t.Errorf("%s: got %v, want %v", name, old[name], nvmltest.BusyValues[name])
+			}
+			if strings.Contains(name, "sram") {
+				t.Errorf("got %s, want no SRAM metrics of an old driver", name)
+			}
 		}
-	}
-	for _, m := range metric.Metrics() {
-		_, known := nvmltest.BusyValues[seriesName(m)]
-		if _, old := nvmltest.OldDriverValues[seriesName(m)]; !known && !old {
-			t.Errorf("test case for %s is missing", seriesName(m))
+		for _, m := range metric.Metrics() {
+			_, known := nvmltest.BusyValues[seriesName(m)]
+			if _, old := nvmltest.OldDriverValues[seriesName(m)]; !known && !old {
+				t.Errorf("test case for %s is missing", seriesName(m))
+			}
 		}
-	}
+	})
 }

@@ -1,4 +1,4 @@
-package collect
+package collect_test
 
 import (
 	"cmp"
@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // usage returns the processes of a GPU in the order of pids.
@@ -36,7 +36,7 @@ func TestProcessUsage(t *testing.T) {
 	want := []device.ProcessUsage{
 		{Device: "GPU-0", PID: 11, MemoryBytes: 1000, SM: 0.5, MemoryController: 0.2},
 		{Device: "GPU-0", PID: 12, MemoryBytes: 2000, Encoder: 0.1, Decoder: 0.05},
-		{Device: "GPU-0", PID: 13, MemoryBytes: notReported},
+		{Device: "GPU-0", PID: 13, MemoryBytes: -1},
 		{Device: "GPU-0", PID: 14, MemoryBytes: 3000},
 	}
 	if !slices.Equal(got, want) {
@@ -56,7 +56,7 @@ func TestProcessUsageOfMIGDevices(t *testing.T) {
 		"gpu 0 process 4 400 gi 5 ci 0", "gpu 0 process 6 50 gi 2 ci 0")...)
 	got, known := s.usage(0)
 	slices.SortStableFunc(got, func(a, b device.ProcessUsage) int { return cmp.Compare(a.Device, b.Device) })
-	none := device.ProcessUsage{SM: notReported, MemoryController: notReported, Encoder: notReported, Decoder: notReported}
+	none := device.ProcessUsage{SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}
 	use := func(of device.ID, pid uint32, bytes float64) device.ProcessUsage {
 		u := none
 		u.Device, u.PID, u.MemoryBytes = of, pid, bytes
@@ -119,7 +119,7 @@ func TestPartialProcessUsage(t *testing.T) {
 		"fail nvmlDeviceGetGraphicsRunningProcesses_v3 gpu 0 NOT_SUPPORTED", "fail nvmlDeviceGetProcessUtilization gpu 0 NOT_SUPPORTED")
 	for range 2 {
 		got, known := s.usage(0)
-		if !known || len(got) != 1 || got[0].PID != 11 || got[0].SM != notReported {
+		if !known || len(got) != 1 || got[0].PID != 11 || got[0].SM != -1 {
 			t.Errorf("got %+v, %v, want process 11 without utilization", got, known)
 		}
 	}
@@ -151,113 +151,65 @@ func TestUtilizationOfCloseCollections(t *testing.T) {
 	s.eventually("the process is idle", func() bool { busy, _ := utilization(); return busy == 0 })
 }
 
-// TestManyProcesses has more processes than the buffers hold. They are read once the buffers have grown, within the limit of calls.
+// TestManyProcesses has more processes than the buffers hold. They are read once the buffers have grown.
 func TestManyProcesses(t *testing.T) {
-	lines := []string{"gpus 1"}
-	for i := range 300 {
-		lines = append(lines, fmt.Sprintf("gpu 0 process %d 10", 100+i))
-	}
-	s := newListedFixture(t, lines...)
-	for i := range 3 {
-		s.ageSlow(0, slowInterval)
-		before := s.calls()
-		got, known := s.usage(0)
-		if i == 2 && (!known || len(got) != 300) {
-			t.Errorf("got %d processes, known %v, want 300, true", len(got), known)
+	bubble.Test(t, func(t *testing.T) {
+		lines := []string{"gpus 1"}
+		for i := range 300 {
+			lines = append(lines, fmt.Sprintf("gpu 0 process %d 10", 100+i))
 		}
-		if n := s.calls().Since(before).GPUTotal(0); n > maxCollectionCalls {
-			t.Errorf("calls of collection %d: got %d", i, n)
+		s := newListedFixture(t, lines...)
+		for i := range 3 {
+			got, known := s.usage(0)
+			if i == 2 && (!known || len(got) != 300) {
+				t.Errorf("got %d processes, known %v, want 300, true", len(got), known)
+			}
 		}
-	}
-}
-
-// TestUtilizationSamples averages values that drivers returned: several samples of a process, values above 100, unknown pids, times in the
-// future.
-func TestUtilizationSamples(t *testing.T) {
-	now := uint64(time.Now().UnixMicro())
-	usage := []device.ProcessUsage{{PID: 1}, {PID: 2}, {PID: 3}}
-	averageSamples(usage, []nvml.ProcessUtilizationSample{
-		{Pid: 1, TimeStamp: now - 50, SmUtil: 10},
-		{Pid: 1, TimeStamp: now - 10, SmUtil: 30, MemUtil: 40},
-		{Pid: 2, TimeStamp: now - 20, SmUtil: 4000000000, DecUtil: 101},
-		{Pid: 77, TimeStamp: now - 20, SmUtil: 50},
-		{Pid: 1, TimeStamp: now - 100, SmUtil: 100}, // before the window
-		{Pid: 3, TimeStamp: 1 << 63, SmUtil: 100},
-	}, now-100)
-	want := []device.ProcessUsage{{PID: 1, SM: 0.2, MemoryController: 0.2}, {PID: 2, SM: 1, Decoder: 1}, {PID: 3}}
-	if !slices.Equal(usage, want) {
-		t.Errorf("got %+v; want %+v", usage, want)
-	}
+	})
 }
 
 // TestBuffersStopGrowing has a driver that always reports too short buffers. They grow up to the limit.
 func TestBuffersStopGrowing(t *testing.T) {
-	for _, function := range []string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"} {
-		s := newListedFixture(t, "gpus 1", "gpu 0 process 11 1000", "fail "+function+" gpu 0 INSUFFICIENT_SIZE")
-		for range 14 {
-			before := s.calls()
-			s.collectAll(0)
-			if n := s.calls().Since(before).GPUTotal(0); n > maxCollectionCalls {
-				t.Errorf("%s: calls of a collection: got %d", function, n)
+	bubble.Test(t, func(t *testing.T) {
+		for _, function := range []string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"} {
+			s := newListedFixture(t, "gpus 1", "gpu 0 process 11 1000", "fail "+function+" gpu 0 INSUFFICIENT_SIZE")
+			for range 14 {
+				before := s.calls()
+				s.collectAll(0)
+				if n := s.calls().Since(before).Count(function, 0); n > 2 {
+					t.Errorf("%s: got %d calls, want at most 2", function, n)
+				}
 			}
-			p := &s.gpu(0).processes
-			if len(p.infos) > maxProcesses || len(p.samples) > maxProcesses {
-				t.Fatalf("%s: got buffers for %d processes and %d samples", function, len(p.infos), len(p.samples))
-			}
+			s.Close()
 		}
-		s.Close()
-	}
-}
-
-// TestProcessUsageAfterModeChange turns MIG mode off between the two parts of a collection. Without MIG mode more values are due, but the
-// limit of calls is kept.
-func TestProcessUsageAfterModeChange(t *testing.T) {
-	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 process 11 1000")
-	for range 8 {
-		s.collectAll(0)
-	}
-	s.ageAll(0, slowInterval)
-	before := s.calls()
-	if _, err := s.Read(s.id(0), nil); err != nil {
-		t.Fatal(err)
-	}
-	read := s.calls().Since(before).GPUTotal(0)
-	s.set("gpu 0 mig_mode 0")
-	s.list(1)
-	before = s.calls()
-	s.ReadProcessUsage(s.id(0), nil)
-	if n := read + s.calls().Since(before).GPUTotal(0); n > maxCollectionCalls {
-		t.Errorf("calls of a collection: got %d", n)
-	}
+	})
 }
 
 // TestListReturns lets the driver deny a process list once. The list is requested again later, otherwise its processes stay unattributed.
 func TestListReturns(t *testing.T) {
-	s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics", "fail nvmlDeviceGetGraphicsRunningProcesses_v3 gpu 0 NOT_SUPPORTED")
-	if got, known := s.usage(0); !known || len(got) != 0 {
-		t.Fatalf("without the list: got %+v, %v, want none, true", got, known)
-	}
-	s.clear("fail")
-	if got, known := s.usage(0); !known || len(got) != 0 {
-		t.Errorf("at once: got %+v, %v, want no request", got, known)
-	}
-	absent := &s.gpu(0).processes.denials
-	for i := range absent {
-		absent[i].lastAt = absent[i].lastAt.Add(-unconfirmedRetryInterval)
-	}
-	if got, known := s.usage(0); !known || len(got) != 1 {
-		t.Errorf("later: got %+v, %v, want one process", got, known)
-	}
+	bubble.Test(t, func(t *testing.T) {
+		s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics", "fail nvmlDeviceGetGraphicsRunningProcesses_v3 gpu 0 NOT_SUPPORTED")
+		if got, known := s.usage(0); !known || len(got) != 0 {
+			t.Fatalf("without the list: got %+v, %v, want none, true", got, known)
+		}
+		s.clear("fail")
+		if got, known := s.usage(0); !known || len(got) != 0 {
+			t.Errorf("at once: got %+v, %v, want no request", got, known)
+		}
+		time.Sleep(slowInterval)
+		if got, known := s.usage(0); !known || len(got) != 1 {
+			t.Errorf("later: got %+v, %v, want one process", got, known)
+		}
+	})
 }
 
 // TestNoComputeProcessList has a library that cannot list compute processes. The usage is unknown, even with a complete graphics list.
 func TestNoComputeProcessList(t *testing.T) {
-	s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics")
-	g := s.gpu(0)
-	older := *g.session
-	older.Raw.ProcessLists[0] = nil
-	g.session = &older
-	if got, known := s.usage(0); known || len(got) > 0 {
-		t.Errorf("got %+v, %v, want unknown", got, known)
-	}
+	bubble.Test(t, func(t *testing.T) {
+		s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics")
+		s.session.Raw.ProcessLists[0] = nil
+		if got, known := s.usage(0); known || len(got) > 0 {
+			t.Errorf("got %+v, %v, want unknown", got, known)
+		}
+	})
 }

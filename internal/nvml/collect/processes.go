@@ -15,11 +15,8 @@ func (g *GPUReader) ProcessIDs(d device.Device) ([]uint32, error) {
 	if g.session.HasBrokenProcessInfo() {
 		return nil, nil
 	}
-	if !g.tryAcquire() {
-		return nil, device.ErrStalled
-	}
-	defer g.release()
-	g.collection = collection{budget: unlimitedCalls}
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
 	uses, ret := g.listProcesses(nil)
 	if ret != nvml.SUCCESS && !lib.IsUnavailable(ret) {
 		return nil, callError("list processes", ret)
@@ -32,14 +29,6 @@ func (g *GPUReader) ProcessIDs(d device.Device) ([]uint32, error) {
 	}
 	slices.Sort(pids)
 	return slices.Compact(pids), nil
-}
-
-// processBuffers are kept from collection to collection, and grow on demand.
-type processBuffers struct {
-	infos   []nvml.ProcessInfo
-	samples []nvml.ProcessUtilizationSample
-	count   uint32 // results of the newest call
-	denials [len(lib.ProcessListSymbols)]Denials
 }
 
 const (
@@ -58,14 +47,14 @@ const (
 	utilizationWindow = 2 * time.Second
 )
 
-// ReadProcessUsage appends the processes with a context on the GPU or its MIG devices. The calls were reserved by Read. A list
-// longer than the buffer is unknown until the next collection.
+// ReadProcessUsage appends the processes with a context on the GPU or its MIG
+// devices.
 func (g *GPUReader) ReadProcessUsage(buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
-	if g.session.HasBrokenProcessInfo() || !g.tryAcquire() {
+	if g.session.HasBrokenProcessInfo() {
 		return buf, false
 	}
-	defer g.release()
-	g.collection = collection{budget: g.processCalls}
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
 	before := len(buf)
 	uses, ret := g.listProcesses(buf)
 	if ret != nvml.SUCCESS {
@@ -89,14 +78,13 @@ func (g *GPUReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUs
 		if list == nil && i == 0 {
 			return buf, nvml.ERROR_FUNCTION_NOT_FOUND
 		}
-		if list == nil || p.denials[i].shouldSkip(now) {
+		if list == nil || !p.lists[i].due(0, now) {
 			continue
 		}
 		ret := g.readProcessList(list)
-		denied := lib.IsUnavailable(ret) && i > 0 // as without graphics; without the first list the GPU is a vGPU
-		p.denials[i].Record(denied, now)
+		p.lists[i].record(ret, now)
 		switch {
-		case denied:
+		case lib.IsUnavailable(ret) && i > 0: // as without graphics; without the first list the GPU is a vGPU
 			continue
 		case ret != nvml.SUCCESS:
 			return buf, ret
@@ -115,10 +103,10 @@ func (g *GPUReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUs
 	return buf, nvml.SUCCESS
 }
 
-// readProcessList reads a list, once more with a larger buffer if there is a call left.
+// readProcessList reads a list, once more with a larger buffer if needed.
 func (g *GPUReader) readProcessList(f unsafe.Pointer) nvml.Return {
 	p := &g.processes
-	for g.spendCall() {
+	for range 2 {
 		ret := lib.ListProcesses(f, lib.PointerOf(g.Handle), p.infos, &p.count)
 		if ret == nvml.SUCCESS && int(p.count) > len(p.infos) {
 			return nvml.ERROR_UNKNOWN
@@ -178,7 +166,7 @@ func addUsage(buf []device.ProcessUsage, from int, dev device.ID, info nvml.Proc
 // fillUtilization fills in the utilization in utilizationWindow. The driver lists active processes, and returns NOT_FOUND without active processes.
 func (g *GPUReader) fillUtilization(uses []device.ProcessUsage) {
 	p, f := &g.processes, g.session.Raw.Utilization
-	if f == nil || len(uses) == 0 || !g.spendCall() {
+	if f == nil || len(uses) == 0 {
 		return
 	}
 	since := uint64(time.Now().Add(-utilizationWindow).UnixMicro()) // the driver uses the node's clock

@@ -14,20 +14,16 @@ import (
 // Read appends the values of the GPU and of its MIG devices: all fast values, and all due slow values. A failed call costs only the
 // rows of the call. A lost GPU, and a GPU without any answer, has no value and an error.
 func (g *GPUReader) Read(buf []device.Sample) ([]device.Sample, error) {
-	if !g.tryAcquire() {
-		return buf, device.ErrStalled
-	}
-	defer g.release()
-	now := time.Now()
-	g.collect(now)
-	g.processCalls = g.collection.budget + g.processCallBudget()
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
+	g.collect(time.Now())
 	before := len(buf)
-	if g.collection.answered && !g.collection.aborted {
-		buf = g.appendSamples(buf, now)
+	if g.results.answered && !g.results.aborted {
+		buf = g.appendSamples(buf)
 	}
 	g.Responsive.Store(len(buf) > before)
 	if len(buf) == before {
-		g.forgetAbsences()
+		g.forget()
 		return buf, g.readError()
 	}
 	return buf, nil
@@ -36,7 +32,7 @@ func (g *GPUReader) Read(buf []device.Sample) ([]device.Sample, error) {
 // readError returns the reason for a reading without values. INVALID_ARGUMENT may concern the handle, or fields unknown to an old
 // driver: ping decides.
 func (g *GPUReader) readError() error {
-	err := g.collection.failure
+	err := g.results.failure
 	if err == nil {
 		return errors.New("the GPU has no readable metrics")
 	}
@@ -47,10 +43,10 @@ func (g *GPUReader) readError() error {
 }
 
 // appendSamples appends the values in the order of the rows, MIG devices last.
-func (g *GPUReader) appendSamples(buf []device.Sample, now time.Time) []device.Sample {
+func (g *GPUReader) appendSamples(buf []device.Sample) []device.Sample {
 	g.fillFeatures()
 	for i := range g.plan.Rows {
-		if v, ok := g.rowValue(i, now); ok {
+		if v, ok := g.rowValue(i); ok {
 			buf = append(buf, device.Sample{Device: device.ID(g.ID), Metric: i, Value: v})
 		}
 	}
@@ -68,22 +64,22 @@ func (g *GPUReader) appendSamples(buf []device.Sample, now time.Time) []device.S
 }
 
 // rowValue returns the value of a row, and false without a value.
-func (g *GPUReader) rowValue(i int, now time.Time) (float64, bool) {
+func (g *GPUReader) rowValue(i int) (float64, bool) {
 	r := &g.plan.Rows[i]
 	if r.UnlessValue != metric.NoValue && g.latest.Present[r.UnlessValue] {
 		return 0, false
 	}
 	for n, ref := range g.plan.Ranges[i] {
 		if r.Monotonic {
-			if !g.fieldsOf(r.Slow).lacksAll(ref) {
-				return g.counterValue(i, n, ref, now)
+			if !g.fields.lacksAll(ref) {
+				return g.counterValue(i, n, ref)
 			}
-		} else if v, ok := g.sumSource(r, ref, r.Sources[n].Conversion); ok {
+		} else if v, ok := g.sumSource(ref, r.Sources[n].Conversion); ok {
 			return r.ToValue(v), true
 		}
 	}
 	if r.IsFeature {
-		return 0, g.slowFields.isConfirmedUnsupported(g.plan.Ranges[i][0].Start)
+		return 0, g.fields.fields[g.plan.Ranges[i][0].Start].confirmed()
 	}
 	if r.Bit == 0 || !g.latest.Present[r.ValueID] {
 		return r.Convert(&g.latest)
@@ -96,8 +92,8 @@ func (g *GPUReader) rowValue(i int, now time.Time) (float64, bool) {
 	return 0, !g.latest.Present[metric.SupportedClockReasons] || supported&r.Bit != 0
 }
 
-func (g *GPUReader) sumSource(r *metric.Row, ref metric.FieldRange, c metric.Conversion) (sum float64, ok bool) {
-	f := g.fieldsOf(r.Slow)
+func (g *GPUReader) sumSource(ref metric.FieldRange, c metric.Conversion) (sum float64, ok bool) {
+	f := &g.fields
 	for k := range ref.N {
 		raw, known := f.rawValue(ref.Start + k)
 		if v, valid := c.Convert(raw); known && valid {
@@ -108,11 +104,8 @@ func (g *GPUReader) sumSource(r *metric.Row, ref metric.FieldRange, c metric.Con
 }
 
 // counterValue returns the value of a monotonic row; ok is false without a value now.
-func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange, now time.Time) (total float64, ok bool) {
-	r, f := &g.plan.Rows[i], g.fieldsOf(g.plan.Rows[i].Slow)
-	if r.Slow { // a value is as old as its reading
-		now = g.slowReadAt
-	}
+func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange) (total float64, ok bool) {
+	r, f := &g.plan.Rows[i], &g.fields
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
 	counter := g.history.counters[i]
@@ -120,8 +113,7 @@ func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange, now time.
 		counter = &monotonicCounter{}
 		g.history.counters[i] = counter
 	}
-	maxRise := r.MaxRate * max(now.Sub(counter.updatedAt).Seconds()+1, 0)
-	c := r.Sources[source].Conversion
+	before, c := counter.updatedAt, r.Sources[source].Conversion
 	for k := range ref.N {
 		raw, known := f.value(ref.Start + k)
 		v, valid := c.Convert(raw)
@@ -132,10 +124,12 @@ func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange, now time.
 			counter.begin(source, ref.N, g.seenResets)
 			ok = true
 		}
+		counter.updatedAt = f.fields[ref.Start+k].madeAt
+		maxRise := r.MaxRate * max(counter.updatedAt.Sub(before).Seconds()+1, 0)
 		counter.add(k, v, f.wrapsAt(ref.Start+k)*c.Multiplier/c.Divisor, maxRise)
 	}
 	if ok {
-		counter.started, counter.updatedAt, counter.resets = true, now, g.seenResets
+		counter.started, counter.resets = true, g.seenResets
 	}
 	return counter.total, ok
 }
@@ -160,7 +154,7 @@ func (g *GPUReader) lacksAllCalls(id metric.ValueID) bool {
 		if !metric.Calls[i].Provides(id) || !g.canFind(i) {
 			continue
 		}
-		if !g.callStates[i].denials.Confirmed() {
+		if !g.attempts[i].confirmed() {
 			return false
 		}
 		lacks = true

@@ -12,10 +12,10 @@ type ReadPlan struct {
 	Rows []Row
 	// NeedsCall is set for each of Calls with a value for a row.
 	NeedsCall []bool
-	// Ranges are the sources of each row, as positions in the batch of the row's pace.
+	// Fields are the fields of all rows, each once.
+	Fields FieldBatch
+	// Ranges are the sources of each row, as positions in Fields.
 	Ranges [][]FieldRange
-	// Fast and Slow are the fields of the two paces, each once.
-	Fast, Slow FieldBatch
 	// MIGRows are the rows of MIG devices.
 	MIGRows []int
 }
@@ -26,16 +26,17 @@ type FieldRange struct{ Start, N int }
 // FieldBatch is a list of fields to read in one call.
 type FieldBatch struct {
 	Keys  []FieldKey
+	Slow  []bool // by position: all rows of the key have the slow pace
 	Index map[FieldKey]int
 }
 
-// NewReadPlan returns the plan for the rows selected by reads, including the rows of each NVLink if perLink is set; nil selects all. Resets and
-// links are always detected.
+// NewReadPlan returns the plan for the rows selected by reads, including the
+// rows of each NVLink if perLink is set; nil selects all. Resets and links are
+// always detected.
 func NewReadPlan(perLink bool, reads func(*device.Metric) bool) *ReadPlan {
-	p := &ReadPlan{
-		NeedsCall: make([]bool, len(Calls)), Fast: NewFieldBatch(FieldKey{ID: EnergyField}),
-		Slow: NewFieldBatch(FieldKey{ID: nvml.FI_DEV_NVLINK_LINK_COUNT}, FieldKey{ID: nvml.FI_DEV_C2C_LINK_COUNT}),
-	}
+	p := &ReadPlan{NeedsCall: make([]bool, len(Calls)), Fields: NewFieldBatch(FieldKey{ID: EnergyField})}
+	p.Fields.addKey(FieldKey{ID: nvml.FI_DEV_NVLINK_LINK_COUNT}, true)
+	p.Fields.addKey(FieldKey{ID: nvml.FI_DEV_C2C_LINK_COUNT}, true)
 	rows := Rows
 	if perLink {
 		rows = slices.Concat(Rows, perLinkRows())
@@ -49,13 +50,9 @@ func NewReadPlan(perLink bool, reads func(*device.Metric) bool) *ReadPlan {
 }
 
 func (p *ReadPlan) addRow(r *Row) {
-	b := &p.Fast
-	if r.Slow {
-		b = &p.Slow
-	}
 	var ranges []FieldRange
 	for _, s := range r.Sources {
-		ranges = append(ranges, b.addSource(s))
+		ranges = append(ranges, p.Fields.addSource(s, r.slow))
 	}
 	if r.gpm != 0 || slices.ContainsFunc(Calls, func(c Call) bool { return c.Targets&TargetMIG != 0 && c.Provides(r.ValueID) }) {
 		p.MIGRows = append(p.MIGRows, len(p.Rows))
@@ -68,36 +65,38 @@ func (p *ReadPlan) addRow(r *Row) {
 	}
 }
 
-// NewFieldBatch returns a batch of the keys, each once.
+// NewFieldBatch returns a batch of the keys, each once, with the fast pace.
 func NewFieldBatch(keys ...FieldKey) FieldBatch {
 	b := FieldBatch{Index: map[FieldKey]int{}}
 	for _, k := range keys {
-		b.addKey(k)
+		b.addKey(k, false)
 	}
 	return b
 }
 
-// addSource returns the position of the source. The links of a sum stand together: later rows of single links reuse the positions.
-func (b *FieldBatch) addSource(s FieldSource) FieldRange {
+// addSource returns the position of the source. The links of a sum stand
+// together: later rows of single links reuse the positions.
+func (b *FieldBatch) addSource(s FieldSource, slow bool) FieldRange {
 	if !s.sum {
-		return FieldRange{b.addKey(s.FieldKey), 1}
+		return FieldRange{b.addKey(s.FieldKey, slow), 1}
 	}
 	n := MaxNVLinks
 	if s.Scope == ScopeC2CLink {
 		n = maxC2CLinks
 	}
-	first := b.addKey(s.FieldKey)
+	first := b.addKey(s.FieldKey, slow)
 	for link := 1; link < n; link++ {
-		b.addKey(FieldKey{s.ID, s.Scope, uint32(link)})
+		b.addKey(FieldKey{s.ID, s.Scope, uint32(link)}, slow)
 	}
 	return FieldRange{first, n}
 }
 
-func (b *FieldBatch) addKey(k FieldKey) int {
+func (b *FieldBatch) addKey(k FieldKey, slow bool) int {
 	at, known := b.Index[k]
 	if !known {
 		at = len(b.Keys)
-		b.Keys, b.Index[k] = append(b.Keys, k), at
+		b.Keys, b.Slow, b.Index[k] = append(b.Keys, k), append(b.Slow, slow), at
 	}
+	b.Slow[at] = b.Slow[at] && slow
 	return at
 }

@@ -19,7 +19,7 @@ type Row struct {
 	kind       device.Kind
 	labels     []device.Label
 	hardware   string
-	Slow       bool // fields have the slow pace
+	slow       bool // fields have the slow pace
 
 	// Sources are fields with the metric.
 	Sources []FieldSource
@@ -127,7 +127,7 @@ func (r *Row) metric() device.Metric {
 // pace is the pace of the row's fields, call or state.
 func (r *Row) pace() device.ReadPace {
 	switch {
-	case r.Slow:
+	case r.slow:
 		return device.PaceSlow
 	case len(r.Sources) > 0 || r.gpm != 0:
 		return device.PaceFast
@@ -274,7 +274,7 @@ func (r Row) fromFeature(id uint32, first float64) Row {
 }
 
 func (r Row) slowPace() Row {
-	r.Slow = true
+	r.slow = true
 	return r
 }
 

@@ -1,6 +1,0 @@
-//go:build race
-
-package collect
-
-// raceDetector is true: the race detector allocates memory itself.
-const raceDetector = true

@@ -1,0 +1,79 @@
+package collect
+
+import (
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
+)
+
+// target is the subject of calls: a GPU or a GPU instance.
+type target struct {
+	Handle   nvml.Device // valid until the next Init
+	kind     metric.Target
+	latest   metric.Values
+	attempts []attempt // by metric.Calls
+	sampler  gpmSampler
+}
+
+func newTarget(handle nvml.Device, kind metric.Target) target {
+	return target{Handle: handle, kind: kind, attempts: make([]attempt, len(metric.Calls))}
+}
+
+// forget drops all values that are read again and again. All calls are due.
+func (t *target) forget() {
+	for i := range metric.Calls {
+		if metric.Calls[i].Pace != device.PaceStatic {
+			t.latest.Unset(metric.Calls[i].Values)
+		}
+	}
+	clear(t.attempts)
+	t.sampler.reset(&t.latest)
+	t.sampler.attempt = attempt{}
+}
+
+// maxWindowAge is the maximum age of a GPM window in a collection: below a
+// minute, even if shown for another second.
+const maxWindowAge = 55 * time.Second
+
+// gpmWindow is the minimum time between two samples: a little less than two
+// inexact intervals of checks.
+const gpmWindow = 9500 * time.Millisecond
+
+// gpmSampler keeps the newest sample of a GPU or of a GPU instance.
+type gpmSampler struct {
+	attempt
+	previous nvml.GpmSample // nil: no buffer
+	takenAt  time.Time      // zero: previous is empty
+	resets   uint64         // of the GPU, when previous was taken
+}
+
+// reset makes the next sample a first one.
+func (s *gpmSampler) reset(values *metric.Values) {
+	s.takenAt = time.Time{}
+	values.UnsetGPM()
+}
+
+// expire drops the metrics of an old window, as while checks fail.
+func (s *gpmSampler) expire(values *metric.Values, now time.Time) {
+	if now.Sub(s.takenAt) > maxWindowAge {
+		values.UnsetGPM()
+	}
+}
+
+func (s *gpmSampler) due(now time.Time) bool {
+	return s.attempt.due(0, now) && now.Sub(s.takenAt) >= gpmWindow
+}
+
+// instance is a GPU instance, with separate memory and engines. Compute
+// instances share both, so only a single MIG device gets the values: sums over
+// all devices must not count values twice.
+type instance struct {
+	gi       int
+	members  []MIGDevice // differ for a later instance with this number; the first one gets the values
+	target               // by the device's handle; nil: unknown to the newest listing
+	verified bool        // in this collection the handle was still the device's
+}
+
+func isSame(a, b MIGDevice) bool { return a.ID == b.ID && a.CI == b.CI }
