@@ -19,8 +19,9 @@ var (
 	ErrStalled = errors.New("GPU does not respond")
 )
 
-// Backend reads the hardware of one vendor. Any call may hang: callers run each in a goroutine that no other work waits for. Calls
-// for different GPUs may run at the same time, and so may Devices and Wait.
+// Backend reads the hardware of one vendor. Any call may hang: callers run each in
+// a goroutine that no other work waits for. Calls about GPUs may run at the same
+// time, and so may Devices and Wait. The Backend serializes calls about one GPU.
 type Backend interface {
 	// Metrics returns the rows that Read fills, indexed by Sample.Metric. They never change.
 	Metrics() []Metric

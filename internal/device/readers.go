@@ -9,117 +9,165 @@ import (
 	"time"
 )
 
-// stallTimeout is how long a call runs before its GPU counts as stalled, and later readings leave the GPU out at once. It is
-// shorter than the deadline of a scrape, so the first scrape that meets a hang exports the stall.
-const stallTimeout = 900 * time.Millisecond
-
-// gpuLock serializes the driver calls about one GPU. A driver call may hang forever, and its thread cannot be recovered, so each
-// GPU has at most one call.
-type gpuLock struct {
-	gpu       GPU
-	sem       chan struct{} // holds one element while locked
-	createdAt time.Time     // callStart counts from here, on the monotonic clock
-	// callStart is the duration from createdAt to the start of the running call, at least 1; 0: no call runs. Written under sem.
-	callStart atomic.Int64
-	// lastReadFailed is set if the newest read returned an error. Written under sem.
-	lastReadFailed atomic.Bool
-	// samples and processUsage are reused by each read. After a read they belong to the caller until the next read.
-	samples      []Sample
-	processUsage []ProcessUsage
-}
-
-// acquire locks l, unless ctx is done first.
-func (l *gpuLock) acquire(ctx context.Context) bool {
-	select {
-	case l.sem <- struct{}{}:
-	case <-ctx.Done():
-		return false
-	}
-	if ctx.Err() != nil { // select chooses at random if both are ready; without a waiting caller the call would be wasted
-		<-l.sem
-		return false
-	}
-	l.markStarted()
-	return true
-}
-
-func (l *gpuLock) markStarted() { l.callStart.Store(int64(max(time.Since(l.createdAt), 1))) }
-
-func (l *gpuLock) release() {
-	l.callStart.Store(0)
-	<-l.sem
-}
+const (
+	// handoverTimeout is how long the thread of a Read may spend on one GPU.
+	// Then another thread reads the rest.
+	handoverTimeout = 200 * time.Millisecond
+	// stallTimeout is how long a call runs before the GPU counts as stalled, and
+	// later calls fail at once: less than the deadline of a scrape, so the first
+	// scrape that meets a hang exports the stall; more than handoverTimeout,
+	// because a stall rejects an Allocate.
+	stallTimeout = 900 * time.Millisecond
+	// processInterval is the minimum time between two readings of the processes
+	// of a GPU. The driver holds a lock that programs need.
+	processInterval = 5 * time.Second
+)
 
 // Reading is the result of reading a GPU.
 type Reading struct {
 	GPU     GPU
-	Samples []Sample // valid until the next read of the GPU
-	// ProcessUsage is valid as long as Samples. If ProcessUsageKnown, an empty list means that no process uses the GPU.
+	Samples []Sample
+	// If ProcessUsageKnown, an empty ProcessUsage means that no process uses the
+	// GPU. ProcessUsage may be five seconds older than Samples.
 	ProcessUsage      []ProcessUsage
 	ProcessUsageKnown bool
 	Err               error // ErrStalled after a missed deadline, ErrNoDriver while paused
 }
 
-// Readers call the driver about each GPU, one call at a time per GPU. A hanging call delays no other GPU.
+// Readers call the driver about GPUs, in the background. A call may hang
+// forever, and the thread cannot be recovered: a stalled GPU gets no call. The
+// Backend serializes the calls about a GPU.
 type Readers struct {
 	backend  Backend
-	calls    sync.WaitGroup // goroutines inside a call or waiting for a lock
+	calls    sync.WaitGroup // goroutines with calls
 	inFlight atomic.Int64   // their number; raised under mu
 
-	mu     sync.Mutex
-	locks  map[GPU]*gpuLock // guarded by mu; entries stay forever
-	paused bool             // guarded by mu; no call may begin
+	mu sync.Mutex
+	// The fields below are guarded by mu.
+	running   map[*runningCall]bool
+	failed    map[GPU]bool // the newest read returned an error
+	processes map[GPU]processReading
+	paused    bool // no call may begin
+}
+
+// runningCall is a call about a GPU; it may wait for another one.
+type runningCall struct {
+	gpu     GPU
+	startAt time.Time
+}
+
+// processReading is the newest usage of a GPU by processes.
+type processReading struct {
+	readAt time.Time
+	usage  []ProcessUsage
+	known  bool
 }
 
 // NewReaders returns Readers of the Backend's GPUs.
 func NewReaders(b Backend) *Readers {
-	return &Readers{backend: b, locks: map[GPU]*gpuLock{}}
+	return &Readers{
+		backend: b, running: map[*runningCall]bool{}, failed: map[GPU]bool{}, processes: map[GPU]processReading{},
+	}
 }
 
-// Read reads all GPUs concurrently, with their processes if set, and returns the readings in the order of gpus when all have answered or
-// ctx is done. A late GPU has ErrStalled, and its answer is dropped. Only one Read may run at a time.
+// Read reads all GPUs, with their processes if set, and returns the readings in
+// the order of gpus when all have answered or ctx is done. One thread reads all
+// GPUs, because the driver serializes calls. A late GPU has ErrStalled, and the
+// answer is dropped.
 func (r *Readers) Read(ctx context.Context, gpus []GPU, processes bool) []Reading {
-	results := make([]<-chan Reading, len(gpus))
-	for i, gpu := range gpus {
-		results[i] = r.start(ctx, gpu, func(l *gpuLock) Reading { return r.readAll(l, processes) })
-	}
 	readings := make([]Reading, len(gpus))
+	queue := make(chan int, len(gpus))
 	for i, gpu := range gpus {
-		readings[i] = await(ctx, gpu, results[i])
+		readings[i] = Reading{GPU: gpu, Err: ErrStalled}
+		if !r.Stalled(gpu) {
+			queue <- i
+		}
+	}
+	close(queue)
+	type result struct {
+		index int
+		Reading
+	}
+	late := len(queue)
+	results := make(chan result, late)
+	read := func() {
+		for i := range queue {
+			startAt := time.Now()
+			results <- result{i, r.readAll(ctx, gpus[i], processes)}
+			if time.Since(startAt) >= handoverTimeout {
+				return
+			}
+		}
+	}
+	if !r.start(read) {
+		for i := range queue {
+			readings[i].Err = ErrNoDriver
+		}
+		return readings
+	}
+	for late > 0 {
+		select {
+		case result := <-results:
+			readings[result.index] = result.Reading
+			late--
+		case <-time.After(handoverTimeout):
+			r.start(read)
+		case <-ctx.Done():
+			return readings
+		}
 	}
 	return readings
 }
 
-// readAll reads the GPU, and its processes if set, into the reused buffers.
-func (r *Readers) readAll(l *gpuLock, processes bool) Reading {
-	reading := r.read(l, l.samples[:0])
-	l.samples = reading.Samples
+// readAll reads the GPU, and its processes if set, unless ctx is done.
+func (r *Readers) readAll(ctx context.Context, gpu GPU, processes bool) Reading {
+	if ctx.Err() != nil {
+		return Reading{GPU: gpu, Err: ErrStalled}
+	}
+	defer r.begin(gpu)()
+	reading := r.readSamples(gpu)
 	if p, ok := r.backend.(ProcessUsageReader); ok && processes && reading.Err == nil {
-		l.processUsage, reading.ProcessUsageKnown = p.ReadProcessUsage(l.gpu, l.processUsage[:0])
-		reading.ProcessUsage = l.processUsage
+		reading.ProcessUsage, reading.ProcessUsageKnown = r.readProcesses(p, gpu)
 	}
 	return reading
 }
 
-// ReadOne reads one GPU without processes, concurrently with a Read. The samples stay valid.
-func (r *Readers) ReadOne(ctx context.Context, gpu GPU) Reading {
-	return await(ctx, gpu, r.start(ctx, gpu, func(l *gpuLock) Reading { return r.read(l, nil) }))
-}
-
-// read reads the GPU into buffer. The caller holds the lock.
-func (r *Readers) read(l *gpuLock, buffer []Sample) Reading {
-	samples, err := r.backend.Read(l.gpu, buffer)
-	l.lastReadFailed.Store(err != nil)
+func (r *Readers) readSamples(gpu GPU) Reading {
+	samples, err := r.backend.Read(gpu, nil)
+	r.mu.Lock()
+	r.failed[gpu] = err != nil
+	r.mu.Unlock()
 	if err != nil {
-		return Reading{GPU: l.gpu, Samples: samples[:0], Err: fmt.Errorf("read GPU %s: %w", l.gpu, err)}
+		return Reading{GPU: gpu, Err: fmt.Errorf("read GPU %s: %w", gpu, err)}
 	}
-	return Reading{GPU: l.gpu, Samples: samples}
+	return Reading{GPU: gpu, Samples: samples}
 }
 
-// CheckUsable returns an error if a container should not start on the device: the GPU does not respond or has a fault or, if exclusive
-// is set, the device is in use.
+func (r *Readers) readProcesses(reader ProcessUsageReader, gpu GPU) (usage []ProcessUsage, known bool) {
+	r.mu.Lock()
+	newest := r.processes[gpu]
+	r.mu.Unlock()
+	if time.Since(newest.readAt) < processInterval {
+		return newest.usage, newest.known
+	}
+	newest.readAt = time.Now()
+	newest.usage, newest.known = reader.ReadProcessUsage(gpu, nil)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.processes[gpu] = newest
+	return newest.usage, newest.known
+}
+
+// ReadOne reads one GPU without processes, also during a Read.
+func (r *Readers) ReadOne(ctx context.Context, gpu GPU) Reading {
+	return r.call(ctx, gpu, func() Reading { return r.readSamples(gpu) })
+}
+
+// CheckUsable returns an error if a container should not start on the device:
+// the GPU does not respond or has a fault or, if exclusive is set, the device is
+// in use.
 func (r *Readers) CheckUsable(ctx context.Context, d Device, exclusive bool) error {
-	reading := await(ctx, d.GPU, r.start(ctx, d.GPU, func(*gpuLock) Reading { return Reading{Err: r.checkUsable(d, exclusive)} }))
+	reading := r.call(ctx, d.GPU, func() Reading { return Reading{Err: r.checkUsable(d, exclusive)} })
 	if reading.Err != nil {
 		return fmt.Errorf("%s: %w", d.ID, reading.Err)
 	}
@@ -142,65 +190,51 @@ func (r *Readers) checkUsable(d Device, exclusive bool) error {
 	return err
 }
 
-// start runs f under the GPU's lock in the background. The result is ErrStalled if an earlier call hangs, and ErrNoDriver while paused.
-func (r *Readers) start(ctx context.Context, gpu GPU, f func(*gpuLock) Reading) <-chan Reading {
-	result := make(chan Reading, 1)
-	l := r.lock(gpu)
+// call makes a call in the background and waits until ctx is done. The result
+// is ErrStalled if a call hangs or is late, and ErrNoDriver while paused.
+func (r *Readers) call(ctx context.Context, gpu GPU, f func() Reading) Reading {
 	if r.Stalled(gpu) {
-		result <- Reading{GPU: gpu, Err: ErrStalled}
-		return result
+		return Reading{GPU: gpu, Err: ErrStalled}
 	}
-	started := r.startCall(func() {
-		reading := Reading{GPU: gpu, Err: ErrStalled}
-		if l.acquire(ctx) {
-			reading = f(l)
-			l.release()
-		}
+	end := r.begin(gpu)
+	result := make(chan Reading, 1)
+	started := r.start(func() {
+		reading := f()
+		end()
 		result <- reading
 	})
 	if !started {
-		result <- Reading{GPU: gpu, Err: ErrNoDriver}
+		end()
+		return Reading{GPU: gpu, Err: ErrNoDriver}
 	}
-	return result
-}
-
-// await returns a reading with ErrStalled if ctx is done before the result.
-func await(ctx context.Context, gpu GPU, result <-chan Reading) Reading {
 	select {
 	case reading := <-result:
 		return reading
 	case <-ctx.Done():
-	}
-	select {
-	case reading := <-result:
-		return reading
-	default:
 		return Reading{GPU: gpu, Err: ErrStalled}
 	}
 }
 
-// Check checks the GPU in the background and calls done with the result. If another call about the GPU runs, Check returns false.
+// Check checks the GPU in the background and calls done with the result. If
+// another call about the GPU runs, Check returns false.
 func (r *Readers) Check(gpu GPU, done func(ResetEvidence, error)) bool {
-	l := r.lock(gpu)
-	select {
-	case l.sem <- struct{}{}:
-	default:
+	if r.Busy(gpu) > 0 {
 		return false
 	}
-	l.markStarted()
-	started := r.startCall(func() {
+	end := r.begin(gpu)
+	started := r.start(func() {
 		evidence, err := r.backend.Check(gpu)
-		l.release()
+		end()
 		done(evidence, err)
 	})
 	if !started {
-		l.release()
+		end()
 	}
 	return started
 }
 
-// startCall runs call in the background; false while paused.
-func (r *Readers) startCall(call func()) bool {
+// start runs f in the background; false while paused.
+func (r *Readers) start(f func()) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.paused {
@@ -209,36 +243,57 @@ func (r *Readers) startCall(call func()) bool {
 	r.inFlight.Add(1)
 	r.calls.Go(func() {
 		defer r.inFlight.Add(-1)
-		call()
+		f()
 	})
 	return true
 }
 
-// SetPaused prevents new calls until the end of the pause: readings have ErrNoDriver. Running calls continue, see Idle.
+// begin registers a call about a GPU, and returns the function for its end.
+func (r *Readers) begin(gpu GPU) (end func()) {
+	c := &runningCall{gpu, time.Now()}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running[c] = true
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.running, c)
+	}
+}
+
+// SetPaused prevents new calls until the end of the pause: readings have
+// ErrNoDriver. Running calls continue, see Idle.
 func (r *Readers) SetPaused(paused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.paused = paused
 }
 
-// Idle reports whether no call runs or waits for its lock.
+// Idle reports whether no call runs.
 func (r *Readers) Idle() bool { return r.inFlight.Load() == 0 }
 
-// Busy returns the duration of the running call about a GPU, at least 1; 0 without a call.
-func (r *Readers) Busy(gpu GPU) time.Duration {
-	l := r.lock(gpu)
-	start := l.callStart.Load()
-	if start == 0 {
-		return 0
+// Busy returns the duration of the oldest running call about a GPU, at least 1;
+// 0 without a call.
+func (r *Readers) Busy(gpu GPU) (busy time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c := range r.running {
+		if c.gpu == gpu {
+			busy = max(busy, time.Since(c.startAt), 1)
+		}
 	}
-	return max(time.Since(l.createdAt)-time.Duration(start), 1)
+	return busy
 }
 
 // Stalled reports whether a call about the GPU hangs.
 func (r *Readers) Stalled(gpu GPU) bool { return r.Busy(gpu) > stallTimeout }
 
 // Failed reports whether the newest read of the GPU returned an error.
-func (r *Readers) Failed(gpu GPU) bool { return r.lock(gpu).lastReadFailed.Load() }
+func (r *Readers) Failed(gpu GPU) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failed[gpu]
+}
 
 // Drain waits for all calls to end, and reports false if ctx is done first.
 func (r *Readers) Drain(ctx context.Context) bool { return drain(ctx, &r.calls) }
@@ -255,15 +310,4 @@ func drain(ctx context.Context, calls *sync.WaitGroup) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-func (r *Readers) lock(gpu GPU) *gpuLock {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	l := r.locks[gpu]
-	if l == nil {
-		l = &gpuLock{gpu: gpu, sem: make(chan struct{}, 1), createdAt: time.Now()}
-		r.locks[gpu] = l
-	}
-	return l
 }

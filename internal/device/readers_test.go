@@ -3,6 +3,8 @@ package device_test
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -108,6 +110,81 @@ func TestReadOneDuringRead(t *testing.T) {
 		r.SetPaused(true)
 		if paused := r.ReadOne(t.Context(), gpus[0]); !errors.Is(paused.Err, device.ErrNoDriver) {
 			t.Errorf("while paused: got %v, want ErrNoDriver", paused.Err)
+		}
+	})
+}
+
+// slowReads is a machine with readings of a given duration.
+type slowReads struct {
+	*sim.Machine
+	took    map[device.GPU]time.Duration
+	usageAt []time.Time // of the calls for processes
+	highest int         // number of concurrent reads
+	reading int
+	mu      sync.Mutex // guards the counts
+}
+
+func (s *slowReads) Read(gpu device.GPU, buf []device.Sample) ([]device.Sample, error) {
+	s.count(1)
+	defer s.count(-1)
+	time.Sleep(s.took[gpu])
+	return s.Machine.Read(gpu, buf)
+}
+
+func (s *slowReads) count(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reading += n
+	s.highest = max(s.highest, s.reading)
+}
+
+func (s *slowReads) ReadProcessUsage(gpu device.GPU, buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
+	s.usageAt = append(s.usageAt, time.Now())
+	return s.Machine.ReadProcessUsage(gpu, buf)
+}
+
+// TestReadInOneThread checks that GPUs are read one after the other, and that a slow GPU delays the others by 200 ms.
+func TestReadInOneThread(t *testing.T) {
+	for _, c := range []struct {
+		first, others, took time.Duration
+		highest             int
+	}{
+		{10 * time.Millisecond, 10 * time.Millisecond, 40 * time.Millisecond, 1},
+		{300 * time.Millisecond, 10 * time.Millisecond, 300 * time.Millisecond, 2},
+		{300 * time.Millisecond, 50 * time.Millisecond, 350 * time.Millisecond, 2},
+	} {
+		bubble.Test(t, func(t *testing.T) {
+			s := &slowReads{Machine: newMachine(4), took: map[device.GPU]time.Duration{}}
+			gpus := gpuIDs(s.Machine)
+			for i, gpu := range gpus {
+				s.took[gpu] = c.others
+				if i == 0 {
+					s.took[gpu] = c.first
+				}
+			}
+			late, took := readGPUs(t, device.NewReaders(s), gpus)
+			if slices.Contains(late, true) || took != c.took || s.highest != c.highest {
+				t.Errorf("%v: got late GPUs %v after %s, up to %d reads at a time", c, late, took, s.highest)
+			}
+		})
+	}
+}
+
+// TestProcessesEvery5Seconds checks that readings in between have the usage of the newest call.
+func TestProcessesEvery5Seconds(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		s := &slowReads{Machine: newMachine(1)}
+		s.StartProcess(s.AllocatableIDs()[0], 17, 1000, 0.5)
+		readers, begin := device.NewReaders(s), time.Now()
+		for range 12 {
+			r := readers.Read(t.Context(), gpuIDs(s.Machine), true)[0]
+			if !r.ProcessUsageKnown || len(r.ProcessUsage) != 1 {
+				t.Errorf("after %s: got processes %v, known %v, want one", time.Since(begin), r.ProcessUsage, r.ProcessUsageKnown)
+			}
+			time.Sleep(time.Second)
+		}
+		if want := []time.Time{begin, begin.Add(5 * time.Second), begin.Add(10 * time.Second)}; !slices.Equal(s.usageAt, want) {
+			t.Errorf("got calls at %v, want %v", s.usageAt, want)
 		}
 	})
 }
