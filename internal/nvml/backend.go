@@ -6,7 +6,6 @@ package nvml
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -18,7 +17,6 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
-	"github.com/podgauge/podgauge/internal/retry"
 )
 
 // Options are the folders of the driver. The zero Options fit a driver beside this program.
@@ -76,50 +74,21 @@ type Backend struct {
 	eventSet eventSet
 }
 
-// nvmlSession is the library after an Init, never written.
-type nvmlSession struct {
-	*lib.Session
-	pendingCalls *lib.PendingCalls
-	commonLabels []device.Label // of all GPUs
-	confidential bool           // confidential computing is on
-	// eventsNameInstances is false with the older function for waiting: go-nvml then fills in zeros, valid numbers of instances.
-	eventsNameInstances bool
+// eventSet is an event set with its GPUs. The zero value has no set.
+type eventSet struct {
+	session    *nvmlSession // of the set
+	set        nvml.EventSet
+	registered map[*gpu]bool
 }
 
-// gpu is a GPU as long as it is listed.
-type gpu struct {
-	*collect.GPUReader
-	device device.Device // appendDevices adds index and nodes
-	// layout is the partitioning by the newest successful listing; never nil. Written by Devices.
-	layout atomic.Pointer[migLayout]
-	// reportsLayout is set if the driver's events report a change of the partitioning, until the first change. Written by Wait.
-	reportsLayout atomic.Bool
-	probedAt      atomic.Pointer[time.Time] // Devices read the partitioning; the zero time: not since the registration, which misses earlier changes
-	// After a failed registration in the event set. Guarded by Backend.eventsMu.
-	registerBackoff retry.Backoff
-	registerAfter   time.Time
-}
-
-// lockUntil locks the GPU after short calls, unless a call hangs.
-func (g *gpu) lockUntil(ctx context.Context, deadline time.Time) bool {
-	for ctx.Err() == nil && g.Responsive.Load() {
-		if g.Mu.TryLock() {
-			return true
-		}
-		if time.Now().After(deadline) {
-			return false
-		}
-		_ = retry.Sleep(ctx, time.Millisecond)
-	}
-	return false
-}
-
-type inventory struct {
-	*nvmlSession
-	gpus     []*gpu
-	byID     map[device.GPU]*gpu
-	byHandle map[nvml.Device]*gpu
-	byIndex  map[int]*gpu
+// LibraryInfo describes the driver's library.
+type LibraryInfo struct {
+	Library string // loaded file; empty: no usable library
+	Version string // of the driver; empty: not initialized
+	// MissingFunctions are absent in all their versions.
+	MissingFunctions []string
+	MissingFamilies  []string // of metrics, with a row beyond the library's functions
+	NotReady         bool     // confidential computing is on, and the GPUs do not accept work yet
 }
 
 // New returns a Backend. The first Devices loads the library.
@@ -137,30 +106,8 @@ func New(o Options) *Backend {
 // Metrics returns the rows of Read, without a driver too.
 func (b *Backend) Metrics() []device.Metric { return b.metrics }
 
-// Close shuts the library down, after all pending calls: NVML does not survive a shutdown during a call. No further call may be under way.
-// A later Devices starts the library again.
-func (b *Backend) Close() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.eventsMu.Lock()
-	defer b.eventsMu.Unlock()
-	inv := b.inventory.Swap(nil)
-	b.lastInventory.Store(inv)
-	b.pendingCalls.Wait()
-	if b.session == nil { // without an Init no library may have Shutdown
-		return
-	}
-	if inv != nil {
-		for _, g := range inv.gpus {
-			g.FreeSamples(b.session.Session)
-		}
-	}
-	if b.eventSet.session == b.session { // a set of an earlier Init is gone
-		b.eventSet.free()
-	}
-	b.session = nil
-	_ = b.lib.Shutdown() // without consequences
-}
+// LibraryInfo returns the library's description, even while its initialization hangs.
+func (b *Backend) LibraryInfo() LibraryInfo { return *b.libraryInfo.Load() }
 
 // Idle reports whether no call of a listing is pending.
 func (b *Backend) Idle() bool { return b.pendingCalls.Idle() }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/pubsub"
@@ -22,33 +23,21 @@ const (
 // quietProbeInterval is between probes of a GPU that is not partitioned and reports a change. It is less than a multiple of the listings'.
 const quietProbeInterval = 55 * time.Second
 
+// deviceListing is a listing in progress. GPUs are found by index only: a search by UUID or PCI address touches all GPUs, and fails if one
+// is lost (nvml.h, nvmlDeviceGetHandleByUUID).
+type deviceListing struct {
+	*Backend
+	old, next *inventory
+	devices   []device.Device
+	errs      []string // one for each omission
+	explained bool     // an omission is the fault of its GPU
+}
+
 // isQuiet reports whether a GPU needs no probe: the number of GPUs and the partitioning are those of the previous listing.
 func (l *deviceListing) isQuiet(index, count int) bool {
 	g := l.old.byIndex[index]
 	return g != nil && len(l.old.gpus) == count && g.reportsLayout.Load() && !g.layout.Load().mode.Enabled && time.Since(*g.probedAt.Load()) < quietProbeInterval
 }
-
-// deviceProbe examines an index on a separate goroutine, since a call may never return. A hanging probe is kept and not repeated: a
-// hanging GPU costs a thread and no listing.
-type deviceProbe struct {
-	session    *nvmlSession
-	timeout    time.Duration
-	identified chan struct{} // closed when result has the GPU
-	done       chan struct{} // closed at the end
-	result     probeResult   // written before identified is closed
-}
-
-// probeResult is the GPU at an index.
-type probeResult struct {
-	handle  nvml.Device // nil: unknown
-	gpu     *gpu        // nil: see err
-	isNew   bool        // the GPU was unknown
-	err     error
-	layout  *migLayout // partitioning; nil: unknown
-	migErrs []string   // one for each unknown MIG device
-}
-
-func (p *deviceProbe) isDone() bool { return pubsub.IsClosed(p.done) }
 
 // wait waits for the end of a probe, until its timeout has passed without the end of any probe.
 func (l *deviceListing) wait(ctx context.Context, probe *deviceProbe) {

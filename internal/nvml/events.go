@@ -37,13 +37,6 @@ const undeterminedXid = 999
 // The driver delivers an event once, and only to sets registered before it. So a sound set is kept, and an error is no event: in NVIDIA's
 // device plugin a single lost GPU fails each wait, and each failure marks all GPUs of the node unhealthy.
 
-// eventSet is an event set with its GPUs. The zero value has no set.
-type eventSet struct {
-	session    *nvmlSession // of the set
-	set        nvml.EventSet
-	registered map[*gpu]bool
-}
-
 // Wait waits for an event, for two seconds at most. The GPUs of the set follow the listings. Only one Wait may run at a time.
 func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	if !b.eventsMu.TryLock() {

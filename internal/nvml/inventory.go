@@ -7,21 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
-	"github.com/podgauge/podgauge/internal/nvml/metric"
-	"github.com/podgauge/podgauge/internal/retry"
 )
 
-const (
-	maxGPUs  = 1024      // above any machine
-	maxMinor = 1<<20 - 1 // of a device node in Linux
-)
+const maxGPUs = 1024 // above any machine
 
 // Devices lists the GPUs in the driver's order, each before its MIG devices. Facts of a GPU are kept until the next Init: a listing
 // without news makes one call, another with confidential computing, two for each GPU, one for each possible MIG device and four for each present one. A known GPU stays listed
@@ -95,16 +88,6 @@ func (b *Backend) freeDelisted(old *inventory) {
 	}
 }
 
-// deviceListing is a listing in progress. GPUs are found by index only: a search by UUID or PCI address touches all GPUs, and fails if one
-// is lost (nvml.h, nvmlDeviceGetHandleByUUID).
-type deviceListing struct {
-	*Backend
-	old, next *inventory
-	devices   []device.Device
-	errs      []string // one for each omission
-	explained bool     // an omission is the fault of its GPU
-}
-
 // assemble builds the listing. An index without a handle can be assigned only with the handles of all others: indices move up after the
 // loss of a GPU.
 func (l *deviceListing) assemble(found map[int]probeResult, count int) {
@@ -162,85 +145,6 @@ func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string) {
 		l.findCapNodes(s, d.Minor)
 		l.devices = append(l.devices, s.asDevice(d, ownNodes))
 	}
-}
-
-// joinErrors returns one line, since the error ends in one line of the log.
-func joinErrors(errs []string) error {
-	if len(errs) == 0 {
-		return nil
-	}
-	return errors.New(strings.Join(errs, "; "))
-}
-
-// readMIGMode reads the MIG mode. An older driver has none.
-func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*migLayout, error) {
-	if !sess.Symbols["nvmlDeviceGetMigMode"] {
-		return &migLayout{}, nil
-	}
-	mode, pending, ret := handle.GetMigMode()
-	switch {
-	case lib.IsNotSupported(ret):
-		return &migLayout{mode: collect.MIGState{Denials: 1}}, nil
-	case ret != nvml.SUCCESS:
-		return nil, fmt.Errorf("get its MIG mode: %w", lib.Error(ret))
-	}
-	return &migLayout{mode: collect.MIGState{
-		Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE, PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE,
-	}}, nil
-}
-
-// describeGPU reads the constant facts of a GPU. Only the UUID is mandatory. A failed fact stays unknown until the next Init: a device
-// must not change while it is allocated.
-func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, error) {
-	uuid, ret := handle.GetUUID()
-	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("get its UUID: %w", lib.Error(ret))
-	}
-	id := device.GPU(lib.ToValidUTF8(uuid))
-	if id == "" {
-		return nil, errors.New("its UUID is empty")
-	}
-	has := sess.Symbols
-	g := &gpu{
-		GPUReader:       collect.NewGPUReader(id, handle, sess.Session, b.plan, b.histories.Of(id)),
-		registerBackoff: retry.Backoff{Min: minRegisterInterval, Max: maxRegisterInterval},
-	}
-	g.layout.Store(&migLayout{mode: collect.MIGState{Unknown: true}})
-	g.device = device.Device{
-		ID: device.ID(id), GPU: id, Model: readText(handle, has, "nvmlDeviceGetName", nvml.Device.GetName), Minor: -1, NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
-		MemoryBytes: metric.TotalMemory(handle, has), InfoLabels: append(gpuLabels(handle, has), sess.commonLabels...),
-	}
-	if has["nvmlDeviceGetMinorNumber"] {
-		if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS && minor <= maxMinor {
-			g.device.Minor = minor
-		}
-	}
-	if has["nvmlDeviceGetPciInfo_v3"] {
-		if pci, ret := handle.GetPciInfo(); ret == nvml.SUCCESS {
-			g.device.PCI = pciAddress(pci)
-			g.device.NUMANode = numaNode(b.options.SysRoot, g.device.PCI)
-		}
-	}
-	return g, nil
-}
-
-// pciAddress has the format of sysfs.
-func pciAddress(pci nvml.PciInfo) string {
-	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
-}
-
-// numaNode returns the node in sysfs, or -1. NVML's nvmlDeviceGetNumaNodeId is the node of the GPU's own memory, on machines with access
-// to it from the CPU.
-func numaNode(sysRoot, pci string) int {
-	text, err := os.ReadFile(filepath.Join(sysRoot, "bus/pci/devices", pci, "numa_node"))
-	if err != nil {
-		return -1
-	}
-	node, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return -1
-	}
-	return max(node, -1)
 }
 
 // sharedNodes returns the present device nodes of all GPUs. The driver creates them on first use, so each listing looks again.

@@ -9,19 +9,6 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// LibraryInfo describes the driver's library.
-type LibraryInfo struct {
-	Library string // loaded file; empty: no usable library
-	Version string // of the driver; empty: not initialized
-	// MissingFunctions are absent in all their versions.
-	MissingFunctions []string
-	MissingFamilies  []string // of metrics, with a row beyond the library's functions
-	NotReady         bool     // confidential computing is on, and the GPUs do not accept work yet
-}
-
-// LibraryInfo returns the library's description, even while its initialization hangs.
-func (b *Backend) LibraryInfo() LibraryInfo { return *b.libraryInfo.Load() }
-
 // MissingFamilies returns the metric families with a row beyond the library's functions; nil before the first Init.
 func (b *Backend) MissingFamilies() []string { return b.LibraryInfo().MissingFamilies }
 
@@ -79,4 +66,29 @@ func (b *Backend) versionMismatch() error {
 		return fmt.Errorf("%w: %w", device.ErrDriverReplaced, ret)
 	}
 	return fmt.Errorf("%w: the kernel module and %s have different versions", ret, b.libraryFile.Path)
+}
+
+// Close shuts the library down, after all pending calls: NVML does not survive a shutdown during a call. No further call may be under way.
+// A later Devices starts the library again.
+func (b *Backend) Close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.eventsMu.Lock()
+	defer b.eventsMu.Unlock()
+	inv := b.inventory.Swap(nil)
+	b.lastInventory.Store(inv)
+	b.pendingCalls.Wait()
+	if b.session == nil { // without an Init no library may have Shutdown
+		return
+	}
+	if inv != nil {
+		for _, g := range inv.gpus {
+			g.FreeSamples(b.session.Session)
+		}
+	}
+	if b.eventSet.session == b.session { // a set of an earlier Init is gone
+		b.eventSet.free()
+	}
+	b.session = nil
+	_ = b.lib.Shutdown() // without consequences
 }

@@ -21,41 +21,21 @@ import (
 
 const maxMIGDevices = 64 // above any GPU
 
-// migLayout is the partitioning of a GPU. After publication it is never written.
-type migLayout struct {
-	mode       collect.MIGState // without Devices
-	devices    []*listedMIGDevice
-	maxDevices int // 0: unknown
-	// handles are those of the listing. NVML may give a handle to another MIG device at any time.
-	handles map[*listedMIGDevice]nvml.Device
-}
-
-// state returns the part for readings.
-func (p *migLayout) state() *collect.MIGState {
-	s := p.mode
-	for _, d := range p.devices {
-		s.Devices = append(s.Devices, collect.MIGDevice{ID: d.id, GI: d.gi, CI: d.ci, Handle: p.handles[d]})
+// readMIGMode reads the MIG mode. An older driver has none.
+func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*migLayout, error) {
+	if !sess.Symbols["nvmlDeviceGetMigMode"] {
+		return &migLayout{}, nil
 	}
-	return &s
-}
-
-// listedMIGDevice is a MIG device as long as it is listed. NVML reuses handles, so each listing gets a new handle by
-// index, and compares the identity.
-type listedMIGDevice struct {
-	instanceIdentity
-	index     int    // on its GPU
-	profile   string // "1c.3g.40gb"
-	placement device.Placement
-	memory    uint64   // bytes
-	capNodes  []string // device nodes; belongs to Devices
-}
-
-// instanceIdentity distinguishes a MIG device from a later one with the same index, instances or even UUID: up to driver 460 UUIDs
-// consist of the instances' numbers, and numbers are reused at once.
-type instanceIdentity struct {
-	id         device.ID
-	gi, ci     int
-	attributes nvml.DeviceAttributes
+	mode, pending, ret := handle.GetMigMode()
+	switch {
+	case lib.IsNotSupported(ret):
+		return &migLayout{mode: collect.MIGState{Denials: 1}}, nil
+	case ret != nvml.SUCCESS:
+		return nil, fmt.Errorf("get its MIG mode: %w", lib.Error(ret))
+	}
+	return &migLayout{mode: collect.MIGState{
+		Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE, PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE,
+	}}, nil
 }
 
 // listMIGDevices finds the MIG devices in the order of their indices, possibly with gaps. Unknown devices keep their earlier state.
@@ -97,8 +77,6 @@ func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 	}
 	result.layout.devices, result.layout.handles = found, handles
 }
-
-func (r *probeResult) addError(text string) { r.migErrs = append(r.migErrs, text) }
 
 // migError returns the error of a call about a MIG device; nil for the codes of an absent device.
 func migError(step string, ret nvml.Return) error {

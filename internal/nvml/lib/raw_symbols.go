@@ -36,11 +36,6 @@ type RawSymbols struct {
 	Utilization  unsafe.Pointer
 }
 
-// ProcessListSymbols are the lists of processes. Of the older versions only the newest has MIG devices.
-var ProcessListSymbols = [3]string{
-	"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-}
-
 func findRawSymbols() RawSymbols {
 	var d RawSymbols
 	for i, symbol := range ProcessListSymbols {

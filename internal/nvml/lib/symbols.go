@@ -18,6 +18,11 @@ var (
 	}
 )
 
+// ProcessListSymbols are the lists of processes. Of the older versions only the newest has MIG devices.
+var ProcessListSymbols = [3]string{
+	"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+}
+
 // Functions are all functions that are called, apart from those of metrics.
 var Functions = slices.Concat(RequiredFunctions, EventFunctions, MIGFunctions, GPMFunctions, ProcessListSymbols[:], []string{
 	"nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion", "nvmlSystemGetConfComputeState", "nvmlSystemGetConfComputeGpusReadyState",

@@ -51,6 +51,11 @@ func (c *Call) Get(d nvml.Device, values *Values) nvml.Return {
 	return ret
 }
 
+// MissesAny reports whether a value of a call is absent.
+func (vs *Values) MissesAny(c *Call) bool {
+	return slices.ContainsFunc(c.Values, func(id ValueID) bool { return !vs.Present[id] })
+}
+
 // sharedCalls read several values, or a value for more than a row. A fallback follows the newer form.
 var sharedCalls = []Call{
 	newCall("nvmlDeviceGetMemoryInfo_v2", device.PaceFast, getMemory, memoryTotal, memoryUsed, memoryFree, memoryReserved).forMIGDevices(),

@@ -2,6 +2,8 @@ package metric
 
 import (
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
@@ -66,21 +68,6 @@ func Symbols() (symbols []string) {
 	return slices.Compact(symbols)
 }
 
-// Metrics returns the rows for the exporter, in the order of Backend.Read's numbers.
-func Metrics() []device.Metric { return NewReadPlan(false, nil).Metrics() }
-
-// MetricsPerLink returns the rows of Metrics, then the rows of each NVLink.
-func MetricsPerLink() []device.Metric { return NewReadPlan(true, nil).Metrics() }
-
-// Metrics returns the rows for the exporter.
-func (p *ReadPlan) Metrics() []device.Metric {
-	metrics := make([]device.Metric, len(p.Rows))
-	for i := range p.Rows {
-		metrics[i] = p.Rows[i].metric()
-	}
-	return metrics
-}
-
 // DerivedFamilies are the exporter's families from events and processes, with the required functions.
 var DerivedFamilies = [...]struct {
 	functions []string
@@ -120,4 +107,51 @@ func (r *Row) canRead(s lib.Symbols) bool {
 	return len(r.Sources) > 0 && s[lib.FieldValuesSymbol] ||
 		slices.ContainsFunc(Calls, func(c Call) bool { return c.Provides(r.ValueID) && s[c.Symbol] }) ||
 		r.state != nil && len(r.state.symbols) > 0 && s.HasAll(r.state.symbols)
+}
+
+// metric returns the row for the exporter.
+func (r *Row) metric() device.Metric {
+	return device.Metric{
+		Name: r.name, Help: r.help, Kind: r.kind, Labels: r.labels, Enum: r.enum != nil && !r.IsFeature || r.Bit != 0,
+		Source: r.sourceText(), Hardware: r.hardware, ReadPace: r.pace(),
+	}
+}
+
+// pace is the pace of the row's fields, call or state.
+func (r *Row) pace() device.ReadPace {
+	switch {
+	case r.slow:
+		return device.PaceSlow
+	case len(r.Sources) > 0 || r.gpm != 0:
+		return device.PaceFast
+	case r.state != nil:
+		return r.state.pace
+	}
+	return Calls[slices.IndexFunc(Calls, func(c Call) bool { return c.Provides(r.ValueID) })].Pace
+}
+
+// sourceText lists the row's sources.
+func (r *Row) sourceText() string {
+	var texts []string
+	for _, s := range r.Sources {
+		text := "field " + strconv.Itoa(int(s.ID))
+		switch {
+		case s.sum:
+			text += ", over all links"
+		case s.Scope == ScopeGPU && s.N == allLinks:
+			text += ", of all links"
+		case s.Scope == ScopeGPU && s.N > 0:
+			text += ", scope " + strconv.Itoa(int(s.N))
+		}
+		texts = append(texts, text)
+	}
+	for i := range Calls {
+		if Calls[i].Provides(r.ValueID) && !slices.Contains(texts, Calls[i].Symbol) {
+			texts = append(texts, Calls[i].Symbol)
+		}
+	}
+	if r.state != nil {
+		texts = append(texts, r.state.source)
+	}
+	return strings.Join(texts, "; ")
 }

@@ -100,3 +100,18 @@ func (b *FieldBatch) addKey(k FieldKey, slow bool) int {
 	b.Slow[at] = b.Slow[at] && slow
 	return at
 }
+
+// Metrics returns the rows for the exporter, in the order of Backend.Read's numbers.
+func Metrics() []device.Metric { return NewReadPlan(false, nil).Metrics() }
+
+// MetricsPerLink returns the rows of Metrics, then the rows of each NVLink.
+func MetricsPerLink() []device.Metric { return NewReadPlan(true, nil).Metrics() }
+
+// Metrics returns the rows for the exporter.
+func (p *ReadPlan) Metrics() []device.Metric {
+	metrics := make([]device.Metric, len(p.Rows))
+	for i := range p.Rows {
+		metrics[i] = p.Rows[i].metric()
+	}
+	return metrics
+}

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
@@ -60,23 +59,6 @@ type FieldSource struct {
 	Conversion Conversion
 }
 
-// FieldKey identifies a field in a request.
-type FieldKey struct {
-	ID    uint32
-	Scope FieldScope
-	N     uint32 // number of the scope
-}
-
-// FieldScope is the meaning of a field's scope number.
-type FieldScope uint8
-
-// The scopes.
-const (
-	ScopeGPU     FieldScope = iota // with numbers of the field's own
-	ScopeNVLink                    // NVLink N
-	ScopeC2CLink                   // link N to the CPU
-)
-
 // allLinks is the scope number of all links together, in some fields.
 const allLinks = ^uint32(0)
 
@@ -114,53 +96,6 @@ func (r *Row) values() []ValueID {
 		ids = append(ids, r.call.PartCount)
 	}
 	return ids
-}
-
-// metric returns the row for the exporter.
-func (r *Row) metric() device.Metric {
-	return device.Metric{
-		Name: r.name, Help: r.help, Kind: r.kind, Labels: r.labels, Enum: r.enum != nil && !r.IsFeature || r.Bit != 0,
-		Source: r.sourceText(), Hardware: r.hardware, ReadPace: r.pace(),
-	}
-}
-
-// pace is the pace of the row's fields, call or state.
-func (r *Row) pace() device.ReadPace {
-	switch {
-	case r.slow:
-		return device.PaceSlow
-	case len(r.Sources) > 0 || r.gpm != 0:
-		return device.PaceFast
-	case r.state != nil:
-		return r.state.pace
-	}
-	return Calls[slices.IndexFunc(Calls, func(c Call) bool { return c.Provides(r.ValueID) })].Pace
-}
-
-// sourceText lists the row's sources.
-func (r *Row) sourceText() string {
-	var texts []string
-	for _, s := range r.Sources {
-		text := "field " + strconv.Itoa(int(s.ID))
-		switch {
-		case s.sum:
-			text += ", over all links"
-		case s.Scope == ScopeGPU && s.N == allLinks:
-			text += ", of all links"
-		case s.Scope == ScopeGPU && s.N > 0:
-			text += ", scope " + strconv.Itoa(int(s.N))
-		}
-		texts = append(texts, text)
-	}
-	for i := range Calls {
-		if Calls[i].Provides(r.ValueID) && !slices.Contains(texts, Calls[i].Symbol) {
-			texts = append(texts, Calls[i].Symbol)
-		}
-	}
-	if r.state != nil {
-		texts = append(texts, r.state.source)
-	}
-	return strings.Join(texts, "; ")
 }
 
 // newRow begins a row. Labels are names and values in turn.

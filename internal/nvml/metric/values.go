@@ -1,7 +1,5 @@
 package metric
 
-import "slices"
-
 // ValueID is the place of a number from a source without fields.
 type ValueID uint8
 
@@ -87,7 +85,19 @@ func (vs *Values) Unset(ids []ValueID) {
 	}
 }
 
-// MissesAny reports whether a value of a call is absent.
-func (vs *Values) MissesAny(c *Call) bool {
-	return slices.ContainsFunc(c.Values, func(id ValueID) bool { return !vs.Present[id] })
+// FieldKey identifies a field in a request.
+type FieldKey struct {
+	ID    uint32
+	Scope FieldScope
+	N     uint32 // number of the scope
 }
+
+// FieldScope is the meaning of a field's scope number.
+type FieldScope uint8
+
+// The scopes.
+const (
+	ScopeGPU     FieldScope = iota // with numbers of the field's own
+	ScopeNVLink                    // NVLink N
+	ScopeC2CLink                   // link N to the CPU
+)

@@ -1,0 +1,131 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
+)
+
+// nvmlSession is the library after an Init, never written.
+type nvmlSession struct {
+	*lib.Session
+	pendingCalls *lib.PendingCalls
+	commonLabels []device.Label // of all GPUs
+	confidential bool           // confidential computing is on
+	// eventsNameInstances is false with the older function for waiting: go-nvml then fills in zeros, valid numbers of instances.
+	eventsNameInstances bool
+}
+
+// gpu is a GPU as long as it is listed.
+type gpu struct {
+	*collect.GPUReader
+	device device.Device // appendDevices adds index and nodes
+	// layout is the partitioning by the newest successful listing; never nil. Written by Devices.
+	layout atomic.Pointer[migLayout]
+	// reportsLayout is set if the driver's events report a change of the partitioning, until the first change. Written by Wait.
+	reportsLayout atomic.Bool
+	probedAt      atomic.Pointer[time.Time] // Devices read the partitioning; the zero time: not since the registration, which misses earlier changes
+	// After a failed registration in the event set. Guarded by Backend.eventsMu.
+	registerBackoff retry.Backoff
+	registerAfter   time.Time
+}
+
+// lockUntil locks the GPU after short calls, unless a call hangs.
+func (g *gpu) lockUntil(ctx context.Context, deadline time.Time) bool {
+	for ctx.Err() == nil && g.Responsive.Load() {
+		if g.Mu.TryLock() {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+		_ = retry.Sleep(ctx, time.Millisecond)
+	}
+	return false
+}
+
+type inventory struct {
+	*nvmlSession
+	gpus     []*gpu
+	byID     map[device.GPU]*gpu
+	byHandle map[nvml.Device]*gpu
+	byIndex  map[int]*gpu
+}
+
+// migLayout is the partitioning of a GPU. After publication it is never written.
+type migLayout struct {
+	mode       collect.MIGState // without Devices
+	devices    []*listedMIGDevice
+	maxDevices int // 0: unknown
+	// handles are those of the listing. NVML may give a handle to another MIG device at any time.
+	handles map[*listedMIGDevice]nvml.Device
+}
+
+// state returns the part for readings.
+func (p *migLayout) state() *collect.MIGState {
+	s := p.mode
+	for _, d := range p.devices {
+		s.Devices = append(s.Devices, collect.MIGDevice{ID: d.id, GI: d.gi, CI: d.ci, Handle: p.handles[d]})
+	}
+	return &s
+}
+
+// listedMIGDevice is a MIG device as long as it is listed. NVML reuses handles, so each listing gets a new handle by
+// index, and compares the identity.
+type listedMIGDevice struct {
+	instanceIdentity
+	index     int    // on its GPU
+	profile   string // "1c.3g.40gb"
+	placement device.Placement
+	memory    uint64   // bytes
+	capNodes  []string // device nodes; belongs to Devices
+}
+
+// instanceIdentity distinguishes a MIG device from a later one with the same index, instances or even UUID: up to driver 460 UUIDs
+// consist of the instances' numbers, and numbers are reused at once.
+type instanceIdentity struct {
+	id         device.ID
+	gi, ci     int
+	attributes nvml.DeviceAttributes
+}
+
+// deviceProbe examines an index on a separate goroutine, since a call may never return. A hanging probe is kept and not repeated: a
+// hanging GPU costs a thread and no listing.
+type deviceProbe struct {
+	session    *nvmlSession
+	timeout    time.Duration
+	identified chan struct{} // closed when result has the GPU
+	done       chan struct{} // closed at the end
+	result     probeResult   // written before identified is closed
+}
+
+// probeResult is the GPU at an index.
+type probeResult struct {
+	handle  nvml.Device // nil: unknown
+	gpu     *gpu        // nil: see err
+	isNew   bool        // the GPU was unknown
+	err     error
+	layout  *migLayout // partitioning; nil: unknown
+	migErrs []string   // one for each unknown MIG device
+}
+
+func (p *deviceProbe) isDone() bool { return pubsub.IsClosed(p.done) }
+
+func (r *probeResult) addError(text string) { r.migErrs = append(r.migErrs, text) }
+
+// joinErrors returns one line, since the error ends in one line of the log.
+func joinErrors(errs []string) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(errs, "; "))
+}
