@@ -142,7 +142,7 @@ func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string) {
 	d.DeviceNodes = append(d.DeviceNodes, sharedNodes...)
 	l.devices = append(l.devices, d)
 	for _, s := range layout.devices {
-		l.findCapNodes(s, d.Minor)
+		s.findCapNodes(l.options.ProcRoot, d.Minor)
 		l.devices = append(l.devices, s.asDevice(d, ownNodes))
 	}
 }

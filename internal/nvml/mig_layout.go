@@ -196,18 +196,18 @@ func (m *listedMIGDevice) asDevice(parent device.Device, ownNodes int) device.De
 
 // findCapNodes finds the device nodes of both instances in the driver's list of all instances. There, gpu<N> is /dev/nvidia<N>, not
 // NVML's index.
-func (l *deviceListing) findCapNodes(s *listedMIGDevice, minor int) {
-	if len(s.capNodes) == 2 || minor < 0 {
+func (m *listedMIGDevice) findCapNodes(procRoot string, minor int) {
+	if len(m.capNodes) == 2 || minor < 0 {
 		return
 	}
-	s.capNodes = nil
-	list, _ := os.ReadFile(filepath.Join(l.options.ProcRoot, "driver/nvidia-caps/mig-minors")) // absent: no node
-	gi := fmt.Sprintf("gpu%d/gi%d/access", minor, s.gi)
-	ci := fmt.Sprintf("gpu%d/gi%d/ci%d/access", minor, s.gi, s.ci)
+	m.capNodes = nil
+	list, _ := os.ReadFile(filepath.Join(procRoot, "driver/nvidia-caps/mig-minors")) // absent: no node
+	gi := fmt.Sprintf("gpu%d/gi%d/access", minor, m.gi)
+	ci := fmt.Sprintf("gpu%d/gi%d/ci%d/access", minor, m.gi, m.ci)
 	for line := range strings.Lines(string(list)) {
 		file, number, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if n, err := strconv.ParseUint(number, 10, 20); err == nil && (file == gi || file == ci) {
-			s.capNodes = append(s.capNodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", n))
+			m.capNodes = append(m.capNodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", n))
 		}
 	}
 }
