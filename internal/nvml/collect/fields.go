@@ -70,7 +70,7 @@ func (f *fieldReader) read(handle nvml.Device, now time.Time) (answered bool, re
 		return false, ret
 	}
 	for i, field := range f.asked {
-		field.attempt.record(nvml.Return(f.requests[i].NvmlReturn), now)
+		field.record(nvml.Return(f.requests[i].NvmlReturn), now)
 		field.answer = f.requests[i]
 		if !answered {
 			field.attempt = attempt{}

@@ -56,7 +56,7 @@ func (g *GPUReader) takeSample(t *target, instance int, now time.Time) {
 		symbol, ret = "nvmlGpmMigSampleGet", g.session.NVML.GpmMigSampleGet(g.Handle, instance, sample)
 	}
 	g.recordResult(symbol, ret)
-	s.attempt.record(ret, now)
+	s.record(ret, now)
 	if ret == nvml.SUCCESS && now.Sub(s.takenAt) <= maxWindowAge && s.resets == resets {
 		g.compareSamples(s.previous, sample, &t.latest)
 	}

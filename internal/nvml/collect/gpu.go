@@ -184,6 +184,6 @@ func (g *GPUReader) forget() {
 	g.target.forget()
 	clear(g.processes.lists[:])
 	for _, in := range g.instances {
-		in.target.forget()
+		in.forget()
 	}
 }
