@@ -133,7 +133,7 @@ func (r *Readers) readAll(ctx context.Context, gpu GPU, processes bool) Reading 
 }
 
 func (r *Readers) readSamples(gpu GPU) Reading {
-	samples, err := r.backend.Read(gpu, nil)
+	samples, err := r.backend.Read(gpu, make([]Sample, 0, len(r.backend.Metrics())))
 	r.mu.Lock()
 	r.failed[gpu] = err != nil
 	r.mu.Unlock()
