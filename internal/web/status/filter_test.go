@@ -1,111 +1,105 @@
-package status
+package status_test
 
 import (
-	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-func TestParseFilter(t *testing.T) {
-	for query, want := range map[string]string{
-		"":                           "{ }",
-		"state=unhealthy":            "{ unhealthy}",
-		"pod=train":                  "{train }",
-		"pod=lab%2Ftrain&state=idle": `state "idle": expected unhealthy, recovering, suspect, healthy, allocated, unallocated`,
-		"pod=lab%2Ftrain":            "{lab/train }",
-		"pods=train":                 `unknown parameter "pods": expected pod, state`,
-		"pod=a&pod=b":                "pod is given 2 times",
-		"pod=":                       `pod "": expected a value`,
-		"pod=%":                      `parse parameters: invalid URL escape "%"`,
-	} {
-		f, err := parseFilter(query, now)
-		got := fmt.Sprint(f)
-		if err != nil {
-			got = err.Error()
-		}
-		if got != want {
-			t.Errorf("%s: got %s, want %s", query, got, want)
-		}
+// shownDevices returns the ids of the devices on a page.
+func (e element) shownDevices() string {
+	var ids []string
+	for _, device := range e.find(func(o element) bool { return o.attribute("data-device") != "" }) {
+		ids = append(ids, strings.TrimPrefix(device.attribute("id"), "gpu-"))
 	}
-}
-
-// shown returns the names of the devices in a view.
-func shown(v *pageView) string {
-	var names []string
-	for _, g := range v.GPUs {
-		name := g.ShortName
-		for _, m := range g.MIGDevices {
-			name += ":" + m.ShortName
-		}
-		names = append(names, name)
-	}
-	return strings.Join(names, " ")
+	return strings.Join(ids, " ")
 }
 
 func TestFilter(t *testing.T) {
-	for _, c := range []struct {
-		fixture string
-		filter  filter
-		want    string
-	}{
-		{"failed", filter{}, "2 7 6 5 0 1 3 4"},
-		{"failed", filter{State: "unhealthy"}, "2 7"},
-		{"failed", filter{State: "recovering"}, "6"},
-		{"failed", filter{State: "suspect"}, "5"},
-		{"failed", filter{State: "healthy"}, "0 1 3 4"},
-		{"failed", filter{State: "allocated"}, "2 5 0 1 3 4"},
-		{"failed", filter{State: "unallocated"}, ""}, // 6 and 7 are neither allocated nor allocatable
-		{"h100", filter{State: "unallocated"}, "6 7"},
-		{"failed", filter{Pod: "llama"}, "2 0 1 3"},
-		{"failed", filter{Pod: "research/llama-pretrain-0"}, "2 0 1 3"},
-		{"failed", filter{Pod: "research/llama"}, ""},
-		{"failed", filter{Pod: "serving/llama-pretrain-0"}, ""},
-		{"failed", filter{Pod: "finetune-17"}, "6"}, // the pod ended with the device's failure
-		{"failed", filter{"llama", "unhealthy"}, "2"},
-		{"mig_failed", filter{State: "unhealthy"}, "3:0:1:2:3:4:5:6 5:4"},
-		{"mig_failed", filter{Pod: "batch/job-3-2"}, "3:2"},
-		{"mig_failed", filter{"job-3", "healthy"}, ""},
-		{"mig", filter{State: "unallocated"}, "1:2:4:6"},
-		{"unsettled", filter{State: "unallocated"}, ""},
-		{"replicas", filter{Pod: "notebook-3-63"}, "3"},
+	for _, c := range []struct{ fixture, query, want string }{
+		{"failed", "", "2 7 6 5 0 1 3 4"},
+		{"failed", "?state=unhealthy", "2 7"},
+		{"failed", "?state=recovering", "6"},
+		{"failed", "?state=suspect", "5"},
+		{"failed", "?state=healthy", "0 1 3 4"},
+		{"failed", "?state=allocated", "2 5 0 1 3 4"},
+		{"failed", "?state=unallocated", ""}, // 6 and 7 are neither allocated nor allocatable
+		{"h100", "?state=unallocated", "6 7"},
+		{"failed", "?pod=llama", "2 0 1 3"},
+		{"failed", "?pod=research/llama-pretrain-0", "2 0 1 3"},
+		{"failed", "?pod=research%2Fllama-pretrain-0", "2 0 1 3"},
+		{"failed", "?pod=research/llama", ""},
+		{"failed", "?pod=serving/llama-pretrain-0", ""},
+		{"failed", "?pod=finetune-17", "6"}, // the pod ended with the device's failure
+		{"failed", "?pod=llama&state=unhealthy", "2"},
+		{"mig_failed", "?state=unhealthy", "3 3-0 3-1 3-2 3-3 3-4 3-5 3-6 5 5-4"},
+		{"mig_failed", "?pod=batch/job-3-2", "3 3-2"},
+		{"mig_failed", "?pod=job-3&state=healthy", ""},
+		{"mig", "?state=unallocated", "1 1-2 1-4 1-6"},
+		{"unsettled", "?state=unallocated", ""},
+		{"replicas", "?pod=notebook-3-63", "3"},
 	} {
-		n := fixtures[c.fixture]()
-		p := n.newPage()
-		if got := shown(n.filteredView(c.filter)); got != c.want {
-			t.Errorf("%s, %+v: got %q, want %q", c.fixture, c.filter, got, c.want)
+		page := fixtures[c.fixture]().filteredPage(t, c.query)
+		if got := page.shownDevices(); got != c.want {
+			t.Errorf("%s, %s: got %q, want %q", c.fixture, c.query, got, c.want)
 		}
-		checkHTML(t, p.render(n.readings, c.filter, now))
+	}
+	page := newFailedFixture().filteredPage(t, "?pod=none")
+	if text := page.first("empty").text(); text != "No device matches the filter." {
+		t.Errorf("got %s", text)
+	}
+	if text := page.first("headline").text(); !strings.HasPrefix(text, "Unhealthy: 3 of 8 devices.") {
+		t.Errorf("got headline %s", text)
+	}
+	if html := newFailedFixture().html(t, "?state=healthy"); !strings.Contains(html, `<a href="./#gpu-2">GPU 2</a>`) {
+		t.Error("no link to the failed GPU")
 	}
 }
 
-// TestFilterLinks checks that each link states the number of devices that it shows.
+// TestFilterLinks checks that each link states the number of devices that it shows, and keeps the pod.
 func TestFilterLinks(t *testing.T) {
-	for name, f := range map[string]filter{"failed": {}, "mig_failed": {Pod: "job-3"}, "h100": {State: "suspect"}} {
+	for name, query := range map[string]string{"failed": "", "mig_failed": "?pod=job-3", "h100": "?state=suspect"} {
 		n := fixtures[name]()
-		n.newPage()
-		for _, l := range n.filteredView(f).FilterLinks {
-			v := n.filteredView(l.filter)
-			count := countCards(v.GPUs, func(g *deviceCard) bool { return len(g.MIGDevices) == 0 })
-			for _, g := range v.GPUs {
-				count += len(g.MIGDevices)
+		links := n.filteredPage(t, query).first("filters").find(func(e element) bool { return e.Data == "a" })
+		if len(links) != 7 {
+			t.Fatalf("%s: got links %q", name, texts(links))
+		}
+		for _, link := range links {
+			href := strings.TrimPrefix(link.attribute("href"), "./")
+			count := 0
+			for _, card := range n.filteredPage(t, href).all("gpu") {
+				count += max(1, len(card.all("mig-device")))
 			}
-			if count != l.Count || l.Current != (l.State == f.State) || l.Pod != f.Pod {
-				t.Errorf("%s: %s: got %d devices, link %+v", name, l.href(), count, l)
+			if link.first("count").text() != strconv.Itoa(count) {
+				t.Errorf("%s: got %d devices at %s, link %s", name, count, href, link.text())
+			}
+			if (link.attribute("aria-current") == "true") != (href == query) {
+				t.Errorf("%s with %s: wrong current link %s", name, query, link.text())
+			}
+			if strings.Contains(query, "pod") != strings.Contains(href, "pod=job-3") {
+				t.Errorf("%s: got link %s", name, href)
 			}
 		}
 	}
 }
 
-// TestFilterHref checks that each link results in its filter.
-func TestFilterHref(t *testing.T) {
-	for _, f := range []filter{{}, {Pod: "lab/a&b=c #?%"}, {State: "healthy"}, {hostileText, "unhealthy"}} {
-		href := f.href()
-		query, found := strings.CutPrefix(href, "?")
-		if got, err := parseFilter(query, now); found == (f == filter{}) || found && (got != f || err != nil) || !found && href != "./" {
-			t.Errorf("%+v: %s: got %+v, %v", f, href, got, err)
+// TestPodLink checks that the link of a pod shows the pod's devices, whatever its name.
+func TestPodLink(t *testing.T) {
+	for _, pod := range []string{"a", "a&b=c #?%", hostileText} {
+		n := newEmptyFixture()
+		for range 2 {
+			n.addGPU("NVIDIA L4", 24, "8.9")
+		}
+		n.allocate(gpuResource, n.statuses[1].ID.Advertised(), 0, "lab/"+pod+"/main")
+		href := n.page(t).first("pod").attribute("href")
+		if page := n.filteredPage(t, href); page.shownDevices() != "1" {
+			t.Errorf("%s: got devices %q at %s", pod, page.shownDevices(), href)
 		}
 	}
 }
@@ -113,57 +107,75 @@ func TestFilterHref(t *testing.T) {
 // TestIncidentsOfPod checks that a pod filter also selects incidents.
 func TestIncidentsOfPod(t *testing.T) {
 	n := newFailedFixture()
-	for pod, want := range map[string]string{"": "6 5 4 3 2 1", "notebook-ada": "4", "research/finetune-17": "3", "none": ""} {
-		var ids []string
-		for _, i := range n.filteredView(filter{Pod: pod}).Incidents.Incidents {
-			ids = append(ids, fmt.Sprint(i.ID))
+	for query, want := range map[string]string{
+		"":                          "GPU 7, GPU 2, GPU 5, GPU 6, GPU 4, GPU 0",
+		"?pod=notebook-ada":         "GPU 5",
+		"?pod=research/finetune-17": "GPU 6",
+		"?pod=none":                 "",
+	} {
+		if got := strings.Join(n.filteredPage(t, query).cells("incidents", "Device"), ", "); got != want {
+			t.Errorf("%s: got %s, want %s", query, got, want)
 		}
-		if got := strings.Join(ids, " "); got != want {
-			t.Errorf("%s: got %s, want %s", pod, got, want)
-		}
-	}
-	if len(n.incidents.Incidents) != 6 {
-		t.Error("published incidents were modified")
 	}
 }
 
-// TestFilteredPage checks filters over HTTP: viewers with different filters get different pages.
-func TestFilteredPage(t *testing.T) {
+// TestViewersWithFilters checks that viewers with different filters get different pages.
+func TestViewersWithFilters(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		n := newFailedFixture()
-		h := n.newPage()
+		h := status.New(newFailedFixture(), pageOptions)
 		for range 2 {
-			for path, gpus := range map[string]int{"/": 8, "/?state=unhealthy": 2, "/?pod=llama-pretrain-0": 4, "/?pod=none": 0} {
+			for path, gpus := range map[string]int{
+				"/": 8, "/?state=unhealthy": 2, "/?pod=llama-pretrain-0": 4, "/?pod=none": 0,
+			} {
 				if got := strings.Count(get(t, h, path).Body.String(), `<li class="gpu `); got != gpus {
 					t.Errorf("%s: got %d GPUs, want %d", path, got, gpus)
 				}
 			}
 		}
-		if page := get(t, h, "/?pod=none").Body.String(); !strings.Contains(page, "No device matches the filter.") || !strings.Contains(page, "Unhealthy: 3 of 8 devices.") {
-			t.Errorf("got page %s", page)
-		}
-		if page := get(t, h, "/?state=healthy").Body.String(); !strings.Contains(page, `<a href="./#gpu-2">GPU 2</a>`) {
-			t.Error("no link to the failed GPU")
-		}
-		w := get(t, h, "/?state=%1B%5B31m")
-		if w.Code != http.StatusBadRequest || !strings.HasPrefix(w.Body.String(), `state "\x1b[31m": expected unhealthy, `) || strings.Count(w.Body.String(), "\n") != 1 {
-			t.Errorf("got status %d, %q", w.Code, w.Body)
-		}
 	})
+}
+
+func TestInvalidFilter(t *testing.T) {
+	states := "expected unhealthy, recovering, suspect, healthy, allocated, unallocated"
+	for query, want := range map[string]string{
+		"pod=lab%2Ftrain&state=idle": `state "idle": ` + states,
+		"state=%1B%5B31m":            `state "\x1b[31m": ` + states,
+		"pods=train":                 `unknown parameter "pods": expected pod, state`,
+		"device=0":                   `unknown parameter "device": expected pod, state`,
+		"pod=a&pod=b":                "pod is given 2 times",
+		"pod=":                       `pod "": expected a value`,
+		"pod=%":                      `parse parameters: invalid URL escape "%"`,
+	} {
+		w := get(t, status.New(newEmptyFixture(), pageOptions), "/?"+query)
+		if w.Code != http.StatusBadRequest || w.Body.String() != want+"\n" {
+			t.Errorf("%s: got status %d, %q, want %s", query, w.Code, w.Body, want)
+		}
+	}
 }
 
 // FuzzFilter checks that no query causes a panic or injects HTML.
 func FuzzFilter(f *testing.F) {
-	for _, seed := range []string{"", "pod=a%2Fb", "state=healthy", "pod=%22%3E%3Cscript%3E", "pod=%00", "pod=/", ";"} {
+	for _, seed := range []string{
+		"", "pod=a%2Fb", "state=healthy", "pod=%22%3E%3Cscript%3E", "pod=%00", "pod=/", ";",
+		"pod=" + url.QueryEscape(hostileText),
+	} {
 		f.Add(seed)
 	}
-	n := fixtures["failed"]()
-	page := n.newPage()
+	h := status.New(newFailedFixture(), pageOptions)
 	f.Fuzz(func(t *testing.T, query string) {
-		by, err := parseFilter(query, now)
+		if _, err := url.Parse("/?" + query); err != nil {
+			return
+		}
+		r, err := http.NewRequest(http.MethodGet, "/?"+query, http.NoBody)
 		if err != nil {
 			return
 		}
-		checkHTML(t, page.render(n.readings, by, now))
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if w.Code == http.StatusOK {
+			checkHTML(t, w.Body.String())
+		} else if w.Code != http.StatusBadRequest || strings.Count(w.Body.String(), "\n") != 1 {
+			t.Errorf("%q: got status %d, %q", query, w.Code, w.Body)
+		}
 	})
 }

@@ -1,4 +1,4 @@
-package status
+package status_test
 
 import (
 	"context"
@@ -11,7 +11,10 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/web/status"
 )
+
+const gib = 1 << 30
 
 // now is the time of the golden pages.
 var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -25,8 +28,8 @@ type pageFixture struct {
 	driver          device.Driver
 	incidents       incident.Snapshot
 	expected        int
-	readings        Readings
-	pluginResources []PluginResource
+	readings        status.Readings
+	pluginResources []status.PluginResource
 	podsAPISynced   bool
 	podsAPIErr      error
 	stalled         map[device.GPU]bool
@@ -35,71 +38,61 @@ type pageFixture struct {
 
 func (f *pageFixture) Statuses() ([]device.Status, <-chan struct{}) { return f.statuses, nil }
 
-func (f *pageFixture) Allocations() (device.Allocations, <-chan struct{}) { return f.allocations, nil }
-func (f *pageFixture) Driver() device.Driver                              { return f.driver }
-func (f *pageFixture) Incidents() incident.Snapshot                       { return f.incidents }
-func (f *pageFixture) ExpectedGPUs() int                                  { return f.expected }
-func (f *pageFixture) Stalled(g device.GPU) bool                          { return f.stalled[g] }
-func (f *pageFixture) PluginResources() []PluginResource                  { return f.pluginResources }
+func (f *pageFixture) Allocations() (device.Allocations, <-chan struct{}) {
+	slices.SortFunc(f.allocations.All, device.CompareAllocations)
+	return f.allocations, nil
+}
+
+func (f *pageFixture) Driver() device.Driver                    { return f.driver }
+func (f *pageFixture) Incidents() incident.Snapshot             { return f.incidents }
+func (f *pageFixture) ExpectedGPUs() int                        { return f.expected }
+func (f *pageFixture) Stalled(g device.GPU) bool                { return f.stalled[g] }
+func (f *pageFixture) PluginResources() []status.PluginResource { return f.pluginResources }
 
 func (f *pageFixture) PodsAPI() (synced bool, err error) { return f.podsAPISynced, f.podsAPIErr }
 
-func (f *pageFixture) Readings(ctx context.Context) Readings {
+func (f *pageFixture) Readings(ctx context.Context) status.Readings {
 	if ctx.Err() != nil {
-		return Readings{}
+		return status.Readings{}
 	}
 	f.reads++
 	return f.readings
 }
 
-var pageOptions = PageOptions{
+var pageOptions = status.PageOptions{
 	Node: "node-a", Version: "1.2.3", Links: []string{"metrics", "api/v1/devices", "api/v1/allocations", "api/v1/incidents", "healthz", "readyz"},
-}
-
-func (f *pageFixture) newPage() *Page {
-	slices.SortFunc(f.allocations.All, device.CompareAllocations)
-	return New(f, pageOptions)
-}
-
-func (f *pageFixture) pageView() *pageView {
-	slices.SortFunc(f.allocations.All, device.CompareAllocations)
-	return f.filteredView(filter{})
-}
-
-func (f *pageFixture) filteredView(by filter) *pageView {
-	return newPageView(f, &pageOptions, f.readings, by, now)
 }
 
 // addHistory adds readings of the last half hour up to the current ones, with a gap.
 func (f *pageFixture) addHistory() {
-	f.readings.History = &ReadingHistory{}
-	for slot := range historySlots {
+	f.readings.History = &status.ReadingHistory{}
+	for slot := range 60 { // of half a minute
 		if slot >= 20 && slot < 27 {
 			continue
 		}
-		past := map[device.ID]DeviceReading{}
+		past := map[device.ID]status.DeviceReading{}
 		for id, reading := range f.readings.Devices {
 			wave := []float64{1, 0.98, 0.9, 0.95, 0.97, 0.7, 0.2, 0.25}[(slot+int(id[len(id)-1]))%8]
-			if slot == historySlots-1 {
+			if slot == 59 {
 				wave = 1
 			}
 			past[id] = maps.Clone(reading)
-			for _, q := range []Quantity{Utilization, EngineActive, Power} {
+			for _, q := range []status.Quantity{status.Utilization, status.EngineActive, status.Power} {
 				if _, ok := reading[q]; ok {
 					past[id][q] = wave * reading[q]
 				}
 			}
 		}
-		f.readings.History.Record(beforeNow(time.Duration(historySlots-1-slot)*slotDuration), past)
+		f.readings.History.Record(beforeNow(time.Duration(59-slot)*30*time.Second), past)
 	}
 }
 
 // newEmptyFixture returns a healthy node without a GPU.
 func newEmptyFixture() *pageFixture {
 	return &pageFixture{
-		driver: device.Driver{State: device.DriverUp}, podsAPISynced: true, pluginResources: []PluginResource{},
+		driver: device.Driver{State: device.DriverUp}, podsAPISynced: true, pluginResources: []status.PluginResource{},
 		allocations: device.Allocations{At: beforeNow(2 * time.Second), Complete: true},
-		readings:    Readings{At: beforeNow(300 * time.Millisecond), Devices: map[device.ID]DeviceReading{}},
+		readings:    status.Readings{At: beforeNow(300 * time.Millisecond), Devices: map[device.ID]status.DeviceReading{}},
 	}
 }
 
@@ -128,9 +121,10 @@ func (f *pageFixture) addGPU(model string, memory float64, capability string) *d
 
 // addReading adds a reading in ratios, GiB, watts and °C; negative values are unknown.
 func (f *pageFixture) addReading(id device.ID, utilization, used, total, power, limit, temperature float64) {
-	r := DeviceReading{}
-	for q, v := range map[Quantity]float64{
-		Utilization: utilization, MemoryUsed: used * gib, MemoryTotal: total * gib, Power: power, PowerLimit: limit, Temperature: temperature,
+	r := status.DeviceReading{}
+	for q, v := range map[status.Quantity]float64{
+		status.Utilization: utilization, status.MemoryUsed: used * gib, status.MemoryTotal: total * gib,
+		status.Power: power, status.PowerLimit: limit, status.Temperature: temperature,
 	} {
 		if v >= 0 {
 			r[q] = v
@@ -174,7 +168,7 @@ func newH100Fixture() *pageFixture {
 			n.allocate(gpuResource, id, 12*time.Minute, "research/notebook-ada/jupyter")
 		}
 	}
-	n.pluginResources = []PluginResource{{Resource: gpuResource, IDs: ids, Registered: true, Healthy: 8}}
+	n.pluginResources = []status.PluginResource{{Resource: gpuResource, IDs: ids, Registered: true, Healthy: 8}}
 	n.addHistory()
 	return n
 }
@@ -242,7 +236,7 @@ func (f *pageFixture) addMIGDevice(profile string, gi, ci int, memory float64, a
 func (f *pageFixture) addEngineReading(id device.ID, active, used, total float64) {
 	f.addReading(id, -1, used, total, -1, -1, -1)
 	if active >= 0 {
-		f.readings.Devices[id][EngineActive] = active
+		f.readings.Devices[id][status.EngineActive] = active
 	}
 }
 
@@ -301,7 +295,9 @@ func newMIGFixture() *pageFixture {
 		if resource == migResource {
 			healthy--
 		}
-		n.pluginResources = append(n.pluginResources, PluginResource{Resource: resource, IDs: ids[resource], Registered: true, Healthy: healthy})
+		n.pluginResources = append(n.pluginResources, status.PluginResource{
+			Resource: resource, IDs: ids[resource], Registered: true, Healthy: healthy,
+		})
 	}
 	return n
 }
@@ -323,7 +319,7 @@ func newFullMIGFixture() *pageFixture {
 			}
 		}
 	}
-	n.pluginResources = []PluginResource{{Resource: migResource, IDs: ids, Registered: true, Healthy: 56}}
+	n.pluginResources = []status.PluginResource{{Resource: migResource, IDs: ids, Registered: true, Healthy: 56}}
 	n.addHistory()
 	return n
 }
@@ -356,7 +352,7 @@ func newFailedMIGFixture() *pageFixture {
 // newReplicasFixture returns a node of 128 replicas, 64 of them of one GPU, and a failed GPU.
 func newReplicasFixture() *pageFixture {
 	n := newEmptyFixture()
-	o := PluginResource{Resource: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true}
+	o := status.PluginResource{Resource: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true}
 	for gpu, replicas := range []int{16, 16, 16, 64, 16} {
 		s := n.addGPU("NVIDIA A10", 24, "8.6")
 		if gpu == 2 {
@@ -374,7 +370,7 @@ func newReplicasFixture() *pageFixture {
 			o.Healthy += replicas
 		}
 	}
-	n.pluginResources = []PluginResource{o}
+	n.pluginResources = []status.PluginResource{o}
 	n.addHistory()
 	return n
 }
@@ -385,7 +381,7 @@ func newSharedFixture() *pageFixture {
 	addShared := func(resource, sharing string, replicas int) *device.Status {
 		s := n.addGPU("Tesla T4", 15, "7.5")
 		n.addReading(s.ID, 0.55, 9.3, 15, 52, 70, 58)
-		o := PluginResource{Resource: resource, Sharing: sharing, Registered: true, Healthy: replicas}
+		o := status.PluginResource{Resource: resource, Sharing: sharing, Registered: true, Healthy: replicas}
 		for i := range replicas {
 			o.IDs = append(o.IDs, s.ID.Replica(i))
 		}
@@ -406,7 +402,7 @@ func newSharedFixture() *pageFixture {
 func newUnsettledFixture() *pageFixture {
 	n := newMIGFixture()
 	s := n.addGPU("Tesla T4", 15, "7.5")
-	o := PluginResource{Resource: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true, Healthy: 4}
+	o := status.PluginResource{Resource: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true, Healthy: 4}
 	for i := range 4 {
 		o.IDs = append(o.IDs, s.ID.Replica(i))
 	}
@@ -425,7 +421,9 @@ var fixtures = map[string]func() *pageFixture{
 		s := n.addGPU("NVIDIA L4", 22.5, "8.9")
 		n.addReading(s.ID, 0.33, 7.1, 22.5, 41, 72, 52)
 		n.allocate(gpuResource, s.ID.Advertised(), 4*24*time.Hour, "default/whisper/main")
-		n.pluginResources = []PluginResource{{Resource: gpuResource, IDs: []device.AdvertisedID{s.ID.Advertised()}, Registered: true, Healthy: 1}}
+		n.pluginResources = []status.PluginResource{
+			{Resource: gpuResource, IDs: []device.AdvertisedID{s.ID.Advertised()}, Registered: true, Healthy: 1},
+		}
 		return n
 	},
 	"no_gpu": newEmptyFixture,
@@ -478,7 +476,9 @@ func newHostileFixture() *pageFixture {
 	n.allocations.Err = errors.New(hostileText)
 	n.driver.Err = errors.New(hostileText)
 	n.podsAPISynced, n.podsAPIErr = false, errors.New(hostileText)
-	n.pluginResources = []PluginResource{{Resource: hostileText, IDs: []device.AdvertisedID{n.allocations.All[0].DeviceID}, Err: hostileText}}
+	n.pluginResources = []status.PluginResource{
+		{Resource: hostileText, IDs: []device.AdvertisedID{n.allocations.All[0].DeviceID}, Err: hostileText},
+	}
 	n.incidents = incident.Snapshot{Err: errors.New(hostileText), Incidents: []incident.Incident{{
 		Last: now, Device: s.ID, GPU: s.GPU, Reason: hostileText, Action: hostileText, Profile: hostileText,
 		Affected: []incident.AffectedContainer{{

@@ -1,0 +1,128 @@
+package status_test
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/web/status"
+)
+
+// lines returns the label and the path of each line of the first GPU.
+func (f *pageFixture) lines(t *testing.T) string {
+	var all []string
+	for _, line := range f.page(t).byID(t, "gpu-0").all("past") {
+		path := line.find(func(e element) bool { return e.Data == "path" })[0]
+		all = append(all, line.attribute("aria-label")+": "+path.attribute("d"))
+	}
+	return strings.Join(all, "; ")
+}
+
+// newHistoryFixture returns a node of a GPU with an empty history.
+func newHistoryFixture() (*pageFixture, device.ID) {
+	n := newEmptyFixture()
+	n.readings.History = &status.ReadingHistory{}
+	return n, n.addGPU("NVIDIA L4", 24, "8.9").ID
+}
+
+// TestHistoryLines checks the lines of the last half hour: a unit to the right for 30 s, 16 units up for 100 %.
+func TestHistoryLines(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		points map[int]float64 // utilization by slot; 59 is the newest
+		want   string
+	}{
+		{"nothing read", nil, ""},
+		{"one reading is a dot", map[int]float64{59: 0.5}, "50 to 50 %: M59 8h0"},
+		{"equal readings", map[int]float64{56: 0.5, 57: 0.51, 58: 0.5, 59: 0.49}, "49 to 51 %: M56 8h3"},
+		{"up and down", map[int]float64{56: 0, 57: 1, 58: 1, 59: 0}, "0 to 100 %: M56 16l1-16h1l1 16"},
+		{"above 100 %", map[int]float64{59: 1.5}, "100 to 100 %: M59 0h0"},
+		{"a line over a short gap", map[int]float64{50: 0.5, 54: 1}, "50 to 100 %: M50 8l4-8"},
+		{"a long gap", map[int]float64{50: 0.5, 55: 1, 56: 1}, "50 to 100 %: M50 8h0M55 0h1"},
+	} {
+		runAtNow(t, func(t *testing.T) {
+			n, id := newHistoryFixture()
+			for slot := range 60 {
+				if value, ok := c.points[slot]; ok {
+					at := beforeNow(time.Duration(59-slot) * 30 * time.Second)
+					n.readings.History.Record(at, map[device.ID]status.DeviceReading{id: {status.Utilization: value}})
+				}
+			}
+			want := c.want
+			if want != "" {
+				want = "Utilization of the last 30 min: " + want
+			}
+			if got := n.lines(t); got != want {
+				t.Errorf("%s: got %s, want %s", c.name, got, want)
+			}
+		})
+	}
+}
+
+// TestHistorySlots checks which readings become points, and for how long.
+func TestHistorySlots(t *testing.T) {
+	runAtNow(t, func(t *testing.T) {
+		n, id := newHistoryFixture()
+		record := func(id device.ID, after time.Duration, value float64) {
+			n.readings.History.Record(now.Add(after), map[device.ID]status.DeviceReading{id: {status.Utilization: value}})
+		}
+		check := func(after time.Duration, want string) {
+			t.Helper()
+			time.Sleep(time.Until(now.Add(after)))
+			got := regexp.MustCompile(`\d+ to \d+ %: M\d+`).FindString(n.lines(t))
+			if got != want {
+				t.Errorf("after %s: got %q, want %q", after, got, want)
+			}
+		}
+		record(id, 0, 0.1)
+		record(id, 29*time.Second, 0.2) // replaces the first reading
+		record(id, 30*time.Second, 0.3)
+		record(id, 20*time.Second, 0.4) // the clock went back: the reading goes into the newest slot
+		check(30*time.Second, "20 to 40 %: M58")
+		check(90*time.Second, "20 to 40 %: M56")
+		check(30*time.Minute, "40 to 40 %: M0")
+		check(31*time.Minute, "")
+		record(id, 32*time.Minute, 0.5)
+		check(32*time.Minute, "50 to 50 %: M59")
+		record("another", 5*time.Hour, 0.6)
+		check(5*time.Hour, "")
+	})
+}
+
+// TestHistoryIsBounded checks that any number of devices does not fill the memory.
+func TestHistoryIsBounded(t *testing.T) {
+	n, id := newHistoryFixture()
+	many := map[device.ID]status.DeviceReading{}
+	for i := range 5000 {
+		many[device.ID(fmt.Sprint(i))] = status.DeviceReading{status.Utilization: 0.5}
+	}
+	n.readings.History.Record(time.Now(), many)
+	n.readings.History.Record(time.Now(), map[device.ID]status.DeviceReading{id: {status.Utilization: 0.5}})
+	if got := n.lines(t); got != "" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// TestMeasures checks the bars of a device without a reading, and without a power limit.
+func TestMeasures(t *testing.T) {
+	runAtNow(t, func(t *testing.T) {
+		n, id := newHistoryFixture()
+		measures := func() string { return strings.Join(texts(n.page(t).byID(t, "gpu-0").all("measure")), "; ") }
+		n.addReading(id, 0.25, 12, 24, 30, -1, -1)
+		n.addHistory()
+		if got, want := measures(), "Utilization 25 %; Memory 12.0 of 24.0 GiB; Power 30 W"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		delete(n.readings.Devices, id)
+		if got, want := measures(), "Utilization –; Memory –"; got != want {
+			t.Errorf("without a reading: got %s, want %s", got, want)
+		}
+		n.readings.History = nil
+		if got := measures(); got != "" {
+			t.Errorf("without a history: got %s", got)
+		}
+	})
+}
