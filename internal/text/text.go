@@ -45,22 +45,23 @@ func Duration(d time.Duration) string {
 
 // Printable replaces characters without a glyph by U+FFFD. An escape sequence must not move a terminal's cursor, and a change of
 // direction must not disguise a name.
-func Printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, s)
-}
+func Printable(s string) string { return strings.Map(printable, s) }
 
 // PrintableLines is Printable for a text of several lines.
 func PrintableLines(s string) string {
-	lines := strings.Split(s, "\n")
-	for i := range lines {
-		lines[i] = Printable(lines[i])
+	return strings.Map(func(r rune) rune {
+		if r == '\n' {
+			return r
+		}
+		return printable(r)
+	}, s)
+}
+
+func printable(r rune) rune {
+	if ' ' <= r && r <= '~' || unicode.IsPrint(r) { // nearly all text is ASCII
+		return r
 	}
-	return strings.Join(lines, "\n")
+	return unicode.ReplacementChar
 }
 
 var (
