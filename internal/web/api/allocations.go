@@ -16,7 +16,8 @@ type AllocationsResponse struct {
 	Allocations []AllocationJSON `json:"allocations"`
 }
 
-// AllocationJSON is a device and a container to which it is or was allocated. Gone devices have no GPU, index and profile.
+// AllocationJSON is a device and a container to which it is or was allocated.
+// Gone devices have no GPU, index and profile.
 type AllocationJSON struct {
 	Device  device.ID  `json:"device"`
 	GPU     device.GPU `json:"gpu,omitempty"`
@@ -43,16 +44,15 @@ type ResourceIDJSON struct {
 func (n node) handleAllocations(q Query, now time.Time) any {
 	statuses, _ := n.Statuses()
 	allocations, _ := n.Allocations()
-	response := AllocationsResponse{At: now, Node: n.name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete, Allocations: []AllocationJSON{}}
+	response := AllocationsResponse{
+		At: now, Node: n.name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete,
+		Allocations: []AllocationJSON{},
+	}
 	for _, row := range allocationCandidates(statuses, allocations) {
-		index := -1
-		if row.Index != nil {
-			index = *row.Index
-		}
-		if !q.matchesDevice(row.Device, row.GPU, index) {
+		if !q.matchesDevice(row.Device, row.GPU) {
 			continue
 		}
-		for _, row.OwnerJSON = range ownersOf(row.Device, allocations) {
+		for _, row.OwnerJSON = range slices.Concat(ownersOf(row.Device, allocations)) {
 			if q.matchesPod(row.Namespace, row.Pod) {
 				response.Allocations = append(response.Allocations, row)
 			}
@@ -61,7 +61,8 @@ func (n node) handleAllocations(q Query, now time.Time) any {
 	return response
 }
 
-// allocationCandidates returns the devices that may have an owner: the inventory in order, and then devices that are gone.
+// allocationCandidates returns the devices that may have an owner: the inventory
+// in order, and then devices that are gone.
 func allocationCandidates(statuses []device.Status, allocations device.Allocations) []AllocationJSON {
 	devices := make([]AllocationJSON, 0, len(statuses))
 	for _, s := range statuses {
@@ -83,9 +84,10 @@ func allocationCandidates(statuses []device.Status, allocations device.Allocatio
 	return devices
 }
 
-// ownersOf returns the current owners of a device by name, and then recent owners, newest first.
-func ownersOf(id device.ID, allocations device.Allocations) []OwnerJSON {
-	var current, past []OwnerJSON
+// ownersOf returns the current owners of a device by name, and recent owners,
+// newest first.
+func ownersOf(id device.ID, allocations device.Allocations) (current, past []OwnerJSON) {
+	current, past = []OwnerJSON{}, []OwnerJSON{} // not null in JSON
 	find := func(owner device.Owner) int {
 		return slices.IndexFunc(current, func(o OwnerJSON) bool { return o.Owner == owner })
 	}
@@ -108,9 +110,11 @@ func ownersOf(id device.ID, allocations device.Allocations) []OwnerJSON {
 			current[i].FirstSeen, current[i].LastSeen = r.FirstSeen, r.LastSeen
 			continue
 		}
-		past = append(past, OwnerJSON{Owner: r.Owner, Resources: []ResourceIDJSON{}, FirstSeen: r.FirstSeen, LastSeen: r.LastSeen})
+		past = append(past, OwnerJSON{
+			Owner: r.Owner, Resources: []ResourceIDJSON{}, FirstSeen: r.FirstSeen, LastSeen: r.LastSeen,
+		})
 	}
 	slices.SortFunc(current, func(a, b OwnerJSON) int { return a.Compare(b.Owner) })
 	slices.SortStableFunc(past, func(a, b OwnerJSON) int { return b.LastSeen.Compare(a.LastSeen) })
-	return append(current, past...)
+	return current, past
 }

@@ -1,7 +1,8 @@
 // Package api answers queries about devices, allocations and incidents in JSON.
 //
-// Responses show the published state, without a call to the driver or the kubelet. Their fields are a public contract
-// (docs/reference/api.md): fields are added, and never change.
+// Responses show the published state, without a call to the driver or the
+// kubelet. The fields are a public contract (docs/reference/api.md): fields are
+// added, and never change.
 package api
 
 import (
@@ -12,9 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/incident"
 )
 
 // The paths. All begin with Root.
@@ -40,7 +38,7 @@ type route struct {
 func Handler(name string, state NodeState) http.Handler {
 	n := node{state, name}
 	endpoints := map[string]route{
-		DevicesPath:     {[]string{"device"}, n.handleDevices},
+		DevicesPath:     {[]string{"device"}, func(q Query, now time.Time) any { return n.devices(q, now) }},
 		AllocationsPath: {[]string{"device", "namespace", "pod"}, n.handleAllocations},
 		IncidentsPath:   {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, n.handleIncidents},
 	}
@@ -48,7 +46,8 @@ func Handler(name string, state NodeState) http.Handler {
 		e, ok := endpoints[r.URL.Path]
 		switch {
 		case !ok:
-			WriteError(w, http.StatusNotFound, fmt.Errorf("unknown path %s: expected %s, %s or %s", r.URL.Path, DevicesPath, AllocationsPath, IncidentsPath))
+			expected := fmt.Sprintf("%s, %s or %s", DevicesPath, AllocationsPath, IncidentsPath)
+			WriteError(w, http.StatusNotFound, fmt.Errorf("unknown path %s: expected %s", r.URL.Path, expected))
 			return
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
@@ -71,7 +70,8 @@ func WriteError(w http.ResponseWriter, status int, err error) {
 	writeJSON(w, status, ErrorResponse{strings.ToValidUTF8(err.Error(), "\uFFFD")})
 }
 
-// writeJSON encodes v before it sends the status, so that a failed encoding is an error and not half a response.
+// writeJSON encodes v before it sends the status, so that a failed encoding is an
+// error and not half a response.
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)
@@ -88,39 +88,4 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	h.Set("Content-Length", strconv.Itoa(body.Len()))
 	w.WriteHeader(status)
 	w.Write(body.Bytes()) //nolint:errcheck // the client disconnected
-}
-
-// NodeState returns the published state of a node. Its methods call neither the driver nor the kubelet.
-type NodeState interface {
-	Statuses() ([]device.Status, <-chan struct{})
-	Allocations() (device.Allocations, <-chan struct{})
-	Driver() device.Driver
-	Incidents() incident.Snapshot
-	// ExpectedGPUs returns the expected number of GPUs; 0: any number.
-	ExpectedGPUs() int
-}
-
-// node answers queries about a node. No list is null.
-type node struct {
-	NodeState
-	name string
-}
-
-// KubeletJSON is the result of the latest request for allocations.
-type KubeletJSON struct {
-	Up           bool      `json:"up"`
-	LastResponse time.Time `json:"last_response,omitzero"` // the list of allocations is from then
-	Error        string    `json:"error,omitempty"`
-}
-
-func newKubeletJSON(a device.Allocations) KubeletJSON {
-	return KubeletJSON{Up: a.Err == nil && !a.At.IsZero(), LastResponse: a.At, Error: errorText(a.Err)}
-}
-
-// errorText returns an error as one line.
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return strings.ReplaceAll(err.Error(), "\n", "; ")
 }

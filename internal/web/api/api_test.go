@@ -1,10 +1,9 @@
-package api
+package api_test
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
@@ -37,7 +37,7 @@ func (s *apiFixture) ExpectedGPUs() int                                  { retur
 func (s *apiFixture) request(t *testing.T, method, url string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
-	Handler("node-a", s).ServeHTTP(w, httptest.NewRequest(method, url, http.NoBody))
+	api.Handler("node-a", s).ServeHTTP(w, httptest.NewRequest(method, url, http.NoBody))
 	for name, want := range map[string]string{
 		"Content-Type": "application/json", "Cache-Control": "no-store", "Content-Length": fmt.Sprint(w.Body.Len()),
 	} {
@@ -64,16 +64,17 @@ func getJSON[T any](t *testing.T, s *apiFixture, url string) T {
 
 func migDevice(gpu device.GPU, index, n int) device.Device {
 	return device.Device{
-		ID: device.ID(fmt.Sprintf("MIG-%d-%d", index, n)), GPU: gpu, Index: index, MIGDeviceIndex: n, GI: 7 + n, CI: 0, Profile: "1g.10gb",
-		Minor: index, NUMANode: -1,
+		ID: device.ID(fmt.Sprintf("MIG-%d-%d", index, n)), GPU: gpu, Index: index, MIGDeviceIndex: n, GI: 7 + n, CI: 0,
+		Profile: "1g.10gb", Minor: index, NUMANode: -1,
 	}
 }
 
 func wholeGPU(index int) device.Device {
 	id := fmt.Sprintf("GPU-%d", index)
 	return device.Device{
-		ID: device.ID(id), GPU: device.GPU(id), Index: index, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: index, Model: "NVIDIA H100", PCI: "0000:1a:00.0",
-		NUMANode: 0, InfoLabels: []device.Label{{Name: "serial", Value: "1"}, {Name: "chassis_slot", Value: ""}},
+		ID: device.ID(id), GPU: device.GPU(id), Index: index, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: index,
+		Model: "NVIDIA H100", PCI: "0000:1a:00.0", NUMANode: 0,
+		InfoLabels: []device.Label{{Name: "serial", Value: "1"}, {Name: "chassis_slot", Value: ""}},
 	}
 }
 
@@ -83,15 +84,19 @@ var (
 	past  = device.Owner{Namespace: "research", Pod: "past", Container: "main"}
 )
 
-// newAPIFixture returns a node with an allocated GPU 0, GPU 1 with two MIG devices, one of them shared, an unhealthy GPU 2 with an
-// allocation without an owner, and incidents of the removed GPU 7.
+// newAPIFixture returns a node with an allocated GPU 0, GPU 1 with two MIG
+// devices, one of them shared, an unhealthy GPU 2 with an allocation without an
+// owner, and incidents of the removed GPU 7.
 func newAPIFixture(now time.Time) *apiFixture {
 	partitioned := wholeGPU(1)
 	partitioned.MIGEnabled = true
 	healthy := func(d device.Device) device.Status { return device.Status{Device: d, Healthy: true, Since: now} }
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 	newIncident := func(id uint64, d device.Device, reason string, last time.Time, to ...device.Owner) incident.Incident {
-		i := incident.Incident{ID: id, First: last, Last: last, Count: 1, Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Reason: reason}
+		i := incident.Incident{
+			ID: id, First: last, Last: last, Count: 1, Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile,
+			Reason: reason,
+		}
 		for _, o := range to {
 			i.Affected = append(i.Affected, incident.AffectedContainer{
 				Owner: o, Since: last, Until: last,
@@ -106,7 +111,8 @@ func newAPIFixture(now time.Time) *apiFixture {
 		statuses: []device.Status{
 			healthy(wholeGPU(0)), healthy(partitioned), healthy(migDevice("GPU-1", 1, 0)), healthy(migDevice("GPU-1", 1, 1)),
 			{
-				Device: wholeGPU(2), Health: device.Unhealthy, Reason: "xid_79", Action: "reset_gpu", Since: ago(time.Minute), Flaps: 2,
+				Device: wholeGPU(2), Health: device.Unhealthy, Reason: "xid_79", Action: "reset_gpu",
+				Since: ago(time.Minute), Flaps: 2,
 				Xids: []device.Xid{{Code: 79, Count: 1, Last: ago(time.Minute)}},
 			},
 		},
@@ -142,7 +148,7 @@ func TestDevices(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		now := time.Now()
 		s := newAPIFixture(now)
-		d := getJSON[DevicesResponse](t, s, DevicesPath)
+		d := getJSON[api.DevicesResponse](t, s, api.DevicesPath)
 		if d.Node != "node-a" || d.Driver.State != "up" || !d.Kubelet.Up || !d.At.Equal(now) || len(d.Devices) != 5 {
 			t.Fatalf("got %+v", d)
 		}
@@ -153,13 +159,16 @@ func TestDevices(t *testing.T) {
 		if want := []string{"allocated", "partitioned", "shared", "unallocated", "unnamed"}; !slices.Equal(states, want) {
 			t.Errorf("allocation states: got %v, want %v", states, want)
 		}
-		for query, want := range map[string]int{"?device=0": 1, "?device=GPU-1": 3, "?device=1": 3, "?device=MIG-1-1": 1, "?device=8": 0} {
-			if some := getJSON[DevicesResponse](t, s, DevicesPath+query).Devices; len(some) != want {
+		for query, want := range map[string]int{
+			"?device=0": 1, "?device=GPU-1": 3, "?device=1": 3, "?device=MIG-1-1": 1, "?device=8": 0,
+		} {
+			if some := getJSON[api.DevicesResponse](t, s, api.DevicesPath+query).Devices; len(some) != want {
 				t.Errorf("%s: got %d devices, want %d", query, len(some), want)
 			}
 		}
 		gpu, mig, bad := d.Devices[0], d.Devices[2], d.Devices[4]
-		if gpu.Health != "healthy" || !gpu.Healthy || gpu.MIGDeviceIndex != nil || gpu.InfoLabels["serial"] != "1" || len(gpu.InfoLabels) != 1 || gpu.NUMANode == nil || gpu.LastIncident.ID != 3 {
+		if gpu.Health != "healthy" || !gpu.Healthy || gpu.MIGDeviceIndex != nil || gpu.NUMANode == nil ||
+			gpu.InfoLabels["serial"] != "1" || len(gpu.InfoLabels) != 1 || gpu.LastIncident.ID != 3 {
 			t.Errorf("GPU 0: got %+v", gpu)
 		}
 		if got := podNames(gpu.Owners); got != "train" || !gpu.Owners[0].FirstSeen.Equal(now.Add(-time.Hour)) {
@@ -168,16 +177,18 @@ func TestDevices(t *testing.T) {
 		if got := podNames(gpu.PastOwners); got != "embed past" {
 			t.Errorf("GPU 0: got past owners %s", got)
 		}
-		if mig.Profile != "1g.10gb" || *mig.MIGDeviceIndex != 0 || *mig.GI != 7 || mig.NUMANode != nil || podNames(mig.Owners) != "train embed" || len(mig.Owners[1].Resources) != 2 {
+		if mig.Profile != "1g.10gb" || *mig.MIGDeviceIndex != 0 || *mig.GI != 7 || mig.NUMANode != nil ||
+			podNames(mig.Owners) != "train embed" || len(mig.Owners[1].Resources) != 2 {
 			t.Errorf("MIG device: got %+v", mig)
 		}
-		if bad.Healthy || bad.Health != "unhealthy" || bad.Reason != "xid_79" || bad.Action != "reset_gpu" || bad.Flaps != 2 || bad.Xids[0].Xid != 79 || len(bad.Owners) != 0 {
+		if bad.Healthy || bad.Health != "unhealthy" || bad.Reason != "xid_79" || bad.Action != "reset_gpu" ||
+			bad.Flaps != 2 || bad.Xids[0].Xid != 79 || len(bad.Owners) != 0 {
 			t.Errorf("GPU 2: got %+v", bad)
 		}
 	})
 }
 
-func podNames(owners []OwnerJSON) string {
+func podNames(owners []api.OwnerJSON) string {
 	var list []string
 	for _, h := range owners {
 		list = append(list, h.Pod)
@@ -187,19 +198,24 @@ func podNames(owners []OwnerJSON) string {
 
 // TestUnknownState checks that unknown state is no error and that no list is null.
 func TestUnknownState(t *testing.T) {
-	s := &apiFixture{driver: device.Driver{Err: errors.New("no\nlibrary")}, allocations: device.Allocations{Err: errors.New("connection refused")}}
-	d := getJSON[DevicesResponse](t, s, DevicesPath)
-	if d.Driver != (DriverJSON{"starting", "no; library"}) || d.Kubelet.Up || d.Kubelet.Error != "connection refused" || d.Devices == nil {
+	s := &apiFixture{
+		driver:      device.Driver{Err: errors.New("no\nlibrary")},
+		allocations: device.Allocations{Err: errors.New("connection refused")},
+	}
+	d := getJSON[api.DevicesResponse](t, s, api.DevicesPath)
+	kubelet := api.KubeletJSON{Error: "connection refused"}
+	if d.Driver != (api.DriverJSON{"starting", "no; library"}) || d.Kubelet != kubelet || d.Devices == nil {
 		t.Errorf("got %+v", d)
 	}
-	if h := getJSON[AllocationsResponse](t, s, AllocationsPath); h.Complete || h.Allocations == nil {
+	if h := getJSON[api.AllocationsResponse](t, s, api.AllocationsPath); h.Complete || h.Allocations == nil {
 		t.Errorf("got %+v", h)
 	}
 	s.incidents.Err = errors.New("disk full")
-	if i := getJSON[IncidentsResponse](t, s, IncidentsPath); i.Persisted || i.Error != "disk full" || i.Incidents == nil {
+	i := getJSON[api.IncidentsResponse](t, s, api.IncidentsPath)
+	if i.Persisted || i.Error != "disk full" || i.Incidents == nil {
 		t.Errorf("got %+v", i)
 	}
-	if w := new(apiFixture).request(t, http.MethodGet, IncidentsPath); w.Code != http.StatusOK {
+	if w := new(apiFixture).request(t, http.MethodGet, api.IncidentsPath); w.Code != http.StatusOK {
 		t.Errorf("incidents of a node without incidents: got status %d, %s", w.Code, w.Body)
 	}
 }
@@ -222,7 +238,7 @@ func TestAllocations(t *testing.T) {
 			{"?device=GPU-4", ""},
 		} {
 			var got []string
-			for _, h := range getJSON[AllocationsResponse](t, s, AllocationsPath+c.query).Allocations {
+			for _, h := range getJSON[api.AllocationsResponse](t, s, api.AllocationsPath+c.query).Allocations {
 				got = append(got, string(h.Device)+map[bool]string{true: "/", false: "-"}[h.Current]+h.Pod)
 			}
 			if strings.Join(got, " ") != c.want {
@@ -261,7 +277,7 @@ func TestIncidents(t *testing.T) {
 			{"?since=" + now.Add(-3*time.Hour).UTC().Format(time.RFC3339), "[5 4 3 2]", 4},
 			{"?since=0s", "[]", 0},
 		} {
-			got := getJSON[IncidentsResponse](t, s, IncidentsPath+c.query)
+			got := getJSON[api.IncidentsResponse](t, s, api.IncidentsPath+c.query)
 			ids := []uint64{}
 			for _, i := range got.Incidents {
 				ids = append(ids, i.ID)
@@ -270,7 +286,7 @@ func TestIncidents(t *testing.T) {
 				t.Errorf("%s: got %v of %d, want %s of %d", c.query, ids, got.Total, c.want, c.total)
 			}
 		}
-		if body := s.request(t, http.MethodGet, IncidentsPath).Body.String(); !strings.Contains(body, `"affected":[]`) {
+		if body := s.request(t, http.MethodGet, api.IncidentsPath).Body.String(); !strings.Contains(body, `"affected":[]`) {
 			t.Errorf("got %s", body)
 		}
 	})
@@ -283,27 +299,28 @@ func TestInvalidRequests(t *testing.T) {
 		status      int
 		message     string
 	}{
-		{"GET", DevicesPath + "?pod=a", 400, `unknown parameter "pod": expected device`},
-		{"GET", AllocationsPath + "?since=1h", 400, `unknown parameter "since": expected device, namespace, pod`},
-		{"GET", IncidentsPath + "?pods=x", 400, `unknown parameter "pods": expected device, namespace, pod, reason, since, limit`},
-		{"GET", IncidentsPath + "?pod=", 400, `pod "": expected a value`},
-		{"GET", IncidentsPath + "?pod=a&pod=b", 400, "pod is given 2 times"},
-		{"GET", IncidentsPath + "?limit=0", 400, `limit "0": expected a number from 1 to 1000`},
-		{"GET", IncidentsPath + "?limit=1001", 400, `limit "1001": expected a number from 1 to 1000`},
-		{"GET", IncidentsPath + "?limit=many", 400, `limit "many": expected a number from 1 to 1000`},
-		{"GET", IncidentsPath + "?since=yesterday", 400, `since "yesterday": expected a time (2006-01-02T15:04:05Z) or a duration (90m, 24h)`},
-		{"GET", IncidentsPath + "?since=-1h", 400, `since "-1h": expected a time`},
-		{"GET", IncidentsPath + "?pod=%zz", 400, "parse parameters: "},
-		{"GET", IncidentsPath + "?a;b", 400, "parse parameters: "},
-		{"GET", IncidentsPath + "?pod=" + strings.Repeat("x", 5000), 400, "parameters of 5004 bytes: expected at most 4096"},
-		{"POST", IncidentsPath, 405, "POST: expected GET or HEAD"},
-		{"DELETE", DevicesPath, 405, "DELETE: expected GET or HEAD"},
-		{"GET", Root, 404, "unknown path /api/v1/: expected /api/v1/devices"},
-		{"GET", DevicesPath + "/GPU-0", 404, "unknown path /api/v1/devices/GPU-0"},
+		{"GET", api.DevicesPath + "?pod=a", 400, `unknown parameter "pod": expected device`},
+		{"GET", api.AllocationsPath + "?since=1h", 400, `unknown parameter "since": expected device, namespace, pod`},
+		{"GET", api.IncidentsPath + "?pods=x", 400, `unknown parameter "pods": expected device, namespace, pod, reason, `},
+		{"GET", api.IncidentsPath + "?pod=", 400, `pod "": expected a value`},
+		{"GET", api.IncidentsPath + "?pod=a&pod=b", 400, "pod is given 2 times"},
+		{"GET", api.IncidentsPath + "?limit=0", 400, `limit "0": expected a number from 1 to 1000`},
+		{"GET", api.IncidentsPath + "?limit=1001", 400, `limit "1001": expected a number from 1 to 1000`},
+		{"GET", api.IncidentsPath + "?limit=many", 400, `limit "many": expected a number from 1 to 1000`},
+		{"GET", api.IncidentsPath + "?since=yesterday", 400, `since "yesterday": expected a time (2006-01-02T15:04:05Z) or`},
+		{"GET", api.IncidentsPath + "?since=-1h", 400, `since "-1h": expected a time`},
+		{"GET", api.IncidentsPath + "?pod=%zz", 400, "parse parameters: "},
+		{"GET", api.IncidentsPath + "?a;b", 400, "parse parameters: "},
+		{"GET", api.IncidentsPath + "?pod=" + strings.Repeat("x", 5000), 400, "parameters of 5004 bytes: expected at"},
+		{"POST", api.IncidentsPath, 405, "POST: expected GET or HEAD"},
+		{"DELETE", api.DevicesPath, 405, "DELETE: expected GET or HEAD"},
+		{"GET", api.Root, 404, "unknown path /api/v1/: expected /api/v1/devices"},
+		{"GET", api.DevicesPath + "/GPU-0", 404, "unknown path /api/v1/devices/GPU-0"},
 	} {
 		w := s.request(t, c.method, c.url)
-		var response ErrorResponse
-		if err := json.Unmarshal(w.Body.Bytes(), &response); err != nil || w.Code != c.status || !strings.HasPrefix(response.Error, c.message) {
+		var response api.ErrorResponse
+		err := json.Unmarshal(w.Body.Bytes(), &response)
+		if err != nil || w.Code != c.status || !strings.HasPrefix(response.Error, c.message) {
 			t.Errorf("%s %s: got %d %s, want %d %s", c.method, c.url, w.Code, w.Body, c.status, c.message)
 		}
 		if allow := w.Header().Get("Allow"); (c.status == 405) != (allow == "GET, HEAD") {
@@ -313,10 +330,10 @@ func TestInvalidRequests(t *testing.T) {
 }
 
 func TestHead(t *testing.T) {
-	server := httptest.NewServer(Handler("node-a", newAPIFixture(time.Now())))
+	server := httptest.NewServer(api.Handler("node-a", newAPIFixture(time.Now())))
 	defer server.Close()
 	defer http.DefaultClient.CloseIdleConnections()
-	response, err := http.Head(server.URL + IncidentsPath)
+	response, err := http.Head(server.URL + api.IncidentsPath)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,28 +353,24 @@ func TestHostileNames(t *testing.T) {
 		s.allocations.All[0].Owner.Pod = hostile
 		s.incidents.Incidents[0].Reason = hostile
 		read := strings.ReplaceAll(hostile, "\xff", "\uFFFD")
-		d := getJSON[DevicesResponse](t, s, DevicesPath)
+		d := getJSON[api.DevicesResponse](t, s, api.DevicesPath)
 		if d.Devices[0].Model != read || d.Devices[0].InfoLabels[read] != read || d.Devices[0].Owners[0].Pod != read {
 			t.Errorf("got %+v", d.Devices[0])
 		}
-		if i := getJSON[IncidentsResponse](t, s, IncidentsPath); i.Incidents[0].Reason != read {
+		if i := getJSON[api.IncidentsResponse](t, s, api.IncidentsPath); i.Incidents[0].Reason != read {
 			t.Errorf("got %+v", i.Incidents[0])
 		}
 		s.request(t, http.MethodGet, "/api/v1/%ff%0a")
-		s.request(t, http.MethodGet, IncidentsPath+"?%ff=%0a")
+		s.request(t, http.MethodGet, api.IncidentsPath+"?%ff=%0a")
 	})
 }
 
 // TestEncodingFails checks that a failed encoding is an error instead of a partial response.
 func TestEncodingFails(t *testing.T) {
-	w := httptest.NewRecorder()
-	writeJSON(w, http.StatusOK, math.NaN())
-	if w.Code != http.StatusInternalServerError || !strings.HasPrefix(w.Body.String(), `{"error":"encode response: `) {
-		t.Errorf("got status %d, %s", w.Code, w.Body)
-	}
 	s := newAPIFixture(time.Now())
 	s.incidents.Incidents[0].Last = time.Date(12345, 1, 1, 0, 0, 0, 0, time.UTC)
-	if w := s.request(t, http.MethodGet, IncidentsPath); w.Code != http.StatusInternalServerError {
+	w := s.request(t, http.MethodGet, api.IncidentsPath)
+	if w.Code != http.StatusInternalServerError || !strings.HasPrefix(w.Body.String(), `{"error":"encode response: `) {
 		t.Errorf("got status %d, %s", w.Code, w.Body)
 	}
 }
@@ -365,25 +378,29 @@ func TestEncodingFails(t *testing.T) {
 // FuzzParseQuery checks that parsed queries are within limits, and that errors have one line.
 func FuzzParseQuery(f *testing.F) {
 	params := []string{"device", "namespace", "pod", "reason", "since", "limit"}
-	for _, seed := range []string{"", "device=0&limit=5", "since=1h", "since=2026-01-02T03:04:05Z", "pod=a&pod=b", "x=1", "limit=-1", "a;b", "pod=%00", "%ff=%ff"} {
+	for _, seed := range []string{
+		"", "device=0&limit=5", "since=1h", "since=2026-01-02T03:04:05Z", "pod=a&pod=b", "x=1", "limit=-1", "a;b", "pod=%00",
+		"%ff=%ff",
+	} {
 		f.Add(seed)
 	}
 	now := time.Unix(1_700_000_000, 0)
 	f.Fuzz(func(t *testing.T, raw string) {
-		q, err := ParseQuery(raw, params, now)
+		q, err := api.ParseQuery(raw, params, now)
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") {
 				t.Errorf("%q: got an error of several lines: %q", raw, err)
 			}
 			return
 		}
-		if q.Limit < 1 || q.Limit > MaxLimit || len(raw) > maxQueryBytes || q.Since.After(now) && !strings.Contains(raw, "T") {
+		if q.Limit < 1 || q.Limit > api.MaxLimit || len(raw) > 4096 || q.Since.After(now) && !strings.Contains(raw, "T") {
 			t.Errorf("%q: got %+v", raw, q)
 		}
-		if raw == "" && q != (Query{Limit: DefaultLimit}) {
+		if raw == "" && q != (api.Query{Limit: api.DefaultLimit}) {
 			t.Errorf("empty query: got %+v", q)
 		}
-		if _, err := ParseQuery(raw, nil, now); (err == nil) != (q == Query{Limit: DefaultLimit} && !strings.ContainsAny(raw, "=")) {
+		isEmpty := q == api.Query{Limit: api.DefaultLimit} && !strings.ContainsAny(raw, "=")
+		if _, err := api.ParseQuery(raw, nil, now); (err == nil) != isEmpty {
 			t.Errorf("%q without parameters: got %v", raw, err)
 		}
 	})
@@ -394,15 +411,18 @@ func TestIncidentOfPartitionedGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newAPIFixture(time.Now())
 		s.incidents.Incidents[0] = incident.Incident{
-			ID: 5, Device: "GPU-1", GPU: "GPU-1", Index: 1, Reason: "xid_79", Last: time.Now(), MIGDevices: []incident.AffectedMIGDevice{{Device: "MIG-1-1", Profile: "1g.10gb"}},
+			ID: 5, Device: "GPU-1", GPU: "GPU-1", Index: 1, Reason: "xid_79", Last: time.Now(),
+			MIGDevices: []incident.AffectedMIGDevice{{Device: "MIG-1-1", Profile: "1g.10gb"}},
 		}
-		for query, want := range map[string]int{"?device=GPU-1": 2, "?device=1": 2, "?device=MIG-1-1": 1, "?device=MIG-1-0": 1, "?device=GPU-2": 0} {
-			if got := getJSON[IncidentsResponse](t, s, IncidentsPath+query); got.Total != want {
+		for query, want := range map[string]int{
+			"?device=GPU-1": 2, "?device=1": 2, "?device=MIG-1-1": 1, "?device=MIG-1-0": 1, "?device=GPU-2": 0,
+		} {
+			if got := getJSON[api.IncidentsResponse](t, s, api.IncidentsPath+query); got.Total != want {
 				t.Errorf("%s: got %+v, want %d", query, got.Incidents, want)
 			}
 		}
 		var last []uint64
-		for _, d := range getJSON[DevicesResponse](t, s, DevicesPath+"?device=1").Devices {
+		for _, d := range getJSON[api.DevicesResponse](t, s, api.DevicesPath+"?device=1").Devices {
 			last = append(last, d.LastIncident.ID)
 		}
 		if !slices.Equal(last, []uint64{5, 4, 5}) {
@@ -414,11 +434,11 @@ func TestIncidentOfPartitionedGPU(t *testing.T) {
 func TestRetiredAndMissing(t *testing.T) {
 	s := newAPIFixture(time.Now())
 	s.statuses[4].Reason, s.statuses[4].Note, s.expected = "retired", "fan", 8
-	d := getJSON[DevicesResponse](t, s, DevicesPath)
+	d := getJSON[api.DevicesResponse](t, s, api.DevicesPath)
 	if d.Devices[4].Note != "fan" || d.ExpectedGPUs != 8 || d.MissingGPUs != 5 {
 		t.Errorf("got %+v", d)
 	}
-	if s.statuses = nil; getJSON[DevicesResponse](t, s, DevicesPath).MissingGPUs != 0 {
+	if s.statuses = nil; getJSON[api.DevicesResponse](t, s, api.DevicesPath).MissingGPUs != 0 {
 		t.Error("GPUs are missing before the first listing")
 	}
 }

@@ -15,7 +15,8 @@ type DevicesResponse struct {
 	Driver  DriverJSON   `json:"driver"`
 	Kubelet KubeletJSON  `json:"kubelet"`
 	Devices []DeviceJSON `json:"devices"` // each GPU before its MIG devices
-	// ExpectedGPUs is the number of GPUs in a complete node. MissingGPUs is the number of GPUs missing in the listing.
+	// ExpectedGPUs is the number of GPUs in a complete node. MissingGPUs is the
+	// number of GPUs missing in the listing.
 	ExpectedGPUs int `json:"expected_gpus,omitempty"`
 	MissingGPUs  int `json:"missing_gpus,omitempty"`
 }
@@ -69,26 +70,32 @@ type XidJSON struct {
 }
 
 var driverStateNames = [...]string{
-	device.DriverStarting: "starting", device.DriverUp: "up", device.DriverFailing: "failing", device.DriverAbsent: "absent",
-	device.DriverNotResponding: "not_responding", device.DriverReplaced: "replaced", device.DriverReleased: "released",
+	device.DriverStarting:      "starting",
+	device.DriverUp:            "up",
+	device.DriverFailing:       "failing",
+	device.DriverAbsent:        "absent",
+	device.DriverNotResponding: "not_responding",
+	device.DriverReplaced:      "replaced",
+	device.DriverReleased:      "released",
 }
 
 var allocationStateNames = [...]string{
-	device.AllocationUnknown: "unknown", device.Unallocated: "unallocated", device.Allocated: "allocated", device.AllocatedShared: "shared",
+	device.AllocationUnknown:     "unknown",
+	device.Unallocated:           "unallocated",
+	device.Allocated:             "allocated",
+	device.AllocatedShared:       "shared",
 	device.AllocatedOwnerUnknown: "unnamed",
 }
 
-func (n node) handleDevices(q Query, now time.Time) any { return n.devicesMatching(q, now) }
-
 // Devices returns the response for all devices of a node.
 func Devices(name string, state NodeState, now time.Time) DevicesResponse {
-	return node{state, name}.devicesMatching(Query{}, now)
+	return node{state, name}.devices(Query{}, now)
 }
 
-func (n node) devicesMatching(q Query, now time.Time) DevicesResponse {
+func (n node) devices(q Query, now time.Time) DevicesResponse {
 	statuses, _ := n.Statuses()
 	allocations, _ := n.Allocations()
-	snapshot, driver := n.Incidents(), n.Driver()
+	incidents, driver := n.Incidents().Incidents, n.Driver()
 	d := DevicesResponse{
 		At: now, Node: n.name, Driver: DriverJSON{driverStateNames[driver.State], errorText(driver.Err)},
 		Kubelet: newKubeletJSON(allocations), Devices: []DeviceJSON{}, ExpectedGPUs: n.ExpectedGPUs(),
@@ -97,22 +104,24 @@ func (n node) devicesMatching(q Query, now time.Time) DevicesResponse {
 		d.MissingGPUs = device.MissingGPUs(statuses, d.ExpectedGPUs)
 	}
 	for _, status := range statuses {
-		if q.matchesDevice(status.ID, status.GPU, status.Index) {
-			d.Devices = append(d.Devices, newDeviceJSON(status, statuses, allocations, snapshot))
+		if q.matchesDevice(status.ID, status.GPU) {
+			d.Devices = append(d.Devices, deviceJSON(status, statuses, allocations, incidents))
 		}
 	}
 	return d
 }
 
-func newDeviceJSON(s device.Status, all []device.Status, allocations device.Allocations, snapshot incident.Snapshot) DeviceJSON {
+func deviceJSON(s device.Status, all []device.Status, a device.Allocations, incidents []incident.Incident) DeviceJSON {
 	d := DeviceJSON{
-		ID: s.ID, GPU: s.GPU, Index: s.Index, MIG: s.MIGEnabled, Model: s.Model, PCI: s.PCI, NUMANode: nonNegative(s.NUMANode),
-		MemoryBytes: s.MemoryBytes, Healthy: s.Healthy, Health: s.Health.String(), Reason: s.Reason, Note: s.Note, Action: s.Action,
-		Since: s.Since, Flaps: s.Flaps, Gone: s.Gone, Unallocatable: s.Unallocatable(all), Xids: make([]XidJSON, len(s.Xids)),
-		Owners: []OwnerJSON{}, PastOwners: []OwnerJSON{}, Placement: s.Placement, InfoLabels: map[string]string{},
+		ID: s.ID, GPU: s.GPU, Index: s.Index, MIG: s.MIGEnabled, Model: s.Model, PCI: s.PCI,
+		NUMANode: nonNegative(s.NUMANode), MemoryBytes: s.MemoryBytes, InfoLabels: map[string]string{},
+		Healthy: s.Healthy, Health: s.Health.String(), Reason: s.Reason, Note: s.Note, Action: s.Action,
+		Since: s.Since, Flaps: s.Flaps, Gone: s.Gone, Unallocatable: s.Unallocatable(all),
+		Xids: make([]XidJSON, len(s.Xids)), Placement: s.Placement,
 	}
 	if !s.WholeGPU() {
-		d.Profile, d.MIGDeviceIndex, d.GI, d.CI = s.Profile, nonNegative(s.MIGDeviceIndex), nonNegative(s.GI), nonNegative(s.CI)
+		d.Profile, d.MIGDeviceIndex = s.Profile, nonNegative(s.MIGDeviceIndex)
+		d.GI, d.CI = nonNegative(s.GI), nonNegative(s.CI)
 	}
 	for i, x := range s.Xids {
 		d.Xids[i] = XidJSON{x.Code, x.Count, x.Last}
@@ -122,20 +131,15 @@ func newDeviceJSON(s device.Status, all []device.Status, allocations device.Allo
 			d.InfoLabels[f.Name] = f.Value
 		}
 	}
-	state, _ := allocations.State(s.ID)
+	state, _ := a.State(s.ID)
 	d.AllocationState = allocationStateNames[state]
-	if s.MIGEnabled && len(allocations.ForDevice(s.ID)) == 0 {
+	if s.MIGEnabled && len(a.ForDevice(s.ID)) == 0 {
 		d.AllocationState = "partitioned"
 	}
-	for _, owner := range ownersOf(s.ID, allocations) {
-		if owner.Current {
-			d.Owners = append(d.Owners, owner)
-		} else {
-			d.PastOwners = append(d.PastOwners, owner)
-		}
-	}
-	if i := slices.IndexFunc(snapshot.Incidents, func(i incident.Incident) bool { return i.Concerns(s.ID) }); i >= 0 {
-		d.LastIncident = new(withoutNull(snapshot.Incidents[i])) // incidents are newest first
+	d.Owners, d.PastOwners = ownersOf(s.ID, a)
+	concerns := func(i incident.Incident) bool { return i.Concerns(s.ID) }
+	if i := slices.IndexFunc(incidents, concerns); i >= 0 {
+		d.LastIncident = new(withoutNull(incidents[i])) // incidents are newest first
 	}
 	return d
 }

@@ -3,7 +3,6 @@ package api
 import (
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
@@ -19,14 +18,16 @@ type IncidentsResponse struct {
 
 func (n node) handleIncidents(q Query, now time.Time) any {
 	snapshot := n.Incidents()
-	response := IncidentsResponse{At: now, Node: n.name, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err), Incidents: []incident.Incident{}}
+	response := IncidentsResponse{
+		At: now, Node: n.name, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err),
+		Incidents: []incident.Incident{},
+	}
 	for i := range snapshot.Incidents {
-		item := &snapshot.Incidents[i]
-		if !q.matchesDevice(item.Device, item.GPU, item.Index) && !item.Concerns(device.ID(q.Device)) || !q.matchesIncident(item) {
+		if !q.matchesIncident(&snapshot.Incidents[i]) {
 			continue
 		}
 		if response.Total++; response.Total <= q.Limit {
-			response.Incidents = append(response.Incidents, withoutNull(*item))
+			response.Incidents = append(response.Incidents, withoutNull(snapshot.Incidents[i]))
 		}
 	}
 	return response

@@ -2,7 +2,6 @@ package api
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -24,55 +23,61 @@ const (
 	MaxLimit     = 1000
 )
 
-// Query selects devices, allocations or incidents. The zero value of a field matches all.
+// Query selects devices, allocations or incidents. The zero value of a field
+// matches all.
 type Query struct {
 	Device         string // UUID of a device, or UUID or index of a GPU, for its MIG devices as well
 	Namespace, Pod string
 	Reason         string
-	State          string // of devices on the status page
 	Since          time.Time
 	Limit          int // at least 1 after ParseQuery
 }
 
-// ParseQuery parses the parameters of a URL. It rejects unknown names: a typing error must not select everything.
-func ParseQuery(raw string, params []string, now time.Time) (Query, error) {
-	q := Query{Limit: DefaultLimit}
+// ParseQuery parses the parameters of a URL.
+func ParseQuery(raw string, allowed []string, now time.Time) (q Query, err error) {
+	p, err := ParseParameters(raw, allowed)
+	if err != nil {
+		return q, err
+	}
+	q = Query{
+		Device: p["device"], Namespace: p["namespace"], Pod: p["pod"], Reason: p["reason"], Limit: DefaultLimit,
+	}
+	if value, ok := p["limit"]; ok {
+		if q.Limit, err = strconv.Atoi(value); err != nil || q.Limit < 1 || q.Limit > MaxLimit {
+			return q, fmt.Errorf("limit %q: expected a number from 1 to %d", value, MaxLimit)
+		}
+	}
+	if value, ok := p["since"]; ok {
+		q.Since, err = parseSince(value, now)
+	}
+	return q, err
+}
+
+// ParseParameters returns the values of a URL's parameters. It rejects unknown
+// names: a typing error must not select everything.
+func ParseParameters(raw string, allowed []string) (map[string]string, error) {
 	if len(raw) > maxQueryBytes {
-		return q, fmt.Errorf("parameters of %d bytes: expected at most %d", len(raw), maxQueryBytes)
+		return nil, fmt.Errorf("parameters of %d bytes: expected at most %d", len(raw), maxQueryBytes)
 	}
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return q, fmt.Errorf("parse parameters: %w", err)
+		return nil, fmt.Errorf("parse parameters: %w", err)
 	}
+	parameters := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		switch v := values[name]; {
-		case !slices.Contains(params, name):
-			return q, fmt.Errorf("unknown parameter %q: expected %s", name, cmp.Or(strings.Join(params, ", "), "none"))
+		case !slices.Contains(allowed, name):
+			expected := cmp.Or(strings.Join(allowed, ", "), "none")
+			return nil, fmt.Errorf("unknown parameter %q: expected %s", name, expected)
 		case len(v) > 1:
-			return q, fmt.Errorf("%s is given %d times", name, len(v))
+			return nil, fmt.Errorf("%s is given %d times", name, len(v))
+		case v[0] == "":
+			return nil, fmt.Errorf("%s %q: expected a value", name, v[0])
 		default:
-			if err := q.set(name, v[0], now); err != nil {
-				return q, fmt.Errorf("%s %q: %w", name, v[0], err)
-			}
+			parameters[name] = v[0]
 		}
 	}
-	return q, nil
-}
-
-func (q *Query) set(name, value string, now time.Time) (err error) {
-	switch {
-	case value == "":
-		return errors.New("expected a value")
-	case name == "since":
-		q.Since, err = parseSince(value, now)
-	case name == "limit":
-		if q.Limit, err = strconv.Atoi(value); err != nil || q.Limit < 1 || q.Limit > MaxLimit {
-			err = fmt.Errorf("expected a number from 1 to %d", MaxLimit)
-		}
-	default:
-		*map[string]*string{"device": &q.Device, "namespace": &q.Namespace, "pod": &q.Pod, "reason": &q.Reason, "state": &q.State}[name] = value
-	}
-	return err
+	return parameters, nil
 }
 
 // parseSince parses a time, or a duration before now.
@@ -82,31 +87,40 @@ func parseSince(value string, now time.Time) (time.Time, error) {
 	}
 	ago, err := time.ParseDuration(value)
 	if err != nil || ago < 0 {
-		return time.Time{}, errors.New("expected a time (2006-01-02T15:04:05Z) or a duration (90m, 24h)")
+		const expected = "expected a time (2006-01-02T15:04:05Z) or a duration (90m, 24h)"
+		return time.Time{}, fmt.Errorf("since %q: %s", value, expected)
 	}
 	return now.Add(-ago), nil
 }
 
-// resolveIndex replaces the current index of a GPU by the UUID: the index of an incident is that of its time.
+// resolveIndex replaces the index of a GPU by the UUID: the index of an incident
+// is that of its time. A gone GPU may have the index of its replacement.
 func (q Query) resolveIndex(statuses []device.Status) Query {
+	resolved := q
 	for _, s := range statuses {
-		if q.Device == strconv.Itoa(s.Index) && !s.Gone {
-			q.Device = string(s.GPU)
+		if q.Device == strconv.Itoa(s.Index) && (!s.Gone || resolved.Device == q.Device) {
+			resolved.Device = string(s.GPU)
 		}
 	}
-	return q
+	return resolved
 }
 
-// matchesDevice reports whether the query selects a device. Index is that of the GPU; -1: unknown.
-func (q Query) matchesDevice(id device.ID, gpu device.GPU, index int) bool {
-	return q.Device == "" || q.Device == string(id) || q.Device == string(gpu) || index >= 0 && q.Device == strconv.Itoa(index)
+// matchesDevice reports whether the query selects a device, after resolveIndex.
+func (q Query) matchesDevice(id device.ID, gpu device.GPU) bool {
+	return q.Device == "" || q.Device == string(id) || q.Device == string(gpu)
 }
 
 func (q Query) matchesPod(namespace, pod string) bool {
 	return (q.Namespace == "" || q.Namespace == namespace) && (q.Pod == "" || q.Pod == pod)
 }
 
+// matchesIncident reports whether the query selects an incident: also by MIG
+// devices, and by the index of a removed GPU.
 func (q Query) matchesIncident(i *incident.Incident) bool {
-	return (q.Reason == "" || q.Reason == i.Reason) && !i.Last.Before(q.Since) && (q.Namespace == "" && q.Pod == "" ||
-		slices.ContainsFunc(i.Affected, func(a incident.AffectedContainer) bool { return q.matchesPod(a.Namespace, a.Pod) }))
+	isDevice := q.matchesDevice(i.Device, i.GPU) || i.Concerns(device.ID(q.Device)) || q.Device == strconv.Itoa(i.Index)
+	if !isDevice || q.Reason != "" && q.Reason != i.Reason || i.Last.Before(q.Since) {
+		return false
+	}
+	affects := func(c incident.AffectedContainer) bool { return q.matchesPod(c.Namespace, c.Pod) }
+	return q.matchesPod("", "") || slices.ContainsFunc(i.Affected, affects)
 }

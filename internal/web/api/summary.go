@@ -59,12 +59,12 @@ func TerminationText(t *incident.PodTermination) string {
 	if t == nil {
 		return ""
 	}
-	parts := []string{t.Phase, t.Reason, "", ""}
+	parts := []string{t.Phase, t.Reason}
 	if t.ExitCode != nil {
-		parts[2] = fmt.Sprintf("exit %d", *t.ExitCode)
+		parts = append(parts, fmt.Sprintf("exit %d", *t.ExitCode))
 	}
 	if t.Restarts > 0 {
-		parts[3] = text.Plural(int(t.Restarts), "restart")
+		parts = append(parts, text.Plural(int(t.Restarts), "restart"))
 	}
 	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ", ")
 }

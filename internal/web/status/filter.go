@@ -5,7 +5,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
@@ -22,12 +21,13 @@ type filter struct {
 var filterStates = []string{"unhealthy", "recovering", "suspect", "healthy", "allocated", "unallocated"}
 
 // parseFilter parses the parameters of the page's URL.
-func parseFilter(rawQuery string, now time.Time) (filter, error) {
-	query, err := api.ParseQuery(rawQuery, []string{"pod", "state"}, now)
-	if err == nil && query.State != "" && !slices.Contains(filterStates, query.State) {
-		err = fmt.Errorf("state %q: expected %s", query.State, strings.Join(filterStates, ", "))
+func parseFilter(rawQuery string) (filter, error) {
+	parameters, err := api.ParseParameters(rawQuery, []string{"pod", "state"})
+	f := filter{parameters["pod"], parameters["state"]}
+	if f.State != "" && !slices.Contains(filterStates, f.State) {
+		err = fmt.Errorf("state %q: expected %s", f.State, strings.Join(filterStates, ", "))
 	}
-	return filter{query.Pod, query.State}, err
+	return f, err
 }
 
 // href returns the link to the page with this filter.

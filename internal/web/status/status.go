@@ -42,7 +42,7 @@ func New(state PageState, o PageOptions) *Page { return &Page{state: state, opti
 
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	setSecurityHeaders(w.Header())
-	f, err := parseFilter(r.URL.RawQuery, time.Now())
+	f, err := parseFilter(r.URL.RawQuery)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest) // with quoted values
 		return
