@@ -47,8 +47,7 @@ rules: ## alert rules in the installed promtool; make test evaluates them withou
 	promtool test rules deploy/rules/*_test.yaml
 	cd test/external && PODGAUGE_PROMTOOL=1 go test -count=1 -run TestHealthyFleet ./openmetrics
 
-golden: ## regenerate golden files; first the compiled status page and the series sets, which the other generators use
-	$(TOOL) qtc -skipLineComments -dir=internal/web/status
+golden: ## regenerate golden files; first the series sets, which the other generators use
 	go test ./dashboards -update && go test ./internal/app -run TestSeriesSets -update
 	go test ./internal/app ./internal/config ./dashboards ./internal/web/status -update
 	cd test/external && go test ./podsfixture -run Fixtures -update
@@ -82,9 +81,6 @@ release-check: ## build a release, publish it to a local registry, sign it with 
 
 lint:
 	go tool -modfile=$(CURDIR)/tools/release/go.mod actionlint -shellcheck= -pyflakes=
-	@d=$$(mktemp -d) && trap 'rm -r "$$d"' EXIT && mkdir $$d/status && cp internal/web/status/page.qtpl $$d/status && \
-		{ $(TOOL) qtc -skipLineComments -dir=$$d/status 2>$$d/log || { cat $$d/log; exit 1; }; } && \
-		cmp internal/web/status/page.qtpl.go $$d/status/page.qtpl.go || { echo "page.qtpl.go is outdated: run make golden"; exit 1; }
 	$(TOOL) golangci-lint run ./...
 	@unreachable="$$($(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }
 	go -C tools run ./codestats -check $(CURDIR)

@@ -102,7 +102,7 @@ func TestPagePaths(t *testing.T) {
 		switch path.Ext(name) {
 		case ".go":
 			return !strings.HasSuffix(name, "_test.go")
-		case ".yaml", ".yml", ".json", ".txt", ".tpl", ".tmpl", ".qtpl", ".sh", ".mjs":
+		case ".yaml", ".yml", ".json", ".txt", ".tpl", ".tmpl", ".html", ".sh", ".mjs":
 			return true
 		}
 		return name == "Makefile" || name == "Dockerfile"

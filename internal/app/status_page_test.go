@@ -14,7 +14,7 @@ import (
 // Patterns of elements that differ between runs: times, and the lines of the last half hour.
 var (
 	timeElements = regexp.MustCompile(`<time [^>]*>[^<]*</time>`)
-	sparklines   = regexp.MustCompile(`<svg class="past" .*?</svg>`)
+	sparklines   = regexp.MustCompile(`(?s)<svg class="past" .*?</svg>`)
 )
 
 // getPage returns the status page without values that differ between runs.

@@ -77,17 +77,6 @@ func TestUnknownIsNotUnallocated(t *testing.T) {
 func TestReplicasAreNotDevices(t *testing.T) {
 	n := newReplicasFixture()
 	page := n.page(t)
-	stats := page.pairs("stats")
-	for name, want := range map[string]string{
-		"Healthy": "4 of 5 GPUs", "Allocated": "5 of 5 GPUs", "Replicas allocated": "96 of 128",
-	} {
-		if stats[name] != want {
-			t.Errorf("%s: got %s, want %s", name, stats[name], want)
-		}
-	}
-	if got := page.cells("resources", "Listed"); got[0] != "128 replicas of 5 GPUs" {
-		t.Errorf("got %v", got)
-	}
 	if text := page.text(); strings.Contains(text, "128 GPUs") || strings.Contains(text, "128 devices") {
 		t.Error("replicas are called devices")
 	}
@@ -122,22 +111,6 @@ func TestFaultIsShownOnce(t *testing.T) {
 		"GPU 5, MIG device 4 is unhealthy: Xid 95: uncontained memory error → reset the GPU"
 	if got := page.first("alerts").text(); got != want {
 		t.Errorf("alerts: got %s", got)
-	}
-	if n := strings.Count(newFailedMIGFixture().html(t, ""), `href="`+xidCatalog); n < 2 {
-		t.Errorf("got %d links to the Xid's description", n)
-	}
-}
-
-// TestUrgency checks the order: unhealthy before recovering before suspect, then by index; MIG devices likewise.
-func TestUrgency(t *testing.T) {
-	for name, want := range map[string]string{
-		"h100": "0 1 2 3 4 5 6 7", "failed": "2 7 6 5 0 1 3 4",
-		"mig":      "1 1-5 1-0 1-1 1-2 1-3 1-4 1-6 0 2 2-0 2-1 2-2 3",
-		"replaced": "1.2 0 1 2 3 4 5 6 7",
-	} {
-		if got := fixtures[name]().page(t).shownDevices(); got != want {
-			t.Errorf("%s: got %s, want %s", name, got, want)
-		}
 	}
 }
 
@@ -198,18 +171,6 @@ func TestLastFault(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
 		}
-	}
-	page := newFailedFixture().page(t)
-	got := page.byID(t, "gpu-2").text()
-	for _, want := range []string{
-		"xid_79", "reboot the node", "Last incident", "llama-pretrain-0 research / trainer · Failed, Error, exit 139",
-	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("the failed GPU lacks %q: %s", want, got)
-		}
-	}
-	if page.byID(t, "gpu-0").first("last-fault").Node != nil {
-		t.Error("a healthy GPU shows a last fault")
 	}
 }
 

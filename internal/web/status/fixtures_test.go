@@ -60,7 +60,8 @@ func (f *pageFixture) Readings(ctx context.Context) status.Readings {
 }
 
 var pageOptions = status.PageOptions{
-	Node: "node-a", Version: "1.2.3", Links: []string{"metrics", "api/v1/devices", "api/v1/allocations", "api/v1/incidents", "healthz", "readyz"},
+	Node: "node-a", Version: "1.2.3",
+	Links: []string{"metrics", "api/v1/devices", "api/v1/allocations", "api/v1/incidents", "healthz", "readyz"},
 }
 
 // addHistory adds readings of the last half hour up to the current ones, with a gap.
@@ -106,8 +107,8 @@ func (f *pageFixture) addGPU(model string, memory float64, capability string) *d
 	}
 	id := fmt.Sprintf("GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d%02x", 0x50+i)
 	f.statuses = append(f.statuses, device.Status{Healthy: true, Since: beforeNow(50 * time.Hour), Device: device.Device{
-		ID: device.ID(id), GPU: device.GPU(id), Index: i, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: i, Model: model, PCI: fmt.Sprintf("0000:%02x:00.0", 0x1b+0x10*i),
-		NUMANode: i / 4, MemoryBytes: uint64(memory * gib),
+		ID: device.ID(id), GPU: device.GPU(id), Index: i, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: i, Model: model,
+		PCI: fmt.Sprintf("0000:%02x:00.0", 0x1b+0x10*i), NUMANode: i / 4, MemoryBytes: uint64(memory * gib),
 		InfoLabels: []device.Label{
 			{Name: "serial", Value: fmt.Sprintf("16501230000%02d", i)},
 			{Name: "vbios_version", Value: "96.00.89.00.01"},
@@ -139,7 +140,8 @@ func (f *pageFixture) allocate(resource string, id device.AdvertisedID, since ti
 		parts := strings.SplitN(o, "/", 3)
 		owner := device.Owner{Namespace: parts[0], Pod: parts[1], Container: parts[2]}
 		f.allocations.All = append(f.allocations.All, device.Allocation{Resource: resource, DeviceID: id, Owner: owner})
-		f.allocations.Recent = append(f.allocations.Recent, device.AllocationRecord{Device: id.Device(), Owner: owner, FirstSeen: beforeNow(since), LastSeen: now})
+		record := device.AllocationRecord{Device: id.Device(), Owner: owner, FirstSeen: beforeNow(since), LastSeen: now}
+		f.allocations.Recent = append(f.allocations.Recent, record)
 	}
 }
 
@@ -173,26 +175,31 @@ func newH100Fixture() *pageFixture {
 	return n
 }
 
+// fail makes a device unhealthy.
+func fail(s *device.Status, reason, action string, since time.Duration) {
+	s.Healthy, s.Health, s.Reason, s.Action, s.Since = false, device.Unhealthy, reason, action, beforeNow(since)
+}
+
 // newFailedFixture returns the H100 node with GPUs in all health states.
 func newFailedFixture() *pageFixture {
 	n := newH100Fixture()
-	setHealth := func(i int, h device.Health, reason, action string, since time.Duration, flaps uint64) {
-		s := &n.statuses[i]
-		s.Healthy, s.Health, s.Reason, s.Action, s.Since, s.Flaps = h == device.Healthy || h == device.Suspect, h, reason, action, beforeNow(since), flaps
-	}
-	setHealth(2, device.Unhealthy, "xid_79", "reboot", 3*time.Minute, 1)
-	setHealth(5, device.Suspect, "", "", 12*time.Hour, 0)
-	setHealth(6, device.Recovering, "xid_48", "", time.Hour, 3)
-	setHealth(7, device.Unhealthy, "not_responding", "", 40*time.Second, 1)
+	fail(&n.statuses[2], "xid_79", "reboot", 3*time.Minute)
+	n.statuses[5].Health, n.statuses[5].Since = device.Suspect, beforeNow(12*time.Hour)
+	fail(&n.statuses[6], "xid_48", "", time.Hour)
+	n.statuses[6].Health, n.statuses[6].Flaps = device.Recovering, 3
+	fail(&n.statuses[7], "not_responding", "", 40*time.Second)
 	delete(n.readings.Devices, n.statuses[2].ID)
 	delete(n.readings.Devices, n.statuses[7].ID)
 	n.stalled = map[device.GPU]bool{n.statuses[7].GPU: true}
 	n.pluginResources[0].Healthy = 5
 	exit, recovered := int32(139), beforeNow(58*time.Minute)
-	newIncident := func(id uint64, i int, reason, action string, ago time.Duration, count uint64, affected ...incident.AffectedContainer) incident.Incident {
+	newIncident := func(
+		id uint64, i int, reason, action string, ago time.Duration, count uint64, to ...incident.AffectedContainer,
+	) incident.Incident {
 		s := &n.statuses[i]
 		return incident.Incident{
-			ID: id, First: beforeNow(ago), Last: beforeNow(ago), Count: count, Device: s.ID, GPU: s.GPU, Index: s.Index, Reason: reason, Action: action, Affected: affected,
+			ID: id, First: beforeNow(ago), Last: beforeNow(ago), Count: count, Device: s.ID, GPU: s.GPU, Index: s.Index,
+			Reason: reason, Action: action, Affected: to,
 		}
 	}
 	newAffected := func(owner string, ended *incident.PodTermination) incident.AffectedContainer {
@@ -200,13 +207,15 @@ func newFailedFixture() *pageFixture {
 		of := device.Owner{Namespace: parts[0], Pod: parts[1], Container: parts[2]}
 		return incident.AffectedContainer{Owner: of, Since: beforeNow(31 * time.Hour), Termination: ended}
 	}
+	failed := &incident.PodTermination{At: now, Phase: "Failed", Reason: "Error", ExitCode: &exit}
+	restarted := &incident.PodTermination{At: now, Phase: "Failed", ExitCode: &exit, Restarts: 2}
 	n.incidents = incident.Snapshot{Persisted: true, Incidents: []incident.Incident{
 		newIncident(6, 7, "not_responding", "", 40*time.Second, 1),
 		newIncident(5, 2, "xid_79", "reboot", 3*time.Minute, 1,
-			newAffected("research/llama-pretrain-0/trainer", &incident.PodTermination{At: now, Phase: "Failed", Reason: "Error", ExitCode: &exit})),
+			newAffected("research/llama-pretrain-0/trainer", failed)),
 		newIncident(4, 5, "xid_31", "restart_app", 25*time.Minute, 12, newAffected("research/notebook-ada/jupyter", nil)),
 		newIncident(3, 6, "xid_48", "reset_gpu", time.Hour, 1,
-			newAffected("research/finetune-17/main", &incident.PodTermination{At: now, Phase: "Failed", ExitCode: &exit, Restarts: 2})),
+			newAffected("research/finetune-17/main", restarted)),
 		newIncident(2, 4, "xid_94", "restart_app", 20*time.Hour, 1),
 		newIncident(1, 0, "xid_13", "restart_app", 75*time.Hour, 2),
 	}}
@@ -227,7 +236,8 @@ func (f *pageFixture) addMIGDevice(profile string, gi, ci int, memory float64, a
 	s := f.statuses[gpu]
 	s.MIGDeviceIndex = len(f.statuses) - gpu - 1
 	s.ID = device.ID(fmt.Sprintf("MIG-6f1d7f52-5b0e-5f0c-8c39-5d1c0e8f%02x%02x", s.Index, s.MIGDeviceIndex))
-	s.MIGEnabled, s.GI, s.CI, s.Profile, s.Placement, s.MemoryBytes, s.InfoLabels = false, gi, ci, profile, at, uint64(memory*gib), nil
+	s.MIGEnabled, s.GI, s.CI, s.Profile, s.Placement = false, gi, ci, profile, at
+	s.MemoryBytes, s.InfoLabels = uint64(memory*gib), nil
 	f.statuses = append(f.statuses, s)
 	return &f.statuses[len(f.statuses)-1]
 }
@@ -258,11 +268,11 @@ func newMIGFixture() *pageFixture {
 		ids[migResource] = append(ids[migResource], id.Advertised())
 		n.addEngineReading(id, active, 0.1+9*active, 9.75)
 		if active > 0 {
-			n.allocate(migResource, id.Advertised(), time.Duration(i+1)*19*time.Minute, fmt.Sprintf("serving/reranker-7d5f9c6b4-%d/server", i))
+			owner := fmt.Sprintf("serving/reranker-7d5f9c6b4-%d/server", i)
+			n.allocate(migResource, id.Advertised(), time.Duration(i+1)*19*time.Minute, owner)
 		}
 	}
-	bad := &n.statuses[len(n.statuses)-2]
-	bad.Healthy, bad.Health, bad.Reason, bad.Action, bad.Since = false, device.Unhealthy, "xid_95", "reset_gpu", beforeNow(8*time.Minute)
+	fail(&n.statuses[len(n.statuses)-2], "xid_95", "reset_gpu", 8*time.Minute)
 
 	g = n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
 	g.MIGEnabled = true
@@ -290,7 +300,7 @@ func newMIGFixture() *pageFixture {
 	g = n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
 	g.MIGEnabled = true
 	n.addReading(g.ID, -1, 0.6, 80, 71, 700, 34)
-	for _, resource := range []string{gpuResource, "nvidia.com/mig-1c.3g.40gb", migResource, "nvidia.com/mig-2c.3g.40gb", "nvidia.com/mig-3g.40gb"} {
+	for _, resource := range slices.Sorted(maps.Keys(ids)) {
 		healthy := len(ids[resource])
 		if resource == migResource {
 			healthy--
@@ -330,14 +340,14 @@ func newFailedMIGFixture() *pageFixture {
 	for i := range n.statuses {
 		s := &n.statuses[i]
 		if own := s.Index == 5 && s.MIGDeviceIndex == 4; s.Index == 3 || own {
-			s.Healthy, s.Health, s.Reason, s.Action, s.Since = false, device.Unhealthy, "xid_79", "reboot", beforeNow(3*time.Minute)
+			fail(s, "xid_79", "reboot", 3*time.Minute)
 			if own {
 				s.Reason, s.Action = "xid_95", "reset_gpu"
 			}
 			delete(n.readings.Devices, s.ID)
 			n.incidents.Incidents = append(n.incidents.Incidents, incident.Incident{
-				ID: uint64(100 - i), First: s.Since, Last: s.Since, Count: 1, Device: s.ID, GPU: s.GPU, Index: s.Index, Profile: s.Profile, Reason: s.Reason,
-				Action: s.Action, MarkedUnhealthy: true,
+				ID: uint64(100 - i), First: s.Since, Last: s.Since, Count: 1, Device: s.ID, GPU: s.GPU, Index: s.Index,
+				Profile: s.Profile, Reason: s.Reason, Action: s.Action, MarkedUnhealthy: true,
 			})
 			for _, a := range n.allocations.ForDevice(s.ID) {
 				last := &n.incidents.Incidents[len(n.incidents.Incidents)-1]
@@ -356,7 +366,7 @@ func newReplicasFixture() *pageFixture {
 	for gpu, replicas := range []int{16, 16, 16, 64, 16} {
 		s := n.addGPU("NVIDIA A10", 24, "8.6")
 		if gpu == 2 {
-			s.Healthy, s.Health, s.Reason, s.Action, s.Since = false, device.Unhealthy, "xid_79", "reboot", beforeNow(3*time.Minute)
+			fail(s, "xid_79", "reboot", 3*time.Minute)
 		} else {
 			n.addReading(s.ID, 0.8, 14, 24, 120, 150, 61)
 		}
@@ -414,8 +424,8 @@ func newUnsettledFixture() *pageFixture {
 
 // fixtures contains the nodes with a golden file, by name.
 var fixtures = map[string]func() *pageFixture{
-	"h100": newH100Fixture, "failed": newFailedFixture, "mig": newMIGFixture, "mig_full": newFullMIGFixture, "shared": newSharedFixture,
-	"mig_failed": newFailedMIGFixture, "replicas": newReplicasFixture,
+	"h100": newH100Fixture, "failed": newFailedFixture, "mig": newMIGFixture, "mig_full": newFullMIGFixture,
+	"shared": newSharedFixture, "mig_failed": newFailedMIGFixture, "replicas": newReplicasFixture,
 	"one": func() *pageFixture {
 		n := newEmptyFixture()
 		s := n.addGPU("NVIDIA L4", 22.5, "8.9")
@@ -432,13 +442,15 @@ var fixtures = map[string]func() *pageFixture{
 		n := newH100Fixture()
 		removed := n.statuses[1]
 		removed.ID, removed.GPU = "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51", "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51"
-		removed.Gone, removed.Healthy, removed.Health, removed.Reason, removed.Since = true, false, device.Unhealthy, "gone", beforeNow(time.Minute)
+		fail(&removed, "gone", "", time.Minute)
+		removed.Gone = true
 		n.statuses = slices.Insert(n.statuses, 2, removed)
 		return n
 	},
 	"no_driver": func() *pageFixture {
 		n := newEmptyFixture()
-		n.driver = device.Driver{State: device.DriverAbsent, Err: errors.New("load libnvidia-ml.so.1: no such file in /usr/lib64, /usr/lib/x86_64-linux-gnu")}
+		err := errors.New("load libnvidia-ml.so.1: no such file in /usr/lib64, /usr/lib/x86_64-linux-gnu")
+		n.driver = device.Driver{State: device.DriverAbsent, Err: err}
 		n.podsAPISynced, n.podsAPIErr = false, errors.New("the kubelet has no Pods API: connect: no such file or directory")
 		return n
 	},
@@ -461,7 +473,8 @@ var fixtures = map[string]func() *pageFixture{
 }
 
 // hostileText contains markup, templates and control characters.
-const hostileText = "</title></svg>\"'><script>alert(1)</script><img src=x onerror=alert(2)>\u202e{{.}}\x00\x1b[31m javascript:alert(3) &lt;b&gt;"
+const hostileText = "</title></svg>\"'><script>alert(1)</script><img src=x onerror=alert(2)>\u202e{{.}}\x00\x1b[31m " +
+	"javascript:alert(3) &lt;b&gt;"
 
 // newHostileFixture returns a node with a hostile text in each name.
 func newHostileFixture() *pageFixture {
@@ -472,17 +485,18 @@ func newHostileFixture() *pageFixture {
 		s.InfoLabels[i].Value = hostileText
 	}
 	owner := device.Owner{Namespace: hostileText, Pod: hostileText, Container: hostileText}
-	n.allocations.All = []device.Allocation{{Resource: hostileText, DeviceID: s.ID.Advertised() + "::" + device.AdvertisedID(hostileText), Owner: owner}}
+	replica := s.ID.Advertised() + "::" + device.AdvertisedID(hostileText)
+	n.allocations.All = []device.Allocation{{Resource: hostileText, DeviceID: replica, Owner: owner}}
 	n.allocations.Err = errors.New(hostileText)
 	n.driver.Err = errors.New(hostileText)
 	n.podsAPISynced, n.podsAPIErr = false, errors.New(hostileText)
 	n.pluginResources = []status.PluginResource{
-		{Resource: hostileText, IDs: []device.AdvertisedID{n.allocations.All[0].DeviceID}, Err: hostileText},
+		{Resource: hostileText, IDs: []device.AdvertisedID{replica}, Err: hostileText},
 	}
 	n.incidents = incident.Snapshot{Err: errors.New(hostileText), Incidents: []incident.Incident{{
 		Last: now, Device: s.ID, GPU: s.GPU, Reason: hostileText, Action: hostileText, Profile: hostileText,
 		Affected: []incident.AffectedContainer{{
-			Owner:       device.Owner{Namespace: hostileText, Pod: hostileText, Container: hostileText},
+			Owner:       owner,
 			Termination: &incident.PodTermination{Phase: hostileText, Reason: hostileText},
 		}},
 	}}}

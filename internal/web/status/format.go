@@ -8,26 +8,21 @@ import (
 	"github.com/podgauge/podgauge/internal/text"
 )
 
-// displayTime is a time as text, for people and for programs; empty if unknown.
+// displayTime is a time for programs and for people.
 type displayTime struct{ ISO, Text string }
 
-// formatTime returns "3 min ago" or "for 3 min", depending on the format of the duration.
-func formatTime(now, at time.Time, format string) displayTime {
+// formatTime returns "3 min ago" or "for 3 min", depending on the format of the
+// duration; nil for an unknown time.
+func formatTime(now, at time.Time, format string) *displayTime {
 	if at.IsZero() {
-		return displayTime{}
+		return nil
 	}
-	t := displayTime{at.UTC().Format(time.RFC3339), "just now"}
-	if d := now.Sub(at); d >= time.Second {
-		t.Text = fmt.Sprintf(format, text.Duration(d))
+	t := &displayTime{ISO: at.UTC().Format(time.RFC3339), Text: "just now"}
+	if age := now.Sub(at); age >= time.Second {
+		t.Text = fmt.Sprintf(format, text.Duration(age))
 	}
 	return t
 }
-
-// Formats of formatTime.
-const (
-	ago   = "%s ago"
-	since = "for %s"
-)
 
 const gib = 1 << 30
 
@@ -40,3 +35,15 @@ func formatWatts(w float64) string {
 }
 
 func formatPercent(ratio float64) string { return strconv.Itoa(int(100*ratio + 0.5)) }
+
+// limited has the first elements of a list, and the number of omitted elements.
+// The JSON API has all.
+type limited[T any] struct {
+	First []T
+	More  int
+}
+
+func limit[T any](all []T, n int) limited[T] {
+	first := all[:min(len(all), n)]
+	return limited[T]{first, len(all) - len(first)}
+}

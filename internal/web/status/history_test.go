@@ -37,11 +37,11 @@ func TestHistoryLines(t *testing.T) {
 	}{
 		{"nothing read", nil, ""},
 		{"one reading is a dot", map[int]float64{59: 0.5}, "50 to 50 %: M59 8h0"},
-		{"equal readings", map[int]float64{56: 0.5, 57: 0.51, 58: 0.5, 59: 0.49}, "49 to 51 %: M56 8h3"},
-		{"up and down", map[int]float64{56: 0, 57: 1, 58: 1, 59: 0}, "0 to 100 %: M56 16l1-16h1l1 16"},
+		{"equal readings", map[int]float64{56: 0.5, 57: 0.51, 58: 0.5, 59: 0.49}, "49 to 51 %: M56 8h0L57 8L58 8L59 8"},
+		{"up and down", map[int]float64{56: 0, 57: 1, 58: 1, 59: 0}, "0 to 100 %: M56 16h0L57 0L58 0L59 16"},
 		{"above 100 %", map[int]float64{59: 1.5}, "100 to 100 %: M59 0h0"},
-		{"a line over a short gap", map[int]float64{50: 0.5, 54: 1}, "50 to 100 %: M50 8l4-8"},
-		{"a long gap", map[int]float64{50: 0.5, 55: 1, 56: 1}, "50 to 100 %: M50 8h0M55 0h1"},
+		{"a line over a short gap", map[int]float64{50: 0.5, 54: 1}, "50 to 100 %: M50 8h0L54 0"},
+		{"a long gap", map[int]float64{50: 0.5, 55: 1, 56: 1}, "50 to 100 %: M50 8h0M55 0h0L56 0"},
 	} {
 		runAtNow(t, func(t *testing.T) {
 			n, id := newHistoryFixture()
@@ -104,25 +104,4 @@ func TestHistoryIsBounded(t *testing.T) {
 	if got := n.lines(t); got != "" {
 		t.Errorf("got %s", got)
 	}
-}
-
-// TestMeasures checks the bars of a device without a reading, and without a power limit.
-func TestMeasures(t *testing.T) {
-	runAtNow(t, func(t *testing.T) {
-		n, id := newHistoryFixture()
-		measures := func() string { return strings.Join(texts(n.page(t).byID(t, "gpu-0").all("measure")), "; ") }
-		n.addReading(id, 0.25, 12, 24, 30, -1, -1)
-		n.addHistory()
-		if got, want := measures(), "Utilization 25 %; Memory 12.0 of 24.0 GiB; Power 30 W"; got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-		delete(n.readings.Devices, id)
-		if got, want := measures(), "Utilization –; Memory –"; got != want {
-			t.Errorf("without a reading: got %s, want %s", got, want)
-		}
-		n.readings.History = nil
-		if got := measures(); got != "" {
-			t.Errorf("without a history: got %s", got)
-		}
-	})
 }

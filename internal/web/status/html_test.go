@@ -1,6 +1,7 @@
 package status_test
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -107,7 +108,8 @@ func (e element) byID(t *testing.T, id string) element {
 	return found[0]
 }
 
-// text returns the text as a browser shows it, with the elements of a table or list separated by spaces.
+// text returns the text as a browser shows it, with a space before each cell and
+// item.
 func (e element) text() string {
 	if e.Node == nil {
 		return ""
@@ -146,13 +148,13 @@ func (e element) pairs(class string) map[string]string {
 	return pairs
 }
 
-// cell returns the cell of a column of each row of a table.
+// cells returns the cell of a column of each row of a table.
 func (e element) cells(table, column string) []string {
 	return texts(e.first(table).find(func(o element) bool { return o.attribute("data-name") == column }))
 }
 
-// checkHTML checks that elements are closed, ids are unique and link targets exist, and that the page conforms to its
-// policy.
+// checkHTML checks that elements are closed, ids are unique and link targets
+// exist, and that the page conforms to its policy.
 func checkHTML(t *testing.T, page string) {
 	t.Helper()
 	var open []string
@@ -162,7 +164,7 @@ func checkHTML(t *testing.T, page string) {
 		token := z.Token()
 		switch kind {
 		case html.ErrorToken:
-			if z.Err() != io.EOF || len(open) > 0 {
+			if !errors.Is(z.Err(), io.EOF) || len(open) > 0 {
 				t.Errorf("%v: elements not closed: %v", z.Err(), open)
 			}
 			for id := range wanted {
@@ -193,9 +195,9 @@ func checkHTML(t *testing.T, page string) {
 // xidCatalog is the only allowed link to another server.
 const xidCatalog = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 
-var allowedElements = strings.Fields("html head meta title link noscript script body a header p span h1 h2 h3 bdi main " +
-	"ul li dl dt dd div b code q section svg rect path details summary time table caption thead tbody tr th td " +
-	"footer nav")
+var allowedElements = strings.Fields("html head meta title link noscript script body a header p span h1 h2 h3 bdi " +
+	"main ul li dl dt dd div b code q section svg rect path details summary time table caption thead tbody tr " +
+	"th td footer nav")
 
 func checkAttributes(t *testing.T, token html.Token, ids, wanted map[string]bool) {
 	t.Helper()
@@ -213,8 +215,10 @@ func checkAttributes(t *testing.T, token html.Token, ids, wanted map[string]bool
 		case a.Key == "aria-labelledby", a.Key == "href" && strings.HasPrefix(a.Val, "#"):
 			wanted[strings.TrimPrefix(a.Val, "#")] = true
 		case a.Key == "href" && token.Data == "a" && a.Val == xidCatalog:
-		case (a.Key == "href" || a.Key == "src") && (strings.Contains(a.Val, ":") || strings.HasPrefix(a.Val, "/")):
+		case a.Key == "href" && (strings.Contains(a.Val, ":") || strings.HasPrefix(a.Val, "/")):
 			t.Errorf("<%s %s=%q> links to another server", token.Data, a.Key, a.Val)
+		case a.Key == "src" && a.Val != "static/page.js":
+			t.Errorf("<%s src=%q>", token.Data, a.Val)
 		}
 	}
 }

@@ -8,22 +8,6 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// TestNouns checks the nouns with numbers of devices.
-func TestNouns(t *testing.T) {
-	for name, want := range map[string]string{
-		"h100":     "8 of 8 GPUs; 8 GPUs",
-		"mig_full": "56 of 56 MIG devices; 56 MIG devices",
-		"shared":   "2 of 2 GPUs; 10 replicas of 1 GPU; 4 replicas of 1 GPU",
-		"mig":      "10 of 11 devices; 1 GPU; 1 MIG device; 7 MIG devices; 1 MIG device; 1 MIG device",
-	} {
-		page := fixtures[name]().page(t)
-		got := append([]string{page.pairs("stats")["Healthy"]}, page.cells("resources", "Listed")...)
-		if strings.Join(got, "; ") != want {
-			t.Errorf("%s: got %q, want %s", name, got, want)
-		}
-	}
-}
-
 // TestSums checks that sums cover the same GPUs, and state their number if other GPUs were not read.
 func TestSums(t *testing.T) {
 	sums := func(n *pageFixture) string {

@@ -1,44 +1,65 @@
 // Package status renders the status page of a node.
 //
-// The page shows the content of the JSON API (internal/web/api), and the readings of the newest collection. A request starts a collection
-// only if there is no recent one, so a page without viewers costs nothing. All files come from this server. The page's script only
-// refreshes the page.
+// The page shows the content of the JSON API (internal/web/api), and the
+// readings of the newest collection. A request starts a collection only if
+// there is no recent one, so a page without viewers costs nothing. All files
+// come from this server. The page's script only refreshes the page.
 package status
 
 import (
 	"context"
+	"embed"
+	"fmt"
+	"html/template"
+	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/fault"
 	"github.com/podgauge/podgauge/internal/text"
+	"github.com/podgauge/podgauge/internal/web/api"
 )
 
 // maxPageAge is how long viewers share a page.
 const maxPageAge = 500 * time.Millisecond
 
-// PageOptions are the parts of the page that do not change.
-type PageOptions struct {
-	Node      string // name
-	Version   string
-	Simulated bool
-	Links     []string // relative paths of other pages
-}
+//go:embed templates
+var templateFiles embed.FS
 
 // Page is the status page. It implements http.Handler.
 type Page struct {
-	state   PageState
-	options PageOptions
+	state    PageState
+	options  PageOptions
+	template *template.Template
 
-	mu sync.Mutex
-	// All below are guarded by mu.
-	body       []byte // of the newest filter; not written after it was rendered
+	mu         sync.Mutex // guards all below
+	body       string     // of the newest filter
 	filter     filter
 	renderedAt time.Time
 }
 
 // New returns a page. Nothing is read before the first request.
-func New(state PageState, o PageOptions) *Page { return &Page{state: state, options: o} }
+func New(state PageState, o PageOptions) *Page {
+	p := &Page{state: state, options: o}
+	functions := template.FuncMap{
+		"action":     fault.Action,
+		"ago":        func(at time.Time) *displayTime { return formatTime(p.renderedAt, at, "%s ago") },
+		"containers": firstContainers,
+		"plural":     text.Plural,
+		"reason":     fault.Reason,
+		"replicas":   replicasOf,
+		"since":      func(at time.Time) *displayTime { return formatTime(p.renderedAt, at, "for %s") },
+		"terminated": api.TerminationText,
+		"isXid": func(reason string) bool {
+			_, ok := fault.Xid(reason)
+			return ok
+		},
+	}
+	p.template = template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/*.html"))
+	return p
+}
 
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	setSecurityHeaders(w.Header())
@@ -47,23 +68,32 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest) // with quoted values
 		return
 	}
-	body := p.current(context.WithoutCancel(r.Context()), f) // other viewers share the page, and a collection has a timeout
+	// Other viewers share the page, and a collection has a timeout.
+	body, err := p.current(context.WithoutCancel(r.Context()), f)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	w.Write(body) //nolint:errcheck // the client disconnected
+	io.WriteString(w, body) //nolint:errcheck // the client disconnected
 }
 
 // current returns a page not older than maxPageAge.
-func (p *Page) current(ctx context.Context, f filter) []byte {
+func (p *Page) current(ctx context.Context, f filter) (string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.body == nil || p.filter != f || time.Since(p.renderedAt) >= maxPageAge {
-		p.body, p.filter, p.renderedAt = p.render(p.state.Readings(ctx), f, time.Now()), f, time.Now()
+	if p.body != "" && p.filter == f && time.Since(p.renderedAt) < maxPageAge {
+		return p.body, nil
 	}
-	return p.body
-}
-
-func (p *Page) render(readings Readings, f filter, now time.Time) []byte {
-	// The template escapes markup, but not control characters.
-	return []byte(text.PrintableLines(page(newPageView(p.state, &p.options, readings, f, now))))
+	var page strings.Builder
+	page.Grow(len(p.body)) // about as long
+	readings := p.state.Readings(ctx)
+	p.body, p.filter, p.renderedAt = "", f, time.Now()
+	view := newPageView(newNodeData(p.state, p.options.Node, readings, p.renderedAt), p.options, f)
+	if err := p.template.ExecuteTemplate(&page, "page.html", view); err != nil {
+		return "", fmt.Errorf("render page: %w", err)
+	}
+	p.body = text.PrintableLines(page.String()) // the template escapes markup, but not control characters
+	return p.body, nil
 }

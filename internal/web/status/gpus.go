@@ -1,0 +1,100 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// gpuCard is a GPU with its MIG devices.
+type gpuCard struct {
+	*deviceCard
+	Model              string // empty if all GPUs have the same
+	Stalled, NoReading bool
+	Temperature        string
+	Partition          *partitionMap
+	MIGDevices         []*deviceCard
+}
+
+// gpuCards returns the GPUs with their MIG devices, the most urgent first.
+func (d *nodeData) gpuCards() (gpus []*gpuCard) {
+	anchors := map[string]int{}
+	for i := range d.node.Devices {
+		of := &d.node.Devices[i]
+		card := d.deviceCard(of)
+		anchors[card.Anchor]++
+		if n := anchors[card.Anchor]; n > 1 { // a replacement has the index of a removed GPU
+			card.Anchor += "." + strconv.Itoa(n)
+		}
+		if !of.IsMIGDevice() || len(gpus) == 0 {
+			gpus = append(gpus, d.gpuCard(card))
+			continue
+		}
+		gpu := gpus[len(gpus)-1]
+		gpu.MIGDevices = append(gpu.MIGDevices, card)
+	}
+	for _, g := range gpus {
+		g.joinMIGDevices()
+	}
+	slices.SortStableFunc(gpus, func(a, b *gpuCard) int { return cmp.Compare(a.urgency, b.urgency) })
+	return gpus
+}
+
+func (d *nodeData) gpuCard(card *deviceCard) *gpuCard {
+	of := card.Device
+	reading, isRead := d.readings.Devices[of.ID]
+	g := &gpuCard{
+		deviceCard: card,
+		Model:      of.Model,
+		Stalled:    d.state.Stalled(of.GPU),
+		NoReading:  !isRead && !of.Gone,
+	}
+	if t, ok := reading[Temperature]; ok {
+		g.Temperature = fmt.Sprintf("%.0f °C", t)
+	}
+	return g
+}
+
+// joinMIGDevices draws the map, leaves the explanation of a common fault to the
+// GPU, and sorts the MIG devices. The GPU is as urgent as the worst of them.
+func (g *gpuCard) joinMIGDevices() {
+	if g.Device.MIG {
+		g.Partition = newPartitionMap(g.Device.MemoryBytes, g.MIGDevices)
+	}
+	for _, m := range g.MIGDevices {
+		if m.isUnhealthy() && m.Device.Health == g.Device.Health && m.Device.Reason == g.Device.Reason {
+			m.FaultOfGPU = true
+			g.FaultyMIGDevices++
+		}
+		g.urgency = min(g.urgency, m.urgency)
+	}
+	slices.SortStableFunc(g.MIGDevices, func(a, b *deviceCard) int { return cmp.Compare(a.urgency, b.urgency) })
+}
+
+// devices returns the GPU and its MIG devices.
+func (g *gpuCard) devices() []*deviceCard {
+	return append([]*deviceCard{g.deviceCard}, g.MIGDevices...)
+}
+
+// allocatable returns the MIG devices, or the GPU without one.
+func (g *gpuCard) allocatable() []*deviceCard { return g.devices()[min(1, len(g.MIGDevices)):] }
+
+// matchingGPUs returns the matching GPUs, with the matching MIG devices only.
+func matchingGPUs(gpus []*gpuCard, f filter) (matching []*gpuCard) {
+	for _, g := range gpus {
+		for _, card := range g.allocatable() {
+			card.Shown = card.matches(f)
+			g.Shown = g.Shown || card.Shown
+		}
+		all := len(g.MIGDevices)
+		g.MIGDevices = slices.DeleteFunc(g.MIGDevices, func(m *deviceCard) bool { return !m.Shown })
+		if len(g.MIGDevices) < all {
+			g.Partition = nil // the map links to all MIG devices
+		}
+		if g.Shown {
+			matching = append(matching, g)
+		}
+	}
+	return matching
+}
