@@ -18,7 +18,7 @@ const module = "github.com/podgauge/podgauge/"
 // allowedImports lists the packages of this module that each package may import. Tests may also import testImports.
 var allowedImports = map[string][]string{
 	"cmd/podgauge":          {"internal/app", "internal/doctor", "internal/nvml"},
-	"cmd/podgauge-sim":      {"internal/app", "internal/nvml", "internal/nvml/metric", "internal/nvml/xid", "internal/sim"},
+	"cmd/podgauge-sim":      {"internal/app", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim"},
 	"internal/app":          {"internal/config", "internal/cdi", "internal/cgroup", "internal/cli", "internal/device", "internal/doctor", "internal/kmsg", "internal/kubeapi", "internal/kubestatus", "internal/nodelabel", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state", "internal/state/disk"},
 	"cmd/demo":              {},
 	"internal/cli":          {"internal/incident", "internal/web/api"},
@@ -27,11 +27,11 @@ var allowedImports = map[string][]string{
 	"internal/cdi":          {"internal/device"},
 	"internal/cgroup":       {"internal/device"},
 	"internal/device":       {},
-	"internal/nvml":         {"internal/device", "internal/nvml/collect", "internal/nvml/lib", "internal/nvml/metric", "internal/nvml/xid"},
-	"internal/nvml/collect": {"internal/device", "internal/nvml/lib", "internal/nvml/metric", "internal/nvml/xid"},
+	"internal/nvml":         {"internal/device", "internal/nvml/collect", "internal/nvml/lib", "internal/nvml/metric", "internal/xid"},
+	"internal/nvml/collect": {"internal/device", "internal/nvml/lib", "internal/nvml/metric", "internal/xid"},
 	"internal/nvml/metric":  {"internal/device", "internal/nvml/lib"},
-	"internal/nvml/lib":     {"internal/device", "internal/nvml/xid"},
-	"internal/nvml/xid":     {"internal/device"},
+	"internal/nvml/lib":     {"internal/device", "internal/xid"},
+	"internal/xid":          {"internal/device"},
 	"internal/doctor":       {"internal/device"},
 	"plugin":                {"internal/config", "internal/device", "plugin/response", "plugin/preferred"},
 	"plugin/response":       {"internal/device"},
@@ -43,7 +43,7 @@ var allowedImports = map[string][]string{
 	"internal/kubeapi":      {},
 	"internal/kubestatus":   {"internal/device", "internal/fault", "internal/incident", "internal/kubeapi"},
 	"internal/nodelabel":    {"internal/device", "internal/kubeapi"},
-	"internal/fault":        {"internal/nvml/xid"},
+	"internal/fault":        {"internal/xid"},
 	"test/apiserver":        {"internal/kubeapi"},
 	"internal/incident":     {"internal/device", "internal/fault", "internal/state/disk"},
 	"internal/state":        {"internal/device", "internal/state/disk"},
@@ -76,7 +76,7 @@ var allowedImports = map[string][]string{
 var leafPackages = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
 
 // testImports may be imported by any test.
-var testImports = []string{"internal/device", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/apiserver", "test/bubble", "test/churn", "test/devicetest", "test/nvml", "test/program"}
+var testImports = []string{"internal/device", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/apiserver", "test/bubble", "test/churn", "test/devicetest", "test/nvml", "test/program"}
 
 // bannedModules lists prefixes of foreign modules that a package must not import.
 var bannedModules = map[string][]string{

@@ -11,8 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/app"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
-	"github.com/podgauge/podgauge/internal/nvml/xid"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/xid"
 	"github.com/spf13/pflag"
 )
 

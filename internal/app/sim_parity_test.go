@@ -7,8 +7,8 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
-	"github.com/podgauge/podgauge/internal/nvml/xid"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 // TestSimulatedXidsMatchNVML checks that the Xids of simulated GPUs have the same effects as NVML's.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/collect"
-	"github.com/podgauge/podgauge/internal/nvml/xid"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 // TestXidsPage checks that docs/reference/xids.md has the classes, Xids, events and checks of the code.

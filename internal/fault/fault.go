@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/podgauge/podgauge/internal/nvml/xid"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 var reasonTexts = map[string]string{

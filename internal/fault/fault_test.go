@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/nvml/collect"
-	"github.com/podgauge/podgauge/internal/nvml/xid"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 func TestReasonText(t *testing.T) {

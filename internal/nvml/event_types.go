@@ -2,7 +2,7 @@ package nvml
 
 import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/podgauge/podgauge/internal/nvml/xid"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 // EventTypes are subscribed besides Xids and partitioning, on GPUs with these types. Most accompany an Xid with a separate class, so

@@ -14,8 +14,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
-	"github.com/podgauge/podgauge/internal/nvml/xid"
 	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 const (

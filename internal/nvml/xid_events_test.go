@@ -8,7 +8,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/collect"
-	"github.com/podgauge/podgauge/internal/nvml/xid"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 // TestXids sends each Xid, of a GPU and of a MIG device.

@@ -7,7 +7,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
-	"github.com/podgauge/podgauge/internal/nvml/xid"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 // checkedFields are read by each check, in one call.
