@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/fault"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 // DCGMFamily is a family of dcgm-exporter. Existing dashboards, alerts and autoscalers work with these during a migration.
@@ -115,8 +115,8 @@ func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample) {
 			group.set(f.Name, v)
 		}
 	}
-	xid := currentXid(d.gpu[0], d.snapshot.end)
-	group.set(dcgmXidFamily, float64(xid), strconv.FormatUint(xid, 10), dcgmXidText(xid))
+	number := currentXid(d.gpu[0], d.snapshot.end)
+	group.set(dcgmXidFamily, float64(number), strconv.FormatUint(number, 10), dcgmXidText(number))
 }
 
 // sum sums the samples of a device by family.
@@ -148,7 +148,7 @@ func isFirstOfInstance(d device.Status, gpu []device.Status) bool {
 // currentXid returns the code of a GPU's latest Xid; 0 if it is over. dcgm-exporter keeps the code until a restart.
 func currentXid(gpu device.Status, now time.Time) uint64 {
 	last := device.Xid{Last: gpu.XidsOverAt}
-	last.Code, _ = fault.Xid(gpu.Reason)
+	last.Code, _ = xid.OfReason(gpu.Reason)
 	for _, x := range gpu.Xids {
 		if x.Last.After(last.Last) && (gpu.Health != device.Healthy || now.Sub(x.Last) < harmlessXidAge) {
 			last = x
@@ -158,11 +158,11 @@ func currentXid(gpu device.Status, now time.Time) uint64 {
 }
 
 // dcgmXidText returns an Xid in words, and dcgm-exporter's words without any.
-func dcgmXidText(xid uint64) string {
-	if xid == 0 {
+func dcgmXidText(number uint64) string {
+	if number == 0 {
 		return "No Error"
 	}
-	return cmp.Or(fault.XidName(xid), "Unknown Error")
+	return cmp.Or(xid.Xids[number].Name, "Unknown Error")
 }
 
 const (

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/fault"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 // maxCounters bounds the counters of a set.
@@ -36,7 +36,7 @@ func (c *EventCount) add(e *trackedIncident, n uint64, at time.Time) {
 }
 
 // BySoftware reports whether the counted events are errors of software, which leave the device usable.
-func (c *EventCount) BySoftware() bool { return fault.BySoftware(c.Reason) }
+func (c *EventCount) BySoftware() bool { return xid.BySoftware(c.Reason) }
 
 // rank orders the counters that are removed beyond maxCounters: errors of software, faults by affected container, devices.
 func (c *EventCount) rank() int {

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/fault"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 const (
@@ -66,7 +66,7 @@ type tracker struct {
 type trackedIncident struct {
 	Incident
 	startedAt          time.Time           // of the events that affected the containers with terminationFinal false: the first of them
-	software           bool                // as in fault.BySoftware
+	software           bool                // as in xid.BySoftware
 	merged             bool                // with the incidents that it repeats
 	deviceIDs          []device.ID         // of the affected devices
 	allocations        []device.Allocation // of each of them at the event
@@ -87,7 +87,7 @@ func newTracker(o Options, now time.Time) *tracker {
 // load adds the incidents of an earlier process, before the first record.
 func (t *tracker) load(s storedState) {
 	for _, i := range slices.Backward(s.Incidents) {
-		e := &trackedIncident{Incident: i, startedAt: i.First, software: fault.BySoftware(i.Reason), deviceIDs: []device.ID{i.Device}, fromEarlierProcess: true}
+		e := &trackedIncident{Incident: i, startedAt: i.First, software: xid.BySoftware(i.Reason), deviceIDs: []device.ID{i.Device}, fromEarlierProcess: true}
 		for _, d := range i.MIGDevices {
 			e.deviceIDs = append(e.deviceIDs, d.Device)
 		}
@@ -164,7 +164,7 @@ func (e *trackedIncident) currentAllocations(h *device.Allocations) (rows []devi
 // newIncident adds an incident of a device without events.
 func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device.Allocations, now time.Time) *trackedIncident {
 	t.lastID = max(t.lastID+1, uint64(max(now.UnixMilli(), 0)))
-	e := &trackedIncident{startedAt: o.At, software: fault.BySoftware(o.Reason), Incident: Incident{
+	e := &trackedIncident{startedAt: o.At, software: xid.BySoftware(o.Reason), Incident: Incident{
 		ID: t.lastID, First: o.At, Last: o.At,
 		Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Model: d.Model, PCI: d.PCI,
 		Reason: o.Reason, Note: o.Note, Xid: o.Xid, Class: o.Class, Action: o.Action, Source: o.Source, Historical: o.Historical,

@@ -5,9 +5,9 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/fault"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/text"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 // deviceName returns "GPU 3 (GPU-…)" or "MIG device 1g.10gb (MIG-…) of GPU 3".
@@ -21,9 +21,9 @@ func deviceName(id device.ID, gpu device.GPU, index int, profile string) string 
 
 // faultMessage returns "Xid 79, GPU has fallen off the bus. Reboot the node."
 func faultMessage(reason, action string) string {
-	message := strings.Replace(fault.Reason(reason), ": ", ", ", 1) + "."
+	message := strings.Replace(xid.Reason(reason), ": ", ", ", 1) + "."
 	if action != "" {
-		message += " " + sentence(fault.Action(action))
+		message += " " + sentence(xid.Action(action))
 	}
 	return message
 }

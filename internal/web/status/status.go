@@ -17,7 +17,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/fault"
+	"github.com/podgauge/podgauge/internal/xid"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
 )
@@ -44,16 +44,16 @@ type Page struct {
 func New(state PageState, o PageOptions) *Page {
 	p := &Page{state: state, options: o}
 	functions := template.FuncMap{
-		"action":     fault.Action,
+		"action":     xid.Action,
 		"ago":        func(at time.Time) *displayTime { return formatTime(p.renderedAt, at, "%s ago") },
 		"containers": firstContainers,
 		"plural":     text.Plural,
-		"reason":     fault.Reason,
+		"reason":     xid.Reason,
 		"replicas":   replicasOf,
 		"since":      func(at time.Time) *displayTime { return formatTime(p.renderedAt, at, "for %s") },
 		"terminated": api.TerminationText,
 		"isXid": func(reason string) bool {
-			_, ok := fault.Xid(reason)
+			_, ok := xid.OfReason(reason)
 			return ok
 		},
 	}

@@ -1,6 +1,7 @@
-package fault
+package xid_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/nvml/collect"
@@ -19,7 +20,7 @@ func TestReasonText(t *testing.T) {
 		"xid_99999999999999999999999":  "xid 99999999999999999999999",
 		"recovery_action_system_reset": "The driver requests a recovery action: system reset",
 	} {
-		if got := Reason(reason); got != want {
+		if got := xid.Reason(reason); got != want {
 			t.Errorf("%s: got %q, want %q", reason, got, want)
 		}
 	}
@@ -33,7 +34,8 @@ func TestReasonText(t *testing.T) {
 // TestReasonsOfChecks checks that each reason of a check has a text.
 func TestReasonsOfChecks(t *testing.T) {
 	for _, c := range collect.Checks() {
-		if reason := c.Fault.Reason; reasonTexts[reason] == "" && reason != "recovery_action_…" {
+		reason := c.Fault.Reason
+		if text := xid.Reason(reason); text == strings.ReplaceAll(reason, "_", " ") {
 			t.Errorf("%s: got no text", reason)
 		}
 	}

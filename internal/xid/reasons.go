@@ -1,12 +1,9 @@
-// Package fault describes reasons and actions of health in words.
-package fault
+package xid
 
 import (
 	"cmp"
 	"strconv"
 	"strings"
-
-	"github.com/podgauge/podgauge/internal/xid"
 )
 
 var reasonTexts = map[string]string{
@@ -28,39 +25,40 @@ var reasonTexts = map[string]string{
 }
 
 var actionTexts = map[string]string{
-	"restart_app":         "restart the application",
-	"restart_vm":          "restart the virtual machine",
-	"reset_gpu":           "reset the GPU",
+	ActionRestartApp:      "restart the application",
+	ActionRestartVM:       "restart the virtual machine",
+	ActionResetGPU:        "reset the GPU",
 	"reset_bus":           "reset the bus",
 	"drain_and_reset":     "drain, then reset the GPU",
 	"drain_p2p":           "drain the peers",
 	"recover_imex_domain": "recover the IMEX domain",
-	"reboot":              "reboot the node",
-	"inspect":             "inspect the machine",
-	"replace":             "replace the GPU",
+	ActionReboot:          "reboot the node",
+	ActionInspect:         "inspect the machine",
+	ActionReplaceGPU:      "replace the GPU",
 }
 
-// Xid returns the number of a reason that is an Xid.
-func Xid(reason string) (number uint64, ok bool) {
+// OfReason returns the number of a reason that is an Xid.
+func OfReason(reason string) (number uint64, ok bool) {
 	digits, ok := strings.CutPrefix(reason, "xid_")
 	number, err := strconv.ParseUint(digits, 10, 64)
 	return number, ok && err == nil
 }
 
-// BySoftware reports whether a reason is an Xid as in xid.BySoftware.
+// BySoftware reports whether a reason is an error of an application or of the
+// driver that leaves the GPU usable. A container can cause such errors at will.
 func BySoftware(reason string) bool {
-	number, ok := Xid(reason)
-	return ok && xid.BySoftware(number)
+	number, ok := OfReason(reason)
+	row := Xids[number]
+	return ok && (row.Class == Application ||
+		row.Class == Information && row.Origin != fromHardware && row.Origin != fromEnvironment ||
+		row.Class == Undecided && row.Origin == fromDriver)
 }
-
-// XidName returns the name of an Xid, empty if unknown.
-func XidName(number uint64) string { return xid.Xids[number].Name }
 
 // Reason returns a reason in words: "Xid 79: GPU has fallen off the bus".
 func Reason(reason string) string {
-	if number, ok := Xid(reason); ok {
+	if number, ok := OfReason(reason); ok {
 		text := "Xid " + strconv.FormatUint(number, 10)
-		if name := XidName(number); name != "" {
+		if name := Xids[number].Name; name != "" {
 			text += ": " + name
 		}
 		return text
