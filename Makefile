@@ -47,8 +47,7 @@ rules: ## alert rules in the installed promtool; make test evaluates them withou
 	promtool test rules deploy/rules/*_test.yaml
 	cd test/external && PODGAUGE_PROMTOOL=1 go test -count=1 -run TestHealthyFleet ./openmetrics
 
-golden: ## regenerate golden files; first the series sets, which the other generators use
-	go test ./dashboards -update && go test ./internal/app -run TestSeriesSets -update
+golden: ## regenerate golden files
 	go test ./internal/app ./internal/config ./dashboards ./internal/web/status -update
 	cd test/external && go test ./podsfixture -run Fixtures -update
 	cd cmd/kubectl-podgauge && go test -update .

@@ -42,7 +42,7 @@ func TestFamilyFilter(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"nvidia_[", "a\\", " "} {
-		if _, err := NewFamilyFilter(fullSet, nil, []string{strings.TrimSpace(bad)}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", strings.TrimSpace(bad))) {
+		if _, err := NewFamilyFilter("full", nil, []string{strings.TrimSpace(bad)}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", strings.TrimSpace(bad))) {
 			t.Errorf("%q: got error %v", bad, err)
 		}
 	}
@@ -55,7 +55,7 @@ func split(list string) []string {
 // TestScrapeWithFilter checks that excluded families are not exported.
 func TestScrapeWithFilter(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		choice, err := NewFamilyFilter(fullSet, nil, []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"})
+		choice, err := NewFamilyFilter("full", nil, []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,36 +112,49 @@ func TestRuntimeMetrics(t *testing.T) {
 	}
 }
 
-// TestRows checks the rows of a set, of an included family and of an excluded family.
+// TestRows checks the rows of a set, of an included family and of an excluded
+// family. Of an enumeration, a set exports states while they are 1.
 func TestRows(t *testing.T) {
-	row := func(name, value string, enum bool) *device.Metric {
-		return &device.Metric{Name: name, Labels: []device.Label{{Name: "l", Value: value}}, Enum: enum}
-	}
-	for _, c := range []struct {
-		row       *device.Metric
-		byDefault rowExport
-	}{
-		{row("nvidia_gpu_pipe_active_ratio", "tensor", false), alwaysExported},
-		{row("nvidia_gpu_pipe_active_ratio", "fp64", false), neverExported},
-		{row("nvidia_gpu_remapped_rows", "correctable", false), alwaysExported},
-		{row("nvidia_gpu_throttle_active", "hw_power_brake", true), alwaysExported},
-		{row("nvidia_gpu_throttle_active", "sync_boost", true), exportedIfSet},
-		{row("nvidia_gpu_compute_mode", "default", true), neverExported},
-		{&device.Metric{Name: "nvidia_gpu_power_watts"}, alwaysExported},
-	} {
-		for _, check := range []struct {
-			include, exclude string
-			want             rowExport
-		}{{"", "", c.byDefault}, {c.row.Name, "", alwaysExported}, {c.row.Name, "nvidia_*", neverExported}} {
-			filter, err := NewFamilyFilter("default", split(check.include), split(check.exclude))
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		state := func(name string, always bool) device.Metric {
+			return device.Metric{
+				Name: "state", Help: "State.", Labels: []device.Label{{Name: "is", Value: name}},
+				Enum: true, Set: device.SetMinimal, AlwaysInSet: always,
+			}
+		}
+		d.metrics = slices.Concat(testMetrics, []device.Metric{
+			{Name: "rare", Help: "Rare."},
+			{Name: "usual", Help: "Usual.", Set: device.SetDefault},
+			state("on", false), state("off", false), state("always", true),
+		})
+		for i, value := range []float64{1, 1, 1, 0, 0} {
+			d.extraSamples = append(d.extraSamples, device.Sample{Device: "GPU-0", Metric: len(testMetrics) + i, Value: value})
+		}
+		for _, c := range []struct{ set, include, exclude, want string }{
+			{"full", "", "", "rare usual on off always"},
+			{"default", "", "", "usual on always"},
+			{"default", "rare,state", "", "rare usual on off always"},
+			{"minimal", "", "", "on always"},
+			{"minimal", "state,usual", "state", "usual"},
+			{"none", "", "", ""},
+		} {
+			filter, err := NewFamilyFilter(c.set, split(c.include), split(c.exclude))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := filter.row(c.row); got != check.want {
-				t.Errorf("%s, with %+v: got %v", c.row.RowName(), check, got)
+			text := scrape(t, newHandler(New(d.sources(), Options{Filter: filter})))
+			var got []string
+			for _, row := range []string{"rare{", "usual{", `is="on"`, `is="off"`, `is="always"`} {
+				if strings.Contains(text, row) {
+					got = append(got, strings.Trim(strings.TrimPrefix(row, "is="), `"{`))
+				}
+			}
+			if strings.Join(got, " ") != c.want {
+				t.Errorf("%+v: got %v", c, got)
 			}
 		}
-	}
+	})
 	if _, err := NewFamilyFilter("most", nil, nil); err == nil || !strings.Contains(err.Error(), "minimal") {
 		t.Errorf("unknown set: got error %v", err)
 	}

@@ -135,7 +135,7 @@ func (g fixtureGenerator) options() Options {
 		o.SeriesLimit = 1 + g.IntN(60)
 	}
 	if g.IntN(4) == 0 {
-		o.Filter, _ = NewFamilyFilter(noSet, []string{"nvidia_gpu_*info", "*_watts", "podgauge_*", "DCGM_*_COUNTER"}, []string{"podgauge_series"})
+		o.Filter, _ = NewFamilyFilter("none", []string{"nvidia_gpu_*info", "*_watts", "podgauge_*", "DCGM_*_COUNTER"}, []string{"podgauge_series"})
 	}
 	return o
 }

@@ -43,7 +43,7 @@ type rowSeries struct {
 func newRenderer(s *Sources, o *Options, a *attribution) *renderer {
 	r := &renderer{options: o, node: s.Node, attribution: a, processes: processUsage{resolver: s.Processes}, byName: map[string]*family{}}
 	for _, m := range s.Metrics {
-		f := gaugeDesc(m.Name, m.Help)
+		f := gauge(m.Set, m.Name, m.Help)
 		if m.Kind == device.OwnerCounter || m.Kind == device.FaultCounter {
 			f.Type = dto.MetricType_COUNTER
 		}

@@ -2,11 +2,13 @@ package exporter
 
 import (
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+	dto "github.com/prometheus/client_model/go"
 )
 
 // callBuckets fit calls on a unix socket: most take less than a millisecond; hanging calls end at a deadline of some seconds.
@@ -23,36 +25,41 @@ type SelfMetrics struct {
 
 // NewSelfMetrics registers podgauge's own metrics.
 func NewSelfMetrics(registry *prometheus.Registry, version string, simulated bool) *SelfMetrics {
-	auto := promauto.With(registry)
-	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	}
-	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		return auto.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
-	}
-	calls := func(prefix, durationHelp, errorsHelp string) callMetrics {
-		opts := prometheus.HistogramOpts{Name: prefix + "_duration_seconds", Help: durationHelp, Buckets: callBuckets}
-		return callMetrics{auto.NewHistogramVec(opts, []string{"method"}), counter(prefix+"_errors_total", errorsHelp, "method")}
-	}
-	gauge("podgauge_build_info", "Version of podgauge and of Go; always 1.", "version", "goversion").
-		WithLabelValues(version, runtime.Version()).Set(1)
-	gauge("podgauge_simulated", "1 if devices are simulated.").WithLabelValues().Set(boolValue(simulated))
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return &SelfMetrics{
-		registry:      registry,
-		registrations: counter("podgauge_registrations_total", "Registrations with the kubelet, by result.", "resource", "result"),
-		rejections: counter("podgauge_plugin_rejections_total", "Containers whose device request was rejected, by the first reason found.",
-			"resource", "reason"),
-		streams: gauge("podgauge_plugin_streams", "Number of open ListAndWatch streams of the kubelet; 1 if the resource is registered.",
-			"resource"),
-		waiting: gauge("podgauge_plugin_waiting",
-			"1 while another device plugin serves the resource, and podgauge waits with its first registration.", "resource"),
-		devices: gauge("podgauge_plugin_devices", "Number of devices in the latest device list sent to the kubelet.", "resource", "health"),
-		pluginCalls: calls("podgauge_plugin_request",
-			"Duration of requests from the kubelet, in seconds.", "Requests from the kubelet answered with an error."),
-		kubeletCalls: calls("podgauge_pod_resources_request",
-			"Duration of requests to the kubelet, in seconds.", "Requests to the kubelet that failed."),
-	}
+	m := &SelfMetrics{registry: registry}
+	m.registrations = m.counter("podgauge_registrations_total")
+	m.rejections = m.counter("podgauge_plugin_rejections_total")
+	m.streams = m.gauge("podgauge_plugin_streams")
+	m.waiting = m.gauge("podgauge_plugin_waiting")
+	m.devices = m.gauge("podgauge_plugin_devices")
+	m.pluginCalls = m.calls("podgauge_plugin_request")
+	m.kubeletCalls = m.calls("podgauge_pod_resources_request")
+	m.gauge("podgauge_build_info").WithLabelValues(version, runtime.Version()).Set(1)
+	m.gauge("podgauge_simulated").WithLabelValues().Set(boolValue(simulated))
+	registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// selfFamily returns a row of SelfFamilies.
+func selfFamily(name string) Family {
+	return SelfFamilies[slices.IndexFunc(SelfFamilies[:], func(f Family) bool { return f.Name == name })]
+}
+
+func (m *SelfMetrics) counter(name string) *prometheus.CounterVec {
+	f := selfFamily(name)
+	return promauto.With(m.registry).NewCounterVec(prometheus.CounterOpts{Name: name, Help: f.Help}, f.Labels)
+}
+
+func (m *SelfMetrics) gauge(name string) *prometheus.GaugeVec {
+	f := selfFamily(name)
+	return promauto.With(m.registry).NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: f.Help}, f.Labels)
+}
+
+func (m *SelfMetrics) calls(prefix string) callMetrics {
+	f := selfFamily(prefix + "_duration_seconds")
+	opts := prometheus.HistogramOpts{Name: f.Name, Help: f.Help, Buckets: callBuckets}
+	durations := promauto.With(m.registry).NewHistogramVec(opts, f.Labels)
+	return callMetrics{durations, m.counter(prefix + "_errors_total")}
 }
 
 // InitResource makes the series of a resource, and of the reasons to reject a container, before the first event: increase() misses
@@ -134,34 +141,27 @@ func (c callMetrics) observe(method string, elapsed time.Duration, err error) {
 
 // ExportEventsUp exports whether events of the driver arrive.
 func (m *SelfMetrics) ExportEventsUp(isUp func() bool) {
-	const help = "1 if driver events, including Xid errors, are received; 0 while waiting for events fails or hangs."
-	opts := prometheus.GaugeOpts{Name: "podgauge_events_up", Help: help}
-	promauto.With(m.registry).NewGaugeFunc(opts, func() float64 { return boolValue(isUp()) })
+	m.exportOne("podgauge_events_up", func() float64 { return boolValue(isUp()) })
 }
 
 // ExportReadiness exports the readiness by check.
 func (m *SelfMetrics) ExportReadiness(values func() map[string]float64) {
-	const help = "1 if the check of /readyz passes; 0 if it makes podgauge not ready."
-	m.export("podgauge_ready", help, "check", prometheus.GaugeValue, values)
+	m.export("podgauge_ready", values)
 }
 
 // ExportUnknownConfigKeys exports the number of unknown keys in the configuration file.
 func (m *SelfMetrics) ExportUnknownConfigKeys(count func() int) {
-	const help = "Number of ignored unknown keys in the configuration file; the log names each."
-	opts := prometheus.GaugeOpts{Name: "podgauge_config_unknown_keys", Help: help}
-	promauto.With(m.registry).NewGaugeFunc(opts, func() float64 { return float64(count()) })
+	m.exportOne("podgauge_config_unknown_keys", func() float64 { return float64(count()) })
 }
 
 // ExportCDISpecs exports by class whether the CDI spec is written.
 func (m *SelfMetrics) ExportCDISpecs(written func() map[string]float64) {
-	const help = "1 if the CDI spec of this class is written; 0 if a device list strategy needs it and it is missing."
-	m.export("podgauge_cdi_spec_up", help, "class", prometheus.GaugeValue, written)
+	m.export("podgauge_cdi_spec_up", written)
 }
 
 // ExportUnsupportedFamilies exports the families without support in the driver.
 func (m *SelfMetrics) ExportUnsupportedFamilies(families func() []string) {
-	const help = "Metric family that is absent because the driver's library lacks a function; always 1."
-	m.export("podgauge_family_unsupported", help, "family", prometheus.GaugeValue, func() map[string]float64 {
+	m.export("podgauge_family_unsupported", func() map[string]float64 {
 		unsupported := map[string]float64{}
 		for _, family := range families() {
 			unsupported[family] = 1
@@ -172,23 +172,31 @@ func (m *SelfMetrics) ExportUnsupportedFamilies(families func() []string) {
 
 // ExportKubernetesRequests exports the number of requests to the API server, by HTTP status code.
 func (m *SelfMetrics) ExportKubernetesRequests(requests func() map[string]float64) {
-	const help = "Requests to the Kubernetes API server, by HTTP status code; error without a response."
-	m.export("podgauge_kubernetes_requests_total", help, "code", prometheus.CounterValue, requests)
+	m.export("podgauge_kubernetes_requests_total", requests)
 }
 
 // ExportDroppedEvents exports the number of Kubernetes events that were not reported.
 func (m *SelfMetrics) ExportDroppedEvents(dropped func() uint64) {
-	const help = "Kubernetes events dropped after ten minutes of rate limiting or failed requests."
-	opts := prometheus.CounterOpts{Name: "podgauge_kubernetes_events_dropped_total", Help: help}
-	promauto.With(m.registry).NewCounterFunc(opts, func() float64 { return float64(dropped()) })
+	m.exportOne("podgauge_kubernetes_events_dropped_total", func() float64 { return float64(dropped()) })
 }
 
-// export exports a metric by the value of its label. Each scrape calls values.
-func (m *SelfMetrics) export(name, help, label string, kind prometheus.ValueType, values func() map[string]float64) {
-	desc := prometheus.NewDesc(name, help, []string{label}, nil)
+// exportOne exports a metric without labels. Each scrape calls value.
+func (m *SelfMetrics) exportOne(name string, value func() float64) {
+	m.export(name, func() map[string]float64 { return map[string]float64{"": value()} })
+}
+
+// export exports a metric by the value of its label, if it has one. Each scrape
+// calls values.
+func (m *SelfMetrics) export(name string, values func() map[string]float64) {
+	f := selfFamily(name)
+	kind := prometheus.GaugeValue
+	if f.Type == dto.MetricType_COUNTER {
+		kind = prometheus.CounterValue
+	}
+	desc := prometheus.NewDesc(name, f.Help, f.Labels, nil)
 	m.registry.MustRegister(prometheus.CollectorFunc(func(ch chan<- prometheus.Metric) {
-		for labelValue, value := range values() {
-			ch <- prometheus.MustNewConstMetric(desc, kind, value, labelValue)
+		for label, value := range values() {
+			ch <- prometheus.MustNewConstMetric(desc, kind, value, []string{label}[:len(f.Labels)]...)
 		}
 	}))
 }

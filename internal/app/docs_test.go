@@ -17,7 +17,6 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // metricsSections lists the tables of readings in docs/reference/metrics.md, each with its first family.
@@ -47,13 +46,13 @@ var familySections = []struct {
 // TestMetricsPage checks that the tables in docs/reference/metrics.md have the exported families.
 func TestMetricsPage(t *testing.T) {
 	all := metric.MetricsPerLink()
-	tables := map[string]string{"own": familiesTable(t, selfFamilies(t))}
+	tables := map[string]string{"own": familiesTable(exporter.SelfFamilies[:])}
 	for i, section := range metricsSections {
 		begin, end := familyIndex(all, section.first), len(all)
 		if i+1 < len(metricsSections) {
 			end = familyIndex(all, metricsSections[i+1].first)
 		}
-		tables[section.name] = metricsTable(t, all[begin:end])
+		tables[section.name] = metricsTable(all[begin:end])
 	}
 	families := map[string][]exporter.Family{}
 	for _, f := range exporter.Families {
@@ -65,7 +64,7 @@ func TestMetricsPage(t *testing.T) {
 		}
 	}
 	for name, of := range families {
-		tables[name] = familiesTable(t, of)
+		tables[name] = familiesTable(of)
 	}
 	checkTables(t, "../../docs/reference/metrics.md", tables)
 }
@@ -117,96 +116,73 @@ func withFieldNames(text string) string {
 	})
 }
 
-// selfFamilies returns podgauge's families about itself, which a registry has.
-func selfFamilies(t *testing.T) (families []exporter.Family) {
-	t.Helper()
-	registry := prometheus.NewRegistry()
-	selfMetrics := exporter.NewSelfMetrics(registry, version, false)
-	selfMetrics.ExportUnsupportedFamilies(func() []string { return []string{"f"} })
-	selfMetrics.ExportCDISpecs(func() map[string]float64 { return map[string]float64{"gpu": 1} })
-	selfMetrics.ExportUnknownConfigKeys(func() int { return 0 })
-	selfMetrics.ExportEventsUp(func() bool { return true })
-	selfMetrics.ExportKubernetesRequests(func() map[string]float64 { return map[string]float64{"200": 1} })
-	selfMetrics.ExportDroppedEvents(func() uint64 { return 0 })
-	selfMetrics.ExportReadiness(func() map[string]float64 { return map[string]float64{"devices": 1} })
-	selfMetrics.InitResource(gpuResource, "r")
-	selfMetrics.SetDevices(gpuResource, 1, 1)
-	selfMetrics.ObserveKubeletCall("List", 0, nil)
-	gathered, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range gathered {
-		if slices.ContainsFunc(ignoredPrefixes, func(p string) bool { return strings.HasPrefix(f.GetName(), p) }) {
-			continue
-		}
-		family := exporter.Family{Name: f.GetName(), Help: f.GetHelp(), Type: f.GetType()}
-		for _, l := range f.GetMetric()[0].GetLabel() {
-			family.Labels = append(family.Labels, l.GetName())
-		}
-		families = append(families, family)
-	}
-	return families
-}
-
 // familiesTable returns a table with a row for each family.
-func familiesTable(t *testing.T, families []exporter.Family) string {
-	t.Helper()
+func familiesTable(families []exporter.Family) string {
 	var table strings.Builder
-	sets := seriesOfSets(t)
 	table.WriteString("|family|kind|labels|set|\n|---|---|---|---|\n")
 	for _, f := range families {
 		labels := make([]string, len(f.Labels))
 		for i, l := range f.Labels {
 			labels[i] = "`" + l + "`"
 		}
-		fmt.Fprintf(&table, "|`%s`<br>%s|%s|%s|%s|\n", f.Name, strings.ReplaceAll(f.Help, "|", `\|`), strings.ToLower(f.Type.String()), strings.Join(labels, " "), setText(sets, f.Name, nil))
+		fmt.Fprintf(&table, "|`%s`<br>%s|%s|%s|%s|\n", f.Name, strings.ReplaceAll(f.Help, "|", `\|`), strings.ToLower(f.Type.String()), strings.Join(labels, " "), setNames[f.Set])
 	}
 	return table.String()
 }
 
-// setText returns the smallest set with a family, and the sets that have only some of its rows.
-func setText(sets map[string]bool, name string, rows []device.Metric) string {
+var setNames = map[device.MetricSet]string{
+	device.SetMinimal: "minimal",
+	device.SetDefault: "default",
+	device.SetFull:    "full",
+}
+
+// setText returns the smallest set with a family, and the sets that have only
+// some of its rows.
+func setText(rows []device.Metric) string {
 	var texts []string
-	for _, set := range []string{"minimal", "default"} {
-		var values, missing []string
+	exported := 0
+	for _, set := range []device.MetricSet{device.SetMinimal, device.SetDefault} {
+		var values, missing, always []string
 		for i := range rows {
-			switch row := rows[i].RowName(); {
-			case row == name: // without labels
-			case sets[set+" "+row]:
-				values = append(values, rows[i].Labels[0].Value)
+			switch value := labelValue(&rows[i]); {
+			case rows[i].Set < set:
+				missing = append(missing, value)
+			case rows[i].AlwaysInSet:
+				always = append(always, value)
+				values = append(values, value)
 			default:
-				missing = append(missing, rows[i].Labels[0].Value)
+				values = append(values, value)
 			}
 		}
-		text := set
-		if len(rows) > 0 && rows[0].Enum {
+		text := setNames[set]
+		if rows[0].Enum {
 			text += ", while 1"
 		}
 		switch {
-		case sets[set+" "+name] && len(values) > 0:
-			texts = append(texts, text+"; always "+strings.Join(values, ", "))
-		case sets[set+" "+name]:
-			texts = append(texts, text)
+		case len(values) == exported: // those of the smaller set
+			continue
+		case len(always) > 0:
+			text += "; always " + strings.Join(always, ", ")
 		case len(values) > 5 && len(missing) == 1:
-			texts = append(texts, text+": not "+missing[0])
-		case len(values) > 0:
-			texts = append(texts, text+": "+strings.Join(values, ", "))
+			text += ": not " + missing[0]
+		case len(missing) > 0:
+			text += ": " + strings.Join(values, ", ")
 		}
+		texts = append(texts, text)
+		exported = len(values)
 	}
-	if len(texts) == 2 && strings.TrimPrefix(texts[0], "minimal") == strings.TrimPrefix(texts[1], "default") {
-		texts = texts[:1]
+	return cmp.Or(strings.Join(texts, "<br>"), "full")
+}
+
+func labelValue(m *device.Metric) string {
+	if len(m.Labels) == 0 {
+		return ""
 	}
-	if len(texts) == 0 {
-		return "full"
-	}
-	return strings.Join(texts, "<br>")
+	return m.Labels[0].Value
 }
 
 // metricsTable returns a table with a row for each family.
-func metricsTable(t *testing.T, metrics []device.Metric) string {
-	t.Helper()
-	sets := seriesOfSets(t)
+func metricsTable(metrics []device.Metric) string {
 	var table strings.Builder
 	table.WriteString("|family|kind|labels|NVML|hardware|pace|set|\n|---|---|---|---|---|---|---|\n")
 	for len(metrics) > 0 {
@@ -219,7 +195,7 @@ func metricsTable(t *testing.T, metrics []device.Metric) string {
 		m := family[0]
 		fmt.Fprintf(&table, "|`%s`<br>%s|%s|%s|%s|%s|%s|%s|\n", m.Name, m.Help, kindText(m.Kind), labelsText(family), sourcesText(family),
 			distinctTexts(family, func(m device.Metric) string { return m.Hardware }),
-			distinctTexts(family, func(m device.Metric) string { return paceText(m.ReadPace) }), setText(sets, m.Name, family))
+			distinctTexts(family, func(m device.Metric) string { return paceText(m.ReadPace) }), setText(family))
 	}
 	return table.String()
 }

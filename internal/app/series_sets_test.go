@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -18,21 +17,20 @@ import (
 )
 
 const (
-	setsFile     = "../../exporter/series_sets.txt"
 	alertsFile   = "../../deploy/rules/podgauge.rules.yaml"
 	recordedFile = "../../deploy/rules/podgauge.recording.yaml"
 )
 
-// TestSeriesSets checks that exporter/series_sets.txt has the queried series. The set minimal has the series of the alerts on health and on
-// podgauge itself, of the recording rules and their dashboard, podgauge_series and the readiness. The set default has the series of all alerts, rules and
-// dashboards, and faults without an alert.
+// TestSeriesSets checks that each set has the series that its readers query. The
+// set minimal has the series of the alerts on health and on podgauge itself, of
+// the recording rules and their dashboard. The set default has the series of all
+// alerts, rules and dashboards.
 func TestSeriesSets(t *testing.T) {
 	dashboards, err := filepath.Glob("../../dashboards/*.json")
 	if err != nil || len(dashboards) < 4 {
 		t.Fatal(dashboards, err)
 	}
-	const readiness = "podgauge_ready podgauge_plugin_waiting "
-	minimal := readiness + "podgauge_series " + readFile(t, recordedFile) + readFile(t, "../../dashboards/fleet.json")
+	minimal := readFile(t, recordedFile) + readFile(t, "../../dashboards/fleet.json")
 	for _, group := range alertGroups(t) {
 		if group.name == "podgauge-health" || group.name == "podgauge-itself" {
 			minimal += group.recorded
@@ -41,90 +39,47 @@ func TestSeriesSets(t *testing.T) {
 			}
 		}
 	}
-	queried := readiness + "nvidia_gpu_unallocatable_info podgauge_cdi_spec_up podgauge_config_unknown_keys podgauge_kubernetes_events_dropped_total " +
-		"podgauge_kubernetes_requests_total " + readFile(t, alertsFile) + readFile(t, recordedFile)
+	queried := readFile(t, alertsFile) + readFile(t, recordedFile)
 	for _, file := range dashboards {
 		queried += readFile(t, file)
 	}
-	want := setLines("minimal", minimal) + setLines("default", queried)
-	if *update {
-		if err := os.WriteFile(setsFile, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
+	for _, series := range missingSeries(t, "minimal", minimal) {
+		t.Errorf("the set minimal lacks %s", series)
 	}
-	if readFile(t, setsFile) != want {
-		t.Errorf("%s differs from the series of rules and dashboards; run make golden", setsFile)
+	for _, series := range missingSeries(t, "default", queried) {
+		t.Errorf("the set default lacks %s", series)
 	}
 }
 
-// setLines returns the lines of a set for the queries in a text. Enumerations contribute all current states and the states queried by name. Other
-// families of readings contribute the queried rows.
-func setLines(set, queries string) string {
-	rows := map[string][]device.Metric{}
-	for _, m := range metric.MetricsPerLink() {
-		rows[m.Name] = append(rows[m.Name], m)
-	}
-	series := map[string]bool{}
-	for _, selector := range familySelectors(queries) {
-		family := rows[selector.family]
-		all := true
-		for i := range family {
-			matches, byName := selector.matches(&family[i])
-			if all = all && matches; matches && (byName || !family[i].Enum) {
-				series[family[i].RowName()] = true
-			}
-		}
-		if all || family[0].Enum {
-			series[selector.family] = true
-		}
-	}
-	for name := range maps.Keys(series) {
-		if family, _, isRow := strings.Cut(name, "{"); isRow && series[family] && !rows[family][0].Enum {
-			delete(series, name)
-		}
-	}
-	var lines strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(series)) {
-		fmt.Fprintf(&lines, "%s %s\n", set, name)
-	}
-	return lines.String()
-}
-
-// seriesOfSets returns the lines of the sets.
-func seriesOfSets(t *testing.T) map[string]bool {
+// missingSeries returns the series in the queries of a text that a set lacks. Of
+// an enumeration the set needs the current states, and the states queried by
+// name; of other readings it needs the queried rows.
+func missingSeries(t *testing.T, set, queries string) (missing []string) {
 	t.Helper()
-	lines := map[string]bool{}
-	for line := range strings.Lines(readFile(t, setsFile)) {
-		lines[strings.TrimSpace(line)] = true
+	filter, err := exporter.NewFamilyFilter(set, nil, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return lines
-}
-
-// TestRunbookFamilies checks that the set default has the families of a runbook's queries, or that the runbook names the flag that exports
-// them. For a family queried without labels, some rows are enough.
-func TestRunbookFamilies(t *testing.T) {
-	runbooks, err := filepath.Glob("../../docs/runbooks/*.md")
-	if err != nil || len(runbooks) < 30 {
-		t.Fatal(runbooks, err)
-	}
-	sets := readFile(t, setsFile)
-	for _, file := range runbooks {
-		text := readFile(t, file)
-		for line := range strings.Lines(setLines("default", text)) {
-			row := strings.TrimSpace(line)
-			_, family, _ := strings.Cut(row, " ")
-			family, _, _ = strings.Cut(family, "{")
-			note := "`" + family + "` requires `--metrics.set=full`."
-			if strings.HasPrefix(family, "nvidia_gpu_nvlink_link_") {
-				note = "`--metrics.nvlink-links`"
+	rows := metric.MetricsPerLink()
+	for _, selector := range familySelectors(queries) {
+		isRow := false
+		for i := range rows {
+			m := &rows[i]
+			if m.Name != selector.family {
+				continue
 			}
-			exported := strings.Contains(sets, row+"\n") || strings.Contains(sets, row+"{") || strings.Contains(sets, "default "+family+"\n")
-			if !exported && !strings.Contains(text, note) {
-				t.Errorf("%s: the set default lacks %s, and the runbook lacks %q", file, row, note)
+			isRow = true
+			matches, byName := selector.matches(m)
+			if matches && (!filter.MatchesRow(m) || m.Enum && byName && !m.AlwaysInSet) {
+				missing = append(missing, m.RowName())
 			}
 		}
+		if !isRow && !filter.Matches(selector.family) {
+			missing = append(missing, selector.family)
+		}
 	}
+	slices.Sort(missing)
+	return slices.Compact(missing)
 }
 
 // familySelector is a selector in a query.
@@ -140,13 +95,10 @@ var (
 
 // familySelectors finds the selectors in a text. A histogram counts as its family.
 func familySelectors(text string) (selectors []familySelector) {
-	known := exporterFamilies()
 	for _, found := range selectorPattern.FindAllStringSubmatch(text, -1) {
 		name := found[1]
 		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-			if base, is := strings.CutSuffix(name, suffix); is && !known[name] {
-				name = base
-			}
+			name = strings.TrimSuffix(name, suffix)
 		}
 		s := familySelector{family: name}
 		for _, m := range matcherPattern.FindAllStringSubmatch(found[2], -1) {
@@ -155,18 +107,6 @@ func familySelectors(text string) (selectors []familySelector) {
 		selectors = append(selectors, s)
 	}
 	return selectors
-}
-
-// exporterFamilies returns the names of families outside a registry.
-func exporterFamilies() map[string]bool {
-	names := map[string]bool{}
-	for _, f := range exporter.Families {
-		names[f.Name] = true
-	}
-	for _, m := range metric.MetricsPerLink() {
-		names[m.Name] = true
-	}
-	return names
 }
 
 // matches reports whether the selector selects a row, and whether it names the row's label value.

@@ -22,12 +22,28 @@ type Metric struct {
 	Labels []Label
 	// Enum marks the states of an enumeration: 1 if the state holds, otherwise 0.
 	Enum bool
+	// Set is the smallest set with the row. States of an enumeration are exported
+	// while they are 1, or always if AlwaysInSet is set.
+	Set         MetricSet
+	AlwaysInSet bool
 	// Source lists the functions and field ids of the vendor's library, for docs/reference/metrics.md.
 	Source string
 	// Hardware names the devices with this metric; empty: all.
 	Hardware string
 	ReadPace ReadPace
 }
+
+// MetricSet is a set of metric families (--metrics.set), which is part of the
+// sets before.
+type MetricSet uint8
+
+// The sets.
+const (
+	SetFull MetricSet = iota
+	SetDefault
+	SetMinimal
+	SetNone
+)
 
 // RowName returns the name of the row, with the value of its label in braces.
 func (m *Metric) RowName() string {

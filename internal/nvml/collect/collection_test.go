@@ -2,7 +2,6 @@ package collect_test
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -25,17 +24,8 @@ func sevenMIGDevices(model string) []string {
 	return lines
 }
 
-// readsDefault selects the rows of the set default, and one row of the status page.
-func readsDefault(t *testing.T) func(*device.Metric) bool {
-	t.Helper()
-	text, err := os.ReadFile("../../../exporter/series_sets.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return func(m *device.Metric) bool {
-		return strings.Contains(string(text), "default "+m.RowName()+"\n") || strings.Contains(string(text), "default "+m.Name+"\n")
-	}
-}
+// readsDefault selects the rows of the set default.
+func readsDefault(m *device.Metric) bool { return m.Set >= device.SetDefault }
 
 // TestCalls limits the calls of collections of 8 GPUs with the set default in
 // the steady state. Rows that are not exported are not read.
@@ -50,7 +40,7 @@ func TestCalls(t *testing.T) {
 	} {
 		for _, interval := range []time.Duration{time.Second, 10 * time.Second} {
 			bubble.Test(t, func(t *testing.T) {
-				s := newPlanFixture(t, metric.NewReadPlan(false, readsDefault(t)), append(lines, "gpus 8")...)
+				s := newPlanFixture(t, metric.NewReadPlan(false, readsDefault), append(lines, "gpus 8")...)
 				defer s.Close()
 				readers := device.NewReaders(s)
 				collect := func() {

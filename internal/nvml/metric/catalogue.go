@@ -112,9 +112,15 @@ func (r *Row) canRead(s lib.Symbols) bool {
 // metric returns the row for the exporter.
 func (r *Row) metric() device.Metric {
 	return device.Metric{
-		Name: r.name, Help: r.help, Kind: r.kind, Labels: r.labels, Enum: r.enum != nil && !r.IsFeature || r.Bit != 0,
+		Name: r.name, Help: r.help, Kind: r.kind, Labels: r.labels,
+		Enum: r.enum != nil && !r.IsFeature || r.Bit != 0,
+		Set:  r.set, AlwaysInSet: r.isAlwaysInSet(),
 		Source: r.sourceText(), Hardware: r.hardware, ReadPace: r.pace(),
 	}
+}
+
+func (r *Row) isAlwaysInSet() bool {
+	return slices.ContainsFunc(r.labels, func(l device.Label) bool { return l.Value == r.alwaysInSet })
 }
 
 // pace is the pace of the row's fields, call or state.

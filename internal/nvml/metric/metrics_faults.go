@@ -16,7 +16,6 @@ const (
 	unitHelp              = "Uncorrected SRAM ECC errors over the lifetime of the GPU, by unit."
 	remappedHelp          = "Number of memory rows replaced by spare rows."
 	inactiveHelp          = "Number of replaced memory rows that are in use again."
-	banksHelp             = "Number of memory banks by remaining spare rows."
 	retiredHelp           = "Number of retired pages of GPU memory."
 	repairHelp            = "1 if a repair of this unit is pending until the next reset."
 	recoveryHelp          = "1 for the recovery action that the driver requires before further use of the GPU."
@@ -31,11 +30,18 @@ const RecoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 // recoveryActions are the states of nvmlDeviceGpuRecoveryAction_t, from 0 on.
 var recoveryActions = []string{"none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset", "system_reboot"}
 
+var banksRow = stateRow("nvidia_gpu_row_remap_banks", "Number of memory banks by remaining spare rows.").
+	onHardware(ampereAndNewer)
+
 var faultRows = slices.Concat(
-	familyRows(faultCounterRow("nvidia_gpu_ecc_volatile_errors_total", volatileHelp).slowPace().onHardware(withECC), "severity", Row.fromField, inCount,
-		labeledField{"corrected", nvml.FI_DEV_ECC_SBE_VOL_TOTAL}, labeledField{"uncorrected", nvml.FI_DEV_ECC_DBE_VOL_TOTAL}),
-	familyRows(faultCounterRow("nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp).slowPace().onHardware(withECC), "severity", Row.fromField, inCount,
-		labeledField{"corrected", nvml.FI_DEV_ECC_SBE_AGG_TOTAL}, labeledField{"uncorrected", nvml.FI_DEV_ECC_DBE_AGG_TOTAL}),
+	familyRows(faultCounterRow("nvidia_gpu_ecc_volatile_errors_total", volatileHelp).
+		slowPace().onHardware(withECC).inDefault(), "severity", Row.fromField, inCount,
+		labeledField{"corrected", nvml.FI_DEV_ECC_SBE_VOL_TOTAL},
+		labeledField{"uncorrected", nvml.FI_DEV_ECC_DBE_VOL_TOTAL}),
+	[]Row{
+		aggregateErrorRow("corrected").fromField(nvml.FI_DEV_ECC_SBE_AGG_TOTAL, inCount),
+		aggregateErrorRow("uncorrected").fromField(nvml.FI_DEV_ECC_DBE_AGG_TOTAL, inCount).inMinimal(),
+	},
 	locationRows(faultCounterRow("nvidia_gpu_ecc_volatile_location_errors_total", volatileLocationHelp), sramVolatileCorrected, sramVolatileUncorrected, []locationFields{
 		{"dram", nvml.FI_DEV_ECC_SBE_VOL_DEV, nvml.FI_DEV_ECC_DBE_VOL_DEV},
 		{"l1", nvml.FI_DEV_ECC_SBE_VOL_L1, nvml.FI_DEV_ECC_DBE_VOL_L1},
@@ -56,31 +62,45 @@ var faultRows = slices.Concat(
 		labeledValue{"l2", sramInL2}, labeledValue{"sm", sramInSM}, labeledValue{"pcie", sramInPCIe}, labeledValue{"microcontroller", sramInMCU}, labeledValue{"other", sramInOther}),
 	[]Row{
 		stateRow("nvidia_gpu_ecc_sram_threshold_exceeded", "1 if uncorrected SRAM errors exceed the threshold for GPU replacement.").
-			fromCall(SRAMThresholdExceeded, inBool).onHardware(ampereAndNewer),
+			fromCall(SRAMThresholdExceeded, inBool).onHardware(ampereAndNewer).inMinimal(),
 	},
-	familyRows(stateRow("nvidia_gpu_remapped_rows", remappedHelp).slowPace().onHardware(ampereAndNewer), "cause", Row.fromField, inCount,
-		labeledField{"correctable", nvml.FI_DEV_REMAPPED_COR}, labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_UNC}),
+	familyRows(stateRow("nvidia_gpu_remapped_rows", remappedHelp).
+		slowPace().onHardware(ampereAndNewer).inDefault(), "cause", Row.fromField, inCount,
+		labeledField{"correctable", nvml.FI_DEV_REMAPPED_COR},
+		labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_UNC}),
 	familyRows(stateRow("nvidia_gpu_remapped_rows_inactive", inactiveHelp).slowPace().onHardware(blackwell), "cause", Row.fromField, inCount,
 		labeledField{"correctable", nvml.FI_DEV_REMAPPED_ROWS_COR_INACTIVE}, labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_ROWS_UNC_INACTIVE}),
 	[]Row{
-		stateRow("nvidia_gpu_row_remap_pending", "1 if row remappings are pending until the next reset.").fromField(nvml.FI_DEV_REMAPPED_PENDING, inBool).slowPace().onHardware(ampereAndNewer),
-		stateRow("nvidia_gpu_row_remap_failure", "1 if remapping a memory row failed: replace the GPU.").fromField(nvml.FI_DEV_REMAPPED_FAILURE, inBool).slowPace().onHardware(ampereAndNewer),
+		stateRow("nvidia_gpu_row_remap_pending", "1 if row remappings are pending until the next reset.").
+			fromField(nvml.FI_DEV_REMAPPED_PENDING, inBool).slowPace().onHardware(ampereAndNewer).inMinimal(),
+		stateRow("nvidia_gpu_row_remap_failure", "1 if remapping a memory row failed: replace the GPU.").
+			fromField(nvml.FI_DEV_REMAPPED_FAILURE, inBool).slowPace().onHardware(ampereAndNewer).inMinimal(),
 	},
-	familyRows(stateRow("nvidia_gpu_row_remap_banks", banksHelp).onHardware(ampereAndNewer), "availability", Row.fromCall, inCount,
-		labeledValue{"max", banksMax}, labeledValue{"high", banksHigh}, labeledValue{"partial", banksPartial}, labeledValue{"low", banksLow}, labeledValue{"none", banksNone}),
+	familyRows(banksRow, "availability", Row.fromCall, inCount,
+		labeledValue{"max", banksMax}, labeledValue{"high", banksHigh}, labeledValue{"partial", banksPartial}),
+	familyRows(banksRow.inDefault(), "availability", Row.fromCall, inCount,
+		labeledValue{"low", banksLow}, labeledValue{"none", banksNone}),
 	familyRows(stateRow("nvidia_gpu_retired_pages", retiredHelp).slowPace().onHardware(turingAndOlder), "cause", Row.fromField, inCount,
 		labeledField{"single_bit", nvml.FI_DEV_RETIRED_SBE}, labeledField{"double_bit", nvml.FI_DEV_RETIRED_DBE}),
 	[]Row{
 		stateRow("nvidia_gpu_retired_pages_pending", "1 if page retirements are pending until the next boot.").fromField(nvml.FI_DEV_RETIRED_PENDING, inBool).slowPace().onHardware(turingAndOlder),
 	},
-	familyRows(stateRow("nvidia_gpu_repair_pending", repairHelp).onHardware("Hopper and newer"), "unit", Row.fromCall, inBool,
+	familyRows(stateRow("nvidia_gpu_repair_pending", repairHelp).
+		onHardware("Hopper and newer").inMinimal(), "unit", Row.fromCall, inBool,
 		labeledValue{"channel", channelRepairPending}, labeledValue{"tpc", tpcRepairPending}),
 	[]Row{
-		stateRow("nvidia_gpu_unrepairable_memory", "1 if the GPU's memory has unrepairable errors.").fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, driver 590"),
+		stateRow("nvidia_gpu_unrepairable_memory", "1 if the GPU's memory has unrepairable errors.").
+			fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, driver 590").inMinimal(),
 	},
-	enumRows(stateRow("nvidia_gpu_recovery_action", recoveryHelp).fromField(RecoveryField, inRecoveryAction).slowPace().onHardware("driver 565 and newer"),
+	enumRows(stateRow("nvidia_gpu_recovery_action", recoveryHelp).fromField(RecoveryField, inRecoveryAction).
+		slowPace().onHardware("driver 565 and newer").inMinimal(),
 		"action", recoveryActions, 0, false),
 )
+
+func aggregateErrorRow(severity string) Row {
+	return faultCounterRow("nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp, "severity", severity).
+		slowPace().onHardware(withECC)
+}
 
 // locationFields are the fields with the errors of a memory; 0: none.
 type locationFields struct {

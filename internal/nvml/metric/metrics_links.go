@@ -24,14 +24,17 @@ const (
 var linkRows = slices.Concat([]Row{
 	ownerCounterRow("nvidia_gpu_nvlink_transmit_bytes_total", "Data sent over all NVLinks, by owner, in bytes.").
 		fromScope(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, allLinks, inKibibytes).
-		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, inByteCount).counterUpTo(maxNVLinkRate).onHardware(withNVLink),
+		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, inByteCount).counterUpTo(maxNVLinkRate).
+		onHardware(withNVLink).inDefault(),
 	ownerCounterRow("nvidia_gpu_nvlink_receive_bytes_total",
 		"Data received over all NVLinks, by owner, in bytes.").
 		fromScope(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, allLinks, inKibibytes).
-		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_BYTES, inByteCount).counterUpTo(maxNVLinkRate).onHardware(withNVLink),
-	stateRow("nvidia_gpu_nvlink_links", "Number of NVLinks of the GPU.").fromField(nvml.FI_DEV_NVLINK_LINK_COUNT, inCount).slowPace().onHardware(withNVLink),
+		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_BYTES, inByteCount).counterUpTo(maxNVLinkRate).
+		onHardware(withNVLink).inDefault(),
+	stateRow("nvidia_gpu_nvlink_links", "Number of NVLinks of the GPU.").
+		fromField(nvml.FI_DEV_NVLINK_LINK_COUNT, inCount).slowPace().onHardware(withNVLink).inDefault(),
 	stateRow("nvidia_gpu_nvlink_links_up", "Number of NVLinks that are active or asleep; links with disabled traffic are down.").
-		sumNVLinks(nvml.FI_DEV_NVLINK_GET_STATE, inLinkState).slowPace().onHardware(withNVLink),
+		sumNVLinks(nvml.FI_DEV_NVLINK_GET_STATE, inLinkState).slowPace().onHardware(withNVLink).inDefault(),
 	stateRow("nvidia_gpu_nvlink_speed_bytes_per_second", "Speed of each active NVLink, in bytes per second.").
 		fromField(nvml.FI_DEV_NVLINK_SPEED_MBPS_COMMON, inMegabytes).slowPace().onHardware(withNVLink),
 	linkErrorRow("crc_flit").fromField(nvml.FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, inCount).onHardware(voltaToHopper),
@@ -58,11 +61,13 @@ var linkRows = slices.Concat([]Row{
 	faultCounterRow("nvidia_gpu_nvlink_effective_errors_total", "NVLink errors left after correction, over all links.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
 },
-	enumRows(stateRow("nvidia_gpu_fabric_state", fabricStateHelp).fromCall(fabricState, inCount).onHardware(withNVSwitch),
+	enumRows(stateRow("nvidia_gpu_fabric_state", fabricStateHelp).
+		fromCall(fabricState, inCount).onHardware(withNVSwitch).inDefault().always("completed"),
 		"state", []string{"not_started", "in_progress", "completed"}, nvml.GPU_FABRIC_STATE_NOT_STARTED, true),
 	[]Row{
-		stateRow("nvidia_gpu_fabric_healthy", "1 if the GPU has joined the NVSwitch fabric without faults; absent until the GPU has joined.").
-			fromCall(fabricHealthy, inBool).onHardware(withNVSwitch),
+		stateRow("nvidia_gpu_fabric_healthy",
+			"1 if the GPU has joined the NVSwitch fabric without faults; absent until the GPU has joined.").
+			fromCall(fabricHealthy, inBool).onHardware(withNVSwitch).inDefault(),
 	}, familyRows(stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp).onHardware(withNVSwitch), "fault", Row.fromCall, inBool,
 		labeledValue{"degraded_bandwidth", fabricDegradedBandwidth},
 		labeledValue{"route_recovery", fabricRouteRecovery},
@@ -80,7 +85,8 @@ var linkRows = slices.Concat([]Row{
 	})
 
 func linkErrorRow(kind string) Row {
-	return faultCounterRow("nvidia_gpu_nvlink_errors_total", linkErrorsHelp, "type", kind).counterUpTo(maxLinkErrorRate).slowPace()
+	return faultCounterRow("nvidia_gpu_nvlink_errors_total", linkErrorsHelp, "type", kind).
+		counterUpTo(maxLinkErrorRate).slowPace().inDefault()
 }
 
 // perLinkErrors are the error types with a counter for each link.

@@ -24,7 +24,9 @@ var modeRows = slices.Concat([]Row{
 	fromFunction("nvmlDeviceGetComputeMode", device.PaceSlow, inCount, getter(nvml.Device.GetComputeMode)), "mode", computeModes, 0, true), []Row{
 	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "now").fromField(nvml.FI_DEV_ECC_CURRENT, inBool).slowPace().onHardware(withECC),
 	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "after_reset").fromField(nvml.FI_DEV_ECC_PENDING, inBool).slowPace().onHardware(withECC),
-	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "now").fromState(MIGEnabled, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode").onHardware("with MIG"),
+	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "now").
+		fromState(MIGEnabled, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode").
+		onHardware("with MIG").inDefault(),
 	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "after_reset").fromState(MIGPending, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode").onHardware("with MIG"),
 	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "c2c").fromFeature(nvml.FI_DEV_C2C_LINK_COUNT, 1),
 	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "ecc").fromFeature(nvml.FI_DEV_ECC_CURRENT, 0),

@@ -16,13 +16,15 @@ const (
 
 var pcieRows = slices.Concat([]Row{
 	ownerCounterRow("nvidia_gpu_pcie_transmit_bytes_total", "Data sent over PCIe, by owner, in bytes.").
-		fromField(nvml.FI_DEV_PCIE_COUNT_TX_BYTES, inByteCount).counterUpTo(maxPCIeRate),
+		fromField(nvml.FI_DEV_PCIE_COUNT_TX_BYTES, inByteCount).counterUpTo(maxPCIeRate).inDefault(),
 	ownerCounterRow("nvidia_gpu_pcie_receive_bytes_total", "Data received over PCIe, by owner, in bytes.").
-		fromField(nvml.FI_DEV_PCIE_COUNT_RX_BYTES, inByteCount).counterUpTo(maxPCIeRate),
-	faultCounterRow("nvidia_gpu_pcie_replays_total", "PCIe packet replays.").fromField(nvml.FI_DEV_PCIE_REPLAY_COUNTER, inCount).slowPace(),
+		fromField(nvml.FI_DEV_PCIE_COUNT_RX_BYTES, inByteCount).counterUpTo(maxPCIeRate).inDefault(),
+	faultCounterRow("nvidia_gpu_pcie_replays_total", "PCIe packet replays.").
+		fromField(nvml.FI_DEV_PCIE_REPLAY_COUNTER, inCount).slowPace().inDefault(),
 	faultCounterRow("nvidia_gpu_pcie_replay_rollovers_total", "PCIe link retrainings after repeated replays of a packet.").
 		fromField(nvml.FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER, inCount).slowPace(),
-}, familyRows(faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp).slowPace().onHardware("Hopper and newer; some types on older GPUs"), "type", Row.fromField, inCount,
+}, familyRows(faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp).
+	slowPace().onHardware("Hopper and newer; some types on older GPUs").inDefault(), "type", Row.fromField, inCount,
 	labeledField{"l0_to_recovery", nvml.FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER},
 	labeledField{"correctable", nvml.FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS},
 	labeledField{"nak_received", nvml.FI_DEV_PCIE_COUNT_NAKS_RECEIVED},
@@ -37,11 +39,15 @@ var pcieRows = slices.Concat([]Row{
 	labeledField{"lane", nvml.FI_DEV_PCIE_COUNT_LANE_ERROR},
 ), []Row{
 	stateRow("nvidia_gpu_pcie_link_generation", "Current PCIe generation of the link; lower while the GPU is idle.").
-		fromFunction("nvmlDeviceGetCurrPcieLinkGeneration", device.PaceSlow, inCount, getter(nvml.Device.GetCurrPcieLinkGeneration)),
+		fromFunction("nvmlDeviceGetCurrPcieLinkGeneration", device.PaceSlow, inCount,
+			getter(nvml.Device.GetCurrPcieLinkGeneration)).inDefault(),
 	stateRow("nvidia_gpu_pcie_link_width", "Current number of lanes of the PCIe link.").
-		fromFunction("nvmlDeviceGetCurrPcieLinkWidth", device.PaceSlow, inCount, getter(nvml.Device.GetCurrPcieLinkWidth)),
+		fromFunction("nvmlDeviceGetCurrPcieLinkWidth", device.PaceSlow, inCount, getter(nvml.Device.GetCurrPcieLinkWidth)).
+		inDefault(),
 	stateRow("nvidia_gpu_pcie_link_generation_max", "Maximum PCIe generation that GPU and slot support.").
-		fromFunction("nvmlDeviceGetMaxPcieLinkGeneration", device.PaceStatic, inCount, getter(nvml.Device.GetMaxPcieLinkGeneration)),
+		fromFunction("nvmlDeviceGetMaxPcieLinkGeneration", device.PaceStatic, inCount,
+			getter(nvml.Device.GetMaxPcieLinkGeneration)).inDefault(),
 	stateRow("nvidia_gpu_pcie_link_width_max", "Maximum number of PCIe lanes that GPU and slot support.").
-		fromFunction("nvmlDeviceGetMaxPcieLinkWidth", device.PaceStatic, inCount, getter(nvml.Device.GetMaxPcieLinkWidth)),
+		fromFunction("nvmlDeviceGetMaxPcieLinkWidth", device.PaceStatic, inCount, getter(nvml.Device.GetMaxPcieLinkWidth)).
+		inDefault(),
 })

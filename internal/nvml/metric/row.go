@@ -17,6 +17,7 @@ type Row struct {
 	name, help string
 	kind       device.Kind
 	labels     []device.Label
+	set        device.MetricSet
 	hardware   string
 	slow       bool // fields have the slow pace
 
@@ -37,6 +38,8 @@ type Row struct {
 	Conversion Conversion
 	Bit        uint64
 	enum       *enumState
+	// alwaysInSet is the state of the enumeration that its set exports while 0 too.
+	alwaysInSet string
 	// IsFeature marks the row as 0 after confirmed denials of its field.
 	IsFeature bool
 	// Monotonic counters may wrap or restart; the collector produces counters without decreases.
@@ -215,6 +218,24 @@ func (r Row) slowPace() Row {
 
 func (r Row) onHardware(hardware string) Row {
 	r.hardware = hardware
+	return r
+}
+
+// always exports a state of an enumeration in its set while the state is 0 too.
+func (r Row) always(state string) Row {
+	r.alwaysInSet = state
+	return r
+}
+
+// inDefault adds the row to the set default, and inMinimal to both sets. Other
+// rows are in the set full only.
+func (r Row) inDefault() Row {
+	r.set = device.SetDefault
+	return r
+}
+
+func (r Row) inMinimal() Row {
+	r.set = device.SetMinimal
 	return r
 }
 

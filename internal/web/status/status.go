@@ -17,9 +17,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/xid"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 // maxPageAge is how long viewers share a page.

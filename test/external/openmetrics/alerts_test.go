@@ -265,13 +265,7 @@ func checkRunbookSets(t *testing.T, file, text string) {
 // heading names what the query needs.
 func checkRunbookDefaults(t *testing.T, file, text string) {
 	t.Helper()
-	exported := map[string][]string{} // label values of the default set by family; none: all
-	for line := range strings.Lines(readFile(t, "../../../exporter/series_sets.txt")) {
-		if row, ok := strings.CutPrefix(strings.TrimSpace(line), "default "); ok {
-			family, value, _ := strings.Cut(strings.TrimSuffix(row, "}"), "{")
-			exported[family] = append(exported[family], value)
-		}
-	}
+	exported := defaultSet(t)
 	listed := listedLabelValues(t)
 	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)```(.*?)(\n## |$)").FindAllStringSubmatch(text, -1) {
 		for query := range strings.Lines(block[1]) {
@@ -295,6 +289,29 @@ func checkRunbookDefaults(t *testing.T, file, text string) {
 			}
 		}
 	}
+}
+
+// defaultSet returns the label values of the default set by family; an empty
+// value stands for all.
+func defaultSet(t *testing.T) map[string][]string {
+	t.Helper()
+	exported := map[string][]string{}
+	row := regexp.MustCompile("(?m)^\\|`([a-z0-9_]+)`<br>(?:.*?`[a-z]+`: ([a-z0-9_, ]+))?.*\\|([^|]*)\\|$")
+	for _, cells := range row.FindAllStringSubmatch(readFile(t, "../../../docs/reference/metrics.md"), -1) {
+		name, all := cells[1], strings.Split(cells[2], ", ")
+		for set := range strings.SplitSeq(cells[3], "<br>") {
+			_, values, _ := strings.Cut(set, ": ")
+			excluded, isExcluded := strings.CutPrefix(values, "not ")
+			switch {
+			case set == "full":
+			case isExcluded:
+				exported[name] = slices.DeleteFunc(all, func(value string) bool { return value == excluded })
+			default:
+				exported[name] = append(exported[name], strings.Split(values, ", ")...)
+			}
+		}
+	}
+	return exported
 }
 
 // selectsExported reports whether a selector selects a family, or one of its rows with these label values.
