@@ -57,8 +57,8 @@ func newRenderer(s *Sources, o *Options, a *attribution) *renderer {
 		r.addFamily(f, !o.Filter.Matches(f.Name))
 	}
 	if o.DCGM {
-		for _, f := range DCGMFamilies {
-			r.addFamily(f.Family, !o.Filter.Matches(f.Name))
+		for _, f := range DCGMFields {
+			r.addFamily(f.family(), !o.Filter.Matches(f.Name))
 		}
 		r.dcgm = newDCGMSeries(s.Metrics)
 	}

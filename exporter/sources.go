@@ -74,7 +74,7 @@ type Options struct {
 // Reads reports whether a row is exported, also as a family of dcgm-exporter, or shown on the status page.
 func (o *Options) Reads(m *device.Metric) bool {
 	return o.Filter.MatchesRow(m) || slices.Contains(status.Quantities, status.Quantity(m.RowName())) ||
-		o.DCGM && slices.ContainsFunc(DCGMFamilies[:], func(f DCGMFamily) bool {
+		o.DCGM && slices.ContainsFunc(DCGMFields[:], func(f DCGMField) bool {
 			return slices.Contains(f.Sources, m.RowName())
 		})
 }

@@ -19,7 +19,7 @@ func TestDCGMFamilySources(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range exporter.DCGMFamilies {
+	for _, f := range exporter.DCGMFields {
 		for _, row := range f.Sources {
 			if !rows[row] {
 				t.Errorf("%s derives from %s, which is not a row of NVML", f.Name, row)
