@@ -3,30 +3,13 @@ package exporter
 import (
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/incident"
 )
-
-// nodeSnapshot is the result of one collection.
-type nodeSnapshot struct {
-	begin, end   time.Time
-	statuses     []device.Status
-	readings     []device.Reading
-	allocations  device.Allocations
-	driver       device.Driver
-	stalled      func(device.GPU) bool
-	excluded     func(device.Device) bool
-	incidents    incident.Snapshot
-	expectedGPUs int
-	healthStored bool
-	healthErr    error // of the store
-}
 
 // deviceRendering is the rendering of one device.
 type deviceRendering struct {
-	*renderer
+	*snapshotSeries
 	status device.Status
 	gpu    []device.Status // all devices of the GPU
 	state  device.AllocationState
@@ -39,9 +22,9 @@ type deviceRendering struct {
 	readingOwner  device.Owner
 }
 
-func newDeviceRendering(r *renderer, status device.Status, gpu []device.Status) deviceRendering {
+func newDeviceRendering(r *snapshotSeries, status device.Status, gpu []device.Status) deviceRendering {
 	allocations := r.snapshot.allocations
-	d := deviceRendering{renderer: r, status: status, gpu: gpu}
+	d := deviceRendering{snapshotSeries: r, status: status, gpu: gpu}
 	d.state, d.owner = allocations.State(status.ID)
 	// A partitioned GPU is shared by the owners of its MIG devices, regardless of the kubelet's answer. If MIG devices are not
 	// advertised, the GPU can be allocated as a whole.
@@ -185,12 +168,3 @@ func (d *deviceRendering) renderReading(samples []device.Sample) {
 		}
 	}
 }
-
-func boolValue(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-func unixSeconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }

@@ -6,7 +6,6 @@ package exporter
 
 import (
 	"context"
-	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -176,22 +175,6 @@ func (e *Exporter) pageReadings(s *nodeSnapshot) status.Readings {
 	}
 	e.history.Record(s.end, devices)
 	return status.Readings{At: s.end, Devices: devices, History: &e.history}
-}
-
-// byGPU yields the devices of each GPU, in order.
-func byGPU(statuses []device.Status) iter.Seq[[]device.Status] {
-	return func(yield func([]device.Status) bool) {
-		begin := 0
-		for end := 1; end <= len(statuses); end++ {
-			if end < len(statuses) && statuses[end].GPU == statuses[begin].GPU { // MIG devices follow their GPU
-				continue
-			}
-			if !yield(statuses[begin:end]) {
-				return
-			}
-			begin = end
-		}
-	}
 }
 
 // pageState implements status.PageState.

@@ -13,7 +13,7 @@ import (
 const maxShownFailures = 500
 
 // renderIncidents renders incidents, also of removed devices.
-func (r *renderer) renderIncidents(s incident.Snapshot) {
+func (r *snapshotSeries) renderIncidents(s incident.Snapshot) {
 	for _, n := range s.Devices {
 		group := r.group(deviceLabels(r.deviceOf(&n), device.Owner{}))
 		group.set("nvidia_gpu_incidents_total", float64(n.Count), n.Reason)
@@ -42,7 +42,7 @@ func (r *renderer) renderIncidents(s incident.Snapshot) {
 }
 
 // deviceOf returns the device in the inventory, or the device as recorded if it is gone.
-func (r *renderer) deviceOf(n *incident.EventCount) device.Device {
+func (r *snapshotSeries) deviceOf(n *incident.EventCount) device.Device {
 	if i := slices.IndexFunc(r.snapshot.statuses, func(s device.Status) bool { return s.ID == n.Device }); i >= 0 {
 		return r.snapshot.statuses[i].Device
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // renderAllocatable renders the resources that the kubelet can allocate, of any device plugin.
-func (r *renderer) renderAllocatable(n device.NodeResources) {
+func (r *snapshotSeries) renderAllocatable(n device.NodeResources) {
 	if !n.AllocatableKnown {
 		return
 	}
@@ -38,7 +38,7 @@ func (r *renderer) renderAllocatable(n device.NodeResources) {
 }
 
 // renderAllocated renders the resources of containers.
-func (r *renderer) renderAllocated(s *device.ResourceSet) {
+func (r *snapshotSeries) renderAllocated(s *device.ResourceSet) {
 	for _, d := range s.Dropped {
 		r.group(nil).set("podgauge_resource_dropped_ids", float64(d.IDs), d.Resource, "allocated")
 	}
