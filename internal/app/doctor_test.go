@@ -171,7 +171,7 @@ func TestDoctor(t *testing.T) {
 	if stdout, _, _ := runCLI(t, append(slices.Clip(args), "-o=yaml")...); !strings.Contains(stdout, "\n  - check: pod resources\n    status: ok\n") {
 		t.Errorf("-o yaml: got %s", stdout)
 	}
-	if stdout, _, _ := runCLI(t, append(slices.Clip(args), "--no-headers")...); !strings.HasPrefix(stdout, "config ") {
+	if stdout, _, _ := runCLI(t, append(slices.Clip(args), "--no-headers")...); !strings.HasPrefix(stdout, "ready ") {
 		t.Errorf("--no-headers: got %s", stdout)
 	}
 	stop()

@@ -8,6 +8,7 @@ import (
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/spf13/pflag"
 )
 
@@ -93,7 +94,7 @@ func (m *Hardware) shutdown(readers *device.Readers, monitor *device.Monitor) {
 	if !readers.Drain(ctx) || !monitor.Drain(ctx) || m.Library == nil {
 		return
 	}
-	doctor.WithTimeout(ctx, shutdownTimeout, func(context.Context) (none struct{}) {
+	retry.WithTimeout(ctx, shutdownTimeout, func(context.Context) (none struct{}) {
 		m.Library.Close()
 		return none
 	})

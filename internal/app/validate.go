@@ -12,7 +12,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/spf13/pflag"
 )
@@ -74,7 +74,7 @@ func (o *options) validate(ctx context.Context, stdout io.Writer) error {
 // preview prints the device lists of the node's devices.
 func (o *options) preview(ctx context.Context, m *Hardware, stdout io.Writer) error {
 	var devices []device.Device
-	err, inTime := doctor.WithTimeout(ctx, previewTimeout, func(ctx context.Context) (err error) {
+	err, inTime := retry.WithTimeout(ctx, previewTimeout, func(ctx context.Context) (err error) {
 		devices, err = m.Devices(ctx)
 		return err
 	})

@@ -1,4 +1,4 @@
-package doctor
+package doctor_test
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"go.uber.org/goleak"
 )
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // doctorFixture is a healthy node that test cases change.
 type doctorFixture struct {
 	*testing.T
-	Options
+	doctor.Options
 	dir     string
 	driver  *fakeDriverProbe
 	files   *fakeNodeFiles
@@ -45,11 +46,11 @@ func newDoctorFixture(t *testing.T) *doctorFixture {
 	s := &doctorFixture{T: t, dir: dir, env: map[string]string{}}
 	s.driver = &fakeDriverProbe{
 		devices: []device.Device{{ID: "GPU-a", GPU: "GPU-a", Minor: 0}, {ID: "GPU-b", GPU: "GPU-b", Minor: 1}, {ID: "MIG-c", GPU: "GPU-b", Minor: 1}},
-		library: Library{Path: "/usr/lib64/libnvidia-ml.so.1", Version: "580.82.07"},
+		library: doctor.Library{Path: "/usr/lib64/libnvidia-ml.so.1", Version: "580.82.07"},
 	}
 	s.files = &fakeNodeFiles{errs: map[string]error{}}
 	s.kubelet = kubelet.New(kubelet.Options{Dir: filepath.Join(dir, "kubelet"), ReadPodsAtOnce: true, RunningSince: time.Now().Add(-3 * time.Hour)})
-	s.Options = Options{
+	s.Options = doctor.Options{
 		Driver: s.driver, Files: s.files, Proc: filepath.Join(dir, "proc"), DevRoot: "/", InjectsDeviceNodes: true,
 		KubeletDir: s.kubelet.Dir(), DevicePluginDir: filepath.Dir(s.kubelet.RegistrationSocket()), DevicePlugin: true,
 		PodLogsDir: s.mkdir("logs"), ProcessesVisible: true, KernelLog: "/dev/kmsg", StateDir: s.mkdir("state"), CDIDir: s.mkdir("cdi"),
@@ -133,10 +134,10 @@ func (s *doctorFixture) listenOn(path string, listening bool) {
 	}
 }
 
-func (s *doctorFixture) finding(check string) Finding {
+func (s *doctorFixture) finding(check string) doctor.Finding {
 	s.Helper()
-	findings := Run(s.Context(), s.Options)
-	i := slices.IndexFunc(findings, func(f Finding) bool { return f.Check == check })
+	findings := doctor.Run(s.Context(), s.Options)
+	i := slices.IndexFunc(findings, func(f doctor.Finding) bool { return f.Check == check })
 	if i < 0 {
 		s.Fatalf("no check %q in the report", check)
 	}
@@ -146,7 +147,7 @@ func (s *doctorFixture) finding(check string) Finding {
 type fakeDriverProbe struct {
 	devices []device.Device
 	err     error
-	library Library
+	library doctor.Library
 	block   chan struct{}
 }
 
@@ -157,7 +158,7 @@ func (d *fakeDriverProbe) Devices(context.Context) ([]device.Device, error) {
 	return d.devices, d.err
 }
 
-func (d *fakeDriverProbe) Library() Library { return d.library }
+func (d *fakeDriverProbe) Library() doctor.Library { return d.library }
 
 type fakeNodeFiles struct {
 	errs  map[string]error
@@ -193,10 +194,9 @@ func TestHealthyNode(t *testing.T) {
 	s := newDoctorFixture(t)
 	s.startKubelet()
 	before := listPaths(t, s.dir)
-	for i, f := range Run(t.Context(), s.Options) {
-		want := StatusOK
-		if f.Check != checks[i].name || f.Status != want || f.Message == "" || f.Impact != "" {
-			t.Errorf("got %+v, want %s of check %s", f, want, checks[i].name)
+	for _, f := range doctor.Run(t.Context(), s.Options) {
+		if f.Status != doctor.StatusOK || f.Message == "" || f.Impact != "" || f.Fix != "" {
+			t.Errorf("got %+v, want status ok", f)
 		}
 	}
 	if after := listPaths(t, s.dir); !slices.Equal(after, before) {
@@ -234,7 +234,7 @@ func TestFindings(t *testing.T) {
 			if f.Status != c.status || !strings.Contains(f.Message, c.message) {
 				t.Errorf("got %s: %s, want %s: %s", f.Status, f.Message, c.status, c.message)
 			}
-			if problem := f.Status == StatusWarning || f.Status == StatusFailure; problem != (f.Impact != "") || problem != (f.Fix != "") {
+			if problem := f.Status == doctor.StatusWarning || f.Status == doctor.StatusFailure; problem != (f.Impact != "") || problem != (f.Fix != "") {
 				t.Errorf("got impact %q and fix %q, want both for problems only", f.Impact, f.Fix)
 			}
 			if !strings.Contains(f.Fix, c.fix) {
@@ -245,9 +245,9 @@ func TestFindings(t *testing.T) {
 			}
 		})
 	}
-	for _, c := range checks {
-		if !tested[c.name] {
-			t.Errorf("test case for %s is missing", c.name)
+	for _, f := range doctor.Run(t.Context(), newDoctorFixture(t).Options) {
+		if !tested[f.Check] {
+			t.Errorf("test case for %s is missing", f.Check)
 		}
 	}
 }
@@ -255,7 +255,7 @@ func TestFindings(t *testing.T) {
 // findingCase changes the node and has the expected finding of one check.
 type findingCase struct {
 	check     string
-	status    CheckStatus
+	status    doctor.CheckStatus
 	message   string
 	fix       string
 	noKubelet bool
@@ -263,114 +263,115 @@ type findingCase struct {
 }
 
 var driverCases = []findingCase{
-	{check: "driver", status: StatusOK, message: "/usr/lib64/libnvidia-ml.so.1: version 580.82.07, 2 GPUs and 1 MIG device", change: func(*doctorFixture) {}},
-	{check: "driver", status: StatusOK, message: ": 3 GPUs", change: func(s *doctorFixture) {
+	{check: "driver", status: doctor.StatusOK, message: "/usr/lib64/libnvidia-ml.so.1: version 580.82.07, 2 GPUs and 1 MIG device", change: func(*doctorFixture) {}},
+	{check: "driver", status: doctor.StatusOK, message: ": 3 GPUs", change: func(s *doctorFixture) {
 		s.driver.library.Version = ""
 		s.driver.devices = []device.Device{{ID: "a", GPU: "a"}, {ID: "b", GPU: "b"}, {ID: "c", GPU: "c"}}
 	}},
-	{check: "driver", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
-	{check: "driver", status: StatusFailure, message: "cannot open", fix: "NVIDIA_DRIVER_CAPABILITIES=utility", change: func(s *doctorFixture) {
-		s.driver.devices, s.driver.err, s.driver.library = nil, errors.New("cannot open libnvidia-ml.so.1"), Library{}
+	{check: "driver", status: doctor.StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
+	{check: "driver", status: doctor.StatusFailure, message: "cannot open", fix: "NVIDIA_DRIVER_CAPABILITIES=utility", change: func(s *doctorFixture) {
+		s.driver.devices, s.driver.err, s.driver.library = nil, errors.New("cannot open libnvidia-ml.so.1"), doctor.Library{}
 	}},
-	{check: "driver", status: StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.library, s.driver.block = Library{}, s.newHang() }},
-	{check: "driver", status: StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.block = s.newHang() }},
-	{check: "driver", status: StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) {
+	{check: "driver", status: doctor.StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.library, s.driver.block = doctor.Library{}, s.newHang() }},
+	{check: "driver", status: doctor.StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.block = s.newHang() }},
+	{check: "driver", status: doctor.StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err = nil, fmt.Errorf("list: %w", context.DeadlineExceeded)
 	}},
-	{check: "driver", status: StatusFailure, message: "replaced", fix: "Reboot", change: func(s *doctorFixture) { s.driver.devices, s.driver.err = nil, device.ErrDriverReplaced }},
-	{check: "driver", status: StatusFailure, message: "MISMATCH", fix: "Reboot", change: func(s *doctorFixture) {
+	{check: "driver", status: doctor.StatusFailure, message: "replaced", fix: "Reboot", change: func(s *doctorFixture) { s.driver.devices, s.driver.err = nil, device.ErrDriverReplaced }},
+	{check: "driver", status: doctor.StatusFailure, message: "MISMATCH", fix: "Reboot", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err = nil, errors.New("initialize NVML: LIB_RM_VERSION_MISMATCH")
 	}},
-	{check: "driver", status: StatusFailure, message: "DRIVER_NOT_LOADED", fix: "modprobe", change: func(s *doctorFixture) {
+	{check: "driver", status: doctor.StatusFailure, message: "DRIVER_NOT_LOADED", fix: "modprobe", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err = nil, errors.New("initialize NVML: DRIVER_NOT_LOADED")
 	}},
-	{check: "driver", status: StatusFailure, message: "2 GPUs and 1 MIG device; not ready for confidential computing", fix: "conf-compute -srs 1", change: func(s *doctorFixture) {
+	{check: "driver", status: doctor.StatusFailure, message: "2 GPUs and 1 MIG device; not ready for confidential computing", fix: "conf-compute -srs 1", change: func(s *doctorFixture) {
 		s.driver.library.NotReady = true
 	}},
-	{check: "driver", status: StatusWarning, message: "GPU 3 is lost; GPU 4", fix: "reset", change: func(s *doctorFixture) {
+	{check: "driver", status: doctor.StatusWarning, message: "GPU 3 is lost; GPU 4", fix: "reset", change: func(s *doctorFixture) {
 		s.driver.err = errors.Join(errors.New("GPU 3 is lost"), errors.New("GPU 4 is lost"))
 	}},
-	{check: "driver", status: StatusOK, message: "2 GPUs", change: func(s *doctorFixture) { s.ExpectedGPUs = 2 }},
-	{check: "driver", status: StatusFailure, message: "2 GPUs and 1 MIG device; missing: 1 of 3 expected GPUs", fix: "lspci", change: func(s *doctorFixture) { s.ExpectedGPUs = 3 }},
-	{check: "driver", status: StatusFailure, message: "missing: 3 of 3 expected GPUs", fix: "lspci", change: func(s *doctorFixture) {
+	{check: "driver", status: doctor.StatusOK, message: "2 GPUs", change: func(s *doctorFixture) { s.ExpectedGPUs = 2 }},
+	{check: "driver", status: doctor.StatusFailure, message: "2 GPUs and 1 MIG device; missing: 1 of 3 expected GPUs", fix: "lspci", change: func(s *doctorFixture) { s.ExpectedGPUs = 3 }},
+	{check: "driver", status: doctor.StatusFailure, message: "missing: 3 of 3 expected GPUs", fix: "lspci", change: func(s *doctorFixture) {
 		s.ExpectedGPUs, s.driver.devices = 3, []device.Device{}
 	}},
-	{check: "driver", status: StatusWarning, message: "0 GPUs", fix: "lspci", change: func(s *doctorFixture) { s.driver.devices = []device.Device{} }},
-	{check: "driver", status: StatusOK, message: "2 GPUs", change: func(s *doctorFixture) { s.driver.library.MissingFunctions = []string{"nvmlDeviceGetSerial"} }},
-	{check: "driver", status: StatusWarning, message: "2 GPUs and 1 MIG device; MIG mode without MIG devices: GPU 0", fix: "nvidia-smi mig -cgi", change: func(s *doctorFixture) {
+	{check: "driver", status: doctor.StatusWarning, message: "0 GPUs", fix: "lspci", change: func(s *doctorFixture) { s.driver.devices = []device.Device{} }},
+	{check: "driver", status: doctor.StatusOK, message: "2 GPUs", change: func(s *doctorFixture) { s.driver.library.MissingFunctions = []string{"nvmlDeviceGetSerial"} }},
+	{check: "driver", status: doctor.StatusWarning, message: "2 GPUs and 1 MIG device; MIG mode without MIG devices: GPU 0", fix: "nvidia-smi mig -cgi", change: func(s *doctorFixture) {
 		s.driver.devices[0].MIGEnabled, s.driver.devices[1].MIGEnabled = true, true
 	}},
-	{check: "driver", status: StatusWarning, message: "the library lacks a, b, c, 1 more", fix: "newer", change: func(s *doctorFixture) {
+	{check: "driver", status: doctor.StatusWarning, message: "the library lacks a, b, c, 1 more", fix: "newer", change: func(s *doctorFixture) {
 		s.driver.library.MissingFunctions, s.driver.library.MissingFamilies = []string{"a", "b", "c", "d"}, []string{"nvidia_gpu_sm_activity_ratio"}
 	}},
 
-	{check: "device nodes", status: StatusOK, message: "4 in /dev", change: func(*doctorFixture) {}},
-	{check: "device nodes", status: StatusWarning, message: "/dev/nvidia-uvm: no such file", fix: "compute,utility", change: func(s *doctorFixture) { s.files.errs["/dev/nvidia-uvm"] = syscall.ENOENT }},
-	{check: "device nodes", status: StatusOK, message: "3 in /dev", change: func(s *doctorFixture) { // as NVIDIA's runtime injects them
+	{check: "device nodes", status: doctor.StatusOK, message: "4 in /dev", change: func(*doctorFixture) {}},
+	{check: "device nodes", status: doctor.StatusWarning, message: "/dev/nvidia-uvm: no such file", fix: "compute,utility", change: func(s *doctorFixture) { s.files.errs["/dev/nvidia-uvm"] = syscall.ENOENT }},
+	{check: "device nodes", status: doctor.StatusOK, message: "3 in /dev", change: func(s *doctorFixture) { // as NVIDIA's runtime injects them
 		s.InjectsDeviceNodes, s.files.errs["/dev/nvidia-uvm"] = false, syscall.ENOENT
 	}},
-	{check: "device nodes", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
-	{check: "device nodes", status: StatusWarning, message: "/dev/nvidia1: operation not permitted", fix: "host's /dev", change: func(s *doctorFixture) { s.files.errs["/dev/nvidia1"] = syscall.EPERM }},
-	{check: "device nodes", status: StatusFailure, message: "/dev/nvidiactl: no such file", fix: "nvidia-modprobe", change: func(s *doctorFixture) {
+	{check: "device nodes", status: doctor.StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
+	{check: "device nodes", status: doctor.StatusWarning, message: "/dev/nvidia1: operation not permitted", fix: "host's /dev", change: func(s *doctorFixture) { s.files.errs["/dev/nvidia1"] = syscall.EPERM }},
+	{check: "device nodes", status: doctor.StatusFailure, message: "/dev/nvidiactl: no such file", fix: "nvidia-modprobe", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err, s.files.errs["/dev/nvidiactl"] = nil, device.ErrNoDriver, syscall.ENOENT
 	}},
-	{check: "device nodes", status: StatusFailure, message: "no response within", fix: "reboot", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/nvidia0": s.newHang()} }},
+	{check: "device nodes", status: doctor.StatusFailure, message: "no response within", fix: "reboot", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/nvidia0": s.newHang()} }},
 }
 
 var folderCases = []findingCase{
-	{check: "ready", status: StatusOK, message: "podgauge is ready", change: func(*doctorFixture) {}},
-	{check: "ready", status: StatusFailure, message: "devices: 1 known GPU missing; plugin: no", fix: "podgauge device forget", change: func(s *doctorFixture) {
+	{check: "ready", status: doctor.StatusOK, message: "podgauge is ready", change: func(*doctorFixture) {}},
+	{check: "ready", status: doctor.StatusFailure, message: "devices: 1 known GPU missing; plugin: no", fix: "podgauge device forget", change: func(s *doctorFixture) {
 		s.serveReady(http.StatusServiceUnavailable, "devices: 1 known GPU missing\nplugin: no\n")
 	}},
-	{check: "ready", status: StatusWarning, message: "nvidia.com/gpu: waiting", fix: "--take-over", change: func(s *doctorFixture) {
+	{check: "ready", status: doctor.StatusWarning, message: "nvidia.com/gpu: waiting", fix: "--take-over", change: func(s *doctorFixture) {
 		s.serveReady(http.StatusOK, "ok\nnvidia.com/gpu: waiting: another device plugin serves the resource\n")
 	}},
-	{check: "ready", status: StatusSkipped, message: "not podgauge's: status 200", change: func(s *doctorFixture) { s.serveReady(http.StatusOK, "hello") }},
-	{check: "ready", status: StatusSkipped, message: "does not run", change: func(s *doctorFixture) { s.ReadyURL = "http://127.0.0.1:1/readyz" }},
-	{check: "ready", status: StatusSkipped, message: "requires a certificate", change: func(s *doctorFixture) { s.ReadyURL = "" }},
+	{check: "ready", status: doctor.StatusSkipped, message: "not podgauge's: status 200", change: func(s *doctorFixture) { s.serveReady(http.StatusOK, "hello") }},
+	{check: "ready", status: doctor.StatusSkipped, message: "does not run", change: func(s *doctorFixture) { s.ReadyURL = "http://127.0.0.1:1/readyz" }},
+	{check: "ready", status: doctor.StatusSkipped, message: "requires a certificate", change: func(s *doctorFixture) { s.ReadyURL = "" }},
 
-	{check: "config", status: StatusOK, message: "no file", change: func(*doctorFixture) {}},
-	{check: "config", status: StatusOK, message: "gpu.yaml is valid", change: func(s *doctorFixture) { s.Config = "gpu.yaml" }},
-	{check: "config", status: StatusWarning, message: "gpu.yaml:3: flags.x: unknown key", change: func(s *doctorFixture) {
+	{check: "config", status: doctor.StatusOK, message: "no file", change: func(*doctorFixture) {}},
+	{check: "config", status: doctor.StatusOK, message: "gpu.yaml is valid", change: func(s *doctorFixture) { s.Config = "gpu.yaml" }},
+	{check: "config", status: doctor.StatusWarning, message: "gpu.yaml:3: flags.x: unknown key", change: func(s *doctorFixture) {
 		s.Config, s.UnknownKeys = "gpu.yaml", []string{"gpu.yaml:3: flags.x: unknown key"}
 	}},
-	{check: "config", status: StatusFailure, message: "gpu.yaml:3", fix: "validate", change: func(s *doctorFixture) {
+	{check: "config", status: doctor.StatusFailure, message: "gpu.yaml:3", fix: "validate", change: func(s *doctorFixture) {
 		s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: expected a mapping")
 	}},
 
-	{check: "processes", status: StatusSkipped, message: "hostPID", change: func(s *doctorFixture) { s.ProcessesVisible = false }},
-	{check: "processes", status: StatusOK, message: "is readable", change: func(s *doctorFixture) { s.mountInContainer(s.PodLogsDir) }},
-	{check: "processes", status: StatusWarning, message: "belongs to the container", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
-	{check: "processes", status: StatusWarning, message: "no such file", fix: "--pod-logs-dir", change: func(s *doctorFixture) { s.PodLogsDir += "x" }},
-	{check: "processes", status: StatusWarning, message: "is empty", fix: "podLogsDir", change: func(s *doctorFixture) { s.PodLogsDir = s.mkdir("empty") }},
+	{check: "processes", status: doctor.StatusSkipped, message: "hostPID", change: func(s *doctorFixture) { s.ProcessesVisible = false }},
+	{check: "processes", status: doctor.StatusOK, message: "is readable", change: func(s *doctorFixture) { s.mountInContainer(s.PodLogsDir) }},
+	{check: "processes", status: doctor.StatusWarning, message: "belongs to the container", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
+	{check: "processes", status: doctor.StatusWarning, message: "no such file", fix: "--pod-logs-dir", change: func(s *doctorFixture) { s.PodLogsDir += "x" }},
+	{check: "processes", status: doctor.StatusWarning, message: "is empty", fix: "podLogsDir", change: func(s *doctorFixture) { s.PodLogsDir = s.mkdir("empty") }},
 
-	{check: "kernel log", status: StatusSkipped, message: "not configured", change: func(s *doctorFixture) { s.KernelLog = "" }},
-	{check: "kernel log", status: StatusSkipped, message: "does not exist", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.ENOENT }},
-	{check: "kernel log", status: StatusWarning, message: "not permitted", fix: "SYSLOG", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.EPERM }},
-	{check: "kernel log", status: StatusFailure, message: "no response within", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/kmsg": s.newHang()} }},
+	{check: "kernel log", status: doctor.StatusSkipped, message: "not configured", change: func(s *doctorFixture) { s.KernelLog = "" }},
+	{check: "kernel log", status: doctor.StatusSkipped, message: "does not exist", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.ENOENT }},
+	{check: "kernel log", status: doctor.StatusWarning, message: "not permitted", fix: "SYSLOG", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.EPERM }},
+	{check: "kernel log", status: doctor.StatusFailure, message: "no response within", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/kmsg": s.newHang()} }},
 
-	{check: "state", status: StatusSkipped, message: "--state-dir", change: func(s *doctorFixture) { s.StateDir = "" }},
-	{check: "state", status: StatusOK, message: "is writable", change: func(s *doctorFixture) { s.mountInContainer(s.dir) }},
-	{check: "state", status: StatusOK, message: "/a/b is writable", change: func(s *doctorFixture) { s.StateDir += "/a/b" }},
-	{check: "state", status: StatusWarning, message: "removed with it", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
-	{check: "state", status: StatusFailure, message: "read-only file system", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.StateDir] = syscall.EROFS }},
-	{check: "state", status: StatusFailure, message: "is not a folder", fix: "folder", change: func(s *doctorFixture) {
+	{check: "state", status: doctor.StatusSkipped, message: "--state-dir", change: func(s *doctorFixture) { s.StateDir = "" }},
+	{check: "state", status: doctor.StatusOK, message: "is writable", change: func(s *doctorFixture) { s.mountInContainer(s.dir) }},
+	{check: "state", status: doctor.StatusOK, message: "/a/b is writable", change: func(s *doctorFixture) { s.StateDir += "/a/b" }},
+	{check: "state", status: doctor.StatusWarning, message: "removed with it", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
+	{check: "state", status: doctor.StatusFailure, message: "read-only file system", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.StateDir] = syscall.EROFS }},
+	{check: "state", status: doctor.StatusFailure, message: "is not a folder", fix: "folder", change: func(s *doctorFixture) {
 		s.StateDir = filepath.Join(s.dir, "file")
 		s.must(os.WriteFile(s.StateDir, nil, 0o600))
 	}},
 
-	{check: "cdi", status: StatusSkipped, message: "no device list strategy", change: func(s *doctorFixture) { s.CDIDir = "" }},
-	{check: "cdi", status: StatusOK, message: "is writable", change: func(s *doctorFixture) { // through a link, like /var/run
+	{check: "cdi", status: doctor.StatusSkipped, message: "no device list strategy", change: func(s *doctorFixture) { s.CDIDir = "" }},
+	{check: "cdi", status: doctor.StatusOK, message: "is writable", change: func(s *doctorFixture) { // through a link, like /var/run
 		link := filepath.Join(s.dir, "run")
 		s.must(os.Symlink(s.CDIDir, link))
 		s.mountInContainer(s.CDIDir)
 		s.CDIDir = link
 	}},
-	{check: "cdi", status: StatusFailure, message: "belongs to the container", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer(s.StateDir) }},
-	{check: "cdi", status: StatusFailure, message: "permission denied", fix: "uid 0", change: func(s *doctorFixture) { s.files.errs[s.CDIDir] = syscall.EACCES }},
+	{check: "cdi", status: doctor.StatusFailure, message: "belongs to the container", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer(s.StateDir) }},
+	{check: "cdi", status: doctor.StatusFailure, message: "permission denied", fix: "uid 0", change: func(s *doctorFixture) { s.files.errs[s.CDIDir] = syscall.EACCES }},
 }
 
-// TestMounts checks paths below a mount point, and paths with only the same prefix.
+// TestMounts checks folders below a mount point of the node, and folders with only
+// the same prefix.
 func TestMounts(t *testing.T) {
 	s := newDoctorFixture(t)
 	dir, err := filepath.EvalSymlinks(s.dir)
@@ -379,39 +380,36 @@ func TestMounts(t *testing.T) {
 		s.mkdir(name)
 	}
 	s.mountInContainer(filepath.Join(dir, "lib/kub"), filepath.Join(dir, "a b"))
-	r := &report{Options: s.Options, mounts: readMounts(s.Proc)}
-	for name, want := range map[string]bool{"lib/kub": false, "lib/kub/x": false, "lib/kubelet": true, "lib": true, "etc": true, "a b/c": false} {
-		if got := r.isContainerDir(filepath.Join(dir, name)); got != want {
-			t.Errorf("%s in the container: got %v, want %v", name, got, want)
+	for name, want := range map[string]doctor.CheckStatus{
+		"lib/kub": doctor.StatusOK, "lib/kub/x": doctor.StatusOK, "a b/c": doctor.StatusOK,
+		"lib/kubelet": doctor.StatusWarning, "lib": doctor.StatusWarning, "etc": doctor.StatusWarning,
+	} {
+		s.StateDir = filepath.Join(dir, name)
+		if f := s.finding("state"); f.Status != want {
+			t.Errorf("%s: got %+v, want %s", name, f, want)
 		}
 	}
-	r.mounts = readMounts(filepath.Join(s.dir, "nowhere"))
-	if r.mounts != nil || r.isContainerDir(filepath.Join(dir, "etc")) {
-		t.Error("mounts without a file: got some, want none")
+	s.Proc = filepath.Join(s.dir, "nowhere") // without mountinfo
+	if f := s.finding("state"); f.Status != doctor.StatusOK {
+		t.Errorf("without mount points: got %+v", f)
 	}
 }
 
-// TestHostFiles tests Files on the machine of the tests.
+// TestHostFiles examines files of the machine of the tests.
 func TestHostFiles(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "nvidiactl")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
+	s := newDoctorFixture(t)
+	s.Files, s.KernelLog, s.DevRoot = nil, "/dev/null", s.dir
+	s.must(os.WriteFile(filepath.Join(s.mkdir("dev"), "nvidiactl"), nil, 0o600))
+	if f := s.finding("kernel log"); f.Status != doctor.StatusOK {
+		t.Errorf("device node: got %+v", f)
 	}
-	var files hostFiles
-	if err := files.Open("/dev/null", os.O_RDWR); err != nil {
-		t.Error(err)
+	if f := s.finding("state"); f.Status != doctor.StatusOK {
+		t.Errorf("writable folder: got %+v", f)
 	}
-	if err := files.Open(file, os.O_RDWR); err == nil || !strings.Contains(err.Error(), "not a device node") {
-		t.Errorf("Open of a regular file: got %v, want an error", err)
-	}
-	if err := files.Open(file+"x", os.O_RDWR); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
-	}
-	if err := files.CheckWritable(dir); err != nil {
-		t.Error(err)
-	}
-	if err := files.CheckWritable(file + "x"); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
+	message := s.finding("device nodes").Message
+	for _, want := range []string{"dev/nvidiactl is not a device node", "dev/nvidia-uvm: no such file"} {
+		if !strings.Contains(message, want) {
+			t.Errorf("device nodes: got %s, want %s", message, want)
+		}
 	}
 }

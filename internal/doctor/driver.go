@@ -9,69 +9,69 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/text"
 	"golang.org/x/sys/unix"
 )
 
-// driverAnswer is the result of listing the devices.
-type driverAnswer struct {
-	devices []device.Device
-	err     error
-	inTime  bool
-	library Library
-}
-
-func (r *report) queryDriver(ctx context.Context) {
-	if r.Driver == nil {
+func (e *examination) queryDriver(ctx context.Context) {
+	if e.Driver == nil {
 		return
 	}
-	r.driver, r.driver.inTime = WithTimeout(ctx, r.Timeout, func(ctx context.Context) (d driverAnswer) {
-		d.devices, d.err = r.Driver.Devices(ctx)
+	e.driver, e.driver.inTime = retry.WithTimeout(ctx, e.Timeout, func(ctx context.Context) (d driverAnswer) {
+		d.devices, d.err = e.Driver.Devices(ctx)
 		return d
 	})
-	r.driver.library = r.Driver.Library()
+	e.driver.library = e.Driver.Library()
 }
 
-const installDriverFix = "Install the driver. In a container, either use NVIDIA's runtime (runtimeClassName: nvidia, NVIDIA_VISIBLE_DEVICES=all, " +
-	"NVIDIA_DRIVER_CAPABILITIES=utility), or mount the folder of the driver and set --driver-root-ctr-path to the mount point."
-
-func checkDriver(_ context.Context, r *report) Finding {
-	d := r.driver
+func checkDriver(_ context.Context, e *examination) Finding {
+	d := e.driver
 	switch {
-	case r.Driver == nil:
+	case e.Driver == nil:
 		return skipped("simulated")
 	case d.library.Path == "" && d.err != nil:
-		return failure(d.err.Error(), installDriverFix)
+		return failure("%v", d.err).
+			fixedBy("Install the driver. In a container, either use NVIDIA's runtime (runtimeClassName: nvidia, " +
+				"NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility), or mount the folder of the driver and " +
+				"set --driver-root-ctr-path to the mount point.")
 	case !d.inTime || errors.Is(d.err, context.DeadlineExceeded):
-		return r.timedOut().because("Calls to the driver hang, also in containers. No GPU is registered.")
-	case errors.Is(d.err, device.ErrDriverReplaced) || d.err != nil && strings.Contains(d.err.Error(), "LIB_RM_VERSION_MISMATCH"):
-		return failure(d.err.Error(), "Reboot the node, or reload the kernel module. In a container, recreate the pod: the container keeps the injected library.").
-			because("The library and the kernel module have different versions: all calls fail.")
+		return e.timedOut().because("Calls to the driver hang, also in containers. No GPU is registered.")
+	case errors.Is(d.err, device.ErrDriverReplaced),
+		d.err != nil && strings.Contains(d.err.Error(), "LIB_RM_VERSION_MISMATCH"):
+		return failure("%v", d.err).
+			because("The library and the kernel module have different versions: all calls fail.").
+			fixedBy("Reboot the node, or reload the kernel module. In a container, recreate the pod: the container keeps " +
+				"the injected library.")
 	case d.err != nil && d.devices == nil:
-		return failure(d.err.Error(),
-			"Run nvidia-smi on the node. If it fails, load the kernel module (modprobe nvidia) and read dmesg. Otherwise, give this container access to the device nodes, or delete the pod if systemctl daemon-reload took them.")
+		return failure("%v", d.err)
 	case d.library.NotReady:
-		return failure(d.summary()+"; not ready for confidential computing",
-			"Attest the GPUs, then run nvidia-smi conf-compute -srs 1 on the node.").
-			because("All GPUs are unhealthy: CUDA does not start on them.")
+		return failure("%s; not ready for confidential computing", d.summary()).
+			because("All GPUs are unhealthy: CUDA does not start on them.").
+			fixedBy("Attest the GPUs, then run nvidia-smi conf-compute -srs 1 on the node.")
 	case d.err != nil:
-		return warning(d.summary()+"; "+d.err.Error(),
-			"Find the GPU in the kernel log and reset the GPU. After Xid 79 (fallen off the bus) reboot or power-cycle the node.").
-			because("These GPUs are not registered and have no metrics.")
-	case d.gpus() < r.ExpectedGPUs:
-		return failure(fmt.Sprintf("%s; missing: %d of %d expected GPUs", d.summary(), r.ExpectedGPUs-d.gpus(), r.ExpectedGPUs),
-			"Compare lspci -d 10de: with the installed GPUs, and search dmesg for the missing GPU. Reboot or power-cycle the node. If the number is wrong, correct --expected-gpus.").
-			because("The missing GPUs are not registered and have no metrics.")
+		return warning("%s; %v", d.summary(), d.err).
+			because("These GPUs are not registered and have no metrics.").
+			fixedBy("Find the GPU in the kernel log and reset the GPU. After Xid 79 (fallen off the bus) reboot or " +
+				"power-cycle the node.")
+	case d.gpus() < e.ExpectedGPUs:
+		missing := e.ExpectedGPUs - d.gpus()
+		return failure("%s; missing: %d of %d expected GPUs", d.summary(), missing, e.ExpectedGPUs).
+			because("The missing GPUs are not registered and have no metrics.").
+			fixedBy("Compare lspci -d 10de: with the installed GPUs, and search dmesg for the missing GPU. Reboot or " +
+				"power-cycle the node. If the number is wrong, correct --expected-gpus.")
 	case len(d.devices) == 0:
-		return warning(d.summary(),
-			"Find the GPUs and their kernel driver with lspci -k (vfio-pci is for virtual machines). A node without GPUs does not need podgauge.")
+		return warning("%s", d.summary()).
+			fixedBy("Find the GPUs and their kernel driver with lspci -k (vfio-pci is for virtual machines). A node " +
+				"without GPUs does not need podgauge.")
 	case len(d.withoutMIGDevices()) > 0:
-		return warning(d.summary()+"; MIG mode without MIG devices: "+text.JoinFirst(d.withoutMIGDevices()),
-			"Create MIG devices (nvidia-smi mig -cgi), or disable MIG mode (nvidia-smi -mig 0).").
-			because("These GPUs are not registered.")
+		return warning("%s; MIG mode without MIG devices: %s", d.summary(), text.JoinFirst(d.withoutMIGDevices())).
+			because("These GPUs are not registered.").
+			fixedBy("Create MIG devices (nvidia-smi mig -cgi), or disable MIG mode (nvidia-smi -mig 0).")
 	case len(d.library.MissingFamilies) > 0:
-		return warning(d.summary()+"; the library lacks "+text.JoinFirst(d.library.MissingFunctions), "Install a newer driver to get these metric families.").
-			because("These metric families have no values: " + strings.Join(d.library.MissingFamilies, ", ") + ".")
+		return warning("%s; the library lacks %s", d.summary(), text.JoinFirst(d.library.MissingFunctions)).
+			because("These metric families have no values: " + strings.Join(d.library.MissingFamilies, ", ") + ".").
+			fixedBy("Install a newer driver to get these metric families.")
 	}
 	return ok("%s", d.summary())
 }
@@ -114,33 +114,32 @@ func (d driverAnswer) summary() string {
 }
 
 // checkDeviceNodes opens the device nodes of containers.
-func checkDeviceNodes(_ context.Context, r *report) Finding {
-	if r.Driver == nil {
+func checkDeviceNodes(_ context.Context, e *examination) Finding {
+	if e.Driver == nil {
 		return skipped("simulated")
 	}
 	names := []string{"nvidiactl"}
-	if r.InjectsDeviceNodes { // podgauge does not need nvidia-uvm, containers do
+	if e.InjectsDeviceNodes { // podgauge does not need nvidia-uvm, containers do
 		names = append(names, "nvidia-uvm")
 	}
-	for i := range r.driver.devices {
-		name := fmt.Sprintf("nvidia%d", r.driver.devices[i].Minor)
-		if r.driver.devices[i].Minor >= 0 && !slices.Contains(names, name) { // MIG devices share the node of the GPU
+	for i := range e.driver.devices {
+		name := fmt.Sprintf("nvidia%d", e.driver.devices[i].Minor)
+		if e.driver.devices[i].Minor >= 0 && !slices.Contains(names, name) { // MIG devices share the node of the GPU
 			names = append(names, name)
 		}
 	}
 	var failed []string
 	for _, name := range names {
-		if err := r.Files.Open(filepath.Join(r.DevRoot, "dev", name), unix.O_RDWR); err != nil {
+		if err := e.Files.Open(filepath.Join(e.DevRoot, "dev", name), unix.O_RDWR); err != nil {
 			failed = append(failed, err.Error())
 		}
 	}
-	const fix = "On the node, run nvidia-modprobe -u -c=0. In a container, either use NVIDIA's runtime (nvidia-uvm requires " +
-		"NVIDIA_DRIVER_CAPABILITIES=compute,utility), or run privileged and mount the host's /dev. To use another folder, set --dev-root."
+	answered := e.driver.inTime && (e.driver.err == nil || e.driver.devices != nil)
 	switch {
 	case len(failed) == 0:
-		return ok("%d in %s", len(names), filepath.Join(r.DevRoot, "dev"))
-	case r.driver.inTime && (r.driver.err == nil || r.driver.devices != nil): // the driver has listed devices
-		return warning(text.JoinFirst(failed), fix)
+		return ok("%d in %s", len(names), filepath.Join(e.DevRoot, "dev"))
+	case answered:
+		return warning("%s", text.JoinFirst(failed))
 	}
-	return failure(text.JoinFirst(failed), fix).because("The driver needs these device nodes.")
+	return failure("%s", text.JoinFirst(failed)).because("The driver needs these device nodes.")
 }

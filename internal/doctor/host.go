@@ -14,88 +14,95 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func checkConfig(_ context.Context, r *report) Finding {
+const folderFix = "Run as uid 0, and mount the folder without readOnly."
+
+func checkConfig(_ context.Context, e *examination) Finding {
 	switch {
-	case r.ConfigErr != nil:
-		return failure(r.ConfigErr.Error(), "Correct the file, and check it with podgauge validate FILE.")
-	case r.Config == "":
+	case e.ConfigErr != nil:
+		return failure("%v", e.ConfigErr)
+	case e.Config == "":
 		return ok("no file: flags and environment only")
-	case len(r.UnknownKeys) > 0:
-		return warning(text.JoinFirst(r.UnknownKeys), "Correct the key, or upgrade podgauge if the file needs a newer version.").
-			because("Unknown keys have no effect. The other settings of the file are used.")
+	case len(e.UnknownKeys) > 0:
+		return warning("%s", text.JoinFirst(e.UnknownKeys)).
+			because("Unknown keys have no effect. The other settings of the file are used.").
+			fixedBy("Correct the key, or upgrade podgauge if the file needs a newer version.")
 	}
-	return ok("%s is valid", r.Config)
+	return ok("%s is valid", e.Config)
 }
 
 // checkProcesses checks the sources of process attribution.
-func checkProcesses(_ context.Context, r *report) Finding {
-	if !r.ProcessesVisible {
-		return skipped("the node's processes are not visible (hostPID): nvidia_gpu_container_* and nvidia_gpu_unattributed_* are absent")
+func checkProcesses(_ context.Context, e *examination) Finding {
+	if !e.ProcessesVisible {
+		return skipped("the node's processes are not visible (hostPID): nvidia_gpu_container_* and " +
+			"nvidia_gpu_unattributed_* are absent")
 	}
-	entries, err := os.ReadDir(r.PodLogsDir)
+	entries, err := os.ReadDir(e.PodLogsDir)
 	switch {
-	case r.isContainerDir(r.PodLogsDir):
-		return warning(notOfNode(r.PodLogsDir), hostPathFix(r.PodLogsDir))
+	case e.isContainerDir(e.PodLogsDir):
+		return notOfNode(e.PodLogsDir, StatusWarning)
 	case err != nil:
-		return warning(err.Error(), "Run as uid 0; set --pod-logs-dir to the podLogsDir of the kubelet.")
+		return warning("%v", err).fixedBy("Run as uid 0; set --pod-logs-dir to the podLogsDir of the kubelet.")
 	case len(entries) == 0:
-		return warning(r.PodLogsDir+" is empty", "Set --pod-logs-dir to the podLogsDir of the kubelet.")
+		return warning("%s is empty", e.PodLogsDir)
 	}
-	return ok("visible; %s is readable", r.PodLogsDir)
+	return ok("visible; %s is readable", e.PodLogsDir)
 }
 
-func checkKernelLog(_ context.Context, r *report) Finding {
-	if r.KernelLog == "" {
+func checkKernelLog(_ context.Context, e *examination) Finding {
+	if e.KernelLog == "" {
 		return skipped("not configured (--kernel-log)")
 	}
-	switch err := r.Files.Open(r.KernelLog, unix.O_RDONLY); {
+	switch err := e.Files.Open(e.KernelLog, unix.O_RDONLY); {
 	case err == nil:
-		return ok("%s is readable", r.KernelLog)
+		return ok("%s is readable", e.KernelLog)
 	case errors.Is(err, fs.ErrNotExist):
-		return skipped("%s does not exist: podgauge receives Xids from NVML only", r.KernelLog)
+		return skipped("%s does not exist: podgauge receives Xids from NVML only", e.KernelLog)
 	default:
-		return warning(err.Error(), "Run as uid 0 with access to the device. With kernel.dmesg_restrict=1, add the capability SYSLOG. To disable this source, set --kernel-log=.")
+		return warning("%v", err)
 	}
 }
 
-func checkState(_ context.Context, r *report) Finding {
+func checkState(_ context.Context, e *examination) Finding {
 	switch {
-	case r.StateDir == "":
+	case e.StateDir == "":
 		return skipped("no --state-dir: a restart of podgauge loses health and incidents")
-	case r.isContainerDir(r.StateDir):
-		return warning(r.StateDir+" belongs to the container and is removed with it", hostPathFix(r.StateDir))
+	case e.isContainerDir(e.StateDir):
+		return warning("%s belongs to the container and is removed with it", e.StateDir).
+			fixedBy(hostPathFix(e.StateDir))
 	}
-	return r.checkFolder(r.StateDir)
+	return e.checkFolder(e.StateDir)
 }
 
-func checkCDI(_ context.Context, r *report) Finding {
+func checkCDI(_ context.Context, e *examination) Finding {
 	switch {
-	case r.CDIDir == "":
+	case e.CDIDir == "":
 		return skipped("no device list strategy uses CDI")
-	case r.isContainerDir(r.CDIDir):
-		return failure(notOfNode(r.CDIDir), hostPathFix(r.CDIDir))
+	case e.isContainerDir(e.CDIDir):
+		return notOfNode(e.CDIDir, StatusFailure)
 	}
-	return r.checkFolder(r.CDIDir)
+	return e.checkFolder(e.CDIDir)
 }
 
-func notOfNode(dir string) string { return dir + " belongs to the container, not to the node" }
+func notOfNode(dir string, status CheckStatus) Finding {
+	return Finding{Status: status, Message: dir + " belongs to the container, not to the node", Fix: hostPathFix(dir)}
+}
 
 func hostPathFix(dir string) string {
 	return fmt.Sprintf("Mount the folder of the node at %s (hostPath).", dir)
 }
 
 // checkFolder checks that podgauge can write to a folder, or create it.
-func (r *report) checkFolder(dir string) Finding {
+func (e *examination) checkFolder(dir string) Finding {
 	existing := resolveExisting(dir)
 	info, err := os.Stat(existing)
 	switch {
 	case err != nil:
-		return failure(err.Error(), "Give this process access to the folder.")
+		return failure("%v", err).fixedBy("Give this process access to the folder.")
 	case !info.IsDir():
-		return failure(existing+" is not a folder", "Set another folder, or remove the file.")
+		return failure("%s is not a folder", existing).fixedBy("Set another folder, or remove the file.")
 	}
-	if err := r.Files.CheckWritable(existing); err != nil {
-		return failure(err.Error(), "Run as uid 0, and mount the folder without readOnly.")
+	if err := e.Files.CheckWritable(existing); err != nil {
+		return failure("%v", err).fixedBy(folderFix)
 	}
 	return ok("%s is writable", dir)
 }
@@ -141,17 +148,17 @@ func readMounts(proc string) (points []string) {
 }
 
 // inContainer reports whether this process runs in a container: the kubelet mounts a termination log, other engines set a variable.
-func (r *report) inContainer() bool {
-	kubernetes, _ := r.LookupEnv("KUBERNETES_SERVICE_HOST")
-	engine, _ := r.LookupEnv("container")
-	return slices.Contains(r.mounts, "/dev/termination-log") || kubernetes != "" || engine != ""
+func (e *examination) inContainer() bool {
+	kubernetes, _ := e.LookupEnv("KUBERNETES_SERVICE_HOST")
+	engine, _ := e.LookupEnv("container")
+	return slices.Contains(e.mounts, "/dev/termination-log") || kubernetes != "" || engine != ""
 }
 
 // isContainerDir reports whether a folder belongs to the container: only the container's root is mounted above it.
-func (r *report) isContainerDir(path string) bool {
+func (e *examination) isContainerDir(path string) bool {
 	path = resolveExisting(path) + "/"
-	mounted := slices.ContainsFunc(r.mounts, func(point string) bool { return point != "/" && strings.HasPrefix(path, point+"/") })
-	return r.inContainer() && slices.Contains(r.mounts, "/") && !mounted
+	mounted := slices.ContainsFunc(e.mounts, func(point string) bool { return point != "/" && strings.HasPrefix(path, point+"/") })
+	return e.inContainer() && slices.Contains(e.mounts, "/") && !mounted
 }
 
 // resolveExisting returns the path or the nearest existing parent, without links.

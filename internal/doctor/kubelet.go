@@ -26,29 +26,31 @@ const (
 	// socketPrefix starts the names of podgauge's sockets.
 	socketPrefix = "podgauge-"
 
+	kubeletLogFix = "Read the kubelet's log (journalctl -u kubelet)."
+
 	kubeletDirHint = "set --kubelet-dir to its folder (k0s: /var/lib/k0s/kubelet, microk8s: /var/snap/microk8s/common/var/lib/kubelet)."
 	// The folder of device plugins does not follow the kubelet's --root-dir.
 	pluginDirHint = "set --device-plugin-dir to its folder (/var/lib/kubelet/device-plugins for all values of --root-dir)."
 )
 
 // checkRegistration checks the folder of device-plugin sockets and the kubelet's socket.
-func checkRegistration(ctx context.Context, r *report) Finding {
-	if !r.DevicePlugin {
+func checkRegistration(ctx context.Context, e *examination) Finding {
+	if !e.DevicePlugin {
 		return skipped("not registered (--device-plugin=false)")
 	}
-	socket := filepath.Join(r.DevicePluginDir, "kubelet.sock")
-	if err := r.dialSocket(ctx, socket); err != nil {
-		return r.socketFailure(socket, pluginDirHint, err)
+	socket := filepath.Join(e.DevicePluginDir, "kubelet.sock")
+	if err := e.dialSocket(ctx, socket); err != nil {
+		return e.socketFailure(socket, pluginDirHint, err)
 	}
-	if f := r.checkFolder(r.DevicePluginDir); f.Status != StatusOK {
+	if f := e.checkFolder(e.DevicePluginDir); f.Status != StatusOK {
 		return f
 	}
-	return r.socketOK(socket, "the kubelet listens")
+	return e.socketOK(socket, "the kubelet listens")
 }
 
 // checkOtherPlugins searches for another plugin of the same GPUs.
-func checkOtherPlugins(ctx context.Context, r *report) Finding {
-	entries, err := os.ReadDir(r.DevicePluginDir)
+func checkOtherPlugins(ctx context.Context, e *examination) Finding {
+	entries, err := os.ReadDir(e.DevicePluginDir)
 	if err != nil {
 		return skipped("the folder of device plugins is unreadable")
 	}
@@ -61,47 +63,48 @@ func checkOtherPlugins(ctx context.Context, r *report) Finding {
 		}
 		others++
 		nvidia := strings.HasPrefix(name, "nvidia-") || strings.HasPrefix(name, "nvidiaGPU-") // of NVIDIA's and GKE's plugins
-		if nvidia && r.dialSocket(ctx, filepath.Join(r.DevicePluginDir, name)) == nil {
+		if nvidia && e.dialSocket(ctx, filepath.Join(e.DevicePluginDir, name)) == nil {
 			live = append(live, name)
 		}
 	}
 	switch {
-	case len(live) > 0 && !r.DevicePlugin:
+	case len(live) > 0 && !e.DevicePlugin:
 		return ok("%s serves the GPUs; podgauge registers none", text.JoinFirst(live))
 	case len(live) > 0:
-		return failure(text.JoinFirst(live)+": another plugin for NVIDIA GPUs is running",
-			"Run only one plugin on this node: remove NVIDIA's DaemonSet (GPU operator: devicePlugin.enabled=false), or set --device-plugin=false for podgauge.")
+		return failure("%s: another plugin for NVIDIA GPUs is running", text.JoinFirst(live))
 	}
 	return ok("%s, none of a running NVIDIA plugin", text.Plural(others, "other socket"))
 }
 
-func checkPodResources(ctx context.Context, r *report) Finding {
-	socket := filepath.Join(r.KubeletDir, "pod-resources", "kubelet.sock")
-	if err := r.dialSocket(ctx, socket); err != nil {
-		return r.socketFailure(socket, kubeletDirHint, err)
+func checkPodResources(ctx context.Context, e *examination) Finding {
+	socket := filepath.Join(e.KubeletDir, "pod-resources", "kubelet.sock")
+	if err := e.dialSocket(ctx, socket); err != nil {
+		return e.socketFailure(socket, kubeletDirHint, err)
 	}
 	pods, err := listPods(ctx, socket)
 	switch status.Code(err) {
 	case codes.OK:
-		return r.socketOK(socket, fmt.Sprintf("the kubelet lists %s", text.Plural(pods, "pod")))
+		return e.socketOK(socket, fmt.Sprintf("the kubelet lists %s", text.Plural(pods, "pod")))
 	case codes.DeadlineExceeded: // of the kubelet's clock
-		return r.timedOut()
+		return e.timedOut()
 	case codes.ResourceExhausted:
-		return failure(err.Error(), "The kubelet limits all clients on the node to 100 requests per second. Find the client that exceeds the limit.")
+		return failure("%v", err).
+			fixedBy("The kubelet limits all clients on the node to 100 requests per second. Find the client that exceeds " +
+				"the limit.")
 	default:
-		return failure(fmt.Sprintf("list pod resources at %s: %v", socket, err), "Read the kubelet's log (journalctl -u kubelet).")
+		return failure("list pod resources at %s: %v", socket, err)
 	}
 }
 
-func checkPodsAPI(ctx context.Context, r *report) Finding {
-	socket := filepath.Join(r.KubeletDir, "pods-api", "pods-api.sock")
-	switch err := r.dialSocket(ctx, socket); {
+func checkPodsAPI(ctx context.Context, e *examination) Finding {
+	socket := filepath.Join(e.KubeletDir, "pods-api", "pods-api.sock")
+	switch err := e.dialSocket(ctx, socket); {
 	case errors.Is(err, fs.ErrNotExist):
 		return skipped("the kubelet is older than 1.37, or its folder pods-api is not mounted")
 	case err != nil:
-		return warning(err.Error(), "Read the kubelet's log. If the socket denies access, run as uid 0.")
+		return warning("%v", err)
 	}
-	return r.socketOK(socket, "the kubelet listens")
+	return e.socketOK(socket, "the kubelet listens")
 }
 
 // listPods returns the number of pods that the kubelet lists at a socket.
@@ -117,7 +120,7 @@ func listPods(ctx context.Context, socket string) (pods int, err error) {
 }
 
 // dialSocket connects to a socket and closes the connection.
-func (r *report) dialSocket(ctx context.Context, path string) error {
+func (e *examination) dialSocket(ctx context.Context, path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
@@ -133,29 +136,30 @@ func (r *report) dialSocket(ctx context.Context, path string) error {
 }
 
 // socketFailure explains the error of a socket.
-func (r *report) socketFailure(socket, hint string, err error) Finding {
+func (e *examination) socketFailure(socket, hint string, err error) Finding {
 	dir := filepath.Dir(socket)
-	fix := "Read the kubelet's log (journalctl -u kubelet)."
+	f := failure("%v", err)
 	switch {
-	case r.isContainerDir(dir):
-		return failure(notOfNode(dir), hostPathFix(dir))
+	case e.isContainerDir(dir):
+		return notOfNode(dir, StatusFailure)
 	case errors.Is(err, fs.ErrNotExist):
-		fix = "Start the kubelet, or " + hint
+		return f.fixedBy("Start the kubelet, or " + hint)
 	case errors.Is(err, fs.ErrPermission):
-		fix = "Run as uid 0; no capability is needed. On SELinux, use a container type that may connect (spc_t)."
-	case errors.Is(err, syscall.ECONNREFUSED) && slices.Contains(r.mounts, socket):
-		fix = "Mount the folder, not the socket itself: each kubelet start creates a new socket."
+		return f.fixedBy("Run as uid 0; no capability is needed. On SELinux, use a container type that may connect (spc_t).")
+	case errors.Is(err, syscall.ECONNREFUSED) && slices.Contains(e.mounts, socket):
+		return f.fixedBy("Mount the folder, not the socket itself: each kubelet start creates a new socket.")
 	case errors.Is(err, syscall.ECONNREFUSED):
-		fix = "The kubelet that created this socket is not running. Start the kubelet (systemctl status kubelet)."
+		return f.fixedBy("The kubelet that created this socket is not running. Start the kubelet (systemctl status kubelet).")
 	}
-	return failure(err.Error(), fix)
+	return f
 }
 
 // socketOK warns of a mounted socket.
-func (r *report) socketOK(socket, message string) Finding {
-	if slices.Contains(r.mounts, socket) {
-		return warning("the socket itself is mounted", "Mount its folder, "+filepath.Dir(socket)+".").
-			because("Each kubelet start creates a new socket: the mounted socket fails after the next restart.")
+func (e *examination) socketOK(socket, message string) Finding {
+	if slices.Contains(e.mounts, socket) {
+		return warning("the socket itself is mounted").
+			because("Each kubelet start creates a new socket: the mounted socket fails after the next restart.").
+			fixedBy("Mount its folder, " + filepath.Dir(socket) + ".")
 	}
 	return ok("%s", message)
 }

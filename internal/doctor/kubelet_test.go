@@ -1,4 +1,4 @@
-package doctor
+package doctor_test
 
 import (
 	"errors"
@@ -6,72 +6,73 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
 var kubeletCases = []findingCase{
-	{check: "registration", status: StatusSkipped, message: "--device-plugin=false", change: func(s *doctorFixture) { s.DevicePlugin = false }},
-	{check: "registration", status: StatusOK, message: "the kubelet listens", change: func(s *doctorFixture) { s.mountInContainer(s.KubeletDir) }},
-	{check: "registration", status: StatusFailure, message: "no such file", fix: "--root-dir", noKubelet: true, change: func(*doctorFixture) {}},
-	{check: "registration", status: StatusFailure, message: "not a directory", change: func(s *doctorFixture) { s.DevicePluginDir = filepath.Join(s.Proc, "self", "mountinfo") }},
-	{check: "registration", status: StatusFailure, message: "read-only file system", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.DevicePluginDir] = errors.New("read-only file system") }},
+	{check: "registration", status: doctor.StatusSkipped, message: "--device-plugin=false", change: func(s *doctorFixture) { s.DevicePlugin = false }},
+	{check: "registration", status: doctor.StatusOK, message: "the kubelet listens", change: func(s *doctorFixture) { s.mountInContainer(s.KubeletDir) }},
+	{check: "registration", status: doctor.StatusFailure, message: "no such file", fix: "--root-dir", noKubelet: true, change: func(*doctorFixture) {}},
+	{check: "registration", status: doctor.StatusFailure, message: "not a directory", change: func(s *doctorFixture) { s.DevicePluginDir = filepath.Join(s.Proc, "self", "mountinfo") }},
+	{check: "registration", status: doctor.StatusFailure, message: "read-only file system", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.DevicePluginDir] = errors.New("read-only file system") }},
 
-	{check: "registration", status: StatusOK, message: "the kubelet listens", change: func(*doctorFixture) {}},
-	{check: "registration", status: StatusFailure, message: "no such file", fix: "--device-plugin-dir", noKubelet: true, change: func(*doctorFixture) {}},
-	{check: "registration", status: StatusFailure, message: "belongs to the container", fix: "hostPath", noKubelet: true, change: func(s *doctorFixture) { s.mountInContainer() }},
-	{check: "registration", status: StatusFailure, message: "connection refused", fix: "Start the kubelet", noKubelet: true, change: func(s *doctorFixture) {
+	{check: "registration", status: doctor.StatusOK, message: "the kubelet listens", change: func(*doctorFixture) {}},
+	{check: "registration", status: doctor.StatusFailure, message: "no such file", fix: "--device-plugin-dir", noKubelet: true, change: func(*doctorFixture) {}},
+	{check: "registration", status: doctor.StatusFailure, message: "belongs to the container", fix: "hostPath", noKubelet: true, change: func(s *doctorFixture) { s.mountInContainer() }},
+	{check: "registration", status: doctor.StatusFailure, message: "connection refused", fix: "Start the kubelet", noKubelet: true, change: func(s *doctorFixture) {
 		s.listenOn(s.kubelet.RegistrationSocket(), false)
 	}},
-	{check: "registration", status: StatusFailure, message: "connection refused", fix: "Mount the folder", noKubelet: true, change: func(s *doctorFixture) {
+	{check: "registration", status: doctor.StatusFailure, message: "connection refused", fix: "Mount the folder", noKubelet: true, change: func(s *doctorFixture) {
 		s.listenOn(s.kubelet.RegistrationSocket(), false)
 		s.mountInContainer(s.DevicePluginDir, s.kubelet.RegistrationSocket())
 	}},
-	{check: "registration", status: StatusWarning, message: "the socket itself is mounted", fix: "Mount its folder", change: func(s *doctorFixture) {
+	{check: "registration", status: doctor.StatusWarning, message: "the socket itself is mounted", fix: "Mount its folder", change: func(s *doctorFixture) {
 		s.mountInContainer(s.DevicePluginDir, s.kubelet.RegistrationSocket())
 	}},
-	{check: "registration", status: StatusFailure, message: "is not a socket", noKubelet: true, change: func(s *doctorFixture) {
+	{check: "registration", status: doctor.StatusFailure, message: "is not a socket", noKubelet: true, change: func(s *doctorFixture) {
 		s.must(os.WriteFile(filepath.Join(s.mkdir("kubelet/device-plugins"), "kubelet.sock"), nil, 0o600))
 	}},
 
-	{check: "pod resources", status: StatusOK, message: "the kubelet lists 1 pod", change: func(s *doctorFixture) {
+	{check: "pod resources", status: doctor.StatusOK, message: "the kubelet lists 1 pod", change: func(s *doctorFixture) {
 		s.must(s.kubelet.RunPod(s.Context(), kubelet.PodSpec{Name: "train", Containers: []kubelet.ContainerSpec{{Name: "main"}}}))
 	}},
-	{check: "pod resources", status: StatusFailure, message: "no such file", fix: "--kubelet-dir", noKubelet: true, change: func(*doctorFixture) {}},
-	{check: "pod resources", status: StatusFailure, message: "no response within", fix: "journalctl", change: func(s *doctorFixture) {
+	{check: "pod resources", status: doctor.StatusFailure, message: "no such file", fix: "--kubelet-dir", noKubelet: true, change: func(*doctorFixture) {}},
+	{check: "pod resources", status: doctor.StatusFailure, message: "no response within", fix: "journalctl", change: func(s *doctorFixture) {
 		s.kubelet.SetFaults(kubelet.Faults{HoldList: s.newHang()})
 	}},
-	{check: "pod resources", status: StatusFailure, message: "no response within", fix: "journalctl", noKubelet: true, change: func(s *doctorFixture) {
+	{check: "pod resources", status: doctor.StatusFailure, message: "no response within", fix: "journalctl", noKubelet: true, change: func(s *doctorFixture) {
 		s.Timeout = 100 * time.Millisecond
 		s.listenOn(s.kubelet.PodResourcesSocket(), true) // without an Accept
 	}},
-	{check: "pod resources", status: StatusFailure, message: "rejected by rate limit", fix: "100 requests", change: func(s *doctorFixture) {
+	{check: "pod resources", status: doctor.StatusFailure, message: "rejected by rate limit", fix: "100 requests", change: func(s *doctorFixture) {
 		s.kubelet.SetFaults(kubelet.Faults{ListErr: status.Error(codes.ResourceExhausted, "rejected by rate limit")})
 	}},
-	{check: "pod resources", status: StatusFailure, message: "out of order", fix: "journalctl", change: func(s *doctorFixture) {
+	{check: "pod resources", status: doctor.StatusFailure, message: "out of order", fix: "journalctl", change: func(s *doctorFixture) {
 		s.kubelet.SetFaults(kubelet.Faults{ListErr: errors.New("out of order")})
 	}},
-	{check: "pod resources", status: StatusOK, message: "the kubelet lists 1 pod", change: func(s *doctorFixture) { // more than the default limit of gRPC
+	{check: "pod resources", status: doctor.StatusOK, message: "the kubelet lists 1 pod", change: func(s *doctorFixture) { // more than the default limit of gRPC
 		s.kubelet.SetFaults(kubelet.Faults{ListBytes: 5 << 20})
 	}},
 
-	{check: "pods api", status: StatusOK, message: "the kubelet listens", change: func(*doctorFixture) {}},
-	{check: "pods api", status: StatusSkipped, message: "older than 1.37", noKubelet: true, change: func(*doctorFixture) {}},
-	{check: "pods api", status: StatusWarning, message: "refused", fix: "uid 0", noKubelet: true, change: func(s *doctorFixture) { s.listenOn(s.kubelet.PodsSocket(), false) }},
+	{check: "pods api", status: doctor.StatusOK, message: "the kubelet listens", change: func(*doctorFixture) {}},
+	{check: "pods api", status: doctor.StatusSkipped, message: "older than 1.37", noKubelet: true, change: func(*doctorFixture) {}},
+	{check: "pods api", status: doctor.StatusWarning, message: "refused", fix: "uid 0", noKubelet: true, change: func(s *doctorFixture) { s.listenOn(s.kubelet.PodsSocket(), false) }},
 
-	{check: "other plugins", status: StatusOK, message: "1 other socket, none of", change: func(s *doctorFixture) { s.listenOn(filepath.Join(s.DevicePluginDir, "amd.com_gpu"), true) }},
-	{check: "other plugins", status: StatusSkipped, message: "is unreadable", noKubelet: true, change: func(*doctorFixture) {}},
-	{check: "other plugins", status: StatusFailure, message: "nvidia-gpu.sock", fix: "--device-plugin=false", change: func(s *doctorFixture) {
+	{check: "other plugins", status: doctor.StatusOK, message: "1 other socket, none of", change: func(s *doctorFixture) { s.listenOn(filepath.Join(s.DevicePluginDir, "amd.com_gpu"), true) }},
+	{check: "other plugins", status: doctor.StatusSkipped, message: "is unreadable", noKubelet: true, change: func(*doctorFixture) {}},
+	{check: "other plugins", status: doctor.StatusFailure, message: "nvidia-gpu.sock", fix: "--device-plugin=false", change: func(s *doctorFixture) {
 		s.listenOn(filepath.Join(s.DevicePluginDir, "nvidia-gpu.sock"), true)
 	}},
-	{check: "other plugins", status: StatusFailure, message: "nvidiaGPU-1764.sock", change: func(s *doctorFixture) {
+	{check: "other plugins", status: doctor.StatusFailure, message: "nvidiaGPU-1764.sock", change: func(s *doctorFixture) {
 		s.listenOn(filepath.Join(s.DevicePluginDir, "nvidiaGPU-1764.sock"), true)
 	}},
-	{check: "other plugins", status: StatusOK, message: "1 other socket, none of", change: func(s *doctorFixture) {
+	{check: "other plugins", status: doctor.StatusOK, message: "1 other socket, none of", change: func(s *doctorFixture) {
 		s.listenOn(filepath.Join(s.DevicePluginDir, "nvidia-gpu.sock"), false)
 	}},
-	{check: "other plugins", status: StatusOK, message: "registers none", change: func(s *doctorFixture) {
+	{check: "other plugins", status: doctor.StatusOK, message: "registers none", change: func(s *doctorFixture) {
 		s.DevicePlugin = false
 		s.listenOn(filepath.Join(s.DevicePluginDir, "nvidia-gpu.sock"), true)
 	}},

@@ -8,11 +8,11 @@ import (
 )
 
 // checkReady asks the running podgauge whether it is ready.
-func checkReady(ctx context.Context, r *report) Finding {
-	if r.ReadyURL == "" {
+func checkReady(ctx context.Context, e *examination) Finding {
+	if e.ReadyURL == "" {
 		return skipped("/readyz requires a certificate or password (--web.config.file): set --web.probe-address")
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.ReadyURL, http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.ReadyURL, http.NoBody)
 	if err != nil {
 		return skipped("%v", err)
 	}
@@ -25,12 +25,13 @@ func checkReady(ctx context.Context, r *report) Finding {
 	lines := strings.Split(strings.TrimSpace(string(body)), "\n")
 	switch {
 	case response.StatusCode == http.StatusServiceUnavailable:
-		return failure(strings.Join(lines, "; "), "Follow the fixes of the other checks. For a GPU that was removed on purpose, run podgauge device forget UUID.")
+		return failure("%s", strings.Join(lines, "; "))
 	case response.StatusCode != http.StatusOK || lines[0] != "ok":
-		return skipped("%s is not podgauge's: status %d", r.ReadyURL, response.StatusCode)
+		return skipped("%s is not podgauge's: status %d", e.ReadyURL, response.StatusCode)
 	case len(lines) > 1:
-		return warning(strings.Join(lines[1:], "; "), "Remove the other device plugin from this node, or start podgauge with --take-over.").
-			because("podgauge does not serve the resource until the other plugin is gone.")
+		return warning("%s", strings.Join(lines[1:], "; ")).
+			because("podgauge does not serve the resource until the other plugin is gone.").
+			fixedBy("Remove the other device plugin from this node, or start podgauge with --take-over.")
 	}
 	return ok("podgauge is ready")
 }

@@ -1,4 +1,4 @@
-// Package retry waits between attempts.
+// Package retry waits: between attempts, and for calls that may hang.
 package retry
 
 import (
@@ -42,3 +42,19 @@ func (b *Backoff) Next() time.Duration {
 
 // Reset makes Min the next delay.
 func (b *Backoff) Reset() { b.delay = 0 }
+
+// WithTimeout returns the result of call, and false after the timeout. A call
+// that hangs ends with the process.
+func WithTimeout[T any](
+	ctx context.Context, timeout time.Duration, call func(context.Context) T,
+) (answer T, inTime bool) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	result := make(chan T, 1)
+	go func() { result <- call(ctx) }()
+	select {
+	case answer = <-result:
+	case <-ctx.Done():
+	}
+	return answer, ctx.Err() == nil
+}
