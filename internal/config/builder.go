@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -98,6 +99,16 @@ type Loaded struct {
 
 	location FileLocation
 	raw      rawConfig
+}
+
+// Report logs the notices and unknown keys of an accepted file.
+func (l Loaded) Report(log *slog.Logger) {
+	for _, notice := range l.Notices {
+		log.Info("config notice", "notice", notice)
+	}
+	for _, k := range l.UnknownKeys {
+		log.Warn("unknown config key ignored", "key", k.Key, "file", k.File, "line", k.Line, "hint", k.Hint)
+	}
 }
 
 // Load reads the file named by flags or environment, if any, and makes Settings of flags, environment and file.

@@ -5,13 +5,6 @@
 // the table. A Builder makes Settings, and a Watcher makes new Settings when the file changes.
 package config
 
-// MIG strategies: the resources of a MIG-enabled GPU.
-const (
-	MIGNone   = "none"   // no resource: a MIG-enabled GPU is not advertised
-	MIGSingle = "single" // its MIG devices, under the name of whole GPUs
-	MIGMixed  = "mixed"  // its MIG devices, under a name for each profile
-)
-
 // Device list strategies: how a container runtime receives the devices of a container.
 const (
 	ListEnvvar         = "envvar"

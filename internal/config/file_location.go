@@ -12,7 +12,6 @@ import (
 	"syscall"
 
 	"github.com/podgauge/podgauge/internal/text"
-	"go.yaml.in/yaml/v3"
 )
 
 // FileLocation names the file and the config in it.
@@ -120,55 +119,4 @@ func readFile(path string) (string, error) {
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
 	return string(data), err
-}
-
-// parse finds the values of the settings in the config.
-func (c rawConfig) parse() (*document, error) {
-	d := &document{file: c.file, name: c.name, values: map[string]entry{}}
-	if c.file == "" {
-		return d, nil
-	}
-	root, err := parseYAML([]byte(c.data))
-	if err != nil {
-		return d, d.errorAt(err, 0, "")
-	}
-	if c.name == "" {
-		root, err = d.chooseNamed(root, c.wanted)
-	}
-	if err != nil {
-		return d, err
-	}
-	return d, d.read(root)
-}
-
-// chooseNamed returns the chosen config of a file of named configs, or the root of a file with one config. The version of the file
-// is the default of the configs.
-func (d *document) chooseNamed(root *yaml.Node, want string) (*yaml.Node, error) {
-	top, _ := entriesOf(root) //nolint:errcheck // read returns the error
-	i := slices.IndexFunc(top, func(e entry) bool { return e.key == "configs" })
-	if i < 0 && want != "" {
-		return nil, d.errorAt(fmt.Errorf("--config-name %q: the file has one config without a name", want), 0, "")
-	} else if i < 0 {
-		return root, nil
-	}
-	configs, err := entriesOf(top[i].value)
-	if err != nil {
-		return nil, d.errorAt(err, top[i].line, "configs")
-	}
-	if err := d.collect(root, "", map[string][]string{"": {"version", "configs", "default"}}); err != nil {
-		return nil, err
-	}
-	if fallback, ok := d.values["default"]; ok && want == "" {
-		if err := fallback.value.Decode(&want); err != nil {
-			return nil, d.errorAt(err, fallback.line, "default")
-		}
-	}
-	names := make([]string, len(configs))
-	for i, c := range configs {
-		names[i] = c.key
-	}
-	if d.name, err = chooseConfig(names, want); err != nil {
-		return nil, d.errorAt(err, 0, "")
-	}
-	return configs[slices.Index(names, d.name)].value, nil
 }

@@ -15,6 +15,13 @@ const defaultDomain = "nvidia.com/"
 // GPUResource is the default resource of whole GPUs.
 const GPUResource = defaultDomain + "gpu"
 
+// MIG strategies: the resources of a MIG-enabled GPU.
+const (
+	MIGNone   = "none"   // no resource: a MIG-enabled GPU is not advertised
+	MIGSingle = "single" // its MIG devices, under the name of whole GPUs
+	MIGMixed  = "mixed"  // its MIG devices, under a name for each profile
+)
+
 // ResourceNames rename resources. The first match counts.
 type ResourceNames struct {
 	GPUs namePatterns // over the GPU's model

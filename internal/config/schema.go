@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/podgauge/podgauge/internal/text"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -27,6 +29,57 @@ type document struct {
 
 func (d *document) addNotice(line int, format string, args ...any) {
 	d.notices = append(d.notices, fmt.Sprintf("%s:%d: %s", d.file, line, fmt.Sprintf(format, args...)))
+}
+
+// parse finds the values of the settings in the config.
+func (c rawConfig) parse() (*document, error) {
+	d := &document{file: c.file, name: c.name, values: map[string]entry{}}
+	if c.file == "" {
+		return d, nil
+	}
+	root, err := parseYAML([]byte(c.data))
+	if err != nil {
+		return d, d.errorAt(err, 0, "")
+	}
+	if c.name == "" {
+		root, err = d.chooseNamed(root, c.wanted)
+	}
+	if err != nil {
+		return d, err
+	}
+	return d, d.read(root)
+}
+
+// chooseNamed returns the chosen config of a file of named configs, or the root of a file with one config. The version of the file
+// is the default of the configs.
+func (d *document) chooseNamed(root *yaml.Node, want string) (*yaml.Node, error) {
+	top, _ := entriesOf(root) //nolint:errcheck // read returns the error
+	i := slices.IndexFunc(top, func(e entry) bool { return e.key == "configs" })
+	if i < 0 && want != "" {
+		return nil, d.errorAt(fmt.Errorf("--config-name %q: the file has one config without a name", want), 0, "")
+	} else if i < 0 {
+		return root, nil
+	}
+	configs, err := entriesOf(top[i].value)
+	if err != nil {
+		return nil, d.errorAt(err, top[i].line, "configs")
+	}
+	if err := d.collect(root, "", map[string][]string{"": {"version", "configs", "default"}}); err != nil {
+		return nil, err
+	}
+	if fallback, ok := d.values["default"]; ok && want == "" {
+		if err := fallback.value.Decode(&want); err != nil {
+			return nil, d.errorAt(err, fallback.line, "default")
+		}
+	}
+	names := make([]string, len(configs))
+	for i, c := range configs {
+		names[i] = c.key
+	}
+	if d.name, err = chooseConfig(names, want); err != nil {
+		return nil, d.errorAt(err, 0, "")
+	}
+	return configs[slices.Index(names, d.name)].value, nil
 }
 
 // read collects the values of the file, and checks the version.
@@ -109,4 +162,43 @@ func (d *document) collect(n *yaml.Node, path string, known map[string][]string)
 func onlyHere(pattern string, value *yaml.Node) bool {
 	return strings.HasSuffix(pattern, "].rename") || strings.HasSuffix(pattern, "].devices") && value.Value != "all" ||
 		(pattern == "resources.gpus" || pattern == "resources.mig") && len(value.Content) > 0
+}
+
+// yamlMessage matches the first line of an error of the YAML library.
+var yamlMessage = regexp.MustCompile(`^(?:yaml: )?(?:unmarshal errors:\s+)?(?:line (\d+): )?([^\n\r]*)`)
+
+// errorAt returns an error about a value of the file as a single line. A line in the error is more exact than the value's line.
+func (d *document) errorAt(err error, line int, path string) error {
+	if err == nil {
+		return nil
+	}
+	found := yamlMessage.FindStringSubmatch(text.YAMLError(err))
+	if exact, err := strconv.Atoi(found[1]); err == nil {
+		line = exact
+	}
+	place := d.file
+	if line > 0 {
+		place += ":" + strconv.Itoa(line)
+	}
+	if path != "" {
+		place += ": " + path
+	}
+	return errors.New(place + ": " + found[2])
+}
+
+// UnknownKey is an unknown key of the file. The key has no effect, because the file may be written for a newer version of podgauge
+// or of NVIDIA's plugin.
+type UnknownKey struct {
+	File string
+	Line int
+	Key  string // with the path: "flags.migStrategie"
+	Hint string // the valid keys
+}
+
+func newUnknownKey(file string, line int, path string, valid []string) UnknownKey {
+	return UnknownKey{file, line, text.OfName(path), "valid keys are " + strings.Join(slices.Sorted(slices.Values(valid)), ", ")}
+}
+
+func (k UnknownKey) String() string {
+	return fmt.Sprintf("%s:%d: %s: unknown key; %s", k.File, k.Line, k.Key, k.Hint)
 }

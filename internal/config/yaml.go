@@ -7,11 +7,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"regexp"
 	"slices"
-	"strconv"
 
-	"github.com/podgauge/podgauge/internal/text"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -39,34 +36,12 @@ func parseYAML(data []byte) (*yaml.Node, error) {
 	return document.Content[0], document.Decode(&all)
 }
 
-// yamlMessage matches the first line of an error of the YAML library.
-var yamlMessage = regexp.MustCompile(`^(?:yaml: )?(?:unmarshal errors:\s+)?(?:line (\d+): )?([^\n\r]*)`)
-
 // lineError adds a line to an error, in the form of the YAML library.
 func lineError(n *yaml.Node, err error) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("line %d: %w", n.Line, err)
-}
-
-// errorAt returns an error about a value of the file as a single line. A line in the error is more exact than the value's line.
-func (d *document) errorAt(err error, line int, path string) error {
-	if err == nil {
-		return nil
-	}
-	found := yamlMessage.FindStringSubmatch(text.YAMLError(err))
-	if exact, err := strconv.Atoi(found[1]); err == nil {
-		line = exact
-	}
-	place := d.file
-	if line > 0 {
-		place += ":" + strconv.Itoa(line)
-	}
-	if path != "" {
-		place += ": " + path
-	}
-	return errors.New(place + ": " + found[2])
 }
 
 // resolve returns the target of an alias.
