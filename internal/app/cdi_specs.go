@@ -67,7 +67,7 @@ func (s *cdiSpecs) Missing(want config.Settings) (changed <-chan struct{}, missi
 		return changed, nil
 	case !sameSpecs(written.settings, want):
 		return changed, errNotWritten
-	case usesOnlyCDI(want) && !slices.Contains(written.state.Classes, cdi.GPUClass):
+	case usesOnlyCDI(want) && !slices.Contains(written.state.Classes, response.GPUClass):
 		return changed, cmp.Or(written.state.Err, errNotWritten)
 	case !usesOnlyCDI(want) && !written.state.Attempted():
 		return changed, errNotWritten
@@ -81,7 +81,7 @@ func (s *cdiSpecs) Written() map[string]float64 {
 		return nil
 	}
 	specs, _ := s.written.Get()
-	written := map[string]float64{cdi.GPUClass: 0}
+	written := map[string]float64{response.GPUClass: 0}
 	for _, class := range specs.state.Classes {
 		written[class] = 1
 	}
@@ -140,7 +140,7 @@ func (s *cdiSpecs) replaceWriter(settings config.Settings) {
 	s.active, s.options = settings, options
 	options.Log, options.Dir = s.log, s.dir
 	options.Publish = func(state cdi.SpecState) { s.written.Set(writtenSpecs{settings, state}) }
-	options.DeviceName = response.DeviceIDStrategy(settings.DeviceIDStrategy).Name
+	options.DeviceName = settings.DeviceIDStrategy.Name
 	s.writer.Store(cdi.New(options))
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/plugin/response"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
@@ -84,10 +85,10 @@ func TestConfigIsFollowed(t *testing.T) {
 func TestSpecsFollowTheSettings(t *testing.T) {
 	dir, root := t.TempDir(), t.TempDir()
 	settings := &pubsub.Value[config.Settings]{}
-	set := func(strategies ...string) {
+	set := func(strategies ...response.DeviceListStrategy) {
 		settings.Set(config.Settings{DeviceListStrategy: strategies, DriverRoot: root, ContainerDriverRoot: root, DevRoot: root})
 	}
-	set(config.ListEnvvar)
+	set(response.EnvVar)
 	board := &device.Inventory{}
 	board.Set([]device.Status{})
 	s := &cdiSpecs{dir: dir, inventory: board, log: slog.New(slog.DiscardHandler), settings: settings}
@@ -97,13 +98,13 @@ func TestSpecsFollowTheSettings(t *testing.T) {
 	if s.HasSpec("gpu") || s.Ready() != nil || s.Alive() != nil {
 		t.Error("without CDI: not ready or a spec exists")
 	}
-	set(config.ListCDICRI)
+	set(response.CDICRI)
 	waitUntil(t, "a writer is started", func() bool { return s.writer.Load() != nil })
 	first := s.writer.Load()
-	set(config.ListCDICRI, config.ListEnvvar)
-	set(config.ListEnvvar)
+	set(response.CDICRI, response.EnvVar)
+	set(response.EnvVar)
 	waitUntil(t, "the writer has ended", func() bool { return s.writer.Load() == nil })
-	set(config.ListCDIAnnotations)
+	set(response.CDIAnnotations)
 	waitUntil(t, "another writer is started", func() bool { w := s.writer.Load(); return w != nil && w != first })
 	cancel()
 	if err := <-ended; err != nil {
@@ -231,7 +232,7 @@ func TestLateDeviceNodes(t *testing.T) {
 	root := t.TempDir()
 	settings := config.Settings{
 		DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: root, MIGStrategy: config.MIGNone,
-		DeviceListStrategy: []string{config.ListCDICRI}, IMEX: config.IMEX{ChannelIDs: []int{0}},
+		DeviceListStrategy: []response.DeviceListStrategy{response.CDICRI}, IMEX: config.IMEX{ChannelIDs: []int{0}},
 	}
 	published := &pubsub.Value[config.Settings]{}
 	published.Set(settings)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // resolveDriverRoot returns the driver root in this container: the mount or, without a mount, the host's path.
@@ -42,10 +43,12 @@ func imexChannels(s config.Settings) ([]int, error) {
 
 // usesCDI reports whether containers get CDI device names.
 func usesCDI(s config.Settings) bool {
-	return slices.Contains(s.DeviceListStrategy, config.ListCDIAnnotations) || slices.Contains(s.DeviceListStrategy, config.ListCDICRI)
+	return slices.Contains(s.DeviceListStrategy, response.CDIAnnotations) ||
+		slices.Contains(s.DeviceListStrategy, response.CDICRI)
 }
 
 // usesOnlyCDI reports whether containers cannot start without a CDI spec.
 func usesOnlyCDI(s config.Settings) bool {
-	return !slices.Contains(s.DeviceListStrategy, config.ListEnvvar) && !slices.Contains(s.DeviceListStrategy, config.ListVolumeMounts)
+	return !slices.Contains(s.DeviceListStrategy, response.EnvVar) &&
+		!slices.Contains(s.DeviceListStrategy, response.VolumeMounts)
 }

@@ -19,7 +19,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
@@ -303,7 +302,7 @@ func (a *app) trustLines(id device.ID, name string, t device.Trusted) (lines []s
 
 // store writes health and incidents, which the next process reads.
 func (a *app) store(ctx context.Context) error {
-	err, inTime := doctor.WithTimeout(ctx, storeTimeout, func(context.Context) error {
+	err, inTime := retry.WithTimeout(ctx, storeTimeout, func(context.Context) error {
 		return cmp.Or(a.state.Flush(), a.incidents.Flush())
 	})
 	if !inTime {

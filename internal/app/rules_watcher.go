@@ -16,7 +16,6 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/plugin"
-	"github.com/podgauge/podgauge/plugin/preferred"
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
@@ -142,11 +141,9 @@ func readDaemonState(s config.Settings) daemonState {
 // pluginRules returns the Rules of the settings. hasSpec reports whether a CDI class has a spec.
 func pluginRules(s config.Settings, hasSpec func(class string) bool, node daemonState) plugin.Rules {
 	options := response.Options{
-		IDStrategy: response.DeviceIDStrategy(s.DeviceIDStrategy), DeviceSpecs: s.PassDeviceSpecs, DevRoot: s.DevRoot, HasCDISpec: hasSpec,
+		Strategies: s.DeviceListStrategy, IDStrategy: s.DeviceIDStrategy,
+		DeviceSpecs: s.PassDeviceSpecs, DevRoot: s.DevRoot, HasCDISpec: hasSpec,
 		AnnotationPrefix: s.CDIAnnotationPrefix, GDRCopy: s.GDRCopy, GDS: s.GDS, MOFED: s.MOFED, IMEXChannels: node.imexChannels,
-	}
-	for _, strategy := range s.DeviceListStrategy {
-		options.Strategies = append(options.Strategies, response.DeviceListStrategy(strategy))
 	}
 	if len(s.Sharing.MPS.Resources) > 0 { // so all replicas are shared through MPS
 		options.MPSRoot = s.MPSRoot
@@ -154,7 +151,7 @@ func pluginRules(s config.Settings, hasSpec func(class string) bool, node daemon
 	return plugin.Rules{
 		MIGStrategy: s.MIGStrategy, Resources: s.Resources, Select: s.DeviceFilter.Allows,
 		Sharing: s.Sharing.Active().DeviceSharings, MPSErrors: node.mpsErrors, Response: options,
-		Policy:        preferred.AllocationPolicy(s.AllocationPolicy),
+		Policy:        s.AllocationPolicy,
 		PreStartCheck: s.PreStartCheck, ReserveClaimed: s.Claims.ReserveDevices,
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/plugin/response"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
@@ -32,11 +33,11 @@ func TestHardware(t *testing.T) {
 	t.Logf("%d devices in %v, %+v", len(devices), time.Since(began), s.State())
 	s.must(s.State().Err)
 	for _, name := range s.State().Devices {
-		nodes, mounts, hooks, env := s.injectDevices(Vendor + "/gpu=" + name)
+		nodes, mounts, hooks, env := s.injectDevices(response.CDIVendor + "/gpu=" + name)
 		t.Logf("%s: nodes %q, %d mounts, hooks %q, environment %q", name, nodes, len(mounts), hooks, env)
 	}
 	for _, flags := range [][]string{{"disable-nvsandboxutils"}, nil} {
-		if want, got := s.toolkitSpec(flags), s.readSpec(GPUClass); got != want {
+		if want, got := s.toolkitSpec(flags), s.readSpec(response.GPUClass); got != want {
 			t.Errorf("flags %q: got podgauge's spec\n%s\nwant nvcdi's spec\n%s", flags, got, want)
 		}
 	}
@@ -47,7 +48,7 @@ func (s *writerFixture) toolkitSpec(flags []string) string {
 	s.Helper()
 	namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
 	s.must(err)
-	lib, err := nvcdi.New(nvcdi.WithLogger(nvcdiLogger{slog.New(slog.DiscardHandler)}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(Vendor), nvcdi.WithClass(GPUClass),
+	lib, err := nvcdi.New(nvcdi.WithLogger(nvcdiLogger{slog.New(slog.DiscardHandler)}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(response.CDIVendor), nvcdi.WithClass(response.GPUClass),
 		nvcdi.WithDeviceNamers(namer), nvcdi.WithNVIDIACDIHookPath(testHookPath),
 		nvcdi.WithDisabledHooks(newHooks[:]...), nvcdi.WithFeatureFlags(flags...))
 	s.must(err)

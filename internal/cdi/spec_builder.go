@@ -15,21 +15,15 @@ import (
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/plugin/response"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Classes of CDI devices. GPUClass has GPUs and MIG devices.
-const (
-	GPUClass     = "gpu"
-	imexClass    = "imex-channel"
-	gdrCopyClass = "gdrcopy"
-	gdsClass     = "gds"
-	mofedClass   = "mofed"
-)
-
 // classes are the classes of specs, in the order of reports.
-var classes = [...]string{GPUClass, imexClass, gdrCopyClass, gdsClass, mofedClass}
+var classes = [...]string{
+	response.GPUClass, response.IMEXClass, response.GDRCopyClass, response.GDSClass, response.MOFEDClass,
+}
 
 // newHooks are the hooks that nvidia-container-toolkit has since 1.20. A toolkit before 1.18 on the host fails on an unknown hook, and
 // with it every GPU container (kubernetes-sigs/dra-driver-nvidia-gpu#568).
@@ -63,11 +57,11 @@ func (b *specBuilder) build(class string) (s spec.Interface, err error) {
 	}()
 	switch {
 	case len(b.devices) == 0:
-	case class == GPUClass:
+	case class == response.GPUClass:
 		s, err = b.gpuSpec()
-	case class == imexClass && len(b.IMEXChannels) > 0:
+	case class == response.IMEXClass && len(b.IMEXChannels) > 0:
 		s, err = b.imexSpec()
-	case class == gdrCopyClass && b.GDRCopy, class == gdsClass && b.GDS, class == mofedClass && b.MOFED:
+	case class == response.GDRCopyClass && b.GDRCopy, class == response.GDSClass && b.GDS, class == response.MOFEDClass && b.MOFED:
 		s, err = b.modeSpec(class)
 	}
 	if s == nil {
@@ -103,7 +97,7 @@ func (b *specBuilder) newNVCDI(mode nvcdi.Mode, lib deviceLibAdapter) (nvcdi.Int
 	return nvcdi.New(
 		nvcdi.WithMode(mode),
 		nvcdi.WithLogger(nvcdiLogger{b.log}),
-		nvcdi.WithVendor(Vendor),
+		nvcdi.WithVendor(response.CDIVendor),
 		nvcdi.WithDriverRoot(b.DriverRoot),
 		nvcdi.WithDevRoot(b.DevRoot),
 		nvcdi.WithNVIDIACDIHookPath(b.HookPath),
@@ -146,12 +140,12 @@ func (b *specBuilder) gpuSpec() (spec.Interface, error) {
 	if len(devices) == 0 {
 		return nil, errors.Join(errs...)
 	}
-	s, err := newSpec(GPUClass, devices, *common.ContainerEdits)
+	s, err := newSpec(response.GPUClass, devices, *common.ContainerEdits)
 	return s, errors.Join(append(errs, err)...)
 }
 
 func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (spec.Interface, error) {
-	return spec.New(spec.WithVendor(Vendor), spec.WithClass(class), spec.WithDeviceSpecs(devices), spec.WithEdits(edits))
+	return spec.New(spec.WithVendor(response.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices), spec.WithEdits(edits))
 }
 
 func (b *specBuilder) deviceSpec(d device.Device, gpuEdits map[device.GPU]*specs.ContainerEdits) (specs.Device, error) {
@@ -246,7 +240,7 @@ func (b *specBuilder) imexSpec() (spec.Interface, error) {
 			DeviceNodes: []*specs.DeviceNode{{Path: node, HostPath: filepath.Join(b.DevRoot, node)}},
 		}})
 	}
-	return newSpec(imexClass, devices, specs.ContainerEdits{})
+	return newSpec(response.IMEXClass, devices, specs.ContainerEdits{})
 }
 
 // FindIMEXChannels splits channels by whether the node has the device node. Like NVIDIA's plugin, it also looks in this process's /dev:

@@ -10,6 +10,7 @@ import (
 	"reflect"
 
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/spec"
+	"github.com/podgauge/podgauge/plugin/response"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
@@ -22,7 +23,7 @@ type specFile struct {
 
 // newSpecFile returns the file of a class with the name that NVIDIA's plugin uses.
 func newSpecFile(dir, class string) *specFile {
-	return &specFile{path: filepath.Join(dir, cdi.GenerateSpecName(Vendor, class)+".json")}
+	return &specFile{path: filepath.Join(dir, cdi.GenerateSpecName(response.CDIVendor, class)+".json")}
 }
 
 // put replaces the file. A file with the same spec stays untouched, because runtimes read all specs again after a change.

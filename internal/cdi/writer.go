@@ -18,14 +18,11 @@ import (
 
 	"github.com/podgauge/podgauge/internal/atomicfile"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
-const (
-	// DefaultDir is the runtimes' folder for specs of dynamic devices.
-	DefaultDir = "/var/run/cdi"
-	// Vendor is the vendor of NVIDIA's plugin, so that each plugin replaces the files of the other, and knows the containers.
-	Vendor = "k8s.device-plugin.nvidia.com"
-)
+// DefaultDir is the runtimes' folder for specs of dynamic devices.
+const DefaultDir = "/var/run/cdi"
 
 const (
 	// rebuildInterval bounds the delay of changes that the inventory does not show: a new socket of nvidia-persistenced, or a removed
@@ -178,7 +175,7 @@ func (w *Writer) publish(err error) {
 			state.Classes = append(state.Classes, class)
 		}
 	}
-	if gpu := w.files[GPUClass]; gpu.written != nil {
+	if gpu := w.files[response.GPUClass]; gpu.written != nil {
 		for _, d := range gpu.spec.Devices {
 			state.Devices = append(state.Devices, d.Name)
 		}

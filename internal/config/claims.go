@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strings"
 )
 
 // ClaimsConfig configures how resource claims (Dynamic Resource Allocation) count as allocations. The PodResources API does not
@@ -16,15 +15,12 @@ type ClaimsConfig struct {
 
 // Ignores reports whether a claim is not an allocation of its devices.
 func (c ClaimsConfig) Ignores(namespace, name, driver string) bool {
-	claim := strings.ToValidUTF8(namespace+"/"+name+"/"+driver, "?")
-	return slices.ContainsFunc(c.Ignore, func(p ClaimPattern) bool { return p.regexp.MatchString(claim) })
+	claim := namespace + "/" + name + "/" + driver
+	return slices.ContainsFunc(c.Ignore, func(p ClaimPattern) bool { return matchGlob(string(p), claim) })
 }
 
 // ClaimPattern selects claims by a glob over NAMESPACE/NAME/DRIVER.
-type ClaimPattern struct {
-	glob   string
-	regexp *regexp.Regexp // of glob
-}
+type ClaimPattern string
 
 var claimPattern = regexp.MustCompile(`^([a-z0-9.*-]+)/([a-z0-9.*-]+)(?:/([a-z0-9.*-]+))?$`)
 
@@ -32,10 +28,10 @@ var claimPattern = regexp.MustCompile(`^([a-z0-9.*-]+)/([a-z0-9.*-]+)(?:/([a-z0-
 func ParseClaimPattern(s string) (ClaimPattern, error) {
 	parts := claimPattern.FindStringSubmatch(s)
 	if parts == nil {
-		return ClaimPattern{}, fmt.Errorf("%q: expected NAMESPACE/NAME or NAMESPACE/NAME/DRIVER of claims, with * for any characters", s)
+		return "", fmt.Errorf("%q: expected NAMESPACE/NAME or NAMESPACE/NAME/DRIVER of claims, with * for any characters", s)
 	}
 	if parts[3] == "" {
 		s += "/*"
 	}
-	return ClaimPattern{s, compileGlob(s)}, nil
+	return ClaimPattern(s), nil
 }

@@ -5,12 +5,9 @@
 // the table. A Builder makes Settings, and a Watcher makes new Settings when the file changes.
 package config
 
-// Device list strategies: how a container runtime receives the devices of a container.
-const (
-	ListEnvvar         = "envvar"
-	ListVolumeMounts   = "volume-mounts"
-	ListCDIAnnotations = "cdi-annotations"
-	ListCDICRI         = "cdi-cri"
+import (
+	"github.com/podgauge/podgauge/plugin/preferred"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // Settings are all settings of the device plugin. Published Settings are immutable.
@@ -22,8 +19,8 @@ type Settings struct {
 	DriverRoot, DevRoot, ContainerDriverRoot string
 
 	PassDeviceSpecs     bool
-	DeviceListStrategy  []string // at least one, each once
-	DeviceIDStrategy    string
+	DeviceListStrategy  []response.DeviceListStrategy // at least one, each once
+	DeviceIDStrategy    response.DeviceIDStrategy
 	GDRCopy, GDS, MOFED bool
 
 	CDIAnnotationPrefix string
@@ -32,7 +29,7 @@ type Settings struct {
 	CDIDisabledHooks    []string
 
 	MPSRoot          string
-	AllocationPolicy string
+	AllocationPolicy preferred.AllocationPolicy
 	DeviceDiscovery  string
 	IMEX             IMEX
 	KubeletSocket    string // empty: no registration

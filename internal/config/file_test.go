@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // TestRejectedFiles checks that each file is rejected with one line that has the place and the reason.
@@ -194,7 +195,7 @@ func TestAcceptedFiles(t *testing.T) {
 		}},
 		{"anchors and merges", "version: v1\nflags: &f\n  plugin: {<<: [{deviceIDStrategy: index}, {deviceIDStrategy: uuid, passDeviceSpecs: true}], passDeviceSpecs: false}\n", func(s *Settings) { s.DeviceIDStrategy = "index" }},
 		{"number for a string", "version: v1\nflags: {nvidiaDriverRoot: 5}\n", func(s *Settings) { s.DriverRoot, s.DevRoot = "5", "5" }},
-		{"string for a list", "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n", func(s *Settings) { s.DeviceListStrategy = []string{ListCDICRI} }},
+		{"string for a list", "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n", func(s *Settings) { s.DeviceListStrategy = []response.DeviceListStrategy{response.CDICRI} }},
 		{"dev root from the driver root", "version: v1\nflags: {nvidiaDriverRoot: /run/nvidia/driver}\n", func(s *Settings) {
 			s.DriverRoot, s.DevRoot = "/run/nvidia/driver", "/run/nvidia/driver"
 		}},

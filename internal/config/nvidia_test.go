@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // TestNvidiaSamples checks that the samples of NVIDIA's README, Helm chart and operator have the same effect.
@@ -70,7 +71,7 @@ func TestNvidiaKeys(t *testing.T) {
 	l, err := newTestBuilder(t, nil, "--config-file=testdata/full.json").Load()
 	want := Settings{
 		MIGStrategy: MIGSingle, FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/", ContainerDriverRoot: "/host", PassDeviceSpecs: true,
-		DeviceListStrategy: []string{ListEnvvar, ListCDIAnnotations}, DeviceIDStrategy: "index", GDRCopy: true, GDS: true, MOFED: true,
+		DeviceListStrategy: []response.DeviceListStrategy{response.EnvVar, response.CDIAnnotations}, DeviceIDStrategy: "index", GDRCopy: true, GDS: true, MOFED: true,
 		CDIAnnotationPrefix: "cdi.example.com/", CDIHookPath: "/usr/local/bin/nvidia-cdi-hook", MPSRoot: "/run/nvidia/mps",
 		AllocationPolicy: "packed", DeviceDiscovery: "nvml", IMEX: IMEX{ChannelIDs: []int{0}, Required: true},
 		KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",

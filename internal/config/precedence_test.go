@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/plugin/response"
 	"github.com/spf13/pflag"
 )
 
@@ -135,7 +136,7 @@ func TestDefaults(t *testing.T) {
 	l, err := b.Load()
 	want := Settings{
 		MIGStrategy: "none", DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root",
-		DeviceListStrategy: []string{"envvar"}, DeviceIDStrategy: "uuid", CDIAnnotationPrefix: "cdi.k8s.io/", CDIHookPath: "/usr/bin/nvidia-ctk",
+		DeviceListStrategy: []response.DeviceListStrategy{"envvar"}, DeviceIDStrategy: "uuid", CDIAnnotationPrefix: "cdi.k8s.io/", CDIHookPath: "/usr/bin/nvidia-ctk",
 		AllocationPolicy: "distributed", DeviceDiscovery: "auto", KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
 	}
 	if err != nil || !reflect.DeepEqual(l.Settings, want) || len(l.Origins) > 0 || len(l.Notices) > 0 {
@@ -150,7 +151,7 @@ func TestSpellings(t *testing.T) {
 	}, "--device-list-strategy=envvar,cdi-cri", "--device-list-strategy=volume-mounts", "--device-list-strategy=envvar", "--pass-device-specs", "--nvidia-dev-root=/x")
 	l, err := b.Load()
 	s := l.Settings
-	if err != nil || !reflect.DeepEqual(s.DeviceListStrategy, []string{ListEnvvar, ListCDICRI, ListVolumeMounts}) || !s.PassDeviceSpecs || s.DevRoot != "/x" ||
+	if err != nil || !reflect.DeepEqual(s.DeviceListStrategy, []response.DeviceListStrategy{"envvar", "cdi-cri", "volume-mounts"}) || !s.PassDeviceSpecs || s.DevRoot != "/x" ||
 		!reflect.DeepEqual(s.CDIDisabledHooks, []string{"disable-device-node-modification", "update-ldcache"}) || !s.GDS ||
 		s.MPSRoot != "" || s.FailOnInitError || s.KubeletSocket != "" {
 		t.Errorf("got %+v, error %v", s, err)

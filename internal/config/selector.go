@@ -64,14 +64,11 @@ func (f DeviceFilter) Allows(d device.Device) bool {
 	return (len(f.Include) == 0 || slices.ContainsFunc(f.Include, selects)) && !slices.ContainsFunc(f.Exclude, selects)
 }
 
-// matchGlob reports whether the whole of s matches a glob.
+// matchGlob reports whether the whole of s matches a glob. Only * is special, and
+// case counts.
 func matchGlob(glob, s string) bool {
-	return compileGlob(glob).MatchString(strings.ToValidUTF8(s, "?"))
-}
-
-// compileGlob returns the expression of a glob. Only * is special, and case counts.
-func compileGlob(glob string) *regexp.Regexp {
-	return regexp.MustCompile("(?s)^" + strings.ReplaceAll(regexp.QuoteMeta(strings.ToValidUTF8(glob, "?")), `\*`, ".*") + "$")
+	pattern := strings.ReplaceAll(regexp.QuoteMeta(strings.ToValidUTF8(glob, "?")), `\*`, ".*")
+	return regexp.MustCompile("(?s)^" + pattern + "$").MatchString(strings.ToValidUTF8(s, "?"))
 }
 
 // normalizeIndex returns an index or MIG index without leading zeros; empty: not an index.

@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"reflect"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -99,21 +98,6 @@ func TestSelect(t *testing.T) {
 			t.Errorf("%+v: got %t %t %t", c.s, c.s.Allows(deviceA100), c.s.Allows(deviceT4), c.s.Allows(deviceMIG))
 		}
 	}
-}
-
-// FuzzGlob compares a glob with its regular expression.
-func FuzzGlob(f *testing.F) {
-	f.Add("*A100*", "NVIDIA A100-SXM4-40GB")
-	f.Add("1g.5gb", "1g.5gb+me")
-	f.Add("a*b*c*", "abcabc")
-	f.Add("***", "")
-	f.Fuzz(func(t *testing.T, glob, s string) {
-		expression := "(?s)^" + strings.ReplaceAll(regexp.QuoteMeta(strings.ToValidUTF8(glob, "?")), `\*`, ".*") + "$"
-		glob, s = strings.ToValidUTF8(glob, "?"), strings.ToValidUTF8(s, "?")
-		if want := regexp.MustCompile(expression).MatchString(s); matchGlob(glob, s) != want {
-			t.Errorf("%q, %q: got %t, want %t", glob, s, !want, want)
-		}
-	})
 }
 
 func TestResourceNames(t *testing.T) {

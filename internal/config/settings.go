@@ -2,10 +2,10 @@ package config
 
 import (
 	"cmp"
-	"strconv"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/podgauge/podgauge/plugin/preferred"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // setting is a row of the table of settings: flag, variables, key in the file, field and help. A new setting is a
@@ -59,15 +59,16 @@ func nvidiaSettings(s *Settings) []setting {
 		row("pass-device-specs PASS_DEVICE_SPECS flags.plugin.passDeviceSpecs", boolean(&s.PassDeviceSpecs),
 			"return device nodes from Allocate as well"),
 		row("device-list-strategy DEVICE_LIST_STRATEGY flags.plugin.deviceListStrategy",
-			someOf(&s.DeviceListStrategy, ListEnvvar, ListVolumeMounts, ListCDIAnnotations, ListCDICRI),
+			someOf(&s.DeviceListStrategy,
+				response.EnvVar, response.VolumeMounts, response.CDIAnnotations, response.CDICRI),
 			"`strategies` for passing devices to containers: envvar, volume-mounts, cdi-annotations, cdi-cri"),
 		row("device-id-strategy DEVICE_ID_STRATEGY flags.plugin.deviceIDStrategy",
-			oneOf(&s.DeviceIDStrategy, "uuid", "index"), "device names for the container runtime: uuid or index"),
+			oneOf(&s.DeviceIDStrategy, response.UUID, response.Index), "device names for the container runtime: uuid or index"),
 		row("gdrcopy-enabled GDRCOPY_ENABLED flags.gdrcopyEnabled", boolean(&s.GDRCopy), "pass GDRCopy to containers"),
 		row("gds-enabled GDS_ENABLED flags.gdsEnabled", boolean(&s.GDS), "pass GPUDirect Storage to containers"),
 		row("mofed-enabled MOFED_ENABLED flags.mofedEnabled", boolean(&s.MOFED), "pass MOFED devices to containers"),
 		row("cdi-annotation-prefix CDI_ANNOTATION_PREFIX flags.plugin.cdiAnnotationPrefix",
-			oneText(&s.CDIAnnotationPrefix, "cdi.k8s.io/"), "`prefix` of the annotation keys of cdi-annotations"),
+			oneText(&s.CDIAnnotationPrefix, response.DefaultAnnotationPrefix), "`prefix` of the annotation keys of cdi-annotations"),
 		row("nvidia-cdi-hook-path nvidia-ctk-path NVIDIA_CDI_HOOK_PATH NVIDIA_CTK_PATH flags.plugin.nvidiaCTKPath",
 			oneText(&s.CDIHookPath, "/usr/bin/nvidia-ctk"), "`path` on the host of the program for CDI hooks"),
 		row("cdi-feature-flags CDI_FEATURE_FLAGS", list(&s.CDIFeatureFlags, anyText),
@@ -77,7 +78,7 @@ func nvidiaSettings(s *Settings) []setting {
 		row("mps-root MPS_ROOT flags.mpsRoot", oneText(&s.MPSRoot, ""),
 			"`folder` on the host of the MPS control daemon's pipes, logs and shared memory"),
 		row("shared-devices-allocation-policy SHARED_DEVICES_ALLOCATION_POLICY flags.plugin.sharedDevicesAllocationPolicy",
-			oneOf(&s.AllocationPolicy, "distributed", "packed", "distinct"),
+			oneOf(&s.AllocationPolicy, preferred.Distributed, preferred.Packed, preferred.Distinct),
 			"replicas for a container: distributed, packed or distinct (at most one replica of a GPU)"),
 		row("device-discovery-strategy DEVICE_DISCOVERY_STRATEGY flags.deviceDiscoveryStrategy",
 			oneOf(&s.DeviceDiscovery, "auto", "nvml"), "device discovery: auto or nvml"),
@@ -136,26 +137,3 @@ func podgaugeSettings(s *Settings, l *FileLocation) []setting {
 
 // name returns the flag or, without a flag, the path in the file.
 func (s *setting) name() string { return cmp.Or(s.flag, s.path) }
-
-// read reads the value of the file. A setting with a flag has the meaning of the flag.
-func (s *setting) read(n *yaml.Node) (err error) {
-	var b bool
-	values := make([]string, 1)
-	switch {
-	case s.set == nil:
-		return n.Decode(s.field)
-	case s.isBool:
-		err = n.Decode(&b)
-		values[0] = strconv.FormatBool(b)
-	case !s.isList:
-		err = n.Decode(&values[0])
-	case n.Kind == yaml.ScalarNode: // NVIDIA's deviceListStrategy is a string or a list
-		values = splitList(n.Value)
-	default:
-		err = n.Decode(&values)
-	}
-	if err != nil {
-		return err
-	}
-	return s.set(values)
-}

@@ -44,5 +44,3 @@ func (r SharedResource) String() string {
 func (p namePatterns) String() string { return joinAll(p) }
 
 func (p NamePattern) String() string { return p.Pattern + " as " + p.Name }
-
-func (p ClaimPattern) String() string { return p.glob }

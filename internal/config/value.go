@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // sharingKeys and patternKeys are the keys of structured values.
@@ -16,28 +18,36 @@ var (
 	patternKeys = []string{"[].pattern", "[].name"}
 )
 
-// value reads and writes a field as text. Flags, variables and files share the text form, and so the meaning.
+// value reads and writes a field as text. Flags, variables and files share the
+// text form, and so the meaning.
 type value struct {
-	set            func([]string) error // nil: only a file can express the value
+	set            func([]string) error   // nil: only a file can express the value
+	read           func(*yaml.Node) error // from a file
 	text           func() string
 	isBool, isList bool
 	defaultValue   string   // as a flag spells it
 	allowed        []string // valid values; nil: all
-	field          any      // of a value without set
 	keys           []string // below the path of a value without set
 }
 
 // one is a single value.
 func one[T any](p *T, defaultValue string, parse func(string) (T, error)) value {
-	_, isBool := any(p).(*bool)
 	set := func(texts []string) (err error) {
 		*p, err = parse(texts[0])
 		return err
 	}
-	return value{set: set, text: func() string { return fmt.Sprint(*p) }, isBool: isBool, defaultValue: defaultValue}
+	read := func(n *yaml.Node) error {
+		var text string
+		if err := n.Decode(&text); err != nil {
+			return err
+		}
+		return set([]string{text})
+	}
+	return value{set: set, read: read, text: func() string { return fmt.Sprint(*p) }, defaultValue: defaultValue}
 }
 
-// list is a list of unique values. With allowed values, at least one is required.
+// list is a list of unique values. With allowed values, at least one is
+// required. In a file it may be a string, as NVIDIA's deviceListStrategy.
 func list[T any](p *[]T, parse func(string) (T, error), allowed ...string) value {
 	set := func(texts []string) error {
 		if len(texts) == 0 && len(allowed) > 0 {
@@ -56,38 +66,52 @@ func list[T any](p *[]T, parse func(string) (T, error), allowed ...string) value
 		*p = parsed
 		return nil
 	}
-	return value{set: set, text: func() string { return joinAll(*p) }, isList: true, allowed: allowed}
+	read := func(n *yaml.Node) error {
+		if n.Kind == yaml.ScalarNode {
+			return set(splitList(n.Value))
+		}
+		var texts []string
+		if err := n.Decode(&texts); err != nil {
+			return err
+		}
+		return set(texts)
+	}
+	return value{set: set, read: read, text: func() string { return joinAll(*p) }, isList: true, allowed: allowed}
 }
 
 // fromFile is a value with a structure.
 func fromFile(p fmt.Stringer, keys ...string) value {
-	return value{field: p, text: p.String, keys: keys}
+	return value{read: func(n *yaml.Node) error { return n.Decode(p) }, text: p.String, keys: keys}
 }
 
 func oneText(p *string, defaultValue string) value { return one(p, defaultValue, anyText) }
 
-func boolean(p *bool) value { return one(p, "false", parseBool) }
+func boolean(p *bool) value {
+	v := one(p, "false", parseBool)
+	v.isBool, v.read = true, func(n *yaml.Node) error { return n.Decode(p) }
+	return v
+}
 
 // oneOf is one of the allowed values. The first one is the default.
-func oneOf(p *string, allowed ...string) value {
-	v := one(p, allowed[0], choice(allowed))
-	v.allowed = allowed
+func oneOf[T ~string](p *T, allowed ...T) value {
+	v := one(p, string(allowed[0]), choice(allowed))
+	v.allowed = textsOf(allowed)
 	return v
 }
 
 // someOf is at least one of the allowed values. The first one is the default.
-func someOf(p *[]string, allowed ...string) value {
-	v := list(p, choice(allowed), allowed...)
-	v.defaultValue = allowed[0]
+func someOf[T ~string](p *[]T, allowed ...T) value {
+	v := list(p, choice(allowed), textsOf(allowed)...)
+	v.defaultValue = string(allowed[0])
 	return v
 }
 
-func choice(allowed []string) func(string) (string, error) {
-	return func(s string) (string, error) {
-		if !slices.Contains(allowed, s) {
-			return "", fmt.Errorf("%q: expected %s", s, joinOr(allowed))
+func choice[T ~string](allowed []T) func(string) (T, error) {
+	return func(s string) (T, error) {
+		if !slices.Contains(allowed, T(s)) {
+			return "", fmt.Errorf("%q: expected %s", s, joinOr(textsOf(allowed)))
 		}
-		return s, nil
+		return T(s), nil
 	}
 }
 
@@ -136,10 +160,12 @@ func joinOr(words []string) string {
 }
 
 // joinAll joins the texts of items.
-func joinAll[T any](items []T) string {
-	words := make([]string, len(items))
+func joinAll[T any](items []T) string { return strings.Join(textsOf(items), ", ") }
+
+func textsOf[T any](items []T) []string {
+	texts := make([]string, len(items))
 	for i, item := range items {
-		words[i] = fmt.Sprint(item)
+		texts[i] = fmt.Sprint(item)
 	}
-	return strings.Join(words, ", ")
+	return texts
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/plugin/response"
 	"go.uber.org/goleak"
 )
 
@@ -58,7 +59,7 @@ func newDoctorFixture(t *testing.T) *doctorFixture {
 	}
 	s.serveReady(http.StatusOK, "ok\n")
 	s.mkdir("logs/research_train_0d0f")
-	s.HostRoots, s.DeviceListStrategies = []string{s.dir + "/none", s.dir + "/host"}, []string{"cdi-cri"}
+	s.HostRoots, s.DeviceListStrategies = []string{s.dir + "/none", s.dir + "/host"}, []response.DeviceListStrategy{"cdi-cri"}
 	s.writeRuntimeConfig("etc/nvidia-container-runtime", "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
 	s.writeMounts("/")
 	return s

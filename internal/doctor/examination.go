@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // Library describes the driver's library.
@@ -46,7 +47,7 @@ type Options struct {
 
 	KubeletDir, DevicePluginDir string
 	DevicePlugin                bool // whether podgauge registers devices
-	DeviceListStrategies        []string
+	DeviceListStrategies        []response.DeviceListStrategy
 	PodLogsDir                  string
 	ProcessesVisible            bool   // whether this process sees the node's processes
 	KernelLog                   string // empty: not read

@@ -4,8 +4,9 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
+
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // runtimeConfigs are the files of NVIDIA's container runtime on the node: of the GPU operator, which replaces the node's, and of the node.
@@ -19,18 +20,25 @@ var runtimeConfigs = []string{
 func checkRuntime(_ context.Context, e *examination) Finding {
 	path, settings := e.readRuntimeConfig()
 	byEnvironment := settings["accept-nvidia-visible-devices-envvar-when-unprivileged"] != "false"
-	accepted := map[string]bool{
-		"envvar": byEnvironment, "volume-mounts": settings["accept-nvidia-visible-devices-as-volume-mounts"] == "true",
-		"cdi-annotations": true, "cdi-cri": true,
+	accepted := map[response.DeviceListStrategy]bool{
+		response.EnvVar:         byEnvironment,
+		response.VolumeMounts:   settings["accept-nvidia-visible-devices-as-volume-mounts"] == "true",
+		response.CDIAnnotations: true,
+		response.CDICRI:         true,
 	}
-	works := slices.ContainsFunc(e.DeviceListStrategies, func(strategy string) bool { return accepted[strategy] })
+	works := false
+	var strategies []string
+	for _, s := range e.DeviceListStrategies {
+		works = works || accepted[s]
+		strategies = append(strategies, string(s))
+	}
 	switch {
 	case e.Driver == nil:
 		return skipped("simulated")
 	case path == "":
 		return skipped("unknown: %s of the node is not visible", runtimeConfigs[1])
 	case e.DevicePlugin && !works:
-		return failure("%s rejects the device list strategy %s", path, strings.Join(e.DeviceListStrategies, ", ")).
+		return failure("%s rejects the device list strategy %s", path, strings.Join(strategies, ", ")).
 			because("Unprivileged containers get no GPU.").
 			fixedBy("Use the strategy that the file accepts (--device-list-strategy), or CDI.")
 	case byEnvironment:

@@ -4,6 +4,7 @@ import (
 	"os"
 
 	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // defaultRuntimeConfig is the file that nvidia-ctk writes: values in comments are defaults.
@@ -32,23 +33,23 @@ var runtimeCases = []findingCase{
 	}},
 	{check: "runtime", status: doctor.StatusWarning, message: "accepts NVIDIA_VISIBLE_DEVICES", fix: "when-unprivileged = false", change: func(s *doctorFixture) {
 		s.writeRuntimeConfig("etc/nvidia-container-runtime", "")
-		s.DeviceListStrategies = []string{"envvar"}
+		s.DeviceListStrategies = []response.DeviceListStrategy{"envvar"}
 	}},
 	{check: "runtime", status: doctor.StatusWarning, message: "toolkit/.config/nvidia-container-runtime/config.toml accepts", change: func(s *doctorFixture) {
 		s.writeRuntimeConfig("usr/local/nvidia/toolkit/.config/nvidia-container-runtime", "accept-nvidia-visible-devices-envvar-when-unprivileged = true")
 	}},
 	{check: "runtime", status: doctor.StatusFailure, message: "rejects the device list strategy envvar", fix: "--device-list-strategy", change: func(s *doctorFixture) {
-		s.DeviceListStrategies = []string{"envvar"}
+		s.DeviceListStrategies = []response.DeviceListStrategy{"envvar"}
 	}},
 	{check: "runtime", status: doctor.StatusOK, message: "cannot choose", change: func(s *doctorFixture) {
-		s.DeviceListStrategies, s.DevicePlugin = []string{"envvar"}, false
+		s.DeviceListStrategies, s.DevicePlugin = []response.DeviceListStrategy{"envvar"}, false
 	}},
 	{check: "runtime", status: doctor.StatusFailure, message: "rejects the device list strategy volume-mounts", change: func(s *doctorFixture) {
 		s.writeRuntimeConfig("etc/nvidia-container-runtime", defaultRuntimeConfig)
-		s.DeviceListStrategies = []string{"volume-mounts"}
+		s.DeviceListStrategies = []response.DeviceListStrategy{"volume-mounts"}
 	}},
 	{check: "runtime", status: doctor.StatusOK, message: "cannot choose", change: func(s *doctorFixture) {
-		s.DeviceListStrategies = []string{"volume-mounts"}
+		s.DeviceListStrategies = []response.DeviceListStrategy{"volume-mounts"}
 		s.writeRuntimeConfig("etc/nvidia-container-runtime", "accept-nvidia-visible-devices-envvar-when-unprivileged=false # no\n"+
 			"  accept-nvidia-visible-devices-as-volume-mounts  =  true\n[x]\naccept-nvidia-visible-devices-as-volume-mounts = false\n")
 	}},

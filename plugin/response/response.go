@@ -50,8 +50,9 @@ func (s DeviceIDStrategy) Name(d device.Device) string {
 }
 
 const (
-	// CDIVendor is the vendor of all CDI devices, the same as of NVIDIA's plugin: the kubelet keeps responses, so podgauge's CDI
-	// specs start containers of NVIDIA's plugin.
+	// CDIVendor is the vendor of all CDI devices, the same as of NVIDIA's plugin:
+	// each plugin replaces the files of the other, and the kubelet keeps responses,
+	// so podgauge's CDI specs start containers of NVIDIA's plugin.
 	CDIVendor = "k8s.device-plugin.nvidia.com"
 	// DefaultAnnotationPrefix is the default prefix of runtimes with CDI.
 	DefaultAnnotationPrefix = "cdi.k8s.io/"
@@ -61,6 +62,15 @@ const (
 	mountsRoot       = "/var/run/nvidia-container-devices"
 	mountsSource     = "/dev/null"
 	mpsContainerRoot = "/mps" // the MPS control daemon's folder in containers, the same for daemon and clients
+)
+
+// Classes of CDI devices. GPUClass has GPUs and MIG devices.
+const (
+	GPUClass     = "gpu"
+	IMEXClass    = "imex-channel"
+	GDRCopyClass = "gdrcopy"
+	GDSClass     = "gds"
+	MOFEDClass   = "mofed"
 )
 
 // controlNodes are the device nodes for every container with a GPU, in NVIDIA's order.
@@ -77,7 +87,7 @@ type Options struct {
 	GDRCopy          bool
 	GDS              bool
 	MOFED            bool
-	// HasCDISpec reports whether a CDI spec of a class exists: "gpu", "gdrcopy", "gds", "mofed". A container with a CDI device
+	// HasCDISpec reports whether a CDI spec of a class exists. A container with a CDI device
 	// without a spec does not start. Nil: all exist.
 	HasCDISpec   func(class string) bool
 	IMEXChannels []int
@@ -133,8 +143,8 @@ func (o Options) hasCDISpec(class string) bool { return o.HasCDISpec == nil || o
 
 // features returns the CDI classes of the enabled features. The environment has a variable for NVIDIA's runtime, CDI the device "all".
 func (o Options) features() []string {
-	enabled := map[string]bool{"gdrcopy": o.GDRCopy, "gds": o.GDS, "mofed": o.MOFED}
-	return slices.DeleteFunc([]string{"gdrcopy", "gds", "mofed"}, func(class string) bool { return !enabled[class] })
+	enabled := map[string]bool{GDRCopyClass: o.GDRCopy, GDSClass: o.GDS, MOFEDClass: o.MOFED}
+	return slices.DeleteFunc([]string{GDRCopyClass, GDSClass, MOFEDClass}, func(class string) bool { return !enabled[class] })
 }
 
 func (o Options) addCDI(r *api.ContainerAllocateResponse, names, channels []string) {
@@ -145,12 +155,12 @@ func (o Options) addCDI(r *api.ContainerAllocateResponse, names, channels []stri
 	add := func(class, name string) { devices = append(devices, CDIVendor+"/"+class+"="+name) }
 	// Without a spec, leave the GPUs to the strategies without CDI. With CDI alone, keep the names: a container must fail rather than start
 	// without a GPU.
-	if o.hasCDISpec("gpu") || !o.uses(EnvVar) && !o.uses(VolumeMounts) {
+	if o.hasCDISpec(GPUClass) || !o.uses(EnvVar) && !o.uses(VolumeMounts) {
 		for _, name := range names {
-			add("gpu", name)
+			add(GPUClass, name)
 		}
 		for _, channel := range channels {
-			add("imex-channel", channel)
+			add(IMEXClass, channel)
 		}
 	}
 	for _, class := range o.features() {
