@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -36,7 +35,6 @@ type endpoint struct {
 	Options
 	device.Heartbeat
 	resource   string
-	registered *registeredResources
 	sockets    *folderWatch
 	rejections *loglimit.Limiter[string] // by operation and first fault
 
@@ -52,9 +50,9 @@ type endpoint struct {
 	loggedErr  string // why the newest server failed, as logged
 }
 
-func newEndpoint(o Options, resource string, registered *registeredResources, sockets *folderWatch) *endpoint {
+func newEndpoint(o Options, resource string, sockets *folderWatch) *endpoint {
 	e := &endpoint{
-		Options: o, resource: resource, registered: registered, sockets: sockets, rejections: loglimit.New[string](rejectionLogInterval),
+		Options: o, resource: resource, sockets: sockets, rejections: loglimit.New[string](rejectionLogInterval),
 		other: otherPlugin{since: time.Now()},
 	}
 	e.devices.Set(&deviceList{})
@@ -73,10 +71,7 @@ func (e *endpoint) list() *deviceList {
 
 // setDevices publishes a list with the withdrawn ids of the list before. The result is the time of the next removal; zero: never.
 func (e *endpoint) setDevices(list *deviceList, statuses []device.Status, allocations device.Allocations, now time.Time) (next time.Time) {
-	retained := retainedIDs{sent: e.sentList.Load()}
-	if !list.withdrawn || slices.Contains(e.registered.list(), e.resource) {
-		retained.allocated = allocations.DeviceIDs(e.resource)
-	}
+	retained := retainedIDs{sent: e.sentList.Load(), allocated: allocations.DeviceIDs(e.resource)}
 	next = e.list().carryOver(list, statuses, retained, now)
 	list.markConflicts(e.resource, allocations)
 	e.devices.Set(list)
@@ -95,7 +90,7 @@ func (e *endpoint) ready() error {
 // run serves the resource until ctx is done.
 func (e *endpoint) run(ctx context.Context) error {
 	pause := backoff{Backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff}}
-	released := false
+	released := e.list().withdrawn
 	for {
 		kubelet := e.waitForKubelet(ctx, pause)
 		if ctx.Err() != nil {
@@ -104,7 +99,6 @@ func (e *endpoint) run(ctx context.Context) error {
 		if released {
 			e.Hooks.OnResourceAdded(e.resource)
 		}
-		e.registered.add(e.resource)
 		e.other.registeredByUs = true
 		uptime, err := e.serveOnce(ctx, kubelet)
 		if ctx.Err() != nil {
@@ -113,6 +107,7 @@ func (e *endpoint) run(ctx context.Context) error {
 		e.logEnd(uptime, err)
 		if released = len(e.list().items) == 0; released {
 			e.Hooks.OnResourceReleased(e.resource)
+			e.other.registeredByUs = !e.list().withdrawn // from now on, a foreign plugin may serve the resource
 		}
 		pause.until = time.Now().Add(pause.next(kubelet, uptime))
 	}
@@ -192,7 +187,7 @@ func (k *kubeletSearch) try() (found socketID, wait time.Duration) {
 
 // waitsForOtherPlugin reports whether the resource is not registered because a foreign plugin serves it, or may serve it.
 func (e *endpoint) waitsForOtherPlugin() bool {
-	withdrawn, first := e.list().withdrawn, !slices.Contains(e.registered.list(), e.resource)
+	withdrawn, first := e.list().withdrawn, !e.other.registeredByUs
 	waits := (withdrawn || first && !e.TakeOver) && e.hasOtherPlugin()
 	listed := !e.other.seen.IsZero()
 	switch {
@@ -213,11 +208,6 @@ func (e *endpoint) waitsForOtherPlugin() bool {
 		e.Log.Info("other device plugin is gone", "resource", e.resource)
 	}
 	return waits
-}
-
-func (e *endpoint) hasOtherPlugin() bool {
-	allocations, _ := e.Allocations()
-	return e.other.serves(e.resource, allocations.Resources, time.Now())
 }
 
 // serveOnce runs a server. The results are the lifetime of the kubelet's stream and the reason of the end: nil if ctx is done.

@@ -42,6 +42,14 @@ func TestOtherPlugin(t *testing.T) {
 			{"empty list", time.Second, false, true, false, false},
 			{"list unknown later", kubeletStartTimeout, false, false, false, false},
 		},
+		"withdrawn": {
+			{"at first", 0, false, true, false, true},
+			{"a plugin is updated", 50 * time.Second, false, true, false, true},
+			{"registered by the updated plugin", 5 * time.Second, false, true, true, true},
+			{"updated again", 50 * time.Second, false, true, false, true},
+			{"kubelet restarted", time.Hour, true, true, false, true},
+			{"no plugin for a minute", time.Minute, false, true, false, false},
+		},
 		"the list remains unknown": {
 			{"at first", 0, false, false, false, true},
 			{"kubelet restarted", time.Hour, true, false, false, true},
@@ -51,6 +59,7 @@ func TestOtherPlugin(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
 				e := endpointFor("", Rules{})
+				e.devices.Set(&deviceList{withdrawn: name == "withdrawn"})
 				for _, s := range steps {
 					time.Sleep(s.after)
 					if s.away {
@@ -135,9 +144,9 @@ func TestFirstRegistrationWaits(t *testing.T) {
 	if e.TakeOver = true; e.waitsForOtherPlugin() {
 		t.Error("--take-over: waits")
 	}
-	e.TakeOver, e.registered.names = false, []string{gpuResource}
+	e.TakeOver, e.other.registeredByUs = false, true
 	if e.waitsForOtherPlugin() {
-		t.Error("registered by an earlier process: waits")
+		t.Error("registered by this process: waits")
 	}
 }
 

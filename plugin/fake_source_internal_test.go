@@ -78,7 +78,7 @@ func (h *testHooks) OnRejected(_ string, _ []device.AdvertisedID, reason RejectR
 // endpointFor returns an endpoint on a FakeSource, with the list of the devices from the rules.
 func endpointFor(dir string, rules Rules, statuses ...device.Status) *endpoint {
 	p := New(Options{Dir: dir, DeviceSource: &FakeSource{GetStatuses: constant(statuses)}, Log: slog.New(slog.DiscardHandler), Hooks: &testHooks{}})
-	e := newEndpoint(p.Options, gpuResource, &registeredResources{}, &folderWatch{})
+	e := newEndpoint(p.Options, gpuResource, &folderWatch{})
 	if lists, _ := rules.deviceLists(statuses); lists[gpuResource] != nil {
 		e.setDevices(lists[gpuResource], statuses, device.Allocations{}, time.Now())
 	}

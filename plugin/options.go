@@ -16,6 +16,9 @@ type Options struct {
 	Hooks EndpointHooks
 	// TakeOver registers a resource at once. Otherwise the first registration waits while a foreign plugin serves the resource.
 	TakeOver bool
+	// WithdrawnTimeout is how long no foreign plugin has served a resource without a rule, until the Plugin serves the ids of its
+	// containers; 0: a minute.
+	WithdrawnTimeout time.Duration
 }
 
 // DeviceSource is the input of device lists. Values are immutable; a change closes the value's channel.

@@ -35,7 +35,6 @@ type Plugin struct {
 	listed    []device.Status      // of the newest update; guarded by mu
 
 	// All below belong to Run.
-	registered     *registeredResources
 	sockets        *folderWatch
 	loggedWarnings []string
 	lastInput      updateInput
@@ -80,7 +79,7 @@ func (p *Plugin) eachEndpoint(check func(*endpoint) error) error {
 // Run serves the devices until ctx is done.
 func (p *Plugin) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	p.registered, p.sockets = loadRegistered(p.Dir, p.Log), &folderWatch{dir: p.Dir, newWatcher: p.newWatcher, log: p.Log}
+	p.sockets = &folderWatch{dir: p.Dir, newWatcher: p.newWatcher, log: p.Log}
 	group.Go(func() error { return p.sockets.run(ctx) })
 	for ctx.Err() == nil {
 		p.Beat()
@@ -134,15 +133,18 @@ func (p *Plugin) update(
 	}
 	p.loggedWarnings = warnings
 	var added []*endpoint
-	for _, resource := range p.resources(lists, statuses, allocations) {
-		if p.endpoints[resource] == nil {
-			e := newEndpoint(p.Options, resource, p.registered, p.sockets)
-			p.mu.Lock()
-			p.endpoints[resource] = e
-			p.mu.Unlock()
-			p.Hooks.OnResourceAdded(resource)
-			added = append(added, e)
+	for _, resource := range slices.AppendSeq(withdrawnResources(lists, statuses, allocations), maps.Keys(lists)) {
+		if p.endpoints[resource] != nil {
+			continue
 		}
+		e := newEndpoint(p.Options, resource, p.sockets)
+		p.mu.Lock()
+		p.endpoints[resource] = e
+		p.mu.Unlock()
+		if lists[resource] != nil {
+			p.Hooks.OnResourceAdded(resource)
+		}
+		added = append(added, e)
 	}
 	for resource, e := range p.endpoints {
 		list := lists[resource]
@@ -151,13 +153,6 @@ func (p *Plugin) update(
 		}
 		next = earlier(next, e.setDevices(list, statuses, allocations, time.Now()))
 	}
-	for _, resource := range p.registered.withdrawn(lists) {
-		e := p.endpoints[resource]
-		listed := e != nil && len(e.list().items) > 0
-		if !listed && allocations.Complete && len(allocations.DeviceIDs(resource)) == 0 {
-			p.registered.remove(resource)
-		}
-	}
 	p.mu.Lock()
 	p.listed = statuses
 	p.mu.Unlock()
@@ -165,18 +160,4 @@ func (p *Plugin) update(
 		group.Go(func() error { return e.run(ctx) })
 	}
 	return next
-}
-
-// resources returns the resources of the rules, and withdrawn resources with an allocated device.
-func (p *Plugin) resources(lists map[string]*deviceList, statuses []device.Status, allocations device.Allocations) []string {
-	resources := slices.Collect(maps.Keys(lists))
-	for _, resource := range p.registered.withdrawn(lists) {
-		if slices.ContainsFunc(allocations.DeviceIDs(resource), func(id device.AdvertisedID) bool {
-			_, known := findStatus(statuses, id.Device())
-			return known
-		}) {
-			resources = append(resources, resource)
-		}
-	}
-	return resources
 }

@@ -18,10 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-const (
-	renamedResource = "nvidia.com/a100"
-	registeredFile  = "podgauge_resources.json"
-)
+const renamedResource = "nvidia.com/a100"
 
 // renamingRules returns rules with the new name for all devices.
 func renamingRules() plugin.Rules {
@@ -73,6 +70,7 @@ func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 		s.Fatal(err)
 	}
 	o := s.options
+	o.WithdrawnTimeout = time.Second
 	o.DeviceSource = &plugin.FakeSource{GetStatuses: s.inventory.Get, GetRules: constantRules(rules), GetAllocations: client.Snapshot}
 	o.Hooks = allocationHooks{o.Hooks, client}
 	p := plugin.New(o)
@@ -178,9 +176,6 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 			return r.Capacity == 0 && len(r.Sockets) == 0
 		})
 		s.wantEnd(end)
-		if content, err := os.ReadFile(s.sockets(registeredFile)); err != nil || string(content) != `{"resources":["nvidia.com/a100"]}`+"\n" {
-			t.Errorf("resource file: got %s, %v", content, err)
-		}
 		before := s.registrations(resource)
 		s.startProcess(renamingRules())
 		s.waitList(renamedResource, "GPU-0 GPU-1")
@@ -200,13 +195,6 @@ func TestForeignResourceIsNotRegistered(t *testing.T) {
 		s.waitList(resource, "GPU-0 GPU-1")
 		s.must(s.kubelet.RunPod(s.ctx, pod("owner", 1)))
 
-		s.must(os.Remove(s.sockets(registeredFile))) // never registered by podgauge
-		end := s.startProcess(renamingRules())
-		s.waitList(renamedResource, "GPU-0! GPU-1")
-		s.waitPollInterval()
-		s.wantEnd(end)
-
-		s.must(os.WriteFile(s.sockets(registeredFile), []byte(`{"resources":["nvidia.com/gpu"]}`), 0o600)) // registered by podgauge, now of a foreign plugin
 		calls := s.kubelet.State().Calls["GetAllocatableResources"]
 		s.startProcess(renamingRules())
 		s.waitList(renamedResource, "GPU-0! GPU-1")
@@ -220,25 +208,5 @@ func TestForeignResourceIsNotRegistered(t *testing.T) {
 		s.waitList(resource, "GPU-0 GPU-1")
 		s.wantEnd(other)
 		s.waitList(resource, "GPU-0")
-	})
-}
-
-// TestUnreadableResourceFile checks that an unreadable file loses only the withdrawn resources.
-func TestUnreadableResourceFile(t *testing.T) {
-	t.Parallel()
-	eachVersionWithClock(t, func(s *fixture, _ func(time.Duration)) {
-		for i, content := range []string{"", "{", `{"resources":[7]}`, `[]`, `{"resources":["nvidia.com/gpu","nvidia.com/gpu",""]}`, `{"resources":[],"version":2}`} {
-			s.must(os.WriteFile(s.sockets(registeredFile), []byte(content), 0o600))
-			s.inventory.Set(statuses(1))
-			end := s.startProcess(renamingRules())
-			s.waitList(renamedResource, "GPU-0")
-			s.wantEnd(end)
-			if n, want := len(s.log.matching("resource file unreadable")), min(i+1, 4); n != want {
-				t.Errorf("%q: got %d log lines, want %d", content, n, want)
-			}
-			if content, err := os.ReadFile(s.sockets(registeredFile)); err != nil || !slices.Contains(strings.Split(string(content), `"`), renamedResource) {
-				t.Errorf("resource file: got %s, %v", content, err)
-			}
-		}
 	})
 }

@@ -72,7 +72,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "root `folder` of the kubelet, with pod-resources/")
 	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "", "device-plugin `folder` of the kubelet (default <kubelet-dir>/device-plugins; a kubelet with --root-dir still uses /var/lib/kubelet/device-plugins)")
 	f.BoolVar(&o.devicePlugin, "device-plugin", true, "advertise devices to the kubelet; false: only export metrics, beside another device plugin")
-	f.BoolVar(&o.takeOver, "take-over", false, "register resources at once, even if another device plugin serves them; false: the first registration on a node waits until the other plugin is gone")
+	f.BoolVar(&o.takeOver, "take-over", false, "register resources at once, even if another device plugin serves them; false: the first registration of a process waits until the other plugin is gone")
 	f.StringVar(&o.podLogsDir, "pod-logs-dir", "/var/log/pods", "`folder` of pod logs (the kubelet's podLogsDir), to find the containers of processes")
 	o.builder.AddFlags(f)
 	o.health.addFlags(f)

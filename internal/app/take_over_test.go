@@ -68,17 +68,13 @@ func TestFirstStartWaitsForOtherPlugin(t *testing.T) {
 	}
 }
 
-// TestTakeOver checks that --take-over registers at once, and so does a process after a first registration.
+// TestTakeOver checks that --take-over registers at once.
 func TestTakeOver(t *testing.T) {
-	machine, dir := newMachine(sim.H100), shortDir(t)
-	for _, args := range [][]string{{"--take-over"}, nil} {
-		t.Run(fmt.Sprint(args), func(t *testing.T) {
-			w := newTestAppWith(t, testSetup{machine: machine, dir: dir, otherPlugin: func(k *kubelet.Kubelet) {
-				startOtherVendorPlugin(t, k, gpuResource, map[string]int64{string(machine.AllocatableIDs()[0]): 0})
-			}}, args...)
-			waitUntil(t, "podgauge is registered", func() bool { return w.ownRegistrations() == 1 })
-		})
-	}
+	machine := newMachine(sim.H100)
+	w := newTestAppWith(t, testSetup{machine: machine, otherPlugin: func(k *kubelet.Kubelet) {
+		startOtherVendorPlugin(t, k, gpuResource, map[string]int64{string(machine.AllocatableIDs()[0]): 0})
+	}}, "--take-over")
+	waitUntil(t, "podgauge is registered", func() bool { return w.ownRegistrations() == 1 })
 }
 
 // TestWaitEndsWithResource checks that nothing waits for another plugin if the config excludes all devices.
