@@ -34,7 +34,7 @@ type app struct {
 	readers       *device.Readers
 	podResources  *podresources.Client
 	pods          *pods.Client
-	state         *state.HealthFile // nil without --state-dir
+	state         *state.Store // nil without --state-dir
 	incidents     *incident.Log
 	monitor       *device.Monitor
 	metrics       *exporter.Exporter

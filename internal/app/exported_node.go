@@ -26,6 +26,10 @@ func (a exportedNode) Driver() device.Driver { return a.monitor.Driver() }
 
 func (a exportedNode) Incidents() incident.Snapshot {
 	snapshot, _ := a.incidents.Get()
+	if a.state != nil {
+		snapshot.Err = a.state.Err()
+		snapshot.Persisted = snapshot.Err == nil
+	}
 	return snapshot
 }
 

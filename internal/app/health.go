@@ -10,7 +10,6 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/kmsg"
 	"github.com/podgauge/podgauge/internal/state"
-	"github.com/podgauge/podgauge/internal/state/disk"
 	"github.com/spf13/pflag"
 )
 
@@ -58,26 +57,25 @@ func (o *healthOptions) check() error {
 	return nil
 }
 
-// addHealth adds the Monitor, the incidents and, with a state folder, the files. The history is of an earlier process.
+// addHealth adds the Monitor, the incidents and, with a state folder, the Store. The history is of an earlier process.
 func (a *app) addHealth() (history device.HealthHistory) {
 	o := a.o.health
-	var folder *disk.Folder
 	monitorOptions := device.MonitorOptions{
 		Log: a.log.With("component", "monitor"), UnhealthyTimeout: o.unhealthyAfter, RestartAfter: o.restartAfter, IsAllocated: a.isAllocated, Policy: a.xidPolicy,
 		ExpectedGPUs: exportedNode{a}.ExpectedGPUs,
 	}
+	incidentOptions := incident.Options{
+		MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
+		Sources: exportedNode{a}, Log: a.log.With("component", "incidents"),
+	}
 	if o.stateDir == "" {
 		a.log.Info("no --state-dir, health and incidents are lost at a restart")
 	} else {
-		folder = disk.OpenFolder(o.stateDir)
-		a.state, history = state.Open(folder, state.BootIDPath, a.log.With("component", "state"))
-		monitorOptions.Store = a.state
+		a.state, history, incidentOptions.Stored = state.Open(o.stateDir, state.BootIDPath, a.log.With("component", "state"))
+		monitorOptions.Store, incidentOptions.Store = a.state, a.state
 		a.tasks = append(a.tasks, a.state.Run, a.serveSocket)
 	}
-	a.incidents = incident.New(incident.Options{
-		Folder: folder, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
-		Sources: exportedNode{a}, Log: a.log.With("component", "incidents"),
-	})
+	a.incidents = incident.New(incidentOptions)
 	monitorOptions.History, monitorOptions.OnHealthEvent = history, a.incidents.Record
 	a.monitor = device.NewMonitor(a.machine.Backend, a.readers, a.inventory, monitorOptions)
 	return history

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/state"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,8 +34,8 @@ func blockOpens(t *testing.T, dir string) (release func()) {
 func TestHungStateFolder(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	const stored = `{"version":1,"records":[]}`
-	if err := os.WriteFile(filepath.Join(dir, "health.json"), []byte(stored), 0o600); err != nil {
+	const stored = `{"version":1,"health":{"records":[]},"incidents":[]}`
+	if err := os.WriteFile(filepath.Join(dir, state.FileName), []byte(stored), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	release := blockOpens(t, dir)
@@ -44,7 +45,7 @@ func TestHungStateFolder(t *testing.T) {
 		w.waitLine("podgauge_state_up", " 0")
 	})
 	release()
-	if text, err := os.ReadFile(filepath.Join(dir, "health.json")); err != nil || string(text) != stored {
+	if text, err := os.ReadFile(filepath.Join(dir, state.FileName)); err != nil || string(text) != stored {
 		t.Errorf("state for the next process: got %q, %v", text, err)
 	}
 	waitUntil(t, "no process writes to the folder", func() bool { return os.RemoveAll(dir) == nil })

@@ -300,13 +300,11 @@ func (a *app) trustLines(id device.ID, name string, t device.Trusted) (lines []s
 	return lines
 }
 
-// store writes health and incidents, which the next process reads.
+// store waits until health and incidents, which the next process reads, are on
+// disk.
 func (a *app) store(ctx context.Context) error {
-	err, inTime := retry.WithTimeout(ctx, storeTimeout, func(context.Context) error {
-		return cmp.Or(a.state.Flush(), a.incidents.Flush())
-	})
-	if !inTime {
-		return errors.New("the disk does not respond")
-	}
-	return err
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	a.incidents.Flush()
+	return a.state.Wait(ctx)
 }

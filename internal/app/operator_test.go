@@ -18,6 +18,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
@@ -262,15 +263,16 @@ func TestSilentClients(t *testing.T) {
 	}
 }
 
-// TestRetirementIsNotStored checks that a device is retired even if the disk is full, and that the response has a warning.
+// TestRetirementIsNotStored checks that a device is retired even if the file cannot be written, and that the response has a warning.
 func TestRetirementIsNotStored(t *testing.T) {
 	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4)})
 	w.waitRegistered()
 	w.waitLine("podgauge_state_up", " 1")
-	if err := os.RemoveAll(filepath.Join(dir, "owner")); err != nil {
+	file := filepath.Join(dir, state.FileName)
+	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "owner"), []byte("a later process\n"), 0o600); err != nil {
+	if err := os.MkdirAll(filepath.Join(file, "not a file"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	status, out, errs := w.device(dir, "retire", "0", "--reason=fan")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
@@ -76,7 +77,7 @@ func TestNewProcessIsNotReadyWithoutKnownGPUs(t *testing.T) {
 				return
 			}
 			c.change(machine)
-			if file := filepath.Join(dir, "health.json"); c.renamed {
+			if file := filepath.Join(dir, state.FileName); c.renamed {
 				content, err := os.ReadFile(file)
 				if err != nil {
 					t.Fatal(err)

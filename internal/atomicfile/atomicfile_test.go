@@ -1,4 +1,4 @@
-package atomicfile
+package atomicfile_test
 
 import (
 	"os"
@@ -6,57 +6,63 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/atomicfile"
 )
 
 func TestReplace(t *testing.T) {
-	d := OSDir(t.TempDir())
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
 	for _, want := range []string{"old", "new"} {
-		if err := Replace(d, "file", []byte(want)); err != nil {
+		if err := atomicfile.Replace(path, []byte(want)); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := os.ReadFile(d.Path("file")); err != nil || string(got) != want {
+		if got, err := os.ReadFile(path); err != nil || string(got) != want {
 			t.Errorf("content: got %q, %v, want %q", got, err, want)
 		}
 	}
-	wantFiles(t, d, "file")
+	requireFiles(t, dir, "file")
 }
 
 func TestReplaceFailure(t *testing.T) {
-	d := OSDir(t.TempDir())
-	if err := os.Mkdir(d.Path("folder"), 0o755); err != nil {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "folder")
+	if err := os.Mkdir(path, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := Replace(d, "folder", nil); err == nil {
+	if err := atomicfile.Replace(path, nil); err == nil {
 		t.Error("got no error for the name of a folder")
 	}
-	wantFiles(t, d, "folder")
-	if err := Replace(OSDir(d.Path("missing")), "file", nil); err == nil {
+	requireFiles(t, dir, "folder")
+	if err := atomicfile.Replace(filepath.Join(dir, "missing", "file"), nil); err == nil {
 		t.Error("got no error in a missing folder")
 	}
 }
 
 func TestRemoveStaleTemps(t *testing.T) {
-	d := OSDir(t.TempDir())
-	for name, age := range map[string]time.Duration{".file.1.tmp": 2 * staleAge, ".file.2.tmp": 0, ".other.1.tmp": 2 * staleAge, "file": 2 * staleAge} {
-		if err := os.WriteFile(d.Path(name), nil, 0o600); err != nil {
+	dir := t.TempDir()
+	old := time.Now().Add(-time.Hour)
+	for name, at := range map[string]time.Time{".file.1.tmp": old, ".file.2.tmp": time.Now(), ".other.1.tmp": old, "file": old} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		at := time.Now().Add(-age)
-		if err := os.Chtimes(d.Path(name), at, at); err != nil {
+		if err := os.Chtimes(path, at, at); err != nil {
 			t.Fatal(err)
 		}
 	}
-	d.RemoveStaleTemps("file")
-	wantFiles(t, d, ".file.2.tmp", ".other.1.tmp", "file")
+	atomicfile.RemoveStaleTemps(filepath.Join(dir, "file"))
+	requireFiles(t, dir, ".file.2.tmp", ".other.1.tmp", "file")
 }
 
-func wantFiles(t *testing.T, d OSDir, want ...string) {
+func requireFiles(t *testing.T, dir string, want ...string) {
 	t.Helper()
-	paths, err := filepath.Glob(d.Path("*"))
-	for i := range paths {
-		paths[i] = filepath.Base(paths[i])
+	entries, err := os.ReadDir(dir)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
 	}
-	if err != nil || !slices.Equal(paths, want) {
-		t.Errorf("files: got %q, %v, want %q", paths, err, want)
+	if err != nil || !slices.Equal(names, want) {
+		t.Errorf("files: got %q, %v, want %q", names, err, want)
 	}
 }

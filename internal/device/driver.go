@@ -74,7 +74,7 @@ func (m *Monitor) checkRestart(now time.Time) error {
 	case !m.restarting && lasting >= max(t.options.RestartAfter, min(t.options.RestartAfter<<min(t.restarts, 10), maxRestartPause)):
 		t.restarts++
 		m.restarting, t.historyChanged, t.historyUrgent = true, true, true
-	case m.restarting && (t.options.Store == nil || t.savedHistory != nil && t.savedHistory.DriverRestarts == t.restarts):
+	case m.restarting && (t.options.Store == nil || t.options.Store.Stored()):
 		return fmt.Errorf("%w: %w", ErrRestart, d.Err)
 	}
 	return nil

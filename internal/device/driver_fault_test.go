@@ -388,7 +388,7 @@ func TestNoRestartForDriver(t *testing.T) {
 		"one GPU":                    {enabled, checks(errUnknown)},
 		"all GPUs lost":              {enabled, checks(device.ErrLost, device.ErrLost)},
 		"only listings":              {enabled, lists},
-		"a disk that cannot be used": {func(w *monitorFixture) { s := &monitorRecorder{}; s.stalled.Store(true); s.attach(w) }, fails},
+		"a disk that cannot be used": {func(w *monitorFixture) { (&monitorRecorder{fails: true}).attach(w) }, fails},
 		"a release": {enabled, func(b *failingLister, w *monitorFixture) {
 			fails(b, w)
 			if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {

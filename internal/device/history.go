@@ -45,14 +45,11 @@ type HealthRecord struct {
 	GPU            GPU                     `json:"gpu"`
 	Device         ID                      `json:"device,omitempty"` // of a MIG device; empty: the GPU
 	HealthCause    `json:"cause,omitzero"` // of Unhealthy or Recovering
-	Flaps          uint64                  `json:"flaps,omitempty"` // as in Status
 	UnhealthyTimes []time.Time             `json:"unhealthy_times,omitempty"`
 	FailedResets   FailedResets            `json:"failed_resets,omitzero"`
 	Retired        *Retirement             `json:"retired,omitempty"`
-	// Xids are the GPU's counts. They and Flaps must not fall below an exported value, except to 0: Prometheus takes the whole value of a
-	// counter that fell for an increase.
-	Xids     []Xid     `json:"xids,omitempty"`
-	LastSeen time.Time `json:"last_seen,omitzero"` // of a GPU: present; of a MIG device: present and unhealthy
+	Xids           []Xid                   `json:"xids,omitempty"`     // of the GPU, without counts
+	LastSeen       time.Time               `json:"last_seen,omitzero"` // of a GPU: present; of a MIG device: present and unhealthy
 	// GoneSince is when the GPU was first absent from a listing; zero: present.
 	GoneSince time.Time `json:"gone_since,omitzero"`
 	// LastListed is the GPU in its newest listing; the zero Device if unknown. DeviceNodes and InfoLabels are not saved.
@@ -73,7 +70,7 @@ func (r HealthRecord) compare(o HealthRecord) int {
 
 // healthState returns the health in a record. Times after now, from before the clock was set back, are corrected.
 func (r HealthRecord) healthState(checksBegun uint64, now time.Time) healthState {
-	s := healthState{flaps: r.Flaps, failedResets: r.FailedResets, retired: r.Retired}
+	s := healthState{failedResets: r.FailedResets, retired: r.Retired}
 	s.unhealthyTimes = slices.DeleteFunc(slices.Clone(r.UnhealthyTimes), func(at time.Time) bool { return at.After(now) })
 	if r.Retired != nil && r.Retired.At.After(now) {
 		s.retired = &Retirement{r.Retired.Note, now}
@@ -93,19 +90,9 @@ func (r HealthRecord) healthState(checksBegun uint64, now time.Time) healthState
 	return s
 }
 
-// record returns a device's record, or the zero HealthRecord. The records are ordered.
-func (h *HealthHistory) record(gpu GPU, id ID) HealthRecord {
-	if h != nil {
-		if i, found := slices.BinarySearchFunc(h.Records, HealthRecord{GPU: gpu, Device: id}, HealthRecord.compare); found {
-			return h.Records[i]
-		}
-	}
-	return HealthRecord{}
-}
-
 // healthRecord returns the record of one level of the GPU; false if there is nothing to save.
 func (g *trackedGPU) healthRecord(id ID, s *healthState, now time.Time) (r HealthRecord, found bool) {
-	r = HealthRecord{GPU: g.gpu, Device: id, Flaps: s.flaps, UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets, Retired: s.retired}
+	r = HealthRecord{GPU: g.gpu, Device: id, UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets, Retired: s.retired}
 	if s.retired != nil {
 		r.LastSeen = now
 	}
@@ -127,7 +114,7 @@ func (g *trackedGPU) healthRecord(id ID, s *healthState, now time.Time) (r Healt
 			r.LastSeen = g.goneSince
 		}
 	}
-	return r, r.LastListed.ID != "" || r.Reason != "" || r.Retired != nil || r.Flaps > 0 || len(r.UnhealthyTimes) > 0 || r.FailedResets.Reason != "" || len(r.Xids) > 0
+	return r, r.LastListed.ID != "" || r.Reason != "" || r.Retired != nil || len(r.UnhealthyTimes) > 0 || r.FailedResets.Reason != "" || len(r.Xids) > 0
 }
 
 // loadHistory keeps the records of an earlier process until a listing has their devices.
@@ -252,7 +239,7 @@ func (t *deviceTracker) saveHistory(now time.Time) {
 		return
 	}
 	if t.options.Store != nil {
-		t.options.Store.Save(t.history(now), t.historyUrgent)
+		t.options.Store.SaveHealth(t.history(now), t.historyUrgent)
 	}
 	t.historyChanged, t.historyUrgent, t.countsChanged, t.historySavedAt = false, false, false, now
 }

@@ -174,7 +174,6 @@ func (m *Monitor) Run(ctx context.Context) error {
 			for range r.count {
 				m.handleEvent(r.event, r.at, time.Now())
 			}
-		case <-m.tracker.storeChanged:
 		case <-time.After(time.Until(m.nextDue(time.Now()))):
 		}
 		m.update(time.Now())

@@ -295,7 +295,7 @@ func TestManyRecords(t *testing.T) {
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
 			for i := range 300 {
 				gone := device.GPU(fmt.Sprintf("GPU-absent-%03d", i))
-				w.options.History.Records = append(w.options.History.Records, device.HealthRecord{GPU: gone, LastSeen: time.Now().Add(time.Hour), Flaps: 1})
+				w.options.History.Records = append(w.options.History.Records, device.HealthRecord{GPU: gone, LastSeen: time.Now().Add(time.Hour), UnhealthyTimes: []time.Time{time.Now()}})
 			}
 		})
 		defer w.stop()

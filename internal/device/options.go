@@ -7,12 +7,12 @@ import (
 
 // HistoryStore keeps the health of devices across processes.
 type HistoryStore interface {
-	// Save stores a history in the background, at once if urgent: a device turned unhealthy. The Monitor calls Save at most a
-	// few times a second.
-	Save(h HealthHistory, urgent bool)
-	// ExportedCounts returns the history whose counts may be published, nil for all zero, and a channel that the next change closes: a
-	// published count must not fall if the process is killed. Health is published without waiting for the store.
-	ExportedCounts() (h *HealthHistory, changed <-chan struct{})
+	// SaveHealth stores a history in the background, at once if urgent: a
+	// device turned unhealthy. The Monitor calls SaveHealth at most a few
+	// times a second.
+	SaveHealth(h HealthHistory, urgent bool)
+	// Stored reports whether the disk has all that was saved.
+	Stored() bool
 }
 
 // MonitorOptions configure a Monitor. All functions must return quickly.
@@ -23,7 +23,7 @@ type MonitorOptions struct {
 	// RestartAfter is how long the driver fails before Run returns ErrRestart; 0: never.
 	RestartAfter time.Duration
 	History      HealthHistory // from the previous process
-	Store        HistoryStore  // nil: health is not saved, and all counts are published
+	Store        HistoryStore  // nil: health is not saved
 	// IsAllocated reports whether a container has a device. An allocated device that is gone stays in the Inventory.
 	// nil: no device is allocated.
 	IsAllocated func(ID) bool

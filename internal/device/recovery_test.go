@@ -1,25 +1,23 @@
 package device_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // monitorRecorder records the events and the saved history of a Monitor.
 type monitorRecorder struct {
-	exported pubsub.Value[*device.HealthHistory] // by ExportedCounts
-	stalled  atomic.Bool                         // Save does not change exported
-	mu       sync.Mutex
+	fails bool // nothing is on disk
+	mu    sync.Mutex
 	// All below are guarded by mu.
 	events             []device.HealthEvent
 	saved              device.HealthHistory
@@ -36,20 +34,15 @@ func (s *monitorRecorder) record(e device.HealthEvent) {
 	s.events = append(s.events, e)
 }
 
-func (s *monitorRecorder) Save(h device.HealthHistory, urgent bool) {
+func (s *monitorRecorder) SaveHealth(h device.HealthHistory, urgent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.saved, s.saves = h, s.saves+1; urgent {
 		s.urgentSaves++
 	}
-	if !s.stalled.Load() {
-		s.exported.Set(&h)
-	}
 }
 
-func (s *monitorRecorder) ExportedCounts() (*device.HealthHistory, <-chan struct{}) {
-	return s.exported.Get()
-}
+func (s *monitorRecorder) Stored() bool { return !s.fails }
 
 // takeEvents returns the events since the previous call.
 func (s *monitorRecorder) takeEvents() []device.HealthEvent {
@@ -60,10 +53,23 @@ func (s *monitorRecorder) takeEvents() []device.HealthEvent {
 	return events
 }
 
+// savedHistory returns the saved history as the next process reads it.
 func (s *monitorRecorder) savedHistory() device.HealthHistory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.saved
+	return reloaded(s.saved)
+}
+
+// reloaded returns a history from its JSON form.
+func reloaded(saved device.HealthHistory) (h device.HealthHistory) {
+	content, err := json.Marshal(saved)
+	if err == nil {
+		err = json.Unmarshal(content, &h)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return h
 }
 
 // healthPath returns the sequence of the first device's health states within d.
@@ -293,8 +299,8 @@ func TestRecoveryAcrossRestarts(t *testing.T) {
 				began := time.Now()
 				w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 				status := w.statusesAfter(10 * time.Second)[0]
-				if status.Reason != row.reason || status.Flaps != row.flaps || row.reason != "" && !status.Since.Before(began) {
-					t.Errorf("in the next process: got %+v, want reason %q and %d flaps", status, row.reason, row.flaps)
+				if status.Reason != row.reason || status.Flaps != 0 || row.reason != "" && !status.Since.Before(began) {
+					t.Errorf("in the next process: got %+v, want reason %q and no flaps", status, row.reason)
 				}
 				row.repair(w, id)
 				w.statusesAfter(time.Second)
@@ -462,6 +468,7 @@ func TestRecoveryPeriod(t *testing.T) {
 		}
 		w.stop()
 		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
+		flaps = 0
 		w.statusesAfter(time.Second)
 		requirePeriod(600 * time.Second)
 		w.statusesAfter(2 * time.Hour)

@@ -24,7 +24,7 @@ type Status struct {
 	Device
 	Healthy bool // in the kubelet's device list: Health is Healthy or Suspect
 	Health  Health
-	Flaps   uint64    // how often the device turned unhealthy, alone or with its GPU
+	Flaps   uint64    // turns to unhealthy in this process, alone or with the GPU
 	Reason  string    // why the device is unhealthy, one word: "xid_79", "lost"; empty if healthy
 	Action  string    // what the operator should do: "reset_gpu", "reboot"; empty if unknown or done
 	Note    string    // the operator's reason of a retired device
@@ -88,10 +88,10 @@ func (h Health) String() string {
 	return "unknown"
 }
 
-// Xid counts the Xids of one code of a GPU, across processes if the counts were saved (HealthRecord.Xids).
+// Xid counts the Xids of one code of a GPU. Times are those of all processes.
 type Xid struct {
 	Code  uint64    `json:"code"`
-	Count uint64    `json:"count"`
+	Count uint64    `json:"-"`             // in this process
 	Last  time.Time `json:"last,omitzero"` // of the newest counted Xid; zero: none
 	// LastHistorical is the time of the newest Xid from before podgauge listened; such Xids are not counted. Zero: none.
 	LastHistorical time.Time `json:"last_historical,omitzero"`

@@ -46,8 +46,6 @@ type deviceTracker struct {
 	countsUnpublished bool
 
 	absentRecords   map[recordKey]HealthRecord // of devices that are not tracked
-	savedHistory    *HealthHistory             // the newest of HistoryStore.ExportedCounts
-	storeChanged    <-chan struct{}            // closed after a newer one; nil without a store
 	awaitRecovering bool                       // the first publication waits for recovering devices
 	historyLost     bool                       // as in HealthHistory; until the first publication
 	historyChanged  bool                       // a cause has, since the last save

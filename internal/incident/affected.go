@@ -72,15 +72,9 @@ func (t *tracker) addAffected(e *trackedIncident, s device.AllocationRecord, unt
 		c.Device = s.Device
 	}
 	e.Affected = append(slices.Clone(e.Affected), c)
-	e.terminationFinal = append(e.terminationFinal, false)
-	t.version++
-	if !e.isFault() {
-		return
-	}
-	counter := t.counters.get(e, s.Device, s.Owner)
-	e.counters = append(e.counters, counter)
-	if e.Count > 0 {
-		counter.add(e, e.Count, e.Last)
+	t.changed = true
+	if e.isCounted() {
+		t.counters.add(e, s.Device, s.Owner, e.Count, e.Last)
 	}
 }
 
@@ -114,7 +108,7 @@ func (t *tracker) resolveOwners(e *trackedIncident, h *device.Allocations, now t
 	if len(e.unnamedAllocations) == 0 && (!lost || h.Complete && len(e.Affected) > 0) {
 		e.OwnersIncomplete, e.AffectedUnknown = false, false
 		e.allocations = allocations // the next event may repeat this incident
-		t.version++
+		t.changed = true
 	}
 	if now.After(e.ownerDeadline) || len(allocations) == 0 && h.Complete {
 		e.unnamedAllocations = nil
@@ -142,11 +136,17 @@ func (t *tracker) updateAffected(h *device.Allocations, now time.Time) {
 			} else if allocated || s.EndedAt.IsZero() && !h.Complete { // unknown: a starting kubelet lists pods one after the other
 				continue
 			}
-			e.Affected = slices.Clone(e.Affected)
-			e.Affected[i].Until = latest(s.LastSeen, o.Since)
-			t.version++
+			o.Until = latest(s.LastSeen, o.Since)
+			t.setAffected(e, i, o)
 		}
 	}
+}
+
+// setAffected replaces an affected container.
+func (t *tracker) setAffected(e *trackedIncident, i int, c AffectedContainer) {
+	e.Affected = slices.Clone(e.Affected) // the list is published
+	e.Affected[i] = c
+	t.changed = true
 }
 
 // recordsOf returns the records of a device. The rows are ordered as device.Allocations.Recent.

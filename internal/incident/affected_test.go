@@ -1,4 +1,4 @@
-package incident
+package incident_test
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
@@ -34,8 +35,8 @@ func TestAffectedContainers(t *testing.T) {
 		{"owners of two devices", []func(*fixture){name("a", "A"), name("b", "B"), xid31}, "A"},
 		{"replicas", []func(*fixture){name("a::0", "A"), name("a::1", "B"), name("a::2", "B"), xid31}, "A B"},
 		{"owner ends after the event", []func(*fixture){name("a", "A"), xid31, wait(time.Second), release("a")}, "(A)"},
-		{"owner ends just before the event", []func(*fixture){name("a", "A"), wait(time.Minute), release("a"), wait(releaseGrace), xid31}, "(A)"},
-		{"owner ends long before the event", []func(*fixture){name("a", "A"), release("a"), wait(releaseGrace + 1), xid31}, ""},
+		{"owner ends just before the event", []func(*fixture){name("a", "A"), wait(time.Minute), release("a"), wait(5 * time.Second), xid31}, "(A)"},
+		{"owner ends long before the event", []func(*fixture){name("a", "A"), release("a"), wait(5*time.Second + 1), xid31}, ""},
 		{"owner from an old list", []func(*fixture){name("a", "A"), wait(time.Minute), release("a"), xid31}, "(A)"},
 		{"two owners, Xid", []func(*fixture){name("a", "A"), wait(time.Second), release("a"), allocate("a"), wait(time.Second), name("a", "B"), xid31}, "B"},
 		{"two owners, failed check", []func(*fixture){name("a", "A"), wait(time.Second), release("a"), allocate("a"), wait(time.Second), name("a", "B"), lost}, "(A) B"},
@@ -80,7 +81,7 @@ func TestAffectedContainers(t *testing.T) {
 		{"the same name again", []func(*fixture){name("a", "A"), wait(time.Second), xid31, wait(time.Second), allocate("a"), wait(time.Second), name("a", "A")}, "(A)"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+			runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 				time.Sleep(time.Minute)
 				for _, step := range test.steps {
 					step(s)
@@ -96,7 +97,7 @@ func TestAffectedContainers(t *testing.T) {
 
 // TestNextPodOfSameName checks that the next pod of a StatefulSet is the affected container of the repeated incident.
 func TestNextPodOfSameName(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		for range 2 {
 			s.allocations.allocate("a")
 			s.allocations.setOwner("a", owner("A"))
@@ -116,28 +117,9 @@ func TestNextPodOfSameName(t *testing.T) {
 	})
 }
 
-// TestUnnamedOwnerKeepsDevice checks that an owner without a name keeps the device. A starting kubelet names the pods one by one.
-func TestUnnamedOwnerKeepsDevice(t *testing.T) {
-	b := newTracker(Options{MaxIncidents: 10}, time.Now())
-	now := time.Now()
-	b.load(storedState{Incidents: []Incident{{ID: 1, Device: "a", Reason: "xid_31", First: now, Last: now, Affected: []AffectedContainer{
-		{Owner: owner("A")}, {Owner: owner("B")},
-	}}}})
-	h := device.Allocations{At: now, All: []device.Allocation{{Resource: gpuResource, DeviceID: "a::1", Owner: owner("B")}}}
-	b.updateAffected(&h, now)
-	if got := affectedPods(b.entries[0].Incident); got != "A B" {
-		t.Errorf("during the kubelet's start: got %q, want A B", got)
-	}
-	h.Complete = true
-	b.updateAffected(&h, now)
-	if got := affectedPods(b.entries[0].Incident); got != "(A) B" {
-		t.Errorf("after the kubelet's start: got %q, want (A) B", got)
-	}
-}
-
 // TestStormWithUnnamedOwner checks that events before and after the kubelet names the owner belong to one incident.
 func TestStormWithUnnamedOwner(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.allocate("a")
 		for i := range 100 {
 			time.Sleep(time.Millisecond)
@@ -157,7 +139,7 @@ func TestStormWithUnnamedOwner(t *testing.T) {
 }
 
 func TestUnknownAllocations(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.Set(device.Allocations{})
 		s.Record(xidEvent(31, gpuDevice("a")))
 		if got := s.incidents(); !got[0].AffectedUnknown || len(got[0].Affected) > 0 || got[0].OwnersIncomplete {
@@ -178,11 +160,11 @@ func TestOwnerNamedLate(t *testing.T) {
 	}{
 		{"gone", device.ReasonGone, 10 * time.Second, false, "A"},
 		{"gone, recovered before the response", device.ReasonGone, 10 * time.Second, true, ""},
-		{"gone, long before the response", device.ReasonGone, ownerTimeout + time.Second, false, ""},
+		{"gone, long before the response", device.ReasonGone, time.Minute + time.Second, false, ""},
 		{"lost", "lost", 10 * time.Second, false, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+			runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 				s.allocations.Set(device.Allocations{})
 				s.Record(device.HealthEvent{At: time.Now(), GPU: "a", Affected: []device.Device{gpuDevice("a")}, Reason: c.reason, MarkedUnhealthy: true})
 				time.Sleep(c.after)
@@ -204,13 +186,13 @@ func TestOwnerNamedLate(t *testing.T) {
 }
 
 func TestManyOwners(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
-		for i := range maxAffected + 10 {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
+		for i := range 256 + 10 {
 			s.allocations.setOwner(device.ID("a").Replica(i), owner(fmt.Sprint("pod-", i)))
 		}
 		s.Record(xidEvent(31, gpuDevice("a")))
-		if got := s.incidents(); len(got[0].Affected) != maxAffected {
-			t.Errorf("affected containers: got %d, want %d", len(got[0].Affected), maxAffected)
+		if got := s.incidents(); len(got[0].Affected) != 256 {
+			t.Errorf("affected containers: got %d, want %d", len(got[0].Affected), 256)
 		}
 	})
 }
@@ -226,7 +208,7 @@ type actualAllocation struct {
 func TestRandomAllocations(t *testing.T) {
 	for seed := range uint64(300) {
 		bubble.Test(t, func(t *testing.T) {
-			s := startFixture(Options{})
+			s := startFixture(incident.Options{}, newFakeAllocations())
 			defer s.stop()
 			r := rand.New(rand.NewPCG(seed, 1))
 			var actual []actualAllocation
@@ -266,12 +248,12 @@ func TestRandomAllocations(t *testing.T) {
 	}
 }
 
-func checkIncident(t *testing.T, seed uint64, i Incident, actual []actualAllocation) {
+func checkIncident(t *testing.T, seed uint64, i incident.Incident, actual []actualAllocation) {
 	t.Helper()
 	for _, h := range i.Affected {
 		k := slices.IndexFunc(actual, func(x actualAllocation) bool { return x.pod == h.Pod })
 		x := actual[k]
-		if x.from.After(i.First) || !x.to.IsZero() && x.to.Before(i.First.Add(-releaseGrace)) {
+		if x.from.After(i.First) || !x.to.IsZero() && x.to.Before(i.First.Add(-5*time.Second)) {
 			t.Errorf("seed %d: incident of %s: got %s, which had the device from %s to %s", seed, i.First, h.Pod, x.from, x.to)
 		}
 		if h.Until.IsZero() && !x.to.IsZero() {
@@ -288,7 +270,7 @@ func checkIncident(t *testing.T, seed uint64, i Incident, actual []actualAllocat
 
 // TestHistoricalEvent checks that an event from before the start has no affected container and is not counted.
 func TestHistoricalEvent(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("A"))
 		past := xidEvent(79, gpuDevice("a"))
 		past.Historical = true

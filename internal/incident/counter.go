@@ -2,76 +2,68 @@ package incident
 
 import (
 	"cmp"
+	"maps"
 	"slices"
-	"sort"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/xid"
 )
 
-// maxCounters bounds the counters of a set.
-const maxCounters = 8192
-
-// counterSet is a list of counters: those of devices, then those of affected containers.
-type counterSet []*EventCount
-
-func (c *EventCount) compare(o *EventCount) int {
-	return cmp.Or(min(len(c.Pod), 1)-min(len(o.Pod), 1), cmp.Compare(c.Device, o.Device), c.Compare(o.Owner), cmp.Compare(c.Reason, o.Reason))
+// counterKey identifies the counter of a device, or of an affected container.
+type counterKey struct {
+	device device.ID
+	owner  device.Owner // empty: of the device
+	reason string
 }
 
-// get returns the counter of an incident's device, or of an affected container with its device, and adds the counter if it is missing.
-func (s *counterSet) get(e *trackedIncident, id device.ID, o device.Owner) *EventCount {
-	c := &EventCount{Device: id, Owner: o, Reason: e.Reason}
-	i, found := slices.BinarySearchFunc(*s, c, (*EventCount).compare)
-	if !found {
-		*s = slices.Insert(*s, i, c)
+// counterSet has the counters of the devices and containers that incidents name. A process starts with the series that the earlier one had.
+type counterSet map[counterKey]*EventCount
+
+// add adds n events of an incident to the counter of a device, or of a container with the device.
+func (s counterSet) add(e *trackedIncident, id device.ID, o device.Owner, n uint64, at time.Time) {
+	key := counterKey{id, o, e.Reason}
+	c := s[key]
+	if c == nil {
+		c = &EventCount{Device: id, Owner: o, Reason: e.Reason}
+		s[key] = c
 	}
-	return (*s)[i]
-}
-
-func (c *EventCount) add(e *trackedIncident, n uint64, at time.Time) {
 	c.Count += n
-	c.GPU, c.Index, c.Last = e.GPU, e.Index, latest(c.Last, at)
+	c.GPU = e.GPU
+	c.Index = e.Index
+	c.Last = latest(c.Last, at)
 }
 
 // BySoftware reports whether the counted events are errors of software, which leave the device usable.
 func (c *EventCount) BySoftware() bool { return xid.BySoftware(c.Reason) }
 
-// rank orders the counters that are removed beyond maxCounters: errors of software, faults by affected container, devices.
-func (c *EventCount) rank() int {
-	switch {
-	case c.Pod == "":
-		return 2
-	case c.BySoftware():
-		return 0
+// retain removes the counters that no incident names, and reports whether there were any.
+func (s counterSet) retain(incidents []*trackedIncident) (changed bool) {
+	named := map[counterKey]bool{}
+	for _, e := range incidents {
+		named[counterKey{e.Device, device.Owner{}, e.Reason}] = true
+		for _, c := range e.Affected {
+			named[counterKey{e.DeviceOf(c), c.Owner, e.Reason}] = true
+		}
 	}
-	return 1
+	before := len(s)
+	maps.DeleteFunc(s, func(key counterKey, _ *EventCount) bool { return !named[key] })
+	return len(s) < before
 }
 
-// prune removes expired counters, and those beyond maxCounters by rank and age.
-func (s *counterSet) prune(expired func(*EventCount) bool) (changed bool) {
-	before := len(*s)
-	*s = slices.DeleteFunc(*s, expired)
-	if excess := len(*s) - maxCounters; excess > 0 {
-		slices.SortFunc(*s, func(a, b *EventCount) int { return cmp.Or(a.rank()-b.rank(), a.Last.Compare(b.Last)) })
-		*s = slices.Delete(*s, 0, excess)
-		slices.SortFunc(*s, (*EventCount).compare)
+// counts returns copies of the counters of devices, and of those of affected containers, in order.
+func (s counterSet) counts() (devices, affected []EventCount) {
+	for _, c := range s {
+		if c.Pod == "" {
+			devices = append(devices, *c)
+		} else {
+			affected = append(affected, *c)
+		}
 	}
-	return len(*s) != before
-}
-
-// values returns copies of the counters.
-func (s counterSet) values() []EventCount {
-	values := make([]EventCount, len(s))
-	for i, c := range s {
-		values[i] = *c
+	order := func(a, b EventCount) int {
+		return cmp.Or(cmp.Compare(a.Device, b.Device), a.Compare(b.Owner), cmp.Compare(a.Reason, b.Reason))
 	}
-	return values
-}
-
-// splitCounts returns the counts of devices, and those of affected containers.
-func splitCounts(counts []EventCount) (devices, affected []EventCount) {
-	n := sort.Search(len(counts), func(i int) bool { return counts[i].Pod != "" })
-	return counts[:n], counts[n:]
+	slices.SortFunc(devices, order)
+	slices.SortFunc(affected, order)
+	return devices, affected
 }

@@ -1,4 +1,4 @@
-package incident
+package incident_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
 )
@@ -28,26 +29,26 @@ func gpuDevice(id device.ID) device.Device {
 type fakeSources struct {
 	allocations  *fakeAllocations
 	statuses     device.Inventory
-	terminations pubsub.Value[TerminationLookup]
+	terminations pubsub.Value[incident.TerminationLookup]
 }
 
 func (s *fakeSources) Allocations() (device.Allocations, <-chan struct{}) { return s.allocations.Get() }
 
 func (s *fakeSources) Statuses() ([]device.Status, <-chan struct{}) { return s.statuses.Get() }
 
-func (s *fakeSources) Terminations() (TerminationLookup, <-chan struct{}) {
+func (s *fakeSources) Terminations() (incident.TerminationLookup, <-chan struct{}) {
 	return s.terminations.Get()
 }
 
 // newLog returns a Log. Sources and Log may be nil.
-func newLog(o Options) *Log {
+func newLog(o incident.Options) *incident.Log {
 	if o.Sources == nil {
 		o.Sources = &fakeSources{allocations: newFakeAllocations()}
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return New(o)
+	return incident.New(o)
 }
 
 // fakeAllocations are allocations of a test with a history, as in podresources.
@@ -129,8 +130,9 @@ func (f *fakeAllocations) update() {
 
 // fixture is a running Log with its sources.
 type fixture struct {
-	*Log
+	*incident.Log
 	fakeSources
+	store  fakeStore
 	log    logBuffer
 	cancel context.CancelFunc
 	ended  chan struct{}
@@ -155,17 +157,18 @@ func (l *logBuffer) count(part string) int {
 }
 
 // runFixture runs a test in a bubble, with a Log that ends with the test.
-func runFixture(t *testing.T, o Options, test func(t *testing.T, s *fixture)) {
+func runFixture(t *testing.T, o incident.Options, test func(t *testing.T, s *fixture)) {
 	bubble.Test(t, func(t *testing.T) {
-		s := startFixture(o)
+		s := startFixture(o, newFakeAllocations())
 		defer s.stop()
 		test(t, s)
 	})
 }
 
-func startFixture(o Options) *fixture {
-	s := &fixture{fakeSources: fakeSources{allocations: newFakeAllocations()}, ended: make(chan struct{})}
+func startFixture(o incident.Options, allocations *fakeAllocations) *fixture {
+	s := &fixture{fakeSources: fakeSources{allocations: allocations}, ended: make(chan struct{})}
 	o.Sources = &s.fakeSources
+	o.Store = &s.store
 	o.Log = slog.New(slog.NewTextHandler(&s.log, nil))
 	s.Log = newLog(o)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -183,11 +186,11 @@ func (s *fixture) stop() {
 	<-s.ended
 }
 
-// settle waits until everything is published and written.
-func (s *fixture) settle() { time.Sleep(3 * publishInterval) }
+// settle waits until everything is published and saved.
+func (s *fixture) settle() { time.Sleep(300 * time.Millisecond) }
 
 // incidents waits until everything is published, and returns the incidents.
-func (s *fixture) incidents() []Incident {
+func (s *fixture) incidents() []incident.Incident {
 	s.settle()
 	known, _ := s.Get()
 	return known.Incidents
@@ -207,7 +210,7 @@ func reasonOf(xid uint64) string {
 }
 
 // affectedPods returns the pods of an incident; in brackets: without the device now.
-func affectedPods(i Incident) string {
+func affectedPods(i incident.Incident) string {
 	var all []string
 	for _, h := range i.Affected {
 		name := h.Pod

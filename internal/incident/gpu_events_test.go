@@ -1,16 +1,14 @@
-package incident
+package incident_test
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 )
 
 // partitionedGPU returns a GPU and its MIG devices, which an event of the GPU affects.
@@ -28,8 +26,7 @@ func partitionedGPU(migDevices int) []device.Device {
 
 // TestGPUFaultIsOneIncident checks that a fault of a partitioned GPU is one incident with all MIG devices and their containers.
 func TestGPUFaultIsOneIncident(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
-	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		affected := partitionedGPU(7)
 		s.allocations.setOwner("MIG-1", owner("A"))
 		s.allocations.setOwner("MIG-1::1", owner("C")) // a replica
@@ -38,7 +35,8 @@ func TestGPUFaultIsOneIncident(t *testing.T) {
 		s.Record(xidEvent(79, affected...))
 		s.Record(xidEvent(79, affected...))
 		s.Record(xidEvent(31, affected[6])) // of one MIG device
-		known := s.waitWritten()
+		s.settle()
+		known, _ := s.Get()
 		requireIncidents := func(when string, want ...string) {
 			t.Helper()
 			var got []string
@@ -64,7 +62,7 @@ func TestGPUFaultIsOneIncident(t *testing.T) {
 		if n := s.log.count("level=WARN"); n != 1 || s.log.count("containers=\"[team/A/main team/C/main team/B/main]\"") != 1 {
 			t.Errorf("got %d warnings in the log, want one with three containers:\n%s", n, s.log.text.String())
 		}
-		if i := known.Incidents[1]; !i.Concerns("GPU-1") || !i.Concerns("MIG-6") || i.Concerns("MIG-7") || i.MIGDevices[6] != (AffectedMIGDevice{"MIG-6", "1g.10gb"}) {
+		if i := known.Incidents[1]; !i.Concerns("GPU-1") || !i.Concerns("MIG-6") || i.Concerns("MIG-7") || i.MIGDevices[6] != (incident.AffectedMIGDevice{"MIG-6", "1g.10gb"}) {
 			t.Errorf("got incident %+v, want GPU-1 with MIG-6", i)
 		}
 
@@ -77,13 +75,13 @@ func TestGPUFaultIsOneIncident(t *testing.T) {
 		if got := s.incidents(); len(got) != 4 || len(got[0].MIGDevices) != 6 {
 			t.Errorf("after the removal of a MIG device: got %d incidents and %d MIG devices, want 4 and 6", len(got), len(got[0].MIGDevices))
 		}
-		before := s.waitWritten()
-		s = s.restart(dir)
+		before := s.incidents()
+		s = s.restart(incident.Options{})
 		defer s.stop()
-		s.waitWritten()
+		s.settle()
 		s.statuses.Set([]device.Status{{Device: affected[0], Healthy: true, Since: time.Now()}})
 		for n, i := range s.incidents() {
-			if i.MarkedUnhealthy != (i.RecoveredAt != nil) || len(i.MIGDevices) != len(before.Incidents[n].MIGDevices) {
+			if i.MarkedUnhealthy != (i.RecoveredAt != nil) || len(i.MIGDevices) != len(before[n].MIGDevices) {
 				t.Errorf("after a restart and the recovery of the GPU: got %+v", i)
 			}
 		}
@@ -92,7 +90,7 @@ func TestGPUFaultIsOneIncident(t *testing.T) {
 
 // TestPartlyUnknownAllocations checks that the allocations of a partitioned GPU are unknown if those of one MIG device are unknown.
 func TestPartlyUnknownAllocations(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		for _, c := range []struct {
 			complete, want bool
 			affected       []device.Device
@@ -106,7 +104,7 @@ func TestPartlyUnknownAllocations(t *testing.T) {
 			s.allocations.Set(device.Allocations{At: time.Now(), All: all, Complete: c.complete})
 			s.Record(device.HealthEvent{At: time.Now(), GPU: "GPU-1", Affected: c.affected, Reason: "lost"})
 			got := s.incidents()[0].AffectedUnknown
-			time.Sleep(2 * mergeWindow)
+			time.Sleep(2 * time.Minute)
 			if got != c.want {
 				t.Errorf("%d MIG devices, all known %v: AffectedUnknown: got %v", len(c.affected)-1, c.complete, got)
 			}
@@ -116,7 +114,7 @@ func TestPartlyUnknownAllocations(t *testing.T) {
 
 // TestLaterOwnerOfUnknownDevice checks that a container that gets a device after the event is not affected, even with unknown allocations.
 func TestLaterOwnerOfUnknownDevice(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.allocate("MIG-0") // without an owner
 		incomplete, _ := s.allocations.Get()
 		incomplete.Complete = false
@@ -133,58 +131,9 @@ func TestLaterOwnerOfUnknownDevice(t *testing.T) {
 	})
 }
 
-// TestFileOfPreviousVersion checks that incidents of single MIG devices do not change. An upgrade and a rollback lose nothing.
-func TestFileOfPreviousVersion(t *testing.T) {
-	dir := t.TempDir()
-	const file = `{"version":1,"incidents":[
-		{"id":8,"first":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","count":1,"device":"MIG-1","gpu":"GPU-1","index":3,"profile":"1g.10gb","reason":"xid_79","xid":79,"marked_unhealthy":true,"affected":[{"namespace":"team","pod":"A","container":"main","since":"2026-11-21T11:00:00Z"}]},
-		{"id":7,"first":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","count":1,"device":"MIG-0","gpu":"GPU-1","index":3,"profile":"1g.10gb","reason":"xid_79","xid":79,"marked_unhealthy":true,"affected":null}],
-		"counts":[{"device":"MIG-1","gpu":"GPU-1","index":3,"namespace":"","pod":"","container":"","reason":"xid_79","count":1,"last":"2026-11-21T12:00:00Z"},
-		{"device":"MIG-1","gpu":"GPU-1","index":3,"namespace":"team","pod":"A","container":"main","reason":"xid_79","count":1,"last":"2026-11-21T12:00:00Z"}]}`
-	if err := os.WriteFile(filepath.Join(dir, fileName), []byte(file), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
-		s.allocations.setOwner("MIG-1", owner("A"))
-		known := s.waitWritten()
-		if got := known.Incidents; len(got) != 2 || got[0].Device != "MIG-1" || affectedPods(got[0]) != "(A)" || got[0].Affected[0].Device != "" {
-			t.Errorf("incidents of the previous version: got %+v", got)
-		}
-		s.Record(xidEvent(79, partitionedGPU(2)...))
-		known = s.waitWritten()
-		if got := fmt.Sprint(counts(known)); got != "map[GPU-1 GPU-1 3 xid_79:1 MIG-1 GPU-1 3 xid_79:1 MIG-1 GPU-1 3 {team A main} xid_79:2]" {
-			t.Errorf("got counts %s", got)
-		}
-	})
-	// The fields that the previous version reads.
-	var previous struct {
-		Version   int
-		Incidents []struct {
-			ID              uint64
-			Device          device.ID
-			Count           uint64
-			MarkedUnhealthy bool `json:"marked_unhealthy"`
-			Affected        []struct {
-				device.Owner
-				Since time.Time
-			} `json:"affected"`
-		}
-	}
-	content, err := os.ReadFile(filepath.Join(dir, fileName))
-	if err == nil {
-		err = json.Unmarshal(content, &previous)
-	}
-	if err != nil || previous.Version != 1 || len(previous.Incidents) != 3 {
-		t.Fatalf("file for the previous version: error %v, %+v", err, previous)
-	}
-	if i := previous.Incidents[0]; i.Device != "GPU-1" || i.Count != 1 || !i.MarkedUnhealthy || i.Affected[0].Owner != owner("A") {
-		t.Errorf("incident for the previous version: got %+v, want an unhealthy GPU-1 with container A", i)
-	}
-}
-
 // TestRetirement checks that a retirement is an incident with the operator's note, and not counted as a fault.
 func TestRetirement(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("MIG-0", owner("A"))
 		retired := device.HealthEvent{At: time.Now(), GPU: "GPU-1", Affected: partitionedGPU(2), Reason: device.ReasonRetired, Note: "fan", MarkedUnhealthy: true}
 		s.Record(retired)

@@ -9,12 +9,12 @@
 // A container is affected only if the allocation history shows the device allocated to it at the time of the event. A late answer of the
 // kubelet therefore names the right containers, and later containers of the device are not affected.
 //
-// All incidents are in a file, replaced at most once a second, and at once after a device turned unhealthy (internal/state/disk). While the
-// file cannot be written, incidents stay in memory. Counts are published after the write: scraped counts survive a SIGKILL.
+// A Store keeps the incidents for the next process. Counts start at 0 in each process.
 package incident
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -58,6 +58,16 @@ type Incident struct {
 	OwnersIncomplete bool `json:"owners_incomplete,omitempty"`
 	// AffectedUnknown reports that allocations were unknown at the event.
 	AffectedUnknown bool `json:"affected_unknown,omitempty"`
+}
+
+// Validate returns an error unless the incidents are ordered, newest first, and each has a device.
+func Validate(all []Incident) error {
+	for n, i := range all {
+		if i.Device == "" || i.ID == 0 || n > 0 && i.ID >= all[n-1].ID {
+			return fmt.Errorf("incident %d: id %d is not in descending order, or no device", n, i.ID)
+		}
+	}
+	return nil
 }
 
 // PendingAction returns the action that the operator still has to take; empty after the recovery.
@@ -104,6 +114,8 @@ type AffectedContainer struct {
 	Until       time.Time       `json:"until,omitzero"`   // last seen with the device; zero: still allocated
 	Last        time.Time       `json:"last,omitzero"`    // of the events with the container; zero: Incident.Last
 	Termination *PodTermination `json:"ended,omitempty"`  // nil: still running, or unknown
+
+	terminationFinal bool // nothing more will be known
 }
 
 // PodTermination is how a container and its pod ended, from the kubelet's Pods API.
@@ -118,21 +130,22 @@ type PodTermination struct {
 // Snapshot is the published state. It is immutable.
 type Snapshot struct {
 	Incidents []Incident // newest ID first
-	// Counts include removed incidents. Counts rise; an expired row is removed and starts from 0. The values are those in the file, up to a
-	// second old.
-	Devices   []EventCount // by device and reason, without Owner
-	Affected  []EventCount // by device, affected container and reason
-	Persisted bool         // the file has all incidents, or will within a second
-	Err       error        // of writing the file; nil without a file
+	// Counts include removed incidents. Counts rise; an expired row is removed and starts from 0.
+	Devices  []EventCount // by device and reason, without Owner
+	Affected []EventCount // by device, affected container and reason
+
+	// Persisted and Err are not set by a Log, but by the owner of its Store.
+	Persisted bool  // the incidents are on disk, or will be within a second
+	Err       error // of writing them
 }
 
 // EventCount counts the events of a device by reason; with an Owner, the events with this affected container.
 type EventCount struct {
-	Device device.ID  `json:"device"`
-	GPU    device.GPU `json:"gpu"`   // of the newest incident
-	Index  int        `json:"index"` // of the newest incident
+	Device device.ID
+	GPU    device.GPU // of the newest incident
+	Index  int        // of the newest incident
 	device.Owner
-	Reason string    `json:"reason"`
-	Count  uint64    `json:"count"`
-	Last   time.Time `json:"last"`
+	Reason string
+	Count  uint64    // in this process
+	Last   time.Time // in any process
 }

@@ -3,7 +3,6 @@ package incident
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -12,7 +11,6 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
-	"github.com/podgauge/podgauge/internal/state/disk"
 )
 
 // Intervals.
@@ -30,11 +28,17 @@ type StateSource interface {
 	Terminations() (TerminationLookup, <-chan struct{})
 }
 
+// Store keeps incidents for the next process.
+type Store interface {
+	// SaveIncidents stores all incidents in the background, newest first; at once if urgent: a device turned unhealthy.
+	SaveIncidents(all []Incident, urgent bool)
+}
+
 // Options of a Log.
 type Options struct {
-	Sources StateSource
-	// Folder has incidents.json; nil: incidents are lost at the end of the process.
-	Folder       *disk.Folder
+	Sources      StateSource
+	Stored       []Incident    // by earlier processes, newest first
+	Store        Store         // nil: incidents are lost at the end of the process
 	MaxIncidents int           // 0: 1000
 	MaxAge       time.Duration // 0: 30 days
 	Log          *slog.Logger
@@ -44,39 +48,28 @@ type Options struct {
 type Log struct {
 	device.Heartbeat
 	opts Options
-	file *disk.File[storedState] // nil without a folder
 
 	wake     chan struct{} // has room for one: starts a turn of Run
 	snapshot pubsub.Value[Snapshot]
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	tracker          *tracker
-	publishedVersion uint64       // of the tracker
-	storedCounts     *storedState // counts of the snapshot; nil: no counts
-	loggedID         uint64       // the newest incident in the log
-	prunedAt         time.Time
+	tracker  *tracker
+	loggedID uint64 // the newest incident in the log
+	prunedAt time.Time
 }
 
-// New loads the incidents of an earlier process. If the file is unreadable, New logs a warning and starts without incidents.
+// New returns a Log with the stored incidents.
 func New(o Options) *Log {
 	o.MaxIncidents, o.MaxAge = cmp.Or(o.MaxIncidents, 1000), cmp.Or(o.MaxAge, 30*24*time.Hour)
 	l := &Log{opts: o, tracker: newTracker(o, time.Now()), wake: make(chan struct{}, 1)}
-	if o.Folder != nil {
-		l.file = disk.New(o.Folder, disk.Format[storedState]{Name: "incidents", Version: version, Validate: (*storedState).validate}, o.Log)
-		s, err := l.file.Read()
-		if err != nil {
-			o.Log.Warn("incidents of an earlier process unreadable", "err", err)
-		}
-		l.tracker.load(s)
-		l.loggedID, l.publishedVersion = l.tracker.lastID, l.tracker.version
-		l.publish() // before the first scrape: a count must not disappear and return
-	}
+	l.tracker.load(o.Stored)
+	l.loggedID = l.tracker.lastID
+	l.publish()
 	return l
 }
 
-// Record records a health event with the current allocations. A repeated event costs no allocation: a storm of
-// events must not delay the Monitor.
+// Record records a health event with the current allocations, without waiting: a storm of events must not delay the Monitor.
 func (l *Log) Record(o device.HealthEvent) {
 	allocations, _ := l.opts.Sources.Allocations()
 	now := time.Now()
@@ -86,44 +79,33 @@ func (l *Log) Record(o device.HealthEvent) {
 	pubsub.Notify(l.wake)
 }
 
+// Flush publishes and saves what was recorded.
+func (l *Log) Flush() { l.update(time.Now()) }
+
 // Get returns the snapshot, and a channel that the next snapshot closes.
 func (l *Log) Get() (Snapshot, <-chan struct{}) { return l.snapshot.Get() }
 
-// Flush writes the recorded incidents. Flush requires a folder, and waits for
-// the disk.
-func (l *Log) Flush() error {
-	l.update(time.Now())
-	return l.file.Flush()
-}
-
-// Run publishes, follows and stores incidents until ctx is done. The last snapshot is stored before Run returns, unless the disk hangs.
+// Run publishes and follows incidents until ctx is done. The last snapshot is saved before Run returns.
 func (l *Log) Run(ctx context.Context) error {
-	if l.file != nil {
-		var writer sync.WaitGroup
-		writer.Go(func() { l.file.Run(ctx) }) //nolint:errcheck // returns nil
-		defer l.file.End()
-		defer writer.Wait()
-	}
 	for ctx.Err() == nil {
 		l.Beat()
-		stored, statuses, allocations, terminations := l.update(time.Now())
+		statuses, allocations, terminations := l.update(time.Now())
 		retry.Sleep(ctx, publishInterval) //nolint:errcheck // the select returns
 		select {
 		case <-ctx.Done():
 		case <-l.wake:
-		case <-stored:
 		case <-statuses:
 		case <-allocations:
 		case <-terminations:
 		case <-time.After(retry.Aligned(heartbeatInterval)):
 		}
 	}
-	l.update(time.Now())
+	l.Flush()
 	return nil
 }
 
 // update applies the state of the sources and publishes changes. The results are the channels to wait for.
-func (l *Log) update(now time.Time) (stored, statusesChanged, allocationsChanged, terminationsChanged <-chan struct{}) {
+func (l *Log) update(now time.Time) (statusesChanged, allocationsChanged, terminationsChanged <-chan struct{}) {
 	statuses, statusesChanged := l.opts.Sources.Statuses()
 	allocations, allocationsChanged := l.opts.Sources.Allocations()
 	lookup, terminationsChanged := l.opts.Sources.Terminations()
@@ -131,9 +113,7 @@ func (l *Log) update(now time.Time) (stored, statusesChanged, allocationsChanged
 	t := l.tracker
 	if now.Sub(l.prunedAt) >= pruneInterval {
 		l.prunedAt = now
-		t.prune(func(id device.ID) bool {
-			return statuses == nil || slices.ContainsFunc(statuses, func(s device.Status) bool { return s.ID == id }) // nil: unknown
-		}, now)
+		t.prune(now)
 	}
 	t.markRecovered(statuses, now)
 	t.updateAffected(&allocations, now)
@@ -144,48 +124,33 @@ func (l *Log) update(now time.Time) (stored, statusesChanged, allocationsChanged
 	if !t.awaitsTermination() {
 		terminationsChanged = nil
 	}
-	added, stored := l.publish()
+	added := l.publish()
 	l.mu.Unlock()
 	for _, i := range slices.Backward(added) {
 		l.logIncident(&i)
 	}
-	return stored, statusesChanged, allocationsChanged, terminationsChanged
+	return statusesChanged, allocationsChanged, terminationsChanged
 }
 
-// publish publishes a snapshot if anything has changed, and returns the new incidents. The caller holds mu.
-//
-// Incidents are published at once, counts after the write: a scraped count must not fall after a SIGKILL.
-func (l *Log) publish() (added []Incident, stored <-chan struct{}) {
+// publish publishes and saves a snapshot if anything has changed, and returns the new incidents. The caller holds mu.
+func (l *Log) publish() (added []Incident) {
 	t := l.tracker
-	next, _ := l.snapshot.Get()
-	changed := t.version != l.publishedVersion || next.Incidents == nil
-	if changed {
-		s := t.storedState()
-		next.Incidents = s.Incidents
-		next.Devices, next.Affected = splitCounts(s.Counts)
-		if l.file != nil && t.version != l.publishedVersion {
-			l.file.Save(s, t.urgent)
+	if !t.changed {
+		return nil
+	}
+	s := t.snapshot()
+	l.snapshot.Set(s)
+	if l.opts.Store != nil {
+		l.opts.Store.SaveIncidents(s.Incidents, t.urgent)
+	}
+	t.changed, t.urgent = false, false
+	for _, i := range s.Incidents {
+		if i.ID > l.loggedID {
+			added = append(added, i)
 		}
-		t.urgent, l.publishedVersion = false, t.version
-	}
-	if l.file != nil {
-		var written disk.WriteStatus[storedState]
-		written, stored = l.file.Get()
-		changed = changed || written.Exportable != l.storedCounts || fmt.Sprint(written.Err) != fmt.Sprint(next.Err)
-		next.Persisted, next.Err, next.Devices, next.Affected, l.storedCounts = written.Err == nil, written.Err, nil, nil, written.Exportable
-		if written.Exportable != nil {
-			next.Devices, next.Affected = splitCounts(written.Exportable.Counts)
-		}
-	}
-	if !changed {
-		return nil, stored
-	}
-	l.snapshot.Set(next)
-	for i := len(t.entries) - 1; i >= 0 && t.entries[i].ID > l.loggedID; i-- {
-		added = append(added, t.entries[i].Incident)
 	}
 	l.loggedID = t.lastID
-	return added, stored
+	return added
 }
 
 func (l *Log) logIncident(i *Incident) {

@@ -1,4 +1,4 @@
-package incident
+package incident_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
@@ -20,12 +21,12 @@ func TestGPULostAcrossRestart(t *testing.T) {
 // keptHistory is a device.HistoryStore in memory.
 type keptHistory struct{ device.HealthHistory }
 
-func (k *keptHistory) Save(h device.HealthHistory, _ bool) { k.HealthHistory = h }
+func (k *keptHistory) SaveHealth(h device.HealthHistory, _ bool) { k.HealthHistory = h }
 
-func (k *keptHistory) ExportedCounts() (*device.HealthHistory, <-chan struct{}) { return nil, nil }
+func (k *keptHistory) Stored() bool { return true }
 
 func testLostAcrossRestart(t *testing.T, late bool) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		machine := sim.NewMachine([]device.Metric{{Name: "nvidia_gpu_power_watts"}}, 2, time.Now)
 		defer machine.ReleaseHangs()
 		id := machine.AllocatableIDs()[1]
@@ -58,7 +59,7 @@ func testLostAcrossRestart(t *testing.T, late bool) {
 		if late {
 			s.allocations.setOwner(device.AdvertisedID(id), owner("A"))
 		}
-		if got := s.incidents(); !slices.ContainsFunc(got, func(i Incident) bool { return i.Device == id && i.Reason == "gone" && affectedPods(i) == "A" }) {
+		if got := s.incidents(); !slices.ContainsFunc(got, func(i incident.Incident) bool { return i.Device == id && i.Reason == "gone" && affectedPods(i) == "A" }) {
 			t.Errorf("got incidents %+v, want reason gone with A affected", got)
 		}
 	})

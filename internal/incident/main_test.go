@@ -1,16 +1,9 @@
-package incident
+package incident_test
 
 import (
-	"os"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(writerDir); dir != "" {
-		writeUntilKilled(dir)
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -19,9 +19,9 @@ func (t *tracker) mergeRepeats() {
 			if t.entries[k].isRepeatedBy(e) {
 				e.absorb(t.entries[k])
 				t.entries = slices.Delete(t.entries, k, k+1)
-				t.version++
+				t.changed = true
 				i--
-				k = i // begins earlier now, so search again
+				break // the earlier incident was merged with its own repeats
 			}
 		}
 	}
@@ -44,7 +44,8 @@ func (e *trackedIncident) absorb(earlier *trackedIncident) {
 	for _, c := range earlier.Affected {
 		if len(e.Affected) < limit && !e.isAffected(c.Owner, earlier.DeviceOf(c)) {
 			c.Last = earlier.LastOf(c)
-			e.Affected, e.terminationFinal = append(e.Affected, c), append(e.terminationFinal, true)
+			c.terminationFinal = true
+			e.Affected = append(e.Affected, c)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package incident
+package incident_test
 
 import (
 	"fmt"
@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 )
 
 func status(id device.ID, healthy bool) []device.Status {
 	return []device.Status{{Device: gpuDevice("other"), Healthy: true}, {Device: gpuDevice(id), Healthy: healthy, Since: time.Now()}}
 }
 
-func formatRecovery(i Incident) string {
+func formatRecovery(i incident.Incident) string {
 	if i.RecoveredAt == nil {
 		return "no"
 	}
@@ -21,7 +22,7 @@ func formatRecovery(i Incident) string {
 }
 
 func TestRecovery(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		s.statuses.Set(status("a", true))
 		time.Sleep(time.Second)
 		s.Record(xidEvent(79, gpuDevice("a"))) // the statuses have not changed yet
@@ -37,7 +38,7 @@ func TestRecovery(t *testing.T) {
 		want("while unhealthy", "no")
 		s.statuses.Set(nil)
 		want("while gone", "no")
-		time.Sleep(mergeWindow / 2)
+		time.Sleep(30 * time.Second)
 		s.statuses.Set(status("a", true))
 		want("healthy again", "30.9s")
 		time.Sleep(time.Second)
@@ -71,7 +72,7 @@ func (f *fakeTerminations) find(assignment device.Assignment) (device.Terminatio
 	return termination, ok
 }
 
-func formatTermination(e *PodTermination) string {
+func formatTermination(e *incident.PodTermination) string {
 	if e == nil {
 		return "-"
 	}
@@ -83,7 +84,7 @@ func formatTermination(e *PodTermination) string {
 }
 
 func TestTerminations(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		f := &fakeTerminations{pods: map[string]device.Termination{}}
 		code := func(n int32) *int32 { return &n }
 		s.allocations.setOwner("a", owner("A"))
@@ -115,7 +116,7 @@ func TestTerminations(t *testing.T) {
 
 // TestTerminationInParts checks that the kubelet may report the end of the pod before the end of the container.
 func TestTerminationInParts(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		f := &fakeTerminations{pods: map[string]device.Termination{}}
 		s.allocations.setOwner("a", owner("A"))
 		s.Record(xidEvent(31, gpuDevice("a")))
@@ -131,7 +132,7 @@ func TestTerminationInParts(t *testing.T) {
 
 // TestTerminationAtInvalidTime checks that a time that JSON cannot represent is left out.
 func TestTerminationAtInvalidTime(t *testing.T) {
-	runFixture(t, inFolder(t.TempDir()), func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		f := &fakeTerminations{pods: map[string]device.Termination{}}
 		s.allocations.setOwner("a", owner("A"))
 		s.Record(xidEvent(31, gpuDevice("a")))
@@ -139,35 +140,20 @@ func TestTerminationAtInvalidTime(t *testing.T) {
 		if got := s.incidents()[0].Affected[0].Termination; got == nil || !got.At.IsZero() {
 			t.Errorf("termination: got %+v, want no time", got)
 		}
-		if known := s.waitWritten(); !known.Persisted {
-			t.Error(known.Err)
-		}
 	})
 }
 
 // TestUnknownTermination checks that the search for an unknown pod ends.
 func TestUnknownTermination(t *testing.T) {
-	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		f := &fakeTerminations{pods: map[string]device.Termination{}}
 		s.allocations.setOwner("a", owner("A"))
 		s.Record(xidEvent(31, gpuDevice("a")))
 		s.terminations.Set(f.find)
-		s.settle()
-		if !s.awaitsTermination() {
-			t.Error("awaitsTermination: got false before the timeout, want true")
-		}
-		time.Sleep(terminationTimeout)
-		f.set(s, "B", device.Termination{})
-		s.settle()
-		if s.awaitsTermination() {
-			t.Error("awaitsTermination: got true after the timeout, want false")
+		time.Sleep(11 * time.Minute)
+		f.set(s, "A", device.Termination{PodUID: "a", Ended: true})
+		if got := s.incidents()[0].Affected[0]; got.UID != "" || got.Termination != nil {
+			t.Errorf("after the timeout: got %+v, want an unknown pod", got)
 		}
 	})
-}
-
-// awaitsTermination reports whether a termination is not final.
-func (l *Log) awaitsTermination() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.tracker.awaitsTermination()
 }

@@ -1,7 +1,6 @@
 package incident
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -24,30 +23,6 @@ const (
 	softwareQuota = 4
 )
 
-// version of the file format. New fields keep the version; existing fields never change.
-const version = 1
-
-// storedState is the stored part of a tracker.
-type storedState struct {
-	Version   int          `json:"version"`
-	Incidents []Incident   `json:"incidents"` // newest first
-	Counts    []EventCount `json:"counts"`    // of devices, then of affected containers
-}
-
-func (s *storedState) validate() error {
-	for n, i := range s.Incidents {
-		if i.Device == "" || i.ID == 0 || n > 0 && i.ID >= s.Incidents[n-1].ID {
-			return fmt.Errorf("incident %d: id %d is not in descending order, or no device", n, i.ID)
-		}
-	}
-	for n := range s.Counts {
-		if n > 0 && s.Counts[n-1].compare(&s.Counts[n]) >= 0 {
-			return fmt.Errorf("count %d is out of order", n)
-		}
-	}
-	return nil
-}
-
 // tracker is the state of a Log. The caller passes the time and holds a lock.
 type tracker struct {
 	maxIncidents int
@@ -58,14 +33,14 @@ type tracker struct {
 	counters counterSet
 	lastID   uint64
 
-	version uint64 // counts changes
-	urgent  bool   // a device turned unhealthy since the last snapshot
+	changed bool // since the last snapshot
+	urgent  bool // a device turned unhealthy since the last snapshot
 }
 
 // trackedIncident is an Incident with its private state. Published parts of the Incident (Affected and pointers) are replaced, never written.
 type trackedIncident struct {
 	Incident
-	startedAt          time.Time           // of the events that affected the containers with terminationFinal false: the first of them
+	startedAt          time.Time           // the first event that affected the containers without Last
 	software           bool                // as in xid.BySoftware
 	merged             bool                // with the incidents that it repeats
 	deviceIDs          []device.ID         // of the affected devices
@@ -73,36 +48,39 @@ type trackedIncident struct {
 	unnamedAllocations []device.Allocation // those without an owner, until ownerDeadline
 	ownerDeadline      time.Time
 
-	recordedAt       time.Time     // time of the newest Record; zero: of an earlier process
-	counters         []*EventCount // of the incident's device and of each affected container
-	terminationFinal []bool        // of each affected container: nothing more will be known
-
+	recordedAt         time.Time // time of the newest Record; zero: of an earlier process
 	fromEarlierProcess bool
 }
 
 func newTracker(o Options, now time.Time) *tracker {
-	return &tracker{maxIncidents: o.MaxIncidents, maxAge: o.MaxAge, startedAt: now}
+	return &tracker{maxIncidents: o.MaxIncidents, maxAge: o.MaxAge, startedAt: now, counters: counterSet{}}
 }
 
-// load adds the incidents of an earlier process, before the first record.
-func (t *tracker) load(s storedState) {
-	for _, i := range slices.Backward(s.Incidents) {
+// load adds the incidents of an earlier process, newest first, before the first record. Their counters have the times, and start at 0.
+func (t *tracker) load(stored []Incident) {
+	for _, i := range slices.Backward(stored) {
 		e := &trackedIncident{Incident: i, startedAt: i.First, software: xid.BySoftware(i.Reason), deviceIDs: []device.ID{i.Device}, fromEarlierProcess: true}
 		for _, d := range i.MIGDevices {
 			e.deviceIDs = append(e.deviceIDs, d.Device)
 		}
-		for _, c := range i.Affected {
-			e.terminationFinal = append(e.terminationFinal, !c.Last.IsZero())
+		e.Affected = slices.Clone(i.Affected)
+		for n, c := range e.Affected {
+			e.Affected[n].terminationFinal = !c.Last.IsZero()
 		}
 		t.entries = append(t.entries, e)
 		t.lastID = i.ID
 	}
-	for _, c := range s.Counts {
-		t.counters = append(t.counters, &c)
-	}
 	t.mergeRepeats()
 	t.evict()
-	t.version++
+	for _, e := range t.entries {
+		if e.isCounted() {
+			t.counters.add(e, e.Device, device.Owner{}, 0, e.Last)
+			for _, c := range e.Affected {
+				t.counters.add(e, e.DeviceOf(c), c.Owner, 0, e.LastOf(c))
+			}
+		}
+	}
+	t.changed = true
 }
 
 // record records an event: an incident of the GPU if the GPU is affected, with all its MIG devices.
@@ -137,20 +115,17 @@ func (e *trackedIncident) matches(o *device.HealthEvent, h *device.Allocations) 
 		slices.EqualFunc(e.deviceIDs, o.Affected, func(id device.ID, d device.Device) bool { return d.ID == id }) && e.sameAllocations(o, h)
 }
 
-// sameAllocations reports whether the affected devices are allocated as before. A repeated event costs no memory.
+// sameAllocations reports whether the affected devices are allocated as before.
 func (e *trackedIncident) sameAllocations(o *device.HealthEvent, h *device.Allocations) bool {
-	before := e.allocations
+	began := func(s device.AllocationRecord) bool {
+		return s.EndedAt.IsZero() && s.FirstSeen.After(e.Last) && !s.FirstSeen.After(o.At)
+	}
 	for _, id := range e.deviceIDs {
-		rows := h.ForDevice(id)
-		if len(rows) > len(before) || !slices.Equal(rows, before[:len(rows)]) ||
-			slices.ContainsFunc(recordsOf(h.Recent, id), func(s device.AllocationRecord) bool {
-				return s.EndedAt.IsZero() && s.FirstSeen.After(e.Last) && !s.FirstSeen.After(o.At)
-			}) {
+		if slices.ContainsFunc(recordsOf(h.Recent, id), began) {
 			return false
 		}
-		before = before[len(rows):]
 	}
-	return len(before) == 0
+	return slices.Equal(e.currentAllocations(h), e.allocations)
 }
 
 // currentAllocations returns the allocations of each affected device, in the order of deviceIDs.
@@ -178,12 +153,9 @@ func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device
 		unallocated = unallocated || len(h.ForDevice(a.ID)) == 0 && (!a.MIGEnabled || len(o.Affected) == 1)
 	}
 	e.allocations = e.currentAllocations(h)
-	if e.Historical { // counters count events since the start
+	if e.Historical {
 		e.AffectedUnknown = true
 	} else {
-		if e.isFault() {
-			e.counters = append(e.counters, t.counters.get(e, e.Device, device.Owner{}))
-		}
 		e.unnamedAllocations = slices.DeleteFunc(slices.Clone(e.allocations), func(r device.Allocation) bool { return r.Owner != (device.Owner{}) })
 		t.attribute(e, h)
 		e.OwnersIncomplete, e.ownerDeadline = len(e.unnamedAllocations) > 0, now.Add(ownerTimeout)
@@ -194,64 +166,66 @@ func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device
 	return e
 }
 
-// countReport counts an event without allocations: events may be many.
+// countReport counts an event.
 func (t *tracker) countReport(e *trackedIncident, o *device.HealthEvent, now time.Time) {
 	e.Count++
 	e.recordedAt = now
 	e.First, e.Last = earliest(e.First, o.At), latest(e.Last, o.At)
 	e.MarkedUnhealthy = e.MarkedUnhealthy || o.MarkedUnhealthy
 	t.urgent = t.urgent || o.MarkedUnhealthy
-	for _, c := range e.counters {
-		c.add(e, 1, o.At)
+	t.changed = true
+	if !e.isCounted() {
+		return
 	}
-	t.version++
+	t.counters.add(e, e.Device, device.Owner{}, 1, o.At)
+	for _, c := range e.Affected {
+		if c.Last.IsZero() {
+			t.counters.add(e, e.DeviceOf(c), c.Owner, 1, o.At)
+		}
+	}
 }
 
-// evict removes incidents beyond the quotas. A container can cause errors of software at will, so their quota is separate.
+// evict removes incidents beyond the quotas. A container can cause errors of software at will, so their quotas are separate.
 func (t *tracker) evict() {
-	incidents, containers := max(1, t.maxIncidents/softwareQuota), maxAffectedTotal/softwareQuota
-	t.evictBeyond(true, incidents, containers)
-	t.evictBeyond(false, max(1, t.maxIncidents-incidents), maxAffectedTotal-containers)
+	one := func(*trackedIncident) int { return 1 }
+	containers := func(e *trackedIncident) int { return len(e.Affected) }
+	softwareIncidents, softwareContainers := max(1, t.maxIncidents/softwareQuota), maxAffectedTotal/softwareQuota
+	t.evictBeyond(true, softwareIncidents, one)
+	t.evictBeyond(true, softwareContainers, containers)
+	t.evictBeyond(false, max(1, t.maxIncidents-softwareIncidents), one)
+	t.evictBeyond(false, maxAffectedTotal-softwareContainers, containers)
 }
 
-func (t *tracker) evictBeyond(software bool, maxIncidents, maxContainers int) {
+// evictBeyond removes errors of software, or other incidents, until the sum of their sizes is within a limit: the oldest of the largest
+// namespace, first of recovered devices, and never the newest incident. So no namespace removes all incidents of another one.
+func (t *tracker) evictBeyond(software bool, limit int, size func(*trackedIncident) int) {
 	for {
-		incidents, containers := map[string]int{}, map[string]int{} // by namespace
-		excess, excessContainers := -maxIncidents, -maxContainers
+		total, byNamespace, least := 0, map[string]int{}, -1
 		for _, e := range t.entries {
 			if e.software == software {
-				incidents[e.namespace()]++
-				containers[e.namespace()] += len(e.Affected)
-				excess, excessContainers = excess+1, excessContainers+len(e.Affected)
+				total += size(e)
+				byNamespace[e.namespace()] += size(e)
 			}
 		}
-		sizes := incidents
-		if excess <= 0 {
-			sizes = containers
+		for i, e := range t.entries {
+			if e.software == software && size(e) > 0 && i < len(t.entries)-1 &&
+				(least < 0 || e.isNeededLess(t.entries[least], byNamespace)) {
+				least = i
+			}
 		}
-		i := t.leastNeeded(software, sizes)
-		if excess <= 0 && excessContainers <= 0 || i < 0 {
+		if total <= limit || least < 0 {
 			return
 		}
-		t.entries = slices.Delete(t.entries, i, i+1)
+		t.entries = slices.Delete(t.entries, least, least+1)
+		t.changed = true
 	}
 }
 
-// leastNeeded returns the oldest incident of the largest namespace: first of recovered devices, never the newest incident, negative: none.
-// So no namespace removes all incidents of another one.
-func (t *tracker) leastNeeded(software bool, sizes map[string]int) int {
-	least := -1
-	for i := 0; i < len(t.entries)-1; i++ {
-		e := t.entries[i]
-		if e.software != software || sizes[e.namespace()] == 0 {
-			continue
-		}
-		if least < 0 || t.entries[least].isOpen() && !e.isOpen() ||
-			t.entries[least].isOpen() == e.isOpen() && sizes[e.namespace()] > sizes[t.entries[least].namespace()] {
-			least = i
-		}
+func (e *trackedIncident) isNeededLess(o *trackedIncident, byNamespace map[string]int) bool {
+	if e.isOpen() != o.isOpen() {
+		return !e.isOpen()
 	}
-	return least
+	return byNamespace[e.namespace()] > byNamespace[o.namespace()]
 }
 
 // namespace returns the namespace of the first affected container; empty: none.
@@ -262,23 +236,18 @@ func (e *trackedIncident) namespace() string {
 	return e.Affected[0].Namespace
 }
 
-// isFault reports whether the incident is counted: a retirement is the operator's decision.
-func (e *trackedIncident) isFault() bool { return e.Reason != device.ReasonRetired }
+// isCounted reports whether counters have the events: those since the start, except the operator's decision to retire a device.
+func (e *trackedIncident) isCounted() bool { return !e.Historical && e.Reason != device.ReasonRetired }
 
 // isOpen reports whether the device has not recovered yet.
 func (e *trackedIncident) isOpen() bool { return e.MarkedUnhealthy && e.RecoveredAt == nil }
 
-// prune removes expired incidents and counters. Counters of present devices stay.
-func (t *tracker) prune(present func(device.ID) bool, now time.Time) {
+// prune removes expired incidents, and counters without an incident.
+func (t *tracker) prune(now time.Time) {
 	before := len(t.entries)
 	t.entries = slices.DeleteFunc(t.entries, func(e *trackedIncident) bool { return t.expired(e.Last, now) })
 	t.evict() // the kubelet may have named containers since
-	countersPruned := t.counters.prune(func(c *EventCount) bool {
-		return t.expired(c.Last, now) && (c.Pod != "" || !present(c.Device))
-	})
-	if countersPruned || len(t.entries) != before {
-		t.version++
-	}
+	t.changed = t.counters.retain(t.entries) || t.changed || len(t.entries) < before
 }
 
 // expired reports whether an event is older than maxAge. A wall clock that is ahead, or is set ahead, expires nothing: the process must have
@@ -307,15 +276,16 @@ func (t *tracker) markRecovered(statuses []device.Status, now time.Time) {
 		default:
 			continue
 		}
-		t.version++
+		t.changed = true
 	}
 }
 
-// storedState returns an immutable copy of the state.
-func (t *tracker) storedState() storedState {
-	s := storedState{Version: version, Incidents: make([]Incident, len(t.entries)), Counts: t.counters.values()}
-	for i, e := range t.entries {
-		s.Incidents[len(s.Incidents)-1-i] = e.Incident
+// snapshot returns an immutable copy of the state.
+func (t *tracker) snapshot() Snapshot {
+	s := Snapshot{Incidents: make([]Incident, 0, len(t.entries))}
+	for _, e := range slices.Backward(t.entries) {
+		s.Incidents = append(s.Incidents, e.Incident)
 	}
+	s.Devices, s.Affected = t.counters.counts()
 	return s
 }

@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -126,7 +125,7 @@ func (w *LabelWatcher) store(value string) error {
 	if err == nil && strings.TrimSpace(string(before)) == value {
 		return nil
 	}
-	if err := atomicfile.Replace(atomicfile.OSDir(filepath.Dir(w.File)), filepath.Base(w.File), []byte(value+"\n")); err != nil {
+	if err := atomicfile.Replace(w.File, []byte(value+"\n")); err != nil {
 		return fmt.Errorf("store label %s: %w", w.Key, err)
 	}
 	w.Log.Info("node label selects a config", "label", w.Key, "value", value)

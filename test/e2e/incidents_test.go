@@ -220,13 +220,13 @@ func podKilledByFault(ctx context.Context, t *testing.T, n *node.RealNode, m *si
 	}
 }
 
-// checkIncidentAfterRestart checks that metrics, API and table of a restarted podgauge contain an incident.
+// checkIncidentAfterRestart checks that metrics, API and table of a restarted podgauge contain an incident. Counters start at 0.
 func checkIncidentAfterRestart(ctx context.Context, t *testing.T, n *node.RealNode, d *podgaugeProcess, i apiIncident) {
 	t.Helper()
 	owner := i.Containers[0].owner()
 	d.scrapeUntil(ctx, t, "the incident and its affected container are exported", func(s metricsScrape) error {
-		return errors.Join(s.wantValue(1, "nvidia_gpu_incidents_total", seriesLabels{"uuid": i.Device, "reason": "xid_79"}),
-			s.wantValue(1, familyDeviceFailures, affectedLabels("xid_79", i.Device, "", owner)))
+		return errors.Join(s.wantValue(0, "nvidia_gpu_incidents_total", seriesLabels{"uuid": i.Device, "reason": "xid_79"}),
+			s.wantValue(0, familyDeviceFailures, affectedLabels("xid_79", i.Device, "", owner)))
 	})
 	if err := d.checkIncidentUnchanged(ctx, i); err != nil {
 		t.Error(err)

@@ -239,13 +239,13 @@ func TestUnhealthyPersists(t *testing.T) {
 	corruptState(ctx, t, n, m, gpuID)
 }
 
-const healthFile = "health.json"
+const stateFile = "state.json"
 
 // checkStored returns an error unless podgauge has stored the GPU's Xid 79.
 func (m *simulatedMachine) checkStored(id string) error {
-	stored, err := os.ReadFile(filepath.Join(m.stateRoot, healthFile))
+	stored, err := os.ReadFile(filepath.Join(m.stateRoot, stateFile))
 	if err == nil && (!strings.Contains(string(stored), id) || !strings.Contains(string(stored), "xid_79")) {
-		err = fmt.Errorf("%s: got no xid_79 of %s: %s", healthFile, id, stored)
+		err = fmt.Errorf("%s: got no xid_79 of %s: %s", stateFile, id, stored)
 	}
 	return err
 }
@@ -256,7 +256,7 @@ func corruptState(ctx context.Context, t *testing.T, n *node.RealNode, m *simula
 	if err := m.checkStored(gpuID); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(m.stateRoot, healthFile)
+	file := filepath.Join(m.stateRoot, stateFile)
 	if err := os.WriteFile(file, []byte(garbage), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +267,7 @@ func corruptState(ctx context.Context, t *testing.T, n *node.RealNode, m *simula
 		t.Errorf("unchecked GPUs allocatable after %s, want at least %s", took, minRecoveryTime)
 	}
 	measureDurations(t, "start with a corrupt state file → all GPUs allocatable", 30*time.Second, time.Since(begin))
-	if lines := d.logLines(t, "level=WARN", "health.json", "before publication"); len(lines) != 1 {
+	if lines := d.logLines(t, "level=WARN", stateFile, "before publication"); len(lines) != 1 {
 		t.Errorf("log lines about the corrupt file: got %q, want one", lines)
 	}
 	if renamed, err := os.ReadFile(file + ".bad"); err != nil || string(renamed) != garbage {

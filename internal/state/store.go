@@ -1,0 +1,252 @@
+// Package state keeps the health of devices and the incidents in a file for
+// the next process (docs/contributing/adr/0019-one-state-file.md).
+package state
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/atomicfile"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/pubsub"
+)
+
+const (
+	// BootIDPath is the file with the id of the current boot.
+	BootIDPath = "/proc/sys/kernel/random/boot_id"
+
+	writeInterval = time.Second      // between two writes, unless a device has a fault
+	retryInterval = 10 * time.Second // after a failed write, and until a write hangs
+	readTimeout   = 5 * time.Second  // a disk that hangs must not keep the process from starting
+	endTimeout    = 2 * time.Second
+)
+
+var errHung = errors.New("the disk does not respond")
+
+// Store keeps the newest state, and writes it in the background: saves never
+// wait for the disk.
+type Store struct {
+	path     string
+	bootID   string
+	log      *slog.Logger
+	readOnly error // why the file is not replaced; nil: it is
+
+	saved, fault chan struct{} // have room for one: requests to write
+	disk         sync.Mutex    // held during a write
+
+	mu sync.Mutex
+	// All below are guarded by mu.
+	newest content
+	saves  uint64 // of newest
+	status pubsub.Value[status]
+}
+
+// status is the result of the newest write.
+type status struct {
+	written uint64 // saves on disk
+	err     error
+}
+
+// Open reads the state of an earlier process. A file that cannot be read is
+// set aside with a log line, and the health is lost. Without a file at
+// bootIDPath, no reboot is detected.
+func Open(folder, bootIDPath string, log *slog.Logger) (*Store, device.HealthHistory, []incident.Incident) {
+	boot, _ := os.ReadFile(bootIDPath) // empty: unknown
+	s := &Store{
+		path: filepath.Join(folder, FileName), bootID: strings.TrimSpace(string(boot)), log: log,
+		saved: make(chan struct{}, 1), fault: make(chan struct{}, 1),
+	}
+	var err error
+	if s.newest, err = s.readInTime(); err != nil {
+		s.newest.Health.Lost = true
+		log.Warn("state of an earlier process unreadable, checking devices before publication", "err", err)
+	}
+	s.newest.Version = version
+	s.status.Set(status{err: s.readOnly})
+	s.save(func() {}, false) // a write shows whether the folder is usable
+	health := s.newest.Health
+	health.Rebooted = s.newest.BootID != "" && s.bootID != "" && s.newest.BootID != s.bootID
+	return s, health, s.newest.Incidents
+}
+
+// readInTime reads the file. A file that another podgauge can read later is
+// never replaced.
+func (s *Store) readInTime() (c content, err error) {
+	type result struct {
+		content
+		err error
+	}
+	read := make(chan result, 1)
+	go func() { // ends with the process if the disk hangs
+		c, err := readFile(s.path)
+		read <- result{c, err}
+	}()
+	select {
+	case r := <-read:
+		c, err = r.content, r.err
+	case <-time.After(readTimeout):
+		err = fmt.Errorf("%w: restart podgauge to read %s", errHung, s.path)
+	}
+	if errors.Is(err, errHung) || errors.Is(err, errNewer) {
+		s.readOnly = err
+	}
+	return c, err
+}
+
+// SaveHealth schedules a write: within a second, at once if urgent. The caller
+// must not change the history any more.
+func (s *Store) SaveHealth(h device.HealthHistory, urgent bool) {
+	s.save(func() { s.newest.Health, s.newest.BootID = h, s.bootID }, urgent)
+}
+
+// SaveIncidents is like SaveHealth.
+func (s *Store) SaveIncidents(all []incident.Incident, urgent bool) {
+	s.save(func() { s.newest.Incidents = all }, urgent)
+}
+
+func (s *Store) save(change func(), urgent bool) {
+	s.mu.Lock()
+	change()
+	s.saves++
+	s.mu.Unlock()
+	pubsub.Notify(s.saved)
+	if urgent {
+		pubsub.Notify(s.fault)
+	}
+}
+
+// Err returns the error of the newest write; nil if the state is on disk, or
+// will be within a second.
+func (s *Store) Err() error {
+	result, _ := s.status.Get()
+	return result.err
+}
+
+// Stored reports whether the disk has all that was saved.
+func (s *Store) Stored() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	result, _ := s.status.Get()
+	return result.written == s.saves
+}
+
+// Wait returns when the disk has all that was saved before the call, or an
+// error when ctx is done.
+func (s *Store) Wait(ctx context.Context) error {
+	s.mu.Lock()
+	saves := s.saves
+	s.mu.Unlock()
+	for {
+		result, changed := s.status.Get()
+		if result.written >= saves {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			if result.err != nil {
+				return result.err
+			}
+			return errHung
+		}
+	}
+}
+
+// Run writes what is saved until ctx is done: at most once a second, every ten
+// seconds while the disk fails, and a fault at once.
+func (s *Store) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.saved:
+		}
+		pause := writeInterval
+		if s.write(ctx) != nil {
+			pause = retryInterval
+			pubsub.Notify(s.saved)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.fault:
+			pubsub.Notify(s.saved)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// End writes the newest state, without waiting for a disk that hangs.
+func (s *Store) End() {
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	if s.write(ctx) != nil && ctx.Err() != nil {
+		s.log.Error("state folder hangs, exiting without the last write", "file", s.path)
+	}
+}
+
+// write writes the newest state. It returns when ctx is done, also if the disk
+// hangs.
+func (s *Store) write(ctx context.Context) error {
+	ended := make(chan error, 1)
+	go func() { ended <- s.replace() }() // ends with the process if the disk hangs
+	hung := time.After(retryInterval)
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-hung:
+			s.setStatus(0, errHung)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// replace replaces the file, unless it has the newest state.
+func (s *Store) replace() error {
+	s.disk.Lock()
+	defer s.disk.Unlock()
+	s.mu.Lock()
+	newest, saves := s.newest, s.saves
+	s.mu.Unlock()
+	if result, _ := s.status.Get(); result.written == saves || s.readOnly != nil {
+		return s.readOnly
+	}
+	text, err := json.Marshal(newest)
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(s.path), 0o700)
+	}
+	if err == nil {
+		err = atomicfile.Replace(s.path, text)
+	}
+	s.setStatus(saves, err)
+	return err
+}
+
+// setStatus publishes the result of a write, and logs the first failure and
+// the first success after failures.
+func (s *Store) setStatus(saves uint64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, _ := s.status.Get()
+	switch {
+	case err != nil && before.err == nil:
+		s.log.Warn("cannot store state, keeping it in memory", "err", err)
+	case err == nil && before.err != nil:
+		s.log.Info("state storage recovered")
+	}
+	if err != nil {
+		saves = before.written
+	}
+	s.status.Set(status{saves, err})
+}

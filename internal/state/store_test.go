@@ -1,0 +1,408 @@
+package state_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/test/bubble"
+)
+
+// fixture is a state folder, and a boot id that the test can change.
+type fixture struct {
+	*testing.T
+	dir, boot string
+	log       bytes.Buffer
+}
+
+func newFixture(t *testing.T) *fixture {
+	s := &fixture{T: t, dir: filepath.Join(t.TempDir(), "state"), boot: filepath.Join(t.TempDir(), "boot_id")}
+	s.write(s.boot, "one\n")
+	return s
+}
+
+func (s *fixture) file() string { return filepath.Join(s.dir, state.FileName) }
+
+func (s *fixture) write(path, content string) {
+	s.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *fixture) open() (*state.Store, device.HealthHistory, []incident.Incident) {
+	return state.Open(s.dir, s.boot, slog.New(slog.NewTextHandler(&s.log, nil)))
+}
+
+// saveAndEnd is a process that saves and ends.
+func (s *fixture) saveAndEnd(h device.HealthHistory, all []incident.Incident) {
+	s.Helper()
+	store, _, _ := s.open()
+	store.SaveHealth(h, false)
+	store.SaveIncidents(all, false)
+	store.End()
+	if err := store.Err(); err != nil || !store.Stored() {
+		s.Fatalf("got error %v, stored %v", err, store.Stored())
+	}
+}
+
+// newLogLines counts the log lines since the previous call.
+func (s *fixture) newLogLines() int {
+	defer s.log.Reset()
+	return strings.Count(s.log.String(), "\n")
+}
+
+func (s *fixture) requireFiles(want ...string) {
+	s.Helper()
+	entries, err := os.ReadDir(s.dir)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if err != nil || !slices.Equal(names, want) {
+		s.Errorf("files: got %q, %v, want %q", names, err, want)
+	}
+}
+
+func at(n int64) time.Time { return time.Unix(1e9+n, 5).UTC() }
+
+// fullHistory returns a history with many fields.
+func fullHistory() device.HealthHistory {
+	return device.HealthHistory{Records: []device.HealthRecord{
+		{
+			GPU: "GPU-a", HealthCause: device.HealthCause{
+				Reason: "xid_95", Action: "replace", Class: "broken", Since: at(1), FaultAt: at(2), NeedsReset: true, ByPolicy: true,
+				ResetSeen: true, EnergyCounter: 1<<64 - 1,
+			},
+			LastSeen: at(8), UnhealthyTimes: []time.Time{at(3), at(4)},
+			FailedResets: device.FailedResets{Reason: "xid_95", Count: 2, LastFaultAt: at(5)},
+			Xids:         []device.Xid{{Code: 13, Last: at(6)}, {Code: 95, Last: at(7), LastHistorical: at(9)}},
+			GoneSince:    at(10), LastListed: device.Device{
+				ID: "GPU-a", GPU: "GPU-a", Index: 3, MIGEnabled: true, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: 4,
+				Model: "NVIDIA H100 80GB HBM3", PCI: "0000:1a:00.0", NUMANode: 1, MemoryBytes: 80 << 30,
+			},
+		},
+		{GPU: "GPU-a", Device: "MIG-b", HealthCause: device.HealthCause{Reason: "xid_999", NeedsReset: true}},
+	}, DriverRestarts: 3}
+}
+
+func fullIncidents() []incident.Incident {
+	return []incident.Incident{
+		{ID: 2, First: at(1), Last: at(2), Count: 3, Device: "GPU-a", GPU: "GPU-a", Reason: "xid_95", Affected: []incident.AffectedContainer{
+			{Owner: device.Owner{Namespace: "team", Pod: "train", Container: "main"}, UID: "1", Since: at(0), Until: at(3)},
+		}},
+		{ID: 1, First: at(1), Last: at(1), Count: 1, Device: "GPU-b", Reason: "lost"},
+	}
+}
+
+func TestRestart(t *testing.T) {
+	s := newFixture(t)
+	if _, h, all := s.open(); !reflect.DeepEqual(h, device.HealthHistory{}) || all != nil || s.newLogLines() != 0 {
+		t.Errorf("at first: got %+v, %v, want no state", h, all)
+	}
+	s.saveAndEnd(fullHistory(), fullIncidents())
+	if info, err := os.Stat(s.file()); err != nil || info.Mode() != 0o600 {
+		t.Errorf("got mode %v, error %v, want 0600", info.Mode(), err)
+	}
+	s.requireFiles(state.FileName)
+	_, h, all := s.open()
+	if !reflect.DeepEqual(h, fullHistory()) || !reflect.DeepEqual(all, fullIncidents()) {
+		t.Errorf("got %+v, %+v, want the saved state", h, all)
+	}
+}
+
+// TestSaves checks that incidents and health replace only themselves.
+func TestSaves(t *testing.T) {
+	s := newFixture(t)
+	s.saveAndEnd(fullHistory(), fullIncidents())
+	store, _, _ := s.open()
+	store.SaveIncidents(fullIncidents()[:1], false)
+	store.End()
+	if _, h, all := s.open(); len(h.Records) != 2 || len(all) != 1 {
+		t.Errorf("got %d records and %d incidents, want 2 and 1", len(h.Records), len(all))
+	}
+}
+
+// TestLostIsStored checks that each process reads Lost until a history without Lost is saved.
+func TestLostIsStored(t *testing.T) {
+	s := newFixture(t)
+	s.saveAndEnd(device.HealthHistory{Lost: true}, nil)
+	for range 2 {
+		store, h, _ := s.open()
+		store.End() // before the first save of health
+		if !h.Lost || s.newLogLines() != 0 {
+			t.Errorf("got %+v, want Lost", h)
+		}
+	}
+	s.saveAndEnd(device.HealthHistory{}, nil)
+	if _, h, _ := s.open(); h.Lost {
+		t.Error("Lost: got true after a history without Lost, want false")
+	}
+}
+
+func TestReboot(t *testing.T) {
+	for _, row := range []struct {
+		name, before, after string
+		want                bool
+	}{
+		{"the same", "one", "one\n", false},
+		{"another", "one", "two", true},
+		{"unknown now", "one", "", false},
+		{"unknown then", "", "two", false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := newFixture(t)
+			s.write(s.boot, row.before)
+			s.saveAndEnd(fullHistory(), nil)
+			s.write(s.boot, row.after)
+			for range 2 { // a process that saves no health does not hide the reboot
+				store, h, _ := s.open()
+				store.SaveIncidents(nil, false)
+				store.End()
+				if h.Rebooted != row.want {
+					t.Errorf("Rebooted: got %v, want %v", h.Rebooted, row.want)
+				}
+			}
+		})
+	}
+}
+
+// invalidFiles are files that this program never writes.
+var invalidFiles = map[string]string{
+	"empty":              "",
+	"no JSON":            "hello",
+	"cut short":          `{"version":1,"health":{"records":[{"gpu":"GPU-a"`,
+	"no object":          `[]`,
+	"no version":         `{}`,
+	"version 0":          `{"version":0}`,
+	"something more":     `{"version":1}{}`,
+	"another type":       `{"version":1,"health":{"records":[{"gpu":7}]}}`,
+	"no GPU":             `{"version":1,"health":{"records":[{"device":"MIG-a"}]}}`,
+	"a MIG device":       `{"version":1,"health":{"records":[{"gpu":"GPU-a","last_listed":{"id":"MIG-b","gpu":"GPU-a"}}]}}`,
+	"another GPU":        `{"version":1,"health":{"records":[{"gpu":"GPU-a","last_listed":{"id":"GPU-b","gpu":"GPU-b"}}]}}`,
+	"out of order":       `{"version":1,"health":{"records":[{"gpu":"GPU-b"},{"gpu":"GPU-a"}]}}`,
+	"no time":            `{"version":1,"health":{"records":[{"gpu":"GPU-a","unhealthy_times":["yesterday"]}]}}`,
+	"no device":          `{"version":1,"incidents":[{"id":1,"reason":"xid_31"}]}`,
+	"no id":              `{"version":1,"incidents":[{"device":"a","reason":"xid_31"}]}`,
+	"incidents of an id": `{"version":1,"incidents":[{"id":1,"device":"a"},{"id":1,"device":"a"}]}`,
+}
+
+func TestInvalidFile(t *testing.T) {
+	for name, content := range invalidFiles {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			s.saveAndEnd(fullHistory(), fullIncidents())
+			for range 2 { // the second file replaces the first
+				s.write(s.file(), content)
+				if _, h, all := s.open(); !h.Lost || len(h.Records) > 0 || len(all) > 0 || s.newLogLines() != 1 {
+					t.Errorf("got %+v, %v and log %q, want Lost and one line", h, all, s.log.String())
+				}
+			}
+			s.requireFiles(state.FileName + ".bad")
+			if got, err := os.ReadFile(s.file() + ".bad"); err != nil || string(got) != content {
+				t.Errorf("got %q, %v, want the renamed file", got, err)
+			}
+			s.saveAndEnd(fullHistory(), fullIncidents())
+			if _, h, all := s.open(); !reflect.DeepEqual(h, fullHistory()) || len(all) != 2 {
+				t.Errorf("after a new save: got %+v, %v, want the saved state", h, all)
+			}
+		})
+	}
+	t.Run("not a file", func(t *testing.T) {
+		s := newFixture(t)
+		if err := os.MkdirAll(s.file(), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, h, _ := s.open(); !h.Lost {
+			t.Errorf("got %+v, want Lost", h)
+		}
+		s.requireFiles(state.FileName + ".bad")
+	})
+}
+
+// TestUnknownField checks that fields of a newer podgauge are ignored after a rollback.
+func TestUnknownField(t *testing.T) {
+	s := newFixture(t)
+	s.saveAndEnd(device.HealthHistory{}, nil)
+	s.write(s.file(), `{"version":1,"mood":"good","health":{"records":[{"gpu":"GPU-a","mood":"bad"}]}}`)
+	if _, h, _ := s.open(); h.Lost || len(h.Records) != 1 {
+		t.Errorf("got %+v, want one record", h)
+	}
+}
+
+// TestFileOfNewerVersion checks that the file is unchanged, with one log line and an error. Until the upgrade, all devices are checked.
+func TestFileOfNewerVersion(t *testing.T) {
+	s := newFixture(t)
+	s.saveAndEnd(device.HealthHistory{}, nil)
+	const newer = `{"version":2,"health":"of another type"}`
+	s.write(s.file(), newer)
+	store, h, _ := s.open()
+	store.SaveHealth(fullHistory(), true)
+	store.End()
+	if !h.Lost || store.Err() == nil || store.Stored() || s.newLogLines() != 1 {
+		t.Errorf("got %+v, error %v and log %q, want Lost, an error and one line", h, store.Err(), s.log.String())
+	}
+	if got, err := os.ReadFile(s.file()); err != nil || string(got) != newer {
+		t.Errorf("got %q, %v, want an unchanged file", got, err)
+	}
+	s.requireFiles(state.FileName)
+}
+
+func TestStaleTempsAreRemoved(t *testing.T) {
+	s := newFixture(t)
+	s.saveAndEnd(device.HealthHistory{}, nil)
+	stale := filepath.Join(s.dir, "."+state.FileName+".1.tmp")
+	s.write(stale, "")
+	if err := os.Chtimes(stale, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	s.open()
+	s.requireFiles(state.FileName)
+}
+
+// run runs a Store in a bubble.
+func (s *fixture) run(test func(*testing.T, *state.Store)) {
+	bubble.Test(s.T, func(t *testing.T) {
+		store, _, _ := s.open()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- store.Run(ctx) }()
+		test(t, store)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestUnusableFolder checks that a folder that cannot be written costs one log line and an error, until it is usable.
+func TestUnusableFolder(t *testing.T) {
+	s := newFixture(t)
+	s.write(s.dir, "a file in place of the folder")
+	s.run(func(t *testing.T, store *state.Store) {
+		time.Sleep(time.Minute)
+		store.SaveHealth(fullHistory(), true)
+		time.Sleep(time.Minute)
+		if store.Err() == nil || store.Stored() || s.newLogLines() != 1 {
+			t.Errorf("got error %v, stored %v and log %q, want an error and one line", store.Err(), store.Stored(), s.log.String())
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := store.Wait(ctx); err == nil {
+			t.Error("Wait: got no error")
+		}
+		if err := os.Remove(s.dir); err != nil {
+			t.Fatal(err)
+		}
+		if err := store.Wait(t.Context()); err != nil || store.Err() != nil || s.newLogLines() != 1 {
+			t.Errorf("after the repair: got %v, %v and log %q, want no error and one line", err, store.Err(), s.log.String())
+		}
+	})
+	if _, h, _ := s.open(); len(h.Records) != 2 {
+		t.Errorf("got %+v, want the saved history", h)
+	}
+}
+
+// TestStormIsWrittenOnceASecond checks that a storm is written once a second, and a fault at once.
+func TestStormIsWrittenOnceASecond(t *testing.T) {
+	s := newFixture(t)
+	s.run(func(t *testing.T, store *state.Store) {
+		synctest.Wait()
+		var before os.FileInfo
+		writes := 0
+		countWrite := func() {
+			t.Helper()
+			after, err := os.Stat(s.file())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !os.SameFile(after, before) {
+				writes, before = writes+1, after
+			}
+		}
+		countWrite()
+		writes = 0
+		for range 9_500 { // ends between two writes
+			store.SaveIncidents(fullIncidents(), false)
+			time.Sleep(time.Millisecond)
+			countWrite()
+		}
+		if writes < 9 || writes > 11 {
+			t.Errorf("got %d writes in ten seconds, want about 10", writes)
+		}
+		writes = 0
+		store.SaveHealth(fullHistory(), true)
+		if err := store.Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if countWrite(); writes != 1 {
+			t.Errorf("a fault: got %d writes at once, want 1", writes)
+		}
+		time.Sleep(time.Minute)
+		if countWrite(); writes != 1 {
+			t.Error("an unchanged state was written")
+		}
+	})
+}
+
+// TestHungDisk checks that a file that hangs neither keeps the process from starting nor from ending, and is not replaced.
+func TestHungDisk(t *testing.T) {
+	t.Parallel()
+	s := newFixture(t)
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(s.file(), 0o600); err != nil { // hangs until a process writes
+		t.Fatal(err)
+	}
+	store, h, _ := s.open()
+	store.SaveHealth(fullHistory(), true)
+	store.End()
+	if !h.Lost || store.Err() == nil || s.newLogLines() != 1 {
+		t.Errorf("got %+v, error %v and log %q, want Lost, an error and one line", h, store.Err(), s.log.String())
+	}
+	if info, err := os.Stat(s.file()); err != nil || info.Mode().Type() != os.ModeNamedPipe {
+		t.Errorf("got %v, %v, want an unchanged file", info, err)
+	}
+	s.write(s.file(), "") // ends the hang
+}
+
+// FuzzOpen opens any file. What is stored then is read without loss.
+func FuzzOpen(f *testing.F) {
+	for _, content := range invalidFiles {
+		f.Add([]byte(content))
+	}
+	full, err := json.Marshal(map[string]any{"version": 1, "health": fullHistory(), "incidents": fullIncidents()})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(full)
+	f.Fuzz(func(t *testing.T, content []byte) {
+		s := newFixture(t)
+		if err := os.Mkdir(s.dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		s.write(s.file(), string(content))
+		store, h, all := s.open()
+		store.End()
+		if store.Err() != nil {
+			return // of a newer version
+		}
+		if _, again, allAgain := s.open(); again.Lost != h.Lost || len(again.Records) != len(h.Records) || len(allAgain) != len(all) {
+			t.Errorf("got %+v and %+v again, want %+v and %+v", again, allAgain, h, all)
+		}
+	})
+}
