@@ -21,16 +21,16 @@ type counterKey struct {
 type counterSet map[counterKey]*EventCount
 
 // add adds n events of an incident to the counter of a device, or of a container with the device.
-func (s counterSet) add(e *trackedIncident, id device.ID, o device.Owner, n uint64, at time.Time) {
-	key := counterKey{id, o, e.Reason}
+func (s counterSet) add(i *Incident, id device.ID, o device.Owner, n uint64, at time.Time) {
+	key := counterKey{id, o, i.Reason}
 	c := s[key]
 	if c == nil {
-		c = &EventCount{Device: id, Owner: o, Reason: e.Reason}
+		c = &EventCount{Device: id, Owner: o, Reason: i.Reason}
 		s[key] = c
 	}
 	c.Count += n
-	c.GPU = e.GPU
-	c.Index = e.Index
+	c.GPU = i.GPU
+	c.Index = i.Index
 	c.Last = latest(c.Last, at)
 }
 
@@ -38,12 +38,12 @@ func (s counterSet) add(e *trackedIncident, id device.ID, o device.Owner, n uint
 func (c *EventCount) BySoftware() bool { return xid.BySoftware(c.Reason) }
 
 // retain removes the counters that no incident names, and reports whether there were any.
-func (s counterSet) retain(incidents []*trackedIncident) (changed bool) {
+func (s counterSet) retain(incidents []Incident) (changed bool) {
 	named := map[counterKey]bool{}
-	for _, e := range incidents {
-		named[counterKey{e.Device, device.Owner{}, e.Reason}] = true
-		for _, c := range e.Affected {
-			named[counterKey{e.DeviceOf(c), c.Owner, e.Reason}] = true
+	for _, i := range incidents {
+		named[counterKey{i.Device, device.Owner{}, i.Reason}] = true
+		for _, c := range i.Affected {
+			named[counterKey{i.DeviceOf(c), c.Owner, i.Reason}] = true
 		}
 	}
 	before := len(s)
@@ -67,3 +67,7 @@ func (s counterSet) counts() (devices, affected []EventCount) {
 	slices.SortFunc(affected, order)
 	return devices, affected
 }
+
+func latest(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{b, a}, time.Time.Compare) }
+
+func earliest(a, b time.Time) time.Time { return slices.MinFunc([]time.Time{b, a}, time.Time.Compare) }

@@ -28,8 +28,8 @@ type StateSource interface {
 	Terminations() (TerminationLookup, <-chan struct{})
 }
 
-// Store keeps incidents for the next process.
-type Store interface {
+// SnapshotStore keeps incidents for the next process.
+type SnapshotStore interface {
 	// SaveIncidents stores all incidents in the background, newest first; at once if urgent: a device turned unhealthy.
 	SaveIncidents(all []Incident, urgent bool)
 }
@@ -38,7 +38,7 @@ type Store interface {
 type Options struct {
 	Sources      StateSource
 	Stored       []Incident    // by earlier processes, newest first
-	Store        Store         // nil: incidents are lost at the end of the process
+	Store        SnapshotStore // nil: incidents are lost at the end of the process
 	MaxIncidents int           // 0: 1000
 	MaxAge       time.Duration // 0: 30 days
 	Log          *slog.Logger
@@ -62,7 +62,7 @@ type Log struct {
 // New returns a Log with the stored incidents.
 func New(o Options) *Log {
 	o.MaxIncidents, o.MaxAge = cmp.Or(o.MaxIncidents, 1000), cmp.Or(o.MaxAge, 30*24*time.Hour)
-	l := &Log{opts: o, tracker: newTracker(o, time.Now()), wake: make(chan struct{}, 1)}
+	l := &Log{opts: o, tracker: newTracker(o.MaxIncidents, o.MaxAge, time.Now()), wake: make(chan struct{}, 1)}
 	l.tracker.load(o.Stored)
 	l.loggedID = l.tracker.lastID
 	l.publish()
@@ -115,13 +115,7 @@ func (l *Log) update(now time.Time) (statusesChanged, allocationsChanged, termin
 		l.prunedAt = now
 		t.prune(now)
 	}
-	t.markRecovered(statuses, now)
-	t.updateAffected(&allocations, now)
-	t.mergeRepeats()
-	if lookup != nil {
-		t.updateTerminations(lookup, now)
-	}
-	if !t.awaitsTermination() {
+	if !t.update(statuses, &allocations, lookup, now) {
 		terminationsChanged = nil
 	}
 	added := l.publish()
@@ -135,7 +129,7 @@ func (l *Log) update(now time.Time) (statusesChanged, allocationsChanged, termin
 // publish publishes and saves a snapshot if anything has changed, and returns the new incidents. The caller holds mu.
 func (l *Log) publish() (added []Incident) {
 	t := l.tracker
-	if !t.changed {
+	if !t.resetChanged() {
 		return nil
 	}
 	s := t.snapshot()
@@ -143,7 +137,7 @@ func (l *Log) publish() (added []Incident) {
 	if l.opts.Store != nil {
 		l.opts.Store.SaveIncidents(s.Incidents, t.urgent)
 	}
-	t.changed, t.urgent = false, false
+	t.urgent = false
 	for _, i := range s.Incidents {
 		if i.ID > l.loggedID {
 			added = append(added, i)

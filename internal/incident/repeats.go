@@ -4,29 +4,41 @@ import (
 	"cmp"
 	"regexp"
 	"slices"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
 )
 
-// mergeRepeats merges new incidents with earlier incidents of the same reason, device and workload within a day. The newest incident stays.
-// Incidents that marked a device unhealthy are never merged, because each has a recovery.
-func (t *tracker) mergeRepeats() {
-	for i := 0; i < len(t.entries); i++ {
-		e := t.entries[i]
-		if e.merged || len(e.unnamedAllocations) > 0 {
-			continue
-		}
-		e.merged = true
-		for k := i - 1; k >= 0; k-- {
-			if t.entries[k].isRepeatedBy(e) {
-				e.absorb(t.entries[k])
-				t.entries = slices.Delete(t.entries, k, k+1)
-				t.changed = true
-				i--
-				break // the earlier incident was merged with its own repeats
-			}
-		}
-	}
+const (
+	// mergeWindow is the longest time between two events of one incident.
+	mergeWindow = time.Minute
+	// repeatWindow is the longest time between an incident and its repeat. A crash loop takes minutes, a CronJob a day.
+	repeatWindow = 24 * time.Hour
+	// maxEarlierContainers bounds the containers that only earlier events of an incident affected.
+	maxEarlierContainers = 16
+)
+
+// matches reports whether an event repeats the incident. A later owner of the same name, as in a StatefulSet, has an incident of its own.
+func (e *trackedIncident) matches(o *device.HealthEvent, h *device.Allocations) bool {
+	return !e.fromEarlierProcess && e.Historical == o.Historical && e.Note == o.Note && e.RecoveredAt == nil && o.At.Sub(e.Last) <= mergeWindow &&
+		slices.EqualFunc(e.deviceIDs, o.Affected, func(id device.ID, d device.Device) bool { return d.ID == id }) && e.sameAllocations(o, h)
 }
 
+// sameAllocations reports whether the affected devices are allocated as before.
+func (e *trackedIncident) sameAllocations(o *device.HealthEvent, h *device.Allocations) bool {
+	began := func(s device.AllocationRecord) bool {
+		return s.EndedAt.IsZero() && s.FirstSeen.After(e.Last) && !s.FirstSeen.After(o.At)
+	}
+	for _, id := range e.deviceIDs {
+		if slices.ContainsFunc(recordsOf(h.Recent, id), began) {
+			return false
+		}
+	}
+	return slices.Equal(e.currentAllocations(h), e.allocations)
+}
+
+// isRepeatedBy reports whether an incident merges with a newer one. Incidents that marked a device unhealthy are never merged, because each
+// has a recovery.
 func (e *trackedIncident) isRepeatedBy(n *trackedIncident) bool {
 	return e.Device == n.Device && e.Reason == n.Reason && !e.MarkedUnhealthy && !n.MarkedUnhealthy && !e.Historical && !n.Historical &&
 		n.First.Sub(e.Last) <= repeatWindow && e.OwnersIncomplete == n.OwnersIncomplete && e.AffectedUnknown == n.AffectedUnknown &&

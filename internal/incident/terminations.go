@@ -15,34 +15,30 @@ type TerminationLookup = func(device.Assignment) (device.Termination, bool)
 const terminationTimeout = 10 * time.Minute
 
 // awaitsTermination reports whether the termination of some affected container is not final.
-func (t *tracker) awaitsTermination() bool {
-	return slices.ContainsFunc(t.entries, func(e *trackedIncident) bool {
-		return slices.ContainsFunc(e.Affected, func(c AffectedContainer) bool { return !c.terminationFinal })
-	})
+func (e *trackedIncident) awaitsTermination() bool {
+	return slices.ContainsFunc(e.Affected, func(c AffectedContainer) bool { return !c.terminationFinal })
 }
 
 // updateTerminations updates the terminations that are not final.
-func (t *tracker) updateTerminations(lookup TerminationLookup, now time.Time) {
-	for _, e := range t.entries {
-		for i, before := range e.Affected {
-			if before.terminationFinal {
-				continue
-			}
-			after := before
-			termination, known := lookup(device.Assignment{Owner: before.Owner, PodUID: before.UID, Since: before.Since, ObservedAt: e.startedAt})
-			if year := termination.EndedAt.Year(); year < 0 || year > 9999 { // the kubelet may send any time, JSON has four digits
-				termination.EndedAt = time.Time{}
-			}
-			if known {
-				after.UID = termination.PodUID
-				after.Termination = before.Termination.merge(termination)
-				after.terminationFinal = termination.PodEnded
-			} else {
-				after.terminationFinal = now.Sub(e.Last) > terminationTimeout
-			}
-			if after != before {
-				t.setAffected(e, i, after)
-			}
+func (e *trackedIncident) updateTerminations(lookup TerminationLookup, now time.Time) {
+	for i, before := range e.Affected {
+		if before.terminationFinal {
+			continue
+		}
+		after := before
+		termination, known := lookup(device.Assignment{Owner: before.Owner, PodUID: before.UID, Since: before.Since, ObservedAt: e.startedAt})
+		if year := termination.EndedAt.Year(); year < 0 || year > 9999 { // the kubelet may send any time, JSON has four digits
+			termination.EndedAt = time.Time{}
+		}
+		if known {
+			after.UID = termination.PodUID
+			after.Termination = before.Termination.merge(termination)
+			after.terminationFinal = termination.PodEnded
+		} else {
+			after.terminationFinal = now.Sub(e.Last) > terminationTimeout
+		}
+		if after != before {
+			e.setAffected(i, after)
 		}
 	}
 }

@@ -9,14 +9,8 @@ import (
 )
 
 const (
-	// mergeWindow is the longest time between two events of one incident.
-	mergeWindow = time.Minute
 	// clockTrustDelay is the uptime before incidents expire: a clock that is ahead at boot must not delete them.
 	clockTrustDelay = 24 * time.Hour
-	// repeatWindow is the longest time between an incident and its repeat. A crash loop takes minutes, a CronJob a day.
-	repeatWindow = 24 * time.Hour
-	// maxEarlierContainers bounds the containers that only earlier events of an incident affected.
-	maxEarlierContainers = 16
 	// maxAffectedTotal bounds the affected containers of all incidents, and thereby the size of the file.
 	maxAffectedTotal = 8192
 	// softwareQuota divides the incidents and their containers: errors of software have one part, all others have the rest.
@@ -37,29 +31,14 @@ type tracker struct {
 	urgent  bool // a device turned unhealthy since the last snapshot
 }
 
-// trackedIncident is an Incident with its private state. Published parts of the Incident (Affected and pointers) are replaced, never written.
-type trackedIncident struct {
-	Incident
-	startedAt          time.Time           // the first event that affected the containers without Last
-	software           bool                // as in xid.BySoftware
-	merged             bool                // with the incidents that it repeats
-	deviceIDs          []device.ID         // of the affected devices
-	allocations        []device.Allocation // of each of them at the event
-	unnamedAllocations []device.Allocation // those without an owner, until ownerDeadline
-	ownerDeadline      time.Time
-
-	recordedAt         time.Time // time of the newest Record; zero: of an earlier process
-	fromEarlierProcess bool
-}
-
-func newTracker(o Options, now time.Time) *tracker {
-	return &tracker{maxIncidents: o.MaxIncidents, maxAge: o.MaxAge, startedAt: now, counters: counterSet{}}
+func newTracker(maxIncidents int, maxAge time.Duration, now time.Time) *tracker {
+	return &tracker{maxIncidents: maxIncidents, maxAge: maxAge, startedAt: now, counters: counterSet{}}
 }
 
 // load adds the incidents of an earlier process, newest first, before the first record. Their counters have the times, and start at 0.
 func (t *tracker) load(stored []Incident) {
 	for _, i := range slices.Backward(stored) {
-		e := &trackedIncident{Incident: i, startedAt: i.First, software: xid.BySoftware(i.Reason), deviceIDs: []device.ID{i.Device}, fromEarlierProcess: true}
+		e := &trackedIncident{Incident: i, startedAt: i.First, software: xid.BySoftware(i.Reason), deviceIDs: []device.ID{i.Device}, fromEarlierProcess: true, counters: t.counters}
 		for _, d := range i.MIGDevices {
 			e.deviceIDs = append(e.deviceIDs, d.Device)
 		}
@@ -74,9 +53,9 @@ func (t *tracker) load(stored []Incident) {
 	t.evict()
 	for _, e := range t.entries {
 		if e.isCounted() {
-			t.counters.add(e, e.Device, device.Owner{}, 0, e.Last)
+			t.counters.add(&e.Incident, e.Device, device.Owner{}, 0, e.Last)
 			for _, c := range e.Affected {
-				t.counters.add(e, e.DeviceOf(c), c.Owner, 0, e.LastOf(c))
+				t.counters.add(&e.Incident, e.DeviceOf(c), c.Owner, 0, e.LastOf(c))
 			}
 		}
 	}
@@ -91,12 +70,13 @@ func (t *tracker) record(o *device.HealthEvent, h *device.Allocations, now time.
 	d := &o.Affected[max(0, slices.IndexFunc(o.Affected, device.Device.WholeGPU))]
 	e := t.newest(d.ID, o.Reason)
 	if e != nil {
-		t.resolveOwners(e, h, now)
+		e.resolveOwners(h, now)
 	}
 	if e == nil || !e.matches(o, h) {
 		e = t.newIncident(o, d, h, now)
 	}
-	t.countReport(e, o, now)
+	e.count(o, now)
+	t.urgent = t.urgent || o.MarkedUnhealthy
 }
 
 // newest returns the newest incident of a device with a reason; nil: none.
@@ -109,37 +89,10 @@ func (t *tracker) newest(id device.ID, reason string) *trackedIncident {
 	return nil
 }
 
-// matches reports whether an event repeats the incident. A later owner of the same name, as in a StatefulSet, has an incident of its own.
-func (e *trackedIncident) matches(o *device.HealthEvent, h *device.Allocations) bool {
-	return !e.fromEarlierProcess && e.Historical == o.Historical && e.Note == o.Note && e.RecoveredAt == nil && o.At.Sub(e.Last) <= mergeWindow &&
-		slices.EqualFunc(e.deviceIDs, o.Affected, func(id device.ID, d device.Device) bool { return d.ID == id }) && e.sameAllocations(o, h)
-}
-
-// sameAllocations reports whether the affected devices are allocated as before.
-func (e *trackedIncident) sameAllocations(o *device.HealthEvent, h *device.Allocations) bool {
-	began := func(s device.AllocationRecord) bool {
-		return s.EndedAt.IsZero() && s.FirstSeen.After(e.Last) && !s.FirstSeen.After(o.At)
-	}
-	for _, id := range e.deviceIDs {
-		if slices.ContainsFunc(recordsOf(h.Recent, id), began) {
-			return false
-		}
-	}
-	return slices.Equal(e.currentAllocations(h), e.allocations)
-}
-
-// currentAllocations returns the allocations of each affected device, in the order of deviceIDs.
-func (e *trackedIncident) currentAllocations(h *device.Allocations) (rows []device.Allocation) {
-	for _, id := range e.deviceIDs {
-		rows = append(rows, h.ForDevice(id)...)
-	}
-	return rows
-}
-
 // newIncident adds an incident of a device without events.
 func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device.Allocations, now time.Time) *trackedIncident {
 	t.lastID = max(t.lastID+1, uint64(max(now.UnixMilli(), 0)))
-	e := &trackedIncident{startedAt: o.At, software: xid.BySoftware(o.Reason), Incident: Incident{
+	e := &trackedIncident{startedAt: o.At, software: xid.BySoftware(o.Reason), counters: t.counters, Incident: Incident{
 		ID: t.lastID, First: o.At, Last: o.At,
 		Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Model: d.Model, PCI: d.PCI,
 		Reason: o.Reason, Note: o.Note, Xid: o.Xid, Class: o.Class, Action: o.Action, Source: o.Source, Historical: o.Historical,
@@ -157,7 +110,7 @@ func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device
 		e.AffectedUnknown = true
 	} else {
 		e.unnamedAllocations = slices.DeleteFunc(slices.Clone(e.allocations), func(r device.Allocation) bool { return r.Owner != (device.Owner{}) })
-		t.attribute(e, h)
+		e.attribute(h)
 		e.OwnersIncomplete, e.ownerDeadline = len(e.unnamedAllocations) > 0, now.Add(ownerTimeout)
 		e.AffectedUnknown = unallocated && !h.Complete
 	}
@@ -166,21 +119,22 @@ func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device
 	return e
 }
 
-// countReport counts an event.
-func (t *tracker) countReport(e *trackedIncident, o *device.HealthEvent, now time.Time) {
-	e.Count++
-	e.recordedAt = now
-	e.First, e.Last = earliest(e.First, o.At), latest(e.Last, o.At)
-	e.MarkedUnhealthy = e.MarkedUnhealthy || o.MarkedUnhealthy
-	t.urgent = t.urgent || o.MarkedUnhealthy
-	t.changed = true
-	if !e.isCounted() {
-		return
-	}
-	t.counters.add(e, e.Device, device.Owner{}, 1, o.At)
-	for _, c := range e.Affected {
-		if c.Last.IsZero() {
-			t.counters.add(e, e.DeviceOf(c), c.Owner, 1, o.At)
+// mergeRepeats merges new incidents with earlier incidents of the same reason, device and workload within a day. The newest incident stays.
+func (t *tracker) mergeRepeats() {
+	for i := 0; i < len(t.entries); i++ {
+		e := t.entries[i]
+		if e.merged || len(e.unnamedAllocations) > 0 {
+			continue
+		}
+		e.merged = true
+		for k := i - 1; k >= 0; k-- {
+			if t.entries[k].isRepeatedBy(e) {
+				e.absorb(t.entries[k])
+				t.entries = slices.Delete(t.entries, k, k+1)
+				t.changed = true
+				i--
+				break // the earlier incident was merged with its own repeats
+			}
 		}
 	}
 }
@@ -221,33 +175,12 @@ func (t *tracker) evictBeyond(software bool, limit int, size func(*trackedIncide
 	}
 }
 
-func (e *trackedIncident) isNeededLess(o *trackedIncident, byNamespace map[string]int) bool {
-	if e.isOpen() != o.isOpen() {
-		return !e.isOpen()
-	}
-	return byNamespace[e.namespace()] > byNamespace[o.namespace()]
-}
-
-// namespace returns the namespace of the first affected container; empty: none.
-func (e *trackedIncident) namespace() string {
-	if len(e.Affected) == 0 {
-		return ""
-	}
-	return e.Affected[0].Namespace
-}
-
-// isCounted reports whether counters have the events: those since the start, except the operator's decision to retire a device.
-func (e *trackedIncident) isCounted() bool { return !e.Historical && e.Reason != device.ReasonRetired }
-
-// isOpen reports whether the device has not recovered yet.
-func (e *trackedIncident) isOpen() bool { return e.MarkedUnhealthy && e.RecoveredAt == nil }
-
 // prune removes expired incidents, and counters without an incident.
 func (t *tracker) prune(now time.Time) {
 	before := len(t.entries)
 	t.entries = slices.DeleteFunc(t.entries, func(e *trackedIncident) bool { return t.expired(e.Last, now) })
 	t.evict() // the kubelet may have named containers since
-	t.changed = t.counters.retain(t.entries) || t.changed || len(t.entries) < before
+	t.changed = t.counters.retain(t.incidents()) || t.changed || len(t.entries) < before
 }
 
 // expired reports whether an event is older than maxAge. A wall clock that is ahead, or is set ahead, expires nothing: the process must have
@@ -255,6 +188,22 @@ func (t *tracker) prune(now time.Time) {
 func (t *tracker) expired(last, now time.Time) bool {
 	uptime := now.Sub(t.startedAt) // monotonic
 	return uptime >= min(t.maxAge, clockTrustDelay) && earliest(now.Round(0), t.startedAt.Round(0).Add(uptime)).Sub(last) > t.maxAge
+}
+
+// update applies the state of the sources, and reports whether the termination of some container is not final.
+func (t *tracker) update(statuses []device.Status, h *device.Allocations, lookup TerminationLookup, now time.Time) (awaitsTermination bool) {
+	t.markRecovered(statuses, now)
+	for _, e := range t.entries {
+		e.updateAffected(h, now)
+	}
+	t.mergeRepeats()
+	for _, e := range t.entries {
+		if lookup != nil {
+			e.updateTerminations(lookup, now)
+		}
+		awaitsTermination = awaitsTermination || e.awaitsTermination()
+	}
+	return awaitsTermination
 }
 
 // markRecovered closes the incidents of devices that are healthy again.
@@ -276,16 +225,31 @@ func (t *tracker) markRecovered(statuses []device.Status, now time.Time) {
 		default:
 			continue
 		}
-		t.changed = true
+		e.changed = true
 	}
+}
+
+// resetChanged reports whether the snapshot has changed since the previous call.
+func (t *tracker) resetChanged() (changed bool) {
+	changed, t.changed = t.changed, false
+	for _, e := range t.entries {
+		changed, e.changed = changed || e.changed, false
+	}
+	return changed
 }
 
 // snapshot returns an immutable copy of the state.
 func (t *tracker) snapshot() Snapshot {
-	s := Snapshot{Incidents: make([]Incident, 0, len(t.entries))}
-	for _, e := range slices.Backward(t.entries) {
-		s.Incidents = append(s.Incidents, e.Incident)
-	}
+	s := Snapshot{Incidents: t.incidents()}
 	s.Devices, s.Affected = t.counters.counts()
 	return s
+}
+
+// incidents returns the incidents, newest first.
+func (t *tracker) incidents() []Incident {
+	all := make([]Incident, 0, len(t.entries))
+	for _, e := range slices.Backward(t.entries) {
+		all = append(all, e.Incident)
+	}
+	return all
 }

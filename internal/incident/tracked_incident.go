@@ -1,0 +1,102 @@
+package incident
+
+import (
+	"slices"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// maxAffected bounds the affected containers of an incident: a device may have many replicas.
+const maxAffected = 256
+
+// trackedIncident is an Incident with its private state. Published parts of the Incident (Affected and pointers) are replaced, never written.
+type trackedIncident struct {
+	Incident
+	startedAt          time.Time           // the first event that affected the containers without Last
+	software           bool                // as in xid.BySoftware
+	merged             bool                // with the incidents that it repeats
+	deviceIDs          []device.ID         // of the affected devices
+	allocations        []device.Allocation // of each of them at the event
+	unnamedAllocations []device.Allocation // those without an owner, until ownerDeadline
+	ownerDeadline      time.Time
+
+	recordedAt         time.Time // time of the newest Record; zero: of an earlier process
+	fromEarlierProcess bool
+	changed            bool       // since the last snapshot
+	counters           counterSet // of the tracker
+}
+
+// count counts an event.
+func (e *trackedIncident) count(o *device.HealthEvent, now time.Time) {
+	e.Count++
+	e.recordedAt = now
+	e.First, e.Last = earliest(e.First, o.At), latest(e.Last, o.At)
+	e.MarkedUnhealthy = e.MarkedUnhealthy || o.MarkedUnhealthy
+	e.changed = true
+	if !e.isCounted() {
+		return
+	}
+	e.counters.add(&e.Incident, e.Device, device.Owner{}, 1, o.At)
+	for _, c := range e.Affected {
+		if c.Last.IsZero() {
+			e.counters.add(&e.Incident, e.DeviceOf(c), c.Owner, 1, o.At)
+		}
+	}
+}
+
+// addAffected adds an affected container, once.
+func (e *trackedIncident) addAffected(s device.AllocationRecord, until time.Time) {
+	if len(e.Affected) == maxAffected || e.isAffected(s.Owner, s.Device) {
+		return
+	}
+	c := AffectedContainer{Owner: s.Owner, Since: s.FirstSeen, Until: until}
+	if s.Device != e.Device {
+		c.Device = s.Device
+	}
+	e.Affected = append(slices.Clone(e.Affected), c)
+	e.changed = true
+	if e.isCounted() {
+		e.counters.add(&e.Incident, s.Device, s.Owner, e.Count, e.Last)
+	}
+}
+
+func (e *trackedIncident) isAffected(o device.Owner, id device.ID) bool {
+	return slices.ContainsFunc(e.Affected, func(c AffectedContainer) bool { return c.Owner == o && e.DeviceOf(c) == id })
+}
+
+// setAffected replaces an affected container.
+func (e *trackedIncident) setAffected(i int, c AffectedContainer) {
+	e.Affected = slices.Clone(e.Affected) // the list is published
+	e.Affected[i] = c
+	e.changed = true
+}
+
+// currentAllocations returns the allocations of each affected device, in the order of deviceIDs.
+func (e *trackedIncident) currentAllocations(h *device.Allocations) (rows []device.Allocation) {
+	for _, id := range e.deviceIDs {
+		rows = append(rows, h.ForDevice(id)...)
+	}
+	return rows
+}
+
+func (e *trackedIncident) isNeededLess(o *trackedIncident, byNamespace map[string]int) bool {
+	if e.isOpen() != o.isOpen() {
+		return !e.isOpen()
+	}
+	return byNamespace[e.namespace()] > byNamespace[o.namespace()]
+}
+
+// namespace returns the namespace of the first affected container; empty: none.
+func (e *trackedIncident) namespace() string {
+	if len(e.Affected) == 0 {
+		return ""
+	}
+	return e.Affected[0].Namespace
+}
+
+// isCounted reports whether counters have the events: those since the start, except the operator's decision to retire a device.
+func (e *trackedIncident) isCounted() bool { return !e.Historical && e.Reason != device.ReasonRetired }
+
+// isOpen reports whether the device has not recovered yet.
+func (e *trackedIncident) isOpen() bool { return e.MarkedUnhealthy && e.RecoveredAt == nil }
