@@ -14,24 +14,30 @@ type Options struct {
 	DeviceSource
 	Log   *slog.Logger
 	Hooks EndpointHooks
-	// TakeOver registers a resource at once. Otherwise the first registration waits while a foreign plugin serves the resource.
+	// TakeOver registers a resource at once. Otherwise the first registration
+	// waits while a foreign plugin serves the resource.
 	TakeOver bool
-	// WithdrawnTimeout is how long no foreign plugin has served a resource without a rule, until the Plugin serves the ids of its
-	// containers; 0: a minute.
+	// WithdrawnTimeout is how long no foreign plugin has served a resource
+	// without a rule, until the Plugin serves the ids of its containers; 0: a
+	// minute.
 	WithdrawnTimeout time.Duration
 }
 
-// DeviceSource is the input of device lists. Values are immutable; a change closes the value's channel.
+// DeviceSource is the input of device lists. Values are immutable; a change
+// closes the value's channel.
 type DeviceSource interface {
-	// Statuses returns the devices; nil until the first health check. No resource is registered before: the
-	// kubelet would reject the pods of a rebooted node if all devices were unhealthy.
+	// Statuses returns the devices; nil until the first health check. No
+	// resource is registered before: the kubelet would reject the pods of a
+	// rebooted node if all devices were unhealthy.
 	Statuses() ([]device.Status, <-chan struct{})
 	Rules() (Rules, <-chan struct{})
 	// Links returns the known links between GPUs. A change is a new slice.
 	Links() []device.Link
-	// Allocations returns the allocations of the node. Allocate calls the method, so waiting is not allowed.
+	// Allocations returns the allocations of the node. Allocate calls the
+	// method, so waiting is not allowed.
 	Allocations() (device.Allocations, <-chan struct{})
-	// CheckUsable returns the reason why a container cannot start on a device. The check ends with ctx.
+	// CheckUsable returns the reason why a container cannot start on a device.
+	// The check ends with ctx.
 	CheckUsable(ctx context.Context, c UsabilityCheck) error
 }
 
@@ -41,7 +47,8 @@ type UsabilityCheck struct {
 	Exclusive bool // a process on the device is a reason
 }
 
-// EndpointHooks receives the events of the plugin. The methods run on the goroutine of the event and must be quick.
+// EndpointHooks receives the events of the plugin. The methods run on the
+// goroutine of the event and must be quick.
 type EndpointHooks interface {
 	OnResourceAdded(resource string)                                                             // before the first registration
 	OnRegistered(resource string, err error)                                                     // Register has returned

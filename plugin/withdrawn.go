@@ -9,14 +9,17 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// This file owns withdrawn resources and the wait for foreign plugins. A withdrawn resource has no rule, and a container has one of the
-// node's devices as this resource: an earlier process, or another plugin, served it. podgauge serves a withdrawn resource while no
-// foreign plugin does (docs/contributing/adr/0015-renamed-resources.md).
+// This file owns withdrawn resources and the wait for foreign plugins. A
+// withdrawn resource has no rule, and a container has one of the node's devices
+// as this resource: an earlier process, or another plugin, served it. podgauge
+// serves a withdrawn resource while no foreign plugin does
+// (docs/contributing/adr/0015-renamed-resources.md).
 
 // OtherPluginReason is why the first registration of a resource waits.
 const OtherPluginReason = "waiting: another device plugin serves the resource"
 
-// withdrawnResources returns the resources of allocations without a list by the rules, in order.
+// withdrawnResources returns the resources of allocations without a list by the
+// rules, in order.
 func withdrawnResources(lists map[string]*deviceList, statuses []device.Status, allocations device.Allocations) []string {
 	withdrawn := map[string]bool{}
 	for _, a := range allocations.All {
@@ -27,8 +30,8 @@ func withdrawnResources(lists map[string]*deviceList, statuses []device.Status, 
 	return slices.Sorted(maps.Keys(withdrawn))
 }
 
-// defaultWithdrawnTimeout is longer than the update of a plugin, and shorter than the five minutes for which a kubelet starts
-// containers without one.
+// defaultWithdrawnTimeout is longer than the update of a plugin, and shorter
+// than the five minutes for which a kubelet starts containers without one.
 const defaultWithdrawnTimeout = time.Minute
 
 // otherPlugin is what an endpoint knows about foreign plugins of its resource.
@@ -39,8 +42,9 @@ type otherPlugin struct {
 	waiting        bool      // the first registration waits for the foreign plugin
 }
 
-// hasOtherPlugin reports whether a foreign plugin serves the resource, before a first registration or if the resource is withdrawn. The
-// kubelet's list of allocatable devices decides: only resources with a plugin are listed.
+// hasOtherPlugin reports whether a foreign plugin serves the resource, before a
+// first registration or if the resource is withdrawn. The kubelet's list of
+// allocatable devices decides: only resources with a plugin are listed.
 //
 //	resource in the list   registered by this process   foreign plugin
 //	yes                    no                           yes
@@ -54,7 +58,9 @@ type otherPlugin struct {
 func (e *endpoint) hasOtherPlugin() bool {
 	allocations, _ := e.Allocations()
 	known, withdrawn, now := allocations.Resources, e.list().withdrawn, time.Now()
-	listed := slices.ContainsFunc(known.Allocatable.Devices, func(d device.ResourceDevice) bool { return d.Resource == e.resource })
+	listed := slices.ContainsFunc(known.Allocatable.Devices, func(d device.ResourceDevice) bool {
+		return d.Resource == e.resource
+	})
 	if listed || !known.AllocatableKnown && !e.other.seen.IsZero() {
 		e.other.seen = now
 	}

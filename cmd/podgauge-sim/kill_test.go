@@ -11,7 +11,8 @@ import (
 	"github.com/podgauge/podgauge/test/program"
 )
 
-// TestStateAfterSIGKILL kills a process in a storm of Xids. The next process has the fault and its time, and counts from 0.
+// TestStateAfterSIGKILL kills a process in a storm of Xids. The next process
+// has the fault and its time, and counts from 0.
 func TestStateAfterSIGKILL(t *testing.T) {
 	dir := program.ShortDir(t)
 	storm := []string{"0s xid 1 79"} // becomes unhealthy

@@ -71,7 +71,8 @@ func (a *app) addHealth() (history device.HealthHistory) {
 	if o.stateDir == "" {
 		a.log.Info("no --state-dir, health and incidents are lost at a restart")
 	} else {
-		a.state, history, incidentOptions.Stored = state.Open(o.stateDir, state.BootIDPath, a.log.With("component", "state"))
+		log := a.log.With("component", "state")
+		a.state, history, incidentOptions.Stored = state.Open(o.stateDir, state.BootIDPath, log)
 		monitorOptions.Store, incidentOptions.Store = a.state, a.state
 		a.tasks = append(a.tasks, a.state.Run, a.serveSocket)
 	}

@@ -6,8 +6,10 @@ import (
 	"time"
 )
 
-// publish publishes the status of all devices if it has changed. The first publication waits until each GPU is assessed: a kubelet
-// whose first list is incomplete rejects the pods with the missing devices. Later a GPU that is not assessed is left out.
+// publish publishes the status of all devices if it has changed. The first
+// publication waits until each GPU is assessed: a kubelet whose first list is
+// incomplete rejects the pods with the missing devices. Later a GPU that is not
+// assessed is left out.
 func (t *deviceTracker) publish(now time.Time) {
 	if t.countsUnpublished && (t.historyUrgent || now.Sub(t.publishedAt) >= countsInterval) { // changes of counts alone are frequent
 		for _, g := range t.gpus {

@@ -159,7 +159,8 @@ func (d *trackedDevice) status(h Health, c HealthCause, now time.Time) Status {
 	}
 	s := Status{
 		Device: d.Device, Healthy: c.Reason == "", Health: h, Reason: c.Reason, Action: action,
-		Since: d.since, Gone: !d.goneSince.IsZero(), Flaps: d.gpu.health.flaps + d.health.flaps, Xids: d.gpu.xids, XidsOverAt: d.gpu.xidsOverAt,
+		Since: d.since, Gone: !d.goneSince.IsZero(),
+		Flaps: d.gpu.health.flaps + d.health.flaps, Xids: d.gpu.xids, XidsOverAt: d.gpu.xidsOverAt,
 	}
 	if r := cmp.Or(d.gpu.health.retired, d.health.retired); r != nil && c.Reason == ReasonRetired {
 		s.Note = r.Note

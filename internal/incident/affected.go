@@ -9,17 +9,21 @@ import (
 )
 
 const (
-	// releaseGrace is how long before a failed check an affected container may have released the device: checks run every five seconds
-	// (checkInterval in internal/device), and a crashed pod is gone within a second.
+	// releaseGrace is how long before a failed check an affected container may
+	// have released the device: checks run every five seconds (checkInterval in
+	// internal/device), and a crashed pod is gone within a second.
 	releaseGrace = 5 * time.Second
-	// ownerTimeout bounds the wait for an owner. The kubelet names the owner within milliseconds, after a restart within a minute
+	// ownerTimeout bounds the wait for an owner. The kubelet names the owner
+	// within milliseconds, after a restart within a minute
 	// (docs/contributing/adr/0004-unknown-owners.md).
 	ownerTimeout = time.Minute
 )
 
-// attribute adds the containers with an affected device at the event, or until just before, as far as the kubelet has named them. The
-// history has the begin of each allocation, so later allocations are left out. A device that is gone is never allocated: if the
-// allocations at the event are unknown, the present ones are older.
+// attribute adds the containers with an affected device at the event, or until
+// just before, as far as the kubelet has named them. The history has the begin
+// of each allocation, so later allocations are left out. A device that is gone
+// is never allocated: if the allocations at the event are unknown, the present
+// ones are older.
 func (e *trackedIncident) attribute(h *device.Allocations) {
 	for _, id := range e.deviceIDs {
 		e.attributeDevice(id, h)
@@ -50,8 +54,9 @@ func (e *trackedIncident) attributeDevice(id device.ID, h *device.Allocations) {
 
 // wasAffected reports whether the event may concern an ended allocation.
 //
-// The driver reports an Xid within milliseconds: if the device has been allocated again since, the Xid belongs to the newer allocation. The
-// cause of a failed check may be older, so both allocations are affected.
+// The driver reports an Xid within milliseconds: if the device has been
+// allocated again since, the Xid belongs to the newer allocation. The cause of
+// a failed check may be older, so both allocations are affected.
 func (e *trackedIncident) wasAffected(s device.AllocationRecord, newest time.Time) bool {
 	ended := cmp.Or(s.EndedAt, s.LastSeen)
 	if s.FirstSeen.After(e.startedAt) || ended.Before(e.startedAt.Add(-releaseGrace)) {
@@ -60,8 +65,9 @@ func (e *trackedIncident) wasAffected(s device.AllocationRecord, newest time.Tim
 	return e.Xid == 0 || ended.After(e.startedAt) || !newest.After(s.LastSeen)
 }
 
-// resolveOwners adds the containers that the kubelet has named since the event. Of a device that is gone, the kubelet may name them after
-// a restart of podgauge.
+// resolveOwners adds the containers that the kubelet has named since the event.
+// Of a device that is gone, the kubelet may name them after a restart of
+// podgauge.
 func (e *trackedIncident) resolveOwners(h *device.Allocations, now time.Time) {
 	lost := e.AffectedUnknown && e.Reason == device.ReasonGone && e.RecoveredAt == nil && !now.After(e.ownerDeadline)
 	if len(e.unnamedAllocations) == 0 && !lost {
@@ -93,7 +99,8 @@ func (e *trackedIncident) resolveOwners(h *device.Allocations, now time.Time) {
 	}
 }
 
-// updateAffected applies the newest allocations: missing owners, and the ends of allocations.
+// updateAffected applies the newest allocations: missing owners, and the ends
+// of allocations.
 func (e *trackedIncident) updateAffected(h *device.Allocations, now time.Time) {
 	e.resolveOwners(h, now)
 	for i, o := range e.Affected {
@@ -118,7 +125,8 @@ func (e *trackedIncident) updateAffected(h *device.Allocations, now time.Time) {
 	}
 }
 
-// recordsOf returns the records of a device. The rows are ordered as device.Allocations.Recent.
+// recordsOf returns the records of a device. The rows are ordered as
+// device.Allocations.Recent.
 func recordsOf(recent []device.AllocationRecord, id device.ID) []device.AllocationRecord {
 	start, _ := slices.BinarySearchFunc(recent, id, func(s device.AllocationRecord, id device.ID) int { return cmp.Compare(s.Device, id) })
 	end := start

@@ -17,10 +17,12 @@ type counterKey struct {
 	reason string
 }
 
-// counterSet has the counters of the devices and containers that incidents name. A process starts with the series that the earlier one had.
+// counterSet has the counters of the devices and containers that incidents
+// name. A process starts with the series that the earlier one had.
 type counterSet map[counterKey]*EventCount
 
-// add adds n events of an incident to the counter of a device, or of a container with the device.
+// add adds n events of an incident to the counter of a device, or of a
+// container with the device.
 func (s counterSet) add(i *Incident, id device.ID, o device.Owner, n uint64, at time.Time) {
 	key := counterKey{id, o, i.Reason}
 	c := s[key]
@@ -34,10 +36,12 @@ func (s counterSet) add(i *Incident, id device.ID, o device.Owner, n uint64, at 
 	c.Last = latest(c.Last, at)
 }
 
-// BySoftware reports whether the counted events are errors of software, which leave the device usable.
+// BySoftware reports whether the counted events are errors of software, which
+// leave the device usable.
 func (c *EventCount) BySoftware() bool { return xid.BySoftware(c.Reason) }
 
-// retain removes the counters that no incident names, and reports whether there were any.
+// retain removes the counters that no incident names, and reports whether there
+// were any.
 func (s counterSet) retain(incidents []Incident) (changed bool) {
 	named := map[counterKey]bool{}
 	for _, i := range incidents {
@@ -51,7 +55,8 @@ func (s counterSet) retain(incidents []Incident) (changed bool) {
 	return len(s) < before
 }
 
-// counts returns copies of the counters of devices, and of those of affected containers, in order.
+// counts returns copies of the counters of devices, and of those of affected
+// containers, in order.
 func (s counterSet) counts() (devices, affected []EventCount) {
 	for _, c := range s {
 		if c.Pod == "" {

@@ -1,15 +1,22 @@
-// Package incident records which containers had a device when the device failed.
+// Package incident records which containers had a device when the device
+// failed.
 //
-// A fault of a GPU is one incident with all MIG devices of the GPU; a fault of a MIG device is an incident of that device.
+// A fault of a GPU is one incident with all MIG devices of the GPU; a fault of
+// a MIG device is an incident of that device.
 //
-// The Monitor reports health events to Log.Record, which stores each event with the current allocations, without waiting. Log.Run
-// follows each incident: containers named later by the kubelet, the end of their allocations, the device's recovery, and the termination
-// of the pods. Snapshots are published at most ten times a second.
+// The Monitor reports health events to Log.Record, which stores each event with
+// the current allocations, without waiting. Log.Run follows each incident:
+// containers named later by the kubelet, the end of their allocations, the
+// device's recovery, and the termination of the pods. Snapshots are published
+// at most ten times a second.
 //
-// A container is affected only if the allocation history shows the device allocated to it at the time of the event. A late answer of the
-// kubelet therefore names the right containers, and later containers of the device are not affected.
+// A container is affected only if the allocation history shows the device
+// allocated to it at the time of the event. A late answer of the kubelet
+// therefore names the right containers, and later containers of the device are
+// not affected.
 //
-// A Store keeps the incidents for the next process. Counts start at 0 in each process.
+// A SnapshotStore keeps the incidents for the next process. Counts start at 0
+// in each process.
 package incident
 
 import (
@@ -21,12 +28,15 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Incident is a health event of a device, with its repetitions: within a minute while the same containers had the device, and within a day
-// while containers of the same workload had the device and no event marked the device unhealthy.
+// Incident is a health event of a device, with its repetitions: within a minute
+// while the same containers had the device, and within a day while containers
+// of the same workload had the device and no event marked the device unhealthy.
 //
-// The JSON form is that of /api/v1/incidents and of the file: fields are added, and never change.
+// The JSON form is that of /api/v1/incidents and of the file: fields are added,
+// and never change.
 type Incident struct {
-	// ID rises and is unique: the Unix time of the record in milliseconds, or the next unused number.
+	// ID rises and is unique: the Unix time of the record in milliseconds, or
+	// the next unused number.
 	ID    uint64    `json:"id"`
 	First time.Time `json:"first"`
 	Last  time.Time `json:"last"`
@@ -50,17 +60,21 @@ type Incident struct {
 	Source          string `json:"source,omitempty"`
 	Historical      bool   `json:"historical,omitempty"` // before the start of podgauge; the affected containers are unknown
 
-	// RecoveredAt is nil if the device was not marked unhealthy, or has not recovered.
+	// RecoveredAt is nil if the device was not marked unhealthy, or has not
+	// recovered.
 	RecoveredAt *time.Time `json:"recovered,omitempty"`
-	// Affected are the containers with the device at the event, or until just before; then the newest that only earlier events affected.
+	// Affected are the containers with the device at the event, or until just
+	// before; then the newest that only earlier events affected.
 	Affected []AffectedContainer `json:"affected"`
-	// OwnersIncomplete reports that the kubelet did not name the owner of some allocation.
+	// OwnersIncomplete reports that the kubelet did not name the owner of some
+	// allocation.
 	OwnersIncomplete bool `json:"owners_incomplete,omitempty"`
 	// AffectedUnknown reports that allocations were unknown at the event.
 	AffectedUnknown bool `json:"affected_unknown,omitempty"`
 }
 
-// Validate returns an error unless the incidents are ordered, newest first, and each has a device.
+// Validate returns an error unless the incidents are ordered, newest first, and
+// each has a device.
 func Validate(all []Incident) error {
 	for n, i := range all {
 		if i.Device == "" || i.ID == 0 || n > 0 && i.ID >= all[n-1].ID {
@@ -70,7 +84,8 @@ func Validate(all []Incident) error {
 	return nil
 }
 
-// PendingAction returns the action that the operator still has to take; empty after the recovery.
+// PendingAction returns the action that the operator still has to take; empty
+// after the recovery.
 func (i *Incident) PendingAction() string {
 	if i.RecoveredAt != nil {
 		return ""
@@ -105,7 +120,8 @@ type AffectedMIGDevice struct {
 	Profile string    `json:"profile,omitempty"`
 }
 
-// AffectedContainer is a container with a device at the event. A container with several affected devices has a row for each.
+// AffectedContainer is a container with a device at the event. A container with
+// several affected devices has a row for each.
 type AffectedContainer struct {
 	device.Owner
 	Device      device.ID       `json:"device,omitempty"` // a MIG device of Incident.MIGDevices; empty: Incident.Device
@@ -118,7 +134,8 @@ type AffectedContainer struct {
 	terminationFinal bool // nothing more will be known
 }
 
-// PodTermination is how a container and its pod ended, from the kubelet's Pods API.
+// PodTermination is how a container and its pod ended, from the kubelet's Pods
+// API.
 type PodTermination struct {
 	At       time.Time `json:"at,omitzero"`
 	Phase    string    `json:"phase,omitempty"` // of the pod: "Failed"
@@ -130,7 +147,8 @@ type PodTermination struct {
 // Snapshot is the published state. It is immutable.
 type Snapshot struct {
 	Incidents []Incident // newest ID first
-	// Counts include removed incidents. Counts rise; an expired row is removed and starts from 0.
+	// Counts include removed incidents. Counts rise; an expired row is removed
+	// and starts from 0.
 	Devices  []EventCount // by device and reason, without Owner
 	Affected []EventCount // by device, affected container and reason
 
@@ -139,7 +157,8 @@ type Snapshot struct {
 	Err       error // of writing them
 }
 
-// EventCount counts the events of a device by reason; with an Owner, the events with this affected container.
+// EventCount counts the events of a device by reason; with an Owner, the events
+// with this affected container.
 type EventCount struct {
 	Device device.ID
 	GPU    device.GPU // of the newest incident

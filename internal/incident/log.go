@@ -20,7 +20,8 @@ const (
 	heartbeatInterval = 10 * time.Second
 )
 
-// StateSource has the input of incidents. The channels are closed when the state changes.
+// StateSource has the input of incidents. The channels are closed when the
+// state changes.
 type StateSource interface {
 	Allocations() (device.Allocations, <-chan struct{})
 	Statuses() ([]device.Status, <-chan struct{})
@@ -30,7 +31,8 @@ type StateSource interface {
 
 // SnapshotStore keeps incidents for the next process.
 type SnapshotStore interface {
-	// SaveIncidents stores all incidents in the background, newest first; at once if urgent: a device turned unhealthy.
+	// SaveIncidents stores all incidents in the background, newest first; at
+	// once if urgent: a device turned unhealthy.
 	SaveIncidents(all []Incident, urgent bool)
 }
 
@@ -69,7 +71,8 @@ func New(o Options) *Log {
 	return l
 }
 
-// Record records a health event with the current allocations, without waiting: a storm of events must not delay the Monitor.
+// Record records a health event with the current allocations, without waiting:
+// a storm of events must not delay the Monitor.
 func (l *Log) Record(o device.HealthEvent) {
 	allocations, _ := l.opts.Sources.Allocations()
 	now := time.Now()
@@ -85,7 +88,8 @@ func (l *Log) Flush() { l.update(time.Now()) }
 // Get returns the snapshot, and a channel that the next snapshot closes.
 func (l *Log) Get() (Snapshot, <-chan struct{}) { return l.snapshot.Get() }
 
-// Run publishes and follows incidents until ctx is done. The last snapshot is saved before Run returns.
+// Run publishes and follows incidents until ctx is done. The last snapshot is
+// saved before Run returns.
 func (l *Log) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		l.Beat()
@@ -104,7 +108,8 @@ func (l *Log) Run(ctx context.Context) error {
 	return nil
 }
 
-// update applies the state of the sources and publishes changes. The results are the channels to wait for.
+// update applies the state of the sources and publishes changes. The results
+// are the channels to wait for.
 func (l *Log) update(now time.Time) (statusesChanged, allocationsChanged, terminationsChanged <-chan struct{}) {
 	statuses, statusesChanged := l.opts.Sources.Statuses()
 	allocations, allocationsChanged := l.opts.Sources.Allocations()
@@ -126,7 +131,8 @@ func (l *Log) update(now time.Time) (statusesChanged, allocationsChanged, termin
 	return statusesChanged, allocationsChanged, terminationsChanged
 }
 
-// publish publishes and saves a snapshot if anything has changed, and returns the new incidents. The caller holds mu.
+// publish publishes and saves a snapshot if anything has changed, and returns
+// the new incidents. The caller holds mu.
 func (l *Log) publish() (added []Incident) {
 	t := l.tracker
 	if !t.resetChanged() {

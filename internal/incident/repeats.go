@@ -12,16 +12,21 @@ import (
 const (
 	// mergeWindow is the longest time between two events of one incident.
 	mergeWindow = time.Minute
-	// repeatWindow is the longest time between an incident and its repeat. A crash loop takes minutes, a CronJob a day.
+	// repeatWindow is the longest time between an incident and its repeat. A
+	// crash loop takes minutes, a CronJob a day.
 	repeatWindow = 24 * time.Hour
-	// maxEarlierContainers bounds the containers that only earlier events of an incident affected.
+	// maxEarlierContainers bounds the containers that only earlier events of an
+	// incident affected.
 	maxEarlierContainers = 16
 )
 
-// matches reports whether an event repeats the incident. A later owner of the same name, as in a StatefulSet, has an incident of its own.
+// matches reports whether an event repeats the incident. A later owner of the
+// same name, as in a StatefulSet, has an incident of its own.
 func (e *trackedIncident) matches(o *device.HealthEvent, h *device.Allocations) bool {
-	return !e.fromEarlierProcess && e.Historical == o.Historical && e.Note == o.Note && e.RecoveredAt == nil && o.At.Sub(e.Last) <= mergeWindow &&
-		slices.EqualFunc(e.deviceIDs, o.Affected, func(id device.ID, d device.Device) bool { return d.ID == id }) && e.sameAllocations(o, h)
+	return !e.fromEarlierProcess && e.RecoveredAt == nil && o.At.Sub(e.Last) <= mergeWindow &&
+		e.Historical == o.Historical && e.Note == o.Note &&
+		slices.EqualFunc(e.deviceIDs, o.Affected, func(id device.ID, d device.Device) bool { return d.ID == id }) &&
+		e.sameAllocations(o, h)
 }
 
 // sameAllocations reports whether the affected devices are allocated as before.
@@ -37,15 +42,16 @@ func (e *trackedIncident) sameAllocations(o *device.HealthEvent, h *device.Alloc
 	return slices.Equal(e.currentAllocations(h), e.allocations)
 }
 
-// isRepeatedBy reports whether an incident merges with a newer one. Incidents that marked a device unhealthy are never merged, because each
-// has a recovery.
+// isRepeatedBy reports whether an incident merges with a newer one. Incidents
+// that marked a device unhealthy are never merged, because each has a recovery.
 func (e *trackedIncident) isRepeatedBy(n *trackedIncident) bool {
 	return e.Device == n.Device && e.Reason == n.Reason && !e.MarkedUnhealthy && !n.MarkedUnhealthy && !e.Historical && !n.Historical &&
 		n.First.Sub(e.Last) <= repeatWindow && e.OwnersIncomplete == n.OwnersIncomplete && e.AffectedUnknown == n.AffectedUnknown &&
 		slices.Equal(e.deviceIDs, n.deviceIDs) && slices.Equal(e.workloads(), n.workloads())
 }
 
-// absorb adds the events of an earlier incident. The newest of the earlier containers stay.
+// absorb adds the events of an earlier incident. The newest of the earlier
+// containers stay.
 func (e *trackedIncident) absorb(earlier *trackedIncident) {
 	e.First, e.Last, e.Count = earliest(e.First, earlier.First), latest(e.Last, earlier.Last), e.Count+earlier.Count
 	e.Affected = slices.Clone(e.Affected)
@@ -62,11 +68,12 @@ func (e *trackedIncident) absorb(earlier *trackedIncident) {
 	}
 }
 
-// generatedSuffix matches the part of a pod's name that a Deployment, DaemonSet, Job or CronJob generates
-// (k8s.io/apimachinery/pkg/util/rand).
+// generatedSuffix matches the part of a pod's name that a Deployment,
+// DaemonSet, Job or CronJob generates (k8s.io/apimachinery/pkg/util/rand).
 var generatedSuffix = regexp.MustCompile(`(-([bcdfghjklmnpqrstvwxz2456789]{6,10}|[0-9]+))?-[bcdfghjklmnpqrstvwxz2456789]{5}$`)
 
-// workloads returns the devices and containers of the affected pods, without the generated part of the pods' names.
+// workloads returns the devices and containers of the affected pods, without
+// the generated part of the pods' names.
 func (e *trackedIncident) workloads() (all []AffectedContainer) {
 	for _, c := range e.Affected {
 		c.Pod = generatedSuffix.ReplaceAllLiteralString(c.Pod, "")

@@ -51,7 +51,8 @@ func (s *fixture) restart(o incident.Options) *fixture {
 	return startFixture(o, newFakeAllocations())
 }
 
-// TestRestart checks that incidents and times continue, and that counts start at 0.
+// TestRestart checks that incidents and times continue, and that counts start
+// at 0.
 func TestRestart(t *testing.T) {
 	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("A"))
@@ -120,7 +121,8 @@ func countName(c incident.EventCount) string {
 	return name + c.Reason
 }
 
-// TestUnnamedOwnerKeepsDevice checks that an owner without a name keeps the device. A starting kubelet names the pods one by one.
+// TestUnnamedOwnerKeepsDevice checks that an owner without a name keeps the
+// device. A starting kubelet names the pods one by one.
 func TestUnnamedOwnerKeepsDevice(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		now := time.Now()
@@ -143,7 +145,8 @@ func TestUnnamedOwnerKeepsDevice(t *testing.T) {
 	})
 }
 
-// TestBoundedContainers checks that devices with many replicas keep at most 8,192 containers: a quarter for errors of software.
+// TestBoundedContainers checks that devices with many replicas keep at most
+// 8,192 containers: a quarter for errors of software.
 func TestBoundedContainers(t *testing.T) {
 	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		for n := range 256 {
@@ -167,7 +170,8 @@ func TestBoundedContainers(t *testing.T) {
 	})
 }
 
-// TestClockAhead checks that a clock that is a month ahead at boot deletes nothing. Old incidents expire after a day.
+// TestClockAhead checks that a clock that is a month ahead at boot deletes
+// nothing. Old incidents expire after a day.
 func TestClockAhead(t *testing.T) {
 	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		s.allocations.setOwner("a", owner("A"))
@@ -188,7 +192,8 @@ func TestClockAhead(t *testing.T) {
 	})
 }
 
-// FuzzStored starts a Log with any valid incidents. The saved incidents are valid, and the next Log saves the same.
+// FuzzStored starts a Log with any valid incidents. The saved incidents are
+// valid, and the next Log saves the same.
 func FuzzStored(f *testing.F) {
 	f.Add([]byte(`[{"id":2,"device":"a","reason":"xid_31"},{"id":1,"device":"a","reason":"xid_31","affected":[{"pod":"A"},{"pod":"A"}]}]`))
 	f.Add([]byte(`[{"id":3,"device":"a","gpu":"a","reason":"gone","affected_unknown":true,"count":1,"mig_devices":[{"device":"b"}]}]`))

@@ -7,14 +7,16 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TerminationLookup returns the termination of an assignment's container, and whether its pod is known.
+// TerminationLookup returns the termination of an assignment's container, and
+// whether its pod is known.
 type TerminationLookup = func(device.Assignment) (device.Termination, bool)
 
-// terminationTimeout bounds the search for an unknown pod: the kubelet reports a pod before its allocation, and for some minutes after its
-// deletion.
+// terminationTimeout bounds the search for an unknown pod: the kubelet reports
+// a pod before its allocation, and for some minutes after its deletion.
 const terminationTimeout = 10 * time.Minute
 
-// awaitsTermination reports whether the termination of some affected container is not final.
+// awaitsTermination reports whether the termination of some affected container
+// is not final.
 func (e *trackedIncident) awaitsTermination() bool {
 	return slices.ContainsFunc(e.Affected, func(c AffectedContainer) bool { return !c.terminationFinal })
 }
@@ -26,8 +28,11 @@ func (e *trackedIncident) updateTerminations(lookup TerminationLookup, now time.
 			continue
 		}
 		after := before
-		termination, known := lookup(device.Assignment{Owner: before.Owner, PodUID: before.UID, Since: before.Since, ObservedAt: e.startedAt})
-		if year := termination.EndedAt.Year(); year < 0 || year > 9999 { // the kubelet may send any time, JSON has four digits
+		termination, known := lookup(device.Assignment{
+			Owner: before.Owner, PodUID: before.UID, Since: before.Since, ObservedAt: e.startedAt,
+		})
+		// The kubelet may send any time, and JSON has four digits.
+		if year := termination.EndedAt.Year(); year < 0 || year > 9999 {
 			termination.EndedAt = time.Time{}
 		}
 		if known {
@@ -43,7 +48,8 @@ func (e *trackedIncident) updateTerminations(lookup TerminationLookup, now time.
 	}
 }
 
-// merge returns p with the newest termination. The end of the affected run of the container does not change; restarts and phase do.
+// merge returns p with the newest termination. The end of the affected run of
+// the container does not change; restarts and phase do.
 func (p *PodTermination) merge(termination device.Termination) *PodTermination {
 	if p == nil && !termination.Ended {
 		return nil

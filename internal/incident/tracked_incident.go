@@ -7,10 +7,12 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// maxAffected bounds the affected containers of an incident: a device may have many replicas.
+// maxAffected bounds the affected containers of an incident: a device may have
+// many replicas.
 const maxAffected = 256
 
-// trackedIncident is an Incident with its private state. Published parts of the Incident (Affected and pointers) are replaced, never written.
+// trackedIncident is an Incident with its private state. Published parts of the
+// Incident (Affected and pointers) are replaced, never written.
 type trackedIncident struct {
 	Incident
 	startedAt          time.Time           // the first event that affected the containers without Last
@@ -72,7 +74,8 @@ func (e *trackedIncident) setAffected(i int, c AffectedContainer) {
 	e.changed = true
 }
 
-// currentAllocations returns the allocations of each affected device, in the order of deviceIDs.
+// currentAllocations returns the allocations of each affected device, in the
+// order of deviceIDs.
 func (e *trackedIncident) currentAllocations(h *device.Allocations) (rows []device.Allocation) {
 	for _, id := range e.deviceIDs {
 		rows = append(rows, h.ForDevice(id)...)
@@ -95,7 +98,8 @@ func (e *trackedIncident) namespace() string {
 	return e.Affected[0].Namespace
 }
 
-// isCounted reports whether counters have the events: those since the start, except the operator's decision to retire a device.
+// isCounted reports whether counters have the events: those since the start,
+// except the operator's decision to retire a device.
 func (e *trackedIncident) isCounted() bool { return !e.Historical && e.Reason != device.ReasonRetired }
 
 // isOpen reports whether the device has not recovered yet.

@@ -9,11 +9,14 @@ import (
 )
 
 const (
-	// clockTrustDelay is the uptime before incidents expire: a clock that is ahead at boot must not delete them.
+	// clockTrustDelay is the uptime before incidents expire: a clock that is
+	// ahead at boot must not delete them.
 	clockTrustDelay = 24 * time.Hour
-	// maxAffectedTotal bounds the affected containers of all incidents, and thereby the size of the file.
+	// maxAffectedTotal bounds the affected containers of all incidents, and
+	// thereby the size of the file.
 	maxAffectedTotal = 8192
-	// softwareQuota divides the incidents and their containers: errors of software have one part, all others have the rest.
+	// softwareQuota divides the incidents and their containers: errors of
+	// software have one part, all others have the rest.
 	softwareQuota = 4
 )
 
@@ -35,10 +38,14 @@ func newTracker(maxIncidents int, maxAge time.Duration, now time.Time) *tracker 
 	return &tracker{maxIncidents: maxIncidents, maxAge: maxAge, startedAt: now, counters: counterSet{}}
 }
 
-// load adds the incidents of an earlier process, newest first, before the first record. Their counters have the times, and start at 0.
+// load adds the incidents of an earlier process, newest first, before the first
+// record. Their counters have the times, and start at 0.
 func (t *tracker) load(stored []Incident) {
 	for _, i := range slices.Backward(stored) {
-		e := &trackedIncident{Incident: i, startedAt: i.First, software: xid.BySoftware(i.Reason), deviceIDs: []device.ID{i.Device}, fromEarlierProcess: true, counters: t.counters}
+		e := &trackedIncident{
+			Incident: i, startedAt: i.First, software: xid.BySoftware(i.Reason), deviceIDs: []device.ID{i.Device},
+			fromEarlierProcess: true, counters: t.counters,
+		}
 		for _, d := range i.MIGDevices {
 			e.deviceIDs = append(e.deviceIDs, d.Device)
 		}
@@ -62,7 +69,8 @@ func (t *tracker) load(stored []Incident) {
 	t.changed = true
 }
 
-// record records an event: an incident of the GPU if the GPU is affected, with all its MIG devices.
+// record records an event: an incident of the GPU if the GPU is affected, with
+// all its MIG devices.
 func (t *tracker) record(o *device.HealthEvent, h *device.Allocations, now time.Time) {
 	if len(o.Affected) == 0 {
 		return
@@ -119,7 +127,8 @@ func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device
 	return e
 }
 
-// mergeRepeats merges new incidents with earlier incidents of the same reason, device and workload within a day. The newest incident stays.
+// mergeRepeats merges new incidents with earlier incidents of the same reason,
+// device and workload within a day. The newest incident stays.
 func (t *tracker) mergeRepeats() {
 	for i := 0; i < len(t.entries); i++ {
 		e := t.entries[i]
@@ -139,7 +148,8 @@ func (t *tracker) mergeRepeats() {
 	}
 }
 
-// evict removes incidents beyond the quotas. A container can cause errors of software at will, so their quotas are separate.
+// evict removes incidents beyond the quotas. A container can cause errors of
+// software at will, so their quotas are separate.
 func (t *tracker) evict() {
 	one := func(*trackedIncident) int { return 1 }
 	containers := func(e *trackedIncident) int { return len(e.Affected) }
@@ -150,8 +160,10 @@ func (t *tracker) evict() {
 	t.evictBeyond(false, maxAffectedTotal-softwareContainers, containers)
 }
 
-// evictBeyond removes errors of software, or other incidents, until the sum of their sizes is within a limit: the oldest of the largest
-// namespace, first of recovered devices, and never the newest incident. So no namespace removes all incidents of another one.
+// evictBeyond removes errors of software, or other incidents, until the sum of
+// their sizes is within a limit: the oldest of the largest namespace, first of
+// recovered devices, and never the newest incident. So no namespace removes all
+// incidents of another one.
 func (t *tracker) evictBeyond(software bool, limit int, size func(*trackedIncident) int) {
 	for {
 		total, byNamespace, least := 0, map[string]int{}, -1
@@ -183,15 +195,19 @@ func (t *tracker) prune(now time.Time) {
 	t.changed = t.counters.retain(t.incidents()) || t.changed || len(t.entries) < before
 }
 
-// expired reports whether an event is older than maxAge. A wall clock that is ahead, or is set ahead, expires nothing: the process must have
-// run for clockTrustDelay, and the monotonic clock must agree.
+// expired reports whether an event is older than maxAge. A wall clock that is
+// ahead, or is set ahead, expires nothing: the process must have run for
+// clockTrustDelay, and the monotonic clock must agree.
 func (t *tracker) expired(last, now time.Time) bool {
 	uptime := now.Sub(t.startedAt) // monotonic
 	return uptime >= min(t.maxAge, clockTrustDelay) && earliest(now.Round(0), t.startedAt.Round(0).Add(uptime)).Sub(last) > t.maxAge
 }
 
-// update applies the state of the sources, and reports whether the termination of some container is not final.
-func (t *tracker) update(statuses []device.Status, h *device.Allocations, lookup TerminationLookup, now time.Time) (awaitsTermination bool) {
+// update applies the state of the sources, and reports whether the termination
+// of some container is not final.
+func (t *tracker) update(
+	statuses []device.Status, h *device.Allocations, lookup TerminationLookup, now time.Time,
+) (awaitsTermination bool) {
 	t.markRecovered(statuses, now)
 	for _, e := range t.entries {
 		e.updateAffected(h, now)
@@ -216,7 +232,8 @@ func (t *tracker) markRecovered(statuses []device.Status, now time.Time) {
 		if i < 0 || !statuses[i].Healthy {
 			continue
 		}
-		// The status may be older than the event, unless the event is of an earlier process.
+		// The status may be older than the event, unless the event is of an
+		// earlier process.
 		switch since := statuses[i].Since; {
 		case since.After(latest(e.Last, e.recordedAt)):
 			e.RecoveredAt = &since
@@ -229,7 +246,8 @@ func (t *tracker) markRecovered(statuses []device.Status, now time.Time) {
 	}
 }
 
-// resetChanged reports whether the snapshot has changed since the previous call.
+// resetChanged reports whether the snapshot has changed since the previous
+// call.
 func (t *tracker) resetChanged() (changed bool) {
 	changed, t.changed = t.changed, false
 	for _, e := range t.entries {

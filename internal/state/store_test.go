@@ -136,7 +136,8 @@ func TestSaves(t *testing.T) {
 	}
 }
 
-// TestLostIsStored checks that each process reads Lost until a history without Lost is saved.
+// TestLostIsStored checks that each process reads Lost until a history without
+// Lost is saved.
 func TestLostIsStored(t *testing.T) {
 	s := newFixture(t)
 	s.saveAndEnd(device.HealthHistory{Lost: true}, nil)
@@ -233,7 +234,8 @@ func TestInvalidFile(t *testing.T) {
 	})
 }
 
-// TestUnknownField checks that fields of a newer podgauge are ignored after a rollback.
+// TestUnknownField checks that fields of a newer podgauge are ignored after a
+// rollback.
 func TestUnknownField(t *testing.T) {
 	s := newFixture(t)
 	s.saveAndEnd(device.HealthHistory{}, nil)
@@ -243,7 +245,8 @@ func TestUnknownField(t *testing.T) {
 	}
 }
 
-// TestFileOfNewerVersion checks that the file is unchanged, with one log line and an error. Until the upgrade, all devices are checked.
+// TestFileOfNewerVersion checks that the file is unchanged, with one log line
+// and an error. Until the upgrade, all devices are checked.
 func TestFileOfNewerVersion(t *testing.T) {
 	s := newFixture(t)
 	s.saveAndEnd(device.HealthHistory{}, nil)
@@ -288,7 +291,8 @@ func (s *fixture) run(test func(*testing.T, *state.Store)) {
 	})
 }
 
-// TestUnusableFolder checks that a folder that cannot be written costs one log line and an error, until it is usable.
+// TestUnusableFolder checks that a folder that cannot be written costs one log
+// line and an error, until it is usable.
 func TestUnusableFolder(t *testing.T) {
 	s := newFixture(t)
 	s.write(s.dir, "a file in place of the folder")
@@ -316,7 +320,8 @@ func TestUnusableFolder(t *testing.T) {
 	}
 }
 
-// TestStormIsWrittenOnceASecond checks that a storm is written once a second, and a fault at once.
+// TestStormIsWrittenOnceASecond checks that a storm is written once a second,
+// and a fault at once.
 func TestStormIsWrittenOnceASecond(t *testing.T) {
 	s := newFixture(t)
 	s.run(func(t *testing.T, store *state.Store) {
@@ -358,7 +363,8 @@ func TestStormIsWrittenOnceASecond(t *testing.T) {
 	})
 }
 
-// TestHungDisk checks that a file that hangs neither keeps the process from starting nor from ending, and is not replaced.
+// TestHungDisk checks that a file that hangs neither keeps the process from
+// starting nor from ending, and is not replaced.
 func TestHungDisk(t *testing.T) {
 	t.Parallel()
 	s := newFixture(t)
