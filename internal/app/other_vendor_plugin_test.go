@@ -60,6 +60,9 @@ func startOtherVendorPlugin(t *testing.T, k *kubelet.Kubelet, resource string, d
 	if _, err := pluginapi.NewRegistrationClient(conn).Register(t.Context(), request); err != nil {
 		t.Fatal(err)
 	}
+	waitUntil(t, "the plugin's devices are listed", func() bool {
+		return len(k.State().Resources[resource].Devices) >= len(devices)
+	})
 	return end
 }
 
