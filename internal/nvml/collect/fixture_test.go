@@ -61,6 +61,7 @@ type readerFixture struct {
 	testing.TB
 	machine       *nvmltest.Scenario
 	plan          *metric.ReadPlan
+	metrics       []device.Metric // of the plan
 	library       nvml.Interface
 	session       *lib.Session // nil: closed
 	histories     collect.Histories
@@ -80,7 +81,9 @@ func newPlanFixture(t testing.TB, plan *metric.ReadPlan, lines ...string) *reade
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &readerFixture{TB: t, machine: nvmltest.NewScenario(filepath.Join(testDir, "scenario")), plan: plan, library: library}
+	s := &readerFixture{
+		TB: t, machine: nvmltest.NewScenario(filepath.Join(testDir, "scenario")), plan: plan, metrics: plan.Metrics(), library: library,
+	}
 	if _, err := os.Stat(filepath.Join(testDir, "calls")); err == nil {
 		s.leakedSamples = s.calls().GPMSamples()
 	}
@@ -226,7 +229,7 @@ func (s *readerFixture) Devices(context.Context) ([]device.Device, error) { retu
 
 func (s *readerFixture) Wait(context.Context) (device.Event, error) { return device.Event{}, nil }
 
-func (s *readerFixture) Metrics() []device.Metric { return s.plan.Metrics() }
+func (s *readerFixture) Metrics() []device.Metric { return s.metrics }
 
 func (s *readerFixture) set(lines ...string) { s.Helper(); s.must(s.machine.Set(lines...)) }
 
