@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/tap"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
@@ -36,10 +35,16 @@ func (kp *kubeletProcess) serve(socket string, register func(*grpc.Server)) erro
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", socket, err)
 	}
-	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.InTapHandle(func(ctx context.Context, call *tap.Info) (context.Context, error) {
-		kp.update(func() { kp.calls[path.Base(call.FullMethodName)]++ })
-		return ctx, nil
-	}))
+	count := func(method string) { kp.update(func() { kp.calls[path.Base(method)]++ }) }
+	server := grpc.NewServer(grpc.WaitForHandlers(true),
+		grpc.UnaryInterceptor(func(ctx context.Context, request any, call *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			count(call.FullMethod)
+			return handle(ctx, request)
+		}),
+		grpc.StreamInterceptor(func(server any, stream grpc.ServerStream, call *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+			count(call.FullMethod)
+			return handle(server, stream)
+		}))
 	register(server)
 	kp.tasks.Go(func() error {
 		defer context.AfterFunc(kp.ctx, server.Stop)()
