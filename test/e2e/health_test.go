@@ -18,7 +18,7 @@ const featureCount = 8
 
 // TestXid79 fails and resets an allocated GPU three times, with Xid 79 (fallen off the bus).
 func TestXid79(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)
@@ -32,9 +32,10 @@ func TestXid79(t *testing.T) {
 	owners := map[string]node.OwnerKey{gpuID: mainContainer(pod)}
 	others := slices.DeleteFunc(uuids(defaultGPUs), func(id string) bool { return id == gpuID })
 
-	// A feature is unsupported after three errors, which takes 20 s.
-	d.scrapeUntil(ctx, t, "ratios of the first GPM window and all features are exported", func(s metricsScrape) error {
-		wrong := []error{}
+	// A feature is unsupported after three errors, which takes 50 s.
+	awaitWithin(ctx, t, 90*time.Second, "ratios of the first GPM window and all features are exported", func(ctx context.Context) error {
+		s, err := d.scrape(ctx)
+		wrong := []error{err}
 		for _, id := range others {
 			with := seriesLabels{"uuid": id}
 			if len(findSamples(s.series["nvidia_gpu_sm_active_ratio"], with)) == 0 {

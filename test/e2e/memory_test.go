@@ -77,8 +77,12 @@ func soak(t *testing.T, limitMB int, makeMachine func(*testing.T, *node.RealNode
 	printMeasurement(t, fmt.Sprintf("maximum resident memory over %s, scraped every second", duration),
 		fmt.Sprintf("%.1f MB (2^20 bytes); limit %d MB. Anonymous memory: maximum %.1f MB in the second quarter, %.1f MB in the last",
 			megabytes(slices.Max(resident)), limitMB, megabytes(early), megabytes(late)))
-	if bytes := slices.Max(resident); bytes > limitMB<<20 {
-		t.Errorf("resident memory: got %d bytes, want at most %d", bytes, limitMB<<20)
+	limit := limitMB << 20
+	if timeoutFactor() > 1 { // on a busy machine, the kernel maps more pages of the program's file at once
+		limit += limit / 10
+	}
+	if bytes := slices.Max(resident); bytes > limit {
+		t.Errorf("resident memory: got %d bytes, want at most %d", bytes, limit)
 	}
 	// Go's heap grows in the first half minute. Pages of the program's file do not count: they grow if the kernel maps huge pages.
 	if growth := late - early; growth > 1<<20 && duration >= 2*time.Minute {
