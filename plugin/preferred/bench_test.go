@@ -6,11 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// benchSlowest benchmarks choose for each size and reports the mean of the slowest size.
+// benchSlowest benchmarks choose for each size and reports the mean of the
+// slowest size.
 func benchSlowest(b *testing.B, sizes []int, choose func(size int)) {
 	b.ReportAllocs()
 	spent := make([]time.Duration, len(sizes))
@@ -26,7 +26,8 @@ func benchSlowest(b *testing.B, sizes []int, choose func(size int)) {
 	b.ReportMetric(float64(sizes[best]), "size")
 }
 
-// BenchmarkWholeGPUs covers every size of every machine, with all GPUs available. B/op and allocs/op are sums over all sizes.
+// BenchmarkWholeGPUs covers every size of every machine, with all GPUs
+// available. B/op and allocs/op are sums over all sizes.
 func BenchmarkWholeGPUs(b *testing.B) {
 	for _, c := range []struct {
 		name string
@@ -47,7 +48,8 @@ func BenchmarkWholeGPUs(b *testing.B) {
 		}
 		b.Run(c.name, func(b *testing.B) {
 			benchSlowest(b, sizes, func(size int) {
-				top.Prefer(preferred.AllocationRequest{Available: ids, Must: ids[:c.must], Size: size}, preferred.Distributed)
+				top.Prefer(preferred.AllocationRequest{Available: ids, Must: ids[:c.must], Size: size},
+					preferred.Distributed)
 			})
 		})
 	}
@@ -81,41 +83,4 @@ func BenchmarkNew(b *testing.B) {
 			}
 		})
 	}
-}
-
-// TestPreferAllocations checks that the search itself allocates nothing, for 184,756 sets as for a single one.
-func TestPreferAllocations(t *testing.T) {
-	small, large := bridged(8), bridged(20)
-	replicas, parts := dgxH100().replicated(64), dgxH100().partitioned(7)
-	for _, c := range []struct {
-		name   string
-		ids    []device.AdvertisedID
-		choose func(preferred.AllocationRequest)
-		size   int
-		want   float64
-	}{
-		{"1 of 8", small.ids(), wholeGPUsOf(small), 1, 4},
-		{"4 of 8", small.ids(), wholeGPUsOf(small), 4, 4},
-		{"10 of 20", large.ids(), wholeGPUsOf(large), 10, 4},
-		{"1 of 512 replicas", replicas.ids(), distributedOf(replicas), 1, 5},
-		{"300 of 512 replicas", replicas.ids(), distributedOf(replicas), 300, 6},
-		{"28 of 56 MIG devices", parts.ids(), distributedOf(parts), 28, 6},
-	} {
-		r := preferred.AllocationRequest{Available: c.ids, Size: c.size}
-		if got := testing.AllocsPerRun(20, func() { c.choose(r) }); got > c.want {
-			t.Errorf("%s: got %v allocations, want %v", c.name, got, c.want)
-		} else {
-			t.Logf("%s: %v allocations", c.name, got)
-		}
-	}
-}
-
-func wholeGPUsOf(m machine) func(preferred.AllocationRequest) {
-	top := m.topology()
-	return func(r preferred.AllocationRequest) { top.Prefer(r, preferred.Distributed) }
-}
-
-func distributedOf(m machine) func(preferred.AllocationRequest) {
-	top := m.topology()
-	return func(r preferred.AllocationRequest) { top.Prefer(r, preferred.Distributed) }
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// fuzzedRequest builds a machine and a request from bytes, with all faults: unknown ids, ids without a device or of two GPUs, links of
-// unknown GPUs.
+// fuzzedRequest builds a machine and a request from bytes, with all faults:
+// unknown ids, ids without a device or of two GPUs, links of unknown GPUs.
 func fuzzedRequest(b []byte) (machine, preferred.AllocationRequest) {
 	next := func() int {
 		if len(b) == 0 {
@@ -71,11 +71,15 @@ func FuzzAnswers(f *testing.F) {
 		}
 		top := m.topology()
 		random := rand.New(rand.NewPCG(uint64(len(b)), 9))
-		other, shuffled := m.shuffled(random).topology(), preferred.AllocationRequest{Must: slices.Clone(r.Must), Available: slices.Clone(r.Available), Size: r.Size, Reject: r.Reject}
+		other, shuffled := m.shuffled(random).topology(), preferred.AllocationRequest{Must: slices.Clone(r.Must),
+			Available: slices.Clone(r.Available), Size: r.Size, Reject: r.Reject}
 		random.Shuffle(len(r.Available), func(i, j int) {
 			shuffled.Available[i], shuffled.Available[j] = shuffled.Available[j], shuffled.Available[i]
 		})
-		random.Shuffle(len(r.Must), func(i, j int) { shuffled.Must[i], shuffled.Must[j] = shuffled.Must[j], shuffled.Must[i] })
+		random.Shuffle(len(r.Must), func(i, j int) {
+			shuffled.Must[i], shuffled.Must[j] = shuffled.Must[j],
+				shuffled.Must[i]
+		})
 		for _, p := range policies {
 			got := top.Prefer(r, p)
 			checkInvariants(t, m, r, string(p), got, other.Prefer(shuffled, p))
@@ -87,10 +91,12 @@ func FuzzAnswers(f *testing.F) {
 }
 
 // checkInvariants checks the properties of every result.
-func checkInvariants(t *testing.T, m machine, r preferred.AllocationRequest, name string, got, shuffled []device.AdvertisedID) {
+func checkInvariants(t *testing.T, m machine, r preferred.AllocationRequest, name string, got,
+	shuffled []device.AdvertisedID) {
 	t.Helper()
 	known := func(ids []device.AdvertisedID) []device.AdvertisedID {
-		return slices.Compact(sorted(slices.DeleteFunc(slices.Clone(ids), func(id device.AdvertisedID) bool { return !slices.Contains(m.ids(), id) })))
+		return slices.Compact(sorted(slices.DeleteFunc(slices.Clone(ids),
+			func(id device.AdvertisedID) bool { return !slices.Contains(m.ids(), id) })))
 	}
 	all, must := known(append(slices.Clone(r.Available), r.Must...)), known(r.Must)
 	if want := min(max(r.Size, 0), len(all)); len(got) != want {
@@ -112,13 +118,15 @@ func checkInvariants(t *testing.T, m machine, r preferred.AllocationRequest, nam
 	}
 }
 
-// TestRejectedIDsComeLast checks that rejected ids fill up a result: the kubelet completes a shorter result at random.
+// TestRejectedIDsComeLast checks that rejected ids fill up a result: the
+// kubelet completes a shorter result at random.
 func TestRejectedIDsComeLast(t *testing.T) {
 	for name, m := range map[string]machine{"whole GPUs": gpus(0, 0, 1, 1), "shared": gpus(0, 1).replicated(2)} {
 		top := m.topology()
 		rejected := m.ids()[:2] // of the replicas, both of a device
 		for size := range 5 {
-			r := preferred.AllocationRequest{Available: m.ids(), Size: size, Reject: func(id device.AdvertisedID) bool { return slices.Contains(rejected, id) }}
+			r := preferred.AllocationRequest{Available: m.ids(), Size: size,
+				Reject: func(id device.AdvertisedID) bool { return slices.Contains(rejected, id) }}
 			got := top.Prefer(r, preferred.Distributed)
 			for n, id := range got {
 				if slices.Contains(rejected, id) != (n >= 2) {
@@ -152,7 +160,8 @@ func checkDistinct(t *testing.T, m machine, r preferred.AllocationRequest, got [
 		}
 		return len(gpus)
 	}
-	must := slices.DeleteFunc(slices.Compact(sorted(r.Must)), func(id device.AdvertisedID) bool { return gpuOf[id] == "" })
+	must := slices.DeleteFunc(slices.Compact(sorted(r.Must)),
+		func(id device.AdvertisedID) bool { return gpuOf[id] == "" })
 	best := min(count(append(slices.Clone(r.Available), must...)), count(must)+max(r.Size-len(must), 0))
 	if len(must) <= r.Size && count(got) != best {
 		t.Errorf("distinct: %+v: got %q of %d GPUs, want %d GPUs", r, got, count(got), best)

@@ -96,7 +96,8 @@ var smiPaths = map[string]device.Path{
 	"NODE": device.PathNUMANode, "SYS": device.PathSystem,
 }
 
-// matrix parses the table of nvidia-smi topo -m, extended by the path beside the NVLinks: "NV2+PHB".
+// matrix parses the table of nvidia-smi topo -m, extended by the path beside
+// the NVLinks: "NV2+PHB".
 func matrix(nodes []int, table string) machine {
 	m := gpus(nodes...)
 	for a, row := range strings.Split(strings.TrimSpace(table), "\n") {
@@ -115,7 +116,8 @@ func matrix(nodes []int, table string) machine {
 	return m
 }
 
-// dgxA100 returns 12 NVLinks between all pairs of GPUs through NVSwitches. Two GPUs share PCIe switches and a NUMA node.
+// dgxA100 returns 12 NVLinks between all pairs of GPUs through NVSwitches. Two
+// GPUs share PCIe switches and a NUMA node.
 func dgxA100() machine {
 	return gpus(3, 3, 1, 1, 7, 7, 5, 5).linked(func(a, b int) (int, device.Path) {
 		if a/2 == b/2 {
@@ -125,10 +127,12 @@ func dgxA100() machine {
 	})
 }
 
-// dgxH100 returns 18 NVLinks through NVSwitches, a PCIe switch for each GPU, two sockets.
+// dgxH100 returns 18 NVLinks through NVSwitches, a PCIe switch for each GPU,
+// two sockets.
 func dgxH100() machine { return gpus(0, 0, 0, 0, 1, 1, 1, 1).linked(sockets(4, 18)) }
 
-// sockets returns links between sockets of size GPUs, with the same number of NVLinks everywhere.
+// sockets returns links between sockets of size GPUs, with the same number of
+// NVLinks everywhere.
 func sockets(size, nvlinks int) func(a, b int) (int, device.Path) {
 	return func(a, b int) (int, device.Path) {
 		if a/size == b/size {
@@ -138,7 +142,8 @@ func sockets(size, nvlinks int) func(a, b int) (int, device.Path) {
 	}
 }
 
-// dgx2 returns 16 GPUs with 6 NVLinks through NVSwitches: pairs on a PCIe switch, fours behind switches, eights in a socket.
+// dgx2 returns 16 GPUs with 6 NVLinks through NVSwitches: pairs on a PCIe
+// switch, fours behind switches, eights in a socket.
 func dgx2() machine {
 	return gpus(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1).linked(func(a, b int) (int, device.Path) {
 		switch {
@@ -166,7 +171,8 @@ func dgx1V() machine {
 		SYS     SYS     SYS     NV1+SYS NV2+PHB NV1+PHB NV2+PIX X`)
 }
 
-// bridged returns PCIe GPUs in two sockets, with an NVLink bridge of 4 links between each pair: 0 and 1, 2 and 3, …
+// bridged returns PCIe GPUs in two sockets, with an NVLink bridge of 4 links
+// between each pair: 0 and 1, 2 and 3, …
 func bridged(count int) machine {
 	var nodes []int
 	for i := range count {
@@ -182,7 +188,8 @@ func bridged(count int) machine {
 	})
 }
 
-// random returns a machine of any shape: links may be reported in one or both directions, repeatedly, and with differences.
+// random returns a machine of any shape: links may be reported in one or both
+// directions, repeatedly, and with differences.
 func random(r *rand.Rand, count int) machine {
 	var nodes []int
 	for range count {

@@ -4,7 +4,8 @@ import "github.com/podgauge/podgauge/internal/device"
 
 const nvLinkScore = 100 // above every path: NVLinks count more than any path
 
-// pathScores are the scores of two GPUs without NVLinks, in the steps of NVIDIA's go-gpuallocator.
+// pathScores are the scores of two GPUs without NVLinks, in the steps of
+// NVIDIA's go-gpuallocator.
 var pathScores = [...]int{
 	device.PathUnknown:          0,
 	device.PathSameBoard:        60,
@@ -17,8 +18,9 @@ var pathScores = [...]int{
 
 // pairScores returns the symmetric matrix of scores. The diagonal is 0.
 //
-// Of several links of a pair, the fewer NVLinks and the farther path count: a link with a side that is down is down.
-func pairScores(gpus map[device.GPU]int, numaNodes []int, links []device.Link) []int {
+// Of several links of a pair, the fewer NVLinks and the farther path count: a
+// link with a side that is down is down.
+func pairScores(gpus map[device.GPU]int, numaNodes []int, links []device.Link) [][]int {
 	pairs := map[[2]int]device.Link{}
 	for _, l := range links {
 		a, knownA := gpus[l.A]
@@ -33,8 +35,9 @@ func pairScores(gpus map[device.GPU]int, numaNodes []int, links []device.Link) [
 		pairs[pair] = l
 	}
 	n := len(numaNodes)
-	scores := make([]int, n*n)
+	scores := make([][]int, n)
 	for a := range n {
+		scores[a] = make([]int, n)
 		for b := range a {
 			l := pairs[[2]int{b, a}]
 			if l.Path == device.PathUnknown && numaNodes[a] >= 0 && numaNodes[b] >= 0 {
@@ -43,8 +46,8 @@ func pairScores(gpus map[device.GPU]int, numaNodes []int, links []device.Link) [
 					l.Path = device.PathNUMANode
 				}
 			}
-			scores[a*n+b] = nvLinkScore*l.NVLinks + pathScores[l.Path]
-			scores[b*n+a] = scores[a*n+b]
+			scores[a][b] = nvLinkScore*l.NVLinks + pathScores[l.Path]
+			scores[b][a] = scores[a][b]
 		}
 	}
 	return scores

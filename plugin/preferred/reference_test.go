@@ -38,7 +38,8 @@ func pairScore(m machine, a, b preferred.Candidate) int {
 	return 100*nvlinks + points
 }
 
-// referenceWholeGPUs scores every set of GPUs by the three sums of the ADR, in the most obvious way, without unknown ids.
+// referenceWholeGPUs scores every set of GPUs by the three sums of the ADR, in
+// the most obvious way, without unknown ids.
 func referenceWholeGPUs(m machine, r preferred.AllocationRequest) []device.AdvertisedID {
 	var must, available []int // candidates
 	for i, c := range m.candidates {
@@ -124,15 +125,18 @@ func TestWholeGPUsEqualTheReference(t *testing.T) {
 			}
 			got, want := top.Prefer(req, preferred.Distributed), referenceWholeGPUs(m, req)
 			if !slices.Equal(sorted(got), sorted(want)) {
-				t.Fatalf("round %d, %d GPUs, links %v\n%+v\ngot  %v\nwant %v", round, len(m.candidates), m.links, req, got, want)
+				t.Fatalf("round %d, %d GPUs, links %v\n%+v\ngot  %v\nwant %v", round, len(m.candidates), m.links, req,
+					got, want)
 			}
 		}
 	}
 }
 
-// TestWholeGPUsOfIdleMachines covers the hand-written machines at every size, and with every GPU as required.
+// TestWholeGPUsOfIdleMachines covers the hand-written machines at every size,
+// and with every GPU as required.
 func TestWholeGPUsOfIdleMachines(t *testing.T) {
-	for name, m := range map[string]machine{"DGX A100": dgxA100(), "DGX H100": dgxH100(), "DGX-1V": dgx1V(), "bridged": bridged(8)} {
+	for name, m := range map[string]machine{"DGX A100": dgxA100(), "DGX H100": dgxH100(), "DGX-1V": dgx1V(),
+		"bridged": bridged(8)} {
 		top := m.topology()
 		for size := range len(m.candidates) + 1 {
 			for _, must := range append(m.ids(), "") {
@@ -149,7 +153,8 @@ func TestWholeGPUsOfIdleMachines(t *testing.T) {
 	}
 }
 
-// referenceShared chooses replicas as in the ADR, and recounts everything for each id.
+// referenceShared chooses replicas as in the ADR, and recounts everything for
+// each id.
 func referenceShared(m machine, r preferred.AllocationRequest, p preferred.AllocationPolicy) []device.AdvertisedID {
 	var chosen []preferred.Candidate
 	available := map[device.AdvertisedID]bool{}
@@ -164,7 +169,8 @@ func referenceShared(m machine, r preferred.AllocationRequest, p preferred.Alloc
 		var next preferred.Candidate
 		var nextKey []float64
 		for i, c := range m.candidates { // in order of index and replica
-			if key := append(referenceKey(m, available, chosen, c, p), float64(i)); available[c.ID] && (nextKey == nil || slices.Compare(key, nextKey) < 0) {
+			key := append(referenceKey(m, available, chosen, c, p), float64(i))
+			if available[c.ID] && (nextKey == nil || slices.Compare(key, nextKey) < 0) {
 				next, nextKey = c, key
 			}
 		}
@@ -178,7 +184,8 @@ func referenceShared(m machine, r preferred.AllocationRequest, p preferred.Alloc
 	return ids
 }
 
-func referenceKey(m machine, available map[device.AdvertisedID]bool, chosen []preferred.Candidate, c preferred.Candidate, p preferred.AllocationPolicy) []float64 {
+func referenceKey(m machine, available map[device.AdvertisedID]bool, chosen []preferred.Candidate,
+	c preferred.Candidate, p preferred.AllocationPolicy) []float64 {
 	var onDevice, onGPU, availableOnDevice, availableOnGPU, replicas, repeats, near float64
 	for _, o := range m.candidates {
 		if o.GPU == c.GPU {
@@ -235,7 +242,8 @@ func TestSharedEqualsTheReference(t *testing.T) {
 			m.candidates = slices.DeleteFunc(m.candidates, func(preferred.Candidate) bool { return r.IntN(4) == 0 })
 		case 4: // MIG devices, some of them shared
 			m = m.partitioned(3)
-			m.candidates = slices.Concat(machine{candidates: m.candidates[:2]}.replicated(2).candidates, m.candidates[2:])
+			m.candidates = slices.Concat(machine{candidates: m.candidates[:2]}.replicated(2).candidates,
+				m.candidates[2:])
 		}
 		top := m.topology()
 		for range 10 {

@@ -1,13 +1,9 @@
 package preferred
 
-import (
-	"cmp"
-	"slices"
+import "cmp"
 
-	"github.com/podgauge/podgauge/internal/device"
-)
-
-// AllocationPolicy is the order of preference among replicas and MIG devices. An unknown policy is Distributed.
+// AllocationPolicy is the order of preference among replicas and MIG devices.
+// An unknown policy is Distributed.
 type AllocationPolicy string
 
 const (
@@ -15,72 +11,72 @@ const (
 	Distributed AllocationPolicy = "distributed"
 	// Packed chooses from the most loaded device.
 	Packed AllocationPolicy = "packed"
-	// Distinct chooses from a GPU without a chosen id, and otherwise like Distributed. If Size exceeds the number of GPUs, the
-	// answer has several ids of a GPU; Allocate rejects two replicas of the same GPU.
+	// Distinct chooses from a GPU without a chosen id, and otherwise like
+	// Distributed. If Size exceeds the number of GPUs, the answer has several
+	// ids of a GPU; Allocate rejects two replicas of the same GPU.
 	Distinct AllocationPolicy = "distinct"
 )
 
-// chooseShared chooses id after id, each from the first device in the order of compareDevices.
-func (t *Topology) chooseShared(req resolvedRequest, p AllocationPolicy) []device.AdvertisedID {
-	s := t.newSharedPick(req, p)
-	chosen := make([]int, req.needed)
-	for n := range chosen {
+// chooseShared chooses id after id, each from the first device in the order of
+// compareDevices.
+func (t *Topology) chooseShared(must, available []int, needed int, p AllocationPolicy) []int {
+	s := t.newSharedPick(must, available, p)
+	var chosen []int
+	for range needed {
 		next := -1
 		for d, free := range s.freeIDs {
-			if free > 0 && (next < 0 || s.compareDevices(d, next) < 0) {
+			if len(free) > 0 && (next < 0 || s.compareDevices(d, next) < 0) {
 				next = d
 			}
 		}
-		i := s.firstFree[next]
-		chosen[n], s.firstFree[next] = i, s.nextFree[i]
-		s.freeIDs[next]--
+		chosen = append(chosen, s.freeIDs[next][0])
+		s.freeIDs[next] = s.freeIDs[next][1:]
 		s.gpuFree[s.gpuOf[next]]--
-		s.markChosen(i)
+		s.markChosen(chosen[len(chosen)-1])
 	}
-	return t.answer(req, chosen)
+	return chosen
 }
 
-// sharedPick counts ids during the choice. Devices, GPUs and candidates are numbers. An id is free if chooseShared can still choose it.
+// sharedPick counts ids during the choice. Devices, GPUs and candidates are
+// numbers. An id is free if chooseShared can still choose it.
 type sharedPick struct {
 	*Topology
-	policy AllocationPolicy
-
-	freeIDs, firstFree []int // by device: number of free ids, and the lowest free id
-	nextFree           []int // by candidate: next free id of the device
-
-	gpuFree, gpuTaken, gpuReplicas []int // by GPU: free ids, chosen ids, chosen replicas
-	gpuAffinity                    []int // by GPU: sum of the scores with GPUs of chosen ids
+	policy      AllocationPolicy
+	freeIDs     [][]int // by device, in ascending order
+	gpuFree     []int   // by GPU: free ids
+	gpuTaken    []int   // by GPU: chosen ids
+	gpuReplicas []int   // by GPU: chosen replicas
+	gpuAffinity []int   // by GPU: sum of the scores with GPUs of chosen ids
 }
 
-func (t *Topology) newSharedPick(req resolvedRequest, p AllocationPolicy) *sharedPick {
-	devices, gpus := len(t.idCount), len(t.gpuIDCount)
-	numbers := make([]int, 2*devices+len(t.candidates)+4*gpus) // a single allocation for all counters
-	alloc := func(n int) (part []int) {
-		part, numbers = numbers[:n:n], numbers[n:]
-		return part
-	}
+func (t *Topology) newSharedPick(must, available []int, p AllocationPolicy) *sharedPick {
+	gpus := len(t.gpuIDCount)
 	s := &sharedPick{
-		Topology: t, policy: p,
-		freeIDs: alloc(devices), firstFree: alloc(devices), nextFree: alloc(len(t.candidates)),
-		gpuFree: alloc(gpus), gpuTaken: alloc(gpus), gpuReplicas: alloc(gpus), gpuAffinity: alloc(gpus),
+		Topology:    t,
+		policy:      p,
+		freeIDs:     make([][]int, len(t.idCount)),
+		gpuFree:     make([]int, gpus),
+		gpuTaken:    make([]int, gpus),
+		gpuReplicas: make([]int, gpus),
+		gpuAffinity: make([]int, gpus),
 	}
-	for _, i := range slices.Backward(req.available) {
+	for _, i := range available {
 		d := t.deviceOf[i]
-		s.nextFree[i], s.firstFree[d] = s.firstFree[d], i
-		s.freeIDs[d]++
+		s.freeIDs[d] = append(s.freeIDs[d], i)
 		s.gpuFree[t.gpuOf[d]]++
 	}
-	for _, i := range req.must {
+	for _, i := range must {
 		s.markChosen(i)
 	}
 	return s
 }
 
-// compareDevices is negative if the policy prefers device d to device e. A lower index decides between equals.
+// compareDevices is negative if the policy prefers device d to device e. A
+// lower index decides between equals.
 func (s *sharedPick) compareDevices(d, e int) int {
 	g, h := s.gpuOf[d], s.gpuOf[e]
 	load := cmp.Or(
-		compareLoad(s.freeIDs[d], s.idCount[d], s.freeIDs[e], s.idCount[e]),
+		compareLoad(len(s.freeIDs[d]), s.idCount[d], len(s.freeIDs[e]), s.idCount[e]),
 		compareLoad(s.gpuFree[g], s.gpuIDCount[g], s.gpuFree[h], s.gpuIDCount[h]),
 	)
 	repeat := cmp.Compare(s.gpuTaken[g], s.gpuTaken[h])
@@ -95,26 +91,31 @@ func (s *sharedPick) compareDevices(d, e int) int {
 	}
 }
 
-// repeatsGPU returns 1 if the next id of a device is the second chosen replica of the GPU.
+// repeatsGPU returns 1 if the next id of a device is the second chosen replica
+// of the GPU.
 func (s *sharedPick) repeatsGPU(d int) int {
-	if !s.candidates[s.firstFree[d]].Replica {
+	if !s.candidates[s.freeIDs[d][0]].Replica {
 		return 0
 	}
 	return min(s.gpuReplicas[s.gpuOf[d]], 1)
 }
 
-// compareLoad is negative if a has the larger share of free ids: devices may have different numbers of replicas.
-func compareLoad(freeA, allA, freeB, allB int) int { return cmp.Compare(freeB*allA, freeA*allB) }
+// compareLoad is negative if a has the larger share of free ids: devices may
+// have different numbers of replicas.
+func compareLoad(freeA, allA, freeB, allB int) int {
+	return cmp.Compare(freeB*allA, freeA*allB)
+}
 
 func (s *sharedPick) markChosen(i int) {
 	g := s.gpuOf[s.deviceOf[i]]
 	if s.candidates[i].Replica {
 		s.gpuReplicas[g]++
 	}
-	if s.gpuTaken[g]++; s.gpuTaken[g] > 1 {
+	s.gpuTaken[g]++
+	if s.gpuTaken[g] > 1 {
 		return
 	}
 	for h := range s.gpuAffinity {
-		s.gpuAffinity[h] += s.gpuScore[h*len(s.gpuAffinity)+g]
+		s.gpuAffinity[h] += s.gpuScore[h][g]
 	}
 }

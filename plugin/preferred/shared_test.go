@@ -10,7 +10,8 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// parseIDs parses "0::1-3 2::0" as replicas 1 to 3 of GPU 0 and replica 0 of GPU 2.
+// parseIDs parses "0::1-3 2::0" as replicas 1 to 3 of GPU 0 and replica 0 of
+// GPU 2.
 func parseIDs(t testing.TB, text string) []device.AdvertisedID {
 	t.Helper()
 	var ids []device.AdvertisedID
@@ -23,7 +24,8 @@ func parseIDs(t testing.TB, text string) []device.AdvertisedID {
 	return ids
 }
 
-// TestSharedReplicas covers four GPUs of 12 replicas each. GPUs 0 and 1 are bridged, and so are 2 and 3.
+// TestSharedReplicas covers four GPUs of 12 replicas each. GPUs 0 and 1 are
+// bridged, and so are 2 and 3.
 func TestSharedReplicas(t *testing.T) {
 	const all = "0::0-11 1::0-11 2::0-11 3::0-11"
 	const busy = "0::4-11 1::2-11 2::0-11 3::11" // GPU 3 has a single unallocated id, GPU 2 is idle
@@ -50,7 +52,8 @@ func TestSharedReplicas(t *testing.T) {
 		{"the last of the most loaded", preferred.Packed, busy, "", 1, "3::11"},
 		{"and then the next", preferred.Packed, busy, "", 3, "0::4-5 3::11"},
 		{"with required ids", preferred.Packed, all, "2::7", 3, "2::7 2::0-1"},
-		{"the neighbour of a required, full GPU", preferred.Packed, "0::0-11 1::0-11 2::0-11", "3::0-11", 13, "3::0-11 2::0"},
+		{"the neighbour of a required, full GPU", preferred.Packed, "0::0-11 1::0-11 2::0-11", "3::0-11", 13,
+			"3::0-11 2::0"},
 		{"two GPUs", preferred.Distinct, all, "", 2, "0::0 1::0"},
 		{"the least loaded GPUs", preferred.Distinct, busy, "", 2, "1::2 2::0"},
 		{"also the most loaded GPU", preferred.Distinct, busy, "", 4, "0::4 1::2 2::0 3::11"},
@@ -66,7 +69,8 @@ func TestSharedReplicas(t *testing.T) {
 	}
 }
 
-// TestSharedMIGDevices covers eight GPUs with seven MIG devices each: without replicas, the load is the GPU's.
+// TestSharedMIGDevices covers eight GPUs with seven MIG devices each: without
+// replicas, the load is the GPU's.
 func TestSharedMIGDevices(t *testing.T) {
 	m := dgxH100().partitioned(7)
 	idle := preferred.AllocationRequest{Available: m.ids(), Size: 8}
@@ -89,26 +93,30 @@ func TestSharedMIGDevices(t *testing.T) {
 	}
 }
 
-// TestSharedLoadIsRelative checks that the load is relative: 1 of 2 replicas is a higher load than 2 of 10.
+// TestSharedLoadIsRelative checks that the load is relative: 1 of 2 replicas is
+// a higher load than 2 of 10.
 func TestSharedLoadIsRelative(t *testing.T) {
 	m := gpus(-1, -1).replicated(10)
 	m.candidates = slices.Delete(m.candidates, 2, 10)
 	r := preferred.AllocationRequest{Available: parseIDs(t, "0::1 1::2-9"), Size: 1}
-	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::2", preferred.Packed: "0::1", preferred.Distinct: "1::2"} {
+	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::2", preferred.Packed: "0::1",
+		preferred.Distinct: "1::2"} {
 		if got, want := m.topology().Prefer(r, p), parseIDs(t, want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", p, got, want)
 		}
 	}
 }
 
-// TestSharedCountsWithdrawnIDs checks that an allocated, withdrawn id counts as a load on the device and is not chosen.
+// TestSharedCountsWithdrawnIDs checks that an allocated, withdrawn id counts as
+// a load on the device and is not chosen.
 func TestSharedCountsWithdrawnIDs(t *testing.T) {
 	m := gpus(-1, -1).replicated(2)
 	whole := m.candidates[0]
 	whole.ID, whole.Allocated = whole.Device.Advertised(), true
 	m.candidates = append(m.candidates, whole)
 	r := preferred.AllocationRequest{Available: append(parseIDs(t, "0::0-1 1::0-1"), whole.ID), Size: 1}
-	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::0", preferred.Packed: "0::0", preferred.Distinct: "1::0"} {
+	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::0", preferred.Packed: "0::0",
+		preferred.Distinct: "1::0"} {
 		if got, want := m.topology().Prefer(r, p), parseIDs(t, want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", p, got, want)
 		}
@@ -138,7 +146,8 @@ func TestSharedUnusualRequests(t *testing.T) {
 		{"repeated ids", ids{"GPU-1::0", "GPU-1::0", "GPU-1::1"}, ids{"GPU-1::1"}, 3, ids{"GPU-1::1", "GPU-1::0"}},
 	} {
 		for _, p := range append(policies, "unknown") {
-			if got := top.Prefer(preferred.AllocationRequest{Available: c.available, Must: c.must, Size: c.size}, p); !slices.Equal(got, c.want) {
+			got := top.Prefer(preferred.AllocationRequest{Available: c.available, Must: c.must, Size: c.size}, p)
+			if !slices.Equal(got, c.want) {
 				t.Errorf("%s: %s: got %q, want %q", c.name, p, got, c.want)
 			}
 		}

@@ -18,7 +18,8 @@ type Candidate struct {
 	Allocated bool // withdrawn but still allocated: a load on the device, never chosen
 }
 
-// Topology holds candidates and the scores of GPUs. A Topology is immutable, so any number of goroutines may use it.
+// Topology holds candidates and the scores of GPUs. A Topology is immutable, so
+// any number of goroutines may use it.
 //
 // The zero Topology has no candidate: all ids are unknown.
 type Topology struct {
@@ -28,10 +29,11 @@ type Topology struct {
 	gpuOf      []int                       // by device
 	idCount    []int                       // ids by device
 	gpuIDCount []int                       // ids by GPU
-	gpuScore   []int                       // score of GPUs g and h at g*len(gpuIDCount)+h
+	gpuScore   [][]int                     // of two GPUs
 }
 
-// New returns the topology of candidates, each with a different id, and links in any order. Links of GPUs without a candidate are ignored.
+// New returns the topology of candidates, each with a different id, and links
+// in any order. Links of GPUs without a candidate are ignored.
 func New(candidates []Candidate, links []device.Link) *Topology {
 	t := &Topology{index: make(map[device.AdvertisedID]int, len(candidates))}
 	devices, gpus := map[device.ID]int{}, map[device.GPU]int{}
@@ -58,12 +60,13 @@ func New(candidates []Candidate, links []device.Link) *Topology {
 	return t
 }
 
-// scoreBetween returns the score of two devices' GPUs.
-func (t *Topology) scoreBetween(d, e int) int {
-	return t.gpuScore[t.gpuOf[d]*len(t.gpuIDCount)+t.gpuOf[e]]
+// scoreBetween returns the score of two candidates' GPUs.
+func (t *Topology) scoreBetween(i, j int) int {
+	return t.gpuScore[t.gpuOf[t.deviceOf[i]]][t.gpuOf[t.deviceOf[j]]]
 }
 
-// compareCandidates is a total order: the order of New's arguments does not matter. Replica 2 is before replica 10.
+// compareCandidates is a total order: the order of New's arguments does not
+// matter. Replica 2 is before replica 10.
 func compareCandidates(a, b Candidate) int {
 	return cmp.Or(
 		cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Device, b.Device),

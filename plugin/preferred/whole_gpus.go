@@ -2,88 +2,89 @@ package preferred
 
 import (
 	"math"
-
-	"github.com/podgauge/podgauge/internal/device"
+	"slices"
 )
 
-// maxExhaustive is the largest number of available GPUs for an exhaustive search: 184,756 sets of 10 out of 20 take a
-// few milliseconds.
+// maxExhaustive is the largest number of available GPUs for an exhaustive
+// search: 184,756 sets of 10 out of 20 take about ten milliseconds.
 const maxExhaustive = 20
 
-// chooseWholeGPUs chooses the set with the greatest sum of scores inside; then the least sum of scores with the GPUs
-// left available; then the lowest indices. Above maxExhaustive, only the indices decide.
-func (t *Topology) chooseWholeGPUs(req resolvedRequest) []device.AdvertisedID {
-	if len(req.available) > maxExhaustive {
-		return t.answer(req, req.available[:req.needed])
+// chooseWholeGPUs chooses the set with the greatest sum of scores inside; then
+// the least sum of scores with the GPUs left available; then the lowest
+// indices. Above maxExhaustive, only the indices decide.
+func (t *Topology) chooseWholeGPUs(must, available []int, needed int) []int {
+	if len(available) > maxExhaustive {
+		return available[:needed]
 	}
-	chosen := t.newProblem(req).exhaustive()
+	chosen := t.newProblem(must, available).heaviest(needed)
 	for i, x := range chosen {
-		chosen[i] = req.available[x]
+		chosen[i] = available[x]
 	}
-	return t.answer(req, chosen)
+	return chosen
 }
 
-// problem asks for the k of n GPUs with the greatest worth: the sum of the weights of GPUs and pairs.
+// problem has the worth of a set of GPUs: the sum of the weights of GPUs and
+// pairs.
 //
-// Worth combines both sums of the objective. The sum of scores with the GPUs outside is the sum of each GPU's scores with all GPUs
-// less twice the sum inside the set; between sets with the same sum inside, the first term decides. So weight subtracts a GPU's
-// scores with all GPUs, and pairWeight is scaled above their total.
+// Worth combines both sums of the objective. The sum of scores with the GPUs
+// outside is the sum of each GPU's scores with all GPUs less twice the sum
+// inside the set; between sets with the same sum inside, the first term
+// decides. So weight subtracts a GPU's scores with all GPUs, and pairWeight is
+// scaled above their total.
 type problem struct {
-	n, k       int
 	weight     []int
-	pairWeight []int // of x and y at x*n+y; 0 of x and x
+	pairWeight [][]int // 0 of x and x
 }
 
-func (t *Topology) newProblem(req resolvedRequest) problem {
-	n := len(req.available)
-	numbers := make([]int, n+n+n*n)
-	p := problem{n: n, k: req.needed, weight: numbers[:n], pairWeight: numbers[2*n:]}
-	toAll, scale := numbers[n:2*n], 1
-	for x, i := range req.available {
-		for _, m := range req.must {
-			p.weight[x] += t.scoreBetween(t.deviceOf[i], t.deviceOf[m])
+func (t *Topology) newProblem(must, available []int) problem {
+	n := len(available)
+	p := problem{weight: make([]int, n), pairWeight: make([][]int, n)}
+	toAll := make([]int, n)
+	scale := 1
+	for x, i := range available {
+		for _, m := range must {
+			p.weight[x] += t.scoreBetween(i, m)
 		}
 		toAll[x] = p.weight[x]
-		for y, j := range req.available {
-			p.pairWeight[x*n+y] = t.scoreBetween(t.deviceOf[i], t.deviceOf[j])
-			toAll[x] += p.pairWeight[x*n+y]
+		p.pairWeight[x] = make([]int, n)
+		for y, j := range available {
+			p.pairWeight[x][y] = t.scoreBetween(i, j)
+			toAll[x] += p.pairWeight[x][y]
 		}
 		scale += toAll[x]
 	}
 	for x := range n {
 		p.weight[x] = p.weight[x]*scale - toAll[x]
-	}
-	for i := range p.pairWeight {
-		p.pairWeight[i] *= scale
+		for y := range n {
+			p.pairWeight[x][y] *= scale
+		}
 	}
 	return p
 }
 
-// exhaustive weighs each set, in the order of the lowest GPUs: the first of equal sets has the lowest indices.
-func (p problem) exhaustive() []int {
-	best, bestWorth := make([]int, p.k), math.MinInt
-	var set [maxExhaustive]int
-	var gain [maxExhaustive][maxExhaustive]int // by number of chosen GPUs: worth added by each GPU
-	copy(gain[0][:], p.weight)
-	var extend func(x, chosen, worth int)
-	extend = func(x, chosen, worth int) { // by GPUs from x on
-		for last := p.n - p.k + chosen; x <= last; x++ {
-			set[chosen] = x
-			worth := worth + gain[chosen][x]
-			if chosen+1 == p.k {
-				if worth > bestWorth {
-					bestWorth = worth
-					copy(best, set[:])
-				}
-				continue
+// heaviest weighs each set of a size, in the order of the lowest GPUs: the
+// first of equal sets has the lowest indices.
+func (p problem) heaviest(size int) (best []int) {
+	bestWorth := math.MinInt
+	var set []int
+	var extend func(x, worth int)
+	extend = func(x, worth int) { // by GPUs from x on
+		if len(set) == size {
+			if worth > bestWorth {
+				best, bestWorth = slices.Clone(set), worth
 			}
-			from, to, pair := &gain[chosen], &gain[chosen+1], p.pairWeight[x*p.n:][:p.n]
-			for y := x + 1; y < len(pair); y++ {
-				to[y] = from[y] + pair[y]
+			return
+		}
+		for last := len(p.weight) - size + len(set); x <= last; x++ {
+			added := p.weight[x]
+			for _, y := range set {
+				added += p.pairWeight[x][y]
 			}
-			extend(x+1, chosen+1, worth)
+			set = append(set, x)
+			extend(x+1, worth+added)
+			set = set[:len(set)-1]
 		}
 	}
-	extend(0, 0, 0)
+	extend(0, 0)
 	return best
 }

@@ -62,13 +62,15 @@ func TestWholeGPUsOfKnownMachines(t *testing.T) {
 		{"16 bridged: pairs within a socket", bridged(16), "0 1 3 5 7-15", "", 6, "8-13"},
 	} {
 		r := preferred.AllocationRequest{Available: parseGPUs(t, c.available), Must: parseGPUs(t, c.must), Size: c.size}
-		if got, want := c.machine.topology().Prefer(r, preferred.Distributed), parseGPUs(t, c.want); !slices.Equal(got, want) {
+		got, want := c.machine.topology().Prefer(r, preferred.Distributed), parseGPUs(t, c.want)
+		if !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, want)
 		}
 	}
 }
 
-// TestWholeGPUsLinks requests two of three GPUs in the same NUMA node, with links as drivers report them.
+// TestWholeGPUsLinks requests two of three GPUs in the same NUMA node, with
+// links as drivers report them.
 func TestWholeGPUsLinks(t *testing.T) {
 	up := func(a, b, nvlinks int) device.Link { return device.Link{A: gpu(a), B: gpu(b), NVLinks: nvlinks} }
 	by := func(a, b int, path device.Path) device.Link { return device.Link{A: gpu(a), B: gpu(b), Path: path} }
@@ -84,9 +86,12 @@ func TestWholeGPUsLinks(t *testing.T) {
 		{"two different reports", []device.Link{up(0, 1, 4), up(0, 1, 1), up(1, 2, 2)}, "1 2"},
 		{"from a GPU to the same GPU", []device.Link{up(0, 0, 12), up(1, 2, 1)}, "1 2"},
 		{"of an unknown GPU", []device.Link{up(0, 7, 12), up(7, 0, 12), up(7, 8, 12), up(1, 2, 1)}, "1 2"},
-		{"an NVLink counts more than a common board", []device.Link{by(0, 1, device.PathSameBoard), up(1, 2, 1)}, "1 2"},
-		{"a path unknown to a side", []device.Link{by(1, 2, device.PathSingleSwitch), by(2, 1, device.PathUnknown)}, "1 2"},
-		{"the farther of two paths", []device.Link{by(0, 1, device.PathSameBoard), by(1, 0, device.PathSystem), by(1, 2, device.PathHostBridge)}, "1 2"},
+		{"an NVLink counts more than a common board", []device.Link{by(0, 1, device.PathSameBoard), up(1, 2, 1)},
+			"1 2"},
+		{"a path unknown to a side", []device.Link{by(1, 2, device.PathSingleSwitch), by(2, 1, device.PathUnknown)},
+			"1 2"},
+		{"the farther of two paths", []device.Link{by(0, 1, device.PathSameBoard), by(1, 0, device.PathSystem),
+			by(1, 2, device.PathHostBridge)}, "1 2"},
 		{"a far path counts more than the NUMA node", []device.Link{by(0, 1, device.PathSystem)}, "0 2"},
 	} {
 		m := gpus(0, 0, 0)
@@ -109,7 +114,8 @@ func TestWholeGPUsPathsAreOrdered(t *testing.T) {
 	}
 	for i := 1; i < 8; i++ {
 		available := parseGPUs(t, fmt.Sprintf("0-%d", i))
-		got := m.topology().Prefer(preferred.AllocationRequest{Available: available, Must: available[:1], Size: 2}, preferred.Distributed)
+		got := m.topology().Prefer(preferred.AllocationRequest{Available: available, Must: available[:1], Size: 2},
+			preferred.Distributed)
 		if want := parseGPUs(t, fmt.Sprintf("0 %d", i)); !slices.Equal(got, want) {
 			t.Errorf("of %v: got %v, want %v", available, got, want)
 		}
@@ -119,13 +125,16 @@ func TestWholeGPUsPathsAreOrdered(t *testing.T) {
 func TestWholeGPUsByNUMANodeAlone(t *testing.T) {
 	m := gpus(0, 1, -1, 0, 1, 1)
 	for size, want := range map[int]string{2: "0 3", 3: "1 4 5"} {
-		if got, want := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(), Size: size}, preferred.Distributed), parseGPUs(t, want); !slices.Equal(got, want) {
+		got, want := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(), Size: size},
+			preferred.Distributed), parseGPUs(t, want)
+		if !slices.Equal(got, want) {
 			t.Errorf("size %d: got %v, want %v", size, got, want)
 		}
 	}
 }
 
-// TestFaultsOfTheBestEffortPolicy covers the three faults of go-gpuallocator's best-effort policy.
+// TestFaultsOfTheBestEffortPolicy covers the three faults of go-gpuallocator's
+// best-effort policy.
 func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 	t.Run("a result without a device", func(t *testing.T) { // go-gpuallocator#80
 		m := gpus(0, 0, 0, 0, 1, 1, 1, 1).linked(func(a, b int) (int, device.Path) {
@@ -136,7 +145,8 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 			return 0, path
 		})
 		top := m.topology()
-		got := top.Prefer(preferred.AllocationRequest{Available: parseGPUs(t, "0 1 4-6"), Size: 3}, preferred.Distributed)
+		got := top.Prefer(preferred.AllocationRequest{Available: parseGPUs(t, "0 1 4-6"), Size: 3},
+			preferred.Distributed)
 		if want := parseGPUs(t, "0 1 4"); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
@@ -148,7 +158,8 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 				}
 			}
 			for size := range len(available) + 1 {
-				if got := top.Prefer(preferred.AllocationRequest{Available: available, Size: size}, preferred.Distributed); len(got) != size {
+				got := top.Prefer(preferred.AllocationRequest{Available: available, Size: size}, preferred.Distributed)
+				if len(got) != size {
 					t.Fatalf("%d of %v: got %v", size, available, got)
 				}
 			}
@@ -158,7 +169,8 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 		for _, n := range []int{14, 16} {
 			m := bridged(n)
 			for i, id := range m.ids() {
-				got := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(), Must: []device.AdvertisedID{id}, Size: 2}, preferred.Distributed)
+				got := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(),
+					Must: []device.AdvertisedID{id}, Size: 2}, preferred.Distributed)
 				if want := []device.AdvertisedID{id, device.AdvertisedID(gpu(i ^ 1))}; !slices.Equal(got, want) {
 					t.Errorf("%d GPUs, must %s: got %v, want %v", n, id, got, want)
 				}
@@ -167,14 +179,20 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 	})
 	t.Run("a link reported by a single end", func(t *testing.T) {
 		m := bridged(4)
-		m.links = slices.DeleteFunc(m.links, func(l device.Link) bool { return l.A == gpu(1) || l.A == gpu(2) && l.B == gpu(3) })
-		if got, want := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(), Size: 2}, preferred.Distributed), parseGPUs(t, "0 1"); !slices.Equal(got, want) {
+		m.links = slices.DeleteFunc(m.links, func(l device.Link) bool {
+			return l.A == gpu(1) || l.A == gpu(2) &&
+				l.B == gpu(3)
+		})
+		got, want := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(), Size: 2},
+			preferred.Distributed), parseGPUs(t, "0 1")
+		if !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	})
 }
 
-// TestWholeGPUsUnusualRequests covers requests that no kubelet sends. GPUs 0 and 1 are a pair, GPUs 2 and 3 too; x and y are unknown.
+// TestWholeGPUsUnusualRequests covers requests that no kubelet sends. GPUs 0
+// and 1 are a pair, GPUs 2 and 3 too; x and y are unknown.
 func TestWholeGPUsUnusualRequests(t *testing.T) {
 	const zero, one, two, three = "GPU-0", "GPU-1", "GPU-2", "GPU-3"
 	type ids = []device.AdvertisedID
@@ -205,7 +223,9 @@ func TestWholeGPUsUnusualRequests(t *testing.T) {
 		}
 	}
 	var none preferred.Topology
-	if got := none.Prefer(preferred.AllocationRequest{Available: ids{"b", "a"}, Must: ids{"c"}, Size: 2}, preferred.Distributed); len(got) > 0 {
+	got := none.Prefer(preferred.AllocationRequest{Available: ids{"b", "a"}, Must: ids{"c"}, Size: 2},
+		preferred.Distributed)
+	if len(got) > 0 {
 		t.Errorf("zero Topology: got %q, want none", got)
 	}
 }
@@ -244,7 +264,8 @@ func TestPreferIgnoresOrder(t *testing.T) {
 				other.Available[i], other.Available[j] = other.Available[j], other.Available[i]
 			})
 			shuffled := m.shuffled(random).topology()
-			if a, b := top.Prefer(r, preferred.Distributed), shuffled.Prefer(other, preferred.Distributed); !slices.Equal(a, b) {
+			a, b := top.Prefer(r, preferred.Distributed), shuffled.Prefer(other, preferred.Distributed)
+			if !slices.Equal(a, b) {
 				t.Errorf("%s, size %d: whole GPUs: got %v and %v, want equal", name, size, a, b)
 			}
 			for _, p := range policies {
@@ -256,12 +277,14 @@ func TestPreferIgnoresOrder(t *testing.T) {
 	}
 }
 
-// TestManyGPUs checks that above 20 available GPUs the lowest indices are chosen.
+// TestManyGPUs checks that above 20 available GPUs the lowest indices are
+// chosen.
 func TestManyGPUs(t *testing.T) {
 	m := bridged(32)
 	for size, want := range map[int]string{1: "30", 3: "0 1 30", 32: "0-31"} {
 		r := preferred.AllocationRequest{Available: m.ids(), Must: parseGPUs(t, "30"), Size: size}
-		if got, want := sorted(m.topology().Prefer(r, preferred.Distributed)), sorted(parseGPUs(t, want)); !slices.Equal(got, want) {
+		got, want := sorted(m.topology().Prefer(r, preferred.Distributed)), sorted(parseGPUs(t, want))
+		if !slices.Equal(got, want) {
 			t.Errorf("%d GPUs: got %v, want %v", size, got, want)
 		}
 	}
