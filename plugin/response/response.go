@@ -1,7 +1,10 @@
-// Package response builds the response of Allocate for a container's devices, as NVIDIA's device plugin does.
+// Package response builds the response of Allocate for a container's devices,
+// as NVIDIA's device plugin does.
 //
-// The package only formats: the arguments decide the response, so a table of tests covers all of them. The responses follow NVIDIA's
-// k8s-device-plugin v0.19.3, internal/plugin/server.go and mps.go; docs/reference/peers.md lists the differences.
+// The package only formats: the arguments decide the response, so a table of
+// tests covers all of them. The responses follow NVIDIA's k8s-device-plugin
+// v0.19.3, internal/plugin/server.go and mps.go; docs/reference/peers.md lists
+// the differences.
 package response
 
 import (
@@ -16,8 +19,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// DeviceListStrategy passes a container's devices to the container runtime. Several may be in use. The values are the
-// flag's, --device-list-strategy.
+// DeviceListStrategy passes a container's devices to the container runtime.
+// Several may be in use. The values are the flag's, --device-list-strategy.
 type DeviceListStrategy string
 
 // The strategies.
@@ -28,7 +31,8 @@ const (
 	CDICRI         DeviceListStrategy = "cdi-cri"
 )
 
-// DeviceIDStrategy names devices. The values are the flag's, --device-id-strategy.
+// DeviceIDStrategy names devices. The values are the flag's,
+// --device-id-strategy.
 type DeviceIDStrategy string
 
 // The id strategies.
@@ -50,15 +54,17 @@ func (s DeviceIDStrategy) Name(d device.Device) string {
 }
 
 const (
-	// CDIVendor is the vendor of all CDI devices, the same as of NVIDIA's plugin:
-	// each plugin replaces the files of the other, and the kubelet keeps responses,
-	// so podgauge's CDI specs start containers of NVIDIA's plugin.
+	// CDIVendor is the vendor of all CDI devices, the same as of NVIDIA's
+	// plugin: each plugin replaces the files of the other, and the kubelet
+	// keeps responses, so podgauge's CDI specs start containers of NVIDIA's
+	// plugin.
 	CDIVendor = "k8s.device-plugin.nvidia.com"
 	// DefaultAnnotationPrefix is the default prefix of runtimes with CDI.
 	DefaultAnnotationPrefix = "cdi.k8s.io/"
 
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
-	// mountsRoot is where NVIDIA's runtime reads device names from mounts. Users can forge the environment, but not mounts.
+	// mountsRoot is where NVIDIA's runtime reads device names from mounts.
+	// Users can forge the environment, but not mounts.
 	mountsRoot       = "/var/run/nvidia-container-devices"
 	mountsSource     = "/dev/null"
 	mpsContainerRoot = "/mps" // the MPS control daemon's folder in containers, the same for daemon and clients
@@ -73,10 +79,12 @@ const (
 	MOFEDClass   = "mofed"
 )
 
-// controlNodes are the device nodes for every container with a GPU, in NVIDIA's order.
+// controlNodes are the device nodes for every container with a GPU, in NVIDIA's
+// order.
 var controlNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 
-// Options select how the devices of a resource are passed to a container. The zero Options are NVIDIA's defaults.
+// Options select how the devices of a resource are passed to a container. The
+// zero Options are NVIDIA's defaults.
 type Options struct {
 	Resource         string               // in the paths of MPS
 	Strategies       []DeviceListStrategy // empty: EnvVar
@@ -87,16 +95,18 @@ type Options struct {
 	GDRCopy          bool
 	GDS              bool
 	MOFED            bool
-	// HasCDISpec reports whether a CDI spec of a class exists. A container with a CDI device
-	// without a spec does not start. Nil: all exist.
+	// HasCDISpec reports whether a CDI spec of a class exists. A container with
+	// a CDI device without a spec does not start. Nil: all exist.
 	HasCDISpec   func(class string) bool
 	IMEXChannels []int
 	MPSRoot      string // the MPS control daemon's folder on the host; empty: not shared through MPS
 }
 
-// ForContainer returns the response for a container. The devices may repeat and have any order.
+// ForContainer returns the response for a container. The devices may repeat and
+// have any order.
 func (o Options) ForContainer(devices []device.Device) *api.ContainerAllocateResponse {
-	// The kubelet sends ids in random order, and replicas of a device are the same device.
+	// The kubelet sends ids in random order, and replicas of a device are the
+	// same device.
 	devices = slices.SortedFunc(slices.Values(devices), device.Device.Compare)
 	devices = slices.CompactFunc(devices, func(a, b device.Device) bool { return a.ID == b.ID })
 	names := make([]string, len(devices))
@@ -113,7 +123,8 @@ func (o Options) ForContainer(devices []device.Device) *api.ContainerAllocateRes
 	for _, class := range o.features() {
 		r.Envs["NVIDIA_"+strings.ToUpper(class)] = "enabled"
 	}
-	// With CDI names alone, leave out the rest: the runtime would pass all devices twice.
+	// With CDI names alone, leave out the rest: the runtime would pass all
+	// devices twice.
 	if o.uses(EnvVar) {
 		r.Envs[visibleDevices] = strings.Join(names, ",")
 		if len(channels) > 0 {
@@ -123,10 +134,10 @@ func (o Options) ForContainer(devices []device.Device) *api.ContainerAllocateRes
 	if o.uses(VolumeMounts) {
 		r.Envs[visibleDevices] = mountsRoot // replaces the names of EnvVar
 		for _, name := range names {
-			r.Mounts = append(r.Mounts, &api.Mount{ContainerPath: filepath.Join(mountsRoot, name), HostPath: mountsSource})
+			r.Mounts = append(r.Mounts, deviceMount(name))
 		}
 		for _, channel := range channels {
-			r.Mounts = append(r.Mounts, &api.Mount{ContainerPath: filepath.Join(mountsRoot, "imex", channel), HostPath: mountsSource})
+			r.Mounts = append(r.Mounts, deviceMount(filepath.Join("imex", channel)))
 		}
 	}
 	if o.DeviceSpecs && (o.uses(EnvVar) || o.uses(VolumeMounts)) {
@@ -139,12 +150,27 @@ func (o Options) uses(s DeviceListStrategy) bool {
 	return slices.Contains(o.Strategies, s) || s == EnvVar && len(o.Strategies) == 0
 }
 
+// deviceMount returns the mount that names a device for NVIDIA's runtime.
+func deviceMount(name string) *api.Mount {
+	return &api.Mount{ContainerPath: filepath.Join(mountsRoot, name), HostPath: mountsSource}
+}
+
 func (o Options) hasCDISpec(class string) bool { return o.HasCDISpec == nil || o.HasCDISpec(class) }
 
-// features returns the CDI classes of the enabled features. The environment has a variable for NVIDIA's runtime, CDI the device "all".
+// features returns the CDI classes of the enabled features. The environment has
+// a variable for NVIDIA's runtime, CDI the device "all".
 func (o Options) features() []string {
-	enabled := map[string]bool{GDRCopyClass: o.GDRCopy, GDSClass: o.GDS, MOFEDClass: o.MOFED}
-	return slices.DeleteFunc([]string{GDRCopyClass, GDSClass, MOFEDClass}, func(class string) bool { return !enabled[class] })
+	var classes []string
+	if o.GDRCopy {
+		classes = append(classes, GDRCopyClass)
+	}
+	if o.GDS {
+		classes = append(classes, GDSClass)
+	}
+	if o.MOFED {
+		classes = append(classes, MOFEDClass)
+	}
+	return classes
 }
 
 func (o Options) addCDI(r *api.ContainerAllocateResponse, names, channels []string) {
@@ -153,8 +179,9 @@ func (o Options) addCDI(r *api.ContainerAllocateResponse, names, channels []stri
 	}
 	var devices []string
 	add := func(class, name string) { devices = append(devices, CDIVendor+"/"+class+"="+name) }
-	// Without a spec, leave the GPUs to the strategies without CDI. With CDI alone, keep the names: a container must fail rather than start
-	// without a GPU.
+	// Without a spec, leave the GPUs to the strategies without CDI. With CDI
+	// alone, keep the names: a container must fail rather than start without a
+	// GPU.
 	if o.hasCDISpec(GPUClass) || !o.uses(EnvVar) && !o.uses(VolumeMounts) {
 		for _, name := range names {
 			add(GPUClass, name)
@@ -180,7 +207,8 @@ func (o Options) addCDI(r *api.ContainerAllocateResponse, names, channels []stri
 	}
 }
 
-// addMPS adds the resource's MPS control daemon and the memory shared with clients.
+// addMPS adds the resource's MPS control daemon and the memory shared with
+// clients.
 func (o Options) addMPS(r *api.ContainerAllocateResponse) {
 	if o.MPSRoot == "" {
 		return
@@ -193,19 +221,26 @@ func (o Options) addMPS(r *api.ContainerAllocateResponse) {
 	)
 }
 
-// deviceSpecs returns the device nodes, each once: control nodes of the devices, other nodes of the devices, then channels.
+// deviceSpecs returns the device nodes, each once: control nodes of the
+// devices, other nodes of the devices, then channels.
 func (o Options) deviceSpecs(devices []device.Device, channels []string) (specs []*api.DeviceSpec) {
-	var nodes []string
+	var ofDevices, nodes []string
 	for _, d := range devices {
-		nodes = append(nodes, d.DeviceNodes...)
+		ofDevices = append(ofDevices, d.DeviceNodes...)
 	}
-	nodes = slices.Concat(slices.DeleteFunc(slices.Clone(controlNodes), func(node string) bool { return !slices.Contains(nodes, node) }), nodes)
+	for _, node := range controlNodes {
+		if slices.Contains(ofDevices, node) {
+			nodes = append(nodes, node)
+		}
+	}
+	nodes = append(nodes, ofDevices...)
 	for _, channel := range channels {
 		nodes = append(nodes, "/dev/nvidia-caps-imex-channels/channel"+channel)
 	}
 	for n, node := range nodes {
 		if !slices.Contains(nodes[:n], node) {
-			specs = append(specs, &api.DeviceSpec{ContainerPath: node, HostPath: filepath.Join("/", o.DevRoot, node), Permissions: "rw"})
+			hostPath := filepath.Join("/", o.DevRoot, node)
+			specs = append(specs, &api.DeviceSpec{ContainerPath: node, HostPath: hostPath, Permissions: "rw"})
 		}
 	}
 	return specs
