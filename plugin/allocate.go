@@ -13,7 +13,8 @@ import (
 
 // Allocate returns environment, mounts and device nodes for containers.
 //
-// Allocate only reads published values: the kubelet sets no deadline and admits no pod until Allocate returns.
+// Allocate only reads published values: the kubelet sets no deadline and admits
+// no pod until Allocate returns.
 func (s *server) Allocate(_ context.Context, r *api.AllocateRequest) (*api.AllocateResponse, error) {
 	begin := time.Now()
 	resp, ids, errs := s.buildResponse(r)
@@ -26,7 +27,8 @@ func (s *server) Allocate(_ context.Context, r *api.AllocateRequest) (*api.Alloc
 	return resp, nil
 }
 
-// buildResponse returns the response, all requested ids and the faults of the request.
+// buildResponse returns the response, all requested ids and the faults of the
+// request.
 func (s *server) buildResponse(r *api.AllocateRequest) (*api.AllocateResponse, []device.AdvertisedID, []requestError) {
 	snapshot := s.snapshot()
 	resp := &api.AllocateResponse{}
@@ -50,7 +52,8 @@ func advertisedIDs(ids []string) []device.AdvertisedID {
 	return advertised
 }
 
-// callSnapshot has the published values at the time of a call. The kubelet's list may be older.
+// callSnapshot has the published values at the time of a call. The kubelet's
+// list may be older.
 type callSnapshot struct {
 	*deviceList
 	resource    string
@@ -58,14 +61,15 @@ type callSnapshot struct {
 	allocations device.Allocations
 }
 
-func (e *endpoint) snapshot() callSnapshot {
-	c := callSnapshot{deviceList: e.list(), resource: e.resource}
-	c.statuses, _ = e.Statuses()
-	c.allocations, _ = e.Allocations()
+func (r *resourceState) snapshot() callSnapshot {
+	c := callSnapshot{deviceList: r.list(), resource: r.resource}
+	c.statuses, _ = r.Statuses()
+	c.allocations, _ = r.Allocations()
 	return c
 }
 
-// responseOptions returns the options for a container. Without a replica among the ids, no MPS daemon serves the container.
+// responseOptions returns the options for a container. Without a replica among
+// the ids, no MPS daemon serves the container.
 func (c callSnapshot) responseOptions(ids []device.AdvertisedID) response.Options {
 	options := c.rules.Response
 	options.Resource = c.resource
@@ -75,7 +79,8 @@ func (c callSnapshot) responseOptions(ids []device.AdvertisedID) response.Option
 	return options
 }
 
-// resolveDevices returns the devices of a container's ids, and a fault for each rejected id.
+// resolveDevices returns the devices of a container's ids, and a fault for each
+// rejected id.
 func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []device.Device, errs []requestError) {
 	if len(ids) == 0 {
 		return nil, []requestError{{RejectNoIDs, "a container requests no device"}}
@@ -99,15 +104,17 @@ func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []devic
 	return devices, errs
 }
 
-// checkID returns the item and status of an id, and the reason to reject the id in a request for size ids; zero: none.
+// checkID returns the item and status of an id, and the reason to reject the id
+// in a request for size ids; zero: none.
 //
-// Allocate and GetPreferredAllocation both use checkID, so rejected ids are not preferred. All ids of a device have the same reason.
+// Allocate and GetPreferredAllocation both use checkID, so rejected ids are not
+// preferred. All ids of a device have the same reason.
 func (c callSnapshot) checkID(id device.AdvertisedID, size int) (listItem, device.Status, requestError) {
 	i, found := c.find(id)
 	s, known := findStatus(c.statuses, id.Device())
 	var conflicts []device.Allocation
 	if found && !i.replica {
-		conflicts, _ = c.rules.conflicts(c.allocations, c.resource, i)
+		conflicts, _ = c.rules.conflicts(c.allocations, c.resource, i.device.ID, id)
 	}
 	var err requestError
 	switch {
@@ -118,7 +125,9 @@ func (c callSnapshot) checkID(id device.AdvertisedID, size int) (listItem, devic
 	case !s.Healthy:
 		err = rejectf(RejectUnhealthy, "%s is unhealthy (%s)", id, s.Reason)
 	case len(conflicts) > 0:
-		err = rejectf(RejectAllocated, "%s is allocated to another container, as %s of %s", id, conflicts[0].DeviceID, conflicts[0].Resource)
+		other := conflicts[0]
+		err = rejectf(RejectAllocated, "%s is allocated to another container, as %s of %s",
+			id, other.DeviceID, other.Resource)
 	case i.unusableReason != "" && i.unusableReason != reasonAllocatedElsewhere: // here the newest allocations decide
 		err = rejectf(RejectUnhealthy, "%s is unhealthy (%s)", id, i.unusableReason)
 	case i.onePerContainer && size > 1:

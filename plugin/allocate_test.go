@@ -37,18 +37,24 @@ func formatResponse(c *api.ContainerAllocateResponse) string {
 	return strings.Join(all, " ")
 }
 
-// allocate calls Allocate with a request for each container; spaces separate ids.
+// allocate calls Allocate with a request for each container; spaces separate
+// ids.
 func (s *fixture) allocate(containers ...string) (lines []string, err error) {
 	s.Helper()
-	r := &api.AllocateRequest{}
-	for _, ids := range containers {
-		r.ContainerRequests = append(r.ContainerRequests, &api.ContainerAllocateRequest{DevicesIds: strings.Fields(ids)})
-	}
-	got, err := s.dial(s.socket()).Allocate(s.ctx, r)
+	got, err := s.dial(s.socket()).Allocate(s.ctx, allocateRequest(containers...))
 	for _, c := range got.GetContainerResponses() {
 		lines = append(lines, formatResponse(c))
 	}
 	return lines, err
+}
+
+func allocateRequest(containers ...string) *api.AllocateRequest {
+	r := &api.AllocateRequest{}
+	for _, ids := range containers {
+		r.ContainerRequests = append(r.ContainerRequests,
+			&api.ContainerAllocateRequest{DevicesIds: strings.Fields(ids)})
+	}
+	return r
 }
 
 func TestAllocate(t *testing.T) {
@@ -92,7 +98,8 @@ func TestAllocate(t *testing.T) {
 		{name: "no name", containers: []string{"::1"}, err: "cannot allocate: ::1 is unknown"},
 		{name: "part of a name", containers: []string{"GPU"}, err: "cannot allocate: GPU is unknown"},
 		{name: "unhealthy", containers: []string{"GPU-2"}, err: "cannot allocate: GPU-2 is unhealthy (xid_79)"},
-		{name: "a replica of an unshared GPU", containers: []string{"GPU-1::0"}, err: "cannot allocate: GPU-1::0 is unknown"},
+		{name: "a replica of an unshared GPU", containers: []string{"GPU-1::0"},
+			err: "cannot allocate: GPU-1::0 is unknown"},
 		{
 			name: "all wrong ids", containers: []string{"GPU-3 GPU-77 GPU-0 GPU-2"},
 			err: "cannot allocate: GPU-2 is unhealthy (xid_79), GPU-3 is unhealthy (lost), GPU-77 is unknown",
@@ -121,7 +128,8 @@ func TestAllocate(t *testing.T) {
 				if !slices.Equal(got, want) {
 					t.Errorf("%s: got %q, want %q", row.name, got, want)
 				}
-				if status.Convert(err).Message() != row.err || err != nil && status.Code(err) != codes.FailedPrecondition {
+				if status.Convert(err).Message() != row.err || err != nil &&
+					status.Code(err) != codes.FailedPrecondition {
 					t.Errorf("%s: got error %v, want %q", row.name, err, row.err)
 				}
 				s.wantAllocation(row.name, row.containers, row.err)
@@ -150,37 +158,25 @@ func (s *fixture) wantAllocation(name string, containers []string, rejection str
 		ids = append(ids, device.AdvertisedID(id))
 	}
 	switch {
-	case rejection == "" && (!slices.Equal(s.recorded.allocated[0], ids) || len(s.recorded.rejected) > 0 || s.recorded.allocateErrs[0] != nil):
-		s.Errorf("%s: hooks: got allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
-	case rejection != "" && (len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 || s.recorded.rejected[0].err.Error() != rejection || s.recorded.allocateErrs[0] == nil):
-		s.Errorf("%s: hooks: got allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
+	case rejection == "" && (!slices.Equal(s.recorded.allocated[0], ids) || len(s.recorded.rejected) > 0 ||
+		s.recorded.allocateErrs[0] != nil):
+		s.Errorf("%s: hooks: got allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected,
+			s.recorded.allocateErrs)
+	case rejection != "" && (len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 ||
+		s.recorded.rejected[0].err.Error() != rejection || s.recorded.allocateErrs[0] == nil):
+		s.Errorf("%s: hooks: got allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected,
+			s.recorded.allocateErrs)
 	}
 	s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs = nil, nil, nil
 }
 
 func pod(name string, n int) kubelet.PodSpec {
-	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{resource: n}}}}
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main",
+		Limits: map[string]int{resource: n}}}}
 }
 
-func TestPodsGetGPUs(t *testing.T) {
-	eachVersion(t, func(s *fixture) {
-		s.start(4)
-		for name, n := range map[string]int{"one": 1, "three": 3} {
-			if err := s.kubelet.RunPod(s.ctx, pod(name, n)); err != nil {
-				s.Error(err)
-			}
-		}
-		s.recorded.mu.Lock()
-		defer s.recorded.mu.Unlock()
-		all := slices.Concat(s.recorded.allocated...)
-		slices.Sort(all)
-		if want := []device.AdvertisedID{"GPU-0", "GPU-1", "GPU-2", "GPU-3"}; len(s.recorded.allocated) != 2 || !slices.Equal(all, want) {
-			s.Errorf("hooks: got allocated %q", s.recorded.allocated)
-		}
-	})
-}
-
-// TestPodStatusHasTheRejection checks that the newest statuses decide: the kubelet may request a device before it knows of the failure.
+// TestPodStatusHasTheRejection checks that the newest statuses decide: the
+// kubelet may request a device before it knows of the failure.
 func TestPodStatusHasTheRejection(t *testing.T) {
 	for _, row := range []struct {
 		name      string
@@ -195,14 +191,16 @@ func TestPodStatusHasTheRejection(t *testing.T) {
 				var inventory atomic.Pointer[[]device.Status]
 				good := statuses(1)
 				inventory.Store(&good)
-				s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) { return *inventory.Load(), nil } // without a wake-up
+				// without a wake-up
+				s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) { return *inventory.Load(), nil }
 				s.startKubelet()
 				s.startPlugin()
 				s.waitRegistered(1)
 				inventory.Store(&row.inventory)
 				err := s.kubelet.RunPod(s.ctx, pod("unlucky", 1))
 				rejected := (*kubelet.AdmissionError)(nil)
-				if !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" || !strings.Contains(rejected.Message, row.want) {
+				if !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" ||
+					!strings.Contains(rejected.Message, row.want) {
 					s.Errorf("pod: got %v, want %q", err, row.want)
 				}
 				s.recorded.mu.Lock()

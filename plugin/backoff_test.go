@@ -17,7 +17,8 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// startTimes is a log handler that records when servers start, from debug lines.
+// startTimes is a log handler that records when servers start, from debug
+// lines.
 type startTimes struct {
 	*logLines
 	began  time.Time
@@ -32,13 +33,15 @@ func (c *startTimes) Handle(ctx context.Context, r slog.Record) error {
 	return nil
 }
 
-// registrationTimes runs the plugin with a healthy device in a bubble, calls during, and returns the times of registrations.
+// registrationTimes runs the plugin with a healthy device in a bubble, calls
+// during, and returns the times of registrations.
 func registrationTimes(t *testing.T, dir string, log *logLines, during func(p *plugin.Plugin)) []time.Duration {
 	t.Helper()
 	c := &startTimes{logLines: log, began: time.Now()}
-	p := plugin.New(plugin.Options{Dir: dir, Hooks: &hookRecorder{}, Log: slog.New(c), DeviceSource: &plugin.FakeSource{GetStatuses: func() ([]device.Status, <-chan struct{}) {
-		return statuses(1), nil
-	}}}).WithoutInotify()
+	p := plugin.New(plugin.Options{Dir: dir, Hooks: &hookRecorder{}, Log: slog.New(c),
+		DeviceSource: &plugin.FakeSource{GetStatuses: func() ([]device.Status, <-chan struct{}) {
+			return statuses(1), nil
+		}}}).WithoutInotify()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- p.Run(ctx) }()
@@ -103,7 +106,8 @@ func TestBackoffUpToTheMaximum(t *testing.T) {
 			}
 		}
 		ms := func(n time.Duration) time.Duration { return n * time.Millisecond }
-		want := []time.Duration{ms(100), ms(200), ms(400), ms(800), ms(1600), ms(3200), ms(6400), ms(10000), ms(10000), ms(10000), ms(10000)}
+		want := []time.Duration{ms(100), ms(200), ms(400), ms(800), ms(1600), ms(3200), ms(6400), ms(10000), ms(10000),
+			ms(10000), ms(10000)}
 		if !slices.Equal(pauses, want) {
 			t.Errorf("pauses: got %v, want %v", pauses, want)
 		}
@@ -116,8 +120,9 @@ func TestBackoffUpToTheMaximum(t *testing.T) {
 	})
 }
 
-// longDir returns a folder whose path is short enough for the kubelet's socket, but not for the plugin's: no server starts a goroutine that
-// waits for the network.
+// longDir returns a folder whose path is short enough for the kubelet's socket,
+// but not for the plugin's: no server starts a goroutine that waits for the
+// network.
 func longDir(t *testing.T) string {
 	t.Helper()
 	dir := shortDir(t)
@@ -146,14 +151,16 @@ func listenUnix(t *testing.T, dir string) (end func()) {
 	return func() { syscall.Close(fd) } //nolint:errcheck // end of the test
 }
 
-// TestAliveWithoutADevice checks that a plugin without devices stays alive for an hour.
+// TestAliveWithoutADevice checks that a plugin without devices stays alive for
+// an hour.
 func TestAliveWithoutADevice(t *testing.T) {
 	dir := longDir(t)
 	bubble.Test(t, func(t *testing.T) {
 		defer listenUnix(t, dir)()
 		inventory := &device.Inventory{}
 		inventory.Set(statuses(1))
-		p := plugin.New(plugin.Options{Dir: dir, Hooks: &hookRecorder{}, Log: slog.New(newLogLines()), DeviceSource: &plugin.FakeSource{GetStatuses: inventory.Get}}).WithoutInotify()
+		p := plugin.New(plugin.Options{Dir: dir, Hooks: &hookRecorder{}, Log: slog.New(newLogLines()),
+			DeviceSource: &plugin.FakeSource{GetStatuses: inventory.Get}}).WithoutInotify()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()

@@ -11,12 +11,15 @@ import (
 )
 
 const (
-	// removalDelay is how long an unallocated withdrawn id stays listed as Unhealthy. Kubelets from 1.37 on crash if a device vanishes
-	// during Allocate (pkg/kubelet/cm/devicemanager/manager.go).
+	// removalDelay is how long an unallocated withdrawn id stays listed as
+	// Unhealthy. Kubelets from 1.37 on crash if a device vanishes during
+	// Allocate (pkg/kubelet/cm/devicemanager/manager.go).
 	removalDelay = 2 * time.Second
-	// reasonAllocatedElsewhere marks a healthy device with an allocation by a different id or resource.
+	// reasonAllocatedElsewhere marks a healthy device with an allocation by a
+	// different id or resource.
 	reasonAllocatedElsewhere = "allocated_elsewhere"
-	// maxMessageBytes is the kubelet's limit, gRPC's default. The kubelet ends the stream at a longer message.
+	// maxMessageBytes is the kubelet's limit, gRPC's default. The kubelet ends
+	// the stream at a longer message.
 	maxMessageBytes = 4 << 20
 	// maxListBytes leaves room for a thousand withdrawn ids.
 	maxListBytes = maxMessageBytes - 64<<10
@@ -31,7 +34,8 @@ type deviceList struct {
 	listBytes int        // an upper bound of the message with these ids
 }
 
-// listItem is an id of a list. A list may have tens of thousands of items, so replicas share the device.
+// listItem is an id of a list. A list may have tens of thousands of items, so
+// replicas share the device.
 type listItem struct {
 	id              device.AdvertisedID
 	device          *device.Device // never written
@@ -84,7 +88,8 @@ type retainedIDs struct {
 	sent      *deviceList // the kubelet's newest list; nil before the first
 }
 
-// carryOver adds withdrawn ids to a newer, unpublished list. The result is the time of the next removal; zero: never.
+// carryOver adds withdrawn ids to a newer, unpublished list. The result is the
+// time of the next removal; zero: never.
 //
 //	withdrawn id                        is listed
 //	allocated, device listed by NVML    with the device's health, until released
@@ -92,21 +97,27 @@ type retainedIDs struct {
 //	unallocated, sent to the kubelet    Unhealthy, for removalDelay
 //	unallocated, never sent             no longer
 //
-// Without an allocated id in the list, the kubelet reports the device as healthy in the pod's status, so allocated ids stay. Some were
-// listed by an earlier process.
-func (l *deviceList) carryOver(newer *deviceList, statuses []device.Status, retained retainedIDs, now time.Time) (next time.Time) {
-	carried := slices.DeleteFunc(retained.allocatedNotListed(l, statuses), func(i listItem) bool { return newer.has(i.id) })
+// Without an allocated id in the list, the kubelet reports the device as
+// healthy in the pod's status, so allocated ids stay. Some were listed by an
+// earlier process.
+func (l *deviceList) carryOver(
+	newer *deviceList, statuses []device.Status, retained retainedIDs, now time.Time,
+) (next time.Time) {
+	carried := retained.allocatedNotListed(l, statuses)
+	carried = slices.DeleteFunc(carried, func(i listItem) bool { return newer.has(i.id) })
 	for _, i := range l.items {
 		if newer.has(i.id) {
 			continue
 		}
 		s, known := findStatus(statuses, i.device.ID)
 		i.allocated = slices.Contains(retained.allocated, i.id)
+		wasSent := i.removeAt.IsZero() && retained.sent != nil && retained.sent.has(i.id)
+		wasAllocated := !i.removeAt.IsZero() && i.healthy
 		switch {
 		case i.allocated && known:
 			d := s.Device // a copy, so s stays on the stack for all unallocated ids
 			i.device, i.healthy, i.removeAt = &d, s.Healthy, now.Add(removalDelay)
-		case i.allocated || i.removeAt.IsZero() && retained.sent != nil && retained.sent.has(i.id) || !i.removeAt.IsZero() && i.healthy:
+		case i.allocated || wasSent || wasAllocated:
 			i.healthy, i.removeAt = false, now.Add(removalDelay)
 		case !i.removeAt.After(now):
 			continue
@@ -135,9 +146,11 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// allocatedNotListed returns items for allocated ids without an item, each once: the kubelet counts a repeated id twice.
+// allocatedNotListed returns items for allocated ids without an item, each
+// once: the kubelet counts a repeated id twice.
 //
-// A device without a status was lost before this process started, and is unhealthy.
+// A device without a status was lost before this process started, and is
+// unhealthy.
 func (r retainedIDs) allocatedNotListed(list *deviceList, statuses []device.Status) (items []listItem) {
 	for _, id := range slices.Compact(slices.Sorted(slices.Values(r.allocated))) {
 		if list.has(id) {
@@ -150,36 +163,26 @@ func (r retainedIDs) allocatedNotListed(list *deviceList, statuses []device.Stat
 		if !known {
 			s.Device = device.Device{ID: id.Device(), GPU: device.GPU(id.Device()), NUMANode: -1}
 		}
-		items = append(items, listItem{id: id, device: &s.Device, healthy: s.Healthy, replica: id != s.ID.Advertised(), allocated: true})
+		replica := id != s.ID.Advertised()
+		items = append(items, listItem{
+			id: id, device: &s.Device, healthy: s.Healthy, replica: replica, allocated: true,
+		})
 	}
 	return items
 }
 
-// conflicts returns the allocations of a device by different ids or resources. Each keeps the device from further containers.
+// markConflicts marks devices with conflicts unhealthy: a change of the rules
+// may leave allocations by old ids or resources.
 //
-// The result own reports an allocation by the same id: the kubelet is the first to know when the container ends.
-func (r Rules) conflicts(allocations device.Allocations, resource string, i listItem) (conflicts []device.Allocation, own bool) {
-	for _, a := range allocations.ForDevice(i.device.ID) {
-		if a.Resource == resource && a.DeviceID == i.id {
-			own = true
-		} else if r.ReserveClaimed || !a.Claimed() {
-			conflicts = append(conflicts, a)
-		}
-	}
-	return conflicts, own
-}
-
-// markConflicts marks devices with conflicts unhealthy: a change of the rules may leave allocations by old ids or resources.
-//
-// With an own allocation as well, the device stays healthy: the kubelet does not allocate the id twice, and the pod's status shows the
-// health of the id.
+// With an own allocation as well, the device stays healthy: the kubelet does
+// not allocate the id twice, and the pod's status shows the health of the id.
 func (l *deviceList) markConflicts(resource string, allocations device.Allocations) {
 	for n := range l.items {
 		i := &l.items[n]
 		if i.replica || !i.removeAt.IsZero() {
 			continue
 		}
-		if conflicts, own := l.rules.conflicts(allocations, resource, *i); len(conflicts) > 0 && !own {
+		if conflicts, own := l.rules.conflicts(allocations, resource, i.device.ID, i.id); len(conflicts) > 0 && !own {
 			i.unusableReason, i.healthy = reasonAllocatedElsewhere, false
 		}
 	}
@@ -200,10 +203,12 @@ func (l *deviceList) toResponse() *api.ListAndWatchResponse {
 
 // listedIDSize returns the bytes of an unhealthy id in a message.
 func listedIDSize(id device.AdvertisedID, d device.Device) int {
-	return proto.Size(&api.ListAndWatchResponse{Devices: []*api.Device{{ID: string(id), Health: api.Unhealthy, Topology: numaTopology(d)}}})
+	listed := &api.Device{ID: string(id), Health: api.Unhealthy, Topology: numaTopology(d)}
+	return proto.Size(&api.ListAndWatchResponse{Devices: []*api.Device{listed}})
 }
 
-// numaTopology returns nil for an unknown NUMA node: with an empty topology, the kubelet's responses lack the device.
+// numaTopology returns nil for an unknown NUMA node: with an empty topology,
+// the kubelet's responses lack the device.
 func numaTopology(d device.Device) *api.TopologyInfo {
 	if d.NUMANode < 0 {
 		return nil

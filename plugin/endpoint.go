@@ -4,45 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/loglimit"
-	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
-	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 const (
-	// minBackoff also lets the kubelet process the end of the old stream before the next registration: kubelets up to 1.36 file both
-	// under the resource's name, and a late end of the old stream ends the new registration.
+	// minBackoff also lets the kubelet process the end of the old stream before
+	// the next registration: kubelets up to 1.36 file both under the resource's
+	// name, and a late end of the old stream ends the new registration.
 	minBackoff        = 100 * time.Millisecond
 	maxBackoff        = 10 * time.Second
 	minListenDelay    = time.Millisecond // after a refused connection, since the socket's creation
 	backoffResetAfter = time.Second      // a longer stream was not rejected
-	// kubeletStartTimeout is the time from a kubelet's start to the list of allocatable devices and the registrations of all plugins.
-	kubeletStartTimeout = 10 * time.Second
 )
 
-var errNotRegistered = errors.New("not registered yet")
-
-// endpoint serves a resource by a sequence of servers: the end of a server starts the next server.
+// endpoint serves a resource by a sequence of servers: the end of a server
+// starts the next server.
 type endpoint struct {
-	Options
-	device.Heartbeat
-	resource   string
-	sockets    *folderWatch
-	rejections *loglimit.Limiter[string] // by operation and first fault
-
-	devices  pubsub.Value[*deviceList]      // set by Plugin.Run
-	sentList atomic.Pointer[deviceList]     // newest list on the kubelet's stream; nil before the first of a server
-	topology atomic.Pointer[cachedTopology] // of the newest GetPreferredAllocation
-	// unregistered is why the kubelet has no stream; nil: registered, or served by a foreign plugin.
-	unregistered pubsub.Value[error]
+	*resourceState
 
 	// All below belong to run.
 	other      otherPlugin
@@ -51,40 +33,8 @@ type endpoint struct {
 }
 
 func newEndpoint(o Options, resource string, sockets *folderWatch) *endpoint {
-	e := &endpoint{
-		Options: o, resource: resource, sockets: sockets, rejections: loglimit.New[string](rejectionLogInterval),
-		other: otherPlugin{since: time.Now()},
-	}
-	e.devices.Set(&deviceList{})
-	e.unregistered.Set(errNotRegistered)
-	return e
-}
-
-func (e *endpoint) kubeletSocket() string {
-	return filepath.Join(e.Dir, filepath.Base(api.KubeletSocket))
-}
-
-func (e *endpoint) list() *deviceList {
-	l, _ := e.devices.Get()
-	return l
-}
-
-// setDevices publishes a list with the withdrawn ids of the list before. The result is the time of the next removal; zero: never.
-func (e *endpoint) setDevices(list *deviceList, statuses []device.Status, allocations device.Allocations, now time.Time) (next time.Time) {
-	retained := retainedIDs{sent: e.sentList.Load(), allocated: allocations.DeviceIDs(e.resource)}
-	next = e.list().carryOver(list, statuses, retained, now)
-	list.markConflicts(e.resource, allocations)
-	e.devices.Set(list)
-	return next
-}
-
-// ready returns the reason why the kubelet has no stream. An empty list needs no registration.
-func (e *endpoint) ready() error {
-	if len(e.list().items) == 0 {
-		return nil
-	}
-	err, _ := e.unregistered.Get()
-	return err
+	r := newResourceState(o, resource, sockets)
+	return &endpoint{resourceState: r, other: otherPlugin{resourceState: r, since: time.Now()}}
 }
 
 // run serves the resource until ctx is done.
@@ -113,8 +63,8 @@ func (e *endpoint) run(ctx context.Context) error {
 	}
 }
 
-// waitForKubelet waits for a device and a listening kubelet, and returns the kubelet's socket. The pause holds for the kubelet of the
-// server before.
+// waitForKubelet waits for a device and a listening kubelet, and returns the
+// kubelet's socket. The pause holds for the kubelet of the server before.
 func (e *endpoint) waitForKubelet(ctx context.Context, pause backoff) socketID {
 	search := kubeletSearch{endpoint: e, refusals: retry.Backoff{Min: minListenDelay, Max: folderPollInterval}}
 	for ctx.Err() == nil {
@@ -124,10 +74,7 @@ func (e *endpoint) waitForKubelet(ctx context.Context, pause backoff) socketID {
 		wait, left := heartbeatInterval, time.Until(pause.until)
 		switch {
 		case len(list.items) == 0:
-			if e.other.waiting {
-				e.other.waiting = false
-				e.Hooks.OnOtherPlugin(e.resource, false)
-			}
+			e.other.stopWaiting()
 		case left > 0 && statSocket(e.kubeletSocket()) == pause.kubelet:
 			wait = min(wait, left)
 		default:
@@ -155,10 +102,13 @@ type kubeletSearch struct {
 	logged   string
 }
 
-// try returns the socket of a listening kubelet, or the delay of the next try if the folder does not change before.
+// try returns the socket of a listening kubelet, or the delay of the next try
+// if the folder does not change before.
 //
-// A socket file is not enough: an ended kubelet leaves a socket, and a starting kubelet deletes all sockets in the folder, then listens.
-// The socket is identified after a successful connection, so the result is the connected socket or a newer socket.
+// A socket file is not enough: an ended kubelet leaves a socket, and a starting
+// kubelet deletes all sockets in the folder, then listens. The socket is
+// identified after a successful connection, so the result is the connected
+// socket or a newer socket.
 func (k *kubeletSearch) try() (found socketID, wait time.Duration) {
 	err := checkListening(k.kubeletSocket())
 	if err != nil || k.away {
@@ -169,7 +119,7 @@ func (k *kubeletSearch) try() (found socketID, wait time.Duration) {
 	switch {
 	case err == nil && id == (socketID{}):
 		return socketID{}, heartbeatInterval
-	case err == nil && k.waitsForOtherPlugin(): // the list may have changed during the connection
+	case err == nil && k.other.blocks(): // the list may have changed during the connection
 		return socketID{}, time.Second
 	case err == nil:
 		return id, 0
@@ -185,38 +135,16 @@ func (k *kubeletSearch) try() (found socketID, wait time.Duration) {
 	return socketID{}, heartbeatInterval
 }
 
-// waitsForOtherPlugin reports whether the resource is not registered because a foreign plugin serves it, or may serve it.
-func (e *endpoint) waitsForOtherPlugin() bool {
-	withdrawn, first := e.list().withdrawn, !e.other.registeredByUs
-	waits := (withdrawn || first && !e.TakeOver) && e.hasOtherPlugin()
-	listed := !e.other.seen.IsZero()
-	switch {
-	case waits && (withdrawn || listed): // the node's devices are served
-		e.unregistered.Set(nil)
-	case waits && !hasForeignSocket(e.Dir):
-		return false
-	}
-	waiting := waits && listed && !withdrawn
-	if waiting == e.other.waiting {
-		return waits
-	}
-	e.other.waiting = waiting
-	e.Hooks.OnOtherPlugin(e.resource, waiting)
-	if waiting {
-		e.Log.Warn(OtherPluginReason, "resource", e.resource, "hint", "remove the other plugin, or start with --take-over")
-	} else {
-		e.Log.Info("other device plugin is gone", "resource", e.resource)
-	}
-	return waits
-}
-
-// serveOnce runs a server. The results are the lifetime of the kubelet's stream and the reason of the end: nil if ctx is done.
+// serveOnce runs a server. The results are the lifetime of the kubelet's stream
+// and the reason of the end: nil if ctx is done.
 func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time.Duration, err error) {
 	e.Log.Debug("registering", "resource", e.resource)
 	if err, _ := e.unregistered.Get(); err == nil { // a foreign plugin is gone
 		e.unregistered.Set(errNotRegistered)
 	}
-	s, err := e.startServer(ctx)
+	removeStaleSockets(e.Dir, e.resource)
+	e.socketName = newSocketName(e.resource)
+	s, err := startServer(ctx, e.resourceState, e.socketName)
 	if err != nil {
 		return 0, err
 	}
@@ -233,7 +161,8 @@ func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time
 	return s.watch(ctx, kubelet)
 }
 
-// logEnd logs and publishes the end of a server. A repeated reason is logged once.
+// logEnd logs and publishes the end of a server. A repeated reason is logged
+// once.
 func (e *endpoint) logEnd(uptime time.Duration, err error) {
 	text := strings.ReplaceAll(err.Error(), e.socketName, "the socket") // in errors of the kubelet, and new each time
 	e.unregistered.Set(errors.New(text))
@@ -248,7 +177,8 @@ func (e *endpoint) logEnd(uptime time.Duration, err error) {
 	}
 }
 
-// backoff is the pause between servers. The pause grows while the same kubelet rejects servers or ends streams at once.
+// backoff is the pause between servers. The pause grows while the same kubelet
+// rejects servers or ends streams at once.
 type backoff struct {
 	retry.Backoff
 	kubelet socketID

@@ -1,14 +1,43 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// FakeSource is a DeviceSource with functions of a test. A nil function returns the zero value.
+const gpuResource = config.GPUResource
+
+// ParseStatuses parses statuses: "0" is a GPU, "1m" a MIG-enabled GPU,
+// "1/1g.10gb" a MIG device of GPU 1. "!" marks an unhealthy device.
+func ParseStatuses(words string) []device.Status {
+	var all []device.Status
+	for n, word := range strings.Fields(words) {
+		word, unhealthy := strings.CutSuffix(word, "!")
+		name, profile, isMIG := strings.Cut(word, "/")
+		name, mig := strings.CutSuffix(name, "m")
+		s := device.Status{Healthy: !unhealthy, Device: device.Device{
+			GPU: device.GPU("GPU-" + name), MIGEnabled: mig, NUMANode: -1,
+		}}
+		fmt.Sscan(name, &s.Index) //nolint:errcheck // test data is valid
+		s.ID = device.ID(s.GPU)
+		if isMIG {
+			s.ID, s.Profile = device.ID(fmt.Sprintf("MIG-%d", n)), profile
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// FakeSource is a DeviceSource with functions of a test. A nil function returns
+// the zero value.
 type FakeSource struct {
 	GetStatuses    func() ([]device.Status, <-chan struct{})
 	GetRules       func() (Rules, <-chan struct{})
@@ -62,28 +91,33 @@ func (noHooks) OnRejected(string, []device.AdvertisedID, RejectReason, error) {}
 func (noHooks) OnOtherPlugin(string, bool)                                    {}
 func (noHooks) OnResourceReleased(string)                                     {}
 
-// testHooks records the events for internal tests.
-type testHooks struct {
-	noHooks
-	rejected []RejectReason
-	streams  []int
-}
-
-func (h *testHooks) OnStreamCount(_ string, n int) { h.streams = append(h.streams, n) }
-
-func (h *testHooks) OnRejected(_ string, _ []device.AdvertisedID, reason RejectReason, _ error) {
-	h.rejected = append(h.rejected, reason)
-}
-
-// endpointFor returns an endpoint on a FakeSource, with the list of the devices from the rules.
-func endpointFor(dir string, rules Rules, statuses ...device.Status) *endpoint {
-	p := New(Options{Dir: dir, DeviceSource: &FakeSource{GetStatuses: constant(statuses)}, Log: slog.New(slog.DiscardHandler), Hooks: &testHooks{}})
-	e := newEndpoint(p.Options, gpuResource, &folderWatch{})
-	if lists, _ := rules.deviceLists(statuses); lists[gpuResource] != nil {
-		e.setDevices(lists[gpuResource], statuses, device.Allocations{}, time.Now())
-	}
+// endpointFor returns an endpoint on a FakeSource, with the list of the devices
+// from the rules, while containers have earlier ids.
+func endpointFor(
+	dir string, rules Rules, statuses []device.Status, allocated ...device.AdvertisedID,
+) *endpoint {
+	e := newEndpoint(Options{
+		Dir: dir, Log: slog.New(slog.DiscardHandler), Hooks: noHooks{},
+		DeviceSource: &FakeSource{
+			GetStatuses: constant(statuses), GetAllocations: allocationsOf(gpuResource, allocated...),
+		},
+	}, gpuResource, &folderWatch{})
+	lists, _ := rules.deviceLists(statuses)
+	allocations, _ := e.Allocations()
+	e.setDevices(cmp.Or(lists[gpuResource], &deviceList{rules: rules}), statuses, allocations, time.Now())
 	return e
 }
 
-func (e *endpoint) fakeSource() *FakeSource { return e.DeviceSource.(*FakeSource) }
-func (e *endpoint) testHooks() *testHooks   { return e.Hooks.(*testHooks) }
+// allocationsOf returns allocations of a resource by these ids.
+func allocationsOf(
+	resource string, allocated ...device.AdvertisedID,
+) func() (device.Allocations, <-chan struct{}) {
+	var h device.Allocations
+	for _, id := range allocated {
+		h.All = append(h.All, device.Allocation{Resource: resource, DeviceID: id})
+	}
+	slices.SortFunc(h.All, device.CompareAllocations)
+	return constant(h)
+}
+
+func (r *resourceState) fakeSource() *FakeSource { return r.DeviceSource.(*FakeSource) }

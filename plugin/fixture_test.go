@@ -22,7 +22,8 @@ const (
 	testTimeout = 30 * time.Second // for events that take less than a second
 )
 
-// fixture is a node's folder with a plugin and, if the test starts one, a simulated kubelet.
+// fixture is a node's folder with a plugin and, if the test starts one, a
+// simulated kubelet.
 type fixture struct {
 	*testing.T
 	ctx       context.Context
@@ -68,7 +69,8 @@ func newFixture(t *testing.T) *fixture {
 	return s
 }
 
-// shortDir returns a folder for sockets: t.TempDir contains the test's name, and a socket's path has at most 107 bytes.
+// shortDir returns a folder for sockets: t.TempDir contains the test's name,
+// and a socket's path has at most 107 bytes.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pg")
@@ -95,7 +97,8 @@ func (s *fixture) sockets(name ...string) string {
 	return filepath.Join(append([]string{s.dir, "device-plugins"}, name...)...)
 }
 
-// background runs a task until the end of the test, or until the returned function is called, which returns the task's error.
+// background runs a task until the end of the test, or until the returned
+// function is called, which returns the task's error.
 func (s *fixture) background(name string, run func(context.Context) error) (end func() error) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	ended := make(chan error, 1)
@@ -131,7 +134,8 @@ func (s *fixture) startPlugin() (end func() error) {
 	return s.background("plugin", s.plugin.Run)
 }
 
-// start starts kubelet and plugin, and waits until n healthy devices are registered.
+// start starts kubelet and plugin, and waits until n healthy devices are
+// registered.
 func (s *fixture) start(n int) {
 	s.Helper()
 	s.inventory.Set(statuses(n))
@@ -152,7 +156,8 @@ func (s *fixture) wait(event string, wanted func(kubelet.KubeletState) bool) tim
 	return time.Since(began)
 }
 
-// waitRegistered waits until the kubelet has n healthy devices on a single stream.
+// waitRegistered waits until the kubelet has n healthy devices on a single
+// stream.
 func (s *fixture) waitRegistered(n int) time.Duration {
 	s.Helper()
 	return s.waitNewSocket(n, "")
@@ -165,7 +170,8 @@ func (s *fixture) waitNewSocket(n int, old string) time.Duration {
 	took := s.wait(fmt.Sprintf("%d devices on a single stream", n), func(k kubelet.KubeletState) bool {
 		r := k.Resources[resource]
 		registrations = len(k.Registrations)
-		return r.Allocatable == n && len(r.Sockets) == 1 && r.Sockets[0] != old && isRegistered(k.Registrations, r.Sockets[0])
+		return r.Allocatable == n && len(r.Sockets) == 1 && r.Sockets[0] != old &&
+			isRegistered(k.Registrations, r.Sockets[0])
 	})
 	// The kubelet may have the list before Register returns.
 	s.poll("Register has returned", func() bool { return len(s.recorded.registrations()) >= registrations })
@@ -230,7 +236,8 @@ func receive[T any](s *fixture, sent <-chan T) (v T) {
 	return v
 }
 
-// wantCleanRegistrations checks that each server had a new socket name without a folder, and that streams did not overlap.
+// wantCleanRegistrations checks that each server had a new socket name without
+// a folder, and that streams did not overlap.
 func (s *fixture) wantCleanRegistrations() {
 	s.Helper()
 	names := map[string]bool{}

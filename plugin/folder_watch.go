@@ -12,10 +12,12 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// folderPollInterval is the time between two looks at a folder without inotify, and at a missing folder.
+// folderPollInterval is the time between two looks at a folder without inotify,
+// and at a missing folder.
 const folderPollInterval = time.Second
 
-// folderWatch publishes changes of the folder of the kubelet's socket and of the own sockets.
+// folderWatch publishes changes of the folder of the kubelet's socket and of
+// the own sockets.
 type folderWatch struct {
 	pubsub.Value[struct{}]
 	dir        string
@@ -23,12 +25,14 @@ type folderWatch struct {
 	log        *slog.Logger
 }
 
-// run watches the folder until ctx is done. While the folder cannot be watched, each second counts as a change.
+// run watches the folder until ctx is done. While the folder cannot be watched,
+// each second counts as a change.
 func (w *folderWatch) run(ctx context.Context) error {
 	logged := ""
 	for ctx.Err() == nil {
 		err := w.watch(ctx)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && err.Error() != logged { // the endpoints log a missing folder
+		// The endpoints log a missing folder.
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && err.Error() != logged {
 			logged = err.Error()
 			w.log.Warn("cannot watch device-plugin folder, polling every second", "folder", w.dir, "err", err)
 		}

@@ -9,22 +9,21 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// pluginOptions selects the calls of the kubelet, which reads the options from GetDevicePluginOptions, not from the registration.
-func (e *endpoint) pluginOptions() *api.DevicePluginOptions {
-	return &api.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: e.list().rules.PreStartCheck}
-}
-
-// GetDevicePluginOptions returns the options. The kubelet asks from within Register.
+// GetDevicePluginOptions returns the options. The kubelet asks from within
+// Register.
 func (s *server) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
 	o := s.pluginOptions()
 	s.sentPreStartRequired.Store(o.PreStartRequired)
 	return o, nil
 }
 
-// ListAndWatch sends the device list, and again after each change of the message: the kubelet writes each list to disk.
+// ListAndWatch sends the device list, and again after each change of the
+// message: the kubelet writes each list to disk.
 //
-// Changes during a Send show in the next list. All clients get the same lists, but only the kubelet's stream matters for the
-// registration. The first stream is the kubelet's: the name of the socket is new, and the kubelet knows the name first.
+// Changes during a Send show in the next list. All clients get the same lists,
+// but only the kubelet's stream matters for the registration. The first stream
+// is the kubelet's: the name of the socket is new, and the kubelet knows the
+// name first.
 func (s *server) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
 	isKubelet := s.kubeletStream.CompareAndSwap(false, true)
 	if isKubelet {

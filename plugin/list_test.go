@@ -4,37 +4,15 @@ import (
 	"context"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"google.golang.org/grpc"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-func TestAFailedGPUStaysListed(t *testing.T) {
-	eachVersion(t, func(s *fixture) {
-		s.start(4)
-		pod := kubelet.PodSpec{Name: "owner", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{resource: 4}}}}
-		if err := s.kubelet.RunPod(s.ctx, pod); err != nil {
-			s.Fatal(err)
-		}
-		s.inventory.Set(unhealthy(statuses(4), 1, "xid_79"))
-		s.wait("the GPU is unhealthy in the pod's status", func(k kubelet.KubeletState) bool {
-			devices := k.Pods[0].Containers[0].Devices
-			return len(devices) == 4 && devices[1].ID == "GPU-1" && devices[1].Health == "Unhealthy" && devices[0].Health == "Healthy"
-		})
-		if r := s.kubelet.Resource(resource); r.Capacity != 4 || r.Allocatable != 3 {
-			s.Errorf("got capacity %d and %d allocatable", r.Capacity, r.Allocatable)
-		}
-		s.inventory.Set(statuses(4))
-		s.waitRegistered(4)
-		s.wantOutcomes(nil)
-	})
-}
-
-// TestEqualListsAreNotSent checks that an unchanged list is not sent again: the kubelet writes each list to disk.
+// TestEqualListsAreNotSent checks that an unchanged list is not sent again: the
+// kubelet writes each list to disk.
 func TestEqualListsAreNotSent(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		reads := s.countStatusReads()
@@ -90,7 +68,8 @@ func TestListHasTheNUMANode(t *testing.T) {
 	}
 }
 
-// TestListsAreCoalesced checks that a slow kubelet gets fewer lists, among them the newest, and delays no update.
+// TestListsAreCoalesced checks that a slow kubelet gets fewer lists, among them
+// the newest, and delays no update.
 func TestListsAreCoalesced(t *testing.T) {
 	s := newFixture(t)
 	all := statuses(200) // a list of about 5 kB; a connection buffers dozens
@@ -129,36 +108,4 @@ func healthyOf(list *api.ListAndWatchResponse) (n int) {
 		}
 	}
 	return n
-}
-
-func TestAnXidReachesTheKubelet(t *testing.T) {
-	eachVersion(t, func(s *fixture) {
-		machine := sim.NewMachine([]device.Metric{{Name: "nvidia_gpu_power_watts"}}, 8, time.Now)
-		readers := device.NewReaders(machine)
-		monitor := device.NewMonitor(machine, readers, &s.inventory, device.MonitorOptions{Log: s.options.Log})
-		s.Cleanup(func() {
-			monitor.Drain(context.Background())
-			readers.Drain(context.Background())
-		})
-		s.background("monitor", monitor.Run)
-		s.startKubelet()
-		s.startPlugin()
-		s.waitRegistered(8)
-		before := s.kubelet.Resource(resource).Updates
-		ids := machine.AllocatableIDs()
-		machine.Fail(ids[0], "xid 13") // a fault of an application
-		s.poll("the Xid is counted", func() bool {
-			statuses, _ := s.inventory.Get()
-			return len(statuses[0].Xids) == 1
-		})
-		machine.Fail(ids[5], "xid 79")
-		s.Logf("an Xid was in the kubelet's list after %s", s.wait("an Xid is in the kubelet's list", func(k kubelet.KubeletState) bool {
-			r := k.Resources[resource]
-			return r.Allocatable == 7 && r.Capacity == 8 && !r.Devices[5].Healthy
-		}))
-		if r := s.kubelet.Resource(resource); r.Updates != before+1 || r.Repeats != 0 {
-			s.Errorf("got %d lists after two Xids, want 1: Xid 13 does not change the health", r.Updates-before)
-		}
-		s.wantOutcomes(nil)
-	})
 }

@@ -12,7 +12,8 @@ import (
 // reasonMPSDown marks a healthy device without an MPS control daemon.
 const reasonMPSDown = "mps_daemon"
 
-// deviceLists returns a list for each resource, and warnings about devices without a resource.
+// deviceLists returns a list for each resource, and warnings about devices
+// without a resource.
 func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceList, warnings []string) {
 	byName := map[string][]device.Status{}
 	selected, warnings := r.selectDevices(statuses)
@@ -31,7 +32,8 @@ func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceLi
 		list := lists[name]
 		if list.listBytes > maxListBytes {
 			delete(lists, name)
-			warnings = append(warnings, fmt.Sprintf("%s needs %d ids, but only %d fit into the kubelet's limit of %d MiB: use fewer replicas",
+			warnings = append(warnings, fmt.Sprintf(
+				"%s needs %d ids, but only %d fit into the kubelet's limit of %d MiB: use fewer replicas",
 				name, list.idCount, list.idCount*maxListBytes/list.listBytes, maxMessageBytes>>20))
 			continue
 		}
@@ -40,7 +42,8 @@ func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceLi
 	return lists, warnings
 }
 
-// selectDevices returns the offered devices: either a GPU or the MIG devices of the GPU.
+// selectDevices returns the offered devices: either a GPU or the MIG devices of
+// the GPU.
 func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status, warnings []string) {
 	profiles := map[string]bool{}
 	whole := false
@@ -49,9 +52,11 @@ func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status
 		switch {
 		case r.Select != nil && !r.Select(s.Device):
 		case s.Unallocatable(statuses) == device.NoMIGDevices:
-			warnings = append(warnings, fmt.Sprintf("%s is MIG-enabled without a MIG device: create MIG devices, or disable MIG mode", s.ID))
+			warnings = append(warnings, fmt.Sprintf(
+				"%s is MIG-enabled without a MIG device: create MIG devices, or disable MIG mode", s.ID))
 		case s.MIGEnabled && strategyNone:
-			warnings = append(warnings, fmt.Sprintf("%s is partitioned: MIG strategy none lists neither the GPU nor its MIG devices", s.ID))
+			warnings = append(warnings, fmt.Sprintf(
+				"%s is partitioned: MIG strategy none lists neither the GPU nor its MIG devices", s.ID))
 		case s.MIGEnabled || !s.WholeGPU() && strategyNone:
 		default:
 			selected = append(selected, s)
@@ -63,14 +68,16 @@ func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status
 	if r.MIGStrategy != config.MIGSingle || len(profiles) == 0 || len(profiles) == 1 && !whole {
 		return selected, warnings
 	}
-	warning := fmt.Sprintf("MIG strategy single requires the same profile on all GPUs: found %d profiles", len(profiles))
+	warning := fmt.Sprintf("MIG strategy single requires the same profile on all GPUs: found %d profiles",
+		len(profiles))
 	if whole {
 		warning = "MIG strategy single requires MIG devices on all GPUs: some GPUs are not partitioned"
 	}
 	return slices.DeleteFunc(selected, func(s device.Status) bool { return !s.WholeGPU() }), append(warnings, warning)
 }
 
-// addDevices adds the devices of a resource to the lists: under the resource, or under the resource of the replicas.
+// addDevices adds the devices of a resource to the lists: under the resource,
+// or under the resource of the replicas.
 func (r Rules) addDevices(lists map[string]*deviceList, name string, statuses []device.Status) {
 	sharings := make([]config.DeviceSharing, len(statuses))
 	if r.Sharing != nil {
@@ -100,7 +107,9 @@ func (r Rules) addDevices(lists map[string]*deviceList, name string, statuses []
 			list.items = nil // deviceLists drops the list
 			continue
 		}
-		item := listItem{id: s.ID.Advertised(), device: &statuses[n].Device, healthy: s.Healthy, replica: sharing.Replicas > 0}
+		item := listItem{
+			id: s.ID.Advertised(), device: &statuses[n].Device, healthy: s.Healthy, replica: sharing.Replicas > 0,
+		}
 		if !item.replica {
 			list.items = append(list.items, item)
 			continue
@@ -124,7 +133,8 @@ type ResourceIDs struct {
 	IDs      []device.AdvertisedID
 }
 
-// Preview returns the offered ids by resource, and warnings about devices without a resource.
+// Preview returns the offered ids by resource, and warnings about devices
+// without a resource.
 func (r Rules) Preview(statuses []device.Status) (all []ResourceIDs, warnings []string) {
 	lists, warnings := r.deviceLists(statuses)
 	for _, resource := range slices.Sorted(maps.Keys(lists)) {

@@ -11,10 +11,12 @@ import (
 	"time"
 )
 
-// CheckMPSDaemon returns the reason why no MPS control daemon answers in a folder of pipes.
+// CheckMPSDaemon returns the reason why no MPS control daemon answers in a
+// folder of pipes.
 //
-// The named pipe or socket "control" reaches the daemon, as in CUDA (docs.nvidia.com/deploy/mps, CUDA_MPS_PIPE_DIRECTORY). A killed
-// daemon leaves a pipe without a reader or a socket without a listener.
+// The named pipe or socket "control" reaches the daemon, as in CUDA
+// (docs.nvidia.com/deploy/mps, CUDA_MPS_PIPE_DIRECTORY). A killed daemon leaves
+// a pipe without a reader or a socket without a listener.
 func CheckMPSDaemon(pipes string) error {
 	control := filepath.Join(pipes, "control")
 	info, err := os.Stat(control)

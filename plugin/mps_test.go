@@ -8,23 +8,19 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/config"
-	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/plugin/response"
-	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"google.golang.org/grpc/status"
 )
 
-// TestMPSIsForReplicas checks that an unshared device beside MPS replicas needs no daemon.
+// TestMPSIsForReplicas checks that an unshared device beside MPS replicas needs
+// no daemon.
 func TestMPSIsForReplicas(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.source.GetRules = constantRules(plugin.Rules{
-		Sharing: func(_ string, devices []device.Device) []config.DeviceSharing {
-			sharing := make([]config.DeviceSharing, len(devices))
-			sharing[0].Replicas = 2
-			return sharing
-		},
+		Sharing:  sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2}}),
 		Response: response.Options{MPSRoot: "/run/nvidia/mps"},
 	})
 	s.inventory.Set(statuses(2))
@@ -33,10 +29,10 @@ func TestMPSIsForReplicas(t *testing.T) {
 	s.waitRegistered(3)
 	client := s.dial(s.socket())
 	for _, row := range []struct {
-		ids  []string
+		ids  string
 		want bool
-	}{{[]string{"GPU-0::0"}, true}, {[]string{"GPU-1"}, false}, {[]string{"GPU-1", "GPU-0::1"}, true}} {
-		got, err := client.Allocate(s.ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: row.ids}}})
+	}{{"GPU-0::0", true}, {"GPU-1", false}, {"GPU-1 GPU-0::1", true}} {
+		got, err := client.Allocate(s.ctx, allocateRequest(row.ids))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,6 +40,21 @@ func TestMPSIsForReplicas(t *testing.T) {
 		if _, has := c.Envs["CUDA_MPS_PIPE_DIRECTORY"]; has != row.want || (len(c.Mounts) > 0) != row.want {
 			t.Errorf("%q: got environment %v, mounts %v", row.ids, c.Envs, c.Mounts)
 		}
+	}
+}
+
+// TestReplicasWithoutTheMPSDaemon checks that only replicas need the daemon.
+func TestReplicasWithoutTheMPSDaemon(t *testing.T) {
+	s := newFixture(t)
+	s.source.GetRules = constantRules(plugin.Rules{
+		Sharing:   sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2}}),
+		MPSErrors: map[string]string{resource: "no daemon"},
+	})
+	client := s.watchLists("0 1")
+	client.want("at first", "GPU-0::0! GPU-0::1! GPU-1")
+	_, err := client.Allocate(s.ctx, allocateRequest("GPU-0::1"))
+	if got := status.Convert(err).Message(); got != "cannot allocate: GPU-0::1 is unhealthy (mps_daemon)" {
+		t.Errorf("Allocate: got %q", got)
 	}
 }
 

@@ -1,8 +1,11 @@
-// Package plugin is a device plugin: it lists the node's devices for the kubelet and keeps the resources registered.
+// Package plugin is a device plugin: it lists the node's devices for the
+// kubelet and keeps the resources registered.
 //
-// The API is the kubelet's device-plugin API v1beta1; the lists follow from a DeviceSource. Each resource has an endpoint, and each
-// endpoint runs a sequence of servers: a restarted kubelet, a deleted socket, a rejected registration and a broken stream all end a
-// server, and the next server is the only recovery.
+// The API is the kubelet's device-plugin API v1beta1; the lists follow from a
+// DeviceSource. Each resource has an endpoint, and each endpoint runs a
+// sequence of servers: a restarted kubelet, a deleted socket, a rejected
+// registration and a broken stream all end a server, and the next server is the
+// only recovery.
 package plugin
 
 import (
@@ -19,9 +22,6 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 	"golang.org/x/sync/errgroup"
 )
-
-// heartbeatInterval is the longest wait of Run.
-const heartbeatInterval = 10 * time.Second
 
 // Plugin serves all resources of the node.
 type Plugin struct {
@@ -46,8 +46,9 @@ func New(o Options) *Plugin {
 	return &Plugin{Options: o, newWatcher: fsnotify.NewWatcher, endpoints: map[string]*endpoint{}}
 }
 
-// Ready returns the reasons why resources with devices are not registered. A resource that a foreign plugin serves is no reason: otherwise
-// nodes that wait for a migration would stop the rollout.
+// Ready returns the reasons why resources with devices are not registered. A
+// resource that a foreign plugin serves is no reason: otherwise nodes that wait
+// for a migration would stop the rollout.
 func (p *Plugin) Ready() error {
 	statuses, _ := p.Statuses()
 	p.mu.Lock()
@@ -107,21 +108,27 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// updateInput is the input of an update. The kubelet's answers change all the time, and an update with many replicas takes tens of
-// milliseconds, so Run leaves out an update with the same input.
+// updateInput is the input of an update. The kubelet's answers change all the
+// time, and an update with many replicas takes tens of milliseconds, so Run
+// leaves out an update with the same input.
 type updateInput struct {
 	statuses     []device.Status
 	rulesChanged <-chan struct{}
 	allocations  device.Allocations
 }
 
+// sameBacking reports whether two slices share memory.
+func sameBacking[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
+
 func (u updateInput) equal(other updateInput) bool {
 	sameDevice := func(a, b device.Allocation) bool { return a.Resource == b.Resource && a.DeviceID == b.DeviceID }
 	return sameBacking(u.statuses, other.statuses) && u.rulesChanged == other.rulesChanged &&
-		u.allocations.Complete == other.allocations.Complete && slices.EqualFunc(u.allocations.All, other.allocations.All, sameDevice)
+		u.allocations.Complete == other.allocations.Complete &&
+		slices.EqualFunc(u.allocations.All, other.allocations.All, sameDevice)
 }
 
-// update publishes each resource's list. The result is the time of the next update with the same input; zero: never.
+// update publishes each resource's list. The result is the time of the next
+// update with the same input; zero: never.
 func (p *Plugin) update(
 	ctx context.Context, group *errgroup.Group, rules Rules, statuses []device.Status, allocations device.Allocations,
 ) (next time.Time) {

@@ -8,13 +8,17 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// preStartTimeout bounds the checks of a container's devices. The kubelet's own timeout is 30 s.
+// preStartTimeout bounds the checks of a container's devices. The kubelet's own
+// timeout is 30 s.
 const preStartTimeout = 2 * time.Second
 
-// PreStartContainer checks before each start of a container whether the devices are usable.
+// PreStartContainer checks before each start of a container whether the devices
+// are usable.
 //
 // A hanging check rejects the start; the kubelet repeats the start.
-func (s *server) PreStartContainer(ctx context.Context, r *api.PreStartContainerRequest) (*api.PreStartContainerResponse, error) {
+func (s *server) PreStartContainer(
+	ctx context.Context, r *api.PreStartContainerRequest,
+) (*api.PreStartContainerResponse, error) {
 	begin := time.Now()
 	ids := advertisedIDs(r.GetDevicesIds())
 	err := s.reject("start", ids, s.checkDevices(ctx, ids))

@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
@@ -10,19 +9,25 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// GetPreferredAllocation returns the best ids for containers. Ids rejected by Allocate are the last choice.
+// GetPreferredAllocation returns the best ids for containers. Ids rejected by
+// Allocate are the last choice.
 //
-// The kubelet asks even if a container needs all available ids, sets no deadline and fails the pod on an error. So the method only reads
-// published values and returns no error; without a choice, Allocate returns the reason.
-func (s *server) GetPreferredAllocation(_ context.Context, r *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
+// The kubelet asks even if a container needs all available ids, sets no
+// deadline and fails the pod on an error. So the method only reads published
+// values and returns no error; without a choice, Allocate returns the reason.
+func (s *server) GetPreferredAllocation(
+	_ context.Context, r *api.PreferredAllocationRequest,
+) (*api.PreferredAllocationResponse, error) {
 	begin := time.Now()
 	snapshot := s.snapshot()
-	topology := s.preferredTopology(snapshot.deviceList)
+	topology := preferred.New(snapshot.candidates(), s.Links())
 	resp := &api.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
 		size := int(c.GetAllocationSize())
 		ids := topology.Prefer(preferred.AllocationRequest{
-			Available: advertisedIDs(c.GetAvailableDeviceIDs()), Must: advertisedIDs(c.GetMustIncludeDeviceIDs()), Size: size,
+			Available: advertisedIDs(c.GetAvailableDeviceIDs()),
+			Must:      advertisedIDs(c.GetMustIncludeDeviceIDs()),
+			Size:      size,
 			Reject: func(id device.AdvertisedID) bool {
 				_, _, err := snapshot.checkID(id, size)
 				return err != requestError{}
@@ -38,29 +43,8 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *api.PreferredAlloc
 	return resp, nil
 }
 
-// cachedTopology is the topology of a device list.
-type cachedTopology struct {
-	links      []device.Link
-	candidates []preferred.Candidate
-	topology   *preferred.Topology
-}
-
-// preferredTopology returns the topology of a list. Making a topology of 32,768 ids takes 0.1 s, so only a change of ids, devices or links
-// makes a new topology.
-func (e *endpoint) preferredTopology(list *deviceList) *preferred.Topology {
-	links, candidates := e.Links(), list.candidates()
-	c := e.topology.Load()
-	if c == nil || !sameBacking(c.links, links) || !slices.Equal(c.candidates, candidates) {
-		c = &cachedTopology{links, candidates, preferred.New(candidates, links)}
-		e.topology.Store(c)
-	}
-	return c.topology
-}
-
-// sameBacking reports whether two slices share memory.
-func sameBacking[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
-
-// candidates returns listed ids, and withdrawn ids with an allocation: a load on the device.
+// candidates returns listed ids, and withdrawn ids with an allocation: a load
+// on the device.
 func (l *deviceList) candidates() []preferred.Candidate {
 	all := make([]preferred.Candidate, 0, len(l.items))
 	for _, i := range l.items {

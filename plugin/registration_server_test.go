@@ -12,7 +12,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// registrationServer is a kubelet's Registration service with a handler of the test, for faults that the simulated kubelet lacks.
+// registrationServer is a kubelet's Registration service with a handler of the
+// test, for faults that the simulated kubelet lacks.
 type registrationServer struct {
 	api.UnimplementedRegistrationServer
 	handle func(ctx context.Context, endpoint string) error
@@ -22,7 +23,8 @@ func (d *registrationServer) Register(ctx context.Context, r *api.RegisterReques
 	return &api.Empty{}, d.handle(ctx, r.GetEndpoint())
 }
 
-// serveRegistration replaces the kubelet's socket. The returned function ends the server and leaves the socket, like a killed kubelet.
+// serveRegistration replaces the kubelet's socket. The returned function ends
+// the server and leaves the socket, like a killed kubelet.
 func (s *fixture) serveRegistration(handle func(ctx context.Context, endpoint string) error) (end func()) {
 	s.Helper()
 	path := s.sockets("kubelet.sock")
@@ -61,7 +63,8 @@ func (s *fixture) dial(endpoint string) api.DevicePluginClient {
 }
 
 // stream opens a ListAndWatch stream and waits for the first list.
-func (s *fixture) stream(ctx context.Context, endpoint string) (grpc.ServerStreamingClient[api.ListAndWatchResponse], *api.ListAndWatchResponse, error) {
+func (s *fixture) stream(ctx context.Context, endpoint string) (grpc.ServerStreamingClient[api.ListAndWatchResponse],
+	*api.ListAndWatchResponse, error) {
 	stream, err := s.dial(endpoint).ListAndWatch(ctx, &api.Empty{})
 	if err != nil {
 		return nil, nil, err

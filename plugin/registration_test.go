@@ -14,30 +14,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
-
-func TestServesBeforeRegister(t *testing.T) {
-	s := newFixture(t)
-	s.inventory.Set(statuses(2))
-	got := make(chan *api.ListAndWatchResponse, 1)
-	s.serveRegistration(func(ctx context.Context, endpoint string) error {
-		if _, err := s.dial(endpoint).GetDevicePluginOptions(ctx, &api.Empty{}); err != nil {
-			t.Error(err)
-		}
-		_, list, err := s.stream(s.ctx, endpoint)
-		if err != nil {
-			t.Error(err)
-		}
-		got <- list
-		return nil
-	})
-	s.startPlugin()
-	if list := receive(s, got); len(list.GetDevices()) != 2 {
-		t.Errorf("list: got %v", list)
-	}
-	s.waitLine(1, "registered") // a stream from before the end of Register counts
-}
 
 func TestWaitsForTheKubelet(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
@@ -73,9 +50,11 @@ func TestWaitsForTheKubeletToListen(t *testing.T) {
 	})
 }
 
-// TestLongFolder registers in folders as long as k0s's, MicroK8s's and the longest possible. Beyond, the log has the length and the limit.
+// TestLongFolder registers in folders as long as k0s's, MicroK8s's and the
+// longest possible. Beyond, the log has the length and the limit.
 func TestLongFolder(t *testing.T) {
-	for length, fits := range map[int]bool{len("/var/lib/k0s/kubelet/device-plugins"): true, len("/var/snap/microk8s/common/var/lib/kubelet/device-plugins"): true, 75: true, 76: false} {
+	for length, fits := range map[int]bool{len("/var/lib/k0s/kubelet/device-plugins"): true,
+		len("/var/snap/microk8s/common/var/lib/kubelet/device-plugins"): true, 75: true, 76: false} {
 		t.Run(strconv.Itoa(length), func(t *testing.T) {
 			s := newFixture(t)
 			s.dir += "/" + strings.Repeat("k", length-len(s.sockets())-1)
@@ -155,7 +134,16 @@ func TestInventoryBecomesEmpty(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.start(2)
 		s.inventory.Set(nil)
-		s.wait("the kubelet has no device", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 0 })
+		empty := func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 0 }
+		s.wait("the kubelet has no device", empty)
+		old := s.socket()
+		s.inventory.Set(statuses(2)) // within 10 s, the registration stays
+		s.waitRegistered(2)
+		if now := s.socket(); now != old {
+			s.Errorf("stream: got %s, want still %s", now, old)
+		}
+		s.inventory.Set(nil)
+		s.wait("the kubelet has no device", empty)
 		reads := s.kubelet.Resource(resource).Updates
 		s.kubelet.CutStreams(resource)
 		s.waitLine(1, "registration ended")
@@ -174,13 +162,15 @@ func TestInventoryBecomesEmpty(t *testing.T) {
 	})
 }
 
-// TestInventoryBecomesEmptyBeforeTheKubeletStarts covers a plugin that waits for the kubelet with a device, which is gone when the kubelet starts.
+// TestInventoryBecomesEmptyBeforeTheKubeletStarts covers a plugin that waits
+// for the kubelet with a device, which is gone when the kubelet starts.
 func TestInventoryBecomesEmptyBeforeTheKubeletStarts(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.inventory.Set(statuses(2))
 		s.startPlugin()
 		s.waitLine(1, "waiting for the kubelet")
 		s.inventory.Set(nil)
+		s.poll("the list is empty", func() bool { return s.plugin.Ready() == nil })
 		s.startKubelet()
 		s.waitPollInterval()
 		s.waitPollInterval()
@@ -264,7 +254,8 @@ func TestKubeletEndsDuringRegister(t *testing.T) {
 	}
 }
 
-// wantFast logs a duration that test/e2e limits to a second. On a busy machine the limit is maxBackoff: a longer time is a missed event.
+// wantFast logs a duration that test/e2e limits to a second. On a busy machine
+// the limit is maxBackoff: a longer time is a missed event.
 func (s *fixture) wantFast(event string, took time.Duration) {
 	s.Helper()
 	s.Logf("%s after %s", event, took.Round(time.Millisecond))
@@ -354,19 +345,4 @@ func TestKubeletRejectsRegister(t *testing.T) {
 func (s *fixture) timeRegistrations() <-chan time.Time {
 	s.recorded.registeredAt = make(chan time.Time, 100)
 	return s.recorded.registeredAt
-}
-
-func TestKubeletAcceptsLaterRegister(t *testing.T) {
-	eachVersion(t, func(s *fixture) {
-		s.inventory.Set(statuses(4))
-		s.startKubelet()
-		s.kubelet.SetFaults(kubelet.Faults{RegisterErr: errors.New("no room")})
-		attempts := s.timeRegistrations()
-		s.startPlugin()
-		receive(s, attempts)
-		receive(s, attempts)
-		s.kubelet.SetFaults(kubelet.Faults{})
-		s.waitRegistered(4)
-		s.wantCleanRegistrations()
-	})
 }

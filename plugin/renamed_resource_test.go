@@ -22,11 +22,12 @@ const renamedResource = "nvidia.com/a100"
 
 // renamingRules returns rules with the new name for all devices.
 func renamingRules() plugin.Rules {
-	return plugin.Rules{Resources: config.ResourceNames{GPUs: []config.NamePattern{{Pattern: "*", Name: renamedResource}}}}
+	return plugin.Rules{Resources: config.ResourceNames{GPUs: []config.NamePattern{{Pattern: "*",
+		Name: renamedResource}}}}
 }
 
-// eachVersionWithClock runs a test with each kubelet version and a test clock. The kubelet has run for an hour, so that its responses are
-// trusted at once.
+// eachVersionWithClock runs a test with each kubelet version and a test clock.
+// The kubelet has run for an hour, so that its responses are trusted at once.
 func eachVersionWithClock(t *testing.T, test func(s *fixture, later func(time.Duration))) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		t.Run(string(version), func(t *testing.T) {
@@ -60,7 +61,8 @@ func (h allocationHooks) OnAllocated(resource string, ids []device.AdvertisedID)
 	h.client.OnAllocated(resource, ids)
 }
 
-// startProcess runs a plugin and a client for allocations, as a process of podgauge does.
+// startProcess runs a plugin and a client for allocations, as a process of
+// podgauge does.
 func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 	s.Helper()
 	client, err := podresources.New(s.kubelet.PodResourcesSocket(), podresources.Options{
@@ -71,7 +73,8 @@ func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 	}
 	o := s.options
 	o.WithdrawnTimeout = time.Second
-	o.DeviceSource = &plugin.FakeSource{GetStatuses: s.inventory.Get, GetRules: constantRules(rules), GetAllocations: client.Snapshot}
+	o.DeviceSource = &plugin.FakeSource{GetStatuses: s.inventory.Get, GetRules: constantRules(rules),
+		GetAllocations: client.Snapshot}
 	o.Hooks = allocationHooks{o.Hooks, client}
 	p := plugin.New(o)
 	return s.background("process", func(ctx context.Context) error {
@@ -82,14 +85,19 @@ func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 	})
 }
 
-// wantEnd ends a process, and waits until the kubelet has noticed the end of the streams.
+// wantEnd ends a process, and waits until the kubelet has noticed the end of
+// the streams.
 func (s *fixture) wantEnd(end func() error) {
 	s.Helper()
 	before := s.kubelet.State().Resources
 	s.must(end())
 	s.wait("the streams have ended", func(k kubelet.KubeletState) bool {
 		for name, r := range k.Resources {
-			if slices.ContainsFunc(r.Sockets, func(socket string) bool { return slices.Contains(before[name].Sockets, socket) && !s.hasSocket(socket) }) {
+			if slices.ContainsFunc(r.Sockets,
+				func(socket string) bool {
+					return slices.Contains(before[name].Sockets, socket) &&
+						!s.hasSocket(socket)
+				}) {
 				return false
 			}
 		}
@@ -103,7 +111,8 @@ func (s *fixture) hasSocket(socket string) bool {
 	return err == nil
 }
 
-// waitList waits until the kubelet has exactly these devices of a resource, from a single plugin.
+// waitList waits until the kubelet has exactly these devices of a resource,
+// from a single plugin.
 func (s *fixture) waitList(resource, want string) {
 	s.Helper()
 	s.wait(resource+" has "+want, func(k kubelet.KubeletState) bool {
@@ -118,8 +127,9 @@ func (s *fixture) waitList(resource, want string) {
 	})
 }
 
-// waitNamedAllocations waits until a restarted kubelet has listed all pods: a container that ends before counts as running for a minute.
-// A new device list makes podgauge call List.
+// waitNamedAllocations waits until a restarted kubelet has listed all pods: a
+// container that ends before counts as running for a minute. A new device list
+// makes podgauge call List.
 func (s *fixture) waitNamedAllocations() {
 	s.Helper()
 	s.wait("all pods are read", func(k kubelet.KubeletState) bool { return k.PodsRead })
@@ -139,8 +149,10 @@ func (s *fixture) registrations(resource string) (n int) {
 	return n
 }
 
-// TestRenamedResourceIsServedAfterARestart checks that the old name stays registered while it is allocated. Five minutes after the plugin
-// ends, the kubelet removes a resource, and then cannot restart containers with its devices.
+// TestRenamedResourceIsServedAfterARestart checks that the old name stays
+// registered while it is allocated. Five minutes after the plugin ends, the
+// kubelet removes a resource, and then cannot restart containers with its
+// devices.
 func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 	t.Parallel()
 	eachVersionWithClock(t, func(s *fixture, later func(time.Duration)) {
@@ -186,7 +198,8 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 	})
 }
 
-// TestForeignResourceIsNotRegistered checks that a foreign plugin keeps its resource: its ids may have the same form.
+// TestForeignResourceIsNotRegistered checks that a foreign plugin keeps its
+// resource: its ids may have the same form.
 func TestForeignResourceIsNotRegistered(t *testing.T) {
 	t.Parallel()
 	eachVersionWithClock(t, func(s *fixture, _ func(time.Duration)) {
@@ -198,7 +211,8 @@ func TestForeignResourceIsNotRegistered(t *testing.T) {
 		calls := s.kubelet.State().Calls["GetAllocatableResources"]
 		s.startProcess(renamingRules())
 		s.waitList(renamedResource, "GPU-0! GPU-1")
-		s.wait("the allocatable devices are read", func(k kubelet.KubeletState) bool { return k.Calls["GetAllocatableResources"] > calls })
+		s.wait("the allocatable devices are read",
+			func(k kubelet.KubeletState) bool { return k.Calls["GetAllocatableResources"] > calls })
 		for range 10 { // the plugin checks each second
 			s.waitPollInterval()
 		}

@@ -20,7 +20,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// partitioned returns GPUs; the last is MIG-enabled and has MIG devices of these profiles.
+// partitioned returns GPUs; the last is MIG-enabled and has MIG devices of
+// these profiles.
 func partitioned(gpus int, profiles ...string) []device.Status {
 	all := statuses(gpus)
 	parent := &all[gpus-1].Device
@@ -34,7 +35,8 @@ func partitioned(gpus int, profiles ...string) []device.Status {
 	return all
 }
 
-// waitCounts waits for the kubelet's numbers of allocatable devices, such as "gpu=1 mig-1g.10gb=2".
+// waitCounts waits for the kubelet's numbers of allocatable devices, such as
+// "gpu=1 mig-1g.10gb=2".
 func (s *fixture) waitCounts(want string) {
 	s.Helper()
 	s.wait(want, func(k kubelet.KubeletState) bool {
@@ -48,9 +50,11 @@ func (s *fixture) waitCounts(want string) {
 	})
 }
 
-// podRequesting returns a pod of a single container with n devices of a resource.
+// podRequesting returns a pod of a single container with n devices of a
+// resource.
 func podRequesting(name, resource string, n int) kubelet.PodSpec {
-	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{resource: n}}}}
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main",
+		Limits: map[string]int{resource: n}}}}
 }
 
 func TestResourcesComeAndGo(t *testing.T) {
@@ -83,7 +87,8 @@ func TestResourcesComeAndGo(t *testing.T) {
 	})
 }
 
-// TestFaultReachesReplicasAndMIGDevices checks that a GPU's fault is in the device lists of all its resources.
+// TestFaultReachesReplicasAndMIGDevices checks that a GPU's fault is in the
+// device lists of all its resources.
 func TestFaultReachesReplicasAndMIGDevices(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		four := func(_ string, devices []device.Device) []config.DeviceSharing {
@@ -141,7 +146,8 @@ func newAllocationSource() *allocationSource {
 
 func (a *allocationSource) set(rows ...device.Allocation) {
 	slices.SortFunc(rows, device.CompareAllocations)
-	if old := a.current.Swap(&allocationVersion{device.Allocations{All: rows, Complete: true}, make(chan struct{})}); old != nil {
+	old := a.current.Swap(&allocationVersion{device.Allocations{All: rows, Complete: true}, make(chan struct{})})
+	if old != nil {
 		close(old.changed)
 	}
 }
@@ -157,7 +163,8 @@ func sharedRules(n int) plugin.Rules {
 	}}
 }
 
-// TestRulesChangeWhilePodsRun checks that the id of a running pod stays listed and is not allocated again.
+// TestRulesChangeWhilePodsRun checks that the id of a running pod stays listed
+// and is not allocated again.
 func TestRulesChangeWhilePodsRun(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		var rulesSrc rulesSource
@@ -186,7 +193,8 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		}
 		allocations.set()
 		s.waitCounts("gpu=4")
-		s.wait("the withdrawn id is removed", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 4 })
+		s.wait("the withdrawn id is removed",
+			func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 4 })
 		for i := range 4 {
 			if err := s.kubelet.RunPod(s.ctx, pod(fmt.Sprint("shares-", i), 1)); err != nil {
 				t.Error(err)
@@ -196,7 +204,8 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 	})
 }
 
-// TestRejections checks that the pod's status, the log and the hook have the ids and the reason of a rejection.
+// TestRejections checks that the pod's status, the log and the hook have the
+// ids and the reason of a rejection.
 func TestRejections(t *testing.T) {
 	onlyOne := func(_ string, devices []device.Device) []config.DeviceSharing {
 		return slices.Repeat([]config.DeviceSharing{{Replicas: 2, OnePerContainer: true}}, len(devices))
@@ -221,7 +230,8 @@ func TestRejections(t *testing.T) {
 			[]string{"GPU-0::0", "GPU-0::1"},
 			plugin.RejectSameGPU, "GPU-0::1 is of the same GPU as GPU-0::0",
 		},
-		{"two of two GPUs", plugin.Rules{Sharing: sharedRules(2).Sharing, Policy: preferred.Distinct}, []string{"GPU-0::0", "GPU-1::1"}, "", ""},
+		{"two of two GPUs", plugin.Rules{Sharing: sharedRules(2).Sharing, Policy: preferred.Distinct},
+			[]string{"GPU-0::0", "GPU-1::1"}, "", ""},
 		{"two of a GPU, under the default policy", sharedRules(2), []string{"GPU-0::0", "GPU-0::1"}, "", ""},
 		{"no id", plugin.Rules{}, nil, plugin.RejectNoIDs, "requests no device"},
 		{"unknown", plugin.Rules{}, []string{"GPU-0::0"}, plugin.RejectUnknown, "GPU-0::0 is unknown"},
@@ -235,7 +245,7 @@ func TestRejections(t *testing.T) {
 			s.startKubelet()
 			s.startPlugin()
 			s.wait("registered", func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable > 0 })
-			_, err := s.dial(s.socket()).Allocate(s.ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: row.ids}}})
+			_, err := s.dial(s.socket()).Allocate(s.ctx, allocateRequest(strings.Join(row.ids, " ")))
 			if (err != nil) != (row.reason != "") || !strings.Contains(status.Convert(err).Message(), row.text) {
 				t.Errorf("Allocate: got error %v", err)
 			}
@@ -247,44 +257,45 @@ func TestRejections(t *testing.T) {
 					t.Errorf("hook: got ids %q", r.ids)
 				}
 			}
-			if row.reason != "" && !slices.Equal(reasons, []plugin.RejectReason{row.reason}) || row.reason == "" && len(reasons) > 0 {
+			if row.reason != "" && !slices.Equal(reasons, []plugin.RejectReason{row.reason}) || row.reason == "" &&
+				len(reasons) > 0 {
 				t.Errorf("hook: got reasons %q, want %q", reasons, row.reason)
 			}
-			if lines := s.log.matching("container rejected"); row.reason != "" && (len(lines) != 1 || !strings.Contains(lines[0], row.text)) {
+			lines := s.log.matching("container rejected")
+			if row.reason != "" && (len(lines) != 1 || !strings.Contains(lines[0], row.text)) {
 				t.Errorf("log: got %q", lines)
 			}
 		})
 	}
 }
 
-// TestKubeletAllocatesPreferredIDs checks that two GPUs are a linked pair, and that a single GPU has no unallocated partner.
-func TestKubeletAllocatesPreferredIDs(t *testing.T) {
-	eachVersion(t, func(s *fixture) {
-		links := []device.Link{}
-		for i := range 4 {
-			links = append(links, device.Link{A: device.GPU(gpuID(i)), B: device.GPU(gpuID((i + 2) % 4)), NVLinks: 4, Path: device.PathSystem})
+// TestRepeatedRejection checks that each rejection is counted but logged once:
+// the kubelet retries a start every few seconds, with the ids in random order.
+func TestRepeatedRejection(t *testing.T) {
+	s := newFixture(t)
+	client := s.watchLists("0! 1!")
+	for _, ids := range []string{"GPU-0 GPU-7", "GPU-7 GPU-0", "GPU-0 GPU-7", "GPU-1"} {
+		if _, err := client.Allocate(s.ctx, allocateRequest(ids)); err == nil {
+			t.Errorf("%s: got no error, want a rejection", ids)
 		}
-		s.source.GetLinks = func() []device.Link { return links }
-		s.start(4)
-		for _, row := range []struct {
-			name string
-			n    int
-			want []device.AdvertisedID
-		}{{"pair", 2, []device.AdvertisedID{"GPU-0", "GPU-2"}}, {"single", 1, []device.AdvertisedID{"GPU-1"}}} {
-			if err := s.kubelet.RunPod(s.ctx, pod(row.name, row.n)); err != nil {
-				t.Fatal(err)
-			}
-			s.recorded.mu.Lock()
-			got := slices.Sorted(slices.Values(s.recorded.allocated[len(s.recorded.allocated)-1]))
-			s.recorded.mu.Unlock()
-			if !slices.Equal(got, row.want) {
-				t.Errorf("%s: pod: got %q, want %q", row.name, got, row.want)
-			}
+	}
+	s.recorded.mu.Lock()
+	defer s.recorded.mu.Unlock()
+	if len(s.recorded.rejected) != 4 {
+		t.Errorf("got %d rejections counted, want 4", len(s.recorded.rejected))
+	}
+	for _, r := range s.recorded.rejected {
+		if r.reason != plugin.RejectUnhealthy {
+			t.Errorf("%q: got reason %q, want %q", r.ids, r.reason, plugin.RejectUnhealthy)
 		}
-	})
+	}
+	if lines := s.log.matching("container rejected"); len(lines) != 2 { // a line for each fault
+		t.Errorf("log: got %q", lines)
+	}
 }
 
-// TestPreferredFollowsChanges checks that a change of links or devices rebuilds the topology.
+// TestPreferredFollowsChanges checks that a change of links or devices rebuilds
+// the topology.
 func TestPreferredFollowsChanges(t *testing.T) {
 	s := newFixture(t)
 	var links atomic.Pointer[[]device.Link]
@@ -294,29 +305,21 @@ func TestPreferredFollowsChanges(t *testing.T) {
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.start(3)
 	client := s.dial(s.socket())
-	preferredIDs := func(available ...string) []string {
-		a, err := client.GetPreferredAllocation(s.ctx, &api.PreferredAllocationRequest{
-			ContainerRequests: []*api.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: available, AllocationSize: 2}},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return slices.Sorted(slices.Values(a.ContainerResponses[0].DeviceIDs))
-	}
-	if got := preferredIDs("GPU-2", "GPU-1", "GPU-0"); !slices.Equal(got, []string{"GPU-0", "GPU-2"}) { // the same NUMA node
+	if got := s.preferredIDs(client, 2, "GPU-2 GPU-1 GPU-0"); got != "GPU-0 GPU-2" { // the same NUMA node
 		t.Errorf("without links: got %q", got)
 	}
 	pair := []device.Link{{A: "GPU-1", B: "GPU-2", NVLinks: 12}}
 	links.Store(&pair)
-	if got := preferredIDs("GPU-0", "GPU-1", "GPU-2"); !slices.Equal(got, []string{"GPU-1", "GPU-2"}) {
+	if got := s.preferredIDs(client, 2, "GPU-0 GPU-1 GPU-2"); got != "GPU-1 GPU-2" {
 		t.Errorf("with a link: got %q", got)
 	}
 	s.inventory.Set(unhealthy(statuses(5), 2, "lost")) // five GPUs, so the number of healthy GPUs changes
 	s.waitRegistered(4)
-	if got := preferredIDs("GPU-0", "GPU-3", "GPU-1"); !slices.Equal(got, []string{"GPU-1", "GPU-3"}) {
+	if got := s.preferredIDs(client, 2, "GPU-0 GPU-3 GPU-1"); got != "GPU-1 GPU-3" {
 		t.Errorf("with a lost GPU and a new GPU: got %q", got)
 	}
-	if options, err := client.GetDevicePluginOptions(s.ctx, &api.Empty{}); err != nil || !options.GetPreferredAllocationAvailable || options.PreStartRequired {
+	options, err := client.GetDevicePluginOptions(s.ctx, &api.Empty{})
+	if err != nil || !options.GetPreferredAllocationAvailable || options.PreStartRequired {
 		t.Errorf("options: got %v, %v", options, err)
 	}
 }
@@ -350,14 +353,16 @@ func TestPreStart(t *testing.T) {
 		}
 		unfit := errors.New("GPU-1 is in use by process 4711")
 		fit.Store(&unfit)
-		_, err := s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-1"}})
+		_, err := s.dial(s.socket()).PreStartContainer(s.ctx,
+			&api.PreStartContainerRequest{DevicesIds: []string{"GPU-1"}})
 		if got := status.Convert(err).Message(); got != "cannot start: GPU-1 is in use by process 4711" {
 			t.Errorf("rejection: got %q", got)
 		}
 	})
 }
 
-// TestPreStartTimeout checks that a device that hangs rejects the start after two seconds.
+// TestPreStartTimeout checks that a device that hangs rejects the start after
+// two seconds.
 func TestPreStartTimeout(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
@@ -368,7 +373,8 @@ func TestPreStartTimeout(t *testing.T) {
 	}
 	s.start(2)
 	began := time.Now()
-	_, err := s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-1", "GPU-0", "GPU-77"}})
+	_, err := s.dial(s.socket()).PreStartContainer(s.ctx,
+		&api.PreStartContainerRequest{DevicesIds: []string{"GPU-1", "GPU-0", "GPU-77"}})
 	if got := status.Convert(err).Message(); got != "cannot start: GPU-0 does not respond, GPU-1 does not respond" {
 		t.Errorf("rejection: got %q", got)
 	}
@@ -381,13 +387,15 @@ func TestPreStartTimeout(t *testing.T) {
 	}
 }
 
-// TestAllocateFollowsTheRules checks that Allocate applies the newest rules, per resource.
+// TestAllocateFollowsTheRules checks that Allocate applies the newest rules,
+// per resource.
 func TestAllocateFollowsTheRules(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	var rulesSrc rulesSource
 	strategy := func(all ...response.DeviceListStrategy) plugin.Rules {
-		return plugin.Rules{MIGStrategy: config.MIGMixed, Response: response.Options{Strategies: all, IDStrategy: response.Index}}
+		return plugin.Rules{MIGStrategy: config.MIGMixed, Response: response.Options{Strategies: all,
+			IDStrategy: response.Index}}
 	}
 	rulesSrc.set(strategy(response.EnvVar))
 	s.source.GetRules = rulesSrc.get

@@ -20,13 +20,16 @@ import (
 const (
 	registerTimeout = 15 * time.Second // the kubelet's own timeout for the connection to the plugin is 10 s
 	streamTimeout   = 5 * time.Second  // from the end of Register to the kubelet's ListAndWatch
-	// emptyListTimeout is that of a resource without devices; after an early end of the stream, the kubelet keeps the old devices.
+	// emptyListTimeout is that of a resource without devices; after an early
+	// end of the stream, the kubelet keeps the old devices.
 	emptyListTimeout = 10 * time.Second
-	// deletionTimeout is the time for the end of a deletion of all sockets, file by file. Without the kubelet's socket, the stream is kept.
+	// deletionTimeout is the time for the end of a deletion of all sockets,
+	// file by file. Without the kubelet's socket, the stream is kept.
 	deletionTimeout = 100 * time.Millisecond
 )
 
-// server is a gRPC server on a new socket: serve, register, watch, stop. Then the endpoint starts the next server.
+// server is a gRPC server on a new socket: serve, register, watch, stop. Then
+// the endpoint starts the next server.
 //
 //	step      event                                                  ends the server
 //	serve     the socket cannot be made                              yes
@@ -40,10 +43,10 @@ const (
 //	watch     the own socket vanishes, the kubelet's stays 100 ms   yes
 //	watch     the list is empty for 10 s                             yes
 //	watch     the list is empty for less                             no
-//	watch     PreStartRequired changes                               yes: the kubelet asks for options once per registration
+//	watch     PreStartRequired changes                               yes: the kubelet asks once per registration
 //	any       ctx is done                                            yes, without an error
 type server struct {
-	*endpoint
+	*resourceState
 	api.UnimplementedDevicePluginServer
 
 	socketPath string
@@ -61,13 +64,12 @@ type server struct {
 	deletedSince         time.Time   // of the own socket; zero if there, or if the kubelet's is missing; likewise
 }
 
-// startServer listens on a socket with a new name: a kubelet from 1.37 on rejects the name of a socket with a live connection, then for
-// ever (https://github.com/kubernetes/kubernetes/pull/135437).
-func (e *endpoint) startServer(ctx context.Context) (*server, error) {
-	removeStaleSockets(e.Dir, e.resource)
-	e.socketName = newSocketName(e.resource)
+// startServer listens on a socket with a new name: a kubelet from 1.37 on
+// rejects the name of a socket with a live connection, then for ever
+// (https://github.com/kubernetes/kubernetes/pull/135437).
+func startServer(ctx context.Context, r *resourceState, socketName string) (*server, error) {
 	s := &server{
-		endpoint: e, socketPath: filepath.Join(e.Dir, e.socketName),
+		resourceState: r, socketPath: filepath.Join(r.Dir, socketName),
 		grpcServer: grpc.NewServer(grpc.WaitForHandlers(true)),
 		stopping:   make(chan struct{}), serveDone: make(chan struct{}),
 		kubeletStreamOpened: make(chan struct{}), kubeletStreamEnded: make(chan struct{}),
@@ -87,7 +89,8 @@ func (e *endpoint) startServer(ctx context.Context) (*server, error) {
 	return s, nil
 }
 
-// stop ends the streams and then the server, so no stream is live when the next server registers. Serve removes the socket.
+// stop ends the streams and then the server, so no stream is live when the next
+// server registers. Serve removes the socket.
 func (s *server) stop() {
 	close(s.stopping)
 	s.grpcServer.Stop()
@@ -96,7 +99,8 @@ func (s *server) stop() {
 
 // register returns when the kubelet has connected to the socket or given up.
 //
-// A deleted socket does not end the wait: a late failure of a registration also ends the next registration
+// A deleted socket does not end the wait: a late failure of a registration also
+// ends the next registration
 // (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go).
 func (s *server) register(ctx context.Context) error {
 	conn, err := grpc.NewClient("passthrough:///kubelet",
@@ -111,7 +115,10 @@ func (s *server) register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
 	_, err = api.NewRegistrationClient(conn).Register(ctx, &api.RegisterRequest{
-		Version: api.Version, Endpoint: filepath.Base(s.socketPath), ResourceName: s.resource, Options: s.pluginOptions(),
+		Version:      api.Version,
+		Endpoint:     filepath.Base(s.socketPath),
+		ResourceName: s.resource,
+		Options:      s.pluginOptions(),
 	})
 	if err != nil {
 		return fmt.Errorf("register %s: %w", s.resource, err)
@@ -119,7 +126,8 @@ func (s *server) register(ctx context.Context) error {
 	return nil
 }
 
-// watch returns when the registration is no longer certain: the lifetime of the kubelet's stream and the reason of the end.
+// watch returns when the registration is no longer certain: the lifetime of the
+// kubelet's stream and the reason of the end.
 func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Duration, err error) {
 	timeout, opened := time.After(streamTimeout), s.kubeletStreamOpened
 	var openedAt time.Time
@@ -176,7 +184,8 @@ func (s *server) ownSocketDeleted() bool {
 	return statSocket(s.kubeletSocket()) != (socketID{}) && statSocket(s.socketPath) == (socketID{})
 }
 
-// timeLeft returns the time until a condition has held for a timeout; heartbeatInterval while the condition does not hold.
+// timeLeft returns the time until a condition has held for a timeout;
+// heartbeatInterval while the condition does not hold.
 func timeLeft(since *time.Time, holds bool, timeout time.Duration) time.Duration {
 	if !holds {
 		*since = time.Time{}

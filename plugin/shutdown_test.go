@@ -88,23 +88,3 @@ func TestShutdown(t *testing.T) {
 		})
 	}
 }
-
-// TestKubeletAfterTheEnd checks that the kubelet notices the end of the stream at once and keeps the capacity.
-func TestKubeletAfterTheEnd(t *testing.T) {
-	eachVersion(t, func(s *fixture) {
-		s.inventory.Set(statuses(4))
-		s.startKubelet()
-		end := s.startPlugin()
-		s.waitRegistered(4)
-		if err := end(); err != nil {
-			s.Fatal(err)
-		}
-		s.wait("no device is allocatable", func(k kubelet.KubeletState) bool {
-			r := k.Resources[resource]
-			return r.Allocatable == 0 && r.Capacity == 4 && len(r.Sockets) == 0
-		})
-		s.startPlugin() // the next process
-		s.waitRegistered(4)
-		s.wantOutcomes(nil, nil)
-	})
-}

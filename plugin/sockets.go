@@ -17,17 +17,22 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// newSocketName returns a new name for a resource: short, since the kubelet joins it with its own path of the folder. The checksum
-// identifies the resource.
+// newSocketName returns a new name for a resource: short, since the kubelet
+// joins it with its own path of the folder. The checksum identifies the
+// resource.
 func newSocketName(resource string) string {
-	return fmt.Sprintf("podgauge-%08x-%s.sock", crc32.ChecksumIEEE([]byte(resource)), strconv.FormatInt(time.Now().UnixMilli(), 36))
+	made := strconv.FormatInt(time.Now().UnixMilli(), 36)
+	return fmt.Sprintf("podgauge-%08x-%s.sock", crc32.ChecksumIEEE([]byte(resource)), made)
 }
 
-// removeStaleSockets removes the sockets of a resource's killed servers. The kubelet removes sockets only at start.
+// removeStaleSockets removes the sockets of a resource's killed servers. The
+// kubelet removes sockets only at start.
 //
-// Sockets of a second, running podgauge stay: only a refused connection proves the end of a server.
+// Sockets of a second, running podgauge stay: only a refused connection proves
+// the end of a server.
 func removeStaleSockets(dir, resource string) {
-	// Names of earlier versions have the resource's name before the checksum. Listening in the folder returns the error.
+	// Names of earlier versions have the resource's name before the checksum.
+	// Listening in the folder returns the error.
 	paths, _ := filepath.Glob(filepath.Join(dir, fmt.Sprintf("podgauge-*%08x-*", crc32.ChecksumIEEE([]byte(resource)))))
 	for _, path := range paths {
 		if statSocket(path) != (socketID{}) && errors.Is(checkListening(path), syscall.ECONNREFUSED) {
@@ -36,7 +41,8 @@ func removeStaleSockets(dir, resource string) {
 	}
 }
 
-// hasForeignSocket reports whether a process other than the kubelet and podgauge listens in the folder.
+// hasForeignSocket reports whether a process other than the kubelet and
+// podgauge listens in the folder.
 func hasForeignSocket(dir string) bool {
 	entries, _ := os.ReadDir(dir) // listening in the folder returns the error
 	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
@@ -45,10 +51,12 @@ func hasForeignSocket(dir string) bool {
 	})
 }
 
-// socketID identifies a socket among all sockets of the same path over time. The zero socketID is no socket.
+// socketID identifies a socket among all sockets of the same path over time.
+// The zero socketID is no socket.
 //
-// The inode is not enough: file systems reuse inodes, in 8 of 10 restarts of a kubelet. A socket is never written, so the modification
-// time is the time of creation, even after a rename or chmod.
+// The inode is not enough: file systems reuse inodes, in 8 of 10 restarts of a
+// kubelet. A socket is never written, so the modification time is the time of
+// creation, even after a rename or chmod.
 type socketID struct {
 	inode uint64
 	mtime syscall.Timespec
@@ -63,7 +71,8 @@ func statSocket(path string) socketID {
 	return socketID{stat.Ino, stat.Mtim}
 }
 
-// checkListening returns the reason why no process accepts connections on a socket.
+// checkListening returns the reason why no process accepts connections on a
+// socket.
 func checkListening(path string) error {
 	if err := text.CheckSocketPath(path); err != nil {
 		return err

@@ -20,7 +20,9 @@ const OtherPluginReason = "waiting: another device plugin serves the resource"
 
 // withdrawnResources returns the resources of allocations without a list by the
 // rules, in order.
-func withdrawnResources(lists map[string]*deviceList, statuses []device.Status, allocations device.Allocations) []string {
+func withdrawnResources(
+	lists map[string]*deviceList, statuses []device.Status, allocations device.Allocations,
+) []string {
 	withdrawn := map[string]bool{}
 	for _, a := range allocations.All {
 		if _, known := findStatus(statuses, a.DeviceID.Device()); known && !a.Claimed() && lists[a.Resource] == nil {
@@ -34,44 +36,86 @@ func withdrawnResources(lists map[string]*deviceList, statuses []device.Status, 
 // than the five minutes for which a kubelet starts containers without one.
 const defaultWithdrawnTimeout = time.Minute
 
+// kubeletStartTimeout is the time from a kubelet's start to the list of
+// allocatable devices and the registrations of all plugins.
+const kubeletStartTimeout = 10 * time.Second
+
 // otherPlugin is what an endpoint knows about foreign plugins of its resource.
 type otherPlugin struct {
+	*resourceState
 	since          time.Time // when the endpoint was made, or the kubelet was last away
 	seen           time.Time // newest list with the resource; zero: none
 	registeredByUs bool      // by this process, and not released since
 	waiting        bool      // the first registration waits for the foreign plugin
 }
 
-// hasOtherPlugin reports whether a foreign plugin serves the resource, before a
+// blocks reports whether the resource is not registered because a foreign
+// plugin serves it, or may serve it.
+func (o *otherPlugin) blocks() bool {
+	withdrawn := o.list().withdrawn
+	blocks := (withdrawn || !o.registeredByUs && !o.TakeOver) && o.serves()
+	listed := !o.seen.IsZero()
+	switch {
+	case blocks && (withdrawn || listed): // the node's devices are served
+		o.unregistered.Set(nil)
+	case blocks && !hasForeignSocket(o.Dir):
+		return false
+	}
+	if blocks && listed && !withdrawn {
+		o.startWaiting()
+	} else if o.waiting {
+		o.stopWaiting()
+		o.Log.Info("other device plugin is gone", "resource", o.resource)
+	}
+	return blocks
+}
+
+func (o *otherPlugin) startWaiting() {
+	if !o.waiting {
+		o.waiting = true
+		o.Hooks.OnOtherPlugin(o.resource, true)
+		o.Log.Warn(OtherPluginReason, "resource", o.resource,
+			"hint", "remove the other plugin, or start with --take-over")
+	}
+}
+
+func (o *otherPlugin) stopWaiting() {
+	if o.waiting {
+		o.waiting = false
+		o.Hooks.OnOtherPlugin(o.resource, false)
+	}
+}
+
+// serves reports whether a foreign plugin serves the resource, before a
 // first registration or if the resource is withdrawn. The kubelet's list of
 // allocatable devices decides: only resources with a plugin are listed.
 //
 //	resource in the list   registered by this process   foreign plugin
 //	yes                    no                           yes
 //	yes                    yes                          yes, until the kubelet drops the old registration
-//	no                     no                           as before for kubeletStartTimeout, then no: a plugin registers again
+//	no                     no                           as before for kubeletStartTimeout, then no
 //	no, withdrawn          no                           yes for WithdrawnTimeout, then no: a plugin may be updated
 //	list unknown           no                           as before; at first yes for the same timeout
 //	no, or list unknown    yes                          no
 //
 // The timeouts begin when the kubelet listens.
-func (e *endpoint) hasOtherPlugin() bool {
-	allocations, _ := e.Allocations()
-	known, withdrawn, now := allocations.Resources, e.list().withdrawn, time.Now()
+func (o *otherPlugin) serves() bool {
+	allocations, _ := o.Allocations()
+	known, withdrawn, now := allocations.Resources, o.list().withdrawn, time.Now()
 	listed := slices.ContainsFunc(known.Allocatable.Devices, func(d device.ResourceDevice) bool {
-		return d.Resource == e.resource
+		return d.Resource == o.resource
 	})
-	if listed || !known.AllocatableKnown && !e.other.seen.IsZero() {
-		e.other.seen = now
+	if listed || !known.AllocatableKnown && !o.seen.IsZero() {
+		o.seen = now
 	}
-	last, timeout := e.other.seen, kubeletStartTimeout
+	last, timeout := o.seen, kubeletStartTimeout
 	if last.IsZero() && (withdrawn || !known.AllocatableKnown) {
-		last = e.other.since
+		last = o.since
 	}
 	if withdrawn {
-		timeout = cmp.Or(e.WithdrawnTimeout, defaultWithdrawnTimeout)
+		timeout = cmp.Or(o.WithdrawnTimeout, defaultWithdrawnTimeout)
 	}
-	return listed || !e.other.registeredByUs && now.Sub(last) < timeout
+	return listed || !o.registeredByUs && now.Sub(last) < timeout
 }
 
 // onKubeletAway restarts the timeouts.

@@ -132,27 +132,6 @@ func TestWholeGPUsEqualTheReference(t *testing.T) {
 	}
 }
 
-// TestWholeGPUsOfIdleMachines covers the hand-written machines at every size,
-// and with every GPU as required.
-func TestWholeGPUsOfIdleMachines(t *testing.T) {
-	for name, m := range map[string]machine{"DGX A100": dgxA100(), "DGX H100": dgxH100(), "DGX-1V": dgx1V(),
-		"bridged": bridged(8)} {
-		top := m.topology()
-		for size := range len(m.candidates) + 1 {
-			for _, must := range append(m.ids(), "") {
-				req := preferred.AllocationRequest{Available: m.ids(), Size: size}
-				if must != "" {
-					req.Must = []device.AdvertisedID{must}
-				}
-				got, want := top.Prefer(req, preferred.Distributed), referenceWholeGPUs(m, req)
-				if !slices.Equal(sorted(got), sorted(want)) {
-					t.Errorf("%s, size %d, must %q: got %v, want %v", name, size, must, got, want)
-				}
-			}
-		}
-	}
-}
-
 // referenceShared chooses replicas as in the ADR, and recounts everything for
 // each id.
 func referenceShared(m machine, r preferred.AllocationRequest, p preferred.AllocationPolicy) []device.AdvertisedID {

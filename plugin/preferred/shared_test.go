@@ -93,20 +93,6 @@ func TestSharedMIGDevices(t *testing.T) {
 	}
 }
 
-// TestSharedLoadIsRelative checks that the load is relative: 1 of 2 replicas is
-// a higher load than 2 of 10.
-func TestSharedLoadIsRelative(t *testing.T) {
-	m := gpus(-1, -1).replicated(10)
-	m.candidates = slices.Delete(m.candidates, 2, 10)
-	r := preferred.AllocationRequest{Available: parseIDs(t, "0::1 1::2-9"), Size: 1}
-	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::2", preferred.Packed: "0::1",
-		preferred.Distinct: "1::2"} {
-		if got, want := m.topology().Prefer(r, p), parseIDs(t, want); !slices.Equal(got, want) {
-			t.Errorf("%s: got %v, want %v", p, got, want)
-		}
-	}
-}
-
 // TestSharedCountsWithdrawnIDs checks that an allocated, withdrawn id counts as
 // a load on the device and is not chosen.
 func TestSharedCountsWithdrawnIDs(t *testing.T) {
@@ -124,32 +110,5 @@ func TestSharedCountsWithdrawnIDs(t *testing.T) {
 	r = preferred.AllocationRequest{Available: append(parseIDs(t, "0::1"), whole.ID), Size: 2}
 	if got, want := m.topology().Prefer(r, preferred.Packed), parseIDs(t, "0::1"); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
-	}
-}
-
-func TestSharedUnusualRequests(t *testing.T) {
-	type ids = []device.AdvertisedID
-	top := bridged(2).replicated(2).topology()
-	for _, c := range []struct {
-		name            string
-		available, must ids
-		size            int
-		want            ids
-	}{
-		{"empty", nil, nil, 1, ids{}},
-		{"a size below zero", ids{"GPU-0::0"}, nil, -1, nil},
-		{"more than available", ids{"GPU-1::1", "GPU-0::0"}, nil, 9, ids{"GPU-0::0", "GPU-1::1"}},
-		{"must is more than the size", nil, ids{"GPU-1::1", "GPU-0::0"}, 1, ids{"GPU-0::0"}},
-		{"must is not available", ids{"GPU-1::0"}, ids{"GPU-0::0"}, 2, ids{"GPU-0::0", "GPU-1::0"}},
-		{"unknown ids are left out", ids{"x", "GPU-0", "GPU-1::0"}, nil, 1, ids{"GPU-1::0"}},
-		{"more than known", ids{"x", "GPU-0::7", "GPU-1::0"}, nil, 3, ids{"GPU-1::0"}},
-		{"repeated ids", ids{"GPU-1::0", "GPU-1::0", "GPU-1::1"}, ids{"GPU-1::1"}, 3, ids{"GPU-1::1", "GPU-1::0"}},
-	} {
-		for _, p := range append(policies, "unknown") {
-			got := top.Prefer(preferred.AllocationRequest{Available: c.available, Must: c.must, Size: c.size}, p)
-			if !slices.Equal(got, c.want) {
-				t.Errorf("%s: %s: got %q, want %q", c.name, p, got, c.want)
-			}
-		}
 	}
 }

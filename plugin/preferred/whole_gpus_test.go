@@ -1,9 +1,6 @@
 package preferred_test
 
 import (
-	"fmt"
-	"math"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -103,36 +100,6 @@ func TestWholeGPUsLinks(t *testing.T) {
 	}
 }
 
-func TestWholeGPUsPathsAreOrdered(t *testing.T) {
-	// Each GPU is nearer to GPU 0 than all GPUs before.
-	m := gpus(-1, -1, -1, -1, -1, -1, -1, -1)
-	for i, path := range []device.Path{
-		device.PathUnknown, device.PathSystem, device.PathNUMANode, device.PathHostBridge,
-		device.PathMultipleSwitches, device.PathSingleSwitch, device.PathSameBoard,
-	} {
-		m.links = append(m.links, device.Link{A: gpu(0), B: gpu(i + 1), Path: path})
-	}
-	for i := 1; i < 8; i++ {
-		available := parseGPUs(t, fmt.Sprintf("0-%d", i))
-		got := m.topology().Prefer(preferred.AllocationRequest{Available: available, Must: available[:1], Size: 2},
-			preferred.Distributed)
-		if want := parseGPUs(t, fmt.Sprintf("0 %d", i)); !slices.Equal(got, want) {
-			t.Errorf("of %v: got %v, want %v", available, got, want)
-		}
-	}
-}
-
-func TestWholeGPUsByNUMANodeAlone(t *testing.T) {
-	m := gpus(0, 1, -1, 0, 1, 1)
-	for size, want := range map[int]string{2: "0 3", 3: "1 4 5"} {
-		got, want := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(), Size: size},
-			preferred.Distributed), parseGPUs(t, want)
-		if !slices.Equal(got, want) {
-			t.Errorf("size %d: got %v, want %v", size, got, want)
-		}
-	}
-}
-
 // TestFaultsOfTheBestEffortPolicy covers the three faults of go-gpuallocator's
 // best-effort policy.
 func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
@@ -149,20 +116,6 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 			preferred.Distributed)
 		if want := parseGPUs(t, "0 1 4"); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
-		}
-		for mask := range 1 << 8 {
-			var available []device.AdvertisedID
-			for i, id := range m.ids() {
-				if mask>>i&1 == 1 {
-					available = append(available, id)
-				}
-			}
-			for size := range len(available) + 1 {
-				got := top.Prefer(preferred.AllocationRequest{Available: available, Size: size}, preferred.Distributed)
-				if len(got) != size {
-					t.Fatalf("%d of %v: got %v", size, available, got)
-				}
-			}
 		}
 	})
 	t.Run("the partner of a different GPU", func(t *testing.T) {
@@ -189,92 +142,6 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	})
-}
-
-// TestWholeGPUsUnusualRequests covers requests that no kubelet sends. GPUs 0
-// and 1 are a pair, GPUs 2 and 3 too; x and y are unknown.
-func TestWholeGPUsUnusualRequests(t *testing.T) {
-	const zero, one, two, three = "GPU-0", "GPU-1", "GPU-2", "GPU-3"
-	type ids = []device.AdvertisedID
-	top := bridged(4).topology()
-	for _, c := range []struct {
-		name            string
-		available, must ids
-		size            int
-		want            ids
-	}{
-		{"empty", nil, nil, 0, nil},
-		{"no available id", nil, nil, 3, nil},
-		{"a size below zero", ids{zero}, ids{zero}, -1, nil},
-		{"the lowest size", ids{zero}, ids{zero}, math.MinInt, nil},
-		{"the highest size", ids{one, zero}, nil, math.MaxInt, ids{zero, one}},
-		{"more than available", ids{three, one}, nil, 3, ids{one, three}},
-		{"must is more than the size", ids{zero, one, two}, ids{two, one, zero}, 2, ids{zero, one}},
-		{"must is not available", ids{zero, one}, ids{three}, 2, ids{three, zero}},
-		{"unknown ids are left out", ids{"x", two, three}, nil, 2, ids{two, three}},
-		{"repeated ids", ids{two, two, zero, zero, "x", "x"}, nil, 5, ids{zero, two}},
-		{"repeated ids in must", ids{zero, one, two}, ids{two, two, "x"}, 4, ids{two, zero, one}},
-		{"must is unknown", ids{zero, one}, ids{"x"}, 2, ids{zero, one}},
-		{"the empty id", ids{"", zero}, nil, 2, ids{zero}},
-	} {
-		r := preferred.AllocationRequest{Available: c.available, Must: c.must, Size: c.size}
-		if got := top.Prefer(r, preferred.Distributed); !slices.Equal(got, c.want) {
-			t.Errorf("%s: whole GPUs: got %q, want %q", c.name, got, c.want)
-		}
-	}
-	var none preferred.Topology
-	got := none.Prefer(preferred.AllocationRequest{Available: ids{"b", "a"}, Must: ids{"c"}, Size: 2},
-		preferred.Distributed)
-	if len(got) > 0 {
-		t.Errorf("zero Topology: got %q, want none", got)
-	}
-}
-
-func TestNewKeepsCandidates(t *testing.T) {
-	m := bridged(8)
-	slices.Reverse(m.candidates)
-	before := slices.Clone(m.candidates)
-	m.topology()
-	if !slices.Equal(m.candidates, before) {
-		t.Errorf("candidates changed: got %v", m.candidates)
-	}
-}
-
-func TestWholeGPUsKeepsRequest(t *testing.T) {
-	m := bridged(8)
-	r := preferred.AllocationRequest{Available: append(m.ids(), "x"), Must: parseGPUs(t, "6 2"), Size: 5}
-	available, must := slices.Clone(r.Available), slices.Clone(r.Must)
-	m.topology().Prefer(r, preferred.Distributed)
-	if !slices.Equal(r.Available, available) || !slices.Equal(r.Must, must) {
-		t.Errorf("request changed: got %+v", r)
-	}
-}
-
-func TestPreferIgnoresOrder(t *testing.T) {
-	random := rand.New(rand.NewPCG(5, 6))
-	for name, m := range map[string]machine{
-		"DGX-1V": dgx1V(), "DGX-2": dgx2(), "16 bridged": bridged(16), "32 bridged": bridged(32),
-		"replicas": bridged(4).replicated(12), "MIG devices": dgxH100().partitioned(7),
-	} {
-		top := m.topology()
-		for size := 1; size < len(m.candidates); size += 3 {
-			r := preferred.AllocationRequest{Available: append(m.ids(), "x", "y"), Must: m.ids()[:1], Size: size}
-			other := preferred.AllocationRequest{Available: slices.Clone(r.Available), Must: r.Must, Size: size}
-			random.Shuffle(len(other.Available), func(i, j int) {
-				other.Available[i], other.Available[j] = other.Available[j], other.Available[i]
-			})
-			shuffled := m.shuffled(random).topology()
-			a, b := top.Prefer(r, preferred.Distributed), shuffled.Prefer(other, preferred.Distributed)
-			if !slices.Equal(a, b) {
-				t.Errorf("%s, size %d: whole GPUs: got %v and %v, want equal", name, size, a, b)
-			}
-			for _, p := range policies {
-				if a, b := top.Prefer(r, p), shuffled.Prefer(other, p); !slices.Equal(a, b) {
-					t.Errorf("%s, size %d: %s: got %v and %v, want equal", name, size, p, a, b)
-				}
-			}
-		}
-	}
 }
 
 // TestManyGPUs checks that above 20 available GPUs the lowest indices are

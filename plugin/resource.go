@@ -1,0 +1,114 @@
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/loglimit"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+const (
+	// heartbeatInterval is the longest wait of a loop.
+	heartbeatInterval = 10 * time.Second
+	// rejectionLogInterval is the interval between two messages about the same
+	// fault: the kubelet repeats a rejected start every few seconds, and a
+	// controller replaces a rejected pod.
+	rejectionLogInterval = time.Minute
+)
+
+var errNotRegistered = errors.New("not registered yet")
+
+// resourceState is what the servers of a resource have in common.
+type resourceState struct {
+	Options
+	device.Heartbeat
+	resource   string
+	sockets    *folderWatch
+	rejections *loglimit.Limiter[string] // by operation and first fault
+
+	devices  pubsub.Value[*deviceList]  // set by Plugin.Run
+	sentList atomic.Pointer[deviceList] // newest list on the kubelet's stream; nil before the first of a server
+	// unregistered is why the kubelet has no stream; nil: registered, or served
+	// by a foreign plugin.
+	unregistered pubsub.Value[error]
+}
+
+func newResourceState(o Options, resource string, sockets *folderWatch) *resourceState {
+	r := &resourceState{
+		Options: o, resource: resource, sockets: sockets,
+		rejections: loglimit.New[string](rejectionLogInterval),
+	}
+	r.devices.Set(&deviceList{})
+	r.unregistered.Set(errNotRegistered)
+	return r
+}
+
+func (r *resourceState) kubeletSocket() string {
+	return filepath.Join(r.Dir, filepath.Base(api.KubeletSocket))
+}
+
+func (r *resourceState) list() *deviceList {
+	l, _ := r.devices.Get()
+	return l
+}
+
+// setDevices publishes a list with the withdrawn ids of the list before. The
+// result is the time of the next removal; zero: never.
+func (r *resourceState) setDevices(
+	list *deviceList, statuses []device.Status, allocations device.Allocations, now time.Time,
+) (next time.Time) {
+	retained := retainedIDs{sent: r.sentList.Load(), allocated: allocations.DeviceIDs(r.resource)}
+	next = r.list().carryOver(list, statuses, retained, now)
+	list.markConflicts(r.resource, allocations)
+	r.devices.Set(list)
+	return next
+}
+
+// ready returns the reason why the kubelet has no stream. An empty list needs
+// no registration.
+func (r *resourceState) ready() error {
+	if len(r.list().items) == 0 {
+		return nil
+	}
+	err, _ := r.unregistered.Get()
+	return err
+}
+
+// pluginOptions selects the calls of the kubelet, which reads the options from
+// GetDevicePluginOptions, not from the registration.
+func (r *resourceState) pluginOptions() *api.DevicePluginOptions {
+	return &api.DevicePluginOptions{
+		GetPreferredAllocationAvailable: true, PreStartRequired: r.list().rules.PreStartCheck,
+	}
+}
+
+// reject returns, logs and reports the error of a rejected request; nil without
+// errs. The pod's status shows only the text, so the text has all faults. The
+// kubelet sends ids in random order: the reported reason belongs to the first
+// fault in the text.
+func (r *resourceState) reject(operation string, ids []device.AdvertisedID, errs []requestError) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	slices.SortFunc(errs, func(a, b requestError) int { return strings.Compare(a.message, b.message) })
+	messages := make([]string, len(errs))
+	for i, err := range errs {
+		messages[i] = err.message
+	}
+	err := fmt.Errorf("cannot %s: %s", operation, strings.Join(slices.Compact(messages), ", "))
+	if r.rejections.Allow(operation+" "+messages[0], time.Now()) {
+		r.Log.Warn("container rejected", "resource", r.resource, "ids", ids, "err", err)
+	}
+	r.Hooks.OnRejected(r.resource, ids, errs[0].reason, err)
+	return status.Error(codes.FailedPrecondition, err.Error())
+}
