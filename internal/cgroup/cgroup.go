@@ -13,8 +13,9 @@ type containerRef struct {
 	id  string // of the container: 64 hexadecimal digits
 }
 
-// containerRefs returns the containers in a /proc/<pid>/cgroup, outermost first, without duplicates. With cgroup v1, a process has a
-// cgroup per hierarchy, and a runtime skips unknown hierarchies: so every line counts.
+// containerRefs returns the containers in a /proc/<pid>/cgroup, outermost
+// first, without duplicates. With cgroup v1, a process has a cgroup per
+// hierarchy, and a runtime skips unknown hierarchies: so every line counts.
 func containerRefs(file []byte) (refs []containerRef) {
 	for line := range bytes.Lines(file) {
 		_, path := splitLine(line)
@@ -28,7 +29,8 @@ func containerRefs(file []byte) (refs []containerRef) {
 	return refs
 }
 
-// splitLine splits a line "<number>:<controllers>:<path>". The path may contain colons. With cgroup v2, controllers are empty.
+// splitLine splits a line "<number>:<controllers>:<path>". The path may contain
+// colons. With cgroup v2, controllers are empty.
 func splitLine(line []byte) (controllers, path []byte) {
 	_, rest, _ := bytes.Cut(line, []byte(":"))
 	controllers, path, _ = bytes.Cut(rest, []byte(":"))
@@ -37,22 +39,29 @@ func splitLine(line []byte) (controllers, path []byte) {
 }
 
 var (
-	// podSegment matches the name of a pod's cgroup: "pod<uid>", or with systemd "<parents>-pod<uid>.slice" and underscores in the UID.
-	podSegment = regexp.MustCompile(`^(?:pod|(.*-)pod)([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(\.slice)?$`)
-	// containerSegment matches the name of a container's cgroup: "<id>", "<prefix>-<id>" or "<prefix>-<id>.scope".
+	// podSegment matches the name of a pod's cgroup: "pod<uid>", or with
+	// systemd "<parents>-pod<uid>.slice" and underscores in the UID.
+	podSegment = regexp.MustCompile(`^(?:pod|(.*-)pod)` +
+		`([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(\.slice)?$`)
+	// containerSegment matches the name of a container's cgroup: "<id>",
+	// "<prefix>-<id>" or "<prefix>-<id>.scope".
 	containerSegment = regexp.MustCompile(`^(?:(.*)-)?([0-9a-f]{64})(?:\.scope)?$`)
 )
 
-// containersIn yields the containers in a path from left to right, each with the UID of the pod directly above, or nil.
+// containersIn yields the containers in a path from left to right, each with
+// the UID of the pod directly above, or nil.
 //
-// The prefix of a path depends on the kubelet (--cgroup-root, kind) and on the cgroup namespace of the reader ("/../.."), and processes
-// in a container may create cgroups below (systemd, docker): so containersIn looks at each pair of segments.
+// The prefix of a path depends on the kubelet (--cgroup-root, kind) and on the
+// cgroup namespace of the reader ("/../.."), and processes in a container may
+// create cgroups below (systemd, docker): so containersIn looks at each pair of
+// segments.
 func containersIn(path []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(uid, id []byte) bool) {
 		var pod []byte // of the previous segment
 		for segment := range bytes.SplitSeq(path, []byte("/")) {
 			name := segment
-			// A runtime without systemd support turns "<slice>:<prefix>:<id>" into one folder.
+			// A runtime without systemd support turns "<slice>:<prefix>:<id>"
+			// into one folder.
 			if slice, rest, ok := bytes.Cut(segment, []byte(":")); ok {
 				pod = podUID(slice)
 				_, name, _ = bytes.Cut(rest, []byte(":"))
@@ -74,8 +83,9 @@ func podUID(name []byte) []byte {
 	return m[2]
 }
 
-// containerID returns the id in the name of a container's cgroup, or nil. The prefix is the runtime's and without meaning, except for
-// CRI-O's conmon: the monitor of a container has a scope with the container's id.
+// containerID returns the id in the name of a container's cgroup, or nil. The
+// prefix is the runtime's and without meaning, except for CRI-O's conmon: the
+// monitor of a container has a scope with the container's id.
 func containerID(name []byte) []byte {
 	m := containerSegment.FindSubmatch(name)
 	if m == nil || bytes.HasSuffix(m[1], []byte("conmon")) {

@@ -7,20 +7,23 @@ import (
 	"testing"
 )
 
-// cgroupFormats are cgroup files of known runtimes and kubelets, each with a source.
+// cgroupFormats are cgroup files of known runtimes and kubelets, each with a
+// source.
 var cgroupFormats = []struct {
 	name, from string
 	file       string
 	want       []containerRef
 }{
 	{
-		"v2, systemd, containerd", "containerd internal/cri/server/helpers.go getCgroupsPath; runc systemd/common.go getUnitName",
-		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n",
+		"v2, systemd, containerd", "containerd internal/cri/server/helpers.go getCgroupsPath; runc " +
+			"systemd/common.go getUnitName",
+		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + uidSlice + "/cri-containerd-" + idA +
+			".scope\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
 		"v2, systemd, guaranteed", "kubelet cm/pod_container_manager_linux.go GetPodContainerName",
-		"0::/kubepods.slice/kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n",
+		"0::/kubepods.slice/kubepods-pod" + uidSlice + "/cri-containerd-" + idA + ".scope\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
@@ -30,34 +33,38 @@ var cgroupFormats = []struct {
 	},
 	{
 		"v1, all controllers", "github.com/Qard/container-info test/fixtures (GKE)",
-		"11:devices:/kubepods/besteffort/pod" + uid2 + "/" + idB + "\n10:perf_event:/kubepods/besteffort/pod" + uid2 + "/" + idB +
+		"11:devices:/kubepods/besteffort/pod" + uid2 + "/" + idB + "\n10:perf_event:/kubepods/besteffort/" +
+			"pod" + uid2 + "/" + idB +
 			"\n1:name=systemd:/kubepods/besteffort/pod" + uid2 + "/" + idB + "\n0::/\n",
 		[]containerRef{{uid2, idB}},
 	},
 	{
-		"v1, controller ignored by the runtime, runtime's own cgroup in v2", "spiffe/spire testdata/systemd_crio_cgroups_pid_in_pod.txt",
-		"12:hugetlb:/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod2c48913c_b29f_11e7_9350_020968147796.slice/crio-" + idA +
+		"v1, controller ignored by the runtime, runtime's own cgroup in v2",
+		"spiffe/spire testdata/systemd_crio_cgroups_pid_in_pod.txt",
+		"12:hugetlb:/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + uidSlice + "/crio-" + idA +
 			".scope\n3:rdma:/\n1:name=systemd:/system.slice/crio.service\n0::/system.slice/crio.service\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
-		"systemd's slice with a runtime without systemd support", "elastic/apm#508; containerd getCgroupsPath joins with colons",
-		"1:name=systemd:/system.slice/containerd.service/kubepods-burstable-pod2c48913c_b29f_11e7_9350_020968147796.slice:cri-containerd:" + idA + "\n",
+		"systemd's slice with a runtime without systemd support",
+		"elastic/apm#508; containerd getCgroupsPath joins with colons",
+		"1:name=systemd:/system.slice/containerd.service/kubepods-burstable-pod" + uidSlice + ":cri-containerd:" + idA +
+			"\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
 		"the same, and a cgroup below", "as above",
-		"0::/kubelet-kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice:cri-containerd:" + idA + "/init.scope\n",
+		"0::/kubelet-kubepods-pod" + uidSlice + ":cri-containerd:" + idA + "/init.scope\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
 		"CRI-O, systemd", "cri-o internal/config/cgmgr/systemd_linux.go",
-		"0::/kubepods.slice/kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice/crio-" + idA + ".scope\n",
+		"0::/kubepods.slice/kubepods-pod" + uidSlice + "/crio-" + idA + ".scope\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
 		"CRI-O with crun", "crun.1: run.oci.systemd.subgroup defaults to container on cgroup v2",
-		"0::/kubepods.slice/kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice/crio-" + idA + ".scope/container\n",
+		"0::/kubepods.slice/kubepods-pod" + uidSlice + "/crio-" + idA + ".scope/container\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
@@ -67,7 +74,7 @@ var cgroupFormats = []struct {
 	},
 	{
 		"CRI-O's conmon, systemd", "cri-o internal/config/cgmgr: conmon_cgroup = pod",
-		"0::/kubepods.slice/kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice/crio-conmon-" + idA + ".scope\n",
+		"0::/kubepods.slice/kubepods-pod" + uidSlice + "/crio-conmon-" + idA + ".scope\n",
 		nil,
 	},
 	{
@@ -77,7 +84,8 @@ var cgroupFormats = []struct {
 	},
 	{
 		"cri-dockerd, systemd", "moby cmd/dockerd/daemon_systemd_unix.go: <parent>:docker:",
-		"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod2c48913c_b29f_11e7_9350_020968147796.slice/docker-" + idA + ".scope\n",
+		"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + uidSlice + "/docker-" + idA +
+			".scope\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
@@ -87,22 +95,27 @@ var cgroupFormats = []struct {
 	},
 	{
 		"static pod, systemd", "as above",
-		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0123456789abcdef0123456789abcdef.slice/cri-containerd-" + idA + ".scope\n",
+		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0123456789abcdef0123456789abcdef.slice/" +
+			"cri-containerd-" + idA + ".scope\n",
 		[]containerRef{{"0123456789abcdef0123456789abcdef", idA}},
 	},
 	{
 		"kubelet --cgroup-root, as in kind", "kind's kubelet: --cgroup-root=/kubelet",
-		"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n",
+		"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/" +
+			"kubelet-kubepods-besteffort-pod" + uidSlice + "/" +
+			"cri-containerd-" + idA + ".scope\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
 		"kind, seen from its machine", "spiffe/spire testdata/cgroups_pid_in_kind_pod.txt",
-		"13:name=systemd:/docker/" + idC + "/kubepods/besteffort/pod" + uid + "/" + idA + "\n0::/docker/" + idC + "/system.slice/containerd.service\n",
+		"13:name=systemd:/docker/" + idC + "/kubepods/besteffort/pod" + uid + "/" + idA + "\n0::/docker/" + idC +
+			"/system.slice/containerd.service\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
 		"seen from another pod's cgroup namespace", "cgroup_namespaces(7)",
-		"0::/../../kubepods-besteffort-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n",
+		"0::/../../kubepods-besteffort-pod" + uidSlice + "/" +
+			"cri-containerd-" + idA + ".scope\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
@@ -122,12 +135,14 @@ var cgroupFormats = []struct {
 	},
 	{
 		"systemd in a pod", "systemd.io/CONTAINER_INTERFACE",
-		"0::/kubepods.slice/kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope/system.slice/cuda.service\n",
+		"0::/kubepods.slice/kubepods-pod" + uidSlice + "/" +
+			"cri-containerd-" + idA + ".scope/system.slice/cuda.service\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
 		"a cluster in a pod of a cluster", "kind in Prow: kubernetes/test-infra",
-		"5:rdma:/kubepods/burstable/pod" + uid + "/" + idA + "\n4:memory:/kubepods/burstable/pod" + uid + "/" + idA + "/docker/" + idC +
+		"5:rdma:/kubepods/burstable/pod" + uid + "/" + idA + "\n4:memory:/kubepods/burstable/" +
+			"pod" + uid + "/" + idA + "/docker/" + idC +
 			"/kubelet/kubepods/pod" + uid2 + "/" + idB + "\n",
 		[]containerRef{{uid, idA}, {uid2, idB}},
 	},
@@ -139,14 +154,16 @@ var cgroupFormats = []struct {
 	{"no end of line", "–", "0::/kubepods/pod" + uid + "/" + idA, []containerRef{{uid, idA}}},
 	{"a pod's own cgroup", "–", "0::/kubepods/burstable/pod" + uid + "\n", nil},
 	{"the node's services", "–", "1:name=systemd:/system.slice/kubelet.service\n0::/init.scope\n", nil},
-	{"docker without Kubernetes", "neuvector share/system/cgroup_test.go", "9:blkio:/system.slice/docker-" + idA + ".scope\n", nil},
+	{"docker without Kubernetes", "neuvector share/system/cgroup_test.go",
+		"9:blkio:/system.slice/docker-" + idA + ".scope\n", nil},
 	{"an id of 63 digits", "–", "0::/kubepods/pod" + uid + "/" + idA[1:] + "\n", nil},
 	{"an id of 65 digits", "–", "0::/kubepods/pod" + uid + "/0" + idA + "\n", nil},
 	{"an id in capitals", "–", "0::/kubepods/pod" + uid + "/" + strings.ToUpper(idA) + "\n", nil},
 	{"truncated UID", "–", "0::/kubepods/pod" + uid[1:] + "/" + idA + "\n", nil},
 	{"UID with other separators", "–", "0::/kubepods/pod" + strings.ReplaceAll(uid, "-", ".") + "/" + idA + "\n", nil},
 	{"segment that ends like a pod", "–", "0::/kubepods/tripod" + uid + "/" + idA + "\n", nil},
-	{"the same with systemd", "–", "0::/kubepods.slice/kubepods-tripod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n", nil},
+	{"the same with systemd", "–", "0::/kubepods.slice/kubepods-tripod" + uidSlice + "/" +
+		"cri-containerd-" + idA + ".scope\n", nil},
 	{"systemd's name for a pod without systemd", "–", "0::/kubepods-pod" + uid + "/" + idA + "\n", nil},
 	{"segment between pod and container", "–", "0::/kubepods/pod" + uid + "/other/" + idA + "\n", nil},
 	{"empty", "–", "", nil},
@@ -168,7 +185,8 @@ func FuzzContainerRefs(f *testing.F) {
 	f.Fuzz(func(t *testing.T, file []byte) {
 		refs := containerRefs(file)
 		for _, p := range refs {
-			if !bytes.Equal(podUID([]byte("pod"+p.uid)), []byte(p.uid)) || strings.Contains(p.uid, "_") || !bytes.Equal(containerID([]byte(p.id)), []byte(p.id)) {
+			if !bytes.Equal(podUID([]byte("pod"+p.uid)), []byte(p.uid)) || strings.Contains(p.uid, "_") ||
+				!bytes.Equal(containerID([]byte(p.id)), []byte(p.id)) {
 				t.Errorf("got invalid %+v", p)
 			}
 			whole := bytes.ReplaceAll(file, []byte("_"), []byte("-"))

@@ -12,7 +12,8 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// maxListInterval is the maximum interval between searches for one container without a name. The first interval is recheckInterval.
+// maxListInterval is the maximum interval between searches for one container
+// without a name. The first interval is recheckInterval.
 const maxListInterval = time.Minute
 
 // cachedContainer is a container with its owner, as far as resolved.
@@ -25,7 +26,8 @@ type cachedContainer struct {
 	lastUsed uint64 // collection
 }
 
-// containerNames resolves containers to names from the folders of the kubelet's logs.
+// containerNames resolves containers to names from the folders of the kubelet's
+// logs.
 type containerNames struct {
 	logs, pods dirListing
 	listedAt   time.Time
@@ -41,9 +43,10 @@ func (n *containerNames) refresh(now time.Time) {
 	n.pods.refresh()
 }
 
-// search looks for a container in the newest listing. The name of the link to a container's log has the container's id and all names.
-// Without the link (made after the start, missing with some log drivers, id truncated by long names), the pod's folder has namespace
-// and pod, and the container if alone.
+// search looks for a container in the newest listing. The name of the link to a
+// container's log has the container's id and all names. Without the link (made
+// after the start, missing with some log drivers, id truncated by long names),
+// the pod's folder has namespace and pod, and the container if alone.
 func (n *containerNames) search(c *cachedContainer) {
 	for _, entry := range n.logs.entries {
 		if p := splitName(entry.Name(), "-"+c.id+".log", 3); p != nil {
@@ -53,7 +56,8 @@ func (n *containerNames) search(c *cachedContainer) {
 	}
 	for _, entry := range n.pods.entries {
 		if p := splitName(entry.Name(), "_"+c.uid, 2); p != nil {
-			// The kubelet makes a container's folder before the container: a single folder belongs to the running container.
+			// The kubelet makes a container's folder before the container: a
+			// single folder belongs to the running container.
 			sole := soleDir(filepath.Join(n.pods.dir, entry.Name()))
 			c.owner, c.resolved = device.Owner{Namespace: p[0], Pod: p[1], Container: sole}, sole != ""
 			return
@@ -61,7 +65,8 @@ func (n *containerNames) search(c *cachedContainer) {
 	}
 }
 
-// splitName splits an entry with a suffix into n names, or returns nil. No name of Kubernetes has an underscore.
+// splitName splits an entry with a suffix into n names, or returns nil. No name
+// of Kubernetes has an underscore.
 func splitName(entry, suffix string, n int) []string {
 	if entry, ok := strings.CutSuffix(entry, suffix); ok {
 		if names := strings.Split(entry, "_"); len(names) == n && !slices.Contains(names, "") {
@@ -71,7 +76,8 @@ func splitName(entry, suffix string, n int) []string {
 	return nil
 }
 
-// soleDir returns the name of the only folder in dir; empty without a folder, with several folders, or after an error.
+// soleDir returns the name of the only folder in dir; empty without a folder,
+// with several folders, or after an error.
 func soleDir(dir string) string {
 	entries, err := os.ReadDir(dir)
 	if err != nil { // with an error the entries may be incomplete
@@ -84,7 +90,8 @@ func soleDir(dir string) string {
 	return entries[0].Name()
 }
 
-// dirListing is the newest listing of a folder; empty if the folder cannot be read.
+// dirListing is the newest listing of a folder; empty if the folder cannot be
+// read.
 type dirListing struct {
 	dir     string
 	log     *slog.Logger

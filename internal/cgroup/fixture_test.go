@@ -16,6 +16,7 @@ import (
 
 // Identities of the test pods.
 const (
+	uidSlice    = "2c48913c_b29f_11e7_9350_020968147796.slice" // by systemd
 	uid         = "2c48913c-b29f-11e7-9350-020968147796"
 	uid2        = "74c13223-5a00-11e9-b385-42010a80018d"
 	idA         = "9bca8d63d5fa610783847915bcff0ecac1273e5b4bed3f6fa1b07350e0135961"
@@ -71,7 +72,8 @@ func (s *procFixture) addProcess(pid uint32, cgroup string) {
 	s.must(os.WriteFile(dir+"/cgroup", []byte(cgroup), 0o644))
 }
 
-// addLiveProcess adds a process with the comm file of a real process. The function end ends the process.
+// addLiveProcess adds a process with the comm file of a real process. The
+// function end ends the process.
 func (s *procFixture) addLiveProcess(pid uint32, cgroup string) (end func()) {
 	s.t.Helper()
 	cat := exec.Command("cat")
@@ -90,7 +92,8 @@ func (s *procFixture) addLiveProcess(pid uint32, cgroup string) (end func()) {
 	return end
 }
 
-// addLogLink adds the kubelet's link of a container, without the target, as in a container with a mount of the links only.
+// addLogLink adds the kubelet's link of a container, without the target, as in
+// a container with a mount of the links only.
 func (s *procFixture) addLogLink(o device.Owner, id string) {
 	s.t.Helper()
 	name := o.Pod + "_" + o.Namespace + "_" + o.Container + "-" + id

@@ -1,7 +1,9 @@
 // Package cgroup finds the container of a process from files of the node.
 //
-// The driver lists processes by pid. The path of a process's cgroup has the pod's UID and the container's id, and the kubelet's log
-// folders map both to names. No token, runtime socket or API server is involved (docs/contributing/adr/0010-processes-to-containers.md).
+// The driver lists processes by pid. The path of a process's cgroup has the
+// pod's UID and the container's id, and the kubelet's log folders map both to
+// names. No token, runtime socket or API server is involved
+// (docs/contributing/adr/0010-processes-to-containers.md).
 package cgroup
 
 import (
@@ -16,28 +18,36 @@ import (
 )
 
 const (
-	// recheckInterval is the minimum time between two reads for an unresolved process or container.
+	// recheckInterval is the minimum time between two reads for an unresolved
+	// process or container.
 	recheckInterval = time.Second
-	// maxIdleCollections is the number of collections after which an unused process is dropped: a GPU may miss a collection.
+	// maxIdleCollections is the number of collections after which an unused
+	// process is dropped: a GPU may miss a collection.
 	maxIdleCollections = 3
 )
 
 // Options configure a Locator. Every folder may be missing.
 type Options struct {
-	// Proc is the process file system of this process's pid namespace. Default: "/proc".
+	// Proc is the process file system of this process's pid namespace. Default:
+	// "/proc".
 	Proc string
-	// Pods has a folder <namespace>_<pod>_<uid> per pod, with a folder per container. Default: "/var/log/pods".
+	// Pods has a folder <namespace>_<pod>_<uid> per pod, with a folder per
+	// container. Default: "/var/log/pods".
 	Pods string
-	// Logs has a link <pod>_<namespace>_<container>-<id>.log per container. Default: "/var/log/containers".
+	// Logs has a link <pod>_<namespace>_<container>-<id>.log per container.
+	// Default: "/var/log/containers".
 	Logs string
-	// ResolveOwner is the first source of names, called in each collection until successful; may be nil. uid is from the cgroup: for
-	// a static pod not the UID of the mirror pod, so implementations prefer the container's id, 64 hexadecimal digits.
+	// ResolveOwner is the first source of names, called in each collection
+	// until successful; may be nil. uid is from the cgroup: for a static pod
+	// not the UID of the mirror pod, so implementations prefer the container's
+	// id, 64 hexadecimal digits.
 	ResolveOwner func(uid, containerID string) (device.Owner, bool)
 	// Log must not be nil.
 	Log *slog.Logger
 }
 
-// Locator finds containers of processes and caches the results. At most one goroutine may use a Locator at a time.
+// Locator finds containers of processes and caches the results. At most one
+// goroutine may use a Locator at a time.
 type Locator struct {
 	options Options
 	names   containerNames
@@ -49,7 +59,8 @@ type Locator struct {
 	buffer     [1]byte // for isAlive
 }
 
-// New returns a Locator. The visibility of the node's processes is checked here, once.
+// New returns a Locator. The visibility of the node's processes is checked
+// here, once.
 func New(o Options) *Locator {
 	o.Proc = cmp.Or(o.Proc, "/proc")
 	l := &Locator{
@@ -67,12 +78,14 @@ func New(o Options) *Locator {
 	return l
 }
 
-// Visible reports whether the driver's pids are valid in this process's pid namespace. If not, the driver does not list processes of
-// other namespaces, and usage per process is unknown.
+// Visible reports whether the driver's pids are valid in this process's pid
+// namespace. If not, the driver does not list processes of other namespaces,
+// and usage per process is unknown.
 func (l *Locator) Visible() bool { return l.visible }
 
-// Owner returns which of a device's owners a process runs in; false if in none or unknown. An error on the way from process to name may
-// leave usage unattributed, but never attributes usage to the wrong pod.
+// Owner returns which of a device's owners a process runs in; false if in none
+// or unknown. An error on the way from process to name may leave usage
+// unattributed, but never attributes usage to the wrong pod.
 func (l *Locator) Owner(pid uint32, candidates []device.Owner) (device.Owner, bool) {
 	if !l.visible || len(candidates) == 0 {
 		return device.Owner{}, false
@@ -82,15 +95,18 @@ func (l *Locator) Owner(pid uint32, candidates []device.Owner) (device.Owner, bo
 		return device.Owner{}, false
 	}
 	owner, ok := l.matchOwner(p, candidates)
-	// The driver may list a process before the runtime moves it to the container's cgroup.
+	// The driver may list a process before the runtime moves it to the
+	// container's cgroup.
 	if !ok && time.Since(p.readAt) >= recheckInterval && l.readCgroup(p) {
 		owner, ok = l.matchOwner(p, candidates)
 	}
 	return owner, ok
 }
 
-// matchOwner returns the candidate that a process runs in. Of nested containers, the outermost of a known pod decides, even if no candidate:
-// its workload chooses the names of inner cgroups. Outside of it may be a pod of another cluster, whose container is this node.
+// matchOwner returns the candidate that a process runs in. Of nested
+// containers, the outermost of a known pod decides, even if no candidate: its
+// workload chooses the names of inner cgroups. Outside of it may be a pod of
+// another cluster, whose container is this node.
 func (l *Locator) matchOwner(p *cachedProcess, candidates []device.Owner) (device.Owner, bool) {
 	for _, c := range p.containers {
 		c.lastUsed = l.collection
@@ -130,7 +146,8 @@ func (l *Locator) containerFor(ref containerRef) *cachedContainer {
 	return c
 }
 
-// resolveContainer resolves a container's name, from Options.ResolveOwner or a listing.
+// resolveContainer resolves a container's name, from Options.ResolveOwner or a
+// listing.
 func (l *Locator) resolveContainer(c *cachedContainer) {
 	if c.resolved {
 		return
@@ -159,5 +176,7 @@ func (l *Locator) Sweep() {
 			l.evict(p)
 		}
 	}
-	maps.DeleteFunc(l.containers, func(_ containerRef, c *cachedContainer) bool { return l.collection-c.lastUsed > maxIdleCollections })
+	maps.DeleteFunc(l.containers, func(_ containerRef, c *cachedContainer) bool {
+		return l.collection-c.lastUsed > maxIdleCollections
+	})
 }

@@ -9,25 +9,30 @@ import (
 )
 
 const (
-	// maxProcesses is the maximum number of cached processes. Each keeps a file open, and a container may be limited to 1,024 files;
-	// the cgroup of any further process is read in each collection.
+	// maxProcesses is the maximum number of cached processes. Each keeps a file
+	// open, and a container may be limited to 1,024 files; the cgroup of any
+	// further process is read in each collection.
 	maxProcesses = 512
-	// maxCgroupBytes is the maximum size read of a /proc/<pid>/cgroup. With cgroup v1, the file has a path per controller.
+	// maxCgroupBytes is the maximum size read of a /proc/<pid>/cgroup. With
+	// cgroup v1, the file has a path per controller.
 	maxCgroupBytes = 16 << 10
 )
 
 // cachedProcess is a process with its containers.
 type cachedProcess struct {
 	pid uint32
-	// comm is the open /proc/<pid>/comm. Reads fail after the end of that process, even if the pid is in use again: so a read of one
-	// byte validates the cache. comm is the cheapest file: stat sums over threads, cgroup takes a global lock.
+	// comm is the open /proc/<pid>/comm. Reads fail after the end of that
+	// process, even if the pid is in use again: so a read of one byte validates
+	// the cache. comm is the cheapest file: stat sums over threads, cgroup
+	// takes a global lock.
 	comm       *os.File
 	containers []*cachedContainer // outermost first
 	readAt     time.Time          // of the cgroup file
 	lastUsed   uint64             // collection
 }
 
-// processFor returns a process from the cache or reads it; nil if the process does not exist.
+// processFor returns a process from the cache or reads it; nil if the process
+// does not exist.
 func (l *Locator) processFor(pid uint32) *cachedProcess {
 	p := l.processes[pid]
 	if p != nil {
@@ -53,7 +58,8 @@ func (l *Locator) processFor(pid uint32) *cachedProcess {
 	return p
 }
 
-// readCgroup reads the containers of a process. It returns false if the process has ended: the file may belong to a new process.
+// readCgroup reads the containers of a process. It returns false if the process
+// has ended: the file may belong to a new process.
 func (l *Locator) readCgroup(p *cachedProcess) bool {
 	p.readAt = time.Now()
 	p.containers = p.containers[:0]
@@ -77,7 +83,8 @@ func (l *Locator) isAlive(p *cachedProcess) bool {
 	return err == nil
 }
 
-// readLines returns the first maxCgroupBytes of a file, without a truncated line; nothing after an error.
+// readLines returns the first maxCgroupBytes of a file, without a truncated
+// line; nothing after an error.
 func readLines(path string) []byte {
 	f, err := os.Open(path)
 	if err != nil {

@@ -30,7 +30,8 @@ func TestNoOwner(t *testing.T) {
 	}
 }
 
-// TestOuterContainerComesFirst has a cluster in a pod of a cluster. The names belong to the cluster of the reader.
+// TestOuterContainerComesFirst has a cluster in a pod of a cluster. The names
+// belong to the cluster of the reader.
 func TestOuterContainerComesFirst(t *testing.T) {
 	s := newProcFixture(t)
 	s.addProcess(5, "0::/kubepods/pod"+uid+"/"+idA+"/kubelet/kubepods/pod"+uid2+"/"+idB+"\n")
@@ -48,7 +49,8 @@ func TestOuterContainerComesFirst(t *testing.T) {
 	s.wantOwner(s.newLocator(), 5, train, train, infer) // an inner container cannot imitate another pod
 }
 
-// TestImitatedContainer has a process in a container with a writable cgroup, in a cgroup named like a container of another pod.
+// TestImitatedContainer has a process in a container with a writable cgroup, in
+// a cgroup named like a container of another pod.
 func TestImitatedContainer(t *testing.T) {
 	const slice, slice2 = "2c48913c_b29f_11e7_9350_020968147796.slice", "74c13223_5a00_11e9_b385_42010a80018d.slice"
 	outer := map[string]string{
@@ -59,12 +61,15 @@ func TestImitatedContainer(t *testing.T) {
 		"systemd's slice":      "/kubelet-kubepods-pod" + slice + ":cri-containerd:" + idA,
 	}
 	inner := []string{
-		"/pod" + uid2 + "/" + idB, "/pod" + uid2 + "/crio-" + idB, "/a-pod" + slice2 + "/cri-containerd-" + idB + ".scope",
+		"/pod" + uid2 + "/" + idB, "/pod" + uid2 + "/crio-" + idB,
+		"/a-pod" + slice2 + "/cri-containerd-" + idB + ".scope",
 		"/kubepods-pod" + slice2 + ":cri-containerd:" + idB,
 	}
 	for name, path := range outer {
 		for _, nested := range inner {
-			for _, file := range []string{"0::" + path + nested + "\n", "4:memory:" + path + nested + "\n3:rdma:" + path + "\n0::/\n", "4:memory:" + path + "\n3:rdma:" + path + nested + "\n"} {
+			for _, file := range []string{"0::" + path + nested + "\n",
+				"4:memory:" + path + nested + "\n3:rdma:" + path + "\n0::/\n",
+				"4:memory:" + path + "\n3:rdma:" + path + nested + "\n"} {
 				s := newProcFixture(t)
 				s.addProcess(5, file)
 				s.addPodDirs(train, uid, "main", "side")
@@ -114,7 +119,8 @@ func TestImmediatePIDReuse(t *testing.T) {
 	s.wantOwner(l, 5, infer, train, infer)
 }
 
-// TestPIDReuseDuringRead reuses the pid after the open of comm and before the read of the cgroup, which waits for a pipe.
+// TestPIDReuseDuringRead reuses the pid after the open of comm and before the
+// read of the cgroup, which waits for a pipe.
 func TestPIDReuseDuringRead(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(infer, idB)
@@ -135,7 +141,8 @@ func TestPIDReuseDuringRead(t *testing.T) {
 	s.must(<-wrote)
 }
 
-// TestMovedProcess looks up a process before the runtime moves it to the container's cgroup.
+// TestMovedProcess looks up a process before the runtime moves it to the
+// container's cgroup.
 func TestMovedProcess(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)
@@ -169,7 +176,8 @@ func TestSweep(t *testing.T) {
 		s.wantOwner(l, 5, train, train)
 	}
 	if len(l.processes) != 2 || len(l.containers) != 2 {
-		t.Errorf("got %d processes and %d containers after %d collections, want 2 each", len(l.processes), len(l.containers), maxIdleCollections)
+		t.Errorf("got %d processes and %d containers after %d collections, want 2 each", len(l.processes),
+			len(l.containers), maxIdleCollections)
 	}
 	l.Sweep()
 	if len(l.processes) != 1 || len(l.containers) != 1 {
@@ -219,7 +227,8 @@ func openFiles(t *testing.T) int {
 	return len(open)
 }
 
-// TestLongCgroupFile has a file of more than maxCgroupBytes. A truncated line does not count.
+// TestLongCgroupFile has a file of more than maxCgroupBytes. A truncated line
+// does not count.
 func TestLongCgroupFile(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)

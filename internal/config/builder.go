@@ -14,18 +14,21 @@ import (
 // EnvAnnotation is the pflag annotation with a flag's environment variables.
 const EnvAnnotation = "env"
 
-// Builder makes Settings of flags, environment and file, in this order of precedence. A flag or variable also beats a later file.
+// Builder makes Settings of flags, environment and file, in this order of
+// precedence. A flag or variable also beats a later file.
 type Builder struct {
 	lookupEnv func(string) (string, bool)
 	flags     map[string][]string // values of the given flags
 }
 
-// NewBuilder returns a Builder without flags. lookupEnv is os.LookupEnv, or a test's environment.
+// NewBuilder returns a Builder without flags. lookupEnv is os.LookupEnv, or a
+// test's environment.
 func NewBuilder(lookupEnv func(string) (string, bool)) *Builder {
 	return &Builder{lookupEnv: lookupEnv, flags: map[string][]string{}}
 }
 
-// AddFlags declares the flags of all settings, with NVIDIA's aliases. Parsing f sets the flags. Repeated lists grow.
+// AddFlags declares the flags of all settings, with NVIDIA's aliases. Parsing f
+// sets the flags. Repeated lists grow.
 func (b *Builder) AddFlags(f *pflag.FlagSet) {
 	canonical := map[string]string{}
 	for _, s := range settingsOf(new(Settings), new(FileLocation)) {
@@ -59,7 +62,8 @@ func (b *Builder) AddFlags(f *pflag.FlagSet) {
 	})
 }
 
-// lookup returns the values of the flag or variable, and its name; without a name, neither is set.
+// lookup returns the values of the flag or variable, and its name; without a
+// name, neither is set.
 func (b *Builder) lookup(s *setting, d *document) (values []string, origin string) {
 	if values, given := b.flags[s.flag]; given {
 		return values, "--" + s.flag
@@ -111,7 +115,8 @@ func (l Loaded) Report(log *slog.Logger) {
 	}
 }
 
-// Load reads the file named by flags or environment, if any, and makes Settings of flags, environment and file.
+// Load reads the file named by flags or environment, if any, and makes Settings
+// of flags, environment and file.
 func (b *Builder) Load() (Loaded, error) {
 	location, err := b.Location()
 	if err != nil {
@@ -171,7 +176,8 @@ func (b *Builder) load(c rawConfig) (Loaded, error) {
 	return l, nil
 }
 
-// apply sets one row from the first origin that has a value, and returns the origin. Only apply knows the precedence.
+// apply sets one row from the first origin that has a value, and returns the
+// origin. Only apply knows the precedence.
 func (b *Builder) apply(s *setting, d *document) (origin string, err error) {
 	if values, origin := b.lookup(s, d); origin != "" {
 		if err := s.set(values); err != nil {
@@ -188,7 +194,8 @@ func (b *Builder) apply(s *setting, d *document) (origin string, err error) {
 	return "", err
 }
 
-// finalize sets defaults that depend on several settings, and rejects combinations.
+// finalize sets defaults that depend on several settings, and rejects
+// combinations.
 func (s *Settings) finalize(d *document, origins map[string]string) error {
 	if s.DevRoot == "" {
 		s.DevRoot = s.DriverRoot
@@ -198,14 +205,17 @@ func (s *Settings) finalize(d *document, origins map[string]string) error {
 		return nil
 	}
 	if len(s.Sharing.TimeSlicing.Resources) > 0 {
-		d.notices = append(d.notices, origins["sharing.timeSlicing"]+": sharing.timeSlicing: ignored because of sharing.mps, as by NVIDIA's plugin")
+		d.notices = append(d.notices, origins["sharing.timeSlicing"]+": sharing.timeSlicing: "+
+			"ignored because of sharing.mps, as by NVIDIA's plugin")
 		s.Sharing.TimeSlicing = SharingMethod{}
 	}
 	switch {
 	case s.MIGStrategy == MIGMixed:
-		return fmt.Errorf("%s: sharing.mps: incompatible with MIG strategy mixed (%s): MPS shares whole GPUs only", origins["sharing.mps"], origins["mig-strategy"])
+		return fmt.Errorf("%s: sharing.mps: incompatible with MIG strategy mixed (%s): MPS shares whole GPUs only",
+			origins["sharing.mps"], origins["mig-strategy"])
 	case s.MPSRoot == "":
-		return fmt.Errorf("%s: sharing.mps: requires --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon", origins["sharing.mps"])
+		return fmt.Errorf("%s: sharing.mps: requires --mps-root (MPS_ROOT, flags.mpsRoot), "+
+			"the folder of a running MPS control daemon", origins["sharing.mps"])
 	}
 	return nil
 }

@@ -1,8 +1,10 @@
-// Package config has the settings of the device plugin: flags, environment variables and a file, spelled as NVIDIA's device plugin
-// spells them.
+// Package config has the settings of the device plugin: flags, environment
+// variables and a file, spelled as NVIDIA's device plugin spells them.
 //
-// A table (settings.go) has each setting once. The flags, the known keys of the file, the precedence and docs/reference/config.md derive from
-// the table. A Builder makes Settings, and a Watcher makes new Settings when the file changes.
+// A table (settings.go) has each setting once. The flags, the known keys of the
+// file, the precedence and docs/reference/config.md derive from the table. A
+// Builder makes Settings, and a Watcher makes new Settings when the file
+// changes.
 package config
 
 import (
@@ -10,12 +12,14 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// Settings are all settings of the device plugin. Published Settings are immutable.
+// Settings are all settings of the device plugin. Published Settings are
+// immutable.
 type Settings struct {
 	MIGStrategy     string
 	FailOnInitError bool
 
-	// DriverRoot and DevRoot are paths on the host. ContainerDriverRoot is the mount of the driver root in this container.
+	// DriverRoot and DevRoot are paths on the host. ContainerDriverRoot is the
+	// mount of the driver root in this container.
 	DriverRoot, DevRoot, ContainerDriverRoot string
 
 	PassDeviceSpecs     bool

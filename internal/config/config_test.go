@@ -55,7 +55,8 @@ func loadError(t testing.TB, env map[string]string, s FileLocation, dir string) 
 	return strings.ReplaceAll(err.Error(), dir+"/", "")
 }
 
-// newConfigMap creates a mounted ConfigMap as the kubelet does. Names and texts of the files alternate.
+// newConfigMap creates a mounted ConfigMap as the kubelet does. Names and texts
+// of the files alternate.
 func newConfigMap(t testing.TB, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()

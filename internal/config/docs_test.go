@@ -15,7 +15,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-var update = flag.Bool("update", false, "write the generated part of docs/reference/config.md, and the chart's schema of a config")
+var update = flag.Bool("update", false, "write the generated part of docs/reference/config.md, and the chart's "+
+	"schema of a config")
 
 // TestDocs checks that the page lists all keys.
 func TestDocs(t *testing.T) {
@@ -78,18 +79,22 @@ func codeList(mark string, words ...string) string {
 	return strings.Join(quoted, " ")
 }
 
-// jsonSchema is the part of JSON Schema that the chart's templates use to check a config (templates/_config.tpl).
+// jsonSchema is the part of JSON Schema that the chart's templates use to check
+// a config (templates/_config.tpl).
 type jsonSchema struct {
-	// Type has the kind first. A list that may also be a string may be a string of items, separated by commas.
+	// Type has the kind first. A list that may also be a string may be a string
+	// of items, separated by commas.
 	Type       []string               `json:"type,omitempty"`
 	Properties map[string]*jsonSchema `json:"properties,omitempty"`
-	// AdditionalProperties is the schema of a mapping whose keys are data. Without it, other keys are unknown.
+	// AdditionalProperties is the schema of a mapping whose keys are data.
+	// Without it, other keys are unknown.
 	AdditionalProperties *jsonSchema `json:"additionalProperties,omitempty"`
 	PropertyNames        *jsonSchema `json:"propertyNames,omitempty"`
 	Items                *jsonSchema `json:"items,omitempty"`
 	MinItems             int         `json:"minItems,omitempty"`
 	Enum                 []string    `json:"enum,omitempty"`
-	// Pattern is an RE2 pattern. The pattern of a list is for a scalar in place of the list.
+	// Pattern is an RE2 pattern. The pattern of a list is for a scalar in place
+	// of the list.
 	Pattern     string   `json:"pattern,omitempty"`
 	Format      string   `json:"format,omitempty"`      // resource-name
 	Description string   `json:"description,omitempty"` // what the pattern matches
@@ -110,27 +115,33 @@ func patternSchema(pattern, description string) *jsonSchema {
 	return &jsonSchema{Type: []string{"string"}, Pattern: pattern, Description: description}
 }
 
-// selectorPattern matches the texts that ParseDeviceSelector accepts. Numbers have 16 bits.
+// selectorPattern matches the texts that ParseDeviceSelector accepts. Numbers
+// have 16 bits.
 var selectorPattern = strings.Join([]string{
-	strings.ReplaceAll(`^N(:N)?$`, "N", `0*([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`),
+	strings.ReplaceAll(`^N(:N)?$`, "N", `0*([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|`+
+		`65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`),
 	deviceUUID.String(), pciAddress.String(), `^` + modelPrefix + `(?s:.+)$`,
 }, "|")
 
-// configSchema returns the schema of a config. TestChartSchema compares the parts that are written here with the parser, and TestVerdicts
-// of test/external/chart compares all of it.
+// configSchema returns the schema of a config. TestChartSchema compares the
+// parts that are written here with the parser, and TestVerdicts of
+// test/external/chart compares all of it.
 func configSchema() *jsonSchema {
 	word, boolean := &jsonSchema{Type: []string{"string"}}, &jsonSchema{Type: []string{"boolean"}}
 	name := &jsonSchema{Type: []string{"string"}, Format: "resource-name"}
-	selector := patternSchema(selectorPattern, "an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB")
+	selector := patternSchema(selectorPattern,
+		"an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB")
 	selection := &jsonSchema{
 		Type: []string{"array"}, Items: selector, MinItems: 1,
 		Pattern: `^(all|[+]?0*[1-9][0-9]*)$`, Description: "all, a count, or a list of devices",
 	}
 	resources := arraySchema(objectSchema(map[string]*jsonSchema{
-		"name": name, "rename": name, "devices": selection, "replicas": {Type: []string{"integer"}, Minimum: 2, Maximum: maxReplicas},
+		"name": name, "rename": name, "devices": selection, "replicas": {Type: []string{"integer"}, Minimum: 2,
+			Maximum: maxReplicas},
 	}, "name", "replicas"))
 	resources.MinItems = 1
-	shared := objectSchema(map[string]*jsonSchema{"renameByDefault": boolean, "failRequestsGreaterThanOne": boolean, "resources": resources}, "resources")
+	shared := objectSchema(map[string]*jsonSchema{"renameByDefault": boolean, "failRequestsGreaterThanOne": boolean,
+		"resources": resources}, "resources")
 	patterns := arraySchema(objectSchema(map[string]*jsonSchema{"pattern": word, "name": name}, "pattern", "name"))
 	subschemas := map[string]*jsonSchema{
 		"sharing.timeSlicing": shared, "sharing.mps": shared, "resources.gpus": patterns, "resources.mig": patterns,
@@ -144,7 +155,8 @@ func configSchema() *jsonSchema {
 		"imex.channelIDs":              patternSchema(`^0$`, "no channel, or channel 0"),
 		"podgauge.disableHealthChecks": xid, "podgauge.enableHealthChecks": xid,
 		"podgauge.select.include": selector, "podgauge.select.exclude": selector,
-		"podgauge.claims.ignore": patternSchema(claimPattern.String(), "NAMESPACE/NAME or NAMESPACE/NAME/DRIVER of claims, with * for any characters"),
+		"podgauge.claims.ignore": patternSchema(claimPattern.String(),
+			"NAMESPACE/NAME or NAMESPACE/NAME/DRIVER of claims, with * for any characters"),
 	}
 	root := objectSchema(map[string]*jsonSchema{"version": {Type: []string{"string"}, Enum: []string{schemaVersion}}})
 	for _, path := range ignoredKeys {
@@ -160,7 +172,8 @@ func configSchema() *jsonSchema {
 			if item == nil {
 				item = &jsonSchema{Type: []string{"string"}, Enum: s.allowed}
 			}
-			subschemas[s.path] = &jsonSchema{Type: []string{"array", "string"}, Items: item, MinItems: min(len(s.allowed), 1)}
+			subschemas[s.path] = &jsonSchema{Type: []string{"array", "string"}, Items: item,
+				MinItems: min(len(s.allowed), 1)}
 		case s.flag == "expected-gpus":
 			subschemas[s.path] = &jsonSchema{Type: []string{"integer"}, Maximum: maxNumber}
 		default:
@@ -198,7 +211,8 @@ func TestChartSchema(t *testing.T) {
 	}
 	for _, c := range []struct{ path, file string }{
 		{"sharing.timeSlicing", "sharing: {timeSlicing: {x: 1, resources: [{name: gpu, replicas: 2}]}}"},
-		{"sharing.mps.resources.", "flags: {mpsRoot: /m}\nsharing: {mps: {resources: [{name: gpu, replicas: 2, x: 1}]}}"},
+		{"sharing.mps.resources.", "flags: {mpsRoot: /m}\nsharing: {mps: {resources: [{name: gpu, replicas: 2, x: " +
+			"1}]}}"},
 		{"resources.gpus.", "resources: {gpus: [{name: gpu, pattern: a, x: 1}]}"},
 	} {
 		at := configSchema()

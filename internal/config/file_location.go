@@ -21,7 +21,8 @@ type FileLocation struct {
 	NameFile string // holds the name; used if Name is empty
 }
 
-// rawConfig is the content of a file before parsing. Equal contents are equal rawConfigs.
+// rawConfig is the content of a file before parsing. Equal contents are equal
+// rawConfigs.
 type rawConfig struct {
 	file   string // of the config; empty: no file
 	wanted string // name; empty: any
@@ -54,7 +55,8 @@ func (l FileLocation) read() (rawConfig, error) {
 	return c, err
 }
 
-// wantedName returns the name of the config; empty: any. NameFile may be missing or empty: the node may lack the label.
+// wantedName returns the name of the config; empty: any. NameFile may be
+// missing or empty: the node may lack the label.
 func (l FileLocation) wantedName() (string, error) {
 	if l.Name != "" || l.NameFile == "" {
 		return l.Name, nil
@@ -79,14 +81,16 @@ func chooseFile(dir, want string) (string, error) {
 	var names []string
 	for _, e := range entries {
 		info, err := os.Stat(filepath.Join(dir, e.Name()))
-		if err == nil && !info.IsDir() && !strings.HasPrefix(e.Name(), "..") { // the kubelet's own files begin with two dots
+		// the kubelet's own files begin with two dots
+		if err == nil && !info.IsDir() && !strings.HasPrefix(e.Name(), "..") {
 			names = append(names, e.Name())
 		}
 	}
 	return chooseConfig(names, want)
 }
 
-// chooseConfig chooses as NVIDIA's config-manager does: the wanted config, the config named default, or the only config.
+// chooseConfig chooses as NVIDIA's config-manager does: the wanted config, the
+// config named default, or the only config.
 func chooseConfig(names []string, want string) (string, error) {
 	switch {
 	case len(names) == 0:
@@ -100,10 +104,12 @@ func chooseConfig(names []string, want string) (string, error) {
 	case len(names) == 1:
 		return names[0], nil
 	}
-	return "", fmt.Errorf("several configs without a default; set --config-name to one of %s", strings.Join(names, ", "))
+	return "", fmt.Errorf("several configs without a default; set --config-name to one of %s",
+		strings.Join(names, ", "))
 }
 
-// readFile reads a regular file, up to the limit of a config and one byte. A pipe is not waited for.
+// readFile reads a regular file, up to the limit of a config and one byte. A
+// pipe is not waited for.
 func readFile(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// HealthConfig has the policies of Xids. The precedence is Xids, Enabled, Ignored, and podgauge's table of Xids.
+// HealthConfig has the policies of Xids. The precedence is Xids, Enabled,
+// Ignored, and podgauge's table of Xids.
 type HealthConfig struct {
 	Ignored []string // Xids, or all
 	Enabled []string // Xids, or all: application errors too
@@ -18,7 +19,11 @@ type HealthConfig struct {
 }
 
 // policyNames are the words of a file.
-var policyNames = []string{device.PolicyIgnore: "ignore", device.PolicyWarn: "warn", device.PolicyUnhealthy: "unhealthy"}
+var policyNames = []string{
+	device.PolicyIgnore:    "ignore",
+	device.PolicyWarn:      "warn",
+	device.PolicyUnhealthy: "unhealthy",
+}
 
 // XidPolicies are the policies of single Xids; nil if empty.
 type XidPolicies map[uint64]device.Policy
@@ -45,7 +50,8 @@ func (p *XidPolicies) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// Policy returns the policy of an Xid. An Xid in NVIDIA's list of ignored Xids is still recorded as an incident.
+// Policy returns the policy of an Xid. An Xid in NVIDIA's list of ignored Xids
+// is still recorded as an incident.
 func (h HealthConfig) Policy(xid uint64) device.Policy {
 	p, found := h.Xids[xid]
 	switch {
@@ -63,7 +69,8 @@ func listsXid(list []string, xid uint64) bool {
 	return slices.Contains(list, "all") || slices.Contains(list, strconv.FormatUint(xid, 10))
 }
 
-// parseXid accepts an Xid or all, for which NVIDIA has two words. Xid 0 is rejected, because NVIDIA's plugin takes 0 for all Xids.
+// parseXid accepts an Xid or all, for which NVIDIA has two words. Xid 0 is
+// rejected, because NVIDIA's plugin takes 0 for all Xids.
 func parseXid(s string) (string, error) {
 	if strings.EqualFold(s, "all") || strings.EqualFold(s, "xids") {
 		return "all", nil

@@ -27,7 +27,8 @@ func flatten(t *testing.T, n *yaml.Node) *yaml.Node {
 			return y // the key is ignored
 		}
 		for _, e := range entries {
-			y.Content = append(y.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: e.key}, flatten(t, e.value))
+			y.Content = append(y.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: e.key},
+				flatten(t, e.value))
 		}
 	case yaml.SequenceNode:
 		for _, item := range n.Content {

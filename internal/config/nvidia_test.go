@@ -11,12 +11,14 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// TestNvidiaSamples checks that the samples of NVIDIA's README, Helm chart and operator have the same effect.
+// TestNvidiaSamples checks that the samples of NVIDIA's README, Helm chart and
+// operator have the same effect.
 func TestNvidiaSamples(t *testing.T) {
 	all := DeviceSelection{All: true}
 	slicing := func(pairs ...any) (s SharingConfig) {
 		for i := 0; i < len(pairs); i += 2 {
-			s.TimeSlicing.Resources = append(s.TimeSlicing.Resources, SharedResource{Name: pairs[i].(string), Devices: all, Replicas: ReplicaCount(pairs[i+1].(int))})
+			s.TimeSlicing.Resources = append(s.TimeSlicing.Resources,
+				SharedResource{Name: pairs[i].(string), Devices: all, Replicas: ReplicaCount(pairs[i+1].(int))})
 		}
 		return s
 	}
@@ -51,35 +53,46 @@ func TestNvidiaSamples(t *testing.T) {
 		{"operator-fine", "tesla-t4", func(s *Settings) { s.Sharing = slicing(GPUResource, 4) }},
 		{"operator-fine", "a100-40gb", func(s *Settings) {
 			s.MIGStrategy = MIGMixed
-			s.Sharing = slicing(GPUResource, 8, MIGResource("1g.5gb"), 2, MIGResource("2g.10gb"), 2, MIGResource("3g.20gb"), 3, MIGResource("7g.40gb"), 7)
+			s.Sharing = slicing(GPUResource, 8, MIGResource("1g.5gb"), 2, MIGResource("2g.10gb"), 2,
+				MIGResource("3g.20gb"), 3, MIGResource("7g.40gb"), 7)
 		}},
 	} {
 		// NVIDIA's chart always sets MPS_ROOT.
-		env := map[string]string{"MPS_ROOT": "/run/nvidia/mps", "CONFIG_FILE": filepath.Join("testdata/nvidia", c.file), "CONFIG_NAME": c.name}
+		env := map[string]string{"MPS_ROOT": "/run/nvidia/mps", "CONFIG_FILE": filepath.Join("testdata/nvidia", c.file),
+			"CONFIG_NAME": c.name}
 		l, err := newTestBuilder(t, env).Load()
 		want := mustLoad(t, "version: v1\n").Settings
 		want.MPSRoot = "/run/nvidia/mps"
 		c.want(&want)
 		if err != nil || !reflect.DeepEqual(l.Settings, want) || len(l.Notices)+len(l.UnknownKeys) > 0 {
-			t.Errorf("%s %s: got\n%+v\nwant\n%+v\nerror %v, notices %q", c.file, c.name, l.Settings, want, err, l.Notices)
+			t.Errorf("%s %s: got\n%+v\nwant\n%+v\nerror %v, notices %q", c.file, c.name, l.Settings, want, err,
+				l.Notices)
 		}
 	}
 }
 
-// TestNvidiaKeys checks a file with all keys. Keys of NVIDIA's other programs are ignored, each with a notice.
+// TestNvidiaKeys checks a file with all keys. Keys of NVIDIA's other programs
+// are ignored, each with a notice.
 func TestNvidiaKeys(t *testing.T) {
 	l, err := newTestBuilder(t, nil, "--config-file=testdata/full.json").Load()
 	want := Settings{
-		MIGStrategy: MIGSingle, FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/", ContainerDriverRoot: "/host", PassDeviceSpecs: true,
-		DeviceListStrategy: []response.DeviceListStrategy{response.EnvVar, response.CDIAnnotations}, DeviceIDStrategy: "index", GDRCopy: true, GDS: true, MOFED: true,
-		CDIAnnotationPrefix: "cdi.example.com/", CDIHookPath: "/usr/local/bin/nvidia-cdi-hook", MPSRoot: "/run/nvidia/mps",
+		MIGStrategy: MIGSingle, FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/",
+		ContainerDriverRoot: "/host", PassDeviceSpecs: true,
+		DeviceListStrategy: []response.DeviceListStrategy{response.EnvVar, response.CDIAnnotations},
+		DeviceIDStrategy:   "index", GDRCopy: true, GDS: true, MOFED: true,
+		CDIAnnotationPrefix: "cdi.example.com/", CDIHookPath: "/usr/local/bin/nvidia-cdi-hook",
+		MPSRoot:          "/run/nvidia/mps",
 		AllocationPolicy: "packed", DeviceDiscovery: "nvml", IMEX: IMEX{ChannelIDs: []int{0}, Required: true},
 		KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
-		Sharing: SharingConfig{TimeSlicing: SharingMethod{RenameByDefault: true, FailRequestsGreaterThanOne: true, Resources: []SharedResource{
-			{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: DeviceSelection{Count: 2}, Replicas: 4},
-			{Name: "nvidia.com/small", Rename: "nvidia.com/tiny", Devices: DeviceSelection{List: []DeviceSelector{"0", "1", "0:1", uuid0, "MIG-" + DeviceSelector(uuid0) + "/3/0"}}, Replicas: 2},
-		}}},
-		Resources: ResourceNames{GPUs: []NamePattern{{"*A100*", "nvidia.com/a100"}}, MIGs: []NamePattern{{"1g.*", "nvidia.com/small"}}},
+		Sharing: SharingConfig{TimeSlicing: SharingMethod{RenameByDefault: true, FailRequestsGreaterThanOne: true,
+			Resources: []SharedResource{
+				{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: DeviceSelection{Count: 2}, Replicas: 4},
+				{Name: "nvidia.com/small", Rename: "nvidia.com/tiny",
+					Devices: DeviceSelection{List: []DeviceSelector{"0", "1", "0:1", uuid0,
+						"MIG-" + DeviceSelector(uuid0) + "/3/0"}}, Replicas: 2},
+			}}},
+		Resources: ResourceNames{GPUs: []NamePattern{{"*A100*", "nvidia.com/a100"}},
+			MIGs: []NamePattern{{"1g.*", "nvidia.com/small"}}},
 	}
 	if err != nil || !reflect.DeepEqual(l.Settings, want) {
 		t.Errorf("got\n%+v\nwant\n%+v\nerror %v", l.Settings, want, err)
@@ -92,14 +105,15 @@ func TestNvidiaKeys(t *testing.T) {
 	}
 }
 
-// FuzzFile checks that no file makes the parser panic. The Settings of an accepted file keep their invariants, and marshaling does not
-// change them.
+// FuzzFile checks that no file makes the parser panic. The Settings of an
+// accepted file keep their invariants, and marshaling does not change them.
 func FuzzFile(f *testing.F) {
 	f.Add([]byte(namedConfigs))
 	f.Add([]byte("configs: {\"a\\nb\": {}, \"c\\e[31m\": {}}\n"))
 	f.Add([]byte("\"two\\nlines\": 1\n"))
 	f.Add([]byte("version: v1\nflags: &f {<<: {migStrategy: mixed}}\npodgauge: {select: {include: [0, \"0:1\"]}}\n"))
-	f.Add([]byte("{\"sharing\": {\"mps\": {\"resources\": [{\"name\": \"gpu\", \"replicas\": 0x10, \"devices\": 3}]}}}"))
+	f.Add([]byte("{\"sharing\": {\"mps\": {\"resources\": [{\"name\": \"gpu\", \"replicas\": 0x10, \"devices\": " +
+		"3}]}}}"))
 	filepath.WalkDir("testdata", func(path string, e os.DirEntry, _ error) error {
 		if data, err := os.ReadFile(path); err == nil && !strings.Contains(path, "fuzz") {
 			f.Add(data)
@@ -135,7 +149,8 @@ func checkInvariants(t *testing.T, s Settings) {
 			if names = append(names, r.Name); r.Rename != "" {
 				names = append(names, r.Rename)
 			}
-			if r.Replicas < 2 || r.Replicas > maxReplicas || !r.Devices.All && r.Devices.Count <= 0 && len(r.Devices.List) == 0 {
+			if r.Replicas < 2 || r.Replicas > maxReplicas || !r.Devices.All && r.Devices.Count <= 0 &&
+				len(r.Devices.List) == 0 {
 				t.Errorf("got %+v, want at least 2 replicas of some devices", r)
 			}
 		}
@@ -151,7 +166,8 @@ func checkInvariants(t *testing.T, s Settings) {
 	}
 }
 
-// TestNewerNvidiaKeys checks that keys of a newer NVIDIA plugin are ignored. They must not stop podgauge.
+// TestNewerNvidiaKeys checks that keys of a newer NVIDIA plugin are ignored.
+// They must not stop podgauge.
 func TestNewerNvidiaKeys(t *testing.T) {
 	l, err := newTestBuilder(t, nil, "--config-file=testdata/nvidia/newer.yaml").Load()
 	if err != nil {
@@ -159,7 +175,8 @@ func TestNewerNvidiaKeys(t *testing.T) {
 	}
 	want := mustLoad(t, "version: v1\n").Settings
 	want.MIGStrategy = MIGMixed
-	want.Sharing.TimeSlicing.Resources = []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 4}}
+	want.Sharing.TimeSlicing.Resources = []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true},
+		Replicas: 4}}
 	want.Resources.GPUs = []NamePattern{{"*", GPUResource}}
 	if !reflect.DeepEqual(l.Settings, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", l.Settings, want)

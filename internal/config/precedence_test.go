@@ -66,7 +66,8 @@ func (s setting) loadedValue(t *testing.T, b *Builder, file string) string {
 	return ""
 }
 
-// TestPrecedence checks for each setting that a flag overrides a variable, a variable overrides the file, and the file overrides the default.
+// TestPrecedence checks for each setting that a flag overrides a variable, a
+// variable overrides the file, and the file overrides the default.
 func TestPrecedence(t *testing.T) {
 	for _, r := range testSettings() {
 		if r.flag == "" {
@@ -77,18 +78,24 @@ func TestPrecedence(t *testing.T) {
 			high, low := c[0], c[1]
 			want := r.loadedValue(t, newTestBuilder(t, nil, "--"+r.flag+"="+high), "version: v1\n")
 			for _, variable := range r.env {
-				if got := r.loadedValue(t, newTestBuilder(t, map[string]string{variable: low}, "--"+r.flag+"="+high), r.configText(low)); !reflect.DeepEqual(got, want) {
-					t.Errorf("--%s=%s with %s=%s and in the file: got %v, want %v", r.flag, high, variable, low, got, want)
+				got := r.loadedValue(t, newTestBuilder(t, map[string]string{variable: low}, "--"+r.flag+"="+high),
+					r.configText(low))
+				if !reflect.DeepEqual(got, want) {
+					t.Errorf("--%s=%s with %s=%s and in the file: got %v, want %v", r.flag, high, variable, low, got,
+						want)
 				}
-				if got := r.loadedValue(t, newTestBuilder(t, map[string]string{variable: high}), r.configText(low)); high != "" && !reflect.DeepEqual(got, want) {
+				got = r.loadedValue(t, newTestBuilder(t, map[string]string{variable: high}), r.configText(low))
+				if high != "" && !reflect.DeepEqual(got, want) {
 					t.Errorf("%s=%s with %s in the file: got %v, want %v", variable, high, low, got, want)
 				}
 			}
-			if got := r.loadedValue(t, newTestBuilder(t, nil), r.configText(high)); r.path != "" && !reflect.DeepEqual(got, want) {
+			got := r.loadedValue(t, newTestBuilder(t, nil), r.configText(high))
+			if r.path != "" && !reflect.DeepEqual(got, want) {
 				t.Errorf("%s: %s in the file: got %v, want %v", r.path, high, got, want)
 			}
 			for _, alias := range r.aliases {
-				if got := r.loadedValue(t, newTestBuilder(t, nil, "--"+alias+"="+high), r.configText(low)); !reflect.DeepEqual(got, want) {
+				got := r.loadedValue(t, newTestBuilder(t, nil, "--"+alias+"="+high), r.configText(low))
+				if !reflect.DeepEqual(got, want) {
 					t.Errorf("--%s=%s: got %v, want %v", alias, high, got, want)
 				}
 			}
@@ -109,7 +116,8 @@ func TestFirstVariableWins(t *testing.T) {
 	}
 }
 
-// TestSettingsComplete checks that each setting has a unique name, a help text and a field.
+// TestSettingsComplete checks that each setting has a unique name, a help text
+// and a field.
 func TestSettingsComplete(t *testing.T) {
 	flags := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 	NewBuilder(nil).AddFlags(flags)
@@ -124,7 +132,8 @@ func TestSettingsComplete(t *testing.T) {
 		if r.help == "" || r.text == nil {
 			t.Errorf("%s %s: help text or field is missing", r.flag, r.path)
 		}
-		if f := flags.Lookup(r.flag); r.flag != "" && (f.DefValue != r.defaultValue || !reflect.DeepEqual(f.Annotations[EnvAnnotation], r.env)) {
+		f := flags.Lookup(r.flag)
+		if r.flag != "" && (f.DefValue != r.defaultValue || !reflect.DeepEqual(f.Annotations[EnvAnnotation], r.env)) {
 			t.Errorf("--%s: got default %q and variables %v", r.flag, f.DefValue, f.Annotations)
 		}
 	}
@@ -136,8 +145,10 @@ func TestDefaults(t *testing.T) {
 	l, err := b.Load()
 	want := Settings{
 		MIGStrategy: "none", DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root",
-		DeviceListStrategy: []response.DeviceListStrategy{"envvar"}, DeviceIDStrategy: "uuid", CDIAnnotationPrefix: "cdi.k8s.io/", CDIHookPath: "/usr/bin/nvidia-ctk",
-		AllocationPolicy: "distributed", DeviceDiscovery: "auto", KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
+		DeviceListStrategy: []response.DeviceListStrategy{"envvar"}, DeviceIDStrategy: "uuid",
+		CDIAnnotationPrefix: "cdi.k8s.io/", CDIHookPath: "/usr/bin/nvidia-ctk",
+		AllocationPolicy: "distributed", DeviceDiscovery: "auto",
+		KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
 	}
 	if err != nil || !reflect.DeepEqual(l.Settings, want) || len(l.Origins) > 0 || len(l.Notices) > 0 {
 		t.Errorf("got %+v, error %v, want NVIDIA's defaults", l, err)
@@ -147,16 +158,22 @@ func TestDefaults(t *testing.T) {
 // TestSpellings checks the spellings of values that NVIDIA's plugin accepts.
 func TestSpellings(t *testing.T) {
 	b := newTestBuilder(t, map[string]string{
-		"CDI_DISABLE_HOOKS": "disable-device-node-modification, update-ldcache", "GDS_ENABLED": "1", "MPS_ROOT": "", "FAIL_ON_INIT_ERROR": "", "KUBELET_SOCKET": "",
-	}, "--device-list-strategy=envvar,cdi-cri", "--device-list-strategy=volume-mounts", "--device-list-strategy=envvar", "--pass-device-specs", "--nvidia-dev-root=/x")
+		"CDI_DISABLE_HOOKS": "disable-device-node-modification, update-ldcache", "GDS_ENABLED": "1", "MPS_ROOT": "",
+		"FAIL_ON_INIT_ERROR": "", "KUBELET_SOCKET": "",
+	}, "--device-list-strategy=envvar,cdi-cri", "--device-list-strategy=volume-mounts", "--device-list-strategy=envvar",
+		"--pass-device-specs", "--nvidia-dev-root=/x")
 	l, err := b.Load()
 	s := l.Settings
-	if err != nil || !reflect.DeepEqual(s.DeviceListStrategy, []response.DeviceListStrategy{"envvar", "cdi-cri", "volume-mounts"}) || !s.PassDeviceSpecs || s.DevRoot != "/x" ||
-		!reflect.DeepEqual(s.CDIDisabledHooks, []string{"disable-device-node-modification", "update-ldcache"}) || !s.GDS ||
+	if err != nil || !reflect.DeepEqual(s.DeviceListStrategy,
+		[]response.DeviceListStrategy{"envvar", "cdi-cri", "volume-mounts"}) || !s.PassDeviceSpecs ||
+		s.DevRoot != "/x" ||
+		!reflect.DeepEqual(s.CDIDisabledHooks, []string{"disable-device-node-modification", "update-ldcache"}) ||
+		!s.GDS ||
 		s.MPSRoot != "" || s.FailOnInitError || s.KubeletSocket != "" {
 		t.Errorf("got %+v, error %v", s, err)
 	}
-	for name, from := range map[string]string{"pass-device-specs": "--pass-device-specs", "gds-enabled": "GDS_ENABLED", "mps-root": "", "kubelet-socket": "KUBELET_SOCKET"} {
+	for name, from := range map[string]string{"pass-device-specs": "--pass-device-specs", "gds-enabled": "GDS_ENABLED",
+		"mps-root": "", "kubelet-socket": "KUBELET_SOCKET"} {
 		if l.Origins[name] != from {
 			t.Errorf("origin of %s: got %q, want %q", name, l.Origins[name], from)
 		}
@@ -166,13 +183,20 @@ func TestSpellings(t *testing.T) {
 // TestInvalidValues checks the errors of invalid flags and variables.
 func TestInvalidValues(t *testing.T) {
 	for flag, wantErr := range map[string]string{
-		"--mig-strategy=some":                 `invalid argument "some" for "--mig-strategy" flag: "some": expected none, single or mixed`,
-		"--fail-on-init-error=maybe":          `invalid argument "maybe" for "--fail-on-init-error" flag: "maybe": expected true or false`,
-		"--device-list-strategy=envvar,cdi":   `invalid argument "envvar,cdi" for "--device-list-strategy" flag: "cdi": expected envvar, volume-mounts, cdi-annotations or cdi-cri`,
-		"--expected-gpus=eight":               `invalid argument "eight" for "--expected-gpus" flag: "eight": expected a whole number from 0 to 1024`,
-		"--expected-gpus=-1":                  `invalid argument "-1" for "--expected-gpus" flag: "-1": expected a whole number from 0 to 1024`,
-		"--imex-channel-ids=2":                `invalid argument "2" for "--imex-channel-ids" flag: "2": expected no channel, or channel 0`,
-		"--device-discovery-strategy=nothing": `invalid argument "nothing" for "--device-discovery-strategy" flag: "nothing": expected auto or nvml`,
+		"--mig-strategy=some": `invalid argument "some" for "--mig-strategy" flag: "some": expected ` +
+			`none, single or mixed`,
+		"--fail-on-init-error=maybe": `invalid argument "maybe" for "--fail-on-init-error" flag: "maybe": ` +
+			`expected true or false`,
+		"--device-list-strategy=envvar,cdi": `invalid argument "envvar,cdi" for "--device-list-strategy" flag: ` +
+			`"cdi": expected envvar, volume-mounts, cdi-annotations or cdi-cri`,
+		"--expected-gpus=eight": `invalid argument "eight" for "--expected-gpus" flag: "eight": ` +
+			`expected a whole number from 0 to 1024`,
+		"--expected-gpus=-1": `invalid argument "-1" for "--expected-gpus" flag: "-1": expected a ` +
+			`whole number from 0 to 1024`,
+		"--imex-channel-ids=2": `invalid argument "2" for "--imex-channel-ids" flag: "2": expected ` +
+			`no channel, or channel 0`,
+		"--device-discovery-strategy=nothing": `invalid argument "nothing" for "--device-discovery-strategy" flag: ` +
+			`"nothing": expected auto or nvml`,
 	} {
 		f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 		NewBuilder(nil).AddFlags(f)
@@ -181,10 +205,12 @@ func TestInvalidValues(t *testing.T) {
 		}
 	}
 	for variable, wantErr := range map[string]string{
-		"MIG_STRATEGY":         `MIG_STRATEGY: "x y": expected none, single or mixed`,
-		"PASS_DEVICE_SPECS":    `PASS_DEVICE_SPECS: "x y": expected true or false`,
-		"DEVICE_LIST_STRATEGY": `DEVICE_LIST_STRATEGY: "x y": expected envvar, volume-mounts, cdi-annotations or cdi-cri`,
-		"EXCLUDE_DEVICES":      `EXCLUDE_DEVICES: "x y": expected an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`,
+		"MIG_STRATEGY":      `MIG_STRATEGY: "x y": expected none, single or mixed`,
+		"PASS_DEVICE_SPECS": `PASS_DEVICE_SPECS: "x y": expected true or false`,
+		"DEVICE_LIST_STRATEGY": `DEVICE_LIST_STRATEGY: "x y": expected envvar, volume-mounts, cdi-annotations or ` +
+			`cdi-cri`,
+		"EXCLUDE_DEVICES": `EXCLUDE_DEVICES: "x y": expected an index (0), a MIG index (0:1), a UUID (GPU-…, ` +
+			`MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`,
 	} {
 		if got := loadError(t, map[string]string{variable: "x y"}, FileLocation{}, ""); got != wantErr {
 			t.Errorf("%s: got %s, want %s", variable, got, wantErr)
@@ -192,7 +218,8 @@ func TestInvalidValues(t *testing.T) {
 	}
 }
 
-// TestHealthVariables checks that invalid parts of the variables are skipped, as by NVIDIA's plugin.
+// TestHealthVariables checks that invalid parts of the variables are skipped,
+// as by NVIDIA's plugin.
 func TestHealthVariables(t *testing.T) {
 	for _, c := range []struct {
 		disable, enable string
@@ -208,36 +235,46 @@ func TestHealthVariables(t *testing.T) {
 		{"all", "all", HealthConfig{Ignored: []string{"all"}, Enabled: []string{"all"}}, 0},
 		{"48", "all", HealthConfig{Ignored: []string{"48"}, Enabled: []string{"all"}}, 0},
 	} {
-		l, err := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable}).Load()
+		l, err := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable,
+			"DP_ENABLE_HEALTHCHECKS": c.enable}).Load()
 		if err != nil || !reflect.DeepEqual(l.Settings.Health, c.want) || len(l.Notices) != c.notices {
 			t.Errorf("%q, %q: got %+v, notices %v, error %v", c.disable, c.enable, l.Settings.Health, l.Notices, err)
 		}
 	}
 	h := HealthConfig{Ignored: []string{"48", "all"}, Enabled: []string{"13", "48"}}
-	for xid, want := range map[uint64]device.Policy{13: device.PolicyUnhealthy, 48: device.PolicyUnhealthy, 79: device.PolicyWarn} {
+	for xid, want := range map[uint64]device.Policy{13: device.PolicyUnhealthy, 48: device.PolicyUnhealthy,
+		79: device.PolicyWarn} {
 		if got := h.Policy(xid); got != want {
 			t.Errorf("Xid %d: got %v, want %v", xid, got, want)
 		}
 	}
-	if (HealthConfig{}).Policy(13) != device.PolicyDefault || (HealthConfig{Enabled: []string{"all"}}).Policy(13) != device.PolicyUnhealthy {
+	if (HealthConfig{}).Policy(13) != device.PolicyDefault ||
+		(HealthConfig{Enabled: []string{"all"}}).Policy(13) != device.PolicyUnhealthy {
 		t.Error("want the table's policy without lists, and unhealthy with all enabled")
 	}
 }
 
-// TestPolicies checks that the policy of a single Xid overrides NVIDIA's lists, and that the lists override the table.
+// TestPolicies checks that the policy of a single Xid overrides NVIDIA's lists,
+// and that the lists override the table.
 func TestPolicies(t *testing.T) {
 	const file = "version: v1\npodgauge: {xids: {94: warn, 31: unhealthy, 48: ignore, 79: ignore}}\n"
 	for _, c := range []struct {
 		disable, enable string
 		want            map[uint64]device.Policy
 	}{
-		{"", "", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore, 79: device.PolicyIgnore, 13: device.PolicyDefault, 95: device.PolicyDefault}},
-		{"all", "", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore, 13: device.PolicyWarn, 95: device.PolicyWarn}},
-		{"31,95", "", map[uint64]device.Policy{31: device.PolicyUnhealthy, 95: device.PolicyWarn, 13: device.PolicyDefault}},
-		{"", "all", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore, 13: device.PolicyUnhealthy, 95: device.PolicyUnhealthy}},
-		{"95", "94,95,48", map[uint64]device.Policy{94: device.PolicyWarn, 48: device.PolicyIgnore, 95: device.PolicyUnhealthy, 13: device.PolicyDefault}},
+		{"", "", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore,
+			79: device.PolicyIgnore, 13: device.PolicyDefault, 95: device.PolicyDefault}},
+		{"all", "", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore,
+			13: device.PolicyWarn, 95: device.PolicyWarn}},
+		{"31,95", "", map[uint64]device.Policy{31: device.PolicyUnhealthy, 95: device.PolicyWarn,
+			13: device.PolicyDefault}},
+		{"", "all", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore,
+			13: device.PolicyUnhealthy, 95: device.PolicyUnhealthy}},
+		{"95", "94,95,48", map[uint64]device.Policy{94: device.PolicyWarn, 48: device.PolicyIgnore,
+			95: device.PolicyUnhealthy, 13: device.PolicyDefault}},
 	} {
-		b := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable})
+		b := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable,
+			"DP_ENABLE_HEALTHCHECKS": c.enable})
 		l, err := b.LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", file)})
 		if err != nil {
 			t.Fatal(err)

@@ -49,7 +49,8 @@ func (p *NamePattern) UnmarshalYAML(n *yaml.Node) error {
 // GPU returns the resource of a whole GPU of this model.
 func (r ResourceNames) GPU(model string) string { return firstMatch(r.GPUs, model, GPUResource) }
 
-// MIG returns the resource of a MIG device of this profile ("1g.10gb", "1g.10gb+me"); empty under the strategy none.
+// MIG returns the resource of a MIG device of this profile ("1g.10gb",
+// "1g.10gb+me"); empty under the strategy none.
 func (r ResourceNames) MIG(strategy, profile string) string {
 	switch strategy {
 	case MIGSingle:
@@ -69,13 +70,16 @@ func firstMatch(patterns []NamePattern, s, fallback string) string {
 	return fallback
 }
 
-// MIGResource returns NVIDIA's resource name of a profile under the strategy mixed: "nvidia.com/mig-1g.10gb.me" for "1g.10gb+me",
-// because a resource name cannot contain a +. A compute instance smaller than the GPU instance has a different name ("1c.3g.20gb").
+// MIGResource returns NVIDIA's resource name of a profile under the strategy
+// mixed: "nvidia.com/mig-1g.10gb.me" for "1g.10gb+me", because a resource name
+// cannot contain a +. A compute instance smaller than the GPU instance has a
+// different name ("1c.3g.20gb").
 func MIGResource(profile string) string {
 	return defaultDomain + "mig-" + strings.NewReplacer("+", ".", ",", ".").Replace(profile)
 }
 
-// completeName adds NVIDIA's domain to a name without a domain, and checks the name.
+// completeName adds NVIDIA's domain to a name without a domain, and checks the
+// name.
 func completeName(name *string) error {
 	if *name != "" && !strings.Contains(*name, "/") {
 		*name = defaultDomain + *name
@@ -88,7 +92,8 @@ var (
 	localName  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 )
 
-// CheckResourceName returns an error if the kubelet rejects a resource name. The rule is IsExtendedResourceName of
+// CheckResourceName returns an error if the kubelet rejects a resource name.
+// The rule is IsExtendedResourceName of
 // k8s.io/kubernetes/pkg/apis/core/v1/helper.
 func CheckResourceName(name string) error {
 	domain, local, _ := strings.Cut(name, "/")
@@ -98,7 +103,8 @@ func CheckResourceName(name string) error {
 	case len("requests.")+len(domain) > 253 || !domainName.MatchString(domain):
 		return fmt.Errorf("%q: expected a domain name before the /, as in nvidia.com/gpu", name)
 	case len(local) > 63 || !localName.MatchString(local):
-		return fmt.Errorf("%q: expected up to 63 letters, digits, -, _ and . after the /, beginning and ending with a letter or digit", name)
+		return fmt.Errorf("%q: expected up to 63 letters, digits, -, _ and . after the /, "+
+			"beginning and ending with a letter or digit", name)
 	}
 	return nil
 }

@@ -50,8 +50,9 @@ func (c rawConfig) parse() (*document, error) {
 	return d, d.read(root)
 }
 
-// chooseNamed returns the chosen config of a file of named configs, or the root of a file with one config. The version of the file
-// is the default of the configs.
+// chooseNamed returns the chosen config of a file of named configs, or the root
+// of a file with one config. The version of the file is the default of the
+// configs.
 func (d *document) chooseNamed(root *yaml.Node, want string) (*yaml.Node, error) {
 	top, _ := entriesOf(root) //nolint:errcheck // read returns the error
 	i := slices.IndexFunc(top, func(e entry) bool { return e.key == "configs" })
@@ -99,7 +100,8 @@ func (d *document) read(root *yaml.Node) error {
 	return nil
 }
 
-// knownKeys returns the keys of a file by the path of the parent. A path has [] for the items of a list.
+// knownKeys returns the keys of a file by the path of the parent. A path has []
+// for the items of a list.
 func knownKeys() map[string][]string {
 	known := map[string][]string{"": {"version"}}
 	for _, s := range settingsOf(new(Settings), new(FileLocation)) {
@@ -167,7 +169,8 @@ func onlyHere(pattern string, value *yaml.Node) bool {
 // yamlMessage matches the first line of an error of the YAML library.
 var yamlMessage = regexp.MustCompile(`^(?:yaml: )?(?:unmarshal errors:\s+)?(?:line (\d+): )?([^\n\r]*)`)
 
-// errorAt returns an error about a value of the file as a single line. A line in the error is more exact than the value's line.
+// errorAt returns an error about a value of the file as a single line. A line
+// in the error is more exact than the value's line.
 func (d *document) errorAt(err error, line int, path string) error {
 	if err == nil {
 		return nil
@@ -186,8 +189,8 @@ func (d *document) errorAt(err error, line int, path string) error {
 	return errors.New(place + ": " + found[2])
 }
 
-// UnknownKey is an unknown key of the file. The key has no effect, because the file may be written for a newer version of podgauge
-// or of NVIDIA's plugin.
+// UnknownKey is an unknown key of the file. The key has no effect, because the
+// file may be written for a newer version of podgauge or of NVIDIA's plugin.
 type UnknownKey struct {
 	File string
 	Line int
@@ -196,7 +199,8 @@ type UnknownKey struct {
 }
 
 func newUnknownKey(file string, line int, path string, valid []string) UnknownKey {
-	return UnknownKey{file, line, text.OfName(path), "valid keys are " + strings.Join(slices.Sorted(slices.Values(valid)), ", ")}
+	hint := "valid keys are " + strings.Join(slices.Sorted(slices.Values(valid)), ", ")
+	return UnknownKey{file, line, text.OfName(path), hint}
 }
 
 func (k UnknownKey) String() string {

@@ -11,15 +11,17 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// DeviceSelector selects devices by index ("0"), MIG index ("0:1"), UUID, PCI address, or "model:" and a glob. A selector of a GPU
-// also selects the GPU's MIG devices.
+// DeviceSelector selects devices by index ("0"), MIG index ("0:1"), UUID, PCI
+// address, or "model:" and a glob. A selector of a GPU also selects the GPU's
+// MIG devices.
 type DeviceSelector string
 
 // modelPrefix begins a selector of a GPU model.
 const modelPrefix = "model:"
 
 var (
-	// deviceUUID matches the UUID of a GPU or MIG device. Drivers before R470 have "MIG-<UUID of the GPU>/<GI>/<CI>".
+	// deviceUUID matches the UUID of a GPU or MIG device. Drivers before R470
+	// have "MIG-<UUID of the GPU>/<GI>/<CI>".
 	deviceUUID = regexp.MustCompile(strings.ReplaceAll(`^(GPU-UUID|MIG-UUID|MIG-GPU-UUID/\d+/\d+)$`,
 		"UUID", `[[:xdigit:]]{8}(-[[:xdigit:]]{4}){3}-[[:xdigit:]]{12}`))
 	pciAddress = regexp.MustCompile(`^(?:([[:xdigit:]]{1,8}):)?([[:xdigit:]]{1,2}):([01]?[[:xdigit:]])\.([0-7])$`)
@@ -34,7 +36,8 @@ func ParseDeviceSelector(s string) (DeviceSelector, error) {
 	if normal := cmp.Or(normalizeIndex(s), normalizePCI(s)); normal != "" {
 		return DeviceSelector(normal), nil
 	}
-	return "", fmt.Errorf("%q: expected an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB", s)
+	return "", fmt.Errorf("%q: expected an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), "+
+		"a PCI address (0000:3b:00.0) or model:GLOB", s)
 }
 
 // Matches reports whether s selects d.
@@ -64,14 +67,15 @@ func (f DeviceFilter) Allows(d device.Device) bool {
 	return (len(f.Include) == 0 || slices.ContainsFunc(f.Include, selects)) && !slices.ContainsFunc(f.Exclude, selects)
 }
 
-// matchGlob reports whether the whole of s matches a glob. Only * is special, and
-// case counts.
+// matchGlob reports whether the whole of s matches a glob. Only * is special,
+// and case counts.
 func matchGlob(glob, s string) bool {
 	pattern := strings.ReplaceAll(regexp.QuoteMeta(strings.ToValidUTF8(glob, "?")), `\*`, ".*")
 	return regexp.MustCompile("(?s)^" + pattern + "$").MatchString(strings.ToValidUTF8(s, "?"))
 }
 
-// normalizeIndex returns an index or MIG index without leading zeros; empty: not an index.
+// normalizeIndex returns an index or MIG index without leading zeros; empty:
+// not an index.
 func normalizeIndex(s string) string {
 	gpu, mig, isMIG := strings.Cut(s, ":")
 	n, err := strconv.ParseUint(gpu, 10, 16)
@@ -84,8 +88,9 @@ func normalizeIndex(s string) string {
 	return ""
 }
 
-// normalizePCI returns a bus address in the form of Linux; empty: not an address. NVML has a domain of 8 digits and upper case, and
-// lspci omits domain 0.
+// normalizePCI returns a bus address in the form of Linux; empty: not an
+// address. NVML has a domain of 8 digits and upper case, and lspci omits domain
+// 0.
 func normalizePCI(s string) string {
 	parts := pciAddress.FindStringSubmatch(s)
 	if parts == nil {

@@ -16,9 +16,11 @@ const (
 )
 
 var (
-	deviceA100 = device.Device{ID: uuid0, GPU: uuid0, MIGDeviceIndex: -1, PCI: "00000000:3B:00.0", Model: "NVIDIA A100-SXM4-40GB"}
-	deviceT4   = device.Device{ID: uuid1, GPU: uuid1, Index: 10, MIGDeviceIndex: -1, PCI: "0000:af:00.0", Model: "Tesla T4"}
-	deviceMIG  = device.Device{ID: migUUID, GPU: uuid0, MIGDeviceIndex: 1, PCI: deviceA100.PCI, Model: deviceA100.Model}
+	deviceA100 = device.Device{ID: uuid0, GPU: uuid0, MIGDeviceIndex: -1, PCI: "00000000:3B:00.0",
+		Model: "NVIDIA A100-SXM4-40GB"}
+	deviceT4 = device.Device{ID: uuid1, GPU: uuid1, Index: 10, MIGDeviceIndex: -1, PCI: "0000:af:00.0",
+		Model: "Tesla T4"}
+	deviceMIG = device.Device{ID: migUUID, GPU: uuid0, MIGDeviceIndex: 1, PCI: deviceA100.PCI, Model: deviceA100.Model}
 )
 
 func TestDeviceSelectors(t *testing.T) {
@@ -135,10 +137,13 @@ func TestResourceNames(t *testing.T) {
 // TestCheckResourceName checks the kubelet's rule for resource names.
 func TestCheckResourceName(t *testing.T) {
 	for name, ok := range map[string]bool{
-		"nvidia.com/gpu": true, "nvidia.com/GPU_a.b-c": true, "a/b": true, "example.com/" + strings.Repeat("a", 63): true,
-		strings.Repeat("a.", 121) + "a/gpu": true,
-		"":                                  false, "gpu": false, "/gpu": false, "nvidia.com/": false, "nvidia.com/a/b": false, "kubernetes.io/gpu": false, "x.kubernetes.io/gpu": false,
-		"requests.nvidia.com/gpu": false, "Nvidia.com/gpu": false, "nvidia..com/gpu": false, "-a/gpu": false, "a_b/gpu": false,
+		"nvidia.com/gpu": true, "nvidia.com/GPU_a.b-c": true, "a/b": true,
+		"example.com/" + strings.Repeat("a", 63): true,
+		strings.Repeat("a.", 121) + "a/gpu":      true,
+		"":                                       false, "gpu": false, "/gpu": false, "nvidia.com/": false,
+		"nvidia.com/a/b": false, "kubernetes.io/gpu": false, "x.kubernetes.io/gpu": false,
+		"requests.nvidia.com/gpu": false, "Nvidia.com/gpu": false, "nvidia..com/gpu": false, "-a/gpu": false,
+		"a_b/gpu":         false,
 		"nvidia.com/-gpu": false, "nvidia.com/gpu.": false, "nvidia.com/g+u": false, "nvidia.com/gpü": false,
 		"example.com/" + strings.Repeat("a", 64): false, strings.Repeat("a.", 122) + "a/gpu": false,
 	} {
@@ -152,25 +157,31 @@ func TestCheckResourceName(t *testing.T) {
 func TestDeviceSharings(t *testing.T) {
 	other := device.Device{ID: uuid1, GPU: uuid1, Index: 2, Model: "Tesla T4"}
 	devices := []device.Device{deviceA100, other, deviceT4} // indices 0, 2, 10
-	newResource := func(d DeviceSelection, replicas ReplicaCount) SharedResource {
+	type resources = []SharedResource
+	shared := func(d DeviceSelection, replicas ReplicaCount) SharedResource {
 		return SharedResource{Name: GPUResource, Devices: d, Replicas: replicas}
 	}
+	all := DeviceSelection{All: true}
+	listed := func(names ...DeviceSelector) DeviceSelection { return DeviceSelection{List: names} }
 	for _, c := range []struct {
 		name      string
-		resources []SharedResource
+		resources resources
 		want      string // replicas in the order of the devices
 	}{
 		{"none", nil, "0 0 0"},
-		{"all", []SharedResource{newResource(DeviceSelection{All: true}, 4)}, "4 4 4"},
-		{"all twice, as NVIDIA's plugin", []SharedResource{newResource(DeviceSelection{All: true}, 4), newResource(DeviceSelection{All: true}, 2)}, "4 4 4"},
-		{"the first two by index", []SharedResource{newResource(DeviceSelection{Count: 2}, 4)}, "4 4 0"},
-		{"count above the number of devices", []SharedResource{newResource(DeviceSelection{Count: 9}, 4)}, "4 4 4"},
-		{"some", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0", "99"}}, 4)}, "4 0 0"},
-		{"one device differs", []SharedResource{newResource(DeviceSelection{All: true}, 8), newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2)}, "2 8 8"},
-		{"one device differs, listed first", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2), newResource(DeviceSelection{All: true}, 8)}, "2 8 8"},
-		{"one device of a model differs", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 8), newResource(DeviceSelection{List: []DeviceSelector{"2"}}, 2)}, "0 2 8"},
-		{"a model differs", []SharedResource{newResource(DeviceSelection{All: true}, 3), newResource(DeviceSelection{Count: 3}, 5), newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 2)}, "5 2 2"},
-		{"another resource", []SharedResource{{Name: "nvidia.com/mig-1g.5gb", Devices: DeviceSelection{All: true}, Replicas: 2}}, "0 0 0"},
+		{"all", resources{shared(all, 4)}, "4 4 4"},
+		{"all twice, as NVIDIA's plugin", resources{shared(all, 4), shared(all, 2)}, "4 4 4"},
+		{"the first two by index", resources{shared(DeviceSelection{Count: 2}, 4)}, "4 4 0"},
+		{"count above the number of devices", resources{shared(DeviceSelection{Count: 9}, 4)}, "4 4 4"},
+		{"some", resources{shared(listed("0", "99"), 4)}, "4 0 0"},
+		{"one device differs", resources{shared(all, 8), shared(listed("0"), 2)}, "2 8 8"},
+		{"one device differs, listed first", resources{shared(listed("0"), 2), shared(all, 8)}, "2 8 8"},
+		{"one device of a model differs",
+			resources{shared(listed("model:Tesla*"), 8), shared(listed("2"), 2)}, "0 2 8"},
+		{"a model differs",
+			resources{shared(all, 3), shared(DeviceSelection{Count: 3}, 5), shared(listed("model:Tesla*"), 2)},
+			"5 2 2"},
+		{"another resource", resources{{Name: "nvidia.com/mig-1g.5gb", Devices: all, Replicas: 2}}, "0 0 0"},
 	} {
 		var got []string
 		for _, sharing := range (SharingMethod{Resources: c.resources}).DeviceSharings(GPUResource, devices) {
@@ -183,7 +194,9 @@ func TestDeviceSharings(t *testing.T) {
 			t.Errorf("%s: got %v, want %s", c.name, got, c.want)
 		}
 	}
-	renamed := SharingMethod{Resources: []SharedResource{{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: DeviceSelection{List: []DeviceSelector{"0"}}, Replicas: 2}}}
+	renamed := SharingMethod{Resources: resources{
+		{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: listed("0"), Replicas: 2},
+	}}
 	want := []DeviceSharing{{Resource: "nvidia.com/gpu.shared", Replicas: 2}, {}, {}}
 	if got := renamed.DeviceSharings(GPUResource, devices); !reflect.DeepEqual(got, want) {
 		t.Errorf("renamed: got %v, want %v", got, want)
@@ -191,7 +204,8 @@ func TestDeviceSharings(t *testing.T) {
 }
 
 func TestActive(t *testing.T) {
-	some := SharingMethod{Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 2}}}
+	some := SharingMethod{Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true},
+		Replicas: 2}}}
 	for _, s := range []SharingConfig{{}, {TimeSlicing: some}, {MPS: some}} {
 		if got, want := len(s.Active().Resources), len(s.MPS.Resources)+len(s.TimeSlicing.Resources); got != want {
 			t.Errorf("%+v: got %d resources, want %d", s, got, want)

@@ -8,8 +8,8 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// setting is a row of the table of settings: flag, variables, key in the file, field and help. A new setting is a
-// field of Settings and a row.
+// setting is a row of the table of settings: flag, variables, key in the file,
+// field and help. A new setting is a field of Settings and a row.
 type setting struct {
 	flag    string   // empty: only a file can express the setting
 	aliases []string // of the flag in NVIDIA's plugin
@@ -19,7 +19,8 @@ type setting struct {
 	value
 }
 
-// row makes a setting. Of the names, a key in the file has a dot, a variable is in upper case, and others are flags.
+// row makes a setting. Of the names, a key in the file has a dot, a variable is
+// in upper case, and others are flags.
 func row(names string, v value, help string) setting {
 	s := setting{value: v, help: help}
 	for name := range strings.FieldsSeq(names) {
@@ -54,8 +55,10 @@ func nvidiaSettings(s *Settings) []setting {
 			"`folder` of the driver on the host"),
 		row("dev-root nvidia-dev-root NVIDIA_DEV_ROOT flags.nvidiaDevRoot", oneText(&s.DevRoot, ""),
 			"`folder` with dev/nvidia* on the host (default --driver-root)"),
-		row("driver-root-ctr-path container-driver-root DRIVER_ROOT_CTR_PATH CONTAINER_DRIVER_ROOT flags.plugin.containerDriverRoot",
-			oneText(&s.ContainerDriverRoot, "/driver-root"), "`folder` on which the driver root is mounted in the container"),
+		row("driver-root-ctr-path container-driver-root DRIVER_ROOT_CTR_PATH CONTAINER_DRIVER_ROOT "+
+			"flags.plugin.containerDriverRoot",
+			oneText(&s.ContainerDriverRoot, "/driver-root"),
+			"`folder` on which the driver root is mounted in the container"),
 		row("pass-device-specs PASS_DEVICE_SPECS flags.plugin.passDeviceSpecs", boolean(&s.PassDeviceSpecs),
 			"return device nodes from Allocate as well"),
 		row("device-list-strategy DEVICE_LIST_STRATEGY flags.plugin.deviceListStrategy",
@@ -63,12 +66,14 @@ func nvidiaSettings(s *Settings) []setting {
 				response.EnvVar, response.VolumeMounts, response.CDIAnnotations, response.CDICRI),
 			"`strategies` for passing devices to containers: envvar, volume-mounts, cdi-annotations, cdi-cri"),
 		row("device-id-strategy DEVICE_ID_STRATEGY flags.plugin.deviceIDStrategy",
-			oneOf(&s.DeviceIDStrategy, response.UUID, response.Index), "device names for the container runtime: uuid or index"),
+			oneOf(&s.DeviceIDStrategy, response.UUID, response.Index),
+			"device names for the container runtime: uuid or index"),
 		row("gdrcopy-enabled GDRCOPY_ENABLED flags.gdrcopyEnabled", boolean(&s.GDRCopy), "pass GDRCopy to containers"),
 		row("gds-enabled GDS_ENABLED flags.gdsEnabled", boolean(&s.GDS), "pass GPUDirect Storage to containers"),
 		row("mofed-enabled MOFED_ENABLED flags.mofedEnabled", boolean(&s.MOFED), "pass MOFED devices to containers"),
 		row("cdi-annotation-prefix CDI_ANNOTATION_PREFIX flags.plugin.cdiAnnotationPrefix",
-			oneText(&s.CDIAnnotationPrefix, response.DefaultAnnotationPrefix), "`prefix` of the annotation keys of cdi-annotations"),
+			oneText(&s.CDIAnnotationPrefix, response.DefaultAnnotationPrefix),
+			"`prefix` of the annotation keys of cdi-annotations"),
 		row("nvidia-cdi-hook-path nvidia-ctk-path NVIDIA_CDI_HOOK_PATH NVIDIA_CTK_PATH flags.plugin.nvidiaCTKPath",
 			oneText(&s.CDIHookPath, "/usr/bin/nvidia-ctk"), "`path` on the host of the program for CDI hooks"),
 		row("cdi-feature-flags CDI_FEATURE_FLAGS", list(&s.CDIFeatureFlags, anyText),
@@ -77,7 +82,8 @@ func nvidiaSettings(s *Settings) []setting {
 			"`hooks` to omit from the CDI spec, or all"),
 		row("mps-root MPS_ROOT flags.mpsRoot", oneText(&s.MPSRoot, ""),
 			"`folder` on the host of the MPS control daemon's pipes, logs and shared memory"),
-		row("shared-devices-allocation-policy SHARED_DEVICES_ALLOCATION_POLICY flags.plugin.sharedDevicesAllocationPolicy",
+		row("shared-devices-allocation-policy SHARED_DEVICES_ALLOCATION_POLICY "+
+			"flags.plugin.sharedDevicesAllocationPolicy",
 			oneOf(&s.AllocationPolicy, preferred.Distributed, preferred.Packed, preferred.Distinct),
 			"replicas for a container: distributed, packed or distinct (at most one replica of a GPU)"),
 		row("device-discovery-strategy DEVICE_DISCOVERY_STRATEGY flags.deviceDiscoveryStrategy",

@@ -9,10 +9,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// SharingConfig configures the replicas of devices. At most one of the two methods has Resources.
+// SharingConfig configures the replicas of devices. At most one of the two
+// methods has Resources.
 type SharingConfig struct{ TimeSlicing, MPS SharingMethod }
 
-// Active returns the method with Resources. Without Resources, no device is shared.
+// Active returns the method with Resources. Without Resources, no device is
+// shared.
 func (s SharingConfig) Active() SharingMethod {
 	if len(s.MPS.Resources) > 0 {
 		return s.MPS
@@ -81,7 +83,8 @@ func (c *ReplicaCount) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// DeviceSelection selects devices of a resource: All, the first Count, or the List. The zero value selects no device.
+// DeviceSelection selects devices of a resource: All, the first Count, or the
+// List. The zero value selects no device.
 type DeviceSelection struct {
 	All   bool
 	Count int
@@ -109,15 +112,17 @@ func (d *DeviceSelection) UnmarshalYAML(n *yaml.Node) (err error) {
 	return lineError(n, list(&d.List, ParseDeviceSelector).set(values))
 }
 
-// DeviceSharing is how a device is shared. The zero DeviceSharing is not shared.
+// DeviceSharing is how a device is shared. The zero DeviceSharing is not
+// shared.
 type DeviceSharing struct {
 	Resource        string // of the replicas; empty: the device's
 	Replicas        int    // 0: a single id without a replica number
 	OnePerContainer bool   // a container with several replicas is rejected
 }
 
-// maxReplicas is above the limit of any device: the kubelet reads lists of up to 4 MiB, and an id takes at least 62 bytes. The
-// limit of a node depends on its devices (plugin/rules.go).
+// maxReplicas is above the limit of any device: the kubelet reads lists of up
+// to 4 MiB, and an id takes at least 62 bytes. The limit of a node depends on
+// its devices (plugin/rules.go).
 const maxReplicas = 1 << 16
 
 // Precedence of an entry for a device: the closer the selection, the higher.
@@ -128,8 +133,9 @@ const (
 	rankExact
 )
 
-// DeviceSharings returns how each device of a resource is shared. The entry of the highest rank counts; of equal ranks, the entry with
-// the most replicas, as in NVIDIA's plugin.
+// DeviceSharings returns how each device of a resource is shared. The entry of
+// the highest rank counts; of equal ranks, the entry with the most replicas, as
+// in NVIDIA's plugin.
 func (s SharingMethod) DeviceSharings(resource string, devices []device.Device) []DeviceSharing {
 	sharings := make([]DeviceSharing, len(devices))
 	ranks := make([]int, len(devices))
@@ -146,8 +152,9 @@ func (s SharingMethod) DeviceSharings(resource string, devices []device.Device) 
 	return sharings
 }
 
-// ranks returns how closely each device is selected; 0: not at all. Devices are ordered by Device.Compare. The node may lack listed
-// devices, because a file serves many nodes.
+// ranks returns how closely each device is selected; 0: not at all. Devices are
+// ordered by Device.Compare. The node may lack listed devices, because a file
+// serves many nodes.
 func (d DeviceSelection) ranks(devices []device.Device) []int {
 	ranks := make([]int, len(devices))
 	for i, candidate := range devices {

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestSummary checks the text of each kind of setting, and that defaults are left out.
+// TestSummary checks the text of each kind of setting, and that defaults are
+// left out.
 func TestSummary(t *testing.T) {
 	const text = `version: v1
 flags: {migStrategy: mixed}
@@ -27,7 +28,8 @@ podgauge: {xids: {94: ignore, 31: unhealthy}, claims: {ignore: [monitoring/*]}}
 		t.Fatal(err)
 	}
 	loaded, err := NewBuilder(func(name string) (string, bool) {
-		value, set := map[string]string{"CONFIG_FILE": path, "PASS_DEVICE_SPECS": "true", "DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}[name]
+		value, set := map[string]string{"CONFIG_FILE": path, "PASS_DEVICE_SPECS": "true",
+			"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}[name]
 		return value, set
 	}).Load()
 	if err != nil {

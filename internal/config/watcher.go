@@ -13,8 +13,9 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// Watcher publishes the Settings, and new Settings after a change of the file or the config's name. The watcher compares contents,
-// and so follows the symbolic links of a ConfigMap without inotify.
+// Watcher publishes the Settings, and new Settings after a change of the file
+// or the config's name. The watcher compares contents, and so follows the
+// symbolic links of a ConfigMap without inotify.
 type Watcher struct {
 	builder  *Builder
 	location FileLocation
@@ -48,7 +49,8 @@ func (w *Watcher) Get() (Settings, <-chan struct{}) { return w.settings.Get() }
 // UnknownKeys returns the number of unknown keys in the accepted file.
 func (w *Watcher) UnknownKeys() int { return int(w.unknownKeys.Load()) }
 
-// Run watches until ctx is done. An invalid or missing file is logged once, and the previous settings stay in effect.
+// Run watches until ctx is done. An invalid or missing file is logged once, and
+// the previous settings stay in effect.
 func (w *Watcher) Run(ctx context.Context) error {
 	for {
 		select {
@@ -62,8 +64,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// poll reads the file. Unless forced, poll accepts a change at the second sight: a write in place is incomplete for a moment, and
-// a replaced file is absent for a moment.
+// poll reads the file. Unless forced, poll accepts a change at the second
+// sight: a write in place is incomplete for a moment, and a replaced file is
+// absent for a moment.
 func (w *Watcher) poll(force bool) {
 	current, err := w.location.read()
 	if err != nil {
@@ -95,8 +98,9 @@ func (w *Watcher) poll(force bool) {
 	l.Report(w.o.Log)
 }
 
-// checkRestart rejects a file with a new driver root: the process cannot replace the loaded library, and new CDI specs and device
-// nodes would belong to a different driver.
+// checkRestart rejects a file with a new driver root: the process cannot
+// replace the loaded library, and new CDI specs and device nodes would belong
+// to a different driver.
 func (w *Watcher) checkRestart(l Loaded) error {
 	roots := func(s Settings) [2]string { return [2]string{s.DriverRoot, s.ContainerDriverRoot} }
 	settings, _ := w.Get()
@@ -104,5 +108,6 @@ func (w *Watcher) checkRestart(l Loaded) error {
 	if before == after {
 		return nil
 	}
-	return fmt.Errorf("flags.nvidiaDriverRoot, flags.plugin.containerDriverRoot: changed from %q to %q: restart podgauge to use the new driver", before, after)
+	return fmt.Errorf("flags.nvidiaDriverRoot, flags.plugin.containerDriverRoot: changed from %q to %q: "+
+		"restart podgauge to use the new driver", before, after)
 }

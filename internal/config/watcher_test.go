@@ -42,7 +42,8 @@ func (w *testWatcher) pollTimes(n int) {
 	}
 }
 
-// check checks the published MIG strategy, and the log lines since the last check.
+// check checks the published MIG strategy, and the log lines since the last
+// check.
 func (w *testWatcher) check(what, mig string, logged ...string) {
 	w.t.Helper()
 	if s, _ := w.Get(); s.MIGStrategy != mig {
@@ -131,7 +132,8 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 	}
 }
 
-// TestWatchRejectsAnotherDriverRoot checks that a new driver root is rejected. NVML remains loaded from the old root; CDI specs would differ.
+// TestWatchRejectsAnotherDriverRoot checks that a new driver root is rejected.
+// NVML remains loaded from the old root; CDI specs would differ.
 func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
 	root := func(mig, root string) string {
 		return "version: v1\nflags:\n  migStrategy: " + mig + "\n  nvidiaDriverRoot: " + root + "\n"
@@ -140,9 +142,12 @@ func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
 	file := filepath.Join(dir, "config")
 	w := newTestWatcher(t, nil, nil, "--config-file="+file)
 	for _, c := range []struct{ what, text, mig, wantLog string }{
-		{"moved", root("mixed", "/opt/driver"), MIGNone, `changed from [\"/run/nvidia/driver\" \"/driver-root\"] to [\"/opt/driver\" \"/driver-root\"]: restart podgauge`},
+		{"moved", root("mixed", "/opt/driver"), MIGNone,
+			`changed from [\"/run/nvidia/driver\" \"/driver-root\"] to [\"/opt/driver\" \"/driver-root\"]: restart ` +
+				`podgauge`},
 		{"removed", "version: v1\n", MIGNone, `to [\"/\" \"/driver-root\"]`},
-		{"container root moved", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n", MIGNone, `to [\"/run/nvidia/driver\" \"/mnt\"]`},
+		{"container root moved", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n",
+			MIGNone, `to [\"/run/nvidia/driver\" \"/mnt\"]`},
 		{"root as before", root("mixed", "/run/nvidia/driver"), MIGMixed, "config changed"},
 	} {
 		updateConfigMap(t, dir, "config", c.text)
@@ -154,7 +159,8 @@ func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
 	}
 }
 
-// TestWatchDebounces checks that a change is applied when two polls read it, or at once on request. The test makes each poll.
+// TestWatchDebounces checks that a change is applied when two polls read it, or
+// at once on request. The test makes each poll.
 func TestWatchDebounces(t *testing.T) {
 	file := writeTemp(t, "config", migConfig("none"))
 	w := newTestWatcher(t, nil, nil, "--config-file="+file)
@@ -195,7 +201,8 @@ func TestWatchDebounces(t *testing.T) {
 	w.check("two reloads of an invalid file", MIGNone, "rejected", "rejected")
 }
 
-// TestWatchRun checks that Run follows the file, and that a reload signal reads the file at once.
+// TestWatchRun checks that Run follows the file, and that a reload signal reads
+// the file at once.
 func TestWatchRun(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		file, reload := writeTemp(t, "config", migConfig("none")), make(chan os.Signal)
@@ -221,7 +228,8 @@ func TestWatchRun(t *testing.T) {
 // TestWatchFollowsALabel checks that the watcher follows the label in a file.
 func TestWatchFollowsALabel(t *testing.T) {
 	dir := writeDir(t, "default", migConfig("none"), "a", migConfig("single"), "b", migConfig("mixed"))
-	file := writeTemp(t, "config", "version: v1\nconfigs: {default: {}, a: {flags: {migStrategy: single}}, b: {flags: {migStrategy: mixed}}}")
+	file := writeTemp(t, "config", "version: v1\nconfigs: {default: {}, a: {flags: {migStrategy: single}}, b: "+
+		"{flags: {migStrategy: mixed}}}")
 	for _, configs := range []string{dir, file} {
 		label := filepath.Join(t.TempDir(), "label")
 		w := newTestWatcher(t, nil, map[string]string{"CONFIG_FILE": configs, "CONFIG_NAME_FILE": label})
@@ -242,8 +250,10 @@ func TestWatchFollowsALabel(t *testing.T) {
 // TestWatchKeepsFlags checks that flags and variables override a new file.
 func TestWatchKeepsFlags(t *testing.T) {
 	file := writeTemp(t, "config", migConfig("none"))
-	w := newTestWatcher(t, nil, map[string]string{"GDS_ENABLED": "true"}, "--config-file="+file, "--mig-strategy=single")
-	os.WriteFile(file, []byte("version: v1\nflags: {migStrategy: mixed, gdsEnabled: false, mofedEnabled: true, useNodeFeatureAPI: true}\n"), 0o644)
+	w := newTestWatcher(t, nil, map[string]string{"GDS_ENABLED": "true"}, "--config-file="+file,
+		"--mig-strategy=single")
+	os.WriteFile(file, []byte("version: v1\nflags: {migStrategy: mixed, gdsEnabled: false, mofedEnabled: true, "+
+		"useNodeFeatureAPI: true}\n"), 0o644)
 	w.pollTimes(2)
 	w.check("changed", MIGSingle, "config changed", "useNodeFeatureAPI")
 	if s, _ := w.Get(); !s.GDS || !s.MOFED {
@@ -269,7 +279,8 @@ func TestWatchPolicies(t *testing.T) {
 		want   device.Policy
 	}{
 		{"version: v1\npodgauge: {xids: {31: unhealthy}}\n", "config changed", device.PolicyUnhealthy},
-		{"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `expected ignore, warn or unhealthy`, device.PolicyUnhealthy},
+		{"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `expected ignore, warn or unhealthy`,
+			device.PolicyUnhealthy},
 		{"version: v1\npodgauge: {xids: {31: ignore}}\n", "config changed", device.PolicyIgnore},
 		{"version: v1\n", "config changed", device.PolicyDefault},
 	} {

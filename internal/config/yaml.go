@@ -12,7 +12,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxFileBytes limits a file, because the YAML library compares each key of a mapping with all others. A config has some kilobytes.
+// maxFileBytes limits a file, because the YAML library compares each key of a
+// mapping with all others. A config has some kilobytes.
 const maxFileBytes = 128 << 10
 
 // parseYAML reads a YAML document. JSON is a subset of YAML.
@@ -59,7 +60,8 @@ type entry struct {
 	value *yaml.Node
 }
 
-// entriesOf returns the keys of a mapping in alphabetical order, with merged keys.
+// entriesOf returns the keys of a mapping in alphabetical order, with merged
+// keys.
 func entriesOf(n *yaml.Node) ([]entry, error) {
 	if n.Kind != yaml.MappingNode {
 		return nil, lineError(n, errors.New("expected a mapping"))

@@ -11,10 +11,11 @@ import (
 
 // kernelLog is the kernel log: /dev/kmsg, or a test's.
 type kernelLog interface {
-	// open returns the log from its beginning. A Read returns one record, and EAGAIN
-	// if there is none.
+	// open returns the log from its beginning. A Read returns one record, and
+	// EAGAIN if there is none.
 	open() (io.ReadCloser, error)
-	// uptime returns the time since the boot by the clock of the records; roughly, because NTP does not adjust the records' clock.
+	// uptime returns the time since the boot by the clock of the records;
+	// roughly, because NTP does not adjust the records' clock.
 	uptime() time.Duration
 }
 

@@ -1,4 +1,5 @@
-// Package kmsg reads Xids from the kernel log, for Xids that NVML does not report.
+// Package kmsg reads Xids from the kernel log, for Xids that NVML does not
+// report.
 package kmsg
 
 import (
@@ -22,35 +23,43 @@ import (
 const Source = "kmsg"
 
 const (
-	// readInterval is the time between two reads of the log. A line waits for the
-	// next read, because only the driver's report may name the MIG device.
+	// readInterval is the time between two reads of the log. A line waits for
+	// the next read, because only the driver's report may name the MIG device.
 	readInterval = time.Second
 	// reopenInterval is the delay after a failed read.
 	reopenInterval = 10 * time.Second
-	// listingTimeout is the maximum time for which a line waits for the listing of its GPU.
+	// listingTimeout is the maximum time for which a line waits for the listing
+	// of its GPU.
 	listingTimeout = 5 * time.Minute
 	maxPending     = 256
-	// maxRecordBytes is above the kernel's maximum (CONSOLE_EXT_LOG_MAX, 8 KiB).
+	// maxRecordBytes is above the kernel's maximum (CONSOLE_EXT_LOG_MAX, 8
+	// KiB).
 	maxRecordBytes = 16 << 10
 	// driverLoadedPrefix begins the driver's first message.
 	driverLoadedPrefix = "NVRM: loading NVIDIA UNIX"
 )
 
-// Handler resolves and receives the Xids of the log. All calls come from Run's goroutine.
+// Handler resolves and receives the Xids of the log. All calls come from Run's
+// goroutine.
 type Handler interface {
-	// EventOf returns the event of a line; false if no known GPU has the address.
+	// EventOf returns the event of a line; false if no known GPU has the
+	// address.
 	EventOf(XidLine) (device.Event, bool)
-	// Report receives a number of equal events with the wall time of the newest. An
-	// error ends the Reader.
+	// Report receives a number of equal events with the wall time of the
+	// newest. An error ends the Reader.
 	Report(ctx context.Context, e device.Event, count int, at time.Time) error
-	// LastReported returns the newest time at which an earlier process reported such an event, or zero.
+	// LastReported returns the newest time at which an earlier process reported
+	// such an event, or zero.
 	LastReported(device.Event) time.Time
 }
 
-// Reader follows the kernel log from the boot on: no other source has Xids from before the start of this process.
+// Reader follows the kernel log from the boot on: no other source has Xids from
+// before the start of this process.
 //
-// The log does not show a reset of a GPU, except if the driver was loaded again. So a historical Xid does not make a
-// device unhealthy: the GPU is checked, once per kind of Xid, and Xids without a need for recovery are ignored.
+// The log does not show a reset of a GPU, except if the driver was loaded
+// again. So a historical Xid does not make a device unhealthy: the GPU is
+// checked, once per kind of Xid, and Xids without a need for recovery are
+// ignored.
 type Reader struct {
 	source  kernelLog
 	handler Handler
@@ -63,8 +72,8 @@ type Reader struct {
 	logLimiter   *loglimit.Limiter[string] // of messages about lost lines
 }
 
-// pendingLine is one or more equal lines that wait for the next read, or for the
-// listing of their GPU.
+// pendingLine is one or more equal lines that wait for the next read, or for
+// the listing of their GPU.
 type pendingLine struct {
 	line       XidLine
 	historical bool
@@ -78,7 +87,8 @@ func NewReader(path string, handler Handler, log *slog.Logger) *Reader {
 	return &Reader{source: devKmsg(path), handler: handler, log: log, logLimiter: loglimit.New[string](time.Minute)}
 }
 
-// Run reads the log until ctx is done. A log that is missing or not readable at the start is logged once and not opened again.
+// Run reads the log until ctx is done. A log that is missing or not readable at
+// the start is logged once and not opened again.
 func (r *Reader) Run(ctx context.Context) error {
 	lastError := ""
 	for first := true; ctx.Err() == nil; first = false {

@@ -71,7 +71,8 @@ func (k *fakeKernelLog) writeAt(since time.Duration, messages ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, m := range messages {
-		k.records = append(k.records, fmt.Sprintf("4,%d,%d,-;%s\n KEY=x\n", len(k.records)+100, since.Microseconds(), m))
+		k.records = append(k.records, fmt.Sprintf("4,%d,%d,-;%s\n KEY=x\n", len(k.records)+100, since.Microseconds(),
+			m))
 	}
 }
 
@@ -109,7 +110,8 @@ func (t *fakeReader) Close() error {
 	return nil
 }
 
-// readerFixture is a Reader of a fakeKernelLog, and the Handler with its reports.
+// readerFixture is a Reader of a fakeKernelLog, and the Handler with its
+// reports.
 type readerFixture struct {
 	*testing.T
 	*fakeKernelLog
@@ -137,14 +139,16 @@ func xidLine(pci string, xid int) string {
 // runTest runs a test in a synctest bubble.
 func runTest(t *testing.T, body func(s *readerFixture)) {
 	bubble.Test(t, func(t *testing.T) {
-		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{addressGPU1: gpu1, addressGPU2: gpu2}}
+		s := &readerFixture{T: t, fakeKernelLog: newKernel(),
+			known: map[string]device.GPU{addressGPU1: gpu1, addressGPU2: gpu2}}
 		s.Reader = NewReader("", s, slog.New(slog.NewTextHandler(s, nil)))
 		s.source = s.fakeKernelLog
 		body(s)
 	})
 }
 
-// LastReported returns the time of an earlier process's report; zero unless a test sets lastReported.
+// LastReported returns the time of an earlier process's report; zero unless a
+// test sets lastReported.
 func (s *readerFixture) LastReported(e device.Event) time.Time {
 	if s.lastReported == nil {
 		return time.Time{}
@@ -173,7 +177,8 @@ func (s *readerFixture) addGPU(pci string, gpu device.GPU) {
 	s.known[pci] = gpu
 }
 
-// EventOf returns events that need no recovery for Xid 31, passed checks for Xid 74, and a reset for all others.
+// EventOf returns events that need no recovery for Xid 31, passed checks for
+// Xid 74, and a reset for all others.
 func (s *readerFixture) EventOf(l XidLine) (device.Event, bool) {
 	s.mu.Lock()
 	gpu, known := s.known[l.PCI]
@@ -214,12 +219,14 @@ func (s *readerFixture) wantReports(when string, want ...string) {
 	defer s.mu.Unlock()
 	var got []string
 	for _, e := range s.got {
-		recovery := map[device.Recovery]string{device.RecoveryNone: "itself", device.RecoveryChecksPass: "check", device.RecoveryAfterReset: "reset"}[e.Recovery]
+		recovery := map[device.Recovery]string{device.RecoveryNone: "itself", device.RecoveryChecksPass: "check",
+			device.RecoveryAfterReset: "reset"}[e.Recovery]
 		source := e.Source
 		if e.Historical {
 			source += "_past"
 		}
-		got = append(got, strings.Join(strings.Fields(fmt.Sprintf("%s %s %d %s %s", e.GPU, e.Device, e.Xid, recovery, source)), " "))
+		got = append(got, strings.Join(strings.Fields(fmt.Sprintf("%s %s %d %s %s", e.GPU, e.Device, e.Xid, recovery,
+			source)), " "))
 	}
 	s.got = nil
 	if !slices.Equal(got, want) {
@@ -240,7 +247,8 @@ func (s *readerFixture) wantLogged(text string, times int) {
 func TestFollow(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.runReader(func() {
-			s.write("usb 1-1: new device", xidLine(addressGPU1, 79), "NVRM: GPU at PCI:0000:1a:00: GPU-1", xidLine(addressGPU2+" GPU-I:07", 31))
+			s.write("usb 1-1: new device", xidLine(addressGPU1, 79), "NVRM: GPU at PCI:0000:1a:00: GPU-1",
+				xidLine(addressGPU2+" GPU-I:07", 31))
 			s.wantReports("new records", "GPU-1 79 reset kmsg", "GPU-2 MIG-a 31 itself kmsg")
 			time.Sleep(time.Hour)
 			s.write(xidLine(addressGPU1, 79), xidLine(addressGPU1, 79))
@@ -250,12 +258,15 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// TestHistoricalRecords checks that Xids from before the start only request checks, once per kind.
+// TestHistoricalRecords checks that Xids from before the start only request
+// checks, once per kind.
 func TestHistoricalRecords(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
-		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU1, 31), xidLine(addressGPU2+" GPU-I:07", 95), xidLine(addressGPU1, 79), xidLine(addressGPU1, 74))
+		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU1, 31), xidLine(addressGPU2+" GPU-I:07", 95),
+			xidLine(addressGPU1, 79), xidLine(addressGPU1, 74))
 		s.runReader(func() {
-			s.wantReports("historical records", "GPU-1 79 check kmsg_past", "GPU-2 95 check kmsg_past", "GPU-1 74 check kmsg_past")
+			s.wantReports("historical records", "GPU-1 79 check kmsg_past", "GPU-2 95 check kmsg_past",
+				"GPU-1 74 check kmsg_past")
 			s.write(xidLine(addressGPU1, 79))
 			s.wantReports("new record", "GPU-1 79 reset kmsg")
 			time.Sleep(time.Hour)
@@ -264,7 +275,8 @@ func TestHistoricalRecords(t *testing.T) {
 	})
 }
 
-// TestReportTimes checks the times of reports for late reads and for wrong clocks of the log.
+// TestReportTimes checks the times of reports for late reads and for wrong
+// clocks of the log.
 func TestReportTimes(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		wants := func(when string, want ...time.Time) {
@@ -313,13 +325,15 @@ func TestReportTimes(t *testing.T) {
 // TestDriverLoaded checks that loading the driver drops earlier Xids.
 func TestDriverLoaded(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
-		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU2, 95), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", xidLine(addressGPU2, 64))
+		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU2, 95),
+			"NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", xidLine(addressGPU2, 64))
 		s.runReader(func() { s.wantReports("historical records", "GPU-2 64 check kmsg_past") })
 	})
 	runTest(t, func(s *readerFixture) {
 		delete(s.known, addressGPU1)
 		s.runReader(func() {
-			s.write(xidLine(addressGPU1, 79), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", xidLine(addressGPU1, 95))
+			s.write(xidLine(addressGPU1, 79), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05",
+				xidLine(addressGPU1, 95))
 			s.wantReports("unknown GPU")
 			s.addGPU(addressGPU1, gpu1)
 			time.Sleep(2 * time.Second)
@@ -328,7 +342,8 @@ func TestDriverLoaded(t *testing.T) {
 	})
 }
 
-// TestLastReported checks that Xids of an earlier process are not reported again.
+// TestLastReported checks that Xids of an earlier process are not reported
+// again.
 func TestLastReported(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.lastReported = func(e device.Event) time.Time {
@@ -337,7 +352,8 @@ func TestLastReported(t *testing.T) {
 			}
 			return s.bootedAt.Add(30 * time.Minute)
 		}
-		s.writeAt(30*time.Minute+2*time.Second, xidLine(addressGPU1, 79), xidLine(addressGPU2, 79), xidLine(addressGPU1, 95))
+		s.writeAt(30*time.Minute+2*time.Second, xidLine(addressGPU1, 79), xidLine(addressGPU2, 79),
+			xidLine(addressGPU1, 95))
 		s.runReader(func() {
 			s.wantReports("reported by an earlier process", "GPU-2 79 check kmsg_past", "GPU-1 95 check kmsg_past")
 		})
@@ -391,8 +407,8 @@ func TestUnknownGPU(t *testing.T) {
 	})
 }
 
-// TestStorm checks that equal lines are counted, and that the kinds of lines are
-// bounded.
+// TestStorm checks that equal lines are counted, and that the kinds of lines
+// are bounded.
 func TestStorm(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.runReader(func() {
@@ -430,7 +446,8 @@ func TestOverrun(t *testing.T) {
 	})
 }
 
-// TestReopen checks that a failed log is opened again, without duplicate reports.
+// TestReopen checks that a failed log is opened again, without duplicate
+// reports.
 func TestReopen(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.writeAt(time.Minute, xidLine(addressGPU1, 95))
@@ -458,7 +475,8 @@ func TestReopen(t *testing.T) {
 	})
 }
 
-// TestUnreadableLog checks that a missing or forbidden log is logged once and not opened again.
+// TestUnreadableLog checks that a missing or forbidden log is logged once and
+// not opened again.
 func TestUnreadableLog(t *testing.T) {
 	for _, err := range []error{fs.ErrNotExist, &fs.PathError{Op: "open", Path: "/dev/kmsg", Err: syscall.EPERM}} {
 		runTest(t, func(s *readerFixture) {

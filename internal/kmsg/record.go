@@ -6,16 +6,18 @@ import (
 	"time"
 )
 
-// logRecord is a record of the kernel log in the format of /dev/kmsg (Documentation/ABI/testing/dev-kmsg): "6,339,5140900,-;NVRM: …",
-// then lines with keys, which begin with a blank.
+// logRecord is a record of the kernel log in the format of /dev/kmsg
+// (Documentation/ABI/testing/dev-kmsg): "6,339,5140900,-;NVRM: …", then lines
+// with keys, which begin with a blank.
 type logRecord struct {
 	sequence uint64
 	uptime   time.Duration // since the boot, without suspend
 	message  string
 }
 
-// parseRecord parses one read of /dev/kmsg. It returns false for an invalid record and for a record of a program: the facility of such
-// a record is in the priority's bits above the third, so no program can imitate the driver.
+// parseRecord parses one read of /dev/kmsg. It returns false for an invalid
+// record and for a record of a program: the facility of such a record is in the
+// priority's bits above the third, so no program can imitate the driver.
 func parseRecord(data []byte) (r logRecord, ok bool) {
 	head, message, found := bytes.Cut(data, []byte(";"))
 	fields := bytes.SplitN(head, []byte(","), 4)

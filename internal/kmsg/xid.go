@@ -20,7 +20,8 @@ type XidLine struct {
 	Severity string
 }
 
-// refine returns the event with the severity of the line, if the driver's report lacks a severity.
+// refine returns the event with the severity of the line, if the driver's
+// report lacks a severity.
 func (l XidLine) refine(e device.Event) device.Event {
 	switch {
 	case e.Severity != device.SeverityUndecided:
@@ -32,14 +33,18 @@ func (l XidLine) refine(e device.Event) device.Event {
 	return e
 }
 
-// xidPattern has groups for domain, bus, device, GI, CI and Xid. Domain, function and leading zeros are optional.
-var xidPattern = regexp.MustCompile(`^NVRM: Xid \((?:PCI:)?(?:0*([0-9A-Fa-f]{1,8}):)?0*([0-9A-Fa-f]{1,2}):0*([01]?[0-9A-Fa-f])(?:\.[0-7])?` +
+// xidPattern has groups for domain, bus, device, GI, CI and Xid. Domain,
+// function and leading zeros are optional.
+var xidPattern = regexp.MustCompile(`^NVRM: Xid \((?:PCI:)?` +
+	`(?:0*([0-9A-Fa-f]{1,8}):)?0*([0-9A-Fa-f]{1,2}):0*([01]?[0-9A-Fa-f])(?:\.[0-7])?` +
 	`(?: GPU-I:([0-9]{1,9}))?(?: GPU-CI:([0-9]{1,9}))?\): 0*([1-9][0-9]{0,8})(?:[, ]|$)`)
 
-// severityPattern matches the unit and the severity of an NVLink error. A process name of 15 bytes cannot imitate them.
+// severityPattern matches the unit and the severity of an NVLink error. A
+// process name of 15 bytes cannot imitate them.
 var severityPattern = regexp.MustCompile(`, [A-Z][A-Z0-9_]* (Fatal|Nonfatal) XC ?[0-9]+ i ?[0-9]+ Link `)
 
-// ParseXidLine parses a kernel message. Drivers have written these formats (src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older):
+// ParseXidLine parses a kernel message. Drivers have written these formats
+// (src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older):
 //
 //	NVRM: Xid (PCI:0000:1a:00): 79, pid=1234, name=python3, GPU has fallen off the bus.
 //	NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.
@@ -49,7 +54,8 @@ var severityPattern = regexp.MustCompile(`, [A-Z][A-Z0-9_]* (Fatal|Nonfatal) XC 
 //	NVRM: Xid (001a:00): 13, …
 //	NVRM: Xid (PCI:0000:c5:00): 145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 17 (0x04084507 …)
 //
-// A message that quotes such a line, for example as the name of a process, does not match.
+// A message that quotes such a line, for example as the name of a process, does
+// not match.
 func ParseXidLine(message string) (XidLine, bool) {
 	m := xidPattern.FindStringSubmatch(message)
 	if m == nil {
