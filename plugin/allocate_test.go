@@ -98,8 +98,10 @@ func TestAllocate(t *testing.T) {
 		{name: "no name", containers: []string{"::1"}, err: "cannot allocate: ::1 is unknown"},
 		{name: "part of a name", containers: []string{"GPU"}, err: "cannot allocate: GPU is unknown"},
 		{name: "unhealthy", containers: []string{"GPU-2"}, err: "cannot allocate: GPU-2 is unhealthy (xid_79)"},
-		{name: "a replica of an unshared GPU", containers: []string{"GPU-1::0"},
-			err: "cannot allocate: GPU-1::0 is unknown"},
+		{
+			name: "a replica of an unshared GPU", containers: []string{"GPU-1::0"},
+			err: "cannot allocate: GPU-1::0 is unknown",
+		},
 		{
 			name: "all wrong ids", containers: []string{"GPU-3 GPU-77 GPU-0 GPU-2"},
 			err: "cannot allocate: GPU-2 is unhealthy (xid_79), GPU-3 is unhealthy (lost), GPU-77 is unknown",
@@ -171,8 +173,10 @@ func (s *fixture) wantAllocation(name string, containers []string, rejection str
 }
 
 func pod(name string, n int) kubelet.PodSpec {
-	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main",
-		Limits: map[string]int{resource: n}}}}
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{
+		Name:   "main",
+		Limits: map[string]int{resource: n},
+	}}}
 }
 
 // TestPodStatusHasTheRejection checks that the newest statuses decide: the

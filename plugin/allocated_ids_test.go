@@ -100,8 +100,10 @@ func TestListHasAllocatedIDs(t *testing.T) {
 	}{
 		{"a device vanishes", unshared, "0 1", "", []string{"GPU-0 GPU-1 GPU-2!", "GPU-0 GPU-1"}},
 		{"a device returns", unshared, "0 1 2", "", []string{"GPU-0 GPU-1 GPU-2"}},
-		{"an allocated device vanishes too", unshared, "0", "GPU-1",
-			[]string{"GPU-0 GPU-1! GPU-2!", "GPU-0 GPU-1!"}},
+		{
+			"an allocated device vanishes too", unshared, "0", "GPU-1",
+			[]string{"GPU-0 GPU-1! GPU-2!", "GPU-0 GPU-1!"},
+		},
 		{"the container ends", unshared, "0", "", []string{"GPU-0"}},
 		{"the last device vanishes", unshared, "", "", []string{"GPU-0!"}},
 		{"the last device returns", unshared, "0", "", []string{"GPU-0"}},
@@ -110,16 +112,24 @@ func TestListHasAllocatedIDs(t *testing.T) {
 		{"the GPU recovers", unshared, "0m 0/1g.10gb", "GPU-0", []string{"GPU-0 MIG-1"}},
 		{"the GPU is released", unshared, "0m 0/1g.10gb", "", []string{"GPU-0! MIG-1", "MIG-1"}},
 		// Existing, lost and foreign devices.
-		{"ids of an earlier process", unshared, "0m 0/1g.10gb", "GPU-0::1 GPU-7 GPU-8::1 MIG-9 nvidia3",
-			[]string{"GPU-0::1 GPU-7! GPU-8::1! MIG-1 MIG-9!"}},
+		{
+			"ids of an earlier process", unshared, "0m 0/1g.10gb", "GPU-0::1 GPU-7 GPU-8::1 MIG-9 nvidia3",
+			[]string{"GPU-0::1 GPU-7! GPU-8::1! MIG-1 MIG-9!"},
+		},
 		{"their containers end", unshared, "0m 0/1g.10gb", "", []string{"MIG-1"}},
-		{"replicas while the GPU is allocated", sharedRules(2), "0", "GPU-0",
-			[]string{"GPU-0 GPU-0::0 GPU-0::1"}},
-		{"an ending and a starting container have an id", sharedRules(1), "0", "GPU-0 GPU-0 GPU-0::7 GPU-0::7",
-			[]string{"GPU-0 GPU-0::0 GPU-0::7"}},
+		{
+			"replicas while the GPU is allocated", sharedRules(2), "0", "GPU-0",
+			[]string{"GPU-0 GPU-0::0 GPU-0::1"},
+		},
+		{
+			"an ending and a starting container have an id", sharedRules(1), "0", "GPU-0 GPU-0 GPU-0::7 GPU-0::7",
+			[]string{"GPU-0 GPU-0::0 GPU-0::7"},
+		},
 		{"a GPU with an allocated replica", unshared, "0 1", "GPU-0::1", []string{"GPU-0! GPU-0::1 GPU-1"}},
-		{"the pod's status shows the GPU's health", unshared, "0 1", "GPU-0 GPU-0::1",
-			[]string{"GPU-0 GPU-0::1 GPU-1"}},
+		{
+			"the pod's status shows the GPU's health", unshared, "0 1", "GPU-0 GPU-0::1",
+			[]string{"GPU-0 GPU-0::1 GPU-1"},
+		},
 		{"allocated as a second resource", unshared, "0 1", "nvidia.com/a100=GPU-1", []string{"GPU-0 GPU-1!"}},
 		{"released", unshared, "0 1", "", []string{"GPU-0 GPU-1"}},
 		// The kubelet does not report admin access.
@@ -174,16 +184,28 @@ func TestAllocateRejectsAllocatedDevices(t *testing.T) {
 		ids       string
 		want      string // in the error; empty: accepted
 	}{
-		{"as a second resource", plugin.Rules{}, "", "nvidia.com/a100=GPU-1", "GPU-1",
-			rejected + "GPU-1 of nvidia.com/a100"},
-		{"by a withdrawn replica", plugin.Rules{}, "", "GPU-1::3", "GPU-0 GPU-1",
-			rejected + "GPU-1::3 of nvidia.com/gpu"},
+		{
+			"as a second resource",
+			plugin.Rules{},
+			"", "nvidia.com/a100=GPU-1", "GPU-1",
+			rejected + "GPU-1 of nvidia.com/a100",
+		},
+		{
+			"by a withdrawn replica",
+			plugin.Rules{},
+			"", "GPU-1::3", "GPU-0 GPU-1",
+			rejected + "GPU-1::3 of nvidia.com/gpu",
+		},
 		{"of a different device", plugin.Rules{}, "", "nvidia.com/a100=GPU-1", "GPU-0", ""},
 		{"by the requested id: the kubelet knows the end first", plugin.Rules{}, "", "GPU-1", "GPU-1", ""},
 		{"a different replica of a shared GPU", sharedRules(2), "", "GPU-1::0", "GPU-1::1", ""},
 		{"by a claim", plugin.Rules{}, "", "gpu.nvidia.com=GPU-1", "GPU-1", ""},
-		{"by a claim that reserves the device", plugin.Rules{ReserveClaimed: true}, "", "gpu.nvidia.com=GPU-1",
-			"GPU-1", rejected + "GPU-1 of gpu.nvidia.com"},
+		{
+			"by a claim that reserves the device",
+			plugin.Rules{ReserveClaimed: true},
+			"", "gpu.nvidia.com=GPU-1",
+			"GPU-1", rejected + "GPU-1 of gpu.nvidia.com",
+		},
 		{"the container has ended", plugin.Rules{}, "GPU-1::3", "", "GPU-1", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -225,14 +247,24 @@ func TestPreferredBesideAllocatedIDs(t *testing.T) {
 		size                 int
 		available, want      string
 	}{
-		{"an allocated GPU is a load", sharedRules(2), "0 1", "GPU-0", 1,
-			"GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1", "GPU-1::0"},
-		{"released by the kubelet before the new list", sharedRules(2), "0 1", "GPU-0", 1,
-			"GPU-0 GPU-0::1", "GPU-0::1"},
-		{"links decide beside an allocated replica", plugin.Rules{}, "0 1 2 3", "GPU-3::1", 2,
-			"GPU-0 GPU-1 GPU-2", "GPU-1 GPU-2"},
-		{"a container may have only one replica", firstShared, "0 1 2", "", 2,
-			"GPU-0::0 GPU-0::1 GPU-0::2 GPU-0::3 GPU-1 GPU-2", "GPU-1 GPU-2"},
+		{
+			"an allocated GPU is a load", sharedRules(2), "0 1", "GPU-0", 1,
+			"GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1", "GPU-1::0",
+		},
+		{
+			"released by the kubelet before the new list", sharedRules(2), "0 1", "GPU-0", 1,
+			"GPU-0 GPU-0::1", "GPU-0::1",
+		},
+		{
+			"links decide beside an allocated replica",
+			plugin.Rules{},
+			"0 1 2 3", "GPU-3::1", 2,
+			"GPU-0 GPU-1 GPU-2", "GPU-1 GPU-2",
+		},
+		{
+			"a container may have only one replica", firstShared, "0 1 2", "", 2,
+			"GPU-0::0 GPU-0::1 GPU-0::2 GPU-0::3 GPU-1 GPU-2", "GPU-1 GPU-2",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newFixture(t)
@@ -284,8 +316,10 @@ func TestPreStartChecks(t *testing.T) {
 	}{
 		{"a withdrawn GPU", checked(sharedRules(2), nil), "0", "GPU-0", "GPU-0", 1, ""},
 		{"an unhealthy device", checked(sharedRules(2), nil), "0!", "GPU-0", "GPU-0", 0, "GPU-0 is unhealthy"},
-		{"no MPS daemon", checked(sharedRules(2), map[string]string{resource: "no daemon"}), "0", "", "GPU-0::1", 0,
-			"GPU-0::1 is unhealthy (mps_daemon)"},
+		{
+			"no MPS daemon", checked(sharedRules(2), map[string]string{resource: "no daemon"}), "0", "", "GPU-0::1", 0,
+			"GPU-0::1 is unhealthy (mps_daemon)",
+		},
 		{"a withdrawn replica", checked(plugin.Rules{}, nil), "0", "GPU-0::1", "GPU-0::1", 1, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

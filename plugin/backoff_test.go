@@ -38,10 +38,12 @@ func (c *startTimes) Handle(ctx context.Context, r slog.Record) error {
 func registrationTimes(t *testing.T, dir string, log *logLines, during func(p *plugin.Plugin)) []time.Duration {
 	t.Helper()
 	c := &startTimes{logLines: log, began: time.Now()}
-	p := plugin.New(plugin.Options{Dir: dir, Hooks: &hookRecorder{}, Log: slog.New(c),
+	p := plugin.New(plugin.Options{
+		Dir: dir, Hooks: &hookRecorder{}, Log: slog.New(c),
 		DeviceSource: &plugin.FakeSource{GetStatuses: func() ([]device.Status, <-chan struct{}) {
 			return statuses(1), nil
-		}}}).WithoutInotify()
+		}},
+	}).WithoutInotify()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- p.Run(ctx) }()
@@ -106,8 +108,10 @@ func TestBackoffUpToTheMaximum(t *testing.T) {
 			}
 		}
 		ms := func(n time.Duration) time.Duration { return n * time.Millisecond }
-		want := []time.Duration{ms(100), ms(200), ms(400), ms(800), ms(1600), ms(3200), ms(6400), ms(10000), ms(10000),
-			ms(10000), ms(10000)}
+		want := []time.Duration{
+			ms(100), ms(200), ms(400), ms(800), ms(1600), ms(3200), ms(6400), ms(10000), ms(10000),
+			ms(10000), ms(10000),
+		}
 		if !slices.Equal(pauses, want) {
 			t.Errorf("pauses: got %v, want %v", pauses, want)
 		}
@@ -159,8 +163,10 @@ func TestAliveWithoutADevice(t *testing.T) {
 		defer listenUnix(t, dir)()
 		inventory := &device.Inventory{}
 		inventory.Set(statuses(1))
-		p := plugin.New(plugin.Options{Dir: dir, Hooks: &hookRecorder{}, Log: slog.New(newLogLines()),
-			DeviceSource: &plugin.FakeSource{GetStatuses: inventory.Get}}).WithoutInotify()
+		p := plugin.New(plugin.Options{
+			Dir: dir, Hooks: &hookRecorder{}, Log: slog.New(newLogLines()),
+			DeviceSource: &plugin.FakeSource{GetStatuses: inventory.Get},
+		}).WithoutInotify()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()

@@ -122,8 +122,10 @@ func TestFirstRegistrationWaits(t *testing.T) {
 		t.Error("allocatable devices unknown for 10 s: waits")
 	}
 	h := device.Allocations{Resources: device.NodeResources{
-		AllocatableKnown: true, Allocatable: device.ResourceSet{Devices: []device.ResourceDevice{{Resource: gpuResource,
-			ID: "GPU-0"}}},
+		AllocatableKnown: true, Allocatable: device.ResourceSet{Devices: []device.ResourceDevice{{
+			Resource: gpuResource,
+			ID:       "GPU-0",
+		}}},
 	}}
 	e.fakeSource().GetAllocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
 	if !e.other.blocks() || e.ready() != nil {

@@ -44,13 +44,17 @@ func randomRules(r *rand.Rand) Rules {
 	onePerContainer, mixed := r.IntN(2) == 0, r.IntN(4) == 0
 	rules := Rules{
 		MIGStrategy: []string{config.MIGNone, config.MIGSingle, config.MIGMixed}[r.IntN(3)],
-		Policy: []preferred.AllocationPolicy{preferred.Distributed, preferred.Packed,
-			preferred.Distinct}[r.IntN(3)],
+		Policy: []preferred.AllocationPolicy{
+			preferred.Distributed, preferred.Packed,
+			preferred.Distinct,
+		}[r.IntN(3)],
 		Sharing: func(_ string, devices []device.Device) (all []config.DeviceSharing) {
 			for _, d := range devices {
 				if _, known := sharings[d.ID]; !known {
-					sharings[d.ID] = config.DeviceSharing{Replicas: max(0, r.IntN(6)-2),
-						OnePerContainer: onePerContainer != (mixed && r.IntN(2) == 0)}
+					sharings[d.ID] = config.DeviceSharing{
+						Replicas:        max(0, r.IntN(6)-2),
+						OnePerContainer: onePerContainer != (mixed && r.IntN(2) == 0),
+					}
 				}
 				all = append(all, sharings[d.ID])
 			}
@@ -93,8 +97,10 @@ func randomServer(r *rand.Rand) *server {
 	}
 	s.fakeSource().GetStatuses = func() ([]device.Status, <-chan struct{}) { return newer, nil }
 	if r.IntN(2) == 0 {
-		s.fakeSource().GetAllocations = allocationsOf([]string{gpuResource, "nvidia.com/a100",
-			"gpu.nvidia.com"}[r.IntN(3)], randomIDs(r, statuses, 2)...)
+		s.fakeSource().GetAllocations = allocationsOf([]string{
+			gpuResource, "nvidia.com/a100",
+			"gpu.nvidia.com",
+		}[r.IntN(3)], randomIDs(r, statuses, 2)...)
 	}
 	return s
 }

@@ -64,7 +64,8 @@ func (s *fixture) dial(endpoint string) api.DevicePluginClient {
 
 // stream opens a ListAndWatch stream and waits for the first list.
 func (s *fixture) stream(ctx context.Context, endpoint string) (grpc.ServerStreamingClient[api.ListAndWatchResponse],
-	*api.ListAndWatchResponse, error) {
+	*api.ListAndWatchResponse, error,
+) {
 	stream, err := s.dial(endpoint).ListAndWatch(ctx, &api.Empty{})
 	if err != nil {
 		return nil, nil, err

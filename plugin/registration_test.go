@@ -53,8 +53,10 @@ func TestWaitsForTheKubeletToListen(t *testing.T) {
 // TestLongFolder registers in folders as long as k0s's, MicroK8s's and the
 // longest possible. Beyond, the log has the length and the limit.
 func TestLongFolder(t *testing.T) {
-	for length, fits := range map[int]bool{len("/var/lib/k0s/kubelet/device-plugins"): true,
-		len("/var/snap/microk8s/common/var/lib/kubelet/device-plugins"): true, 75: true, 76: false} {
+	for length, fits := range map[int]bool{
+		len("/var/lib/k0s/kubelet/device-plugins"):                      true,
+		len("/var/snap/microk8s/common/var/lib/kubelet/device-plugins"): true, 75: true, 76: false,
+	} {
 		t.Run(strconv.Itoa(length), func(t *testing.T) {
 			s := newFixture(t)
 			s.dir += "/" + strings.Repeat("k", length-len(s.sockets())-1)

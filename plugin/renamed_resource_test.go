@@ -22,8 +22,10 @@ const renamedResource = "nvidia.com/a100"
 
 // renamingRules returns rules with the new name for all devices.
 func renamingRules() plugin.Rules {
-	return plugin.Rules{Resources: config.ResourceNames{GPUs: []config.NamePattern{{Pattern: "*",
-		Name: renamedResource}}}}
+	return plugin.Rules{Resources: config.ResourceNames{GPUs: []config.NamePattern{{
+		Pattern: "*",
+		Name:    renamedResource,
+	}}}}
 }
 
 // eachVersionWithClock runs a test with each kubelet version and a test clock.
@@ -73,8 +75,10 @@ func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 	}
 	o := s.options
 	o.WithdrawnTimeout = time.Second
-	o.DeviceSource = &plugin.FakeSource{GetStatuses: s.inventory.Get, GetRules: constantRules(rules),
-		GetAllocations: client.Snapshot}
+	o.DeviceSource = &plugin.FakeSource{
+		GetStatuses: s.inventory.Get, GetRules: constantRules(rules),
+		GetAllocations: client.Snapshot,
+	}
 	o.Hooks = allocationHooks{o.Hooks, client}
 	p := plugin.New(o)
 	return s.background("process", func(ctx context.Context) error {

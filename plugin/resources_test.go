@@ -53,8 +53,10 @@ func (s *fixture) waitCounts(want string) {
 // podRequesting returns a pod of a single container with n devices of a
 // resource.
 func podRequesting(name, resource string, n int) kubelet.PodSpec {
-	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main",
-		Limits: map[string]int{resource: n}}}}
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{
+		Name:   "main",
+		Limits: map[string]int{resource: n},
+	}}}
 }
 
 func TestResourcesComeAndGo(t *testing.T) {
@@ -230,8 +232,12 @@ func TestRejections(t *testing.T) {
 			[]string{"GPU-0::0", "GPU-0::1"},
 			plugin.RejectSameGPU, "GPU-0::1 is of the same GPU as GPU-0::0",
 		},
-		{"two of two GPUs", plugin.Rules{Sharing: sharedRules(2).Sharing, Policy: preferred.Distinct},
-			[]string{"GPU-0::0", "GPU-1::1"}, "", ""},
+		{
+			"two of two GPUs",
+			plugin.Rules{Sharing: sharedRules(2).Sharing, Policy: preferred.Distinct},
+			[]string{"GPU-0::0", "GPU-1::1"},
+			"", "",
+		},
 		{"two of a GPU, under the default policy", sharedRules(2), []string{"GPU-0::0", "GPU-0::1"}, "", ""},
 		{"no id", plugin.Rules{}, nil, plugin.RejectNoIDs, "requests no device"},
 		{"unknown", plugin.Rules{}, []string{"GPU-0::0"}, plugin.RejectUnknown, "GPU-0::0 is unknown"},
@@ -394,8 +400,10 @@ func TestAllocateFollowsTheRules(t *testing.T) {
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	var rulesSrc rulesSource
 	strategy := func(all ...response.DeviceListStrategy) plugin.Rules {
-		return plugin.Rules{MIGStrategy: config.MIGMixed, Response: response.Options{Strategies: all,
-			IDStrategy: response.Index}}
+		return plugin.Rules{MIGStrategy: config.MIGMixed, Response: response.Options{
+			Strategies: all,
+			IDStrategy: response.Index,
+		}}
 	}
 	rulesSrc.set(strategy(response.EnvVar))
 	s.source.GetRules = rulesSrc.get

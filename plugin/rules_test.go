@@ -55,8 +55,10 @@ func TestRules(t *testing.T) {
 			inventory: "0 1m 1/1g.10gb 1/1g.10gb 1/3g.40gb",
 			want:      "gpu: GPU-0; mig-1g.10gb: MIG-2 MIG-3; mig-3g.40gb: MIG-4",
 		},
-		{name: "a profile with attributes", rules: plugin.Rules{MIGStrategy: config.MIGMixed},
-			inventory: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1"},
+		{
+			name: "a profile with attributes", rules: plugin.Rules{MIGStrategy: config.MIGMixed},
+			inventory: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1",
+		},
 		{
 			name: "MIG without a MIG device", rules: plugin.Rules{MIGStrategy: config.MIGMixed}, inventory: "0m 1",
 			want:   "gpu: GPU-1",
@@ -66,10 +68,14 @@ func TestRules(t *testing.T) {
 			name: "MIG without a MIG device, strategy none", rules: plugin.Rules{}, inventory: "0m",
 			cannot: "GPU-0 is MIG-enabled without a MIG device: create MIG devices, or disable MIG mode",
 		},
-		{name: "single", rules: plugin.Rules{MIGStrategy: config.MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/1g.10gb",
-			want: "gpu: MIG-1 MIG-3"},
-		{name: "single, all GPUs whole", rules: plugin.Rules{MIGStrategy: config.MIGSingle}, inventory: "0 1",
-			want: "gpu: GPU-0 GPU-1"},
+		{
+			name: "single", rules: plugin.Rules{MIGStrategy: config.MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/1g.10gb",
+			want: "gpu: MIG-1 MIG-3",
+		},
+		{
+			name: "single, all GPUs whole", rules: plugin.Rules{MIGStrategy: config.MIGSingle}, inventory: "0 1",
+			want: "gpu: GPU-0 GPU-1",
+		},
 		{
 			name: "single, two profiles", rules: plugin.Rules{MIGStrategy: config.MIGSingle},
 			inventory: "0m 0/1g.10gb 1m 1/2g.20gb",
@@ -81,8 +87,10 @@ func TestRules(t *testing.T) {
 			cannot: "MIG strategy single requires MIG devices on all GPUs: some GPUs are not partitioned",
 		},
 		{
-			name: "selected", rules: plugin.Rules{MIGStrategy: config.MIGMixed,
-				Select: func(d device.Device) bool { return d.Index != 1 }},
+			name: "selected", rules: plugin.Rules{
+				MIGStrategy: config.MIGMixed,
+				Select:      func(d device.Device) bool { return d.Index != 1 },
+			},
 			inventory: "0 1m 1/1g.10gb 2", want: "gpu: GPU-0 GPU-2",
 		},
 		{
@@ -94,8 +102,10 @@ func TestRules(t *testing.T) {
 			}},
 		},
 		{
-			name: "shared", rules: plugin.Rules{Sharing: sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2},
-				1: {Replicas: 2}})}, inventory: "0 1!",
+			name: "shared", rules: plugin.Rules{Sharing: sharingByIndex(map[int]config.DeviceSharing{
+				0: {Replicas: 2},
+				1: {Replicas: 2},
+			})}, inventory: "0 1!",
 			want: "gpu: GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1",
 		},
 		{
@@ -109,15 +119,19 @@ func TestRules(t *testing.T) {
 		{
 			name: "shared by a dead daemon", inventory: "0 1!",
 			rules: plugin.Rules{
-				Sharing: sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2,
-					Resource: "nvidia.com/gpu.shared"}, 1: {Replicas: 1}}),
+				Sharing: sharingByIndex(map[int]config.DeviceSharing{0: {
+					Replicas: 2,
+					Resource: "nvidia.com/gpu.shared",
+				}, 1: {Replicas: 1}}),
 				MPSErrors: map[string]string{"nvidia.com/gpu.shared": "no daemon"},
 			},
 			want: "gpu: GPU-1::0; gpu.shared: GPU-0::0 GPU-0::1",
 		},
 		{
-			name: "shared MIG devices", rules: plugin.Rules{MIGStrategy: config.MIGMixed,
-				Sharing: sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2}})}, inventory: "0m 0/1g.10gb!",
+			name: "shared MIG devices", rules: plugin.Rules{
+				MIGStrategy: config.MIGMixed,
+				Sharing:     sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2}}),
+			}, inventory: "0m 0/1g.10gb!",
 			want: "mig-1g.10gb: MIG-1::0 MIG-1::1",
 		},
 	} {

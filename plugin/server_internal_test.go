@@ -102,16 +102,20 @@ func FuzzAllocate(f *testing.F) {
 	}
 	gpu := func(name string, index int, healthy bool, nodes ...string) device.Status {
 		id := device.ID(name)
-		return device.Status{Device: device.Device{ID: id, GPU: device.GPU(id), Index: index, DeviceNodes: nodes},
-			Healthy: healthy}
+		return device.Status{
+			Device:  device.Device{ID: id, GPU: device.GPU(id), Index: index, DeviceNodes: nodes},
+			Healthy: healthy,
+		}
 	}
 	good := map[string]string{"GPU-b": "GPU-b", "GPU-a::0": "GPU-a", "GPU-a::1": "GPU-a"}
-	rules := Rules{Response: response.Options{DeviceSpecs: true},
+	rules := Rules{
+		Response: response.Options{DeviceSpecs: true},
 		Sharing: func(_ string, devices []device.Device) []config.DeviceSharing {
 			sharing := make([]config.DeviceSharing, len(devices))
 			sharing[slices.IndexFunc(devices, func(d device.Device) bool { return d.ID == "GPU-a" })].Replicas = 2
 			return sharing
-		}}
+		},
+	}
 	statuses := []device.Status{gpu("GPU-x", 0, false), gpu("GPU-b", 1, true), gpu("GPU-a", 2, true, "/dev/nvidia2")}
 	s := &server{resourceState: endpointFor("", rules, statuses).resourceState}
 	f.Fuzz(func(t *testing.T, text string) {

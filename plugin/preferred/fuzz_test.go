@@ -71,8 +71,10 @@ func FuzzAnswers(f *testing.F) {
 		}
 		top := m.topology()
 		random := rand.New(rand.NewPCG(uint64(len(b)), 9))
-		other, shuffled := m.shuffled(random).topology(), preferred.AllocationRequest{Must: slices.Clone(r.Must),
-			Available: slices.Clone(r.Available), Size: r.Size, Reject: r.Reject}
+		other, shuffled := m.shuffled(random).topology(), preferred.AllocationRequest{
+			Must:      slices.Clone(r.Must),
+			Available: slices.Clone(r.Available), Size: r.Size, Reject: r.Reject,
+		}
 		random.Shuffle(len(r.Available), func(i, j int) {
 			shuffled.Available[i], shuffled.Available[j] = shuffled.Available[j], shuffled.Available[i]
 		})
@@ -92,7 +94,8 @@ func FuzzAnswers(f *testing.F) {
 
 // checkInvariants checks the properties of every result.
 func checkInvariants(t *testing.T, m machine, r preferred.AllocationRequest, name string, got,
-	shuffled []device.AdvertisedID) {
+	shuffled []device.AdvertisedID,
+) {
 	t.Helper()
 	known := func(ids []device.AdvertisedID) []device.AdvertisedID {
 		return slices.Compact(sorted(slices.DeleteFunc(slices.Clone(ids),
@@ -125,8 +128,10 @@ func TestRejectedIDsComeLast(t *testing.T) {
 		top := m.topology()
 		rejected := m.ids()[:2] // of the replicas, both of a device
 		for size := range 5 {
-			r := preferred.AllocationRequest{Available: m.ids(), Size: size,
-				Reject: func(id device.AdvertisedID) bool { return slices.Contains(rejected, id) }}
+			r := preferred.AllocationRequest{
+				Available: m.ids(), Size: size,
+				Reject: func(id device.AdvertisedID) bool { return slices.Contains(rejected, id) },
+			}
 			got := top.Prefer(r, preferred.Distributed)
 			for n, id := range got {
 				if slices.Contains(rejected, id) != (n >= 2) {

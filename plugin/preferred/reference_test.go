@@ -164,7 +164,8 @@ func referenceShared(m machine, r preferred.AllocationRequest, p preferred.Alloc
 }
 
 func referenceKey(m machine, available map[device.AdvertisedID]bool, chosen []preferred.Candidate,
-	c preferred.Candidate, p preferred.AllocationPolicy) []float64 {
+	c preferred.Candidate, p preferred.AllocationPolicy,
+) []float64 {
 	var onDevice, onGPU, availableOnDevice, availableOnGPU, replicas, repeats, near float64
 	for _, o := range m.candidates {
 		if o.GPU == c.GPU {

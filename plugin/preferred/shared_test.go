@@ -52,8 +52,10 @@ func TestSharedReplicas(t *testing.T) {
 		{"the last of the most loaded", preferred.Packed, busy, "", 1, "3::11"},
 		{"and then the next", preferred.Packed, busy, "", 3, "0::4-5 3::11"},
 		{"with required ids", preferred.Packed, all, "2::7", 3, "2::7 2::0-1"},
-		{"the neighbour of a required, full GPU", preferred.Packed, "0::0-11 1::0-11 2::0-11", "3::0-11", 13,
-			"3::0-11 2::0"},
+		{
+			"the neighbour of a required, full GPU", preferred.Packed, "0::0-11 1::0-11 2::0-11", "3::0-11", 13,
+			"3::0-11 2::0",
+		},
 		{"two GPUs", preferred.Distinct, all, "", 2, "0::0 1::0"},
 		{"the least loaded GPUs", preferred.Distinct, busy, "", 2, "1::2 2::0"},
 		{"also the most loaded GPU", preferred.Distinct, busy, "", 4, "0::4 1::2 2::0 3::11"},
@@ -101,8 +103,10 @@ func TestSharedCountsWithdrawnIDs(t *testing.T) {
 	whole.ID, whole.Allocated = whole.Device.Advertised(), true
 	m.candidates = append(m.candidates, whole)
 	r := preferred.AllocationRequest{Available: append(parseIDs(t, "0::0-1 1::0-1"), whole.ID), Size: 1}
-	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::0", preferred.Packed: "0::0",
-		preferred.Distinct: "1::0"} {
+	for p, want := range map[preferred.AllocationPolicy]string{
+		preferred.Distributed: "1::0", preferred.Packed: "0::0",
+		preferred.Distinct: "1::0",
+	} {
 		if got, want := m.topology().Prefer(r, p), parseIDs(t, want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", p, got, want)
 		}

@@ -83,12 +83,20 @@ func TestWholeGPUsLinks(t *testing.T) {
 		{"two different reports", []device.Link{up(0, 1, 4), up(0, 1, 1), up(1, 2, 2)}, "1 2"},
 		{"from a GPU to the same GPU", []device.Link{up(0, 0, 12), up(1, 2, 1)}, "1 2"},
 		{"of an unknown GPU", []device.Link{up(0, 7, 12), up(7, 0, 12), up(7, 8, 12), up(1, 2, 1)}, "1 2"},
-		{"an NVLink counts more than a common board", []device.Link{by(0, 1, device.PathSameBoard), up(1, 2, 1)},
-			"1 2"},
-		{"a path unknown to a side", []device.Link{by(1, 2, device.PathSingleSwitch), by(2, 1, device.PathUnknown)},
-			"1 2"},
-		{"the farther of two paths", []device.Link{by(0, 1, device.PathSameBoard), by(1, 0, device.PathSystem),
-			by(1, 2, device.PathHostBridge)}, "1 2"},
+		{
+			"an NVLink counts more than a common board",
+			[]device.Link{by(0, 1, device.PathSameBoard), up(1, 2, 1)},
+			"1 2",
+		},
+		{
+			"a path unknown to a side",
+			[]device.Link{by(1, 2, device.PathSingleSwitch), by(2, 1, device.PathUnknown)},
+			"1 2",
+		},
+		{"the farther of two paths", []device.Link{
+			by(0, 1, device.PathSameBoard), by(1, 0, device.PathSystem),
+			by(1, 2, device.PathHostBridge),
+		}, "1 2"},
 		{"a far path counts more than the NUMA node", []device.Link{by(0, 1, device.PathSystem)}, "0 2"},
 	} {
 		m := gpus(0, 0, 0)
@@ -122,8 +130,10 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 		for _, n := range []int{14, 16} {
 			m := bridged(n)
 			for i, id := range m.ids() {
-				got := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(),
-					Must: []device.AdvertisedID{id}, Size: 2}, preferred.Distributed)
+				got := m.topology().Prefer(preferred.AllocationRequest{
+					Available: m.ids(),
+					Must:      []device.AdvertisedID{id}, Size: 2,
+				}, preferred.Distributed)
 				if want := []device.AdvertisedID{id, device.AdvertisedID(gpu(i ^ 1))}; !slices.Equal(got, want) {
 					t.Errorf("%d GPUs, must %s: got %v, want %v", n, id, got, want)
 				}

@@ -31,8 +31,10 @@ func migDevice(i, j int) device.Device {
 	d := gpu(i)
 	d.ID = device.ID(fmt.Sprintf("MIG-%d-%d", i, j))
 	d.MIGDeviceIndex = j
-	caps := []string{fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", 30+j),
-		fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", 40+j)}
+	caps := []string{
+		fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", 30+j),
+		fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", 40+j),
+	}
 	d.DeviceNodes = append(caps, d.DeviceNodes...)
 	return d
 }
@@ -202,8 +204,10 @@ var responseCases = []struct {
 	},
 	{
 		name: "all strategies", from: "getAllocateResponse",
-		options: options{Strategies: strategies{response.CDICRI, response.EnvVar,
-			response.VolumeMounts, response.CDIAnnotations}},
+		options: options{Strategies: strategies{
+			response.CDICRI, response.EnvVar,
+			response.VolumeMounts, response.CDIAnnotations,
+		}},
 		devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Envs:        env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
@@ -311,8 +315,10 @@ var responseCases = []struct {
 	},
 	{
 		name: "MPS and volume-mounts", from: "getAllocateResponse: MPS comes first",
-		options: options{MPSRoot: "/srv/mps/", Resource: "nvidia.com/gpu",
-			Strategies: strategies{response.VolumeMounts}},
+		options: options{
+			MPSRoot: "/srv/mps/", Resource: "nvidia.com/gpu",
+			Strategies: strategies{response.VolumeMounts},
+		},
 		devices: []device.Device{gpu(0)},
 		want: &allocateResponse{
 			Envs: env{
