@@ -2,7 +2,6 @@ package plugin_test
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -58,37 +57,31 @@ func allocateRequest(containers ...string) *api.AllocateRequest {
 }
 
 func TestAllocate(t *testing.T) {
-	type row struct {
+	const env = "NVIDIA_VISIBLE_DEVICES="
+	s := newFixture(t)
+	s.source.GetRules = constantRules(plugin.Rules{Response: response.Options{DeviceSpecs: true}})
+	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+	s.inventory.Set(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
+	s.startKubelet()
+	s.startPlugin()
+	s.waitRegistered(9)
+	for _, row := range []struct {
 		name       string
 		containers []string
 		want       []string // by container
-		wantSpecs  []string // with device nodes
 		err        string   // reason of the rejection
-	}
-	const env = "NVIDIA_VISIBLE_DEVICES="
-	const both = " /dev/nvidiactl:rw /dev/nvidia0:rw /dev/nvidia1:rw"
-	rows := []row{
+	}{
 		{
 			name: "one", containers: []string{"GPU-1"},
-			want: []string{env + "GPU-1"}, wantSpecs: []string{env + "GPU-1 /dev/nvidiactl:rw /dev/nvidia1:rw"},
-		},
-		{
-			name: "two", containers: []string{"GPU-0 GPU-1"},
-			want: []string{env + "GPU-0,GPU-1"}, wantSpecs: []string{env + "GPU-0,GPU-1" + both},
-		},
-		{
-			name: "two, reversed", containers: []string{"GPU-1 GPU-0"},
-			want: []string{env + "GPU-0,GPU-1"}, wantSpecs: []string{env + "GPU-0,GPU-1" + both},
+			want: []string{env + "GPU-1 /dev/nvidiactl:rw /dev/nvidia1:rw"},
 		},
 		{
 			name: "in the order of the node, not of names", containers: []string{"GPU-10 GPU-9"},
-			want:      []string{env + "GPU-9,GPU-10"},
-			wantSpecs: []string{env + "GPU-9,GPU-10 /dev/nvidiactl:rw /dev/nvidia9:rw /dev/nvidia10:rw"},
+			want: []string{env + "GPU-9,GPU-10 /dev/nvidiactl:rw /dev/nvidia9:rw /dev/nvidia10:rw"},
 		},
 		{
 			name: "two containers", containers: []string{"GPU-1", "GPU-0"},
-			want: []string{env + "GPU-1", env + "GPU-0"},
-			wantSpecs: []string{
+			want: []string{
 				env + "GPU-1 /dev/nvidiactl:rw /dev/nvidia1:rw",
 				env + "GPU-0 /dev/nvidiactl:rw /dev/nvidia0:rw",
 			},
@@ -111,32 +104,15 @@ func TestAllocate(t *testing.T) {
 			err: "cannot allocate: GPU-2 is unhealthy (xid_79), GPU-77 is unknown",
 		},
 		{name: "nothing", containers: []string{""}, err: "cannot allocate: a container requests no device"},
-	}
-	for _, specs := range []bool{false, true} {
-		t.Run(fmt.Sprintf("device specs %t", specs), func(t *testing.T) {
-			s := newFixture(t)
-			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-			s.source.GetRules = constantRules(plugin.Rules{Response: response.Options{DeviceSpecs: specs}})
-			s.inventory.Set(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
-			s.startKubelet()
-			s.startPlugin()
-			s.waitRegistered(9)
-			for _, row := range rows {
-				want := row.want
-				if specs {
-					want = row.wantSpecs
-				}
-				got, err := s.allocate(row.containers...)
-				if !slices.Equal(got, want) {
-					t.Errorf("%s: got %q, want %q", row.name, got, want)
-				}
-				if status.Convert(err).Message() != row.err || err != nil &&
-					status.Code(err) != codes.FailedPrecondition {
-					t.Errorf("%s: got error %v, want %q", row.name, err, row.err)
-				}
-				s.wantAllocation(row.name, row.containers, row.err)
-			}
-		})
+	} {
+		got, err := s.allocate(row.containers...)
+		if !slices.Equal(got, row.want) {
+			t.Errorf("%s: got %q, want %q", row.name, got, row.want)
+		}
+		if status.Convert(err).Message() != row.err || err != nil && status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%s: got error %v, want %q", row.name, err, row.err)
+		}
+		s.wantAllocation(row.name, row.containers, row.err)
 	}
 }
 
@@ -159,15 +135,14 @@ func (s *fixture) wantAllocation(name string, containers []string, rejection str
 	for id := range strings.FieldsSeq(strings.Join(containers, " ")) {
 		ids = append(ids, device.AdvertisedID(id))
 	}
-	switch {
-	case rejection == "" && (!slices.Equal(s.recorded.allocated[0], ids) || len(s.recorded.rejected) > 0 ||
-		s.recorded.allocateErrs[0] != nil):
-		s.Errorf("%s: hooks: got allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected,
-			s.recorded.allocateErrs)
-	case rejection != "" && (len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 ||
-		s.recorded.rejected[0].err.Error() != rejection || s.recorded.allocateErrs[0] == nil):
-		s.Errorf("%s: hooks: got allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected,
-			s.recorded.allocateErrs)
+	allocated, rejected, served := s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs[0]
+	ok := len(rejected) == 0 && served == nil
+	if rejection != "" {
+		ids = nil
+		ok = len(rejected) == 1 && rejected[0].err.Error() == rejection && served != nil
+	}
+	if !ok || !slices.Equal(slices.Concat(allocated...), ids) {
+		s.Errorf("%s: hooks: got allocated %q, rejected %v, served %v", name, allocated, rejected, served)
 	}
 	s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs = nil, nil, nil
 }

@@ -122,6 +122,10 @@ func TestListHasAllocatedIDs(t *testing.T) {
 			[]string{"GPU-0 GPU-0::0 GPU-0::1"},
 		},
 		{
+			"the shared GPU fails", sharedRules(2), "0!", "GPU-0",
+			[]string{"GPU-0! GPU-0::0! GPU-0::1!"},
+		},
+		{
 			"an ending and a starting container have an id", sharedRules(1), "0", "GPU-0 GPU-0 GPU-0::7 GPU-0::7",
 			[]string{"GPU-0 GPU-0::0 GPU-0::7"},
 		},
@@ -144,6 +148,13 @@ func TestListHasAllocatedIDs(t *testing.T) {
 			lists.want(step.name, want)
 		}
 		s.wantFast(step.name, time.Since(began))
+	}
+	allocations.set(parseAllocations("GPU-0")...)
+	rules.set(sharedRules(2))
+	lists.want("shared again", "GPU-0 GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1")
+	_, err := lists.Allocate(s.ctx, allocateRequest("GPU-0"))
+	if got := status.Convert(err).Message(); got != "cannot allocate: GPU-0 is withdrawn" {
+		t.Errorf("Allocate of a withdrawn id: got %q", got)
 	}
 }
 

@@ -3,7 +3,6 @@ package plugin_test
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -27,25 +26,6 @@ func TestWaitsForTheKubelet(t *testing.T) {
 		s.startKubelet()
 		s.Logf("registered %s after the socket", s.waitRegistered(4))
 		s.poll("the plugin is ready", func() bool { return s.plugin.Ready() == nil })
-		s.wantOutcomes(nil)
-	})
-}
-
-func TestWaitsForTheKubeletToListen(t *testing.T) {
-	eachVersion(t, func(s *fixture) {
-		s.must(os.MkdirAll(s.sockets(), 0o755))
-		socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.sockets("kubelet.sock"), Net: "unix"})
-		s.must(err)
-		socket.SetUnlinkOnClose(false)
-		s.must(socket.Close()) // connections are refused
-		s.inventory.Set(statuses(4))
-		s.startPlugin()
-		s.waitLine(1, "connection refused")
-		if remaining := s.leftSockets(); len(remaining) > 0 {
-			s.Errorf("sockets: got %q, want none: a starting kubelet deletes them", remaining)
-		}
-		s.startKubelet()
-		s.waitRegistered(4)
 		s.wantOutcomes(nil)
 	})
 }

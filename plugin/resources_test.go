@@ -89,28 +89,6 @@ func TestResourcesComeAndGo(t *testing.T) {
 	})
 }
 
-// TestFaultReachesReplicasAndMIGDevices checks that a GPU's fault is in the
-// device lists of all its resources.
-func TestFaultReachesReplicasAndMIGDevices(t *testing.T) {
-	eachVersion(t, func(s *fixture) {
-		four := func(_ string, devices []device.Device) []config.DeviceSharing {
-			return slices.Repeat([]config.DeviceSharing{{Replicas: 4}}, len(devices))
-		}
-		s.source.GetRules = constantRules(plugin.Rules{MIGStrategy: config.MIGMixed, Sharing: four})
-		all := partitioned(3, "1g.10gb", "3g.40gb")
-		s.inventory.Set(all)
-		s.startKubelet()
-		s.startPlugin()
-		s.waitCounts("gpu=8 mig-1g.10gb=4 mig-3g.40gb=4")
-		s.inventory.Set(unhealthy(slices.Clone(all), 0, "xid_79"))
-		s.waitCounts("gpu=4 mig-1g.10gb=4 mig-3g.40gb=4")
-		s.inventory.Set(unhealthy(slices.Clone(all), 3, "xid_94"))
-		s.waitCounts("gpu=8 mig-1g.10gb=0 mig-3g.40gb=4")
-		s.inventory.Set(all)
-		s.waitCounts("gpu=8 mig-1g.10gb=4 mig-3g.40gb=4")
-	})
-}
-
 // rulesSource publishes rules that a test may change.
 type rulesSource struct{ current atomic.Pointer[rulesVersion] }
 
@@ -163,47 +141,6 @@ func sharedRules(n int) plugin.Rules {
 	return plugin.Rules{Sharing: func(_ string, devices []device.Device) []config.DeviceSharing {
 		return slices.Repeat([]config.DeviceSharing{{Replicas: n}}, len(devices))
 	}}
-}
-
-// TestRulesChangeWhilePodsRun checks that the id of a running pod stays listed
-// and is not allocated again.
-func TestRulesChangeWhilePodsRun(t *testing.T) {
-	eachVersion(t, func(s *fixture) {
-		var rulesSrc rulesSource
-		allocations := newAllocationSource()
-		rulesSrc.set(plugin.Rules{})
-		s.source.GetRules = rulesSrc.get
-		s.source.GetAllocations = allocations.get
-		s.start(1)
-		if err := s.kubelet.RunPod(s.ctx, pod("owner", 1)); err != nil {
-			t.Fatal(err)
-		}
-		allocations.set(device.Allocation{Resource: resource, DeviceID: "GPU-0"})
-		rulesSrc.set(sharedRules(4))
-		s.waitCounts("gpu=5")
-		s.inventory.Set(unhealthy(statuses(1), 0, "xid_79"))
-		s.wait("the pod's status has an unhealthy device", func(k kubelet.KubeletState) bool {
-			return k.Pods[0].Containers[0].Devices[0].Health == "Unhealthy"
-		})
-		s.inventory.Set(statuses(1))
-		s.waitCounts("gpu=5")
-		if _, err := s.allocate("GPU-0"); !strings.Contains(fmt.Sprint(err), "GPU-0 is withdrawn") {
-			t.Errorf("the withdrawn id was allocated: %v", err)
-		}
-		if err := s.kubelet.DeletePod(pod("owner", 1)); err != nil {
-			t.Fatal(err)
-		}
-		allocations.set()
-		s.waitCounts("gpu=4")
-		s.wait("the withdrawn id is removed",
-			func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 4 })
-		for i := range 4 {
-			if err := s.kubelet.RunPod(s.ctx, pod(fmt.Sprint("shares-", i), 1)); err != nil {
-				t.Error(err)
-			}
-		}
-		s.wantOutcomes(nil)
-	})
 }
 
 // TestRejections checks that the pod's status, the log and the hook have the

@@ -47,6 +47,9 @@ func TestLongKubeletOutage(t *testing.T) {
 			s.Fatal(err)
 		}
 		s.waitLine(1, "connection refused") // to the socket of the ended kubelet
+		if remaining := s.leftSockets(); len(remaining) > 0 {
+			s.Errorf("sockets: got %q, want none: a starting kubelet deletes them", remaining)
+		}
 		s.inventory.Set(unhealthy(statuses(4), 1, "lost"))
 		s.startKubelet()
 		s.wantFast("registered", s.waitRegistered(3))

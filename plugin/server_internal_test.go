@@ -54,7 +54,14 @@ func TestBackoff(t *testing.T) {
 		{one, 0, 2 * minBackoff},
 		{two, 0, minBackoff},
 		{two, time.Hour, minBackoff},
-		{two, time.Hour, minBackoff},
+		{two, 0, 2 * minBackoff},
+		{two, 0, 4 * minBackoff},
+		{two, 0, 8 * minBackoff},
+		{two, 0, 16 * minBackoff},
+		{two, 0, 32 * minBackoff},
+		{two, 0, 64 * minBackoff},
+		{two, 0, maxBackoff},
+		{two, 0, maxBackoff},
 	} {
 		if got := b.next(step.kubelet, step.stood); got != step.want {
 			t.Errorf("pause %d: got %s, want %s", i, got, step.want)

@@ -85,9 +85,6 @@ func FuzzAnswers(f *testing.F) {
 		for _, p := range policies {
 			got := top.Prefer(r, p)
 			checkInvariants(t, m, r, string(p), got, other.Prefer(shuffled, p))
-			if p == preferred.Distinct && r.Reject == nil {
-				checkDistinct(t, m, r, got)
-			}
 		}
 	})
 }
@@ -142,33 +139,5 @@ func TestRejectedIDsComeLast(t *testing.T) {
 				t.Errorf("%s, size %d: got %q", name, size, got)
 			}
 		}
-	}
-}
-
-// checkDistinct checks that the ids are of as many GPUs as possible.
-func checkDistinct(t *testing.T, m machine, r preferred.AllocationRequest, got []device.AdvertisedID) {
-	t.Helper()
-	gpuOf := map[device.AdvertisedID]device.GPU{}
-	devices := map[device.ID]device.GPU{}
-	for _, c := range m.candidates {
-		if g, known := devices[c.Device]; known && g != c.GPU || gpuOf[c.ID] != "" && gpuOf[c.ID] != c.GPU {
-			return // a device of two GPUs: either may count
-		}
-		gpuOf[c.ID], devices[c.Device] = c.GPU, c.GPU
-	}
-	count := func(ids []device.AdvertisedID) int {
-		gpus := map[device.GPU]bool{}
-		for _, id := range ids {
-			if g, known := gpuOf[id]; known {
-				gpus[g] = true
-			}
-		}
-		return len(gpus)
-	}
-	must := slices.DeleteFunc(slices.Compact(sorted(r.Must)),
-		func(id device.AdvertisedID) bool { return gpuOf[id] == "" })
-	best := min(count(append(slices.Clone(r.Available), must...)), count(must)+max(r.Size-len(must), 0))
-	if len(must) <= r.Size && count(got) != best {
-		t.Errorf("distinct: %+v: got %q of %d GPUs, want %d GPUs", r, got, count(got), best)
 	}
 }

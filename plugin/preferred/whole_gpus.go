@@ -6,7 +6,7 @@ import (
 )
 
 // maxExhaustive is the largest number of available GPUs for an exhaustive
-// search: 184,756 sets of 10 out of 20 take about ten milliseconds.
+// search: 184,756 sets of 10 out of 20 take a few milliseconds.
 const maxExhaustive = 20
 
 // chooseWholeGPUs chooses the set with the greatest sum of scores inside; then
