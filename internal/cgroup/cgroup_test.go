@@ -77,11 +77,7 @@ var cgroupFormats = []struct {
 		"0::/kubepods.slice/kubepods-pod" + uidSlice + "/crio-conmon-" + idA + ".scope\n",
 		nil,
 	},
-	{
-		"CRI-O's conmon, cgroupfs", "as above",
-		"0::/kubepods/pod" + uid + "/crio-conmon-" + idA + "\n",
-		nil,
-	},
+	{"CRI-O's conmon, cgroupfs", "as above", "0::/kubepods/pod" + uid + "/crio-conmon-" + idA + "\n", nil},
 	{
 		"cri-dockerd, systemd", "moby cmd/dockerd/daemon_systemd_unix.go: <parent>:docker:",
 		"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + uidSlice + "/docker-" + idA +
@@ -154,8 +150,10 @@ var cgroupFormats = []struct {
 	{"no end of line", "–", "0::/kubepods/pod" + uid + "/" + idA, []containerRef{{uid, idA}}},
 	{"a pod's own cgroup", "–", "0::/kubepods/burstable/pod" + uid + "\n", nil},
 	{"the node's services", "–", "1:name=systemd:/system.slice/kubelet.service\n0::/init.scope\n", nil},
-	{"docker without Kubernetes", "neuvector share/system/cgroup_test.go",
-		"9:blkio:/system.slice/docker-" + idA + ".scope\n", nil},
+	{
+		"docker without Kubernetes", "neuvector share/system/cgroup_test.go",
+		"9:blkio:/system.slice/docker-" + idA + ".scope\n", nil,
+	},
 	{"an id of 63 digits", "–", "0::/kubepods/pod" + uid + "/" + idA[1:] + "\n", nil},
 	{"an id of 65 digits", "–", "0::/kubepods/pod" + uid + "/0" + idA + "\n", nil},
 	{"an id in capitals", "–", "0::/kubepods/pod" + uid + "/" + strings.ToUpper(idA) + "\n", nil},

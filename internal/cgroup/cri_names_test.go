@@ -16,79 +16,104 @@ import (
 var noOwner device.Owner
 
 func TestOwnerNames(t *testing.T) {
-	long := device.Owner{Namespace: strings.Repeat("n", 63), Pod: strings.Repeat("p", 100),
-		Container: "c"} // truncates the id
+	long := device.Owner{
+		Namespace: strings.Repeat("n", 63), Pod: strings.Repeat("p", 100),
+		Container: "c",
+	} // truncates the id
 	// leaves the pod's name only
 	longer := device.Owner{Namespace: strings.Repeat("n", 63), Pod: strings.Repeat("p", 253), Container: "c"}
-	uncut := device.Owner{Namespace: strings.Repeat("n", 63), Pod: strings.Repeat("p", 120),
-		Container: "c"} // 251 characters
+	uncut := device.Owner{
+		Namespace: strings.Repeat("n", 63), Pod: strings.Repeat("p", 120),
+		Container: "c",
+	} // 251 characters
 	quoted := device.Owner{Namespace: "m\"l\n", Pod: "\xff\xfe", Container: "ma\\in"}
 	both := []device.Owner{side, train, infer}
+	link := func(o device.Owner, id string) func(*procFixture) {
+		return func(s *procFixture) { s.addLogLink(o, id) }
+	}
+	dirs := func(o device.Owner, uid string, containers ...string) func(*procFixture) {
+		return func(s *procFixture) { s.addPodDirs(o, uid, containers...) }
+	}
 	cases := []struct {
 		name    string
 		prepare func(s *procFixture)
 		owners  []device.Owner
 		want    device.Owner
 	}{
-		{"link", func(s *procFixture) { s.addLogLink(train, idA) }, both, train},
+		{"link", link(train, idA), both, train},
 		{"several links", func(s *procFixture) {
 			s.addLogLink(side, idB)
 			s.addLogLink(train, idA)
 			s.addLogLink(infer,
 				idC)
 		}, both, train},
-		{"link of a container without an allocation", func(s *procFixture) { s.addLogLink(side, idA) },
-			[]device.Owner{train, infer}, noOwner},
-		{"link takes precedence over the pod's only candidate",
+		{"link of a container without an allocation", link(side, idA), []device.Owner{train, infer}, noOwner},
+		{
+			"link takes precedence over the pod's only candidate",
 			func(s *procFixture) { s.addLogLink(side, idA); s.addPodDirs(train, uid, "main", "side") },
-			[]device.Owner{train}, noOwner},
-		{"same names in another namespace", func(s *procFixture) { s.addLogLink(train, idA) },
-			[]device.Owner{{Namespace: "other", Pod: "train-0", Container: "main"}}, noOwner},
-		{"link of maximum length", func(s *procFixture) { s.addLogLink(uncut, idA) }, []device.Owner{uncut}, uncut},
-		{"link with a truncated id", func(s *procFixture) { s.addLogLink(long, idA); s.addPodDirs(long, uid, "c") },
-			[]device.Owner{long}, long},
-		{"link truncated to the pod's name", func(s *procFixture) { s.addLogLink(longer, idA) }, []device.Owner{longer},
-			noOwner},
-		{"link with the id of another container", func(s *procFixture) { s.addLogLink(train, idB) }, both, noOwner},
-		{"pod folder, one candidate", func(s *procFixture) { s.addPodDirs(train, uid, "main", "side") },
-			[]device.Owner{infer, train}, train},
-		{"pod folder, one candidate with two replicas",
-			func(s *procFixture) { s.addPodDirs(train, uid, "main", "side") }, []device.Owner{train, train}, train},
-		{"pod folder, two candidates", func(s *procFixture) { s.addPodDirs(train, uid, "main", "side") }, both,
-			noOwner},
-		{"pod folder, two candidates, one container", func(s *procFixture) { s.addPodDirs(train, uid, "side") }, both,
-			side},
-		{"pod folder, one container without an allocation", func(s *procFixture) { s.addPodDirs(train, uid, "side") },
-			[]device.Owner{train}, noOwner},
+			[]device.Owner{train},
+			noOwner,
+		},
+		{
+			"same names in another namespace", link(train, idA),
+			[]device.Owner{{Namespace: "other", Pod: "train-0", Container: "main"}},
+			noOwner,
+		},
+		{"link of maximum length", link(uncut, idA), []device.Owner{uncut}, uncut},
+		{
+			"link with a truncated id", func(s *procFixture) { s.addLogLink(long, idA); s.addPodDirs(long, uid, "c") },
+			[]device.Owner{long},
+			long,
+		},
+		{"link truncated to the pod's name", link(longer, idA), []device.Owner{longer}, noOwner},
+		{"link with the id of another container", link(train, idB), both, noOwner},
+		{"pod folder, one candidate", dirs(train, uid, "main", "side"), []device.Owner{infer, train}, train},
+		{
+			"pod folder, one candidate with two replicas",
+			dirs(train, uid, "main", "side"),
+			[]device.Owner{train, train},
+			train,
+		},
+		{"pod folder, two candidates", dirs(train, uid, "main", "side"), both, noOwner},
+		{"pod folder, two candidates, one container", dirs(train, uid, "side"), both, side},
+		{"pod folder, one container without an allocation", dirs(train, uid, "side"), []device.Owner{train}, noOwner},
 		{"pod folder with a file", func(s *procFixture) {
 			s.addPodDirs(train, uid, "main")
 			s.must(os.WriteFile(s.pods+"/ml_train-0_"+uid+"/file", nil, 0o644))
 		}, both, train},
-		{"empty pod folder", func(s *procFixture) { s.addPodDirs(train, uid) }, both, noOwner},
-		{"pod folder, pod is no candidate", func(s *procFixture) { s.addPodDirs(train, uid, "main") },
-			[]device.Owner{infer}, noOwner},
-		{"folder of an earlier pod of the name", func(s *procFixture) { s.addPodDirs(train, uid2, "main") },
-			[]device.Owner{train}, noOwner},
+		{"empty pod folder", dirs(train, uid), both, noOwner},
+		{"pod folder, pod is no candidate", dirs(train, uid, "main"), []device.Owner{infer}, noOwner},
+		{"folder of an earlier pod of the name", dirs(train, uid2, "main"), []device.Owner{train}, noOwner},
 		{"file instead of a folder", func(s *procFixture) {
-			s.must(os.WriteFile(s.pods+"/ml_train-0_"+uid, nil,
-				0o644))
+			s.must(os.WriteFile(s.pods+"/ml_train-0_"+uid, nil, 0o644))
 		}, []device.Owner{train}, train},
 		{"no link and no folder", func(*procFixture) {}, both, noOwner},
-		{"no folders at all", func(s *procFixture) { s.must(os.RemoveAll(s.logs)); s.must(os.RemoveAll(s.pods)) }, both,
-			noOwner},
+		{
+			"no folders at all", func(s *procFixture) { s.must(os.RemoveAll(s.logs)); s.must(os.RemoveAll(s.pods)) },
+			both,
+			noOwner,
+		},
 		{"links only", func(s *procFixture) { s.must(os.RemoveAll(s.pods)); s.addLogLink(train, idA) }, both, train},
-		{"pods' folders only", func(s *procFixture) { s.must(os.RemoveAll(s.logs)); s.addPodDirs(train, uid, "main") },
-			both, train},
-		{"link with invalid names", func(s *procFixture) { s.addLogLink(quoted, idA) }, both, noOwner},
-		{"link with the invalid names of a candidate", func(s *procFixture) { s.addLogLink(quoted, idA) },
-			[]device.Owner{quoted}, quoted},
+		{
+			"pods' folders only", func(s *procFixture) {
+				s.must(os.RemoveAll(s.logs))
+				s.addPodDirs(train, uid, "main")
+			},
+			both, train,
+		},
+		{"link with invalid names", link(quoted, idA), both, noOwner},
+		{"link with the invalid names of a candidate", link(quoted, idA), []device.Owner{quoted}, quoted},
 		{"invalid entries", func(s *procFixture) {
-			for _, name := range []string{"-" + idA + ".log", "x-" + idA + ".log", "a_b-" + idA + ".log",
-				"a_b_-" + idA + ".log", "a_b_c_d-" + idA + ".log", "\xff", "é\n_\"_'-" + idB + ".log"} {
+			for _, name := range []string{
+				"-" + idA + ".log", "x-" + idA + ".log", "a_b-" + idA + ".log",
+				"a_b_-" + idA + ".log", "a_b_c_d-" + idA + ".log", "\xff", "é\n_\"_'-" + idB + ".log",
+			} {
 				s.must(os.WriteFile(s.logs+"/"+name, nil, 0o644))
 			}
-			for _, name := range []string{"_" + uid, "ml_" + uid, "_train-0_" + uid, "a_b_c_" + uid, "\xff\xff_" + uid,
-				uid} {
+			for _, name := range []string{
+				"_" + uid, "ml_" + uid, "_train-0_" + uid, "a_b_c_" + uid, "\xff\xff_" + uid,
+				uid,
+			} {
 				s.must(os.Mkdir(s.pods+"/"+name, 0o755))
 			}
 			s.addLogLink(train, idA)
@@ -112,11 +137,13 @@ func TestResolveOwnerComesFirst(t *testing.T) {
 	s.addLogLink(side, idA)
 	s.addLogLink(infer, idB)
 	known, calls := false, []containerRef(nil)
-	l := New(Options{Proc: s.proc, Pods: s.pods, Logs: s.logs, Log: discardLog,
+	l := New(Options{
+		Proc: s.proc, Pods: s.pods, Logs: s.logs, Log: discardLog,
 		ResolveOwner: func(uid, id string) (device.Owner, bool) {
 			calls = append(calls, containerRef{uid, id})
 			return train, known
-		}})
+		},
+	})
 	s.wantOwner(l, 5, side, train, side) // ResolveOwner fails, so the link decides
 	known = true
 	s.wantOwner(l, 5, side, train, side) // cached

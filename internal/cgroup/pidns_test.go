@@ -31,60 +31,97 @@ func TestVisible(t *testing.T) {
 		{"no hostPID, v1", otherPIDs, 1, "4:memory:" + podV1 + idA + "\n", "4:memory:" + podV1 + idA + "\n", false},
 		{"child of an entrypoint, v2", otherPIDs, selfPID, "0::/\n", "0::/\n", false},
 		{"child of an entrypoint, v2, crun", otherPIDs, selfPID, "0::/\n", "0::/\n", false},
-		{"child of an entrypoint, v1", otherPIDs, selfPID, "4:memory:" + podV1 + idA + "\n",
-			"4:memory:" + podV1 + idA + "\n", false},
-		{"child of systemd, v1", otherPIDs, selfPID, "4:memory:" + podV1 + idA + "/system.slice\n",
-			"4:memory:" + podV1 + idA + "/init.scope\n", false},
-		{"privileged child of an entrypoint, v2", otherPIDs, selfPID, "0::" + podV1 + idA + "\n",
-			"0::" + podV1 + idA + "\n", false},
+		{
+			"child of an entrypoint, v1", otherPIDs, selfPID, "4:memory:" + podV1 + idA + "\n",
+			"4:memory:" + podV1 + idA + "\n", false,
+		},
+		{
+			"child of systemd, v1", otherPIDs, selfPID, "4:memory:" + podV1 + idA + "/system.slice\n",
+			"4:memory:" + podV1 + idA + "/init.scope\n", false,
+		},
+		{
+			"privileged child of an entrypoint, v2", otherPIDs, selfPID, "0::" + podV1 + idA + "\n",
+			"0::" + podV1 + idA + "\n", false,
+		},
 		{"shareProcessNamespace, v2", otherPIDs, selfPID, "0::/\n", "0::/../" + idB + "\n", false},
-		{"shareProcessNamespace, v2, systemd", otherPIDs, selfPID, "0::/\n",
-			"0::/../cri-containerd-" + idB + ".scope\n", false},
-		{"shareProcessNamespace, v2, crun", otherPIDs, selfPID, "0::/\n",
-			"0::/../../crio-" + idB + ".scope/container\n", false},
-		{"shareProcessNamespace, v1", otherPIDs, selfPID, "4:memory:" + podV1 + idA + "\n",
-			"4:memory:" + podV1 + idB + "\n", false},
-		{"shareProcessNamespace, v1, runtime's cgroup in v2", otherPIDs, selfPID,
+		{
+			"shareProcessNamespace, v2, systemd", otherPIDs, selfPID, "0::/\n",
+			"0::/../cri-containerd-" + idB + ".scope\n", false,
+		},
+		{
+			"shareProcessNamespace, v2, crun", otherPIDs, selfPID, "0::/\n",
+			"0::/../../crio-" + idB + ".scope/container\n", false,
+		},
+		{
+			"shareProcessNamespace, v1", otherPIDs, selfPID, "4:memory:" + podV1 + idA + "\n",
+			"4:memory:" + podV1 + idB + "\n", false,
+		},
+		{
+			"shareProcessNamespace, v1, runtime's cgroup in v2", otherPIDs, selfPID,
 			"4:memory:" + podV1 + idA + "\n0::/system.slice/crio.service\n",
-			"4:memory:" + podV1 + idB + "\n0::/system.slice/crio.service\n", false},
-		{"shareProcessNamespace, controller ignored by the runtime", otherPIDs, selfPID,
-			"9:rdma:/\n4:memory:" + podV1 + idA + "\n", "9:rdma:/\n4:memory:" + podV1 + idB + "\n", false},
-		{"v2 beside a hierarchy with a name only", otherPIDs, selfPID, "1:name=systemd:/\n0::/\n",
-			"1:name=systemd:/\n0::/\n", false},
+			"4:memory:" + podV1 + idB + "\n0::/system.slice/crio.service\n", false,
+		},
+		{
+			"shareProcessNamespace, controller ignored by the runtime", otherPIDs, selfPID,
+			"9:rdma:/\n4:memory:" + podV1 + idA + "\n", "9:rdma:/\n4:memory:" + podV1 + idB + "\n", false,
+		},
+		{
+			"v2 beside a hierarchy with a name only", otherPIDs, selfPID, "1:name=systemd:/\n0::/\n",
+			"1:name=systemd:/\n0::/\n", false,
+		},
 		{"no /proc/1", otherPIDs, selfPID, "0::/\n", "", false},
 		{"no hierarchy in common", otherPIDs, selfPID, "4:memory:/\n", "3:cpu:/\n", false},
 
 		// The node is a container.
 		{"kind, hostPID, v2", otherPIDs, selfPID, "0::/\n", "0::/../../../../../init.scope\n", true},
 		{"kind, hostPID, v2, process 1 in the root", otherPIDs, selfPID, "0::/\n", "0::/../../../..\n", true},
-		{"kind, hostPID, v2, privileged", otherPIDs, selfPID,
+		{
+			"kind, hostPID, v2, privileged", otherPIDs, selfPID,
 			"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod" + uidSlice + "/cri-containerd-" + idA +
-				".scope\n", "0::/init.scope\n", true},
-		{"kind, hostPID, v1", otherPIDs, selfPID, "4:memory:" + kindV1 + "/kubelet" + podV1 + idA + "\n",
-			"4:memory:" + kindV1 + "\n", true},
-		{"kind, hostPID, v1, systemd", otherPIDs, selfPID,
+				".scope\n", "0::/init.scope\n", true,
+		},
+		{
+			"kind, hostPID, v1", otherPIDs, selfPID, "4:memory:" + kindV1 + "/kubelet" + podV1 + idA + "\n",
+			"4:memory:" + kindV1 + "\n", true,
+		},
+		{
+			"kind, hostPID, v1, systemd", otherPIDs, selfPID,
 			"1:name=systemd:" + kindV1 + "/kubelet" + podV1 + idA + "\n0::" + kindV1 + "/system.slice/" +
 				"containerd.service\n4:memory:" + kindV1 + "/kubelet" + podV1 + idA + "\n",
-			"4:memory:" + kindV1 + "/init.scope\n0::" + kindV1 + "/init.scope\n", true},
-		{"kind, hostPID, v1, controller ignored by the runtime", otherPIDs, selfPID,
+			"4:memory:" + kindV1 + "/init.scope\n0::" + kindV1 + "/init.scope\n", true,
+		},
+		{
+			"kind, hostPID, v1, controller ignored by the runtime", otherPIDs, selfPID,
 			"9:rdma:" + kindV1 + "\n4:memory:" + kindV1 + "/kubelet" + podV1 + idA + "\n",
-			"9:rdma:" + kindV1 + "\n4:memory:" + kindV1 + "\n", true},
-		{"kind, shareProcessNamespace, v1", otherPIDs, selfPID, "4:memory:" + kindV1 + "/kubelet" + podV1 + idA + "\n",
-			"4:memory:" + kindV1 + "/kubelet" + podV1 + idB + "\n", false},
-		{"kind in a pod, hostPID, v1", otherPIDs, selfPID,
+			"9:rdma:" + kindV1 + "\n4:memory:" + kindV1 + "\n", true,
+		},
+		{
+			"kind, shareProcessNamespace, v1", otherPIDs, selfPID, "4:memory:" + kindV1 + "/kubelet" + podV1 + idA +
+				"\n",
+			"4:memory:" + kindV1 + "/kubelet" + podV1 + idB + "\n", false,
+		},
+		{
+			"kind in a pod, hostPID, v1", otherPIDs, selfPID,
 			"4:memory:/kubepods/pod" + uid2 + "/" + idB + kindV1 + podV1 + idA + "\n",
-			"4:memory:/kubepods/pod" + uid2 + "/" + idB + kindV1 + "\n", true},
-		{"k3s in a pod, hostPID, v1", otherPIDs, selfPID,
+			"4:memory:/kubepods/pod" + uid2 + "/" + idB + kindV1 + "\n", true,
+		},
+		{
+			"k3s in a pod, hostPID, v1", otherPIDs, selfPID,
 			"4:memory:/kubepods/pod" + uid2 + "/" + idB + podV1 + idA + "\n",
-			"4:memory:/kubepods/pod" + uid2 + "/" + idB + "\n", true},
+			"4:memory:/kubepods/pod" + uid2 + "/" + idB + "\n", true,
+		},
 		{"started by hand on kind, v2", otherPIDs, selfPID, "0::/\n", "0::/init.scope\n", true},
-		{"started by hand on a node in namespaces, v1", otherPIDs, selfPID, "9:name=systemd:/\n4:memory:/\n0::/\n",
-			"9:name=systemd:/\n4:memory:/\n0::/\n", true},
+		{
+			"started by hand on a node in namespaces, v1", otherPIDs, selfPID, "9:name=systemd:/\n4:memory:/\n0::/\n",
+			"9:name=systemd:/\n4:memory:/\n0::/\n", true,
+		},
 		{"started by hand on a node in namespaces, v2", otherPIDs, selfPID, "0::/\n", "0::/\n", false},
 		// indistinguishable from the child of an entrypoint
 		// likewise
-		{"started by hand on kind, v1", otherPIDs, selfPID, "4:memory:" + kindV1 + "\n",
-			"4:memory:" + kindV1 + "/init.scope\n", false},
+		{
+			"started by hand on kind, v1", otherPIDs, selfPID, "4:memory:" + kindV1 + "\n",
+			"4:memory:" + kindV1 + "/init.scope\n", false,
+		},
 		{"process 1 in a container below", otherPIDs, selfPID, "4:memory:/\n", "4:memory:" + kindV1 + "\n", false},
 		// likewise
 	}

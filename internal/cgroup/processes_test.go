@@ -67,9 +67,11 @@ func TestImitatedContainer(t *testing.T) {
 	}
 	for name, path := range outer {
 		for _, nested := range inner {
-			for _, file := range []string{"0::" + path + nested + "\n",
+			for _, file := range []string{
+				"0::" + path + nested + "\n",
 				"4:memory:" + path + nested + "\n3:rdma:" + path + "\n0::/\n",
-				"4:memory:" + path + "\n3:rdma:" + path + nested + "\n"} {
+				"4:memory:" + path + "\n3:rdma:" + path + nested + "\n",
+			} {
 				s := newProcFixture(t)
 				s.addProcess(5, file)
 				s.addPodDirs(train, uid, "main", "side")

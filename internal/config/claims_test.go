@@ -45,8 +45,10 @@ func mustParseClaim(t *testing.T, s string) ClaimPattern {
 }
 
 func TestInvalidClaimPatterns(t *testing.T) {
-	for _, pattern := range []string{"", "*", "monitoring", "/", "a/", "/a", "a/b/", "a/b/c/d", "Monitoring/*", "a b/*",
-		"a/b_c", "ä/*", "a/b\n"} {
+	for _, pattern := range []string{
+		"", "*", "monitoring", "/", "a/", "/a", "a/b/", "a/b/c/d", "Monitoring/*", "a b/*",
+		"a/b_c", "ä/*", "a/b\n",
+	} {
 		_, err := ParseClaimPattern(pattern)
 		if err == nil || !strings.Contains(err.Error(), "expected NAMESPACE/NAME") {
 			t.Errorf("%q: got %v, want an error with the expected form", pattern, err)

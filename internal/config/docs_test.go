@@ -136,12 +136,16 @@ func configSchema() *jsonSchema {
 		Pattern: `^(all|[+]?0*[1-9][0-9]*)$`, Description: "all, a count, or a list of devices",
 	}
 	resources := arraySchema(objectSchema(map[string]*jsonSchema{
-		"name": name, "rename": name, "devices": selection, "replicas": {Type: []string{"integer"}, Minimum: 2,
-			Maximum: maxReplicas},
+		"name": name, "rename": name, "devices": selection, "replicas": {
+			Type: []string{"integer"}, Minimum: 2,
+			Maximum: maxReplicas,
+		},
 	}, "name", "replicas"))
 	resources.MinItems = 1
-	shared := objectSchema(map[string]*jsonSchema{"renameByDefault": boolean, "failRequestsGreaterThanOne": boolean,
-		"resources": resources}, "resources")
+	shared := objectSchema(map[string]*jsonSchema{
+		"renameByDefault": boolean, "failRequestsGreaterThanOne": boolean,
+		"resources": resources,
+	}, "resources")
 	patterns := arraySchema(objectSchema(map[string]*jsonSchema{"pattern": word, "name": name}, "pattern", "name"))
 	subschemas := map[string]*jsonSchema{
 		"sharing.timeSlicing": shared, "sharing.mps": shared, "resources.gpus": patterns, "resources.mig": patterns,
@@ -172,8 +176,10 @@ func configSchema() *jsonSchema {
 			if item == nil {
 				item = &jsonSchema{Type: []string{"string"}, Enum: s.allowed}
 			}
-			subschemas[s.path] = &jsonSchema{Type: []string{"array", "string"}, Items: item,
-				MinItems: min(len(s.allowed), 1)}
+			subschemas[s.path] = &jsonSchema{
+				Type: []string{"array", "string"}, Items: item,
+				MinItems: min(len(s.allowed), 1),
+			}
 		case s.flag == "expected-gpus":
 			subschemas[s.path] = &jsonSchema{Type: []string{"integer"}, Maximum: maxNumber}
 		default:

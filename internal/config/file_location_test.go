@@ -59,46 +59,81 @@ func TestNamedConfigs(t *testing.T) {
 		wantErr string // FOLDER is the folder
 	}{
 		{name: "one config", files: []string{"c", single}, file: "c", label: "-", want: "single "},
-		{name: "name for an unnamed config", files: []string{"c", single}, file: "c", config: "x",
-			wantErr: `FOLDER/c: --config-name "x": the file has one config without a name`},
+		{
+			name: "name for an unnamed config", files: []string{"c", single}, file: "c", config: "x",
+			wantErr: `FOLDER/c: --config-name "x": the file has one config without a name`,
+		},
 		{name: "the default", files: []string{"c", namedConfigs}, file: "c", label: "\n", want: "none plain"},
-		{name: "selected by flag", files: []string{"c", namedConfigs}, file: "c", config: "mixed", label: "wrong",
-			want: "mixed mixed"},
-		{name: "selected by label", files: []string{"c", namedConfigs}, file: "c", label: "mixed\n",
-			want: "mixed mixed"},
-		{name: "unknown name", files: []string{"c", namedConfigs}, file: "c", config: "x",
-			wantErr: `FOLDER/c: no config "x"; valid names are mixed, plain, void, wrong`},
-		{name: "invalid config", files: []string{"c", namedConfigs}, file: "c", config: "wrong",
-			wantErr: `FOLDER/c:9: flags.migStrategy: "odd": expected none, single or mixed`},
-		{name: "null config", files: []string{"c", namedConfigs}, file: "c", config: "void",
-			wantErr: "FOLDER/c:10: is empty"},
-		{name: "named default", files: []string{"c", "configs: {default: {" + mixed[:len(mixed)-1] + "}, other: {}}"},
-			file: "c", want: "mixed default"},
-		{name: "single config", files: []string{"c", "configs: {other: {" + mixed[:len(mixed)-1] + "}}"}, file: "c",
-			want: "mixed other"},
-		{name: "no default", files: []string{"c", "configs: {b: {}, a: {}}"}, file: "c",
-			wantErr: "FOLDER/c: several configs without a default; set --config-name to one of a, b"},
-		{name: "missing default", files: []string{"c", "default: x\nconfigs: {a: {}}"}, file: "c",
-			wantErr: `FOLDER/c: no config "x"; valid names are a`},
-		{name: "default is a list", files: []string{"c", "configs: {a: {}}\ndefault: [a]"}, file: "c",
-			wantErr: "FOLDER/c:2: default: cannot unmarshal !!seq into string"},
+		{
+			name: "selected by flag", files: []string{"c", namedConfigs}, file: "c", config: "mixed", label: "wrong",
+			want: "mixed mixed",
+		},
+		{
+			name: "selected by label", files: []string{"c", namedConfigs}, file: "c", label: "mixed\n",
+			want: "mixed mixed",
+		},
+		{
+			name: "unknown name", files: []string{"c", namedConfigs}, file: "c", config: "x",
+			wantErr: `FOLDER/c: no config "x"; valid names are mixed, plain, void, wrong`,
+		},
+		{
+			name: "invalid config", files: []string{"c", namedConfigs}, file: "c", config: "wrong",
+			wantErr: `FOLDER/c:9: flags.migStrategy: "odd": expected none, single or mixed`,
+		},
+		{
+			name: "null config", files: []string{"c", namedConfigs}, file: "c", config: "void",
+			wantErr: "FOLDER/c:10: is empty",
+		},
+		{
+			name: "named default", files: []string{"c", "configs: {default: {" + mixed[:len(mixed)-1] +
+				"}, other: {}}"},
+			file: "c", want: "mixed default",
+		},
+		{
+			name: "single config", files: []string{"c", "configs: {other: {" + mixed[:len(mixed)-1] + "}}"}, file: "c",
+			want: "mixed other",
+		},
+		{
+			name: "no default", files: []string{"c", "configs: {b: {}, a: {}}"}, file: "c",
+			wantErr: "FOLDER/c: several configs without a default; set --config-name to one of a, b",
+		},
+		{
+			name: "missing default", files: []string{"c", "default: x\nconfigs: {a: {}}"}, file: "c",
+			wantErr: `FOLDER/c: no config "x"; valid names are a`,
+		},
+		{
+			name: "default is a list", files: []string{"c", "configs: {a: {}}\ndefault: [a]"}, file: "c",
+			wantErr: "FOLDER/c:2: default: cannot unmarshal !!seq into string",
+		},
 		{name: "no configs", files: []string{"c", "configs: {}"}, file: "c", wantErr: "FOLDER/c: no configs"},
-		{name: "configs is a list", files: []string{"c", "version: v1\nconfigs: []"}, file: "c",
-			wantErr: "FOLDER/c:2: configs: expected a mapping"},
-		{name: "version of the file", files: []string{"c", "version: v2\nconfigs: {a: {}}"}, file: "c",
-			wantErr: `FOLDER/c:1: version: "v2": expected v1`},
-		{name: "version of a config", files: []string{"c", "version: v1\nconfigs:\n  a: {version: v3}"}, file: "c",
-			wantErr: `FOLDER/c:3: version: "v3": expected v1`},
+		{
+			name: "configs is a list", files: []string{"c", "version: v1\nconfigs: []"}, file: "c",
+			wantErr: "FOLDER/c:2: configs: expected a mapping",
+		},
+		{
+			name: "version of the file", files: []string{"c", "version: v2\nconfigs: {a: {}}"}, file: "c",
+			wantErr: `FOLDER/c:1: version: "v2": expected v1`,
+		},
+		{
+			name: "version of a config", files: []string{"c", "version: v1\nconfigs:\n  a: {version: v3}"}, file: "c",
+			wantErr: `FOLDER/c:3: version: "v3": expected v1`,
+		},
 
 		{name: "folder with one file", files: []string{"any", single}, want: "single any"},
 		{name: "folder with a default", files: []string{"default", single, "other", mixed}, want: "single default"},
-		{name: "folder, selected by label", files: []string{"default", single, "other", mixed}, label: "other",
-			want: "mixed other"},
-		{name: "folder, unknown name", files: []string{"default", single, "other", mixed}, label: "../other",
-			wantErr: `FOLDER: no config "../other"; valid names are default, other`},
+		{
+			name: "folder, selected by label", files: []string{"default", single, "other", mixed}, label: "other",
+			want: "mixed other",
+		},
+		{
+			name: "folder, unknown name", files: []string{"default", single, "other", mixed}, label: "../other",
+			wantErr: `FOLDER: no config "../other"; valid names are default, other`,
+		},
 		{name: "empty folder", files: nil, wantErr: "FOLDER: no configs"},
-		{name: "folder without a default", files: []string{"a", none, "b", none},
-			wantErr: "FOLDER: several configs without a default; set --config-name to one of a, b"},
+		{
+			name: "folder without a default", files: []string{"a", none, "b", none},
+			wantErr: "FOLDER: several configs without a default; set --config-name to one of a, b",
+		},
 		{name: "missing file", file: "x", wantErr: "read config: open FOLDER/x: no such file or directory"},
 	} {
 		dir, label := writeDir(t, c.files...), filepath.Join(t.TempDir(), "label")

@@ -58,8 +58,10 @@ func TestNvidiaSamples(t *testing.T) {
 		}},
 	} {
 		// NVIDIA's chart always sets MPS_ROOT.
-		env := map[string]string{"MPS_ROOT": "/run/nvidia/mps", "CONFIG_FILE": filepath.Join("testdata/nvidia", c.file),
-			"CONFIG_NAME": c.name}
+		env := map[string]string{
+			"MPS_ROOT": "/run/nvidia/mps", "CONFIG_FILE": filepath.Join("testdata/nvidia", c.file),
+			"CONFIG_NAME": c.name,
+		}
 		l, err := newTestBuilder(t, env).Load()
 		want := mustLoad(t, "version: v1\n").Settings
 		want.MPSRoot = "/run/nvidia/mps"
@@ -84,15 +86,23 @@ func TestNvidiaKeys(t *testing.T) {
 		MPSRoot:          "/run/nvidia/mps",
 		AllocationPolicy: "packed", DeviceDiscovery: "nvml", IMEX: IMEX{ChannelIDs: []int{0}, Required: true},
 		KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
-		Sharing: SharingConfig{TimeSlicing: SharingMethod{RenameByDefault: true, FailRequestsGreaterThanOne: true,
+		Sharing: SharingConfig{TimeSlicing: SharingMethod{
+			RenameByDefault: true, FailRequestsGreaterThanOne: true,
 			Resources: []SharedResource{
 				{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: DeviceSelection{Count: 2}, Replicas: 4},
-				{Name: "nvidia.com/small", Rename: "nvidia.com/tiny",
-					Devices: DeviceSelection{List: []DeviceSelector{"0", "1", "0:1", uuid0,
-						"MIG-" + DeviceSelector(uuid0) + "/3/0"}}, Replicas: 2},
-			}}},
-		Resources: ResourceNames{GPUs: []NamePattern{{"*A100*", "nvidia.com/a100"}},
-			MIGs: []NamePattern{{"1g.*", "nvidia.com/small"}}},
+				{
+					Name: "nvidia.com/small", Rename: "nvidia.com/tiny",
+					Devices: DeviceSelection{List: []DeviceSelector{
+						"0", "1", "0:1", uuid0,
+						"MIG-" + DeviceSelector(uuid0) + "/3/0",
+					}}, Replicas: 2,
+				},
+			},
+		}},
+		Resources: ResourceNames{
+			GPUs: []NamePattern{{"*A100*", "nvidia.com/a100"}},
+			MIGs: []NamePattern{{"1g.*", "nvidia.com/small"}},
+		},
 	}
 	if err != nil || !reflect.DeepEqual(l.Settings, want) {
 		t.Errorf("got\n%+v\nwant\n%+v\nerror %v", l.Settings, want, err)
@@ -175,8 +185,10 @@ func TestNewerNvidiaKeys(t *testing.T) {
 	}
 	want := mustLoad(t, "version: v1\n").Settings
 	want.MIGStrategy = MIGMixed
-	want.Sharing.TimeSlicing.Resources = []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true},
-		Replicas: 4}}
+	want.Sharing.TimeSlicing.Resources = []SharedResource{{
+		Name: GPUResource, Devices: DeviceSelection{All: true},
+		Replicas: 4,
+	}}
 	want.Resources.GPUs = []NamePattern{{"*", GPUResource}}
 	if !reflect.DeepEqual(l.Settings, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", l.Settings, want)

@@ -172,8 +172,10 @@ func TestSpellings(t *testing.T) {
 		s.MPSRoot != "" || s.FailOnInitError || s.KubeletSocket != "" {
 		t.Errorf("got %+v, error %v", s, err)
 	}
-	for name, from := range map[string]string{"pass-device-specs": "--pass-device-specs", "gds-enabled": "GDS_ENABLED",
-		"mps-root": "", "kubelet-socket": "KUBELET_SOCKET"} {
+	for name, from := range map[string]string{
+		"pass-device-specs": "--pass-device-specs", "gds-enabled": "GDS_ENABLED",
+		"mps-root": "", "kubelet-socket": "KUBELET_SOCKET",
+	} {
 		if l.Origins[name] != from {
 			t.Errorf("origin of %s: got %q, want %q", name, l.Origins[name], from)
 		}
@@ -235,15 +237,19 @@ func TestHealthVariables(t *testing.T) {
 		{"all", "all", HealthConfig{Ignored: []string{"all"}, Enabled: []string{"all"}}, 0},
 		{"48", "all", HealthConfig{Ignored: []string{"48"}, Enabled: []string{"all"}}, 0},
 	} {
-		l, err := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable,
-			"DP_ENABLE_HEALTHCHECKS": c.enable}).Load()
+		l, err := newTestBuilder(t, map[string]string{
+			"DP_DISABLE_HEALTHCHECKS": c.disable,
+			"DP_ENABLE_HEALTHCHECKS":  c.enable,
+		}).Load()
 		if err != nil || !reflect.DeepEqual(l.Settings.Health, c.want) || len(l.Notices) != c.notices {
 			t.Errorf("%q, %q: got %+v, notices %v, error %v", c.disable, c.enable, l.Settings.Health, l.Notices, err)
 		}
 	}
 	h := HealthConfig{Ignored: []string{"48", "all"}, Enabled: []string{"13", "48"}}
-	for xid, want := range map[uint64]device.Policy{13: device.PolicyUnhealthy, 48: device.PolicyUnhealthy,
-		79: device.PolicyWarn} {
+	for xid, want := range map[uint64]device.Policy{
+		13: device.PolicyUnhealthy, 48: device.PolicyUnhealthy,
+		79: device.PolicyWarn,
+	} {
 		if got := h.Policy(xid); got != want {
 			t.Errorf("Xid %d: got %v, want %v", xid, got, want)
 		}
@@ -262,19 +268,31 @@ func TestPolicies(t *testing.T) {
 		disable, enable string
 		want            map[uint64]device.Policy
 	}{
-		{"", "", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore,
-			79: device.PolicyIgnore, 13: device.PolicyDefault, 95: device.PolicyDefault}},
-		{"all", "", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore,
-			13: device.PolicyWarn, 95: device.PolicyWarn}},
-		{"31,95", "", map[uint64]device.Policy{31: device.PolicyUnhealthy, 95: device.PolicyWarn,
-			13: device.PolicyDefault}},
-		{"", "all", map[uint64]device.Policy{94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore,
-			13: device.PolicyUnhealthy, 95: device.PolicyUnhealthy}},
-		{"95", "94,95,48", map[uint64]device.Policy{94: device.PolicyWarn, 48: device.PolicyIgnore,
-			95: device.PolicyUnhealthy, 13: device.PolicyDefault}},
+		{"", "", map[uint64]device.Policy{
+			94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore,
+			79: device.PolicyIgnore, 13: device.PolicyDefault, 95: device.PolicyDefault,
+		}},
+		{"all", "", map[uint64]device.Policy{
+			94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore,
+			13: device.PolicyWarn, 95: device.PolicyWarn,
+		}},
+		{"31,95", "", map[uint64]device.Policy{
+			31: device.PolicyUnhealthy, 95: device.PolicyWarn,
+			13: device.PolicyDefault,
+		}},
+		{"", "all", map[uint64]device.Policy{
+			94: device.PolicyWarn, 31: device.PolicyUnhealthy, 48: device.PolicyIgnore,
+			13: device.PolicyUnhealthy, 95: device.PolicyUnhealthy,
+		}},
+		{"95", "94,95,48", map[uint64]device.Policy{
+			94: device.PolicyWarn, 48: device.PolicyIgnore,
+			95: device.PolicyUnhealthy, 13: device.PolicyDefault,
+		}},
 	} {
-		b := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable,
-			"DP_ENABLE_HEALTHCHECKS": c.enable})
+		b := newTestBuilder(t, map[string]string{
+			"DP_DISABLE_HEALTHCHECKS": c.disable,
+			"DP_ENABLE_HEALTHCHECKS":  c.enable,
+		})
 		l, err := b.LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", file)})
 		if err != nil {
 			t.Fatal(err)

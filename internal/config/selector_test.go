@@ -16,10 +16,14 @@ const (
 )
 
 var (
-	deviceA100 = device.Device{ID: uuid0, GPU: uuid0, MIGDeviceIndex: -1, PCI: "00000000:3B:00.0",
-		Model: "NVIDIA A100-SXM4-40GB"}
-	deviceT4 = device.Device{ID: uuid1, GPU: uuid1, Index: 10, MIGDeviceIndex: -1, PCI: "0000:af:00.0",
-		Model: "Tesla T4"}
+	deviceA100 = device.Device{
+		ID: uuid0, GPU: uuid0, MIGDeviceIndex: -1, PCI: "00000000:3B:00.0",
+		Model: "NVIDIA A100-SXM4-40GB",
+	}
+	deviceT4 = device.Device{
+		ID: uuid1, GPU: uuid1, Index: 10, MIGDeviceIndex: -1, PCI: "0000:af:00.0",
+		Model: "Tesla T4",
+	}
 	deviceMIG = device.Device{ID: migUUID, GPU: uuid0, MIGDeviceIndex: 1, PCI: deviceA100.PCI, Model: deviceA100.Model}
 )
 
@@ -176,11 +180,16 @@ func TestDeviceSharings(t *testing.T) {
 		{"some", resources{shared(listed("0", "99"), 4)}, "4 0 0"},
 		{"one device differs", resources{shared(all, 8), shared(listed("0"), 2)}, "2 8 8"},
 		{"one device differs, listed first", resources{shared(listed("0"), 2), shared(all, 8)}, "2 8 8"},
-		{"one device of a model differs",
-			resources{shared(listed("model:Tesla*"), 8), shared(listed("2"), 2)}, "0 2 8"},
-		{"a model differs",
+		{
+			"one device of a model differs",
+			resources{shared(listed("model:Tesla*"), 8), shared(listed("2"), 2)},
+			"0 2 8",
+		},
+		{
+			"a model differs",
 			resources{shared(all, 3), shared(DeviceSelection{Count: 3}, 5), shared(listed("model:Tesla*"), 2)},
-			"5 2 2"},
+			"5 2 2",
+		},
 		{"another resource", resources{{Name: "nvidia.com/mig-1g.5gb", Devices: all, Replicas: 2}}, "0 0 0"},
 	} {
 		var got []string
@@ -204,8 +213,10 @@ func TestDeviceSharings(t *testing.T) {
 }
 
 func TestActive(t *testing.T) {
-	some := SharingMethod{Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true},
-		Replicas: 2}}}
+	some := SharingMethod{Resources: []SharedResource{{
+		Name: GPUResource, Devices: DeviceSelection{All: true},
+		Replicas: 2,
+	}}}
 	for _, s := range []SharingConfig{{}, {TimeSlicing: some}, {MPS: some}} {
 		if got, want := len(s.Active().Resources), len(s.MPS.Resources)+len(s.TimeSlicing.Resources); got != want {
 			t.Errorf("%+v: got %d resources, want %d", s, got, want)

@@ -28,8 +28,10 @@ podgauge: {xids: {94: ignore, 31: unhealthy}, claims: {ignore: [monitoring/*]}}
 		t.Fatal(err)
 	}
 	loaded, err := NewBuilder(func(name string) (string, bool) {
-		value, set := map[string]string{"CONFIG_FILE": path, "PASS_DEVICE_SPECS": "true",
-			"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}[name]
+		value, set := map[string]string{
+			"CONFIG_FILE": path, "PASS_DEVICE_SPECS": "true",
+			"DEVICE_LIST_STRATEGY": "envvar,cdi-cri",
+		}[name]
 		return value, set
 	}).Load()
 	if err != nil {

@@ -142,12 +142,16 @@ func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
 	file := filepath.Join(dir, "config")
 	w := newTestWatcher(t, nil, nil, "--config-file="+file)
 	for _, c := range []struct{ what, text, mig, wantLog string }{
-		{"moved", root("mixed", "/opt/driver"), MIGNone,
+		{
+			"moved", root("mixed", "/opt/driver"), MIGNone,
 			`changed from [\"/run/nvidia/driver\" \"/driver-root\"] to [\"/opt/driver\" \"/driver-root\"]: restart ` +
-				`podgauge`},
+				`podgauge`,
+		},
 		{"removed", "version: v1\n", MIGNone, `to [\"/\" \"/driver-root\"]`},
-		{"container root moved", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n",
-			MIGNone, `to [\"/run/nvidia/driver\" \"/mnt\"]`},
+		{
+			"container root moved", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n",
+			MIGNone, `to [\"/run/nvidia/driver\" \"/mnt\"]`,
+		},
 		{"root as before", root("mixed", "/run/nvidia/driver"), MIGMixed, "config changed"},
 	} {
 		updateConfigMap(t, dir, "config", c.text)
@@ -279,8 +283,10 @@ func TestWatchPolicies(t *testing.T) {
 		want   device.Policy
 	}{
 		{"version: v1\npodgauge: {xids: {31: unhealthy}}\n", "config changed", device.PolicyUnhealthy},
-		{"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `expected ignore, warn or unhealthy`,
-			device.PolicyUnhealthy},
+		{
+			"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `expected ignore, warn or unhealthy`,
+			device.PolicyUnhealthy,
+		},
 		{"version: v1\npodgauge: {xids: {31: ignore}}\n", "config changed", device.PolicyIgnore},
 		{"version: v1\n", "config changed", device.PolicyDefault},
 	} {

@@ -139,8 +139,10 @@ func xidLine(pci string, xid int) string {
 // runTest runs a test in a synctest bubble.
 func runTest(t *testing.T, body func(s *readerFixture)) {
 	bubble.Test(t, func(t *testing.T) {
-		s := &readerFixture{T: t, fakeKernelLog: newKernel(),
-			known: map[string]device.GPU{addressGPU1: gpu1, addressGPU2: gpu2}}
+		s := &readerFixture{
+			T: t, fakeKernelLog: newKernel(),
+			known: map[string]device.GPU{addressGPU1: gpu1, addressGPU2: gpu2},
+		}
 		s.Reader = NewReader("", s, slog.New(slog.NewTextHandler(s, nil)))
 		s.source = s.fakeKernelLog
 		body(s)
@@ -219,8 +221,10 @@ func (s *readerFixture) wantReports(when string, want ...string) {
 	defer s.mu.Unlock()
 	var got []string
 	for _, e := range s.got {
-		recovery := map[device.Recovery]string{device.RecoveryNone: "itself", device.RecoveryChecksPass: "check",
-			device.RecoveryAfterReset: "reset"}[e.Recovery]
+		recovery := map[device.Recovery]string{
+			device.RecoveryNone: "itself", device.RecoveryChecksPass: "check",
+			device.RecoveryAfterReset: "reset",
+		}[e.Recovery]
 		source := e.Source
 		if e.Historical {
 			source += "_past"

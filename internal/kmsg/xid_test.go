@@ -17,31 +17,45 @@ func TestParseXidLine(t *testing.T) {
 		want    XidLine
 	}{
 		{"NVRM: Xid (PCI:0000:1a:00): 79, pid=1234, name=python3, GPU has fallen off the bus.", at("0000:1a:00", 79)},
-		{"NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-			at("0000:1a:00", 79)},
+		{
+			"NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+			at("0000:1a:00", 79),
+		},
 		{"NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", at("0000:01:00", 79)},
 		{"NVRM: Xid (PCI:0000:b4:00): 31, pid=77, Ch 00000007, intr 10000000. MMU Fault", at("0000:b4:00", 31)},
 		{"NVRM: Xid (PCI:0000:B4:00): 119", at("0000:b4:00", 119)},
 		{"NVRM: Xid (PCI:00000000:1A:00.0): 48, pid=1, name=a, b", at("0000:1a:00", 48)},
 		{"NVRM: Xid (PCI:000c:01:00): 62, x", at("000c:01:00", 62)},
 		{"NVRM: Xid (PCI:10000:01:1f): 62, x", at("10000:01:1f", 62)}, // domains behind a VMD
-		{"NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No",
-			XidLine{PCI: "0000:01:00", Xid: 94, GI: 5, CI: NoInstanceID}},
+		{
+			"NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No",
+			XidLine{PCI: "0000:01:00", Xid: 94, GI: 5, CI: NoInstanceID},
+		},
 		{"NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:00): 94, pid=7194", XidLine{PCI: "0000:01:00", Xid: 94, GI: 5}},
 		{"NVRM: Xid (0000:03:00): 13, 0002 00000000", at("0000:03:00", 13)},
 		{"NVRM: Xid (0003:00): 13, 0002 00000000", at("0000:03:00", 13)},
 		{"NVRM: Xid (PCI:03:00): 13 0002", at("0000:03:00", 13)},
-		{"NVRM: Xid (PCI:0000:c5:00): 145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 17 (0x04084507 0x00000004 0x00000000)",
-			withSeverity("Nonfatal", at("0000:c5:00", 145))},
-		{"NVRM: Xid (PCI:0000:00:1e): 145, pid=4, name=<unknown>, RLW_SRC_TRACK Fatal XC0 i1 Link 00 (0x00000001)",
-			withSeverity("Fatal", at("0000:00:1e", 145))},
-		{"NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000)",
-			withSeverity("Fatal", at("0019:01:00", 149))},
+		{
+			"NVRM: Xid (PCI:0000:c5:00): 145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 17 (0x04084507 0x00000004 0x00000000)",
+			withSeverity("Nonfatal", at("0000:c5:00", 145)),
+		},
+		{
+			"NVRM: Xid (PCI:0000:00:1e): 145, pid=4, name=<unknown>, RLW_SRC_TRACK Fatal XC0 i1 Link 00 (0x00000001)",
+			withSeverity("Fatal", at("0000:00:1e", 145)),
+		},
+		{
+			"NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000)",
+			withSeverity("Fatal", at("0019:01:00", 149)),
+		},
 		// before R575
-		{"NVRM: Xid (PCI:0000:00:1e): 149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]",
-			withSeverity("Fatal", at("0000:00:1e", 149))},
-		{"NVRM: Xid (PCI:0000:00:1e): 145, pid=4, name=A Nonfatal XC0, RLW_CTRL Fatal XC0 i0 Link 00 (0x00000001)",
-			withSeverity("Fatal", at("0000:00:1e", 145))},
+		{
+			"NVRM: Xid (PCI:0000:00:1e): 149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]",
+			withSeverity("Fatal", at("0000:00:1e", 149)),
+		},
+		{
+			"NVRM: Xid (PCI:0000:00:1e): 145, pid=4, name=A Nonfatal XC0, RLW_CTRL Fatal XC0 i0 Link 00 (0x00000001)",
+			withSeverity("Fatal", at("0000:00:1e", 145)),
+		},
 		{"NVRM: Xid (PCI:0000:00:1e): 145, pid=4, name=A Nonfatal XC0, channel 0x00000010", at("0000:00:1e", 145)},
 	} {
 		if got, ok := ParseXidLine(c.message); !ok || got != c.want {
