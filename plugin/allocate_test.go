@@ -71,10 +71,7 @@ func TestAllocate(t *testing.T) {
 		want       []string // by container
 		err        string   // reason of the rejection
 	}{
-		{
-			name: "one", containers: []string{"GPU-1"},
-			want: []string{env + "GPU-1 /dev/nvidiactl:rw /dev/nvidia1:rw"},
-		},
+		{name: "one", containers: []string{"GPU-1"}, want: []string{env + "GPU-1 /dev/nvidiactl:rw /dev/nvidia1:rw"}},
 		{
 			name: "in the order of the node, not of names", containers: []string{"GPU-10 GPU-9"},
 			want: []string{env + "GPU-9,GPU-10 /dev/nvidiactl:rw /dev/nvidia9:rw /dev/nvidia10:rw"},

@@ -100,10 +100,7 @@ func TestListHasAllocatedIDs(t *testing.T) {
 	}{
 		{"a device vanishes", unshared, "0 1", "", []string{"GPU-0 GPU-1 GPU-2!", "GPU-0 GPU-1"}},
 		{"a device returns", unshared, "0 1 2", "", []string{"GPU-0 GPU-1 GPU-2"}},
-		{
-			"an allocated device vanishes too", unshared, "0", "GPU-1",
-			[]string{"GPU-0 GPU-1! GPU-2!", "GPU-0 GPU-1!"},
-		},
+		{"an allocated device vanishes too", unshared, "0", "GPU-1", []string{"GPU-0 GPU-1! GPU-2!", "GPU-0 GPU-1!"}},
 		{"the container ends", unshared, "0", "", []string{"GPU-0"}},
 		{"the last device vanishes", unshared, "", "", []string{"GPU-0!"}},
 		{"the last device returns", unshared, "0", "", []string{"GPU-0"}},
@@ -117,14 +114,8 @@ func TestListHasAllocatedIDs(t *testing.T) {
 			[]string{"GPU-0::1 GPU-7! GPU-8::1! MIG-1 MIG-9!"},
 		},
 		{"their containers end", unshared, "0m 0/1g.10gb", "", []string{"MIG-1"}},
-		{
-			"replicas while the GPU is allocated", sharedRules(2), "0", "GPU-0",
-			[]string{"GPU-0 GPU-0::0 GPU-0::1"},
-		},
-		{
-			"the shared GPU fails", sharedRules(2), "0!", "GPU-0",
-			[]string{"GPU-0! GPU-0::0! GPU-0::1!"},
-		},
+		{"replicas while the GPU is allocated", sharedRules(2), "0", "GPU-0", []string{"GPU-0 GPU-0::0 GPU-0::1"}},
+		{"the shared GPU fails", sharedRules(2), "0!", "GPU-0", []string{"GPU-0! GPU-0::0! GPU-0::1!"}},
 		{
 			"an ending and a starting container have an id", sharedRules(1), "0", "GPU-0 GPU-0 GPU-0::7 GPU-0::7",
 			[]string{"GPU-0 GPU-0::0 GPU-0::7"},

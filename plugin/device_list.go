@@ -115,8 +115,7 @@ func (l *deviceList) carryOver(
 		wasAllocated := !i.removeAt.IsZero() && i.healthy
 		switch {
 		case i.allocated && known:
-			d := s.Device // a copy, so s stays on the stack for all unallocated ids
-			i.device, i.healthy, i.removeAt = &d, s.Healthy, now.Add(removalDelay)
+			i.device, i.healthy, i.removeAt = &s.Device, s.Healthy, now.Add(removalDelay)
 		case i.allocated || wasSent || wasAllocated:
 			i.healthy, i.removeAt = false, now.Add(removalDelay)
 		case !i.removeAt.After(now):

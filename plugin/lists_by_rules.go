@@ -119,7 +119,6 @@ func (r Rules) addDevices(lists map[string]*deviceList, name string, statuses []
 			item.unusableReason = reasonMPSDown
 		}
 		item.healthy = s.Healthy && item.unusableReason == ""
-		list.items = slices.Grow(list.items, sharing.Replicas)
 		for replica := range sharing.Replicas {
 			item.id = s.ID.Replica(replica)
 			list.items = append(list.items, item)
