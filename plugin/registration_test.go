@@ -54,7 +54,7 @@ func TestLongFolder(t *testing.T) {
 			first := s.socket()
 			s.must(end())
 			s.startPlugin()
-			s.waitRegistered(1)
+			s.waitNewSocket(1, first)
 			if second := s.socket(); len(first) != 31 || second == first || second[:18] != first[:18] {
 				t.Errorf("sockets: got %s, then %s, want one name per resource with different ends", first, second)
 			}
