@@ -75,16 +75,21 @@ func (w *fakeBackend) Check(gpu device.GPU) (v device.ResetEvidence, err error) 
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
+	g := w.gpus[gpu]
 	var slow time.Duration
 	w.locked(func() {
-		g := w.gpus[gpu]
-		if slow = w.slow; g.err == nil || errors.As(g.err, new(*device.Fault)) {
+		slow, v, err = w.slow, g.evidence, g.err
+		if err == nil || errors.As(err, new(*device.Fault)) {
 			const far = 1 << 30 // more milliseconds than a test lasts: each reset lowers the counter
-			g.evidence = device.ResetEvidence{Resets: g.resets - g.resetsAtStart, EnergyCounter: (1000-g.resets)*far + uint64(time.Since(w.begun).Milliseconds()), RepairPending: g.pending}
+			v = device.ResetEvidence{
+				Resets:        g.resets - g.resetsAtStart,
+				EnergyCounter: (1000-g.resets)*far + uint64(time.Since(w.begun).Milliseconds()),
+				RepairPending: g.pending,
+			}
 		}
-		v, err = g.evidence, g.err
 	})
 	time.Sleep(slow)
+	w.locked(func() { g.evidence = v })
 	return v, err
 }
 
@@ -138,20 +143,20 @@ func (w *fakeBackend) newRun(ctx context.Context, previous device.HealthHistory)
 		if err := <-ended; err != nil {
 			return err
 		}
-		var hung []*fakeGPUState
+		// The process ends without the results of the checks that run.
+		before := map[*fakeGPUState]fakeGPUState{}
 		w.locked(func() {
 			for _, g := range w.gpus {
-				if g.checksHang {
-					g.checksHang, hung = false, append(hung, g)
-				}
+				before[g] = *g
+				g.checksHang = false
 			}
 		})
 		if !p.monitor.Drain(context.Background()) || !readers.Drain(context.Background()) {
 			return errors.New("Drain: calls are running")
 		}
 		w.locked(func() {
-			for _, g := range hung {
-				g.checksHang = true
+			for g, state := range before {
+				*g = state
 			}
 		})
 		return nil
@@ -185,18 +190,26 @@ const detectionTime = 45 * time.Second
 func FuzzMonitor(f *testing.F) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 24 {
-		script := make([]byte, 40)
-		for i := range script {
-			script[i] = byte(random.IntN(256))
-		}
-		f.Add(script)
+		f.Add(randomScript(random, 40))
 	}
+	// In these, a GPU is reset between two processes, and no check has returned
+	// since the fault.
+	f.Add(randomScript(rand.New(rand.NewPCG(37, 77)), 60))
+	f.Add(randomScript(rand.New(rand.NewPCG(255, 77)), 60))
 	f.Fuzz(func(t *testing.T, script []byte) {
 		if len(script) > 60 {
 			script = script[:60]
 		}
 		bubble.Test(t, func(t *testing.T) { runMonitorScript(t, script) })
 	})
+}
+
+func randomScript(random *rand.Rand, length int) []byte {
+	script := make([]byte, length)
+	for i := range script {
+		script[i] = byte(random.IntN(256))
+	}
+	return script
 }
 
 func runMonitorScript(t *testing.T, script []byte) {
@@ -352,7 +365,9 @@ func (w *fakeBackend) apply(p *monitorRun, action byte, gpu device.GPU, model ma
 	case actionReset:
 		resets(gpu)
 	case actionResetBetweenRuns:
-		counterUnread := e.awaitsReset && g.evidence.EnergyCounter == 0 // no value to compare with
+		// Without a value from after the fault, the next process has nothing to
+		// compare with.
+		counterUnread := (e.awaitsReset || e.resetAmbiguous) && g.evidence.EnergyCounter == 0
 		resets(gpu)
 		e.resetAmbiguous = e.resetAmbiguous || counterUnread
 	case actionPartialReset: // a repair is pending after the reset
