@@ -64,7 +64,7 @@ const (
 // checkRestart returns ErrRestart if the driver of known GPUs has failed for RestartAfter, doubled by each restart since the driver last
 // worked. The number of restarts is on disk before; otherwise restarts could follow each other closely.
 func (m *Monitor) checkRestart(now time.Time) error {
-	t, d, lasting := m.tracker, m.Driver(), now.Sub(m.driverSince)
+	t, d, lasting := m.engine, m.Driver(), now.Sub(m.driverSince)
 	known := t.driverErr != nil || len(t.gpus) == 0 && len(t.absentRecords) > 0
 	switch {
 	case d.State == DriverUp && t.restarts > 0 && lasting >= restartResetTime:

@@ -27,7 +27,7 @@ func innermost(err error) string {
 
 // addUnexplainedFailure applies a failed check without a fault of the GPU: the GPU, the driver or the container may be the cause. The first
 // failure makes checks of all GPUs and a listing due, and the results decide about a later failure.
-func (t *deviceTracker) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, now time.Time) {
+func (t *engine) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, now time.Time) {
 	if g.failure.code = innermost(c.err); g.failure.since.IsZero() {
 		g.failure.since, t.listingDue = now, true
 		for _, o := range t.gpus {
@@ -52,7 +52,7 @@ func (t *deviceTracker) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, n
 // explain returns the reason of a failed check, empty: not decided yet. The driver fails if listings fail, or if
 // checks of several GPUs began to fail at once with the same code and none passes. For a single GPU, a code about
 // the whole driver decides.
-func (t *deviceTracker) explain(g *trackedGPU, err error, now time.Time) (reason string) {
+func (t *engine) explain(g *trackedGPU, err error, now time.Time) (reason string) {
 	since := g.failure.since
 	waited, listed := now.Sub(since), !t.listingBegan.Before(since)
 	switch {

@@ -118,7 +118,7 @@ func (g *trackedGPU) healthRecord(id ID, s *healthState, now time.Time) (r Healt
 }
 
 // loadHistory keeps the records of an earlier process until a listing has their devices.
-func (t *deviceTracker) loadHistory(now time.Time) {
+func (t *engine) loadHistory(now time.Time) {
 	h := t.options.History
 	t.startedAt = now
 	for _, r := range h.Records {
@@ -143,7 +143,7 @@ func (r *HealthRecord) applyReset(e evidence, now time.Time) bool {
 
 // resetAbsentRecords applies an energy counter to the records of a GPU's absent MIG devices. A reset removes all MIG devices, and
 // when they are back, the counter may be as high as before.
-func (t *deviceTracker) resetAbsentRecords(gpu GPU, energyCounter uint64, now time.Time) {
+func (t *engine) resetAbsentRecords(gpu GPU, energyCounter uint64, now time.Time) {
 	for key, r := range t.absentRecords {
 		if key.gpu == gpu && r.applyReset(evidence{kind: evidenceResetCount, energyCounter: energyCounter}, now) {
 			t.absentRecords[key], t.historyChanged = r, true
@@ -152,7 +152,7 @@ func (t *deviceTracker) resetAbsentRecords(gpu GPU, energyCounter uint64, now ti
 }
 
 // restoreRecord restores the health of one level of a GPU that is listed for the first time.
-func (t *deviceTracker) restoreRecord(g *trackedGPU, id ID, s *healthState, now time.Time) {
+func (t *engine) restoreRecord(g *trackedGPU, id ID, s *healthState, now time.Time) {
 	key := recordKey{g.gpu, id}
 	r, known := t.absentRecords[key]
 	if known {
@@ -185,7 +185,7 @@ func (t *deviceTracker) restoreRecord(g *trackedGPU, id ID, s *healthState, now 
 
 // restoreAbsent adds GPUs of an earlier process that the listing lacks, since a kubelet takes an unlisted device for healthy. Such a GPU
 // expires like any gone GPU. A GPU gone for longer than goneGPUTTL is added only if allocated, or among the newest of missing GPUs.
-func (t *deviceTracker) restoreAbsent(now time.Time) {
+func (t *engine) restoreAbsent(now time.Time) {
 	goneSince := func(r HealthRecord) time.Time {
 		if r.GoneSince.IsZero() || r.GoneSince.After(now) { // the clock was set back
 			return now
@@ -216,7 +216,7 @@ func (t *deviceTracker) restoreAbsent(now time.Time) {
 
 // keepRecord keeps the health of a removed device, which may come back with the same fault. At the limit, the record that was
 // last seen first is deleted, of a device that is not retired if there is one.
-func (t *deviceTracker) keepRecord(g *trackedGPU, id ID, s *healthState, now time.Time) {
+func (t *engine) keepRecord(g *trackedGPU, id ID, s *healthState, now time.Time) {
 	if r, found := g.healthRecord(id, s, now); found {
 		t.absentRecords[r.key()] = r
 	}
@@ -232,7 +232,7 @@ func (t *deviceTracker) keepRecord(g *trackedGPU, id ID, s *healthState, now tim
 }
 
 // saveHistory saves the history: at once after a new cause, within countsInterval after a count.
-func (t *deviceTracker) saveHistory(now time.Time) {
+func (t *engine) saveHistory(now time.Time) {
 	due := t.historyChanged || t.countsChanged && now.Sub(t.historySavedAt) >= countsInterval ||
 		now.Sub(t.historySavedAt) >= historySaveInterval && t.awaitsReset()
 	if !due {
@@ -245,7 +245,7 @@ func (t *deviceTracker) saveHistory(now time.Time) {
 }
 
 // awaitsReset reports whether a device needs a reset, which a later process detects only by the energy counter.
-func (t *deviceTracker) awaitsReset() bool {
+func (t *engine) awaitsReset() bool {
 	for _, g := range t.gpus {
 		for _, s := range g.levels() {
 			if s.cause.NeedsReset && !s.cause.ResetSeen {
@@ -257,7 +257,7 @@ func (t *deviceTracker) awaitsReset() bool {
 }
 
 // history returns the current history, ordered by GPU and device.
-func (t *deviceTracker) history(now time.Time) HealthHistory {
+func (t *engine) history(now time.Time) HealthHistory {
 	records := slices.Collect(maps.Values(t.absentRecords))
 	for _, g := range t.gpus {
 		for id, s := range g.levels() {
@@ -276,7 +276,7 @@ func (t *deviceTracker) history(now time.Time) HealthHistory {
 // awaitsRecovery reports whether the first publication waits for a device: after a reboot or a lost history, recovering devices are
 // healthy or unhealthy within seconds, and a kubelet rejects the pods of a device that is unhealthy in its first list. A device that
 // flapped takes longer and does not delay the publication.
-func (t *deviceTracker) awaitsRecovery(d *trackedDevice, now time.Time) bool {
+func (t *engine) awaitsRecovery(d *trackedDevice, now time.Time) bool {
 	if !t.awaitRecovering || now.Sub(d.gpu.firstListedAt) >= firstPublishTimeout {
 		return false
 	}

@@ -35,12 +35,12 @@ func FuzzHistory(f *testing.F) {
 			Log: slog.New(slog.DiscardHandler), History: h, Store: s, IsAllocated: func(ID) bool { return true },
 		})
 		now := time.Now()
-		m.tracker.loadHistory(now)
+		m.engine.loadHistory(now)
 		m.handleListing([]Device{{ID: "GPU-a", GPU: "GPU-a", MIGEnabled: true, MIGDeviceIndex: -1}, {ID: "MIG-b", GPU: "GPU-a"}}, nil, now)
 		for seq := range uint64(60) {
 			now = now.Add(time.Second)
-			m.tracker.gpus["GPU-a"].checksBegun++
-			m.tracker.handleCheckResult(gpuCheckResult{gpu: "GPU-a", seq: seq + 1, startedAt: now, evidence: ResetEvidence{EnergyCounter: 1}}, now)
+			m.engine.gpus["GPU-a"].checksBegun++
+			m.engine.handleCheckResult(gpuCheckResult{gpu: "GPU-a", seq: seq + 1, startedAt: now, evidence: ResetEvidence{EnergyCounter: 1}}, now)
 			m.update(now)
 		}
 		m.handleEvent(Event{GPU: "GPU-a", Device: "MIG-b", Xid: 95, Recovery: RecoveryAfterReset}, now, now)

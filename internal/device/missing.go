@@ -9,7 +9,7 @@ import (
 const knownPeriod = 24 * time.Hour
 
 // missing returns the GPUs of Monitor.Missing.
-func (t *deviceTracker) missing() (missing []Device) {
+func (t *engine) missing() (missing []Device) {
 	add := func(d Device, goneSince time.Time, retired *Retirement) {
 		hasPlace := func(o *trackedDevice) bool {
 			return o.goneSince.IsZero() && o.WholeGPU() && o.PCI == d.PCI && d.PCI != ""

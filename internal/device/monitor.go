@@ -55,7 +55,7 @@ type Monitor struct {
 	closeFirstListing sync.Once
 
 	// All below belong to Run's goroutine.
-	tracker         *deviceTracker
+	engine          *engine
 	list            driverCall
 	relist          bool      // the running listing may be out of date
 	driverHung      bool      // calls about all GPUs hang
@@ -73,7 +73,7 @@ func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *
 	return &Monitor{
 		unhealthyTimeout: cmp.Or(o.UnhealthyTimeout, defaultUnhealthyTimeout),
 		backend:          b, readers: r, inventory: inventory, log: o.Log,
-		tracker: &deviceTracker{
+		engine: &engine{
 			options: o, inventory: inventory, log: o.Log, limiter: loglimit.New[eventLogKey](logInterval),
 			gpus: map[GPU]*trackedGPU{}, absentRecords: map[recordKey]HealthRecord{},
 		},
@@ -111,7 +111,7 @@ func (m *Monitor) Missing() []Device {
 
 // publishMissing publishes the missing GPUs.
 func (m *Monitor) publishMissing() {
-	missing := m.tracker.missing()
+	missing := m.engine.missing()
 	if before := m.Missing(); !slices.EqualFunc(missing, before, Device.Equal) {
 		m.missing.Set(missing)
 	}
@@ -147,14 +147,14 @@ func (m *Monitor) Drain(ctx context.Context) bool { return drain(ctx, &m.calls) 
 // was replaced, Run returns ErrDriverReplaced after the last call.
 func (m *Monitor) Run(ctx context.Context) error {
 	defer func() { m.endRelease(context.Cause(ctx)) }()
-	m.tracker.loadHistory(time.Now())
+	m.engine.loadHistory(time.Now())
 	m.publishMissing()
 	defer m.saveFinalHistory()
 	for {
 		m.Beat()
 		m.startCalls(ctx, time.Now())
 		var reports <-chan kernelEvents
-		if m.tracker.listed {
+		if m.engine.listed {
 			reports = m.kernelEvents
 		}
 		select {
@@ -164,7 +164,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 			handle(time.Now())
 		case r := <-m.checkResults:
 			now := time.Now()
-			m.tracker.handleCheckResult(r, now)
+			m.engine.handleCheckResult(r, now)
 			m.decideTrust(r, now)
 		case r := <-m.releaseRequests:
 			m.handleReleaseRequest(r, time.Now())
@@ -185,7 +185,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 
 // nextDue returns the time of the next step without a result or an event: a whole second, unless a device is in doubt or a call hangs.
 func (m *Monitor) nextDue(now time.Time) time.Time {
-	t, active := m.tracker, m.phase == phaseActive
+	t, active := m.engine, m.phase == phaseActive
 	due := now.Add(retry.Aligned(time.Second))
 	until := func(at time.Time, needed bool) {
 		if needed && at.Before(due) {
@@ -206,10 +206,10 @@ func (m *Monitor) nextDue(now time.Time) time.Time {
 func (m *Monitor) update(now time.Time) {
 	m.detectStalls(now)
 	m.detectDriverFault(now)
-	m.tracker.removeExpired(now)
-	m.tracker.publish(now)
+	m.engine.removeExpired(now)
+	m.engine.publish(now)
 	m.publishMissing()
-	m.tracker.saveHistory(now)
+	m.engine.saveHistory(now)
 	m.answerOperator(now)
 }
 
@@ -231,7 +231,7 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 			return func(now time.Time) { m.handleListing(devices, err, now) }
 		})
 	}
-	if len(m.tracker.devices) > 0 && m.wait.due(now) {
+	if len(m.engine.devices) > 0 && m.wait.due(now) {
 		if m.wait.failingSince.IsZero() {
 			m.wait.failingSince = now
 		}
@@ -245,7 +245,7 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 
 // startChecks starts the checks that are due. If a call hangs, the checks of all other GPUs are due.
 func (m *Monitor) startChecks(ctx context.Context, now time.Time) {
-	gpus := m.tracker.gpus
+	gpus := m.engine.gpus
 	var longest time.Duration
 	for gpu := range gpus {
 		longest = max(longest, m.readers.Busy(gpu))
@@ -269,7 +269,7 @@ func (m *Monitor) startChecks(ctx context.Context, now time.Time) {
 }
 
 func (m *Monitor) handleListing(devices []Device, err error, now time.Time) {
-	m.tracker.listingBegan, m.tracker.listingFailed = m.list.startedAt, devices == nil && err != nil
+	m.engine.listingBegan, m.engine.listingFailed = m.list.startedAt, devices == nil && err != nil
 	m.list.end(now, retry.Aligned(noDriverListInterval))
 	if m.phase != phaseActive { // the listing began before the release
 		return
@@ -294,12 +294,12 @@ func (m *Monitor) handleListing(devices []Device, err error, now time.Time) {
 	}
 	switch {
 	case m.driverHung: // listings may work while calls about GPUs do not
-	case m.tracker.driverErr != nil:
-		m.setDriver(DriverFailing, m.tracker.driverErr)
+	case m.engine.driverErr != nil:
+		m.setDriver(DriverFailing, m.engine.driverErr)
 	default:
 		m.setDriver(DriverUp, err)
 	}
-	m.tracker.merge(devices, now)
+	m.engine.merge(devices, now)
 	m.topology.schedule(devices, now)
 }
 
@@ -316,7 +316,7 @@ func (m *Monitor) handleWaitResult(e Event, err error, now time.Time) {
 	m.wait.logError(m.log, "cannot wait for driver events", err)
 	if err != nil {
 		m.wait.end(now, retry.Aligned(waitRetryInterval))
-		m.tracker.checkAll()
+		m.engine.checkAll()
 		return
 	}
 	m.wait.end(now, 0)
@@ -327,11 +327,11 @@ func (m *Monitor) handleWaitResult(e Event, err error, now time.Time) {
 }
 
 func (m *Monitor) handleEvent(e Event, at, now time.Time) {
-	if e.PartitionChanged && m.tracker.gpus[e.GPU] != nil {
+	if e.PartitionChanged && m.engine.gpus[e.GPU] != nil {
 		m.log.Info("MIG layout changed", "gpu", e.GPU)
 		m.requestList(now)
 	}
-	m.tracker.handleEvent(e, at, now)
+	m.engine.handleEvent(e, at, now)
 }
 
 // detectStalls finds calls that do not return.
@@ -347,14 +347,14 @@ func (m *Monitor) detectStalls(now time.Time) {
 	}
 	m.detectDriverHang(now)
 	m.wait.update(m.log, now)
-	for gpu, g := range m.tracker.gpus {
-		m.tracker.applyAll(g, evidence{kind: evidenceResetCount, resets: g.resets}, now)
+	for gpu, g := range m.engine.gpus {
+		m.engine.applyAll(g, evidence{kind: evidenceResetCount, resets: g.resets}, now)
 		stalled := m.readers.Busy(gpu) > m.unhealthyTimeout || !g.stalledSince.IsZero() && now.Sub(g.stalledSince) > m.unhealthyTimeout
 		if !g.assessed {
 			stalled = now.After(g.checkDeadline)
 		}
 		if stalled {
-			m.tracker.addGPUFault(g, evidence{cause: HealthCause{Reason: "not_responding", FaultAt: now, notedAt: now}}, now)
+			m.engine.addGPUFault(g, evidence{cause: HealthCause{Reason: "not_responding", FaultAt: now, notedAt: now}}, now)
 		}
 	}
 }
@@ -362,7 +362,7 @@ func (m *Monitor) detectStalls(now time.Time) {
 // detectDriverHang finds a driver that hangs as a whole: calls about all listed GPUs hang. A listing follows the hang.
 func (m *Monitor) detectDriverHang(now time.Time) {
 	listed, hung := 0, 0
-	for gpu, g := range m.tracker.gpus {
+	for gpu, g := range m.engine.gpus {
 		if !g.listed || !g.assessed {
 			continue
 		}
@@ -383,7 +383,7 @@ func (m *Monitor) detectDriverHang(now time.Time) {
 
 // detectDriverFault publishes that calls about all GPUs fail. A listing follows the fault.
 func (m *Monitor) detectDriverFault(now time.Time) {
-	t, failed := m.tracker, m.driverFails
+	t, failed := m.engine, m.driverFails
 	m.driverFails = t.driverErr != nil
 	switch {
 	case m.driverFails && m.Driver().State == DriverUp:
@@ -407,6 +407,6 @@ func (m *Monitor) saveFinalHistory() {
 	for len(m.results) > 0 {
 		(<-m.results)(now)
 	}
-	m.tracker.historyChanged = true
-	m.tracker.saveHistory(now)
+	m.engine.historyChanged = true
+	m.engine.saveHistory(now)
 }

@@ -84,7 +84,7 @@ func (m *Monitor) sendOperatorRequest(ctx context.Context, r operatorRequest) (T
 
 // handleOperatorRequest starts a request. The reply follows the next publication.
 func (m *Monitor) handleOperatorRequest(r operatorRequest, now time.Time) {
-	t := m.tracker
+	t := m.engine
 	defer func() { m.pendingRequests = append(m.pendingRequests, r) }()
 	i := slices.IndexFunc(t.devices, func(d *trackedDevice) bool { return d.ID == r.id })
 	switch {
@@ -116,7 +116,7 @@ func (m *Monitor) handleOperatorRequest(r operatorRequest, now time.Time) {
 }
 
 // endRetirements ends the retirement of one level, or of a GPU with its MIG devices, and reports whether there was one.
-func (t *deviceTracker) endRetirements(g *trackedGPU, id ID) (retired bool) {
+func (t *engine) endRetirements(g *trackedGPU, id ID) (retired bool) {
 	g.trustedLevels(id, func(level ID, s *healthState) {
 		if s.retired == nil {
 			return
@@ -129,7 +129,7 @@ func (t *deviceTracker) endRetirements(g *trackedGPU, id ID) (retired bool) {
 }
 
 // trustAbsent forgets the health of an absent device, and reports whether the device was retired.
-func (t *deviceTracker) trustAbsent(id ID) (retired bool) {
+func (t *engine) trustAbsent(id ID) (retired bool) {
 	for key, r := range t.absentRecords {
 		if (string(key.gpu) == string(id) || key.device == id) && r.Retired != nil {
 			r.Retired, retired, t.historyChanged, t.historyUrgent = nil, true, true, true
@@ -150,8 +150,8 @@ func (m *Monitor) decideTrust(c gpuCheckResult, now time.Time) {
 		r.gpu, r.end.RepairPending, r.end.Err = nil, c.evidence.RepairPending, c.err
 		if c.err == nil {
 			id, _, _ := g.level(r.id)
-			m.tracker.historyUrgent = true
-			g.trustedLevels(id, func(level ID, s *healthState) { m.tracker.apply(g, level, s, evidence{kind: evidenceTrusted}, now) })
+			m.engine.historyUrgent = true
+			g.trustedLevels(id, func(level ID, s *healthState) { m.engine.apply(g, level, s, evidence{kind: evidenceTrusted}, now) })
 		}
 	}
 }
@@ -176,7 +176,7 @@ var (
 )
 
 // forget removes a GPU that is gone, with its health and counts.
-func (t *deviceTracker) forget(id ID) error {
+func (t *engine) forget(id ID) error {
 	g := t.gpus[GPU(id)]
 	_, recorded := t.absentRecords[recordKey{gpu: GPU(id)}]
 	isAllocated := slices.ContainsFunc(t.devices, func(d *trackedDevice) bool { return d.GPU == GPU(id) && t.isAllocated(d.ID) })

@@ -10,7 +10,7 @@ import (
 // publication waits until each GPU is assessed: a kubelet whose first list is
 // incomplete rejects the pods with the missing devices. Later a GPU that is not
 // assessed is left out.
-func (t *deviceTracker) publish(now time.Time) {
+func (t *engine) publish(now time.Time) {
 	if t.countsUnpublished && (t.historyUrgent || now.Sub(t.publishedAt) >= countsInterval) { // changes of counts alone are frequent
 		for _, g := range t.gpus {
 			t.updateXids(g)
@@ -40,7 +40,7 @@ func (t *deviceTracker) publish(now time.Time) {
 
 // updateXids updates the GPU's published Xids. An Xid known only from before
 // podgauge listened is left out: it would look like a new one.
-func (t *deviceTracker) updateXids(g *trackedGPU) {
+func (t *engine) updateXids(g *trackedGPU) {
 	xids := make([]Xid, 0, len(g.eventCounters))
 	for _, c := range g.eventCounters {
 		if c.Code != 0 && !c.Last.IsZero() {

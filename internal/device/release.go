@@ -60,7 +60,7 @@ func (m *Monitor) handleReleaseRequest(r releaseRequest, now time.Time) {
 		m.pendingRelease = r
 		m.stopCalls("released", now)
 	default:
-		for _, g := range m.tracker.gpus {
+		for _, g := range m.engine.gpus {
 			if g.energyCounter == 0 {
 				g.resumedAt = now
 			}
@@ -74,7 +74,7 @@ func (m *Monitor) handleReleaseRequest(r releaseRequest, now time.Time) {
 func (m *Monitor) resume(now time.Time) {
 	m.log.Info("resuming driver")
 	m.topology.gpus = nil // the links may have changed
-	for _, g := range m.tracker.gpus {
+	for _, g := range m.engine.gpus {
 		g.stalledSince, g.failure = time.Time{}, checkFailure{} // no call hangs or fails after Close
 		g.xidsOverAt = now
 	}
@@ -82,7 +82,7 @@ func (m *Monitor) resume(now time.Time) {
 }
 
 func (m *Monitor) startCallsAgain(now time.Time) {
-	m.phase, m.list.nextAt, m.tracker.released = phaseActive, now, HealthCause{}
+	m.phase, m.list.nextAt, m.engine.released = phaseActive, now, HealthCause{}
 	m.readers.SetPaused(false)
 }
 
@@ -90,7 +90,7 @@ func (m *Monitor) startCallsAgain(now time.Time) {
 func (m *Monitor) stopCalls(reason string, now time.Time) {
 	m.phase = phaseDraining
 	m.readers.SetPaused(true)
-	m.tracker.release(reason, now)
+	m.engine.release(reason, now)
 }
 
 // isDrained reports whether no call to the driver runs.

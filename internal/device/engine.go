@@ -18,9 +18,9 @@ const (
 	firstCheckTimeout = 5 * time.Second        // after a listing or an unverified failure, until a GPU does not respond
 )
 
-// deviceTracker holds the health of all devices, publishes it and saves it. A deviceTracker makes no calls to the driver and belongs
+// engine holds the health of all devices, publishes it and saves it. A engine makes no calls to the driver and belongs
 // to the goroutine of Monitor.Run.
-type deviceTracker struct {
+type engine struct {
 	options   MonitorOptions
 	inventory *Inventory
 	log       *slog.Logger
@@ -62,7 +62,7 @@ type eventLogKey struct {
 }
 
 // apply applies evidence to one level of a GPU: to the GPU if id is empty.
-func (t *deviceTracker) apply(g *trackedGPU, id ID, s *healthState, e evidence, now time.Time) transition {
+func (t *engine) apply(g *trackedGPU, id ID, s *healthState, e evidence, now time.Time) transition {
 	next, tr := s.apply(e, now)
 	*s = next
 	if tr.to == Healthy && (tr.previous.isFault() || e.kind == evidenceTrusted) {
@@ -94,14 +94,14 @@ var lostMessages = map[string]string{
 	ReasonGone: "GPU lost: no longer listed by the driver",
 }
 
-func (t *deviceTracker) applyAll(g *trackedGPU, e evidence, now time.Time) {
+func (t *engine) applyAll(g *trackedGPU, e evidence, now time.Time) {
 	for id, s := range g.levels() {
 		t.apply(g, id, s, e, now)
 	}
 }
 
 // addFault applies a fault to one level of a GPU.
-func (t *deviceTracker) addFault(g *trackedGPU, id ID, s *healthState, e evidence, now time.Time) transition {
+func (t *engine) addFault(g *trackedGPU, id ID, s *healthState, e evidence, now time.Time) transition {
 	tr := t.apply(g, id, s, e, now)
 	g.assessed = g.assessed || id == ""
 	if t.released.Reason != "" { // a reset may come before the next check
@@ -111,7 +111,7 @@ func (t *deviceTracker) addFault(g *trackedGPU, id ID, s *healthState, e evidenc
 }
 
 // addGPUFault applies a fault of the GPU that no event reported.
-func (t *deviceTracker) addGPUFault(g *trackedGPU, e evidence, now time.Time) transition {
+func (t *engine) addGPUFault(g *trackedGPU, e evidence, now time.Time) transition {
 	tr := t.addFault(g, "", &g.health, e, now)
 	if tr.newCause && e.cause.isFault() {
 		t.notify(HealthEvent{
@@ -121,14 +121,14 @@ func (t *deviceTracker) addGPUFault(g *trackedGPU, e evidence, now time.Time) tr
 	return tr
 }
 
-func (t *deviceTracker) notify(e HealthEvent) {
+func (t *engine) notify(e HealthEvent) {
 	if t.options.OnHealthEvent != nil {
 		t.options.OnHealthEvent(e)
 	}
 }
 
 // release marks all devices unhealthy until their checks pass after resume. The cause is no fault.
-func (t *deviceTracker) release(reason string, now time.Time) {
+func (t *engine) release(reason string, now time.Time) {
 	t.released = HealthCause{Reason: reason, noFault: true}
 	for _, g := range t.gpus {
 		t.applyAll(g, evidence{kind: evidenceResetCount, check: math.MaxUint64, resets: g.resets}, now) // resets from now on count
@@ -137,14 +137,14 @@ func (t *deviceTracker) release(reason string, now time.Time) {
 }
 
 // checkAll makes a check of each GPU due: the cause of a problem is unknown.
-func (t *deviceTracker) checkAll() {
+func (t *engine) checkAll() {
 	for _, g := range t.gpus {
 		g.checkNow = true
 	}
 }
 
 // handleEvent handles a report of an event at a time.
-func (t *deviceTracker) handleEvent(e Event, at, now time.Time) {
+func (t *engine) handleEvent(e Event, at, now time.Time) {
 	g := t.gpus[e.GPU]
 	if g == nil {
 		if t.limiter.Allow(eventLogKey{reason: xidReason(e.Xid)}, now) {
@@ -198,7 +198,7 @@ func (t *deviceTracker) handleEvent(e Event, at, now time.Time) {
 }
 
 // countEvent counts a report, and returns the counter; nil for a duplicate from the other source.
-func (t *deviceTracker) countEvent(g *trackedGPU, e Event, at, now time.Time) *eventCounter {
+func (t *engine) countEvent(g *trackedGPU, e Event, at, now time.Time) *eventCounter {
 	counter := g.eventCounter(e)
 	t.countsChanged = true
 	before := counter.Xid
@@ -213,7 +213,7 @@ func (t *deviceTracker) countEvent(g *trackedGPU, e Event, at, now time.Time) *e
 }
 
 // handleCheckResult handles the result of a check.
-func (t *deviceTracker) handleCheckResult(c gpuCheckResult, now time.Time) {
+func (t *engine) handleCheckResult(c gpuCheckResult, now time.Time) {
 	g := t.gpus[c.gpu]
 	if g == nil || c.seq > g.checksBegun { // the GPU was removed, and maybe added again
 		return
@@ -238,7 +238,7 @@ func (t *deviceTracker) handleCheckResult(c gpuCheckResult, now time.Time) {
 }
 
 // addAnswer notes that a GPU has answered a check: the driver works.
-func (t *deviceTracker) addAnswer(g *trackedGPU, c gpuCheckResult, now time.Time) {
+func (t *engine) addAnswer(g *trackedGPU, c gpuCheckResult, now time.Time) {
 	if t.driverErr != nil {
 		t.driverEndedAt = now
 	}
@@ -246,7 +246,7 @@ func (t *deviceTracker) addAnswer(g *trackedGPU, c gpuCheckResult, now time.Time
 }
 
 // addResetCount applies what a check knows about resets.
-func (t *deviceTracker) addResetCount(g *trackedGPU, c gpuCheckResult, now time.Time) {
+func (t *engine) addResetCount(g *trackedGPU, c gpuCheckResult, now time.Time) {
 	g.resets = max(g.resets, c.evidence.Resets) // a failed check may not know the count
 	if c.evidence.EnergyCounter != 0 {
 		g.energyCounter = c.evidence.EnergyCounter
@@ -267,7 +267,7 @@ func (t *deviceTracker) addResetCount(g *trackedGPU, c gpuCheckResult, now time.
 }
 
 // addFailedCheck applies a failed check.
-func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time.Time) {
+func (t *engine) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time.Time) {
 	for _, d := range g.migDevices {
 		t.apply(g, d.ID, &d.health, evidence{kind: evidenceGPUCheckFailed}, now)
 	}
@@ -294,7 +294,7 @@ func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time
 }
 
 // decideSeverity makes recent Xids of undecided severity severe: the GPU has a fault.
-func (t *deviceTracker) decideSeverity(g *trackedGPU, now time.Time) {
+func (t *engine) decideSeverity(g *trackedGPU, now time.Time) {
 	for i := range g.eventCounters {
 		if c := &g.eventCounters[i]; c.Nonfatal && now.Sub(c.undecidedAt) <= sourceMatchWindow {
 			c.Nonfatal, t.countsUnpublished, t.countsChanged = false, true, true
@@ -303,7 +303,7 @@ func (t *deviceTracker) decideSeverity(g *trackedGPU, now time.Time) {
 }
 
 // merge updates the devices from a listing.
-func (t *deviceTracker) merge(devices []Device, now time.Time) {
+func (t *engine) merge(devices []Device, now time.Time) {
 	for _, g := range t.gpus {
 		g.listed = false
 	}
@@ -354,7 +354,7 @@ func (t *deviceTracker) merge(devices []Device, now time.Time) {
 }
 
 // addGPU adds a GPU with the health of its record.
-func (t *deviceTracker) addGPU(gpu GPU, now time.Time) *trackedGPU {
+func (t *engine) addGPU(gpu GPU, now time.Time) *trackedGPU {
 	g := &trackedGPU{gpu: gpu, number: len(t.gpus), firstListedAt: now, xidsOverAt: now, checkDeadline: now.Add(firstCheckTimeout)}
 	t.gpus[gpu] = g
 	t.historyChanged = true // the next process must know that the GPU was present
@@ -363,7 +363,7 @@ func (t *deviceTracker) addGPU(gpu GPU, now time.Time) *trackedGPU {
 }
 
 // group assigns the MIG devices and the affected devices of each GPU.
-func (t *deviceTracker) group() {
+func (t *engine) group() {
 	slices.SortFunc(t.devices, func(a, b *trackedDevice) int { return a.Compare(b.Device) })
 	for _, g := range t.gpus {
 		g.migDevices, g.affected = nil, nil
@@ -381,12 +381,12 @@ func (t *deviceTracker) group() {
 }
 
 // isAllocated reports whether a container has the device.
-func (t *deviceTracker) isAllocated(id ID) bool {
+func (t *engine) isAllocated(id ID) bool {
 	return t.options.IsAllocated != nil && t.options.IsAllocated(id)
 }
 
 // missingGPUs returns how many of the expected GPUs the newest listing lacks.
-func (t *deviceTracker) missingGPUs() int {
+func (t *engine) missingGPUs() int {
 	if t.options.ExpectedGPUs == nil {
 		return 0
 	}
@@ -400,7 +400,7 @@ func (t *deviceTracker) missingGPUs() int {
 }
 
 // removeExpired removes devices that have been gone for their TTL, unless allocated or an expected GPU.
-func (t *deviceTracker) removeExpired(now time.Time) {
+func (t *engine) removeExpired(now time.Time) {
 	before, missing := len(t.devices), t.missingGPUs()
 	t.devices = slices.DeleteFunc(t.devices, func(d *trackedDevice) bool {
 		ttl := goneMIGDeviceTTL
