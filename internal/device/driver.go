@@ -29,30 +29,26 @@ type Driver struct {
 // ErrRestart is the error of Run if the driver fails for long: a new container may have access.
 var ErrRestart = errors.New("exiting, so that the kubelet restarts the container: the driver fails")
 
-// Driver returns the driver's state.
-func (m *Monitor) Driver() Driver {
-	d, _ := m.driver.Get()
-	return d
-}
-
 // setDriver publishes and logs a new state.
-func (m *Monitor) setDriver(s DriverState, err error) {
-	if before := m.Driver(); before.State == s && fmt.Sprint(before.Err) == fmt.Sprint(err) {
+func (e *engine) setDriver(s DriverState, err error) {
+	before := e.driver
+	if before.State == s && fmt.Sprint(before.Err) == fmt.Sprint(err) {
 		return
 	}
-	if m.Driver().State != s {
-		m.driverSince = time.Now()
+	if before.State != s {
+		e.driverSince = e.now
 	}
-	m.driver.Set(Driver{s, err})
+	e.driver = Driver{s, err}
+	e.emit(setDriver(e.driver))
 	switch {
 	case s == DriverReleased:
-		m.log.Info("driver released")
+		e.log.Info("driver released")
 	case s != DriverUp:
-		m.log.Warn("driver unusable", "err", err)
+		e.log.Warn("driver unusable", "err", err)
 	case err != nil:
-		m.log.Warn("driver cannot list some devices", "err", err)
+		e.log.Warn("driver cannot list some devices", "err", err)
 	default:
-		m.log.Info("driver up")
+		e.log.Info("driver up")
 	}
 }
 
@@ -61,21 +57,24 @@ const (
 	restartResetTime = 10 * time.Minute // of a working driver, until the pause is RestartAfter again
 )
 
-// checkRestart returns ErrRestart if the driver of known GPUs has failed for RestartAfter, doubled by each restart since the driver last
-// worked. The number of restarts is on disk before; otherwise restarts could follow each other closely.
-func (m *Monitor) checkRestart(now time.Time) error {
-	t, d, lasting := m.engine, m.Driver(), now.Sub(m.driverSince)
-	known := t.driverErr != nil || len(t.gpus) == 0 && len(t.absentRecords) > 0
+// checkRestart ends Run with ErrRestart if the driver of known GPUs has failed
+// for RestartAfter, doubled by each restart since the driver last worked. The
+// number of restarts is on disk before; otherwise restarts could follow each
+// other closely.
+func (e *engine) checkRestart(stored bool) {
+	after, lasting := e.options.RestartAfter, e.now.Sub(e.driverSince)
+	known := e.driverErr != nil || len(e.gpus) == 0 && len(e.absent) > 0
 	switch {
-	case d.State == DriverUp && t.restarts > 0 && lasting >= restartResetTime:
-		t.restarts, t.historyChanged = 0, true
-	case d.State != DriverFailing || m.phase != phaseActive || t.options.RestartAfter == 0 || !known:
-		m.restarting = false
-	case !m.restarting && lasting >= max(t.options.RestartAfter, min(t.options.RestartAfter<<min(t.restarts, 10), maxRestartPause)):
-		t.restarts++
-		m.restarting, t.historyChanged, t.historyUrgent = true, true, true
-	case m.restarting && (t.options.Store == nil || t.options.Store.Stored()):
-		return fmt.Errorf("%w: %w", ErrRestart, d.Err)
+	case e.driver.State == DriverUp && e.restarts > 0 && lasting >= restartResetTime:
+		e.restarts = 0
+		e.needSave(saveSoon)
+	case e.driver.State != DriverFailing || e.phase != phaseActive || after == 0 || !known:
+		e.restarting = false
+	case !e.restarting && lasting >= max(after, min(after<<min(e.restarts, 10), maxRestartPause)):
+		e.restarts++
+		e.restarting = true
+		e.needSave(saveNow) // the tick saves this, and the next one looks whether it is stored
+	case e.restarting && stored:
+		e.emit(end{fmt.Errorf("%w: %w", ErrRestart, e.driver.Err)})
 	}
-	return nil
 }

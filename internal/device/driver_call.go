@@ -1,20 +1,39 @@
 package device
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync/atomic"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// driverCall is a kind of call to the Backend. One call runs at a time, in the background, and may hang. All fields belong to the
-// goroutine of Monitor.Run.
+const (
+	listInterval         = 10 * time.Second
+	noDriverListInterval = time.Second             // while the driver cannot list
+	listTimeout          = 4500 * time.Millisecond // for a listing that does not return
+	waitTimeout          = 10 * time.Second        // for a Wait that does not return, or that keeps failing
+	waitRetryInterval    = time.Second             // after a failed Wait
+	linkRetryInterval    = time.Minute             // after a failed or incomplete reading of the links
+)
+
+// A driver may hang as a whole, as its locks are shared by all GPUs. The engine
+// finds the hang within five seconds: the first call that does not return makes
+// checks of all GPUs due, and due again every maxCheckSpacing, as the driver may
+// hang later.
+const (
+	callPollInterval   = 250 * time.Millisecond // between looks at calls that hang, or that a release waits for
+	hangSuspectTimeout = 500 * time.Millisecond // for one call, before the other GPUs are checked
+	driverHangTimeout  = 2 * time.Second        // for calls about all GPUs
+)
+
+// driverCall is a kind of call to the Backend. One call runs at a time, in the
+// background, and may hang.
 type driverCall struct {
 	startedAt time.Time // zero: no call runs
-	nextAt    time.Time // the next call is due
+	nextAt    time.Time // the next call is due; zero: at once or, while a call runs, not decided
 	err       error     // of the newest result, see logError
 }
 
@@ -22,15 +41,15 @@ func (c *driverCall) running() bool { return !c.startedAt.IsZero() }
 
 func (c *driverCall) due(now time.Time) bool { return !c.running() && !now.Before(c.nextAt) }
 
-// start runs call in the background. The goroutine of Run then calls the returned function with the time.
-func (m *Monitor) start(c *driverCall, now time.Time, call func() func(time.Time)) {
-	c.startedAt = now
-	m.calls.Go(func() { m.results <- call() })
-}
+func (c *driverCall) start(now time.Time) { c.startedAt, c.nextAt = now, time.Time{} }
 
-// end ends the call. The next is due after interval.
+// end ends the call. The next is due after interval, unless one was requested
+// during the call: then at once.
 func (c *driverCall) end(now time.Time, interval time.Duration) {
-	c.startedAt, c.nextAt = time.Time{}, now.Add(interval)
+	c.startedAt = time.Time{}
+	if c.nextAt.IsZero() {
+		c.nextAt = now.Add(interval)
+	}
 }
 
 // logError logs an error that differs from the previous one.
@@ -41,44 +60,84 @@ func (c *driverCall) logError(log *slog.Logger, message string, err error) {
 	c.err = err
 }
 
-const (
-	waitTimeout       = 10 * time.Second // for a Wait that does not return, or that keeps failing
-	waitRetryInterval = time.Second      // after a failed Wait
-)
-
-// eventWait waits for the driver's events. Only interrupted may be used outside the goroutine of Monitor.Run.
-type eventWait struct {
+// waitCall waits for the driver's events.
+type waitCall struct {
 	driverCall
-	// failingSince is the start of the first of the Waits that have hung or failed since the newest success; zero: no Wait has begun.
+	// failingSince is the start of the first of the Waits that have hung or
+	// failed since the newest success; zero: no Wait has begun.
 	failingSince time.Time
-	interrupted  atomic.Bool // and logged
+	interrupted  bool // as published
 }
 
-// update logs the begin and the end of an interruption. A Wait takes seconds.
-func (w *eventWait) update(log *slog.Logger, now time.Time) {
-	interrupted := !w.failingSince.IsZero() && now.Sub(w.failingSince) > waitTimeout
-	if w.interrupted.Swap(interrupted) != interrupted {
-		if interrupted {
-			log.Warn("driver events interrupted", "err", w.err)
-		} else {
-			log.Info("driver events resumed")
+// linkCall reads the links between GPUs once for each set of GPUs.
+type linkCall struct {
+	driverCall
+	gpus    []GPU // of the newest scheduled reading
+	pending bool  // a reading is due at nextAt
+}
+
+// startCalls starts the calls that are due. One of Devices and Links runs at a
+// time: the driver may keep the thread for long.
+func (e *engine) startCalls() {
+	if e.hasLinks && e.links.pending && e.links.due(e.now) && !e.list.running() {
+		e.links.pending = false
+		e.links.start(e.now)
+		e.emit(readLinks{})
+	}
+	if e.list.due(e.now) && !e.links.running() {
+		e.list.start(e.now)
+		e.emit(list{})
+	}
+	if len(e.devices) > 0 && e.wait.due(e.now) {
+		if e.wait.failingSince.IsZero() {
+			e.wait.failingSince = e.now
 		}
+		e.wait.start(e.now)
+		e.emit(wait{})
 	}
 }
 
-// linkRetryInterval is between a failed or incomplete reading of the links and the next.
-const linkRetryInterval = time.Minute
+// requestList makes a listing begin at once, or after the running one.
+func (e *engine) requestList() { e.list.nextAt = e.now }
 
-// topology reads the links between GPUs once for each set of GPUs. Only links may be used outside the goroutine of Monitor.Run.
-type topology struct {
-	driverCall
-	links   pubsub.Value[[]Link] // nil: not read yet
-	gpus    []GPU                // of the newest scheduled reading
-	pending bool                 // a reading is due at nextAt
+func (e *engine) handleListing(devices []Device, err error) {
+	e.listingBegan, e.listingFailed = e.list.startedAt, devices == nil && err != nil
+	interval := listInterval
+	if e.listingFailed {
+		interval = noDriverListInterval
+	}
+	e.list.end(e.now, retry.Aligned(interval))
+	if e.phase != phaseActive { // the listing began before the release
+		return
+	}
+	switch {
+	case errors.Is(err, ErrDriverReplaced):
+		e.setDriver(DriverReplaced, err)
+		e.replacedErr = err
+		e.stopCalls("driver_replaced")
+	case errors.Is(err, ErrNoDriver):
+		e.setDriver(DriverAbsent, err)
+	case e.listingFailed:
+		e.setDriver(DriverFailing, err)
+	default:
+		switch {
+		case e.driverHung: // listings may work while calls about GPUs do not
+		case e.driverErr != nil:
+			e.setDriver(DriverFailing, e.driverErr)
+		default:
+			e.setDriver(DriverUp, err)
+		}
+		e.merge(devices)
+		e.scheduleLinks(devices)
+	}
+	if !e.anyListed {
+		e.anyListed = true
+		e.emit(firstListed{})
+	}
 }
 
-// schedule makes a reading due if the set of GPUs has changed.
-func (t *topology) schedule(devices []Device, now time.Time) {
+// scheduleLinks makes a reading of links due if the set of GPUs has changed.
+func (e *engine) scheduleLinks(devices []Device) {
 	var gpus []GPU
 	for _, d := range devices {
 		if d.WholeGPU() {
@@ -86,19 +145,104 @@ func (t *topology) schedule(devices []Device, now time.Time) {
 		}
 	}
 	slices.Sort(gpus)
-	if !slices.Equal(gpus, t.gpus) {
-		t.gpus, t.pending, t.nextAt = gpus, true, now
+	if !slices.Equal(gpus, e.links.gpus) {
+		e.links.gpus, e.links.pending, e.links.nextAt = gpus, true, e.now
 	}
 }
 
-// handleResult publishes the links, and schedules another reading after an error.
-func (t *topology) handleResult(links []Link, err error, log *slog.Logger, now time.Time) {
-	t.startedAt = time.Time{}
-	t.logError(log, "cannot read all links between GPUs", err)
-	if err != nil && !t.pending {
-		t.pending, t.nextAt = true, now.Add(linkRetryInterval)
-	}
+// handleLinks publishes the links. Another reading follows an error.
+func (e *engine) handleLinks(links []Link, err error) {
+	e.links.logError(e.log, "cannot read all links between GPUs", err)
+	e.links.end(e.now, linkRetryInterval)
+	e.links.pending = e.links.pending || err != nil
 	if links != nil {
-		t.links.Set(links)
+		e.emit(setLinks(links))
+	}
+}
+
+func (e *engine) handleWait(event Event, err error) {
+	e.wait.logError(e.log, "cannot wait for driver events", err)
+	if err != nil {
+		e.wait.end(e.now, retry.Aligned(waitRetryInterval))
+		e.checkAll()
+		return
+	}
+	e.wait.end(e.now, 0)
+	e.wait.failingSince = time.Time{}
+	if event != (Event{}) {
+		e.report(event, e.now)
+	}
+}
+
+// detectStalls finds calls that do not return.
+func (e *engine) detectStalls() {
+	if e.phase != phaseActive {
+		return
+	}
+	if e.list.running() && e.now.Sub(e.list.startedAt) > listTimeout {
+		e.setDriverHung(errors.New("the driver's library hangs"))
+	}
+	if e.links.running() && e.now.Sub(e.links.startedAt) > e.options.UnhealthyTimeout { // delays listings
+		e.setDriverHung(errors.New("the query of links in the driver's library hangs"))
+	}
+	e.detectDriverHang()
+	e.detectInterruption()
+	for gpu, g := range e.gpus {
+		e.markAll(g, evidence{kind: evidenceResetCount, resets: g.resets})
+		stalled := e.calls[gpu].busy > e.options.UnhealthyTimeout ||
+			!g.stalledSince.IsZero() && e.now.Sub(g.stalledSince) > e.options.UnhealthyTimeout
+		if !g.assessed {
+			stalled = e.now.After(g.checkDeadline)
+		}
+		if stalled {
+			e.markFault(g, HealthCause{Reason: "not_responding", FaultAt: e.now, notedAt: e.now})
+		}
+	}
+}
+
+// detectInterruption logs the begin and the end of an interruption of the
+// driver's events. A Wait takes seconds.
+func (e *engine) detectInterruption() {
+	interrupted := !e.wait.failingSince.IsZero() && e.now.Sub(e.wait.failingSince) > waitTimeout
+	if interrupted == e.wait.interrupted {
+		return
+	}
+	e.wait.interrupted = interrupted
+	e.emit(setInterrupted(interrupted))
+	if interrupted {
+		e.log.Warn("driver events interrupted", "err", e.wait.err)
+	} else {
+		e.log.Info("driver events resumed")
+	}
+}
+
+// detectDriverHang finds a driver that hangs as a whole: calls about all listed
+// GPUs hang. A listing follows the hang.
+func (e *engine) detectDriverHang() {
+	listed, hung := 0, 0
+	for gpu, g := range e.gpus {
+		if !g.listed || !g.assessed {
+			continue
+		}
+		listed++
+		if e.calls[gpu].busy >= driverHangTimeout {
+			hung++
+		}
+	}
+	wasHung := e.driverHung
+	e.driverHung = listed > 0 && hung == listed
+	switch {
+	case e.driverHung:
+		e.setDriverHung(errors.New("calls to all GPUs hang"))
+	case wasHung:
+		e.requestList()
+	}
+}
+
+// setDriverHung keeps the first error of a hang: several calls hang at once, and
+// each change of the error is logged.
+func (e *engine) setDriverHung(err error) {
+	if e.driver.State != DriverNotResponding {
+		e.setDriver(DriverNotResponding, err)
 	}
 }

@@ -25,49 +25,59 @@ func innermost(err error) string {
 	return err.Error()
 }
 
-// addUnexplainedFailure applies a failed check without a fault of the GPU: the GPU, the driver or the container may be the cause. The first
-// failure makes checks of all GPUs and a listing due, and the results decide about a later failure.
-func (t *engine) addUnexplainedFailure(g *trackedGPU, c gpuCheckResult, now time.Time) {
+// addUnexplainedFailure applies a failed check without a fault of the GPU: the
+// GPU, the driver or the container may be the cause. The first failure makes
+// checks of all GPUs and a listing due, and the results decide about a later
+// failure.
+func (e *engine) addUnexplainedFailure(g *trackedGPU, c checked) {
 	if g.failure.code = innermost(c.err); g.failure.since.IsZero() {
-		g.failure.since, t.listingDue = now, true
-		for _, o := range t.gpus {
+		g.failure.since = e.now
+		e.requestList()
+		for _, o := range e.gpus {
 			o.checkNow = o.checkNow || o.failure.since.IsZero()
 		}
 	}
-	reason := t.explain(g, c.err, now)
-	cause := HealthCause{Reason: reason, noFault: reason == reasonDriver, FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq}
-	switch {
-	case reason == "":
-		t.apply(g, "", &g.health, evidence{kind: evidenceReport}, now)
-		g.checkDeadline = now.Add(firstCheckTimeout)
+	reason := e.explain(g, c.err)
+	if reason == "" {
+		e.mark(g, "", &g.health, evidence{kind: evidenceReport})
+		g.checkDeadline = e.now.Add(firstCheckTimeout)
 		return
-	case cause.noFault && t.driverErr == nil:
-		t.driverErr = fmt.Errorf("calls to all GPUs fail: %w", c.err)
 	}
-	if t.addGPUFault(g, evidence{cause: cause}, now).newCause && cause.isFault() {
-		t.log.Warn("check failed", "gpu", g.gpu, "err", c.err)
+	cause := HealthCause{
+		Reason: reason, noFault: reason == reasonDriver,
+		FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq,
+	}
+	if cause.noFault && e.driverErr == nil {
+		e.driverErr = fmt.Errorf("calls to all GPUs fail: %w", c.err)
+		if e.driver.State == DriverUp { // otherwise, the next listing decides
+			e.setDriver(DriverFailing, e.driverErr)
+		}
+	}
+	if e.markFault(g, cause) && cause.isFault() {
+		e.log.Warn("check failed", "gpu", g.gpu, "err", c.err)
 	}
 }
 
 // explain returns the reason of a failed check, empty: not decided yet. The driver fails if listings fail, or if
 // checks of several GPUs began to fail at once with the same code and none passes. For a single GPU, a code about
 // the whole driver decides.
-func (t *engine) explain(g *trackedGPU, err error, now time.Time) (reason string) {
+func (e *engine) explain(g *trackedGPU, err error) (reason string) {
 	since := g.failure.since
-	waited, listed := now.Sub(since), !t.listingBegan.Before(since)
+	waited, listed := e.now.Sub(since), !e.listingBegan.Before(since)
 	switch {
 	case waited < recheckInterval:
 		return ""
-	case errors.Is(err, ErrNoDriver) || listed && t.listingFailed:
+	case errors.Is(err, ErrNoDriver) || listed && e.listingFailed:
 		return reasonDriver
 	}
 	alike, answered := 1, listed
-	for _, o := range t.gpus {
+	for _, o := range e.gpus {
 		switch {
 		case !o.listed || o == g:
-		case !o.answeredAt.Before(since) && since.Before(t.driverEndedAt) && g.health.cause.Reason == reasonDriver:
+		case !o.answeredAt.Before(since) && since.Before(e.driverEndedAt) &&
+			g.health.cause.Reason == reasonDriver:
 			// The driver works again; the check may have begun before. A later failed check decides.
-			g.failure.since = now
+			g.failure.since = e.now
 			return ""
 		case !o.answeredAt.Before(since):
 			return reasonCheckFailed

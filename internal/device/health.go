@@ -20,15 +20,6 @@ const (
 // recheckInterval is between checks of a GPU that is not healthy, and the least between checks that count.
 const recheckInterval = time.Second
 
-// gpuCheckResult is the result of a check of a GPU.
-type gpuCheckResult struct {
-	gpu       GPU
-	seq       uint64 // of the GPU's checks, counted from 1
-	startedAt time.Time
-	evidence  ResetEvidence
-	err       error
-}
-
 // ActionReplace is the Action of a fault that came back after resets.
 const ActionReplace = "replace"
 

@@ -7,14 +7,7 @@ import (
 	"time"
 )
 
-// fuzzStore is a HistoryStore that writes at once.
-type fuzzStore struct{ saved HealthHistory }
-
-func (s *fuzzStore) SaveHealth(h HealthHistory, _ bool) { s.saved = h }
-
-func (s *fuzzStore) Stored() bool { return true }
-
-// FuzzHistory runs a Monitor with any valid history. Published devices are unique, and the saved history is valid.
+// FuzzHistory runs an engine with any valid history. Published devices are unique, and the saved history is valid.
 func FuzzHistory(f *testing.F) {
 	for _, h := range []string{
 		`{}`, `{"lost":true,"records":[{"gpu":"GPU-a"}]}`,
@@ -30,22 +23,33 @@ func FuzzHistory(f *testing.F) {
 		if json.Unmarshal(content, &h) != nil || h.Validate() != nil {
 			return
 		}
-		s, b := &fuzzStore{h}, idleBackend{}
-		m := NewMonitor(b, NewReaders(b), &Inventory{}, MonitorOptions{
-			Log: slog.New(slog.DiscardHandler), History: h, Store: s, IsAllocated: func(ID) bool { return true },
-		})
 		now := time.Now()
-		m.engine.loadHistory(now)
-		m.handleListing([]Device{{ID: "GPU-a", GPU: "GPU-a", MIGEnabled: true, MIGDeviceIndex: -1}, {ID: "MIG-b", GPU: "GPU-a"}}, nil, now)
+		e := newEngine(MonitorOptions{
+			Log: slog.New(slog.DiscardHandler), History: h, IsAllocated: func(ID) bool { return true },
+		}, false)
+		saved, statuses := h, []Status{}
+		apply := func(ev event) {
+			for _, f := range e.apply(ev, now) {
+				switch f := f.(type) {
+				case save:
+					saved = f.history
+				case publish:
+					statuses = f
+				}
+			}
+		}
+		apply(listed{devices: []Device{
+			{ID: "GPU-a", GPU: "GPU-a", MIGEnabled: true, MIGDeviceIndex: -1},
+			{ID: "MIG-b", GPU: "GPU-a"},
+		}})
 		for seq := range uint64(60) {
 			now = now.Add(time.Second)
-			m.engine.gpus["GPU-a"].checksBegun++
-			m.engine.handleCheckResult(gpuCheckResult{gpu: "GPU-a", seq: seq + 1, startedAt: now, evidence: ResetEvidence{EnergyCounter: 1}}, now)
-			m.update(now)
+			apply(checkBegun{"GPU-a", seq + 1, now})
+			apply(checked{gpu: "GPU-a", seq: seq + 1, startedAt: now, evidence: ResetEvidence{EnergyCounter: 1}})
+			apply(tick{})
 		}
-		m.handleEvent(Event{GPU: "GPU-a", Device: "MIG-b", Xid: 95, Recovery: RecoveryAfterReset}, now, now)
-		m.update(now)
-		statuses, _ := m.inventory.Get()
+		apply(waited{event: Event{GPU: "GPU-a", Device: "MIG-b", Xid: 95, Recovery: RecoveryAfterReset}})
+		apply(tick{})
 		ids := map[ID]bool{}
 		for _, d := range statuses {
 			ids[d.ID] = true
@@ -53,11 +57,8 @@ func FuzzHistory(f *testing.F) {
 		if len(statuses) < 2 || len(ids) != len(statuses) {
 			t.Errorf("got %d devices with %d ids, want at least two with unique ids", len(statuses), len(ids))
 		}
-		if _, err := json.Marshal(s.saved); err != nil || s.saved.Validate() != nil {
-			t.Fatalf("saved history: JSON error %v, validation error %v, want none: %+v", err, s.saved.Validate(), s.saved)
+		if _, err := json.Marshal(saved); err != nil || saved.Validate() != nil {
+			t.Fatalf("saved history: JSON error %v, validation error %v, want none: %+v", err, saved.Validate(), saved)
 		}
 	})
 }
-
-// idleBackend is a Backend without calls.
-type idleBackend struct{ Backend }

@@ -10,37 +10,39 @@ import (
 // publication waits until each GPU is assessed: a kubelet whose first list is
 // incomplete rejects the pods with the missing devices. Later a GPU that is not
 // assessed is left out.
-func (t *engine) publish(now time.Time) {
-	if t.countsUnpublished && (t.historyUrgent || now.Sub(t.publishedAt) >= countsInterval) { // changes of counts alone are frequent
-		for _, g := range t.gpus {
-			t.updateXids(g)
+func (e *engine) publish() {
+	if e.saveDue() { // changes of counts alone are frequent
+		for _, g := range e.gpus {
+			g.updateXids()
 		}
-		t.countsUnpublished = false
 	}
-	t.scratch = t.scratch[:0]
-	for _, d := range t.devices {
-		if t.published == nil && (!d.gpu.assessed || t.awaitsRecovery(d, now)) {
+	statuses := make([]Status, 0, len(e.devices))
+	for _, d := range e.devices {
+		if e.published == nil && (!d.gpu.assessed || e.awaitsRecovery(d)) {
 			return
 		}
 		if d.gpu.assessed {
 			health, cause := d.currentHealth()
-			if t.released.Reason != "" {
-				health, cause = Unhealthy, t.released
+			if e.released.Reason != "" {
+				health, cause = Unhealthy, e.released
 			}
-			t.scratch = append(t.scratch, d.status(health, cause, now))
+			statuses = append(statuses, d.status(health, cause, e.now))
 		}
 	}
-	if !t.listed || t.published != nil && slices.EqualFunc(t.published, t.scratch, Status.equal) {
+	if !e.listed || e.published != nil && slices.EqualFunc(e.published, statuses, Status.equal) {
 		return
 	}
-	t.published, t.publishedAt = append(make([]Status, 0, len(t.scratch)), t.scratch...), now
-	t.inventory.Set(t.published)
-	t.historyChanged, t.historyLost = t.historyChanged || t.historyLost, false
+	e.published = statuses
+	e.emit(publish(statuses))
+	if e.historyLost {
+		e.historyLost = false
+		e.needSave(saveSoon)
+	}
 }
 
 // updateXids updates the GPU's published Xids. An Xid known only from before
 // podgauge listened is left out: it would look like a new one.
-func (t *engine) updateXids(g *trackedGPU) {
+func (g *trackedGPU) updateXids() {
 	xids := make([]Xid, 0, len(g.eventCounters))
 	for _, c := range g.eventCounters {
 		if c.Code != 0 && !c.Last.IsZero() {
@@ -49,4 +51,37 @@ func (t *engine) updateXids(g *trackedGPU) {
 	}
 	slices.SortFunc(xids, func(a, b Xid) int { return cmp.Compare(a.Code, b.Code) })
 	g.xids = xids
+}
+
+// knownPeriod is the time after a loss in which a new process still knows the
+// GPU: an older loss must not stop a rollout.
+const knownPeriod = 24 * time.Hour
+
+// publishMissing publishes the GPUs of Monitor.Missing.
+func (e *engine) publishMissing() {
+	var missing []Device
+	add := func(d Device, goneSince time.Time, retired *Retirement) {
+		hasPlace := func(o *trackedDevice) bool {
+			return o.goneSince.IsZero() && o.WholeGPU() && o.PCI == d.PCI && d.PCI != ""
+		}
+		isOld := !goneSince.IsZero() && e.startedAt.Sub(goneSince) >= knownPeriod
+		if d.ID != "" && retired == nil && !isOld && !slices.ContainsFunc(e.devices, hasPlace) {
+			missing = append(missing, d)
+		}
+	}
+	for _, g := range e.gpus {
+		if !g.listed {
+			add(g.device, g.goneSince, g.health.retired)
+		}
+	}
+	for key, r := range e.absent {
+		if key.device == "" {
+			add(r.LastListed, r.GoneSince, r.Retired)
+		}
+	}
+	slices.SortFunc(missing, Device.Compare)
+	if !slices.EqualFunc(missing, e.missing, Device.Equal) {
+		e.missing = missing
+		e.emit(setMissing(missing))
+	}
 }

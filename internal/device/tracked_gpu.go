@@ -73,25 +73,17 @@ type trackedDevice struct {
 	since     time.Time   // zero: not published yet
 }
 
-// levels returns the health of the GPU, with an empty id, and of each MIG device.
-func (g *trackedGPU) levels() iter.Seq2[ID, *healthState] {
+// levels returns the health of the GPU, with an empty id, and of each MIG device;
+// only of the MIG device with the id, if set.
+func (g *trackedGPU) levels(id ID) iter.Seq2[ID, *healthState] {
 	return func(yield func(ID, *healthState) bool) {
-		if !yield("", &g.health) {
+		if id == "" && !yield("", &g.health) {
 			return
 		}
 		for _, d := range g.migDevices {
-			if !yield(d.ID, &d.health) {
+			if (id == "" || id == d.ID) && !yield(d.ID, &d.health) {
 				return
 			}
-		}
-	}
-}
-
-// trustedLevels calls f for the levels that a Trust of id is about: all of a GPU for the empty id.
-func (g *trackedGPU) trustedLevels(id ID, f func(ID, *healthState)) {
-	for level, s := range g.levels() {
-		if id == "" || id == level {
-			f(level, s)
 		}
 	}
 }
@@ -104,27 +96,6 @@ func (g *trackedGPU) level(id ID) (ID, *healthState, []Device) {
 		}
 	}
 	return "", &g.health, g.affected
-}
-
-// checkDue returns when to check the GPU, one of some GPUs: once a period if healthy, every second in doubt, and at once after a
-// report. The periods of a healthy GPU begin on whole seconds, with an offset, and a clock that was set back begins one.
-func (g *trackedGPU) checkDue(now time.Time, lastReadFailed bool, gpus int) time.Time {
-	inDoubt := lastReadFailed || !g.assessed
-	for _, s := range g.levels() {
-		inDoubt = inDoubt || s.state != Healthy
-	}
-	switch {
-	case g.checkNow:
-		return g.checkedAt.Add(minCheckInterval)
-	case inDoubt:
-		return g.checkedAt.Add(recheckInterval)
-	}
-	period := min(checkInterval, time.Duration(gpus)*maxCheckSpacing)
-	offset := time.Duration(g.number) * time.Second
-	if now.Add(offset).Truncate(period).Equal(g.checkedAt.Add(offset).Truncate(period)) {
-		return now.Add(period) // at most
-	}
-	return now
 }
 
 // currentHealth returns the device's health and its cause.

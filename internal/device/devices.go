@@ -1,0 +1,118 @@
+package device
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// merge updates the devices from a listing.
+func (e *engine) merge(devices []Device) {
+	for _, g := range e.gpus {
+		g.listed = false
+	}
+	listed := map[ID]bool{}
+	for _, d := range devices {
+		g := e.gpus[d.GPU]
+		if g == nil {
+			g = e.addGPU(d.GPU)
+		}
+		i := slices.IndexFunc(e.devices, func(o *trackedDevice) bool { return o.ID == d.ID })
+		if i < 0 {
+			i = len(e.devices)
+			e.devices = append(e.devices, &trackedDevice{})
+			if !d.WholeGPU() {
+				e.restoreRecord(g, d.ID, &e.devices[i].health)
+			}
+		}
+		dev := e.devices[i]
+		dev.Device, dev.gpu, dev.goneSince = d, g, time.Time{}
+		g.listed, listed[d.ID] = true, true
+		if d.WholeGPU() {
+			g.device, g.goneSince = d, time.Time{}
+		}
+	}
+	e.restoreAbsent()
+	for _, dev := range e.devices {
+		if !listed[dev.ID] && dev.goneSince.IsZero() {
+			dev.goneSince = e.now
+			if dev.gpu.listed {
+				e.log.Info("MIG device gone", "device", dev.ID, "gpu", dev.GPU, "profile", dev.Profile)
+			}
+		}
+	}
+	for _, g := range e.gpus {
+		if !g.listed { // affects the devices known so far
+			wasGone := !g.goneSince.IsZero()
+			if !wasGone {
+				g.goneSince = e.now
+			}
+			isNew := e.markFault(g, HealthCause{Reason: ReasonGone, FaultAt: e.now, notedAt: e.now})
+			if !wasGone && !isNew { // unhealthy before
+				e.log.Warn(lostMessages[ReasonGone],
+					"gpu", g.gpu, "index", g.device.Index, "reason", g.health.cause.Reason)
+			}
+		}
+	}
+	e.group()
+	e.listed = true
+}
+
+// addGPU adds a GPU with the health of its record.
+func (e *engine) addGPU(gpu GPU) *trackedGPU {
+	g := &trackedGPU{
+		gpu: gpu, number: len(e.gpus),
+		firstListedAt: e.now, xidsOverAt: e.now, checkDeadline: e.now.Add(firstCheckTimeout),
+	}
+	e.gpus[gpu] = g
+	e.needSave(saveSoon) // the next process must know that the GPU was present
+	e.restoreRecord(g, "", &g.health)
+	return g
+}
+
+// group assigns the MIG devices and the affected devices of each GPU.
+func (e *engine) group() {
+	slices.SortFunc(e.devices, func(a, b *trackedDevice) int { return a.Compare(b.Device) })
+	for _, g := range e.gpus {
+		g.migDevices, g.affected = nil, nil
+	}
+	for _, d := range e.devices {
+		d.affected = []Device{d.Device}
+		g := d.gpu
+		if d.goneSince.IsZero() || d.WholeGPU() {
+			g.affected = append(g.affected, d.Device)
+		}
+		if !d.WholeGPU() {
+			g.migDevices = append(g.migDevices, d)
+		}
+	}
+}
+
+// removeExpired removes devices that have been gone for their TTL, unless allocated or an expected GPU.
+func (e *engine) removeExpired() {
+	before, missing := len(e.devices), e.missingGPUs()
+	e.devices = slices.DeleteFunc(e.devices, func(d *trackedDevice) bool {
+		ttl := goneMIGDeviceTTL
+		if d.WholeGPU() {
+			ttl = goneGPUTTL
+		}
+		expired := (missing <= 0 || !d.WholeGPU()) &&
+			!d.goneSince.IsZero() && e.now.Sub(d.goneSince) >= ttl && !e.isAllocated(d.ID)
+		if expired && !d.WholeGPU() {
+			e.absent.keep(d.gpu.healthRecord(d.ID, &d.health, e.now))
+		}
+		return expired
+	})
+	if len(e.devices) == before {
+		return
+	}
+	e.needSave(saveSoon)
+	maps.DeleteFunc(e.gpus, func(_ GPU, g *trackedGPU) bool {
+		removed := !slices.ContainsFunc(e.devices, func(d *trackedDevice) bool { return d.gpu == g })
+		if removed {
+			e.absent.keep(g.healthRecord("", &g.health, e.now))
+		}
+		return removed
+	})
+	e.group()
+}
