@@ -3,7 +3,6 @@ package device_test
 import (
 	"cmp"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -105,38 +104,6 @@ func TestOwnerOfClaimedDevices(t *testing.T) {
 			t.Errorf("%s: got %d of %q, want %d of %q", c.name, state, owner.Pod, c.state, c.pod)
 		}
 	}
-}
-
-func TestInventoryLosesNoChange(t *testing.T) {
-	var b device.Inventory
-	if statuses, _ := b.Get(); statuses != nil {
-		t.Error("statuses of a new Inventory: want nil")
-	}
-	const publications = 1000
-	var readers sync.WaitGroup
-	for range 4 {
-		readers.Go(func() {
-			for seen := 0; seen < publications; {
-				statuses, changed := b.Get()
-				if len(statuses) < seen {
-					t.Error("got an older list after a newer one")
-					return
-				}
-				if seen = len(statuses); seen < publications {
-					<-changed
-				}
-			}
-		})
-	}
-	all := make([]device.Status, publications)
-	b.Set(nil)
-	if statuses, _ := b.Get(); statuses == nil {
-		t.Error("got nil after Set(nil), want an empty list")
-	}
-	for n := range publications {
-		b.Set(all[:n+1])
-	}
-	readers.Wait()
 }
 
 func TestDeviceCompare(t *testing.T) {

@@ -83,19 +83,3 @@ func TestHealthTable(t *testing.T) {
 		}
 	}
 }
-
-// TestApplyIsPure applies evidence to a health twice and checks that the health does not change.
-func TestApplyIsPure(t *testing.T) {
-	now := time.Unix(1_000_000, 0)
-	s := healthState{unhealthyTimes: make([]time.Time, 1, 9)}
-	s.unhealthyTimes[0] = now
-	for _, reason := range []string{"xid_95", "lost"} {
-		next, tr := s.apply(evidence{cause: HealthCause{Reason: reason}}, now.Add(time.Second))
-		if !tr.newCause || !tr.save || next.cause.Reason != reason || next.flaps != 1 || len(next.unhealthyTimes) != 2 {
-			t.Errorf("%s: got health %+v and transition %+v, want a saved transition with a new cause and two turns to unhealthy", reason, next, tr)
-		}
-		if s.state != Healthy || len(s.unhealthyTimes) != 1 || s.unhealthyTimes[:2][1] != (time.Time{}) {
-			t.Errorf("%s: apply changed its receiver: %+v", reason, s)
-		}
-	}
-}

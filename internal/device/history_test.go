@@ -1,7 +1,6 @@
 package device_test
 
 import (
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -203,33 +202,6 @@ func TestHistoryWithClockAhead(t *testing.T) {
 	})
 }
 
-// TestOldestAbsentRecordsAreDeleted checks that at most 256 records of absent devices are kept.
-func TestOldestAbsentRecordsAreDeleted(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		var s monitorRecorder
-		m := newMachine(2)
-		b := &hidingMachine{Machine: m}
-		w := startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach, func(w *monitorFixture) {
-			for n := range 300 {
-				at := time.Now().Add(-time.Duration(n) * time.Hour)
-				w.options.History.Records = append(w.options.History.Records,
-					device.HealthRecord{GPU: device.GPU(fmt.Sprintf("GPU-absent-%d", n)), LastSeen: at, HealthCause: device.HealthCause{Reason: "lost", Since: at, FaultAt: at}})
-			}
-		})
-		w.statusesAfter(time.Second)
-		m.Fail(m.AllocatableIDs()[0], "xid 95")
-		w.statusesAfter(time.Second)
-		b.hidden.Store(m.AllocatableIDs()[0])
-		w.statusesAfter(15 * time.Minute)
-		w.stop()
-		h := s.savedHistory()
-		if len(h.Records) != 256+1 || findRecord(h, m.GPUs()[0], "").Reason != "xid_95" ||
-			findRecord(h, "GPU-absent-254", "").Reason == "" || findRecord(h, "GPU-absent-255", "").Reason != "" {
-			t.Errorf("got %d records, want the newest 257", len(h.Records))
-		}
-	})
-}
-
 // TestCountsStartAtZero checks that the counts of the next process are 0, with the times of this process.
 func TestCountsStartAtZero(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
@@ -361,29 +333,6 @@ func TestResetOfAbsentMIGDevice(t *testing.T) {
 			w.stop()
 		})
 	}
-}
-
-// TestOldFaultOfAbsentGPU checks that the age of a fault does not shorten the time for which an absent GPU is kept.
-func TestOldFaultOfAbsentGPU(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		var s monitorRecorder
-		m := newMachine(2)
-		gpu, id := m.GPUs()[0], m.AllocatableIDs()[0]
-		s.saved.Records = []device.HealthRecord{{GPU: gpu, HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: time.Now(), FaultAt: time.Now()}}}
-		time.Sleep(31 * 24 * time.Hour)
-		b := &hidingMachine{Machine: m}
-		// process runs a Monitor, and returns the Inventory at the end.
-		process := func(d time.Duration) []device.Status {
-			w := startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
-			defer w.stop()
-			return w.statusesAfter(d)
-		}
-		requireReasons(t, "at first", process(time.Minute), "xid_95", "")
-		b.hidden.Store(id)
-		requireReasons(t, "while it is absent", process(15*time.Minute), "")
-		b.hidden.Store(device.ID(""))
-		requireReasons(t, "back", process(time.Minute), "xid_95", "")
-	})
 }
 
 // TestLostHistoryIsSaved checks that Lost is saved until each device passes its checks.

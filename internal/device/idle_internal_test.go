@@ -1,127 +1,106 @@
 package device
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// quietBackend has healthy GPUs, and counts listings, waits and checks.
-type quietBackend struct {
-	Backend
-	gpus            int
-	listings, waits atomic.Int64   // calls so far
-	checks          chan time.Time // starts of checks
+// idleNode drives an engine. Its calls end at once, but a Wait takes two seconds.
+type idleNode struct {
+	*engine
+	tick     tick
+	waitEnds time.Time
+	effects  map[string]int    // number of effects, by type
+	checks   map[time.Time]int // by second
 }
 
-func (b *quietBackend) Devices(context.Context) (devices []Device, err error) {
-	b.listings.Add(1)
-	for i := range b.gpus {
-		id := fmt.Sprint("GPU-", i)
-		devices = append(devices, Device{ID: ID(id), GPU: GPU(id), Index: i, MIGDeviceIndex: -1})
+func newIdleNode(gpus int) *idleNode {
+	n := &idleNode{engine: newEngine(MonitorOptions{Log: slog.New(slog.DiscardHandler)}, false)}
+	n.tick.calls = map[GPU]gpuCalls{}
+	for i := range gpus {
+		n.tick.calls[GPU(fmt.Sprint("GPU-", i))] = gpuCalls{}
 	}
-	return devices, nil
+	return n
 }
 
-func (b *quietBackend) Wait(context.Context) (Event, error) {
-	b.waits.Add(1)
-	time.Sleep(retry.Aligned(2 * time.Second))
-	return Event{}, nil
+func (n *idleNode) apply(ev event) {
+	now := time.Now()
+	for _, f := range n.engine.apply(ev, now) {
+		n.effects[fmt.Sprintf("%T", f)]++
+		switch f := f.(type) {
+		case list:
+			var devices []Device
+			for gpu := range n.tick.calls {
+				devices = append(devices, Device{ID: ID(gpu), GPU: gpu, MIGDeviceIndex: -1})
+			}
+			n.apply(listed{devices: devices})
+		case wait:
+			n.waitEnds = now.Add(retry.Aligned(2 * time.Second))
+		case checkGPU:
+			if n.tick.calls[f.gpu].busy == 0 {
+				n.checks[now.Truncate(time.Second)]++
+				n.apply(checkBegun(f))
+				n.apply(checked{gpu: f.gpu, seq: f.seq, startedAt: now, evidence: ResetEvidence{EnergyCounter: 1}})
+			}
+		}
+	}
 }
 
-func (b *quietBackend) Check(GPU) (ResetEvidence, error) {
-	b.checks <- time.Now()
-	return ResetEvidence{EnergyCounter: 1}, nil
+// run runs the node, and returns the times of the ticks.
+func (n *idleNode) run(d time.Duration) map[time.Time]bool {
+	n.effects, n.checks = map[string]int{}, map[time.Time]int{}
+	ticks := map[time.Time]bool{}
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		ticks[time.Now()] = true
+		n.apply(n.tick)
+		due := n.due(time.Now())
+		if !n.waitEnds.IsZero() && n.waitEnds.Before(due) {
+			due = n.waitEnds
+		}
+		time.Sleep(time.Until(due))
+		if n.waitEnds.Equal(time.Now()) {
+			n.apply(waited{})
+		}
+	}
+	return ticks
 }
 
-// TestIdleMinute checks that an idle Monitor wakes up at most once a second, on whole seconds, and checks the GPUs in groups.
+// TestIdleMinute checks that an idle engine ticks at most once a second, on whole
+// seconds, and checks the GPUs in groups.
 func TestIdleMinute(t *testing.T) {
-	for gpus, want := range map[int]struct{ checks, checksPerSecond int }{1: {60, 1}, 2: {60, 1}, 3: {60, 1}, 8: {96, 2}, 16: {192, 4}} {
+	for gpus, want := range map[int]struct{ checks, atOnce int }{1: {60, 1}, 2: {60, 1}, 3: {60, 1}, 8: {96, 2}, 16: {192, 4}} {
 		bubble.Test(t, func(t *testing.T) {
-			b := &quietBackend{gpus: gpus, checks: make(chan time.Time, 1000)}
-			m := NewMonitor(b, NewReaders(b), &Inventory{}, MonitorOptions{Log: slog.New(slog.DiscardHandler)})
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error)
-			go func() { ended <- m.Run(ctx) }() // ends with ctx; received below
-			time.Sleep(20*time.Second - time.Millisecond)
-			synctest.Wait()
-			for len(b.checks) > 0 {
-				<-b.checks
-			}
-			listings, waits, moments := b.listings.Load(), b.waits.Load(), map[time.Time]bool{}
-			for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) {
-				synctest.Wait()
-				moments[m.last.Load().Round(0)] = true
-			}
-			seconds := map[int64]int{} // checks in each second with a wake-up
-			for at := range moments {
-				seconds[at.Unix()] = 0
-				if at.Nanosecond() != 0 {
-					t.Fatalf("%d GPUs: got a wake-up at %s, want whole seconds", gpus, at)
+			n := newIdleNode(gpus)
+			n.run(20 * time.Second)
+			ticks := n.run(time.Minute)
+			for at := range ticks {
+				if at.Nanosecond() != 0 || n.checks[at] > want.atOnce {
+					t.Errorf("%d GPUs: got a tick at %s with %d checks, want a whole second and %d", gpus, at, n.checks[at], want.atOnce)
 				}
 			}
-			checks, maxPerSecond := len(b.checks), 0
-			for range checks {
-				at := (<-b.checks).Unix()
-				seconds[at]++
-				maxPerSecond = max(maxPerSecond, seconds[at])
+			lists, waits, checks := n.effects["device.list"], n.effects["device.wait"], n.effects["device.checkGPU"]
+			if len(ticks) > 61 || checks != want.checks || lists != 6 || waits != 30 {
+				t.Errorf("%d GPUs: got %d ticks, %d checks, %d listings and %d waits; want at most 61, %d, 6 and 30",
+					gpus, len(ticks), checks, lists, waits, want.checks)
 			}
-			if len(seconds) > 61 || checks != want.checks || maxPerSecond != want.checksPerSecond ||
-				b.listings.Load()-listings != 6 || b.waits.Load()-waits != 30 {
-				t.Errorf("%d GPUs: got %d wake-ups, %d checks, %d a second, %d listings, %d waits; want at most 61, %+v, 6, 30",
-					gpus, len(seconds), checks, maxPerSecond, b.listings.Load()-listings, b.waits.Load()-waits, want)
-			}
-			cancel()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-			m.Drain(context.Background())
-			m.readers.Drain(context.Background())
 		})
 	}
 }
 
-// hangingBackend has one GPU whose checks hang.
-type hangingBackend struct {
-	quietBackend
-	ended chan struct{} // closed: checks return
-}
-
-func (b *hangingBackend) Check(GPU) (ResetEvidence, error) {
-	<-b.ended
-	return ResetEvidence{}, nil
-}
-
-// TestWakeUpsDuringHang checks that a due check that cannot begin wakes the Monitor only every callPollInterval while the GPU hangs.
-func TestWakeUpsDuringHang(t *testing.T) {
+// TestTicksDuringHang checks that a due check that cannot begin makes the engine
+// tick only every callPollInterval while the GPU hangs.
+func TestTicksDuringHang(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		b := &hangingBackend{quietBackend{gpus: 1}, make(chan struct{})}
-		m := NewMonitor(b, NewReaders(b), &Inventory{}, MonitorOptions{Log: slog.New(slog.DiscardHandler)})
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- m.Run(ctx) }() // ends with ctx; received below
-		time.Sleep(40 * time.Second)
-		moments := map[time.Time]bool{}
-		for begin := time.Now(); time.Since(begin) < 10*time.Second; time.Sleep(time.Millisecond) {
-			synctest.Wait()
-			moments[*m.last.Load()] = true
+		n := newIdleNode(1)
+		n.tick.calls["GPU-0"] = gpuCalls{busy: time.Minute}
+		n.run(time.Minute)
+		if got, most := len(n.run(10*time.Second)), 2*int(10*time.Second/callPollInterval); got > most {
+			t.Errorf("got %d ticks in ten seconds, want at most %d", got, most)
 		}
-		if maxWakeUps := 2 * int(10*time.Second/callPollInterval); len(moments) > maxWakeUps {
-			t.Errorf("got %d wake-ups in ten seconds, want at most %d", len(moments), maxWakeUps)
-		}
-		close(b.ended)
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		m.Drain(context.Background())
-		m.readers.Drain(context.Background())
 	})
 }

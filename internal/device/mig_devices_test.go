@@ -115,21 +115,6 @@ func TestGoneMIGDeviceExpires(t *testing.T) {
 	})
 }
 
-func TestMIGDeviceReturns(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		m := newMachine(1)
-		m.Partition(m.GPUs()[0], "1g.10gb")
-		b := &hidingMachine{Machine: m}
-		w := startMonitor(t, m, func(device.Backend) device.Backend { return b })
-		defer w.stop()
-		w.statusesAfter(time.Second)
-		b.hidden.Store(m.AllocatableIDs()[0])
-		requireReasons(t, "after a listing without the MIG device", w.statusesAfter(10*time.Second), "", "gone")
-		b.hidden.Store(device.ID(""))
-		requireReasons(t, "after a listing with the MIG device", w.statusesAfter(10*time.Second), "", "")
-	})
-}
-
 // hidingMachine is a Backend whose listings lack one device.
 type hidingMachine struct {
 	*sim.Machine
@@ -161,46 +146,6 @@ func TestGoneGPUExpires(t *testing.T) {
 		}
 		w.ResetGPU(device.ID(m.GPUs()[1]))
 		requireReasons(t, "one GPU back", w.statusesAfter(15*time.Second), "")
-	})
-}
-
-func TestAddedGPU(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		w := startMonitor(t, newMachine(1), nil)
-		defer w.stop()
-		w.statusesAfter(time.Second)
-		w.AddGPU()
-		requireReasons(t, "after a listing", w.statusesAfter(11*time.Second), "", "")
-	})
-}
-
-func TestFaultOfMIGDevice(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		m := newMachine(2)
-		gpu := m.GPUs()[0]
-		m.Partition(gpu, "1c.3g.40gb", "2c.3g.40gb", "1g.10gb")
-		w := startMonitor(t, m, nil)
-		defer w.stop()
-		migDevices := m.AllocatableIDs()
-		requireReasons(t, "at first", w.statusesAfter(time.Second), "", "", "", "", "")
-		w.Fail(migDevices[1], "xid 999")
-		statuses := w.statusesAfter(time.Millisecond)
-		requireReasons(t, "after an Xid of a MIG device", statuses, "", "", "xid_999", "", "")
-		if s := statuses[2]; s.Action != "reset_gpu" || len(s.Xids) != 1 || s.Xids[0].Code != 999 {
-			t.Errorf("got %+v, want action reset_gpu and one Xid 999", s)
-		}
-		w.Fail(migDevices[0], "xid 13")
-		requireReasons(t, "an hour later", w.statusesAfter(time.Hour), "", "", "xid_999", "", "")
-		w.Fail(migDevices[2], "xid 95")
-		requireReasons(t, "after an Xid of the hardware", w.statusesAfter(time.Second), "xid_95", "xid_95", "xid_95", "xid_95", "")
-		w.ResetGPU(migDevices[2])
-		requireReasons(t, "after a reset", w.statusesAfter(5*time.Second), "", "", "", "", "")
-
-		w.Fail(migDevices[1], "xid 999")
-		w.statusesAfter(time.Second)
-		m.Partition(gpu, "1c.3g.40gb", "3g.40gb", "1g.10gb")
-		requireReasons(t, "after a new MIG layout", w.statusesAfter(time.Second), "", "", "gone", "", "", "") // one index
-		requireReasons(t, "ten seconds later", w.statusesAfter(10*time.Second), "", "", "", "", "")
 	})
 }
 

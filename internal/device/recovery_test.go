@@ -145,6 +145,15 @@ var recoveryCases = []recoveryCase{
 	{"lost", failChecks(device.ErrLost), failChecks(nil), "healthy unhealthy", "unhealthy recovering healthy", "lost", "reboot", 1},
 	{"an Xid, by passed checks", failWith("xid 95"), failChecks(nil), "unhealthy", "unhealthy", "xid_95", "reset_gpu", 1},
 	{"an Xid, by a reset", failWith("xid 95"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_95", "reset_gpu", 1},
+	{"an Xid soon after a reset", func(w *monitorFixture, id device.ID) {
+		w.ResetGPU(id)
+		w.Fail(id, "xid 95")
+	}, resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_95", "reset_gpu", 1},
+	{"an Xid during a hang", func(w *monitorFixture, id device.ID) {
+		w.HangGPU(id)
+		w.statusesAfter(6 * time.Second) // a check hangs now
+		w.Fail(id, "xid 95")
+	}, resetGPU, "unhealthy", "recovering healthy", "xid_95", "reset_gpu", 1},
 	{"an Xid of a GPU that is lost, by passed checks", failWith("xid 79"), failChecks(nil), "unhealthy", "unhealthy", "xid_79", "reboot", 1},
 	{"an Xid of a GPU that is lost, by a reset", failWith("xid 79"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_79", "reboot", 1},
 	{"a repair is pending after the reset", failWith("xid 64"), func(w *monitorFixture, id device.ID) {
@@ -314,26 +323,6 @@ func TestRecoveryAcrossRestarts(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestResetBetweenProcesses checks that the energy counter shows a reset between two processes.
-func TestResetBetweenProcesses(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		m, s := newMachine(2), monitorRecorder{}
-		id := m.AllocatableIDs()[0]
-		w := startMonitor(t, m, nil, s.attach)
-		w.statusesAfter(time.Hour)
-		w.Fail(id, "xid 95")
-		w.statusesAfter(time.Hour)
-		w.stop()
-		m.ResetGPU(id)
-		time.Sleep(90 * time.Minute) // longer than until the fault, shorter than the first process
-		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
-		defer w.stop()
-		if got := w.healthPath(10 * time.Second); got != "recovering healthy" && got != "unhealthy recovering healthy" {
-			t.Errorf("health path: got %q, want recovering healthy", got)
-		}
-	})
 }
 
 // TestReboot checks that a reboot counts as a reset of all GPUs. The first publication waits for the first check of recovering devices: from
