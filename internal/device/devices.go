@@ -88,7 +88,8 @@ func (e *engine) group() {
 	}
 }
 
-// removeExpired removes devices that have been gone for their TTL, unless allocated or an expected GPU.
+// removeExpired removes devices that have been gone for their TTL, unless
+// allocated or an expected GPU.
 func (e *engine) removeExpired() {
 	before, missing := len(e.devices), e.missingGPUs()
 	e.devices = slices.DeleteFunc(e.devices, func(d *trackedDevice) bool {

@@ -26,7 +26,8 @@ type Driver struct {
 	Err   error
 }
 
-// ErrRestart is the error of Run if the driver fails for long: a new container may have access.
+// ErrRestart is the error of Run if the driver fails for long: a new container
+// may have access.
 var ErrRestart = errors.New("exiting, so that the kubelet restarts the container: the driver fails")
 
 // setDriver publishes and logs a new state.

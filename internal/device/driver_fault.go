@@ -13,11 +13,12 @@ const (
 )
 
 const (
-	verdictTimeout = 3 * time.Second // after the first failed check of a GPU, for the checks of the others and a listing
+	verdictTimeout = 3 * time.Second // after a GPU's first failed check, for the others' checks and a listing
 	alikeWindow    = 5 * time.Second // between the first failed checks of GPUs that fail at once
 )
 
-// innermost returns the text of the innermost error: the driver's code, without the name of the call.
+// innermost returns the text of the innermost error: the driver's code, without
+// the name of the call.
 func innermost(err error) string {
 	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
 		err = inner
@@ -58,9 +59,10 @@ func (e *engine) addUnexplainedFailure(g *trackedGPU, c checked) {
 	}
 }
 
-// explain returns the reason of a failed check, empty: not decided yet. The driver fails if listings fail, or if
-// checks of several GPUs began to fail at once with the same code and none passes. For a single GPU, a code about
-// the whole driver decides.
+// explain returns the reason of a failed check, empty: not decided yet. The
+// driver fails if listings fail, or if checks of several GPUs began to fail at
+// once with the same code and none passes. For a single GPU, a code about the
+// whole driver decides.
 func (e *engine) explain(g *trackedGPU, err error) (reason string) {
 	since := g.failure.since
 	waited, listed := e.now.Sub(since), !e.listingBegan.Before(since)
@@ -76,7 +78,8 @@ func (e *engine) explain(g *trackedGPU, err error) (reason string) {
 		case !o.listed || o == g:
 		case !o.answeredAt.Before(since) && since.Before(e.driverEndedAt) &&
 			g.health.cause.Reason == reasonDriver:
-			// The driver works again; the check may have begun before. A later failed check decides.
+			// The driver works again; the check may have begun before. A later
+			// failed check decides.
 			g.failure.since = e.now
 			return ""
 		case !o.answeredAt.Before(since):

@@ -16,7 +16,8 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// failingLister is a Backend whose listings can fail as a whole, and whose checks take time.
+// failingLister is a Backend whose listings can fail as a whole, and whose
+// checks take time.
 type failingLister struct {
 	device.Backend
 	err   atomic.Pointer[error] // of a listing; nil: none
@@ -51,7 +52,8 @@ func (b *failingLister) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return b.Backend.Check(gpu)
 }
 
-// TestDriverFault lets the checks of some GPUs fail. If those of all fail alike, driver or container has the fault, and no GPU.
+// TestDriverFault lets the checks of some GPUs fail. If those of all fail
+// alike, driver or container has the fault, and no GPU.
 func TestDriverFault(t *testing.T) {
 	errTimeout, errLost := errors.New("TIMEOUT"), device.ErrLost
 	coded := fmt.Errorf("nvmlDeviceGetFieldValues: %w", device.ErrDriverFault)
@@ -69,12 +71,16 @@ func TestDriverFault(t *testing.T) {
 		{"all GPUs, and listings", slices.Repeat([]error{errUnknown}, 4), errUnknown, 0, drivers[:4], 0},
 		{"all GPUs, no driver", slices.Repeat([]error{device.ErrNoDriver}, 4), device.ErrNoDriver, 0, drivers[:4], 0},
 		{"both GPUs", slices.Repeat([]error{errUnknown}, 2), nil, 0, drivers[:2], 0},
-		{"all GPUs but a lost one", []error{errUnknown, errLost, errUnknown}, nil, 0, []string{"driver", "lost", "driver"}, 1},
+		{"all GPUs but a lost one", []error{errUnknown, errLost, errUnknown}, nil, 0,
+			[]string{"driver", "lost", "driver"}, 1},
 		{"one GPU of eight", []error{7: errUnknown}, nil, 0, []string{7: "check_failed"}, 1},
 		{"one slow GPU of eight", []error{7: errUnknown}, nil, 200 * time.Millisecond, []string{7: "check_failed"}, 1},
-		{"two GPUs of three", []error{errUnknown, errUnknown, nil}, nil, 0, []string{"check_failed", "check_failed", ""}, 2},
-		{"two GPUs, each in another way", []error{errUnknown, errTimeout}, nil, 0, []string{"check_failed", "check_failed"}, 2},
-		{"two GPUs beside a GPU with a fault", []error{errUnknown, errUnknown, &device.Fault{Reason: "fabric"}}, nil, 0, []string{"check_failed", "check_failed", "fabric"}, 3},
+		{"two GPUs of three", []error{errUnknown, errUnknown, nil}, nil, 0,
+			[]string{"check_failed", "check_failed", ""}, 2},
+		{"two GPUs, each in another way", []error{errUnknown, errTimeout}, nil, 0,
+			[]string{"check_failed", "check_failed"}, 2},
+		{"two GPUs beside a GPU with a fault", []error{errUnknown, errUnknown, &device.Fault{Reason: "fabric"}}, nil,
+			0, []string{"check_failed", "check_failed", "fabric"}, 3},
 		{"one lost GPU of eight", []error{3: errLost, 7: nil}, nil, 0, []string{3: "lost", 7: ""}, 1},
 		{"all GPUs lost", slices.Repeat([]error{errLost}, 4), nil, 0, []string{"lost", "lost", "lost", "lost"}, 4},
 		{"the only GPU", []error{errUnknown}, nil, 0, []string{"check_failed"}, 1},
@@ -146,8 +152,8 @@ func TestDriverFault(t *testing.T) {
 	}
 }
 
-// TestDriverFaultOfUnhealthyGPUs lets all checks fail while devices have faults or recover. Earlier causes remain, and an Xid is a fault of
-// its GPU.
+// TestDriverFaultOfUnhealthyGPUs lets all checks fail while devices have faults
+// or recover. Earlier causes remain, and an Xid is a fault of its GPU.
 func TestDriverFaultOfUnhealthyGPUs(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(4), monitorRecorder{}
@@ -163,7 +169,8 @@ func TestDriverFaultOfUnhealthyGPUs(t *testing.T) {
 		for _, id := range ids {
 			m.SetCheckError(id, errUnknown)
 		}
-		requireReasons(t, "while the driver fails", w.statusesAfter(10*time.Second), "xid_95", "xid_95", "driver", "driver")
+		requireReasons(t, "while the driver fails", w.statusesAfter(10*time.Second), "xid_95", "xid_95", "driver",
+			"driver")
 		m.Fail(ids[3], "xid 48")
 		requireReasons(t, "with an Xid", w.statusesAfter(10*time.Second), "xid_95", "xid_95", "driver", "xid_48")
 		if events := s.takeEvents(); len(events) != 3 {
@@ -176,7 +183,8 @@ func TestDriverFaultOfUnhealthyGPUs(t *testing.T) {
 	})
 }
 
-// TestFaultAfterDriverFault lets the checks of all GPUs fail, and then those of some. The fault is theirs after the driver works again.
+// TestFaultAfterDriverFault lets the checks of all GPUs fail, and then those of
+// some. The fault is theirs after the driver works again.
 func TestFaultAfterDriverFault(t *testing.T) {
 	coded := fmt.Errorf("nvmlDeviceGetFieldValues: %w", device.ErrDriverFault)
 	for _, row := range []struct {
@@ -195,7 +203,10 @@ func TestFaultAfterDriverFault(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
 				m, s := newMachine(row.gpus), monitorRecorder{}
-				w := startMonitor(t, m, func(b device.Backend) device.Backend { return &failingLister{Backend: b, check: row.check} }, s.attach)
+				w := startMonitor(t, m, func(b device.Backend) device.Backend {
+					return &failingLister{Backend: b,
+						check: row.check}
+				}, s.attach)
 				defer w.stop()
 				w.statusesAfter(10 * time.Second)
 				ids, want := m.AllocatableIDs(), make([]string, row.gpus)
@@ -206,7 +217,8 @@ func TestFaultAfterDriverFault(t *testing.T) {
 				}
 				for _, pause := range []time.Duration{30 * time.Second, 30*time.Second + 300*time.Millisecond} {
 					setErrors(ids, row.err)
-					requireReasons(t, "while the driver fails", w.statusesAfter(pause), slices.Repeat([]string{"driver"}, row.gpus)...)
+					requireReasons(t, "while the driver fails", w.statusesAfter(pause),
+						slices.Repeat([]string{"driver"}, row.gpus)...)
 					for i := range row.broken {
 						want[i] = "check_failed"
 					}
@@ -226,7 +238,8 @@ func TestFaultAfterDriverFault(t *testing.T) {
 	}
 }
 
-// TestDriverFaultWithHang lets a GPU hang and the checks of all others fail. The hang is evidence for neither verdict.
+// TestDriverFaultWithHang lets a GPU hang and the checks of all others fail.
+// The hang is evidence for neither verdict.
 func TestDriverFaultWithHang(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(3), monitorRecorder{}
@@ -241,7 +254,8 @@ func TestDriverFaultWithHang(t *testing.T) {
 	})
 }
 
-// TestListingsDuringDriverFault lets listings hang or find no driver, while calls fail. Once listings work again, the calls are the state.
+// TestListingsDuringDriverFault lets listings hang or find no driver, while
+// calls fail. Once listings work again, the calls are the state.
 func TestListingsDuringDriverFault(t *testing.T) {
 	for _, row := range []struct {
 		name string
@@ -265,7 +279,8 @@ func TestListingsDuringDriverFault(t *testing.T) {
 				state := func(when string, after time.Duration, want device.DriverState) {
 					t.Helper()
 					w.statusesAfter(after)
-					if d := w.monitor.Driver(); d.State != want || want == device.DriverFailing && !strings.Contains(d.Err.Error(), "calls to all GPUs fail") {
+					d := w.monitor.Driver()
+					if d.State != want || want == device.DriverFailing && !strings.Contains(d.Err.Error(), "calls to all GPUs fail") {
 						t.Errorf("%s: got %+v, want state %v", when, d, want)
 					}
 				}
@@ -301,7 +316,8 @@ func TestListingsDuringDriverFault(t *testing.T) {
 	}
 }
 
-// TestRestartForDriver lets the driver fail for long. Run ends, with growing pauses across processes, until the driver has worked for a while.
+// TestRestartForDriver lets the driver fail for long. Run ends, with growing
+// pauses across processes, until the driver has worked for a while.
 func TestRestartForDriver(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(2), monitorRecorder{}
@@ -312,7 +328,8 @@ func TestRestartForDriver(t *testing.T) {
 			readers := device.NewReaders(b)
 			f := &monitorFixture{}
 			s.attach(f)
-			f.options.Log, f.options.History, f.options.RestartAfter = slog.New(slog.DiscardHandler), s.savedHistory(), time.Minute
+			f.options.Log, f.options.History, f.options.RestartAfter = slog.New(slog.DiscardHandler), s.savedHistory(),
+				time.Minute
 			monitor := device.NewMonitor(b, readers, &inventory, f.options)
 			ctx, cancel := context.WithTimeout(t.Context(), lasts)
 			defer cancel()
@@ -366,7 +383,8 @@ func TestRestartForDriver(t *testing.T) {
 	})
 }
 
-// TestNoRestartForDriver has failures that a new process would not end, and a store that cannot keep the number of restarts.
+// TestNoRestartForDriver has failures that a new process would not end, and a
+// store that cannot keep the number of restarts.
 func TestNoRestartForDriver(t *testing.T) {
 	fails := func(b *failingLister, _ *monitorFixture) { b.both = true; b.fail(errUnknown) }
 	lists := func(b *failingLister, _ *monitorFixture) { b.fail(errUnknown) }
@@ -382,9 +400,13 @@ func TestNoRestartForDriver(t *testing.T) {
 		options func(*monitorFixture)
 		fail    func(*failingLister, *monitorFixture)
 	}{
-		"disabled":                   {func(w *monitorFixture) { w.options.RestartAfter = 0 }, fails},
-		"a hang":                     {enabled, func(_ *failingLister, w *monitorFixture) { w.HangAll() }},
-		"no driver":                  {enabled, func(b *failingLister, _ *monitorFixture) { b.both = true; b.fail(device.ErrNoDriver) }},
+		"disabled": {func(w *monitorFixture) { w.options.RestartAfter = 0 }, fails},
+		"a hang":   {enabled, func(_ *failingLister, w *monitorFixture) { w.HangAll() }},
+		"no driver": {enabled, func(b *failingLister,
+			_ *monitorFixture) {
+			b.both = true
+			b.fail(device.ErrNoDriver)
+		}},
 		"one GPU":                    {enabled, checks(errUnknown)},
 		"all GPUs lost":              {enabled, checks(device.ErrLost, device.ErrLost)},
 		"only listings":              {enabled, lists},
@@ -409,7 +431,8 @@ func TestNoRestartForDriver(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
 				m := newMachine(2)
 				b := &failingLister{Backend: m}
-				w := startMonitor(t, m, func(device.Backend) device.Backend { return b }, func(w *monitorFixture) { w.options.RestartAfter = time.Minute }, row.options)
+				w := startMonitor(t, m, func(device.Backend) device.Backend { return b },
+					func(w *monitorFixture) { w.options.RestartAfter = time.Minute }, row.options)
 				defer w.stop() // reports an error of Run
 				w.statusesAfter(time.Minute)
 				row.fail(b, w)

@@ -177,7 +177,8 @@ func (e *engine) mark(g *trackedGPU, id ID, s *healthState, ev evidence) transit
 func (e *engine) logTransition(g *trackedGPU, id ID, s *healthState, tr transition) {
 	level := slog.LevelInfo
 	switch {
-	case s.cause.Reason == reasonDriver || tr.previous.Reason == reasonDriver && !s.cause.isFault(): // one line is about the driver
+	// One line is about the driver.
+	case s.cause.Reason == reasonDriver || tr.previous.Reason == reasonDriver && !s.cause.isFault():
 		level = slog.LevelDebug
 	case tr.to == Unhealthy && s.cause.isFault():
 		level = slog.LevelWarn
@@ -210,7 +211,8 @@ func (e *engine) markFault(g *trackedGPU, c HealthCause) (isNew bool) {
 	tr := e.mark(g, "", &g.health, evidence{cause: c})
 	if tr.newCause && c.isFault() {
 		e.emit(notify{
-			At: e.now, GPU: g.gpu, Affected: g.affected, Reason: c.Reason, Action: g.health.cause.Action, MarkedUnhealthy: true,
+			At: e.now, GPU: g.gpu, Affected: g.affected, Reason: c.Reason, Action: g.health.cause.Action,
+			MarkedUnhealthy: true,
 		})
 	}
 	return tr.newCause

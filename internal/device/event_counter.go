@@ -58,7 +58,8 @@ func (e *engine) report(ev Event, at time.Time) {
 	}
 	id, s, affected := g.level(ev.Device)
 	notice := notify{
-		At: at, GPU: ev.GPU, Affected: affected, Xid: ev.Xid, Reason: counter.reason, Class: ev.Class, Action: ev.Action,
+		At: at, GPU: ev.GPU, Affected: affected, Xid: ev.Xid, Reason: counter.reason, Class: ev.Class,
+		Action: ev.Action,
 		Source: ev.Source, Historical: ev.Historical,
 	}
 	switch ev.Recovery {

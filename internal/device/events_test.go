@@ -99,7 +99,8 @@ func TestTwoSources(t *testing.T) {
 					}
 					sources = append(sources, o.Source)
 				}
-				if got := strings.Join(sources, " "); uint64(len(events)) != row.count || row.sources != "" && got != row.sources {
+				got := strings.Join(sources, " ")
+				if uint64(len(events)) != row.count || row.sources != "" && got != row.sources {
 					t.Errorf("got %d events from %q, want %d from %q", len(events), got, row.count, row.sources)
 				}
 			})
@@ -107,8 +108,9 @@ func TestTwoSources(t *testing.T) {
 	}
 }
 
-// TestSeverity checks that nonfatal Xids count, but not as the latest severe one. Only the kernel log has the severity of some Xids; without
-// the kernel log, a fault that the next check finds decides.
+// TestSeverity checks that nonfatal Xids count, but not as the latest severe
+// one. Only the kernel log has the severity of some Xids; without the kernel
+// log, a fault that the next check finds decides.
 func TestSeverity(t *testing.T) {
 	for _, row := range []struct {
 		name, script string // reports, checks that fail, and pauses
@@ -133,7 +135,8 @@ func TestSeverity(t *testing.T) {
 				var s monitorRecorder
 				m := newMachine(1)
 				m.SetXidClassifier(func(xid uint64) (device.Event, bool) {
-					return device.Event{Class: "undecided", Recovery: device.RecoveryChecksPass, Severity: device.SeverityUndecided}, false
+					return device.Event{Class: "undecided", Recovery: device.RecoveryChecksPass,
+						Severity: device.SeverityUndecided}, false
 				})
 				w := startMonitor(t, m, nil, s.attach)
 				gpu := w.GPUs()[0]
@@ -151,7 +154,8 @@ func TestSeverity(t *testing.T) {
 					case "fatal":
 						w.report(t, e, 1)
 					case "fault":
-						w.SetCheckError(device.ID(gpu), &device.Fault{Reason: "recovery_action_gpu_reset", Action: "reset_gpu"})
+						w.SetCheckError(device.ID(gpu),
+							&device.Fault{Reason: "recovery_action_gpu_reset", Action: "reset_gpu"})
 					default:
 						pause, err := time.ParseDuration(what)
 						if err != nil {
@@ -167,7 +171,8 @@ func TestSeverity(t *testing.T) {
 						got = at.Sub(begin).Truncate(time.Second)
 					}
 					if x.Count != count || got != row.severe {
-						t.Errorf("%s: got %d Xids, the last severe one after %s; want %d, %s", when, x.Count, got, count, row.severe)
+						t.Errorf("%s: got %d Xids, the last severe one after %s; want %d, %s", when, x.Count, got,
+							count, row.severe)
 					}
 				}
 				check("status", w.statusesAfter(8 * time.Second)[0].Xids[0], row.count)
@@ -197,8 +202,9 @@ func TestKernelLogAlone(t *testing.T) {
 	})
 }
 
-// TestHistoricalEvent reports an Xid from before the start. It triggers a check and is passed on with its time, but not counted: an alert
-// would take it for a new Xid.
+// TestHistoricalEvent reports an Xid from before the start. It triggers a check
+// and is passed on with its time, but not counted: an alert would take it for a
+// new Xid.
 func TestHistoricalEvent(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -215,15 +221,18 @@ func TestHistoricalEvent(t *testing.T) {
 		if status.Health != device.Suspect || len(status.Xids) != 0 {
 			t.Errorf("status: got %+v, want suspect without Xids", status)
 		}
-		if events := s.takeEvents(); len(events) != 1 || !events[0].Historical || !events[0].At.Equal(at) || events[0].MarkedUnhealthy {
+		if events := s.takeEvents(); len(events) != 1 || !events[0].Historical || !events[0].At.Equal(at) ||
+			events[0].MarkedUnhealthy {
 			t.Errorf("got events %+v, want one historical event at %s", events, at)
 		}
 		w.stop()
-		if r := findRecord(s.savedHistory(), gpu, ""); len(r.Xids) != 1 || r.Xids[0].Count != 0 || !r.Xids[0].LastHistorical.Equal(at) {
+		if r := findRecord(s.savedHistory(), gpu, ""); len(r.Xids) != 1 || r.Xids[0].Count != 0 ||
+			!r.Xids[0].LastHistorical.Equal(at) {
 			t.Errorf("got record %+v, want one historical Xid at %s", r, at)
 		}
 
-		w = startMonitor(t, newMachine(1), nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
+		w = startMonitor(t, newMachine(1), nil, s.attach,
+			func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
 		if status := w.statusesAfter(time.Second)[0]; len(status.Xids) != 0 {
 			t.Errorf("in the next process: got %+v, want no Xids", status)
@@ -332,12 +341,15 @@ func TestPolicy(t *testing.T) {
 				mu.Unlock()
 				w.Fail(w.AllocatableIDs()[0], row.xid)
 				status := w.statusesAfter(100 * time.Millisecond)[0]
-				if status.Reason != row.reason || (status.Health == device.Suspect) != row.suspect || len(w.statusesAfter(time.Second)[0].Xids) != 1 {
+				if status.Reason != row.reason || (status.Health == device.Suspect) != row.suspect ||
+					len(w.statusesAfter(time.Second)[0].Xids) != 1 {
 					t.Errorf("got %+v, want reason %q and suspect %v", status, row.reason, row.suspect)
 				}
 				events := s.takeEvents()
-				if len(events) != row.events || row.events > 0 && events[0].MarkedUnhealthy != (row.reason != "") || w.log.count("driver event") != row.lines {
-					t.Errorf("got events %+v and log %v, want %d events and %d messages", events, w.log.counts, row.events, row.lines)
+				if len(events) != row.events || row.events > 0 && events[0].MarkedUnhealthy != (row.reason != "") ||
+					w.log.count("driver event") != row.lines {
+					t.Errorf("got events %+v and log %v, want %d events and %d messages", events, w.log.counts,
+						row.events, row.lines)
 				}
 				if row.reason != "" {
 					w.ResetGPU(w.AllocatableIDs()[0])
@@ -348,7 +360,8 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// TestHealthEvents checks that events name the affected devices and precede the result in the Inventory.
+// TestHealthEvents checks that events name the affected devices and precede the
+// result in the Inventory.
 func TestHealthEvents(t *testing.T) {
 	fails := func(what string) func(*monitorFixture) {
 		return func(w *monitorFixture) { w.Fail(w.AllocatableIDs()[1], what) }
@@ -373,13 +386,15 @@ func TestHealthEvents(t *testing.T) {
 			for _, gpu := range w.GPUs() {
 				w.SetCheckError(device.ID(gpu), &device.Fault{Reason: "confidential_computing", External: true})
 			}
-			requireReasons(t, "not ready", w.statusesAfter(10*time.Second), "confidential_computing", "confidential_computing", "confidential_computing", "confidential_computing")
+			requireReasons(t, "not ready", w.statusesAfter(10*time.Second), "confidential_computing",
+				"confidential_computing", "confidential_computing", "confidential_computing")
 			for _, gpu := range w.GPUs() {
 				w.SetCheckError(device.ID(gpu), nil)
 			}
 			requireReasons(t, "ready", w.statusesAfter(5*time.Second), "", "", "", "")
 		}, nil},
-		{"a hang", func(w *monitorFixture) { w.HangGPU(w.AllocatableIDs()[1]) }, []string{"not_responding! GPU 1g.10gb/0 1g.10gb/1"}},
+		{"a hang", func(w *monitorFixture) { w.HangGPU(w.AllocatableIDs()[1]) },
+			[]string{"not_responding! GPU 1g.10gb/0 1g.10gb/1"}},
 		{"a reconfiguration", func(w *monitorFixture) { w.Partition(w.GPUs()[0], "2g.20gb") }, nil},
 		{"MIG mode is turned off", func(w *monitorFixture) { w.Unpartition(w.GPUs()[0]) }, nil},
 		{"a release", func(w *monitorFixture) {
@@ -407,7 +422,8 @@ func TestHealthEvents(t *testing.T) {
 					record := w.options.OnHealthEvent
 					w.options.OnHealthEvent = func(o device.HealthEvent) {
 						statuses, _ := w.inventory.Get()
-						early = early && !slices.ContainsFunc(statuses, func(s device.Status) bool { return s.Reason == o.Reason && o.MarkedUnhealthy })
+						early = early && !slices.ContainsFunc(statuses,
+							func(s device.Status) bool { return s.Reason == o.Reason && o.MarkedUnhealthy })
 						record(o)
 					}
 				})
@@ -453,7 +469,10 @@ func TestXidStorm(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		var checks atomic.Int64
-		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return countingChecks{b, &checks} }, s.attach)
+		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend {
+			return countingChecks{b,
+				&checks}
+		}, s.attach)
 		defer w.stop()
 		id := w.AllocatableIDs()[0]
 		w.statusesAfter(time.Second)
@@ -469,7 +488,8 @@ func TestXidStorm(t *testing.T) {
 			}
 		}
 		if n := checks.Load(); n < 10 || n > 250 || publications < 10 || publications > 50 || s.saves > 50 {
-			t.Errorf("got %d checks, %d publications and %d saves, want at most 250, 50 and 50", n, publications, s.saves)
+			t.Errorf("got %d checks, %d publications and %d saves, want at most 250, 50 and 50", n, publications,
+				s.saves)
 		}
 		if n := w.log.count("driver event"); n < 2 || n > 4 {
 			t.Errorf("got %d log lines about events, want 2 to 4", n)
@@ -477,12 +497,14 @@ func TestXidStorm(t *testing.T) {
 		status := w.statusesAfter(time.Second)[0]
 		events := s.takeEvents()
 		if len(events) != 10_000 || xidCount(status, 31) != 5000 || xidCount(status, 95) != 5000 || status.Flaps != 1 {
-			t.Errorf("got %d events and status %+v, want 10000 events, 5000 of each Xid and one flap", len(events), status)
+			t.Errorf("got %d events and status %+v, want 10000 events, 5000 of each Xid and one flap", len(events),
+				status)
 		}
 	})
 }
 
-// TestKernelLogEventAtEndOfRun checks that the last events of the kernel log are saved, though the driver may still report them.
+// TestKernelLogEventAtEndOfRun checks that the last events of the kernel log
+// are saved, though the driver may still report them.
 func TestKernelLogEventAtEndOfRun(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder

@@ -17,7 +17,8 @@ const (
 	resetBaselineTimeout = 10 * time.Second // waiting for a check that counts the resets from before a fault
 )
 
-// recheckInterval is between checks of a GPU that is not healthy, and the least between checks that count.
+// recheckInterval is between checks of a GPU that is not healthy, and the least
+// between checks that count.
 const recheckInterval = time.Second
 
 // ActionReplace is the Action of a fault that came back after resets.
@@ -26,13 +27,15 @@ const ActionReplace = "replace"
 // ReasonRetired is the reason of a device that an operator took out of service.
 const ReasonRetired = "retired"
 
-// Retirement is an operator's decision: the device is unhealthy until Monitor.Trust, with and without a fault.
+// Retirement is an operator's decision: the device is unhealthy until
+// Monitor.Trust, with and without a fault.
 type Retirement struct {
 	Note string    `json:"note,omitempty"` // the operator's reason; empty: lost in a rollback
 	At   time.Time `json:"at"`
 }
 
-// healthState is the health of one level: a GPU with all its devices, or one MIG device. Evidence changes the state:
+// healthState is the health of one level: a GPU with all its devices, or one
+// MIG device. Evidence changes the state:
 //
 //	evidence                              healthy    suspect    unhealthy   recovering
 //	fault                                 unhealthy  unhealthy  unhealthy   unhealthy
@@ -64,23 +67,25 @@ type healthState struct {
 
 // HealthCause is why a device cannot be used. The zero HealthCause is none.
 type HealthCause struct {
-	Reason        string    `json:"reason"`
-	Action        string    `json:"action,omitempty"`
-	Class         string    `json:"class,omitempty"`
-	Since         time.Time `json:"since"`
-	FaultAt       time.Time `json:"fault_at"`              // of the newest fault of this cause
-	NeedsReset    bool      `json:"needs_reset,omitempty"` // the cause lasts until a reset
-	ByPolicy      bool      `json:"by_policy,omitempty"`   // only the operator's policy marks the device unhealthy
-	ResetSeen     bool      `json:"reset_seen,omitempty"`  // since the cause, which needs a reset
-	EnergyCounter uint64    `json:"energy,omitempty"`      // the GPU's in an earlier process, after the fault; 0: unknown
+	Reason     string    `json:"reason"`
+	Action     string    `json:"action,omitempty"`
+	Class      string    `json:"class,omitempty"`
+	Since      time.Time `json:"since"`
+	FaultAt    time.Time `json:"fault_at"`              // of the newest fault of this cause
+	NeedsReset bool      `json:"needs_reset,omitempty"` // the cause lasts until a reset
+	ByPolicy   bool      `json:"by_policy,omitempty"`   // only the operator's policy marks the device unhealthy
+	ResetSeen  bool      `json:"reset_seen,omitempty"`  // since the cause, which needs a reset
+	// EnergyCounter is the GPU's in an earlier process, after the fault; 0: unknown.
+	EnergyCounter uint64 `json:"energy,omitempty"`
 
-	// needsRepair is set if a pending repair must be done first: the cause followed a fault that needs a reset before a check passed.
+	// needsRepair is set if a pending repair must be done first: the cause
+	// followed a fault that needs a reset before a check passed.
 	needsRepair bool
 	noFault     bool // not a fault: neither counted, reported nor saved
 	rebooted    bool // the node was rebooted since: one passed check is enough
 
-	// A reset after notedAt ends the cause; checksBegun checks had begun by then. resetBaseline counts the earlier resets,
-	// nil: not known yet.
+	// A reset after notedAt ends the cause; checksBegun checks had begun by
+	// then. resetBaseline counts the earlier resets, nil: not known yet.
 	notedAt       time.Time
 	checksBegun   uint64
 	resetBaseline *uint64
@@ -107,12 +112,12 @@ type evidence struct {
 type evidenceKind uint8
 
 const (
-	evidenceFault          evidenceKind = iota // a report, a failed check with a reason, a hang, a missing or released GPU
+	evidenceFault          evidenceKind = iota // a report, a failed check with a reason, a hang, a GPU gone or released
 	evidenceReport                             // checks must verify a report, or a failed check
 	evidenceGPUCheckFailed                     // of the GPU; for its MIG devices
 	evidenceCheckPassed                        //
 	evidenceResetCount                         // what a check knows about resets
-	evidenceReset                              // a reset that no count shows: a reboot, or a release of a GPU without an energy counter
+	evidenceReset                              // that no count shows: a reboot, or a release without an energy counter
 	evidenceTrusted                            // by the operator, after a passed check
 )
 
@@ -158,8 +163,9 @@ func (s *healthState) suspect() {
 	}
 }
 
-// addFault adds a fault. The first of several faults is the cause, unless a later one alone needs a reset. A fault that comes after
-// the previous one is over, as far as known, is a new cause.
+// addFault adds a fault. The first of several faults is the cause, unless a
+// later one alone needs a reset. A fault that comes after the previous one is
+// over, as far as known, is a new cause.
 func (s *healthState) addFault(c HealthCause, now time.Time) (isNew, save bool) {
 	was := s.cause
 	over := s.state == Recovering || s.cause.ResetSeen && c.NeedsReset
@@ -169,9 +175,13 @@ func (s *healthState) addFault(c HealthCause, now time.Time) (isNew, save bool) 
 	case c.noFault && was.Reason != "":
 		return false, false
 	case was.isFault() && !over && (was.NeedsReset || !c.NeedsReset):
-		// The GPU failed again, so only resets from now on count. A check that began before the newest report shows no new fault.
+		// The GPU failed again, so only resets from now on count. A check that
+		// began before the newest report shows no new fault.
 		if c.NeedsReset && (c.resetBaseline == nil || c.checksBegun > was.checksBegun) {
-			s.cause.FaultAt, s.cause.notedAt, s.cause.checksBegun, s.cause.resetBaseline = c.FaultAt, c.notedAt, c.checksBegun, c.resetBaseline
+			s.cause.FaultAt = c.FaultAt
+			s.cause.notedAt = c.notedAt
+			s.cause.checksBegun = c.checksBegun
+			s.cause.resetBaseline = c.resetBaseline
 			s.cause.EnergyCounter = 0
 			s.failedResets.addFault(s.cause, now)
 			save = was.resetBaseline != nil && (c.resetBaseline == nil || *c.resetBaseline != *was.resetBaseline)
@@ -180,7 +190,8 @@ func (s *healthState) addFault(c HealthCause, now time.Time) (isNew, save bool) 
 	}
 	if !was.isFault() && !c.noFault {
 		s.flaps++
-		times := slices.DeleteFunc(append(slices.Clone(s.unhealthyTimes), now), func(at time.Time) bool { return now.Sub(at) >= flapWindow })
+		times := slices.DeleteFunc(append(slices.Clone(s.unhealthyTimes), now),
+			func(at time.Time) bool { return now.Sub(at) >= flapWindow })
 		s.unhealthyTimes = times[max(0, len(times)-maxUnhealthyTimes):]
 	}
 	c.Since = now
@@ -195,7 +206,8 @@ func (s *healthState) addFault(c HealthCause, now time.Time) (isNew, save bool) 
 	return true, !c.noFault
 }
 
-// addFault starts a new count if the fault has a different reason, or came back after failedResetsWindow.
+// addFault starts a new count if the fault has a different reason, or came back
+// after failedResetsWindow.
 func (r *FailedResets) addFault(c HealthCause, now time.Time) {
 	if !c.NeedsReset || c.ByPolicy {
 		return
@@ -206,16 +218,21 @@ func (r *FailedResets) addFault(c HealthCause, now time.Time) {
 	r.LastFaultAt = now
 }
 
-// addResetCount looks for a reset since the cause: this process saw one, or the energy counter is below the value in an earlier process.
+// addResetCount looks for a reset since the cause: this process saw one, or the
+// energy counter is below the value in an earlier process.
 //
-// The first check after a reset sees the reset, and the driver may report a fault before that check. The baseline is therefore the
-// count of a check that began after the fault. If calls hang and no check ends before resetBaselineTimeout, the next reset counts.
+// The first check after a reset sees the reset, and the driver may report a
+// fault before that check. The baseline is therefore the count of a check that
+// began after the fault. If calls hang and no check ends before
+// resetBaselineTimeout, the next reset counts.
 func (s *healthState) addResetCount(e evidence, now time.Time) (save bool) {
 	c := &s.cause
-	if c.NeedsReset && c.resetBaseline == nil && (e.check > c.checksBegun || now.Sub(c.notedAt) > resetBaselineTimeout) {
+	isCounted := e.check > c.checksBegun || now.Sub(c.notedAt) > resetBaselineTimeout
+	if c.NeedsReset && c.resetBaseline == nil && isCounted {
 		c.resetBaseline, save = new(e.resets), true
 	}
-	seen := c.resetBaseline != nil && e.resets > *c.resetBaseline || e.energyCounter != 0 && e.energyCounter < c.EnergyCounter
+	seen := c.resetBaseline != nil && e.resets > *c.resetBaseline ||
+		e.energyCounter != 0 && e.energyCounter < c.EnergyCounter
 	if e.energyCounter != 0 {
 		c.EnergyCounter = 0 // compare once; later resets are seen by this process
 	}
@@ -234,7 +251,8 @@ func (s *healthState) addReset() bool {
 	return true
 }
 
-// addPassedCheck adds a passed check. Checks in quick succession, as after many reports, count as one.
+// addPassedCheck adds a passed check. Checks in quick succession, as after many
+// reports, count as one.
 func (s *healthState) addPassedCheck(e evidence) {
 	if s.state == Healthy {
 		return
@@ -254,13 +272,15 @@ func (s *healthState) addPassedCheck(e evidence) {
 	}
 	s.lastPassedAt = e.startedAt
 	s.passedChecks++
-	if s.passedChecks < minPassedChecks && !s.cause.rebooted || s.state == Recovering && e.startedAt.Sub(s.firstPassedAt) < s.recoveryPeriod(e.startedAt) {
+	isEarly := s.state == Recovering && e.startedAt.Sub(s.firstPassedAt) < s.recoveryPeriod(e.startedAt)
+	if isEarly || s.passedChecks < minPassedChecks && !s.cause.rebooted {
 		return
 	}
 	s.state, s.cause, s.passedChecks = Healthy, HealthCause{}, 0
 }
 
-// recoveryPeriod returns the minimum time in Recovering. After a single turn to unhealthy in flapWindow, three checks suffice.
+// recoveryPeriod returns the minimum time in Recovering. After a single turn to
+// unhealthy in flapWindow, three checks suffice.
 func (s *healthState) recoveryPeriod(now time.Time) time.Duration {
 	n := 0
 	for _, at := range s.unhealthyTimes {

@@ -49,8 +49,10 @@ type HealthRecord struct {
 	UnhealthyTimes []time.Time             `json:"unhealthy_times,omitempty"`
 	FailedResets   FailedResets            `json:"failed_resets,omitzero"`
 	Retired        *Retirement             `json:"retired,omitempty"`
-	Xids           []Xid                   `json:"xids,omitempty"`     // of the GPU, without counts
-	LastSeen       time.Time               `json:"last_seen,omitzero"` // of a GPU: present; of a MIG device: present and unhealthy
+	Xids           []Xid                   `json:"xids,omitempty"` // of the GPU, without counts
+	// LastSeen is when the GPU was present, or the MIG device present and
+	// unhealthy.
+	LastSeen time.Time `json:"last_seen,omitzero"`
 	// GoneSince is when the GPU was first absent from a listing; zero: present.
 	GoneSince time.Time `json:"gone_since,omitzero"`
 	// LastListed is the GPU in its newest listing; the zero Device if unknown.
@@ -94,9 +96,13 @@ func (r HealthRecord) healthState(checksBegun uint64, now time.Time) healthState
 	return s
 }
 
-// healthRecord returns the record of one level of the GPU; false if there is nothing to save.
+// healthRecord returns the record of one level of the GPU; false if there is
+// nothing to save.
 func (g *trackedGPU) healthRecord(id ID, s *healthState, now time.Time) (r HealthRecord, found bool) {
-	r = HealthRecord{GPU: g.gpu, Device: id, UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets, Retired: s.retired}
+	r = HealthRecord{
+		GPU: g.gpu, Device: id,
+		UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets, Retired: s.retired,
+	}
 	if s.retired != nil {
 		r.LastSeen = now
 	}

@@ -7,14 +7,19 @@ import (
 	"time"
 )
 
-// FuzzHistory runs an engine with any valid history. Published devices are unique, and the saved history is valid.
+// FuzzHistory runs an engine with any valid history. Published devices are
+// unique, and the saved history is valid.
 func FuzzHistory(f *testing.F) {
 	for _, h := range []string{
 		`{}`, `{"lost":true,"records":[{"gpu":"GPU-a"}]}`,
-		`{"records":[{"gpu":"GPU-a","cause":{"reason":"xid_95","needs_reset":true,"since":"9999-12-31T00:00:00Z"},"xids":[{"code":95,"count":2}]}]}`,
-		`{"records":[{"gpu":"GPU-a","device":"MIG-b","cause":{"reason":"xid_999","needs_reset":true,"reset_seen":true},"failed_resets":{"reason":"xid_999","count":-1}}]}`,
-		`{"records":[{"gpu":"GPU-b","last_seen":"2026-01-01T00:00:00Z","last_listed":{"id":"GPU-b","gpu":"GPU-b","index":-1}}]}`,
-		`{"records":[{"gpu":"GPU-a","unhealthy_times":["2026-01-01T00:00:00Z","9999-12-31T00:00:00Z"],"xids":[{},{}]},{"gpu":"GPU-b"}]}`,
+		`{"records":[{"gpu":"GPU-a","cause":{"reason":"xid_95","needs_reset":true,
+			"since":"9999-12-31T00:00:00Z"},"xids":[{"code":95,"count":2}]}]}`,
+		`{"records":[{"gpu":"GPU-a","device":"MIG-b","cause":{"reason":"xid_999","needs_reset":true,"reset_seen":true},
+			"failed_resets":{"reason":"xid_999","count":-1}}]}`,
+		`{"records":[{"gpu":"GPU-b","last_seen":"2026-01-01T00:00:00Z",
+			"last_listed":{"id":"GPU-b","gpu":"GPU-b","index":-1}}]}`,
+		`{"records":[{"gpu":"GPU-a","unhealthy_times":["2026-01-01T00:00:00Z","9999-12-31T00:00:00Z"],
+			"xids":[{},{}]},{"gpu":"GPU-b"}]}`,
 	} {
 		f.Add([]byte(h))
 	}

@@ -19,7 +19,8 @@ func findRecord(h device.HealthHistory, gpu device.GPU, id device.ID) device.Hea
 	return h.Records[i]
 }
 
-// TestHistoryOfHealthyGPUs checks that healthy GPUs have records, and that a history without changes is saved once.
+// TestHistoryOfHealthyGPUs checks that healthy GPUs have records, and that a
+// history without changes is saved once.
 func TestHistoryOfHealthyGPUs(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -31,7 +32,8 @@ func TestHistoryOfHealthyGPUs(t *testing.T) {
 		w.SetCheckError(w.AllocatableIDs()[0], errUnknown)
 		w.untilSuspect()
 		w.stop()
-		if r := findRecord(s.saved, w.GPUs()[1], ""); s.saves != 2 || len(s.saved.Records) != 2 || r.Reason != "" || r.LastListed.Index != 1 || !r.GoneSince.IsZero() {
+		if r := findRecord(s.saved, w.GPUs()[1], ""); s.saves != 2 || len(s.saved.Records) != 2 || r.Reason != "" ||
+			r.LastListed.Index != 1 || !r.GoneSince.IsZero() {
 			t.Errorf("got %d saves and history %+v, want 2 saves and two healthy records", s.saves, s.saved)
 		}
 	})
@@ -54,7 +56,8 @@ func TestHistoryOfGPUAndMIGDevice(t *testing.T) {
 		if s.urgentSaves != 1 {
 			t.Errorf("got %d urgent saves, want one for Xid 999", s.urgentSaves)
 		}
-		if r := findRecord(h, gpu, ids[1]); len(h.Records) != 3 || r.Reason != "xid_999" || !r.NeedsReset || r.ResetSeen || r.EnergyCounter == 0 || r.FailedResets.Reason != "xid_999" {
+		if r := findRecord(h, gpu, ids[1]); len(h.Records) != 3 || r.Reason != "xid_999" || !r.NeedsReset ||
+			r.ResetSeen || r.EnergyCounter == 0 || r.FailedResets.Reason != "xid_999" {
 			t.Errorf("history with the MIG device: got %+v, want 3 records and a pending reset for xid_999", h)
 		}
 		if r := findRecord(h, gpu, ""); r.Reason != "" || len(r.Xids) != 2 {
@@ -82,7 +85,8 @@ func TestHistoryOfGPUAndMIGDevice(t *testing.T) {
 	})
 }
 
-// TestGPULostBeforeStart checks that a GPU of the previous process that the listing lacks is published as gone.
+// TestGPULostBeforeStart checks that a GPU of the previous process that the
+// listing lacks is published as gone.
 func TestGPULostBeforeStart(t *testing.T) {
 	for _, row := range []struct {
 		name     string
@@ -117,7 +121,9 @@ func TestGPULostBeforeStart(t *testing.T) {
 				w = start(row.rebooted)
 				statuses := w.statusesAfter(5 * time.Second)
 				requireReasons(t, "in the next process", statuses, "", row.reason, "")
-				if events := s.takeEvents(); row.reason == "gone" && (len(events) == 0 || events[len(events)-1].Reason != "gone" || len(events[len(events)-1].Affected) != 1) {
+				if events := s.takeEvents(); row.reason == "gone" &&
+					(len(events) == 0 || events[len(events)-1].Reason != "gone" ||
+						len(events[len(events)-1].Affected) != 1) {
 					t.Errorf("got incidents %+v, want the absent GPU's as the last", events)
 				}
 				if s := statuses[1]; !s.Gone || s.ID != id || s.Index != 1 || s.Model == "" || s.PCI == "" {
@@ -144,7 +150,8 @@ func TestGPULostBeforeStart(t *testing.T) {
 	}
 }
 
-// TestHistoryOfAbsentGPU checks that the fault of an absent GPU is kept until the GPU returns, in this process or the next.
+// TestHistoryOfAbsentGPU checks that the fault of an absent GPU is kept until
+// the GPU returns, in this process or the next.
 func TestHistoryOfAbsentGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -166,7 +173,8 @@ func TestHistoryOfAbsentGPU(t *testing.T) {
 		w.statusesAfter(15 * time.Minute)
 		w.stop()
 
-		w = startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
+		w = startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach,
+			func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		requireReasons(t, "in the next process", w.statusesAfter(time.Minute), "")
 		m.Fail(m.AllocatableIDs()[1], "lost") // causes a save
 		w.statusesAfter(10 * time.Second)
@@ -179,7 +187,8 @@ func TestHistoryOfAbsentGPU(t *testing.T) {
 	})
 }
 
-// TestHistoryWithClockAhead checks that a clock that is a month ahead at the start deletes no record.
+// TestHistoryWithClockAhead checks that a clock that is a month ahead at the
+// start deletes no record.
 func TestHistoryWithClockAhead(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -188,21 +197,25 @@ func TestHistoryWithClockAhead(t *testing.T) {
 		time.Sleep(31 * 24 * time.Hour)
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
 			w.options.History.Records = []device.HealthRecord{
-				{GPU: m.GPUs()[0], HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at}},
+				{GPU: m.GPUs()[0], HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at,
+					FaultAt: at}},
 				{GPU: m.GPUs()[1], UnhealthyTimes: []time.Time{at}},
-				{GPU: "GPU-absent", HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at}},
+				{GPU: "GPU-absent", HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at,
+					FaultAt: at}},
 			}
 		})
 		requireReasons(t, "GPUs that were always present", w.statusesAfter(time.Minute), "xid_95", "")
 		w.stop()
 		h := s.savedHistory()
-		if len(h.Records) != 3 || findRecord(h, m.GPUs()[1], "").GPU == "" || findRecord(h, "GPU-absent", "").Reason != "xid_95" {
+		if len(h.Records) != 3 || findRecord(h, m.GPUs()[1], "").GPU == "" ||
+			findRecord(h, "GPU-absent", "").Reason != "xid_95" {
 			t.Errorf("got records %+v, want 3", h.Records)
 		}
 	})
 }
 
-// TestCountsStartAtZero checks that the counts of the next process are 0, with the times of this process.
+// TestCountsStartAtZero checks that the counts of the next process are 0, with
+// the times of this process.
 func TestCountsStartAtZero(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -215,8 +228,10 @@ func TestCountsStartAtZero(t *testing.T) {
 		check := func(when string, flaps, count uint64) {
 			t.Helper()
 			status := w.statusesAfter(time.Second)[0]
-			if len(status.Xids) != 1 || !status.Xids[0].Last.Equal(at) || status.Xids[0].Count != count || status.Flaps != flaps {
-				t.Errorf("%s: got %d flaps and Xids %+v, want %d flaps and %d of Xid 95 at %s", when, status.Flaps, status.Xids, flaps, count, at)
+			if len(status.Xids) != 1 || !status.Xids[0].Last.Equal(at) || status.Xids[0].Count != count ||
+				status.Flaps != flaps {
+				t.Errorf("%s: got %d flaps and Xids %+v, want %d flaps and %d of Xid 95 at %s", when, status.Flaps,
+					status.Xids, flaps, count, at)
 			}
 		}
 		check("first process", 1, 1)
@@ -230,14 +245,16 @@ func TestCountsStartAtZero(t *testing.T) {
 	})
 }
 
-// TestHistoryWithClockSetBack checks that times of the future neither delay the recovery nor are published.
+// TestHistoryWithClockSetBack checks that times of the future neither delay the
+// recovery nor are published.
 func TestHistoryWithClockSetBack(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		ahead := time.Now().Add(1000 * time.Hour)
 		times := slices.Repeat([]time.Time{ahead}, 9)
 		w := startMonitor(t, m, nil, func(w *monitorFixture) {
-			w.options.History.Records = []device.HealthRecord{{GPU: m.GPUs()[0], HealthCause: device.HealthCause{Reason: "lost", Since: ahead, FaultAt: ahead}, UnhealthyTimes: times}}
+			w.options.History.Records = []device.HealthRecord{{GPU: m.GPUs()[0],
+				HealthCause: device.HealthCause{Reason: "lost", Since: ahead, FaultAt: ahead}, UnhealthyTimes: times}}
 		})
 		defer w.stop()
 		if s := w.statusesAfter(time.Millisecond)[0]; s.Reason != "lost" || s.Since.After(time.Now()) {
@@ -247,13 +264,15 @@ func TestHistoryWithClockSetBack(t *testing.T) {
 	})
 }
 
-// TestRebootCountsOnce checks that a reboot ends no fault that comes after it in the same process.
+// TestRebootCountsOnce checks that a reboot ends no fault that comes after it
+// in the same process.
 func TestRebootCountsOnce(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		id := m.AllocatableIDs()[0]
 		b := &hidingMachine{Machine: m}
-		w := startMonitor(t, m, func(device.Backend) device.Backend { return b }, func(w *monitorFixture) { w.options.History.Rebooted = true })
+		w := startMonitor(t, m, func(device.Backend) device.Backend { return b },
+			func(w *monitorFixture) { w.options.History.Rebooted = true })
 		defer w.stop()
 		w.statusesAfter(time.Second)
 		w.Fail(id, "xid 95")
@@ -268,7 +287,8 @@ func TestRebootCountsOnce(t *testing.T) {
 	})
 }
 
-// TestPendingRepairAcrossRestart checks that the next process waits for a pending repair, even after a reboot.
+// TestPendingRepairAcrossRestart checks that the next process waits for a
+// pending repair, even after a reboot.
 func TestPendingRepairAcrossRestart(t *testing.T) {
 	for _, booted := range []bool{false, true} {
 		testPendingRepair(t, booted)
@@ -305,7 +325,8 @@ func testPendingRepair(t *testing.T, booted bool) {
 	})
 }
 
-// TestResetOfAbsentMIGDevice checks that a reset of a GPU counts for its absent MIG devices, in this process and the next.
+// TestResetOfAbsentMIGDevice checks that a reset of a GPU counts for its absent
+// MIG devices, in this process and the next.
 func TestResetOfAbsentMIGDevice(t *testing.T) {
 	for _, restarted := range []bool{false, true} {
 		bubble.Test(t, func(t *testing.T) {
@@ -358,7 +379,8 @@ func TestLostHistoryIsSaved(t *testing.T) {
 	})
 }
 
-// TestLostHistoryWithOldRecords checks that a healthy record, which may be out of date, is checked, and that a recorded fault is kept.
+// TestLostHistoryWithOldRecords checks that a healthy record, which may be out
+// of date, is checked, and that a recorded fault is kept.
 func TestLostHistoryWithOldRecords(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -366,7 +388,8 @@ func TestLostHistoryWithOldRecords(t *testing.T) {
 		w := startMonitor(t, m, nil, func(w *monitorFixture) {
 			w.options.History = device.HealthHistory{Lost: true, Records: []device.HealthRecord{
 				{GPU: m.GPUs()[0]},
-				{GPU: m.GPUs()[1], HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at}},
+				{GPU: m.GPUs()[1], HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at,
+					FaultAt: at}},
 			}}
 		})
 		defer w.stop()

@@ -2,7 +2,8 @@ package device
 
 import "context"
 
-// Path is the PCIe distance of two GPUs, nearest first, in the steps of NVML's nvmlGpuTopologyLevel_t.
+// Path is the PCIe distance of two GPUs, nearest first, in the steps of NVML's
+// nvmlGpuTopologyLevel_t.
 type Path uint8
 
 // The names in brackets are those of nvidia-smi topo -m.
@@ -16,7 +17,8 @@ const (
 	PathSystem                // between NUMA nodes [SYS]
 )
 
-var pathNames = [...]string{"unknown", "same_board", "single_switch", "multiple_switches", "host_bridge", "numa_node", "system"}
+var pathNames = [...]string{"unknown", "same_board", "single_switch", "multiple_switches", "host_bridge", "numa_node",
+	"system"}
 
 // String returns the path's name; an invalid Path is "unknown".
 func (p Path) String() string {
@@ -29,15 +31,16 @@ func (p Path) String() string {
 // Link is the connection from A to B, as A reports it.
 type Link struct {
 	A, B GPU
-	// NVLinks is the number of active NVLinks from A to B. Behind NVSwitches a GPU reaches every peer over all of its NVLinks, so the
-	// number is the same for all peers.
+	// NVLinks is the number of active NVLinks from A to B. Behind NVSwitches a
+	// GPU reaches every peer over all of its NVLinks, so the number is the same
+	// for all peers.
 	NVLinks int
 	Path    Path
 }
 
 // LinkReader is implemented by a Backend that knows how its GPUs are connected.
 type LinkReader interface {
-	// Links lists pairs of GPUs in any order. The two directions of a pair may differ, since a lane can be down on one side. Missing
-	// pairs are unknown.
+	// Links lists pairs of GPUs in any order. The two directions of a pair may
+	// differ, since a lane can be down on one side. Missing pairs are unknown.
 	Links(ctx context.Context) ([]Link, error)
 }

@@ -43,7 +43,8 @@ func TestListingAfterPartitioning(t *testing.T) {
 		statuses := w.statusesAfter(time.Millisecond) // by the event, before the next listing
 		requireReasons(t, "at once", statuses, "", "", "", "")
 		gpu := statuses[0]
-		if !gpu.MIGEnabled || statuses[1].Profile != "1g.10gb" || statuses[2].Profile != "2g.20gb" || statuses[3].MIGEnabled {
+		if !gpu.MIGEnabled || statuses[1].Profile != "1g.10gb" || statuses[2].Profile != "2g.20gb" ||
+			statuses[3].MIGEnabled {
 			t.Errorf("got %+v, want a MIG-enabled GPU with a 1g.10gb and a 2g.20gb, and a GPU without MIG", statuses)
 		}
 		w.Unpartition(w.GPUs()[0])
@@ -78,7 +79,8 @@ func TestListingDuringPartitioning(t *testing.T) {
 	})
 }
 
-// TestGoneMIGDeviceExpires checks that a gone MIG device is kept for ten seconds, and for as long as it is allocated.
+// TestGoneMIGDeviceExpires checks that a gone MIG device is kept for ten
+// seconds, and for as long as it is allocated.
 func TestGoneMIGDeviceExpires(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
@@ -99,7 +101,8 @@ func TestGoneMIGDeviceExpires(t *testing.T) {
 		requireReasons(t, "after nine seconds", w.statusesAfter(9*time.Second), "", "gone", "gone", "")
 		statuses = w.statusesAfter(2 * time.Second)
 		requireReasons(t, "after eleven seconds", statuses, "", "gone", "")
-		w.requireDevices(t, "after eleven seconds, with an allocated MIG device", statuses, device.ID(gpu), migDevices[1], migDevices[2])
+		w.requireDevices(t, "after eleven seconds, with an allocated MIG device", statuses, device.ID(gpu),
+			migDevices[1], migDevices[2])
 		if statuses[1].Since != gone {
 			t.Errorf("time of the change: got %v, want %v", statuses[1].Since, gone)
 		}
@@ -126,7 +129,8 @@ func (h *hidingMachine) Devices(ctx context.Context) ([]device.Device, error) {
 	return slices.DeleteFunc(devices, func(d device.Device) bool { return d.ID == h.hidden.Load() }), err
 }
 
-// TestGoneGPUExpires checks that a gone GPU is kept longer than a MIG device. The GPU may have fallen off the bus.
+// TestGoneGPUExpires checks that a gone GPU is kept longer than a MIG device.
+// The GPU may have fallen off the bus.
 func TestGoneGPUExpires(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -149,8 +153,9 @@ func TestGoneGPUExpires(t *testing.T) {
 	})
 }
 
-// FuzzAffectedDevices compares faults, resets and MIG layouts in any order with a model: a GPU's fault affects all its MIG devices, and a
-// MIG device's fault only that device.
+// FuzzAffectedDevices compares faults, resets and MIG layouts in any order with
+// a model: a GPU's fault affects all its MIG devices, and a MIG device's fault
+// only that device.
 func FuzzAffectedDevices(f *testing.F) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 12 {
@@ -168,13 +173,15 @@ func FuzzAffectedDevices(f *testing.F) {
 	})
 }
 
-// expectedReasons is the model: the reasons of GPUs and MIG devices that wait for a reset.
+// expectedReasons is the model: the reasons of GPUs and MIG devices that wait
+// for a reset.
 type expectedReasons struct {
 	gpus       map[device.GPU]string
 	migDevices map[device.ID]string
 }
 
-var partitionLayouts = [][]string{{"1g.10gb", "1g.10gb"}, {"1c.3g.40gb", "2c.3g.40gb", "1g.10gb"}, {"7g.80gb"}, {}, {"1g.10gb", "", "1g.10gb"}}
+var partitionLayouts = [][]string{{"1g.10gb", "1g.10gb"}, {"1c.3g.40gb", "2c.3g.40gb", "1g.10gb"}, {"7g.80gb"}, {},
+	{"1g.10gb", "", "1g.10gb"}}
 
 func runPartitionScript(t *testing.T, script []byte) {
 	m := newMachine(2)
@@ -247,7 +254,8 @@ func (e expectedReasons) compare(t *testing.T, when string, m *sim.Machine, stat
 	}
 }
 
-// TestLostGPUIsLogged checks that a lost GPU logs a single warning, for any number of MIG devices.
+// TestLostGPUIsLogged checks that a lost GPU logs a single warning, for any
+// number of MIG devices.
 func TestLostGPUIsLogged(t *testing.T) {
 	for _, row := range []struct {
 		name, want string
@@ -264,15 +272,18 @@ func TestLostGPUIsLogged(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
 				var log bytes.Buffer
-				w := startMonitor(t, newMachine(2), nil, func(w *monitorFixture) { w.options.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+				w := startMonitor(t, newMachine(2), nil,
+					func(w *monitorFixture) { w.options.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 				gpu := w.GPUs()[1]
 				w.Partition(gpu, "1g.10gb", "1g.10gb", "1g.10gb")
 				w.statusesAfter(11 * time.Second)
 				row.lose(w, device.ID(gpu))
 				w.statusesAfter(time.Minute)
 				w.stop()
-				want := regexp.MustCompile(`level=WARN msg="GPU lost: ` + row.want + `" gpu=` + string(gpu) + " index=1 ")
-				if n := len(want.FindAllString(log.String(), -1)); n != 1 || strings.Contains(log.String(), "MIG device gone") {
+				pattern := `level=WARN msg="GPU lost: ` + row.want + `" gpu=` + string(gpu) + " index=1 "
+				want := regexp.MustCompile(pattern)
+				if n := len(want.FindAllString(log.String(), -1)); n != 1 ||
+					strings.Contains(log.String(), "MIG device gone") {
 					t.Errorf("got %d warnings, want 1 and no message about MIG devices:\n%s", n, &log)
 				}
 			})

@@ -84,8 +84,10 @@ func TestForget(t *testing.T) {
 		if err := w.monitor.Forget(t.Context(), id); err != nil {
 			t.Error(err)
 		}
-		if statuses, _ := w.inventory.Get(); len(statuses) != 1 || len(w.monitor.Missing()) > 0 || len(s.savedHistory().Records) != 1 {
-			t.Errorf("after forget: got %d devices, missing %v and history %+v", len(statuses), w.monitor.Missing(), s.savedHistory())
+		if statuses, _ := w.inventory.Get(); len(statuses) != 1 || len(w.monitor.Missing()) > 0 ||
+			len(s.savedHistory().Records) != 1 {
+			t.Errorf("after forget: got %d devices, missing %v and history %+v", len(statuses), w.monitor.Missing(),
+				s.savedHistory())
 		}
 		if err := w.monitor.Forget(t.Context(), id); !errors.Is(err, device.ErrUnknownDevice) {
 			t.Errorf("forgotten twice: got %v", err)
@@ -94,7 +96,8 @@ func TestForget(t *testing.T) {
 	})
 }
 
-// TestForgetWithMIG checks that a GPU is not forgotten while a container has one of its MIG devices, also in the next process.
+// TestForgetWithMIG checks that a GPU is not forgotten while a container has
+// one of its MIG devices, also in the next process.
 func TestForgetWithMIG(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder

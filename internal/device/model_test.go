@@ -16,8 +16,9 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// fakeBackend is a Backend of two GPUs. Like NVIDIA's, it reports a reset in the next check that returns. A later process sees the reset
-// only in the energy counter. A check takes time and returns the state at its start.
+// fakeBackend is a Backend of two GPUs. Like NVIDIA's, it reports a reset in
+// the next check that returns. A later process sees the reset only in the
+// energy counter. A check takes time and returns the state at its start.
 type fakeBackend struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -63,7 +64,8 @@ func (w *fakeBackend) Read(_ device.GPU, buf []device.Sample) ([]device.Sample, 
 
 func (w *fakeBackend) Devices(context.Context) (devices []device.Device, err error) {
 	for i, gpu := range backendGPUs {
-		devices = append(devices, device.Device{ID: device.ID(gpu), GPU: gpu, Index: i, MIGDeviceIndex: -1, GI: -1, CI: -1})
+		devices = append(devices, device.Device{ID: device.ID(gpu), GPU: gpu, Index: i, MIGDeviceIndex: -1, GI: -1,
+			CI: -1})
 	}
 	return devices, nil
 }
@@ -185,8 +187,10 @@ func (e *expectedHealth) settleTime() time.Duration {
 // detectionTime is longer than any detection.
 const detectionTime = 45 * time.Second
 
-// FuzzMonitor runs faults, reports of two sources, resets, restarts, reboots, pauses, and checks that fail, hang or are slow, in any order.
-// A GPU is never healthy while a fault waits for its reset, and recovers soon after the last fault ends. Each event counts once.
+// FuzzMonitor runs faults, reports of two sources, resets, restarts, reboots,
+// pauses, and checks that fail, hang or are slow, in any order. A GPU is never
+// healthy while a fault waits for its reset, and recovers soon after the last
+// fault ends. Each event counts once.
 func FuzzMonitor(f *testing.F) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 24 {
@@ -266,7 +270,8 @@ func runMonitorScript(t *testing.T, script []byte) {
 		}
 		for _, s := range statuses {
 			if err := model[s.GPU].verify(s, settled); err != nil {
-				t.Fatalf("step %d, action %d on %s, pause %s: %s with reason %q: %v", step/2, action, gpu, pause, s.GPU, s.Reason, err)
+				t.Fatalf("step %d, action %d on %s, pause %s: %s with reason %q: %v", step/2, action, gpu, pause,
+					s.GPU, s.Reason, err)
 			}
 		}
 		if settled {
@@ -277,7 +282,8 @@ func runMonitorScript(t *testing.T, script []byte) {
 	}
 }
 
-// verifyEvents returns an error unless each event was passed on once, by this or an earlier process.
+// verifyEvents returns an error unless each event was passed on once, by this
+// or an earlier process.
 func verifyEvents(events []device.HealthEvent, earlier int, model map[device.GPU]*expectedHealth) error {
 	var reports, xids uint64
 	for _, o := range events {

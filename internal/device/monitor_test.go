@@ -61,8 +61,10 @@ func (r *logCounter) count(prefix string) (n int) {
 	return n
 }
 
-// startMonitor runs a Monitor in the test's bubble. wrap may replace the Backend, and options set the Monitor's options.
-func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device.Backend, options ...func(*monitorFixture)) *monitorFixture {
+// startMonitor runs a Monitor in the test's bubble. wrap may replace the
+// Backend, and options set the Monitor's options.
+func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device.Backend,
+	options ...func(*monitorFixture)) *monitorFixture {
 	t.Helper()
 	var b device.Backend = m
 	if wrap != nil {
@@ -141,7 +143,8 @@ func TestFaultOfGPU(t *testing.T) {
 		w.Fail(ids[1], "xid 79")
 		bad := w.statusesAfter(time.Millisecond)
 		requireReasons(t, "after Xid 79", bad, "", "xid_79", "")
-		if s := bad[1]; s.Action != "reboot" || s.Since.Sub(began) > time.Millisecond || len(s.Xids) != 1 || s.Xids[0].Count != 1 {
+		if s := bad[1]; s.Action != "reboot" || s.Since.Sub(began) > time.Millisecond || len(s.Xids) != 1 ||
+			s.Xids[0].Count != 1 {
 			t.Errorf("failed device: got %+v, want action reboot and one Xid, at once", s)
 		}
 		requireReasons(t, "an hour later", w.statusesAfter(time.Hour), "", "xid_79", "")
@@ -174,8 +177,10 @@ func TestDriverLoadedLate(t *testing.T) {
 	})
 }
 
-// TestDriverHang lets the driver hang at different times between checks and listings: all calls, or only calls about GPUs. The hang is
-// detected within five seconds, and its end soon after. One hanging GPU of several is not a hang of the driver.
+// TestDriverHang lets the driver hang at different times between checks and
+// listings: all calls, or only calls about GPUs. The hang is detected within
+// five seconds, and its end soon after. One hanging GPU of several is not a
+// hang of the driver.
 func TestDriverHang(t *testing.T) {
 	for _, gpus := range []int{1, 2, 3, 8} {
 		for offset := time.Duration(0); offset < 11*time.Second; offset += 700 * time.Millisecond {
@@ -257,7 +262,8 @@ func TestFirstPublicationWaits(t *testing.T) {
 	})
 }
 
-// TestPublicationWithoutUnassessedGPU adds a GPU with a hanging first check. The other GPUs are published without it.
+// TestPublicationWithoutUnassessedGPU adds a GPU with a hanging first check.
+// The other GPUs are published without it.
 func TestPublicationWithoutUnassessedGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -268,7 +274,8 @@ func TestPublicationWithoutUnassessedGPU(t *testing.T) {
 		requireReasons(t, "after the listing", w.statusesAfter(2*time.Second), "", "")
 		m.Fail(m.AllocatableIDs()[0], "xid 79")
 		requireReasons(t, "after Xid 79 of the first GPU", w.statusesAfter(time.Millisecond), "xid_79", "")
-		requireReasons(t, "after the timeout of the first check", w.statusesAfter(5*time.Second), "xid_79", "", "not_responding")
+		requireReasons(t, "after the timeout of the first check", w.statusesAfter(5*time.Second), "xid_79", "",
+			"not_responding")
 	})
 }
 
@@ -313,12 +320,16 @@ func (m noDriverBackend) Devices(ctx context.Context) ([]device.Device, error) {
 	return m.Backend.Devices(ctx)
 }
 
-// TestFailedListings lets listings fail at once. The driver does not count as hanging, and known devices are kept.
+// TestFailedListings lets listings fail at once. The driver does not count as
+// hanging, and known devices are kept.
 func TestFailedListings(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var failing atomic.Bool
 		failing.Store(true)
-		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return noDriverBackend{b, &failing} })
+		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend {
+			return noDriverBackend{b,
+				&failing}
+		})
 		defer w.stop()
 		fails := func(lines int) {
 			t.Helper()
@@ -361,7 +372,8 @@ func TestEventsInterrupted(t *testing.T) {
 			t.Helper()
 			if w.monitor.EventsInterrupted() != outage || w.log.count("driver events interrupted") != interrupted ||
 				w.log.count("driver events resumed") != resumed {
-				t.Errorf("%s: got %v and log %v, want %v, %d and %d", when, !outage, w.log.counts, outage, interrupted, resumed)
+				t.Errorf("%s: got %v and log %v, want %v, %d and %d", when, !outage, w.log.counts, outage, interrupted,
+					resumed)
 			}
 		}
 		require("while nothing happens", false, 0, 0)

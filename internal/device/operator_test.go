@@ -34,7 +34,8 @@ func (f *monitorFixture) trust(t *testing.T, id device.ID) (trusted device.Trust
 	return trusted, remaining
 }
 
-// TestRetire checks that a retired device is unhealthy, independent of other evidence, until it is trusted.
+// TestRetire checks that a retired device is unhealthy, independent of other
+// evidence, until it is trusted.
 func TestRetire(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -50,11 +51,13 @@ func TestRetire(t *testing.T) {
 		statuses, _ := w.inventory.Get() // published before Retire returns
 		requireReasons(t, "retired", statuses, "retired", "retired", "retired", "")
 		for _, status := range statuses[:3] {
-			if status.Note != "fan is noisy" || status.Health != device.Unhealthy || status.Flaps != 0 || status.Action != "" || !status.Since.Equal(at) {
+			if status.Note != "fan is noisy" || status.Health != device.Unhealthy || status.Flaps != 0 ||
+				status.Action != "" || !status.Since.Equal(at) {
 				t.Errorf("got status %+v, want a retired, unhealthy device with the note, since %s", status, at)
 			}
 		}
-		if e := s.takeEvents(); len(e) != 1 || e[0].Reason != "retired" || e[0].Note != "fan is noisy" || !e[0].MarkedUnhealthy || len(e[0].Affected) != 3 {
+		if e := s.takeEvents(); len(e) != 1 || e[0].Reason != "retired" || e[0].Note != "fan is noisy" ||
+			!e[0].MarkedUnhealthy || len(e[0].Affected) != 3 {
 			t.Errorf("got events %+v, want one retirement with the note and three affected devices", e)
 		}
 		if s.urgentSaves != 1 {
@@ -92,7 +95,8 @@ func TestRetire(t *testing.T) {
 	})
 }
 
-// TestTrustEndsWrongReason checks that a trusted device that passes its check is healthy at once, without a reset or a recovery period.
+// TestTrustEndsWrongReason checks that a trusted device that passes its check
+// is healthy at once, without a reset or a recovery period.
 func TestTrustEndsWrongReason(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -125,13 +129,16 @@ func TestTrustEndsWrongReason(t *testing.T) {
 		requireReasons(t, "after the MIG device was trusted", w.statusesAfter(time.Hour), "", "", "", "")
 		w.Fail(gpu, "xid 95")
 		statuses = w.statusesAfter(time.Second)
-		if statuses[0].Reason != "xid_95" || statuses[0].Action == device.ActionReplace || statuses[0].Flaps != before+1 {
-			t.Errorf("after the next fault: got %+v, want reason xid_95, another action than replace, and %d flaps", statuses[0], before+1)
+		if statuses[0].Reason != "xid_95" || statuses[0].Action == device.ActionReplace ||
+			statuses[0].Flaps != before+1 {
+			t.Errorf("after the next fault: got %+v, want reason xid_95, another action than replace, and %d flaps",
+				statuses[0], before+1)
 		}
 	})
 }
 
-// TestTrustAgainstEvidence checks that trust ends no cause that a check finds, and recovers no GPU that is gone or hangs.
+// TestTrustAgainstEvidence checks that trust ends no cause that a check finds,
+// and recovers no GPU that is gone or hangs.
 func TestTrustAgainstEvidence(t *testing.T) {
 	for _, row := range []struct {
 		name         string
@@ -148,7 +155,8 @@ func TestTrustAgainstEvidence(t *testing.T) {
 			w.SetCheckError(id, errUnknown)
 		}, "xid_95", "UNKNOWN", 0},
 		{"gone", func(w *monitorFixture, id device.ID) { w.RemoveGPU(id) }, "lost", "does not list", 0},
-		{"a call that hangs", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, "not_responding", "no check of the GPU ended within 5s", 5 * time.Second},
+		{"a call that hangs", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, "not_responding",
+			"no check of the GPU ended within 5s", 5 * time.Second},
 		{"a driver that was released", func(w *monitorFixture, _ device.ID) {
 			if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 				panic(err)
@@ -168,7 +176,8 @@ func TestTrustAgainstEvidence(t *testing.T) {
 				trusted, remaining := w.trust(t, id)
 				if !trusted.Retired || !strings.Contains(remaining, row.want) ||
 					time.Since(begin) < row.elapsed || time.Since(begin) > row.elapsed+2*time.Second {
-					t.Errorf("after %s: got %+v and error %q, want a retired device and error %q", time.Since(begin), trusted, remaining, row.want)
+					t.Errorf("after %s: got %+v and error %q, want a retired device and error %q", time.Since(begin),
+						trusted, remaining, row.want)
 				}
 				statuses, _ := w.inventory.Get()
 				if statuses[0].Reason != row.reason || statuses[0].Note != "" {
@@ -179,7 +188,8 @@ func TestTrustAgainstEvidence(t *testing.T) {
 	}
 }
 
-// TestRetirementAcrossRestart checks that a retirement survives restarts, reboots, and the removal and return of the GPU.
+// TestRetirementAcrossRestart checks that a retirement survives restarts,
+// reboots, and the removal and return of the GPU.
 func TestRetirementAcrossRestart(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -232,7 +242,8 @@ func TestRetirementAcrossRestart(t *testing.T) {
 		w.RemoveGPU(ids[0])
 		w.statusesAfter(20 * time.Minute)
 		if trusted, remaining := w.trust(t, ids[0]); !trusted.Retired || !strings.Contains(remaining, "does not list") {
-			t.Errorf("trust of an absent GPU: got %+v and error %q, want a retired device and an error", trusted, remaining)
+			t.Errorf("trust of an absent GPU: got %+v and error %q, want a retired device and an error", trusted,
+				remaining)
 		}
 		w.ResetGPU(ids[0])
 		w.statusesAfter(time.Minute)
@@ -240,12 +251,13 @@ func TestRetirementAcrossRestart(t *testing.T) {
 		w.stop()
 		w = restart(false)
 		defer w.stop()
-		requireReasons(t, "after all devices were trusted, and a restart", w.statusesAfter(time.Minute), "", "", "", "", "")
+		requireReasons(t, "after all devices were trusted, and a restart", w.statusesAfter(time.Minute), "", "", "",
+			"", "")
 	})
 }
 
-// TestRetirementInOtherVersions simulates an older version, which ignores retirements. It keeps the device unhealthy until a reset and
-// drops the note.
+// TestRetirementInOtherVersions simulates an older version, which ignores
+// retirements. It keeps the device unhealthy until a reset and drops the note.
 func TestRetirementInOtherVersions(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -264,10 +276,12 @@ func TestRetirementInOtherVersions(t *testing.T) {
 			t.Fatal(err)
 		}
 		var older device.HealthHistory
-		if err := json.Unmarshal([]byte(strings.ReplaceAll(string(content), `"retired":{`, `"unknown":{`)), &older); err != nil {
+		if err := json.Unmarshal([]byte(strings.ReplaceAll(string(content), `"retired":{`, `"unknown":{`)),
+			&older); err != nil {
 			t.Fatal(err)
 		}
-		if r := findRecord(older, device.GPU(ids[0]), ""); r.Retired != nil || r.Reason != "retired" || !r.NeedsReset || r.ResetSeen {
+		if r := findRecord(older, device.GPU(ids[0]), ""); r.Retired != nil || r.Reason != "retired" ||
+			!r.NeedsReset || r.ResetSeen {
 			t.Errorf("record in the older version: got %+v, want reason retired and a pending reset", r)
 		}
 		w = startMonitor(t, m, nil, func(w *monitorFixture) { w.options.History = older })
@@ -295,7 +309,9 @@ func TestManyRecords(t *testing.T) {
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
 			for i := range 300 {
 				gone := device.GPU(fmt.Sprintf("GPU-absent-%03d", i))
-				w.options.History.Records = append(w.options.History.Records, device.HealthRecord{GPU: gone, LastSeen: time.Now().Add(time.Hour), UnhealthyTimes: []time.Time{time.Now()}})
+				w.options.History.Records = append(w.options.History.Records,
+					device.HealthRecord{GPU: gone, LastSeen: time.Now().Add(time.Hour),
+						UnhealthyTimes: []time.Time{time.Now()}})
 			}
 		})
 		defer w.stop()
@@ -304,7 +320,8 @@ func TestManyRecords(t *testing.T) {
 		w.RemoveGPU(retired)
 		w.statusesAfter(20 * time.Minute)
 		h := s.savedHistory()
-		if r := findRecord(h, device.GPU(retired), ""); r.Retired == nil || r.Retired.Note != "fan" || len(h.Records) != 257 {
+		if r := findRecord(h, device.GPU(retired), ""); r.Retired == nil || r.Retired.Note != "fan" ||
+			len(h.Records) != 257 {
 			t.Errorf("got %d records and %+v, want 257, and the retirement with its note", len(h.Records), r)
 		}
 	})
@@ -323,7 +340,8 @@ func TestOperatorWithoutMonitor(t *testing.T) {
 	})
 }
 
-// TestExpectedGPUs checks that a gone GPU is kept while an expected GPU is missing, also across restarts and reboots.
+// TestExpectedGPUs checks that a gone GPU is kept while an expected GPU is
+// missing, also across restarts and reboots.
 func TestExpectedGPUs(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -368,7 +386,8 @@ func TestExpectedGPUs(t *testing.T) {
 	})
 }
 
-// TestXidsOver checks that a recovery, a Trust and a release of the driver end the Xids before.
+// TestXidsOver checks that a recovery, a Trust and a release of the driver end
+// the Xids before.
 func TestXidsOver(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
@@ -384,8 +403,13 @@ func TestXidsOver(t *testing.T) {
 		}
 		w.statusesAfter(time.Second)
 		for name, end := range map[string]func(){
-			"recovered": func() { w.Fail(id, "xid 95"); w.statusesAfter(time.Minute); w.ResetGPU(id); w.statusesAfter(time.Hour) },
-			"trusted":   func() { w.trust(t, id) },
+			"recovered": func() {
+				w.Fail(id, "xid 95")
+				w.statusesAfter(time.Minute)
+				w.ResetGPU(id)
+				w.statusesAfter(time.Hour)
+			},
+			"trusted": func() { w.trust(t, id) },
 			"released": func() {
 				if err := errors.Join(w.monitor.Release(t.Context()), w.monitor.Resume(t.Context())); err != nil {
 					t.Error(err)

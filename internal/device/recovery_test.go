@@ -138,13 +138,21 @@ var recoveryCases = []recoveryCase{
 		w.untilSuspect() // one check has failed
 		w.SetCheckError(id, nil)
 	}, doNothing, "suspect healthy", "healthy", "", "", 0},
-	{"two checks", failChecks(errUnknown), failChecks(nil), "healthy suspect unhealthy", "unhealthy recovering healthy", "check_failed", "", 1},
-	{"a fault", failChecks(&device.Fault{Reason: "nvlink", Action: "inspect"}), failChecks(nil), "healthy unhealthy", "unhealthy recovering healthy", "nvlink", "inspect", 1},
-	{"a fault that lasts", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", NeedsReset: true}), failChecks(nil), "healthy unhealthy", "unhealthy", "row_remap_failure", "reset_gpu", 1},
-	{"a fault that lasts until a reset", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", NeedsReset: true}), resetGPU, "healthy unhealthy", "unhealthy recovering healthy", "row_remap_failure", "reset_gpu", 1},
-	{"lost", failChecks(device.ErrLost), failChecks(nil), "healthy unhealthy", "unhealthy recovering healthy", "lost", "reboot", 1},
-	{"an Xid, by passed checks", failWith("xid 95"), failChecks(nil), "unhealthy", "unhealthy", "xid_95", "reset_gpu", 1},
-	{"an Xid, by a reset", failWith("xid 95"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_95", "reset_gpu", 1},
+	{"two checks", failChecks(errUnknown), failChecks(nil), "healthy suspect unhealthy",
+		"unhealthy recovering healthy", "check_failed", "", 1},
+	{"a fault", failChecks(&device.Fault{Reason: "nvlink", Action: "inspect"}), failChecks(nil), "healthy unhealthy",
+		"unhealthy recovering healthy", "nvlink", "inspect", 1},
+	{"a fault that lasts", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu",
+		NeedsReset: true}), failChecks(nil), "healthy unhealthy", "unhealthy", "row_remap_failure", "reset_gpu", 1},
+	{"a fault that lasts until a reset", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu",
+		NeedsReset: true}), resetGPU, "healthy unhealthy", "unhealthy recovering healthy", "row_remap_failure",
+		"reset_gpu", 1},
+	{"lost", failChecks(device.ErrLost), failChecks(nil), "healthy unhealthy", "unhealthy recovering healthy", "lost",
+		"reboot", 1},
+	{"an Xid, by passed checks", failWith("xid 95"), failChecks(nil), "unhealthy", "unhealthy", "xid_95",
+		"reset_gpu", 1},
+	{"an Xid, by a reset", failWith("xid 95"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_95",
+		"reset_gpu", 1},
 	{"an Xid soon after a reset", func(w *monitorFixture, id device.ID) {
 		w.ResetGPU(id)
 		w.Fail(id, "xid 95")
@@ -154,8 +162,10 @@ var recoveryCases = []recoveryCase{
 		w.statusesAfter(6 * time.Second) // a check hangs now
 		w.Fail(id, "xid 95")
 	}, resetGPU, "unhealthy", "recovering healthy", "xid_95", "reset_gpu", 1},
-	{"an Xid of a GPU that is lost, by passed checks", failWith("xid 79"), failChecks(nil), "unhealthy", "unhealthy", "xid_79", "reboot", 1},
-	{"an Xid of a GPU that is lost, by a reset", failWith("xid 79"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_79", "reboot", 1},
+	{"an Xid of a GPU that is lost, by passed checks", failWith("xid 79"), failChecks(nil), "unhealthy", "unhealthy",
+		"xid_79", "reboot", 1},
+	{"an Xid of a GPU that is lost, by a reset", failWith("xid 79"), resetGPU, "unhealthy",
+		"unhealthy recovering healthy", "xid_79", "reboot", 1},
 	{"a repair is pending after the reset", failWith("xid 64"), func(w *monitorFixture, id device.ID) {
 		w.ResetGPU(id)
 		w.SetRepairPending(id)
@@ -166,8 +176,11 @@ var recoveryCases = []recoveryCase{
 		w.statusesAfter(time.Minute)
 		w.ResetGPU(id)
 	}, "unhealthy", "unhealthy recovering healthy", "xid_64", "reset_gpu", 1},
-	{"a pending repair without a fault", func(w *monitorFixture, id device.ID) { w.SetRepairPending(id) }, doNothing, "healthy", "healthy", "", "", 0},
-	{"a hang", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, func(w *monitorFixture, _ device.ID) { w.ReleaseHangs() }, "healthy unhealthy", "recovering healthy", "not_responding", "", 1},
+	{"a pending repair without a fault", func(w *monitorFixture, id device.ID) { w.SetRepairPending(id) }, doNothing,
+		"healthy", "healthy", "", "", 0},
+	{"a hang", func(w *monitorFixture, id device.ID) { w.HangGPU(id) },
+		func(w *monitorFixture, _ device.ID) { w.ReleaseHangs() }, "healthy unhealthy", "recovering healthy",
+		"not_responding", "", 1},
 	{"a fault while recovering", func(w *monitorFixture, id device.ID) {
 		w.Fail(id, "lost")
 		w.statusesAfter(10 * time.Second)
@@ -177,8 +190,9 @@ var recoveryCases = []recoveryCase{
 	}, failChecks(nil), "recovering unhealthy", "unhealthy recovering healthy", "check_failed", "", 1},
 }
 
-// TestFirstCheckFailsWithoutReason lets the first check of a GPU fail without a reason. Only a second failure marks the GPU unhealthy, and
-// the first publication waits for the second check.
+// TestFirstCheckFailsWithoutReason lets the first check of a GPU fail without a
+// reason. Only a second failure marks the GPU unhealthy, and the first
+// publication waits for the second check.
 func TestFirstCheckFailsWithoutReason(t *testing.T) {
 	start := func(t *testing.T) *monitorFixture {
 		m := newMachine(2)
@@ -220,7 +234,8 @@ func TestFirstCheckFailsWithoutReason(t *testing.T) {
 	})
 }
 
-// slowFailure is a machine on which a GPU's first check fails just before the timeout, and the second check takes a second.
+// slowFailure is a machine on which a GPU's first check fails just before the
+// timeout, and the second check takes a second.
 type slowFailure struct {
 	*sim.Machine
 	gpu    device.GPU
@@ -254,8 +269,10 @@ func TestRecovery(t *testing.T) {
 				if got := w.healthPath(10 * time.Minute); got != row.failPath {
 					t.Errorf("health path: got %q, want %q", got, row.failPath)
 				}
-				if s := w.statusesAfter(0)[0]; s.Reason != row.reason || s.Action != row.action || s.Flaps != row.flaps {
-					t.Errorf("got reason %q, action %q, %d flaps; want %q, %q, %d", s.Reason, s.Action, s.Flaps, row.reason, row.action, row.flaps)
+				if s := w.statusesAfter(0)[0]; s.Reason != row.reason || s.Action != row.action ||
+					s.Flaps != row.flaps {
+					t.Errorf("got reason %q, action %q, %d flaps; want %q, %q, %d", s.Reason, s.Action, s.Flaps,
+						row.reason, row.action, row.flaps)
 				}
 				row.repair(w, id)
 				if got := w.healthPath(time.Minute); got != row.repairPath {
@@ -269,7 +286,8 @@ func TestRecovery(t *testing.T) {
 	}
 }
 
-// TestRecoveringHasNoAction checks that a recovering GPU has no action: the operator has taken the action of the fault.
+// TestRecoveringHasNoAction checks that a recovering GPU has no action: the
+// operator has taken the action of the fault.
 func TestRecoveringHasNoAction(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s monitorRecorder
@@ -281,7 +299,8 @@ func TestRecoveringHasNoAction(t *testing.T) {
 			t.Errorf("with the fault: got %+v, want action reset_gpu", s)
 		}
 		w.ResetGPU(w.AllocatableIDs()[0])
-		if s := w.statusesAfter(1500 * time.Millisecond)[0]; s.Health != device.Recovering || s.Reason != "xid_95" || s.Action != "" {
+		if s := w.statusesAfter(1500 * time.Millisecond)[0]; s.Health != device.Recovering || s.Reason != "xid_95" ||
+			s.Action != "" {
 			t.Errorf("after the reset: got %+v, want recovering from xid_95 without an action", s)
 		}
 		if r := findRecord(s.savedHistory(), w.GPUs()[0], ""); r.Action != "reset_gpu" {
@@ -290,7 +309,8 @@ func TestRecoveringHasNoAction(t *testing.T) {
 	})
 }
 
-// TestRecoveryAcrossRestarts restarts the process during the fault and during the recovery.
+// TestRecoveryAcrossRestarts restarts the process during the fault and during
+// the recovery.
 func TestRecoveryAcrossRestarts(t *testing.T) {
 	for _, row := range recoveryCases {
 		t.Run(row.name, func(t *testing.T) {
@@ -325,8 +345,9 @@ func TestRecoveryAcrossRestarts(t *testing.T) {
 	}
 }
 
-// TestReboot checks that a reboot counts as a reset of all GPUs. The first publication waits for the first check of recovering devices: from
-// the kubelet's start until that publication, pods of the node fail.
+// TestReboot checks that a reboot counts as a reset of all GPUs. The first
+// publication waits for the first check of recovering devices: from the
+// kubelet's start until that publication, pods of the node fail.
 func TestReboot(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -337,10 +358,13 @@ func TestReboot(t *testing.T) {
 	}{
 		{"the fault is over", failWith("xid 79"), func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 0},
 		{"the fault is over, without an energy counter", failWith("xid 95"), func(*sim.Machine, device.ID) {}, "", 0},
-		{"the fault is over, and needed no reset", failWith("lost"), func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 0},
+		{"the fault is over, and needed no reset", failWith("lost"),
+			func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 0},
 		{"the GPU is still lost", failWith("xid 79"), func(*sim.Machine, device.ID) {}, "lost", time.Second},
-		{"the GPU hangs", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.HangGPU(id) }, "not_responding", 6 * time.Second},
-		{"a repair is pending", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.SetRepairPending(id) }, "xid_95", time.Second},
+		{"the GPU hangs", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.HangGPU(id) }, "not_responding",
+			6 * time.Second},
+		{"a repair is pending", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.SetRepairPending(id) },
+			"xid_95", time.Second},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
@@ -373,7 +397,8 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// TestLostHistory checks that each device must pass its checks before the first publication.
+// TestLostHistory checks that each device must pass its checks before the first
+// publication.
 func TestLostHistory(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(3), monitorRecorder{}
@@ -396,7 +421,8 @@ func TestLostHistory(t *testing.T) {
 		bubble.Test(t, func(t *testing.T) {
 			m := newMachine(2)
 			f := &intermittentGPU{Machine: m, gpu: m.GPUs()[0]}
-			w := startMonitor(t, m, func(device.Backend) device.Backend { return f }, func(w *monitorFixture) { w.options.History.Lost = true })
+			w := startMonitor(t, m, func(device.Backend) device.Backend { return f },
+				func(w *monitorFixture) { w.options.History.Lost = true })
 			defer w.stop()
 			if w.statusesAfter(29*time.Second) != nil {
 				t.Error("published before the timeout")
@@ -406,7 +432,8 @@ func TestLostHistory(t *testing.T) {
 	})
 }
 
-// intermittentGPU is a machine with a GPU on which every third check fails without a reason.
+// intermittentGPU is a machine with a GPU on which every third check fails
+// without a reason.
 type intermittentGPU struct {
 	*sim.Machine
 	gpu    device.GPU
@@ -425,7 +452,8 @@ func (f *intermittentGPU) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return f.Machine.Check(gpu)
 }
 
-// TestRecoveryPeriod checks that the recovery period doubles with each flap within an hour, up to ten minutes.
+// TestRecoveryPeriod checks that the recovery period doubles with each flap
+// within an hour, up to ten minutes.
 func TestRecoveryPeriod(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m, s := newMachine(1), monitorRecorder{}
@@ -469,7 +497,8 @@ func TestRecoveryPeriod(t *testing.T) {
 	})
 }
 
-// TestFailedResets checks that a hardware fault that comes back after two resets has the action replace.
+// TestFailedResets checks that a hardware fault that comes back after two
+// resets has the action replace.
 func TestFailedResets(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -478,13 +507,20 @@ func TestFailedResets(t *testing.T) {
 		pause  time.Duration // without a process, before the reset
 		want   string        // action of the last fault
 	}{
-		{"twice", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, time.Hour, "reset_gpu"},
-		{"three times", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, time.Hour, device.ActionReplace},
-		{"three times, off the bus", []func(*monitorFixture, device.ID){failWith("xid 79"), failWith("xid 79"), failWith("xid 79")}, device.PolicyDefault, time.Hour, device.ActionReplace},
-		{"a different fault in between", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 48"), failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, time.Hour, "reset_gpu"},
-		{"weeks apart", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, 8 * 24 * time.Hour, "reset_gpu"},
-		{"lost, no reset needed", []func(*monitorFixture, device.ID){failWith("lost"), failWith("lost"), failWith("lost")}, device.PolicyDefault, time.Hour, "reboot"},
-		{"by policy alone", []func(*monitorFixture, device.ID){failWith("xid 31"), failWith("xid 31"), failWith("xid 31")}, device.PolicyUnhealthy, time.Hour, ""},
+		{"twice", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault,
+			time.Hour, "reset_gpu"},
+		{"three times", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95"), failWith("xid 95")},
+			device.PolicyDefault, time.Hour, device.ActionReplace},
+		{"three times, off the bus", []func(*monitorFixture, device.ID){failWith("xid 79"), failWith("xid 79"),
+			failWith("xid 79")}, device.PolicyDefault, time.Hour, device.ActionReplace},
+		{"a different fault in between", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 48"),
+			failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, time.Hour, "reset_gpu"},
+		{"weeks apart", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95"), failWith("xid 95")},
+			device.PolicyDefault, 8 * 24 * time.Hour, "reset_gpu"},
+		{"lost, no reset needed", []func(*monitorFixture, device.ID){failWith("lost"), failWith("lost"),
+			failWith("lost")}, device.PolicyDefault, time.Hour, "reboot"},
+		{"by policy alone", []func(*monitorFixture, device.ID){failWith("xid 31"), failWith("xid 31"),
+			failWith("xid 31")}, device.PolicyUnhealthy, time.Hour, ""},
 	} {
 		for _, restarts := range []bool{false, true} {
 			if !restarts && row.pause > time.Hour {
@@ -535,7 +571,8 @@ func TestFailedResets(t *testing.T) {
 			for _, want := range []string{"reset_gpu", "reset_gpu", device.ActionReplace} {
 				w.ResetGPU(id)
 				w.SetCheckError(id, fault)
-				if s := w.statusesAfter(time.Minute)[0]; s.Reason != "row_remap_failure" || s.Action != want || s.Flaps != 1 {
+				if s := w.statusesAfter(time.Minute)[0]; s.Reason != "row_remap_failure" || s.Action != want ||
+					s.Flaps != 1 {
 					t.Errorf("got action %q after %d flaps, want %q after 1", s.Action, s.Flaps, want)
 				}
 			}
@@ -543,10 +580,13 @@ func TestFailedResets(t *testing.T) {
 	})
 }
 
-// TestUnhealthyTimeout checks that MonitorOptions.UnhealthyTimeout delays the reason not_responding.
+// TestUnhealthyTimeout checks that MonitorOptions.UnhealthyTimeout delays the
+// reason not_responding.
 func TestUnhealthyTimeout(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		w := startMonitor(t, newMachine(2), nil, func(w *monitorFixture) { w.options.UnhealthyTimeout = 3 * time.Minute })
+		w := startMonitor(t, newMachine(2), nil, func(w *monitorFixture) {
+			w.options.UnhealthyTimeout = 3 * time.Minute
+		})
 		defer w.stop()
 		w.statusesAfter(time.Second)
 		w.HangGPU(w.AllocatableIDs()[1])

@@ -39,7 +39,8 @@ func TestRelease(t *testing.T) {
 		statuses := w.statusesAfter(0)
 		requireReasons(t, "released", statuses, "released", "released", "released", "released")
 		if d := w.monitor.Driver(); d.State != device.DriverReleased || !m.Closed() || w.monitor.Ready() != nil {
-			t.Errorf("got driver %+v, closed %v, ready %v; want released, closed and ready", d, m.Closed(), w.monitor.Ready())
+			t.Errorf("got driver %+v, closed %v, ready %v; want released, closed and ready", d, m.Closed(),
+				w.monitor.Ready())
 		}
 		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 			t.Errorf("second Release: got %v, want nil", err)
@@ -89,7 +90,8 @@ func readErrors(r *device.Readers, gpus []device.GPU) (errs []error, took time.D
 	return errs, time.Since(began)
 }
 
-// TestReleaseDuringHang checks that a release during a hanging call fails, and that the devices are resumed.
+// TestReleaseDuringHang checks that a release during a hanging call fails, and
+// that the devices are resumed.
 func TestReleaseDuringHang(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
@@ -107,7 +109,8 @@ func TestReleaseDuringHang(t *testing.T) {
 		if err := <-result; !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Release: got %v, want DeadlineExceeded", err)
 		}
-		requireReasons(t, "after the timeout", w.statusesAfter(5*time.Second), "", "released") // the second GPU does not respond
+		// the second GPU does not respond
+		requireReasons(t, "after the timeout", w.statusesAfter(5*time.Second), "", "released")
 		m.ReleaseHangs()
 		requireReasons(t, "after the hang", w.statusesAfter(5*time.Second), "", "")
 		if m.Closed() || m.ClosedDuringCall() {
@@ -163,7 +166,8 @@ func (s blockingClose) Close() {
 	s.Machine.Close()
 }
 
-// TestResumeAfterLateClose checks that devices whose release timed out in Close are resumed when Close returns.
+// TestResumeAfterLateClose checks that devices whose release timed out in Close
+// are resumed when Close returns.
 func TestResumeAfterLateClose(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(1)
@@ -227,12 +231,14 @@ type backgroundCalls struct {
 
 func (l *backgroundCalls) Idle() bool { return !l.running.Load() }
 
-// TestDriverReplacedDuringBackgroundCall checks that Run does not end during a Backend's background call.
+// TestDriverReplacedDuringBackgroundCall checks that Run does not end during a
+// Backend's background call.
 func TestDriverReplacedDuringBackgroundCall(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		b := &backgroundCalls{replacedDriver: replacedDriver{Machine: newMachine(1)}}
 		b.running.Store(true)
-		monitor := device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})
+		monitor := device.NewMonitor(b, device.NewReaders(b), &device.Inventory{},
+			device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})
 		ended := make(chan error, 1)
 		go func() { ended <- monitor.Run(context.Background()) }() // ends by itself
 		time.Sleep(time.Second)
@@ -261,7 +267,8 @@ func TestDriverReplaced(t *testing.T) {
 		m.HangGPU(m.AllocatableIDs()[0])
 		b.active.Store(true)
 		time.Sleep(time.Minute)
-		if d := monitor.Driver(); d.State != device.DriverReplaced || !errors.Is(d.Err, device.ErrDriverReplaced) || monitor.Ready() != nil {
+		if d := monitor.Driver(); d.State != device.DriverReplaced || !errors.Is(d.Err, device.ErrDriverReplaced) ||
+			monitor.Ready() != nil {
 			t.Errorf("got driver %+v, ready %v; want replaced with an error, and ready", d, monitor.Ready())
 		}
 		statuses, _ := inventory.Get()
@@ -297,7 +304,8 @@ func (s *stalledChecks) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return s.Machine.Check(gpu)
 }
 
-// TestReleaseEndsStall checks that a stall from before a release does not count after the resume.
+// TestReleaseEndsStall checks that a stall from before a release does not count
+// after the resume.
 func TestReleaseEndsStall(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var recorder monitorRecorder
@@ -323,7 +331,8 @@ func TestReleaseEndsStall(t *testing.T) {
 	})
 }
 
-// noEnergyCounter is a machine with a GPU that has no energy counter and reports no resets.
+// noEnergyCounter is a machine with a GPU that has no energy counter and
+// reports no resets.
 type noEnergyCounter struct {
 	*sim.Machine
 	gpu device.GPU
@@ -337,11 +346,13 @@ func (b noEnergyCounter) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return v, err
 }
 
-// TestReleaseWithoutEnergyCounter checks that release and resume count as a reset of a GPU without an energy counter.
+// TestReleaseWithoutEnergyCounter checks that release and resume count as a
+// reset of a GPU without an energy counter.
 func TestReleaseWithoutEnergyCounter(t *testing.T) {
 	resume := func(t *testing.T, pending bool) (*monitorFixture, *monitorRecorder) {
 		m, s := newMachine(2), &monitorRecorder{}
-		w := startMonitor(t, m, func(device.Backend) device.Backend { return noEnergyCounter{m, m.GPUs()[0]} }, s.attach)
+		w := startMonitor(t, m, func(device.Backend) device.Backend { return noEnergyCounter{m, m.GPUs()[0]} },
+			s.attach)
 		w.statusesAfter(time.Second)
 		for _, id := range m.AllocatableIDs() {
 			w.Fail(id, "xid 95")
@@ -394,7 +405,8 @@ func (u *unreadEnergyCounter) Check(gpu device.GPU) (device.ResetEvidence, error
 	return u.Machine.Check(gpu)
 }
 
-// TestReleaseBeforeEnergyCounterIsRead checks that the release is no reset if the energy counter was not read yet: it may exist.
+// TestReleaseBeforeEnergyCounterIsRead checks that the release is no reset if
+// the energy counter was not read yet: it may exist.
 func TestReleaseBeforeEnergyCounterIsRead(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		u := &unreadEnergyCounter{Machine: newMachine(1)}

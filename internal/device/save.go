@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	saveInterval        = 250 * time.Millisecond // least between saves, and between publications of counts, without a fault
+	saveInterval        = 250 * time.Millisecond // between saves, and between publications of counts, without a fault
 	historySaveInterval = time.Minute            // between saves of the energy counters of devices that need a reset
 )
 

@@ -13,13 +13,15 @@ import (
 func TestLinksAreReadOnce(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
-		if device.NewMonitor(m, device.NewReaders(m), &device.Inventory{}, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)}).Links() != nil {
+		if device.NewMonitor(m, device.NewReaders(m), &device.Inventory{},
+			device.MonitorOptions{Log: slog.New(slog.DiscardHandler)}).Links() != nil {
 			t.Error("Links before the first reading: want nil")
 		}
 		w := startMonitor(t, m, nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)
-		if links := w.monitor.Links(); len(links) != 2 || links[0] != (device.Link{A: m.GPUs()[0], B: m.GPUs()[1], NVLinks: 18, Path: device.PathSystem}) {
+		if links := w.monitor.Links(); len(links) != 2 ||
+			links[0] != (device.Link{A: m.GPUs()[0], B: m.GPUs()[1], NVLinks: 18, Path: device.PathSystem}) {
 			t.Errorf("got links %+v, want one connection over 18 NVLinks in both directions", links)
 		}
 		m.Partition(m.GPUs()[0], "1g.10gb")

@@ -6,9 +6,11 @@ import (
 	"time"
 )
 
-// A device that is gone stays in the Inventory, unhealthy. A kubelet ≥ 1.37 crashes if a device vanishes during its Allocate
-// (pkg/kubelet/cm/devicemanager), and reports a missing device as healthy in the pod's status. A GPU that fell off the bus stays
-// longer than a MIG device, which was removed on purpose.
+// A device that is gone stays in the Inventory, unhealthy. A kubelet ≥ 1.37
+// crashes if a device vanishes during its Allocate
+// (pkg/kubelet/cm/devicemanager), and reports a missing device as healthy in
+// the pod's status. A GPU that fell off the bus stays longer than a MIG device,
+// which was removed on purpose.
 const (
 	goneMIGDeviceTTL = 10 * time.Second
 	goneGPUTTL       = 10 * time.Minute
@@ -24,8 +26,9 @@ const (
 const (
 	checkInterval    = 5 * time.Second  // if healthy
 	minCheckInterval = time.Second / 20 // at most, however many reports come
-	// maxCheckSpacing is the maximum distance between the checks of two GPUs: a node with few GPUs checks each more often, so a hang
-	// of the driver is found as quickly.
+	// maxCheckSpacing is the maximum distance between the checks of two GPUs: a
+	// node with few GPUs checks each more often, so a hang of the driver is
+	// found as quickly.
 	maxCheckSpacing = time.Second
 )
 
@@ -44,7 +47,7 @@ type trackedGPU struct {
 	resets        uint64    // as counted by checks
 	energyCounter uint64    // by the newest check; 0: unknown, or the GPU has none
 	resumedAt     time.Time // of a resume without a known energy counter, until a check; zero: none
-	stalledSince  time.Time // start of the first of the newest checks with ErrStalled; zero: the newest had another result
+	stalledSince  time.Time // start of the first in a row of checks with ErrStalled; zero: none
 	checkNow      bool      // a check is due at once
 	failure       checkFailure
 	answeredAt    time.Time // start of the newest check that the GPU answered, with and without a fault
@@ -56,13 +59,15 @@ type trackedGPU struct {
 	xidsOverAt    time.Time      // as in Status
 }
 
-// checkFailure is a row of failed checks without a fault of the GPU. The zero checkFailure is none.
+// checkFailure is a row of failed checks without a fault of the GPU. The zero
+// checkFailure is none.
 type checkFailure struct {
 	since time.Time // end of the first
 	code  string    // of the newest
 }
 
-// trackedDevice is a device's state in the Monitor. MIG devices carry their own health; a whole GPU's health is on trackedGPU.
+// trackedDevice is a device's state in the Monitor. MIG devices carry their own
+// health; a whole GPU's health is on trackedGPU.
 type trackedDevice struct {
 	Device
 	gpu       *trackedGPU
@@ -88,7 +93,8 @@ func (g *trackedGPU) levels(id ID) iter.Seq2[ID, *healthState] {
 	}
 }
 
-// level returns the health and the affected devices of a fault: the MIG device's, or the GPU's if id names none.
+// level returns the health and the affected devices of a fault: the MIG
+// device's, or the GPU's if id names none.
 func (g *trackedGPU) level(id ID) (ID, *healthState, []Device) {
 	for _, d := range g.migDevices {
 		if d.ID == id {
