@@ -84,6 +84,8 @@ type HealthCause struct {
 	noFault     bool // not a fault: neither counted, reported nor saved
 	rebooted    bool // the node was rebooted since: one passed check is enough
 
+	earlier bool // of an earlier process: all resets that this process counts came later
+
 	// A reset after notedAt ends the cause; checksBegun checks had begun by
 	// then. resetBaseline counts the earlier resets, nil: not known yet.
 	notedAt       time.Time
@@ -178,6 +180,7 @@ func (s *healthState) addFault(c HealthCause, now time.Time) (isNew, save bool) 
 		// The GPU failed again, so only resets from now on count. A check that
 		// began before the newest report shows no new fault.
 		if c.NeedsReset && (c.resetBaseline == nil || c.checksBegun > was.checksBegun) {
+			s.cause.earlier = false
 			s.cause.FaultAt = c.FaultAt
 			s.cause.notedAt = c.notedAt
 			s.cause.checksBegun = c.checksBegun
@@ -230,6 +233,9 @@ func (s *healthState) addResetCount(e evidence, now time.Time) (save bool) {
 	isCounted := e.check > c.checksBegun || now.Sub(c.notedAt) > resetBaselineTimeout
 	if c.NeedsReset && c.resetBaseline == nil && isCounted {
 		c.resetBaseline, save = new(e.resets), true
+		if c.earlier {
+			c.resetBaseline = new(uint64(0))
+		}
 	}
 	seen := c.resetBaseline != nil && e.resets > *c.resetBaseline ||
 		e.energyCounter != 0 && e.energyCounter < c.EnergyCounter

@@ -147,6 +147,7 @@ func newRecords(h HealthHistory, now time.Time) records {
 	all := records{}
 	for _, r := range h.Records {
 		r.decodeRetirement()
+		r.earlier = true
 		if r.rebooted = h.Rebooted; r.rebooted {
 			r.applyReset(evidence{kind: evidenceReset}, now)
 		}

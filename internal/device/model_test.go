@@ -196,10 +196,11 @@ func FuzzMonitor(f *testing.F) {
 	for range 24 {
 		f.Add(randomScript(random, 40))
 	}
-	// In these, a GPU is reset between two processes, and no check has returned
-	// since the fault.
-	f.Add(randomScript(rand.New(rand.NewPCG(37, 77)), 60))
-	f.Add(randomScript(rand.New(rand.NewPCG(255, 77)), 60))
+	// In these, a GPU is reset between two processes or soon after a start, and no
+	// check has returned since the fault.
+	for _, seed := range []uint64{37, 255, 434} {
+		f.Add(randomScript(rand.New(rand.NewPCG(seed, 77)), 60))
+	}
 	f.Fuzz(func(t *testing.T, script []byte) {
 		if len(script) > 60 {
 			script = script[:60]

@@ -70,6 +70,7 @@ func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device
 	if wrap != nil {
 		b = wrap(m)
 	}
+	m.BeginProcess()
 	w := &monitorFixture{Machine: m, readers: device.NewReaders(b)}
 	w.options.Log = slog.New(&w.log)
 	for _, set := range options {

@@ -71,6 +71,15 @@ func (m *Machine) ResetGPU(id device.ID) {
 	})
 }
 
+// BeginProcess begins the count of resets at 0, as a new process does.
+func (m *Machine) BeginProcess() {
+	m.update(func() {
+		for _, g := range m.gpus {
+			g.resets = 0
+		}
+	})
+}
+
 // RemoveGPU removes a device's GPU from the machine, until ResetGPU.
 func (m *Machine) RemoveGPU(id device.ID) { m.updateDevice(id, func(g *simGPU) { g.removed = true }) }
 

@@ -19,7 +19,7 @@ type simGPU struct {
 
 	removed, hung bool
 	fault         error // returned by Read and Check
-	resets        uint64
+	resets        uint64 // in this process
 	energyCounter uint64 // of the latest Check
 	repairPending bool
 
