@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -116,4 +117,38 @@ func (e *engine) removeExpired() {
 		return removed
 	})
 	e.group()
+}
+
+// restoreAbsent adds GPUs of an earlier process that the listing lacks, since a
+// kubelet takes an unlisted device for healthy. Such a GPU expires like any gone
+// GPU. A GPU gone for longer than goneGPUTTL is added only if allocated, or
+// among the newest of missing GPUs.
+func (e *engine) restoreAbsent() {
+	goneSince := func(r HealthRecord) time.Time {
+		if r.GoneSince.IsZero() || r.GoneSince.After(e.now) { // the clock was set back
+			return e.now
+		}
+		return r.GoneSince
+	}
+	missing := e.missingGPUs()
+	for _, g := range e.gpus {
+		if !g.listed {
+			missing-- // in the Inventory as gone
+		}
+	}
+	newestFirst := func(a, b HealthRecord) int { return cmp.Or(goneSince(b).Compare(goneSince(a)), a.compare(b)) }
+	for _, r := range slices.SortedFunc(maps.Values(e.absent), newestFirst) {
+		r.GoneSince = goneSince(r)
+		id := r.LastListed.ID
+		old := e.now.Sub(r.GoneSince) >= goneGPUTTL
+		if r.Device != "" || id == "" || e.gpus[r.GPU] != nil || old && missing <= 0 && !e.isAllocated(id) {
+			continue
+		}
+		missing--
+		g := e.addGPU(r.GPU)
+		g.device, g.affected, g.goneSince = r.LastListed, []Device{r.LastListed}, r.GoneSince
+		e.devices = append(e.devices, &trackedDevice{Device: r.LastListed, gpu: g, goneSince: r.GoneSince})
+		e.log.Warn("GPU of an earlier process not listed",
+			"gpu", r.GPU, "index", r.LastListed.Index, "pci", r.LastListed.PCI, "gone_since", r.GoneSince)
+	}
 }

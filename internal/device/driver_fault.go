@@ -98,3 +98,30 @@ func (e *engine) explain(g *trackedGPU, err error) (reason string) {
 	}
 	return reasonCheckFailed
 }
+
+const (
+	maxRestartPause  = time.Hour
+	restartResetTime = 10 * time.Minute // of a working driver, until the pause is RestartAfter again
+)
+
+// checkRestart ends Run with ErrRestart if the driver of known GPUs has failed
+// for RestartAfter, doubled by each restart since the driver last worked. The
+// number of restarts is on disk before; otherwise restarts could follow each
+// other closely.
+func (e *engine) checkRestart(stored bool) {
+	after, lasting := e.options.RestartAfter, e.now.Sub(e.driverSince)
+	known := e.driverErr != nil || len(e.gpus) == 0 && len(e.absent) > 0
+	switch {
+	case e.driver.State == DriverUp && e.restarts > 0 && lasting >= restartResetTime:
+		e.restarts = 0
+		e.needSave(saveSoon)
+	case e.driver.State != DriverFailing || e.phase != phaseActive || after == 0 || !known:
+		e.restarting = false
+	case !e.restarting && lasting >= max(after, min(after<<min(e.restarts, 10), maxRestartPause)):
+		e.restarts++
+		e.restarting = true
+		e.needSave(saveNow) // the tick saves this, and the next one looks whether it is stored
+	case e.restarting && stored:
+		e.emit(end{fmt.Errorf("%w: %w", ErrRestart, e.driver.Err)})
+	}
+}

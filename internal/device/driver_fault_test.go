@@ -71,16 +71,37 @@ func TestDriverFault(t *testing.T) {
 		{"all GPUs, and listings", slices.Repeat([]error{errUnknown}, 4), errUnknown, 0, drivers[:4], 0},
 		{"all GPUs, no driver", slices.Repeat([]error{device.ErrNoDriver}, 4), device.ErrNoDriver, 0, drivers[:4], 0},
 		{"both GPUs", slices.Repeat([]error{errUnknown}, 2), nil, 0, drivers[:2], 0},
-		{"all GPUs but a lost one", []error{errUnknown, errLost, errUnknown}, nil, 0,
-			[]string{"driver", "lost", "driver"}, 1},
+		{
+			"all GPUs but a lost one",
+			[]error{errUnknown, errLost, errUnknown},
+			nil, 0,
+			[]string{"driver", "lost", "driver"},
+			1,
+		},
 		{"one GPU of eight", []error{7: errUnknown}, nil, 0, []string{7: "check_failed"}, 1},
 		{"one slow GPU of eight", []error{7: errUnknown}, nil, 200 * time.Millisecond, []string{7: "check_failed"}, 1},
-		{"two GPUs of three", []error{errUnknown, errUnknown, nil}, nil, 0,
-			[]string{"check_failed", "check_failed", ""}, 2},
-		{"two GPUs, each in another way", []error{errUnknown, errTimeout}, nil, 0,
-			[]string{"check_failed", "check_failed"}, 2},
-		{"two GPUs beside a GPU with a fault", []error{errUnknown, errUnknown, &device.Fault{Reason: "fabric"}}, nil,
-			0, []string{"check_failed", "check_failed", "fabric"}, 3},
+		{
+			"two GPUs of three",
+			[]error{errUnknown, errUnknown, nil},
+			nil, 0,
+			[]string{"check_failed", "check_failed", ""},
+			2,
+		},
+		{
+			"two GPUs, each in another way",
+			[]error{errUnknown, errTimeout},
+			nil, 0,
+			[]string{"check_failed", "check_failed"},
+			2,
+		},
+		{
+			"two GPUs beside a GPU with a fault",
+			[]error{errUnknown, errUnknown, &device.Fault{Reason: "fabric"}},
+			nil,
+			0,
+			[]string{"check_failed", "check_failed", "fabric"},
+			3,
+		},
 		{"one lost GPU of eight", []error{3: errLost, 7: nil}, nil, 0, []string{3: "lost", 7: ""}, 1},
 		{"all GPUs lost", slices.Repeat([]error{errLost}, 4), nil, 0, []string{"lost", "lost", "lost", "lost"}, 4},
 		{"the only GPU", []error{errUnknown}, nil, 0, []string{"check_failed"}, 1},
@@ -204,8 +225,10 @@ func TestFaultAfterDriverFault(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
 				m, s := newMachine(row.gpus), monitorRecorder{}
 				w := startMonitor(t, m, func(b device.Backend) device.Backend {
-					return &failingLister{Backend: b,
-						check: row.check}
+					return &failingLister{
+						Backend: b,
+						check:   row.check,
+					}
 				}, s.attach)
 				defer w.stop()
 				w.statusesAfter(10 * time.Second)
@@ -280,7 +303,8 @@ func TestListingsDuringDriverFault(t *testing.T) {
 					t.Helper()
 					w.statusesAfter(after)
 					d := w.monitor.Driver()
-					if d.State != want || want == device.DriverFailing && !strings.Contains(d.Err.Error(), "calls to all GPUs fail") {
+					isNamed := d.Err != nil && strings.Contains(d.Err.Error(), "calls to all GPUs fail")
+					if d.State != want || want == device.DriverFailing && !isNamed {
 						t.Errorf("%s: got %+v, want state %v", when, d, want)
 					}
 				}
@@ -403,7 +427,8 @@ func TestNoRestartForDriver(t *testing.T) {
 		"disabled": {func(w *monitorFixture) { w.options.RestartAfter = 0 }, fails},
 		"a hang":   {enabled, func(_ *failingLister, w *monitorFixture) { w.HangAll() }},
 		"no driver": {enabled, func(b *failingLister,
-			_ *monitorFixture) {
+			_ *monitorFixture,
+		) {
 			b.both = true
 			b.fail(device.ErrNoDriver)
 		}},

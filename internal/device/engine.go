@@ -1,14 +1,13 @@
 package device
 
 import (
-	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"math"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/loglimit"
-	"github.com/podgauge/podgauge/internal/retry"
 )
 
 const (
@@ -17,8 +16,8 @@ const (
 	defaultUnhealthyTimeout = 30 * time.Second
 )
 
-// engine is the health of all devices: apply takes an event and returns what the
-// Monitor must do. The engine makes no calls.
+// engine is the health of all devices: apply takes an event and returns the work
+// of the Monitor. The engine makes no calls.
 type engine struct {
 	options  MonitorOptions
 	log      *slog.Logger
@@ -65,89 +64,7 @@ type engine struct {
 	savedAt         time.Time
 }
 
-func newEngine(o MonitorOptions, hasLinks bool) *engine {
-	o.UnhealthyTimeout = cmp.Or(o.UnhealthyTimeout, defaultUnhealthyTimeout)
-	return &engine{
-		options: o, log: o.Log, limiter: loglimit.New[[3]string](logInterval), hasLinks: hasLinks,
-		gpus: map[GPU]*trackedGPU{},
-	}
-}
-
-// apply applies an event, and returns the effects in order.
-func (e *engine) apply(ev event, now time.Time) []effect {
-	e.now, e.effects = now, nil
-	if e.startedAt.IsZero() {
-		e.load()
-	}
-	switch ev := ev.(type) {
-	case tick:
-		e.tick(ev)
-	case listed:
-		e.handleListing(ev.devices, ev.err)
-	case linksRead:
-		e.handleLinks(ev.links, ev.err)
-	case waited:
-		e.handleWait(ev.event, ev.err)
-	case reported:
-		for range ev.count {
-			e.report(ev.event, ev.at)
-		}
-	case checkBegun:
-		g := e.gpus[ev.gpu]
-		g.checkedAt, g.checksBegun, g.checkNow = ev.at, ev.seq, false
-	case checked:
-		e.handleCheck(ev)
-		e.decideTrust(ev)
-	case request:
-		e.handleRequest(ev)
-	case closed:
-		e.finishRelease()
-	case stopped:
-		e.stop(ev.cause)
-	}
-	return e.effects
-}
-
 func (e *engine) emit(f effect) { e.effects = append(e.effects, f) }
-
-// tick derives, publishes and saves what follows from the events, and starts the
-// calls that are due.
-func (e *engine) tick(t tick) {
-	e.calls = t.calls
-	e.detectStalls()
-	e.checkRestart(t.stored)
-	e.removeExpired()
-	e.publish()
-	e.publishMissing()
-	if e.saveDue() {
-		e.save()
-	}
-	e.answerRequests()
-	e.advanceRelease(t.idle)
-	if e.phase == phaseActive {
-		e.startCalls()
-		e.startChecks()
-	}
-}
-
-// due returns the time of the next tick without an event: a whole second, unless
-// a device is in doubt or a call hangs.
-func (e *engine) due(now time.Time) time.Time {
-	due := now.Add(retry.Aligned(time.Second))
-	until := func(at time.Time, needed bool) {
-		if needed && at.Before(due) {
-			due = at
-		}
-	}
-	for gpu, g := range e.gpus {
-		hangs := e.calls[gpu].busy >= hangSuspectTimeout
-		until(e.checkDue(g, now), e.phase == phaseActive && !hangs)
-		until(now.Add(callPollInterval), hangs)
-	}
-	until(now.Add(callPollInterval), e.phase == phaseDraining || e.phase == phaseClosing)
-	until(e.savedAt.Add(saveInterval), e.unsaved != saved)
-	return latest(due, now.Add(minCheckInterval)) // a check that cannot begin stays due
-}
 
 // mark applies evidence to one level of a GPU: to the GPU if id is empty.
 func (e *engine) mark(g *trackedGPU, id ID, s *healthState, ev evidence) transition {
@@ -206,7 +123,7 @@ func (e *engine) markAll(g *trackedGPU, ev evidence) {
 }
 
 // markFault marks a GPU unhealthy for a cause that no event reported, and reports
-// whether it is a new one.
+// whether the cause is new.
 func (e *engine) markFault(g *trackedGPU, c HealthCause) (isNew bool) {
 	tr := e.mark(g, "", &g.health, evidence{cause: c})
 	if tr.newCause && c.isFault() {
@@ -230,16 +147,6 @@ func (e *engine) isAllocated(id ID) bool {
 	return e.options.IsAllocated != nil && e.options.IsAllocated(id)
 }
 
-// stop ends all requests and saves the history.
-func (e *engine) stop(cause error) {
-	e.endRelease(cmp.Or(cause, errStopped))
-	for _, r := range e.waiting {
-		r.err = cmp.Or(r.err, errStopped)
-		e.emit(reply{r.replyTo, r.answer})
-	}
-	e.save()
-}
-
 // missingGPUs returns how many of the expected GPUs the newest listing lacks.
 func (e *engine) missingGPUs() int {
 	if e.options.ExpectedGPUs == nil {
@@ -252,4 +159,61 @@ func (e *engine) missingGPUs() int {
 		}
 	}
 	return missing
+}
+
+// driverPhase is whether the Monitor calls the driver.
+type driverPhase uint8
+
+const (
+	phaseActive   driverPhase = iota
+	phaseDraining             // no call begins; running calls are awaited
+	phaseClosing              // the Backend releases the driver
+	phaseReleased
+)
+
+// urgency is how soon the history must be saved.
+type urgency uint8
+
+const (
+	saved    urgency = iota
+	saveSoon         // within saveInterval
+	saveNow          // also to the disk
+)
+
+func (e *engine) needSave(u urgency) { e.unsaved = max(e.unsaved, u) }
+
+// pendingAnswer is the answer to a request about a device.
+type pendingAnswer struct {
+	request
+	requestEnd
+
+	gpu         *trackedGPU // of a Trust that waits for a check; nil: the answer is known
+	checksBegun uint64      // the check that decides begins later
+	deadline    time.Time   // of the check
+}
+
+// requestList makes a listing begin at once, or after the running one.
+func (e *engine) requestList() { e.list.nextAt = e.now }
+
+// setDriver publishes and logs a new state.
+func (e *engine) setDriver(s DriverState, err error) {
+	before := e.driver
+	if before.State == s && fmt.Sprint(before.Err) == fmt.Sprint(err) {
+		return
+	}
+	if before.State != s {
+		e.driverSince = e.now
+	}
+	e.driver = Driver{s, err}
+	e.emit(setDriver(e.driver))
+	switch {
+	case s == DriverReleased:
+		e.log.Info("driver released")
+	case s != DriverUp:
+		e.log.Warn("driver unusable", "err", err)
+	case err != nil:
+		e.log.Warn("driver cannot list some devices", "err", err)
+	default:
+		e.log.Info("driver up")
+	}
 }

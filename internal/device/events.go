@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// event is an input of the engine: one of the types below.
+// event is an input of the engine, of a type below.
 type event any
 
 type (
-	// tick lets the engine derive and publish what follows from the events, and
+	// tick lets the engine derive and publish the results of the events, and
 	// start the calls that are due.
 	tick struct {
 		calls  map[GPU]gpuCalls
@@ -46,7 +46,7 @@ type (
 		action  action
 		id      ID // of a device
 		note    string
-		replyTo chan<- answer // buffered
+		replyTo chan<- requestEnd // buffered
 	}
 	closed  struct{}              // by Close
 	stopped struct{ cause error } // Run ends
@@ -58,7 +58,7 @@ type gpuCalls struct {
 	failed bool          // the newest read
 }
 
-// action is what an operator asks for.
+// action is the kind of a request.
 type action uint8
 
 const (
@@ -69,13 +69,13 @@ const (
 	actionForget
 )
 
-// answer is the result of a request.
-type answer struct {
+// requestEnd is the result of a request.
+type requestEnd struct {
 	Trusted
 	err error
 }
 
-// effect is what the Monitor does for the engine: one of the types below.
+// effect is work of the Monitor for the engine, of a type below.
 type effect any
 
 type (
@@ -102,7 +102,19 @@ type (
 		urgent  bool
 	}
 	reply struct {
-		to chan<- answer
-		answer
+		to chan<- requestEnd
+		requestEnd
 	}
 )
+
+// Trusted is the result of Monitor.Trust.
+type Trusted struct {
+	// Retired is set if the device, or a MIG device of the GPU, was retired.
+	Retired bool
+	// RepairPending is set if the next reset of the GPU repairs a part of a
+	// fault. A pending repair does not make a device unhealthy.
+	RepairPending bool
+	// Err is why the earlier cause still holds: the GPU failed its check, is
+	// gone, or was not checked.
+	Err error
+}

@@ -135,8 +135,10 @@ func TestSeverity(t *testing.T) {
 				var s monitorRecorder
 				m := newMachine(1)
 				m.SetXidClassifier(func(xid uint64) (device.Event, bool) {
-					return device.Event{Class: "undecided", Recovery: device.RecoveryChecksPass,
-						Severity: device.SeverityUndecided}, false
+					return device.Event{
+						Class: "undecided", Recovery: device.RecoveryChecksPass,
+						Severity: device.SeverityUndecided,
+					}, false
 				})
 				w := startMonitor(t, m, nil, s.attach)
 				gpu := w.GPUs()[0]
@@ -393,8 +395,10 @@ func TestHealthEvents(t *testing.T) {
 			}
 			requireReasons(t, "ready", w.statusesAfter(5*time.Second), "", "", "", "")
 		}, nil},
-		{"a hang", func(w *monitorFixture) { w.HangGPU(w.AllocatableIDs()[1]) },
-			[]string{"not_responding! GPU 1g.10gb/0 1g.10gb/1"}},
+		{
+			"a hang", func(w *monitorFixture) { w.HangGPU(w.AllocatableIDs()[1]) },
+			[]string{"not_responding! GPU 1g.10gb/0 1g.10gb/1"},
+		},
 		{"a reconfiguration", func(w *monitorFixture) { w.Partition(w.GPUs()[0], "2g.20gb") }, nil},
 		{"MIG mode is turned off", func(w *monitorFixture) { w.Unpartition(w.GPUs()[0]) }, nil},
 		{"a release", func(w *monitorFixture) {
@@ -470,8 +474,10 @@ func TestXidStorm(t *testing.T) {
 		var s monitorRecorder
 		var checks atomic.Int64
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend {
-			return countingChecks{b,
-				&checks}
+			return countingChecks{
+				b,
+				&checks,
+			}
 		}, s.attach)
 		defer w.stop()
 		id := w.AllocatableIDs()[0]

@@ -64,8 +64,10 @@ func (e *engine) handleCheck(c checked) {
 	g.assessed, g.failure = true, checkFailure{}
 	e.addAnswer(g, c)
 	if g.listed {
-		e.markAll(g, evidence{kind: evidenceCheckPassed, startedAt: c.startedAt,
-			repairPending: c.evidence.RepairPending})
+		e.markAll(g, evidence{
+			kind: evidenceCheckPassed, startedAt: c.startedAt,
+			repairPending: c.evidence.RepairPending,
+		})
 	}
 }
 

@@ -24,8 +24,10 @@ func healthTable(t *testing.T) (rows [][5]string) {
 			continue
 		}
 		states := words[len(words)-4:]
-		rows = append(rows, [5]string{strings.Join(words[:len(words)-4], " "), states[0], states[1], states[2],
-			states[3]})
+		rows = append(rows, [5]string{
+			strings.Join(words[:len(words)-4], " "), states[0], states[1], states[2],
+			states[3],
+		})
 	}
 	return rows
 }
@@ -35,8 +37,10 @@ func TestHealthTable(t *testing.T) {
 	begin := time.Unix(1_000_000, 0)
 	second := func(n int) time.Time { return begin.Add(time.Duration(n) * time.Second) }
 	passed := func(n int) evidence { return evidence{kind: evidenceCheckPassed, startedAt: second(n)} }
-	fault := evidence{cause: HealthCause{Reason: "xid_95", NeedsReset: true, notedAt: begin,
-		resetBaseline: new(uint64(0))}}
+	fault := evidence{cause: HealthCause{
+		Reason: "xid_95", NeedsReset: true, notedAt: begin,
+		resetBaseline: new(uint64(0)),
+	}}
 	reset, repair := evidence{kind: evidenceResetCount, resets: 1}, passed(10)
 	repair.repairPending = true
 	events := map[string][]evidence{
@@ -72,8 +76,10 @@ func TestHealthTable(t *testing.T) {
 			start.unhealthyTimes = []time.Time{begin, begin, begin}
 		}
 		unhealthy := apply(start, fault)
-		for i, s := range []healthState{start, apply(start, evidence{kind: evidenceReport}), unhealthy,
-			apply(unhealthy, reset, passed(9))} {
+		for i, s := range []healthState{
+			start, apply(start, evidence{kind: evidenceReport}), unhealthy,
+			apply(unhealthy, reset, passed(9)),
+		} {
 			if s.state != AllHealth[i] {
 				t.Fatalf("start state: got %s, want %s", s.state, AllHealth[i])
 			}

@@ -197,11 +197,15 @@ func TestHistoryWithClockAhead(t *testing.T) {
 		time.Sleep(31 * 24 * time.Hour)
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
 			w.options.History.Records = []device.HealthRecord{
-				{GPU: m.GPUs()[0], HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at,
-					FaultAt: at}},
+				{GPU: m.GPUs()[0], HealthCause: device.HealthCause{
+					Reason: "xid_95", NeedsReset: true, Since: at,
+					FaultAt: at,
+				}},
 				{GPU: m.GPUs()[1], UnhealthyTimes: []time.Time{at}},
-				{GPU: "GPU-absent", HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at,
-					FaultAt: at}},
+				{GPU: "GPU-absent", HealthCause: device.HealthCause{
+					Reason: "xid_95", NeedsReset: true, Since: at,
+					FaultAt: at,
+				}},
 			}
 		})
 		requireReasons(t, "GPUs that were always present", w.statusesAfter(time.Minute), "xid_95", "")
@@ -253,8 +257,10 @@ func TestHistoryWithClockSetBack(t *testing.T) {
 		ahead := time.Now().Add(1000 * time.Hour)
 		times := slices.Repeat([]time.Time{ahead}, 9)
 		w := startMonitor(t, m, nil, func(w *monitorFixture) {
-			w.options.History.Records = []device.HealthRecord{{GPU: m.GPUs()[0],
-				HealthCause: device.HealthCause{Reason: "lost", Since: ahead, FaultAt: ahead}, UnhealthyTimes: times}}
+			w.options.History.Records = []device.HealthRecord{{
+				GPU:         m.GPUs()[0],
+				HealthCause: device.HealthCause{Reason: "lost", Since: ahead, FaultAt: ahead}, UnhealthyTimes: times,
+			}}
 		})
 		defer w.stop()
 		if s := w.statusesAfter(time.Millisecond)[0]; s.Reason != "lost" || s.Since.After(time.Now()) {
@@ -388,8 +394,10 @@ func TestLostHistoryWithOldRecords(t *testing.T) {
 		w := startMonitor(t, m, nil, func(w *monitorFixture) {
 			w.options.History = device.HealthHistory{Lost: true, Records: []device.HealthRecord{
 				{GPU: m.GPUs()[0]},
-				{GPU: m.GPUs()[1], HealthCause: device.HealthCause{Reason: "xid_95", NeedsReset: true, Since: at,
-					FaultAt: at}},
+				{GPU: m.GPUs()[1], HealthCause: device.HealthCause{
+					Reason: "xid_95", NeedsReset: true, Since: at,
+					FaultAt: at,
+				}},
 			}}
 		})
 		defer w.stop()

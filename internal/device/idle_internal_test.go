@@ -73,8 +73,10 @@ func (n *idleNode) run(d time.Duration) map[time.Time]bool {
 // TestIdleMinute checks that an idle engine ticks at most once a second, on whole
 // seconds, and checks the GPUs in groups.
 func TestIdleMinute(t *testing.T) {
-	for gpus, want := range map[int]struct{ checks, atOnce int }{1: {60, 1}, 2: {60, 1}, 3: {60, 1}, 8: {96, 2},
-		16: {192, 4}} {
+	for gpus, want := range map[int]struct{ checks, atOnce int }{
+		1: {60, 1}, 2: {60, 1}, 3: {60, 1}, 8: {96, 2},
+		16: {192, 4},
+	} {
 		bubble.Test(t, func(t *testing.T) {
 			n := newIdleNode(gpus)
 			n.run(20 * time.Second)

@@ -17,8 +17,10 @@ const (
 	PathSystem                // between NUMA nodes [SYS]
 )
 
-var pathNames = [...]string{"unknown", "same_board", "single_switch", "multiple_switches", "host_bridge", "numa_node",
-	"system"}
+var pathNames = [...]string{
+	"unknown", "same_board", "single_switch", "multiple_switches", "host_bridge", "numa_node",
+	"system",
+}
 
 // String returns the path's name; an invalid Path is "unknown".
 func (p Path) String() string {

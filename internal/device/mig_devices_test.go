@@ -180,8 +180,13 @@ type expectedReasons struct {
 	migDevices map[device.ID]string
 }
 
-var partitionLayouts = [][]string{{"1g.10gb", "1g.10gb"}, {"1c.3g.40gb", "2c.3g.40gb", "1g.10gb"}, {"7g.80gb"}, {},
-	{"1g.10gb", "", "1g.10gb"}}
+var partitionLayouts = [][]string{
+	{"1g.10gb", "1g.10gb"},
+	{"1c.3g.40gb", "2c.3g.40gb", "1g.10gb"},
+	{"7g.80gb"},
+	{},
+	{"1g.10gb", "", "1g.10gb"},
+}
 
 func runPartitionScript(t *testing.T, script []byte) {
 	m := newMachine(2)

@@ -64,8 +64,10 @@ func (w *fakeBackend) Read(_ device.GPU, buf []device.Sample) ([]device.Sample, 
 
 func (w *fakeBackend) Devices(context.Context) (devices []device.Device, err error) {
 	for i, gpu := range backendGPUs {
-		devices = append(devices, device.Device{ID: device.ID(gpu), GPU: gpu, Index: i, MIGDeviceIndex: -1, GI: -1,
-			CI: -1})
+		devices = append(devices, device.Device{
+			ID: device.ID(gpu), GPU: gpu, Index: i, MIGDeviceIndex: -1, GI: -1,
+			CI: -1,
+		})
 	}
 	return devices, nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Monitor merges driver events, checks and listings into the health of each
-// device. It is the only writer of an Inventory. A fault marks only the GPU or
+// device, as the only writer of an Inventory. A fault marks only the GPU or
 // MIG device unhealthy that the evidence is about, and recovery needs evidence
 // as well.
 //
@@ -33,7 +33,7 @@ type Monitor struct {
 
 	calls   sync.WaitGroup // goroutines inside Devices or Links, Wait, and Close; at most one each
 	events  chan event     // received by Run
-	reports chan event     // of the kernel log; received after the first listing, since they name GPUs
+	reports chan event     // of the kernel log; received after the first listing, since the events name GPUs
 	ended   chan struct{}  // closed at the end of Run
 	engine  *engine        // belongs to Run's goroutine
 }
@@ -190,7 +190,7 @@ func (m *Monitor) apply(ctx context.Context, e event) error {
 				m.options.OnHealthEvent(HealthEvent(f))
 			}
 		case reply:
-			f.to <- f.answer
+			f.to <- f.requestEnd
 		case pause:
 			m.readers.SetPaused(bool(f))
 		case checkGPU:
@@ -240,5 +240,60 @@ func (m *Monitor) check(c checkBegun) {
 	})
 	if begun {
 		m.engine.apply(c, c.at)
+	}
+}
+
+// Retire takes a GPU with its MIG devices, or one MIG device, out of service
+// until Trust. The note is the operator's reason. Containers keep the device.
+// Retire returns after the new health is published; Retire and Trust require a
+// running Run.
+func (m *Monitor) Retire(ctx context.Context, id ID, note string) error {
+	return m.do(ctx, request{action: actionRetire, id: id, note: note}).err
+}
+
+// Trust ends the retirement of a GPU and its MIG devices, or of one MIG device.
+// If a passed check then shows that the device works, Trust also ends the cause
+// of earlier reports, and forgets failed resets: the device is healthy at once,
+// without a reset. A failed check shows that the cause holds, and so do a GPU
+// that is gone and a call that hangs.
+func (m *Monitor) Trust(ctx context.Context, id ID) (Trusted, error) {
+	a := m.do(ctx, request{action: actionTrust, id: id})
+	return a.Trusted, a.err
+}
+
+// Forget removes a missing GPU from the known GPUs. A GPU that is listed, or has
+// an allocated device, is not removed.
+func (m *Monitor) Forget(ctx context.Context, gpu ID) error {
+	return m.do(ctx, request{action: actionForget, id: gpu}).err
+}
+
+// Release releases the driver, for a reset, a new MIG layout or another driver.
+// All devices turn unhealthy ("released"), and after the last call a Backend
+// that is a Closer is closed.
+//
+// Release returns when the driver is released. If calls do not return before ctx
+// is done, the devices are resumed and Release returns an error. If Close does
+// not return before ctx is done, Release returns an error, and the devices are
+// resumed after Close. Release and Resume require a running Run.
+func (m *Monitor) Release(ctx context.Context) error {
+	return m.do(ctx, request{action: actionRelease}).err
+}
+
+// Resume ends a Release. Devices recover when their checks pass, and a reset in
+// between counts.
+func (m *Monitor) Resume(ctx context.Context) error {
+	return m.do(ctx, request{action: actionResume}).err
+}
+
+// do passes a request to Run and waits for the answer: at most trustTimeout or,
+// for a release, until ctx is done.
+func (m *Monitor) do(ctx context.Context, r request) requestEnd {
+	replies := make(chan requestEnd, 1)
+	r.ctx, r.replyTo = ctx, replies
+	select {
+	case m.events <- r:
+		return <-replies
+	case <-ctx.Done():
+		return requestEnd{err: fmt.Errorf("send request to the monitor: %w", ctx.Err())}
 	}
 }

@@ -64,7 +64,8 @@ func (r *logCounter) count(prefix string) (n int) {
 // startMonitor runs a Monitor in the test's bubble. wrap may replace the
 // Backend, and options set the Monitor's options.
 func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device.Backend,
-	options ...func(*monitorFixture)) *monitorFixture {
+	options ...func(*monitorFixture),
+) *monitorFixture {
 	t.Helper()
 	var b device.Backend = m
 	if wrap != nil {
@@ -328,8 +329,10 @@ func TestFailedListings(t *testing.T) {
 		var failing atomic.Bool
 		failing.Store(true)
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend {
-			return noDriverBackend{b,
-				&failing}
+			return noDriverBackend{
+				b,
+				&failing,
+			}
 		})
 		defer w.stop()
 		fails := func(lines int) {

@@ -2,7 +2,6 @@ package device
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -21,67 +20,8 @@ var (
 	errStopped   = errors.New("podgauge stops, and may have applied the request")
 )
 
-// Trusted is the result of Monitor.Trust.
-type Trusted struct {
-	// Retired is set if the device, or a MIG device of the GPU, was retired.
-	Retired bool
-	// RepairPending is set if the next reset of the GPU repairs a part of a
-	// fault. A pending repair does not make a device unhealthy.
-	RepairPending bool
-	// Err is why the earlier cause still holds: the GPU failed its check, is
-	// gone, or was not checked.
-	Err error
-}
-
 // trustTimeout bounds the wait for a check.
 const trustTimeout = 5 * time.Second
-
-// pendingAnswer is the answer to a request about a device.
-type pendingAnswer struct {
-	request
-	answer
-
-	gpu         *trackedGPU // of a Trust that waits for a check; nil: the answer is known
-	checksBegun uint64      // the check that decides begins later
-	deadline    time.Time   // of the check
-}
-
-// Retire takes a GPU with its MIG devices, or one MIG device, out of service
-// until Trust. The note is the operator's reason. Containers keep the device.
-// Retire returns after the new health is published; Retire and Trust require a
-// running Run.
-func (m *Monitor) Retire(ctx context.Context, id ID, note string) error {
-	return m.do(ctx, request{action: actionRetire, id: id, note: note}).err
-}
-
-// Trust ends the retirement of a GPU and its MIG devices, or of one MIG device.
-// If a passed check then shows that the device works, Trust also ends the cause
-// of earlier reports, and forgets failed resets: the device is healthy at once,
-// without a reset. A failed check shows that the cause holds, and so do a GPU
-// that is gone and a call that hangs.
-func (m *Monitor) Trust(ctx context.Context, id ID) (Trusted, error) {
-	a := m.do(ctx, request{action: actionTrust, id: id})
-	return a.Trusted, a.err
-}
-
-// Forget removes a missing GPU from the known GPUs. A GPU that is listed, or has
-// an allocated device, is not removed.
-func (m *Monitor) Forget(ctx context.Context, gpu ID) error {
-	return m.do(ctx, request{action: actionForget, id: gpu}).err
-}
-
-// do passes a request to Run and waits for the answer: at most trustTimeout or,
-// for a release, until ctx is done.
-func (m *Monitor) do(ctx context.Context, r request) answer {
-	replies := make(chan answer, 1)
-	r.ctx, r.replyTo = ctx, replies
-	select {
-	case m.events <- r:
-		return <-replies
-	case <-ctx.Done():
-		return answer{err: fmt.Errorf("send request to the monitor: %w", ctx.Err())}
-	}
-}
 
 // handleRequest starts a request. The answer about a device follows the next
 // publication.
@@ -188,7 +128,7 @@ func (e *engine) answerRequests() {
 			}
 			p.Err = fmt.Errorf("no check of the GPU ended within %s", trustTimeout)
 		}
-		e.emit(reply{p.replyTo, p.answer})
+		e.emit(reply{p.replyTo, p.requestEnd})
 		return true
 	})
 }

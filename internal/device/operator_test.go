@@ -155,8 +155,10 @@ func TestTrustAgainstEvidence(t *testing.T) {
 			w.SetCheckError(id, errUnknown)
 		}, "xid_95", "UNKNOWN", 0},
 		{"gone", func(w *monitorFixture, id device.ID) { w.RemoveGPU(id) }, "lost", "does not list", 0},
-		{"a call that hangs", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, "not_responding",
-			"no check of the GPU ended within 5s", 5 * time.Second},
+		{
+			"a call that hangs", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, "not_responding",
+			"no check of the GPU ended within 5s", 5 * time.Second,
+		},
 		{"a driver that was released", func(w *monitorFixture, _ device.ID) {
 			if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 				panic(err)
@@ -310,8 +312,10 @@ func TestManyRecords(t *testing.T) {
 			for i := range 300 {
 				gone := device.GPU(fmt.Sprintf("GPU-absent-%03d", i))
 				w.options.History.Records = append(w.options.History.Records,
-					device.HealthRecord{GPU: gone, LastSeen: time.Now().Add(time.Hour),
-						UnhealthyTimes: []time.Time{time.Now()}})
+					device.HealthRecord{
+						GPU: gone, LastSeen: time.Now().Add(time.Hour),
+						UnhealthyTimes: []time.Time{time.Now()},
+					})
 			}
 		})
 		defer w.stop()

@@ -1,7 +1,6 @@
 package device
 
 import (
-	"cmp"
 	"slices"
 	"time"
 )
@@ -38,19 +37,6 @@ func (e *engine) publish() {
 		e.historyLost = false
 		e.needSave(saveSoon)
 	}
-}
-
-// updateXids updates the GPU's published Xids. An Xid known only from before
-// podgauge listened is left out: it would look like a new one.
-func (g *trackedGPU) updateXids() {
-	xids := make([]Xid, 0, len(g.eventCounters))
-	for _, c := range g.eventCounters {
-		if c.Code != 0 && !c.Last.IsZero() {
-			xids = append(xids, c.Xid)
-		}
-	}
-	slices.SortFunc(xids, func(a, b Xid) int { return cmp.Compare(a.Code, b.Code) })
-	g.xids = xids
 }
 
 // knownPeriod is the time after a loss in which a new process still knows the

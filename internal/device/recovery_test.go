@@ -138,21 +138,37 @@ var recoveryCases = []recoveryCase{
 		w.untilSuspect() // one check has failed
 		w.SetCheckError(id, nil)
 	}, doNothing, "suspect healthy", "healthy", "", "", 0},
-	{"two checks", failChecks(errUnknown), failChecks(nil), "healthy suspect unhealthy",
-		"unhealthy recovering healthy", "check_failed", "", 1},
-	{"a fault", failChecks(&device.Fault{Reason: "nvlink", Action: "inspect"}), failChecks(nil), "healthy unhealthy",
-		"unhealthy recovering healthy", "nvlink", "inspect", 1},
-	{"a fault that lasts", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu",
-		NeedsReset: true}), failChecks(nil), "healthy unhealthy", "unhealthy", "row_remap_failure", "reset_gpu", 1},
-	{"a fault that lasts until a reset", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu",
-		NeedsReset: true}), resetGPU, "healthy unhealthy", "unhealthy recovering healthy", "row_remap_failure",
-		"reset_gpu", 1},
-	{"lost", failChecks(device.ErrLost), failChecks(nil), "healthy unhealthy", "unhealthy recovering healthy", "lost",
-		"reboot", 1},
-	{"an Xid, by passed checks", failWith("xid 95"), failChecks(nil), "unhealthy", "unhealthy", "xid_95",
-		"reset_gpu", 1},
-	{"an Xid, by a reset", failWith("xid 95"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_95",
-		"reset_gpu", 1},
+	{
+		"two checks", failChecks(errUnknown), failChecks(nil), "healthy suspect unhealthy",
+		"unhealthy recovering healthy", "check_failed", "", 1,
+	},
+	{
+		"a fault", failChecks(&device.Fault{Reason: "nvlink", Action: "inspect"}), failChecks(nil), "healthy unhealthy",
+		"unhealthy recovering healthy", "nvlink", "inspect", 1,
+	},
+	{"a fault that lasts", failChecks(&device.Fault{
+		Reason: "row_remap_failure", Action: "reset_gpu",
+		NeedsReset: true,
+	}), failChecks(nil), "healthy unhealthy", "unhealthy", "row_remap_failure", "reset_gpu", 1},
+	{
+		"a fault that lasts until a reset", failChecks(&device.Fault{
+			Reason: "row_remap_failure", Action: "reset_gpu",
+			NeedsReset: true,
+		}), resetGPU, "healthy unhealthy", "unhealthy recovering healthy", "row_remap_failure",
+		"reset_gpu", 1,
+	},
+	{
+		"lost", failChecks(device.ErrLost), failChecks(nil), "healthy unhealthy", "unhealthy recovering healthy",
+		"lost", "reboot", 1,
+	},
+	{
+		"an Xid, by passed checks", failWith("xid 95"), failChecks(nil), "unhealthy", "unhealthy", "xid_95",
+		"reset_gpu", 1,
+	},
+	{
+		"an Xid, by a reset", failWith("xid 95"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_95",
+		"reset_gpu", 1,
+	},
 	{"an Xid soon after a reset", func(w *monitorFixture, id device.ID) {
 		w.ResetGPU(id)
 		w.Fail(id, "xid 95")
@@ -162,10 +178,14 @@ var recoveryCases = []recoveryCase{
 		w.statusesAfter(6 * time.Second) // a check hangs now
 		w.Fail(id, "xid 95")
 	}, resetGPU, "unhealthy", "recovering healthy", "xid_95", "reset_gpu", 1},
-	{"an Xid of a GPU that is lost, by passed checks", failWith("xid 79"), failChecks(nil), "unhealthy", "unhealthy",
-		"xid_79", "reboot", 1},
-	{"an Xid of a GPU that is lost, by a reset", failWith("xid 79"), resetGPU, "unhealthy",
-		"unhealthy recovering healthy", "xid_79", "reboot", 1},
+	{
+		"an Xid of a GPU that is lost, by passed checks", failWith("xid 79"), failChecks(nil), "unhealthy", "unhealthy",
+		"xid_79", "reboot", 1,
+	},
+	{
+		"an Xid of a GPU that is lost, by a reset", failWith("xid 79"), resetGPU, "unhealthy",
+		"unhealthy recovering healthy", "xid_79", "reboot", 1,
+	},
 	{"a repair is pending after the reset", failWith("xid 64"), func(w *monitorFixture, id device.ID) {
 		w.ResetGPU(id)
 		w.SetRepairPending(id)
@@ -176,11 +196,15 @@ var recoveryCases = []recoveryCase{
 		w.statusesAfter(time.Minute)
 		w.ResetGPU(id)
 	}, "unhealthy", "unhealthy recovering healthy", "xid_64", "reset_gpu", 1},
-	{"a pending repair without a fault", func(w *monitorFixture, id device.ID) { w.SetRepairPending(id) }, doNothing,
-		"healthy", "healthy", "", "", 0},
-	{"a hang", func(w *monitorFixture, id device.ID) { w.HangGPU(id) },
+	{
+		"a pending repair without a fault", func(w *monitorFixture, id device.ID) { w.SetRepairPending(id) }, doNothing,
+		"healthy", "healthy", "", "", 0,
+	},
+	{
+		"a hang", func(w *monitorFixture, id device.ID) { w.HangGPU(id) },
 		func(w *monitorFixture, _ device.ID) { w.ReleaseHangs() }, "healthy unhealthy", "recovering healthy",
-		"not_responding", "", 1},
+		"not_responding", "", 1,
+	},
 	{"a fault while recovering", func(w *monitorFixture, id device.ID) {
 		w.Fail(id, "lost")
 		w.statusesAfter(10 * time.Second)
@@ -358,13 +382,19 @@ func TestReboot(t *testing.T) {
 	}{
 		{"the fault is over", failWith("xid 79"), func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 0},
 		{"the fault is over, without an energy counter", failWith("xid 95"), func(*sim.Machine, device.ID) {}, "", 0},
-		{"the fault is over, and needed no reset", failWith("lost"),
-			func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 0},
+		{
+			"the fault is over, and needed no reset", failWith("lost"),
+			func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 0,
+		},
 		{"the GPU is still lost", failWith("xid 79"), func(*sim.Machine, device.ID) {}, "lost", time.Second},
-		{"the GPU hangs", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.HangGPU(id) }, "not_responding",
-			6 * time.Second},
-		{"a repair is pending", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.SetRepairPending(id) },
-			"xid_95", time.Second},
+		{
+			"the GPU hangs", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.HangGPU(id) }, "not_responding",
+			6 * time.Second,
+		},
+		{
+			"a repair is pending", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.SetRepairPending(id) },
+			"xid_95", time.Second,
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
@@ -507,20 +537,38 @@ func TestFailedResets(t *testing.T) {
 		pause  time.Duration // without a process, before the reset
 		want   string        // action of the last fault
 	}{
-		{"twice", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault,
-			time.Hour, "reset_gpu"},
-		{"three times", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95"), failWith("xid 95")},
-			device.PolicyDefault, time.Hour, device.ActionReplace},
-		{"three times, off the bus", []func(*monitorFixture, device.ID){failWith("xid 79"), failWith("xid 79"),
-			failWith("xid 79")}, device.PolicyDefault, time.Hour, device.ActionReplace},
-		{"a different fault in between", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 48"),
-			failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, time.Hour, "reset_gpu"},
-		{"weeks apart", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95"), failWith("xid 95")},
-			device.PolicyDefault, 8 * 24 * time.Hour, "reset_gpu"},
-		{"lost, no reset needed", []func(*monitorFixture, device.ID){failWith("lost"), failWith("lost"),
-			failWith("lost")}, device.PolicyDefault, time.Hour, "reboot"},
-		{"by policy alone", []func(*monitorFixture, device.ID){failWith("xid 31"), failWith("xid 31"),
-			failWith("xid 31")}, device.PolicyUnhealthy, time.Hour, ""},
+		{
+			"twice",
+			[]func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95")},
+			device.PolicyDefault,
+			time.Hour, "reset_gpu",
+		},
+		{
+			"three times",
+			[]func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95"), failWith("xid 95")},
+			device.PolicyDefault, time.Hour, device.ActionReplace,
+		},
+		{"three times, off the bus", []func(*monitorFixture, device.ID){
+			failWith("xid 79"), failWith("xid 79"),
+			failWith("xid 79"),
+		}, device.PolicyDefault, time.Hour, device.ActionReplace},
+		{"a different fault in between", []func(*monitorFixture, device.ID){
+			failWith("xid 95"), failWith("xid 48"),
+			failWith("xid 95"), failWith("xid 95"),
+		}, device.PolicyDefault, time.Hour, "reset_gpu"},
+		{
+			"weeks apart",
+			[]func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95"), failWith("xid 95")},
+			device.PolicyDefault, 8 * 24 * time.Hour, "reset_gpu",
+		},
+		{"lost, no reset needed", []func(*monitorFixture, device.ID){
+			failWith("lost"), failWith("lost"),
+			failWith("lost"),
+		}, device.PolicyDefault, time.Hour, "reboot"},
+		{"by policy alone", []func(*monitorFixture, device.ID){
+			failWith("xid 31"), failWith("xid 31"),
+			failWith("xid 31"),
+		}, device.PolicyUnhealthy, time.Hour, ""},
 	} {
 		for _, restarts := range []bool{false, true} {
 			if !restarts && row.pause > time.Hour {

@@ -1,40 +1,11 @@
 package device
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
 	"time"
 )
-
-// driverPhase is whether the Monitor calls the driver.
-type driverPhase uint8
-
-const (
-	phaseActive   driverPhase = iota
-	phaseDraining             // no call begins; running calls are awaited
-	phaseClosing              // the Backend releases the driver
-	phaseReleased
-)
-
-// Release releases the driver, for a reset, a new MIG layout or another driver.
-// All devices turn unhealthy ("released"), and after the last call a Backend
-// that is a Closer is closed.
-//
-// Release returns when the driver is released. If calls do not return before ctx
-// is done, the devices are resumed and Release returns an error. If Close does
-// not return before ctx is done, Release returns an error, and the devices are
-// resumed after Close. Release and Resume require a running Run.
-func (m *Monitor) Release(ctx context.Context) error {
-	return m.do(ctx, request{action: actionRelease}).err
-}
-
-// Resume ends a Release. Devices recover when their checks pass, and a reset in
-// between counts.
-func (m *Monitor) Resume(ctx context.Context) error {
-	return m.do(ctx, request{action: actionResume}).err
-}
 
 func (e *engine) handleRelease(r request) {
 	var err error
@@ -59,7 +30,7 @@ func (e *engine) handleRelease(r request) {
 		}
 		e.resume()
 	}
-	e.emit(reply{r.replyTo, answer{err: err}})
+	e.emit(reply{r.replyTo, requestEnd{err: err}})
 }
 
 // stopCalls prevents new calls, and marks all devices unhealthy until their
@@ -129,7 +100,7 @@ func (e *engine) finishRelease() {
 // endRelease answers the release in progress, if there is one.
 func (e *engine) endRelease(err error) {
 	if e.release != nil {
-		e.emit(reply{e.release.replyTo, answer{err: err}})
+		e.emit(reply{e.release.replyTo, requestEnd{err: err}})
 		e.release = nil
 	}
 }

@@ -1,7 +1,6 @@
 package device
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -11,17 +10,6 @@ const (
 	saveInterval        = 250 * time.Millisecond // between saves, and between publications of counts, without a fault
 	historySaveInterval = time.Minute            // between saves of the energy counters of devices that need a reset
 )
-
-// urgency is how soon the history must be saved.
-type urgency uint8
-
-const (
-	saved    urgency = iota
-	saveSoon         // within saveInterval
-	saveNow          // also to the disk
-)
-
-func (e *engine) needSave(u urgency) { e.unsaved = max(e.unsaved, u) }
 
 // saveDue reports whether the history must be saved now. Then the counts are
 // published as well.
@@ -105,40 +93,6 @@ func (e *engine) restoreRecord(g *trackedGPU, id ID, s *healthState) {
 	}
 	if r.Retired != nil {
 		e.log.Info("device still retired", "gpu", g.gpu, "device", id, "since", r.Retired.At, "note", r.Retired.Note)
-	}
-}
-
-// restoreAbsent adds GPUs of an earlier process that the listing lacks, since a
-// kubelet takes an unlisted device for healthy. Such a GPU expires like any gone
-// GPU. A GPU gone for longer than goneGPUTTL is added only if allocated, or
-// among the newest of missing GPUs.
-func (e *engine) restoreAbsent() {
-	goneSince := func(r HealthRecord) time.Time {
-		if r.GoneSince.IsZero() || r.GoneSince.After(e.now) { // the clock was set back
-			return e.now
-		}
-		return r.GoneSince
-	}
-	missing := e.missingGPUs()
-	for _, g := range e.gpus {
-		if !g.listed {
-			missing-- // in the Inventory as gone
-		}
-	}
-	newestFirst := func(a, b HealthRecord) int { return cmp.Or(goneSince(b).Compare(goneSince(a)), a.compare(b)) }
-	for _, r := range slices.SortedFunc(maps.Values(e.absent), newestFirst) {
-		r.GoneSince = goneSince(r)
-		id := r.LastListed.ID
-		old := e.now.Sub(r.GoneSince) >= goneGPUTTL
-		if r.Device != "" || id == "" || e.gpus[r.GPU] != nil || old && missing <= 0 && !e.isAllocated(id) {
-			continue
-		}
-		missing--
-		g := e.addGPU(r.GPU)
-		g.device, g.affected, g.goneSince = r.LastListed, []Device{r.LastListed}, r.GoneSince
-		e.devices = append(e.devices, &trackedDevice{Device: r.LastListed, gpu: g, goneSince: r.GoneSince})
-		e.log.Warn("GPU of an earlier process not listed",
-			"gpu", r.GPU, "index", r.LastListed.Index, "pci", r.LastListed.PCI, "gone_since", r.GoneSince)
 	}
 }
 

@@ -3,6 +3,7 @@ package device
 import (
 	"cmp"
 	"iter"
+	"slices"
 	"time"
 )
 
@@ -143,4 +144,17 @@ func (d *trackedDevice) status(h Health, c HealthCause, now time.Time) Status {
 		s.Note = r.Note
 	}
 	return s
+}
+
+// updateXids updates the GPU's published Xids. An Xid known only from before
+// podgauge listened is left out: it would look like a new one.
+func (g *trackedGPU) updateXids() {
+	xids := make([]Xid, 0, len(g.eventCounters))
+	for _, c := range g.eventCounters {
+		if c.Code != 0 && !c.Last.IsZero() {
+			xids = append(xids, c.Xid)
+		}
+	}
+	slices.SortFunc(xids, func(a, b Xid) int { return cmp.Compare(a.Code, b.Code) })
+	g.xids = xids
 }
