@@ -18,7 +18,7 @@ type simGPU struct {
 	processes      []simProcess // in start order, also on MIG devices
 
 	removed, hung bool
-	fault         error // returned by Read and Check
+	fault         error  // returned by Read and Check
 	resets        uint64 // in this process
 	energyCounter uint64 // of the latest Check
 	repairPending bool
