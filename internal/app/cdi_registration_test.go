@@ -193,4 +193,11 @@ func TestNewSettingsWaitForCDISpecs(t *testing.T) {
 		w.deletePod(gpuPod("research", "after", 1))
 		return len(all) == 1 && len(all[0].CdiDevices) == 1 && len(all[0].Envs) == 0
 	})
+	file.write("version: v1\n")
+	w.reload <- syscall.SIGHUP
+	w.waitScrape("no CDI specs", func(text string) bool { return !strings.Contains(text, "podgauge_cdi_spec_up") })
+	w.runPod(gpuPod("research", "last", 1))
+	if all := w.allocateResponses(); len(all) != 1 || len(all[0].CdiDevices) > 0 || len(all[0].Envs) != 1 {
+		t.Errorf("after the return to the first settings: got stored responses %v", all)
+	}
 }

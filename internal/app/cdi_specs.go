@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"reflect"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cdi"
@@ -18,10 +17,12 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// cdiInterval is the interval between checks of the spec files and searches for the driver's device nodes. A driver may start late.
+// cdiInterval is the interval between checks of the spec files and searches for
+// the driver's device nodes. A driver may start late.
 const cdiInterval = time.Second
 
-// published is a published value: a *device.Inventory, a *config.Watcher or a *pubsub.Value.
+// published is a published value: a *device.Inventory, a *config.Watcher or a
+// *pubsub.Value.
 type published[T any] interface {
 	// Get returns the value and a channel, closed at the next change.
 	Get() (T, <-chan struct{})
@@ -36,9 +37,9 @@ type cdiSpecs struct {
 	device.Heartbeat
 
 	written pubsub.Value[writtenSpecs] // outlasts a writer, as the files do
-	writer  atomic.Pointer[cdi.Writer] // nil without CDI; written by Run
 
 	// Fields of Run.
+	writer  *cdi.Writer     // nil without CDI
 	active  config.Settings // of the writer
 	options cdi.Options     // likewise, from active
 }
@@ -58,8 +59,10 @@ func (s *cdiSpecs) HasSpec(class string) bool {
 // errNotWritten is the reason before a writer has tried to write specs.
 var errNotWritten = errors.New("not written yet")
 
-// Missing returns the reason why containers cannot start with these settings, if any, and a channel for changes. If CDI is the only
-// strategy, the spec of the GPUs must be written. Otherwise an attempt is enough: Allocate omits devices without a spec.
+// Missing returns the reason why containers cannot start with these settings,
+// if any, and a channel for changes. If CDI is the only strategy, the spec of
+// the GPUs must be written. Otherwise an attempt is enough: Allocate omits
+// devices without a spec.
 func (s *cdiSpecs) Missing(want config.Settings) (changed <-chan struct{}, missing error) {
 	written, changed := s.written.Get()
 	switch {
@@ -75,7 +78,8 @@ func (s *cdiSpecs) Missing(want config.Settings) (changed <-chan struct{}, missi
 	return changed, nil
 }
 
-// Written returns 1 for each class with a spec, and 0 for GPUs without a required spec.
+// Written returns 1 for each class with a spec, and 0 for GPUs without a
+// required spec.
 func (s *cdiSpecs) Written() map[string]float64 {
 	if settings, _ := s.settings.Get(); !usesCDI(settings) {
 		return nil
@@ -88,20 +92,9 @@ func (s *cdiSpecs) Written() map[string]float64 {
 	return written
 }
 
-// Ready returns an error until the first attempt to write specs, if the settings ask for specs. A node without devices is ready.
-func (s *cdiSpecs) Ready() error {
-	settings, _ := s.settings.Get()
-	statuses, _ := s.inventory.Get()
-	written, _ := s.written.Get()
-	attempted := sameSpecs(written.settings, settings) && written.state.Attempted()
-	if s.writer.Load() != nil && usesCDI(settings) && len(statuses) > 0 && !attempted {
-		return errors.New("CDI specs not written yet")
-	}
-	return nil
-}
-
-// Run keeps the specs up to date until ctx is done. The files stay, because containers restart by them. Run removes the files of an
-// earlier process if the settings do not use CDI.
+// Run keeps the specs up to date until ctx is done. The files stay, because
+// containers restart by them. Run removes the files of an earlier process if
+// the settings do not use CDI.
 func (s *cdiSpecs) Run(ctx context.Context) error {
 	if settings, _ := s.settings.Get(); !usesCDI(settings) {
 		if err := cdi.RemoveSpecs(s.dir); err != nil {
@@ -113,8 +106,8 @@ func (s *cdiSpecs) Run(ctx context.Context) error {
 		settings, changed := s.settings.Get()
 		statuses, listed := s.inventory.Get()
 		s.replaceWriter(settings)
-		if w := s.writer.Load(); w != nil && statuses != nil { // after the first listing
-			w.Update(statuses)
+		if s.writer != nil && statuses != nil { // after the first listing
+			s.writer.Update(statuses)
 		}
 		select {
 		case <-ctx.Done():
@@ -126,35 +119,44 @@ func (s *cdiSpecs) Run(ctx context.Context) error {
 	}
 }
 
-// replaceWriter replaces the writer if the settings need different specs. Without a driver, the written specs stay.
+// replaceWriter replaces the writer if the settings need different specs.
+// Without a driver, the written specs stay.
 func (s *cdiSpecs) replaceWriter(settings config.Settings) {
 	if !usesCDI(settings) {
-		s.writer.Store(nil)
+		s.writer = nil
 		return
 	}
 	options := cdiOptions(settings)
-	same := sameSpecs(settings, s.active) && (!hasDeviceNodes(resolveDevRoot(settings)) || reflect.DeepEqual(options, s.options))
-	if s.writer.Load() != nil && same {
+	same := reflect.DeepEqual(options, s.options) || !hasDeviceNodes(resolveDevRoot(settings))
+	if s.writer != nil && same && sameSpecs(settings, s.active) {
 		return
 	}
 	s.active, s.options = settings, options
-	options.Log, options.Dir = s.log, s.dir
-	options.Publish = func(state cdi.SpecState) { s.written.Set(writtenSpecs{settings, state}) }
-	options.DeviceName = settings.DeviceIDStrategy.Name
-	s.writer.Store(cdi.New(options))
+	s.writer = cdi.New(options, s.dir, s.log, func(state cdi.SpecState) {
+		s.written.Set(writtenSpecs{settings, state})
+	})
 }
 
 // sameSpecs reports whether two settings need the same specs.
 func sameSpecs(a, b config.Settings) bool {
-	return usesCDI(a) == usesCDI(b) && a.DeviceIDStrategy == b.DeviceIDStrategy && reflect.DeepEqual(cdiOptions(a), cdiOptions(b))
+	return usesCDI(a) == usesCDI(b) && reflect.DeepEqual(cdiOptions(a), cdiOptions(b))
 }
 
 // cdiOptions returns the options in the settings.
 func cdiOptions(s config.Settings) cdi.Options {
 	channels, _ := cdi.FindIMEXChannels(resolveDevRoot(s), s.IMEX.ChannelIDs)
 	return cdi.Options{
-		DriverRoot: resolveDriverRoot(s), DevRoot: resolveDevRoot(s), TargetDriverRoot: s.DriverRoot, TargetDevRoot: s.DevRoot,
-		HookPath: s.CDIHookPath, FeatureFlags: s.CDIFeatureFlags, DisabledHooks: s.CDIDisabledHooks,
-		GDRCopy: s.GDRCopy, GDS: s.GDS, MOFED: s.MOFED, IMEXChannels: channels,
+		DeviceIDStrategy: s.DeviceIDStrategy,
+		DriverRoot:       resolveDriverRoot(s),
+		DevRoot:          resolveDevRoot(s),
+		TargetDriverRoot: s.DriverRoot,
+		TargetDevRoot:    s.DevRoot,
+		HookPath:         s.CDIHookPath,
+		FeatureFlags:     s.CDIFeatureFlags,
+		DisabledHooks:    s.CDIDisabledHooks,
+		GDRCopy:          s.GDRCopy,
+		GDS:              s.GDS,
+		MOFED:            s.MOFED,
+		IMEXChannels:     channels,
 	}
 }

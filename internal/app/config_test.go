@@ -81,37 +81,6 @@ func TestConfigIsFollowed(t *testing.T) {
 	w.waitLine(`podgauge_plugin_rejections_total{reason="too_many",resource="nvidia.com/gpu.shared"}`, " 1")
 }
 
-// TestSpecsFollowTheSettings checks that a writer for the current strategy runs as long as the settings need specs.
-func TestSpecsFollowTheSettings(t *testing.T) {
-	dir, root := t.TempDir(), t.TempDir()
-	settings := &pubsub.Value[config.Settings]{}
-	set := func(strategies ...response.DeviceListStrategy) {
-		settings.Set(config.Settings{DeviceListStrategy: strategies, DriverRoot: root, ContainerDriverRoot: root, DevRoot: root})
-	}
-	set(response.EnvVar)
-	board := &device.Inventory{}
-	board.Set([]device.Status{})
-	s := &cdiSpecs{dir: dir, inventory: board, log: slog.New(slog.DiscardHandler), settings: settings}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- s.Run(ctx) }()
-	if s.HasSpec("gpu") || s.Ready() != nil || s.Alive() != nil {
-		t.Error("without CDI: not ready or a spec exists")
-	}
-	set(response.CDICRI)
-	waitUntil(t, "a writer is started", func() bool { return s.writer.Load() != nil })
-	first := s.writer.Load()
-	set(response.CDICRI, response.EnvVar)
-	set(response.EnvVar)
-	waitUntil(t, "the writer has ended", func() bool { return s.writer.Load() == nil })
-	set(response.CDIAnnotations)
-	waitUntil(t, "another writer is started", func() bool { w := s.writer.Load(); return w != nil && w != first })
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Run: got error %v", err)
-	}
-}
-
 // TestValidate checks that validate prints the effect of a config, or its errors, without the kubelet.
 func TestValidate(t *testing.T) {
 	f := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}
@@ -238,21 +207,23 @@ func TestLateDeviceNodes(t *testing.T) {
 	published.Set(settings)
 	board := &device.Inventory{}
 	board.Set([]device.Status{})
-	s := &cdiSpecs{dir: t.TempDir(), inventory: board, log: slog.New(slog.DiscardHandler), settings: published}
+	dir := t.TempDir()
+	s := &cdiSpecs{dir: dir, inventory: board, log: slog.New(slog.DiscardHandler), settings: published}
 	watcher := newRulesWatcher(published, s, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() { ended <- s.Run(ctx) }()
 	go func() { ended <- watcher.Run(ctx) }()
-	waitUntil(t, "a writer is started", func() bool { return s.writer.Load() != nil })
 	// A test cannot create character devices, but links to one.
 	dev := filepath.Join(root, "dev", "nvidia-caps-imex-channels")
 	if err := errors.Join(os.MkdirAll(dev, 0o755), os.Symlink(os.DevNull, filepath.Join(dev, "channel0")), os.Symlink(os.DevNull, filepath.Join(root, "dev", "nvidiactl"))); err != nil {
 		t.Fatal(err)
 	}
 	board.Set(parseStatuses("T4"))
-	waitUntil(t, "the writer uses the device nodes", func() bool { w := s.writer.Load(); return w != nil && w.DevRoot == root && len(w.IMEXChannels) == 1 })
-	waitUntil(t, "the writer has tried to write specs", func() bool { return s.Ready() == nil })
+	waitUntil(t, "the spec has the channel's device node", func() bool {
+		spec, _ := os.ReadFile(filepath.Join(dir, "k8s.device-plugin.nvidia.com-imex-channel.json"))
+		return bytes.Contains(spec, []byte(`"hostPath":"/run/nvidia/driver/dev/nvidia-caps-imex-channels/channel0"`))
+	})
 	waitUntil(t, "containers get the channel", func() bool {
 		rules, _ := watcher.Get()
 		return len(rules.Response.IMEXChannels) == 1

@@ -1,4 +1,4 @@
-package cdi
+package cdi_test
 
 import (
 	"fmt"
@@ -29,7 +29,7 @@ func TestNoNVMLCall(t *testing.T) {
 	t.Cleanup(func() { s.must(machine.Clear("")) })
 	before := totalReads(t, calls)
 	s.Update(healthyStatuses(devices))
-	s.must(s.State().Err)
+	s.must(s.state.Err)
 	if after := totalReads(t, calls); after != before {
 		t.Errorf("got %d NVML calls, want 0", after-before)
 	}

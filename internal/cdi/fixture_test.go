@@ -1,4 +1,4 @@
-package cdi
+package cdi_test
 
 import (
 	"bytes"
@@ -8,13 +8,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
+	"time"
 
+	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/pubsub"
 	"golang.org/x/sys/unix"
-	"tags.cncf.io/container-device-interface/pkg/cdi"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
 const (
@@ -25,32 +25,48 @@ const (
 // writerFixture is a node with the files of a driver, and a Writer.
 type writerFixture struct {
 	testing.TB
-	*Writer
-	inventory  device.Inventory
-	state      pubsub.Value[SpecState]
-	log        *capturedLog
+	*cdi.Writer
+	statuses   []device.Status
+	state      cdi.SpecState // as published
+	log        bytes.Buffer
 	driverRoot string // in this process's mounts
 	specDir    string
 }
 
-// newFixture installs a driver below a new root, with device nodes for a number of GPUs.
-func newFixture(t testing.TB, gpus int, change func(*Options)) *writerFixture {
+// newFixture installs a driver below a new root, with device nodes for a number
+// of GPUs.
+func newFixture(t testing.TB, gpus int, change func(*cdi.Options)) *writerFixture {
 	t.Helper()
-	s := &writerFixture{TB: t, driverRoot: t.TempDir(), specDir: filepath.Join(t.TempDir(), "cdi"), log: &capturedLog{}}
+	s := &writerFixture{TB: t, driverRoot: t.TempDir(), specDir: filepath.Join(t.TempDir(), "cdi")}
 	s.installDriver(gpus)
-	o := Options{
-		Publish: s.state.Set, Log: s.logger(), Dir: s.specDir,
+	o := cdi.Options{
 		DriverRoot: s.driverRoot, DevRoot: s.driverRoot, TargetDriverRoot: "/host", HookPath: testHookPath,
-		DeviceName: func(d device.Device) string { return string(d.ID) },
 	}
 	if change != nil {
 		change(&o)
 	}
-	s.Writer = New(o)
+	s.newWriter(o)
 	return s
 }
 
-func (s *writerFixture) logger() *slog.Logger { return slog.New(slog.NewTextHandler(s.log, nil)) }
+func (s *writerFixture) newWriter(o cdi.Options) {
+	log := slog.New(slog.NewTextHandler(&s.log, nil))
+	s.Writer = cdi.New(o, s.specDir, log, func(state cdi.SpecState) { s.state = state })
+}
+
+// setDevices replaces the inventory by healthy devices.
+func (s *writerFixture) setDevices(devices []device.Device) {
+	s.statuses = healthyStatuses(devices)
+	s.Update(s.statuses)
+}
+
+// advance advances the clock and repeats Update each second, as podgauge does.
+func (s *writerFixture) advance(d time.Duration) {
+	for range d / time.Second {
+		time.Sleep(time.Second)
+		s.Update(s.statuses)
+	}
+}
 
 func (s *writerFixture) must(err error) {
 	s.Helper()
@@ -125,14 +141,8 @@ func healthyStatuses(devices []device.Device) []device.Status {
 	return statuses
 }
 
-// State returns the published state.
-func (s *writerFixture) State() SpecState {
-	state, _ := s.state.Get()
-	return state
-}
-
-// HasSpec reports whether a class has a spec.
-func (s *writerFixture) HasSpec(class string) bool { return slices.Contains(s.State().Classes, class) }
+// hasSpec reports whether a class has a spec.
+func (s *writerFixture) hasSpec(class string) bool { return slices.Contains(s.state.Classes, class) }
 
 func (s *writerFixture) specPathOf(class string) string {
 	return filepath.Join(s.specDir, "k8s.device-plugin.nvidia.com-"+class+".json")
@@ -160,40 +170,20 @@ func (s *writerFixture) specNames() []string {
 }
 
 // cdiCache reads the spec directory as a container runtime does.
-func (s *writerFixture) cdiCache() *cdi.Cache {
+func (s *writerFixture) cdiCache() *cdilib.Cache {
 	s.Helper()
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.specDir), cdi.WithAutoRefresh(false))
+	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(s.specDir), cdilib.WithAutoRefresh(false))
 	s.must(err)
 	s.must(cache.Refresh())
 	return cache
 }
 
-// capturedLog is a log that is safe for concurrent use.
-type capturedLog struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (l *capturedLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-// countLines returns the number of lines that have all words.
-func (l *capturedLog) countLines(words ...string) (n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for line := range strings.Lines(l.text.String()) {
+// countLogLines returns the number of log lines that have all words.
+func (s *writerFixture) countLogLines(words ...string) (n int) {
+	for line := range strings.Lines(s.log.String()) {
 		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
 			n++
 		}
 	}
 	return n
-}
-
-func (l *capturedLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }

@@ -1,15 +1,14 @@
-package cdi
+package cdi_test
 
 import (
 	"bytes"
 	"encoding/json"
-	"log/slog"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/plugin/response"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -20,20 +19,18 @@ func TestHardware(t *testing.T) {
 	if os.Getenv("PODGAUGE_GPU") == "" {
 		t.Skip("PODGAUGE_GPU is not set: the test needs an NVIDIA GPU")
 	}
-	s := &writerFixture{TB: t, log: &capturedLog{}, driverRoot: "/", specDir: t.TempDir()}
+	s := &writerFixture{TB: t, driverRoot: "/", specDir: t.TempDir()}
 	driver := nvml.New(nvml.Options{DriverRoots: []string{"/"}})
 	devices, err := driver.Devices(t.Context())
 	s.must(err)
 	t.Cleanup(driver.Close)
-	s.Writer = New(Options{
-		Publish: s.state.Set, Log: s.logger(), Dir: s.specDir, HookPath: testHookPath, DeviceName: func(d device.Device) string { return string(d.ID) },
-	})
+	s.newWriter(cdi.Options{HookPath: testHookPath})
 	began := time.Now()
 	s.Update(healthyStatuses(devices))
-	t.Logf("%d devices in %v, %+v", len(devices), time.Since(began), s.State())
-	s.must(s.State().Err)
-	for _, name := range s.State().Devices {
-		nodes, mounts, hooks, env := s.injectDevices(response.CDIVendor + "/gpu=" + name)
+	t.Logf("%d devices in %v, %+v", len(devices), time.Since(began), s.state)
+	s.must(s.state.Err)
+	for _, name := range s.cdiCache().ListDevices() {
+		nodes, mounts, hooks, env := s.injectDevices(name)
 		t.Logf("%s: nodes %q, %d mounts, hooks %q, environment %q", name, nodes, len(mounts), hooks, env)
 	}
 	for _, flags := range [][]string{{"disable-nvsandboxutils"}, nil} {
@@ -48,9 +45,15 @@ func (s *writerFixture) toolkitSpec(flags []string) string {
 	s.Helper()
 	namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
 	s.must(err)
-	lib, err := nvcdi.New(nvcdi.WithLogger(nvcdiLogger{slog.New(slog.DiscardHandler)}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(response.CDIVendor), nvcdi.WithClass(response.GPUClass),
-		nvcdi.WithDeviceNamers(namer), nvcdi.WithNVIDIACDIHookPath(testHookPath),
-		nvcdi.WithDisabledHooks(newHooks[:]...), nvcdi.WithFeatureFlags(flags...))
+	lib, err := nvcdi.New(
+		nvcdi.WithMode(nvcdi.ModeNvml),
+		nvcdi.WithVendor(response.CDIVendor),
+		nvcdi.WithClass(response.GPUClass),
+		nvcdi.WithDeviceNamers(namer),
+		nvcdi.WithNVIDIACDIHookPath(testHookPath),
+		nvcdi.WithDisabledHooks("update-application-profile", "apply-cuda-memory-limits"),
+		nvcdi.WithFeatureFlags(flags...),
+	)
 	s.must(err)
 	spec, err := lib.GetSpec()
 	s.must(err)

@@ -1,4 +1,4 @@
-package cdi
+package cdi_test
 
 import (
 	"encoding/json"

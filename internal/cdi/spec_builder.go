@@ -102,7 +102,6 @@ func (b *specBuilder) newNVCDI(mode nvcdi.Mode, lib deviceLibAdapter) (nvcdi.Int
 		nvcdi.WithDevRoot(b.DevRoot),
 		nvcdi.WithNVIDIACDIHookPath(b.HookPath),
 		nvcdi.WithDisabledHooks(append(slices.Clone(b.DisabledHooks), newHooks[:]...)...),
-		nvcdi.WithEnabledHooks(b.EnabledHooks...),
 		// libnvidia-sandboxutils is a driver library that can hang and lack functions, and only repeats the inventory.
 		nvcdi.WithFeatureFlags(append(slices.Clone(b.FeatureFlags), string(nvcdi.FeatureDisableNvsandboxUtils))...),
 		nvcdi.WithNvmlLib(nvmlAdapter{driverVersion: b.driverVersion}),
@@ -149,7 +148,7 @@ func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (
 }
 
 func (b *specBuilder) deviceSpec(d device.Device, gpuEdits map[device.GPU]*specs.ContainerEdits) (specs.Device, error) {
-	name := b.DeviceName(d)
+	name := b.DeviceIDStrategy.Name(d)
 	if err := parser.ValidateDeviceName(name); err != nil {
 		return specs.Device{}, err
 	}

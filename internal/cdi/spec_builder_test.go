@@ -1,4 +1,4 @@
-package cdi
+package cdi_test
 
 import (
 	"bytes"
@@ -13,7 +13,9 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -31,7 +33,7 @@ func TestGoldenSpec(t *testing.T) {
 	s.makeNode("dev/nvidia-caps/nvidia-cap32")
 	two := makeGPUs(2)
 	s.Update(healthyStatuses([]device.Device{two[0], makeMIGDevice(two[1], "MIG-a", 31, 32)}))
-	s.must(s.State().Err)
+	s.must(s.state.Err)
 	spec := regexp.MustCompile(`,"gid":\d+`).ReplaceAllString(s.readSpec("gpu"), "") // the user's
 	var got bytes.Buffer
 	s.must(json.Indent(&got, []byte(spec), "", "  "))
@@ -78,7 +80,7 @@ func wantSet(t testing.TB, what string, got []string, want ...string) {
 }
 
 // driverOnHost makes the host's paths equal to this process's paths. The runtime reads the device nodes.
-func driverOnHost(o *Options) { o.TargetDriverRoot = "" }
+func driverOnHost(o *cdi.Options) { o.TargetDriverRoot = "" }
 
 func TestInjection(t *testing.T) {
 	s := newFixture(t, 3, driverOnHost)
@@ -116,21 +118,22 @@ func TestInjection(t *testing.T) {
 		"/dev/nvidia-caps/nvidia-cap32", "/dev/nvidiactl", "/dev/nvidia-uvm")
 }
 
-// TestDeviceNames checks the effect of Options.DeviceName.
+// TestDeviceNames checks the effect of Options.DeviceIDStrategy.
 func TestDeviceNames(t *testing.T) {
-	s := newFixture(t, 2, func(o *Options) { o.DeviceName = func(d device.Device) string { return fmt.Sprintf("%d:7", d.Index) } })
+	s := newFixture(t, 2, func(o *cdi.Options) { o.DeviceIDStrategy = response.Index })
 	s.Update(healthyStatuses(makeGPUs(2)))
-	s.must(s.State().Err)
-	wantSet(t, "devices", s.cdiCache().ListDevices(), "k8s.device-plugin.nvidia.com/gpu=0:7", "k8s.device-plugin.nvidia.com/gpu=1:7")
+	s.must(s.state.Err)
+	wantSet(t, "devices", s.cdiCache().ListDevices(),
+		"k8s.device-plugin.nvidia.com/gpu=0", "k8s.device-plugin.nvidia.com/gpu=1")
 }
 
 // TestDevRoot has the driver's files in a container and the device nodes on the host.
 func TestDevRoot(t *testing.T) {
-	files, nodes := newFixture(t, 0, nil), newFixture(t, 1, nil)
+	nodes := newFixture(t, 1, nil)
+	files := newFixture(t, 0, func(o *cdi.Options) { o.DevRoot, o.TargetDevRoot = nodes.driverRoot, "/" })
 	files.must(os.RemoveAll(filepath.Join(files.driverRoot, "dev")))
-	files.DevRoot, files.TargetDevRoot = nodes.driverRoot, "/"
 	files.Update(healthyStatuses(makeGPUs(1)))
-	files.must(files.State().Err)
+	files.must(files.state.Err)
 	spec := files.readSpec("gpu")
 	for _, want := range []string{`{"path":"/dev/nvidia0","hostPath":"/dev/nvidia0"`, `"hostPath":"/host/usr/bin/nvidia-smi"`} {
 		if !strings.Contains(spec, want) {
@@ -143,47 +146,42 @@ func TestDevRoot(t *testing.T) {
 func TestHostPaths(t *testing.T) {
 	for _, row := range []struct {
 		name   string
-		change func(*Options)
+		change func(*cdi.Options)
 		want   []string
 		not    []string
 	}{
 		{
-			"another driver root", func(*Options) {},
+			"another driver root", func(*cdi.Options) {},
 			[]string{`"hostPath":"/host/dev/nvidia0"`, `"hostPath":"/host/usr/bin/nvidia-smi"`},
 			[]string{`"hostPath":"/dev/`},
 		},
 		{
-			"roots with a trailing slash", func(o *Options) { o.DriverRoot += "/"; o.TargetDriverRoot += "/" },
+			"roots with a trailing slash", func(o *cdi.Options) { o.DriverRoot += "/"; o.TargetDriverRoot += "/" },
 			[]string{`"path":"/dev/nvidia0","hostPath":"/host/dev/nvidia0"`, `{"hostPath":"/host/usr/bin/nvidia-smi","containerPath":"/usr/bin/nvidia-smi"`},
 			nil,
 		},
 		{
-			"a hook path", func(o *Options) { o.HookPath = "/opt/bin/nvidia-cdi-hook" },
+			"a hook path", func(o *cdi.Options) { o.HookPath = "/opt/bin/nvidia-cdi-hook" },
 			[]string{`"path":"/opt/bin/nvidia-cdi-hook","args":["nvidia-cdi-hook","update-ldcache"`},
 			[]string{"nvidia-ctk\""},
 		},
 		{
-			"disabled hooks", func(o *Options) { o.DisabledHooks = []string{"enable-cuda-compat"} },
+			"disabled hooks", func(o *cdi.Options) { o.DisabledHooks = []string{"enable-cuda-compat"} },
 			[]string{"update-ldcache"},
 			[]string{"enable-cuda-compat", "update-application-profile", "apply-cuda-memory-limits"},
 		},
 		{
-			"no hooks", func(o *Options) { o.DisabledHooks = []string{"all"} },
+			"no hooks", func(o *cdi.Options) { o.DisabledHooks = []string{"all"} },
 			nil,
 			[]string{`"hooks"`},
 		},
 		{
-			"new hooks", func(o *Options) { o.EnabledHooks = newHooks[:] },
-			[]string{"update-application-profile", `"apply-cuda-memory-limits","--driver-root","/host","--gpu-id","GPU-0"`},
-			nil,
-		},
-		{
-			"a feature flag", func(o *Options) { o.FeatureFlags = []string{"disable-ipc-discoverer"} },
+			"a feature flag", func(o *cdi.Options) { o.FeatureFlags = []string{"disable-ipc-discoverer"} },
 			nil,
 			[]string{"persistenced/socket"},
 		},
 		{
-			"feature flag with an unknown result", func(o *Options) { o.FeatureFlags = []string{"enable-coherent-annotations"} },
+			"feature flag with an unknown result", func(o *cdi.Options) { o.FeatureFlags = []string{"enable-coherent-annotations"} },
 			[]string{"GPU-0"},
 			[]string{"annotations"},
 		},
@@ -191,7 +189,7 @@ func TestHostPaths(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			s := newFixture(t, 1, row.change)
 			s.Update(healthyStatuses(makeGPUs(1)))
-			s.must(s.State().Err)
+			s.must(s.state.Err)
 			spec := s.readSpec("gpu")
 			for _, want := range row.want {
 				if !strings.Contains(spec, want) {
@@ -205,27 +203,4 @@ func TestHostPaths(t *testing.T) {
 			}
 		})
 	}
-}
-
-// BenchmarkUpdate measures, with eight GPUs, the rebuild every 30 s and the check of files every second.
-func BenchmarkUpdate(b *testing.B) {
-	s := newFixture(b, 8, nil)
-	for i := range 60 { // the number of a real driver's libraries
-		s.touch(fmt.Sprintf("usr/lib64/libnvidia-%d.so.%s", i, testDriverVersion))
-	}
-	statuses := healthyStatuses(makeGPUs(8))
-	s.Update(statuses)
-	b.Run("rebuild", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			s.rebuild(makeGPUs(8), false)
-		}
-	})
-	b.Run("check", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			s.Update(statuses)
-		}
-	})
-	s.must(s.State().Err)
 }

@@ -1,63 +1,75 @@
 package cdi
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/spec"
 	"github.com/podgauge/podgauge/plugin/response"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
-	"tags.cncf.io/container-device-interface/specs-go"
 )
 
+// specFile is the file of a class.
 type specFile struct {
-	path    string
-	written fs.FileInfo // of the file as written; nil: the file does not exist or is an earlier process's
-	spec    *specs.Spec // as written
+	class, path string
+	content     []byte // as written; nil: no spec, or an earlier process's
+	devices     int    // in the content
 }
 
-// newSpecFile returns the file of a class with the name that NVIDIA's plugin uses.
-func newSpecFile(dir, class string) *specFile {
-	return &specFile{path: filepath.Join(dir, cdi.GenerateSpecName(response.CDIVendor, class)+".json")}
+// specFiles returns the files of all classes, with the names that NVIDIA's
+// plugin uses.
+func specFiles(dir string) []specFile {
+	files := make([]specFile, len(classes))
+	for i, class := range classes {
+		name := cdi.GenerateSpecName(response.CDIVendor, class) + ".json"
+		files[i] = specFile{class: class, path: filepath.Join(dir, name)}
+	}
+	return files
 }
 
-// put replaces the file. A file with the same spec stays untouched, because runtimes read all specs again after a change.
-func (f *specFile) put(s spec.Interface) error {
-	if f.isUnchanged() && reflect.DeepEqual(f.spec, s.Raw()) {
+// write replaces the file. A file with the same content stays untouched,
+// because runtimes read all specs again after a change.
+func (f *specFile) write(s spec.Interface) error {
+	content, err := json.Marshal(s.Raw())
+	if err != nil {
+		return err
+	}
+	f.content, f.devices = content, len(s.Raw().Devices)
+	if f.isIntact() {
 		return nil
 	}
-	f.written = nil // a failed write may have replaced the file: the next put writes again
-	err := s.Save(f.path)
-	if err == nil {
-		f.spec = s.Raw()
-		f.written, err = os.Stat(f.path)
+	if err = s.Save(f.path); err != nil {
+		f.content, f.devices = nil, 0
 	}
 	return err
 }
 
-func (f *specFile) isUnchanged() bool {
-	info, err := os.Stat(f.path)
-	return err == nil && f.written != nil && os.SameFile(info, f.written) && info.Size() == f.written.Size() && info.ModTime().Equal(f.written.ModTime())
+// isIntact reports whether the file has the written content.
+func (f *specFile) isIntact() bool {
+	content, err := os.ReadFile(f.path)
+	return err == nil && bytes.Equal(content, f.content)
 }
 
 func (f *specFile) remove() error {
-	f.written = nil
+	f.content, f.devices = nil, 0
 	if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove CDI spec: %w", err)
 	}
 	return nil
 }
 
-// RemoveSpecs removes the specs of an earlier process, for settings without CDI. The default of dir is DefaultDir.
+// RemoveSpecs removes the specs of an earlier process, for settings without
+// CDI. The default of dir is DefaultDir.
 func RemoveSpecs(dir string) error {
 	var errs []error
-	for _, class := range classes {
-		errs = append(errs, newSpecFile(cmp.Or(dir, DefaultDir), class).remove())
+	for _, f := range specFiles(cmp.Or(dir, DefaultDir)) {
+		errs = append(errs, f.remove())
 	}
 	return errors.Join(errs...)
 }

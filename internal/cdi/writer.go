@@ -1,8 +1,11 @@
-// Package cdi writes the CDI specs of the node's NVIDIA devices: the changes that a container runtime makes to a container with a device.
-// The files stay after the end of the process, because a restarted container needs them.
+// Package cdi writes the CDI specs of the node's NVIDIA devices: the changes
+// that a container runtime makes to a container with a device. The files stay
+// after the end of the process, because a restarted container needs them.
 //
-// nvidia-container-toolkit's nvcdi finds the files of the driver below the driver root. Its NVML calls are answered from the inventory
-// (nvml_adapter.go): so no call hangs, meets a missing function, or fails for all GPUs because of a lost GPU (docs/contributing/adr/0007-cdi.md).
+// nvidia-container-toolkit's nvcdi finds the files of the driver below the
+// driver root. Its NVML calls are answered from the inventory (nvml_adapter.go):
+// so no call hangs, meets a missing function, or fails for all GPUs because of
+// a lost GPU (docs/contributing/adr/0007-cdi.md).
 package cdi
 
 import (
@@ -25,31 +28,30 @@ import (
 const DefaultDir = "/var/run/cdi"
 
 const (
-	// rebuildInterval bounds the delay of changes that the inventory does not show: a new socket of nvidia-persistenced, or a removed
-	// socket that would keep containers from starting.
+	// rebuildInterval bounds the delay of changes that the inventory does not
+	// show: a new socket of nvidia-persistenced, or a removed socket that would
+	// keep containers from starting.
 	rebuildInterval = 30 * time.Second
 	// retryInterval is the time between a failure and the next build.
 	retryInterval = 10 * time.Second
 )
 
-// Options configure a Writer.
+// Options are the contents of specs.
 type Options struct {
-	// Publish is called with each change of the state. Slices are read-only.
-	Publish func(SpecState)
-	Log     *slog.Logger
-	// Dir is the folder of specs. Default: DefaultDir.
-	Dir string
-	// DeviceName returns the name of a device, as in the response to Allocate.
-	DeviceName func(device.Device) string
-	// DriverRoot and DevRoot are the folders of the driver's files and of /dev in this process's mounts. Default: /.
+	// DeviceIDStrategy names devices as in the response to Allocate.
+	DeviceIDStrategy response.DeviceIDStrategy
+	// DriverRoot and DevRoot are the folders of the driver's files and of /dev in
+	// this process's mounts. Default: /.
 	DriverRoot, DevRoot string
-	// TargetDriverRoot and TargetDevRoot are the same folders on the host. Default: DriverRoot, and TargetDriverRoot.
+	// TargetDriverRoot and TargetDevRoot are the same folders on the host.
+	// Default: DriverRoot, and TargetDriverRoot.
 	TargetDriverRoot, TargetDevRoot string
 	// HookPath is nvidia-cdi-hook or nvidia-ctk on the host.
 	HookPath string
-	// FeatureFlags and DisabledHooks are nvcdi's. EnabledHooks may have newHooks.
-	FeatureFlags, DisabledHooks, EnabledHooks []string
-	// GDRCopy, GDS and MOFED enable specs of their own, on nodes with such devices.
+	// FeatureFlags and DisabledHooks are nvcdi's.
+	FeatureFlags, DisabledHooks []string
+	// GDRCopy, GDS and MOFED enable specs of their own, on nodes with such
+	// devices.
 	GDRCopy, GDS, MOFED bool
 	// IMEXChannels share one spec.
 	IMEXChannels []int
@@ -57,54 +59,47 @@ type Options struct {
 
 // SpecState is the state of the specs.
 type SpecState struct {
-	Devices []string // names in the spec of GPUs
 	Classes []string // with a spec: "gpu", "gds", …
 	Err     error    // the reason for missing specs or devices
 }
 
 // Attempted reports whether the specs of a device were written or failed.
-func (s SpecState) Attempted() bool {
-	return len(s.Classes) > 0 || s.Err != nil && !errors.Is(s.Err, errNoDevice)
-}
-
-// errNoDevice is the reason for missing specs on a node without a GPU.
-var errNoDevice = errors.New("no device")
+func (s SpecState) Attempted() bool { return len(s.Classes) > 0 || s.Err != nil }
 
 // Writer writes specs. The files stay: the next Writer replaces or removes them.
 type Writer struct {
-	Options
+	options Options
+	dir     string
+	publish func(SpecState)
+	log     *slog.Logger
 
-	state     SpecState       // as published
+	files     []specFile
 	devices   []device.Device // of the newest specs
-	files     map[string]*specFile
-	cleaned   bool // an earlier process's files are removed
 	nextBuild time.Time
 	lastError string // as logged
 }
 
-// New returns a Writer.
-func New(o Options) *Writer {
-	o.Dir = cmp.Or(o.Dir, DefaultDir)
+// New returns a Writer of files in a folder, by default DefaultDir. publish is
+// called with each change of the state.
+func New(o Options, dir string, log *slog.Logger, publish func(SpecState)) *Writer {
 	// nvcdi compares prefixes of paths.
 	o.DriverRoot = filepath.Clean(cmp.Or(o.DriverRoot, "/"))
 	o.TargetDriverRoot = filepath.Clean(cmp.Or(o.TargetDriverRoot, o.DriverRoot))
 	o.TargetDevRoot = filepath.Clean(cmp.Or(o.TargetDevRoot, o.TargetDriverRoot))
 	o.DevRoot = filepath.Clean(cmp.Or(o.DevRoot, "/"))
-	w := &Writer{Options: o, files: map[string]*specFile{}}
-	for _, class := range classes {
-		w.files[class] = newSpecFile(o.Dir, class)
-	}
-	return w
+	dir = cmp.Or(dir, DefaultDir)
+	return &Writer{options: o, dir: dir, publish: publish, log: log, files: specFiles(dir)}
 }
 
-// Update rebuilds the specs if due, or if another program altered a file. Callers repeat Update, also without a change of the inventory.
+// Update rebuilds the specs if due, or if another program altered a file.
+// Callers repeat Update, also without a change of the inventory.
 func (w *Writer) Update(statuses []device.Status) {
 	devices := devicesOf(statuses)
 	altered := false
-	for class, f := range w.files {
-		if f.written != nil && !f.isUnchanged() {
-			altered, f.written = true, nil
-			w.Log.Warn("CDI spec missing or changed, rewriting", "file", f.path, "class", class)
+	for i := range w.files {
+		if f := &w.files[i]; f.content != nil && !f.isIntact() {
+			altered, f.content, f.devices = true, nil, 0
+			w.log.Warn("CDI spec missing or changed, rewriting", "file", f.path, "class", f.class)
 		}
 	}
 	changed := !reflect.DeepEqual(devices, w.devices)
@@ -113,8 +108,8 @@ func (w *Writer) Update(statuses []device.Status) {
 	}
 }
 
-// devicesOf returns the devices of the inventory, regardless of health. A GPU that is gone is left out: its index and device node may belong
-// to another GPU.
+// devicesOf returns the devices of the inventory, regardless of health. A GPU
+// that is gone is left out: its index and device node may belong to another GPU.
 func devicesOf(statuses []device.Status) []device.Device {
 	devices := make([]device.Device, 0, len(statuses))
 	for _, s := range statuses {
@@ -125,75 +120,65 @@ func devicesOf(statuses []device.Status) []device.Device {
 	return devices
 }
 
-// rebuild builds and writes all specs. After a failure, existing files stay: they are likely to be right.
+// rebuild builds and writes all specs. After a failure, existing files stay:
+// they are likely to be right.
 func (w *Writer) rebuild(devices []device.Device, changed bool) {
 	w.devices = devices
-	var errs []error
-	if len(devices) == 0 {
-		errs = append(errs, errNoDevice)
-	}
+	before := slices.Clone(w.files)
 	log := slog.New(slog.DiscardHandler)
 	if changed { // nvcdi's messages repeat
-		log = w.Log
+		log = w.log
 	}
-	b := newSpecBuilder(&w.Options, devices, log)
-	for _, class := range classes {
-		spec, err := b.build(class)
+	b := newSpecBuilder(&w.options, devices, log)
+	var errs []error
+	for i := range w.files {
+		f := &w.files[i]
+		spec, err := b.build(f.class)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", class, err))
+			errs = append(errs, fmt.Errorf("%s: %w", f.class, err))
 		}
 		switch {
 		case spec != nil:
-			errs = append(errs, w.files[class].put(spec))
+			errs = append(errs, f.write(spec))
 		case err == nil:
-			errs = append(errs, w.drop(w.files[class]))
+			errs = append(errs, f.remove())
 		}
 	}
-	w.cleaned = true
-	atomicfile.RemoveStale(filepath.Join(w.Dir, "spec.*.tmp")) // of the CDI library, left by a failed write
-	w.publish(errors.Join(errs...))
+	atomicfile.RemoveStale(filepath.Join(w.dir, "spec.*.tmp")) // of the CDI library, left by a failed write
+	w.report(errors.Join(errs...), !reflect.DeepEqual(before, w.files))
 }
 
-// drop removes a file of this Writer, and in the first build a file of an earlier process. Another program's newer file stays.
-func (w *Writer) drop(f *specFile) error {
-	if f.isUnchanged() || !w.cleaned {
-		return f.remove()
-	}
-	f.written = nil
-	return nil
-}
-
-// publish publishes and logs the state, if changed, and schedules the next build.
-func (w *Writer) publish(err error) {
+// report publishes and logs the state, if changed, and schedules the next build.
+func (w *Writer) report(err error, changed bool) {
 	w.nextBuild = time.Now().Add(rebuildInterval)
-	if err != nil {
+	errText := ""
+	switch {
+	case err != nil:
 		w.nextBuild = time.Now().Add(retryInterval)
-	}
-	state, errText := SpecState{Err: err}, ""
-	for _, class := range classes {
-		if w.files[class].written != nil {
-			state.Classes = append(state.Classes, class)
-		}
-	}
-	if gpu := w.files[response.GPUClass]; gpu.written != nil {
-		for _, d := range gpu.spec.Devices {
-			state.Devices = append(state.Devices, d.Name)
-		}
-	}
-	if err != nil {
 		errText = strings.ReplaceAll(err.Error(), "\n", "; ")
+	case len(w.devices) == 0:
+		errText = "no device"
 	}
-	if errText == w.lastError && slices.Equal(w.state.Devices, state.Devices) && slices.Equal(w.state.Classes, state.Classes) {
+	if !changed && errText == w.lastError {
 		return
 	}
-	w.state, w.lastError = state, errText
-	w.Publish(state)
-	log := w.Log.With("dir", w.Dir, "devices", len(state.Devices), "classes", strings.Join(state.Classes, ","))
+	w.lastError = errText
+	state, devices := SpecState{Err: err}, 0
+	for _, f := range w.files {
+		if f.content != nil {
+			state.Classes = append(state.Classes, f.class)
+		}
+		if f.class == response.GPUClass {
+			devices = f.devices
+		}
+	}
+	w.publish(state)
+	log := w.log.With("dir", w.dir, "devices", devices, "classes", strings.Join(state.Classes, ","))
 	switch {
-	case errors.Is(err, errNoDevice):
-		w.Log.Info("waiting for a device to write CDI specs", "err", errText)
 	case err != nil:
 		log.Warn("cannot write all CDI specs, retrying", "err", errText)
+	case len(w.devices) == 0:
+		w.log.Info("waiting for a device to write CDI specs", "err", errText)
 	default:
 		log.Info("CDI specs written")
 	}

@@ -1,112 +1,70 @@
-package cdi
+package cdi_test
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/bubble"
-	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// runWriter runs a Writer and a test body in a synctest bubble.
-func runWriter(t *testing.T, gpus int, change func(*Options), body func(*writerFixture)) {
+const (
+	checkInterval   = time.Second
+	rebuildInterval = 30 * time.Second
+	retryInterval   = 10 * time.Second
+)
+
+// runWriter runs a test with a Writer in a synctest bubble.
+func runWriter(t *testing.T, gpus int, change func(*cdi.Options), body func(*writerFixture)) {
 	t.Helper()
-	bubble.Test(t, func(t *testing.T) {
-		s := newFixture(t, gpus, change)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			s.repeatUpdate(ctx)
-		}()
-		s.advance(0)
-		body(s)
-		cancel()
-		<-done
-	})
+	bubble.Test(t, func(t *testing.T) { body(newFixture(t, gpus, change)) })
 }
 
-// checkInterval is the interval of updates without a change of the inventory.
-const checkInterval = time.Second
-
-// repeatUpdate calls Update after each change of the inventory, as podgauge does.
-func (s *writerFixture) repeatUpdate(ctx context.Context) {
-	check := time.NewTicker(checkInterval)
-	defer check.Stop()
-	for {
-		statuses, changed := s.inventory.Get()
-		if statuses != nil {
-			s.Update(statuses)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		case <-check.C:
-		}
-	}
-}
-
-// advance advances the clock and waits until the Writer is idle.
-func (s *writerFixture) advance(d time.Duration) {
-	time.Sleep(d)
-	synctest.Wait()
-}
-
-func (s *writerFixture) publishDevices(devices []device.Device) {
-	s.inventory.Set(healthyStatuses(devices))
-	s.advance(0)
-}
-
+// wantDevices checks the devices in the spec of GPUs.
 func (s *writerFixture) wantDevices(devices ...string) {
 	s.Helper()
-	if got := s.State().Devices; !slices.Equal(got, devices) {
-		s.Fatalf("devices: got %q, want %q, error %v", got, devices, s.State().Err)
+	want := make([]string, len(devices))
+	for i, d := range devices {
+		want[i] = "k8s.device-plugin.nvidia.com/gpu=" + d
 	}
-	if len(devices) == 0 {
-		return
-	}
-	for _, d := range devices {
-		if s.cdiCache().GetDevice("k8s.device-plugin.nvidia.com/gpu="+d) == nil {
-			s.Fatalf("device %s is missing in the file", d)
-		}
+	if got := s.cdiCache().ListDevices(); !slices.Equal(got, want) || s.hasSpec("gpu") != (len(want) > 0) {
+		s.Fatalf("devices: got %q, want %q, state %+v", got, want, s.state)
 	}
 }
 
 func TestSpecsFollowTheInventory(t *testing.T) {
 	runWriter(t, 2, nil, func(s *writerFixture) {
-		s.publishDevices(makeGPUs(1))
+		s.setDevices(makeGPUs(1))
 		s.wantDevices("GPU-0")
-		s.publishDevices(makeGPUs(2))
+		s.setDevices(makeGPUs(2))
 		s.wantDevices("GPU-0", "GPU-1")
 		wantSet(t, "files", s.specNames(), "k8s.device-plugin.nvidia.com-gpu.json")
 		if info, err := os.Stat(s.specPathOf("gpu")); err != nil || info.Mode() != 0o644 {
 			t.Errorf("spec file: got %v, %v, want mode 0644", info, err)
 		}
-		if !s.State().Attempted() || !s.HasSpec("gpu") || s.HasSpec("gds") {
-			t.Errorf("specs: got %q, want gpu", s.State().Classes)
+		if !s.state.Attempted() || !s.hasSpec("gpu") || s.hasSpec("gds") {
+			t.Errorf("specs: got %q, want gpu", s.state.Classes)
 		}
 		lost := healthyStatuses(makeGPUs(2))
 		lost[0].Healthy, lost[0].Reason, lost[0].Gone = false, "gone", true
-		s.inventory.Set(lost)
-		s.advance(0)
+		s.Update(lost)
 		s.wantDevices("GPU-1")
-		s.publishDevices(nil)
+		s.setDevices(nil)
 		s.wantDevices()
 		if files := s.specNames(); len(files) > 0 {
 			t.Errorf("files without devices: got %q, want none", files)
 		}
-		s.publishDevices(makeGPUs(1))
+		s.setDevices(makeGPUs(1))
 		s.wantDevices("GPU-0")
-		if n := s.log.countLines("WARN"); n > 0 {
-			t.Errorf("got %d warnings, want 0:\n%s", n, s.log)
+		if n := s.countLogLines("WARN"); n > 0 {
+			t.Errorf("got %d warnings, want 0:\n%s", n, s.log.String())
 		}
 	})
 }
@@ -114,20 +72,18 @@ func TestSpecsFollowTheInventory(t *testing.T) {
 // TestUnchangedFile checks that a valid file is not rewritten: runtimes read all specs after a change.
 func TestUnchangedFile(t *testing.T) {
 	runWriter(t, 2, nil, func(s *writerFixture) {
-		s.publishDevices(makeGPUs(2))
+		s.setDevices(makeGPUs(2))
 		before, err := os.Stat(s.specPathOf("gpu"))
 		s.must(err)
-		statuses := healthyStatuses(makeGPUs(2))
-		statuses[1].Healthy, statuses[1].Reason = false, "xid_79"
-		s.inventory.Set(statuses)
+		s.statuses[1].Healthy, s.statuses[1].Reason = false, "xid_79"
 		s.advance(10 * time.Minute)
 		after, err := os.Stat(s.specPathOf("gpu"))
 		s.must(err)
 		if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
 			t.Error("the file was rewritten")
 		}
-		if n := s.log.countLines(""); n != 1 {
-			t.Errorf("got %d log lines, want 1:\n%s", n, s.log)
+		if n := s.countLogLines(""); n != 1 {
+			t.Errorf("got %d log lines, want 1:\n%s", n, s.log.String())
 		}
 	})
 }
@@ -145,13 +101,13 @@ func TestFileRestored(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			runWriter(t, 1, nil, func(s *writerFixture) {
-				s.publishDevices(makeGPUs(1))
+				s.setDevices(makeGPUs(1))
 				valid := s.readSpec("gpu")
 				change(s)
 				s.advance(checkInterval)
 				if name == "folder in its place" { // rename fails
-					if s.HasSpec("gpu") || s.State().Err == nil || !s.State().Attempted() {
-						t.Errorf("state: got %+v, want an attempt with an error and no spec", s.State())
+					if s.hasSpec("gpu") || s.state.Err == nil || !s.state.Attempted() {
+						t.Errorf("state: got %+v, want an attempt with an error and no spec", s.state)
 					}
 					s.must(os.Remove(s.specPathOf("gpu")))
 					s.advance(retryInterval)
@@ -173,16 +129,6 @@ func (s *writerFixture) replaceFile(content string) {
 	s.must(os.Rename(other, s.specPathOf("gpu")))
 }
 
-// TestFilesOutliveTheWriter checks that specs remain for containers that restart during a rollout.
-func TestFilesOutliveTheWriter(t *testing.T) {
-	dir := t.TempDir()
-	runWriter(t, 1, func(o *Options) { o.Dir = dir }, func(s *writerFixture) { s.publishDevices(makeGPUs(1)) })
-	spec, err := cdi.ReadSpec(filepath.Join(dir, "k8s.device-plugin.nvidia.com-gpu.json"), 0)
-	if err != nil || len(spec.Devices) != 1 || spec.Devices[0].Name != "GPU-0" {
-		t.Errorf("spec after the end: got %v, %v, want device GPU-0", spec, err)
-	}
-}
-
 // TestNextWriter checks the handling of files from an earlier process.
 func TestNextWriter(t *testing.T) {
 	leave := func(s *writerFixture, names ...string) {
@@ -197,7 +143,7 @@ func TestNextWriter(t *testing.T) {
 		runWriter(t, 2, nil, func(s *writerFixture) {
 			leave(s, gpu, gds, other, "spec.1.tmp")
 			s.must(os.Chtimes(filepath.Join(s.specDir, "spec.1.tmp"), time.Unix(0, 0), time.Unix(0, 0)))
-			s.publishDevices(makeGPUs(1))
+			s.setDevices(makeGPUs(1))
 			s.wantDevices("GPU-0")
 			wantSet(t, "files", s.specNames(), gpu, other)
 		})
@@ -205,78 +151,27 @@ func TestNextWriter(t *testing.T) {
 	t.Run("no devices", func(t *testing.T) {
 		runWriter(t, 0, nil, func(s *writerFixture) {
 			leave(s, gpu)
-			s.publishDevices(makeGPUs(0))
+			s.setDevices(makeGPUs(0))
 			wantSet(t, "files", s.specNames())
-		})
-	})
-	t.Run("no driver yet", func(t *testing.T) {
-		runWriter(t, 0, nil, func(s *writerFixture) {
-			leave(s, gpu, gds)
-			s.advance(10 * time.Minute)
-			wantSet(t, "files", s.specNames(), gpu, gds)
-			if s.HasSpec("gpu") {
-				t.Error("HasSpec: got true for an unchecked file, want false")
-			}
 		})
 	})
 	t.Run("driver files missing", func(t *testing.T) {
 		runWriter(t, 0, nil, func(s *writerFixture) {
 			s.must(os.RemoveAll(filepath.Join(s.driverRoot, "usr")))
 			leave(s, gpu, gds)
-			s.publishDevices(makeGPUs(1))
+			s.setDevices(makeGPUs(1))
 			wantSet(t, "files", s.specNames(), gpu)
-			if s.HasSpec("gpu") {
+			if s.hasSpec("gpu") {
 				t.Error("HasSpec: got true for an unchecked file, want false")
 			}
-		})
-	})
-	t.Run("newer file of another program", func(t *testing.T) {
-		runWriter(t, 1, nil, func(s *writerFixture) {
-			s.publishDevices(makeGPUs(1))
-			leave(s, gds)
-			s.advance(10 * time.Minute)
-			wantSet(t, "files", s.specNames(), gpu, gds)
 		})
 	})
 	t.Run("CDI disabled", func(t *testing.T) {
 		s := newFixture(t, 0, nil)
 		leave(s, gpu, gds, other)
-		s.must(RemoveSpecs(s.specDir))
+		s.must(cdi.RemoveSpecs(s.specDir))
 		wantSet(t, "files", s.specNames(), other)
-		s.must(RemoveSpecs(filepath.Join(s.specDir, "missing")))
-	})
-}
-
-// TestStatePublished checks that each change of the state is published once.
-func TestStatePublished(t *testing.T) {
-	runWriter(t, 1, nil, func(s *writerFixture) {
-		_, first := s.state.Get()
-		s.publishDevices(makeGPUs(1))
-		select {
-		case <-first:
-		default:
-			t.Error("publication after a change: got none, want one")
-		}
-		_, second := s.state.Get()
-		s.advance(10 * time.Minute)
-		select {
-		case <-second:
-			t.Error("publication of an equal state: got one, want none")
-		default:
-		}
-		if !s.HasSpec("gpu") {
-			t.Errorf("classes: got %q, want gpu", s.State().Classes)
-		}
-	})
-}
-
-// TestTruncatedFileOfAnEarlierProcess checks that a truncated file is replaced.
-func TestTruncatedFileOfAnEarlierProcess(t *testing.T) {
-	runWriter(t, 1, nil, func(s *writerFixture) {
-		s.must(os.MkdirAll(s.specDir, 0o755))
-		s.must(os.WriteFile(s.specPathOf("gpu"), []byte("{"), 0o600))
-		s.publishDevices(makeGPUs(1))
-		s.wantDevices("GPU-0")
+		s.must(cdi.RemoveSpecs(filepath.Join(s.specDir, "missing")))
 	})
 }
 
@@ -285,24 +180,24 @@ func TestFailureAndRecovery(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		libraries := filepath.Join(s.driverRoot, "usr/lib64")
 		s.must(os.Rename(libraries, libraries+".away"))
-		s.publishDevices(makeGPUs(1))
+		s.setDevices(makeGPUs(1))
 		s.advance(10 * time.Minute)
 		s.wantDevices()
-		if err := s.State().Err; err == nil || !s.State().Attempted() || len(s.specNames()) > 0 {
+		if err := s.state.Err; err == nil || !s.state.Attempted() || len(s.specNames()) > 0 {
 			t.Errorf("got error %v and files %q, want an error and no files", err, s.specNames())
 		}
-		if n := s.log.countLines(""); n != 1 || s.log.countLines("WARN", testDriverVersion) != 1 {
-			t.Errorf("got %d log lines, want one warning:\n%s", n, s.log)
+		if n := s.countLogLines(""); n != 1 || s.countLogLines("WARN", testDriverVersion) != 1 {
+			t.Errorf("got %d log lines, want one warning:\n%s", n, s.log.String())
 		}
 		s.must(os.Rename(libraries+".away", libraries))
 		s.advance(retryInterval)
 		s.wantDevices("GPU-0")
-		s.must(s.State().Err)
+		s.must(s.state.Err)
 
 		s.must(os.Rename(libraries, libraries+".away"))
 		s.advance(rebuildInterval)
 		s.wantDevices("GPU-0")
-		if s.State().Err == nil {
+		if s.state.Err == nil {
 			t.Error("error without the driver's files: got none")
 		}
 	})
@@ -311,7 +206,7 @@ func TestFailureAndRecovery(t *testing.T) {
 // TestPeriodicRebuild checks that the Writer finds a new driver file without a change of the inventory.
 func TestPeriodicRebuild(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
-		s.publishDevices(makeGPUs(1))
+		s.setDevices(makeGPUs(1))
 		s.touch("run/nvidia-fabricmanager/socket")
 		s.advance(rebuildInterval)
 		if !strings.Contains(s.readSpec("gpu"), "/host/run/nvidia-fabricmanager/socket") {
@@ -344,56 +239,49 @@ func TestInvalidDevice(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			runWriter(t, 2, nil, func(s *writerFixture) {
-				s.publishDevices([]device.Device{one, row.device})
+				s.setDevices([]device.Device{one, row.device})
 				s.wantDevices("GPU-0")
-				if err := s.State().Err; err == nil || !strings.Contains(err.Error(), row.want) {
+				if err := s.state.Err; err == nil || !strings.Contains(err.Error(), row.want) {
 					t.Errorf("error: got %v, want %q", err, row.want)
 				}
 				s.advance(10 * time.Minute)
-				if n := s.log.countLines(""); n != 1 {
-					t.Errorf("got %d log lines, want 1:\n%s", n, s.log)
+				if n := s.countLogLines(""); n != 1 {
+					t.Errorf("got %d log lines, want 1:\n%s", n, s.log.String())
 				}
 			})
 		})
 	}
 }
 
-func TestNoDriver(t *testing.T) {
+func TestUnknownDriverVersion(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
-		s.advance(10 * time.Minute)
-		if n := s.log.countLines(""); n != 0 {
-			t.Errorf("got %d log lines, want 0:\n%s", n, s.log)
-		}
-		if s.State().Attempted() {
-			t.Errorf("Attempted without an inventory: got true with error %v, want false", s.State().Err)
-		}
 		unknown := makeGPUs(1)
 		unknown[0].InfoLabels = nil
-		s.publishDevices(unknown)
+		s.setDevices(unknown)
 		s.wantDevices()
-		if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "version unknown") {
+		if err := s.state.Err; err == nil || !strings.Contains(err.Error(), "version unknown") {
 			t.Errorf("error: got %v, want an unknown version", err)
 		}
-		s.publishDevices(makeGPUs(1))
+		s.setDevices(makeGPUs(1))
 		s.wantDevices("GPU-0")
 	})
 }
 
 // TestClasses checks that a class has a spec only if the node has such devices.
 func TestClasses(t *testing.T) {
-	all := func(o *Options) {
+	all := func(o *cdi.Options) {
 		o.GDRCopy, o.GDS, o.MOFED, o.IMEXChannels = true, true, true, []int{0, 3}
 	}
 	runWriter(t, 1, all, func(s *writerFixture) {
-		s.publishDevices(makeGPUs(1))
-		s.must(s.State().Err)
-		wantSet(t, "classes", s.State().Classes, "gpu", "imex-channel")
+		s.setDevices(makeGPUs(1))
+		s.must(s.state.Err)
+		wantSet(t, "classes", s.state.Classes, "gpu", "imex-channel")
 		for _, node := range []string{"gdrdrv", "nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0", "infiniband/rdma_cm"} {
 			s.makeNode("dev/" + node)
 		}
 		s.touch("etc/cufile.json")
 		s.advance(rebuildInterval)
-		s.must(s.State().Err)
+		s.must(s.state.Err)
 		wantSet(t, "files", s.specNames(), "k8s.device-plugin.nvidia.com-gpu.json", "k8s.device-plugin.nvidia.com-imex-channel.json",
 			"k8s.device-plugin.nvidia.com-gdrcopy.json", "k8s.device-plugin.nvidia.com-gds.json", "k8s.device-plugin.nvidia.com-mofed.json")
 		wantSet(t, "devices", s.cdiCache().ListDevices(),
@@ -412,7 +300,7 @@ func TestClasses(t *testing.T) {
 		}
 		s.must(os.Remove(filepath.Join(s.driverRoot, "dev/gdrdrv")))
 		s.advance(rebuildInterval)
-		wantSet(t, "classes", s.State().Classes, "gpu", "imex-channel", "gds", "mofed")
+		wantSet(t, "classes", s.state.Classes, "gpu", "imex-channel", "gds", "mofed")
 	})
 }
 
@@ -420,18 +308,30 @@ func TestFindIMEXChannels(t *testing.T) {
 	s := newFixture(t, 0, nil)
 	s.makeNode("dev/nvidia-caps-imex-channels/channel0")
 	s.touch("dev/nvidia-caps-imex-channels/channel2")
-	present, missing := FindIMEXChannels(s.driverRoot, []int{0, 1, 2})
+	present, missing := cdi.FindIMEXChannels(s.driverRoot, []int{0, 1, 2})
 	if !slices.Equal(present, []int{0}) || !slices.Equal(missing, []int{1, 2}) {
 		t.Errorf("channels: got present %v and missing %v, want 0 present, 1 and 2 missing", present, missing)
 	}
 }
 
+// panickingHandler panics at nvcdi's messages.
+type panickingHandler struct{ slog.Handler }
+
+func (h panickingHandler) Handle(ctx context.Context, r slog.Record) error {
+	if r.Message == "nvcdi" {
+		panic("oh")
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
 // TestPanic checks that a panic in a library becomes an error.
 func TestPanic(t *testing.T) {
-	runWriter(t, 1, func(o *Options) { o.DeviceName = func(device.Device) string { panic("oh") } }, func(s *writerFixture) {
-		s.publishDevices(makeGPUs(1))
-		if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "panicked: oh") {
-			t.Errorf("error: got %v, want the panic", err)
-		}
-	})
+	s := newFixture(t, 1, nil)
+	log := slog.NewTextHandler(&s.log, &slog.HandlerOptions{Level: slog.LevelDebug})
+	options := cdi.Options{DriverRoot: s.driverRoot, DevRoot: s.driverRoot}
+	s.Writer = cdi.New(options, s.specDir, slog.New(panickingHandler{log}), func(state cdi.SpecState) { s.state = state })
+	s.setDevices(makeGPUs(1))
+	if err := s.state.Err; err == nil || !strings.Contains(err.Error(), "panicked: oh") {
+		t.Errorf("error: got %v, want the panic", err)
+	}
 }
