@@ -9,7 +9,8 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// TestNoNVMLCall builds the specs of devices from the nvml backend, with a library whose calls hang after the listing.
+// TestNoNVMLCall builds the specs of devices from the nvml backend, with a
+// library whose calls hang after the listing.
 func TestNoNVMLCall(t *testing.T) {
 	s := newFixture(t, 4, driverOnHost)
 	if _, err := nvmltest.Build(filepath.Join(s.driverRoot, "usr/lib64")); err != nil {
@@ -38,7 +39,8 @@ func TestNoNVMLCall(t *testing.T) {
 	}
 	for i, d := range devices {
 		nodes, _, _, _ := s.injectDevices("k8s.device-plugin.nvidia.com/gpu=" + string(d.ID))
-		wantSet(t, fmt.Sprintf("nodes of %d", i), nodes, fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm")
+		wantSet(t, fmt.Sprintf("nodes of %d", i), nodes, fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl",
+			"/dev/nvidia-uvm")
 	}
 }
 

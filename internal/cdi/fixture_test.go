@@ -79,7 +79,8 @@ func (s *writerFixture) must(err error) {
 func (s *writerFixture) installDriver(gpus int) {
 	s.Helper()
 	for _, name := range []string{
-		"usr/lib64/libcuda.so." + testDriverVersion, "usr/lib64/libnvidia-ml.so." + testDriverVersion, "usr/bin/nvidia-smi",
+		"usr/lib64/libcuda.so." + testDriverVersion, "usr/lib64/libnvidia-ml.so." + testDriverVersion,
+		"usr/bin/nvidia-smi",
 		"lib/firmware/nvidia/" + testDriverVersion + "/gsp_ga10x.bin", "run/nvidia-persistenced/socket",
 	} {
 		s.touch(name)
@@ -99,7 +100,8 @@ func (s *writerFixture) touch(name string) {
 	s.must(os.WriteFile(path, nil, 0o755))
 }
 
-// makeNode makes a character device 0:0, the only number that needs no privilege (whiteout of overlay file systems).
+// makeNode makes a character device 0:0, the only number that needs no
+// privilege (whiteout of overlay file systems).
 func (s *writerFixture) makeNode(name string) {
 	s.Helper()
 	path := filepath.Join(s.driverRoot, name)

@@ -14,7 +14,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// TestHardware compares the spec with nvcdi's own spec for the same driver, which is based on NVML calls.
+// TestHardware compares the spec with nvcdi's own spec for the same driver,
+// which is based on NVML calls.
 func TestHardware(t *testing.T) {
 	if os.Getenv("PODGAUGE_GPU") == "" {
 		t.Skip("PODGAUGE_GPU is not set: the test needs an NVIDIA GPU")

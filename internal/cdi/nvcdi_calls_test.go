@@ -29,8 +29,9 @@ const (
 	onlyTegra   = "for Tegra's mode"
 )
 
-// nvcdiMethods lists the methods of go-nvml, go-nvlib and nvcdi's wrappers that nvcdi calls. A method without an implementation in
-// nvml_adapter.go is a nil pointer, so new calls in an nvcdi update need a review.
+// nvcdiMethods lists the methods of go-nvml, go-nvlib and nvcdi's wrappers that
+// nvcdi calls. A method without an implementation in nvml_adapter.go is a nil
+// pointer, so new calls in an nvcdi update need a review.
 var nvcdiMethods = map[string]string{
 	"Interface.Init":                   implemented,
 	"Interface.Shutdown":               implemented,
@@ -106,11 +107,14 @@ func TestNVCDICalls(t *testing.T) {
 
 // isDriver reports whether a package has interfaces of the driver.
 func isDriver(path string) bool {
-	return path == "github.com/NVIDIA/go-nvml/pkg/nvml" || path == "github.com/NVIDIA/go-nvlib/pkg/nvlib/device" || path == dgpuPackage
+	return path == "github.com/NVIDIA/go-nvml/pkg/nvml" || path == "github.com/NVIDIA/go-nvlib/pkg/nvlib/device" ||
+		path == dgpuPackage
 }
 
 // selections returns the type-checked selector expressions of a package.
-func selections(t *testing.T, packages map[string]listedPackage, p listedPackage) map[*ast.SelectorExpr]*types.Selection {
+func selections(
+	t *testing.T, packages map[string]listedPackage, p listedPackage,
+) map[*ast.SelectorExpr]*types.Selection {
 	t.Helper()
 	set := token.NewFileSet()
 	var files []*ast.File
@@ -121,7 +125,8 @@ func selections(t *testing.T, packages map[string]listedPackage, p listedPackage
 		}
 		files = append(files, file)
 	}
-	imports := importer.ForCompiler(set, "gc", func(path string) (io.ReadCloser, error) { return os.Open(packages[path].Export) })
+	imports := importer.ForCompiler(set, "gc",
+		func(path string) (io.ReadCloser, error) { return os.Open(packages[path].Export) })
 	info := &types.Info{Selections: map[*ast.SelectorExpr]*types.Selection{}}
 	if _, err := (&types.Config{Importer: imports}).Check(p.ImportPath, set, files, info); err != nil {
 		t.Fatal(err)
@@ -131,7 +136,8 @@ func selections(t *testing.T, packages map[string]listedPackage, p listedPackage
 
 func listPackages(t *testing.T) map[string]listedPackage {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles", nvcdiPackage).Output()
+	out, err := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles",
+		nvcdiPackage).Output()
 	if err != nil {
 		t.Fatalf("list packages: %v", err)
 	}

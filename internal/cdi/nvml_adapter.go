@@ -8,8 +8,10 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// The adapters answer nvcdi's NVML calls from the inventory. Only the methods that nvcdi calls for whole GPUs exist; any other method is
-// nil, and buildSafely recovers from the panic. A test compares the methods with nvcdi's source.
+// The adapters answer nvcdi's NVML calls from the inventory. Only the methods
+// that nvcdi calls for whole GPUs exist; any other method is nil, and
+// buildSafely recovers from the panic. A test compares the methods with nvcdi's
+// source.
 
 // nvmlAdapter is the library for nvcdi itself.
 type nvmlAdapter struct {
@@ -21,7 +23,8 @@ type nvmlAdapter struct {
 func (a nvmlAdapter) Init() nvml.Return     { return nvml.SUCCESS }
 func (a nvmlAdapter) Shutdown() nvml.Return { return nvml.SUCCESS }
 
-// SystemGetDriverVersion returns the version in the names of the driver's libraries.
+// SystemGetDriverVersion returns the version in the names of the driver's
+// libraries.
 func (a nvmlAdapter) SystemGetDriverVersion() (string, nvml.Return) {
 	return a.driverVersion, nvml.SUCCESS
 }
@@ -36,7 +39,8 @@ func (a deviceLibAdapter) VisitDevices(visit func(int, nvlib.Device) error) erro
 	return visit(a.gpu.device.Index, a.gpu)
 }
 
-// VisitMigDevices visits none. nvcdi would look for device nodes in the /proc of this process; the inventory has the nodes.
+// VisitMigDevices visits none. nvcdi would look for device nodes in the /proc
+// of this process; the inventory has the nodes.
 func (a deviceLibAdapter) VisitMigDevices(func(int, nvlib.Device, int, nvlib.MigDevice) error) error {
 	return nil
 }
@@ -57,7 +61,8 @@ type deviceAdapter struct {
 // GetUUID returns the GPU's UUID, also for a MIG device.
 func (a deviceAdapter) GetUUID() (string, nvml.Return) { return string(a.device.GPU), nvml.SUCCESS }
 
-// GetMinorNumber returns the number in /dev/nvidiaN. gpuEdits rejects a device without the number.
+// GetMinorNumber returns the number in /dev/nvidiaN. gpuEdits rejects a device
+// without the number.
 func (a deviceAdapter) GetMinorNumber() (int, nvml.Return) { return a.device.Minor, nvml.SUCCESS }
 
 // GetPCIBusID returns the address that nvcdi finds the nodes for graphics by.
@@ -66,5 +71,6 @@ func (a deviceAdapter) GetPCIBusID() (string, error) { return a.device.PCI, nil 
 // IsMigEnabled returns false, because nvcdi skips a MIG-enabled GPU.
 func (a deviceAdapter) IsMigEnabled() (bool, error) { return false, nil }
 
-// IsCoherent returns an error: nvcdi then omits the annotation of a feature flag.
+// IsCoherent returns an error: nvcdi then omits the annotation of a feature
+// flag.
 func (a deviceAdapter) IsCoherent() (bool, error) { return false, errors.New("coherence is unknown") }

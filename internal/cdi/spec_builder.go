@@ -25,8 +25,9 @@ var classes = [...]string{
 	response.GPUClass, response.IMEXClass, response.GDRCopyClass, response.GDSClass, response.MOFEDClass,
 }
 
-// newHooks are the hooks that nvidia-container-toolkit has since 1.20. A toolkit before 1.18 on the host fails on an unknown hook, and
-// with it every GPU container (kubernetes-sigs/dra-driver-nvidia-gpu#568).
+// newHooks are the hooks that nvidia-container-toolkit has since 1.20. A
+// toolkit before 1.18 on the host fails on an unknown hook, and with it every
+// GPU container (kubernetes-sigs/dra-driver-nvidia-gpu#568).
 var newHooks = [...]string{"update-application-profile", "apply-cuda-memory-limits"}
 
 // specBuilder builds the specs of an inventory.
@@ -40,16 +41,20 @@ type specBuilder struct {
 func newSpecBuilder(o *Options, devices []device.Device, log *slog.Logger) *specBuilder {
 	b := &specBuilder{Options: o, devices: devices, log: log}
 	for _, d := range devices {
-		if i := slices.IndexFunc(d.InfoLabels, func(l device.Label) bool { return l.Name == "driver_version" }); i >= 0 && b.driverVersion == "" {
+		if i := slices.IndexFunc(d.InfoLabels,
+			func(l device.Label) bool { return l.Name == "driver_version" }); i >= 0 &&
+			b.driverVersion == "" {
 			b.driverVersion = d.InfoLabels[i].Value
 		}
 	}
 	return b
 }
 
-// build builds the spec of a class; nil if disabled or if the node has no such devices. An error beside a spec explains a missing device.
+// build builds the spec of a class; nil if disabled or if the node has no such
+// devices. An error beside a spec explains a missing device.
 func (b *specBuilder) build(class string) (s spec.Interface, err error) {
-	// nvcdi reads arbitrary files below a driver root, calls methods that nvml_adapter.go lacks, and is not written for a daemon.
+	// nvcdi reads arbitrary files below a driver root, calls methods that
+	// nvml_adapter.go lacks, and is not written for a daemon.
 	defer func() {
 		if p := recover(); p != nil {
 			s, err = nil, fmt.Errorf("nvcdi panicked: %v", p)
@@ -61,7 +66,9 @@ func (b *specBuilder) build(class string) (s spec.Interface, err error) {
 		s, err = b.gpuSpec()
 	case class == response.IMEXClass && len(b.IMEXChannels) > 0:
 		s, err = b.imexSpec()
-	case class == response.GDRCopyClass && b.GDRCopy, class == response.GDSClass && b.GDS, class == response.MOFEDClass && b.MOFED:
+	case class == response.GDRCopyClass && b.GDRCopy,
+		class == response.GDSClass && b.GDS,
+		class == response.MOFEDClass && b.MOFED:
 		s, err = b.modeSpec(class)
 	}
 	if s == nil {
@@ -78,13 +85,22 @@ func (b *specBuilder) build(class string) (s spec.Interface, err error) {
 	return s, err
 }
 
-// hostTransform returns the translation from this process's paths to the host's, as in NVIDIA's plugin.
+// hostTransform returns the translation from this process's paths to the
+// host's, as in NVIDIA's plugin.
 func (b *specBuilder) hostTransform() transform.Transformer {
-	driver := root.New(root.WithRoot(b.DriverRoot), root.WithTargetRoot(b.TargetDriverRoot), root.WithRelativeTo("host"))
+	driver := root.New(
+		root.WithRoot(b.DriverRoot),
+		root.WithTargetRoot(b.TargetDriverRoot),
+		root.WithRelativeTo("host"),
+	)
 	if b.DevRoot == b.DriverRoot {
 		return driver
 	}
-	dev := root.New(root.WithRoot(devDir(b.DevRoot)), root.WithTargetRoot(devDir(b.TargetDevRoot)), root.WithRelativeTo("host"))
+	dev := root.New(
+		root.WithRoot(devDir(b.DevRoot)),
+		root.WithTargetRoot(devDir(b.TargetDevRoot)),
+		root.WithRelativeTo("host"),
+	)
 	return transform.Merge(driver, dev)
 }
 
@@ -92,7 +108,8 @@ func devDir(root string) string {
 	return filepath.Join(strings.TrimSuffix(filepath.Clean(root), "/dev"), "/dev")
 }
 
-// newNVCDI returns an nvcdi library for one query, because the library caches results.
+// newNVCDI returns an nvcdi library for one query, because the library caches
+// results.
 func (b *specBuilder) newNVCDI(mode nvcdi.Mode, lib deviceLibAdapter) (nvcdi.Interface, error) {
 	return nvcdi.New(
 		nvcdi.WithMode(mode),
@@ -102,14 +119,16 @@ func (b *specBuilder) newNVCDI(mode nvcdi.Mode, lib deviceLibAdapter) (nvcdi.Int
 		nvcdi.WithDevRoot(b.DevRoot),
 		nvcdi.WithNVIDIACDIHookPath(b.HookPath),
 		nvcdi.WithDisabledHooks(append(slices.Clone(b.DisabledHooks), newHooks[:]...)...),
-		// libnvidia-sandboxutils is a driver library that can hang and lack functions, and only repeats the inventory.
+		// libnvidia-sandboxutils is a driver library that can hang and lack
+		// functions, and only repeats the inventory.
 		nvcdi.WithFeatureFlags(append(slices.Clone(b.FeatureFlags), string(nvcdi.FeatureDisableNvsandboxUtils))...),
 		nvcdi.WithNvmlLib(nvmlAdapter{driverVersion: b.driverVersion}),
 		nvcdi.WithDeviceLib(lib),
 	)
 }
 
-// gpuSpec builds the spec of GPUs and MIG devices. An invalid device is skipped for the sake of the others.
+// gpuSpec builds the spec of GPUs and MIG devices. An invalid device is skipped
+// for the sake of the others.
 func (b *specBuilder) gpuSpec() (spec.Interface, error) {
 	if b.driverVersion == "" {
 		return nil, errors.New("driver version unknown, cannot find the driver's libraries")
@@ -144,7 +163,12 @@ func (b *specBuilder) gpuSpec() (spec.Interface, error) {
 }
 
 func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (spec.Interface, error) {
-	return spec.New(spec.WithVendor(response.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices), spec.WithEdits(edits))
+	return spec.New(
+		spec.WithVendor(response.CDIVendor),
+		spec.WithClass(class),
+		spec.WithDeviceSpecs(devices),
+		spec.WithEdits(edits),
+	)
 }
 
 func (b *specBuilder) deviceSpec(d device.Device, gpuEdits map[device.GPU]*specs.ContainerEdits) (specs.Device, error) {
@@ -167,7 +191,8 @@ func (b *specBuilder) deviceSpec(d device.Device, gpuEdits map[device.GPU]*specs
 	return specs.Device{Name: name, ContainerEdits: *edits}, nil
 }
 
-// gpuEdits returns the edits for a whole GPU, the device itself or the GPU of a MIG device.
+// gpuEdits returns the edits for a whole GPU, the device itself or the GPU of a
+// MIG device.
 func (b *specBuilder) gpuEdits(d device.Device) (*specs.ContainerEdits, error) {
 	if d.Minor < 0 {
 		return nil, errors.New("minor number unknown")
@@ -184,7 +209,8 @@ func (b *specBuilder) gpuEdits(d device.Device) (*specs.ContainerEdits, error) {
 		return nil, fmt.Errorf("nvcdi returned %d devices, expected 1", len(devices))
 	}
 	edits := devices[0].ContainerEdits
-	// nvcdi skips a missing device node, and the container would start without a GPU.
+	// nvcdi skips a missing device node, and the container would start without
+	// a GPU.
 	node := gpuNode(d)
 	if !slices.ContainsFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == node }) {
 		return nil, fmt.Errorf("no device node %s in %s", node, b.DevRoot)
@@ -194,8 +220,9 @@ func (b *specBuilder) gpuEdits(d device.Device) (*specs.ContainerEdits, error) {
 
 func gpuNode(d device.Device) string { return fmt.Sprintf("/dev/nvidia%d", d.Minor) }
 
-// migEdits returns the edits for a MIG device: the GPU's node, the nodes of the capabilities, and with a profile for graphics ("+gfx")
-// the nodes and links for graphics.
+// migEdits returns the edits for a MIG device: the GPU's node, the nodes of the
+// capabilities, and with a profile for graphics ("+gfx") the nodes and links
+// for graphics.
 func (b *specBuilder) migEdits(d device.Device, gpuEdits *specs.ContainerEdits) (*specs.ContainerEdits, error) {
 	edits := &specs.ContainerEdits{}
 	graphics := strings.Contains(d.Profile, "+gfx")
@@ -242,8 +269,9 @@ func (b *specBuilder) imexSpec() (spec.Interface, error) {
 	return newSpec(response.IMEXClass, devices, specs.ContainerEdits{})
 }
 
-// FindIMEXChannels splits channels by whether the node has the device node. Like NVIDIA's plugin, it also looks in this process's /dev:
-// a runtime puts the nodes there.
+// FindIMEXChannels splits channels by whether the node has the device node.
+// Like NVIDIA's plugin, it also looks in this process's /dev: a runtime puts
+// the nodes there.
 func FindIMEXChannels(devRoot string, ids []int) (present, missing []int) {
 	for _, id := range ids {
 		node := imexChannelNode(id)
@@ -265,7 +293,8 @@ func isCharDevice(path string) bool {
 	return err == nil && info.Mode()&fs.ModeCharDevice != 0
 }
 
-// modeSpec builds the spec of a class with the single device "all"; nil if the node has no such devices, as in NVIDIA's plugin.
+// modeSpec builds the spec of a class with the single device "all"; nil if the
+// node has no such devices, as in NVIDIA's plugin.
 func (b *specBuilder) modeSpec(class string) (spec.Interface, error) {
 	lib, err := b.newNVCDI(nvcdi.Mode(class), deviceLibAdapter{})
 	if err != nil {
@@ -283,7 +312,8 @@ func (b *specBuilder) modeSpec(class string) (spec.Interface, error) {
 	return nil, nil
 }
 
-// nvcdiLogger logs nvcdi's messages at level debug: nvcdi warns of files that most nodes lack.
+// nvcdiLogger logs nvcdi's messages at level debug: nvcdi warns of files that
+// most nodes lack.
 type nvcdiLogger struct{ log *slog.Logger }
 
 func (l nvcdiLogger) debugf(format string, args ...any) {

@@ -20,12 +20,14 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// TestGoldenSpec compares a whole spec, so that the diff shows the changes of an nvcdi update.
+// TestGoldenSpec compares a whole spec, so that the diff shows the changes of
+// an nvcdi update.
 func TestGoldenSpec(t *testing.T) {
 	t.Setenv("XDG_DATA_DIRS", "") // another search path of nvcdi
 	s := newFixture(t, 2, nil)
 	for _, name := range []string{
-		"usr/lib64/vdpau/libvdpau_nvidia.so." + testDriverVersion, "etc/vulkan/icd.d/nvidia_icd.json", "usr/bin/nvidia-cuda-mps-control",
+		"usr/lib64/vdpau/libvdpau_nvidia.so." + testDriverVersion, "etc/vulkan/icd.d/nvidia_icd.json",
+		"usr/bin/nvidia-cuda-mps-control",
 	} {
 		s.touch(name)
 	}
@@ -49,7 +51,8 @@ func TestGoldenSpec(t *testing.T) {
 	}
 }
 
-// injectDevices injects devices into an empty container and returns the changes.
+// injectDevices injects devices into an empty container and returns the
+// changes.
 func (s *writerFixture) injectDevices(names ...string) (nodes, mounts, hooks, env []string) {
 	s.Helper()
 	spec := &specs.Spec{}
@@ -79,7 +82,8 @@ func wantSet(t testing.TB, what string, got []string, want ...string) {
 	}
 }
 
-// driverOnHost makes the host's paths equal to this process's paths. The runtime reads the device nodes.
+// driverOnHost makes the host's paths equal to this process's paths. The
+// runtime reads the device nodes.
 func driverOnHost(o *cdi.Options) { o.TargetDriverRoot = "" }
 
 func TestInjection(t *testing.T) {
@@ -88,10 +92,13 @@ func TestInjection(t *testing.T) {
 		s.makeNode(fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", c))
 	}
 	three := makeGPUs(3)
-	s.Update(healthyStatuses([]device.Device{three[0], makeMIGDevice(three[1], "MIG-a", 31, 32), makeMIGDevice(three[1], "MIG-b", 41, 42), three[2]}))
+	s.Update(healthyStatuses([]device.Device{
+		three[0], makeMIGDevice(three[1], "MIG-a", 31, 32), makeMIGDevice(three[1], "MIG-b", 41, 42), three[2],
+	}))
 	wantSet(t, "devices", s.cdiCache().ListDevices(),
 		"k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/gpu=GPU-2",
 		"k8s.device-plugin.nvidia.com/gpu=MIG-a", "k8s.device-plugin.nvidia.com/gpu=MIG-b")
+	mount := func(path string) string { return s.driverRoot + path + ":" + path }
 	for name, own := range map[string][]string{
 		"GPU-0": {"/dev/nvidia0"},
 		"GPU-2": {"/dev/nvidia2"},
@@ -101,11 +108,11 @@ func TestInjection(t *testing.T) {
 		nodes, mounts, hooks, env := s.injectDevices("k8s.device-plugin.nvidia.com/gpu=" + name)
 		wantSet(t, "nodes of "+name, nodes, append(own, "/dev/nvidiactl", "/dev/nvidia-uvm")...)
 		wantSet(t, "mounts of "+name, mounts,
-			s.driverRoot+"/usr/lib64/libcuda.so."+testDriverVersion+":/usr/lib64/libcuda.so."+testDriverVersion,
-			s.driverRoot+"/usr/lib64/libnvidia-ml.so."+testDriverVersion+":/usr/lib64/libnvidia-ml.so."+testDriverVersion,
-			s.driverRoot+"/usr/bin/nvidia-smi:/usr/bin/nvidia-smi",
-			s.driverRoot+"/lib/firmware/nvidia/"+testDriverVersion+"/gsp_ga10x.bin:/lib/firmware/nvidia/"+testDriverVersion+"/gsp_ga10x.bin",
-			s.driverRoot+"/run/nvidia-persistenced/socket:/run/nvidia-persistenced/socket")
+			mount("/usr/lib64/libcuda.so."+testDriverVersion),
+			mount("/usr/lib64/libnvidia-ml.so."+testDriverVersion),
+			mount("/usr/bin/nvidia-smi"),
+			mount("/lib/firmware/nvidia/"+testDriverVersion+"/gsp_ga10x.bin"),
+			mount("/run/nvidia-persistenced/socket"))
 		wantSet(t, "environment of "+name, env, "NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_CTK_LIBCUDA_DIR=/usr/lib64")
 		wantSet(t, "hooks of "+name, hooks,
 			"nvidia-ctk hook create-symlinks --link libcuda.so.1::/usr/lib64/libcuda.so",
@@ -127,7 +134,8 @@ func TestDeviceNames(t *testing.T) {
 		"k8s.device-plugin.nvidia.com/gpu=0", "k8s.device-plugin.nvidia.com/gpu=1")
 }
 
-// TestDevRoot has the driver's files in a container and the device nodes on the host.
+// TestDevRoot has the driver's files in a container and the device nodes on the
+// host.
 func TestDevRoot(t *testing.T) {
 	nodes := newFixture(t, 1, nil)
 	files := newFixture(t, 0, func(o *cdi.Options) { o.DevRoot, o.TargetDevRoot = nodes.driverRoot, "/" })
@@ -135,7 +143,8 @@ func TestDevRoot(t *testing.T) {
 	files.Update(healthyStatuses(makeGPUs(1)))
 	files.must(files.state.Err)
 	spec := files.readSpec("gpu")
-	for _, want := range []string{`{"path":"/dev/nvidia0","hostPath":"/dev/nvidia0"`, `"hostPath":"/host/usr/bin/nvidia-smi"`} {
+	for _, want := range []string{`{"path":"/dev/nvidia0","hostPath":"/dev/nvidia0"`,
+		`"hostPath":"/host/usr/bin/nvidia-smi"`} {
 		if !strings.Contains(spec, want) {
 			t.Errorf("got spec %s, want it to contain %s", spec, want)
 		}
@@ -157,7 +166,8 @@ func TestHostPaths(t *testing.T) {
 		},
 		{
 			"roots with a trailing slash", func(o *cdi.Options) { o.DriverRoot += "/"; o.TargetDriverRoot += "/" },
-			[]string{`"path":"/dev/nvidia0","hostPath":"/host/dev/nvidia0"`, `{"hostPath":"/host/usr/bin/nvidia-smi","containerPath":"/usr/bin/nvidia-smi"`},
+			[]string{`"path":"/dev/nvidia0","hostPath":"/host/dev/nvidia0"`,
+				`{"hostPath":"/host/usr/bin/nvidia-smi","containerPath":"/usr/bin/nvidia-smi"`},
 			nil,
 		},
 		{
@@ -181,7 +191,8 @@ func TestHostPaths(t *testing.T) {
 			[]string{"persistenced/socket"},
 		},
 		{
-			"feature flag with an unknown result", func(o *cdi.Options) { o.FeatureFlags = []string{"enable-coherent-annotations"} },
+			"feature flag with an unknown result",
+			func(o *cdi.Options) { o.FeatureFlags = []string{"enable-coherent-annotations"} },
 			[]string{"GPU-0"},
 			[]string{"annotations"},
 		},

@@ -3,9 +3,9 @@
 // after the end of the process, because a restarted container needs them.
 //
 // nvidia-container-toolkit's nvcdi finds the files of the driver below the
-// driver root. Its NVML calls are answered from the inventory (nvml_adapter.go):
-// so no call hangs, meets a missing function, or fails for all GPUs because of
-// a lost GPU (docs/contributing/adr/0007-cdi.md).
+// driver root. Its NVML calls are answered from the inventory
+// (nvml_adapter.go): so no call hangs, meets a missing function, or fails for
+// all GPUs because of a lost GPU (docs/contributing/adr/0007-cdi.md).
 package cdi
 
 import (
@@ -40,8 +40,8 @@ const (
 type Options struct {
 	// DeviceIDStrategy names devices as in the response to Allocate.
 	DeviceIDStrategy response.DeviceIDStrategy
-	// DriverRoot and DevRoot are the folders of the driver's files and of /dev in
-	// this process's mounts. Default: /.
+	// DriverRoot and DevRoot are the folders of the driver's files and of /dev
+	// in this process's mounts. Default: /.
 	DriverRoot, DevRoot string
 	// TargetDriverRoot and TargetDevRoot are the same folders on the host.
 	// Default: DriverRoot, and TargetDriverRoot.
@@ -66,7 +66,8 @@ type SpecState struct {
 // Attempted reports whether the specs of a device were written or failed.
 func (s SpecState) Attempted() bool { return len(s.Classes) > 0 || s.Err != nil }
 
-// Writer writes specs. The files stay: the next Writer replaces or removes them.
+// Writer writes specs. The files stay: the next Writer replaces or removes
+// them.
 type Writer struct {
 	options Options
 	dir     string
@@ -109,7 +110,8 @@ func (w *Writer) Update(statuses []device.Status) {
 }
 
 // devicesOf returns the devices of the inventory, regardless of health. A GPU
-// that is gone is left out: its index and device node may belong to another GPU.
+// that is gone is left out: its index and device node may belong to another
+// GPU.
 func devicesOf(statuses []device.Status) []device.Device {
 	devices := make([]device.Device, 0, len(statuses))
 	for _, s := range statuses {
@@ -148,7 +150,8 @@ func (w *Writer) rebuild(devices []device.Device, changed bool) {
 	w.report(errors.Join(errs...), !reflect.DeepEqual(before, w.files))
 }
 
-// report publishes and logs the state, if changed, and schedules the next build.
+// report publishes and logs the state, if changed, and schedules the next
+// build.
 func (w *Writer) report(err error, changed bool) {
 	w.nextBuild = time.Now().Add(rebuildInterval)
 	errText := ""

@@ -69,14 +69,15 @@ func TestSpecsFollowTheInventory(t *testing.T) {
 	})
 }
 
-// TestUnchangedFile checks that a valid file is not rewritten: runtimes read all specs after a change.
+// TestUnchangedFile checks that a valid file is not rewritten: runtimes read
+// all specs after a change.
 func TestUnchangedFile(t *testing.T) {
 	runWriter(t, 2, nil, func(s *writerFixture) {
 		s.setDevices(makeGPUs(2))
 		before, err := os.Stat(s.specPathOf("gpu"))
 		s.must(err)
 		s.statuses[1].Healthy, s.statuses[1].Reason = false, "xid_79"
-		s.advance(10 * time.Minute)
+		s.advance(2 * time.Minute)
 		after, err := os.Stat(s.specPathOf("gpu"))
 		s.must(err)
 		if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
@@ -138,7 +139,11 @@ func TestNextWriter(t *testing.T) {
 			s.must(os.WriteFile(path, []byte("{}"), 0o644))
 		}
 	}
-	const gpu, gds, other = "k8s.device-plugin.nvidia.com-gpu.json", "k8s.device-plugin.nvidia.com-gds.json", "nvidia.yaml.off"
+	const (
+		gpu   = "k8s.device-plugin.nvidia.com-gpu.json"
+		gds   = "k8s.device-plugin.nvidia.com-gds.json"
+		other = "nvidia.yaml.off"
+	)
 	t.Run("device gone, class disabled, temporary file", func(t *testing.T) {
 		runWriter(t, 2, nil, func(s *writerFixture) {
 			leave(s, gpu, gds, other, "spec.1.tmp")
@@ -175,13 +180,14 @@ func TestNextWriter(t *testing.T) {
 	})
 }
 
-// TestFailureAndRecovery checks that a failure is logged once and retried, and that existing files remain.
+// TestFailureAndRecovery checks that a failure is logged once and retried, and
+// that existing files remain.
 func TestFailureAndRecovery(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		libraries := filepath.Join(s.driverRoot, "usr/lib64")
 		s.must(os.Rename(libraries, libraries+".away"))
 		s.setDevices(makeGPUs(1))
-		s.advance(10 * time.Minute)
+		s.advance(2 * time.Minute)
 		s.wantDevices()
 		if err := s.state.Err; err == nil || !s.state.Attempted() || len(s.specNames()) > 0 {
 			t.Errorf("got error %v and files %q, want an error and no files", err, s.specNames())
@@ -203,7 +209,8 @@ func TestFailureAndRecovery(t *testing.T) {
 	})
 }
 
-// TestPeriodicRebuild checks that the Writer finds a new driver file without a change of the inventory.
+// TestPeriodicRebuild checks that the Writer finds a new driver file without a
+// change of the inventory.
 func TestPeriodicRebuild(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		s.setDevices(makeGPUs(1))
@@ -227,9 +234,11 @@ func TestInvalidDevice(t *testing.T) {
 		device device.Device
 		want   string
 	}{
-		"no node":             {makeGPUs(3)[2], "skip GPU-2: no device node /dev/nvidia2"},
-		"no minor":            {device.Device{ID: "GPU-x", GPU: "GPU-x", Minor: -1}, "skip GPU-x: minor number unknown"},
-		"no capabilities":     {makeMIGDevice(makeGPUs(2)[1], "MIG-a"), "skip MIG-a: device nodes of the capabilities unknown"},
+		"no node": {makeGPUs(3)[2], "skip GPU-2: no device node /dev/nvidia2"},
+		"no minor": {device.Device{ID: "GPU-x", GPU: "GPU-x", Minor: -1},
+			"skip GPU-x: minor number unknown"},
+		"no capabilities": {makeMIGDevice(makeGPUs(2)[1], "MIG-a"),
+			"skip MIG-a: device nodes of the capabilities unknown"},
 		"missing node":        {makeMIGDevice(makeGPUs(2)[1], "MIG-a", 77), "nvidia-cap77"},
 		"old driver's id":     {makeMIGDevice(makeGPUs(2)[1], "MIG-GPU-1/7/0", 31), "MIG-GPU-1/7/0"},
 		"no name":             {device.Device{Minor: 1}, "skip : "},
@@ -244,7 +253,7 @@ func TestInvalidDevice(t *testing.T) {
 				if err := s.state.Err; err == nil || !strings.Contains(err.Error(), row.want) {
 					t.Errorf("error: got %v, want %q", err, row.want)
 				}
-				s.advance(10 * time.Minute)
+				s.advance(2 * time.Minute)
 				if n := s.countLogLines(""); n != 1 {
 					t.Errorf("got %d log lines, want 1:\n%s", n, s.log.String())
 				}
@@ -276,23 +285,27 @@ func TestClasses(t *testing.T) {
 		s.setDevices(makeGPUs(1))
 		s.must(s.state.Err)
 		wantSet(t, "classes", s.state.Classes, "gpu", "imex-channel")
-		for _, node := range []string{"gdrdrv", "nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0", "infiniband/rdma_cm"} {
+		for _, node := range []string{"gdrdrv", "nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0",
+			"infiniband/rdma_cm"} {
 			s.makeNode("dev/" + node)
 		}
 		s.touch("etc/cufile.json")
 		s.advance(rebuildInterval)
 		s.must(s.state.Err)
-		wantSet(t, "files", s.specNames(), "k8s.device-plugin.nvidia.com-gpu.json", "k8s.device-plugin.nvidia.com-imex-channel.json",
-			"k8s.device-plugin.nvidia.com-gdrcopy.json", "k8s.device-plugin.nvidia.com-gds.json", "k8s.device-plugin.nvidia.com-mofed.json")
+		wantSet(t, "files", s.specNames(), "k8s.device-plugin.nvidia.com-gpu.json",
+			"k8s.device-plugin.nvidia.com-imex-channel.json",
+			"k8s.device-plugin.nvidia.com-gdrcopy.json", "k8s.device-plugin.nvidia.com-gds.json",
+			"k8s.device-plugin.nvidia.com-mofed.json")
 		wantSet(t, "devices", s.cdiCache().ListDevices(),
 			"k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/imex-channel=0",
 			"k8s.device-plugin.nvidia.com/imex-channel=3", "k8s.device-plugin.nvidia.com/gdrcopy=all",
 			"k8s.device-plugin.nvidia.com/gds=all", "k8s.device-plugin.nvidia.com/mofed=all")
 		for class, want := range map[string]string{
-			"imex-channel": `{"path":"/dev/nvidia-caps-imex-channels/channel3","hostPath":"/host/dev/nvidia-caps-imex-channels/channel3"}`,
-			"gds":          `{"hostPath":"/host/etc/cufile.json","containerPath":"/etc/cufile.json"`,
-			"gdrcopy":      `"hostPath":"/host/dev/gdrdrv"`,
-			"mofed":        `"hostPath":"/host/dev/infiniband/rdma_cm"`,
+			"imex-channel": `{"path":"/dev/nvidia-caps-imex-channels/channel3",` +
+				`"hostPath":"/host/dev/nvidia-caps-imex-channels/channel3"}`,
+			"gds":     `{"hostPath":"/host/etc/cufile.json","containerPath":"/etc/cufile.json"`,
+			"gdrcopy": `"hostPath":"/host/dev/gdrdrv"`,
+			"mofed":   `"hostPath":"/host/dev/infiniband/rdma_cm"`,
 		} {
 			if !strings.Contains(s.readSpec(class), want) {
 				t.Errorf("got spec %s, want it to contain %s", s.readSpec(class), want)
@@ -329,7 +342,8 @@ func TestPanic(t *testing.T) {
 	s := newFixture(t, 1, nil)
 	log := slog.NewTextHandler(&s.log, &slog.HandlerOptions{Level: slog.LevelDebug})
 	options := cdi.Options{DriverRoot: s.driverRoot, DevRoot: s.driverRoot}
-	s.Writer = cdi.New(options, s.specDir, slog.New(panickingHandler{log}), func(state cdi.SpecState) { s.state = state })
+	s.Writer = cdi.New(options, s.specDir, slog.New(panickingHandler{log}),
+		func(state cdi.SpecState) { s.state = state })
 	s.setDevices(makeGPUs(1))
 	if err := s.state.Err; err == nil || !strings.Contains(err.Error(), "panicked: oh") {
 		t.Errorf("error: got %v, want the panic", err)
