@@ -65,7 +65,7 @@ func newChurnTarget(t *testing.T) *churnTarget {
 	power := slices.IndexFunc(metric.Metrics(), func(m device.Metric) bool { return m.Name == "nvidia_gpu_power_watts" })
 	for i, gpu := range machine.GPUs() {
 		machine.SetUtilization(device.ID(gpu), float64(i)/8)
-		samples, err := machine.Read(gpu, nil)
+		samples, err := machine.Read(gpu)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ func TestEveryRowIsSimulated(t *testing.T) {
 	m := sim.NewMachineWithModels(metric.Metrics(), time.Now, sim.Models()...)
 	read := map[int]bool{}
 	for _, gpu := range m.GPUs() {
-		samples, err := m.Read(gpu, nil)
+		samples, err := m.Read(gpu)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,9 +28,10 @@ type Backend interface {
 	// Devices lists all GPUs and MIG devices. Devices loads the driver's library if needed; ErrNoDriver means that there is no usable one. A device
 	// that cannot be described is left out: then the list comes with an error. If the driver fails, the list is nil.
 	Devices(ctx context.Context) ([]Device, error)
-	// Read appends the values of a GPU and its devices to buf. Unsupported values are left out. The error is about the whole GPU:
-	// ErrLost, or the error of a GPU without any value.
-	Read(gpu GPU, buf []Sample) ([]Sample, error)
+	// Read returns the values of a GPU and its devices. Unsupported values are
+	// left out. The error is about the whole GPU: ErrLost, or the error of a GPU
+	// without any value.
+	Read(gpu GPU) ([]Sample, error)
 	// Check returns ErrLost or a *Fault if the GPU cannot be used. ResetEvidence is filled as far as known.
 	Check(gpu GPU) (ResetEvidence, error)
 	// Wait returns the next report of the driver, or the zero Event after a few seconds. An error is not about a GPU.
@@ -39,9 +40,10 @@ type Backend interface {
 
 // ProcessUsageReader is implemented by a Backend that knows which processes use a GPU, and how much of it.
 type ProcessUsageReader interface {
-	// ReadProcessUsage appends a row for each process and device to buf. It follows a successful Read of the GPU, as part of the same
-	// reading. If the processes are unknown, known is false and there is no row.
-	ReadProcessUsage(gpu GPU, buf []ProcessUsage) (uses []ProcessUsage, known bool)
+	// ReadProcessUsage returns a row for each process and device. It follows a
+	// successful Read of the GPU, as part of the same reading. If the processes
+	// are unknown, known is false and there is no row.
+	ReadProcessUsage(gpu GPU) (uses []ProcessUsage, known bool)
 }
 
 // ProcessLister is implemented by a Backend that knows which processes use a device.

@@ -133,7 +133,7 @@ func (r *Readers) readAll(ctx context.Context, gpu GPU, processes bool) Reading 
 }
 
 func (r *Readers) readSamples(gpu GPU) Reading {
-	samples, err := r.backend.Read(gpu, make([]Sample, 0, len(r.backend.Metrics())))
+	samples, err := r.backend.Read(gpu)
 	r.mu.Lock()
 	r.failed[gpu] = err != nil
 	r.mu.Unlock()
@@ -151,7 +151,7 @@ func (r *Readers) readProcesses(reader ProcessUsageReader, gpu GPU) (usage []Pro
 		return newest.usage, newest.known
 	}
 	newest.readAt = time.Now()
-	newest.usage, newest.known = reader.ReadProcessUsage(gpu, nil)
+	newest.usage, newest.known = reader.ReadProcessUsage(gpu)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.processes[gpu] = newest

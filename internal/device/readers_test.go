@@ -124,11 +124,11 @@ type slowReads struct {
 	mu      sync.Mutex // guards the counts
 }
 
-func (s *slowReads) Read(gpu device.GPU, buf []device.Sample) ([]device.Sample, error) {
+func (s *slowReads) Read(gpu device.GPU) ([]device.Sample, error) {
 	s.count(1)
 	defer s.count(-1)
 	time.Sleep(s.took[gpu])
-	return s.Machine.Read(gpu, buf)
+	return s.Machine.Read(gpu)
 }
 
 func (s *slowReads) count(n int) {
@@ -138,9 +138,9 @@ func (s *slowReads) count(n int) {
 	s.highest = max(s.highest, s.reading)
 }
 
-func (s *slowReads) ReadProcessUsage(gpu device.GPU, buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
+func (s *slowReads) ReadProcessUsage(gpu device.GPU) ([]device.ProcessUsage, bool) {
 	s.usageAt = append(s.usageAt, time.Now())
-	return s.Machine.ReadProcessUsage(gpu, buf)
+	return s.Machine.ReadProcessUsage(gpu)
 }
 
 // TestReadInOneThread checks that GPUs are read one after the other, and that a slow GPU delays the others by 200 ms.
@@ -236,9 +236,9 @@ type countingReads struct {
 	reads atomic.Int64
 }
 
-func (c *countingReads) Read(gpu device.GPU, buf []device.Sample) ([]device.Sample, error) {
+func (c *countingReads) Read(gpu device.GPU) ([]device.Sample, error) {
 	c.reads.Add(1)
-	return c.Machine.Read(gpu, buf)
+	return c.Machine.Read(gpu)
 }
 
 func TestReadersDrain(t *testing.T) {

@@ -124,13 +124,13 @@ func (b *Backend) findGPU(id device.GPU) (*gpu, error) {
 	return g, nil
 }
 
-// Read appends the values of a GPU and of its MIG devices.
-func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
+// Read returns the values of a GPU and of its MIG devices.
+func (b *Backend) Read(id device.GPU) ([]device.Sample, error) {
 	g, err := b.findGPU(id)
 	if err != nil {
-		return buf, err
+		return nil, err
 	}
-	return g.Read(buf)
+	return g.Read()
 }
 
 // Check returns an error for an unhealthy GPU.
@@ -150,13 +150,13 @@ func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
 	return evidence, err
 }
 
-// ReadProcessUsage appends the processes of a GPU with their usage.
-func (b *Backend) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
+// ReadProcessUsage returns the processes of a GPU with their usage.
+func (b *Backend) ReadProcessUsage(id device.GPU) (uses []device.ProcessUsage, known bool) {
 	g, err := b.findGPU(id)
 	if err != nil {
-		return buf, false
+		return nil, false
 	}
-	return g.ReadProcessUsage(buf)
+	return g.ReadProcessUsage()
 }
 
 // Processes returns the processes with a context on a device.

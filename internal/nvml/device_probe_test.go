@@ -165,7 +165,7 @@ func TestHangInListing(t *testing.T) {
 			t.Errorf("duration of the listing: got %s, want about knownGPUTimeout", took)
 		}
 		read := make(chan error, 1)
-		go func() { _, err := s.Read(stuck, nil); read <- err }() // ends with the hang; received below
+		go func() { _, err := s.Read(stuck); read <- err }() // ends with the hang; received below
 		links, err := s.Links(context.Background())
 		if len(links) != 7*7 || err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not respond") {
 			t.Errorf("got %d links, error %v; want the links of the other GPUs", len(links), err)

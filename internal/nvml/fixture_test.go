@@ -148,7 +148,7 @@ func (s *backendFixture) gpu(i int) *gpu {
 func (s *backendFixture) values(i int) map[string]float64 {
 	s.Helper()
 	id := s.id(i)
-	samples, err := s.Read(id, nil)
+	samples, err := s.Read(id)
 	s.must(err)
 	values := map[string]float64{}
 	for _, sample := range samples {

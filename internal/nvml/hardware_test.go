@@ -68,9 +68,9 @@ func (s *backendFixture) checkHardware(d device.Device) {
 	_, err := s.Check(d.GPU)
 	s.must(err)
 	began = time.Now()
-	samples, err := s.Read(d.GPU, nil)
+	samples, err := s.Read(d.GPU)
 	s.must(err)
-	usage, known := s.ReadProcessUsage(d.GPU, nil)
+	usage, known := s.ReadProcessUsage(d.GPU)
 	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), usage, known)
 	for _, m := range s.Metrics() {
 		if _, read := second[seriesName(m)]; !read {

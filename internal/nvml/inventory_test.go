@@ -266,7 +266,7 @@ func TestClosed(t *testing.T) {
 	before, err := s.Check(gpu)
 	s.must(err)
 	s.Close()
-	if _, err := s.Read(gpu, nil); !errors.Is(err, device.ErrNoDriver) {
+	if _, err := s.Read(gpu); !errors.Is(err, device.ErrNoDriver) {
 		t.Errorf("Read after Close: got %v, want ErrNoDriver", err)
 	}
 	s.Close()

@@ -128,7 +128,7 @@ func TestLinksWithStalledGPU(t *testing.T) {
 	id := s.id(1)
 	s.set("hang nvmlDeviceGetFieldValues gpu 1")
 	done := make(chan error, 1)
-	go func() { _, err := s.Read(id, nil); done <- err }() // ends with the hang; received below
+	go func() { _, err := s.Read(id); done <- err }() // ends with the hang; received below
 	s.eventually("the reading hangs", func() bool { return s.calls().InFlight(1) == 1 })
 	before, began := s.calls(), time.Now()
 	got, err := s.linkMatrix()
@@ -216,7 +216,7 @@ func TestLinksDuringReadings(t *testing.T) {
 	go func() { // ends with ctx
 		defer close(ended)
 		for ctx.Err() == nil {
-			s.Read(id, nil) //nolint:errcheck // keeps the GPU busy
+			s.Read(id) //nolint:errcheck // keeps the GPU busy
 			time.Sleep(5 * time.Millisecond)
 		}
 	}()

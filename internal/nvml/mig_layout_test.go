@@ -242,7 +242,7 @@ func TestMIGDevicesOfStalledGPU(t *testing.T) {
 	id := s.id(1)
 	s.set("hang nvmlDeviceGetFieldValues gpu 1")
 	done := make(chan error, 1)
-	go func() { _, err := s.Read(id, nil); done <- err }() // ends with the hang; received below
+	go func() { _, err := s.Read(id); done <- err }() // ends with the hang; received below
 	s.eventually("the reading hangs", func() bool { return s.calls().InFlight(1) == 1 })
 	before := s.calls()
 	s.clear("gpu 1 slice")

@@ -32,7 +32,7 @@ func TestProcesses(t *testing.T) {
 	if _, err := s.Processes(device.Device{GPU: "GPU-none"}); err == nil {
 		t.Error("Processes of a GPU that is not listed: got no error")
 	}
-	if got, known := s.ReadProcessUsage("GPU-none", nil); known || len(got) > 0 {
+	if got, known := s.ReadProcessUsage("GPU-none"); known || len(got) > 0 {
 		t.Errorf("usage of a GPU that is not listed: got %v, %v, want unknown", got, known)
 	}
 }
@@ -48,7 +48,7 @@ func TestBrokenProcessInfo(t *testing.T) {
 		if err != nil || (len(got) == 1) != known {
 			t.Errorf("%s: got %v, %v, want processes: %v", version, got, err, known)
 		}
-		if _, got := s.ReadProcessUsage(s.id(0), nil); got != known {
+		if _, got := s.ReadProcessUsage(s.id(0)); got != known {
 			t.Errorf("%s: usage known: got %v, want %v", version, got, known)
 		}
 		s.Close()

@@ -94,14 +94,14 @@ func linkBetween(a, b *simGPU) device.Link {
 // LinkReads returns the number of Links calls.
 func (m *Machine) LinkReads() int { return locked(m, &m.linkReads) }
 
-// Read appends the values of all rows with a rule.
-func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
+// Read returns the values of all rows with a rule.
+func (m *Machine) Read(id device.GPU) ([]device.Sample, error) {
 	g, err := m.beginGPUCall(id)
 	defer m.endCall()
 	if err != nil {
-		return buf, err
+		return nil, err
 	}
-	return m.appendSamples(g, buf), nil
+	return m.appendSamples(g, make([]device.Sample, 0, len(m.Metrics()))), nil
 }
 
 // Check returns the GPU's fault. The energy counter is in millijoules, as NVIDIA's, plus 1, since 0 means no counter. The counter
@@ -165,12 +165,13 @@ func (m *Machine) StopProcess(pid uint32) {
 	})
 }
 
-// ReadProcessUsage appends the usage of processes in start order. Processes on MIG devices have memory alone.
-func (m *Machine) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
+// ReadProcessUsage returns the usage of processes in start order. Processes on
+// MIG devices have memory alone.
+func (m *Machine) ReadProcessUsage(id device.GPU) (uses []device.ProcessUsage, known bool) {
 	g, err := m.beginGPUCall(id)
 	defer m.endCall()
 	if err != nil {
-		return buf, false
+		return nil, false
 	}
 	for _, p := range g.processes {
 		if !g.acceptsProcesses(p.device) {
@@ -180,9 +181,9 @@ func (m *Machine) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) (us
 		if g.MIGEnabled || p.sm < 0 {
 			u.SM, u.MemoryController, u.Encoder, u.Decoder = -1, -1, -1, -1
 		}
-		buf = append(buf, u)
+		uses = append(uses, u)
 	}
-	return buf, true
+	return uses, true
 }
 
 // Processes returns the processes with memory on a device.

@@ -133,7 +133,7 @@ func TestAddGPU(t *testing.T) {
 // readValues returns a GPU's values by row.
 func readValues(t *testing.T, m *sim.Machine, id device.ID) map[int]float64 {
 	t.Helper()
-	samples, err := m.Read(device.GPU(id), nil)
+	samples, err := m.Read(device.GPU(id))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +206,7 @@ func TestHangsUntilRelease(t *testing.T) {
 		m.HangAll()
 		calls := make(chan error, 3)
 		go func() { _, err := m.Devices(context.Background()); calls <- err }()
-		go func() { _, err := m.Read(device.GPU(m.AllocatableIDs()[0]), nil); calls <- err }()
+		go func() { _, err := m.Read(device.GPU(m.AllocatableIDs()[0])); calls <- err }()
 		go func() { _, err := m.Wait(context.Background()); calls <- err }()
 		time.Sleep(time.Hour)
 		if len(calls) > 0 {

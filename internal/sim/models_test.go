@@ -35,7 +35,7 @@ func parseMetrics(names ...string) (list []device.Metric) {
 // metricValues reads a GPU and returns the values by device and row.
 func metricValues(t *testing.T, m *sim.Machine, gpu device.GPU) map[device.ID]map[string]float64 {
 	t.Helper()
-	samples, err := m.Read(gpu, nil)
+	samples, err := m.Read(gpu)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ const waitTimeout = 5 * time.Minute
 // anyBusy reports whether a GPU draws more than idle power. Failed GPUs of the workload are skipped.
 func anyBusy(m *sim.Machine) bool {
 	for _, gpu := range m.GPUs() {
-		if samples, err := m.Read(gpu, nil); err == nil && samples[0].Value > 70 {
+		if samples, err := m.Read(gpu); err == nil && samples[0].Value > 70 {
 			return true
 		}
 	}

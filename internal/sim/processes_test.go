@@ -13,7 +13,7 @@ import (
 // requireSameProcesses checks that ReadProcessUsage and Processes return the same processes.
 func requireSameProcesses(t *testing.T, m *sim.Machine, gpu device.GPU) []device.ProcessUsage {
 	t.Helper()
-	usage, known := m.ReadProcessUsage(gpu, nil)
+	usage, known := m.ReadProcessUsage(gpu)
 	if !known {
 		t.Fatal("process usage is unknown")
 	}
@@ -98,13 +98,13 @@ func TestProcessesOfLostGPU(t *testing.T) {
 	gpu := m.GPUs()[0]
 	m.StartProcess(device.ID(gpu), 1, 1, 0)
 	m.Fail(device.ID(gpu), "lost")
-	if _, known := m.ReadProcessUsage(gpu, nil); known {
+	if _, known := m.ReadProcessUsage(gpu); known {
 		t.Error("process usage of a lost GPU: got known, want unknown")
 	}
 	if _, err := m.Processes(device.Device{GPU: gpu, ID: device.ID(gpu), MIGDeviceIndex: -1}); !errors.Is(err, device.ErrLost) {
 		t.Errorf("Processes of a lost GPU: got %v, want ErrLost", err)
 	}
-	if _, known := m.ReadProcessUsage("GPU-missing", nil); known {
+	if _, known := m.ReadProcessUsage("GPU-missing"); known {
 		t.Error("process usage of a missing GPU: got known, want unknown")
 	}
 }

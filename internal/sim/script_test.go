@@ -128,7 +128,7 @@ func TestScript(t *testing.T) {
 	}
 	fixed, lost := 0, 0
 	for _, gpu := range s.Machine.GPUs() {
-		samples, err := s.Machine.Read(gpu, nil)
+		samples, err := s.Machine.Read(gpu)
 		if err != nil {
 			lost++
 			continue
@@ -182,7 +182,7 @@ func TestSetRate(t *testing.T) {
 	m := sim.NewMachine(testRows, 1, func() time.Time { return now })
 	gpu := m.GPUs()[0]
 	read := func() float64 {
-		samples, err := m.Read(gpu, nil)
+		samples, err := m.Read(gpu)
 		if err != nil {
 			t.Fatal(err)
 		}

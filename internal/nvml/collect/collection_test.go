@@ -38,7 +38,7 @@ func TestCalls(t *testing.T) {
 		"A100":               {"gpu * model a100", "gpu * process 17 1000"},
 		"T4":                 {"gpu * model t4", "gpu * process 17 1000"},
 	} {
-		for _, interval := range []time.Duration{time.Second, 10 * time.Second} {
+		for _, interval := range []time.Duration{time.Second, 10 * time.Second, 15 * time.Second} {
 			bubble.Test(t, func(t *testing.T) {
 				s := newPlanFixture(t, metric.NewReadPlan(false, readsDefault), append(lines, "gpus 8")...)
 				defer s.Close()
@@ -124,7 +124,7 @@ func TestSlowValuesExpire(t *testing.T) {
 			t.Errorf("slow reads that are due: got width %v and rows %v, want 8 and 1", got[width], got[rows])
 		}
 		s.set("gpu 0 lost", "gpu 0 pcie_width 4")
-		if _, err := s.Read(s.id(0), nil); err == nil {
+		if _, err := s.Read(s.id(0)); err == nil {
 			t.Fatal("Read of a lost GPU: got no error")
 		}
 		s.clear("gpu 0 lost")

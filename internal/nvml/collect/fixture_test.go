@@ -209,9 +209,9 @@ func (s *readerFixture) byID(id device.GPU) *collect.GPUReader {
 	return nil
 }
 
-func (s *readerFixture) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
+func (s *readerFixture) Read(id device.GPU) ([]device.Sample, error) {
 	s.Helper()
-	return s.byID(id).Read(buf)
+	return s.byID(id).Read()
 }
 
 func (s *readerFixture) Check(id device.GPU) (device.ResetEvidence, error) {
@@ -219,9 +219,9 @@ func (s *readerFixture) Check(id device.GPU) (device.ResetEvidence, error) {
 	return s.byID(id).Check()
 }
 
-func (s *readerFixture) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
+func (s *readerFixture) ReadProcessUsage(id device.GPU) ([]device.ProcessUsage, bool) {
 	s.Helper()
-	return s.byID(id).ReadProcessUsage(buf)
+	return s.byID(id).ReadProcessUsage()
 }
 
 // Devices and Wait complete a device.Backend.
@@ -246,7 +246,7 @@ func (s *readerFixture) must(err error) {
 func (s *readerFixture) values(i int) map[string]float64 {
 	s.Helper()
 	id := s.id(i)
-	samples, err := s.Read(id, nil)
+	samples, err := s.Read(id)
 	s.must(err)
 	values := map[string]float64{}
 	for _, sample := range samples {
@@ -295,9 +295,9 @@ func (s *readerFixture) eventually(what string, condition func() bool) {
 // collectAll makes all calls of a collection on a GPU.
 func (s *readerFixture) collectAll(i int) (samples []device.Sample, usage []device.ProcessUsage, known bool) {
 	s.Helper()
-	samples, err := s.Read(s.id(i), nil)
+	samples, err := s.Read(s.id(i))
 	s.must(err)
-	usage, known = s.ReadProcessUsage(s.id(i), nil)
+	usage, known = s.ReadProcessUsage(s.id(i))
 	return samples, usage, known
 }
 

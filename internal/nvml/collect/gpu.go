@@ -59,6 +59,7 @@ type processBuffers struct {
 	samples []nvml.ProcessUtilizationSample
 	count   uint32 // results of the newest call
 	lists   [len(lib.ProcessListSymbols)]attempt
+	lengths [len(lib.ProcessListSymbols)]uint32 // of the newest lists
 }
 
 // NewGPUReader returns a reader before Initialize.

@@ -12,7 +12,7 @@ import (
 // instanceValues reads a GPU and returns the values of all its devices by device id and series name.
 func (s *readerFixture) instanceValues(i int) map[device.ID]map[string]float64 {
 	s.Helper()
-	samples, err := s.Read(s.id(i), nil)
+	samples, err := s.Read(s.id(i))
 	s.must(err)
 	values := map[device.ID]map[string]float64{}
 	for _, sample := range samples {
@@ -147,7 +147,7 @@ func TestLostWithInstances(t *testing.T) {
 		s.instanceValues(0)
 		s.set("fail nvmlDeviceGetUUID gpu 0 GPU_IS_LOST")
 		before := s.calls()
-		if samples, err := s.Read(s.id(0), nil); err == nil || len(samples) > 0 {
+		if samples, err := s.Read(s.id(0)); err == nil || len(samples) > 0 {
 			t.Errorf("got %v, %v, want an error and no samples", samples, err)
 		}
 		if n := s.calls().Since(before).GPUTotal(0); n > 10 {
@@ -159,9 +159,8 @@ func TestLostWithInstances(t *testing.T) {
 func BenchmarkReadInstances(b *testing.B) {
 	s := newListedFixture(b, sevenMIGDevices("h100")...)
 	id := s.id(0)
-	var buf []device.Sample
 	b.ReportAllocs()
 	for b.Loop() {
-		buf, _ = s.Read(id, buf[:0])
+		_, _ = s.Read(id)
 	}
 }

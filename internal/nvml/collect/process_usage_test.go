@@ -45,10 +45,6 @@ func TestProcessUsage(t *testing.T) {
 	if usage, known := s.usage(1); !known || len(usage) != 0 {
 		t.Errorf("without processes: got %v, %v, want none, true", usage, known)
 	}
-	kept := []device.ProcessUsage{{PID: 1}}
-	if usage, _ := s.ReadProcessUsage(s.id(1), kept); len(usage) != 1 || usage[0].PID != 1 {
-		t.Errorf("got %v, want only the existing entry", usage)
-	}
 }
 
 func TestProcessUsageOfMIGDevices(t *testing.T) {
@@ -199,6 +195,36 @@ func TestListReturns(t *testing.T) {
 		time.Sleep(slowInterval)
 		if got, known := s.usage(0); !known || len(got) != 1 {
 			t.Errorf("later: got %+v, %v, want one process", got, known)
+		}
+	})
+}
+
+// TestEmptyListIsSlow starts processes of graphics and MPS beside a compute
+// process. They appear as slow values do, or with a compute process: MPS adds
+// its server.
+func TestEmptyListIsSlow(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		for _, kind := range []string{"graphics", "mps"} {
+			s := newListedFixture(t, "gpus 1", "gpu 0 process 11 1000")
+			want := func(when string, n int) {
+				t.Helper()
+				if got, known := s.usage(0); !known || len(got) != n {
+					t.Errorf("%s, %s: got %+v, %v, want %d processes", kind, when, got, known, n)
+				}
+			}
+			want("before", 1)
+			s.set("gpu 0 process 12 1000 type " + kind)
+			want("at once", 1)
+			time.Sleep(slowInterval)
+			want("later", 2)
+			s.set("gpu 0 process 13 1000 type " + kind)
+			want("beside another", 3)
+			s.clear("gpu 0 process")
+			want("without processes", 0)
+			s.set("gpu 0 process 14 1000", "gpu 0 process 15 1000 type "+kind)
+			want("with a compute process", 2)
+			s.clear("")
+			s.Close()
 		}
 	})
 }

@@ -17,7 +17,7 @@ func (g *GPUReader) ProcessIDs(d device.Device) ([]uint32, error) {
 	}
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
-	uses, ret := g.listProcesses(nil)
+	uses, ret := g.listProcesses(true)
 	if ret != nvml.SUCCESS && !lib.IsUnavailable(ret) {
 		return nil, callError("list processes", ret)
 	}
@@ -47,38 +47,43 @@ const (
 	utilizationWindow = 2 * time.Second
 )
 
-// ReadProcessUsage appends the processes with a context on the GPU or its MIG
+// ReadProcessUsage returns the processes with a context on the GPU or its MIG
 // devices.
-func (g *GPUReader) ReadProcessUsage(buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
+func (g *GPUReader) ReadProcessUsage() (uses []device.ProcessUsage, known bool) {
 	if g.session.HasBrokenProcessInfo() {
-		return buf, false
+		return nil, false
 	}
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
-	before := len(buf)
-	uses, ret := g.listProcesses(buf)
+	uses, ret := g.listProcesses(false)
 	if ret != nvml.SUCCESS {
-		return buf, false
+		return nil, false
 	}
 	if !g.MIG.Load().Enabled { // NVML has no utilization of MIG devices
-		g.fillUtilization(uses[before:])
+		g.fillUtilization(uses)
 	}
 	return uses, true
 }
 
-// listProcesses appends a row for each process and device, without utilization. Without a complete list the rows mean nothing.
-func (g *GPUReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUsage, nvml.Return) {
+// listProcesses returns a row for each process and device, without utilization.
+// An empty list of graphics or MPS processes is a slow value, unless all lists
+// are asked for: most GPUs have compute processes only.
+func (g *GPUReader) listProcesses(all bool) (uses []device.ProcessUsage, ret nvml.Return) {
 	p := &g.processes
 	if p.infos == nil {
 		p.infos = make([]nvml.ProcessInfo, initialProcesses)
 		p.samples = make([]nvml.ProcessUtilizationSample, initialProcesses)
 	}
-	before, now := len(buf), time.Now()
+	now := time.Now()
 	for i, list := range g.session.Raw.ProcessLists {
 		if list == nil && i == 0 {
-			return buf, nvml.ERROR_FUNCTION_NOT_FOUND
+			return nil, nvml.ERROR_FUNCTION_NOT_FOUND
 		}
-		if list == nil || !p.lists[i].due(0, now) {
+		interval := time.Duration(0)
+		if i > 0 && !all && p.lists[i].succeeded() && p.lengths[i] == 0 {
+			interval = slowInterval
+		}
+		if list == nil || !p.lists[i].due(interval, now) {
 			continue
 		}
 		ret := g.readProcessList(list)
@@ -87,20 +92,22 @@ func (g *GPUReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUs
 		case lib.IsUnavailable(ret) && i > 0: // as without graphics; without the first list the GPU is a vGPU
 			continue
 		case ret != nvml.SUCCESS:
-			return buf, ret
+			return nil, ret
 		}
+		all = all || i == 0 && p.count != p.lengths[i] // MPS adds its server to the first list
+		p.lengths[i] = p.count
 		for _, info := range p.infos[:p.count] {
 			if !isPlausible(info) {
-				return buf[:before], nvml.ERROR_NOT_SUPPORTED
+				return nil, nvml.ERROR_NOT_SUPPORTED
 			}
 			of, ok := g.processDevice(info)
 			if !ok {
-				return buf, nvml.ERROR_NOT_SUPPORTED
+				return nil, nvml.ERROR_NOT_SUPPORTED
 			}
-			buf = addUsage(buf, before, of, info)
+			uses = addUsage(uses, of, info)
 		}
 	}
-	return buf, nvml.SUCCESS
+	return uses, nvml.SUCCESS
 }
 
 // readProcessList reads a list, once more with a larger buffer if needed.
@@ -146,18 +153,18 @@ func (g *GPUReader) processDevice(info nvml.ProcessInfo) (device.ID, bool) {
 }
 
 // addUsage adds a process, possibly on several lists with the same memory.
-func addUsage(buf []device.ProcessUsage, from int, dev device.ID, info nvml.ProcessInfo) []device.ProcessUsage {
+func addUsage(uses []device.ProcessUsage, dev device.ID, info nvml.ProcessInfo) []device.ProcessUsage {
 	memory := float64(notReported)
 	if info.UsedGpuMemory != memoryNotAvailable {
 		memory = float64(info.UsedGpuMemory)
 	}
-	for i := range buf[from:] {
-		if u := &buf[from+i]; u.PID == info.Pid && u.Device == dev {
+	for i := range uses {
+		if u := &uses[i]; u.PID == info.Pid && u.Device == dev {
 			u.MemoryBytes = max(u.MemoryBytes, memory)
-			return buf
+			return uses
 		}
 	}
-	return append(buf, device.ProcessUsage{
+	return append(uses, device.ProcessUsage{
 		Device: dev, PID: info.Pid, MemoryBytes: memory,
 		SM: notReported, MemoryController: notReported, Encoder: notReported, Decoder: notReported,
 	})

@@ -11,22 +11,23 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// Read appends the values of the GPU and of its MIG devices: all fast values, and all due slow values. A failed call costs only the
-// rows of the call. A lost GPU, and a GPU without any answer, has no value and an error.
-func (g *GPUReader) Read(buf []device.Sample) ([]device.Sample, error) {
+// Read returns the values of the GPU and of its MIG devices: all fast values,
+// and all due slow values. A failed call costs only the rows of the call. A lost
+// GPU, and a GPU without any answer, has no value and an error.
+func (g *GPUReader) Read() ([]device.Sample, error) {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
 	g.collect(time.Now())
-	before := len(buf)
+	var samples []device.Sample
 	if g.results.answered && !g.results.aborted {
-		buf = g.appendSamples(buf)
+		samples = g.samples()
 	}
-	g.Responsive.Store(len(buf) > before)
-	if len(buf) == before {
+	g.Responsive.Store(len(samples) > 0)
+	if len(samples) == 0 {
 		g.forget()
-		return buf, g.readError()
+		return nil, g.readError()
 	}
-	return buf, nil
+	return samples, nil
 }
 
 // readError returns the reason for a reading without values. INVALID_ARGUMENT may concern the handle, or fields unknown to an old
@@ -42,12 +43,13 @@ func (g *GPUReader) readError() error {
 	return err
 }
 
-// appendSamples appends the values in the order of the rows, MIG devices last.
-func (g *GPUReader) appendSamples(buf []device.Sample) []device.Sample {
+// samples returns the values in the order of the rows, MIG devices last.
+func (g *GPUReader) samples() []device.Sample {
 	g.fillFeatures()
+	samples := make([]device.Sample, 0, len(g.plan.Rows)+len(g.instances)*len(g.plan.MIGRows))
 	for i := range g.plan.Rows {
 		if v, ok := g.rowValue(i); ok {
-			buf = append(buf, device.Sample{Device: device.ID(g.ID), Metric: i, Value: v})
+			samples = append(samples, device.Sample{Device: device.ID(g.ID), Metric: i, Value: v})
 		}
 	}
 	for _, in := range g.instances {
@@ -56,11 +58,11 @@ func (g *GPUReader) appendSamples(buf []device.Sample) []device.Sample {
 		}
 		for _, i := range g.plan.MIGRows {
 			if v, ok := g.plan.Rows[i].Convert(&in.latest); ok {
-				buf = append(buf, device.Sample{Device: in.members[0].ID, Metric: i, Value: v})
+				samples = append(samples, device.Sample{Device: in.members[0].ID, Metric: i, Value: v})
 			}
 		}
 	}
-	return buf
+	return samples
 }
 
 // rowValue returns the value of a row, and false without a value.

@@ -52,7 +52,7 @@ func readSeries(t *testing.T, plan *metric.ReadPlan, lines []string) (series []p
 		if _, err := s.gpus[0].Check(); err != nil {
 			t.Fatal(err)
 		}
-		samples, _ := s.gpus[0].Read(nil) // a plan without fast rows may get no response
+		samples, _ := s.gpus[0].Read() // a plan without fast rows may get no response
 		for _, sample := range samples {
 			m := &metrics[sample.Metric]
 			series = append(series, planSeries{sample.Device, m.Name, m.RowName()})
