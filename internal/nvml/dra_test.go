@@ -109,20 +109,6 @@ func TestClaimedReplacement(t *testing.T) {
 	}
 }
 
-// TestClaimedDeviceAllocatesNothing checks that ClaimedDevice is cheap: each List of the kubelet resolves all claims.
-func TestClaimedDeviceAllocatesNothing(t *testing.T) {
-	statuses := testStatuses()
-	for _, claim := range []device.Claim{
-		{Driver: draDriver, Device: "gpu-7", CDI: []string{"k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-7"}},
-		{Driver: draDriver, Device: "gpu-4-mig-20-1-1", CDI: []string{"k8s.gpu.nvidia.com/device=gpu-4-mig-20-1-1"}},
-		{Driver: "gpu.example.com", Device: "gpu-0"},
-	} {
-		if n := testing.AllocsPerRun(100, func() { ClaimedDevice(claim, statuses) }); n > 0 {
-			t.Errorf("%s: got %v allocations, want 0", claim.Device, n)
-		}
-	}
-}
-
 // FuzzClaimedDevice uses device names of any driver. The name of a MIG device must match the device's GPU and placement.
 func FuzzClaimedDevice(f *testing.F) {
 	for _, name := range []string{

@@ -270,19 +270,3 @@ func TestLibraryWithoutLinkTypes(t *testing.T) {
 		}
 	})
 }
-
-func TestCallsOfLinks(t *testing.T) {
-	s := newListedFixture(t, "gpus 8")
-	before := s.calls()
-	if got, err := s.linkMatrix(); err != nil || len(got) != 8 {
-		t.Fatalf("got %q, %v, want eight rows", got, err)
-	}
-	since, sum := s.calls().Since(before), uint64(0)
-	for gpu := range 8 {
-		sum += since.GPUTotal(gpu)
-	}
-	// For each GPU 18 links, their remote ends, and one link that does not exist; for each pair the common ancestor.
-	if want := uint64(8*(2*18+1) + 28); sum != want {
-		t.Errorf("got %d calls, want %d", sum, want)
-	}
-}

@@ -268,26 +268,6 @@ func TestLibraryWithoutMIG(t *testing.T) {
 	})
 }
 
-func TestCallsOfListingMIGDevices(t *testing.T) {
-	s := newFixture(t, Options{}, append(partitionedGPU, "gpus 2")...)
-	before := s.callsOrNone()
-	s.list(6)
-	first := s.calls().Since(before)
-	s.list(6)
-	second := s.calls().Since(before).Since(first)
-	// Handle and mode, seven indices, and the UUIDs and instances of four MIG devices.
-	if n := second.GPUTotal(1); n != 2+7+4*4 {
-		t.Errorf("calls on a partitioned GPU in a listing without changes: got %d, want 25", n)
-	}
-	if n := second.GPUTotal(0); n != 2 {
-		t.Errorf("calls on another GPU in a listing without changes: got %d, want 2", n)
-	}
-	if n := first.GPUTotal(1); n > 100 {
-		t.Errorf("calls on the partitioned GPU in the first listing: got %d, want at most 100", n)
-	}
-	t.Logf("first %d, later %d calls", first.GPUTotal(1), second.GPUTotal(1))
-}
-
 // TestEventsOfMIGDevices sends events with instances. Errors of the hardware affect the whole GPU.
 func TestEventsOfMIGDevices(t *testing.T) {
 	s := newListedFixture(t, append(partitionedGPU, "gpu 2 event_types 0x8")...)

@@ -55,16 +55,6 @@ func migDeviceList(t *testing.T, m *sim.Machine) (list []string) {
 	return list
 }
 
-func TestDefaultXidEvents(t *testing.T) {
-	m := sim.NewMachine(testRows, 1, time.Now)
-	for xid, fatal := range map[uint64]bool{31: false, 63: false, 92: false, 94: false, 154: false, 64: true, 95: true, 999: true} {
-		m.Fail(m.AllocatableIDs()[0], fmt.Sprintf("xid %d", xid))
-		if e, err := m.Wait(t.Context()); err != nil || e.Xid != xid || (e.Recovery == device.RecoveryAfterReset) != fatal {
-			t.Errorf("xid %d: got %+v, %v, want recovery after a reset: %v", xid, e, err, fatal)
-		}
-	}
-}
-
 func TestPartition(t *testing.T) {
 	m := sim.NewMachine(testRows, 2, time.Now)
 	gpu := m.GPUs()[0]

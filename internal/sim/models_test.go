@@ -199,13 +199,3 @@ func TestInstanceValues(t *testing.T) {
 		t.Errorf("values of a whole GPU: got %v, want one device", got)
 	}
 }
-
-func TestPartitionWithoutMIGPanics(t *testing.T) {
-	m := sim.NewMachineWithModels(nil, time.Now, sim.T4)
-	defer func() {
-		if cause := recover(); cause == nil || !strings.Contains(fmt.Sprint(cause), "Tesla T4") {
-			t.Errorf("panic: got %v, want the model", cause)
-		}
-	}()
-	m.Partition(m.GPUs()[0], "1g.10gb")
-}

@@ -21,46 +21,42 @@ func TestGPM(t *testing.T) {
 			}
 			return -1
 		}
-		want := func(what string, want float64, calls uint64, do ...func()) {
+		want := func(what string, want float64, do ...func()) {
 			t.Helper()
-			before := s.calls()
 			for _, f := range do {
 				f()
 			}
 			if got := active(); got != want {
 				t.Errorf("%s: got %v, want %v", what, got, want)
 			}
-			since := s.calls().Since(before)
-			if n := since.Count("nvmlGpmSampleGet", 0) + since.Count("nvmlGpmMetricsGet", 0) + since.Count("nvmlGpmSampleAlloc", 16); n != calls {
-				t.Errorf("%s: got %d calls, want %d", what, n, calls)
-			}
 		}
 		window := func() { s.closeWindow(0) }
 		check := func() { _, _ = s.Check(s.id(0)) }
-		want("at first", -1, 0)
-		want("too soon", -1, 0, check)
-		want("later", 0.4, 3, window)
+		want("at first", -1)
+		want("too soon", -1, check)
+		want("later", 0.4, window)
 		s.set("gpu 0 metric 2 60")
-		want("again, too soon", 0.4, 0, check)
-		want("before the end of the window", active(), 0)
-		want("a window later", 0.6, 4, window, window)
+		want("again, too soon", 0.4, check)
+		want("a window later", 0.6, window, window)
 		s.set("gpu 0 metric 2 150")
-		want("nonsense", -1, 4, window, window)
+		want("nonsense", -1, window, window)
+		s.set("gpu 0 metric 2 101") // counters and clocks are not exactly in sync
+		want("slightly above 1", 1, window, window)
 		s.set("gpu 0 metric 2 50")
-		want("again", 0.5, 4, window, window)
+		want("again", 0.5, window, window)
 		time.Sleep(time.Minute)
-		want("long after the last check", -1, 0)
-		want("first check after that", -1, 1, check)
-		want("later", 0.5, 2, window)
+		want("long after the last check", -1)
+		want("first check after that", -1, check)
+		want("later", 0.5, window)
 		s.set("fail nvmlGpmSampleGet gpu 0 UNKNOWN")
-		want("failed sample", -1, 1, window)
+		want("failed sample", -1, window)
 		s.clear("fail")
-		want("first sample after the failure", -1, 1, check)
-		want("second sample after the failure", 0.5, 2, window)
+		want("first sample after the failure", -1, check)
+		want("second sample after the failure", 0.5, window)
 		s.set("gpu 0 energy 5")
-		want("after a reset", -1, 1, window)
+		want("after a reset", -1, window)
 		time.Sleep(6 * time.Minute)
-		want("without collections", -1, 0, window)
+		want("without collections", -1, window)
 		if n := s.samples(); n != 2 {
 			t.Errorf("got %d samples, want 2", n)
 		}
@@ -69,7 +65,7 @@ func TestGPM(t *testing.T) {
 			t.Errorf("got %d samples after Close, want 0", n)
 		}
 		s.list(1)
-		want("after an Init", -1, 0)
+		want("after an Init", -1)
 	})
 }
 

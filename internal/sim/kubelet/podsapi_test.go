@@ -1,12 +1,8 @@
 package kubelet_test
 
 import (
-	"bytes"
 	"context"
-	"io/fs"
-	"os"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -55,41 +51,6 @@ func nextEvent(t testing.TB, stream podsapi.Pods_WatchPodsClient, kind podsapi.E
 	}
 }
 
-func TestWatchPods(t *testing.T) {
-	t.Parallel()
-	k := start(t, kubelet.Options{})
-	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
-	before := kubelet.PodSpec{Name: "before", Labels: map[string]string{"team": "blue"}, Containers: []kubelet.ContainerSpec{{Name: "main"}}}
-	runPod(t, k, before)
-	stream := watchPods(t, k)
-	kinds, _ := nextEvent(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
-	if want := []string{"ADDED", "INITIAL_SYNC_COMPLETE"}; !slices.Equal(kinds, want) {
-		t.Errorf("first events: got %v, want %v", kinds, want)
-	}
-	runPod(t, k, podWithGPUs("second", 0))
-	if kinds, _ = nextEvent(t, stream, podsapi.EventType_ADDED); len(kinds) != 1 {
-		t.Errorf("events up to ADDED: got %v, want one", kinds)
-	}
-	if err := k.EndPodWith(before, kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 3}}}); err != nil {
-		t.Fatal(err)
-	}
-	kinds, pod := nextEvent(t, stream, podsapi.EventType_DELETED)
-	if n := len(kinds); n < 2 || kinds[n-2] != "MODIFIED" {
-		t.Errorf("events up to DELETED: got %v, want MODIFIED before", kinds)
-	}
-	uid := k.State().Pods[0].UID
-	if !bytes.Contains(pod, []byte(uid)) || bytes.Contains(pod, []byte("team")) || bytes.Contains(pod, []byte("Failed")) {
-		t.Errorf("pod of DELETED: got %q, want names only", pod)
-	}
-	// Later watchers get the ended pod as ADDED, without DELETED.
-	if kinds, _ = nextEvent(t, watchPods(t, k), podsapi.EventType_INITIAL_SYNC_COMPLETE); len(kinds) != 3 {
-		t.Errorf("first events of a later watcher: got %v, want 3", kinds)
-	}
-	if k.State().Calls["WatchPods"] != 2 {
-		t.Errorf("got calls %v, want two of WatchPods", k.State().Calls)
-	}
-}
-
 func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
@@ -104,14 +65,6 @@ func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if kinds, _ := nextEvent(t, watchPods(t, k), podsapi.EventType_INITIAL_SYNC_COMPLETE); len(kinds) != 2 {
 		t.Errorf("events after the start: got %v, want 2", kinds)
-	}
-}
-
-func TestNoPodsAPIBefore137(t *testing.T) {
-	t.Parallel()
-	k := start(t, kubelet.Options{Version: kubelet.V136})
-	if _, err := os.Stat(k.PodsSocket()); !os.IsNotExist(err) {
-		t.Errorf("socket: got %v, want %v", err, fs.ErrNotExist)
 	}
 }
 
@@ -133,27 +86,6 @@ func TestSlowWatcherIsDropped(t *testing.T) {
 	}
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "watch client channel closed") {
 		t.Errorf("end of the stream: got %v, want ResourceExhausted", err)
-	}
-}
-
-func TestContainerIDsAreUnique(t *testing.T) {
-	t.Parallel()
-	k := start(t, kubelet.Options{})
-	p := kubelet.PodSpec{Name: "one", Containers: []kubelet.ContainerSpec{{Name: "a"}, {Name: "b"}}}
-	runPod(t, k, p)
-	seen := map[string]bool{}
-	for range 3 {
-		for i, c := range []string{"a", "b"} {
-			status, err := k.Pod(p)
-			id := status.Containers[i].ID
-			if err != nil || len(id) != 64 || seen[id] {
-				t.Errorf("id of %s: got %q, error %v, want a unique id", c, id, err)
-			}
-			seen[id] = true
-			if err := k.RestartContainer(t.Context(), p, c); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
 }
 
