@@ -1,7 +1,10 @@
-// Package nvml is the backend for NVIDIA's GPUs: enumeration, MIG devices, events and links.
+// Package nvml is the backend for NVIDIA's GPUs: enumeration, MIG devices,
+// events and links.
 //
-// go-nvml opens libnvidia-ml.so.1 at run time, so the driver may be absent, appear later, be old, lack functions, hang, or fail for a
-// single GPU. Package lib knows the library, package metric the rows, package collect the readings and checks, package xid the reports.
+// go-nvml opens libnvidia-ml.so.1 at run time, so the driver may be absent,
+// appear later, be old, lack functions, hang, or fail for a single GPU. Package
+// lib knows the library, package metric the rows, package collect the readings
+// and checks, package xid the reports.
 package nvml
 
 import (
@@ -19,15 +22,18 @@ import (
 	"github.com/podgauge/podgauge/internal/xid"
 )
 
-// Options are the folders of the driver. The zero Options fit a driver beside this program.
+// Options are the folders of the driver. The zero Options fit a driver beside
+// this program.
 type Options struct {
-	// DriverRoots are folders with an installed driver, in search order. The dynamic linker's folders come last.
+	// DriverRoots are folders with an installed driver, in search order. The
+	// dynamic linker's folders come last.
 	DriverRoots []string
 	// DevRoot is the parent of dev with the device nodes. Default: /.
 	DevRoot string
 	// SysRoot is the mount point of sysfs. Default: /sys.
 	SysRoot string
-	// ProcRoot is the mount point of procfs, with the device nodes of MIG devices. Default: /proc.
+	// ProcRoot is the mount point of procfs, with the device nodes of MIG
+	// devices. Default: /proc.
 	ProcRoot string
 	// PerLink adds the rows of each NVLink: metric.MetricsPerLink.
 	PerLink bool
@@ -43,17 +49,19 @@ var (
 	_ device.ProcessLister      = (*Backend)(nil)
 )
 
-// Backend is NVIDIA's device.Backend. Calls about GPUs, one Devices or Links and
-// one Wait may run at the same time. Without an initialized library Read, Check
-// and Wait fail at once, even while the initialization hangs.
+// Backend is NVIDIA's device.Backend. Calls about GPUs, one Devices or Links
+// and one Wait may run at the same time. Without an initialized library Read,
+// Check and Wait fail at once, even while the initialization hangs.
 type Backend struct {
 	options Options
 	metrics []device.Metric
 	plan    *metric.ReadPlan
 
-	// inventory is the newest listing, nil before the first. Written by Devices and Close.
+	// inventory is the newest listing, nil before the first. Written by Devices
+	// and Close.
 	inventory atomic.Pointer[inventory]
-	// lastInventory is the last listing before Close, for XidEventAt. The handles are invalid.
+	// lastInventory is the last listing before Close, for XidEventAt. The
+	// handles are invalid.
 	lastInventory atomic.Pointer[inventory]
 	libraryInfo   atomic.Pointer[LibraryInfo] // never nil; written by Devices
 	histories     collect.Histories
@@ -106,7 +114,8 @@ func New(o Options) *Backend {
 // Metrics returns the rows of Read, without a driver too.
 func (b *Backend) Metrics() []device.Metric { return b.metrics }
 
-// LibraryInfo returns the library's description, even while its initialization hangs.
+// LibraryInfo returns the library's description, even while its initialization
+// hangs.
 func (b *Backend) LibraryInfo() LibraryInfo { return *b.libraryInfo.Load() }
 
 // Idle reports whether no call of a listing is pending.

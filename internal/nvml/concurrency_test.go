@@ -8,8 +8,9 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestConcurrentCalls makes all calls concurrently while GPUs are lost, return and are partitioned, and the library restarts. The test is
-// for the race detector.
+// TestConcurrentCalls makes all calls concurrently while GPUs are lost, return
+// and are partitioned, and the library restarts. The test is for the race
+// detector.
 func TestConcurrentCalls(t *testing.T) {
 	s := newListedFixture(t, "gpus 4")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -37,7 +38,8 @@ func TestConcurrentCalls(t *testing.T) {
 				s.set(line)
 				s.sendEvent(1, "xid 31")
 			}
-			for _, line := range []string{"gpu 3 mig_mode 1", "gpu 3 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a", "gpu 3 slice 0 2g.20gb gi 1 ci 0 uuid MIG-b"} {
+			for _, line := range []string{"gpu 3 mig_mode 1", "gpu 3 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a",
+				"gpu 3 slice 0 2g.20gb gi 1 ci 0 uuid MIG-b"} {
 				s.set(line)
 				s.sendEvent(3, "type 0x100")
 				s.sendEvent(3, "xid 31 gi 1 ci 0")

@@ -12,19 +12,22 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
-// Timeouts of a listing count from the newest result, since a driver may serialize calls. A new GPU may take seconds to start. A known GPU
-// is listed without its result. An overdue probe has no time left.
+// Timeouts of a listing count from the newest result, since a driver may
+// serialize calls. A new GPU may take seconds to start. A known GPU is listed
+// without its result. An overdue probe has no time left.
 const (
 	newGPUTimeout       = 4 * time.Second
 	knownGPUTimeout     = time.Second
 	pendingProbeTimeout = 50 * time.Millisecond
 )
 
-// quietProbeInterval is between probes of a GPU that is not partitioned and reports a change. It is less than a multiple of the listings'.
+// quietProbeInterval is between probes of a GPU that is not partitioned and
+// reports a change. It is less than a multiple of the listings'.
 const quietProbeInterval = 55 * time.Second
 
-// deviceListing is a listing in progress. GPUs are found by index only: a search by UUID or PCI address touches all GPUs, and fails if one
-// is lost (nvml.h, nvmlDeviceGetHandleByUUID).
+// deviceListing is a listing in progress. GPUs are found by index only: a
+// search by UUID or PCI address touches all GPUs, and fails if one is lost
+// (nvml.h, nvmlDeviceGetHandleByUUID).
 type deviceListing struct {
 	*Backend
 	old, next *inventory
@@ -33,13 +36,16 @@ type deviceListing struct {
 	explained bool     // an omission is the fault of its GPU
 }
 
-// isQuiet reports whether a GPU needs no probe: the number of GPUs and the partitioning are those of the previous listing.
+// isQuiet reports whether a GPU needs no probe: the number of GPUs and the
+// partitioning are those of the previous listing.
 func (l *deviceListing) isQuiet(index, count int) bool {
 	g := l.old.byIndex[index]
-	return g != nil && len(l.old.gpus) == count && g.reportsLayout.Load() && !g.layout.Load().mode.Enabled && time.Since(*g.probedAt.Load()) < quietProbeInterval
+	return g != nil && len(l.old.gpus) == count && g.reportsLayout.Load() && !g.layout.Load().mode.Enabled &&
+		time.Since(*g.probedAt.Load()) < quietProbeInterval
 }
 
-// wait waits for the end of a probe, until its timeout has passed without the end of any probe.
+// wait waits for the end of a probe, until its timeout has passed without the
+// end of any probe.
 func (l *deviceListing) wait(ctx context.Context, probe *deviceProbe) {
 	for !probe.isDone() && ctx.Err() == nil {
 		remaining := time.Until(l.probedAt.Load().Add(probe.timeout))
@@ -54,8 +60,9 @@ func (l *deviceListing) wait(ctx context.Context, probe *deviceProbe) {
 	}
 }
 
-// probeAll examines each index, and returns the results in time. A GPU with a known identity counts as found even if its initialization
-// hangs: only listed GPUs can be marked unhealthy.
+// probeAll examines each index, and returns the results in time. A GPU with a
+// known identity counts as found even if its initialization hangs: only listed
+// GPUs can be marked unhealthy.
 func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeResult {
 	l.probedAt.Store(new(time.Now()))
 	found := map[int]probeResult{}
@@ -73,13 +80,15 @@ func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeRe
 	}
 	for i := range count {
 		if probe := l.probes[i]; probe != nil {
-			if l.wait(ctx, probe); probe.session != l.session && probe.isDone() { // handles of an earlier Init are invalid
+			// handles of an earlier Init are invalid
+			if l.wait(ctx, probe); probe.session != l.session && probe.isDone() {
 				l.wait(ctx, l.startProbe(i))
 			}
 		}
 	}
 	for i := range count {
-		if probe := l.probes[i]; probe != nil && probe.session == l.session && pubsub.IsClosed(probe.identified) && ctx.Err() == nil {
+		if probe := l.probes[i]; probe != nil && probe.session == l.session && pubsub.IsClosed(probe.identified) &&
+			ctx.Err() == nil {
 			found[i] = probe.result
 			delete(l.probes, i)
 		}
@@ -88,7 +97,8 @@ func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeRe
 }
 
 func (l *deviceListing) startProbe(index int) *deviceProbe {
-	probe := &deviceProbe{session: l.session, timeout: newGPUTimeout, identified: make(chan struct{}), done: make(chan struct{})}
+	probe := &deviceProbe{session: l.session, timeout: newGPUTimeout, identified: make(chan struct{}),
+		done: make(chan struct{})}
 	if l.old.byIndex[index] != nil {
 		probe.timeout = knownGPUTimeout
 	}
@@ -110,8 +120,9 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 	return probe
 }
 
-// probeDevice examines an index. A known GPU is asked only for its partitioning; without an answer nothing changes. While another call
-// about the GPU is under way, the probe waits.
+// probeDevice examines an index. A known GPU is asked only for its
+// partitioning; without an answer nothing changes. While another call about the
+// GPU is under way, the probe waits.
 func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (result probeResult) {
 	previous := old.byIndex[index]
 	if previous != nil {

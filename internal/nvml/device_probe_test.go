@@ -15,7 +15,8 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// inChildWithLibrary runs the body in a process of its own with the library, so that other tests make no calls.
+// inChildWithLibrary runs the body in a process of its own with the library, so
+// that other tests make no calls.
 func inChildWithLibrary(t *testing.T, body func(t *testing.T, dir string)) {
 	library := filepath.Join(fullLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, body)
@@ -32,20 +33,23 @@ func (s *backendFixture) wantOneCallPerGPU() {
 	}
 }
 
-// timedList lists n devices and returns the duration. With an index, the listing must report that index only.
+// timedList lists n devices and returns the duration. With an index, the
+// listing must report that index only.
 func (s *backendFixture) timedList(n int, index string) time.Duration {
 	s.Helper()
 	began := time.Now()
 	devices, err := s.Devices(context.Background())
 	took := time.Since(began)
-	if len(devices) != n || (err != nil) != (index != "") || err != nil && err.Error() != "GPU at index "+index+": it does not respond" {
+	if len(devices) != n || (err != nil) != (index != "") || err != nil &&
+		err.Error() != "GPU at index "+index+": it does not respond" {
 		s.Errorf("got %d devices, error %v; want %d, and an error for index %q", len(devices), err, n, index)
 	}
 	return took
 }
 
-// TestHangBeforeListing has one of eight GPUs hang before the first listing. The other GPUs are listed and read. The hanging GPU gets no
-// other call, and is listed after the call.
+// TestHangBeforeListing has one of eight GPUs hang before the first listing.
+// The other GPUs are listed and read. The hanging GPU gets no other call, and
+// is listed after the call.
 func TestHangBeforeListing(t *testing.T) {
 	inChildWithLibrary(t, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8", "hang * gpu 1")
@@ -79,15 +83,18 @@ func TestHangBeforeListing(t *testing.T) {
 	})
 }
 
-// TestSlowDriver has a driver that starts the GPUs one after the other, the first GPU last. All are listed, as none takes longer than
-// newGPUTimeout after the previous one.
+// TestSlowDriver has a driver that starts the GPUs one after the other, the
+// first GPU last. All are listed, as none takes longer than newGPUTimeout after
+// the previous one.
 func TestSlowDriver(t *testing.T) {
-	s := newFixture(t, Options{}, "gpus 2", "slow nvmlDeviceGetUUID gpu 0 5000ms", "slow nvmlDeviceGetUUID gpu 1 1500ms")
+	s := newFixture(t, Options{}, "gpus 2", "slow nvmlDeviceGetUUID gpu 0 5000ms",
+		"slow nvmlDeviceGetUUID gpu 1 1500ms")
 	s.timedList(2, "")
 }
 
-// TestHangInInitialization has a GPU that returns its UUID and hangs at the first values. The GPU is listed, so that checks can fail, and
-// gets no other call.
+// TestHangInInitialization has a GPU that returns its UUID and hangs at the
+// first values. The GPU is listed, so that checks can fail, and gets no other
+// call.
 func TestHangInInitialization(t *testing.T) {
 	inChildWithLibrary(t, func(t *testing.T, dir string) {
 		for _, function := range []string{lib.FieldValuesSymbol, "nvmlDeviceGetMaxPcieLinkWidth"} {
@@ -107,7 +114,8 @@ func TestHangInInitialization(t *testing.T) {
 			s.eventually("the hang ended", s.Idle)
 			s.timedList(3, "")
 			got := s.values(1)
-			for _, name := range []string{"nvidia_gpu_persistence_mode_enabled", "nvidia_gpu_pcie_link_width_max", "nvidia_gpu_nvlink_links_up", `nvidia_gpu_feature_supported{feature="gpm"}`} {
+			for _, name := range []string{"nvidia_gpu_persistence_mode_enabled", "nvidia_gpu_pcie_link_width_max",
+				"nvidia_gpu_nvlink_links_up", `nvidia_gpu_feature_supported{feature="gpm"}`} {
 				if _, ok := got[name]; !ok {
 					t.Errorf("%s: after the hang: %s is absent", function, name)
 				}
@@ -117,7 +125,8 @@ func TestHangInInitialization(t *testing.T) {
 	})
 }
 
-// TestMonitorWithHangingGPU is TestHangBeforeListing with a Monitor and an Inventory.
+// TestMonitorWithHangingGPU is TestHangBeforeListing with a Monitor and an
+// Inventory.
 func TestMonitorWithHangingGPU(t *testing.T) {
 	inChildWithLibrary(t, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8", "hang * gpu 1")
@@ -139,7 +148,8 @@ func TestMonitorWithHangingGPU(t *testing.T) {
 			}
 		}
 		s.eventually("seven GPUs are healthy", healthy(7))
-		if d := monitor.Driver(); d.State != device.DriverUp || d.Err == nil || !strings.Contains(d.Err.Error(), "index 1") {
+		if d := monitor.Driver(); d.State != device.DriverUp || d.Err == nil ||
+			!strings.Contains(d.Err.Error(), "index 1") {
 			t.Errorf("driver: got %+v, want up with an error about index 1", d)
 		}
 		s.clear("hang")
@@ -153,7 +163,8 @@ func TestMonitorWithHangingGPU(t *testing.T) {
 	})
 }
 
-// TestHangInListing has a known GPU hang in a listing. The GPU remains listed, readings wait, and other changes are found.
+// TestHangInListing has a known GPU hang in a listing. The GPU remains listed,
+// readings wait, and other changes are found.
 func TestHangInListing(t *testing.T) {
 	inChildWithLibrary(t, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8", "gpu 1 event_types 0x8")
@@ -199,8 +210,9 @@ func TestHangInListing(t *testing.T) {
 	})
 }
 
-// TestResultOfEarlierInit restarts the library during a hanging call. The result arrives during the next listing, with invalid handles, so
-// the GPU is probed again.
+// TestResultOfEarlierInit restarts the library during a hanging call. The
+// result arrives during the next listing, with invalid handles, so the GPU is
+// probed again.
 func TestResultOfEarlierInit(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "driver 570.1", "hang nvmlDeviceGetUUID gpu 1")
 	s.timedList(1, "1")
@@ -219,7 +231,10 @@ func TestResultOfEarlierInit(t *testing.T) {
 		}
 		listed <- devices
 	}()
-	s.eventually("the listing waits", func() bool { return s.calls().Since(before).Count("nvmlDeviceGetHandleByIndex_v2", 0) > 0 })
+	s.eventually("the listing waits", func() bool {
+		return s.calls().Since(before).
+			Count("nvmlDeviceGetHandleByIndex_v2", 0) > 0
+	})
 	s.clear("hang nvmlDeviceGetUUID gpu 1")
 	s.eventually("the old call returned", func() bool { return s.calls().InFlight(1) == 0 })
 	s.clear("hang")
@@ -236,7 +251,8 @@ func TestResultOfEarlierInit(t *testing.T) {
 	}
 }
 
-// TestHangs lets the calls of a GPU hang. Readings leave the GPU out, and listings, waits and all calls about other GPUs return.
+// TestHangs lets the calls of a GPU hang. Readings leave the GPU out, and
+// listings, waits and all calls about other GPUs return.
 func TestHangs(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	s.set("hang * gpu 1")

@@ -7,17 +7,21 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// draDriver is NVIDIA's driver for Dynamic Resource Allocation. Its names of devices, since PR 428 (July 2025, v25.8):
+// draDriver is NVIDIA's driver for Dynamic Resource Allocation. Its names of
+// devices, since PR 428 (July 2025, v25.8):
 //
 //	gpu-<minor>
 //	gpu-<minor>-mig-<profile>-<start>-<size>      up to PR 852
 //	gpu-<minor>-mig-1g10gb-me-<profile>-<start>   since PR 852 (early in 2026, v0.4)
 //
-// <profile> is the number of a GPU instance's profile, <start> and <size> count memory slices (CanonicalName in
-// cmd/gpu-kubelet-plugin/deviceinfo.go and mig.go of kubernetes-sigs/dra-driver-nvidia-gpu, earlier NVIDIA/k8s-dra-driver-gpu).
+// <profile> is the number of a GPU instance's profile, <start> and <size> count
+// memory slices (CanonicalName in cmd/gpu-kubelet-plugin/deviceinfo.go and
+// mig.go of kubernetes-sigs/dra-driver-nvidia-gpu, earlier
+// NVIDIA/k8s-dra-driver-gpu).
 const draDriver = "gpu.nvidia.com"
 
-// ClaimedDevice returns the device on the board for a claim. Claims of foreign devices, and ambiguous names, have none.
+// ClaimedDevice returns the device on the board for a claim. Claims of foreign
+// devices, and ambiguous names, have none.
 func ClaimedDevice(c device.Claim, board []device.Status) (device.ID, bool) {
 	id, ok := onlyDevice(board, func(s *device.Status) bool { return hasCDIName(c.CDI, s.ID) })
 	if c.Driver != draDriver {
@@ -45,8 +49,9 @@ func onlyDevice(board []device.Status, matches func(*device.Status) bool) (id de
 	return id, ok
 }
 
-// hasCDIName reports whether a name ends in the device's UUID, as in NVIDIA's CDI specs ("nvidia.com/gpu=GPU-…"). Runtimes interpret such
-// a name in one way, for any driver.
+// hasCDIName reports whether a name ends in the device's UUID, as in NVIDIA's
+// CDI specs ("nvidia.com/gpu=GPU-…"). Runtimes interpret such a name in one
+// way, for any driver.
 func hasCDIName(names []string, id device.ID) bool {
 	for _, name := range names {
 		if _, uuid, _ := strings.Cut(name, "="); uuid == string(id) {
@@ -56,8 +61,9 @@ func hasCDIName(names []string, id device.ID) bool {
 	return false
 }
 
-// hasDRAName reports whether the name is the driver's name of a device, a partitioned GPU excepted. A lost MIG device has no name: the
-// driver gives the place, and so the name, to a device of the next claim.
+// hasDRAName reports whether the name is the driver's name of a device, a
+// partitioned GPU excepted. A lost MIG device has no name: the driver gives the
+// place, and so the name, to a device of the next claim.
 func hasDRAName(name string, s *device.Status) bool {
 	var buf [64]byte
 	gpu := appendNumbers(buf[:0], "gpu", s.Minor)

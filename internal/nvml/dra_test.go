@@ -10,7 +10,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// testStatuses has four whole GPUs, a partitioned GPU and a lost GPU. Some indices differ from the minor numbers:
+// testStatuses has four whole GPUs, a partitioned GPU and a lost GPU. Some
+// indices differ from the minor numbers:
 //
 //	GPU-0: index 0, minor 0   GPU-1: index 1, minor 2   GPU-2: index 2, minor 1
 //	GPU-3: index 3, minor 7   GPU-4: index 4, minor 4, partitioned   GPU-9: index 5, minor 9, gone
@@ -80,8 +81,10 @@ func TestClaimedDevice(t *testing.T) {
 		{what: "empty"},
 
 		{what: "UUID, any driver", driver: other, name: "x", cdi: uuids("GPU-1"), want: "GPU-1"},
-		{what: "MIG device by UUID", driver: other, name: "gpu-0", cdi: append(uuids("MIG-e"), "a.example/x=1"), want: "MIG-e"},
-		{what: "the same UUID twice", name: "gpu-0", cdi: []string{"a.example/x=GPU-2", "nvidia.com/gpu=GPU-2"}, want: "GPU-2"},
+		{what: "MIG device by UUID", driver: other, name: "gpu-0", cdi: append(uuids("MIG-e"), "a.example/x=1"),
+			want: "MIG-e"},
+		{what: "the same UUID twice", name: "gpu-0", cdi: []string{"a.example/x=GPU-2", "nvidia.com/gpu=GPU-2"},
+			want: "GPU-2"},
 		{what: "two UUIDs", driver: other, name: "gpu-0", cdi: uuids("GPU-1", "GPU-2")},
 		{what: "name beside two UUIDs", name: "gpu-0", cdi: uuids("GPU-1", "GPU-2"), want: "GPU-0"},
 		{what: "UUID of another node", driver: other, cdi: uuids("GPU-77")},
@@ -97,7 +100,8 @@ func TestClaimedDevice(t *testing.T) {
 	}
 }
 
-// TestClaimedReplacement has a replaced GPU with the minor number of its predecessor.
+// TestClaimedReplacement has a replaced GPU with the minor number of its
+// predecessor.
 func TestClaimedReplacement(t *testing.T) {
 	statuses := testStatuses()[:1:1]
 	old := statuses[0]
@@ -109,10 +113,12 @@ func TestClaimedReplacement(t *testing.T) {
 	}
 }
 
-// FuzzClaimedDevice uses device names of any driver. The name of a MIG device must match the device's GPU and placement.
+// FuzzClaimedDevice uses device names of any driver. The name of a MIG device
+// must match the device's GPU and placement.
 func FuzzClaimedDevice(f *testing.F) {
 	for _, name := range []string{
-		"gpu-0", "gpu-12", "gpu-4-mig-19-0-1", "gpu-4-mig-1g10gb-19-0", "gpu-4-mig-1g10gb-me-20-1", "gpu-vfio-0", "gpu-00", "gpu-4-mig---", "gpu-4-mig--19-0",
+		"gpu-0", "gpu-12", "gpu-4-mig-19-0-1", "gpu-4-mig-1g10gb-19-0", "gpu-4-mig-1g10gb-me-20-1", "gpu-vfio-0",
+		"gpu-00", "gpu-4-mig---", "gpu-4-mig--19-0",
 	} {
 		f.Add(name)
 	}

@@ -5,9 +5,10 @@ import (
 	"github.com/podgauge/podgauge/internal/xid"
 )
 
-// EventTypes are subscribed besides Xids and partitioning, on GPUs with these types. Most accompany an Xid with a separate class, so
-// repairs are information; the recovery action of the same drivers decides the rest. Single-bit errors, clocks, P-states and power
-// sources are metrics.
+// EventTypes are subscribed besides Xids and partitioning, on GPUs with these
+// types. Most accompany an Xid with a separate class, so repairs are
+// information; the recovery action of the same drivers decides the rest.
+// Single-bit errors, clocks, P-states and power sources are metrics.
 var EventTypes = [...]struct {
 	Mask  uint64 // NVML's
 	Kind  string // device.Event.Kind

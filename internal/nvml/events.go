@@ -19,25 +19,32 @@ import (
 )
 
 const (
-	// eventWaitTimeout is the duration of a wait in the driver. The wait cannot be canceled, so the end of the process waits as long.
+	// eventWaitTimeout is the duration of a wait in the driver. The wait cannot
+	// be canceled, so the end of the process waits as long.
 	eventWaitTimeout = 2 * time.Second
-	// minEventWait is the minimum duration of a wait without an event: an interrupt may end the driver's wait at once, again and again.
+	// minEventWait is the minimum duration of a wait without an event: an
+	// interrupt may end the driver's wait at once, again and again.
 	minEventWait = 50 * time.Millisecond
 	// gpuLockTimeout is the time for locking GPUs before their registration.
 	gpuLockTimeout = 20 * time.Millisecond
-	// registerTimeout is the time for registering a GPU. Events of the other GPUs wait.
+	// registerTimeout is the time for registering a GPU. Events of the other
+	// GPUs wait.
 	registerTimeout = time.Second
-	// The interval between registrations of a GPU that refuses. Each may break the set.
+	// The interval between registrations of a GPU that refuses. Each may break
+	// the set.
 	minRegisterInterval, maxRegisterInterval = 10 * time.Second, 10 * time.Minute
 )
 
 // undeterminedXid is NVML's number for an Xid without a known number.
 const undeterminedXid = 999
 
-// The driver delivers an event once, and only to sets registered before it. So a sound set is kept, and an error is no event: in NVIDIA's
-// device plugin a single lost GPU fails each wait, and each failure marks all GPUs of the node unhealthy.
+// The driver delivers an event once, and only to sets registered before it. So
+// a sound set is kept, and an error is no event: in NVIDIA's device plugin a
+// single lost GPU fails each wait, and each failure marks all GPUs of the node
+// unhealthy.
 
-// Wait waits for an event, for two seconds at most. The GPUs of the set follow the listings. Only one Wait may run at a time.
+// Wait waits for an event, for two seconds at most. The GPUs of the set follow
+// the listings. Only one Wait may run at a time.
 func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	if !b.eventsMu.TryLock() {
 		return device.Event{}, errors.New("an earlier wait has not returned")
@@ -75,8 +82,9 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 		b.eventSet.abandon()
 		return device.Event{}, err
 	}
-	// A lost GPU, unnamed by NVML, would fail each further wait at once. A new set, without the lost GPU, is made here: until the
-	// next wait the events of the others would be lost.
+	// A lost GPU, unnamed by NVML, would fail each further wait at once. A new
+	// set, without the lost GPU, is made here: until the next wait the events
+	// of the others would be lost.
 	b.eventSet.free()
 	if retryErr := b.eventSet.update(ctx, inv); retryErr != nil {
 		err = fmt.Errorf("%w; %w", err, retryErr)
@@ -84,7 +92,8 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	return device.Event{}, err
 }
 
-// toEvent returns the meaning of the driver's report. A report about an unlisted GPU has no GPU.
+// toEvent returns the meaning of the driver's report. A report about an
+// unlisted GPU has no GPU.
 func (b *Backend) toEvent(data nvml.EventData) device.Event {
 	inv := b.inventory.Load() // a listing may have ended during the wait
 	var g *gpu
@@ -143,8 +152,9 @@ func (g *gpu) classEvent(c xid.Class) device.Event {
 	return e
 }
 
-// XidEventAt returns the event of another source's report about the GPU at a PCI address, regardless of the function. Known is false
-// without such a GPU. After Close the last listing counts: reports may explain the reset to come.
+// XidEventAt returns the event of another source's report about the GPU at a
+// PCI address, regardless of the function. Known is false without such a GPU.
+// After Close the last listing counts: reports may explain the reset to come.
 func (b *Backend) XidEventAt(address string, number uint64, gi, ci uint32) (e device.Event, known bool) {
 	inv := cmp.Or(b.inventory.Load(), b.lastInventory.Load())
 	if inv == nil {
@@ -161,8 +171,9 @@ func (b *Backend) XidEventAt(address string, number uint64, gi, ci uint32) (e de
 	return inv.gpus[i].xidEvent(number, gi, ci), true
 }
 
-// update registers all listed GPUs. NVML cannot remove a GPU from a set, so a set may have unlisted GPUs. A GPU that breaks the set is an
-// error; the rest gets a new set.
+// update registers all listed GPUs. NVML cannot remove a GPU from a set, so a
+// set may have unlisted GPUs. A GPU that breaks the set is an error; the rest
+// gets a new set.
 func (e *eventSet) update(ctx context.Context, inv *inventory) error {
 	if e.session != inv.nvmlSession { // the set is gone with its Init
 		*e = eventSet{session: inv.nvmlSession, registered: map[*gpu]bool{}}
@@ -185,7 +196,8 @@ func (e *eventSet) update(ctx context.Context, inv *inventory) error {
 	}
 }
 
-// registerAll adds the missing GPUs to the set, except hanging and refused GPUs.
+// registerAll adds the missing GPUs to the set, except hanging and refused
+// GPUs.
 func (e *eventSet) registerAll(ctx context.Context, inv *inventory) error {
 	deadline := time.Now().Add(gpuLockTimeout)
 	for _, g := range inv.gpus {
@@ -199,7 +211,8 @@ func (e *eventSet) registerAll(ctx context.Context, inv *inventory) error {
 	return nil
 }
 
-// register adds a locked GPU to the set and unlocks it. A failure is an error only if it breaks the set, by nvml.h after UNKNOWN.
+// register adds a locked GPU to the set and unlocks it. A failure is an error
+// only if it breaks the set, by nvml.h after UNKNOWN.
 func (e *eventSet) register(inv *inventory, g *gpu) error {
 	set := e.set
 	ret, ok := lib.CallWithTimeout(inv.pendingCalls, registerTimeout, func() nvml.Return {
@@ -231,7 +244,8 @@ func (e *eventSet) register(inv *inventory, g *gpu) error {
 	return nil
 }
 
-// registerWith subscribes to the GPU's types. A single unsupported type would fail the call for all.
+// registerWith subscribes to the GPU's types. A single unsupported type would
+// fail the call for all.
 func (g *gpu) registerWith(set nvml.EventSet) nvml.Return {
 	supported, ret := g.Handle.GetSupportedEventTypes()
 	types := supported & subscribedEventTypes
@@ -242,7 +256,8 @@ func (g *gpu) registerWith(set nvml.EventSet) nvml.Return {
 		return nvml.ERROR_NOT_SUPPORTED
 	}
 	ret = g.Handle.RegisterEvents(types, set)
-	if required := types & requiredEventTypes; ret == nvml.ERROR_NOT_SUPPORTED && required != types { // false claims of support
+	// false claims of support
+	if required := types & requiredEventTypes; ret == nvml.ERROR_NOT_SUPPORTED && required != types {
 		ret = g.Handle.RegisterEvents(required, set)
 	}
 	g.probedAt.Store(&time.Time{})
@@ -257,7 +272,8 @@ func (e *eventSet) free() {
 	e.abandon()
 }
 
-// abandon drops the set without freeing it: the memory of a set is gone with its library.
+// abandon drops the set without freeing it: the memory of a set is gone with
+// its library.
 func (e *eventSet) abandon() {
 	e.set = nil
 	clear(e.registered)

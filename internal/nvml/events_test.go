@@ -32,7 +32,8 @@ func (s *backendFixture) nextEvent() (e device.Event) {
 	return e
 }
 
-// openEventSets returns the number of event sets that were created and not freed since the start of the process.
+// openEventSets returns the number of event sets that were created and not
+// freed since the start of the process.
 func (s *backendFixture) openEventSets() uint64 {
 	calls := s.calls()
 	return calls.Count("nvmlEventSetCreate", nvmltest.NoGPU) - calls.Count("nvmlEventSetFree", nvmltest.NoGPU)
@@ -57,7 +58,8 @@ func TestEventsHaveGPU(t *testing.T) {
 	}
 }
 
-// TestWaitEnds checks that Wait ends with ctx, or on a whole second within eventWaitTimeout.
+// TestWaitEnds checks that Wait ends with ctx, or on a whole second within
+// eventWaitTimeout.
 func TestWaitEnds(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -90,7 +92,8 @@ func TestWaitDoesNotSpin(t *testing.T) {
 	}
 }
 
-// TestWaitWithLostGPU has a lost GPU that fails each wait. The events of the other GPUs arrive, and after its return also those of the GPU.
+// TestWaitWithLostGPU has a lost GPU that fails each wait. The events of the
+// other GPUs arrive, and after its return also those of the GPU.
 func TestWaitWithLostGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 3")
 	open := s.openEventSets()
@@ -145,7 +148,8 @@ func TestWaitErrors(t *testing.T) {
 	}
 }
 
-// TestRegistrations has GPUs that cannot register. Only a broken set is an error, once. The events of the other GPUs arrive.
+// TestRegistrations has GPUs that cannot register. Only a broken set is an
+// error, once. The events of the other GPUs arrive.
 func TestRegistrations(t *testing.T) {
 	for _, c := range []struct {
 		line    string
@@ -176,9 +180,11 @@ func TestRegistrations(t *testing.T) {
 	}
 }
 
-// TestBrokenSets has two GPUs that break their sets. The same wait still registers the third GPU.
+// TestBrokenSets has two GPUs that break their sets. The same wait still
+// registers the third GPU.
 func TestBrokenSets(t *testing.T) {
-	s := newListedFixture(t, "gpus 3", "fail nvmlDeviceRegisterEvents gpu 0 UNKNOWN", "fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN")
+	s := newListedFixture(t, "gpus 3", "fail nvmlDeviceRegisterEvents gpu 0 UNKNOWN",
+		"fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN")
 	open := s.openEventSets()
 	_, err := s.Wait(context.Background())
 	want := fmt.Sprintf("register events of %s: UNKNOWN; register events of %s: UNKNOWN", s.id(0), s.id(1))
@@ -194,8 +200,8 @@ func TestBrokenSets(t *testing.T) {
 	}
 }
 
-// TestFailedRegistration has a GPU whose registration fails for a while. It is repeated after an interval, and the events of the other GPUs
-// arrive.
+// TestFailedRegistration has a GPU whose registration fails for a while. It is
+// repeated after an interval, and the events of the other GPUs arrive.
 func TestFailedRegistration(t *testing.T) {
 	for _, code := range []string{"UNKNOWN", "INVALID_ARGUMENT"} {
 		s := newListedFixture(t, "gpus 2", "fail nvmlDeviceRegisterEvents gpu 1 "+code)
@@ -228,7 +234,8 @@ func TestFailedRegistration(t *testing.T) {
 	}
 }
 
-// TestNoRegistration checks that Wait without a registered GPU waits and makes no call.
+// TestNoRegistration checks that Wait without a registered GPU waits and makes
+// no call.
 func TestNoRegistration(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu * event_types none")
 	before, began := s.calls(), time.Now()
@@ -268,7 +275,8 @@ func TestEventsFollowListing(t *testing.T) {
 	}
 }
 
-// TestEventOfUnlistedGPU checks that an event of a GPU that the newest listing lacks has an Xid and no GPU.
+// TestEventOfUnlistedGPU checks that an event of a GPU that the newest listing
+// lacks has an Xid and no GPU.
 func TestEventOfUnlistedGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	s.waitForRegistration()
@@ -319,7 +327,8 @@ func TestEventsAfterInit(t *testing.T) {
 	}
 }
 
-// TestEventsBeforeRemoval has pending events while the listing loses a GPU of the set. No event is lost.
+// TestEventsBeforeRemoval has pending events while the listing loses a GPU of
+// the set. No event is lost.
 func TestEventsBeforeRemoval(t *testing.T) {
 	s := newListedFixture(t, "gpus 3")
 	s.waitForRegistration()
@@ -338,7 +347,8 @@ func TestEventsBeforeRemoval(t *testing.T) {
 	}
 }
 
-// TestCloseWithOldSet has a library that loses its Init. The event set is lost too, and must not be freed after the next Init.
+// TestCloseWithOldSet has a library that loses its Init. The event set is lost
+// too, and must not be freed after the next Init.
 func TestCloseWithOldSet(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.waitForRegistration()
@@ -359,15 +369,16 @@ func TestCloseWithOldSet(t *testing.T) {
 	}
 }
 
-// TestHangInRegistration has a GPU that hangs only in its registration. Events of the other GPUs arrive, and after the hang also those of
-// the GPU.
+// TestHangInRegistration has a GPU that hangs only in its registration. Events
+// of the other GPUs arrive, and after the hang also those of the GPU.
 func TestHangInRegistration(t *testing.T) {
 	for _, function := range []string{"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"} {
 		s := newListedFixture(t, "gpus 3")
 		open, stuck := s.openEventSets(), s.id(1)
 		s.set("hang " + function + " gpu 1")
 		waited := make(chan error, 1)
-		go func() { _, err := s.Wait(context.Background()); waited <- err }() // ends with the hang at the latest; received below
+		// ends with the hang at the latest; received below
+		go func() { _, err := s.Wait(context.Background()); waited <- err }()
 		select {
 		case err := <-waited:
 			if err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not respond") {

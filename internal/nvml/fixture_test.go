@@ -16,17 +16,20 @@ import (
 	"go.uber.org/goleak"
 )
 
-// A process can load only one NVML. Most tests share the stand-in that TestMain builds, each with its own scenario and Backend. Tests with
-// another library, or none, run in a process of their own.
+// A process can load only one NVML. Most tests share the stand-in that TestMain
+// builds, each with its own scenario and Backend. Tests with another library,
+// or none, run in a process of their own.
 
 const (
 	// testTimeout is longer than any expected event takes.
 	testTimeout = 20 * time.Second
-	// childEnv marks a process that runs the body of one test. Its value is the directory of that test.
+	// childEnv marks a process that runs the body of one test. Its value is the
+	// directory of that test.
 	childEnv = "PODGAUGE_NVML_CHILD"
 )
 
-// fullLibrary is the directory of the stand-in with all functions; see TestMain.
+// fullLibrary is the directory of the stand-in with all functions; see
+// TestMain.
 var fullLibrary string
 
 // testDir has the scenario and the call log of the tests that share a process.
@@ -73,7 +76,8 @@ type backendFixture struct {
 	testing.TB
 	*Backend
 	machine *nvmltest.Scenario
-	// leakedSamples is the number of GPM samples of earlier backends: all tests share one library, and some end in a hang.
+	// leakedSamples is the number of GPM samples of earlier backends: all tests
+	// share one library, and some end in a hang.
 	leakedSamples uint64
 }
 
@@ -144,7 +148,8 @@ func (s *backendFixture) gpu(i int) *gpu {
 	return g
 }
 
-// values reads a GPU, requires no error, and returns the values by the name of their series.
+// values reads a GPU, requires no error, and returns the values by the name of
+// their series.
 func (s *backendFixture) values(i int) map[string]float64 {
 	s.Helper()
 	id := s.id(i)
@@ -178,7 +183,8 @@ func (s *backendFixture) calls() nvmltest.CallCounts {
 	return calls
 }
 
-// samples returns the number of GPM samples that this backend has allocated and not freed.
+// samples returns the number of GPM samples that this backend has allocated and
+// not freed.
 func (s *backendFixture) samples() int {
 	s.Helper()
 	return int(s.calls().GPMSamples()) - int(s.leakedSamples)
@@ -202,7 +208,8 @@ func (s *backendFixture) eventually(what string, condition func() bool) {
 	}
 }
 
-// runInChild runs the body in a process of its own, in a new directory that prepare may fill. The dynamic linker searches the directory's ld.
+// runInChild runs the body in a process of its own, in a new directory that
+// prepare may fill. The dynamic linker searches the directory's ld.
 func runInChild(t *testing.T, prepare func(dir string), body func(t *testing.T, dir string)) {
 	t.Helper()
 	if dir := os.Getenv(childEnv); dir != "" {

@@ -21,7 +21,8 @@ type nvmlSession struct {
 	pendingCalls *lib.PendingCalls
 	commonLabels []device.Label // of all GPUs
 	confidential bool           // confidential computing is on
-	// eventsNameInstances is false with the older function for waiting: go-nvml then fills in zeros, valid numbers of instances.
+	// eventsNameInstances is false with the older function for waiting: go-nvml
+	// then fills in zeros, valid numbers of instances.
 	eventsNameInstances bool
 }
 
@@ -29,12 +30,17 @@ type nvmlSession struct {
 type gpu struct {
 	*collect.GPUReader
 	device device.Device // appendDevices adds index and nodes
-	// layout is the partitioning by the newest successful listing; never nil. Written by Devices.
+	// layout is the partitioning by the newest successful listing; never nil.
+	// Written by Devices.
 	layout atomic.Pointer[migLayout]
-	// reportsLayout is set if the driver's events report a change of the partitioning, until the first change. Written by Wait.
+	// reportsLayout is set if the driver's events report a change of the
+	// partitioning, until the first change. Written by Wait.
 	reportsLayout atomic.Bool
-	probedAt      atomic.Pointer[time.Time] // Devices read the partitioning; the zero time: not since the registration, which misses earlier changes
-	// After a failed registration in the event set. Guarded by Backend.eventsMu.
+	// probedAt is the time when Devices read the partitioning; the zero time: not
+	// since the registration, which misses earlier changes.
+	probedAt atomic.Pointer[time.Time]
+	// After a failed registration in the event set. Guarded by
+	// Backend.eventsMu.
 	registerBackoff retry.Backoff
 	registerAfter   time.Time
 }
@@ -61,12 +67,14 @@ type inventory struct {
 	byIndex  map[int]*gpu
 }
 
-// migLayout is the partitioning of a GPU. After publication it is never written.
+// migLayout is the partitioning of a GPU. After publication it is never
+// written.
 type migLayout struct {
 	mode       collect.MIGState // without Devices
 	devices    []*listedMIGDevice
 	maxDevices int // 0: unknown
-	// handles are those of the listing. NVML may give a handle to another MIG device at any time.
+	// handles are those of the listing. NVML may give a handle to another MIG
+	// device at any time.
 	handles map[*listedMIGDevice]nvml.Device
 }
 
@@ -79,8 +87,8 @@ func (p *migLayout) state() *collect.MIGState {
 	return &s
 }
 
-// listedMIGDevice is a MIG device as long as it is listed. NVML reuses handles, so each listing gets a new handle by
-// index, and compares the identity.
+// listedMIGDevice is a MIG device as long as it is listed. NVML reuses handles,
+// so each listing gets a new handle by index, and compares the identity.
 type listedMIGDevice struct {
 	instanceIdentity
 	index     int    // on its GPU
@@ -90,16 +98,18 @@ type listedMIGDevice struct {
 	capNodes  []string // device nodes; belongs to Devices
 }
 
-// instanceIdentity distinguishes a MIG device from a later one with the same index, instances or even UUID: up to driver 460 UUIDs
-// consist of the instances' numbers, and numbers are reused at once.
+// instanceIdentity distinguishes a MIG device from a later one with the same
+// index, instances or even UUID: up to driver 460 UUIDs consist of the
+// instances' numbers, and numbers are reused at once.
 type instanceIdentity struct {
 	id         device.ID
 	gi, ci     int
 	attributes nvml.DeviceAttributes
 }
 
-// deviceProbe examines an index on a separate goroutine, since a call may never return. A hanging probe is kept and not repeated: a
-// hanging GPU costs a thread and no listing.
+// deviceProbe examines an index on a separate goroutine, since a call may never
+// return. A hanging probe is kept and not repeated: a hanging GPU costs a
+// thread and no listing.
 type deviceProbe struct {
 	session    *nvmlSession
 	timeout    time.Duration

@@ -18,8 +18,9 @@ import (
 
 const maxMinor = 1<<20 - 1 // of a device node in Linux
 
-// describeGPU reads the constant facts of a GPU. Only the UUID is mandatory. A failed fact stays unknown until the next Init: a device
-// must not change while it is allocated.
+// describeGPU reads the constant facts of a GPU. Only the UUID is mandatory. A
+// failed fact stays unknown until the next Init: a device must not change while
+// it is allocated.
 func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, error) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
@@ -36,7 +37,8 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 	}
 	g.layout.Store(&migLayout{mode: collect.MIGState{Unknown: true}})
 	g.device = device.Device{
-		ID: device.ID(id), GPU: id, Model: readText(handle, has, "nvmlDeviceGetName", nvml.Device.GetName), Minor: -1, NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
+		ID: device.ID(id), GPU: id, Model: readText(handle, has, "nvmlDeviceGetName", nvml.Device.GetName), Minor: -1,
+		NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
 		MemoryBytes: metric.TotalMemory(handle, has), InfoLabels: append(gpuLabels(handle, has), sess.commonLabels...),
 	}
 	if has["nvmlDeviceGetMinorNumber"] {
@@ -58,8 +60,8 @@ func pciAddress(pci nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 }
 
-// numaNode returns the node in sysfs, or -1. NVML's nvmlDeviceGetNumaNodeId is the node of the GPU's own memory, on machines with access
-// to it from the CPU.
+// numaNode returns the node in sysfs, or -1. NVML's nvmlDeviceGetNumaNodeId is
+// the node of the GPU's own memory, on machines with access to it from the CPU.
 func numaNode(sysRoot, pci string) int {
 	text, err := os.ReadFile(filepath.Join(sysRoot, "bus/pci/devices", pci, "numa_node"))
 	if err != nil {

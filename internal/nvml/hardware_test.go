@@ -12,13 +12,15 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// TestHardware calls a real driver, under NVIDIA_DRIVER_ROOT or /, and logs its responses and durations.
+// TestHardware calls a real driver, under NVIDIA_DRIVER_ROOT or /, and logs its
+// responses and durations.
 func TestHardware(t *testing.T) {
 	if os.Getenv("PODGAUGE_GPU") == "" {
 		t.Skip("PODGAUGE_GPU is not set: the test needs an NVIDIA GPU")
 	}
 	runInChild(t, noSetup, func(t *testing.T, _ string) {
-		s := newFixture(t, Options{DriverRoots: []string{cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")}, SysRoot: "/sys"})
+		s := newFixture(t, Options{DriverRoots: []string{cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")},
+			SysRoot: "/sys"})
 		began := time.Now()
 		devices, err := s.Devices(context.Background())
 		t.Logf("start and listing took %v, error %v, missing %v", time.Since(began), err, s.MissingFamilies())
@@ -41,7 +43,8 @@ func TestHardware(t *testing.T) {
 		for _, g := range table.gpus {
 			if table.Symbols["nvmlDeviceGetSupportedEventTypes"] {
 				types, ret := g.Handle.GetSupportedEventTypes()
-				t.Logf("%s has event types %#x, %v; with instances: %v", g.ID, types, lib.Error(ret), table.eventsNameInstances)
+				t.Logf("%s has event types %#x, %v; with instances: %v", g.ID, types, lib.Error(ret),
+					table.eventsNameInstances)
 			}
 			if table.Symbols.HasAll(lib.MIGFunctions) {
 				count, ret := g.Handle.GetMaxMigDeviceCount()
@@ -71,7 +74,8 @@ func (s *backendFixture) checkHardware(d device.Device) {
 	samples, err := s.Read(d.GPU)
 	s.must(err)
 	usage, known := s.ReadProcessUsage(d.GPU)
-	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), usage, known)
+	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), usage,
+		known)
 	for _, m := range s.Metrics() {
 		if _, read := second[seriesName(m)]; !read {
 			s.Logf("no value of %s", seriesName(m))

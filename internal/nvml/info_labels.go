@@ -9,7 +9,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// infoLabels are the labels of each GPU, possibly empty: all series of a family need the same labels.
+// infoLabels are the labels of each GPU, possibly empty: all series of a family
+// need the same labels.
 var infoLabels = [...]struct {
 	name, symbol string
 	read         func(nvml.Device) (string, nvml.Return)
@@ -45,7 +46,8 @@ func readText(handle nvml.Device, has lib.Symbols, symbol string, read func(nvml
 	return ""
 }
 
-// unknownPosition is the byte of an unknown position, and all bytes outside of a rack. DCGM too treats the byte as invalid.
+// unknownPosition is the byte of an unknown position, and all bytes outside of
+// a rack. DCGM too treats the byte as invalid.
 const unknownPosition = 0xFF
 
 // readPlatform returns the values of platformLabels, empty if unknown.
@@ -96,7 +98,8 @@ func systemLabels(s *lib.Session, confidential string) []device.Label {
 	var cuda string
 	if s.Symbols["nvmlSystemGetCudaDriverVersion"] {
 		if v, ret := s.NVML.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
-			cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10) // 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR)
+			// 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR)
+			cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10)
 		}
 	}
 	return []device.Label{

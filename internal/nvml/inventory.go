@@ -16,8 +16,10 @@ import (
 
 const maxGPUs = 1024 // above any machine
 
-// Devices lists the GPUs in the driver's order, each before its MIG devices. Facts of a GPU are kept until the next Init: a listing
-// without news makes one call, another with confidential computing, two for each GPU, one for each possible MIG device and four for each present one. A known GPU stays listed
+// Devices lists the GPUs in the driver's order, each before its MIG devices.
+// Facts of a GPU are kept until the next Init: a listing without news makes one
+// call, another with confidential computing, two for each GPU, one for each
+// possible MIG device and four for each present one. A known GPU stays listed
 // while its calls fail: Check finds the reason.
 func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	b.mu.Lock()
@@ -41,7 +43,8 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	if old == nil {
 		old = &inventory{}
 	}
-	next := &inventory{nvmlSession: b.session, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{}}
+	next := &inventory{nvmlSession: b.session, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{},
+		byIndex: map[int]*gpu{}}
 	l := deviceListing{Backend: b, old: old, next: next, devices: []device.Device{}}
 	count = min(count, maxGPUs)
 	found := l.probeAll(ctx, count)
@@ -57,7 +60,8 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	return l.devices, joinErrors(l.errs)
 }
 
-// updateReadiness asks whether the GPUs accept work. With confidential computing they do not before their attestation.
+// updateReadiness asks whether the GPUs accept work. With confidential
+// computing they do not before their attestation.
 func (b *Backend) updateReadiness() {
 	info := b.LibraryInfo()
 	info.NotReady = false
@@ -74,7 +78,8 @@ func (b *Backend) endSession(reason error) error {
 	return fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, reason)
 }
 
-// freeDelisted frees the samples of GPUs beyond the newest listing, after the calls under way.
+// freeDelisted frees the samples of GPUs beyond the newest listing, after the
+// calls under way.
 func (b *Backend) freeDelisted(old *inventory) {
 	session := b.session.Session
 	for _, g := range old.gpus {
@@ -88,8 +93,8 @@ func (b *Backend) freeDelisted(old *inventory) {
 	}
 }
 
-// assemble builds the listing. An index without a handle can be assigned only with the handles of all others: indices move up after the
-// loss of a GPU.
+// assemble builds the listing. An index without a handle can be assigned only
+// with the handles of all others: indices move up after the loss of a GPU.
 func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 	placed := map[*gpu]bool{}
 	for i, result := range found {
@@ -112,7 +117,8 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 			result.err = fmt.Errorf("%s was listed before", result.gpu.ID)
 		}
 		if result.err != nil {
-			l.explained = l.explained || !answered || errors.Is(result.err, device.ErrLost) || errors.As(result.err, new(*device.Fault))
+			l.explained = l.explained || !answered || errors.Is(result.err, device.ErrLost) ||
+				errors.As(result.err, new(*device.Fault))
 			l.errs = append(l.errs, fmt.Sprintf("GPU at index %d: %v", i, result.err))
 			continue
 		}
@@ -147,7 +153,8 @@ func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string) {
 	}
 }
 
-// sharedNodes returns the present device nodes of all GPUs. The driver creates them on first use, so each listing looks again.
+// sharedNodes returns the present device nodes of all GPUs. The driver creates
+// them on first use, so each listing looks again.
 func sharedNodes(devRoot string) []string {
 	var nodes []string
 	for _, name := range [...]string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} {

@@ -32,12 +32,16 @@ func TestDevice(t *testing.T) {
 	}
 	s := newFixture(t, Options{DevRoot: root, SysRoot: filepath.Join(root, "sys")}, "gpus 2", "driver 580.95.05",
 		"gpu 1 uuid GPU-1", "gpu 1 minor 5", "gpu 1 name NVIDIA H200", "gpu 1 pci 0001:3B:00.0",
-		"confidential devtools", "gpu 1 platform_slot 3", "gpu 1 platform_tray 4", "gpu 1 platform_host 5", "gpu 1 platform_peer 1",
-		"gpu 1 platform_module 7", "gpu 1 chassis_serial 1821325191344", "gpu 1 memory_total 150754820096", "gpu 1 serial 1650", "gpu 1 vbios 96.00.B0", "gpu 0 uuid GPU-0")
+		"confidential devtools", "gpu 1 platform_slot 3", "gpu 1 platform_tray 4", "gpu 1 platform_host 5",
+		"gpu 1 platform_peer 1",
+		"gpu 1 platform_module 7", "gpu 1 chassis_serial 1821325191344", "gpu 1 memory_total 150754820096",
+		"gpu 1 serial 1650", "gpu 1 vbios 96.00.B0", "gpu 0 uuid GPU-0")
 	got := s.list(2)[1]
 	want := device.Device{
-		ID: "GPU-1", GPU: "GPU-1", Index: 1, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: 5, Model: "NVIDIA H200", PCI: "0001:3b:00.0",
-		NUMANode: 1, MemoryBytes: 150754820096, DeviceNodes: []string{"/dev/nvidia5", "/dev/nvidiactl", "/dev/nvidia-uvm"},
+		ID: "GPU-1", GPU: "GPU-1", Index: 1, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: 5, Model: "NVIDIA H200",
+		PCI:      "0001:3b:00.0",
+		NUMANode: 1, MemoryBytes: 150754820096,
+		DeviceNodes: []string{"/dev/nvidia5", "/dev/nvidiactl", "/dev/nvidia-uvm"},
 		InfoLabels: []device.Label{
 			{Name: "serial", Value: "1650"},
 			{Name: "vbios_version", Value: "96.00.B0"},
@@ -71,7 +75,8 @@ func equalDevices(a, b device.Device) bool {
 	return nodes && facts && reflect.DeepEqual(a, b)
 }
 
-// TestDeviceWithoutOptionalFunctions lets all optional functions fail. Absent fields are empty, 0 or -1.
+// TestDeviceWithoutOptionalFunctions lets all optional functions fail. Absent
+// fields are empty, 0 or -1.
 func TestDeviceWithoutOptionalFunctions(t *testing.T) {
 	s := newFixture(t, Options{DevRoot: t.TempDir()}, "gpus 1", "fail nvmlDeviceGetUUID gpu 0 SUCCESS")
 	_, err := s.Devices(context.Background())
@@ -90,22 +95,30 @@ func TestDeviceWithoutOptionalFunctions(t *testing.T) {
 	}
 	s.set(append(lines, "gpu 0 uuid GPU-0")...)
 	got := s.list(1)[0]
-	if got.Minor != -1 || got.Model != "" || got.PCI != "" || got.NUMANode != -1 || got.MemoryBytes != 0 || len(got.DeviceNodes) != 0 {
+	if got.Minor != -1 || got.Model != "" || got.PCI != "" || got.NUMANode != -1 || got.MemoryBytes != 0 ||
+		len(got.DeviceNodes) != 0 {
 		t.Errorf("got %+v, want empty fields", got)
 	}
 	var names []string
 	for _, l := range got.InfoLabels {
 		names = append(names, l.Name)
 	}
-	if want := []string{"serial", "vbios_version", "compute_capability", "architecture", "chassis_serial", "chassis_slot", "chassis_tray", "host_id", "module_id", "driver_version", "cuda_version", "confidential_computing"}; !slices.Equal(names, want) {
+	want := []string{
+		"serial", "vbios_version", "compute_capability", "architecture", "chassis_serial", "chassis_slot",
+		"chassis_tray", "host_id", "module_id", "driver_version", "cuda_version", "confidential_computing",
+	}
+	if !slices.Equal(names, want) {
 		t.Errorf("labels: got %v, want %v", names, want)
 	}
 }
 
-// TestInvalidPlatform has GPUs outside of a rack. The driver sets all bits of the position.
+// TestInvalidPlatform has GPUs outside of a rack. The driver sets all bits of
+// the position.
 func TestInvalidPlatform(t *testing.T) {
-	s := newListedFixture(t, "gpus 2", "gpu * platform_peer 1", "gpu 0 platform_slot 255", "gpu 0 platform_tray 255", "gpu 0 platform_host 255", "gpu 0 platform_module 255",
-		"gpu 0 chassis_serial "+strings.Repeat("\xff", 13), "gpu 1 platform_slot 254", "gpu 1 platform_tray 0", "gpu 1 platform_host 1",
+	s := newListedFixture(t, "gpus 2", "gpu * platform_peer 1", "gpu 0 platform_slot 255", "gpu 0 platform_tray 255",
+		"gpu 0 platform_host 255", "gpu 0 platform_module 255",
+		"gpu 0 chassis_serial "+strings.Repeat("\xff", 13), "gpu 1 platform_slot 254", "gpu 1 platform_tray 0",
+		"gpu 1 platform_host 1",
 		"gpu 1 platform_module 2", "gpu 1 chassis_serial 18\xff")
 	devices := s.list(2)
 	for i, want := range []string{"", "18\uFFFD 254 0 1 2"} {
@@ -151,7 +164,8 @@ func TestSameUUIDTwice(t *testing.T) {
 	}
 }
 
-// TestListingWithFaults has GPUs that fail. A GPU without a description is left out with an error; a known GPU remains listed.
+// TestListingWithFaults has GPUs that fail. A GPU without a description is left
+// out with an error; a known GPU remains listed.
 func TestListingWithFaults(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 4", "gpu 1 lost", "fail nvmlDeviceGetUUID gpu 2 UNKNOWN")
 	devices, err := s.Devices(context.Background())
@@ -179,8 +193,9 @@ func TestListingWithFaults(t *testing.T) {
 	}
 }
 
-// TestDriverFails has calls that fail for all GPUs alike. The list is nil, unlike that of a driver without GPUs, of GPUs with faults of their own,
-// and of an absent driver.
+// TestDriverFails has calls that fail for all GPUs alike. The list is nil,
+// unlike that of a driver without GPUs, of GPUs with faults of their own, and
+// of an absent driver.
 func TestDriverFails(t *testing.T) {
 	for _, row := range []struct {
 		line               string
@@ -192,18 +207,25 @@ func TestDriverFails(t *testing.T) {
 		{line: "fail nvmlInit_v2 gpu - DRIVER_NOT_LOADED", absent: true, errText: "initialize NVML: DRIVER_NOT_LOADED"},
 		{line: "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH", absent: true, errText: "initialize NVML: "},
 		{line: "fail nvmlDeviceGetCount_v2 gpu - UNKNOWN", failing: true, errText: "count GPUs: UNKNOWN"},
-		{line: "fail nvmlDeviceGetHandleByIndex_v2 gpu * UNKNOWN", failing: true, errText: "index 2: get its handle: UNKNOWN"},
-		{line: "fail nvmlDeviceGetUUID gpu * NO_PERMISSION", failing: true, errText: "index 0: get its UUID: NO_PERMISSION"},
+		{line: "fail nvmlDeviceGetHandleByIndex_v2 gpu * UNKNOWN", failing: true,
+			errText: "index 2: get its handle: UNKNOWN"},
+		{line: "fail nvmlDeviceGetUUID gpu * NO_PERMISSION", failing: true,
+			errText: "index 0: get its UUID: NO_PERMISSION"},
 		{line: "gpu * lost", errText: "GPU_IS_LOST"},
-		{line: "fail nvmlDeviceGetHandleByIndex_v2 gpu * UNKNOWN", otherLine: "fail nvmlDeviceGetHandleByIndex_v2 gpu 1 GPU_IS_LOST", errText: "index 0: get its handle: UNKNOWN"},
+		{line: "fail nvmlDeviceGetHandleByIndex_v2 gpu * UNKNOWN",
+			otherLine: "fail nvmlDeviceGetHandleByIndex_v2 gpu 1 GPU_IS_LOST",
+			errText:   "index 0: get its handle: UNKNOWN"},
 	} {
 		s := newFixture(t, Options{}, "gpus 3", row.line)
 		if row.otherLine != "" {
 			s.set(row.otherLine)
 		}
 		devices, err := s.Devices(context.Background())
-		if (devices == nil) != (row.failing || row.absent) || len(devices) > 0 || errors.Is(err, device.ErrNoDriver) != row.absent || err == nil || !strings.Contains(err.Error(), row.errText) {
-			t.Errorf("%s: got devices %#v, error %v, want failing: %v, absent: %v", row.line, devices, err, row.failing, row.absent)
+		if (devices == nil) != (row.failing || row.absent) || len(devices) > 0 ||
+			errors.Is(err, device.ErrNoDriver) != row.absent || err == nil ||
+			!strings.Contains(err.Error(), row.errText) {
+			t.Errorf("%s: got devices %#v, error %v, want failing: %v, absent: %v", row.line, devices, err, row.failing,
+				row.absent)
 		}
 		s.Close()
 	}
@@ -213,12 +235,15 @@ func TestDriverFails(t *testing.T) {
 func TestCodes(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	for code, want := range map[string]error{
-		"NO_PERMISSION": device.ErrDriverFault, "DRIVER_NOT_LOADED": device.ErrDriverFault, "LIB_RM_VERSION_MISMATCH": device.ErrDriverFault,
-		"INSUFFICIENT_RESOURCES": device.ErrDriverFault, "UNINITIALIZED": device.ErrDriverFault, "GPU_IS_LOST": device.ErrLost, "UNKNOWN": nil, "TIMEOUT": nil,
+		"NO_PERMISSION": device.ErrDriverFault, "DRIVER_NOT_LOADED": device.ErrDriverFault,
+		"LIB_RM_VERSION_MISMATCH": device.ErrDriverFault,
+		"INSUFFICIENT_RESOURCES":  device.ErrDriverFault, "UNINITIALIZED": device.ErrDriverFault,
+		"GPU_IS_LOST": device.ErrLost, "UNKNOWN": nil, "TIMEOUT": nil,
 	} {
 		s.set("fail nvmlDeviceGetFieldValues gpu 0 " + code)
 		_, err := s.Check(s.id(0))
-		if err == nil || errors.Is(err, device.ErrDriverFault) != errors.Is(want, device.ErrDriverFault) || errors.Is(err, device.ErrLost) != errors.Is(want, device.ErrLost) {
+		if err == nil || errors.Is(err, device.ErrDriverFault) != errors.Is(want, device.ErrDriverFault) ||
+			errors.Is(err, device.ErrLost) != errors.Is(want, device.ErrLost) {
 			t.Errorf("%s: got %v, want %v", code, err, want)
 		}
 	}
@@ -235,7 +260,8 @@ func TestCountFails(t *testing.T) {
 	}
 }
 
-// TestDriverForgotInit lets the driver lose its Init. The next listing initializes again, and all GPUs count as reset.
+// TestDriverForgotInit lets the driver lose its Init. The next listing
+// initializes again, and all GPUs count as reset.
 func TestDriverForgotInit(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	gpu := s.id(1)
@@ -257,7 +283,8 @@ func TestDriverForgotInit(t *testing.T) {
 	}
 }
 
-// TestClosed checks that the library starts again after Close, and that this counts no reset.
+// TestClosed checks that the library starts again after Close, and that this
+// counts no reset.
 func TestClosed(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	gpu := s.id(0)
@@ -317,14 +344,16 @@ func TestMIG(t *testing.T) {
 	s.clear("")
 }
 
-// TestUnknownMIGMode has a new GPU whose MIG mode is unreadable. The GPU is listed, and its checks fail until the mode is known.
+// TestUnknownMIGMode has a new GPU whose MIG mode is unreadable. The GPU is
+// listed, and its checks fail until the mode is known.
 func TestUnknownMIGMode(t *testing.T) {
 	s := newListedFixture(t, "gpus 3")
 	for _, code := range []string{"UNKNOWN", "NO_PERMISSION", "TIMEOUT"} {
 		s.set("gpus 4", "gpu 3 mig_mode 1", "gpu 3 uuid GPU-"+code, "fail nvmlDeviceGetMigMode gpu 3 "+code)
 		for range 2 {
 			devices, err := s.Devices(context.Background())
-			if want := device.GPU("GPU-" + code); len(devices) != 4 || devices[3].GPU != want || err == nil || !strings.Contains(err.Error(), string(want)+": get its MIG mode: "+code) {
+			if want := device.GPU("GPU-" + code); len(devices) != 4 || devices[3].GPU != want || err == nil ||
+				!strings.Contains(err.Error(), string(want)+": get its MIG mode: "+code) {
 				t.Fatalf("%s: got devices %+v, error %v, want four and an error about the last", code, devices, err)
 			}
 		}
@@ -347,7 +376,8 @@ func TestUnknownMIGMode(t *testing.T) {
 	}
 }
 
-// TestConfidentialComputing has GPUs that do not accept work yet. All checks fail, without a fault of a GPU, until a listing finds them ready.
+// TestConfidentialComputing has GPUs that do not accept work yet. All checks
+// fail, without a fault of a GPU, until a listing finds them ready.
 func TestConfidentialComputing(t *testing.T) {
 	for _, row := range []struct {
 		state  string
@@ -408,7 +438,8 @@ func TestCallsOfListing(t *testing.T) {
 	}
 }
 
-// TestGPMOfGoneGPU checks that the samples of a GPU that is no longer listed are freed after the end of a call.
+// TestGPMOfGoneGPU checks that the samples of a GPU that is no longer listed
+// are freed after the end of a call.
 func TestGPMOfGoneGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
 	for i := range 2 {

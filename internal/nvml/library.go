@@ -9,11 +9,13 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// MissingFamilies returns the metric families with a row beyond the library's functions; nil before the first Init.
+// MissingFamilies returns the metric families with a row beyond the library's
+// functions; nil before the first Init.
 func (b *Backend) MissingFamilies() []string { return b.LibraryInfo().MissingFamilies }
 
-// ensureInitialized loads and initializes the library. Each call tries again until the first success. The error is device.ErrNoDriver if
-// a new process would find no driver either.
+// ensureInitialized loads and initializes the library. Each call tries again
+// until the first success. The error is device.ErrNoDriver if a new process
+// would find no driver either.
 func (b *Backend) ensureInitialized() error {
 	if b.session != nil {
 		return nil
@@ -43,7 +45,8 @@ func (b *Backend) ensureInitialized() error {
 	session := lib.NewSession(b.lib, metric.Symbols())
 	mode := confidentialComputing(session)
 	b.session = &nvmlSession{
-		Session: session, pendingCalls: b.pendingCalls, commonLabels: systemLabels(session, mode), confidential: mode == "on" || mode == "devtools",
+		Session: session, pendingCalls: b.pendingCalls, commonLabels: systemLabels(session, mode),
+		confidential:        mode == "on" || mode == "devtools",
 		eventsNameInstances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
 	}
 	b.libraryInfo.Store(&LibraryInfo{
@@ -57,9 +60,11 @@ func (b *Backend) ensureInitialized() error {
 	return nil
 }
 
-// versionMismatch is the error of a kernel module with another version than the library. Only a new process can load another library:
-// glibc never unloads the target of lazily bound symbols. A new process helps after the driver or its file was replaced. Newly installed
-// files alone wait for a reboot, without a driver until then, and justify no restart.
+// versionMismatch is the error of a kernel module with another version than the
+// library. Only a new process can load another library: glibc never unloads the
+// target of lazily bound symbols. A new process helps after the driver or its
+// file was replaced. Newly installed files alone wait for a reboot, without a
+// driver until then, and justify no restart.
 func (b *Backend) versionMismatch() error {
 	const ret = lib.Error(nvml.ERROR_LIB_RM_VERSION_MISMATCH)
 	if b.initialized || b.libraryFile.Changed() {
@@ -68,8 +73,9 @@ func (b *Backend) versionMismatch() error {
 	return fmt.Errorf("%w: the kernel module and %s have different versions", ret, b.libraryFile.Path)
 }
 
-// Close shuts the library down, after all pending calls: NVML does not survive a shutdown during a call. No further call may be under way.
-// A later Devices starts the library again.
+// Close shuts the library down, after all pending calls: NVML does not survive
+// a shutdown during a call. No further call may be under way. A later Devices
+// starts the library again.
 func (b *Backend) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -51,7 +51,8 @@ func skipWithDriver(t *testing.T) {
 	}
 }
 
-// wantNoDriver lists and requires ErrNoDriver and a text. No NVML call may follow: a call of a missing function would end the process.
+// wantNoDriver lists and requires ErrNoDriver and a text. No NVML call may
+// follow: a call of a missing function would end the process.
 func (s *backendFixture) wantNoDriver(text string) {
 	s.Helper()
 	devices, err := s.Devices(context.Background())
@@ -123,29 +124,32 @@ func TestLibraryAppears(t *testing.T) {
 	})
 }
 
-// TestLibraryBehindLinks has a library behind links like Debian's alternatives. Their targets are relative to the driver's root, not to the
-// root of this process.
+// TestLibraryBehindLinks has a library behind links like Debian's alternatives.
+// Their targets are relative to the driver's root, not to the root of this
+// process.
 func TestLibraryBehindLinks(t *testing.T) {
 	library := filepath.Join(fullLibrary, lib.Soname)
-	runInChild(t, func(dir string) { installLibrary(t, library, dir, "root/usr/lib/x86_64-linux-gnu/nvidia/current") }, func(t *testing.T, dir string) {
-		skipWithDriver(t)
-		root := filepath.Join(dir, "root")
-		s := newFixture(t, Options{DriverRoots: []string{root + "/"}}, "gpus 2")
-		s.wantNoDriver("cannot open")
+	runInChild(t, func(dir string) { installLibrary(t, library, dir, "root/usr/lib/x86_64-linux-gnu/nvidia/current") },
+		func(t *testing.T, dir string) {
+			skipWithDriver(t)
+			root := filepath.Join(dir, "root")
+			s := newFixture(t, Options{DriverRoots: []string{root + "/"}}, "gpus 2")
+			s.wantNoDriver("cannot open")
 
-		const links, real = "etc/alternatives/glx--libnvidia-ml.so.1", "usr/lib/x86_64-linux-gnu/nvidia/current"
-		s.must(os.MkdirAll(filepath.Join(root, filepath.Dir(links)), 0o755))
-		s.must(os.Symlink("/"+links, filepath.Join(root, filepath.Dir(real), "..", lib.Soname)))
-		s.wantNoDriver("cannot open") // the target of the link is missing
-		s.must(os.Symlink("/"+real+"/"+lib.Soname, filepath.Join(root, links)))
-		s.list(2)
-		if got, want := s.LibraryInfo().Library, filepath.Join(root, real, lib.Soname); got != want {
-			t.Errorf("loaded library: got %s, want %s", got, want)
-		}
-	})
+			const links, real = "etc/alternatives/glx--libnvidia-ml.so.1", "usr/lib/x86_64-linux-gnu/nvidia/current"
+			s.must(os.MkdirAll(filepath.Join(root, filepath.Dir(links)), 0o755))
+			s.must(os.Symlink("/"+links, filepath.Join(root, filepath.Dir(real), "..", lib.Soname)))
+			s.wantNoDriver("cannot open") // the target of the link is missing
+			s.must(os.Symlink("/"+real+"/"+lib.Soname, filepath.Join(root, links)))
+			s.list(2)
+			if got, want := s.LibraryInfo().Library, filepath.Join(root, real, lib.Soname); got != want {
+				t.Errorf("loaded library: got %s, want %s", got, want)
+			}
+		})
 }
 
-// TestIncompleteLibrary has a first library without the required functions. No call may bind to it.
+// TestIncompleteLibrary has a first library without the required functions. No
+// call may bind to it.
 func TestIncompleteLibrary(t *testing.T) {
 	library := filepath.Join(fullLibrary, lib.Soname)
 	runInChild(t, func(dir string) {
@@ -213,7 +217,8 @@ func TestDriverComesLater(t *testing.T) {
 	})
 }
 
-// TestReplacedDriver has a module of another version. A new process helps if the driver worked before, or if the library's file was replaced.
+// TestReplacedDriver has a module of another version. A new process helps if
+// the driver worked before, or if the library's file was replaced.
 func TestReplacedDriver(t *testing.T) {
 	library := filepath.Join(fullLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
@@ -245,7 +250,8 @@ func TestReplacedDriver(t *testing.T) {
 	})
 }
 
-// TestDriverReplacedLater lets a call after the first one find the replaced driver.
+// TestDriverReplacedLater lets a call after the first one find the replaced
+// driver.
 func TestDriverReplacedLater(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.set("fail nvmlDeviceGetCount_v2 gpu - LIB_RM_VERSION_MISMATCH", "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
@@ -288,53 +294,59 @@ func (s *backendFixture) libraryLoaded() bool {
 	return err == nil
 }
 
-// newerSymbols are functions that older drivers lack. podgauge calls other functions instead, or reports the families as missing.
+// newerSymbols are functions that older drivers lack. podgauge calls other
+// functions instead, or reports the families as missing.
 var newerSymbols = []string{
 	"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSupportedClocksEventReasons",
-	"nvmlDeviceGetPciInfo_v3", "nvmlEventSetWait_v2", "nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
-	"nvmlDeviceGetFieldValues", "nvmlDeviceGetMigMode", "nvmlSystemGetCudaDriverVersion", "nvmlDeviceGetCudaComputeCapability",
+	"nvmlDeviceGetPciInfo_v3", "nvmlEventSetWait_v2", "nvmlInit_v2", "nvmlDeviceGetCount_v2",
+	"nvmlDeviceGetHandleByIndex_v2",
+	"nvmlDeviceGetFieldValues", "nvmlDeviceGetMigMode", "nvmlSystemGetCudaDriverVersion",
+	"nvmlDeviceGetCudaComputeCapability",
 	"nvmlDeviceGetTemperatureV", "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetGpuFabricInfoV", "nvmlGpmSampleGet",
 }
 
-// TestOldDriver reads the available values of an old driver, and checks the missing families.
+// TestOldDriver reads the available values of an old driver, and checks the
+// missing families.
 func TestOldDriver(t *testing.T) {
-	runInChild(t, func(dir string) { buildLibrary(t, filepath.Join(dir, "lib64"), newerSymbols...) }, func(t *testing.T, dir string) {
-		s := newFixture(t, Options{DriverRoots: []string{dir}}, append(nvmltest.BusyGPU, "gpus 2")...)
-		s.list(2)
-		// Rows with several sources use an available one.
-		want := map[string]float64{}
-		var wantMissing []string
-		for _, m := range metric.Metrics() {
-			sources := strings.Split(m.Source, "; ")
-			sources = slices.DeleteFunc(sources, func(source string) bool {
-				return strings.HasPrefix(source, "field ") || strings.HasPrefix(source, "nvmlGpm") || slices.Contains(newerSymbols, source)
-			})
-			if len(sources) > 0 {
-				want[seriesName(m)] = nvmltest.BusyValues[seriesName(m)]
-			} else if !slices.Contains(wantMissing, m.Name) {
-				wantMissing = append(wantMissing, m.Name)
+	runInChild(t, func(dir string) { buildLibrary(t, filepath.Join(dir, "lib64"), newerSymbols...) },
+		func(t *testing.T, dir string) {
+			s := newFixture(t, Options{DriverRoots: []string{dir}}, append(nvmltest.BusyGPU, "gpus 2")...)
+			s.list(2)
+			// Rows with several sources use an available one.
+			want := map[string]float64{}
+			var wantMissing []string
+			for _, m := range metric.Metrics() {
+				sources := strings.Split(m.Source, "; ")
+				sources = slices.DeleteFunc(sources, func(source string) bool {
+					return strings.HasPrefix(source, "field ") || strings.HasPrefix(source, "nvmlGpm") ||
+						slices.Contains(newerSymbols, source)
+				})
+				if len(sources) > 0 {
+					want[seriesName(m)] = nvmltest.BusyValues[seriesName(m)]
+				} else if !slices.Contains(wantMissing, m.Name) {
+					wantMissing = append(wantMissing, m.Name)
+				}
 			}
-		}
-		if got := s.MissingFamilies(); !slices.Equal(got, wantMissing) {
-			t.Errorf("missing families: got %v\nwant %v", got, wantMissing)
-		}
-		for name := range nvmltest.OldDriverValues { // this driver has the SRAM status instead
-			delete(want, name)
-		}
-		want["nvidia_gpu_memory_used_bytes"] += nvmltest.BusyValues["nvidia_gpu_memory_reserved_bytes"]
-		want["nvidia_gpu_power_watts"] = 70
-		if got := s.values(0); !maps.Equal(got, want) {
-			t.Errorf("got %v\nwant %v", got, want)
-		}
-		if _, err := s.Check(s.id(1)); err != nil {
-			t.Error(err)
-		}
-		s.waitForRegistration()
-		s.sendEvent(1, "xid 79")
-		if got := s.nextEvent(); got.GPU != s.id(1) || got.Recovery != device.RecoveryAfterReset {
-			t.Errorf("got %+v, want an event of GPU 1 with recovery after a reset", got)
-		}
-	})
+			if got := s.MissingFamilies(); !slices.Equal(got, wantMissing) {
+				t.Errorf("missing families: got %v\nwant %v", got, wantMissing)
+			}
+			for name := range nvmltest.OldDriverValues { // this driver has the SRAM status instead
+				delete(want, name)
+			}
+			want["nvidia_gpu_memory_used_bytes"] += nvmltest.BusyValues["nvidia_gpu_memory_reserved_bytes"]
+			want["nvidia_gpu_power_watts"] = 70
+			if got := s.values(0); !maps.Equal(got, want) {
+				t.Errorf("got %v\nwant %v", got, want)
+			}
+			if _, err := s.Check(s.id(1)); err != nil {
+				t.Error(err)
+			}
+			s.waitForRegistration()
+			s.sendEvent(1, "xid 79")
+			if got := s.nextEvent(); got.GPU != s.id(1) || got.Recovery != device.RecoveryAfterReset {
+				t.Errorf("got %+v, want an event of GPU 1 with recovery after a reset", got)
+			}
+		})
 }
 
 // TestMinimalDriver has only the required functions.

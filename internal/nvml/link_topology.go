@@ -11,7 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// linkLockTimeout is the time for locking a GPU. A reading takes milliseconds; a longer call may take for ever.
+// linkLockTimeout is the time for locking a GPU. A reading takes milliseconds;
+// a longer call may take for ever.
 const linkLockTimeout = time.Second
 
 // topologyPaths are the common ancestors of two GPUs as distances.
@@ -24,8 +25,9 @@ var topologyPaths = map[nvml.GpuTopologyLevel]device.Path{
 	nvml.TOPOLOGY_SYSTEM:     device.PathSystem,
 }
 
-// Links returns the connections of all GPUs in the newest listing, with two calls for each link and one for each pair. GPUs without an
-// answer are missing as A, and the error names them.
+// Links returns the connections of all GPUs in the newest listing, with two
+// calls for each link and one for each pair. GPUs without an answer are missing
+// as A, and the error names them.
 func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 	inv := b.inventory.Load()
 	if inv == nil {
@@ -52,7 +54,8 @@ func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 	return inv.joinLinks(found), joinErrors(errs)
 }
 
-// gpuLinks are a GPU's active NVLinks by their other ends, and the paths to some GPUs.
+// gpuLinks are a GPU's active NVLinks by their other ends, and the paths to
+// some GPUs.
 type gpuLinks struct {
 	switches int            // to NVSwitches
 	gpus     map[string]int // by PCI address
@@ -61,7 +64,8 @@ type gpuLinks struct {
 	errs     []string
 }
 
-// readLinksWithTimeout waits for other calls about the GPU, so that at most one call hangs.
+// readLinksWithTimeout waits for other calls about the GPU, so that at most one
+// call hangs.
 func (inv *inventory) readLinksWithTimeout(ctx context.Context, g *gpu, others []*gpu) (links *gpuLinks, ok bool) {
 	if !g.lockUntil(ctx, time.Now().Add(linkLockTimeout)) {
 		return nil, false
@@ -79,7 +83,8 @@ func (inv *inventory) readLinksWithTimeout(ctx context.Context, g *gpu, others [
 	}, nil)
 }
 
-// readNVLinks counts active links. An older library does not distinguish switches.
+// readNVLinks counts active links. An older library does not distinguish
+// switches.
 func (l *gpuLinks) readNVLinks(g *gpu, hasTypes bool) {
 	for link := range nvml.NVLINK_MAX_LINKS {
 		state, ret := g.Handle.GetNvLinkState(link)
@@ -116,8 +121,8 @@ func (l *gpuLinks) count(g *gpu, link int, hasTypes bool) nvml.Return {
 	return ret
 }
 
-// readPaths reads the common ancestors of the GPU and others. A call locks both GPUs, since either may hang: no later GPU is asked about
-// them.
+// readPaths reads the common ancestors of the GPU and others. A call locks both
+// GPUs, since either may hang: no later GPU is asked about them.
 func (l *gpuLinks) readPaths(ctx context.Context, g *gpu, others []*gpu) {
 	for _, o := range others {
 		if !o.lockUntil(ctx, time.Now().Add(linkLockTimeout)) {
@@ -136,7 +141,8 @@ func (l *gpuLinks) readPaths(ctx context.Context, g *gpu, others []*gpu) {
 	}
 }
 
-// joinLinks returns all pairs from the view of the found GPUs. Through switches a GPU reaches each other connected GPU over all its links.
+// joinLinks returns all pairs from the view of the found GPUs. Through switches
+// a GPU reaches each other connected GPU over all its links.
 func (inv *inventory) joinLinks(found map[*gpu]*gpuLinks) []device.Link {
 	links := []device.Link{}
 	for _, g := range inv.gpus {

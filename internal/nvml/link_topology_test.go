@@ -14,7 +14,8 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// linkMatrix formats the links as rows: "0: - 18n 18s", the number of NVLinks and a letter for the path. A GPU that is missing as A has no row.
+// linkMatrix formats the links as rows: "0: - 18n 18s", the number of NVLinks
+// and a letter for the path. A GPU that is missing as A has no row.
 func (s *backendFixture) linkMatrix() (rows []string, err error) {
 	s.Helper()
 	links, err := s.Links(context.Background())
@@ -58,7 +59,8 @@ func TestLinks(t *testing.T) {
 		{
 			"pairs, one lane down at one end",
 			[]string{
-				"gpus 4", none, "gpu 0 link 0-3 gpu 1", "gpu 1 link 0-3 gpu 0", "gpu 1 link 2 off", "gpu 2 link 0-3 gpu 3", "gpu 3 link 0-3 gpu 2",
+				"gpus 4", none, "gpu 0 link 0-3 gpu 1", "gpu 1 link 0-3 gpu 0", "gpu 1 link 2 off",
+				"gpu 2 link 0-3 gpu 3", "gpu 3 link 0-3 gpu 2",
 				"ancestor 0 1 single", "ancestor 2 3 internal", "ancestor 0 2 multiple", "ancestor 0 3 hostbridge",
 			},
 			[]string{"0: - 4p 0x 0h", "1: 3p - 0n 0n", "2: 0x 0n - 4b", "3: 0h 0n 4b -"},
@@ -97,7 +99,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestLinksWithFaults has GPUs that fail. The links of the other GPUs are complete, and the error has the names of the failed GPUs.
+// TestLinksWithFaults has GPUs that fail. The links of the other GPUs are
+// complete, and the error has the names of the failed GPUs.
 func TestLinksWithFaults(t *testing.T) {
 	for _, c := range []struct {
 		line, want string
@@ -105,9 +108,12 @@ func TestLinksWithFaults(t *testing.T) {
 		calls      uint64 // on GPU 1
 	}{
 		{"gpu 1 lost", "GPU-1: NVLink 0: GPU_IS_LOST", []string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
-		{"fail nvmlDeviceGetNvLinkState gpu 1 RESET_REQUIRED", "GPU-1: NVLink 0: RESET_REQUIRED", []string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
-		{"fail nvmlDeviceGetNvLinkRemoteDeviceType gpu 1 UNKNOWN", "GPU-1: NVLink 17: UNKNOWN", []string{"0: - 0n 18n", "1: 0n - 0n", "2: 18n 0n -"}, 38},
-		{"fail nvmlDeviceGetTopologyCommonAncestor gpu 1 UNKNOWN", "GPU-1: path to GPU-0", []string{"0: - 18? 18n", "1: 18? - 18n", "2: 18n 18n -"}, 38},
+		{"fail nvmlDeviceGetNvLinkState gpu 1 RESET_REQUIRED", "GPU-1: NVLink 0: RESET_REQUIRED",
+			[]string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
+		{"fail nvmlDeviceGetNvLinkRemoteDeviceType gpu 1 UNKNOWN", "GPU-1: NVLink 17: UNKNOWN",
+			[]string{"0: - 0n 18n", "1: 0n - 0n", "2: 18n 0n -"}, 38},
+		{"fail nvmlDeviceGetTopologyCommonAncestor gpu 1 UNKNOWN", "GPU-1: path to GPU-0",
+			[]string{"0: - 18? 18n", "1: 18? - 18n", "2: 18n 18n -"}, 38},
 	} {
 		s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1", "gpu 2 uuid GPU-2")
 		s.set(c.line)
@@ -122,7 +128,8 @@ func TestLinksWithFaults(t *testing.T) {
 	}
 }
 
-// TestLinksWithStalledGPU has a hanging call. The GPU gets no other call after a short wait.
+// TestLinksWithStalledGPU has a hanging call. The GPU gets no other call after
+// a short wait.
 func TestLinksWithStalledGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1")
 	id := s.id(1)
@@ -132,7 +139,8 @@ func TestLinksWithStalledGPU(t *testing.T) {
 	s.eventually("the reading hangs", func() bool { return s.calls().InFlight(1) == 1 })
 	before, began := s.calls(), time.Now()
 	got, err := s.linkMatrix()
-	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got, want) || err == nil || err.Error() != "GPU-1: it does not respond" {
+	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got, want) || err == nil ||
+		err.Error() != "GPU-1: it does not respond" {
 		t.Errorf("got %q, %v\nwant %q", got, err, want)
 	}
 	if took := time.Since(began); took < linkLockTimeout {
@@ -148,8 +156,8 @@ func TestLinksWithStalledGPU(t *testing.T) {
 	}
 }
 
-// TestHangInLinks has a hang in the first call about a link. The links of the other GPUs are complete, listings continue, and the GPU gets
-// no other call.
+// TestHangInLinks has a hang in the first call about a link. The links of the
+// other GPUs are complete, listings continue, and the GPU gets no other call.
 func TestHangInLinks(t *testing.T) {
 	s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1", "hang nvmlDeviceGetNvLinkState gpu 1")
 	type matrixResult struct {
@@ -169,7 +177,8 @@ func TestHangInLinks(t *testing.T) {
 		s.clear("hang")
 		got = <-results
 	}
-	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got.rows, want) || got.err == nil || got.err.Error() != "GPU-1: it does not respond" {
+	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got.rows, want) || got.err == nil ||
+		got.err.Error() != "GPU-1: it does not respond" {
 		t.Errorf("got %q, %v\nwant %q", got.rows, got.err, want)
 	}
 	s.list(3)
@@ -185,11 +194,13 @@ func TestHangInLinks(t *testing.T) {
 
 // TestHangInPaths has hanging calls about pairs. Only the first pair is locked.
 func TestHangInPaths(t *testing.T) {
-	s := newListedFixture(t, "gpus 3", "gpu 0 uuid GPU-0", "gpu 1 uuid GPU-1", "gpu 2 uuid GPU-2", "hang nvmlDeviceGetTopologyCommonAncestor gpu *")
+	s := newListedFixture(t, "gpus 3", "gpu 0 uuid GPU-0", "gpu 1 uuid GPU-1", "gpu 2 uuid GPU-2",
+		"hang nvmlDeviceGetTopologyCommonAncestor gpu *")
 	before := s.calls()
 	got, err := s.linkMatrix()
 	const wantErr = "GPU-1: it does not respond; GPU-2: path to GPU-0: it does not respond"
-	if want := []string{"0: - 0? 18?", "2: 18? 0? -"}; !slices.Equal(got, want) || err == nil || err.Error() != wantErr {
+	if want := []string{"0: - 0? 18?", "2: 18? 0? -"}; !slices.Equal(got, want) || err == nil ||
+		err.Error() != wantErr {
 		t.Errorf("got %q, %v\nwant %q", got, err, want)
 	}
 	if n := s.calls().Since(before).Count("nvmlDeviceGetTopologyCommonAncestor", 2); n != 0 {
@@ -258,14 +269,18 @@ func TestLibraryWithoutLinks(t *testing.T) {
 	})
 }
 
-// TestLibraryWithoutLinkTypes finds the remote end of a link by its PCI address.
+// TestLibraryWithoutLinkTypes finds the remote end of a link by its PCI
+// address.
 func TestLibraryWithoutLinkTypes(t *testing.T) {
 	runInChild(t, func(dir string) {
-		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2")
+		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlDeviceGetNvLinkRemoteDeviceType",
+			"nvmlDeviceGetNvLinkRemotePciInfo_v2")
 	}, func(t *testing.T, dir string) {
-		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 3", "gpu 0 link 0-17 none", "gpu 0 link 0-3 gpu 1")
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 3", "gpu 0 link 0-17 none",
+			"gpu 0 link 0-3 gpu 1")
 		s.list(3)
-		if got, err := s.linkMatrix(); err != nil || !slices.Equal(got, []string{"0: - 4n 0n", "1: 0n - 0n", "2: 0n 0n -"}) {
+		if got, err := s.linkMatrix(); err != nil ||
+			!slices.Equal(got, []string{"0: - 4n 0n", "1: 0n - 0n", "2: 0n 0n -"}) {
 			t.Errorf("got %q, %v, want four NVLinks of GPU 0", got, err)
 		}
 	})

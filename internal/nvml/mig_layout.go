@@ -38,7 +38,8 @@ func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*migLayout, error) {
 	}}, nil
 }
 
-// listMIGDevices finds the MIG devices in the order of their indices, possibly with gaps. Unknown devices keep their earlier state.
+// listMIGDevices finds the MIG devices in the order of their indices, possibly
+// with gaps. Unknown devices keep their earlier state.
 func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 	previous := result.gpu.layout.Load()
 	result.layout.devices, result.layout.maxDevices = slices.Clone(previous.devices), previous.maxDevices
@@ -58,13 +59,15 @@ func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 	handles := map[*listedMIGDevice]nvml.Device{}
 	for i := range result.layout.maxDevices {
 		s, handle, err := sess.migDeviceAt(result, i)
-		if code, ok := errors.AsType[lib.Error](err); ok && lib.IsFinal(nvml.Return(code)) { // the devices so far may be incomplete
+		// the devices so far may be incomplete
+		if code, ok := errors.AsType[lib.Error](err); ok && lib.IsFinal(nvml.Return(code)) {
 			result.addError(err.Error())
 			return
 		}
 		if err != nil {
 			result.addError(fmt.Sprintf("MIG device %d: %v", i, err))
-			if at := slices.IndexFunc(previous.devices, func(d *listedMIGDevice) bool { return d.index == i }); at >= 0 {
+			if at := slices.IndexFunc(previous.devices,
+				func(d *listedMIGDevice) bool { return d.index == i }); at >= 0 {
 				s = previous.devices[at]
 			}
 		}
@@ -78,7 +81,8 @@ func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 	result.layout.devices, result.layout.handles = found, handles
 }
 
-// migError returns the error of a call about a MIG device; nil for the codes of an absent device.
+// migError returns the error of a call about a MIG device; nil for the codes of
+// an absent device.
 func migError(step string, ret nvml.Return) error {
 	if lib.IsNotSupported(ret) || ret == nvml.ERROR_NOT_FOUND {
 		return nil
@@ -86,7 +90,8 @@ func migError(step string, ret nvml.Return) error {
 	return fmt.Errorf("%s: %w", step, lib.Error(ret))
 }
 
-// migDeviceAt returns the MIG device at an index with its handle; nil: absent. A known device is asked only for its identity.
+// migDeviceAt returns the MIG device at an index with its handle; nil: absent.
+// A known device is asked only for its identity.
 func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIGDevice, nvml.Device, error) {
 	handle, ret := result.handle.GetMigDeviceHandleByIndex(index)
 	if ret != nvml.SUCCESS {
@@ -117,7 +122,8 @@ func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIG
 	return s, handle, nil
 }
 
-// placementOf reads the place of a GPU instance, unknown without access to the whole GPU.
+// placementOf reads the place of a GPU instance, unknown without access to the
+// whole GPU.
 func (sess *nvmlSession) placementOf(handle nvml.Device, gi int) device.Placement {
 	if !sess.Symbols["nvmlDeviceGetGpuInstanceById"] || !sess.Symbols["nvmlGpuInstanceGetInfo"] {
 		return device.Placement{}
@@ -130,7 +136,8 @@ func (sess *nvmlSession) placementOf(handle nvml.Device, gi int) device.Placemen
 	if ret != nvml.SUCCESS || info.Id != uint32(gi) {
 		return device.Placement{}
 	}
-	return device.Placement{Profile: int(info.ProfileId), Start: int(info.Placement.Start), Size: int(info.Placement.Size)}
+	return device.Placement{Profile: int(info.ProfileId), Start: int(info.Placement.Start),
+		Size: int(info.Placement.Size)}
 }
 
 // identify reads the identity of a MIG device. On failure step names the call.
@@ -157,8 +164,9 @@ func (sess *nvmlSession) identify(handle nvml.Device) (identity instanceIdentity
 // profilePattern matches NVIDIA's names of profiles.
 var profilePattern = regexp.MustCompile(`^(\d+c\.)?\d+g\.\d+gb([+-][a-z0-9.,]+)?$`)
 
-// profileFromName returns the profile in a MIG device's name: "NVIDIA H100 80GB HBM3 MIG 1g.10gb". Names have the media extensions of
-// "1g.10gb+me" too; attributes have them on some models only.
+// profileFromName returns the profile in a MIG device's name: "NVIDIA H100 80GB
+// HBM3 MIG 1g.10gb". Names have the media extensions of "1g.10gb+me" too;
+// attributes have them on some models only.
 func profileFromName(name string) string {
 	_, profile, _ := strings.Cut(name, "MIG ")
 	if !profilePattern.MatchString(profile) {
@@ -167,8 +175,9 @@ func profileFromName(name string) string {
 	return profile
 }
 
-// profileFromAttributes composes the profile by NVIDIA's rule (go-nvlib, pkg/nvlib/device/mig_profile.go): its memory is a share of the
-// GPU's, in eighths, rounded up, in GB.
+// profileFromAttributes composes the profile by NVIDIA's rule (go-nvlib,
+// pkg/nvlib/device/mig_profile.go): its memory is a share of the GPU's, in
+// eighths, rounded up, in GB.
 func profileFromAttributes(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	if a.GpuInstanceSliceCount == 0 || a.ComputeInstanceSliceCount == 0 || a.MemorySizeMB == 0 {
 		return ""
@@ -185,7 +194,8 @@ func profileFromAttributes(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	return profile
 }
 
-// asDevice returns the MIG device, with the facts of its GPU apart from the memory.
+// asDevice returns the MIG device, with the facts of its GPU apart from the
+// memory.
 func (m *listedMIGDevice) asDevice(parent device.Device, ownNodes int) device.Device {
 	d := parent
 	d.ID, d.MIGEnabled, d.MemoryBytes = m.id, false, m.memory
@@ -194,8 +204,8 @@ func (m *listedMIGDevice) asDevice(parent device.Device, ownNodes int) device.De
 	return d
 }
 
-// findCapNodes finds the device nodes of both instances in the driver's list of all instances. There, gpu<N> is /dev/nvidia<N>, not
-// NVML's index.
+// findCapNodes finds the device nodes of both instances in the driver's list of
+// all instances. There, gpu<N> is /dev/nvidia<N>, not NVML's index.
 func (m *listedMIGDevice) findCapNodes(procRoot string, minor int) {
 	if len(m.capNodes) == 2 || minor < 0 {
 		return

@@ -37,7 +37,8 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestBrokenProcessInfo checks drivers from 535.43.02 until 535.98, which fill their lists with an undocumented struct.
+// TestBrokenProcessInfo checks drivers from 535.43.02 until 535.98, which fill
+// their lists with an undocumented struct.
 func TestBrokenProcessInfo(t *testing.T) {
 	for version, known := range map[string]bool{
 		"535.43.02": false, "535.54.03": false, "535.86.05": false, "535.86.10": false, "535.97": false,

@@ -13,8 +13,9 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// TestMonitorReleasesNVML releases the driver during continuous readings, resets a GPU, and resumes. No call is made between release and
-// resume, and none is in flight during the shutdown.
+// TestMonitorReleasesNVML releases the driver during continuous readings,
+// resets a GPU, and resumes. No call is made between release and resume, and
+// none is in flight during the shutdown.
 func TestMonitorReleasesNVML(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 4", "gpu 2 energy 9000")
 	started := s.callsOrNone()
@@ -80,17 +81,24 @@ func TestMonitorReleasesNVML(t *testing.T) {
 	})
 }
 
-// waitForMonitorRegistration waits until a monitor has registered a GPU. Earlier events are lost.
+// waitForMonitorRegistration waits until a monitor has registered a GPU.
+// Earlier events are lost.
 func (s *backendFixture) waitForMonitorRegistration(i int, after nvmltest.CallCounts) {
 	s.Helper()
-	s.eventually("the GPU is registered", func() bool { return s.calls().Since(after).Count("nvmlDeviceRegisterEvents", i) > 0 })
+	s.eventually("the GPU is registered",
+		func() bool { return s.calls().Since(after).Count("nvmlDeviceRegisterEvents", i) > 0 })
 	registered := s.calls()
-	s.eventually("Wait is waiting", func() bool { return s.calls().Since(registered).Count("nvmlEventSetWait_v2", nvmltest.NoGPU) > 0 })
+	s.eventually("Wait is waiting", func() bool {
+		return s.calls().Since(registered).
+			Count("nvmlEventSetWait_v2", nvmltest.NoGPU) > 0
+	})
 }
 
-// TestMonitorWithPartitions partitions a GPU, found by the driver's event alone, and lets one of its MIG devices fail.
+// TestMonitorWithPartitions partitions a GPU, found by the driver's event
+// alone, and lets one of its MIG devices fail.
 func TestMonitorWithPartitions(t *testing.T) {
-	s := newFixture(t, Options{}, "gpus 2", "gpu 1 uuid GPU-1", "gpu 1 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a", "gpu 1 slice 2 3g.40gb gi 2 ci 0 uuid MIG-b")
+	s := newFixture(t, Options{}, "gpus 2", "gpu 1 uuid GPU-1", "gpu 1 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a",
+		"gpu 1 slice 2 3g.40gb gi 2 ci 0 uuid MIG-b")
 	started := s.callsOrNone()
 	readers, inventory := device.NewReaders(s), &device.Inventory{}
 	policy := func(xid uint64) device.Policy { // no Xid of the table affects only a MIG device
@@ -99,7 +107,8 @@ func TestMonitorWithPartitions(t *testing.T) {
 		}
 		return device.PolicyDefault
 	}
-	monitor := device.NewMonitor(s, readers, inventory, device.MonitorOptions{Log: slog.New(slog.DiscardHandler), Policy: policy})
+	monitor := device.NewMonitor(s, readers, inventory,
+		device.MonitorOptions{Log: slog.New(slog.DiscardHandler), Policy: policy})
 	ctx, cancel := context.WithCancel(context.Background())
 	var run sync.WaitGroup
 	run.Go(func() { monitor.Run(ctx) })
@@ -138,8 +147,9 @@ func TestMonitorWithPartitions(t *testing.T) {
 	}
 }
 
-// TestReleaseDuringListing has a listing that leaves a hanging call behind. The release fails, and the other GPU is resumed. After the hang
-// the release succeeds.
+// TestReleaseDuringListing has a listing that leaves a hanging call behind. The
+// release fails, and the other GPU is resumed. After the hang the release
+// succeeds.
 func TestReleaseDuringListing(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "hang nvmlDeviceGetUUID gpu 1")
 	readers, inventory := device.NewReaders(s), &device.Inventory{}

@@ -27,8 +27,9 @@ var sourceDirs = []string{".", "lib", "metric", "collect"}
 // allFunctions returns the listed functions and the functions of metrics.
 func allFunctions() []string { return slices.Concat(lib.Functions, metric.Symbols()) }
 
-// TestCallsAreListed parses the source of these packages. All called go-nvml functions and symbol texts are listed, and all listed
-// functions are called. No return code is printed: its text is a call into the library.
+// TestCallsAreListed parses the source of these packages. All called go-nvml
+// functions and symbol texts are listed, and all listed functions are called.
+// No return code is printed: its text is a call into the library.
 func TestCallsAreListed(t *testing.T) {
 	files, info := checkSource(t)
 	called := map[string]bool{}
@@ -87,7 +88,8 @@ func directSymbols(files []*ast.File) []string {
 	return rows
 }
 
-// listedFunction returns the symbol of a go-nvml method, and its listed function. A method without a symbol makes no call.
+// listedFunction returns the symbol of a go-nvml method, and its listed
+// function. A method without a symbol makes no call.
 func listedFunction(selection *types.Selection) (symbol, row string) {
 	name := selection.Obj().Name()
 	switch receiver := selection.Recv().(*types.Named).Obj().Name(); receiver {
@@ -125,7 +127,8 @@ func checkNode(t *testing.T, info *types.Info, n ast.Node) {
 	switch n := n.(type) {
 	case *ast.BasicLit:
 		text, err := strconv.Unquote(n.Value)
-		if n.Kind != token.STRING || err != nil || !strings.HasPrefix(text, "nvml") || strings.ContainsAny(text, " :/") {
+		if n.Kind != token.STRING || err != nil || !strings.HasPrefix(text, "nvml") ||
+			strings.ContainsAny(text, " :/") {
 			return
 		}
 		for _, f := range allFunctions() {
@@ -172,7 +175,8 @@ func checkSource(t *testing.T) (files []*ast.File, info *types.Info) {
 		}
 	}
 	exports := exportData(t)
-	imports := importer.ForCompiler(set, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
+	imports := importer.ForCompiler(set, "gc",
+		func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
 	info = &types.Info{
 		Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{},
 		Selections: map[*ast.SelectorExpr]*types.Selection{},

@@ -13,7 +13,8 @@ import (
 
 // TestXids sends each Xid, of a GPU and of a MIG device.
 func TestXids(t *testing.T) {
-	s := newListedFixture(t, "gpus 2", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a", "gpu 1 slice 1 1g.10gb gi 8 ci 0 uuid MIG-b")
+	s := newListedFixture(t, "gpus 2", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a",
+		"gpu 1 slice 1 1g.10gb gi 8 ci 0 uuid MIG-b")
 	s.waitForRegistration()
 	numbers := []uint64{1, 61, 200, 999, 123456} // the table lacks these
 	numbers = slices.AppendSeq(numbers, maps.Keys(xid.Xids))
@@ -35,7 +36,8 @@ func TestXids(t *testing.T) {
 	}
 }
 
-// eventTypeCatalogue has NVML's numbers and the classes of all events other than Xids.
+// eventTypeCatalogue has NVML's numbers and the classes of all events other
+// than Xids.
 var eventTypeCatalogue = map[string]struct {
 	mask  uint64
 	class xid.Class
@@ -93,7 +95,8 @@ func TestUnsubscribedTypes(t *testing.T) {
 	}
 }
 
-// TestFalseSupport has a driver that rejects a supported event type. Xids still arrive.
+// TestFalseSupport has a driver that rejects a supported event type. Xids still
+// arrive.
 func TestFalseSupport(t *testing.T) {
 	s := newListedFixture(t, "gpus 2", "gpu 0 event_types_refused 0x4000")
 	s.waitForRegistration()
@@ -108,7 +111,8 @@ func TestFalseSupport(t *testing.T) {
 	}
 }
 
-// TestXidOfGPUInstance sends Xids with a GPU instance and without a compute instance.
+// TestXidOfGPUInstance sends Xids with a GPU instance and without a compute
+// instance.
 func TestXidOfGPUInstance(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a",
 		"gpu 0 slice 1 1c.2g.20gb gi 3 ci 0 uuid MIG-b", "gpu 0 slice 2 1c.2g.20gb gi 3 ci 1 uuid MIG-c")
@@ -131,9 +135,11 @@ func TestXidOfGPUInstance(t *testing.T) {
 	}
 }
 
-// TestXidEventAt checks that XidEventAt finds the GPU by PCI address and returns the event of Wait.
+// TestXidEventAt checks that XidEventAt finds the GPU by PCI address and
+// returns the event of Wait.
 func TestXidEventAt(t *testing.T) {
-	s := newFixture(t, Options{}, "gpus 2", "gpu 1 pci 0000:1a:00.0", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a")
+	s := newFixture(t, Options{}, "gpus 2", "gpu 1 pci 0000:1a:00.0", "gpu 1 mig_mode 1",
+		"gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a")
 	if e, known := s.XidEventAt("0000:1a:00", 79, collect.NoInstanceID, collect.NoInstanceID); known {
 		t.Errorf("before a listing: got %+v, want no event", e)
 	}
@@ -188,7 +194,8 @@ func TestDoubleBitError(t *testing.T) {
 			t.Errorf("recovery action %s: Check: got %v, want a fault: %v", c.action, err, c.fault)
 		}
 		s.sendEvent(0, "xid 48")
-		if got := s.nextEvent(); got.Xid != 48 || (got.Recovery == device.RecoveryAfterReset) != c.fatal || (got.Action != "") != c.fatal {
+		if got := s.nextEvent(); got.Xid != 48 || (got.Recovery == device.RecoveryAfterReset) != c.fatal ||
+			(got.Action != "") != c.fatal {
 			t.Errorf("recovery action %s: got %+v", c.action, got)
 		}
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// podStartTimeout bounds the start of a pod: a pending pod must not delay the script.
+// podStartTimeout bounds the start of a pod: a pending pod must not delay the
+// script.
 const podStartTimeout = 5 * time.Second
 
 const unlimitedArgs = 1 << 10
@@ -42,8 +43,9 @@ var scriptActions = map[string]scriptAction{
 
 	"wedge":   {"no argument", 0, 0, onMachine((*Machine).HangAll)},
 	"release": {"no argument", 0, 0, onMachine((*Machine).ReleaseHangs)},
-	"unload":  {"no argument", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(errors.New("the driver was unloaded")) })},
-	"load":    {"no argument", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(nil) })},
+	"unload": {"no argument",
+		0, 0, onMachine(func(m *Machine) { m.SetDriverError(errors.New("the driver was unloaded")) })},
+	"load": {"no argument", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(nil) })},
 
 	"kubelet": {"well, silent, refuses or restarts", 1, 1, setKubeletBehavior},
 }
@@ -134,7 +136,8 @@ func (n *VirtualNode) findDevice(text string) (device.ID, error) {
 	return device.ID(gpus[gpu]), nil
 }
 
-// deviceOfPod returns the first device of a pod, or the device of the time when the script last named the pod.
+// deviceOfPod returns the first device of a pod, or the device of the time when
+// the script last named the pod.
 func (n *VirtualNode) deviceOfPod(text string) (device.ID, error) {
 	p, err := parsePod(text)
 	if err != nil {

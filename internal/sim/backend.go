@@ -34,7 +34,8 @@ func (m *Machine) Close() {
 	})
 }
 
-// ClosedDuringCall reports whether Close was ever called during a call: NVML would crash.
+// ClosedDuringCall reports whether Close was ever called during a call: NVML
+// would crash.
 func (m *Machine) ClosedDuringCall() bool { return locked(m, &m.closedDuringCall) }
 
 // Closed reports whether the driver is closed.
@@ -57,7 +58,8 @@ func (m *Machine) Devices(context.Context) ([]device.Device, error) {
 	return devices, nil
 }
 
-// Links returns the links between present GPUs. GPUs of the same model have NVLinks through NVSwitches.
+// Links returns the links between present GPUs. GPUs of the same model have
+// NVLinks through NVSwitches.
 func (m *Machine) Links(context.Context) ([]device.Link, error) {
 	m.beginCall(neverHung)
 	defer m.endCall()
@@ -104,8 +106,9 @@ func (m *Machine) Read(id device.GPU) ([]device.Sample, error) {
 	return m.appendSamples(g, make([]device.Sample, 0, len(m.Metrics()))), nil
 }
 
-// Check returns the GPU's fault. The energy counter is in millijoules, as NVIDIA's, plus 1, since 0 means no counter. The counter
-// stands still while the GPU is lost.
+// Check returns the GPU's fault. The energy counter is in millijoules, as
+// NVIDIA's, plus 1, since 0 means no counter. The counter stands still while
+// the GPU is lost.
 func (m *Machine) Check(id device.GPU) (device.ResetEvidence, error) {
 	g, err := m.beginGPUCall(id)
 	defer m.endCall()
@@ -145,8 +148,9 @@ func (m *Machine) Wait(ctx context.Context) (device.Event, error) {
 	}
 }
 
-// StartProcess starts a process on a device, or changes the usage: memory in bytes, and SM utilization, added to the load. The driver
-// does not report negative values.
+// StartProcess starts a process on a device, or changes the usage: memory in
+// bytes, and SM utilization, added to the load. The driver does not report
+// negative values.
 func (m *Machine) StartProcess(id device.ID, pid uint32, bytes, sm float64) {
 	m.updateDevice(id, func(g *simGPU) {
 		g.accumulate(m.now())
@@ -177,7 +181,8 @@ func (m *Machine) ReadProcessUsage(id device.GPU) (uses []device.ProcessUsage, k
 		if !g.acceptsProcesses(p.device) {
 			continue
 		}
-		u := device.ProcessUsage{Device: p.device, PID: p.pid, MemoryBytes: p.bytes, SM: p.sm, MemoryController: p.sm / 2}
+		u := device.ProcessUsage{Device: p.device, PID: p.pid, MemoryBytes: p.bytes, SM: p.sm,
+			MemoryController: p.sm / 2}
 		if g.MIGEnabled || p.sm < 0 {
 			u.SM, u.MemoryController, u.Encoder, u.Decoder = -1, -1, -1, -1
 		}

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// ControlAddress is an abstract unix socket, because the container of podgauge-sim has a read-only file system.
+// ControlAddress is an abstract unix socket, because the container of
+// podgauge-sim has a read-only file system.
 const ControlAddress = "@podgauge-sim"
 
 const controlTimeout = 5 * time.Second // of a connection, because others wait
@@ -24,7 +25,8 @@ type Control struct {
 	Log     *slog.Logger
 }
 
-// Run answers a connection at a time until ctx is done. If a second podgauge-sim in the same network namespace uses the socket, Run logs a
+// Run answers a connection at a time until ctx is done. If a second
+// podgauge-sim in the same network namespace uses the socket, Run logs a
 // warning and only waits.
 func (c *Control) Run(ctx context.Context) error {
 	l, err := net.Listen("unix", c.Address)
@@ -68,7 +70,8 @@ func (c *Control) runAction(ctx context.Context, request io.Reader) error {
 // Close does nothing: the socket has no file.
 func (c *Control) Close() {}
 
-// SendAction runs an action of a script on the machine of a Control: "xid", "0", "79".
+// SendAction runs an action of a script on the machine of a Control: "xid",
+// "0", "79".
 func SendAction(address string, words []string) error {
 	conn, err := net.Dial("unix", address)
 	if err != nil {

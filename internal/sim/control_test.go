@@ -13,10 +13,12 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestControl runs actions on a machine without a simulated kubelet, and rejects actions on pods.
+// TestControl runs actions on a machine without a simulated kubelet, and
+// rejects actions on pods.
 func TestControl(t *testing.T) {
 	machine := NewMachine(nil, 2, time.Now)
-	c := &Control{Address: fmt.Sprintf("@podgauge-sim-test-%d", os.Getpid()), Machine: machine, Log: slog.New(slog.DiscardHandler)}
+	c := &Control{Address: fmt.Sprintf("@podgauge-sim-test-%d", os.Getpid()), Machine: machine,
+		Log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()

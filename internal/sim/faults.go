@@ -8,7 +8,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Fail sets a fault of a device: "xid N" reports an Xid, and with 79 the GPU is lost; "lost"; Check returns any remaining text.
+// Fail sets a fault of a device: "xid N" reports an Xid, and with 79 the GPU is
+// lost; "lost"; Check returns any remaining text.
 func (m *Machine) Fail(id device.ID, fault string) {
 	m.updateDevice(id, func(g *simGPU) {
 		var xid uint64
@@ -23,13 +24,15 @@ func (m *Machine) Fail(id device.ID, fault string) {
 	})
 }
 
-// ignoredXids need no reset: programs cause the fault, or the GPU contains or repairs it. gpuWideXids affect all MIG devices.
+// ignoredXids need no reset: programs cause the fault, or the GPU contains or
+// repairs it. gpuWideXids affect all MIG devices.
 var (
 	ignoredXids = []uint64{13, 31, 43, 45, 63, 68, 92, 94, 109, 154, 171, 172}
 	gpuWideXids = []uint64{46, 48, 62, 64, 79, 95, 109, 110, 119, 120, 140, 154}
 )
 
-// DefaultXidEvent classifies all Xids except ignoredXids as faults until a reset.
+// DefaultXidEvent classifies all Xids except ignoredXids as faults until a
+// reset.
 func DefaultXidEvent(xid uint64) (e device.Event, deviceOnly bool) {
 	if !slices.Contains(ignoredXids, xid) {
 		e.Recovery, e.Action = device.RecoveryAfterReset, "reset_gpu"
@@ -52,7 +55,8 @@ func (m *Machine) reportXid(g *simGPU, id device.ID, xid uint64) {
 	m.events = append(m.events, e)
 }
 
-// SetCheckError sets the error of Check for a device's GPU, until a reset; nil clears the error.
+// SetCheckError sets the error of Check for a device's GPU, until a reset; nil
+// clears the error.
 func (m *Machine) SetCheckError(id device.ID, err error) {
 	m.updateDevice(id, func(g *simGPU) { g.fault = err })
 }
@@ -83,7 +87,8 @@ func (m *Machine) BeginProcess() {
 // RemoveGPU removes a device's GPU from the machine, until ResetGPU.
 func (m *Machine) RemoveGPU(id device.ID) { m.updateDevice(id, func(g *simGPU) { g.removed = true }) }
 
-// HangGPU blocks all calls about a device's GPU, until ReleaseHangs or ResetGPU.
+// HangGPU blocks all calls about a device's GPU, until ReleaseHangs or
+// ResetGPU.
 func (m *Machine) HangGPU(id device.ID) { m.updateDevice(id, func(g *simGPU) { g.hung = true }) }
 
 // HangAll blocks all calls, until ReleaseHangs.
@@ -99,5 +104,6 @@ func (m *Machine) ReleaseHangs() {
 	})
 }
 
-// SetDriverError removes the driver, and calls return an error; nil brings the driver back.
+// SetDriverError removes the driver, and calls return an error; nil brings the
+// driver back.
 func (m *Machine) SetDriverError(err error) { m.update(func() { m.driverErr = err }) }

@@ -61,7 +61,8 @@ func newGPU(model *Model, i, numaNode int, now time.Time) *simGPU {
 	return &simGPU{
 		model: model,
 		Device: device.Device{
-			ID: device.ID(uuid), GPU: device.GPU(uuid), Index: i, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: i, Model: model.name,
+			ID: device.ID(uuid), GPU: device.GPU(uuid), Index: i, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: i,
+			Model:    model.name,
 			PCI:      fmt.Sprintf("0000:%02x:00.0", 0x1a+0x10*i),
 			NUMANode: numaNode, MemoryBytes: uint64(model.memory),
 			DeviceNodes: []string{fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm"},
@@ -106,7 +107,8 @@ func (g *simGPU) processUsage(id device.ID) (bytes, load float64) {
 	return bytes, load
 }
 
-// acceptsProcesses reports whether a device exists and can have processes: a MIG-enabled GPU cannot.
+// acceptsProcesses reports whether a device exists and can have processes: a
+// MIG-enabled GPU cannot.
 func (g *simGPU) acceptsProcesses(id device.ID) bool {
 	return !g.MIGEnabled && id == g.ID || g.migDevice(id) != nil
 }
@@ -145,7 +147,8 @@ func (g *simGPU) watts() float64 { return g.byLoad(g.model.idleWatts, g.model.ma
 // byLoad grows from the value of an idle GPU to the value at full load.
 func (g *simGPU) byLoad(idle, full float64) float64 { return idle + (full-idle)*g.load() }
 
-// linkBytes is the traffic of a single NVLink, a third of the bandwidth at full load.
+// linkBytes is the traffic of a single NVLink, a third of the bandwidth at full
+// load.
 func (g *simGPU) linkBytes() float64 { return g.model.nvlinkBytes / 3 * g.loadSeconds }
 
 // accumulate is called before each change of the load, and before each reading.
@@ -154,8 +157,9 @@ func (g *simGPU) accumulate(now time.Time) {
 	g.joules, g.loadSeconds, g.accumulatedAt = g.joules+g.watts()*seconds, g.loadSeconds+g.load()*seconds, now
 }
 
-// makeInstances returns each GPU instance as a small GPU, under the first MIG device: compute instances share memory and engines, and a sum
-// over all MIG devices must count each value once.
+// makeInstances returns each GPU instance as a small GPU, under the first MIG
+// device: compute instances share memory and engines, and a sum over all MIG
+// devices must count each value once.
 func (g *simGPU) makeInstances() (list []*simGPU) {
 	byGI := map[int]*simGPU{}
 	for _, d := range g.migDevices {

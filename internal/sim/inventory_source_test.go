@@ -8,7 +8,8 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// inventorySource lists each device of an inventory. It implements plugin.DeviceSource.
+// inventorySource lists each device of an inventory. It implements
+// plugin.DeviceSource.
 type inventorySource struct{ *device.Inventory }
 
 func (s inventorySource) Statuses() ([]device.Status, <-chan struct{}) { return s.Get() }

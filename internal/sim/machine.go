@@ -1,7 +1,10 @@
-// Package sim simulates a node: a machine with GPUs, a kubelet and a changing set of pods.
+// Package sim simulates a node: a machine with GPUs, a kubelet and a changing
+// set of pods.
 //
-// Development, demonstrations and tests of the whole program use the package in place of GPUs. A Machine is a device.Backend with the rows of
-// the real backend. Values depend on each GPU's Model, load and clock alone: while the clock stands still, values stay the same.
+// Development, demonstrations and tests of the whole program use the package in
+// place of GPUs. A Machine is a device.Backend with the rows of the real
+// backend. Values depend on each GPU's Model, load and clock alone: while the
+// clock stands still, values stay the same.
 package sim
 
 import (
@@ -36,7 +39,8 @@ type Machine struct {
 	linkReads        int
 }
 
-// XidClassifier returns the event of an Xid, and whether an Xid naming a MIG device affects this device alone.
+// XidClassifier returns the event of an Xid, and whether an Xid naming a MIG
+// device affects this device alone.
 type XidClassifier func(xid uint64) (e device.Event, deviceOnly bool)
 
 // NewMachine returns a machine with n H100 GPUs.
@@ -84,7 +88,8 @@ func (m *Machine) GPUs() (gpus []device.GPU) {
 	return gpus
 }
 
-// AllocatableIDs returns the allocatable devices in order, also after RemoveGPU: whole GPUs and MIG devices.
+// AllocatableIDs returns the allocatable devices in order, also after
+// RemoveGPU: whole GPUs and MIG devices.
 func (m *Machine) AllocatableIDs() (ids []device.ID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -110,8 +115,8 @@ func (m *Machine) SetUtilization(id device.ID, load float64) {
 	})
 }
 
-// SetValue fixes a value of a device's GPU. Rows have the names of the text format without the device's labels:
-// `nvidia_gpu_clock_hertz{clock="sm"}`.
+// SetValue fixes a value of a device's GPU. Rows have the names of the text
+// format without the device's labels: `nvidia_gpu_clock_hertz{clock="sm"}`.
 func (m *Machine) SetValue(id device.ID, row string, value float64) {
 	m.updateDevice(id, func(g *simGPU) {
 		delete(g.ramps, row)

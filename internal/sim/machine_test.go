@@ -59,7 +59,8 @@ func TestPartition(t *testing.T) {
 	m := sim.NewMachine(testRows, 2, time.Now)
 	gpu := m.GPUs()[0]
 	m.Partition(gpu, "1c.3g.40gb", "2c.3g.40gb", "1c.3g.40gb", "1g.10gb")
-	if got, want := migDeviceList(t, m), []string{"0:1/0 1c.3g.40gb", "1:1/1 2c.3g.40gb", "2:2/0 1c.3g.40gb", "3:3/0 1g.10gb"}; !slices.Equal(got, want) {
+	if got, want := migDeviceList(t, m), []string{"0:1/0 1c.3g.40gb", "1:1/1 2c.3g.40gb", "2:2/0 1c.3g.40gb",
+		"3:3/0 1g.10gb"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	before := m.AllocatableIDs()
@@ -70,7 +71,8 @@ func TestPartition(t *testing.T) {
 		t.Errorf("got event %+v, %v, want PartitionChanged", e, err)
 	}
 	m.Partition(gpu, "", "2c.3g.40gb", "2g.20gb", "1g.10gb")
-	if got, want := migDeviceList(t, m), []string{"1:1/1 2c.3g.40gb", "2:2/0 2g.20gb", "3:3/0 1g.10gb"}; !slices.Equal(got, want) {
+	if got, want := migDeviceList(t, m), []string{"1:1/1 2c.3g.40gb", "2:2/0 2g.20gb",
+		"3:3/0 1g.10gb"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	after := m.AllocatableIDs()
@@ -165,7 +167,8 @@ func TestFaults(t *testing.T) {
 		id := m.AllocatableIDs()[0]
 		gpu := device.GPU(id)
 		m.Fail(id, "xid 79")
-		if e, err := m.Wait(t.Context()); err != nil || e.GPU != gpu || e.Xid != 79 || e.Recovery != device.RecoveryAfterReset {
+		if e, err := m.Wait(t.Context()); err != nil || e.GPU != gpu || e.Xid != 79 ||
+			e.Recovery != device.RecoveryAfterReset {
 			t.Errorf("got event %+v, %v, want Xid 79 with recovery after a reset", e, err)
 		}
 		if _, err := m.Check(gpu); !errors.Is(err, device.ErrLost) {
@@ -234,7 +237,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestPlacements compares placements with NVML's on real GPUs. Instances do not overlap, and kept instances do not move.
+// TestPlacements compares placements with NVML's on real GPUs. Instances do not
+// overlap, and kept instances do not move.
 func TestPlacements(t *testing.T) {
 	for _, c := range []struct {
 		model *sim.Model
@@ -246,9 +250,11 @@ func TestPlacements(t *testing.T) {
 		{sim.H100, nil, []string{"1c.3g.40gb", "2c.3g.40gb", "3g.40gb"}, "[{9 0 4} {9 0 4} {9 4 4}]"},
 		{sim.A100, nil, []string{"7g.80gb"}, "[{0 0 8}]"},
 		{sim.A100, nil, []string{"4g.40gb", "2g.20gb", "1g.20gb"}, "[{5 0 4} {14 4 2} {15 6 2}]"},
-		{sim.H100, []string{"1g.10gb", "3g.40gb"}, []string{"2g.20gb", "3g.40gb", "1g.10gb"}, "[{14 0 2} {9 4 4} {19 2 1}]"},
+		{sim.H100, []string{"1g.10gb", "3g.40gb"}, []string{"2g.20gb", "3g.40gb", "1g.10gb"},
+			"[{14 0 2} {9 4 4} {19 2 1}]"},
 		{sim.GB200, nil, []string{"1g.23gb", "3g.93gb"}, "[{19 0 1} {9 4 4}]"},
-		{sim.H100, nil, []string{"7g.80gb", "1g.10gb", "5g.50gb"}, "[{0 0 8} {0 0 0} {0 0 0}]"}, // no space, no such profile
+		// no space, no such profile
+		{sim.H100, nil, []string{"7g.80gb", "1g.10gb", "5g.50gb"}, "[{0 0 8} {0 0 0} {0 0 0}]"},
 	} {
 		m := sim.NewMachineWithModels(nil, time.Now, c.model)
 		if c.was != nil {
@@ -269,7 +275,8 @@ func TestPlacements(t *testing.T) {
 	}
 }
 
-// TestResetEvidence checks that the energy counter grows until a reset, which also ends faults and pending repairs.
+// TestResetEvidence checks that the energy counter grows until a reset, which
+// also ends faults and pending repairs.
 func TestResetEvidence(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	m := sim.NewMachine(testRows, 1, func() time.Time { return now })
@@ -279,7 +286,8 @@ func TestResetEvidence(t *testing.T) {
 	m.SetRepairPending(id)
 	now = now.Add(time.Second)
 	v, err := m.Check(m.GPUs()[0])
-	if got := new(device.Fault); !errors.As(err, &got) || *got != *fault || v != (device.ResetEvidence{EnergyCounter: 70_001, RepairPending: true}) {
+	if got := new(device.Fault); !errors.As(err, &got) || *got != *fault ||
+		v != (device.ResetEvidence{EnergyCounter: 70_001, RepairPending: true}) {
 		t.Errorf("Check: got %+v, %v, want the fault and a pending repair", v, err)
 	}
 	m.SetCheckError(id, device.ErrLost)

@@ -18,7 +18,8 @@ type metricRow struct {
 
 // migFamilies are the families of GPU instances.
 var migFamilies = []string{
-	"nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_reserved_bytes", "nvidia_gpu_memory_used_bytes", "nvidia_gpu_memory_free_bytes",
+	"nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_reserved_bytes", "nvidia_gpu_memory_used_bytes",
+	"nvidia_gpu_memory_free_bytes",
 	"nvidia_gpu_bar1_memory_total_bytes", "nvidia_gpu_bar1_memory_used_bytes",
 	"nvidia_gpu_graphics_engine_active_ratio", "nvidia_gpu_sm_active_ratio", "nvidia_gpu_sm_occupancy_ratio",
 	"nvidia_gpu_pipe_active_ratio", "nvidia_gpu_dram_bandwidth_utilization_ratio",
@@ -37,23 +38,27 @@ func newRow(m device.Metric) metricRow {
 		r.name += "{" + strings.Join(labels, ",") + "}"
 	}
 	for _, rule := range valueRules {
-		if slices.ContainsFunc(strings.Fields(rule.rows), func(pattern string) bool { return matches(pattern, m.Name, labels) }) {
+		if slices.ContainsFunc(strings.Fields(rule.rows),
+			func(pattern string) bool { return matches(pattern, m.Name, labels) }) {
 			r.rules = append(r.rules, rule)
 		}
 	}
 	return r
 }
 
-// matches reports whether a rule's pattern, such as `power_limit_watts{type="min|max"}`, includes a row.
+// matches reports whether a rule's pattern, such as
+// `power_limit_watts{type="min|max"}`, includes a row.
 func matches(pattern, name string, labels []string) bool {
 	family, label, limited := strings.Cut(strings.TrimSuffix(pattern, `"}`), "{")
 	key, values, _ := strings.Cut(label, `="`)
-	return "nvidia_gpu_"+family == name && (!limited || slices.ContainsFunc(strings.Split(values, "|"), func(value string) bool {
-		return slices.Contains(labels, key+`="`+value+`"`)
-	}))
+	return "nvidia_gpu_"+family == name &&
+		(!limited || slices.ContainsFunc(strings.Split(values, "|"), func(value string) bool {
+			return slices.Contains(labels, key+`="`+value+`"`)
+		}))
 }
 
-// value returns the GPU's value of a row after accumulate; false without a value.
+// value returns the GPU's value of a row after accumulate; false without a
+// value.
 func (g *simGPU) value(r *metricRow, now time.Time) (float64, bool) {
 	if v, ok := g.fixedValues[r.name]; ok {
 		return v, true

@@ -15,7 +15,8 @@ const (
 	maxProfileGB       = 1 << 10
 )
 
-// instanceProfileIDs are NVML's ids of GPU instance profiles, by compute and memory slices.
+// instanceProfileIDs are NVML's ids of GPU instance profiles, by compute and
+// memory slices.
 var instanceProfileIDs = map[[2]int]int{{1, 1}: 19, {1, 2}: 15, {2, 2}: 14, {3, 4}: 9, {4, 4}: 5, {7, 8}: 0}
 
 func parseProfile(profile string) (s profileSize, ok bool) {
@@ -26,10 +27,12 @@ func parseProfile(profile string) (s profileSize, ok bool) {
 		}
 		s.computeSlices = s.gpuSlices
 	}
-	return s, s.computeSlices > 0 && s.computeSlices <= s.gpuSlices && s.gpuSlices <= computeSlicesPerGPU && s.memoryGB > 0 && s.memoryGB <= maxProfileGB
+	return s, s.computeSlices > 0 && s.computeSlices <= s.gpuSlices && s.gpuSlices <= computeSlicesPerGPU &&
+		s.memoryGB > 0 && s.memoryGB <= maxProfileGB
 }
 
-// checkPartition returns an error if a GPU cannot have MIG devices of the profiles.
+// checkPartition returns an error if a GPU cannot have MIG devices of the
+// profiles.
 func (m *Machine) checkPartition(id device.GPU, profiles []string) (err error) {
 	for _, profile := range profiles {
 		if _, ok := parseProfile(profile); profile != "" && !ok {
@@ -44,9 +47,10 @@ func (m *Machine) checkPartition(id device.GPU, profiles []string) (err error) {
 	return err
 }
 
-// Partition enables MIG mode and creates MIG devices of the profiles ("1g.10gb", "1c.3g.40gb") at indices from 0; "" skips an index. A MIG
-// device stays if the profile at the same index stays. Compute instances share a GPU instance if they fit. The driver reports the change.
-// Invalid profiles panic.
+// Partition enables MIG mode and creates MIG devices of the profiles
+// ("1g.10gb", "1c.3g.40gb") at indices from 0; "" skips an index. A MIG device
+// stays if the profile at the same index stays. Compute instances share a GPU
+// instance if they fit. The driver reports the change. Invalid profiles panic.
 func (m *Machine) Partition(id device.GPU, profiles ...string) {
 	if err := m.checkPartition(id, profiles); err != nil {
 		panic("sim: " + err.Error())
@@ -69,7 +73,8 @@ func (m *Machine) Unpartition(id device.GPU) {
 	})
 }
 
-// createMIGDevices keeps existing MIG devices with the right profile. Instance ids are reused, UUIDs are not.
+// createMIGDevices keeps existing MIG devices with the right profile. Instance
+// ids are reused, UUIDs are not.
 func (g *simGPU) createMIGDevices(profiles []string) (list []*simMIGDevice) {
 	kept, usedInstances := map[int]*simMIGDevice{}, map[int]bool{} // by index, by GI
 	for _, d := range g.migDevices {
@@ -86,7 +91,8 @@ func (g *simGPU) createMIGDevices(profiles []string) (list []*simMIGDevice) {
 			continue
 		}
 		s, _ := parseProfile(profile)
-		if name := fmt.Sprintf("%dg.%dgb", s.gpuSlices, s.memoryGB); name != instance || usedSlices+s.computeSlices > s.gpuSlices {
+		if name := fmt.Sprintf("%dg.%dgb", s.gpuSlices, s.memoryGB); name != instance ||
+			usedSlices+s.computeSlices > s.gpuSlices {
 			for gi, ci, usedSlices, instance = 1, -1, 0, name; usedInstances[gi]; gi++ {
 			}
 			usedInstances[gi] = true
@@ -98,8 +104,9 @@ func (g *simGPU) createMIGDevices(profiles []string) (list []*simMIGDevice) {
 	return list
 }
 
-// findPlacement returns free memory slices for a GPU instance, at a multiple of the size. The result is zero for profiles without an id,
-// and if there is no room.
+// findPlacement returns free memory slices for a GPU instance, at a multiple of
+// the size. The result is zero for profiles without an id, and if there is no
+// room.
 func (g *simGPU) findPlacement(s profileSize, existing []*simMIGDevice) device.Placement {
 	n := int(math.Round(float64(s.memoryGB<<30) / (g.model.memory / memorySlicesPerGPU)))
 	profile, known := instanceProfileIDs[[2]int{s.gpuSlices, n}]
@@ -121,7 +128,8 @@ func (g *simGPU) newMIGDevice(index, gi, ci int, profile string, placement devic
 	d.Placement, d.MemoryBytes = placement, uint64(size.memoryGB)<<30
 	access := 100*g.Minor + 10*gi // number of the GPU instance's capability node
 	d.DeviceNodes = append([]string{
-		g.DeviceNodes[0], fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access+1+ci),
+		g.DeviceNodes[0], fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access),
+		fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access+1+ci),
 	}, g.DeviceNodes[1:]...)
 	return &simMIGDevice{Device: d, size: size}
 }

@@ -3,7 +3,8 @@ package sim
 // computeSlicesPerGPU is the number of compute slices of a GPU.
 const computeSlicesPerGPU = 7
 
-// Model describes a type of GPU. Sizes are in bytes, powers in watts, clocks in hertz, temperatures in °C.
+// Model describes a type of GPU. Sizes are in bytes, powers in watts, clocks in
+// hertz, temperatures in °C.
 type Model struct {
 	name, vbios, capability string
 	generation              generations
@@ -53,18 +54,21 @@ var (
 		memory:     80 * gib, reserved: 600 * mib, bar1: 128 * gib,
 		idleWatts: 70, maxLimitWatts: 700, minLimitWatts: 200,
 		idleSM: 345e6, maxSM: 1980e6, maxMemory: 2619e6, idleVideo: 765e6, maxVideo: 1545e6,
-		idleCelsius: 32, idleMemoryCelsius: 38, maxCelsius: 87, maxMemoryCelsius: 95, slowdownCelsius: 89, shutdownCelsius: 95,
-		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 26.562e9, remapBanks: 2560,
+		idleCelsius: 32, idleMemoryCelsius: 38, maxCelsius: 87, maxMemoryCelsius: 95, slowdownCelsius: 89,
+		shutdownCelsius: 95,
+		pcieGeneration:  5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 26.562e9, remapBanks: 2560,
 	}
-	// A100 is a GPU of an HGX board with eight. NVML has no profiling counters for this model.
+	// A100 is a GPU of an HGX board with eight. NVML has no profiling counters
+	// for this model.
 	A100 = &Model{
 		name: "NVIDIA A100-SXM4-80GB", vbios: "92.00.45.00.03", capability: "8.0",
 		generation: ampere,
 		memory:     80 * gib, reserved: 656 * mib, bar1: 128 * gib,
 		idleWatts: 56, maxLimitWatts: 400, minLimitWatts: 100,
 		idleSM: 210e6, maxSM: 1410e6, maxMemory: 1593e6, idleVideo: 585e6, maxVideo: 1290e6,
-		idleCelsius: 29, idleMemoryCelsius: 36, maxCelsius: 85, maxMemoryCelsius: 95, slowdownCelsius: 89, shutdownCelsius: 92,
-		pcieGeneration: 4, pcieBytes: 12e9, nvlinks: 12, nvlinkBytes: 25.781e9, remapBanks: 640,
+		idleCelsius: 29, idleMemoryCelsius: 36, maxCelsius: 85, maxMemoryCelsius: 95, slowdownCelsius: 89,
+		shutdownCelsius: 92,
+		pcieGeneration:  4, pcieBytes: 12e9, nvlinks: 12, nvlinkBytes: 25.781e9, remapBanks: 640,
 	}
 	// GB200 is a GPU of an NVL72 tray with four, beside an NVIDIA CPU.
 	GB200 = &Model{
@@ -73,10 +77,12 @@ var (
 		memory:     185 * gib, reserved: 747 * mib, bar1: 256 * gib,
 		idleWatts: 142, maxLimitWatts: 1200, minLimitWatts: 200,
 		idleSM: 120e6, maxSM: 2062e6, maxMemory: 3996e6, idleVideo: 660e6, maxVideo: 1665e6,
-		idleCelsius: 28, idleMemoryCelsius: 32, maxCelsius: 88, maxMemoryCelsius: 95, slowdownCelsius: 90, shutdownCelsius: 96,
-		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 53.125e9, remapBanks: 4608,
+		idleCelsius: 28, idleMemoryCelsius: 32, maxCelsius: 88, maxMemoryCelsius: 95, slowdownCelsius: 90,
+		shutdownCelsius: 96,
+		pcieGeneration:  5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 53.125e9, remapBanks: 4608,
 	}
-	// T4 has no NVLinks, MIG or profiling counters. The real board has no fans; the simulated one represents boards with fans.
+	// T4 has no NVLinks, MIG or profiling counters. The real board has no fans;
+	// the simulated one represents boards with fans.
 	T4 = &Model{
 		name: "Tesla T4", vbios: "90.04.96.00.9F", capability: "7.5",
 		generation: turing,

@@ -13,7 +13,8 @@ import (
 	"github.com/podgauge/podgauge/test/devicetest"
 )
 
-// parseMetric parses the name of a row in the text format: family{label="value"}.
+// parseMetric parses the name of a row in the text format:
+// family{label="value"}.
 func parseMetric(name string) device.Metric {
 	family, rest, _ := strings.Cut(name, "{")
 	m := device.Metric{Name: family, Help: "Help."}
@@ -109,7 +110,8 @@ func TestRowsOfModels(t *testing.T) {
 }
 
 func TestNamedMachinesConform(t *testing.T) {
-	rows := parseMetrics("nvidia_gpu_power_watts", "nvidia_gpu_memory_used_bytes", "nvidia_gpu_sm_active_ratio", "nvidia_gpu_utilization_ratio")
+	rows := parseMetrics("nvidia_gpu_power_watts", "nvidia_gpu_memory_used_bytes", "nvidia_gpu_sm_active_ratio",
+		"nvidia_gpu_utilization_ratio")
 	for name, gpus := range map[string]int{"h100": 8, "a100": 4, "gb200": 4, "t4": 4, "mixed": 4} {
 		t.Run(name, func(t *testing.T) {
 			m := sim.NewNamedMachine(name, rows, time.Now)
@@ -131,10 +133,12 @@ func TestNamedMachinesConform(t *testing.T) {
 	}
 }
 
-// TestReadingFollowsLoadAndClock checks that values do not change while the clock stands still.
+// TestReadingFollowsLoadAndClock checks that values do not change while the
+// clock stands still.
 func TestReadingFollowsLoadAndClock(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	m := sim.NewMachine(parseMetrics("nvidia_gpu_sm_active_ratio", "nvidia_gpu_pcie_transmit_bytes_total", "nvidia_gpu_nvlink_transmit_bytes_total",
+	m := sim.NewMachine(parseMetrics("nvidia_gpu_sm_active_ratio", "nvidia_gpu_pcie_transmit_bytes_total",
+		"nvidia_gpu_nvlink_transmit_bytes_total",
 		`nvidia_gpu_nvlink_link_transmit_bytes_total{link="3"}`), 1, func() time.Time { return now })
 	gpu := m.GPUs()[0]
 	read := func() string { return fmt.Sprint(metricValues(t, m, gpu)[device.ID(gpu)]) }
@@ -152,7 +156,8 @@ func TestReadingFollowsLoadAndClock(t *testing.T) {
 	if busy["nvidia_gpu_sm_active_ratio"] != 0.45 || busy["nvidia_gpu_pcie_transmit_bytes_total"] != 6e9 {
 		t.Errorf("after a second at half load: got %v", busy)
 	}
-	if one, all := busy["nvidia_gpu_nvlink_link_transmit_bytes_total 3"], busy["nvidia_gpu_nvlink_transmit_bytes_total"]; one <= 0 || all != 18*one {
+	one, all := busy["nvidia_gpu_nvlink_link_transmit_bytes_total 3"], busy["nvidia_gpu_nvlink_transmit_bytes_total"]
+	if one <= 0 || all != 18*one {
 		t.Errorf("bytes: got %f for a link, %f for all links, want 18 times as many", one, all)
 	}
 	m.ResetGPU(device.ID(gpu))
@@ -161,9 +166,11 @@ func TestReadingFollowsLoadAndClock(t *testing.T) {
 	}
 }
 
-// TestInstanceValues checks that a GPU instance has values only for its first MIG device.
+// TestInstanceValues checks that a GPU instance has values only for its first
+// MIG device.
 func TestInstanceValues(t *testing.T) {
-	m := sim.NewMachine(parseMetrics("nvidia_gpu_power_watts", "nvidia_gpu_utilization_ratio", "nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_used_bytes",
+	m := sim.NewMachine(parseMetrics("nvidia_gpu_power_watts", "nvidia_gpu_utilization_ratio",
+		"nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_used_bytes",
 		"nvidia_gpu_bar1_memory_total_bytes", "nvidia_gpu_sm_active_ratio"), 1, time.Now)
 	gpu := m.GPUs()[0]
 	m.Partition(gpu, "1c.3g.40gb", "2c.3g.40gb", "1g.10gb")
@@ -182,7 +189,8 @@ func TestInstanceValues(t *testing.T) {
 	if _, ok := first["nvidia_gpu_power_watts"]; ok {
 		t.Error("power of a MIG device: got a value, want none")
 	}
-	if first["nvidia_gpu_memory_total_bytes"] != 40<<30 || third["nvidia_gpu_memory_total_bytes"] != 10<<30 || first["nvidia_gpu_bar1_memory_total_bytes"] != 48<<30 {
+	if first["nvidia_gpu_memory_total_bytes"] != 40<<30 || third["nvidia_gpu_memory_total_bytes"] != 10<<30 ||
+		first["nvidia_gpu_bar1_memory_total_bytes"] != 48<<30 {
 		t.Errorf("sizes: got %v, %v", first, third)
 	}
 	if sm := first["nvidia_gpu_sm_active_ratio"]; sm < 0.59 || sm > 0.61 { // 0.9 of two thirds

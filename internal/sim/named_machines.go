@@ -7,8 +7,9 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// NewNamedMachine returns a typical machine, or nil for an unknown name: "h100" with eight GPUs; "a100" with four: two
-// partitioned, a third with MIG mode on; "gb200" with four; "t4" with four; "mixed" with a GPU of each model.
+// NewNamedMachine returns a typical machine, or nil for an unknown name: "h100"
+// with eight GPUs; "a100" with four: two partitioned, a third with MIG mode on;
+// "gb200" with four; "t4" with four; "mixed" with a GPU of each model.
 func NewNamedMachine(name string, metrics []device.Metric, clock func() time.Time) *Machine {
 	switch name {
 	case "h100":

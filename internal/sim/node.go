@@ -20,10 +20,12 @@ import (
 // gpuResource is the resource of the workload's pods.
 const gpuResource = "nvidia.com/gpu"
 
-// kubeletUptime is the simulated age of the kubelet: allocations are incomplete for a minute after a start.
+// kubeletUptime is the simulated age of the kubelet: allocations are incomplete
+// for a minute after a start.
 const kubeletUptime = time.Hour
 
-// VirtualNode is a node in this process: a machine, a kubelet on real sockets in a temporary folder, and a workload.
+// VirtualNode is a node in this process: a machine, a kubelet on real sockets
+// in a temporary folder, and a workload.
 type VirtualNode struct {
 	Machine      *Machine
 	Kubelet      *kubelet.Kubelet
@@ -34,15 +36,17 @@ type VirtualNode struct {
 	log         *slog.Logger
 }
 
-// NewVirtualNode returns a node with a script, or with a random workload if script is nil. Close removes the node's folder.
+// NewVirtualNode returns a node with a script, or with a random workload if
+// script is nil. Close removes the node's folder.
 func NewVirtualNode(m *Machine, script *Script, log *slog.Logger) (*VirtualNode, error) {
 	dir, err := os.MkdirTemp("", "podgauge-node-")
 	if err != nil {
 		return nil, fmt.Errorf("create the simulated node's folder: %w", err)
 	}
 	return &VirtualNode{
-		Machine: m, Kubelet: kubelet.New(kubelet.Options{Dir: dir, RunningSince: time.Now().Add(-kubeletUptime)}), ProcessTable: NewProcessTable(m),
-		script: script, deviceByPod: map[string]device.ID{}, log: log,
+		Machine: m, Kubelet: kubelet.New(kubelet.Options{Dir: dir, RunningSince: time.Now().Add(-kubeletUptime)}),
+		ProcessTable: NewProcessTable(m),
+		script:       script, deviceByPod: map[string]device.ID{}, log: log,
 	}, nil
 }
 
@@ -62,7 +66,8 @@ func (n *VirtualNode) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return n.Kubelet.Run(ctx) })
 	g.Go(func() error {
-		if err := n.Kubelet.Wait(ctx, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable > 0 }); err != nil {
+		if err := n.Kubelet.Wait(ctx,
+			func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable > 0 }); err != nil {
 			return nil //nolint:nilerr // ctx is done
 		}
 		if n.script != nil {
@@ -91,7 +96,8 @@ func (n *VirtualNode) runScript(ctx context.Context) error {
 	return nil
 }
 
-// runProcesses keeps the process table in step with the pods, until ctx is done.
+// runProcesses keeps the process table in step with the pods, until ctx is
+// done.
 func (n *VirtualNode) runProcesses(ctx context.Context) {
 	var synced []kubelet.PodStatus
 	for first := true; ; first = false {

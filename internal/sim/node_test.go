@@ -17,7 +17,8 @@ import (
 // waitTimeout is long enough for a machine under load.
 const waitTimeout = 5 * time.Minute
 
-// anyBusy reports whether a GPU draws more than idle power. Failed GPUs of the workload are skipped.
+// anyBusy reports whether a GPU draws more than idle power. Failed GPUs of the
+// workload are skipped.
 func anyBusy(m *sim.Machine) bool {
 	for _, gpu := range m.GPUs() {
 		if samples, err := m.Read(gpu); err == nil && samples[0].Value > 70 {
@@ -27,7 +28,8 @@ func anyBusy(m *sim.Machine) bool {
 	return false
 }
 
-// TestWorkload runs a node with a device plugin. Pods get devices, processes use the GPUs, and Close leaves no file.
+// TestWorkload runs a node with a device plugin. Pods get devices, processes
+// use the GPUs, and Close leaves no file.
 func TestWorkload(t *testing.T) {
 	m := sim.NewMachine(testRows, 8, time.Now)
 	log := slog.New(slog.DiscardHandler)
@@ -38,7 +40,8 @@ func TestWorkload(t *testing.T) {
 	var inventory device.Inventory
 	readers := device.NewReaders(m)
 	monitor := device.NewMonitor(m, readers, &inventory, device.MonitorOptions{Log: log})
-	devicePlugin := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory}, Hooks: noHooks{}, Log: log})
+	devicePlugin := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory},
+		Hooks: noHooks{}, Log: log})
 
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
@@ -47,7 +50,10 @@ func TestWorkload(t *testing.T) {
 	for _, run := range components {
 		go func() { ended <- run(ctx) }()
 	}
-	err = n.Kubelet.Wait(ctx, func(s kubelet.KubeletState) bool { return len(s.Pods) >= 2 && s.Pods[0].Phase == "Running" })
+	err = n.Kubelet.Wait(ctx, func(s kubelet.KubeletState) bool {
+		return len(s.Pods) >= 2 &&
+			s.Pods[0].Phase == "Running"
+	})
 	if err != nil {
 		t.Errorf("timeout: no pod runs: %v", err)
 	}

@@ -14,8 +14,8 @@ const (
 	defaultProcessSM    = 0.4
 )
 
-// ProcessTable runs a process for each device or replica of each running container, and resolves owners. Real nodes
-// need cgroups for the latter.
+// ProcessTable runs a process for each device or replica of each running
+// container, and resolves owners. Real nodes need cgroups for the latter.
 type ProcessTable struct {
 	machine *Machine
 

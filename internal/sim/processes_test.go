@@ -10,7 +10,8 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// requireSameProcesses checks that ReadProcessUsage and Processes return the same processes.
+// requireSameProcesses checks that ReadProcessUsage and Processes return the
+// same processes.
 func requireSameProcesses(t *testing.T, m *sim.Machine, gpu device.GPU) []device.ProcessUsage {
 	t.Helper()
 	usage, known := m.ReadProcessUsage(gpu)
@@ -41,7 +42,8 @@ func requireSameProcesses(t *testing.T, m *sim.Machine, gpu device.GPU) []device
 
 func TestProcesses(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	m := sim.NewMachine(parseMetrics("nvidia_gpu_memory_used_bytes", "nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total"), 2, func() time.Time { return now })
+	m := sim.NewMachine(parseMetrics("nvidia_gpu_memory_used_bytes", "nvidia_gpu_power_watts",
+		"nvidia_gpu_energy_joules_total"), 2, func() time.Time { return now })
 	gpu, other := m.GPUs()[0], m.GPUs()[1]
 	id := device.ID(gpu)
 	if usage := requireSameProcesses(t, m, gpu); len(usage) != 0 {
@@ -57,12 +59,15 @@ func TestProcesses(t *testing.T) {
 	if got := requireSameProcesses(t, m, gpu); !slices.Equal(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	if got, want := requireSameProcesses(t, m, other), (device.ProcessUsage{Device: device.ID(other), PID: 100, MemoryBytes: -1, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}); len(got) != 1 || got[0] != want {
+	if got, want := requireSameProcesses(t, m,
+		other), (device.ProcessUsage{Device: device.ID(other), PID: 100, MemoryBytes: -1, SM: -1, MemoryController: -1,
+		Encoder: -1, Decoder: -1}); len(got) != 1 || got[0] != want {
 		t.Errorf("unreported usage: got %+v, want -1", got)
 	}
 	now = now.Add(10 * time.Second)
 	got := metricValues(t, m, gpu)[id]
-	if got["nvidia_gpu_memory_used_bytes"] != 5<<30 || got["nvidia_gpu_power_watts"] != 70+630*0.75 || got["nvidia_gpu_energy_joules_total"] != 10*(70+630*0.75) {
+	if got["nvidia_gpu_memory_used_bytes"] != 5<<30 || got["nvidia_gpu_power_watts"] != 70+630*0.75 ||
+		got["nvidia_gpu_energy_joules_total"] != 10*(70+630*0.75) {
 		t.Errorf("values with two processes: got %v", got)
 	}
 	m.StartProcess(id, 100, 2<<30, 0.5) // its memory grows
@@ -83,7 +88,8 @@ func TestProcessesOfMIGDevices(t *testing.T) {
 	m.Partition(gpu, "1g.10gb", "1g.10gb")
 	ids := m.AllocatableIDs()
 	m.StartProcess(ids[1], 2, 5, 0.5)
-	want := device.ProcessUsage{Device: ids[1], PID: 2, MemoryBytes: 5, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}
+	want := device.ProcessUsage{Device: ids[1], PID: 2, MemoryBytes: 5, SM: -1, MemoryController: -1, Encoder: -1,
+		Decoder: -1}
 	if got := requireSameProcesses(t, m, gpu); len(got) != 1 || got[0] != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -101,7 +107,8 @@ func TestProcessesOfLostGPU(t *testing.T) {
 	if _, known := m.ReadProcessUsage(gpu); known {
 		t.Error("process usage of a lost GPU: got known, want unknown")
 	}
-	if _, err := m.Processes(device.Device{GPU: gpu, ID: device.ID(gpu), MIGDeviceIndex: -1}); !errors.Is(err, device.ErrLost) {
+	if _, err := m.Processes(device.Device{GPU: gpu, ID: device.ID(gpu), MIGDeviceIndex: -1}); !errors.Is(err,
+		device.ErrLost) {
 		t.Errorf("Processes of a lost GPU: got %v, want ErrLost", err)
 	}
 	if _, known := m.ReadProcessUsage("GPU-missing"); known {

@@ -8,12 +8,15 @@ import (
 	"time"
 )
 
-// Script is a list of actions on a node in the order of time, one action per line:
+// Script is a list of actions on a node in the order of time, one action per
+// line:
 //
 //	20s  xid team-a/train-0 79   # GPU falls off the bus
 //
-// Times start when the kubelet has devices. A device is an index ("3"), a GPU's index and a MIG device's ("3.1"), or the first device of a pod
-// ("team-a/train-0"), also after the pod's end if an earlier line named the device so. The actions are in the table scriptActions.
+// Times start when the kubelet has devices. A device is an index ("3"), a GPU's
+// index and a MIG device's ("3.1"), or the first device of a pod
+// ("team-a/train-0"), also after the pod's end if an earlier line named the
+// device so. The actions are in the table scriptActions.
 type Script struct {
 	Machine string // a name for NewNamedMachine, from the line "machine NAME"; default h100
 	Steps   []Step

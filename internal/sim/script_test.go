@@ -14,7 +14,8 @@ import (
 )
 
 func TestReadScript(t *testing.T) {
-	s, err := sim.ReadScript(strings.NewReader("# a comment\nmachine t4\n\n0s pod a/b main=1 # one\n1m30s xid a/b 79\n"))
+	const script = "# a comment\nmachine t4\n\n0s pod a/b main=1 # one\n1m30s xid a/b 79\n"
+	s, err := sim.ReadScript(strings.NewReader(script))
 	if err != nil || s.Machine != "t4" || len(s.Steps) != 2 {
 		t.Fatal(s, err)
 	}
@@ -75,7 +76,8 @@ func runScript(t *testing.T, text string) scriptNode {
 	}
 	var inventory device.Inventory
 	monitor := device.NewMonitor(m, device.NewReaders(m), &inventory, device.MonitorOptions{Log: log})
-	devicePlugin := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory}, Hooks: noHooks{}, Log: log})
+	devicePlugin := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory},
+		Hooks: noHooks{}, Log: log})
 	ctx, cancel := context.WithCancel(t.Context())
 	s := scriptNode{n, make(chan error, 1)}
 	others := make(chan error, 2)
@@ -144,7 +146,8 @@ func TestScript(t *testing.T) {
 	}
 }
 
-// TestScriptErrors checks that an invalid action ends the node, with the line in the error.
+// TestScriptErrors checks that an invalid action ends the node, with the line
+// in the error.
 func TestScriptErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"0s xid 9 79":                          `run the script: line 1: xid 9 79: "9" is not a device`,

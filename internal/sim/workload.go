@@ -56,8 +56,9 @@ func (w *workload) run(ctx context.Context) {
 	}
 }
 
-// toggleFailure makes the next GPU fail, or resets the failed GPU, and returns the time until the next call. The GPUs take turns: repeated
-// failures of the same GPU delay recovery.
+// toggleFailure makes the next GPU fail, or resets the failed GPU, and returns
+// the time until the next call. The GPUs take turns: repeated failures of the
+// same GPU delay recovery.
 func (w *workload) toggleFailure() time.Duration {
 	if w.failed == "" {
 		ids := w.Machine.AllocatableIDs()
@@ -79,7 +80,8 @@ var workloadNames = []string{"train-llama", "serve-embeddings", "notebook", "fin
 func (w *workload) start(ctx context.Context) {
 	name := workloadNames[w.created%len(workloadNames)]
 	w.created++
-	containers := []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource: 1 + w.created%maxGPUsPerPod}}}
+	containers := []kubelet.ContainerSpec{{Name: "main",
+		Limits: map[string]int{gpuResource: 1 + w.created%maxGPUsPerPod}}}
 	if w.created%3 == 0 {
 		containers = []kubelet.ContainerSpec{
 			{Name: "trainer", Limits: map[string]int{gpuResource: 1}},

@@ -11,9 +11,9 @@ const (
 	// DenialsToConfirm is the number of denials in a row needed as proof: a
 	// single NOT_SUPPORTED may be stray.
 	DenialsToConfirm = 3
-	// slowInterval is the age of a due slow value, and the time from a denial to
-	// the next try. It is less than half a minute, so that scrapes every 30 s
-	// read all values.
+	// slowInterval is the age of a due slow value, and the time from a denial
+	// to the next try. It is less than half a minute, so that scrapes every 30
+	// s read all values.
 	slowInterval = 25 * time.Second
 	// confirmedInterval is the time from confirmed denials to the next try.
 	confirmedInterval = 5 * time.Minute

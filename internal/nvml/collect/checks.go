@@ -37,19 +37,23 @@ type HealthCheck struct {
 	Condition string
 }
 
-// healthChecks name the fault in this order: a GPU in need of replacement needs no reset before. Lost GPUs and those with
-// RESET_REQUIRED need no row (lib.Error).
+// healthChecks name the fault in this order: a GPU in need of replacement needs
+// no reset before. Lost GPUs and those with RESET_REQUIRED need no row
+// (lib.Error).
 //
-// A down NVLink is no fault: links are down for many reasons, from the wiring of the board to a reset of the other end, and programs
-// without NVLink run. For an unusable GPU the driver has a recovery action.
+// A down NVLink is no fault: links are down for many reasons, from the wiring
+// of the board to a reset of the other end, and programs without NVLink run.
+// For an unusable GPU the driver has a recovery action.
 var healthChecks = [...]HealthCheck{
 	{
 		fieldIndex: remapFailureIndex, Condition: "remapping a memory row failed",
-		evaluate: faultIfSet, Fault: device.Fault{Reason: "row_remap_failure", Action: xid.ActionReplaceGPU, NeedsReset: true},
+		evaluate: faultIfSet, Fault: device.Fault{Reason: "row_remap_failure", Action: xid.ActionReplaceGPU,
+			NeedsReset: true},
 	},
 	{
-		valueID: metric.SRAMThresholdExceeded, Condition: "uncorrected SRAM errors exceed the threshold for replacement",
-		evaluate: faultIfSet, Fault: device.Fault{Reason: "sram_threshold_exceeded", Action: xid.ActionReplaceGPU},
+		valueID:   metric.SRAMThresholdExceeded,
+		Condition: "uncorrected SRAM errors exceed the threshold for replacement",
+		evaluate:  faultIfSet, Fault: device.Fault{Reason: "sram_threshold_exceeded", Action: xid.ActionReplaceGPU},
 	},
 	{
 		valueID: metric.UnrepairableMemory, Condition: "the memory has unrepairable errors",
@@ -57,15 +61,17 @@ var healthChecks = [...]HealthCheck{
 	},
 	{
 		fieldIndex: recoveryIndex, Condition: "the driver requires a recovery action",
-		evaluate: evaluateRecoveryAction, Fault: device.Fault{Reason: "recovery_action_…", Action: "as the driver reports"},
+		evaluate: evaluateRecoveryAction,
+		Fault:    device.Fault{Reason: "recovery_action_…", Action: "as the driver reports"},
 	},
 	{
 		valueID: metric.FabricFailed, Condition: "joining the NVSwitch fabric failed",
 		evaluate: faultIfSet, Fault: device.Fault{Reason: "fabric", Action: xid.ActionResetGPU},
 	},
 	{
-		valueID: metric.FabricNotJoined, Condition: "an unpartitioned GPU with NVLinks did not join the NVSwitch fabric within 5 minutes",
-		evaluate: evaluateFabricJoin, Fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
+		valueID:   metric.FabricNotJoined,
+		Condition: "an unpartitioned GPU with NVLinks did not join the NVSwitch fabric within 5 minutes",
+		evaluate:  evaluateFabricJoin, Fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
 	},
 }
 
@@ -90,7 +96,8 @@ func faultIfSet(_ *GPUReader, c *HealthCheck, value float64, _ time.Time) *devic
 	return &fault
 }
 
-// recoveryActions are the faults of nvmlDeviceGpuRecoveryAction_t, reported by drivers from 565 on.
+// recoveryActions are the faults of nvmlDeviceGpuRecoveryAction_t, reported by
+// drivers from 565 on.
 var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
 	nvml.GPU_RECOVERY_ACTION_GPU_RESET:           {Reason: "gpu_reset", Action: xid.ActionResetGPU},
 	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         {Reason: "node_reboot", Action: xid.ActionReboot},
@@ -101,7 +108,8 @@ var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
 	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       {Reason: "system_reboot", Action: xid.ActionReboot},
 }
 
-// evaluateRecoveryAction passes the driver's action on. An undefined value is no fault.
+// evaluateRecoveryAction passes the driver's action on. An undefined value is
+// no fault.
 func evaluateRecoveryAction(_ *GPUReader, _ *HealthCheck, value float64, _ time.Time) *device.Fault {
 	if !metric.IsRecoveryAction(value) || value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
 		return nil
@@ -111,11 +119,13 @@ func evaluateRecoveryAction(_ *GPUReader, _ *HealthCheck, value float64, _ time.
 	return &fault
 }
 
-// fabricJoinTimeout is the time for joining the fabric, beginning with the node's fabric manager.
+// fabricJoinTimeout is the time for joining the fabric, beginning with the
+// node's fabric manager.
 const fabricJoinTimeout = 5 * time.Minute
 
-// evaluateFabricJoin waits, since pods of a booting node would be rejected for good. After the timeout CUDA does not start on the GPU. A
-// partitioned GPU, and a GPU with disabled NVLinks, needs no fabric.
+// evaluateFabricJoin waits, since pods of a booting node would be rejected for
+// good. After the timeout CUDA does not start on the GPU. A partitioned GPU,
+// and a GPU with disabled NVLinks, needs no fabric.
 func evaluateFabricJoin(g *GPUReader, c *HealthCheck, notJoined float64, now time.Time) *device.Fault {
 	since := &g.history.notJoinedSince
 	if notJoined == 0 || g.links[metric.ScopeNVLink] == 0 || g.MIG.Load().Enabled {

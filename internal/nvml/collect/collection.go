@@ -69,7 +69,8 @@ func (g *GPUReader) forgetBeforeReset() bool {
 }
 
 // linkCounts are the fields with the number of links of each kind.
-var linkCounts = [...]uint32{metric.ScopeNVLink: nvml.FI_DEV_NVLINK_LINK_COUNT, metric.ScopeC2CLink: nvml.FI_DEV_C2C_LINK_COUNT}
+var linkCounts = [...]uint32{metric.ScopeNVLink: nvml.FI_DEV_NVLINK_LINK_COUNT,
+	metric.ScopeC2CLink: nvml.FI_DEV_C2C_LINK_COUNT}
 
 // findLinks enables the fields of new links, and reports whether there are any.
 func (g *GPUReader) findLinks() (found bool) {
@@ -87,8 +88,10 @@ func (g *GPUReader) findLinks() (found bool) {
 
 // mayHaveField reports whether the GPU could have a field, by links and driver.
 func (g *GPUReader) mayHaveField(k metric.FieldKey) bool {
-	// The fields of clock reasons had different numbers up to driver 580.65 (docs.nvidia.com/deploy/nvml-api/known-issues.html).
-	isClockReason := k.ID >= nvml.FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN && k.ID <= nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN
+	// The fields of clock reasons had different numbers up to driver 580.65
+	// (docs.nvidia.com/deploy/nvml-api/known-issues.html).
+	isClockReason := k.ID >= nvml.FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN &&
+		k.ID <= nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN
 	if isClockReason && !g.session.AtLeast58082() {
 		return false
 	}

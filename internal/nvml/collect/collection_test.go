@@ -13,7 +13,8 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// sevenMIGDevices returns the scenario of a GPU with the maximum number of MIG devices.
+// sevenMIGDevices returns the scenario of a GPU with the maximum number of MIG
+// devices.
 func sevenMIGDevices(model string) []string {
 	lines := []string{"gpus 1", "gpu 0 model " + model, "gpu 0 mig_mode 1"}
 	for i := range 7 {
@@ -47,7 +48,8 @@ func TestCalls(t *testing.T) {
 					time.Sleep(interval)
 					for _, r := range readers.Read(t.Context(), s.ids(), true) {
 						if r.Err != nil || !r.ProcessUsageKnown {
-							t.Fatalf("reading of %s: got error %v, processes known %v", r.GPU, r.Err, r.ProcessUsageKnown)
+							t.Fatalf("reading of %s: got error %v, processes known %v", r.GPU, r.Err,
+								r.ProcessUsageKnown)
 						}
 					}
 				}
@@ -63,10 +65,12 @@ func TestCalls(t *testing.T) {
 					total += calls.GPUTotal(i)
 				}
 				if total > maxCalls*collections {
-					t.Errorf("%s, every %s: got %d calls a collection, want at most %d", what, interval, total/collections, maxCalls)
+					t.Errorf("%s, every %s: got %d calls a collection, want at most %d", what, interval,
+						total/collections, maxCalls)
 				}
 				for _, function := range []string{
-					"nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetOfaUtilization", "nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetComputeMode",
+					"nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetOfaUtilization", "nvmlDeviceGetBAR1MemoryInfo",
+					"nvmlDeviceGetComputeMode",
 				} {
 					if n := calls.Count(function, 0); n > 0 {
 						t.Errorf("calls of %s: got %d, want 0", function, n)
@@ -77,7 +81,8 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// TestSlowReadsTogether changes all slow values. The first collection with them due reads all.
+// TestSlowReadsTogether changes all slow values. The first collection with them
+// due reads all.
 func TestSlowReadsTogether(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 1")
@@ -87,7 +92,8 @@ func TestSlowReadsTogether(t *testing.T) {
 			got := s.values(0)
 			for i, m := range metric.Metrics() {
 				name := seriesName(m)
-				if m.ReadPace != device.PaceSlow || metric.Rows[i].Monotonic || strings.Contains(name, "c2c") || strings.Contains(name, "retire") {
+				if m.ReadPace != device.PaceSlow || metric.Rows[i].Monotonic || strings.Contains(name, "c2c") ||
+					strings.Contains(name, "retire") {
 					continue // absent on an H100 at first, or counted from there
 				}
 				if nvmltest.BusyValues[name] != got[name] {
@@ -106,8 +112,9 @@ func TestSlowReadsTogether(t *testing.T) {
 	})
 }
 
-// TestSlowValuesExpire checks that old values of a GPU are not exported after a long time without reads or after a failure. The next
-// collection reads all of them.
+// TestSlowValuesExpire checks that old values of a GPU are not exported after a
+// long time without reads or after a failure. The next collection reads all of
+// them.
 func TestSlowValuesExpire(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		const width, rows = "nvidia_gpu_pcie_link_width", "nvidia_gpu_row_remap_pending"
@@ -145,11 +152,13 @@ type togglingGPU struct {
 	since   time.Time
 }
 
-// newTogglingGPU returns a GPU with an idle and a busy state. The energy counter is left out: a decrease counts as a reset.
+// newTogglingGPU returns a GPU with an idle and a busy state. The energy
+// counter is left out: a decrease counts as a reset.
 func newTogglingGPU(t *testing.T) *togglingGPU {
 	f := &togglingGPU{lines: [2][]string{
 		{"gpu 0 metric 2 10"},
-		slices.DeleteFunc(slices.Clone(nvmltest.BusyGPU), func(line string) bool { return strings.Contains(line, " energy ") }),
+		slices.DeleteFunc(slices.Clone(nvmltest.BusyGPU),
+			func(line string) bool { return strings.Contains(line, " energy ") }),
 	}}
 	for i := range f.values {
 		if i > 0 {
@@ -168,13 +177,15 @@ func (f *togglingGPU) toggle() {
 	f.set(f.lines[f.current]...)
 }
 
-// staleNames returns the series with values of the previous state. Feature rows are no readings: a denial is cached for minutes.
+// staleNames returns the series with values of the previous state. Feature rows
+// are no readings: a denial is cached for minutes.
 func (f *togglingGPU) staleNames(got map[string]float64) (names []string) {
 	for i, m := range metric.Metrics() {
 		name := seriesName(m)
 		old, had := f.values[1-f.current][name]
 		fresh, has := f.values[f.current][name]
-		if v, exported := got[name]; exported && had && has && old != fresh && v == old && m.ReadPace != device.PaceStatic &&
+		if v, exported := got[name]; exported && had && has && old != fresh && v == old &&
+			m.ReadPace != device.PaceStatic &&
 			!metric.Rows[i].Monotonic && m.Name != "nvidia_gpu_feature_supported" {
 			names = append(names, name)
 		}
@@ -182,9 +193,9 @@ func (f *togglingGPU) staleNames(got map[string]float64) (names []string) {
 	return names
 }
 
-// TestAgeOfValues collects at several intervals from a GPU that sometimes changes
-// all its values. No value of the previous state is exported after half a
-// minute, from the first collection on.
+// TestAgeOfValues collects at several intervals from a GPU that sometimes
+// changes all its values. No value of the previous state is exported after half
+// a minute, from the first collection on.
 func TestAgeOfValues(t *testing.T) {
 	for _, seconds := range []int{1, 15, 30, 45, 60, 61, 90, 300} {
 		bubble.Test(t, func(t *testing.T) {
@@ -205,26 +216,30 @@ func TestAgeOfValues(t *testing.T) {
 				}
 				stale := f.staleNames(rounded(f.readerFixture.values(0)))
 				if age := time.Since(f.since); age >= 30*time.Second && len(stale) > 0 {
-					t.Errorf("every %v: %v after the change: got %d stale values, want 0: %v", every, age, len(stale), stale)
+					t.Errorf("every %v: %v after the change: got %d stale values, want 0: %v", every, age, len(stale),
+						stale)
 				}
 				collections, slow = collections+1, max(slow, len(stale))
 			}
 			if collections < 5 || every == time.Second && slow < 40 {
-				t.Errorf("every %v: got %d collections with up to %d stale values, want at least 5, and 40 at one second", every, collections, slow)
+				t.Errorf("every %v: got %d collections with up to %d stale values, want at least 5 and 40",
+					every, collections, slow)
 			}
 		})
 	}
 }
 
-// TestStrayDenialOfFeature lets a GPU deny a feature once, and then for long, at the first read or later. The feature counts as not
-// supported only after several denials.
+// TestStrayDenialOfFeature lets a GPU deny a feature once, and then for long,
+// at the first read or later. The feature counts as not supported only after
+// several denials.
 func TestStrayDenialOfFeature(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		for feature, fails := range map[string]string{
 			"ecc": "field:1", "nvlink": "field:91", "row_remapping": "field:143",
 			"fabric": "nvmlDeviceGetGpuFabricInfoV", "gpm": "nvmlGpmQueryDeviceSupport",
 		} {
-			name, deny := fmt.Sprintf("nvidia_gpu_feature_supported{feature=%q}", feature), "fail "+fails+" gpu 0 NOT_SUPPORTED"
+			name, deny := fmt.Sprintf("nvidia_gpu_feature_supported{feature=%q}",
+				feature), "fail "+fails+" gpu 0 NOT_SUPPORTED"
 			for _, first := range []bool{true, false} {
 				s := newListedFixture(t, "gpus 1")
 				if first {
@@ -272,7 +287,8 @@ func TestStrayDenialOfFeature(t *testing.T) {
 	})
 }
 
-// TestStrayDenial lets a GPU deny a reading once. Each kind of reading is repeated within half a minute, and given up after several denials.
+// TestStrayDenial lets a GPU deny a reading once. Each kind of reading is
+// repeated within half a minute, and given up after several denials.
 func TestStrayDenial(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		for _, c := range []struct{ fails, name string }{
@@ -316,10 +332,12 @@ func TestStrayDenial(t *testing.T) {
 	})
 }
 
-// TestRenumberedFields checks that fields are not read with driver versions that give their numbers another meaning.
+// TestRenumberedFields checks that fields are not read with driver versions
+// that give their numbers another meaning.
 func TestRenumberedFields(t *testing.T) {
 	const brake = `nvidia_gpu_throttle_seconds_total{reason="hw_power_brake"}`
-	for version, has := range map[string]bool{"575.57.08": false, "580.65.06": false, "580.82.07": true, "580.95.05": true, "590.44.01": true, "unknown": false} {
+	for version, has := range map[string]bool{"575.57.08": false, "580.65.06": false, "580.82.07": true,
+		"580.95.05": true, "590.44.01": true, "unknown": false} {
 		s := newListedFixture(t, "gpus 1", "driver "+version)
 		if _, ok := s.values(0)[brake]; ok != has {
 			t.Errorf("driver %s: value present: got %v, want %v", version, ok, has)
@@ -328,7 +346,8 @@ func TestRenumberedFields(t *testing.T) {
 	}
 }
 
-// TestMIGModeChanges checks that metrics that a MIG-enabled GPU lacks return as soon as MIG mode is off.
+// TestMIGModeChanges checks that metrics that a MIG-enabled GPU lacks return as
+// soon as MIG mode is off.
 func TestMIGModeChanges(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		const busy = "nvidia_gpu_utilization_ratio"
@@ -346,15 +365,18 @@ func TestMIGModeChanges(t *testing.T) {
 	})
 }
 
-// TestFirstReadFails lets a GPU fail when it is listed first. Its features are read when it responds.
+// TestFirstReadFails lets a GPU fail when it is listed first. Its features are
+// read when it responds.
 func TestFirstReadFails(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		for _, code := range []string{"UNKNOWN", "GPU_IS_LOST"} {
-			s := newListedFixture(t, "gpus 1", "fail nvmlDeviceGetFieldValues gpu 0 "+code, "fail nvmlGpmQueryDeviceSupport gpu 0 "+code)
+			s := newListedFixture(t, "gpus 1", "fail nvmlDeviceGetFieldValues gpu 0 "+code,
+				"fail nvmlGpmQueryDeviceSupport gpu 0 "+code)
 			s.clear("fail")
 			time.Sleep(slowInterval)
 			got := s.settledValues(0)
-			for _, name := range []string{smActive, "nvidia_gpu_nvlink_links_up", `nvidia_gpu_feature_supported{feature="gpm"}`} {
+			for _, name := range []string{smActive, "nvidia_gpu_nvlink_links_up",
+				`nvidia_gpu_feature_supported{feature="gpm"}`} {
 				if _, ok := got[name]; !ok {
 					t.Errorf("%s: %s is absent", code, name)
 				}

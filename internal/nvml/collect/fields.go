@@ -81,8 +81,8 @@ func (f *fieldReader) read(handle nvml.Device, now time.Time) (answered bool, re
 
 // prepareRequests makes a request for each due key. It has no trace of an
 // earlier call: a driver was reported to add to the old value
-// (https://github.com/NVIDIA/go-nvml/issues/46), and an untouched entry must not
-// look answered.
+// (https://github.com/NVIDIA/go-nvml/issues/46), and an untouched entry must
+// not look answered.
 func (f *fieldReader) prepareRequests(now time.Time) {
 	f.requests, f.asked = f.requests[:0], f.asked[:0]
 	for i, k := range f.Keys {
@@ -92,7 +92,8 @@ func (f *fieldReader) prepareRequests(now time.Time) {
 			interval = slowInterval
 		}
 		if field.exists && field.due(interval, now) {
-			f.requests = append(f.requests, nvml.FieldValue{FieldId: k.ID, ScopeId: k.N, NvmlReturn: uint32(nvml.ERROR_UNKNOWN)})
+			f.requests = append(f.requests,
+				nvml.FieldValue{FieldId: k.ID, ScopeId: k.N, NvmlReturn: uint32(nvml.ERROR_UNKNOWN)})
 			f.asked = append(f.asked, field)
 		}
 	}
@@ -124,7 +125,8 @@ func (f *fieldReader) rawValue(i int) (float64, bool) {
 	return metric.DecodeField(v.ValueType, v.Value, nvml.Return(v.NvmlReturn))
 }
 
-// wrapsAt is the value at which a counter with a value restarts, by the driver's type; 0: never.
+// wrapsAt is the value at which a counter with a value restarts, by the
+// driver's type; 0: never.
 func (f *fieldReader) wrapsAt(i int) float64 {
 	switch nvml.ValueType(f.fields[i].answer.ValueType) {
 	case nvml.VALUE_TYPE_UNSIGNED_SHORT:

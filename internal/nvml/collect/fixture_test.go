@@ -28,7 +28,8 @@ const (
 // testTimeout is longer than any expected event takes.
 const testTimeout = 20 * time.Second
 
-// testDir has the NVML stand-in, its scenario and its call log: a process can load only one NVML.
+// testDir has the NVML stand-in, its scenario and its call log: a process can
+// load only one NVML.
 var testDir string
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
@@ -69,7 +70,8 @@ type readerFixture struct {
 	leakedSamples uint64               // GPM samples of earlier fixtures with the same library
 }
 
-// newListedFixture returns a fixture with listed GPUs and the scenario of the lines.
+// newListedFixture returns a fixture with listed GPUs and the scenario of the
+// lines.
 func newListedFixture(t testing.TB, lines ...string) *readerFixture {
 	t.Helper()
 	return newPlanFixture(t, metric.NewReadPlan(false, nil), lines...)
@@ -82,7 +84,8 @@ func newPlanFixture(t testing.TB, plan *metric.ReadPlan, lines ...string) *reade
 		t.Fatal(err)
 	}
 	s := &readerFixture{
-		TB: t, machine: nvmltest.NewScenario(filepath.Join(testDir, "scenario")), plan: plan, metrics: plan.Metrics(), library: library,
+		TB: t, machine: nvmltest.NewScenario(filepath.Join(testDir, "scenario")),
+		plan: plan, metrics: plan.Metrics(), library: library,
 	}
 	if _, err := os.Stat(filepath.Join(testDir, "calls")); err == nil {
 		s.leakedSamples = s.calls().GPMSamples()
@@ -97,7 +100,8 @@ func newPlanFixture(t testing.TB, plan *metric.ReadPlan, lines ...string) *reade
 	return s
 }
 
-// list lists the GPUs and their MIG devices. It requires n GPUs, unless n is negative.
+// list lists the GPUs and their MIG devices. It requires n GPUs, unless n is
+// negative.
 func (s *readerFixture) list(n int) {
 	s.Helper()
 	if s.session == nil {
@@ -122,7 +126,8 @@ func (s *readerFixture) list(n int) {
 		if s.gpus[i] == nil {
 			uuid, ret := handle.GetUUID()
 			s.succeeds("UUID", ret)
-			s.gpus[i] = collect.NewGPUReader(device.GPU(uuid), handle, s.session, s.plan, s.histories.Of(device.GPU(uuid)))
+			s.gpus[i] = collect.NewGPUReader(device.GPU(uuid), handle, s.session, s.plan,
+				s.histories.Of(device.GPU(uuid)))
 			s.gpus[i].Mu.Lock()
 			s.gpus[i].Initialize()
 			s.gpus[i].Mu.Unlock()
@@ -139,7 +144,8 @@ func (s *readerFixture) migState(handle nvml.Device) *collect.MIGState {
 		return &collect.MIGState{Denials: collect.DenialsToConfirm}
 	}
 	s.succeeds("MIG mode", ret)
-	state := &collect.MIGState{Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE, PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE}
+	state := &collect.MIGState{Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE,
+		PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE}
 	if !state.Enabled {
 		return state
 	}
@@ -242,7 +248,8 @@ func (s *readerFixture) must(err error) {
 	}
 }
 
-// values reads a GPU, requires no error, and returns the values by the name of their series.
+// values reads a GPU, requires no error, and returns the values by the name of
+// their series.
 func (s *readerFixture) values(i int) map[string]float64 {
 	s.Helper()
 	id := s.id(i)
@@ -276,7 +283,8 @@ func (s *readerFixture) calls() nvmltest.CallCounts {
 	return calls
 }
 
-// samples returns the number of GPM samples that this fixture has allocated and not freed.
+// samples returns the number of GPM samples that this fixture has allocated and
+// not freed.
 func (s *readerFixture) samples() int {
 	s.Helper()
 	return int(s.calls().GPMSamples()) - int(s.leakedSamples)

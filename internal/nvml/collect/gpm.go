@@ -8,21 +8,24 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// GPM replaces NVIDIA's profiler on Hopper and newer: counters of a GPU or GPU instance, without privileges. Metrics derive from two
-// samples. Checks take the samples, at a fixed distance: no call sleeps, and readers do not change windows.
+// GPM replaces NVIDIA's profiler on Hopper and newer: counters of a GPU or GPU
+// instance, without privileges. Metrics derive from two samples. Checks take
+// the samples, at a fixed distance: no call sleeps, and readers do not change
+// windows.
 
 // gpmIdleTimeout is the time from the newest collection until sampling stops.
 const gpmIdleTimeout = 5 * time.Minute
 
 func (g *GPUReader) supportsGPM() bool {
-	return g.session.Symbols.HasAll(lib.GPMFunctions) && g.latest.Present[metric.GPMSupport] && g.latest.Values[metric.GPMSupport] != 0
+	return g.session.Symbols.HasAll(lib.GPMFunctions) && g.latest.Present[metric.GPMSupport] &&
+		g.latest.Values[metric.GPMSupport] != 0
 }
 
 // noGPUInstance selects the GPU itself.
 const noGPUInstance = -1
 
-// takeSamples takes due samples of the GPU and the instances, unless collections
-// have stopped. Checks call it every five seconds or more often.
+// takeSamples takes due samples of the GPU and the instances, unless
+// collections have stopped. Checks call it every five seconds or more often.
 func (g *GPUReader) takeSamples(now time.Time) {
 	if !g.supportsGPM() || now.Sub(g.collectedAt) > gpmIdleTimeout {
 		return
@@ -37,7 +40,8 @@ func (g *GPUReader) takeSamples(now time.Time) {
 	}
 }
 
-// takeSample takes a due sample, and reads the metrics since the previous sample.
+// takeSample takes a due sample, and reads the metrics since the previous
+// sample.
 func (g *GPUReader) takeSample(t *target, instance int, now time.Time) {
 	s := &t.sampler
 	if !g.supportsGPM() || !s.due(now) {
@@ -101,7 +105,8 @@ func (g *GPUReader) compareSamples(earlier, later nvml.GpmSample, values *metric
 	}
 }
 
-// FreeSamples frees all samples of an unlisted GPU. Samples of an earlier Init are already gone. The caller holds Mu.
+// FreeSamples frees all samples of an unlisted GPU. Samples of an earlier Init
+// are already gone. The caller holds Mu.
 func (g *GPUReader) FreeSamples(current *lib.Session) {
 	g.dropSample(&g.sampler)
 	for _, in := range g.instances {

@@ -11,7 +11,8 @@ import (
 
 const smActive = "nvidia_gpu_sm_active_ratio"
 
-// TestGPM checks that checks end the windows. Readings take no sample, and export the newest window unless it is too old or a sample failed.
+// TestGPM checks that checks end the windows. Readings take no sample, and
+// export the newest window unless it is too old or a sample failed.
 func TestGPM(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 1", "gpu 0 metric 2 40", "gpu 0 energy 1000")

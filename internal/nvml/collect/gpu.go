@@ -1,4 +1,5 @@
-// Package collect reads the values and processes of a GPU, and checks its health.
+// Package collect reads the values and processes of a GPU, and checks its
+// health.
 package collect
 
 import (
@@ -19,9 +20,11 @@ type GPUReader struct {
 	session *lib.Session // of Handle
 	plan    *metric.ReadPlan
 	history *History
-	// MIG is the partitioning by the newest successful listing; never nil, set by the backend.
+	// MIG is the partitioning by the newest successful listing; never nil, set
+	// by the backend.
 	MIG atomic.Pointer[MIGState]
-	// Responsive is false if the newest call returned no answer. The backend does not wait for such a GPU.
+	// Responsive is false if the newest call returned no answer. The backend
+	// does not wait for such a GPU.
 	Responsive atomic.Bool
 	// ReportsRecovery is set by a check with a recovery action.
 	ReportsRecovery atomic.Bool
@@ -39,7 +42,8 @@ type GPUReader struct {
 	hadFault            bool      // in the newest check
 	repairPending       bool      // until the next reset
 	buffers             []nvml.GpmSample
-	// freed is set when the GPU is no longer listed: no further buffers are allocated.
+	// freed is set when the GPU is no longer listed: no further buffers are
+	// allocated.
 	freed        bool
 	processes    processBuffers
 	instances    []*instance // by groupedState
@@ -91,7 +95,8 @@ func (g *GPUReader) recordResult(symbol string, ret nvml.Return) {
 	}
 }
 
-// ping reads the UUID, supported by every driver. A GPU with an invalid handle is lost.
+// ping reads the UUID, supported by every driver. A GPU with an invalid handle
+// is lost.
 func (g *GPUReader) ping() error {
 	const symbol = "nvmlDeviceGetUUID"
 	switch _, ret := g.Handle.GetUUID(); ret {
@@ -127,7 +132,8 @@ func (g *GPUReader) makeCalls(t *target, needed func(call int) bool, now time.Ti
 // canFind reports whether the library has the function of the i-th call.
 func (g *GPUReader) canFind(i int) bool { return g.session.Symbols[metric.Calls[i].Symbol] }
 
-// isDue reports whether the i-th call could read a value that is missing or old.
+// isDue reports whether the i-th call could read a value that is missing or
+// old.
 func (g *GPUReader) isDue(i int, t *target, now time.Time) bool {
 	c := &metric.Calls[i]
 	interval := slowInterval
@@ -139,7 +145,8 @@ func (g *GPUReader) isDue(i int, t *target, now time.Time) bool {
 		return false
 	case c.Pace == device.PaceStatic && !t.latest.MissesAny(c):
 		return false
-	case c.PartCount != metric.NoValue && (!t.latest.Present[c.PartCount] || t.latest.Values[c.PartCount] <= float64(c.Part)):
+	case c.PartCount != metric.NoValue &&
+		(!t.latest.Present[c.PartCount] || t.latest.Values[c.PartCount] <= float64(c.Part)):
 		return false
 	case c.IsFallback && g.canFind(i-1) && !t.attempts[i-1].failed:
 		return false

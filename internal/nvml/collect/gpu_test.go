@@ -14,7 +14,8 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// TestRowFails lets each source fail, and requires that only its rows are absent. Rows with another source are read from there.
+// TestRowFails lets each source fail, and requires that only its rows are
+// absent. Rows with another source are read from there.
 func TestRowFails(t *testing.T) {
 	for _, c := range []struct {
 		fails string
@@ -50,7 +51,10 @@ func TestRowFails(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
 				s := newListedFixture(t, append(nvmltest.BusyGPU, "gpus 1", "fail "+c.fails+" gpu 0 "+code)...)
 				want := maps.Clone(nvmltest.BusyValues)
-				maps.DeleteFunc(want, func(name string, _ float64) bool { return c.gone != "" && hasAnyPrefix(name+"=", c.gone) })
+				maps.DeleteFunc(want, func(name string, _ float64) bool {
+					return c.gone != "" &&
+						hasAnyPrefix(name+"=", c.gone)
+				})
 				if c.fails == "nvmlDeviceGetMemoryInfo_v2" { // the older call counts reserved memory as used
 					want["nvidia_gpu_memory_used_bytes"] += nvmltest.BusyValues["nvidia_gpu_memory_reserved_bytes"]
 				}
@@ -89,8 +93,8 @@ func hasAnyPrefix(name, prefixes string) bool {
 	return false
 }
 
-// TestFieldReturns lets a field fail once. The next reading reads it again. An unsupported field is read again half a minute later, or after a
-// failure.
+// TestFieldReturns lets a field fail once. The next reading reads it again. An
+// unsupported field is read again half a minute later, or after a failure.
 func TestFieldReturns(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		const memory = `nvidia_gpu_temperature_celsius{sensor="memory"}`
@@ -158,11 +162,15 @@ func TestImplausibleValues(t *testing.T) {
 	})
 }
 
-// TestThrottleReasons checks that the reasons that the GPU supports or returned are exported. Idle (0x1) is no reason: a sum over the
-// reasons would count idle GPUs as throttled.
+// TestThrottleReasons checks that the reasons that the GPU supports or returned
+// are exported. Idle (0x1) is no reason: a sum over the reasons would count
+// idle GPUs as throttled.
 func TestThrottleReasons(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		const capped, limit = `nvidia_gpu_throttle_active{reason="sw_power_cap"}`, `nvidia_gpu_throttle_active{reason="board_limit"}`
+		const (
+			capped = `nvidia_gpu_throttle_active{reason="sw_power_cap"}`
+			limit  = `nvidia_gpu_throttle_active{reason="board_limit"}`
+		)
 		s := newListedFixture(t, "gpus 1", "gpu 0 throttle 0x1", "gpu 0 throttle_supported 0x1ff")
 		got := s.values(0)
 		if _, ok := got[limit]; ok {
@@ -184,7 +192,8 @@ func TestThrottleReasons(t *testing.T) {
 	})
 }
 
-// TestReadErrors lets the reads of one GPU fail. The error is returned as early as possible, and the other GPUs are read.
+// TestReadErrors lets the reads of one GPU fail. The error is returned as early
+// as possible, and the other GPUs are read.
 func TestReadErrors(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		for _, c := range []struct {
@@ -197,11 +206,14 @@ func TestReadErrors(t *testing.T) {
 			{[]string{"gpu 1 lost"}, true, "", 1, "GPU_IS_LOST"},
 			{[]string{"fail * gpu 1 GPU_IS_LOST"}, true, "", 1, "GPU_IS_LOST"},
 			{[]string{"fail field:83 gpu 1 GPU_IS_LOST"}, true, "", 1, "GPU_IS_LOST"},
-			{[]string{"fail nvmlDeviceGetTemperature gpu 1 GPU_IS_LOST"}, true, "", 9, "nvmlDeviceGetTemperature: GPU_IS_LOST"},
+			{[]string{"fail nvmlDeviceGetTemperature gpu 1 GPU_IS_LOST"}, true, "", 9,
+				"nvmlDeviceGetTemperature: GPU_IS_LOST"},
 			{[]string{"fail * gpu 1 RESET_REQUIRED"}, false, "reset_required", 1, "RESET_REQUIRED"},
 			{[]string{"fail * gpu 1 INVALID_ARGUMENT"}, true, "", 16, "nvmlDeviceGetUUID: INVALID_ARGUMENT"},
-			{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 SUCCESS"}, false, "", 16, "nvmlDeviceGetFieldValues: INVALID_ARGUMENT"},
-			{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 GPU_IS_LOST"}, true, "", 16, "nvmlDeviceGetUUID: GPU_IS_LOST"},
+			{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 SUCCESS"}, false, "", 16,
+				"nvmlDeviceGetFieldValues: INVALID_ARGUMENT"},
+			{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 GPU_IS_LOST"}, true, "", 16,
+				"nvmlDeviceGetUUID: GPU_IS_LOST"},
 			{[]string{"fail * gpu 1 NO_PERMISSION"}, false, "", 15, "nvmlDeviceGetFieldValues: NO_PERMISSION"},
 			{[]string{"fail * gpu 1 4242"}, false, "", 15, "NVML returned 4242"},
 			{[]string{"gpus 1"}, true, "", 16, "INVALID_ARGUMENT"}, // its handle is invalid
@@ -239,10 +251,12 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// TestFansAfterFailure checks that fans are found after a failed count at the listing.
+// TestFansAfterFailure checks that fans are found after a failed count at the
+// listing.
 func TestFansAfterFailure(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		s := newListedFixture(t, "gpus 1", "gpu 0 model t4", "gpu 0 call nvmlDeviceGetNumFans 2", "gpu 0 call nvmlDeviceGetFanSpeed_v2/0 40", "gpu 0 call nvmlDeviceGetFanSpeed_v2/1 40")
+		s := newListedFixture(t, "gpus 1", "gpu 0 model t4", "gpu 0 call nvmlDeviceGetNumFans 2",
+			"gpu 0 call nvmlDeviceGetFanSpeed_v2/0 40", "gpu 0 call nvmlDeviceGetFanSpeed_v2/1 40")
 		fans := func() (n int) {
 			for name := range s.values(0) {
 				if strings.HasPrefix(name, "nvidia_gpu_fan_speed_ratio{") {

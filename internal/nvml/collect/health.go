@@ -13,8 +13,8 @@ import (
 )
 
 // Check returns an error if the GPU is unhealthy. A single call reads a few
-// fields; denials are answers. Values without a field come from the newest call,
-// of a check or of a collection.
+// fields; denials are answers. Values without a field come from the newest
+// call, of a check or of a collection.
 func (g *GPUReader) Check() (device.ResetEvidence, error) {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
@@ -32,7 +32,8 @@ func (g *GPUReader) Check() (device.ResetEvidence, error) {
 	_, isFault := errors.AsType[*device.Fault](err)
 	g.Responsive.Store(err == nil || isFault)
 	return device.ResetEvidence{
-		Resets: g.history.resets.Load(), EnergyCounter: g.history.energyMillijoules.Load(), RepairPending: g.repairPending,
+		Resets: g.history.resets.Load(), EnergyCounter: g.history.energyMillijoules.Load(),
+		RepairPending: g.repairPending,
 	}, err
 }
 
@@ -64,8 +65,9 @@ func (g *GPUReader) runChecks(now time.Time) (*device.Fault, error) {
 	return g.evaluateChecks(now), nil
 }
 
-// evaluateChecks returns the first fault. A fault stands until a value without fault: a partitioned GPU hides remapped rows
-// without repairing them. A recovery action ends with the driver's report.
+// evaluateChecks returns the first fault. A fault stands until a value without
+// fault: a partitioned GPU hides remapped rows without repairing them. A
+// recovery action ends with the driver's report.
 func (g *GPUReader) evaluateChecks(now time.Time) (first *device.Fault) {
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
@@ -97,5 +99,6 @@ func (c *HealthCheck) Source() string {
 	if c.fieldIndex != 0 {
 		return "field " + strconv.Itoa(int(checkedFields[c.fieldIndex].ID))
 	}
-	return metric.Calls[slices.IndexFunc(metric.Calls, func(call metric.Call) bool { return call.Provides(c.valueID) })].Symbol
+	return metric.Calls[slices.IndexFunc(metric.Calls,
+		func(call metric.Call) bool { return call.Provides(c.valueID) })].Symbol
 }

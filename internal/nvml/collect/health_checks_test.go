@@ -46,7 +46,8 @@ func TestChecksByCall(t *testing.T) {
 		for _, c := range collect.Checks() {
 			line, ok := cases[c.Fault.Reason]
 			if !ok {
-				if !slices.Contains([]string{"row_remap_failure", "recovery_action_…", "fabric_not_joined"}, c.Fault.Reason) { // see the other tests
+				others := []string{"row_remap_failure", "recovery_action_…", "fabric_not_joined"}
+				if !slices.Contains(others, c.Fault.Reason) {
 					t.Errorf("test case for %s is missing", c.Fault.Reason)
 				}
 				continue
@@ -56,10 +57,12 @@ func TestChecksByCall(t *testing.T) {
 				t.Errorf("%s: got fault %+v, want %+v", c.Fault.Reason, c.Fault, want)
 			}
 			testCheckByCall(t, metric.NewReadPlan(false, nil), c.Fault.Reason, &want, line.bad, line.good)
-			// Checks are independent of the exported rows. A fault may also precede the listing.
+			// Checks are independent of the exported rows. A fault may also
+			// precede the listing.
 			nothing := metric.NewReadPlan(false, func(*device.Metric) bool { return false })
 			testCheckByCall(t, nothing, c.Fault.Reason, &want, line.bad, line.good)
-			newPlanFixture(t, nothing, "gpus 3", "gpu * model b200", line.bad).wantFault(c.Fault.Reason+" from the beginning", 1, &want)
+			newPlanFixture(t, nothing, "gpus 3", "gpu * model b200",
+				line.bad).wantFault(c.Fault.Reason+" from the beginning", 1, &want)
 		}
 	})
 }
@@ -87,7 +90,8 @@ func testCheckByCall(t *testing.T, plan *metric.ReadPlan, reason string, want *d
 	s.wantFault(reason+" after its end", 1, nil)
 }
 
-// TestChecksByReading checks that checks use the values of a collection, and need no call of their own.
+// TestChecksByReading checks that checks use the values of a collection, and
+// need no call of their own.
 func TestChecksByReading(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 1", "gpu 0 sram_threshold 1")
@@ -105,8 +109,8 @@ func TestChecksByReading(t *testing.T) {
 	})
 }
 
-// TestFaultsOutlastMissingValues checks that a fault lasts while the GPU no longer reports the value, through a reset and a restart of the
-// driver.
+// TestFaultsOutlastMissingValues checks that a fault lasts while the GPU no
+// longer reports the value, through a reset and a restart of the driver.
 func TestFaultsOutlastMissingValues(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 2", "gpu 0 remapped_failure 1", "gpu 0 energy 9000")
@@ -140,7 +144,8 @@ func TestFaultsOutlastMissingValues(t *testing.T) {
 	})
 }
 
-// TestFaultKeepsReadings checks that a fault does not stop the readings of a GPU that responds.
+// TestFaultKeepsReadings checks that a fault does not stop the readings of a
+// GPU that responds.
 func TestFaultKeepsReadings(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 1", "gpu 0 remapped_failure 1")
@@ -156,7 +161,8 @@ func TestFaultKeepsReadings(t *testing.T) {
 	})
 }
 
-// TestFabric checks that a GPU gets time to join the fabric. A GPU that cannot use the fabric never has the fault.
+// TestFabric checks that a GPU gets time to join the fabric. A GPU that cannot
+// use the fabric never has the fault.
 func TestFabric(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		notJoined := &device.Fault{Reason: "fabric_not_joined", Action: "inspect"}
@@ -169,7 +175,8 @@ func TestFabric(t *testing.T) {
 			{[]string{"gpu 0 fabric_state 2", "gpu 0 fabric_status 999"}, notJoined}, // meaningless before the join
 			{[]string{"gpu 0 fabric_state 0"}, nil},
 			{[]string{"gpu 0 fabric_state 3"}, nil},
-			{[]string{"gpu 0 fabric_state 3", "gpu 0 fabric_health 0x1165", "gpu 0 fabric_summary 2"}, nil}, // works, slower
+			// works, slower
+			{[]string{"gpu 0 fabric_state 3", "gpu 0 fabric_health 0x1165", "gpu 0 fabric_summary 2"}, nil},
 			{[]string{"gpu 0 fabric_state 7"}, nil},
 			{[]string{"gpu 0 fabric_state none"}, nil},
 			{[]string{"gpu 0 fabric_state 1", "gpu 0 link 0-17 none"}, nil},
@@ -192,7 +199,8 @@ func TestFabric(t *testing.T) {
 	})
 }
 
-// TestFabricAfterFailure checks that the evidence of a check lasts through a failure, also without collections.
+// TestFabricAfterFailure checks that the evidence of a check lasts through a
+// failure, also without collections.
 func TestFabricAfterFailure(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 1", "gpu 0 fabric_state 1")
@@ -208,7 +216,8 @@ func TestFabricAfterFailure(t *testing.T) {
 	})
 }
 
-// TestLostDuringHealthCall checks that a call of a check may be the first to find that the GPU is lost.
+// TestLostDuringHealthCall checks that a call of a check may be the first to
+// find that the GPU is lost.
 func TestLostDuringHealthCall(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 1")
@@ -223,7 +232,8 @@ func TestLostDuringHealthCall(t *testing.T) {
 	})
 }
 
-// TestResetEvidence checks that evidence shows resets, across processes too, and pending repairs.
+// TestResetEvidence checks that evidence shows resets, across processes too,
+// and pending repairs.
 func TestResetEvidence(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 2", "gpu 0 energy 9000")

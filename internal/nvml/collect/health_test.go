@@ -25,10 +25,13 @@ func TestCheck(t *testing.T) {
 			{"gpu 1 recovery_action 1", "recovery_action_gpu_reset", false, "recovery_action_gpu_reset", "reset_gpu"},
 			{"gpu 1 recovery_action 2", "recovery_action_node_reboot", false, "recovery_action_node_reboot", "reboot"},
 			{"gpu 1 recovery_action 3", "recovery_action_drain_p2p", false, "recovery_action_drain_p2p", "drain_p2p"},
-			{"gpu 1 recovery_action 4", "recovery_action_drain_and_reset", false, "recovery_action_drain_and_reset", "drain_and_reset"},
-			{"gpu 1 recovery_action 5", "recover_imex_domain", false, "recovery_action_recover_imex_domain", "recover_imex_domain"},
+			{"gpu 1 recovery_action 4", "recovery_action_drain_and_reset", false, "recovery_action_drain_and_reset",
+				"drain_and_reset"},
+			{"gpu 1 recovery_action 5", "recover_imex_domain", false, "recovery_action_recover_imex_domain",
+				"recover_imex_domain"},
 			{"gpu 1 recovery_action 6", "recovery_action_bus_reset", false, "recovery_action_bus_reset", "reset_bus"},
-			{"gpu 1 recovery_action 7", "recovery_action_system_reboot", false, "recovery_action_system_reboot", "reboot"},
+			{"gpu 1 recovery_action 7", "recovery_action_system_reboot", false, "recovery_action_system_reboot",
+				"reboot"},
 			{"gpu 1 recovery_action 8", "", false, "", ""}, // not defined by NVML
 			{"gpu 1 field 230 4294967296 u64", "", false, "", ""},
 			{"gpu 1 field 230 4294967295 u32", "", false, "", ""},
@@ -36,7 +39,8 @@ func TestCheck(t *testing.T) {
 			{"gpu 1 lost", "GPU_IS_LOST", true, "", ""},
 			{"fail nvmlDeviceGetFieldValues gpu 1 GPU_IS_LOST", "GPU_IS_LOST", true, "", ""},
 			{"fail field:83 gpu 1 GPU_IS_LOST", "GPU_IS_LOST", true, "", ""},
-			{"fail nvmlDeviceGetFieldValues gpu 1 RESET_REQUIRED", "RESET_REQUIRED", false, "reset_required", "reset_gpu"},
+			{"fail nvmlDeviceGetFieldValues gpu 1 RESET_REQUIRED", "RESET_REQUIRED", false, "reset_required",
+				"reset_gpu"},
 			{"fail field:230 gpu 1 RESET_REQUIRED", "RESET_REQUIRED", false, "reset_required", "reset_gpu"},
 			{"fail nvmlDeviceGetFieldValues gpu 1 UNKNOWN", "nvmlDeviceGetFieldValues: UNKNOWN", false, "", ""},
 			{"fail nvmlDeviceGetFieldValues gpu 1 NOT_SUPPORTED", "", false, "", ""},
@@ -58,11 +62,14 @@ func TestCheck(t *testing.T) {
 			if n := s.calls().Since(before).GPUTotal(1); n > 1 {
 				t.Errorf("%s: got %d calls, want at most 1", c.line, n)
 			}
-			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || errors.Is(err, device.ErrLost) != c.lost {
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) ||
+				errors.Is(err, device.ErrLost) != c.lost {
 				t.Errorf("%s: got %v, want %q, lost %v", c.line, err, c.want, c.lost)
 			}
 			var fault *device.Fault
-			if errors.As(err, &fault) != (c.reason != "") || fault != nil && *fault != (device.Fault{Reason: c.reason, Action: c.action, NeedsReset: c.reason == "row_remap_failure"}) {
+			if errors.As(err, &fault) != (c.reason != "") || fault != nil &&
+				*fault != (device.Fault{Reason: c.reason, Action: c.action,
+					NeedsReset: c.reason == "row_remap_failure"}) {
 				t.Errorf("%s: got fault %+v, want %q, %q", c.line, fault, c.reason, c.action)
 			}
 			if _, err := s.Check(s.id(2)); err != nil {
@@ -72,17 +79,20 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-// TestCheckWithoutFields has a GPU that supports none of the fields. The check still reports whether the GPU is present.
+// TestCheckWithoutFields has a GPU that supports none of the fields. The check
+// still reports whether the GPU is present.
 func TestCheckWithoutFields(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 1", "fail field:83 gpu 0 NOT_SUPPORTED", "fail field:230 gpu 0 INVALID_ARGUMENT",
-			"fail field:145 gpu 0 INVALID_ARGUMENT", "fail field:144 gpu 0 INVALID_ARGUMENT", "fail field:31 gpu 0 INVALID_ARGUMENT")
+			"fail field:145 gpu 0 INVALID_ARGUMENT", "fail field:144 gpu 0 INVALID_ARGUMENT",
+			"fail field:31 gpu 0 INVALID_ARGUMENT")
 		for range 3 {
 			if _, err := s.Check(s.id(0)); err != nil {
 				t.Error(err)
 			}
 		}
-		for _, line := range []string{"fail field:83 gpu 0 INVALID_ARGUMENT", "fail nvmlDeviceGetFieldValues gpu 0 INVALID_ARGUMENT"} {
+		for _, line := range []string{"fail field:83 gpu 0 INVALID_ARGUMENT",
+			"fail nvmlDeviceGetFieldValues gpu 0 INVALID_ARGUMENT"} {
 			s.set(line) // a driver without these ids; the handle is valid
 			if _, err := s.Check(s.id(0)); err != nil {
 				t.Errorf("%s: got %v, want nil", line, err)
@@ -100,8 +110,8 @@ func TestCheckWithoutFields(t *testing.T) {
 	})
 }
 
-// TestUndefinedRecoveryAction has the driver return an action that NVML does not define. It is no fault, no report of the driver, and no
-// label value.
+// TestUndefinedRecoveryAction has the driver return an action that NVML does
+// not define. It is no fault, no report of the driver, and no label value.
 func TestUndefinedRecoveryAction(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 1", "gpu 0 recovery_action 1")
@@ -130,7 +140,8 @@ func TestUndefinedRecoveryAction(t *testing.T) {
 	})
 }
 
-// TestCheckedFieldsReturn lets a GPU deny the fields of checks briefly, as during a reset. They are read again afterwards.
+// TestCheckedFieldsReturn lets a GPU deny the fields of checks briefly, as
+// during a reset. They are read again afterwards.
 func TestCheckedFieldsReturn(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 2", "gpu 0 energy 9000")
@@ -146,7 +157,8 @@ func TestCheckedFieldsReturn(t *testing.T) {
 		s.set("gpu 0 energy 5", "gpu 0 recovery_action 1")
 		resets, err := check()
 		if _, isFault := errors.AsType[*device.Fault](err); !isFault || resets != before+1 {
-			t.Errorf("after both were denied: got %d resets, %v, want %d and the recovery action", resets, err, before+1)
+			t.Errorf("after both were denied: got %d resets, %v, want %d and the recovery action", resets, err,
+				before+1)
 		}
 		s.clear("gpu 0 recovery_action")
 		s.set("fail field:230 gpu 0 NOT_SUPPORTED") // a single denial may be right
@@ -162,7 +174,8 @@ func TestCheckedFieldsReturn(t *testing.T) {
 	})
 }
 
-// TestResets checks that each decrease of the energy counter counts, whether a check or a reading detects it.
+// TestResets checks that each decrease of the energy counter counts, whether a
+// check or a reading detects it.
 func TestResets(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 2", "gpu 0 energy 1000")

@@ -18,7 +18,8 @@ type History struct {
 	counters map[int]*monotonicCounter
 	// faults by check; guarded by mu.
 	faults map[int]*device.Fault
-	// notJoinedSince is the time of the first check before joining the fabric; guarded by mu.
+	// notJoinedSince is the time of the first check before joining the fabric;
+	// guarded by mu.
 	notJoinedSince time.Time
 }
 
@@ -57,8 +58,9 @@ func (h *History) recordEnergy(millijoules uint64) {
 	}
 }
 
-// monotonicCounter sums counters with wraps, restarts and gaps, such as counters of single links. With a lifetime as
-// long as the process's, a new listing does not look like a reset.
+// monotonicCounter sums counters with wraps, restarts and gaps, such as
+// counters of single links. With a lifetime as long as the process's, a new
+// listing does not look like a reset.
 type monotonicCounter struct {
 	sourceIndex int // source of the row
 	counters    []counterState
@@ -74,8 +76,9 @@ type counterState struct {
 	seen bool
 }
 
-// begin starts a reading of n counters. After the first reading, a new counter counts from the present value on. After a reset all
-// counters, present or not, begin again at 0.
+// begin starts a reading of n counters. After the first reading, a new counter
+// counts from the present value on. After a reset all counters, present or not,
+// begin again at 0.
 func (mc *monotonicCounter) begin(source, n int, resets uint64) {
 	if mc.sourceIndex != source || len(mc.counters) != n {
 		mc.sourceIndex, mc.counters = source, make([]counterState, n)
@@ -87,8 +90,9 @@ func (mc *monotonicCounter) begin(source, n int, resets uint64) {
 	}
 }
 
-// add adds the increase of the i-th counter. A decrease is a wrap if plausible within maxRise; otherwise the counter was set to 0,
-// as an administrator can do with errors of links.
+// add adds the increase of the i-th counter. A decrease is a wrap if plausible
+// within maxRise; otherwise the counter was set to 0, as an administrator can
+// do with errors of links.
 func (mc *monotonicCounter) add(i int, value, wraps, maxRise float64) {
 	counter := &mc.counters[i]
 	rose := value - counter.last

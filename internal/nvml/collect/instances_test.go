@@ -9,7 +9,8 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// instanceValues reads a GPU and returns the values of all its devices by device id and series name.
+// instanceValues reads a GPU and returns the values of all its devices by
+// device id and series name.
 func (s *readerFixture) instanceValues(i int) map[device.ID]map[string]float64 {
 	s.Helper()
 	samples, err := s.Read(s.id(i))
@@ -30,7 +31,8 @@ func (s *readerFixture) instanceValues(i int) map[device.ID]map[string]float64 {
 	return values
 }
 
-// twoInstanceGPU is the scenario of a GPU with two GPU instances, one of them with two compute instances.
+// twoInstanceGPU is the scenario of a GPU with two GPU instances, one of them
+// with two compute instances.
 var twoInstanceGPU = []string{
 	"gpus 1", "gpu 0 uuid GPU-0", "gpu 0 mig_mode 1", "reuse handles",
 	"gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a memory 1000 used 400 bar1 16",
@@ -39,7 +41,8 @@ var twoInstanceGPU = []string{
 	"gpu 0 metric 2/7 30", "gpu 0 metric 2/2 60", "gpu 0 sram_volatile_secded 5",
 }
 
-// TestInstances reads a partitioned GPU. Values that compute instances share belong to one of them, otherwise a sum counts them twice.
+// TestInstances reads a partitioned GPU. Values that compute instances share
+// belong to one of them, otherwise a sum counts them twice.
 func TestInstances(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, twoInstanceGPU...)
@@ -76,8 +79,8 @@ func TestInstances(t *testing.T) {
 	})
 }
 
-// TestInstanceReplaced replaces MIG devices between listings and reuses their handles. The values of a replaced device are dropped until
-// the next listing.
+// TestInstanceReplaced replaces MIG devices between listings and reuses their
+// handles. The values of a replaced device are dropped until the next listing.
 func TestInstanceReplaced(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, twoInstanceGPU...)
@@ -113,7 +116,8 @@ func TestInstanceReplaced(t *testing.T) {
 	})
 }
 
-// TestInstanceGone removes a MIG device between listings, and then turns MIG mode off.
+// TestInstanceGone removes a MIG device between listings, and then turns MIG
+// mode off.
 func TestInstanceGone(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, twoInstanceGPU[:len(twoInstanceGPU)-2]...)
@@ -133,14 +137,16 @@ func TestInstanceGone(t *testing.T) {
 		for range 8 { // until a collection has time for it
 			s.instanceValues(0)
 		}
-		// One of the GPU, plus the next one on a slow machine; none of a MIG device.
+		// One of the GPU, plus the next one on a slow machine; none of a MIG
+		// device.
 		if n := s.samples(); n < 1 || n > 2 {
 			t.Errorf("got %d allocated samples, want 1 or 2", n)
 		}
 	})
 }
 
-// TestLostWithInstances checks that a reading stops if the GPU is lost, also during a call for a MIG device.
+// TestLostWithInstances checks that a reading stops if the GPU is lost, also
+// during a call for a MIG device.
 func TestLostWithInstances(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, append(sevenMIGDevices("h100"), "fail nvmlDeviceGetUUID gpu 0 GPU_IS_LOST")[:17]...)

@@ -50,7 +50,8 @@ func TestRows(t *testing.T) {
 		if len(got) != len(nvmltest.BusyValues) {
 			t.Errorf("got %d values, want %d", len(got), len(nvmltest.BusyValues))
 		}
-		old := newListedFixture(t, slices.Concat(nvmltest.BusyGPU, nvmltest.OldMemoryScenario, []string{"gpus 1"})...).settledValues(0)
+		old := newListedFixture(t, slices.Concat(nvmltest.BusyGPU, nvmltest.OldMemoryScenario,
+			[]string{"gpus 1"})...).settledValues(0)
 		for name, want := range nvmltest.OldDriverValues {
 			if value, read := old[name]; !read || value != want {
 				t.Errorf("%s: got %v, %v, want %v", name, value, read, want)

@@ -23,11 +23,13 @@ type MIGDevice struct {
 	Handle nvml.Device // nil: unknown to the listing
 }
 
-// NoInstanceID replaces the number of a GPU or compute instance in a report without instances.
+// NoInstanceID replaces the number of a GPU or compute instance in a report
+// without instances.
 const NoInstanceID = math.MaxUint32
 
-// DeviceID returns the MIG device with these instances, or the only device in the GPU instance. Without the numbers, reserved for the privileged, or with numbers of
-// no listed device the result is empty: the report concerns the GPU.
+// DeviceID returns the MIG device with these instances, or the only device in
+// the GPU instance. Without the numbers, reserved for the privileged, or with
+// numbers of no listed device the result is empty: the report concerns the GPU.
 func (s *MIGState) DeviceID(gi, ci uint32) device.ID {
 	var only device.ID
 	inside := 0

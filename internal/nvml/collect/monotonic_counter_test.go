@@ -39,7 +39,8 @@ func TestWraps(t *testing.T) {
 	})
 }
 
-// TestLinksSummedUp has counters for each link, as from Blackwell on. A link that does not respond for a while does not lower the sum.
+// TestLinksSummedUp has counters for each link, as from Blackwell on. A link
+// that does not respond for a while does not lower the sum.
 func TestLinksSummedUp(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		const sent = "nvidia_gpu_nvlink_transmit_bytes_total"
@@ -72,7 +73,8 @@ func TestPerLink(t *testing.T) {
 			"h100": {"gpu 0 field 138/3 7", "gpu 0 field 161/3 5", "gpu 0 link 2 off"},
 			"b200": {"gpu 0 field 202/3 7168", "gpu 0 field 206/3 5", "gpu 0 link 2 off"},
 		} {
-			s := newPlanFixture(t, metric.NewReadPlan(true, nil), append([]string{"gpus 1", "gpu 0 model " + model}, lines...)...)
+			s := newPlanFixture(t, metric.NewReadPlan(true, nil),
+				append([]string{"gpus 1", "gpu 0 model " + model}, lines...)...)
 			s.list(1)
 			if len(s.Metrics()) != len(metric.MetricsPerLink()) || len(s.Metrics()) <= len(metric.Metrics()) {
 				t.Fatalf("got %d rows, want one per link metric", len(s.Metrics()))
@@ -103,7 +105,8 @@ func TestPerLink(t *testing.T) {
 	})
 }
 
-// TestLinkStates has a link in each state of nvml.h's NVML_NVLINK_STATE_…. A link with disabled traffic is active, and carries nothing.
+// TestLinkStates has a link in each state of nvml.h's NVML_NVLINK_STATE_…. A
+// link with disabled traffic is active, and carries nothing.
 func TestLinkStates(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newPlanFixture(t, metric.NewReadPlan(true, nil), "gpus 1", "gpu 0 link 4-35 none",
@@ -131,7 +134,8 @@ func TestLinkStates(t *testing.T) {
 	})
 }
 
-// TestErrorsSetTo0 sets the error counters of a link to 0, as nvidia-smi nvlink -re does. Counters of 32 bits have not wrapped then either.
+// TestErrorsSetTo0 sets the error counters of a link to 0, as nvidia-smi nvlink
+// -re does. Counters of 32 bits have not wrapped then either.
 func TestErrorsSetTo0(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		const errors = `nvidia_gpu_nvlink_errors_total{type="replay"}`
@@ -151,12 +155,14 @@ func TestErrorsSetTo0(t *testing.T) {
 	})
 }
 
-// TestResetBetweenReadings resets a GPU so fast that no reading fails. Slow values of before are not exported as current, and not counted twice.
+// TestResetBetweenReadings resets a GPU so fast that no reading fails. Slow
+// values of before are not exported as current, and not counted twice.
 func TestResetBetweenReadings(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		const errors, rows = `nvidia_gpu_nvlink_errors_total{type="replay"}`, "nvidia_gpu_row_remap_pending"
 		for _, first := range []string{"Read", "Check"} {
-			s := newListedFixture(t, "gpus 1", "gpu 0 energy 1000000", "gpu 0 field 52 40 u64", "gpu 0 remapped_pending 1")
+			s := newListedFixture(t, "gpus 1", "gpu 0 energy 1000000", "gpu 0 field 52 40 u64",
+				"gpu 0 remapped_pending 1")
 			if got := s.values(0); got[errors] != 40 || got[rows] != 1 {
 				t.Fatalf("got %v errors and %v rows, want 40 and 1", got[errors], got[rows])
 			}
@@ -182,7 +188,8 @@ func TestResetBetweenReadings(t *testing.T) {
 	})
 }
 
-// TestResetDuringRelease resets a GPU while the driver is released. Slow values are read at the next listing, so the first reading has them.
+// TestResetDuringRelease resets a GPU while the driver is released. Slow values
+// are read at the next listing, so the first reading has them.
 func TestResetDuringRelease(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		const errors, rows = `nvidia_gpu_nvlink_errors_total{type="replay"}`, "nvidia_gpu_row_remap_pending"
@@ -203,7 +210,8 @@ func TestResetDuringRelease(t *testing.T) {
 	})
 }
 
-// TestSourceFailsOnce repeats the requests for all fields, with one that fails once. The counts during the failure are not lost.
+// TestSourceFailsOnce repeats the requests for all fields, with one that fails
+// once. The counts during the failure are not lost.
 func TestSourceFailsOnce(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		const sent = "nvidia_gpu_nvlink_transmit_bytes_total"

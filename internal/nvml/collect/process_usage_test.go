@@ -48,7 +48,8 @@ func TestProcessUsage(t *testing.T) {
 }
 
 func TestProcessUsageOfMIGDevices(t *testing.T) {
-	s := newListedFixture(t, append(twoInstanceGPU, "gpu 0 process 1 100 gi 7 ci 0", "gpu 0 process 2 200 gi 2 ci 1", "gpu 0 process 3 300 gi 2 ci 0",
+	s := newListedFixture(t, append(twoInstanceGPU, "gpu 0 process 1 100 gi 7 ci 0", "gpu 0 process 2 200 gi 2 ci 1",
+		"gpu 0 process 3 300 gi 2 ci 0",
 		"gpu 0 process 4 400 gi 5 ci 0", "gpu 0 process 6 50 gi 2 ci 0")...)
 	got, known := s.usage(0)
 	slices.SortStableFunc(got, func(a, b device.ProcessUsage) int { return cmp.Compare(a.Device, b.Device) })
@@ -58,7 +59,8 @@ func TestProcessUsageOfMIGDevices(t *testing.T) {
 		u.Device, u.PID, u.MemoryBytes = of, pid, bytes
 		return u
 	}
-	want := []device.ProcessUsage{use("GPU-0", 4, 400), use("MIG-a", 1, 100), use("MIG-b", 3, 300), use("MIG-b", 6, 50), use("MIG-c", 2, 200)}
+	want := []device.ProcessUsage{use("GPU-0", 4, 400), use("MIG-a", 1, 100), use("MIG-b", 3, 300), use("MIG-b", 6, 50),
+		use("MIG-c", 2, 200)}
 	if !known || !slices.Equal(got, want) {
 		t.Errorf("got %+v, %v\nwant %+v", got, known, want)
 	}
@@ -68,7 +70,8 @@ func TestProcessUsageOfMIGDevices(t *testing.T) {
 	}
 }
 
-// TestProcessUsageUnknown checks that a failed process list makes the usage unknown, not empty.
+// TestProcessUsageUnknown checks that a failed process list makes the usage
+// unknown, not empty.
 func TestProcessUsageUnknown(t *testing.T) {
 	for _, lines := range [][]string{
 		{"fail nvmlDeviceGetComputeRunningProcesses_v3 gpu 0 NOT_SUPPORTED"}, // a vGPU
@@ -85,7 +88,8 @@ func TestProcessUsageUnknown(t *testing.T) {
 	}
 }
 
-// TestImpossibleProcesses has drivers whose lists cannot be right. The usage of the GPU is unknown, and no process is in the way of a container.
+// TestImpossibleProcesses has drivers whose lists cannot be right. The usage of
+// the GPU is unknown, and no process is in the way of a container.
 func TestImpossibleProcesses(t *testing.T) {
 	for name, lines := range map[string][]string{
 		"pid 0":                      {"gpu 0 process 0 5"},
@@ -94,11 +98,13 @@ func TestImpossibleProcesses(t *testing.T) {
 		"short entries, another MiB": {"short processes", "gpu 0 process 12 3145728", "gpu 0 process 13 6442450944"},
 		"an instance above any":      {"gpu 0 process 12 5 gi 4711 ci 0"},
 	} {
-		s := newListedFixture(t, append([]string{"gpus 2", "gpu 0 process 11 2097152", "gpu 1 process 21 1000"}, lines...)...)
+		s := newListedFixture(t, append([]string{"gpus 2", "gpu 0 process 11 2097152", "gpu 1 process 21 1000"},
+			lines...)...)
 		if got, known := s.usage(0); known || len(got) > 0 {
 			t.Errorf("%s: got %+v, %v, want unknown", name, got, known)
 		}
-		if got, err := s.gpu(0).ProcessIDs(device.Device{ID: device.ID(s.id(0)), GPU: s.id(0)}); err != nil || len(got) > 0 {
+		if got, err := s.gpu(0).ProcessIDs(device.Device{ID: device.ID(s.id(0)), GPU: s.id(0)}); err != nil ||
+			len(got) > 0 {
 			t.Errorf("%s: got pids %v, error %v, want none", name, got, err)
 		}
 		s.clear("short")
@@ -109,10 +115,12 @@ func TestImpossibleProcesses(t *testing.T) {
 	}
 }
 
-// TestPartialProcessUsage has a driver that lacks a list, or the utilization of processes.
+// TestPartialProcessUsage has a driver that lacks a list, or the utilization of
+// processes.
 func TestPartialProcessUsage(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 process 11 1000 sm 50", "gpu 0 process 12 1000 type graphics",
-		"fail nvmlDeviceGetGraphicsRunningProcesses_v3 gpu 0 NOT_SUPPORTED", "fail nvmlDeviceGetProcessUtilization gpu 0 NOT_SUPPORTED")
+		"fail nvmlDeviceGetGraphicsRunningProcesses_v3 gpu 0 NOT_SUPPORTED",
+		"fail nvmlDeviceGetProcessUtilization gpu 0 NOT_SUPPORTED")
 	for range 2 {
 		got, known := s.usage(0)
 		if !known || len(got) != 1 || got[0].PID != 11 || got[0].SM != -1 {
@@ -125,7 +133,8 @@ func TestPartialProcessUsage(t *testing.T) {
 	}
 }
 
-// TestUtilizationOfCloseCollections reads a busy process again before the driver has a new sample. The utilization does not change.
+// TestUtilizationOfCloseCollections reads a busy process again before the
+// driver has a new sample. The utilization does not change.
 func TestUtilizationOfCloseCollections(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 process 11 1000 sm 50", "gpu 0 process 12 1000")
 	utilization := func() (busy, idle float64) {
@@ -147,7 +156,8 @@ func TestUtilizationOfCloseCollections(t *testing.T) {
 	s.eventually("the process is idle", func() bool { busy, _ := utilization(); return busy == 0 })
 }
 
-// TestManyProcesses has more processes than the buffers hold. They are read once the buffers have grown.
+// TestManyProcesses has more processes than the buffers hold. They are read
+// once the buffers have grown.
 func TestManyProcesses(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		lines := []string{"gpus 1"}
@@ -164,10 +174,12 @@ func TestManyProcesses(t *testing.T) {
 	})
 }
 
-// TestBuffersStopGrowing has a driver that always reports too short buffers. They grow up to the limit.
+// TestBuffersStopGrowing has a driver that always reports too short buffers.
+// They grow up to the limit.
 func TestBuffersStopGrowing(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		for _, function := range []string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"} {
+		for _, function := range []string{"nvmlDeviceGetComputeRunningProcesses_v3",
+			"nvmlDeviceGetProcessUtilization"} {
 			s := newListedFixture(t, "gpus 1", "gpu 0 process 11 1000", "fail "+function+" gpu 0 INSUFFICIENT_SIZE")
 			for range 14 {
 				before := s.calls()
@@ -181,10 +193,12 @@ func TestBuffersStopGrowing(t *testing.T) {
 	})
 }
 
-// TestListReturns lets the driver deny a process list once. The list is requested again later, otherwise its processes stay unattributed.
+// TestListReturns lets the driver deny a process list once. The list is
+// requested again later, otherwise its processes stay unattributed.
 func TestListReturns(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics", "fail nvmlDeviceGetGraphicsRunningProcesses_v3 gpu 0 NOT_SUPPORTED")
+		s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics",
+			"fail nvmlDeviceGetGraphicsRunningProcesses_v3 gpu 0 NOT_SUPPORTED")
 		if got, known := s.usage(0); !known || len(got) != 0 {
 			t.Fatalf("without the list: got %+v, %v, want none, true", got, known)
 		}
@@ -229,7 +243,8 @@ func TestEmptyListIsSlow(t *testing.T) {
 	})
 }
 
-// TestNoComputeProcessList has a library that cannot list compute processes. The usage is unknown, even with a complete graphics list.
+// TestNoComputeProcessList has a library that cannot list compute processes.
+// The usage is unknown, even with a complete graphics list.
 func TestNoComputeProcessList(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics")

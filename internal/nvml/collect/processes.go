@@ -10,7 +10,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// ProcessIDs returns the processes with a context on a device, by the driver's numbers, as far as known.
+// ProcessIDs returns the processes with a context on a device, by the driver's
+// numbers, as far as known.
 func (g *GPUReader) ProcessIDs(d device.Device) ([]uint32, error) {
 	if g.session.HasBrokenProcessInfo() {
 		return nil, nil
@@ -42,8 +43,10 @@ const (
 	memoryNotAvailable = 1<<64 - 1
 	// notReported is the value for an unknown number of device.ProcessUsage.
 	notReported = -1
-	// utilizationWindow is the period of utilization before a collection. The driver samples once in 1/6 to 1 s (nvml.h,
-	// nvmlDeviceGetUtilizationRates), so a busy process has a sample, regardless of the interval of collections.
+	// utilizationWindow is the period of utilization before a collection. The
+	// driver samples once in 1/6 to 1 s (nvml.h,
+	// nvmlDeviceGetUtilizationRates), so a busy process has a sample,
+	// regardless of the interval of collections.
 	utilizationWindow = 2 * time.Second
 )
 
@@ -132,13 +135,16 @@ func grownLength(count uint32, length int) int {
 	return min(2*max(int(min(count, maxProcesses)), length), maxProcesses)
 }
 
-// isPlausible returns false for a process that cannot exist. Drivers have filled lists with shorter entries, so that memory appears as a pid,
-// and a pid as an instance (https://github.com/NVIDIA/go-nvml/issues/75).
+// isPlausible returns false for a process that cannot exist. Drivers have
+// filled lists with shorter entries, so that memory appears as a pid, and a pid
+// as an instance (https://github.com/NVIDIA/go-nvml/issues/75).
 func isPlausible(info nvml.ProcessInfo) bool {
-	return info.Pid > 0 && info.Pid <= maxPID && (info.GpuInstanceId <= maxInstanceID || info.GpuInstanceId == NoInstanceID)
+	return info.Pid > 0 && info.Pid <= maxPID &&
+		(info.GpuInstanceId <= maxInstanceID || info.GpuInstanceId == NoInstanceID)
 }
 
-// processDevice returns the device of a process. On a MIG-enabled GPU the driver informs only the privileged; for all others the device is unknown.
+// processDevice returns the device of a process. On a MIG-enabled GPU the
+// driver informs only the privileged; for all others the device is unknown.
 func (g *GPUReader) processDevice(info nvml.ProcessInfo) (device.ID, bool) {
 	mig := g.MIG.Load()
 	if mig.Enabled && info.GpuInstanceId == NoInstanceID {
@@ -170,7 +176,8 @@ func addUsage(uses []device.ProcessUsage, dev device.ID, info nvml.ProcessInfo) 
 	})
 }
 
-// fillUtilization fills in the utilization in utilizationWindow. The driver lists active processes, and returns NOT_FOUND without active processes.
+// fillUtilization fills in the utilization in utilizationWindow. The driver
+// lists active processes, and returns NOT_FOUND without active processes.
 func (g *GPUReader) fillUtilization(uses []device.ProcessUsage) {
 	p, f := &g.processes, g.session.Raw.Utilization
 	if f == nil || len(uses) == 0 {
@@ -192,8 +199,8 @@ func (g *GPUReader) fillUtilization(uses []device.ProcessUsage) {
 	averageSamples(uses, p.samples[:p.count], since)
 }
 
-// averageSamples gives each process the mean of its samples, and 0 without any. Samples of unlisted processes and times to come are
-// dropped.
+// averageSamples gives each process the mean of its samples, and 0 without any.
+// Samples of unlisted processes and times to come are dropped.
 func averageSamples(uses []device.ProcessUsage, samples []nvml.ProcessUtilizationSample, since uint64) {
 	latest := since + uint64((utilizationWindow + time.Minute).Microseconds())
 	for i := range uses {
@@ -214,5 +221,6 @@ func averageSamples(uses []device.ProcessUsage, samples []nvml.ProcessUtilizatio
 	}
 }
 
-// percentToRatio caps at 1: drivers have returned garbage (https://github.com/Syllo/nvtop/issues/110).
+// percentToRatio caps at 1: drivers have returned garbage
+// (https://github.com/Syllo/nvtop/issues/110).
 func percentToRatio(v uint32) float64 { return float64(min(v, 100)) / 100 }

@@ -12,8 +12,8 @@ import (
 )
 
 // Read returns the values of the GPU and of its MIG devices: all fast values,
-// and all due slow values. A failed call costs only the rows of the call. A lost
-// GPU, and a GPU without any answer, has no value and an error.
+// and all due slow values. A failed call costs only the rows of the call. A
+// lost GPU, and a GPU without any answer, has no value and an error.
 func (g *GPUReader) Read() ([]device.Sample, error) {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
@@ -30,8 +30,8 @@ func (g *GPUReader) Read() ([]device.Sample, error) {
 	return samples, nil
 }
 
-// readError returns the reason for a reading without values. INVALID_ARGUMENT may concern the handle, or fields unknown to an old
-// driver: ping decides.
+// readError returns the reason for a reading without values. INVALID_ARGUMENT
+// may concern the handle, or fields unknown to an old driver: ping decides.
 func (g *GPUReader) readError() error {
 	err := g.results.failure
 	if err == nil {
@@ -105,7 +105,8 @@ func (g *GPUReader) sumSource(ref metric.FieldRange, c metric.Conversion) (sum f
 	return sum, ok
 }
 
-// counterValue returns the value of a monotonic row; ok is false without a value now.
+// counterValue returns the value of a monotonic row; ok is false without a
+// value now.
 func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange) (total float64, ok bool) {
 	r, f := &g.plan.Rows[i], &g.fields
 	g.history.mu.Lock()
@@ -136,7 +137,8 @@ func (g *GPUReader) counterValue(i, source int, ref metric.FieldRange) (total fl
 	return counter.total, ok
 }
 
-// fillFeatures sets values without a call: MIG modes and features of the GPU. A feature is absent until denials are confirmed.
+// fillFeatures sets values without a call: MIG modes and features of the GPU. A
+// feature is absent until denials are confirmed.
 func (g *GPUReader) fillFeatures() {
 	values, mig := &g.latest, g.MIG.Load()
 	values.SetBool(metric.HasMIG, mig.Capable || mig.Denials >= DenialsToConfirm, mig.Capable)
@@ -149,7 +151,8 @@ func (g *GPUReader) fillFeatures() {
 	}
 }
 
-// lacksAllCalls reports whether the GPU has at least one call for a value and has denied all of them often enough.
+// lacksAllCalls reports whether the GPU has at least one call for a value and
+// has denied all of them often enough.
 func (g *GPUReader) lacksAllCalls(id metric.ValueID) bool {
 	lacks := false
 	for i := range metric.Calls {

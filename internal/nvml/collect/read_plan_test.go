@@ -8,7 +8,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// TestRowsAlone checks that a plan with a single family reads the same series of the family as a plan with all rows and calls.
+// TestRowsAlone checks that a plan with a single family reads the same series
+// of the family as a plan with all rows and calls.
 func TestRowsAlone(t *testing.T) {
 	for name, lines := range map[string][]string{
 		"H100": {"gpus 1", "gpu 0 model h100"}, "T4": {"gpus 1", "gpu 0 model t4"}, "MIG": sevenMIGDevices("h100"),

@@ -18,21 +18,25 @@ import (
 // Soname is the library's name for the dynamic linker.
 const Soname = "libnvidia-ml.so.1"
 
-// libraryDirs are the folders of distributions, NVIDIA's driver containers and GKE's installer, relative to a driver root.
+// libraryDirs are the folders of distributions, NVIDIA's driver containers and
+// GKE's installer, relative to a driver root.
 var libraryDirs = [...]string{
 	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
 	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib",
 	"usr/local/nvidia/lib64", "nvidia/lib64", "lib",
 }
 
-// FindLibrary returns the first usable library below the roots, or the dynamic linker's. go-nvml binds its calls to the first library for
-// the whole process, so each library is examined first. The dynamic linker alone misses folders created after its first search.
+// FindLibrary returns the first usable library below the roots, or the dynamic
+// linker's. go-nvml binds its calls to the first library for the whole process,
+// so each library is examined first. The dynamic linker alone misses folders
+// created after its first search.
 func FindLibrary(roots []string) (nvml.Interface, error) {
 	var paths []string
 	for _, root := range roots {
 		for _, dir := range libraryDirs {
-			path, err := securejoin.SecureJoin(filepath.Clean(root), filepath.Join(dir, Soname)) // links end below the root
-			if err == nil && root != "" {                                                        // not the working directory
+			// Links end below the root, which is not the working directory.
+			path, err := securejoin.SecureJoin(filepath.Clean(root), filepath.Join(dir, Soname))
+			if err == nil && root != "" {
 				paths = append(paths, path)
 			}
 		}
@@ -50,7 +54,8 @@ func FindLibrary(roots []string) (nvml.Interface, error) {
 	return nil, firstErr
 }
 
-// checkComplete rejects a partially written library: access to the missing part would end the process by SIGBUS.
+// checkComplete rejects a partially written library: access to the missing part
+// would end the process by SIGBUS.
 func checkComplete(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -73,7 +78,8 @@ func checkComplete(path string) error {
 	return nil
 }
 
-// checkUsable opens a library without binding calls. A usable library stays open: Init gets the same file.
+// checkUsable opens a library without binding calls. A usable library stays
+// open: Init gets the same file.
 func checkUsable(path string) error {
 	if path != Soname {
 		if err := checkComplete(path); err != nil {
@@ -97,7 +103,8 @@ type LibraryFile struct {
 	info fs.FileInfo // nil: deleted
 }
 
-// LoadedFile returns the library that this process has mapped, with all links resolved.
+// LoadedFile returns the library that this process has mapped, with all links
+// resolved.
 func LoadedFile() LibraryFile {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
@@ -117,5 +124,6 @@ func LoadedFile() LibraryFile {
 // Changed reports whether the path now leads to another file or to none.
 func (f LibraryFile) Changed() bool {
 	now, err := os.Stat(f.Path)
-	return f.Path != "" && (err != nil || !os.SameFile(now, f.info) || now.Size() != f.info.Size() || !now.ModTime().Equal(f.info.ModTime()))
+	return f.Path != "" && (err != nil || !os.SameFile(now, f.info) || now.Size() != f.info.Size() || !now.ModTime().
+		Equal(f.info.ModTime()))
 }

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// PendingCalls counts calls on separate goroutines. A hanging call keeps the lock of its GPU.
+// PendingCalls counts calls on separate goroutines. A hanging call keeps the
+// lock of its GPU.
 type PendingCalls struct {
 	wg    sync.WaitGroup
 	count atomic.Int64
@@ -27,8 +28,9 @@ func (p *PendingCalls) Start(call func()) {
 	})
 }
 
-// CallWithTimeout makes a call and waits for the result until the timeout; onLate, if set, gets a later result. So a hanging GPU does not
-// delay calls about all GPUs.
+// CallWithTimeout makes a call and waits for the result until the timeout;
+// onLate, if set, gets a later result. So a hanging GPU does not delay calls
+// about all GPUs.
 func CallWithTimeout[T any](p *PendingCalls, timeout time.Duration, call func() T, onLate func(T)) (result T, ok bool) {
 	results, expired := make(chan T), make(chan struct{})
 	p.Start(func() {

@@ -27,10 +27,14 @@ static int process_utilization(void *f, void *device, void *samples, unsigned in
 */
 import "C"
 
-// go-nvml is too expensive for two functions (v0.13.4): process lists double a buffer call by call, and GetProcessUtilization calls twice
-// and panics if a process appears in between (pkg/nvml/device.go:2017). Here the caller keeps the buffers. go-nvml opens the library with RTLD_GLOBAL, so dlsym finds the symbols.
+// go-nvml is too expensive for two functions (v0.13.4): process lists double a
+// buffer call by call, and GetProcessUtilization calls twice and panics if a
+// process appears in between (pkg/nvml/device.go:2017). Here the caller keeps
+// the buffers. go-nvml opens the library with RTLD_GLOBAL, so dlsym finds the
+// symbols.
 
-// RawSymbols are functions of the loaded library; nil: absent. It is never written.
+// RawSymbols are functions of the loaded library; nil: absent. It is never
+// written.
 type RawSymbols struct {
 	ProcessLists [3]unsafe.Pointer // by kind of process
 	Utilization  unsafe.Pointer
@@ -50,7 +54,8 @@ func lookupSymbol(symbol string) unsafe.Pointer {
 	return C.look_up((*C.char)(unsafe.Pointer(&name[0])))
 }
 
-// PointerOf returns the C pointer of a handle, the only field of go-nvml's unexported struct.
+// PointerOf returns the C pointer of a handle, the only field of go-nvml's
+// unexported struct.
 func PointerOf(handle any) unsafe.Pointer {
 	v := reflect.ValueOf(handle)
 	if v.Kind() != reflect.Struct || v.NumField() != 1 || v.Field(0).Kind() != reflect.Pointer {
@@ -59,14 +64,19 @@ func PointerOf(handle any) unsafe.Pointer {
 	return v.Field(0).UnsafePointer()
 }
 
-// ListProcesses fills infos. The count is that of all processes, even if infos is too short.
+// ListProcesses fills infos. The count is that of all processes, even if infos
+// is too short.
 func ListProcesses(f, device unsafe.Pointer, infos []nvml.ProcessInfo, count *uint32) nvml.Return {
 	*count = uint32(len(infos))
 	return nvml.Return(C.list_processes(f, device, (*C.uint)(unsafe.Pointer(count)), unsafe.Pointer(&infos[0])))
 }
 
-// ProcessUtilization fills samples newer than since, in µs. The count is that of all samples.
-func ProcessUtilization(f, device unsafe.Pointer, samples []nvml.ProcessUtilizationSample, count *uint32, since uint64) nvml.Return {
+// ProcessUtilization fills samples newer than since, in µs. The count is that
+// of all samples.
+func ProcessUtilization(
+	f, device unsafe.Pointer, samples []nvml.ProcessUtilizationSample, count *uint32, since uint64,
+) nvml.Return {
 	*count = uint32(len(samples))
-	return nvml.Return(C.process_utilization(f, device, unsafe.Pointer(&samples[0]), (*C.uint)(unsafe.Pointer(count)), C.ulonglong(since)))
+	return nvml.Return(C.process_utilization(f, device, unsafe.Pointer(&samples[0]), (*C.uint)(unsafe.Pointer(count)),
+		C.ulonglong(since)))
 }

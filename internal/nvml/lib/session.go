@@ -1,4 +1,5 @@
-// Package lib loads libnvidia-ml.so.1, looks up its functions, and calls those for which go-nvml is too expensive.
+// Package lib loads libnvidia-ml.so.1, looks up its functions, and calls those
+// for which go-nvml is too expensive.
 package lib
 
 import (
@@ -27,14 +28,17 @@ func NewSession(library nvml.Interface, more []string) *Session {
 	return s
 }
 
-// HasBrokenProcessInfo reports whether the driver fills process lists with a struct of no header: from 535.43.02 until 535.98 it has one
-// field more than nvmlProcessInfo_t (https://github.com/wookayin/gpustat/issues/157, and nvitop's list of versions).
+// HasBrokenProcessInfo reports whether the driver fills process lists with a
+// struct of no header: from 535.43.02 until 535.98 it has one field more than
+// nvmlProcessInfo_t (https://github.com/wookayin/gpustat/issues/157, and
+// nvitop's list of versions).
 func (s *Session) HasBrokenProcessInfo() bool {
 	major, minor, ok := s.majorMinor()
 	return ok && major == 535 && minor >= 43 && minor < 98
 }
 
-// AtLeast58082 reports whether the driver has the current field numbers. Unreadable versions count as old.
+// AtLeast58082 reports whether the driver has the current field numbers.
+// Unreadable versions count as old.
 func (s *Session) AtLeast58082() bool {
 	major, minor, ok := s.majorMinor()
 	return ok && (major > 580 || major == 580 && minor >= 82)
@@ -48,5 +52,6 @@ func (s *Session) majorMinor() (major, minor int, ok bool) {
 	return major, minor, errA == nil && errB == nil
 }
 
-// ToValidUTF8 replaces invalid bytes in a text of the driver: kubelet and Prometheus reject them.
+// ToValidUTF8 replaces invalid bytes in a text of the driver: kubelet and
+// Prometheus reject them.
 func ToValidUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }

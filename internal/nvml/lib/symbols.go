@@ -2,36 +2,48 @@ package lib
 
 import "slices"
 
-// go-nvml binds each function at its first call. A call of an absent function, or without a loaded library, ends the process with status
-// 127, past defer and recover. So all functions are looked up after each Init, and only present ones are called. A test compares the calls
-// in the source with Functions and the metrics' functions.
+// go-nvml binds each function at its first call. A call of an absent function,
+// or without a loaded library, ends the process with status 127, past defer and
+// recover. So all functions are looked up after each Init, and only present
+// ones are called. A test compares the calls in the source with Functions and
+// the metrics' functions.
 
 // RequiredFunctions are functions without which no library is usable.
-var RequiredFunctions = []string{"nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"}
+var RequiredFunctions = []string{"nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2",
+	"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"}
 
 // Each of these lists is of use as a whole only.
 var (
-	EventFunctions = []string{"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"}
-	MIGFunctions   = []string{"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"}
-	GPMFunctions   = []string{
-		"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
+	EventFunctions = []string{"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2",
+		"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"}
+	MIGFunctions = []string{"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
+		"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"}
+	GPMFunctions = []string{
+		"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet",
+		"nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
 	}
 )
 
-// ProcessListSymbols are the lists of processes. Of the older versions only the newest has MIG devices.
+// ProcessListSymbols are the lists of processes. Of the older versions only the
+// newest has MIG devices.
 var ProcessListSymbols = [3]string{
-	"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+	"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3",
+	"nvmlDeviceGetMPSComputeRunningProcesses_v3",
 }
 
 // Functions are all functions that are called, apart from those of metrics.
-var Functions = slices.Concat(RequiredFunctions, EventFunctions, MIGFunctions, GPMFunctions, ProcessListSymbols[:], []string{
-	"nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion", "nvmlSystemGetConfComputeState", "nvmlSystemGetConfComputeGpusReadyState",
-	"nvmlDeviceGetMinorNumber", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetSerial", "nvmlDeviceGetVbiosVersion",
-	"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetArchitecture", "nvmlDeviceGetPlatformInfo",
-	"nvmlDeviceGetMigMode", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo",
-	FieldValuesSymbol, "nvmlDeviceGetProcessUtilization",
-	"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetTopologyCommonAncestor",
-})
+var Functions = slices.Concat(RequiredFunctions, EventFunctions, MIGFunctions, GPMFunctions, ProcessListSymbols[:],
+	[]string{
+		"nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion", "nvmlSystemGetConfComputeState",
+		"nvmlSystemGetConfComputeGpusReadyState",
+		"nvmlDeviceGetMinorNumber", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetSerial",
+		"nvmlDeviceGetVbiosVersion",
+		"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetArchitecture", "nvmlDeviceGetPlatformInfo",
+		"nvmlDeviceGetMigMode", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo",
+		FieldValuesSymbol, "nvmlDeviceGetProcessUtilization",
+		"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+		"nvmlDeviceGetTopologyCommonAncestor",
+	})
 
 // FieldValuesSymbol is the function that reads fields.
 const FieldValuesSymbol = "nvmlDeviceGetFieldValues"
@@ -45,16 +57,21 @@ var OlderVersions = map[string][]string{
 	"nvmlDeviceGetPciInfo_v3":       {"nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"},
 	"nvmlDeviceGetAttributes_v2":    {"nvmlDeviceGetAttributes"},
 
-	"nvmlDeviceGetNvLinkRemotePciInfo_v2":        {"nvmlDeviceGetNvLinkRemotePciInfo"},
-	"nvmlDeviceGetComputeRunningProcesses_v3":    {"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"},
-	"nvmlDeviceGetGraphicsRunningProcesses_v3":   {"nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"},
-	"nvmlDeviceGetMPSComputeRunningProcesses_v3": {"nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"},
+	"nvmlDeviceGetNvLinkRemotePciInfo_v2": {"nvmlDeviceGetNvLinkRemotePciInfo"},
+	"nvmlDeviceGetComputeRunningProcesses_v3": {"nvmlDeviceGetComputeRunningProcesses_v2",
+		"nvmlDeviceGetComputeRunningProcesses"},
+	"nvmlDeviceGetGraphicsRunningProcesses_v3": {"nvmlDeviceGetGraphicsRunningProcesses_v2",
+		"nvmlDeviceGetGraphicsRunningProcesses"},
+	"nvmlDeviceGetMPSComputeRunningProcesses_v3": {"nvmlDeviceGetMPSComputeRunningProcesses_v2",
+		"nvmlDeviceGetMPSComputeRunningProcesses"},
 }
 
-// Symbols are the functions that can be called, by the name of the newest version.
+// Symbols are the functions that can be called, by the name of the newest
+// version.
 type Symbols map[string]bool
 
-// lookUp looks up Functions and more. The lookup returns an error for an absent symbol.
+// lookUp looks up Functions and more. The lookup returns an error for an absent
+// symbol.
 func lookUp(lookup func(symbol string) error, more []string) Symbols {
 	has := Symbols{}
 	found := func(symbol string) bool { return lookup(symbol) == nil }

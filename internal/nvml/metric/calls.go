@@ -18,7 +18,8 @@ const (
 	TargetMIG
 )
 
-// Call is a function for reading values. The collector makes a call for a value still missing after the calls before.
+// Call is a function for reading values. The collector makes a call for a value
+// still missing after the calls before.
 type Call struct {
 	Symbol  string
 	Pace    device.ReadPace
@@ -29,7 +30,8 @@ type Call struct {
 	SparedBy *FieldKey
 	// IsFallback marks the older form of the previous call, with fewer values.
 	IsFallback bool
-	// Part is the number of a part of the GPU, below the value PartCount; NoValue: the call is about the GPU as a whole.
+	// Part is the number of a part of the GPU, below the value PartCount;
+	// NoValue: the call is about the GPU as a whole.
 	Part      int
 	PartCount ValueID
 }
@@ -56,31 +58,44 @@ func (vs *Values) MissesAny(c *Call) bool {
 	return slices.ContainsFunc(c.Values, func(id ValueID) bool { return !vs.Present[id] })
 }
 
-// sharedCalls read several values, or a value for more than a row. A fallback follows the newer form.
+// sharedCalls read several values, or a value for more than a row. A fallback
+// follows the newer form.
 var sharedCalls = []Call{
-	newCall("nvmlDeviceGetMemoryInfo_v2", device.PaceFast, getMemory, memoryTotal, memoryUsed, memoryFree, memoryReserved).forMIGDevices(),
-	newCall("nvmlDeviceGetMemoryInfo", device.PaceFast, getMemoryV1, memoryTotal, memoryUsed, memoryFree).forMIGDevices().asFallback(),
+	newCall("nvmlDeviceGetMemoryInfo_v2", device.PaceFast, getMemory, memoryTotal, memoryUsed, memoryFree,
+		memoryReserved).forMIGDevices(),
+	newCall("nvmlDeviceGetMemoryInfo", device.PaceFast, getMemoryV1, memoryTotal, memoryUsed, memoryFree).
+		forMIGDevices().asFallback(),
 	newCall("nvmlDeviceGetUtilizationRates", device.PaceFast, getUtilization, gpuUtilization, memoryUtilization),
-	newCall("nvmlDeviceGetCurrentClocksEventReasons", device.PaceFast, single(getter(nvml.Device.GetCurrentClocksEventReasons)), ClockEventReasons),
-	newCall("nvmlDeviceGetCurrentClocksThrottleReasons", device.PaceFast, single(getter(nvml.Device.GetCurrentClocksThrottleReasons)), ClockEventReasons).
+	newCall("nvmlDeviceGetCurrentClocksEventReasons", device.PaceFast,
+		single(getter(nvml.Device.GetCurrentClocksEventReasons)), ClockEventReasons),
+	newCall("nvmlDeviceGetCurrentClocksThrottleReasons", device.PaceFast,
+		single(getter(nvml.Device.GetCurrentClocksThrottleReasons)), ClockEventReasons).
 		asFallback(), // up to driver 530
-	newCall("nvmlDeviceGetSupportedClocksEventReasons", device.PaceStatic, single(getter(nvml.Device.GetSupportedClocksEventReasons)), SupportedClockReasons),
-	newCall("nvmlDeviceGetSupportedClocksThrottleReasons", device.PaceStatic, single(getter(nvml.Device.GetSupportedClocksThrottleReasons)), SupportedClockReasons).
+	newCall("nvmlDeviceGetSupportedClocksEventReasons", device.PaceStatic,
+		single(getter(nvml.Device.GetSupportedClocksEventReasons)), SupportedClockReasons),
+	newCall("nvmlDeviceGetSupportedClocksThrottleReasons", device.PaceStatic,
+		single(getter(nvml.Device.GetSupportedClocksThrottleReasons)), SupportedClockReasons).
 		asFallback(),
 	newCall("nvmlGpmQueryDeviceSupport", device.PaceStatic, single(getGPMSupport), GPMSupport),
 	newCall("nvmlDeviceGetNumFans", device.PaceStatic, single(getter(nvml.Device.GetNumFans)), fanCount),
 	newCall("nvmlDeviceGetBAR1MemoryInfo", device.PaceSlow, getBAR1Memory, bar1Total, bar1Used).forMIGDevices(),
-	newCall("nvmlDeviceGetSramEccErrorStatus", device.PaceSlow, getSRAMErrors, valueRange(sramVolatileCorrected, SRAMThresholdExceeded)...),
+	newCall("nvmlDeviceGetSramEccErrorStatus", device.PaceSlow, getSRAMErrors,
+		valueRange(sramVolatileCorrected, SRAMThresholdExceeded)...),
 	newCall("nvmlDeviceGetRowRemapperHistogram", device.PaceSlow, getRemapBanks, valueRange(banksMax, banksNone)...),
 	newCall("nvmlDeviceGetRepairStatus", device.PaceSlow, getRepairStatus, channelRepairPending, tpcRepairPending),
 	newCall("nvmlDeviceGetUnrepairableMemoryFlag_v1", device.PaceSlow, getUnrepairableMemory, UnrepairableMemory),
 	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfo, valueRange(fabricState, HasFabric)...),
-	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfoV2, valueRange(fabricState, HasFabric)...).asFallback(),
-	// NVML counts only uncorrected SRAM errors of a MIG device, and no volatile ones of a MIG-enabled GPU (nvml.h, nvmlDeviceGetMemoryErrorCounter).
-	{Symbol: "nvmlDeviceGetMemoryErrorCounter", Pace: device.PaceSlow, Targets: TargetMIG, read: single(getMIGDeviceErrors), Values: []ValueID{sramVolatileUncorrected}},
+	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfoV2, valueRange(fabricState, HasFabric)...).
+		asFallback(),
+	// NVML counts only uncorrected SRAM errors of a MIG device, and no volatile
+	// ones of a MIG-enabled GPU (nvml.h, nvmlDeviceGetMemoryErrorCounter).
+	{Symbol: "nvmlDeviceGetMemoryErrorCounter", Pace: device.PaceSlow, Targets: TargetMIG,
+		read: single(getMIGDeviceErrors), Values: []ValueID{sramVolatileUncorrected}},
 }
 
-func newCall(symbol string, pace device.ReadPace, read func(nvml.Device) (numbers, nvml.Return), values ...ValueID) Call {
+func newCall(
+	symbol string, pace device.ReadPace, read func(nvml.Device) (numbers, nvml.Return), values ...ValueID,
+) Call {
 	return Call{Symbol: symbol, Pace: pace, Targets: TargetGPU, read: read, Values: values}
 }
 
@@ -145,7 +160,8 @@ func getMemory(d nvml.Device) (numbers, nvml.Return) {
 	return numbers{float64(m.Total), float64(m.Used), float64(m.Free), float64(m.Reserved)}, ret
 }
 
-// getMemoryV1 counts reserved memory as used: the older function cannot separate both.
+// getMemoryV1 counts reserved memory as used: the older function cannot
+// separate both.
 func getMemoryV1(d nvml.Device) (numbers, nvml.Return) {
 	m, ret := d.GetMemoryInfo()
 	return numbers{float64(m.Total), float64(m.Used), float64(m.Free)}, ret
@@ -156,14 +172,16 @@ func getBAR1Memory(d nvml.Device) (numbers, nvml.Return) {
 	return numbers{float64(m.Bar1Total), float64(m.Bar1Used)}, ret
 }
 
-// getUtilization is not supported in MIG mode (nvml.h, nvmlDeviceGetUtilizationRates).
+// getUtilization is not supported in MIG mode (nvml.h,
+// nvmlDeviceGetUtilizationRates).
 func getUtilization(d nvml.Device) (numbers, nvml.Return) {
 	u, ret := d.GetUtilizationRates()
 	return numbers{float64(u.Gpu), float64(u.Memory)}, ret
 }
 
 func getMIGDeviceErrors(d nvml.Device) (float64, nvml.Return) {
-	return number(d.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM))
+	return number(d.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC,
+		nvml.MEMORY_LOCATION_SRAM))
 }
 
 func getSRAMErrors(d nvml.Device) (numbers, nvml.Return) {
@@ -199,7 +217,8 @@ func getUnrepairableMemory(d nvml.Device) (numbers, nvml.Return) {
 
 func getFabricInfo(d nvml.Device) (numbers, nvml.Return) {
 	f, ret := d.GetGpuFabricInfoV().V3()
-	return fabricNumbers(f.State, f.Status, f.HealthMask, f.HealthSummary <= nvml.GPU_FABRIC_HEALTH_SUMMARY_HEALTHY), ret
+	return fabricNumbers(f.State, f.Status, f.HealthMask,
+		f.HealthSummary <= nvml.GPU_FABRIC_HEALTH_SUMMARY_HEALTHY), ret
 }
 
 // getFabricInfoV2 is for drivers up to 570, without a summary.
@@ -208,21 +227,28 @@ func getFabricInfoV2(d nvml.Device) (numbers, nvml.Return) {
 	return fabricNumbers(f.State, f.Status, f.HealthMask, true), ret
 }
 
-// fabricFaults are the parts of nvml.h's NVML_GPU_FABRIC_HEALTH_MASK: 0 is unknown, firstBad to lastBad is a fault. A part of two bits
-// has 1 for yes and 2 for no; the configuration has 1 for correct and more for each error.
+// fabricFaults are the parts of nvml.h's NVML_GPU_FABRIC_HEALTH_MASK: 0 is
+// unknown, firstBad to lastBad is a fault. A part of two bits has 1 for yes and
+// 2 for no; the configuration has 1 for correct and more for each error.
 var fabricFaults = [...]struct {
 	id                ValueID
 	shift, bits       uint32
 	firstBad, lastBad uint32
 }{
-	{fabricDegradedBandwidth, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW, 1, 1},
-	{fabricRouteRecovery, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_RECOVERY, 1, 1},
-	{fabricRouteUnhealthy, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY, 1, 1},
-	{fabricAccessTimeout, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ACCESS_TIMEOUT_RECOVERY, 1, 1},
-	{fabricMisconfigured, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION, 2, 15},
+	{fabricDegradedBandwidth, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW,
+		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW, 1, 1},
+	{fabricRouteRecovery, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY,
+		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_RECOVERY, 1, 1},
+	{fabricRouteUnhealthy, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY,
+		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY, 1, 1},
+	{fabricAccessTimeout, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY,
+		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ACCESS_TIMEOUT_RECOVERY, 1, 1},
+	{fabricMisconfigured, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION,
+		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION, 2, 15},
 }
 
-// fabricNumbers reads the fabric's state, status and health. Status, mask and summary mean nothing before the GPU has joined.
+// fabricNumbers reads the fabric's state, status and health. Status, mask and
+// summary mean nothing before the GPU has joined.
 func fabricNumbers(state uint8, status, mask uint32, healthySummary bool) (results numbers) {
 	for i := range results {
 		results[i] = math.NaN()
@@ -232,7 +258,8 @@ func fabricNumbers(state uint8, status, mask uint32, healthySummary bool) (resul
 	succeeded := nvml.Return(status) == nvml.SUCCESS
 	set(HasFabric, boolNumber(state != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED))
 	set(FabricFailed, boolNumber(joined && !succeeded))
-	set(FabricNotJoined, boolNumber(state == nvml.GPU_FABRIC_STATE_NOT_STARTED || state == nvml.GPU_FABRIC_STATE_IN_PROGRESS))
+	set(FabricNotJoined, boolNumber(state == nvml.GPU_FABRIC_STATE_NOT_STARTED ||
+		state == nvml.GPU_FABRIC_STATE_IN_PROGRESS))
 	if state != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
 		set(fabricState, float64(state))
 	}
@@ -251,7 +278,8 @@ func fabricNumbers(state uint8, status, mask uint32, healthySummary bool) (resul
 	return results
 }
 
-// TotalMemory returns the memory of a GPU or of a MIG device in bytes; 0: unknown.
+// TotalMemory returns the memory of a GPU or of a MIG device in bytes; 0:
+// unknown.
 func TotalMemory(handle nvml.Device, has lib.Symbols) uint64 {
 	var r Values
 	for i := range sharedCalls {

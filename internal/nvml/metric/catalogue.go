@@ -19,7 +19,8 @@ type GPMValue struct {
 	ID     ValueID
 }
 
-// Calls are all functions for values: shared functions, and functions of single rows.
+// Calls are all functions for values: shared functions, and functions of single
+// rows.
 var Calls, gpmValues = assignValues(Rows)
 
 // GPMValues are the GPM metrics of rows.
@@ -68,7 +69,8 @@ func Symbols() (symbols []string) {
 	return slices.Compact(symbols)
 }
 
-// DerivedFamilies are the exporter's families from events and processes, with the required functions.
+// DerivedFamilies are the exporter's families from events and processes, with
+// the required functions.
 var DerivedFamilies = [...]struct {
 	functions []string
 	Families  []string
@@ -80,13 +82,15 @@ var DerivedFamilies = [...]struct {
 	}},
 	{[]string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"}, []string{
 		"nvidia_gpu_container_sm_utilization_ratio", "nvidia_gpu_unattributed_sm_utilization_ratio",
-		"nvidia_gpu_container_memory_controller_utilization_ratio", "nvidia_gpu_unattributed_memory_controller_utilization_ratio",
+		"nvidia_gpu_container_memory_controller_utilization_ratio",
+		"nvidia_gpu_unattributed_memory_controller_utilization_ratio",
 		"nvidia_gpu_container_encoder_utilization_ratio", "nvidia_gpu_unattributed_encoder_utilization_ratio",
 		"nvidia_gpu_container_decoder_utilization_ratio", "nvidia_gpu_unattributed_decoder_utilization_ratio",
 	}},
 }
 
-// MissingFamilies returns the families with a row beyond the library's functions.
+// MissingFamilies returns the families with a row beyond the library's
+// functions.
 func MissingFamilies(s lib.Symbols) (families []string) {
 	for i := range Rows {
 		r := &Rows[i]
@@ -102,7 +106,8 @@ func MissingFamilies(s lib.Symbols) (families []string) {
 	return families
 }
 
-// canRead reports whether the library has a function for the row, regardless of the GPU's fields.
+// canRead reports whether the library has a function for the row, regardless of
+// the GPU's fields.
 func (r *Row) canRead(s lib.Symbols) bool {
 	return len(r.Sources) > 0 && s[lib.FieldValuesSymbol] ||
 		slices.ContainsFunc(Calls, func(c Call) bool { return c.Provides(r.ValueID) && s[c.Symbol] }) ||

@@ -7,23 +7,26 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Conversion turns the driver's number into the base unit of a row's name. Numbers outside of min and max are no values: some types
-// encode "unknown" as a negative number or as all bits set.
+// Conversion turns the driver's number into the base unit of a row's name.
+// Numbers outside of min and max are no values: some types encode "unknown" as
+// a negative number or as all bits set.
 type Conversion struct {
 	Multiplier, Divisor, min, max float64
-	// trueStates are the states with the value 1, as bits; all further states have the value 0. 0: the number is no state.
+	// trueStates are the states with the value 1, as bits; all further states
+	// have the value 0. 0: the number is no state.
 	trueStates uint64
 	// capAtOne caps ratios at 1: the driver measures a little more at times.
 	capAtOne bool
 }
 
 var (
-	inBytes         = Conversion{Multiplier: 1, Divisor: 1, max: 1 << 50}
-	inByteCount     = Conversion{Multiplier: 1, Divisor: 1, max: 1 << 62} // a counter of bytes
-	inKibibytes     = Conversion{Multiplier: 1 << 10, Divisor: 1, max: 1 << 62}
-	inMegabytes     = Conversion{Multiplier: 1e6, Divisor: 1, max: 1e9} // per second
-	inPercent       = Conversion{Multiplier: 1, Divisor: 100, max: 100} // divided: 29 * 0.01 is not 0.29
-	inFanPercent    = Conversion{Multiplier: 1, Divisor: 100, max: 200} // may exceed 100 (nvml.h, nvmlDeviceGetFanSpeed_v2)
+	inBytes     = Conversion{Multiplier: 1, Divisor: 1, max: 1 << 50}
+	inByteCount = Conversion{Multiplier: 1, Divisor: 1, max: 1 << 62} // a counter of bytes
+	inKibibytes = Conversion{Multiplier: 1 << 10, Divisor: 1, max: 1 << 62}
+	inMegabytes = Conversion{Multiplier: 1e6, Divisor: 1, max: 1e9} // per second
+	inPercent   = Conversion{Multiplier: 1, Divisor: 100, max: 100} // divided: 29 * 0.01 is not 0.29
+	// may exceed 100 (nvml.h, nvmlDeviceGetFanSpeed_v2)
+	inFanPercent    = Conversion{Multiplier: 1, Divisor: 100, max: 200}
 	inCyclePercent  = Conversion{Multiplier: 1, Divisor: 100, max: 102, capAtOne: true}
 	inCelsius       = Conversion{Multiplier: 1, Divisor: 1, max: 1000}
 	inCelsiusMargin = Conversion{Multiplier: 1, Divisor: 1, min: -1000, max: 1000} // degrees below a limit
@@ -38,11 +41,13 @@ var (
 		Multiplier: 1, Divisor: 1, max: nvml.NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED,
 		trueStates: 1<<nvml.NVLINK_STATE_ACTIVE | 1<<nvml.NVLINK_STATE_SLEEP,
 	}
-	// inRecoveryAction accepts nvmlDeviceGpuRecoveryAction_t. Undefined values have no name.
+	// inRecoveryAction accepts nvmlDeviceGpuRecoveryAction_t. Undefined values
+	// have no name.
 	inRecoveryAction = Conversion{Multiplier: 1, Divisor: 1, max: float64(nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT)}
 )
 
-// Convert returns the value in the base unit, and false if the number is no value.
+// Convert returns the value in the base unit, and false if the number is no
+// value.
 func (c Conversion) Convert(v float64) (float64, bool) {
 	if !(v >= c.min && v <= c.max) { // NaN fails both
 		return 0, false
@@ -62,13 +67,16 @@ func IsRecoveryAction(value float64) bool {
 	return ok && value == math.Trunc(value)
 }
 
-// DecodeField reads the union of nvmlFieldValue_t. Unknown types, NaN and infinity are no values, nor are unsigned numbers with all
-// bits set, which encode "unknown".
+// DecodeField reads the union of nvmlFieldValue_t. Unknown types, NaN and
+// infinity are no values, nor are unsigned numbers with all bits set, which
+// encode "unknown".
 func DecodeField(valueType uint32, value [8]byte, ret nvml.Return) (float64, bool) {
 	if ret != nvml.SUCCESS {
 		return 0, false
 	}
-	bits, low, short := binary.NativeEndian.Uint64(value[:]), binary.NativeEndian.Uint32(value[:]), binary.NativeEndian.Uint16(value[:])
+	bits := binary.NativeEndian.Uint64(value[:])
+	low := binary.NativeEndian.Uint32(value[:])
+	short := binary.NativeEndian.Uint16(value[:])
 	switch nvml.ValueType(valueType) {
 	case nvml.VALUE_TYPE_DOUBLE:
 		f := math.Float64frombits(bits)
@@ -79,7 +87,8 @@ func DecodeField(valueType uint32, value [8]byte, ret nvml.Return) (float64, boo
 		return float64(int32(low)), true
 	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
 		return float64(short), short != math.MaxUint16
-	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG: // both have 8 bytes on the platforms of podgauge
+	// both have 8 bytes on the platforms of podgauge
+	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG:
 		return float64(bits), bits != math.MaxUint64
 	case nvml.VALUE_TYPE_SIGNED_LONG_LONG:
 		return float64(int64(bits)), true

@@ -33,33 +33,47 @@ var linkRows = slices.Concat([]Row{
 		onHardware(withNVLink).inDefault(),
 	stateRow("nvidia_gpu_nvlink_links", "Number of NVLinks of the GPU.").
 		fromField(nvml.FI_DEV_NVLINK_LINK_COUNT, inCount).slowPace().onHardware(withNVLink).inDefault(),
-	stateRow("nvidia_gpu_nvlink_links_up", "Number of NVLinks that are active or asleep; links with disabled traffic are down.").
+	stateRow("nvidia_gpu_nvlink_links_up",
+		"Number of NVLinks that are active or asleep; links with disabled traffic are down.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_GET_STATE, inLinkState).slowPace().onHardware(withNVLink).inDefault(),
 	stateRow("nvidia_gpu_nvlink_speed_bytes_per_second", "Speed of each active NVLink, in bytes per second.").
 		fromField(nvml.FI_DEV_NVLINK_SPEED_MBPS_COMMON, inMegabytes).slowPace().onHardware(withNVLink),
-	linkErrorRow("crc_flit").fromField(nvml.FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, inCount).onHardware(voltaToHopper),
-	linkErrorRow("crc_data").fromField(nvml.FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, inCount).onHardware(voltaToHopper),
-	linkErrorRow("ecc_data").fromField(nvml.FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL, inCount).onHardware("Ampere and Hopper"),
+	linkErrorRow("crc_flit").fromField(nvml.FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, inCount).
+		onHardware(voltaToHopper),
+	linkErrorRow("crc_data").fromField(nvml.FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, inCount).
+		onHardware(voltaToHopper),
+	linkErrorRow("ecc_data").fromField(nvml.FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL, inCount).
+		onHardware("Ampere and Hopper"),
 	linkErrorRow("replay").fromField(nvml.FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, inCount).
 		sumNVLinks(nvml.FI_DEV_NVLINK_ERROR_DL_REPLAY, inCount).onHardware(voltaToHopper),
 	linkErrorRow("recovery").fromField(nvml.FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, inCount).
 		sumNVLinks(nvml.FI_DEV_NVLINK_ERROR_DL_RECOVERY, inCount).onHardware(voltaToHopper),
 	linkErrorRow("crc").sumNVLinks(nvml.FI_DEV_NVLINK_ERROR_DL_CRC, inCount).onHardware("Hopper"),
-	linkErrorRow("malformed_packet").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS, inCount).onHardware(blackwell),
-	linkErrorRow("buffer_overrun").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS, inCount).onHardware(blackwell),
+	linkErrorRow("malformed_packet").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS, inCount).
+		onHardware(blackwell),
+	linkErrorRow("buffer_overrun").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS, inCount).
+		onHardware(blackwell),
 	linkErrorRow("receive").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_ERRORS, inCount).onHardware(blackwell),
-	linkErrorRow("receive_remote").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS, inCount).onHardware(blackwell),
-	linkErrorRow("receive_general").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS, inCount).onHardware(blackwell),
-	linkErrorRow("local_link_integrity").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS, inCount).onHardware(blackwell),
+	linkErrorRow("receive_remote").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS, inCount).
+		onHardware(blackwell),
+	linkErrorRow("receive_general").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS, inCount).
+		onHardware(blackwell),
+	linkErrorRow("local_link_integrity").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS, inCount).
+		onHardware(blackwell),
 	linkErrorRow("transmit_discard").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_XMIT_DISCARDS, inCount).onHardware(blackwell),
 	faultCounterRow("nvidia_gpu_nvlink_recoveries_total", recoveriesHelp, "result", "success").
-		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
+		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS,
+			inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
 	faultCounterRow("nvidia_gpu_nvlink_recoveries_total", recoveriesHelp, "result", "failure").
-		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
-	faultCounterRow("nvidia_gpu_nvlink_symbol_errors_total", "NVLink symbol errors over all links; most are corrected.").
-		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
+		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+			inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
+	faultCounterRow("nvidia_gpu_nvlink_symbol_errors_total",
+		"NVLink symbol errors over all links; most are corrected.").
+		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
+			inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
 	faultCounterRow("nvidia_gpu_nvlink_effective_errors_total", "NVLink errors left after correction, over all links.").
-		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
+		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
+			inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
 },
 	enumRows(stateRow("nvidia_gpu_fabric_state", fabricStateHelp).
 		fromCall(fabricState, inCount).onHardware(withNVSwitch).inDefault().always("completed"),
@@ -68,20 +82,30 @@ var linkRows = slices.Concat([]Row{
 		stateRow("nvidia_gpu_fabric_healthy",
 			"1 if the GPU has joined the NVSwitch fabric without faults; absent until the GPU has joined.").
 			fromCall(fabricHealthy, inBool).onHardware(withNVSwitch).inDefault(),
-	}, familyRows(stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp).onHardware(withNVSwitch), "fault", Row.fromCall, inBool,
+	}, familyRows(stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp).
+		onHardware(withNVSwitch), "fault", Row.fromCall, inBool,
 		labeledValue{"degraded_bandwidth", fabricDegradedBandwidth},
 		labeledValue{"route_recovery", fabricRouteRecovery},
 		labeledValue{"route_unhealthy", fabricRouteUnhealthy},
 		labeledValue{"access_timeout_recovery", fabricAccessTimeout},
 		labeledValue{"incorrect_configuration", fabricMisconfigured},
 	), []Row{
-		stateRow("nvidia_gpu_c2c_links", "Number of C2C (GPU-to-CPU) links.").fromField(nvml.FI_DEV_C2C_LINK_COUNT, inCount).slowPace().onHardware(grace),
-		stateRow("nvidia_gpu_c2c_links_up", "Number of active C2C links.").sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_STATUS, inBool).slowPace().onHardware(grace),
-		stateRow("nvidia_gpu_c2c_bandwidth_max_bytes_per_second", "Total bandwidth of the active C2C links, in bytes per second.").
+		stateRow("nvidia_gpu_c2c_links", "Number of C2C (GPU-to-CPU) links.").
+			fromField(nvml.FI_DEV_C2C_LINK_COUNT, inCount).slowPace().onHardware(grace),
+		stateRow("nvidia_gpu_c2c_links_up", "Number of active C2C links.").
+			sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_STATUS, inBool).slowPace().onHardware(grace),
+		stateRow("nvidia_gpu_c2c_bandwidth_max_bytes_per_second",
+			"Total bandwidth of the active C2C links, in bytes per second.").
 			sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_MAX_BW, inMegabytes).slowPace().onHardware(grace),
-		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "crc").sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_INTR, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
-		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "replay").sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_REPLAY, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
-		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "replay_back_to_back").sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_REPLAY_B2B, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
+		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "crc").
+			sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_INTR,
+				inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
+		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "replay").
+			sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_REPLAY,
+				inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
+		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "replay_back_to_back").
+			sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_REPLAY_B2B,
+				inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
 	})
 
 func linkErrorRow(kind string) Row {
@@ -106,22 +130,30 @@ var perLinkErrors = [...]struct {
 	{"transmit_discard", blackwell, nvml.FI_DEV_NVLINK_COUNT_XMIT_DISCARDS},
 }
 
-// perLinkRows are families of single links, with separate names against double counting in sums.
+// perLinkRows are families of single links, with separate names against double
+// counting in sums.
 func perLinkRows() []Row {
 	var transmit, receive, errors, up []Row
 	for link := range uint32(MaxNVLinks) {
 		n := strconv.Itoa(int(link))
-		sent := ownerCounterRow("nvidia_gpu_nvlink_link_transmit_bytes_total", "Data sent over this NVLink, by owner, in bytes.", "link", n)
-		got := ownerCounterRow("nvidia_gpu_nvlink_link_receive_bytes_total", "Data received over this NVLink, by owner, in bytes.", "link", n)
+		sent := ownerCounterRow("nvidia_gpu_nvlink_link_transmit_bytes_total",
+			"Data sent over this NVLink, by owner, in bytes.", "link", n)
+		got := ownerCounterRow("nvidia_gpu_nvlink_link_receive_bytes_total",
+			"Data received over this NVLink, by owner, in bytes.", "link", n)
 		transmit = append(transmit, sent.fromLink(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, link, inByteCount).
-			fromLink(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, link, inKibibytes).counterUpTo(maxNVLinkRate).onHardware(withNVLink))
+			fromLink(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, link,
+				inKibibytes).counterUpTo(maxNVLinkRate).onHardware(withNVLink))
 		receive = append(receive, got.fromLink(nvml.FI_DEV_NVLINK_COUNT_RCV_BYTES, link, inByteCount).
-			fromLink(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, link, inKibibytes).counterUpTo(maxNVLinkRate).onHardware(withNVLink))
+			fromLink(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, link,
+				inKibibytes).counterUpTo(maxNVLinkRate).onHardware(withNVLink))
 		for _, e := range perLinkErrors {
-			errors = append(errors, faultCounterRow("nvidia_gpu_nvlink_link_errors_total", "Errors of this type on this NVLink; types depend on the NVLink generation.", "link", n, "type", e.kind).
+			errors = append(errors, faultCounterRow("nvidia_gpu_nvlink_link_errors_total",
+				"Errors of this type on this NVLink; types depend on the NVLink generation.",
+				"link", n, "type", e.kind).
 				fromLink(e.field, link, inCount).slowPace().onHardware(e.hardware))
 		}
-		up = append(up, stateRow("nvidia_gpu_nvlink_up", "1 if the NVLink is active or asleep; 0 if inactive or with disabled traffic.", "link", n).
+		up = append(up, stateRow("nvidia_gpu_nvlink_up",
+			"1 if the NVLink is active or asleep; 0 if inactive or with disabled traffic.", "link", n).
 			fromLink(nvml.FI_DEV_NVLINK_GET_STATE, link, inLinkState).slowPace().onHardware(withNVLink))
 	}
 	return slices.Concat(transmit, receive, errors, up)

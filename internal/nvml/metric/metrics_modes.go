@@ -21,19 +21,28 @@ var modeRows = slices.Concat([]Row{
 	stateRow("nvidia_gpu_persistence_mode_enabled", "1 if persistence mode keeps an unused GPU initialized.").
 		fromFunction("nvmlDeviceGetPersistenceMode", device.PaceSlow, inBool, getter(nvml.Device.GetPersistenceMode)),
 }, enumRows(stateRow("nvidia_gpu_compute_mode", "1 for the current compute mode.").
-	fromFunction("nvmlDeviceGetComputeMode", device.PaceSlow, inCount, getter(nvml.Device.GetComputeMode)), "mode", computeModes, 0, true), []Row{
-	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "now").fromField(nvml.FI_DEV_ECC_CURRENT, inBool).slowPace().onHardware(withECC),
-	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "after_reset").fromField(nvml.FI_DEV_ECC_PENDING, inBool).slowPace().onHardware(withECC),
+	fromFunction("nvmlDeviceGetComputeMode", device.PaceSlow, inCount,
+		getter(nvml.Device.GetComputeMode)), "mode", computeModes, 0, true), []Row{
+	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "now").fromField(nvml.FI_DEV_ECC_CURRENT, inBool).slowPace().
+		onHardware(withECC),
+	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "after_reset").fromField(nvml.FI_DEV_ECC_PENDING, inBool).
+		slowPace().onHardware(withECC),
 	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "now").
 		fromState(MIGEnabled, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode").
 		onHardware("with MIG").inDefault(),
-	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "after_reset").fromState(MIGPending, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode").onHardware("with MIG"),
+	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "after_reset").
+		fromState(MIGPending, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode").onHardware("with MIG"),
 	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "c2c").fromFeature(nvml.FI_DEV_C2C_LINK_COUNT, 1),
 	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "ecc").fromFeature(nvml.FI_DEV_ECC_CURRENT, 0),
 	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "fabric").fromCall(HasFabric, inBool),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "gpm").fromState(HasGPM, device.PaceStatic, "nvmlGpmQueryDeviceSupport", lib.GPMFunctions...),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "mig").fromState(HasMIG, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode"),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "nvlink").fromFeature(nvml.FI_DEV_NVLINK_LINK_COUNT, 1),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "page_retirement").fromFeature(nvml.FI_DEV_RETIRED_DBE, 0),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "row_remapping").fromFeature(nvml.FI_DEV_REMAPPED_UNC, 0),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "gpm").
+		fromState(HasGPM, device.PaceStatic, "nvmlGpmQueryDeviceSupport", lib.GPMFunctions...),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "mig").
+		fromState(HasMIG, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode"),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "nvlink").
+		fromFeature(nvml.FI_DEV_NVLINK_LINK_COUNT, 1),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "page_retirement").
+		fromFeature(nvml.FI_DEV_RETIRED_DBE, 0),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "row_remapping").
+		fromFeature(nvml.FI_DEV_REMAPPED_UNC, 0),
 })

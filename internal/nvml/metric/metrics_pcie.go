@@ -9,8 +9,8 @@ import (
 
 const (
 	pcieErrorsHelp = "PCIe link errors of this type."
-	// maxPCIeRate is more bytes than cross a PCIe link of 16 lanes in a second, of the
-	// seventh generation.
+	// maxPCIeRate is more bytes than cross a PCIe link of 16 lanes in a second,
+	// of the seventh generation.
 	maxPCIeRate = 256e9
 )
 
@@ -21,7 +21,8 @@ var pcieRows = slices.Concat([]Row{
 		fromField(nvml.FI_DEV_PCIE_COUNT_RX_BYTES, inByteCount).counterUpTo(maxPCIeRate).inDefault(),
 	faultCounterRow("nvidia_gpu_pcie_replays_total", "PCIe packet replays.").
 		fromField(nvml.FI_DEV_PCIE_REPLAY_COUNTER, inCount).slowPace().inDefault(),
-	faultCounterRow("nvidia_gpu_pcie_replay_rollovers_total", "PCIe link retrainings after repeated replays of a packet.").
+	faultCounterRow("nvidia_gpu_pcie_replay_rollovers_total",
+		"PCIe link retrainings after repeated replays of a packet.").
 		fromField(nvml.FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER, inCount).slowPace(),
 }, familyRows(faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp).
 	slowPace().onHardware("Hopper and newer; some types on older GPUs").inDefault(), "type", Row.fromField, inCount,
@@ -42,12 +43,14 @@ var pcieRows = slices.Concat([]Row{
 		fromFunction("nvmlDeviceGetCurrPcieLinkGeneration", device.PaceSlow, inCount,
 			getter(nvml.Device.GetCurrPcieLinkGeneration)).inDefault(),
 	stateRow("nvidia_gpu_pcie_link_width", "Current number of lanes of the PCIe link.").
-		fromFunction("nvmlDeviceGetCurrPcieLinkWidth", device.PaceSlow, inCount, getter(nvml.Device.GetCurrPcieLinkWidth)).
+		fromFunction("nvmlDeviceGetCurrPcieLinkWidth", device.PaceSlow, inCount,
+			getter(nvml.Device.GetCurrPcieLinkWidth)).
 		inDefault(),
 	stateRow("nvidia_gpu_pcie_link_generation_max", "Maximum PCIe generation that GPU and slot support.").
 		fromFunction("nvmlDeviceGetMaxPcieLinkGeneration", device.PaceStatic, inCount,
 			getter(nvml.Device.GetMaxPcieLinkGeneration)).inDefault(),
 	stateRow("nvidia_gpu_pcie_link_width_max", "Maximum number of PCIe lanes that GPU and slot support.").
-		fromFunction("nvmlDeviceGetMaxPcieLinkWidth", device.PaceStatic, inCount, getter(nvml.Device.GetMaxPcieLinkWidth)).
+		fromFunction("nvmlDeviceGetMaxPcieLinkWidth", device.PaceStatic, inCount,
+			getter(nvml.Device.GetMaxPcieLinkWidth)).
 		inDefault(),
 })

@@ -27,7 +27,8 @@ var throttleTimeRow = ownerCounterRow("nvidia_gpu_throttle_seconds_total",
 var powerRows = slices.Concat([]Row{
 	gaugeRow("nvidia_gpu_power_watts", "Power draw of the GPU, in watts; a 1 s average with old drivers.").
 		fromField(nvml.FI_DEV_POWER_INSTANT, inMilliwatts).
-		fromFunction("nvmlDeviceGetPowerUsage", device.PaceFast, inMilliwatts, getter(nvml.Device.GetPowerUsage)).inMinimal(),
+		fromFunction("nvmlDeviceGetPowerUsage", device.PaceFast, inMilliwatts,
+			getter(nvml.Device.GetPowerUsage)).inMinimal(),
 	gaugeRow("nvidia_gpu_power_average_watts", "Average power draw of the GPU over 1 s, in watts.").
 		fromField(nvml.FI_DEV_POWER_AVERAGE, inMilliwatts).onHardware("Ampere and newer, except GA100"),
 	gaugeRow("nvidia_gpu_module_power_watts", "Power draw of the module with GPU and CPU, in watts.").
@@ -36,10 +37,14 @@ var powerRows = slices.Concat([]Row{
 		fromField(nvml.FI_DEV_POWER_CURRENT_LIMIT, inMilliwatts).
 		fromFunction("nvmlDeviceGetEnforcedPowerLimit", device.PaceSlow, inMilliwatts,
 			getter(nvml.Device.GetEnforcedPowerLimit)).slowPace().inDefault(),
-	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "requested").fromField(nvml.FI_DEV_POWER_REQUESTED_LIMIT, inMilliwatts).slowPace(),
-	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "default").fromField(nvml.FI_DEV_POWER_DEFAULT_LIMIT, inMilliwatts).slowPace(),
-	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "min").fromField(nvml.FI_DEV_POWER_MIN_LIMIT, inMilliwatts).slowPace(),
-	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "max").fromField(nvml.FI_DEV_POWER_MAX_LIMIT, inMilliwatts).slowPace(),
+	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "requested").
+		fromField(nvml.FI_DEV_POWER_REQUESTED_LIMIT, inMilliwatts).slowPace(),
+	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "default").
+		fromField(nvml.FI_DEV_POWER_DEFAULT_LIMIT, inMilliwatts).slowPace(),
+	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "min").
+		fromField(nvml.FI_DEV_POWER_MIN_LIMIT, inMilliwatts).slowPace(),
+	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "max").
+		fromField(nvml.FI_DEV_POWER_MAX_LIMIT, inMilliwatts).slowPace(),
 	ownerCounterRow("nvidia_gpu_energy_joules_total", "Energy consumed by the GPU, by owner, in joules.").
 		fromField(EnergyField, inMillijoules).onHardware("Volta and newer").inMinimal(),
 
@@ -48,24 +53,34 @@ var powerRows = slices.Concat([]Row{
 			getterOf(nvml.Device.GetTemperature, nvml.TEMPERATURE_GPU)).inMinimal(),
 	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "memory").
 		fromField(nvml.FI_DEV_MEMORY_TEMP, inCelsius).onHardware("with HBM").inDefault(),
-	gaugeRow("nvidia_gpu_temperature_margin_celsius", "Temperature margin before the GPU slows down, in degrees Celsius.").
+	gaugeRow("nvidia_gpu_temperature_margin_celsius",
+		"Temperature margin before the GPU slows down, in degrees Celsius.").
 		fromFunction("nvmlDeviceGetMarginTemperature", device.PaceSlow, inCelsiusMargin, getTemperatureMargin).
 		onHardware(ada).inMinimal(),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "shutdown").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_SHUTDOWN)).onHardware("up to Ampere"),
+		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius,
+			getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_SHUTDOWN)).
+		onHardware("up to Ampere"),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "slowdown").
 		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius,
 			getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_SLOWDOWN)).
 		onHardware("up to Ampere").inMinimal(),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "memory_max").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_MEM_MAX)).onHardware("up to Ampere"),
+		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius,
+			getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_MEM_MAX)).
+		onHardware("up to Ampere"),
 	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "gpu_max").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius, getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_GPU_MAX)).onHardware("up to Ampere"),
-	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "shutdown").fromField(nvml.FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
+		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius,
+			getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_GPU_MAX)).
+		onHardware("up to Ampere"),
+	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "shutdown").
+		fromField(nvml.FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
 	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "slowdown").
 		fromField(nvml.FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada).inDefault(),
-	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "memory_max").fromField(nvml.FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
-	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "gpu_max").fromField(nvml.FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
+	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "memory_max").
+		fromField(nvml.FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
+	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "gpu_max").
+		fromField(nvml.FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
 
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "sm").
 		fromFunction("nvmlDeviceGetClockInfo", device.PaceFast, inMegahertz,
@@ -74,20 +89,26 @@ var powerRows = slices.Concat([]Row{
 		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz,
 			getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_MEM)).inDefault(),
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "graphics").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz, getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_GRAPHICS)),
+		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz,
+			getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_GRAPHICS)),
 	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "video").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz, getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_VIDEO)),
+		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz,
+			getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_VIDEO)),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "sm").
 		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz,
 			getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_SM)).inDefault(),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "memory").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_MEM)),
+		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz,
+			getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_MEM)),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "graphics").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_GRAPHICS)),
+		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz,
+			getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_GRAPHICS)),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "video").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz, getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_VIDEO)),
+		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz,
+			getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_VIDEO)),
 	gaugeRow("nvidia_gpu_performance_state", "Performance state from 0 (fastest) to 15.").
-		fromFunction("nvmlDeviceGetPerformanceState", device.PaceSlow, inPState, getter(nvml.Device.GetPerformanceState)),
+		fromFunction("nvmlDeviceGetPerformanceState", device.PaceSlow, inPState,
+			getter(nvml.Device.GetPerformanceState)),
 }, fanRows(), throttleRows(), familyRows(throttleTimeRow.inDefault(), "reason", Row.fromField, inNanoseconds,
 	labeledField{"sw_power_cap", nvml.FI_DEV_PERF_POLICY_POWER},
 	labeledField{"thermal", nvml.FI_DEV_PERF_POLICY_THERMAL},
@@ -103,7 +124,8 @@ var powerRows = slices.Concat([]Row{
 	labeledField{"hw_power_brake", nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN},
 ))
 
-// EnergyField counts mJ since the last driver load or GPU reset. A decrease is the cheapest proof of either event.
+// EnergyField counts mJ since the last driver load or GPU reset. A decrease is
+// the cheapest proof of either event.
 const EnergyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION
 
 // maxFans is the highest number of fans on a board.
@@ -112,17 +134,21 @@ const maxFans = 3
 // fanRows has a row for each fan.
 func fanRows() (rows []Row) {
 	for fan := range maxFans {
-		rows = append(rows, gaugeRow("nvidia_gpu_fan_speed_ratio", "Requested fan speed as a fraction of the maximum; some boards exceed 1.", "fan", strconv.Itoa(fan)).
-			fromFunction("nvmlDeviceGetFanSpeed_v2", device.PaceSlow, inFanPercent, getterOf(nvml.Device.GetFanSpeed_v2, fan)).
+		rows = append(rows, gaugeRow("nvidia_gpu_fan_speed_ratio",
+			"Requested fan speed as a fraction of the maximum; some boards exceed 1.", "fan", strconv.Itoa(fan)).
+			fromFunction("nvmlDeviceGetFanSpeed_v2", device.PaceSlow, inFanPercent,
+				getterOf(nvml.Device.GetFanSpeed_v2, fan)).
 			ofPart(fan, fanCount).onHardware("with fans"))
 	}
 	return rows
 }
 
-// throttleRows has a row for each bit of nvml.h's nvmlClocksEventReason, from the second bit on: an idle GPU (0x1) is not throttled.
+// throttleRows has a row for each bit of nvml.h's nvmlClocksEventReason, from
+// the second bit on: an idle GPU (0x1) is not throttled.
 func throttleRows() (rows []Row) {
 	for i, reason := range []string{
-		"applications_clocks", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal", "hw_thermal", "hw_power_brake", "display_clock", "board_limit", "reliability",
+		"applications_clocks", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal", "hw_thermal",
+		"hw_power_brake", "display_clock", "board_limit", "reliability",
 	} {
 		rows = append(rows, gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", reason).
 			fromFlag(ClockEventReasons, 2<<i).inDefault().always("hw_power_brake"))

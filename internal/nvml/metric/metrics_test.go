@@ -14,7 +14,8 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// TestRowsAreWellFormed checks the properties of rows that the exporter relies on.
+// TestRowsAreWellFormed checks the properties of rows that the exporter relies
+// on.
 func TestRowsAreWellFormed(t *testing.T) {
 	names, err := nvmltest.FieldNames()
 	if err != nil {
@@ -89,7 +90,8 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// FuzzDecode decodes any value that a driver may return. The result is absent, or a finite number in each row.
+// FuzzDecode decodes any value that a driver may return. The result is absent,
+// or a finite number in each row.
 func FuzzDecode(f *testing.F) {
 	for typ := range uint32(8) {
 		f.Add(typ, uint64(0), uint32(nvml.SUCCESS))

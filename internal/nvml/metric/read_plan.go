@@ -7,7 +7,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// ReadPlan has the rows, fields and calls of each GPU. The plan is never written.
+// ReadPlan has the rows, fields and calls of each GPU. The plan is never
+// written.
 type ReadPlan struct {
 	Rows []Row
 	// NeedsCall is set for each of Calls with a value for a row.
@@ -54,7 +55,8 @@ func (p *ReadPlan) addRow(r *Row) {
 	for _, s := range r.Sources {
 		ranges = append(ranges, p.Fields.addSource(s, r.slow))
 	}
-	if r.gpm != 0 || slices.ContainsFunc(Calls, func(c Call) bool { return c.Targets&TargetMIG != 0 && c.Provides(r.ValueID) }) {
+	if r.gpm != 0 || slices.ContainsFunc(Calls,
+		func(c Call) bool { return c.Targets&TargetMIG != 0 && c.Provides(r.ValueID) }) {
 		p.MIGRows = append(p.MIGRows, len(p.Rows))
 	}
 	p.Rows, p.Ranges = append(p.Rows, *r), append(p.Ranges, ranges)
@@ -101,7 +103,8 @@ func (b *FieldBatch) addKey(k FieldKey, slow bool) int {
 	return at
 }
 
-// Metrics returns the rows for the exporter, in the order of Backend.Read's numbers.
+// Metrics returns the rows for the exporter, in the order of Backend.Read's
+// numbers.
 func Metrics() []device.Metric { return NewReadPlan(false, nil).Metrics() }
 
 // MetricsPerLink returns the rows of Metrics, then the rows of each NVLink.

@@ -1,5 +1,6 @@
-// Package metric is the catalogue of readings: a row for each metric, with sources and conversion. The calls, the
-// symbols to look up and the documentation derive from the rows.
+// Package metric is the catalogue of readings: a row for each metric, with
+// sources and conversion. The calls, the symbols to look up and the
+// documentation derive from the rows.
 package metric
 
 import (
@@ -12,7 +13,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// Row is a metric with name and sources. The first source present on a GPU counts. Rows of a family stand together.
+// Row is a metric with name and sources. The first source present on a GPU
+// counts. Rows of a family stand together.
 type Row struct {
 	name, help string
 	kind       device.Kind
@@ -23,11 +25,14 @@ type Row struct {
 
 	// Sources are fields with the metric.
 	Sources []FieldSource
-	// ValueID is a call's value. A GPU with the fields of all such rows spares the call.
+	// ValueID is a call's value. A GPU with the fields of all such rows spares
+	// the call.
 	ValueID ValueID
-	// UnlessValue hides the row while the value is present: more detailed rows replace this row.
+	// UnlessValue hides the row while the value is present: more detailed rows
+	// replace this row.
 	UnlessValue ValueID
-	// call is a call for the rows with this pointer only. The catalogue assigns the ValueID.
+	// call is a call for the rows with this pointer only. The catalogue assigns
+	// the ValueID.
 	call *Call
 	// gpm is the row's GPM metric, likewise; 0: no GPM metric.
 	gpm nvml.GpmMetricId
@@ -38,13 +43,16 @@ type Row struct {
 	Conversion Conversion
 	Bit        uint64
 	enum       *enumState
-	// alwaysInSet is the state of the enumeration that its set exports while 0 too.
+	// alwaysInSet is the state of the enumeration that its set exports while 0
+	// too.
 	alwaysInSet string
 	// IsFeature marks the row as 0 after confirmed denials of its field.
 	IsFeature bool
-	// Monotonic counters may wrap or restart; the collector produces counters without decreases.
+	// Monotonic counters may wrap or restart; the collector produces counters
+	// without decreases.
 	Monotonic bool
-	// MaxRate is the highest plausible increase of a monotonic counter per second.
+	// MaxRate is the highest plausible increase of a monotonic counter per
+	// second.
 	MaxRate float64
 }
 
@@ -80,7 +88,8 @@ func (r *Row) ToValue(v float64) float64 {
 	return v
 }
 
-// Convert returns the row's value in a set of values, and false without a value.
+// Convert returns the row's value in a set of values, and false without a
+// value.
 func (r *Row) Convert(values *Values) (float64, bool) {
 	v, ok := r.Conversion.Convert(values.Values[r.ValueID])
 	return r.ToValue(v), ok && values.Present[r.ValueID]
@@ -126,7 +135,8 @@ func faultCounterRow(name, help string, labels ...string) Row {
 	return newRow(device.FaultCounter, name, help, labels)
 }
 
-// enumRows returns a row for each state of an enumeration, counted from first; with other, an additional row for unknown values.
+// enumRows returns a row for each state of an enumeration, counted from first;
+// with other, an additional row for unknown values.
 func enumRows(r Row, label string, states []string, first uint32, other bool) []Row {
 	rows := make([]Row, 0, len(states)+1)
 	for i, name := range states {
@@ -195,7 +205,8 @@ func (r Row) ofPart(part int, count ValueID) Row {
 // fromGPM takes a GPM metric, a percentage.
 func (r Row) fromGPM(id nvml.GpmMetricId, name string) Row {
 	r.gpm, r.Conversion = id, inCyclePercent
-	r.state = &derivedState{source: "nvmlGpmMetricsGet, metric " + strconv.Itoa(int(id)) + " " + name, symbols: lib.GPMFunctions}
+	r.state = &derivedState{source: "nvmlGpmMetricsGet, metric " + strconv.Itoa(int(id)) + " " + name,
+		symbols: lib.GPMFunctions}
 	return r.onHardware("Hopper and newer")
 }
 
@@ -261,7 +272,9 @@ type (
 )
 
 // familyRows returns a row for each source, distinguished by a label.
-func familyRows[ID uint32 | ValueID](r Row, label string, from func(Row, ID, Conversion) Row, c Conversion, sources ...labeled[ID]) []Row {
+func familyRows[ID uint32 | ValueID](
+	r Row, label string, from func(Row, ID, Conversion) Row, c Conversion, sources ...labeled[ID],
+) []Row {
 	rows := make([]Row, len(sources))
 	for i, s := range sources {
 		rows[i] = from(r.withLabel(label, s.label), s.id, c)

@@ -3,8 +3,8 @@ package metric
 // ValueID is the place of a number from a source without fields.
 type ValueID uint8
 
-// The values of shared calls and of derived states. The values of rows' own functions
-// follow firstOwnValue.
+// The values of shared calls and of derived states. The values of rows' own
+// functions follow firstOwnValue.
 const (
 	NoValue ValueID = iota
 	memoryTotal

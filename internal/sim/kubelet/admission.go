@@ -12,12 +12,15 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// containerStartBackoff is the pause between two tries to start a container (pkg/kubelet/kubelet.go:223).
+// containerStartBackoff is the pause between two tries to start a container
+// (pkg/kubelet/kubelet.go:223).
 const containerStartBackoff = 10 * time.Second
 
-// syncPods reads and admits the pods in turn: a hanging Allocate blocks all later pods.
+// syncPods reads and admits the pods in turn: a hanging Allocate blocks all
+// later pods.
 //
-// After a restart List is incomplete: empty for some 100 ms (in ten of ten restarts of a real kubelet), then without the API server's pods.
+// After a restart List is incomplete: empty for some 100 ms (in ten of ten
+// restarts of a real kubelet), then without the API server's pods.
 func (kp *kubeletProcess) syncPods(restarted bool) error {
 	anyPod, static := func(*pod) bool { return true }, func(p *pod) bool { return p.Static }
 	if restarted {
@@ -43,7 +46,8 @@ func (kp *kubeletProcess) syncPods(restarted bool) error {
 	return nil
 }
 
-// admitUntil admits the selected pods on arrival, until released is closed and no pod is left.
+// admitUntil admits the selected pods on arrival, until released is closed and
+// no pod is left.
 func (kp *kubeletProcess) admitUntil(released <-chan struct{}, selected func(*pod) bool) {
 	for kp.ctx.Err() == nil {
 		_, changed := kp.changes.Get()
@@ -60,8 +64,9 @@ func (kp *kubeletProcess) admitUntil(released <-chan struct{}, selected func(*po
 	}
 }
 
-// nextUnread returns the oldest selected pod unknown to this kubelet. A new kubelet reads a rejected static pod again: only the
-// old kubelet knew of the rejection.
+// nextUnread returns the oldest selected pod unknown to this kubelet. A new
+// kubelet reads a rejected static pod again: only the old kubelet knew of the
+// rejection.
 func (kp *kubeletProcess) nextUnread(selected func(*pod) bool) *pod {
 	kp.mu.Lock()
 	defer kp.mu.Unlock()
@@ -73,7 +78,8 @@ func (kp *kubeletProcess) nextUnread(selected func(*pod) bool) *pod {
 	return nil
 }
 
-// admit lists a pod, allocates devices and starts a worker. If the process ends first, the next process admits the pod.
+// admit lists a pod, allocates devices and starts a worker. If the process ends
+// first, the next process admits the pod.
 func (kp *kubeletProcess) admit(p *pod) {
 	kp.update(func() {
 		p.known = true
@@ -94,8 +100,9 @@ func (kp *kubeletProcess) admit(p *pod) {
 	}
 }
 
-// runWorker starts a pod's containers, and removes the pod after its grace period. Each pod has a worker, so a hanging
-// PreStartContainer blocks a single pod.
+// runWorker starts a pod's containers, and removes the pod after its grace
+// period. Each pod has a worker, so a hanging PreStartContainer blocks a single
+// pod.
 func (kp *kubeletProcess) runWorker(p *pod) {
 	for kp.hasWork(p) {
 		wait := time.Hour
@@ -124,7 +131,8 @@ func (kp *kubeletProcess) hasWork(p *pod) bool {
 	return kp.ctx.Err() == nil && p.isListed()
 }
 
-// startContainers starts the stopped containers: init containers in turn, regular containers in parallel.
+// startContainers starts the stopped containers: init containers in turn,
+// regular containers in parallel.
 func (kp *kubeletProcess) startContainers(p *pod) error {
 	kp.update(func() { p.claimsPrepared = true }) // PrepareDynamicResources in SyncPod, pkg/kubelet/kubelet.go
 	var parallel errgroup.Group

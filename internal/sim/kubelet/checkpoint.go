@@ -9,8 +9,9 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// checkpointFormat is the content of kubelet_internal_checkpoint (checkpoint/checkpoint.go:48). The checksum is 0; the real checksum
-// depends on the layout of Go structs.
+// checkpointFormat is the content of kubelet_internal_checkpoint
+// (checkpoint/checkpoint.go:48). The checksum is 0; the real checksum depends
+// on the layout of Go structs.
 type checkpointFormat struct {
 	Data struct {
 		PodDeviceEntries  []podDeviceEntry
@@ -29,7 +30,8 @@ func (kp *kubeletProcess) checkpointFile() string {
 	return filepath.Join(kp.dir, "kubelet_internal_checkpoint")
 }
 
-// writeCheckpoint replaces the file. The kubelet ignores errors (manager.go:342). mu is held.
+// writeCheckpoint replaces the file. The kubelet ignores errors
+// (manager.go:342). mu is held.
 func (kp *kubeletProcess) writeCheckpoint() {
 	var c checkpointFormat
 	c.Data.RegisteredDevices = map[string][]string{}
@@ -38,7 +40,8 @@ func (kp *kubeletProcess) writeCheckpoint() {
 	}
 	for to, a := range kp.allocations {
 		if response, err := proto.Marshal(a.response); err == nil {
-			c.Data.PodDeviceEntries = append(c.Data.PodDeviceEntries, podDeviceEntry{to.podUID, to.container, to.resource, a.devices, response})
+			c.Data.PodDeviceEntries = append(c.Data.PodDeviceEntries,
+				podDeviceEntry{to.podUID, to.container, to.resource, a.devices, response})
 		}
 	}
 	b, err := json.Marshal(c)
@@ -51,8 +54,9 @@ func (kp *kubeletProcess) writeCheckpoint() {
 	}
 }
 
-// readCheckpoint restores the allocations; an unreadable file is ignored. Resources come back without devices, as if the
-// plugins had just left: the capacity is zero until the plugins register (manager.go:545).
+// readCheckpoint restores the allocations; an unreadable file is ignored.
+// Resources come back without devices, as if the plugins had just left: the
+// capacity is zero until the plugins register (manager.go:545).
 func (kp *kubeletProcess) readCheckpoint() {
 	var c checkpointFormat
 	b, err := os.ReadFile(kp.checkpointFile())
@@ -62,7 +66,8 @@ func (kp *kubeletProcess) readCheckpoint() {
 	for _, entry := range c.Data.PodDeviceEntries {
 		response := &pluginapi.ContainerAllocateResponse{}
 		if proto.Unmarshal(entry.AllocResp, response) == nil {
-			kp.allocations[allocatedTo{entry.PodUID, entry.ContainerName, entry.ResourceName}] = containerAllocation{entry.DeviceIDs, response}
+			kp.allocations[allocatedTo{entry.PodUID, entry.ContainerName,
+				entry.ResourceName}] = containerAllocation{entry.DeviceIDs, response}
 		}
 	}
 	kp.recountAllocated()

@@ -10,14 +10,16 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// endpointGracePeriod is the lifetime of a resource without a plugin (types.go:125).
+// endpointGracePeriod is the lifetime of a resource without a plugin
+// (types.go:125).
 const endpointGracePeriod = 5 * time.Minute
 
-// noNUMANode is the key of devices without a NUMA node in allocations (manager.go:56).
+// noNUMANode is the key of devices without a NUMA node in allocations
+// (manager.go:56).
 const noNUMANode = -1
 
-// deviceManager has the plugins, devices and allocations: devicemanager.ManagerImpl without gRPC.
-// Guarded by nodeState.mu.
+// deviceManager has the plugins, devices and allocations:
+// devicemanager.ManagerImpl without gRPC. Guarded by nodeState.mu.
 type deviceManager struct {
 	version  Version
 	now      func() time.Time
@@ -33,8 +35,9 @@ type deviceManager struct {
 	allocations map[allocatedTo]containerAllocation
 }
 
-// clientKey identifies a plugin. Until 1.36 the resource identifies the plugin, and socket is empty: the end of any stream
-// disconnects the resource's current plugin (plugin/v1beta1/handler.go:101-156).
+// clientKey identifies a plugin. Until 1.36 the resource identifies the plugin,
+// and socket is empty: the end of any stream disconnects the resource's current
+// plugin (plugin/v1beta1/handler.go:101-156).
 type clientKey struct{ resource, socket string }
 
 type allocatedTo struct{ podUID, container, resource string }
@@ -48,8 +51,9 @@ type containerAllocation struct {
 func newDeviceManager(version Version, now func() time.Time) deviceManager {
 	return deviceManager{
 		version: version, now: now,
-		clients: map[clientKey]*pluginClient{}, connected: map[clientKey]*pluginClient{}, endpoints: map[string]*pluginClient{},
-		devices: map[string]map[string]*pluginapi.Device{}, healthy: map[string]idSet{},
+		clients: map[clientKey]*pluginClient{}, connected: map[clientKey]*pluginClient{},
+		endpoints: map[string]*pluginClient{},
+		devices:   map[string]map[string]*pluginapi.Device{}, healthy: map[string]idSet{},
 		allocated: map[string]idSet{}, allocations: map[allocatedTo]containerAllocation{},
 	}
 }
@@ -71,7 +75,8 @@ func (m *deviceManager) pluginConnected(c *pluginClient, options *pluginapi.Devi
 	return nil
 }
 
-// pluginDisconnected implements manager.go:256. A resource with a second plugin stays healthy.
+// pluginDisconnected implements manager.go:256. A resource with a second plugin
+// stays healthy.
 func (m *deviceManager) pluginDisconnected(key clientKey) {
 	c := m.connected[key]
 	if c == nil {
@@ -100,8 +105,9 @@ func (m *deviceManager) pluginListed(resource string, list []*pluginapi.Device) 
 	m.devices[resource], m.healthy[resource] = devices, healthy
 }
 
-// removeExpired deletes resources after the grace period and reports whether there were any. The real kubelet does so every
-// ten seconds, together with the update of the node's status (manager.go:472).
+// removeExpired deletes resources after the grace period and reports whether
+// there were any. The real kubelet does so every ten seconds, together with the
+// update of the node's status (manager.go:472).
 func (m *deviceManager) removeExpired() bool {
 	before := len(m.healthy)
 	for resource := range m.healthy {
@@ -114,12 +120,14 @@ func (m *deviceManager) removeExpired() bool {
 	return len(m.healthy) < before
 }
 
-// isDeviceResource reports whether a resource has a plugin or an allocation (manager.go:1109).
+// isDeviceResource reports whether a resource has a plugin or an allocation
+// (manager.go:1109).
 func (m *deviceManager) isDeviceResource(resource string) bool {
 	return m.healthy[resource] != nil || m.allocated[resource] != nil
 }
 
-// endpoint returns the plugin of a resource, with an error if the plugin has left.
+// endpoint returns the plugin of a resource, with an error if the plugin has
+// left.
 func (m *deviceManager) endpoint(resource string) (*pluginClient, error) {
 	e := m.endpoints[resource]
 	switch {
@@ -131,7 +139,8 @@ func (m *deviceManager) endpoint(resource string) (*pluginClient, error) {
 	return e, nil
 }
 
-// recountAllocated derives allocated from the allocations. Like in the real kubelet, allocations in progress are lost.
+// recountAllocated derives allocated from the allocations. Like in the real
+// kubelet, allocations in progress are lost.
 func (m *deviceManager) recountAllocated() {
 	m.allocated = map[string]idSet{}
 	for to, a := range m.allocations {
@@ -139,7 +148,8 @@ func (m *deviceManager) recountAllocated() {
 	}
 }
 
-// groupByNode returns ids by NUMA node. A device may have several nodes; an empty Topology is like nil.
+// groupByNode returns ids by NUMA node. A device may have several nodes; an
+// empty Topology is like nil.
 func (m *deviceManager) groupByNode(resource string, ids idSet) map[int64][]string {
 	byNode := map[int64][]string{}
 	for id := range ids {

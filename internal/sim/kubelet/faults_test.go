@@ -30,7 +30,8 @@ func TestRegisterFaults(t *testing.T) {
 	if status.Code(err) != codes.Canceled {
 		t.Errorf("blocked registration: got %v, want code Canceled", err)
 	}
-	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Registrations) == 2 }) // the kubelet has canceled it as well
+	// the kubelet has canceled it as well
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Registrations) == 2 })
 	var registered sync.WaitGroup
 	registered.Go(func() {
 		if err := p.register(t.Context(), k); err != nil {
@@ -40,10 +41,14 @@ func TestRegisterFaults(t *testing.T) {
 	close(release)
 	registered.Wait()
 	k.SetFaults(kubelet.Faults{})
-	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Registrations) == 3 && s.Registrations[2].Err == nil })
+	waitForState(t, k, func(s kubelet.KubeletState) bool {
+		return len(s.Registrations) == 3 &&
+			s.Registrations[2].Err == nil
+	})
 }
 
-// callAndCancel makes a call that blocks, and cancels the call after its arrival.
+// callAndCancel makes a call that blocks, and cancels the call after its
+// arrival.
 func callAndCancel(t *testing.T, call func(context.Context) error, arrived func()) error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

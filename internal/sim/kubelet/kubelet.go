@@ -1,4 +1,5 @@
-// Package kubelet simulates the parts of a kubelet that a device plugin and a PodResources client see, on real unix sockets.
+// Package kubelet simulates the parts of a kubelet that a device plugin and a
+// PodResources client see, on real unix sockets.
 //
 // A Kubelet lives in a folder with the layout of /var/lib/kubelet:
 //
@@ -7,13 +8,16 @@
 //	pod-resources/kubelet.sock                  v1.PodResourcesLister
 //	pods-api/pods-api.sock                      v1alpha1.Pods, since 1.37
 //
-// Pods have no containers: RunPod admits a pod, with real gRPC calls to the device plugin, and reports the pod as running. There is no
-// Topology Manager, CPU manager, memory manager, rate limit or DRA driver: specs carry the rows that List returns for CPUs, memory and
-// claims. plugins_registry and v1alpha1 of PodResources are missing.
+// Pods have no containers: RunPod admits a pod, with real gRPC calls to the
+// device plugin, and reports the pod as running. There is no Topology Manager,
+// CPU manager, memory manager, rate limit or DRA driver: specs carry the rows
+// that List returns for CPUs, memory and claims. plugins_registry and v1alpha1
+// of PodResources are missing.
 //
 // Comments name the source of a behavior: "manager.go:245" is a line below
-// https://github.com/kubernetes/kubernetes/tree/v1.37.1/pkg/kubelet/cm/devicemanager, and a path with pkg/ is relative to the root of
-// the same tree. Package conformance compares this kubelet with real kubelets.
+// https://github.com/kubernetes/kubernetes/tree/v1.37.1/pkg/kubelet/cm/devicemanager,
+// and a path with pkg/ is relative to the root of the same tree. Package
+// conformance compares this kubelet with real kubelets.
 package kubelet
 
 import (
@@ -35,8 +39,9 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// Kubelet is a simulated kubelet with the pods of the node, which outlive kubelet processes. All methods are safe for concurrent
-// use, before, during and after Run.
+// Kubelet is a simulated kubelet with the pods of the node, which outlive
+// kubelet processes. All methods are safe for concurrent use, before, during
+// and after Run.
 type Kubelet struct {
 	node     nodeState
 	restarts chan func() // from Restart to the running process: called while no process runs
@@ -55,7 +60,8 @@ func New(o Options) *Kubelet {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Kubelet{node: nodeState{options: o, lists: map[string]listCounter{}, calls: map[string]int{}, watchers: podWatchers{}}, restarts: make(chan func())}
+	return &Kubelet{node: nodeState{options: o, lists: map[string]listCounter{}, calls: map[string]int{},
+		watchers: podWatchers{}}, restarts: make(chan func())}
 }
 
 // Dir returns the kubelet's folder.
@@ -77,8 +83,10 @@ func (k *Kubelet) PodResourcesSocket() string {
 // PodsSocket returns the path of the Pods API's socket (since 1.37).
 func (k *Kubelet) PodsSocket() string { return filepath.Join(k.Dir(), "pods-api", "pods-api.sock") }
 
-// Run runs a kubelet process, and a new process for each Restart. When ctx is done the process ends as by SIGTERM, and Run returns nil;
-// the sockets stay on disk and refuse connections. Run may be called again: the node keeps the pods.
+// Run runs a kubelet process, and a new process for each Restart. When ctx is
+// done the process ends as by SIGTERM, and Run returns nil; the sockets stay on
+// disk and refuse connections. Run may be called again: the node keeps the
+// pods.
 func (k *Kubelet) Run(ctx context.Context) error {
 	for {
 		while, err := k.runProcess(ctx)
@@ -89,8 +97,8 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	}
 }
 
-// Restart ends the process as by SIGTERM, calls while, which must not wait for the kubelet and may be nil, and returns when the successor
-// serves.
+// Restart ends the process as by SIGTERM, calls while, which must not wait for
+// the kubelet and may be nil, and returns when the successor serves.
 func (k *Kubelet) Restart(ctx context.Context, while func()) error {
 	if while == nil {
 		while = func() {}
@@ -107,7 +115,8 @@ func (k *Kubelet) Restart(ctx context.Context, while func()) error {
 // errSignaled ends a process through the errgroup.
 var errSignaled = errors.New("ended by a signal")
 
-// runProcess runs a process until ctx is done, an error, or a restart. The result is the function of the restart.
+// runProcess runs a process until ctx is done, an error, or a restart. The
+// result is the function of the restart.
 func (k *Kubelet) runProcess(ctx context.Context) (while func(), err error) {
 	kp, restarted, err := k.startProcess(ctx)
 	if err != nil {
@@ -138,7 +147,8 @@ func (k *Kubelet) runProcess(ctx context.Context) (while func(), err error) {
 	return while, err
 }
 
-// startProcess publishes a new process. The checkpoint is read first: List may lack a pod, and never lists a pod without devices.
+// startProcess publishes a new process. The checkpoint is read first: List may
+// lack a pod, and never lists a pod without devices.
 func (k *Kubelet) startProcess(ctx context.Context) (kp *kubeletProcess, restarted bool, err error) {
 	kp = &kubeletProcess{nodeState: &k.node, dir: filepath.Dir(k.RegistrationSocket())}
 	kp.deviceManager = newDeviceManager(kp.options.Version, kp.options.Now)
@@ -158,10 +168,12 @@ func (k *Kubelet) startProcess(ctx context.Context) (kp *kubeletProcess, restart
 	return kp, restarted, nil
 }
 
-// serve serves all sockets. Registration comes last, after up to 40 ms, as in a real start: a new PodResources socket does not
-// prove that plugins can register.
+// serve serves all sockets. Registration comes last, after up to 40 ms, as in a
+// real start: a new PodResources socket does not prove that plugins can
+// register.
 func (k *Kubelet) serve(kp *kubeletProcess) error {
-	if err := kp.serve(k.PodResourcesSocket(), func(s *grpc.Server) { podresources.RegisterPodResourcesListerServer(s, kp) }); err != nil {
+	if err := kp.serve(k.PodResourcesSocket(),
+		func(s *grpc.Server) { podresources.RegisterPodResourcesListerServer(s, kp) }); err != nil {
 		return err
 	}
 	isFirst := k.State().Starts == 1

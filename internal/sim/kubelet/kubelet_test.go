@@ -33,7 +33,8 @@ func TestRunFails(t *testing.T) {
 		file: "not a directory",
 		filepath.Join(dir, strings.Repeat("x", 100)): "invalid argument",
 	} {
-		if err := kubelet.New(kubelet.Options{Dir: dir}).Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		if err := kubelet.New(kubelet.Options{Dir: dir}).Run(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("Run: got %v, want %q", err, want)
 		}
 	}
@@ -68,7 +69,8 @@ func TestCapacityWithoutPluginForFiveMinutes(t *testing.T) {
 	p.stop()
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable == 0 })
 	clock.add(5 * time.Minute)
-	if got := k.Resource(gpuResource); got.Capacity != 2 || !got.Registered || len(got.Sockets) != 0 || got.Devices[0].Healthy {
+	if got := k.Resource(gpuResource); got.Capacity != 2 || !got.Registered || len(got.Sockets) != 0 ||
+		got.Devices[0].Healthy {
 		t.Errorf("after five minutes: got %+v, want capacity 2", got)
 	}
 	clock.add(time.Second)
@@ -82,11 +84,13 @@ func TestCapacityWithoutPluginForFiveMinutes(t *testing.T) {
 	defer cancel()
 	restarted.Go(func() { _ = k.RestartContainer(ctx, podWithGPUs("owner", 1), "main") })
 	waitForState(t, k, func(s kubelet.KubeletState) bool {
-		return s.Pods[0].Containers[0].WaitingReason == "endpoint not found in cache for a registered resource: "+gpuResource
+		const want = "endpoint not found in cache for a registered resource: " + gpuResource
+		return s.Pods[0].Containers[0].WaitingReason == want
 	})
 }
 
-// TestEmptyListHasNoCapacity withdraws a resource of a plugin. The resource remains registered for more than five minutes.
+// TestEmptyListHasNoCapacity withdraws a resource of a plugin. The resource
+// remains registered for more than five minutes.
 func TestEmptyListHasNoCapacity(t *testing.T) {
 	t.Parallel()
 	var clock fakeClock
@@ -96,7 +100,8 @@ func TestEmptyListHasNoCapacity(t *testing.T) {
 	p.lists <- nil
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Updates == 2 })
 	clock.add(time.Hour)
-	if got := k.Resource(gpuResource); got.Capacity != 0 || got.Allocatable != 0 || !got.Registered || len(got.Devices) != 0 || len(got.Sockets) != 1 {
+	if got := k.Resource(gpuResource); got.Capacity != 0 || got.Allocatable != 0 || !got.Registered ||
+		len(got.Devices) != 0 || len(got.Sockets) != 1 {
 		t.Errorf("got resource %+v, want registered, without devices", got)
 	}
 	if got := list(t, k); len(got["default/owner/main"]) != 1 {
@@ -111,16 +116,19 @@ func TestRepeatedLists(t *testing.T) {
 	k := start(t, kubelet.Options{})
 	p := registerPlugin(t, k, "a", "b")
 	p.lists <- healthy("b", "a")
-	p.lists <- append(healthy("a"), &pluginapi.Device{ID: "b", Health: pluginapi.Healthy, Topology: &pluginapi.TopologyInfo{}})
+	p.lists <- append(healthy("a"), &pluginapi.Device{ID: "b", Health: pluginapi.Healthy,
+		Topology: &pluginapi.TopologyInfo{}})
 	p.lists <- healthy("a", "b")
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Updates == 4 })
 	p.stop()
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable == 0 })
 	next := registerPlugin(t, k, "a", "b") // the first list of a stream is not a repeat
-	if got := k.Resource(gpuResource); got.Updates != 5 || got.Repeats != 1 || !reflect.DeepEqual(got.Sockets, []string{next.socket}) {
+	if got := k.Resource(gpuResource); got.Updates != 5 || got.Repeats != 1 ||
+		!reflect.DeepEqual(got.Sockets, []string{next.socket}) {
 		t.Errorf("got resource %+v, want 5 lists, one of them repeated", got)
 	}
-	want := []kubelet.Registration{{Resource: gpuResource, Endpoint: p.socket}, {Resource: gpuResource, Endpoint: next.socket}}
+	want := []kubelet.Registration{{Resource: gpuResource, Endpoint: p.socket},
+		{Resource: gpuResource, Endpoint: next.socket}}
 	if got := k.State().Registrations; !reflect.DeepEqual(got, want) {
 		t.Errorf("got registrations %v, want %v", got, want)
 	}
@@ -141,7 +149,8 @@ func TestDeletedPodIsListedForGracePeriod(t *testing.T) {
 		t.Errorf("List during the grace period: got %v, want the pod with its device", got)
 	}
 	var rejected *kubelet.AdmissionError
-	if err := k.RunPod(t.Context(), podWithGPUs("next", 1)); !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" {
+	if err := k.RunPod(t.Context(), podWithGPUs("next", 1)); !errors.As(err, &rejected) ||
+		rejected.Reason != "UnexpectedAdmissionError" {
 		t.Errorf("pod with the device of a terminating pod: got %v, want a rejection", err)
 	}
 	deleted := time.Now()
@@ -199,7 +208,9 @@ func TestListAfterStart(t *testing.T) {
 	if got := list(t, k); len(got) != 0 {
 		t.Errorf("List before any pod is read: got %v, want none", got)
 	}
-	if _, err := lister(t, k).Get(t.Context(), &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: "api"}); status.Code(err) != codes.Unknown {
+	if _, err := lister(t, k).Get(t.Context(),
+		&podresources.GetPodResourcesRequest{PodNamespace: "default",
+			PodName: "api"}); status.Code(err) != codes.Unknown {
 		t.Errorf("Get before any pod is read: got %v, want code Unknown", err)
 	}
 	close(releaseStatic)
@@ -250,9 +261,10 @@ func TestHangingAllocateBlocksNextPod(t *testing.T) {
 		}
 	})
 	<-entered
-	err := callAndCancel(t, func(ctx context.Context) error { return k.RunPod(ctx, kubelet.PodSpec{Name: "next"}) }, func() {
-		waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Pods) == 2 })
-	})
+	err := callAndCancel(t, func(ctx context.Context) error { return k.RunPod(ctx, kubelet.PodSpec{Name: "next"}) },
+		func() {
+			waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Pods) == 2 })
+		})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("next pod: got %v, want it to wait", err)
 	}
@@ -261,7 +273,10 @@ func TestHangingAllocateBlocksNextPod(t *testing.T) {
 	}
 	// The next kubelet admits both pods again, without a plugin.
 	restart(t, k, nil)
-	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].Phase == "Failed" && s.Pods[1].Phase == "Running" })
+	waitForState(t, k, func(s kubelet.KubeletState) bool {
+		return s.Pods[0].Phase == "Failed" &&
+			s.Pods[1].Phase == "Running"
+	})
 }
 
 func TestDeviceDroppedDuringAllocateCrashes(t *testing.T) {
@@ -281,7 +296,8 @@ func TestDeviceDroppedDuringAllocateCrashes(t *testing.T) {
 	defer pods.Wait()
 	defer cancel()
 	pods.Go(func() { _ = k.RunPod(ctx, podWithGPUs("unlucky", 1)) })
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "device a of nvidia.com/gpu was dropped from the list during its Allocate") {
+	if err := <-ended; err == nil || !strings.Contains(err.Error(),
+		"device a of nvidia.com/gpu was dropped from the list during its Allocate") {
 		t.Errorf("Run: got %v, want a crash", err)
 	}
 }

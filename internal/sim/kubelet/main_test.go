@@ -12,7 +12,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// start runs a kubelet until the test ends, in a new folder unless the options have one.
+// start runs a kubelet until the test ends, in a new folder unless the options
+// have one.
 func start(t testing.TB, o kubelet.Options) *kubelet.Kubelet {
 	t.Helper()
 	if o.Dir == "" {
@@ -42,7 +43,8 @@ func run(t testing.TB, k *kubelet.Kubelet) (stop func()) {
 	return stop
 }
 
-// shortDir returns a temporary folder with a path that is short enough for sockets, unlike t.TempDir.
+// shortDir returns a temporary folder with a path that is short enough for
+// sockets, unlike t.TempDir.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kubelet")

@@ -13,23 +13,29 @@ import (
 
 // Options of a Kubelet. Only Dir is required.
 type Options struct {
-	// Dir is the kubelet's folder, created if needed. The path of a unix socket has at most 107 bytes.
+	// Dir is the kubelet's folder, created if needed. The path of a unix socket
+	// has at most 107 bytes.
 	Dir string
 	// Version is V137 if empty.
 	Version Version
-	// Now is the clock of the grace period of a resource without a plugin; time.Now if nil.
+	// Now is the clock of the grace period of a resource without a plugin;
+	// time.Now if nil.
 	Now func() time.Time
-	// RunningSince back-dates the pod-resources socket of the first start, to simulate a long uptime.
+	// RunningSince back-dates the pod-resources socket of the first start, to
+	// simulate a long uptime.
 	RunningSince time.Time
-	// ReadPodsAtOnce removes the delay of 80 to 140 ms after a restart before List is complete.
+	// ReadPodsAtOnce removes the delay of 80 to 140 ms after a restart before
+	// List is complete.
 	ReadPodsAtOnce bool
-	// ExclusiveCPUs and Memory are returned by GetAllocatableResources; no CPU or memory manager is simulated.
+	// ExclusiveCPUs and Memory are returned by GetAllocatableResources; no CPU
+	// or memory manager is simulated.
 	ExclusiveCPUs []int64
 	Memory        []MemoryBlock
 }
 
-// Faults are the current faults of a Kubelet. The zero value is a healthy kubelet.
-// A channel blocks an operation until the channel is closed; nil does not block.
+// Faults are the current faults of a Kubelet. The zero value is a healthy
+// kubelet. A channel blocks an operation until the channel is closed; nil does
+// not block.
 type Faults struct {
 	RegisterErr  error           // returned by Register
 	HoldRegister <-chan struct{} // blocks Register
@@ -40,10 +46,11 @@ type Faults struct {
 	GetErr    error           // returned by Get
 	PodsErr   error           // returned by all methods of the Pods API
 
-	// The faults below apply to the next start. HoldStaticPods blocks before any pod is read: List is empty.
+	// The faults below apply to the next start. HoldStaticPods blocks before
+	// any pod is read: List is empty.
 	HoldStaticPods <-chan struct{}
-	// HoldAPIPods blocks after the static pods are read, like an unavailable API server. Static pods still come and go, and no
-	// device is freed.
+	// HoldAPIPods blocks after the static pods are read, like an unavailable
+	// API server. Static pods still come and go, and no device is freed.
 	HoldAPIPods <-chan struct{}
 }
 

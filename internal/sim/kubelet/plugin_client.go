@@ -11,7 +11,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// pluginClient is the connection to a device plugin. Clients from the checkpoint have a resource and stoppedAt alone.
+// pluginClient is the connection to a device plugin. Clients from the
+// checkpoint have a resource and stoppedAt alone.
 type pluginClient struct {
 	resource, socket string
 	conn             *grpc.ClientConn
@@ -32,5 +33,6 @@ func newClient(resource, socket string) (*pluginClient, error) {
 	if err != nil {
 		return nil, fmt.Errorf("failed to dial device plugin: %w", err)
 	}
-	return &pluginClient{resource: resource, socket: socket, conn: conn, api: pluginapi.NewDevicePluginClient(conn)}, nil
+	return &pluginClient{resource: resource, socket: socket, conn: conn,
+		api: pluginapi.NewDevicePluginClient(conn)}, nil
 }

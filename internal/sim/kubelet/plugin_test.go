@@ -19,7 +19,8 @@ import (
 
 const gpuResource = "nvidia.com/gpu"
 
-// testPlugin is a device plugin that sends the values of lists until the test ends.
+// testPlugin is a device plugin that sends the values of lists until the test
+// ends.
 type testPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	socket   string
@@ -77,7 +78,8 @@ func (p *testPlugin) sendHealthy(t testing.TB, k *kubelet.Kubelet, ids ...string
 }
 
 func (p *testPlugin) register(ctx context.Context, k *kubelet.Kubelet) error {
-	conn, err := grpc.NewClient("unix:"+k.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+k.RegistrationSocket(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
@@ -91,7 +93,9 @@ func (p *testPlugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (
 	return p.options, nil
 }
 
-func (p *testPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+func (p *testPlugin) ListAndWatch(
+	_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse],
+) error {
 	for {
 		select {
 		case list := <-p.lists:
@@ -107,12 +111,15 @@ func (p *testPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamin
 func (p *testPlugin) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	resp := &pluginapi.AllocateResponse{}
 	for range r.ContainerRequests {
-		resp.ContainerResponses = append(resp.ContainerResponses, &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"A": "b"}})
+		resp.ContainerResponses = append(resp.ContainerResponses,
+			&pluginapi.ContainerAllocateResponse{Envs: map[string]string{"A": "b"}})
 	}
 	return resp, p.allocate(ctx)
 }
 
-func (p *testPlugin) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+func (p *testPlugin) PreStartContainer(
+	context.Context, *pluginapi.PreStartContainerRequest,
+) (*pluginapi.PreStartContainerResponse, error) {
 	p.prestart.Add(1)
 	return &pluginapi.PreStartContainerResponse{}, nil
 }
@@ -134,9 +141,11 @@ func waitForState(t testing.TB, k *kubelet.Kubelet, condition func(kubelet.Kubel
 	}
 }
 
-// podWithGPUs returns a pod of the API server with a container that requests n GPUs.
+// podWithGPUs returns a pod of the API server with a container that requests n
+// GPUs.
 func podWithGPUs(name string, n int) kubelet.PodSpec {
-	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource: n}}}}
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main",
+		Limits: map[string]int{gpuResource: n}}}}
 }
 
 func runPod(t testing.TB, k *kubelet.Kubelet, p kubelet.PodSpec) {
@@ -148,10 +157,12 @@ func runPod(t testing.TB, k *kubelet.Kubelet, p kubelet.PodSpec) {
 	}
 }
 
-// lister returns a new connection to PodResources, without the backoff of an earlier kubelet.
+// lister returns a new connection to PodResources, without the backoff of an
+// earlier kubelet.
 func lister(t testing.TB, k *kubelet.Kubelet) podresources.PodResourcesListerClient {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+k.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient("unix:"+k.PodResourcesSocket(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
 	if err != nil {
 		t.Fatal(err)

@@ -75,7 +75,8 @@ func newPod(spec PodSpec) *pod {
 	return p
 }
 
-// newUID returns a UID in Kubernetes' format; static pods have the hash of the manifest.
+// newUID returns a UID in Kubernetes' format; static pods have the hash of the
+// manifest.
 func newUID(static bool) string {
 	b := make([]byte, 16)
 	_, _ = rand.Read(b) // never fails
@@ -91,7 +92,8 @@ type orderedContainer struct {
 	init bool
 }
 
-// reusable reports whether later containers get the container's devices (manager.go:392).
+// reusable reports whether later containers get the container's devices
+// (manager.go:392).
 func (c orderedContainer) reusable() bool { return c.init && !c.Sidecar }
 
 // orderedContainers returns the containers in start order.
@@ -114,15 +116,17 @@ func (p *pod) wake() { pubsub.Notify(p.wakeup) }
 
 func (p *pod) isFinished() bool { return p.phase == phaseSucceeded || p.phase == phaseFailed }
 
-// isListed reports whether List includes the pod: from the time of reading, before admission, until the
-// end (pkg/kubelet/kubelet_pods.go:1163).
+// isListed reports whether List includes the pod: from the time of reading,
+// before admission, until the end (pkg/kubelet/kubelet_pods.go:1163).
 func (p *pod) isListed() bool { return p.known && !p.isFinished() }
 
-// isManaged reports whether the pod is known, or an ended pod of the API server.
+// isManaged reports whether the pod is known, or an ended pod of the API
+// server.
 func (p *pod) isManaged() bool { return p.known || p.isFinished() && !p.Static }
 
-// hasWorker reports whether the pod ever had a worker to report the end. Rejected static pods had no worker, since no API server
-// confirms the failure (pkg/kubelet/pod_workers.go:803).
+// hasWorker reports whether the pod ever had a worker to report the end.
+// Rejected static pods had no worker, since no API server confirms the failure
+// (pkg/kubelet/pod_workers.go:803).
 func (p *pod) hasWorker() bool { return !p.Static || p.reason != reasonRejected }
 
 // hasFailed reports whether an ended pod has failed.
@@ -147,7 +151,8 @@ func (p *pod) end(e PodEnd) {
 	}
 }
 
-// kill ends the containers as the pod's deletion does: by SIGTERM, or by SIGKILL after a grace period.
+// kill ends the containers as the pod's deletion does: by SIGTERM, or by
+// SIGKILL after a grace period.
 func (p *pod) kill() {
 	exit := ContainerExit{Code: exitSIGTERM}
 	if !p.deleteAt.IsZero() {

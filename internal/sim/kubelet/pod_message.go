@@ -8,7 +8,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// marshal encodes the simulated fields of the pod like v1.Pod#Marshal (core/v1/generated.proto in k8s.io/api). nodeState.mu is held.
+// marshal encodes the simulated fields of the pod like v1.Pod#Marshal
+// (core/v1/generated.proto in k8s.io/api). nodeState.mu is held.
 func (p *pod) marshal() []byte {
 	metadata := p.marshalMetadata()
 	if !p.Static { // only the API server sets a creation time
@@ -86,5 +87,6 @@ func appendTime(b []byte, number protowire.Number, at time.Time) []byte {
 	if at.IsZero() {
 		return b
 	}
-	return appendMessage(b, number, protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), uint64(at.Unix())))
+	return appendMessage(b, number, protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType),
+		uint64(at.Unix())))
 }

@@ -7,10 +7,13 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// The PodResources service (pkg/kubelet/apis/podresources/server_v1.go) returns rows in random order, except for the containers of a pod.
+// The PodResources service (pkg/kubelet/apis/podresources/server_v1.go) returns
+// rows in random order, except for the containers of a pod.
 
 // List returns all active pods, with or without devices.
-func (kp *kubeletProcess) List(ctx context.Context, _ *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+func (kp *kubeletProcess) List(
+	ctx context.Context, _ *podresources.ListPodResourcesRequest,
+) (*podresources.ListPodResourcesResponse, error) {
 	faults := kp.currentFaults()
 	if err := waitRelease(ctx, faults.HoldList); err != nil {
 		return nil, err
@@ -27,12 +30,16 @@ func (kp *kubeletProcess) List(ctx context.Context, _ *podresources.ListPodResou
 			pods = append(pods, kp.podResources(p))
 		}
 	}
-	return &podresources.ListPodResourcesResponse{PodResources: append(shuffled(pods), paddingPods(faults.ListBytes)...)}, nil
+	return &podresources.ListPodResourcesResponse{PodResources: append(shuffled(pods),
+		paddingPods(faults.ListBytes)...)}, nil
 }
 
-// GetAllocatableResources returns the healthy devices, allocated or not. A device with an empty Topology is lost
+// GetAllocatableResources returns the healthy devices, allocated or not. A
+// device with an empty Topology is lost
 // (pkg/kubelet/cm/container_manager.go:304).
-func (kp *kubeletProcess) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
+func (kp *kubeletProcess) GetAllocatableResources(
+	context.Context, *podresources.AllocatableResourcesRequest,
+) (*podresources.AllocatableResourcesResponse, error) {
 	kp.mu.Lock()
 	defer kp.mu.Unlock()
 	var rows []*podresources.ContainerDevices
@@ -53,7 +60,9 @@ func (kp *kubeletProcess) GetAllocatableResources(context.Context, *podresources
 }
 
 // Get returns a pod. The error for a missing pod has no status.
-func (kp *kubeletProcess) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
+func (kp *kubeletProcess) Get(
+	_ context.Context, r *podresources.GetPodResourcesRequest,
+) (*podresources.GetPodResourcesResponse, error) {
 	kp.mu.Lock()
 	defer kp.mu.Unlock()
 	if kp.faults.GetErr != nil {
@@ -66,14 +75,17 @@ func (kp *kubeletProcess) Get(_ context.Context, r *podresources.GetPodResources
 	return &podresources.GetPodResourcesResponse{PodResources: kp.podResources(p)}, nil
 }
 
-// podResources returns a pod's sidecars and then the containers, without regular init containers. mu is held.
+// podResources returns a pod's sidecars and then the containers, without
+// regular init containers. mu is held.
 func (kp *kubeletProcess) podResources(p *pod) *podresources.PodResources {
-	response := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace, CpuIds: shuffled(p.ExclusiveCPUs), Memory: memoryRows(p.Memory)}
+	response := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace, CpuIds: shuffled(p.ExclusiveCPUs),
+		Memory: memoryRows(p.Memory)}
 	for _, c := range p.orderedContainers() {
 		if c.reusable() {
 			continue
 		}
-		container := &podresources.ContainerResources{Name: c.Name, CpuIds: shuffled(c.ExclusiveCPUs), Memory: memoryRows(c.Memory)}
+		container := &podresources.ContainerResources{Name: c.Name, CpuIds: shuffled(c.ExclusiveCPUs),
+			Memory: memoryRows(c.Memory)}
 		if p.claimsPrepared {
 			container.DynamicResources = claimRows(p.Namespace, c.Claims)
 		}
@@ -113,13 +125,15 @@ func topologyOf(nodes []int64) *podresources.TopologyInfo {
 
 func memoryRows(blocks []MemoryBlock) (rows []*podresources.ContainerMemory) {
 	for _, b := range blocks {
-		rows = append(rows, &podresources.ContainerMemory{MemoryType: b.Type, Size: b.Bytes, Topology: topologyOf(b.NUMANodes)})
+		rows = append(rows, &podresources.ContainerMemory{MemoryType: b.Type, Size: b.Bytes,
+			Topology: topologyOf(b.NUMANodes)})
 	}
 	return shuffled(rows)
 }
 
-// claimRows returns the devices of claims. Rows of the same driver keep the order, and include the CDI names of the rows before
-// (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go).
+// claimRows returns the devices of claims. Rows of the same driver keep the
+// order, and include the CDI names of the rows before (GetDynamicResources in
+// pkg/kubelet/cm/container_manager_linux.go).
 func claimRows(podNamespace string, claims []ClaimSpec) (rows []*podresources.DynamicResource) {
 	for _, claim := range claims {
 		row := &podresources.DynamicResource{ClaimName: claim.Name, ClaimNamespace: claim.Namespace}
@@ -132,7 +146,8 @@ func claimRows(podNamespace string, claims []ClaimSpec) (rows []*podresources.Dy
 				for _, name := range d.CDI {
 					cdi[d.Driver] = append(cdi[d.Driver], &podresources.CDIDevice{Name: name})
 				}
-				r := &podresources.ClaimResource{CdiDevices: cdi[d.Driver], DriverName: d.Driver, PoolName: d.Pool, DeviceName: d.Device}
+				r := &podresources.ClaimResource{CdiDevices: cdi[d.Driver], DriverName: d.Driver, PoolName: d.Pool,
+					DeviceName: d.Device}
 				if d.Share != "" {
 					r.ShareId = &d.Share
 				}
@@ -154,5 +169,6 @@ func paddingPods(bytes int) []*podresources.PodResources {
 	for i := range bytes / rowBytes {
 		c.Devices = append(c.Devices, deviceRow("example.com/padding", fmt.Sprintf("padding-%031d", i)))
 	}
-	return []*podresources.PodResources{{Name: "padding", Namespace: "default", Containers: []*podresources.ContainerResources{c}}}
+	return []*podresources.PodResources{{Name: "padding", Namespace: "default",
+		Containers: []*podresources.ContainerResources{c}}}
 }

@@ -17,8 +17,9 @@ func (r *AdmissionError) Error() string {
 	return fmt.Sprintf("pod %s: %s: %s", r.Pod, r.Reason, r.Message)
 }
 
-// RunPod adds a pod and returns when all containers were started, or with an *AdmissionError. Without a kubelet process RunPod
-// waits. If ctx ends first, the pod stays.
+// RunPod adds a pod and returns when all containers were started, or with an
+// *AdmissionError. Without a kubelet process RunPod waits. If ctx ends first,
+// the pod stays.
 func (k *Kubelet) RunPod(ctx context.Context, spec PodSpec) error {
 	p := newPod(spec)
 	if err := k.addPod(p); err != nil {
@@ -62,14 +63,16 @@ func (k *Kubelet) addPod(p *pod) error {
 // EndPod ends a pod as if the containers had exited with status 0.
 func (k *Kubelet) EndPod(spec PodSpec) error { return k.EndPodWith(spec, PodEnd{}) }
 
-// EndPodWith ends a pod in the given way. The pod leaves List and Get and the devices are freed; the Pods API returns the pod until deletion
-// or reuse of the name.
+// EndPodWith ends a pod in the given way. The pod leaves List and Get and the
+// devices are freed; the Pods API returns the pod until deletion or reuse of
+// the name.
 func (k *Kubelet) EndPodWith(spec PodSpec, end PodEnd) error {
 	return k.node.updatePod(spec, func(p *pod) { p.end(end) })
 }
 
-// DeletePod deletes a pod. A pod of the API server stays listed with the devices until the grace period ends. A static pod leaves List at
-// once, and the devices are free while the containers still run.
+// DeletePod deletes a pod. A pod of the API server stays listed with the
+// devices until the grace period ends. A static pod leaves List at once, and
+// the devices are free while the containers still run.
 func (k *Kubelet) DeletePod(spec PodSpec) error {
 	return k.node.updatePod(spec, func(p *pod) {
 		if p.Static || p.GracePeriod == 0 || p.isFinished() {

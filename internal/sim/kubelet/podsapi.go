@@ -9,7 +9,8 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// The Pods service is pkg/kubelet/apis/pods/server.go. Pods have names, labels, phase and container states, and no spec.
+// The Pods service is pkg/kubelet/apis/pods/server.go. Pods have names, labels,
+// phase and container states, and no spec.
 
 // podsErr returns an error until all pods have been read. mu is held.
 func (kp *kubeletProcess) podsErr() error {
@@ -30,7 +31,9 @@ func (kp *kubeletProcess) GetPod(_ context.Context, r *podsapi.GetPodRequest) (*
 }
 
 // WatchPods sends all pods, and then changes.
-func (kp *kubeletProcess) WatchPods(_ *podsapi.WatchPodsRequest, stream grpc.ServerStreamingServer[podsapi.WatchPodsEvent]) error {
+func (kp *kubeletProcess) WatchPods(
+	_ *podsapi.WatchPodsRequest, stream grpc.ServerStreamingServer[podsapi.WatchPodsEvent],
+) error {
 	var events podWatcher
 	var err error
 	kp.locked(func() {

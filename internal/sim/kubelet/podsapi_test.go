@@ -36,7 +36,8 @@ func watchPods(t testing.TB, k *kubelet.Kubelet) podsapi.Pods_WatchPodsClient {
 	return stream
 }
 
-// nextEvent returns the kinds of all events up to the first event of a kind, and that event's pod.
+// nextEvent returns the kinds of all events up to the first event of a kind,
+// and that event's pod.
 func nextEvent(t testing.TB, stream podsapi.Pods_WatchPodsClient, kind podsapi.EventType) (kinds []string, pod []byte) {
 	t.Helper()
 	for {
@@ -71,7 +72,8 @@ func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
 func TestSlowWatcherIsDropped(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	p := kubelet.PodSpec{Name: "big", Labels: map[string]string{"x": strings.Repeat("x", 100_000)}, Containers: []kubelet.ContainerSpec{{Name: "main"}}}
+	p := kubelet.PodSpec{Name: "big", Labels: map[string]string{"x": strings.Repeat("x", 100_000)},
+		Containers: []kubelet.ContainerSpec{{Name: "main"}}}
 	runPod(t, k, p)
 	stream := watchPods(t, k)
 	nextEvent(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
@@ -96,8 +98,9 @@ func TestPhaseOfEndedPods(t *testing.T) {
 		end  kubelet.PodEnd
 		want [2]string
 	}{
-		"done":    {want: [2]string{"Succeeded", ""}},
-		"failed":  {kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 1}}}, [2]string{"Failed", ""}},
+		"done": {want: [2]string{"Succeeded", ""}},
+		"failed": {kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 1}}},
+			[2]string{"Failed", ""}},
 		"evicted": {kubelet.PodEnd{Reason: "Evicted"}, [2]string{"Failed", "Evicted"}},
 	} {
 		p := podWithGPUs(name, 0)

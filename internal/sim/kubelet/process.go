@@ -12,7 +12,8 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// kubeletProcess is a process of the kubelet. The state ends with the process, except for the checkpoint file.
+// kubeletProcess is a process of the kubelet. The state ends with the process,
+// except for the checkpoint file.
 type kubeletProcess struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresources.UnimplementedPodResourcesListerServer
@@ -29,7 +30,8 @@ type kubeletProcess struct {
 	conns   []*pluginClient // all dialed plugins
 }
 
-// serve serves a socket until the process ends. The server stops without waiting for calls, like a kubelet, and ends after the handlers.
+// serve serves a socket until the process ends. The server stops without
+// waiting for calls, like a kubelet, and ends after the handlers.
 func (kp *kubeletProcess) serve(socket string, register func(*grpc.Server)) error {
 	listener, err := listenUnix(socket)
 	if err != nil {
@@ -37,11 +39,15 @@ func (kp *kubeletProcess) serve(socket string, register func(*grpc.Server)) erro
 	}
 	count := func(method string) { kp.update(func() { kp.calls[path.Base(method)]++ }) }
 	server := grpc.NewServer(grpc.WaitForHandlers(true),
-		grpc.UnaryInterceptor(func(ctx context.Context, request any, call *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		grpc.UnaryInterceptor(func(
+			ctx context.Context, request any, call *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+		) (any, error) {
 			count(call.FullMethod)
 			return handle(ctx, request)
 		}),
-		grpc.StreamInterceptor(func(server any, stream grpc.ServerStream, call *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		grpc.StreamInterceptor(func(
+			server any, stream grpc.ServerStream, call *grpc.StreamServerInfo, handle grpc.StreamHandler,
+		) error {
 			count(call.FullMethod)
 			return handle(server, stream)
 		}))

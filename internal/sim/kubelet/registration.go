@@ -19,12 +19,14 @@ const (
 	maxRegistrations = 1000 // in State
 )
 
-// Register connects to a running plugin, and returns before the plugin's first list (plugin/v1beta1/server.go:159). Errors
-// have no status, and so code Unknown: only the texts differ.
+// Register connects to a running plugin, and returns before the plugin's first
+// list (plugin/v1beta1/server.go:159). Errors have no status, and so code
+// Unknown: only the texts differ.
 func (kp *kubeletProcess) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	err := kp.register(ctx, request)
 	kp.update(func() {
-		kp.registrations = append(kp.registrations, Registration{Resource: request.ResourceName, Endpoint: request.Endpoint, Err: err})
+		kp.registrations = append(kp.registrations,
+			Registration{Resource: request.ResourceName, Endpoint: request.Endpoint, Err: err})
 		kp.registrations = kp.registrations[max(0, len(kp.registrations)-maxRegistrations):]
 	})
 	if err != nil {
@@ -42,13 +44,16 @@ func (kp *kubeletProcess) register(ctx context.Context, request *pluginapi.Regis
 	case faults.RegisterErr != nil:
 		return faults.RegisterErr
 	case !slices.Contains(pluginapi.SupportedVersions[:], request.Version):
-		return fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q", request.Version, pluginapi.SupportedVersions)
+		return fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q",
+			request.Version, pluginapi.SupportedVersions)
 	}
 	return kp.connectPlugin(ctx, request.ResourceName, filepath.Join(kp.dir, request.Endpoint))
 }
 
-// connectPlugin implements plugin/v1beta1/handler.go:77 including the defect: a failed registration deletes the client of the key, even
-// of a connected plugin. The end of the stream then disconnects no plugin, and the devices stay healthy.
+// connectPlugin implements plugin/v1beta1/handler.go:77 including the defect: a
+// failed registration deletes the client of the key, even of a connected
+// plugin. The end of the stream then disconnects no plugin, and the devices
+// stay healthy.
 func (kp *kubeletProcess) connectPlugin(ctx context.Context, resource, socket string) error {
 	c, err := newClient(resource, socket)
 	if err != nil {
@@ -66,8 +71,9 @@ func (kp *kubeletProcess) connectPlugin(ctx context.Context, resource, socket st
 	return nil
 }
 
-// dialPlugin connects and reads the plugin's options; options in the RegisterRequest are ignored (plugin/v1beta1/client.go:132).
-// Errors are not wrapped: the codes would become the response's.
+// dialPlugin connects and reads the plugin's options; options in the
+// RegisterRequest are ignored (plugin/v1beta1/client.go:132). Errors are not
+// wrapped: the codes would become the response's.
 func (kp *kubeletProcess) dialPlugin(ctx context.Context, c *pluginClient) error {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -83,8 +89,9 @@ func (kp *kubeletProcess) dialPlugin(ctx context.Context, c *pluginClient) error
 	return kp.pluginConnected(c, options)
 }
 
-// watchDevices receives a plugin's lists until the stream ends, and disconnects the client of the plugin's key, if there is a client.
-// The stream is never opened again (plugin/v1beta1/handler.go:133).
+// watchDevices receives a plugin's lists until the stream ends, and disconnects
+// the client of the plugin's key, if there is a client. The stream is never
+// opened again (plugin/v1beta1/handler.go:133).
 func (kp *kubeletProcess) watchDevices(c *pluginClient) {
 	_ = kp.receiveLists(c)
 	kp.mu.Lock()
@@ -116,7 +123,8 @@ func (kp *kubeletProcess) receiveLists(c *pluginClient) error {
 			kp.pluginListed(c.resource, response.Devices)
 			count := kp.lists[c.resource]
 			count.updates++
-			if !first && maps.EqualFunc(before, kp.devices[c.resource], func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) }) {
+			if !first && maps.EqualFunc(before, kp.devices[c.resource],
+				func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) }) {
 				count.repeats++
 			}
 			kp.lists[c.resource] = count

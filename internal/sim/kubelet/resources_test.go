@@ -15,7 +15,8 @@ import (
 
 const gib = 1 << 30
 
-// reservations returns the CPUs, memory and claims of List, one per line, sorted.
+// reservations returns the CPUs, memory and claims of List, one per line,
+// sorted.
 func reservations(t testing.TB, k *kubelet.Kubelet) (lines []string) {
 	t.Helper()
 	resp, err := lister(t, k).List(t.Context(), &podresources.ListPodResourcesRequest{})
@@ -40,7 +41,9 @@ func reservations(t testing.TB, k *kubelet.Kubelet) (lines []string) {
 					for _, name := range r.CdiDevices {
 						cdi = append(cdi, name.Name)
 					}
-					lines = append(lines, fmt.Sprintf("%s/%s: %s/%s gives %s/%s/%s/%s %v", p.Name, c.Name, d.ClaimNamespace, d.ClaimName, r.DriverName, r.PoolName, r.DeviceName, r.GetShareId(), cdi))
+					lines = append(lines,
+						fmt.Sprintf("%s/%s: %s/%s gives %s/%s/%s/%s %v", p.Name, c.Name, d.ClaimNamespace, d.ClaimName,
+							r.DriverName, r.PoolName, r.DeviceName, r.GetShareId(), cdi))
 				}
 			}
 		}
@@ -70,17 +73,20 @@ func TestCPUsAndMemoryAsConfigured(t *testing.T) {
 	}
 	k := start(t, kubelet.Options{
 		ExclusiveCPUs: []int64{7, 2, 3, 4, 5, 6},
-		Memory:        []kubelet.MemoryBlock{memory("memory", 4*gib, 0), memory("memory", 4*gib, 1), memory("hugepages-2Mi", gib, 1)},
+		Memory: []kubelet.MemoryBlock{memory("memory", 4*gib, 0), memory("memory", 4*gib, 1),
+			memory("hugepages-2Mi", gib, 1)},
 	})
 	runPod(t, k, kubelet.PodSpec{
 		Name: "one", ExclusiveCPUs: []int64{2}, Memory: []kubelet.MemoryBlock{memory("memory", gib, 0)},
 		Containers: []kubelet.ContainerSpec{
-			{Name: "main", ExclusiveCPUs: []int64{4, 3}, Memory: []kubelet.MemoryBlock{memory("memory", 5*gib, 0, 1), memory("hugepages-2Mi", gib, 1)}},
+			{Name: "main", ExclusiveCPUs: []int64{4, 3},
+				Memory: []kubelet.MemoryBlock{memory("memory", 5*gib, 0, 1), memory("hugepages-2Mi", gib, 1)}},
 			{Name: "plain"},
 		},
 	})
 	want := []string{
-		"one/main: 1073741824 of hugepages-2Mi on [1]", "one/main: 5368709120 of memory on [0 1]", "one/main: CPUs [3 4]",
+		"one/main: 1073741824 of hugepages-2Mi on [1]", "one/main: 5368709120 of memory on [0 1]",
+		"one/main: CPUs [3 4]",
 		"one: 1073741824 of memory on [0]", "one: CPUs [2]",
 	}
 	wantReservations(t, k, want...)
@@ -97,7 +103,9 @@ func TestCPUsAndMemoryAsConfigured(t *testing.T) {
 	}
 	slices.Sort(response.CpuIds)
 	slices.Sort(allocatable)
-	if got := fmt.Sprint(response.CpuIds, allocatable); got != "[2 3 4 5 6 7] [1073741824 of hugepages-2Mi on [1] 4294967296 of memory on [0] 4294967296 of memory on [1]]" {
+	const wantAllocatable = "[2 3 4 5 6 7] [1073741824 of hugepages-2Mi on [1] " +
+		"4294967296 of memory on [0] 4294967296 of memory on [1]]"
+	if got := fmt.Sprint(response.CpuIds, allocatable); got != wantAllocatable {
 		t.Errorf("allocatable: got %s", got)
 	}
 }
@@ -106,18 +114,24 @@ func TestClaims(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	shared := kubelet.ClaimSpec{Name: "ours", Devices: []kubelet.ClaimedDevice{
-		{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0", CDI: []string{"k8s.gpu.nvidia.com/claim=uid-gpu-0"}},
+		{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0",
+			CDI: []string{"k8s.gpu.nvidia.com/claim=uid-gpu-0"}},
 		{Driver: "nic.example.com", Pool: "p", Device: "d", Share: "s"},
 	}}
-	other := kubelet.ClaimSpec{Namespace: "elsewhere", Name: "other", Devices: []kubelet.ClaimedDevice{{Driver: "x", Pool: "y", Device: "z"}}}
+	other := kubelet.ClaimSpec{Namespace: "elsewhere", Name: "other",
+		Devices: []kubelet.ClaimedDevice{{Driver: "x", Pool: "y", Device: "z"}}}
 	for _, name := range []string{"one", "two"} {
-		runPod(t, k, kubelet.PodSpec{Namespace: "team", Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{shared}}}})
+		runPod(t, k, kubelet.PodSpec{Namespace: "team", Name: name,
+			Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{shared}}}})
 	}
-	runPod(t, k, kubelet.PodSpec{Name: "three", Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{other}}}})
+	runPod(t, k, kubelet.PodSpec{Name: "three",
+		Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{other}}}})
 	want := []string{
-		"one/main: team/ours gives gpu.nvidia.com/node-a/gpu-0/ [k8s.gpu.nvidia.com/claim=uid-gpu-0]", "one/main: team/ours gives nic.example.com/p/d/s []",
+		"one/main: team/ours gives gpu.nvidia.com/node-a/gpu-0/ [k8s.gpu.nvidia.com/claim=uid-gpu-0]",
+		"one/main: team/ours gives nic.example.com/p/d/s []",
 		"three/main: elsewhere/other gives x/y/z/ []",
-		"two/main: team/ours gives gpu.nvidia.com/node-a/gpu-0/ [k8s.gpu.nvidia.com/claim=uid-gpu-0]", "two/main: team/ours gives nic.example.com/p/d/s []",
+		"two/main: team/ours gives gpu.nvidia.com/node-a/gpu-0/ [k8s.gpu.nvidia.com/claim=uid-gpu-0]",
+		"two/main: team/ours gives nic.example.com/p/d/s []",
 	}
 	wantReservations(t, k, want...)
 	restart(t, k, nil)
@@ -131,7 +145,8 @@ func TestGetFaults(t *testing.T) {
 	runPod(t, k, kubelet.PodSpec{Name: "one"})
 	k.SetFaults(kubelet.Faults{GetErr: status.Error(codes.Unimplemented, "unknown method Get")})
 	get := func() error {
-		_, err := lister(t, k).Get(t.Context(), &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: "one"})
+		_, err := lister(t, k).Get(t.Context(),
+			&podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: "one"})
 		return err
 	}
 	if err := get(); status.Code(err) != codes.Unimplemented {

@@ -8,7 +8,8 @@ import (
 	"path/filepath"
 )
 
-// removeSockets removes the sockets in a folder, and neither regular files nor folders (manager.go:191).
+// removeSockets removes the sockets in a folder, and neither regular files nor
+// folders (manager.go:191).
 func removeSockets(dir string) error {
 	entries, err := os.ReadDir(dir)
 	errs := []error{err}
@@ -20,11 +21,13 @@ func removeSockets(dir string) error {
 	return errors.Join(errs...)
 }
 
-// listenUnix creates a socket under a temporary name and moves the socket to path, as the kubelet does (k8s.io/cri-client/pkg/util/util_unix.go:38).
-// The socket stays on disk when the listener is closed.
+// listenUnix creates a socket under a temporary name and moves the socket to
+// path, as the kubelet does (k8s.io/cri-client/pkg/util/util_unix.go:38). The
+// socket stays on disk when the listener is closed.
 func listenUnix(path string) (net.Listener, error) {
 	temporary := filepath.Join(filepath.Dir(path), ".new")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.RemoveAll(path), os.RemoveAll(temporary)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.RemoveAll(path),
+		os.RemoveAll(temporary)); err != nil {
 		return nil, err
 	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: temporary, Net: "unix"})

@@ -11,22 +11,28 @@ const (
 	V137 Version = "1.37" // plugins are identified by resource and socket
 )
 
-// PodSpec is a pod to run. Methods of Kubelet identify a pod by namespace and name.
+// PodSpec is a pod to run. Methods of Kubelet identify a pod by namespace and
+// name.
 type PodSpec struct {
 	Namespace string // "default" if empty
 	Name      string
 	Labels    map[string]string // for the Pods API
-	// Static pods come from a manifest on the node, the rest from the API server. The kubelet appends the node's name to names of static pods.
+	// Static pods come from a manifest on the node, the rest from the API
+	// server. The kubelet appends the node's name to names of static pods.
 	Static bool
-	// InitContainers include sidecars. Init containers start in turn, before Containers.
+	// InitContainers include sidecars. Init containers start in turn, before
+	// Containers.
 	InitContainers []ContainerSpec
 	Containers     []ContainerSpec
-	// ExclusiveCPUs and Memory are listed for the pod as a whole, as the gate PodLevelResourceManagers of 1.37 does.
+	// ExclusiveCPUs and Memory are listed for the pod as a whole, as the gate
+	// PodLevelResourceManagers of 1.37 does.
 	ExclusiveCPUs []int64
 	Memory        []MemoryBlock
-	// RunOnce is restartPolicy Never, for real kubelets: here EndPod ends any pod.
+	// RunOnce is restartPolicy Never, for real kubelets: here EndPod ends any
+	// pod.
 	RunOnce bool
-	// GracePeriod is the time between the pod's deletion and the end of the containers.
+	// GracePeriod is the time between the pod's deletion and the end of the
+	// containers.
 	GracePeriod time.Duration
 }
 
@@ -36,7 +42,8 @@ type ContainerSpec struct {
 	Limits  map[string]int // requested devices by resource: {"nvidia.com/gpu": 1}
 	Claims  []ClaimSpec
 	Sidecar bool // an init container with restartPolicy Always
-	// ExclusiveCPUs and Memory are listed for the container. A real kubelet reserves CPUs and memory for containers of Guaranteed pods.
+	// ExclusiveCPUs and Memory are listed for the container. A real kubelet
+	// reserves CPUs and memory for containers of Guaranteed pods.
 	ExclusiveCPUs []int64
 	Memory        []MemoryBlock
 }
@@ -48,13 +55,15 @@ type MemoryBlock struct {
 	NUMANodes []int64
 }
 
-// ClaimSpec is an allocated resource claim of Dynamic Resource Allocation. Containers with the same claim share the devices.
+// ClaimSpec is an allocated resource claim of Dynamic Resource Allocation.
+// Containers with the same claim share the devices.
 type ClaimSpec struct {
 	Namespace string // the pod's if empty
 	Name      string
 	Devices   []ClaimedDevice
-	// PreparedCount is how often the driver prepared the claim; 0 means once. A kubelet without the fix of kubernetes#141335
-	// repeats the call if a second driver of the claim failed, and keeps the devices of each call.
+	// PreparedCount is how often the driver prepared the claim; 0 means once. A
+	// kubelet without the fix of kubernetes#141335 repeats the call if a second
+	// driver of the claim failed, and keeps the devices of each call.
 	PreparedCount int
 }
 

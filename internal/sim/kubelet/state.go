@@ -38,7 +38,9 @@ type ResourceState struct {
 	Capacity, Allocatable int           // of the node's status
 	Devices               []DeviceState // of the latest list, sorted by id
 	Sockets               []string      // file names of plugins by open ListAndWatch stream, sorted
-	Updates, Repeats      int           // lists received by all processes, and lists without a change on the same stream
+	// Updates are the lists received by all processes, and Repeats the lists
+	// without a change on the same stream.
+	Updates, Repeats int
 }
 
 // DeviceState is a device of a resource.
@@ -54,7 +56,8 @@ type PodStatus struct {
 	Phase                string // Pending, Running, Succeeded or Failed
 	Reason, Message      string // of a failure
 	InList               bool   // List includes the pod
-	// Containers has no init containers or sidecars: the kubelet reports no devices for both.
+	// Containers has no init containers or sidecars: the kubelet reports no
+	// devices for both.
 	Containers []PodContainerStatus
 }
 
@@ -143,10 +146,12 @@ func (kp *kubeletProcess) resourceState(name string, r ResourceState) ResourceSt
 
 // podStatus needs mu.
 func (k *Kubelet) podStatus(p *pod) PodStatus {
-	s := PodStatus{Namespace: p.Namespace, Name: p.Name, UID: p.uid, Phase: p.phase, Reason: p.reason, Message: p.message, InList: p.isListed()}
+	s := PodStatus{Namespace: p.Namespace, Name: p.Name, UID: p.uid, Phase: p.phase, Reason: p.reason,
+		Message: p.message, InList: p.isListed()}
 	for _, c := range p.Containers {
 		state := p.states[c.Name]
-		status := PodContainerStatus{Name: c.Name, Running: state.running, WaitingReason: state.waitingReason, Starts: state.starts}
+		status := PodContainerStatus{Name: c.Name, Running: state.running, WaitingReason: state.waitingReason,
+			Starts: state.starts}
 		if state.starts > 0 {
 			status.ID = p.containerID(c.Name)
 		}
@@ -158,8 +163,9 @@ func (k *Kubelet) podStatus(p *pod) PodStatus {
 	return s
 }
 
-// deviceHealth returns the allocatedResourcesStatus of a container: the health of each device in the latest list. An unlisted device
-// is Healthy (manager.go:1169). mu is held.
+// deviceHealth returns the allocatedResourcesStatus of a container: the health
+// of each device in the latest list. An unlisted device is Healthy
+// (manager.go:1169). mu is held.
 func (kp *kubeletProcess) deviceHealth(uid string, c ContainerSpec) (all []AllocatedDeviceHealth) {
 	for _, resource := range slices.Sorted(maps.Keys(c.Limits)) {
 		for _, id := range slices.Sorted(maps.Keys(kp.allocations[allocatedTo{uid, c.Name, resource}].ids())) {

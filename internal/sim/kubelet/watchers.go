@@ -6,16 +6,19 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// maxWatcherBacklog is the capacity of a stream (pkg/kubelet/apis/pods/server.go:295).
+// maxWatcherBacklog is the capacity of a stream
+// (pkg/kubelet/apis/pods/server.go:295).
 const maxWatcherBacklog = 100
 
-// podWatcher receives the events of a WatchPods stream, and is closed if the stream is dropped.
+// podWatcher receives the events of a WatchPods stream, and is closed if the
+// stream is dropped.
 type podWatcher chan *podsapi.WatchPodsEvent
 
 // podWatchers are the WatchPods streams. Guarded by nodeState.mu.
 type podWatchers map[podWatcher]bool
 
-// announcedPod is the state of a pod after the latest event, current only while there is a stream.
+// announcedPod is the state of a pod after the latest event, current only while
+// there is a stream.
 type announcedPod struct {
 	message []byte
 	ended   bool
@@ -34,7 +37,8 @@ func (n *nodeState) addWatcher() podWatcher {
 	return events
 }
 
-// announce sends the change of a pod. DELETED follows the end of a pod, although the API server still has the pod
+// announce sends the change of a pod. DELETED follows the end of a pod,
+// although the API server still has the pod
 // (pkg/kubelet/status/status_manager.go:1110).
 func (w podWatchers) announce(p *pod) {
 	if len(w) == 0 {
