@@ -143,8 +143,10 @@ func TestDevRoot(t *testing.T) {
 	files.Update(healthyStatuses(makeGPUs(1)))
 	files.must(files.state.Err)
 	spec := files.readSpec("gpu")
-	for _, want := range []string{`{"path":"/dev/nvidia0","hostPath":"/dev/nvidia0"`,
-		`"hostPath":"/host/usr/bin/nvidia-smi"`} {
+	for _, want := range []string{
+		`{"path":"/dev/nvidia0","hostPath":"/dev/nvidia0"`,
+		`"hostPath":"/host/usr/bin/nvidia-smi"`,
+	} {
 		if !strings.Contains(spec, want) {
 			t.Errorf("got spec %s, want it to contain %s", spec, want)
 		}
@@ -166,8 +168,10 @@ func TestHostPaths(t *testing.T) {
 		},
 		{
 			"roots with a trailing slash", func(o *cdi.Options) { o.DriverRoot += "/"; o.TargetDriverRoot += "/" },
-			[]string{`"path":"/dev/nvidia0","hostPath":"/host/dev/nvidia0"`,
-				`{"hostPath":"/host/usr/bin/nvidia-smi","containerPath":"/usr/bin/nvidia-smi"`},
+			[]string{
+				`"path":"/dev/nvidia0","hostPath":"/host/dev/nvidia0"`,
+				`{"hostPath":"/host/usr/bin/nvidia-smi","containerPath":"/usr/bin/nvidia-smi"`,
+			},
 			nil,
 		},
 		{

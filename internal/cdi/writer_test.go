@@ -235,10 +235,14 @@ func TestInvalidDevice(t *testing.T) {
 		want   string
 	}{
 		"no node": {makeGPUs(3)[2], "skip GPU-2: no device node /dev/nvidia2"},
-		"no minor": {device.Device{ID: "GPU-x", GPU: "GPU-x", Minor: -1},
-			"skip GPU-x: minor number unknown"},
-		"no capabilities": {makeMIGDevice(makeGPUs(2)[1], "MIG-a"),
-			"skip MIG-a: device nodes of the capabilities unknown"},
+		"no minor": {
+			device.Device{ID: "GPU-x", GPU: "GPU-x", Minor: -1},
+			"skip GPU-x: minor number unknown",
+		},
+		"no capabilities": {
+			makeMIGDevice(makeGPUs(2)[1], "MIG-a"),
+			"skip MIG-a: device nodes of the capabilities unknown",
+		},
 		"missing node":        {makeMIGDevice(makeGPUs(2)[1], "MIG-a", 77), "nvidia-cap77"},
 		"old driver's id":     {makeMIGDevice(makeGPUs(2)[1], "MIG-GPU-1/7/0", 31), "MIG-GPU-1/7/0"},
 		"no name":             {device.Device{Minor: 1}, "skip : "},
@@ -285,8 +289,10 @@ func TestClasses(t *testing.T) {
 		s.setDevices(makeGPUs(1))
 		s.must(s.state.Err)
 		wantSet(t, "classes", s.state.Classes, "gpu", "imex-channel")
-		for _, node := range []string{"gdrdrv", "nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0",
-			"infiniband/rdma_cm"} {
+		for _, node := range []string{
+			"gdrdrv", "nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0",
+			"infiniband/rdma_cm",
+		} {
 			s.makeNode("dev/" + node)
 		}
 		s.touch("etc/cufile.json")

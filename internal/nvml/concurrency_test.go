@@ -38,8 +38,10 @@ func TestConcurrentCalls(t *testing.T) {
 				s.set(line)
 				s.sendEvent(1, "xid 31")
 			}
-			for _, line := range []string{"gpu 3 mig_mode 1", "gpu 3 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a",
-				"gpu 3 slice 0 2g.20gb gi 1 ci 0 uuid MIG-b"} {
+			for _, line := range []string{
+				"gpu 3 mig_mode 1", "gpu 3 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a",
+				"gpu 3 slice 0 2g.20gb gi 1 ci 0 uuid MIG-b",
+			} {
 				s.set(line)
 				s.sendEvent(3, "type 0x100")
 				s.sendEvent(3, "xid 31 gi 1 ci 0")

@@ -97,8 +97,10 @@ func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeRe
 }
 
 func (l *deviceListing) startProbe(index int) *deviceProbe {
-	probe := &deviceProbe{session: l.session, timeout: newGPUTimeout, identified: make(chan struct{}),
-		done: make(chan struct{})}
+	probe := &deviceProbe{
+		session: l.session, timeout: newGPUTimeout, identified: make(chan struct{}),
+		done: make(chan struct{}),
+	}
 	if l.old.byIndex[index] != nil {
 		probe.timeout = knownGPUTimeout
 	}

@@ -114,8 +114,10 @@ func TestHangInInitialization(t *testing.T) {
 			s.eventually("the hang ended", s.Idle)
 			s.timedList(3, "")
 			got := s.values(1)
-			for _, name := range []string{"nvidia_gpu_persistence_mode_enabled", "nvidia_gpu_pcie_link_width_max",
-				"nvidia_gpu_nvlink_links_up", `nvidia_gpu_feature_supported{feature="gpm"}`} {
+			for _, name := range []string{
+				"nvidia_gpu_persistence_mode_enabled", "nvidia_gpu_pcie_link_width_max",
+				"nvidia_gpu_nvlink_links_up", `nvidia_gpu_feature_supported{feature="gpm"}`,
+			} {
 				if _, ok := got[name]; !ok {
 					t.Errorf("%s: after the hang: %s is absent", function, name)
 				}

@@ -19,8 +19,10 @@ func TestHardware(t *testing.T) {
 		t.Skip("PODGAUGE_GPU is not set: the test needs an NVIDIA GPU")
 	}
 	runInChild(t, noSetup, func(t *testing.T, _ string) {
-		s := newFixture(t, Options{DriverRoots: []string{cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")},
-			SysRoot: "/sys"})
+		s := newFixture(t, Options{
+			DriverRoots: []string{cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")},
+			SysRoot:     "/sys",
+		})
 		began := time.Now()
 		devices, err := s.Devices(context.Background())
 		t.Logf("start and listing took %v, error %v, missing %v", time.Since(began), err, s.MissingFamilies())

@@ -43,8 +43,10 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	if old == nil {
 		old = &inventory{}
 	}
-	next := &inventory{nvmlSession: b.session, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{},
-		byIndex: map[int]*gpu{}}
+	next := &inventory{
+		nvmlSession: b.session, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{},
+		byIndex: map[int]*gpu{},
+	}
 	l := deviceListing{Backend: b, old: old, next: next, devices: []device.Device{}}
 	count = min(count, maxGPUs)
 	found := l.probeAll(ctx, count)

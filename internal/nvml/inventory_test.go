@@ -207,14 +207,20 @@ func TestDriverFails(t *testing.T) {
 		{line: "fail nvmlInit_v2 gpu - DRIVER_NOT_LOADED", absent: true, errText: "initialize NVML: DRIVER_NOT_LOADED"},
 		{line: "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH", absent: true, errText: "initialize NVML: "},
 		{line: "fail nvmlDeviceGetCount_v2 gpu - UNKNOWN", failing: true, errText: "count GPUs: UNKNOWN"},
-		{line: "fail nvmlDeviceGetHandleByIndex_v2 gpu * UNKNOWN", failing: true,
-			errText: "index 2: get its handle: UNKNOWN"},
-		{line: "fail nvmlDeviceGetUUID gpu * NO_PERMISSION", failing: true,
-			errText: "index 0: get its UUID: NO_PERMISSION"},
+		{
+			line: "fail nvmlDeviceGetHandleByIndex_v2 gpu * UNKNOWN", failing: true,
+			errText: "index 2: get its handle: UNKNOWN",
+		},
+		{
+			line: "fail nvmlDeviceGetUUID gpu * NO_PERMISSION", failing: true,
+			errText: "index 0: get its UUID: NO_PERMISSION",
+		},
 		{line: "gpu * lost", errText: "GPU_IS_LOST"},
-		{line: "fail nvmlDeviceGetHandleByIndex_v2 gpu * UNKNOWN",
+		{
+			line:      "fail nvmlDeviceGetHandleByIndex_v2 gpu * UNKNOWN",
 			otherLine: "fail nvmlDeviceGetHandleByIndex_v2 gpu 1 GPU_IS_LOST",
-			errText:   "index 0: get its handle: UNKNOWN"},
+			errText:   "index 0: get its handle: UNKNOWN",
+		},
 	} {
 		s := newFixture(t, Options{}, "gpus 3", row.line)
 		if row.otherLine != "" {

@@ -108,12 +108,21 @@ func TestLinksWithFaults(t *testing.T) {
 		calls      uint64 // on GPU 1
 	}{
 		{"gpu 1 lost", "GPU-1: NVLink 0: GPU_IS_LOST", []string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
-		{"fail nvmlDeviceGetNvLinkState gpu 1 RESET_REQUIRED", "GPU-1: NVLink 0: RESET_REQUIRED",
-			[]string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
-		{"fail nvmlDeviceGetNvLinkRemoteDeviceType gpu 1 UNKNOWN", "GPU-1: NVLink 17: UNKNOWN",
-			[]string{"0: - 0n 18n", "1: 0n - 0n", "2: 18n 0n -"}, 38},
-		{"fail nvmlDeviceGetTopologyCommonAncestor gpu 1 UNKNOWN", "GPU-1: path to GPU-0",
-			[]string{"0: - 18? 18n", "1: 18? - 18n", "2: 18n 18n -"}, 38},
+		{
+			"fail nvmlDeviceGetNvLinkState gpu 1 RESET_REQUIRED", "GPU-1: NVLink 0: RESET_REQUIRED",
+			[]string{"0: - 0? 18n", "2: 18n 0? -"},
+			1,
+		},
+		{
+			"fail nvmlDeviceGetNvLinkRemoteDeviceType gpu 1 UNKNOWN", "GPU-1: NVLink 17: UNKNOWN",
+			[]string{"0: - 0n 18n", "1: 0n - 0n", "2: 18n 0n -"},
+			38,
+		},
+		{
+			"fail nvmlDeviceGetTopologyCommonAncestor gpu 1 UNKNOWN", "GPU-1: path to GPU-0",
+			[]string{"0: - 18? 18n", "1: 18? - 18n", "2: 18n 18n -"},
+			38,
+		},
 	} {
 		s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1", "gpu 2 uuid GPU-2")
 		s.set(c.line)

@@ -136,8 +136,10 @@ func (sess *nvmlSession) placementOf(handle nvml.Device, gi int) device.Placemen
 	if ret != nvml.SUCCESS || info.Id != uint32(gi) {
 		return device.Placement{}
 	}
-	return device.Placement{Profile: int(info.ProfileId), Start: int(info.Placement.Start),
-		Size: int(info.Placement.Size)}
+	return device.Placement{
+		Profile: int(info.ProfileId), Start: int(info.Placement.Start),
+		Size: int(info.Placement.Size),
+	}
 }
 
 // identify reads the identity of a MIG device. On failure step names the call.

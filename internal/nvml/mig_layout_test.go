@@ -66,8 +66,10 @@ func TestMIGDevices(t *testing.T) {
 		"dev/nvidiactl":                      "",
 		"proc/driver/nvidia-caps/mig-minors": migMinors,
 	})
-	s := newFixture(t, Options{DevRoot: root, SysRoot: filepath.Join(root, "sys"),
-		ProcRoot: filepath.Join(root, "proc")}, partitionedGPU...)
+	s := newFixture(t, Options{
+		DevRoot: root, SysRoot: filepath.Join(root, "sys"),
+		ProcRoot: filepath.Join(root, "proc"),
+	}, partitionedGPU...)
 	devices := s.list(7)
 	s.wantMIGDevices(devices, "MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb",
 		"MIG-d 1:6 9/0 1g.10gb+me")
@@ -79,8 +81,10 @@ func TestMIGDevices(t *testing.T) {
 	want.ID, want.MIGEnabled, want.MIGDeviceIndex, want.GI, want.CI = "MIG-a", false, 0, 7, 0
 	want.Profile, want.MemoryBytes = "1g.10gb", 10<<30
 	want.Placement = device.Placement{Profile: 19, Start: 0, Size: 1}
-	want.DeviceNodes = []string{"/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67",
-		"/dev/nvidiactl"}
+	want.DeviceNodes = []string{
+		"/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67",
+		"/dev/nvidiactl",
+	}
 	if !equalDevices(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
@@ -220,13 +224,17 @@ func TestRepartitioned(t *testing.T) {
 // TestMIGDevicesWithFaults lets calls fail. A known MIG device remains listed,
 // a new one is left out, and the error has the index.
 func TestMIGDevicesWithFaults(t *testing.T) {
-	known := []string{"MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb",
-		"MIG-d 1:6 9/0 1g.10gb+me"}
+	known := []string{
+		"MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb",
+		"MIG-d 1:6 9/0 1g.10gb+me",
+	}
 	for _, c := range []struct{ line, want, first string }{
 		{"fail nvmlDeviceGetMigDeviceHandleByIndex gpu 1 UNKNOWN", "MIG device 6: get its handle: UNKNOWN", ""},
 		{"fail nvmlDeviceGetGpuInstanceId gpu 1 UNKNOWN", "MIG device 6: get its GPU instance: UNKNOWN", ""},
-		{"fail nvmlDeviceGetComputeInstanceId gpu 1 4242", "MIG device 6: get its compute instance: NVML returned 4242",
-			""},
+		{
+			"fail nvmlDeviceGetComputeInstanceId gpu 1 4242", "MIG device 6: get its compute instance: NVML returned 4242",
+			"",
+		},
 		{"fail nvmlDeviceGetAttributes_v2 gpu 1 UNKNOWN", "MIG device 6: get its attributes: UNKNOWN", ""},
 		{"fail nvmlDeviceGetMigDeviceHandleByIndex gpu 1 GPU_IS_LOST", "GPU-1: get its handle: GPU_IS_LOST", ""},
 		{"fail nvmlDeviceGetMaxMigDeviceCount gpu 1 UNKNOWN", "", "GPU-1: count its MIG devices: UNKNOWN"},
@@ -247,8 +255,10 @@ func TestMIGDevicesWithFaults(t *testing.T) {
 		}
 	}
 	s := newListedFixture(t, partitionedGPU...)
-	for _, line := range []string{"gpu 1 lost", "fail nvmlDeviceGetMigMode gpu 1 UNKNOWN",
-		"fail nvmlDeviceGetHandleByIndex_v2 gpu 1 UNKNOWN"} {
+	for _, line := range []string{
+		"gpu 1 lost", "fail nvmlDeviceGetMigMode gpu 1 UNKNOWN",
+		"fail nvmlDeviceGetHandleByIndex_v2 gpu 1 UNKNOWN",
+	} {
 		s.set(line)
 		s.wantMIGDevices(s.list(7), known...)
 	}
@@ -306,16 +316,26 @@ func TestEventsOfMIGDevices(t *testing.T) {
 		event string
 		want  device.Event
 	}{
-		{"xid 4242 gi 2 ci 1", device.Event{GPU: gpu, Device: "MIG-GPU-1/2/1", Xid: 4242, Class: "unknown",
-			Recovery: device.RecoveryChecksPass, Action: "inspect"}},
-		{"xid 31 gi 7 ci 0", device.Event{GPU: gpu, Device: "MIG-a", Xid: 31, Class: "application",
-			Action: "restart_app"}},
-		{"xid 94 gi 9 ci 0", device.Event{GPU: gpu, Device: "MIG-d", Xid: 94, Class: "contained",
-			Action: "restart_app"}},
-		{"xid 95 gi 9 ci 0", device.Event{GPU: gpu, Xid: 95, Class: "broken", Recovery: device.RecoveryAfterReset,
-			Action: "reset_gpu"}},
-		{"xid 4242", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass,
-			Action: "inspect"}},
+		{"xid 4242 gi 2 ci 1", device.Event{
+			GPU: gpu, Device: "MIG-GPU-1/2/1", Xid: 4242, Class: "unknown",
+			Recovery: device.RecoveryChecksPass, Action: "inspect",
+		}},
+		{"xid 31 gi 7 ci 0", device.Event{
+			GPU: gpu, Device: "MIG-a", Xid: 31, Class: "application",
+			Action: "restart_app",
+		}},
+		{"xid 94 gi 9 ci 0", device.Event{
+			GPU: gpu, Device: "MIG-d", Xid: 94, Class: "contained",
+			Action: "restart_app",
+		}},
+		{"xid 95 gi 9 ci 0", device.Event{
+			GPU: gpu, Xid: 95, Class: "broken", Recovery: device.RecoveryAfterReset,
+			Action: "reset_gpu",
+		}},
+		{"xid 4242", device.Event{
+			GPU: gpu, Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass,
+			Action: "inspect",
+		}},
 		// two MIG devices in the instance
 		{"xid 4242 gi 2", unknown},
 		// added after the listing

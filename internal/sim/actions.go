@@ -43,8 +43,10 @@ var scriptActions = map[string]scriptAction{
 
 	"wedge":   {"no argument", 0, 0, onMachine((*Machine).HangAll)},
 	"release": {"no argument", 0, 0, onMachine((*Machine).ReleaseHangs)},
-	"unload": {"no argument",
-		0, 0, onMachine(func(m *Machine) { m.SetDriverError(errors.New("the driver was unloaded")) })},
+	"unload": {
+		"no argument",
+		0, 0, onMachine(func(m *Machine) { m.SetDriverError(errors.New("the driver was unloaded")) }),
+	},
 	"load": {"no argument", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(nil) })},
 
 	"kubelet": {"well, silent, refuses or restarts", 1, 1, setKubeletBehavior},

@@ -181,8 +181,10 @@ func (m *Machine) ReadProcessUsage(id device.GPU) (uses []device.ProcessUsage, k
 		if !g.acceptsProcesses(p.device) {
 			continue
 		}
-		u := device.ProcessUsage{Device: p.device, PID: p.pid, MemoryBytes: p.bytes, SM: p.sm,
-			MemoryController: p.sm / 2}
+		u := device.ProcessUsage{
+			Device: p.device, PID: p.pid, MemoryBytes: p.bytes, SM: p.sm,
+			MemoryController: p.sm / 2,
+		}
 		if g.MIGEnabled || p.sm < 0 {
 			u.SM, u.MemoryController, u.Encoder, u.Decoder = -1, -1, -1, -1
 		}

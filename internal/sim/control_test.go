@@ -17,8 +17,10 @@ import (
 // rejects actions on pods.
 func TestControl(t *testing.T) {
 	machine := NewMachine(nil, 2, time.Now)
-	c := &Control{Address: fmt.Sprintf("@podgauge-sim-test-%d", os.Getpid()), Machine: machine,
-		Log: slog.New(slog.DiscardHandler)}
+	c := &Control{
+		Address: fmt.Sprintf("@podgauge-sim-test-%d", os.Getpid()), Machine: machine,
+		Log: slog.New(slog.DiscardHandler),
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()

@@ -59,8 +59,10 @@ func TestPartition(t *testing.T) {
 	m := sim.NewMachine(testRows, 2, time.Now)
 	gpu := m.GPUs()[0]
 	m.Partition(gpu, "1c.3g.40gb", "2c.3g.40gb", "1c.3g.40gb", "1g.10gb")
-	if got, want := migDeviceList(t, m), []string{"0:1/0 1c.3g.40gb", "1:1/1 2c.3g.40gb", "2:2/0 1c.3g.40gb",
-		"3:3/0 1g.10gb"}; !slices.Equal(got, want) {
+	if got, want := migDeviceList(t, m), []string{
+		"0:1/0 1c.3g.40gb", "1:1/1 2c.3g.40gb", "2:2/0 1c.3g.40gb",
+		"3:3/0 1g.10gb",
+	}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	before := m.AllocatableIDs()
@@ -71,8 +73,10 @@ func TestPartition(t *testing.T) {
 		t.Errorf("got event %+v, %v, want PartitionChanged", e, err)
 	}
 	m.Partition(gpu, "", "2c.3g.40gb", "2g.20gb", "1g.10gb")
-	if got, want := migDeviceList(t, m), []string{"1:1/1 2c.3g.40gb", "2:2/0 2g.20gb",
-		"3:3/0 1g.10gb"}; !slices.Equal(got, want) {
+	if got, want := migDeviceList(t, m), []string{
+		"1:1/1 2c.3g.40gb", "2:2/0 2g.20gb",
+		"3:3/0 1g.10gb",
+	}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	after := m.AllocatableIDs()
@@ -250,8 +254,12 @@ func TestPlacements(t *testing.T) {
 		{sim.H100, nil, []string{"1c.3g.40gb", "2c.3g.40gb", "3g.40gb"}, "[{9 0 4} {9 0 4} {9 4 4}]"},
 		{sim.A100, nil, []string{"7g.80gb"}, "[{0 0 8}]"},
 		{sim.A100, nil, []string{"4g.40gb", "2g.20gb", "1g.20gb"}, "[{5 0 4} {14 4 2} {15 6 2}]"},
-		{sim.H100, []string{"1g.10gb", "3g.40gb"}, []string{"2g.20gb", "3g.40gb", "1g.10gb"},
-			"[{14 0 2} {9 4 4} {19 2 1}]"},
+		{
+			sim.H100,
+			[]string{"1g.10gb", "3g.40gb"},
+			[]string{"2g.20gb", "3g.40gb", "1g.10gb"},
+			"[{14 0 2} {9 4 4} {19 2 1}]",
+		},
 		{sim.GB200, nil, []string{"1g.23gb", "3g.93gb"}, "[{19 0 1} {9 4 4}]"},
 		// no space, no such profile
 		{sim.H100, nil, []string{"7g.80gb", "1g.10gb", "5g.50gb"}, "[{0 0 8} {0 0 0} {0 0 0}]"},

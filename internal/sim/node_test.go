@@ -40,8 +40,10 @@ func TestWorkload(t *testing.T) {
 	var inventory device.Inventory
 	readers := device.NewReaders(m)
 	monitor := device.NewMonitor(m, readers, &inventory, device.MonitorOptions{Log: log})
-	devicePlugin := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory},
-		Hooks: noHooks{}, Log: log})
+	devicePlugin := plugin.New(plugin.Options{
+		Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory},
+		Hooks: noHooks{}, Log: log,
+	})
 
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()

@@ -60,8 +60,10 @@ func TestProcesses(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if got, want := requireSameProcesses(t, m,
-		other), (device.ProcessUsage{Device: device.ID(other), PID: 100, MemoryBytes: -1, SM: -1, MemoryController: -1,
-		Encoder: -1, Decoder: -1}); len(got) != 1 || got[0] != want {
+		other), (device.ProcessUsage{
+		Device: device.ID(other), PID: 100, MemoryBytes: -1, SM: -1, MemoryController: -1,
+		Encoder: -1, Decoder: -1,
+	}); len(got) != 1 || got[0] != want {
 		t.Errorf("unreported usage: got %+v, want -1", got)
 	}
 	now = now.Add(10 * time.Second)
@@ -88,8 +90,10 @@ func TestProcessesOfMIGDevices(t *testing.T) {
 	m.Partition(gpu, "1g.10gb", "1g.10gb")
 	ids := m.AllocatableIDs()
 	m.StartProcess(ids[1], 2, 5, 0.5)
-	want := device.ProcessUsage{Device: ids[1], PID: 2, MemoryBytes: 5, SM: -1, MemoryController: -1, Encoder: -1,
-		Decoder: -1}
+	want := device.ProcessUsage{
+		Device: ids[1], PID: 2, MemoryBytes: 5, SM: -1, MemoryController: -1, Encoder: -1,
+		Decoder: -1,
+	}
 	if got := requireSameProcesses(t, m, gpu); len(got) != 1 || got[0] != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

@@ -76,8 +76,10 @@ func runScript(t *testing.T, text string) scriptNode {
 	}
 	var inventory device.Inventory
 	monitor := device.NewMonitor(m, device.NewReaders(m), &inventory, device.MonitorOptions{Log: log})
-	devicePlugin := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory},
-		Hooks: noHooks{}, Log: log})
+	devicePlugin := plugin.New(plugin.Options{
+		Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory},
+		Hooks: noHooks{}, Log: log,
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	s := scriptNode{n, make(chan error, 1)}
 	others := make(chan error, 2)

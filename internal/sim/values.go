@@ -24,27 +24,43 @@ var valueRules = []valueRule{
 	{"energy_joules_total", all, func(g *simGPU) float64 { return g.joules }},
 
 	{`temperature_celsius{sensor="gpu"}`, all, (*simGPU).celsius},
-	{`temperature_celsius{sensor="memory"}`, fromAmpere,
-		func(g *simGPU) float64 { return g.model.idleMemoryCelsius + float64(g.Index) + 34*g.load() }},
+	{
+		`temperature_celsius{sensor="memory"}`, fromAmpere,
+		func(g *simGPU) float64 { return g.model.idleMemoryCelsius + float64(g.Index) + 34*g.load() },
+	},
 	{"temperature_margin_celsius", fromHopper, func(g *simGPU) float64 { return g.model.maxCelsius - g.celsius() }},
-	{`temperature_limit_celsius{type="shutdown"}`, toAmpere,
-		func(g *simGPU) float64 { return g.model.shutdownCelsius }},
-	{`temperature_limit_celsius{type="slowdown"}`, toAmpere,
-		func(g *simGPU) float64 { return g.model.slowdownCelsius }},
+	{
+		`temperature_limit_celsius{type="shutdown"}`, toAmpere,
+		func(g *simGPU) float64 { return g.model.shutdownCelsius },
+	},
+	{
+		`temperature_limit_celsius{type="slowdown"}`, toAmpere,
+		func(g *simGPU) float64 { return g.model.slowdownCelsius },
+	},
 	{`temperature_limit_celsius{type="gpu_max"}`, toAmpere, func(g *simGPU) float64 { return g.model.maxCelsius }},
-	{`temperature_limit_celsius{type="memory_max"}`, ampere,
-		func(g *simGPU) float64 { return g.model.maxMemoryCelsius }},
-	{`temperature_margin_limit_celsius{type="shutdown"}`, fromHopper,
-		func(g *simGPU) float64 { return g.model.maxCelsius - g.model.shutdownCelsius }},
-	{`temperature_margin_limit_celsius{type="slowdown"}`, fromHopper,
-		func(g *simGPU) float64 { return g.model.maxCelsius - g.model.slowdownCelsius }},
+	{
+		`temperature_limit_celsius{type="memory_max"}`, ampere,
+		func(g *simGPU) float64 { return g.model.maxMemoryCelsius },
+	},
+	{
+		`temperature_margin_limit_celsius{type="shutdown"}`, fromHopper,
+		func(g *simGPU) float64 { return g.model.maxCelsius - g.model.shutdownCelsius },
+	},
+	{
+		`temperature_margin_limit_celsius{type="slowdown"}`, fromHopper,
+		func(g *simGPU) float64 { return g.model.maxCelsius - g.model.slowdownCelsius },
+	},
 	{"temperature_margin_limit_celsius", fromHopper, nil},
 	{"fan_speed_ratio", turing, linearInLoad(0.3, 0.6)},
 
-	{`clock_hertz{clock="memory"} clock_max_hertz{clock="memory"}`, all,
-		func(g *simGPU) float64 { return g.model.maxMemory }},
-	{`clock_hertz{clock="video"}`, all,
-		func(g *simGPU) float64 { return g.byLoad(g.model.idleVideo, g.model.maxVideo) }},
+	{
+		`clock_hertz{clock="memory"} clock_max_hertz{clock="memory"}`, all,
+		func(g *simGPU) float64 { return g.model.maxMemory },
+	},
+	{
+		`clock_hertz{clock="video"}`, all,
+		func(g *simGPU) float64 { return g.byLoad(g.model.idleVideo, g.model.maxVideo) },
+	},
 	{"clock_hertz", all, func(g *simGPU) float64 { return g.byLoad(g.model.idleSM, g.model.maxSM) }},
 	{`clock_max_hertz{clock="video"}`, all, func(g *simGPU) float64 { return g.model.maxVideo }},
 	{"clock_max_hertz", all, func(g *simGPU) float64 { return g.model.maxSM }},
@@ -62,8 +78,10 @@ var valueRules = []valueRule{
 	{"encoder_utilization_ratio", all | wholeGPU, nil},
 	{"decoder_utilization_ratio", all | wholeGPU, linearInLoad(0, 0.125)},
 	{"jpeg_utilization_ratio ofa_utilization_ratio", fromAmpere | wholeGPU, nil},
-	{`throttle_active{reason="sw_power_cap"}`, all,
-		func(g *simGPU) float64 { return boolValue(g.watts() >= g.model.maxLimitWatts) }},
+	{
+		`throttle_active{reason="sw_power_cap"}`, all,
+		func(g *simGPU) float64 { return boolValue(g.watts() >= g.model.maxLimitWatts) },
+	},
 	{`throttle_seconds_total{reason="sw_power_cap"}`, all, func(g *simGPU) float64 { return 0.02 * g.loadSeconds }},
 	{"throttle_active throttle_seconds_total", all, nil},
 
@@ -77,8 +95,10 @@ var valueRules = []valueRule{
 	{"pipe_active_ratio", fromHopper, nil},
 	{"dram_bandwidth_utilization_ratio", fromHopper, linearInLoad(0, 0.6)},
 
-	{"nvlink_transmit_bytes_total nvlink_receive_bytes_total", fromAmpere,
-		func(g *simGPU) float64 { return float64(g.model.nvlinks) * g.linkBytes() }},
+	{
+		"nvlink_transmit_bytes_total nvlink_receive_bytes_total", fromAmpere,
+		func(g *simGPU) float64 { return float64(g.model.nvlinks) * g.linkBytes() },
+	},
 	{"nvlink_link_transmit_bytes_total nvlink_link_receive_bytes_total", fromAmpere, (*simGPU).linkBytes},
 	{"nvlink_links nvlink_links_up", fromAmpere, func(g *simGPU) float64 { return float64(g.model.nvlinks) }},
 	{"nvlink_up", fromAmpere, constant(1)},
@@ -97,12 +117,18 @@ var valueRules = []valueRule{
 	{"c2c_errors_total", blackwell, nil},
 
 	{"ecc_volatile_errors_total ecc_aggregate_errors_total", all, nil},
-	{`ecc_volatile_location_errors_total{location="dram"} ecc_aggregate_location_errors_total{location="dram"}`, all,
-		nil},
-	{`ecc_volatile_location_errors_total{location="sram"} ecc_aggregate_location_errors_total{location="sram"}`,
-		fromAmpere, nil},
-	{"ecc_volatile_location_errors_total ecc_aggregate_location_errors_total retired_pages retired_pages_pending",
-		turing, nil},
+	{
+		`ecc_volatile_location_errors_total{location="dram"} ecc_aggregate_location_errors_total{location="dram"}`, all,
+		nil,
+	},
+	{
+		`ecc_volatile_location_errors_total{location="sram"} ecc_aggregate_location_errors_total{location="sram"}`,
+		fromAmpere, nil,
+	},
+	{
+		"ecc_volatile_location_errors_total ecc_aggregate_location_errors_total retired_pages retired_pages_pending",
+		turing, nil,
+	},
 	{"ecc_sram_aggregate_unit_errors_total ecc_sram_threshold_exceeded", fromAmpere, nil},
 	{"remapped_rows row_remap_pending row_remap_failure", fromAmpere, nil},
 	{`row_remap_banks{availability="max"}`, fromAmpere, func(g *simGPU) float64 { return g.model.remapBanks }},

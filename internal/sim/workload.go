@@ -80,8 +80,10 @@ var workloadNames = []string{"train-llama", "serve-embeddings", "notebook", "fin
 func (w *workload) start(ctx context.Context) {
 	name := workloadNames[w.created%len(workloadNames)]
 	w.created++
-	containers := []kubelet.ContainerSpec{{Name: "main",
-		Limits: map[string]int{gpuResource: 1 + w.created%maxGPUsPerPod}}}
+	containers := []kubelet.ContainerSpec{{
+		Name:   "main",
+		Limits: map[string]int{gpuResource: 1 + w.created%maxGPUsPerPod},
+	}}
 	if w.created%3 == 0 {
 		containers = []kubelet.ContainerSpec{
 			{Name: "trainer", Limits: map[string]int{gpuResource: 1}},

@@ -47,8 +47,10 @@ type HealthCheck struct {
 var healthChecks = [...]HealthCheck{
 	{
 		fieldIndex: remapFailureIndex, Condition: "remapping a memory row failed",
-		evaluate: faultIfSet, Fault: device.Fault{Reason: "row_remap_failure", Action: xid.ActionReplaceGPU,
-			NeedsReset: true},
+		evaluate: faultIfSet, Fault: device.Fault{
+			Reason: "row_remap_failure", Action: xid.ActionReplaceGPU,
+			NeedsReset: true,
+		},
 	},
 	{
 		valueID:   metric.SRAMThresholdExceeded,

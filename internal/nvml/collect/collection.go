@@ -69,8 +69,10 @@ func (g *GPUReader) forgetBeforeReset() bool {
 }
 
 // linkCounts are the fields with the number of links of each kind.
-var linkCounts = [...]uint32{metric.ScopeNVLink: nvml.FI_DEV_NVLINK_LINK_COUNT,
-	metric.ScopeC2CLink: nvml.FI_DEV_C2C_LINK_COUNT}
+var linkCounts = [...]uint32{
+	metric.ScopeNVLink:  nvml.FI_DEV_NVLINK_LINK_COUNT,
+	metric.ScopeC2CLink: nvml.FI_DEV_C2C_LINK_COUNT,
+}
 
 // findLinks enables the fields of new links, and reports whether there are any.
 func (g *GPUReader) findLinks() (found bool) {

@@ -336,8 +336,10 @@ func TestStrayDenial(t *testing.T) {
 // that give their numbers another meaning.
 func TestRenumberedFields(t *testing.T) {
 	const brake = `nvidia_gpu_throttle_seconds_total{reason="hw_power_brake"}`
-	for version, has := range map[string]bool{"575.57.08": false, "580.65.06": false, "580.82.07": true,
-		"580.95.05": true, "590.44.01": true, "unknown": false} {
+	for version, has := range map[string]bool{
+		"575.57.08": false, "580.65.06": false, "580.82.07": true,
+		"580.95.05": true, "590.44.01": true, "unknown": false,
+	} {
 		s := newListedFixture(t, "gpus 1", "driver "+version)
 		if _, ok := s.values(0)[brake]; ok != has {
 			t.Errorf("driver %s: value present: got %v, want %v", version, ok, has)
@@ -375,8 +377,10 @@ func TestFirstReadFails(t *testing.T) {
 			s.clear("fail")
 			time.Sleep(slowInterval)
 			got := s.settledValues(0)
-			for _, name := range []string{smActive, "nvidia_gpu_nvlink_links_up",
-				`nvidia_gpu_feature_supported{feature="gpm"}`} {
+			for _, name := range []string{
+				smActive, "nvidia_gpu_nvlink_links_up",
+				`nvidia_gpu_feature_supported{feature="gpm"}`,
+			} {
 				if _, ok := got[name]; !ok {
 					t.Errorf("%s: %s is absent", code, name)
 				}

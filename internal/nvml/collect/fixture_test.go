@@ -144,8 +144,10 @@ func (s *readerFixture) migState(handle nvml.Device) *collect.MIGState {
 		return &collect.MIGState{Denials: collect.DenialsToConfirm}
 	}
 	s.succeeds("MIG mode", ret)
-	state := &collect.MIGState{Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE,
-		PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE}
+	state := &collect.MIGState{
+		Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE,
+		PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE,
+	}
 	if !state.Enabled {
 		return state
 	}

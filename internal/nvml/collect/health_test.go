@@ -25,13 +25,19 @@ func TestCheck(t *testing.T) {
 			{"gpu 1 recovery_action 1", "recovery_action_gpu_reset", false, "recovery_action_gpu_reset", "reset_gpu"},
 			{"gpu 1 recovery_action 2", "recovery_action_node_reboot", false, "recovery_action_node_reboot", "reboot"},
 			{"gpu 1 recovery_action 3", "recovery_action_drain_p2p", false, "recovery_action_drain_p2p", "drain_p2p"},
-			{"gpu 1 recovery_action 4", "recovery_action_drain_and_reset", false, "recovery_action_drain_and_reset",
-				"drain_and_reset"},
-			{"gpu 1 recovery_action 5", "recover_imex_domain", false, "recovery_action_recover_imex_domain",
-				"recover_imex_domain"},
+			{
+				"gpu 1 recovery_action 4", "recovery_action_drain_and_reset", false, "recovery_action_drain_and_reset",
+				"drain_and_reset",
+			},
+			{
+				"gpu 1 recovery_action 5", "recover_imex_domain", false, "recovery_action_recover_imex_domain",
+				"recover_imex_domain",
+			},
 			{"gpu 1 recovery_action 6", "recovery_action_bus_reset", false, "recovery_action_bus_reset", "reset_bus"},
-			{"gpu 1 recovery_action 7", "recovery_action_system_reboot", false, "recovery_action_system_reboot",
-				"reboot"},
+			{
+				"gpu 1 recovery_action 7", "recovery_action_system_reboot", false, "recovery_action_system_reboot",
+				"reboot",
+			},
 			{"gpu 1 recovery_action 8", "", false, "", ""}, // not defined by NVML
 			{"gpu 1 field 230 4294967296 u64", "", false, "", ""},
 			{"gpu 1 field 230 4294967295 u32", "", false, "", ""},
@@ -39,8 +45,10 @@ func TestCheck(t *testing.T) {
 			{"gpu 1 lost", "GPU_IS_LOST", true, "", ""},
 			{"fail nvmlDeviceGetFieldValues gpu 1 GPU_IS_LOST", "GPU_IS_LOST", true, "", ""},
 			{"fail field:83 gpu 1 GPU_IS_LOST", "GPU_IS_LOST", true, "", ""},
-			{"fail nvmlDeviceGetFieldValues gpu 1 RESET_REQUIRED", "RESET_REQUIRED", false, "reset_required",
-				"reset_gpu"},
+			{
+				"fail nvmlDeviceGetFieldValues gpu 1 RESET_REQUIRED", "RESET_REQUIRED", false, "reset_required",
+				"reset_gpu",
+			},
 			{"fail field:230 gpu 1 RESET_REQUIRED", "RESET_REQUIRED", false, "reset_required", "reset_gpu"},
 			{"fail nvmlDeviceGetFieldValues gpu 1 UNKNOWN", "nvmlDeviceGetFieldValues: UNKNOWN", false, "", ""},
 			{"fail nvmlDeviceGetFieldValues gpu 1 NOT_SUPPORTED", "", false, "", ""},
@@ -68,8 +76,10 @@ func TestCheck(t *testing.T) {
 			}
 			var fault *device.Fault
 			if errors.As(err, &fault) != (c.reason != "") || fault != nil &&
-				*fault != (device.Fault{Reason: c.reason, Action: c.action,
-					NeedsReset: c.reason == "row_remap_failure"}) {
+				*fault != (device.Fault{
+					Reason: c.reason, Action: c.action,
+					NeedsReset: c.reason == "row_remap_failure",
+				}) {
 				t.Errorf("%s: got fault %+v, want %q, %q", c.line, fault, c.reason, c.action)
 			}
 			if _, err := s.Check(s.id(2)); err != nil {
@@ -91,8 +101,10 @@ func TestCheckWithoutFields(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		for _, line := range []string{"fail field:83 gpu 0 INVALID_ARGUMENT",
-			"fail nvmlDeviceGetFieldValues gpu 0 INVALID_ARGUMENT"} {
+		for _, line := range []string{
+			"fail field:83 gpu 0 INVALID_ARGUMENT",
+			"fail nvmlDeviceGetFieldValues gpu 0 INVALID_ARGUMENT",
+		} {
 			s.set(line) // a driver without these ids; the handle is valid
 			if _, err := s.Check(s.id(0)); err != nil {
 				t.Errorf("%s: got %v, want nil", line, err)

@@ -59,8 +59,10 @@ func TestProcessUsageOfMIGDevices(t *testing.T) {
 		u.Device, u.PID, u.MemoryBytes = of, pid, bytes
 		return u
 	}
-	want := []device.ProcessUsage{use("GPU-0", 4, 400), use("MIG-a", 1, 100), use("MIG-b", 3, 300), use("MIG-b", 6, 50),
-		use("MIG-c", 2, 200)}
+	want := []device.ProcessUsage{
+		use("GPU-0", 4, 400), use("MIG-a", 1, 100), use("MIG-b", 3, 300), use("MIG-b", 6, 50),
+		use("MIG-c", 2, 200),
+	}
 	if !known || !slices.Equal(got, want) {
 		t.Errorf("got %+v, %v\nwant %+v", got, known, want)
 	}
@@ -178,8 +180,10 @@ func TestManyProcesses(t *testing.T) {
 // They grow up to the limit.
 func TestBuffersStopGrowing(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		for _, function := range []string{"nvmlDeviceGetComputeRunningProcesses_v3",
-			"nvmlDeviceGetProcessUtilization"} {
+		for _, function := range []string{
+			"nvmlDeviceGetComputeRunningProcesses_v3",
+			"nvmlDeviceGetProcessUtilization",
+		} {
 			s := newListedFixture(t, "gpus 1", "gpu 0 process 11 1000", "fail "+function+" gpu 0 INSUFFICIENT_SIZE")
 			for range 14 {
 				before := s.calls()

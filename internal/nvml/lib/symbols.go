@@ -9,15 +9,21 @@ import "slices"
 // the metrics' functions.
 
 // RequiredFunctions are functions without which no library is usable.
-var RequiredFunctions = []string{"nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2",
-	"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"}
+var RequiredFunctions = []string{
+	"nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2",
+	"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
+}
 
 // Each of these lists is of use as a whole only.
 var (
-	EventFunctions = []string{"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2",
-		"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"}
-	MIGFunctions = []string{"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
-		"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"}
+	EventFunctions = []string{
+		"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2",
+		"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
+	}
+	MIGFunctions = []string{
+		"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
+		"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId",
+	}
 	GPMFunctions = []string{
 		"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet",
 		"nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
@@ -58,12 +64,18 @@ var OlderVersions = map[string][]string{
 	"nvmlDeviceGetAttributes_v2":    {"nvmlDeviceGetAttributes"},
 
 	"nvmlDeviceGetNvLinkRemotePciInfo_v2": {"nvmlDeviceGetNvLinkRemotePciInfo"},
-	"nvmlDeviceGetComputeRunningProcesses_v3": {"nvmlDeviceGetComputeRunningProcesses_v2",
-		"nvmlDeviceGetComputeRunningProcesses"},
-	"nvmlDeviceGetGraphicsRunningProcesses_v3": {"nvmlDeviceGetGraphicsRunningProcesses_v2",
-		"nvmlDeviceGetGraphicsRunningProcesses"},
-	"nvmlDeviceGetMPSComputeRunningProcesses_v3": {"nvmlDeviceGetMPSComputeRunningProcesses_v2",
-		"nvmlDeviceGetMPSComputeRunningProcesses"},
+	"nvmlDeviceGetComputeRunningProcesses_v3": {
+		"nvmlDeviceGetComputeRunningProcesses_v2",
+		"nvmlDeviceGetComputeRunningProcesses",
+	},
+	"nvmlDeviceGetGraphicsRunningProcesses_v3": {
+		"nvmlDeviceGetGraphicsRunningProcesses_v2",
+		"nvmlDeviceGetGraphicsRunningProcesses",
+	},
+	"nvmlDeviceGetMPSComputeRunningProcesses_v3": {
+		"nvmlDeviceGetMPSComputeRunningProcesses_v2",
+		"nvmlDeviceGetMPSComputeRunningProcesses",
+	},
 }
 
 // Symbols are the functions that can be called, by the name of the newest

@@ -89,8 +89,10 @@ var sharedCalls = []Call{
 		asFallback(),
 	// NVML counts only uncorrected SRAM errors of a MIG device, and no volatile
 	// ones of a MIG-enabled GPU (nvml.h, nvmlDeviceGetMemoryErrorCounter).
-	{Symbol: "nvmlDeviceGetMemoryErrorCounter", Pace: device.PaceSlow, Targets: TargetMIG,
-		read: single(getMIGDeviceErrors), Values: []ValueID{sramVolatileUncorrected}},
+	{
+		Symbol: "nvmlDeviceGetMemoryErrorCounter", Pace: device.PaceSlow, Targets: TargetMIG,
+		read: single(getMIGDeviceErrors), Values: []ValueID{sramVolatileUncorrected},
+	},
 }
 
 func newCall(
@@ -235,16 +237,26 @@ var fabricFaults = [...]struct {
 	shift, bits       uint32
 	firstBad, lastBad uint32
 }{
-	{fabricDegradedBandwidth, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW,
-		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW, 1, 1},
-	{fabricRouteRecovery, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY,
-		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_RECOVERY, 1, 1},
-	{fabricRouteUnhealthy, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY,
-		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY, 1, 1},
-	{fabricAccessTimeout, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY,
-		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ACCESS_TIMEOUT_RECOVERY, 1, 1},
-	{fabricMisconfigured, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION,
-		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION, 2, 15},
+	{
+		fabricDegradedBandwidth, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW,
+		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW, 1, 1,
+	},
+	{
+		fabricRouteRecovery, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY,
+		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_RECOVERY, 1, 1,
+	},
+	{
+		fabricRouteUnhealthy, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY,
+		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY, 1, 1,
+	},
+	{
+		fabricAccessTimeout, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY,
+		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ACCESS_TIMEOUT_RECOVERY, 1, 1,
+	},
+	{
+		fabricMisconfigured, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION,
+		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION, 2, 15,
+	},
 }
 
 // fabricNumbers reads the fabric's state, status and health. Status, mask and

@@ -29,8 +29,10 @@ const (
 const RecoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 
 // recoveryActions are the states of nvmlDeviceGpuRecoveryAction_t, from 0 on.
-var recoveryActions = []string{"none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset",
-	"recover_imex_domain", "bus_reset", "system_reboot"}
+var recoveryActions = []string{
+	"none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset",
+	"recover_imex_domain", "bus_reset", "system_reboot",
+}
 
 var banksRow = stateRow("nvidia_gpu_row_remap_banks", "Number of memory banks by remaining spare rows.").
 	onHardware(ampereAndNewer)

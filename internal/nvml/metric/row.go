@@ -205,8 +205,10 @@ func (r Row) ofPart(part int, count ValueID) Row {
 // fromGPM takes a GPM metric, a percentage.
 func (r Row) fromGPM(id nvml.GpmMetricId, name string) Row {
 	r.gpm, r.Conversion = id, inCyclePercent
-	r.state = &derivedState{source: "nvmlGpmMetricsGet, metric " + strconv.Itoa(int(id)) + " " + name,
-		symbols: lib.GPMFunctions}
+	r.state = &derivedState{
+		source:  "nvmlGpmMetricsGet, metric " + strconv.Itoa(int(id)) + " " + name,
+		symbols: lib.GPMFunctions,
+	}
 	return r.onHardware("Hopper and newer")
 }
 

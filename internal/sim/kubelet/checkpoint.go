@@ -66,8 +66,10 @@ func (kp *kubeletProcess) readCheckpoint() {
 	for _, entry := range c.Data.PodDeviceEntries {
 		response := &pluginapi.ContainerAllocateResponse{}
 		if proto.Unmarshal(entry.AllocResp, response) == nil {
-			kp.allocations[allocatedTo{entry.PodUID, entry.ContainerName,
-				entry.ResourceName}] = containerAllocation{entry.DeviceIDs, response}
+			kp.allocations[allocatedTo{
+				entry.PodUID, entry.ContainerName,
+				entry.ResourceName,
+			}] = containerAllocation{entry.DeviceIDs, response}
 		}
 	}
 	kp.recountAllocated()

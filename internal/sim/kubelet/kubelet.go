@@ -60,8 +60,10 @@ func New(o Options) *Kubelet {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Kubelet{node: nodeState{options: o, lists: map[string]listCounter{}, calls: map[string]int{},
-		watchers: podWatchers{}}, restarts: make(chan func())}
+	return &Kubelet{node: nodeState{
+		options: o, lists: map[string]listCounter{}, calls: map[string]int{},
+		watchers: podWatchers{},
+	}, restarts: make(chan func())}
 }
 
 // Dir returns the kubelet's folder.

@@ -116,8 +116,10 @@ func TestRepeatedLists(t *testing.T) {
 	k := start(t, kubelet.Options{})
 	p := registerPlugin(t, k, "a", "b")
 	p.lists <- healthy("b", "a")
-	p.lists <- append(healthy("a"), &pluginapi.Device{ID: "b", Health: pluginapi.Healthy,
-		Topology: &pluginapi.TopologyInfo{}})
+	p.lists <- append(healthy("a"), &pluginapi.Device{
+		ID: "b", Health: pluginapi.Healthy,
+		Topology: &pluginapi.TopologyInfo{},
+	})
 	p.lists <- healthy("a", "b")
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Updates == 4 })
 	p.stop()
@@ -127,8 +129,10 @@ func TestRepeatedLists(t *testing.T) {
 		!reflect.DeepEqual(got.Sockets, []string{next.socket}) {
 		t.Errorf("got resource %+v, want 5 lists, one of them repeated", got)
 	}
-	want := []kubelet.Registration{{Resource: gpuResource, Endpoint: p.socket},
-		{Resource: gpuResource, Endpoint: next.socket}}
+	want := []kubelet.Registration{
+		{Resource: gpuResource, Endpoint: p.socket},
+		{Resource: gpuResource, Endpoint: next.socket},
+	}
 	if got := k.State().Registrations; !reflect.DeepEqual(got, want) {
 		t.Errorf("got registrations %v, want %v", got, want)
 	}
@@ -209,8 +213,10 @@ func TestListAfterStart(t *testing.T) {
 		t.Errorf("List before any pod is read: got %v, want none", got)
 	}
 	if _, err := lister(t, k).Get(t.Context(),
-		&podresources.GetPodResourcesRequest{PodNamespace: "default",
-			PodName: "api"}); status.Code(err) != codes.Unknown {
+		&podresources.GetPodResourcesRequest{
+			PodNamespace: "default",
+			PodName:      "api",
+		}); status.Code(err) != codes.Unknown {
 		t.Errorf("Get before any pod is read: got %v, want code Unknown", err)
 	}
 	close(releaseStatic)

@@ -33,6 +33,8 @@ func newClient(resource, socket string) (*pluginClient, error) {
 	if err != nil {
 		return nil, fmt.Errorf("failed to dial device plugin: %w", err)
 	}
-	return &pluginClient{resource: resource, socket: socket, conn: conn,
-		api: pluginapi.NewDevicePluginClient(conn)}, nil
+	return &pluginClient{
+		resource: resource, socket: socket, conn: conn,
+		api: pluginapi.NewDevicePluginClient(conn),
+	}, nil
 }

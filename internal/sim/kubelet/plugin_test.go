@@ -144,8 +144,10 @@ func waitForState(t testing.TB, k *kubelet.Kubelet, condition func(kubelet.Kubel
 // podWithGPUs returns a pod of the API server with a container that requests n
 // GPUs.
 func podWithGPUs(name string, n int) kubelet.PodSpec {
-	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main",
-		Limits: map[string]int{gpuResource: n}}}}
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{
+		Name:   "main",
+		Limits: map[string]int{gpuResource: n},
+	}}}
 }
 
 func runPod(t testing.TB, k *kubelet.Kubelet, p kubelet.PodSpec) {

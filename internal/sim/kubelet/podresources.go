@@ -78,14 +78,18 @@ func (kp *kubeletProcess) Get(
 // podResources returns a pod's sidecars and then the containers, without
 // regular init containers. mu is held.
 func (kp *kubeletProcess) podResources(p *pod) *podresources.PodResources {
-	response := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace, CpuIds: shuffled(p.ExclusiveCPUs),
-		Memory: memoryRows(p.Memory)}
+	response := &podresources.PodResources{
+		Name: p.Name, Namespace: p.Namespace, CpuIds: shuffled(p.ExclusiveCPUs),
+		Memory: memoryRows(p.Memory),
+	}
 	for _, c := range p.orderedContainers() {
 		if c.reusable() {
 			continue
 		}
-		container := &podresources.ContainerResources{Name: c.Name, CpuIds: shuffled(c.ExclusiveCPUs),
-			Memory: memoryRows(c.Memory)}
+		container := &podresources.ContainerResources{
+			Name: c.Name, CpuIds: shuffled(c.ExclusiveCPUs),
+			Memory: memoryRows(c.Memory),
+		}
 		if p.claimsPrepared {
 			container.DynamicResources = claimRows(p.Namespace, c.Claims)
 		}
@@ -125,8 +129,10 @@ func topologyOf(nodes []int64) *podresources.TopologyInfo {
 
 func memoryRows(blocks []MemoryBlock) (rows []*podresources.ContainerMemory) {
 	for _, b := range blocks {
-		rows = append(rows, &podresources.ContainerMemory{MemoryType: b.Type, Size: b.Bytes,
-			Topology: topologyOf(b.NUMANodes)})
+		rows = append(rows, &podresources.ContainerMemory{
+			MemoryType: b.Type, Size: b.Bytes,
+			Topology: topologyOf(b.NUMANodes),
+		})
 	}
 	return shuffled(rows)
 }
@@ -146,8 +152,10 @@ func claimRows(podNamespace string, claims []ClaimSpec) (rows []*podresources.Dy
 				for _, name := range d.CDI {
 					cdi[d.Driver] = append(cdi[d.Driver], &podresources.CDIDevice{Name: name})
 				}
-				r := &podresources.ClaimResource{CdiDevices: cdi[d.Driver], DriverName: d.Driver, PoolName: d.Pool,
-					DeviceName: d.Device}
+				r := &podresources.ClaimResource{
+					CdiDevices: cdi[d.Driver], DriverName: d.Driver, PoolName: d.Pool,
+					DeviceName: d.Device,
+				}
 				if d.Share != "" {
 					r.ShareId = &d.Share
 				}
@@ -169,6 +177,8 @@ func paddingPods(bytes int) []*podresources.PodResources {
 	for i := range bytes / rowBytes {
 		c.Devices = append(c.Devices, deviceRow("example.com/padding", fmt.Sprintf("padding-%031d", i)))
 	}
-	return []*podresources.PodResources{{Name: "padding", Namespace: "default",
-		Containers: []*podresources.ContainerResources{c}}}
+	return []*podresources.PodResources{{
+		Name: "padding", Namespace: "default",
+		Containers: []*podresources.ContainerResources{c},
+	}}
 }

@@ -72,8 +72,10 @@ func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
 func TestSlowWatcherIsDropped(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	p := kubelet.PodSpec{Name: "big", Labels: map[string]string{"x": strings.Repeat("x", 100_000)},
-		Containers: []kubelet.ContainerSpec{{Name: "main"}}}
+	p := kubelet.PodSpec{
+		Name: "big", Labels: map[string]string{"x": strings.Repeat("x", 100_000)},
+		Containers: []kubelet.ContainerSpec{{Name: "main"}},
+	}
 	runPod(t, k, p)
 	stream := watchPods(t, k)
 	nextEvent(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
@@ -99,8 +101,10 @@ func TestPhaseOfEndedPods(t *testing.T) {
 		want [2]string
 	}{
 		"done": {want: [2]string{"Succeeded", ""}},
-		"failed": {kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 1}}},
-			[2]string{"Failed", ""}},
+		"failed": {
+			kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 1}}},
+			[2]string{"Failed", ""},
+		},
 		"evicted": {kubelet.PodEnd{Reason: "Evicted"}, [2]string{"Failed", "Evicted"}},
 	} {
 		p := podWithGPUs(name, 0)

@@ -73,14 +73,18 @@ func TestCPUsAndMemoryAsConfigured(t *testing.T) {
 	}
 	k := start(t, kubelet.Options{
 		ExclusiveCPUs: []int64{7, 2, 3, 4, 5, 6},
-		Memory: []kubelet.MemoryBlock{memory("memory", 4*gib, 0), memory("memory", 4*gib, 1),
-			memory("hugepages-2Mi", gib, 1)},
+		Memory: []kubelet.MemoryBlock{
+			memory("memory", 4*gib, 0), memory("memory", 4*gib, 1),
+			memory("hugepages-2Mi", gib, 1),
+		},
 	})
 	runPod(t, k, kubelet.PodSpec{
 		Name: "one", ExclusiveCPUs: []int64{2}, Memory: []kubelet.MemoryBlock{memory("memory", gib, 0)},
 		Containers: []kubelet.ContainerSpec{
-			{Name: "main", ExclusiveCPUs: []int64{4, 3},
-				Memory: []kubelet.MemoryBlock{memory("memory", 5*gib, 0, 1), memory("hugepages-2Mi", gib, 1)}},
+			{
+				Name: "main", ExclusiveCPUs: []int64{4, 3},
+				Memory: []kubelet.MemoryBlock{memory("memory", 5*gib, 0, 1), memory("hugepages-2Mi", gib, 1)},
+			},
 			{Name: "plain"},
 		},
 	})
@@ -114,18 +118,26 @@ func TestClaims(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	shared := kubelet.ClaimSpec{Name: "ours", Devices: []kubelet.ClaimedDevice{
-		{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0",
-			CDI: []string{"k8s.gpu.nvidia.com/claim=uid-gpu-0"}},
+		{
+			Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0",
+			CDI: []string{"k8s.gpu.nvidia.com/claim=uid-gpu-0"},
+		},
 		{Driver: "nic.example.com", Pool: "p", Device: "d", Share: "s"},
 	}}
-	other := kubelet.ClaimSpec{Namespace: "elsewhere", Name: "other",
-		Devices: []kubelet.ClaimedDevice{{Driver: "x", Pool: "y", Device: "z"}}}
-	for _, name := range []string{"one", "two"} {
-		runPod(t, k, kubelet.PodSpec{Namespace: "team", Name: name,
-			Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{shared}}}})
+	other := kubelet.ClaimSpec{
+		Namespace: "elsewhere", Name: "other",
+		Devices: []kubelet.ClaimedDevice{{Driver: "x", Pool: "y", Device: "z"}},
 	}
-	runPod(t, k, kubelet.PodSpec{Name: "three",
-		Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{other}}}})
+	for _, name := range []string{"one", "two"} {
+		runPod(t, k, kubelet.PodSpec{
+			Namespace: "team", Name: name,
+			Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{shared}}},
+		})
+	}
+	runPod(t, k, kubelet.PodSpec{
+		Name:       "three",
+		Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{other}}},
+	})
 	want := []string{
 		"one/main: team/ours gives gpu.nvidia.com/node-a/gpu-0/ [k8s.gpu.nvidia.com/claim=uid-gpu-0]",
 		"one/main: team/ours gives nic.example.com/p/d/s []",

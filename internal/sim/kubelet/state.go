@@ -146,12 +146,16 @@ func (kp *kubeletProcess) resourceState(name string, r ResourceState) ResourceSt
 
 // podStatus needs mu.
 func (k *Kubelet) podStatus(p *pod) PodStatus {
-	s := PodStatus{Namespace: p.Namespace, Name: p.Name, UID: p.uid, Phase: p.phase, Reason: p.reason,
-		Message: p.message, InList: p.isListed()}
+	s := PodStatus{
+		Namespace: p.Namespace, Name: p.Name, UID: p.uid, Phase: p.phase, Reason: p.reason,
+		Message: p.message, InList: p.isListed(),
+	}
 	for _, c := range p.Containers {
 		state := p.states[c.Name]
-		status := PodContainerStatus{Name: c.Name, Running: state.running, WaitingReason: state.waitingReason,
-			Starts: state.starts}
+		status := PodContainerStatus{
+			Name: c.Name, Running: state.running, WaitingReason: state.waitingReason,
+			Starts: state.starts,
+		}
 		if state.starts > 0 {
 			status.ID = p.containerID(c.Name)
 		}
