@@ -232,7 +232,8 @@ func TestMIGDevicesWithFaults(t *testing.T) {
 		{"fail nvmlDeviceGetMigDeviceHandleByIndex gpu 1 UNKNOWN", "MIG device 6: get its handle: UNKNOWN", ""},
 		{"fail nvmlDeviceGetGpuInstanceId gpu 1 UNKNOWN", "MIG device 6: get its GPU instance: UNKNOWN", ""},
 		{
-			"fail nvmlDeviceGetComputeInstanceId gpu 1 4242", "MIG device 6: get its compute instance: NVML returned 4242",
+			"fail nvmlDeviceGetComputeInstanceId gpu 1 4242",
+			"MIG device 6: get its compute instance: NVML returned 4242",
 			"",
 		},
 		{"fail nvmlDeviceGetAttributes_v2 gpu 1 UNKNOWN", "MIG device 6: get its attributes: UNKNOWN", ""},
