@@ -81,37 +81,6 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// TestSlowReadsTogether changes all slow values. The first collection with them
-// due reads all.
-func TestSlowReadsTogether(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		s := newListedFixture(t, "gpus 1")
-		s.settledValues(0)
-		s.set(nvmltest.BusyGPU...)
-		stale := func() (names []string) {
-			got := s.values(0)
-			for i, m := range metric.Metrics() {
-				name := seriesName(m)
-				if m.ReadPace != device.PaceSlow || metric.Rows[i].Monotonic || strings.Contains(name, "c2c") ||
-					strings.Contains(name, "retire") {
-					continue // absent on an H100 at first, or counted from there
-				}
-				if nvmltest.BusyValues[name] != got[name] {
-					names = append(names, name)
-				}
-			}
-			return names
-		}
-		if all := len(stale()); all < 60 {
-			t.Fatalf("got %d slow values that changed and are not due, want at least 60", all)
-		}
-		time.Sleep(slowInterval)
-		if n := stale(); len(n) > 0 {
-			t.Errorf("got stale values %v, want none", n)
-		}
-	})
-}
-
 // TestSlowValuesExpire checks that old values of a GPU are not exported after a
 // long time without reads or after a failure. The next collection reads all of
 // them.

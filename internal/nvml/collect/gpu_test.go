@@ -251,15 +251,6 @@ func TestReadErrors(t *testing.T) {
 	})
 }
 
-func BenchmarkRead(b *testing.B) {
-	s := newListedFixture(b, "gpus 1")
-	id := s.id(0)
-	b.ReportAllocs()
-	for b.Loop() {
-		_, _ = s.Read(id)
-	}
-}
-
 // TestFansAfterFailure checks that fans are found after a failed count at the
 // listing.
 func TestFansAfterFailure(t *testing.T) {

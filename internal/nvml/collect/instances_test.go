@@ -161,12 +161,3 @@ func TestLostWithInstances(t *testing.T) {
 		}
 	})
 }
-
-func BenchmarkReadInstances(b *testing.B) {
-	s := newListedFixture(b, sevenMIGDevices("h100")...)
-	id := s.id(0)
-	b.ReportAllocs()
-	for b.Loop() {
-		_, _ = s.Read(id)
-	}
-}
