@@ -19,7 +19,7 @@ const module = "github.com/podgauge/podgauge/"
 var allowedImports = map[string][]string{
 	"cmd/podgauge":          {"internal/app", "internal/doctor", "internal/nvml"},
 	"cmd/podgauge-sim":      {"internal/app", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim"},
-	"internal/app":          {"internal/config", "internal/cdi", "internal/cgroup", "internal/cli", "internal/device", "internal/doctor", "internal/kmsg", "internal/kubeapi", "internal/kubestatus", "internal/nodelabel", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state"},
+	"internal/app":          {"internal/node", "internal/config", "internal/cdi", "internal/cgroup", "internal/cli", "internal/device", "internal/doctor", "internal/kmsg", "internal/kubeapi", "internal/kubestatus", "internal/nodelabel", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state"},
 	"cmd/demo":              {},
 	"internal/cli":          {"internal/incident", "internal/web/api"},
 	"internal/config":       {"internal/device", "plugin/preferred", "plugin/response"},
@@ -41,12 +41,13 @@ var allowedImports = map[string][]string{
 	"internal/pods/podpb":   {},
 	"internal/kmsg":         {"internal/device"},
 	"internal/kubeapi":      {},
-	"internal/kubestatus":   {"internal/device", "internal/xid", "internal/incident", "internal/kubeapi"},
+	"internal/kubestatus":   {"internal/node", "internal/device", "internal/xid", "internal/incident", "internal/kubeapi"},
+	"internal/node":         {"internal/config", "internal/device", "internal/incident", "internal/pods", "internal/state"},
 	"internal/nodelabel":    {"internal/device", "internal/kubeapi"},
 	"test/apiserver":        {"internal/kubeapi"},
 	"internal/incident":     {"internal/device", "internal/xid"},
 	"internal/state":        {"internal/device", "internal/incident"},
-	"exporter":              {"internal/device", "internal/xid", "internal/web/api", "internal/web/status", "internal/incident"},
+	"exporter":              {"internal/node", "internal/state", "internal/device", "internal/xid", "internal/web/api", "internal/web/status", "internal/incident"},
 	"internal/web/api":      {"internal/device", "internal/incident"},
 	"internal/web/status":   {"internal/device", "internal/web/api", "internal/xid", "internal/incident"},
 	"internal/sim":          {"internal/device", "internal/sim/kubelet"},
@@ -74,7 +75,7 @@ var allowedImports = map[string][]string{
 var leafPackages = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
 
 // testImports may be imported by any test.
-var testImports = []string{"internal/device", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/apiserver", "test/bubble", "test/churn", "test/devicetest", "test/nvml", "test/program"}
+var testImports = []string{"internal/config", "internal/device", "internal/node", "internal/pods", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/apiserver", "test/bubble", "test/churn", "test/devicetest", "test/nvml", "test/program"}
 
 // bannedModules lists prefixes of foreign modules that a package must not import.
 var bannedModules = map[string][]string{

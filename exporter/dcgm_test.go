@@ -23,7 +23,7 @@ func dcgmFixture(n int) *scrapeFixture {
 	}
 	d.metrics = append(append([]device.Metric{}, testMetrics...),
 		device.Metric{Name: "nvidia_gpu_pcie_transmit_bytes_total", Help: "Bytes.", Kind: device.OwnerCounter})
-	d.board.Set(d.statuses)
+	d.node.Devices.Set(d.statuses)
 	return d
 }
 
@@ -103,7 +103,7 @@ func TestDCGMXid(t *testing.T) {
 			s := &d.statuses[0]
 			s.Xids = []device.Xid{{Code: 13}, {Code: 31, Last: now.Add(-c.since)}, {Code: 79, Last: now.Add(-c.since - time.Second)}}
 			s.XidsOverAt, s.Health, s.Reason, s.Healthy = now.Add(-c.over), c.health, c.reason, c.health < device.Unhealthy
-			d.board.Set(d.statuses)
+			d.node.Devices.Set(d.statuses)
 			code, text, _ := strings.Cut(c.want, " ")
 			labels := strings.Replace(dcgmSeriesLabels("", "", "", ""), `,gpu=`, `,err_code="`+code+`",err_msg="`+text+`",gpu=`, 1)
 			got := regexp.MustCompile("DCGM_FI_DEV_XID_ERRORS{.*").FindString(scrape(t, newHandler(New(d.sources(), dcgmOptions))))
@@ -124,7 +124,7 @@ func TestDCGMFamiliesOfMIGDevices(t *testing.T) {
 		}
 		d.statuses[3].ID, d.statuses[4].ID = "MIG-2", "MIG-3"
 		d.statuses[4].GI = 9
-		d.board.Set(d.statuses)
+		d.node.Devices.Set(d.statuses)
 		d.watts = 300
 		d.extraSamples = []device.Sample{{Device: "MIG-0", Metric: memoryRow, Value: 1 << 20}, {Device: "GPU-0", Metric: memoryRow, Value: 9 << 20}}
 		d.allocate("MIG-0=n/a/c")
@@ -148,7 +148,7 @@ func TestMIGDeviceWithReusedInstance(t *testing.T) {
 		d.partition()
 		d.statuses[1].Healthy, d.statuses[1].Reason, d.statuses[1].Gone = false, "gone", true
 		d.statuses[2].GI, d.statuses[2].Profile = d.statuses[1].GI, d.statuses[1].Profile
-		d.board.Set(d.statuses)
+		d.node.Devices.Set(d.statuses)
 		d.extraSamples = []device.Sample{{Device: "MIG-1", Metric: memoryRow, Value: 1 << 20}}
 		d.allocate("MIG-0=n/old/c")
 		text := scrape(t, newHandler(New(d.sources(), dcgmOptions)))
@@ -161,7 +161,7 @@ func TestMIGDeviceWithReusedInstance(t *testing.T) {
 
 		// The removed device's owner is unknown. Without MIG devices, the series are the GPU's.
 		d.statuses[2].Gone = true
-		d.board.Set(d.statuses)
+		d.node.Devices.Set(d.statuses)
 		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {}}
 		text = scrape(t, newHandler(New(d.sources(), dcgmOptions)))
 		assertAbsent(t, text, "nvidia_gpu_container_processes{")

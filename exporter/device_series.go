@@ -23,7 +23,7 @@ type deviceRendering struct {
 }
 
 func newDeviceRendering(r *snapshotSeries, status device.Status, gpu []device.Status) deviceRendering {
-	allocations := r.snapshot.allocations
+	allocations := r.snapshot.Allocations
 	d := deviceRendering{snapshotSeries: r, status: status, gpu: gpu}
 	d.state, d.owner = allocations.State(status.ID)
 	// A partitioned GPU is shared by the owners of its MIG devices, regardless of the kubelet's answer. If MIG devices are not
@@ -79,8 +79,8 @@ func (d *deviceRendering) renderStatus() {
 		}
 	}
 	reason := d.status.Unallocatable(d.gpu)
-	allocated := func(s device.Status) bool { return len(d.snapshot.allocations.ForDevice(s.ID)) > 0 }
-	if d.snapshot.excluded(d.status.Device) && !slices.ContainsFunc(d.gpu, allocated) { // a DRA driver may allocate it
+	allocated := func(s device.Status) bool { return len(d.snapshot.Allocations.ForDevice(s.ID)) > 0 }
+	if d.node.Excluded(d.status.Device) && !slices.ContainsFunc(d.gpu, allocated) { // a DRA driver may allocate it
 		reason = "excluded"
 	}
 	if reason != "" {
@@ -134,7 +134,7 @@ func (d *deviceRendering) renderGPU(read bool) {
 
 // renderAllocations renders current and recent allocations.
 func (d *deviceRendering) renderAllocations() {
-	for _, a := range d.snapshot.allocations.ForDevice(d.status.ID) {
+	for _, a := range d.snapshot.Allocations.ForDevice(d.status.ID) {
 		if a.Owner != (device.Owner{}) {
 			meta := d.node.PodMeta(a.Owner.Namespace, a.Owner.Pod)
 			labels := append(allocationLabels(d.status.Device, a.Owner), podLabels(meta.Labels)...)
@@ -144,7 +144,7 @@ func (d *deviceRendering) renderAllocations() {
 			d.group(labels).set("nvidia_gpu_allocation_info", 1, a.Resource, string(a.DeviceID))
 		}
 	}
-	for _, record := range d.snapshot.allocations.Recent {
+	for _, record := range d.snapshot.Allocations.Recent {
 		if record.Device == d.status.ID {
 			d.group(allocationLabels(d.status.Device, record.Owner)).
 				set("nvidia_gpu_allocation_last_seen_timestamp_seconds", unixSeconds(record.LastSeen))

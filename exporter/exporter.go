@@ -13,6 +13,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/internal/web/status"
 	dto "github.com/prometheus/client_model/go"
 )
@@ -74,7 +75,7 @@ func (e *Exporter) OnAllocated(record func(), devices ...device.ID) {
 		record()
 		return
 	}
-	statuses, _ := e.sources.Node.Statuses()
+	statuses := e.sources.State.Statuses()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for gpu := range byGPU(statuses) {
@@ -117,8 +118,8 @@ func (e *Exporter) collection(now time.Time, reusable func(*scrapeCollection, ti
 	if c := e.newest; c != nil && (!pubsub.IsClosed(c.done) || reusable(c, now)) {
 		return c
 	}
-	statuses, _ := e.sources.Node.Statuses()
-	_, stale := e.sources.Node.Allocations()
+	statuses := e.sources.State.Statuses()
+	_, stale := e.sources.State.Allocations.Get()
 	e.newest = &scrapeCollection{begin: now, done: make(chan struct{}), statuses: statuses, stale: stale}
 	e.attribution.beginCollection()
 	c := e.newest
@@ -129,7 +130,7 @@ func (e *Exporter) collection(now time.Time, reusable func(*scrapeCollection, ti
 // isReusable reports whether a scrape can show a finished collection. A storm of Xids changes counts hundreds of times a second, so
 // they may be as old as readings.
 func (e *Exporter) isReusable(c *scrapeCollection, now time.Time) bool {
-	statuses, _ := e.sources.Node.Statuses()
+	statuses := e.sources.State.Statuses()
 	return !pubsub.IsClosed(c.stale) && now.Sub(c.begin) < maxCollectionAge &&
 		slices.EqualFunc(c.statuses, statuses, device.Status.EqualExceptXids)
 }
@@ -139,21 +140,19 @@ func (e *Exporter) collect(c *scrapeCollection) {
 	defer close(c.done)
 	ctx, cancel := context.WithDeadline(context.Background(), c.begin.Add(collectionTimeout))
 	defer cancel()
-	node, readers, processes := e.sources.Node, e.sources.Readers, e.sources.Processes
+	readers, processes := e.sources.Readers, e.sources.Processes
 	var allocations device.Allocations
 	var listing sync.WaitGroup
-	listing.Go(func() { allocations = node.ListAllocations(ctx) })
+	listing.Go(func() { allocations = e.sources.ListAllocations(ctx) })
 	gpus := make([]device.GPU, 0, len(c.statuses))
 	for gpu := range byGPU(c.statuses) {
 		gpus = append(gpus, gpu[0].GPU)
 	}
 	readings := readers.Read(ctx, gpus, e.readsProcesses && processes.Visible())
 	listing.Wait()
-	s := &nodeSnapshot{
-		begin: c.begin, end: time.Now(), statuses: c.statuses, readings: readings, allocations: allocations, driver: node.Driver(),
-		stalled: readers.Stalled, excluded: node.Excluded, incidents: node.Incidents(), expectedGPUs: node.ExpectedGPUs(),
-	}
-	s.healthStored, s.healthErr = node.HealthStore()
+	s := &nodeSnapshot{Node: e.node(), begin: c.begin, end: time.Now(), readings: readings, stalled: readers.Stalled}
+	s.Statuses, s.Allocations = c.statuses, allocations
+	s.stateFile, _ = e.sources.State.StateFile.Get()
 	c.families = e.renderer.render(s)
 	c.readings = e.pageReadings(s)
 	e.finished.Store(c)
@@ -177,18 +176,29 @@ func (e *Exporter) pageReadings(s *nodeSnapshot) status.Readings {
 	return status.Readings{At: s.end, Devices: devices, History: &e.history}
 }
 
-// pageState implements status.PageState.
-type pageState struct {
-	Node
-	exporter *Exporter
+// node returns the published state.
+func (e *Exporter) node() api.Node {
+	state := e.sources.State
+	n := api.Node{
+		Name: e.options.Hostname, Statuses: state.Statuses(), Incidents: state.StoredIncidents(), ExpectedGPUs: state.ExpectedGPUs(),
+	}
+	n.Allocations, _ = state.Allocations.Get()
+	n.Driver, _ = state.Driver.Get()
+	return n
 }
 
-func (s pageState) Stalled(gpu device.GPU) bool { return s.exporter.sources.Readers.Stalled(gpu) }
-
-func (s pageState) Readings(ctx context.Context) status.Readings {
+// pageNode returns the published state, and the readings of the newest
+// collection, or of a new one until ctx is done.
+func (e *Exporter) pageNode(ctx context.Context) status.Node {
+	n := status.Node{Stalled: e.sources.Readers.Stalled, IsPlugin: e.sources.State.IsPlugin}
 	reusable := func(c *scrapeCollection, now time.Time) bool { return now.Sub(c.begin) < maxPageReadingsAge }
-	if s.exporter.waitForCollection(ctx, reusable) {
-		return s.exporter.finished.Load().readings
+	if e.waitForCollection(ctx, reusable) {
+		n.Readings = e.finished.Load().readings
 	}
-	return status.Readings{}
+	pods, _ := e.sources.State.Pods.Get()
+	n.Node, n.PodsSynced, n.PodsErr = e.node(), pods.Synced, pods.Err
+	if e.sources.PluginResources != nil {
+		n.Resources = e.sources.PluginResources()
+	}
+	return n
 }

@@ -16,9 +16,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/incident"
-	"github.com/podgauge/podgauge/internal/pubsub"
-	"github.com/podgauge/podgauge/internal/web/status"
+	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
@@ -29,9 +27,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // scrapeFixture implements Sources with values of a test.
 type scrapeFixture struct {
 	mu                   sync.Mutex
-	board                device.Inventory
-	allocations          device.Allocations
-	changed              pubsub.Value[struct{}] // set with the allocations
+	node                 node.State
+	allocations          device.Allocations // at the kubelet
 	watts                float64
 	joules               map[device.ID]float64
 	joulesPerMillisecond float64 // power of each GPU since started
@@ -41,18 +38,12 @@ type scrapeFixture struct {
 	hang                 chan struct{} // reads block until it is closed
 	readErr              map[device.GPU]error
 	stalled              map[device.GPU]bool
-	driver               device.Driver
 	metrics              []device.Metric
 	statuses             []device.Status
 	extraSamples         []device.Sample // of any device
 	uses                 map[device.GPU][]device.ProcessUsage
 	processOwners        map[uint32]device.Owner // by PID, for processes in containers
 	processesHidden      bool                    // Visible returns false
-	pods                 map[string]device.PodMeta
-	incidents            incident.Snapshot
-	healthStored         bool
-	healthErr            error
-	expected             int
 	onList               func(ctx context.Context)
 	onRead               func(ctx context.Context, readings []device.Reading)
 	onReadOne            func(gpu device.GPU)
@@ -82,7 +73,7 @@ var testMetrics = []device.Metric{
 func newScrapeFixture(n int) *scrapeFixture {
 	d := &scrapeFixture{
 		joules: map[device.ID]float64{}, started: time.Now(), metrics: testMetrics,
-		driver: device.Driver{State: device.DriverUp}, readErr: map[device.GPU]error{}, stalled: map[device.GPU]bool{},
+		readErr: map[device.GPU]error{}, stalled: map[device.GPU]bool{},
 	}
 	for i := range n {
 		id := device.ID(fmt.Sprintf("GPU-%d", i))
@@ -91,7 +82,8 @@ func newScrapeFixture(n int) *scrapeFixture {
 			Healthy: true,
 		})
 	}
-	d.board.Set(d.statuses)
+	d.node.Driver.Set(device.Driver{State: device.DriverUp})
+	d.node.Devices.Set(d.statuses)
 	d.allocate()
 	return d
 }
@@ -103,7 +95,7 @@ func (d *scrapeFixture) expireCollection() { time.Sleep(maxCollectionAge) }
 func (d *scrapeFixture) publish(change func(*device.Status)) {
 	d.statuses = slices.Clone(d.statuses) // a published slice is immutable
 	change(&d.statuses[0])
-	d.board.Set(d.statuses)
+	d.node.Devices.Set(d.statuses)
 }
 
 // allocate sets the allocations from rows of "id=namespace/pod/container", or "id=" without a name.
@@ -122,34 +114,16 @@ func (d *scrapeFixture) allocate(rows ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.allocations = h
-	d.changed.Set(struct{}{})
+	d.node.Allocations.Set(h)
 }
 
 func (d *scrapeFixture) sources() Sources {
-	return Sources{Metrics: d.metrics, Node: d, Readers: d, Processes: d}
+	return Sources{
+		Metrics: d.metrics, State: &d.node, Readers: d, Processes: d, ListAllocations: d.listAllocations,
+	}
 }
 
-func (d *scrapeFixture) Statuses() ([]device.Status, <-chan struct{}) { return d.board.Get() }
-
-func (d *scrapeFixture) Allocations() (device.Allocations, <-chan struct{}) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	_, changed := d.changed.Get()
-	return d.allocations, changed
-}
-
-func (d *scrapeFixture) Driver() device.Driver                    { return d.driver }
-func (d *scrapeFixture) Incidents() incident.Snapshot             { return d.incidents }
-func (d *scrapeFixture) ExpectedGPUs() int                        { return d.expected }
-func (d *scrapeFixture) Excluded(device.Device) bool              { return false }
-func (d *scrapeFixture) Stalled(g device.GPU) bool                { return d.stalled[g] }
-func (d *scrapeFixture) PluginResources() []status.PluginResource { return nil }
-func (d *scrapeFixture) PodsAPI() (synced bool, err error)        { return false, nil }
-func (d *scrapeFixture) HealthStore() (used bool, err error)      { return d.healthStored, d.healthErr }
-
-func (d *scrapeFixture) PodMeta(namespace, pod string) device.PodMeta {
-	return d.pods[namespace+"/"+pod]
-}
+func (d *scrapeFixture) Stalled(g device.GPU) bool { return d.stalled[g] }
 
 func (d *scrapeFixture) Visible() bool { return !d.processesHidden }
 
@@ -160,7 +134,7 @@ func (d *scrapeFixture) Owner(pid uint32, owners []device.Owner) (device.Owner, 
 	return owner, ok && slices.Contains(owners, owner)
 }
 
-func (d *scrapeFixture) ListAllocations(ctx context.Context) device.Allocations {
+func (d *scrapeFixture) listAllocations(ctx context.Context) device.Allocations {
 	if d.onList != nil {
 		d.onList(ctx)
 	}
@@ -327,7 +301,7 @@ func (d *scrapeFixture) partition() {
 		migDevice.MIGDeviceIndex, migDevice.GI, migDevice.CI, migDevice.Profile = i, 7+i, i, profile
 		d.statuses = append(d.statuses, migDevice)
 	}
-	d.board.Set(d.statuses)
+	d.node.Devices.Set(d.statuses)
 }
 
 func TestScrapeOfAPartitionedGPU(t *testing.T) {
@@ -361,7 +335,7 @@ func TestScrapeOfAPartitionedGPU(t *testing.T) {
 
 		d.statuses = slices.Clone(d.statuses) // a published slice is immutable
 		d.statuses[1].Profile = "2g.20gb"     // the same id after repartitioning
-		d.board.Set(d.statuses)
+		d.node.Devices.Set(d.statuses)
 		text = scrape(t, newHandler(e))
 		assertSeries(t, text, `nvidia_gpu_info{ci="0",container="",gi="7",gpu="0",mig_profile="2g.20gb",mig_uuid="MIG-0",minor="0",`+facts)
 		assertAbsent(t, text, `"1g.10gb"`)
@@ -381,7 +355,7 @@ func TestUnhealthyPartitionedGPUWithoutMIGDevices(t *testing.T) {
 		d.statuses = slices.Clone(d.statuses[:1])
 		d.statuses[0].Healthy, d.statuses[0].Reason, d.statuses[0].Action = false, "xid_79", "reboot"
 		d.statuses[0].Xids = []device.Xid{{Code: 79, Count: 1, Last: time.Unix(1e9, 0)}}
-		d.board.Set(d.statuses)
+		d.node.Devices.Set(d.statuses)
 		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, `nvidia_gpu_unhealthy_info{action="reboot",container="",gpu="0",mig_uuid="",namespace="",pod="",reason="xid_79",uuid="GPU-0"} 1`)
 		assertSeries(t, text, `nvidia_gpu_xid_errors_total{container="",gpu="0",mig_uuid="",namespace="",pod="",uuid="GPU-0",xid="79"} 1`)
@@ -496,7 +470,7 @@ func TestScrapesShareCollection(t *testing.T) {
 			{"after a GPU failed", func() { d.publish(func(s *device.Status) { s.Healthy, s.Reason = false, "xid_79" }) }, 4},
 			{"after an Xid count rose", func() { d.publish(func(s *device.Status) { s.Xids = []device.Xid{{Code: 31, Count: 9}} }) }, 4},
 			{"after it rose again", func() { d.publish(func(s *device.Status) { s.Xids = []device.Xid{{Code: 31, Count: 10}} }) }, 4},
-			{"after a GPU was added", func() { d.board.Set(append(slices.Clone(d.statuses), newScrapeFixture(2).statuses[1])) }, 5},
+			{"after a GPU was added", func() { d.node.Devices.Set(append(slices.Clone(d.statuses), newScrapeFixture(2).statuses[1])) }, 5},
 		} {
 			c.first()
 			scrapeAll(5)
@@ -719,7 +693,7 @@ func TestInfoFollowsDevice(t *testing.T) {
 		}
 		d.statuses = slices.Clone(d.statuses)
 		d.statuses[0].PCI, d.statuses[0].Index = "0000:9a:00.0", 3
-		d.board.Set(d.statuses)
+		d.node.Devices.Set(d.statuses)
 		text := scrape(t, h)
 		if !strings.Contains(text, is) {
 			t.Errorf("missing %s in\n%s", is, text)
@@ -735,7 +709,7 @@ func TestEmptyInfoLabels(t *testing.T) {
 		d := newScrapeFixture(1)
 		s := slices.Clone(d.statuses)
 		s[0].Model, s[0].InfoLabels = "", []device.Label{{Name: "chassis_serial"}, {Name: "serial", Value: "1650"}}
-		d.board.Set(s)
+		d.node.Devices.Set(s)
 		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, `nvidia_gpu_info{container="",gpu="0",mig_uuid="",minor="0",namespace="",numa_node="0",pci_bus_id="0000:1a:00.0",pod="",serial="1650",uuid="GPU-0"} 1`)
 	})

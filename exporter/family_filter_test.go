@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -187,13 +188,13 @@ func TestAllocationInfoHasPodMeta(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.allocate("GPU-0=n/p/c")
-		d.pods = map[string]device.PodMeta{"n/p": {UID: "u-1", Labels: []device.Label{
+		d.node.Pods.Set(pods.NewPods(&pods.Pod{Namespace: "n", Name: "p", UID: "u-1", Labels: []device.Label{
 			{Name: "app.kubernetes.io/name", Value: "a \"b\""}, {Name: "app_kubernetes_io/name", Value: "other"},
-		}}}
+		}}))
 		e := New(d.sources(), Options{PodUID: true})
 		row := `nvidia_gpu_allocation_info{container="c",device_id="GPU-0",%smig_uuid="",namespace="n",pod="p",%sresource="nvidia.com/gpu",uuid="GPU-0"} 1`
 		assertSeries(t, scrape(t, newHandler(e)), fmt.Sprintf(row, `label_app_kubernetes_io_name="a \"b\"",label_app_kubernetes_io_name_conflict2="other",`, `pod_uid="u-1",`))
-		d.pods["n/p"] = device.PodMeta{UID: "u-2"} // a later pod of the same name
+		d.node.Pods.Set(pods.NewPods(&pods.Pod{Namespace: "n", Name: "p", UID: "u-2"})) // a later pod of the same name
 		d.expireCollection()
 		assertSeries(t, scrape(t, newHandler(e)), fmt.Sprintf(row, "", `pod_uid="u-2",`))
 		assertSeries(t, scrape(t, newHandler(New(d.sources(), Options{}))), fmt.Sprintf(row, "", ""))

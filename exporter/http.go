@@ -57,14 +57,14 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 		mux.Handle("GET /{$}", e.metricsHandler(o)) // the paths below have patterns of their own
 	} else {
 		mux.Handle("GET "+o.TelemetryPath, e.metricsHandler(o))
-		page := status.New(pageState{e.sources.Node, e}, status.PageOptions{
+		page := status.New(e.pageNode, status.PageOptions{
 			Node: e.options.Hostname, Version: o.Version, Simulated: o.Simulated, Links: o.linkPaths(),
 		})
 		mux.Handle("GET /{$}", make(requestLimiter, maxConcurrentRequests).limit(page, writeError))
 		mux.Handle("GET "+status.AssetsPath, status.Assets())
 	}
 	o.handleProbes(mux)
-	mux.Handle(api.Root, make(requestLimiter, maxConcurrentRequests).limit(api.Handler(e.options.Hostname, e.sources.Node), api.WriteError))
+	mux.Handle(api.Root, make(requestLimiter, maxConcurrentRequests).limit(e.APIHandler(), api.WriteError))
 	if o.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -74,6 +74,9 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 	}
 	return withSecurityHeaders(mux, o.TelemetryPath)
 }
+
+// APIHandler serves the JSON API.
+func (e *Exporter) APIHandler() http.Handler { return api.Handler(e.node) }
 
 // Probes serves the probes only, for clients without a certificate or password.
 func (o HandlerOptions) Probes() http.Handler {

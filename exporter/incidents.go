@@ -43,8 +43,8 @@ func (r *snapshotSeries) renderIncidents(s incident.Snapshot) {
 
 // deviceOf returns the device in the inventory, or the device as recorded if it is gone.
 func (r *snapshotSeries) deviceOf(n *incident.EventCount) device.Device {
-	if i := slices.IndexFunc(r.snapshot.statuses, func(s device.Status) bool { return s.ID == n.Device }); i >= 0 {
-		return r.snapshot.statuses[i].Device
+	if i := slices.IndexFunc(r.snapshot.Statuses, func(s device.Status) bool { return s.ID == n.Device }); i >= 0 {
+		return r.snapshot.Statuses[i].Device
 	}
 	return device.Device{ID: n.Device, GPU: cmp.Or(n.GPU, device.GPU(n.Device)), Index: n.Index}
 }

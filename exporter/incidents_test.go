@@ -8,8 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
@@ -56,9 +58,8 @@ func TestIncidents(t *testing.T) {
 		d := newScrapeFixture(1)
 		then := time.Unix(1_700_000_000, 0)
 		owner := device.Owner{Namespace: "team", Pod: "train", Container: `m"ain`}
-		known := &d.incidents
-		*known = incident.Snapshot{
-			Persisted: true, Incidents: make([]incident.Incident, 4),
+		known := incident.Snapshot{
+			Incidents: make([]incident.Incident, 4),
 			Devices: []incident.EventCount{
 				{Device: "GPU-0", GPU: "GPU-0", Index: 5, Reason: "xid_79", Count: 2, Last: then}, // recorded with a different index
 				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Reason: "xid_94", Count: 1, Last: then},
@@ -69,7 +70,8 @@ func TestIncidents(t *testing.T) {
 				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Owner: owner, Reason: "xid_94", Count: 1, Last: then},
 			},
 		}
-		d.healthStored = true
+		d.node.Incidents.Set(known)
+		d.node.StateFile.Set(state.Status{Used: true})
 		e := New(d.sources(), Options{})
 		text := scrape(t, newHandler(e))
 		removed := `{container="%s",gpu="3",mig_uuid="MIG-9",namespace="%s",pod="%s",reason="xid_94",uuid="GPU-9"} 1`
@@ -93,8 +95,9 @@ func TestIncidents(t *testing.T) {
 			{Device: "GPU-0", GPU: "GPU-0", Owner: owner, Reason: "xid_63", Count: 1, Last: then},
 		}
 
-		known.Err, d.healthErr = errors.New("disk full"), errors.New("disk full")
+		d.node.StateFile.Set(state.Status{Used: true, Err: errors.New("disk full")})
 		known.Devices = []incident.EventCount{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
+		d.node.Incidents.Set(known)
 		d.expireCollection()
 		text = scrape(t, newHandler(e))
 		assertSeries(t, text, "nvidia_gpu_incidents_total"+withReason(seriesLabels("GPU-0", "0", "", "", ""), "xid_79")+" 3")
@@ -111,7 +114,7 @@ func TestIncidents(t *testing.T) {
 		assertAbsent(t, text, "nvidia_gpu_allocation_device_failures_total"+withReason(seriesLabels("GPU-0", "0", "team", "train", `m\"ain`), "xid_31"))
 
 		// Without a store.
-		known.Err, known.Persisted = nil, false
+		d.node.StateFile.Set(state.Status{})
 		d.expireCollection()
 		assertAbsent(t, scrape(t, newHandler(e)), "podgauge_incident_store_up")
 	})
@@ -140,7 +143,8 @@ func newErrors(n int) []incident.EventCount {
 func TestNewestFailuresAreShown(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(0)
-		d.incidents = incident.Snapshot{Affected: slices.Concat(newErrors(maxShownFailures), newFailures(maxShownFailures+7))}
+		affected := slices.Concat(newErrors(maxShownFailures), newFailures(maxShownFailures+7))
+		d.node.Incidents.Set(incident.Snapshot{Affected: affected})
 		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		if n := strings.Count(text, "\nnvidia_gpu_allocation_device_failures_total{"); n != maxShownFailures {
 			t.Errorf("got %d failures, want %d", n, maxShownFailures)
@@ -173,10 +177,10 @@ func TestMissingGPUs(t *testing.T) {
 	} {
 		bubble.Test(t, func(t *testing.T) {
 			d := newScrapeFixture(0)
-			d.expected = c.expected
-			d.board = device.Inventory{}
+			d.node.Settings.Set(config.Settings{ExpectedGPUs: c.expected})
+			d.node.Devices = device.Inventory{}
 			if c.statuses != nil {
-				d.board.Set(c.statuses)
+				d.node.Devices.Set(c.statuses)
 			}
 			text := scrape(t, newHandler(New(d.sources(), Options{})))
 			for family, value := range map[string]string{"podgauge_expected_gpus": c.wantExpected, "podgauge_missing_gpus": c.missing} {

@@ -82,7 +82,7 @@ func TestPageShowsHealth(t *testing.T) {
 		}
 		failed := append([]device.Status{}, d.statuses...)
 		failed[1].Healthy, failed[1].Health, failed[1].Reason = false, device.Unhealthy, "xid_79"
-		d.board.Set(failed)
+		d.node.Devices.Set(failed)
 		time.Sleep(500 * time.Millisecond)
 		if page := getPage(t, h); !strings.Contains(page, "Unhealthy: 1 of 2 devices.") || d.readCalls != 1 {
 			t.Errorf("got %d collections, page %s", d.readCalls, page)

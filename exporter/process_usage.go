@@ -78,7 +78,7 @@ func (p *processUsage) render(d *deviceRendering, r *device.Reading) {
 // processes has a sum of 0. Without processes the driver reports memory and number.
 func (p *processUsage) sumByOwner(d *deviceRendering, uses []device.ProcessUsage) (reported [usageKinds]bool) {
 	p.owners, p.sums = p.owners[:0], append(p.sums[:0], [usageKinds]float64{})
-	for _, row := range d.snapshot.allocations.ForDevice(d.status.ID) {
+	for _, row := range d.snapshot.Allocations.ForDevice(d.status.ID) {
 		if row.Owner != (device.Owner{}) && !slices.Contains(p.owners, row.Owner) {
 			p.owners, p.sums = append(p.owners, row.Owner), append(p.sums, [usageKinds]float64{})
 		}
@@ -130,7 +130,7 @@ func (p *processUsage) unattributedMemory(d *deviceRendering, r *device.Reading)
 // attributedMemory returns the memory of another device in use by containers.
 func (p *processUsage) attributedMemory(d *deviceRendering, uses []device.ProcessUsage, id device.ID) (sum float64) {
 	var owners []device.Owner
-	for _, row := range d.snapshot.allocations.ForDevice(id) {
+	for _, row := range d.snapshot.Allocations.ForDevice(id) {
 		owners = append(owners, row.Owner)
 	}
 	for _, u := range uses {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -85,18 +86,18 @@ func assertSums(t *testing.T, d *scrapeFixture, p *renderer, families []*dto.Met
 		}
 		return sum
 	}
-	for i, status := range s.statuses {
+	for i, status := range s.Statuses {
 		used, has := memoryUsedBy(d, status.ID)
 		if d.uses[status.GPU] == nil { // processes are not reported
 			continue
 		}
-		if state, _ := s.allocations.State(status.ID); !has || status.MIGEnabled || state == device.AllocationUnknown {
+		if state, _ := s.Allocations.State(status.ID); !has || status.MIGEnabled || state == device.AllocationUnknown {
 			continue
 		}
 		sum, all := 0.0, true
-		for j, other := range s.statuses {
+		for j, other := range s.Statuses {
 			if i == j || sameGPUInstance(status, other) {
-				state, _ := s.allocations.State(other.ID)
+				state, _ := s.Allocations.State(other.ID)
 				all = all && state != device.AllocationUnknown
 				sum += of("nvidia_gpu_container_memory_used_bytes", other)
 			}
@@ -142,7 +143,7 @@ func (g fixtureGenerator) options() Options {
 
 func (g fixtureGenerator) node() *scrapeFixture {
 	d := dcgmFixture(1 + g.IntN(3))
-	d.statuses, d.pods, d.uses, d.processOwners = nil, map[string]device.PodMeta{}, map[device.GPU][]device.ProcessUsage{}, map[uint32]device.Owner{}
+	d.statuses, d.uses, d.processOwners = nil, map[device.GPU][]device.ProcessUsage{}, map[uint32]device.Owner{}
 	for i, status := range dcgmFixture(3).statuses {
 		gpu := status
 		gpu.Model, gpu.MIGDeviceIndex, gpu.GI, gpu.CI = g.text(), -1, -1, -1
@@ -195,15 +196,17 @@ func (g fixtureGenerator) change(d *scrapeFixture) {
 	slices.SortFunc(d.allocations.All, device.CompareAllocations)
 	d.allocations.All = slices.Compact(d.allocations.All)
 	d.allocations.Recent = uniqueBy(d.allocations.Recent, func(s device.AllocationRecord) string { return fmt.Sprint(s.Device, s.Owner) })
-	for _, pod := range []string{"n/p0", "n/p1", "n/p2"} {
-		meta := device.PodMeta{UID: g.text()}
+	var all []*pods.Pod
+	for _, name := range []string{"p0", "p1", "p2"} {
+		meta := &pods.Pod{Namespace: "n", Name: name, UID: g.text()}
 		for range g.IntN(8) {
 			meta.Labels = append(meta.Labels, device.Label{Name: g.text(), Value: g.text()})
 		}
 		meta.Labels = uniqueBy(meta.Labels, func(l device.Label) string { return l.Name })
 		slices.SortFunc(meta.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) })
-		d.pods[pod] = meta
+		all = append(all, meta)
 	}
+	d.node.Pods.Set(pods.NewPods(all...))
 }
 
 // useDevice adds processes to a device, within its memory. MIG devices of one GPU instance share the memory of the first.
@@ -281,8 +284,10 @@ func (g fixtureGenerator) snapshot(d *scrapeFixture) *nodeSnapshot {
 	for gpu := range byGPU(d.statuses) {
 		gpus = append(gpus, gpu[0].GPU)
 	}
-	return &nodeSnapshot{
-		begin: begin, end: begin.Add(time.Second), statuses: d.statuses, allocations: d.allocations, driver: d.driver,
-		readings: d.readings(gpus), stalled: func(device.GPU) bool { return false }, excluded: func(device.Device) bool { return false },
+	s := &nodeSnapshot{
+		begin: begin, end: begin.Add(time.Second), readings: d.readings(gpus),
+		stalled: func(device.GPU) bool { return false },
 	}
+	s.Statuses, s.Allocations, s.Driver = d.statuses, d.allocations, device.Driver{State: device.DriverUp}
+	return s
 }

@@ -25,12 +25,12 @@ func newRenderer(s *Sources, o *Options, a *attribution) *renderer {
 // render returns the families of a snapshot. Each snapshot is rendered once: rates and shares of owners change with it.
 func (r *renderer) render(s *nodeSnapshot) []*dto.MetricFamily {
 	r.begin(s)
-	for gpu := range byGPU(s.statuses) {
+	for gpu := range byGPU(s.Statuses) {
 		r.renderDevices(gpu)
 	}
-	r.renderIncidents(s.incidents)
-	r.renderAllocatable(s.allocations.Resources)
-	r.renderAllocated(&s.allocations.Resources.Allocated)
+	r.renderIncidents(s.Incidents)
+	r.renderAllocatable(s.Allocations.Resources)
+	r.renderAllocated(&s.Allocations.Resources.Allocated)
 	r.renderNode(s) // counts the series before, and is exempt from the limit
 	r.dcgm.rates.prune(s.end)
 	return r.end()
@@ -68,20 +68,20 @@ func (r *renderer) renderNode(s *nodeSnapshot) {
 	count, dropped := r.options.SeriesLimit-r.seriesLeft, r.seriesDropped
 	r.seriesLeft = maxNodeSeries
 	node := r.group(nil)
-	node.set("podgauge_nvml_up", boolValue(s.driver.State == device.DriverUp))
-	node.set("podgauge_kubelet_up", boolValue(s.allocations.Err == nil && !s.allocations.At.IsZero()))
+	node.set("podgauge_nvml_up", boolValue(s.Driver.State == device.DriverUp))
+	node.set("podgauge_kubelet_up", boolValue(s.Allocations.Err == nil && !s.Allocations.At.IsZero()))
 	node.set("podgauge_collection_begin_timestamp_seconds", unixSeconds(s.begin))
 	node.set("podgauge_collection_end_timestamp_seconds", unixSeconds(s.end))
-	if !s.allocations.At.IsZero() {
-		node.set("podgauge_allocations_age_seconds", max(0, s.end.Sub(s.allocations.At).Seconds()))
+	if !s.Allocations.At.IsZero() {
+		node.set("podgauge_allocations_age_seconds", max(0, s.end.Sub(s.Allocations.At).Seconds()))
 	}
-	if s.healthStored {
-		node.set("podgauge_state_up", boolValue(s.healthErr == nil))
+	if s.stateFile.Used {
+		node.set("podgauge_state_up", boolValue(s.stateFile.Err == nil))
 	}
-	if s.expectedGPUs > 0 {
-		node.set("podgauge_expected_gpus", float64(s.expectedGPUs))
-		if s.statuses != nil {
-			node.set("podgauge_missing_gpus", float64(device.MissingGPUs(s.statuses, s.expectedGPUs)))
+	if s.ExpectedGPUs > 0 {
+		node.set("podgauge_expected_gpus", float64(s.ExpectedGPUs))
+		if s.Statuses != nil {
+			node.set("podgauge_missing_gpus", float64(device.MissingGPUs(s.Statuses, s.ExpectedGPUs)))
 		}
 	}
 	node.set("podgauge_series_dropped", float64(dropped))

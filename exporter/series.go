@@ -6,31 +6,27 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/node"
+	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/internal/web/status"
 	dto "github.com/prometheus/client_model/go"
 )
 
 // nodeSnapshot is the result of one collection.
 type nodeSnapshot struct {
-	begin, end   time.Time
-	statuses     []device.Status
-	readings     []device.Reading
-	allocations  device.Allocations
-	driver       device.Driver
-	stalled      func(device.GPU) bool
-	excluded     func(device.Device) bool
-	incidents    incident.Snapshot
-	expectedGPUs int
-	healthStored bool
-	healthErr    error // of the store
+	api.Node
+	begin, end time.Time
+	readings   []device.Reading
+	stalled    func(device.GPU) bool
+	stateFile  state.Status
 }
 
 // snapshotSeries are the families with the series of a snapshot. A registry would
 // check, sort and copy them, 5 ms for 64 GPUs.
 type snapshotSeries struct {
 	options     *Options
-	node        Node
+	node        *node.State
 	attribution *attribution
 	families    []*family // ordered by name
 	byName      map[string]*family
@@ -58,7 +54,7 @@ type rowSeries struct {
 }
 
 func newSnapshotSeries(s *Sources, o *Options, a *attribution) *snapshotSeries {
-	r := &snapshotSeries{options: o, node: s.Node, attribution: a, byName: map[string]*family{}}
+	r := &snapshotSeries{options: o, node: s.State, attribution: a, byName: map[string]*family{}}
 	for _, m := range s.Metrics {
 		f := gauge(m.Set, m.Name, m.Help)
 		if m.Kind == device.OwnerCounter || m.Kind == device.FaultCounter {

@@ -5,32 +5,20 @@ import (
 	"slices"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/web/status"
 )
 
 // Sources are the parts of the process read by the exporter.
 type Sources struct {
 	Metrics   []device.Metric // the rows of readings
-	Node      Node
+	State     *node.State
 	Readers   GPUReaders
 	Processes ProcessResolver
-}
-
-// Node returns the state of the node. Only ListAllocations may wait.
-type Node interface {
-	api.NodeState
 	// ListAllocations asks the kubelet for the allocations, until ctx is done.
-	ListAllocations(ctx context.Context) device.Allocations
-	// PodMeta returns the metadata of a pod as far as known.
-	PodMeta(namespace, pod string) device.PodMeta
-	// Excluded reports whether the configuration excludes the device from allocation.
-	Excluded(d device.Device) bool
-	// PluginResources and PodsAPI implement status.PageState.
-	PluginResources() []status.PluginResource
-	PodsAPI() (synced bool, err error)
-	// HealthStore reports whether devices' health is stored on disk, and the error if the store failed.
-	HealthStore() (used bool, err error)
+	ListAllocations func(ctx context.Context) device.Allocations
+	// PluginResources are shown on the page; nil: none.
+	PluginResources func() []status.PluginResource
 }
 
 // GPUReaders reads GPUs. *device.Readers implements it.

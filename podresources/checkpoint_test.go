@@ -138,8 +138,7 @@ func TestAllocatedUnseen(t *testing.T) {
 
 // TestForeignCheckpointEntries ignores devices of other plugins in the checkpoint.
 func TestForeignCheckpointEntries(t *testing.T) {
-	index := claimIndex(nil)
-	inBubble(t, longAgo, podresources.Options{Devices: index}, func(k *scriptedKubelet) {
+	inBubble(t, longAgo, podresources.Options{Devices: ownDevices()}, func(k *scriptedKubelet) {
 		k.list()
 		time.Sleep(time.Second)
 		k.writeCheckpoint("a", "1", "nic-1", "1")

@@ -8,6 +8,7 @@
 package podresources
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,9 +51,14 @@ type Options struct {
 	OwnPod string
 	// OwnerRetention is how long past owners are reported; 0 is an hour.
 	OwnerRetention time.Duration
-	// Devices knows the devices of this node. If nil, all ids are devices of this
-	// node, and claims are no allocations.
-	Devices DeviceIndex
+	// Allocations receives the allocations; nil: none does.
+	Allocations *pubsub.Value[device.Allocations]
+	// Devices are the devices of this node. If nil, all ids are devices of this
+	// node.
+	Devices *device.Inventory
+	// ClaimedDevice returns the device allocated by a claim, if the node has the
+	// device. If nil, claims are no allocations.
+	ClaimedDevice func(device.Claim) (device.ID, bool)
 	// OnCall observes each call of the kubelet, on the caller's goroutine; may be
 	// nil.
 	OnCall func(method string, took time.Duration, err error)
@@ -63,7 +69,7 @@ type Client struct {
 	device.Heartbeat
 	options   Options
 	kubelet   *kubeletConn
-	published pubsub.Value[device.Allocations]
+	published *pubsub.Value[device.Allocations]
 	// refreshRequested makes Run call the kubelet soon: the owner of an allocation
 	// is unknown, or a concurrent call failed.
 	refreshRequested chan struct{}
@@ -107,6 +113,7 @@ func newClient(socket string, dial dialFunc, options Options) (*Client, error) {
 	}
 	return &Client{
 		options:          options,
+		published:        cmp.Or(options.Allocations, new(pubsub.Value[device.Allocations])),
 		kubelet:          kubelet,
 		checkpoint:       checkpointFile{path: options.CheckpointPath},
 		tracker:          newAllocationTracker(options.OwnPod, options.OwnerRetention),
@@ -216,7 +223,7 @@ func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
 	epoch, err := c.kubelet.call(ctx, "List", func(ctx context.Context, from grpc.CallOption) error {
 		response, err := c.kubelet.List(ctx, &api.ListPodResourcesRequest{}, from)
 		if err == nil {
-			l, err = newListing(response.PodResources, c.options.Devices)
+			l, err = newListing(response.PodResources, &c.options)
 		}
 		return err
 	})

@@ -47,7 +47,7 @@ func FuzzCodec(f *testing.F) {
 		case wantErr == nil && err != nil && len(b) <= maxNameBytes:
 			t.Fatalf("got %v, protobuf accepts the message", err)
 		case err == nil:
-			if _, err := newListing(got.PodResources, nil); err != nil {
+			if _, err := newListing(got.PodResources, &Options{}); err != nil {
 				t.Error(err)
 			}
 		}

@@ -33,7 +33,7 @@ type simulated struct {
 	onAllocate func(resource string, ids []device.AdvertisedID)
 }
 
-func startKubelet(t *testing.T, o kubelet.Options, index podresources.DeviceIndex) *simulated {
+func startKubelet(t *testing.T, o kubelet.Options, options podresources.Options) *simulated {
 	t.Helper()
 	if o.Dir == "" {
 		o.Dir = t.TempDir()
@@ -51,10 +51,8 @@ func startKubelet(t *testing.T, o kubelet.Options, index podresources.DeviceInde
 	})
 	s.await(func(k kubelet.KubeletState) bool { return k.Serving })
 	var err error
-	s.client, err = podresources.New(s.PodResourcesSocket(), podresources.Options{
-		CheckpointPath: filepath.Join(filepath.Dir(s.RegistrationSocket()), podresources.CheckpointFile),
-		Devices:        index,
-	})
+	options.CheckpointPath = filepath.Join(filepath.Dir(s.RegistrationSocket()), podresources.CheckpointFile)
+	s.client, err = podresources.New(s.PodResourcesSocket(), options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +206,7 @@ func format(a device.Allocations) (list []string) {
 // TestContainers has a pod of two containers, a sidecar and an init container,
 // which List never names.
 func TestContainers(t *testing.T) {
-	s := startKubelet(t, kubelet.Options{}, nil)
+	s := startKubelet(t, kubelet.Options{}, podresources.Options{})
 	s.startPlugin(gpu, healthyDevices("a", "b", "c", "d", "e")...)
 	s.runPod(gpuPod("pair", 1, 2))
 	s.runPod(kubelet.PodSpec{
@@ -240,13 +238,13 @@ func TestContainers(t *testing.T) {
 // TestSocketOfAnyName has a path with characters of URLs, and a proxy.
 func TestSocketOfAnyName(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-	startKubelet(t, kubelet.Options{Dir: filepath.Join(t.TempDir(), "100% ü?#")}, nil).list()
+	startKubelet(t, kubelet.Options{Dir: filepath.Join(t.TempDir(), "100% ü?#")}, podresources.Options{}).list()
 }
 
 // TestOwnersAcrossRestarts restarts the kubelet: List has no pods, then static pods,
 // then all. No reader sees a change.
 func TestOwnersAcrossRestarts(t *testing.T) {
-	s := startKubelet(t, kubelet.Options{ReadPodsAtOnce: true}, nil)
+	s := startKubelet(t, kubelet.Options{ReadPodsAtOnce: true}, podresources.Options{})
 	s.startPlugin(gpu, healthyDevices("a", "b", "c", "d")...)
 	static := gpuPod("static", 1)
 	static.Static = true
@@ -293,7 +291,7 @@ func TestOwnersAcrossRestarts(t *testing.T) {
 // TestDeviceChangesOwners passes a device from pod to pod. After each Allocate, no
 // reader gets the device as unallocated or with an earlier owner.
 func TestDeviceChangesOwners(t *testing.T) {
-	s := startKubelet(t, kubelet.Options{}, nil)
+	s := startKubelet(t, kubelet.Options{}, podresources.Options{})
 	s.startPlugin(gpu, healthyDevices("a")...)
 	s.startRun()
 	s.list()
@@ -347,10 +345,10 @@ func TestResourcesOfNode(t *testing.T) {
 	block := func(gib uint64, nodes ...int64) kubelet.MemoryBlock {
 		return kubelet.MemoryBlock{Type: "memory", Bytes: gib << 30, NUMANodes: nodes}
 	}
-	index := claimIndex(func(claim device.Claim) (device.ID, bool) { return "b", claim.Device == "gpu-1" })
+	claimed := func(claim device.Claim) (device.ID, bool) { return "b", claim.Device == "gpu-1" }
 	s := startKubelet(t, kubelet.Options{
 		ExclusiveCPUs: []int64{2, 3, 4, 5}, Memory: []kubelet.MemoryBlock{block(8, 0), block(8, 1)}, ReadPodsAtOnce: true,
-	}, index)
+	}, podresources.Options{Devices: ownDevices(), ClaimedDevice: claimed})
 	const nic = "example.com/nic"
 	devices := healthyDevices("nic-0", "nic-1", "nic-2")
 	devices[0].Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}, {ID: 0}}}

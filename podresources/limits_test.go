@@ -30,7 +30,7 @@ func TestTooLargeResponse(t *testing.T) {
 			for i := range pods {
 				pods[i] = cmp.Or(pods[i], &api.PodResources{})
 			}
-			inBubble(t, longAgo, podresources.Options{Devices: claimIndex(byName)}, func(k *scriptedKubelet) {
+			inBubble(t, longAgo, podresources.Options{Devices: ownDevices(), ClaimedDevice: byName}, func(k *scriptedKubelet) {
 				k.setPods(newPod("one", "a"))
 				defer k.run()()
 				time.Sleep(time.Second)
@@ -102,7 +102,7 @@ func TestForeignIDs(t *testing.T) {
 		}
 		return append(pods, newPod("ours", "a::1"), newPod("early", uuid))
 	}
-	inBubble(t, longAgo, podresources.Options{Devices: claimIndex(byName)}, func(k *scriptedKubelet) {
+	inBubble(t, longAgo, podresources.Options{Devices: ownDevices(), ClaimedDevice: byName}, func(k *scriptedKubelet) {
 		for _, ids := range []int{65_000, 4096, 65_000} {
 			k.setPods(podsOf(ids)...)
 			a := k.list()

@@ -28,27 +28,17 @@ var errTooManyRows = errors.New("more devices and claims than any node has")
 var uuidPattern = regexp.MustCompile(
 	`^(GPU|MIG|MIG-GPU)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(/[0-9]+/[0-9]+)?$`)
 
-// DeviceIndex knows the devices of this node.
-type DeviceIndex interface {
-	// DeviceIDs returns the ids of all devices; nil before the first inventory.
-	// Foreign ids have no history, and entries of the checkpoint with foreign ids are
-	// ignored.
-	DeviceIDs() []device.ID
-	// ClaimedDevice returns the device allocated by a claim, if the node has the
-	// device.
-	ClaimedDevice(claim device.Claim) (device.ID, bool)
-}
-
 // ownIDs are the ids of this node's devices; nil has all ids.
 type ownIDs map[device.ID]bool
 
-func newOwnIDs(index DeviceIndex) ownIDs {
-	if index == nil {
+func newOwnIDs(o *Options) ownIDs {
+	if o.Devices == nil {
 		return nil
 	}
 	own := ownIDs{}
-	for _, id := range index.DeviceIDs() {
-		own[id] = true
+	statuses, _ := o.Devices.Get()
+	for i := range statuses {
+		own[statuses[i].ID] = true
 	}
 	return own
 }
@@ -71,8 +61,8 @@ type listing struct {
 	allocations []device.Allocation
 }
 
-func newListing(pods []*api.PodResources, index DeviceIndex) (*listing, error) {
-	l := &listing{own: newOwnIDs(index)}
+func newListing(pods []*api.PodResources, o *Options) (*listing, error) {
+	l := &listing{own: newOwnIDs(o)}
 	for _, p := range pods {
 		l.pods = append(l.pods, podName{p.GetNamespace(), p.GetName()})
 		owner := device.Owner{Namespace: p.GetNamespace(), Pod: p.GetName()}
@@ -91,7 +81,7 @@ func newListing(pods []*api.PodResources, index DeviceIndex) (*listing, error) {
 			device.Allocation{Resource: d.Resource, DeviceID: device.AdvertisedID(d.ID), Owner: d.Owner})
 	}
 	for _, claim := range l.resources.Claims {
-		if id, ok := deviceOf(claim, index); ok {
+		if id, ok := o.deviceOf(claim); ok {
 			l.allocations = append(l.allocations,
 				device.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
 		}
@@ -100,18 +90,18 @@ func newListing(pods []*api.PodResources, index DeviceIndex) (*listing, error) {
 }
 
 // deviceOf returns the device of a claim, if this node has the device.
-func deviceOf(claim device.Claim, index DeviceIndex) (device.ID, bool) {
-	if index == nil || claim.Driver == "" || strings.Contains(claim.Driver, "/") {
+func (o *Options) deviceOf(claim device.Claim) (device.ID, bool) {
+	if o.ClaimedDevice == nil || claim.Driver == "" || strings.Contains(claim.Driver, "/") {
 		return "", false
 	}
-	return index.ClaimedDevice(claim)
+	return o.ClaimedDevice(claim)
 }
 
 // newAllocatable returns the rows of GetAllocatableResources, without an owner.
-func newAllocatable(r *api.AllocatableResourcesResponse, index DeviceIndex) *device.ResourceSet {
+func newAllocatable(r *api.AllocatableResourcesResponse, o *Options) *device.ResourceSet {
 	rows := &device.ResourceSet{}
 	addRows(rows, device.Owner{}, &api.ContainerResources{Devices: r.Devices, CpuIds: r.CpuIds, Memory: r.Memory})
-	normalize(rows, newOwnIDs(index))
+	normalize(rows, newOwnIDs(o))
 	return rows
 }
 

@@ -24,12 +24,16 @@ func addClaims(c *api.ContainerResources, claim string, devices ...string) *api.
 	return c
 }
 
-// claimIndex is a DeviceIndex of a node with the devices a to d.
-type claimIndex func(device.Claim) (device.ID, bool)
-
-func (claimIndex) DeviceIDs() []device.ID { return []device.ID{"a", "b", "c", "d"} }
-
-func (f claimIndex) ClaimedDevice(claim device.Claim) (device.ID, bool) { return f(claim) }
+// ownDevices are the devices a to d.
+func ownDevices() *device.Inventory {
+	devices := &device.Inventory{}
+	var statuses []device.Status
+	for _, id := range []device.ID{"a", "b", "c", "d"} {
+		statuses = append(statuses, device.Status{Device: device.Device{ID: id}})
+	}
+	devices.Set(statuses)
+	return devices
+}
 
 // byName finds the device a by the name gpu-a and its CDI name.
 func byName(claim device.Claim) (device.ID, bool) {
@@ -39,7 +43,7 @@ func byName(claim device.Claim) (device.ID, bool) {
 }
 
 func TestClaims(t *testing.T) {
-	inBubble(t, longAgo, podresources.Options{Devices: claimIndex(byName)}, func(k *scriptedKubelet) {
+	inBubble(t, longAgo, podresources.Options{Devices: ownDevices(), ClaimedDevice: byName}, func(k *scriptedKubelet) {
 		const mine = "gpu.nvidia.com/gpu-a"
 		claims := []string{mine, "nic.example.com/gpu-a", "gpu.nvidia.com/x"}
 		k.setPods(newPodWith("one", addClaims(newContainer("main"), "mine", claims...)))
@@ -78,7 +82,7 @@ func TestClaimRowsAreSingleDevices(t *testing.T) {
 		"one of repeated": {one, one, two},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, longAgo, podresources.Options{Devices: claimIndex(byName)}, func(k *scriptedKubelet) {
+			inBubble(t, longAgo, podresources.Options{Devices: ownDevices(), ClaimedDevice: byName}, func(k *scriptedKubelet) {
 				c := addClaims(newContainer("main"), "pair", devices...)
 				names := map[string][]*api.CDIDevice{}
 				for _, r := range c.DynamicResources[0].ClaimResources {

@@ -148,9 +148,9 @@ func TestRestartKeepsResources(t *testing.T) {
 		c.Devices[0].Topology = &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}}}
 		return newPodWith(name, c)
 	}
-	options := podresources.Options{OwnPod: ownPod, Devices: claimIndex(func(c device.Claim) (device.ID, bool) {
+	options := podresources.Options{OwnPod: ownPod, Devices: ownDevices(), ClaimedDevice: func(c device.Claim) (device.ID, bool) {
 		return device.ID(c.Device), true
-	})}
+	}}
 	inBubble(t, longAgo, options, func(k *scriptedKubelet) {
 		podgauge := newPod(ownPod)
 		want := func(pods ...string) {

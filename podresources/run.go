@@ -137,7 +137,7 @@ func (c *Client) getAllocatable(ctx context.Context) (rows *device.ResourceSet, 
 	_, err = c.kubelet.call(ctx, allocatableMethod, func(ctx context.Context, from grpc.CallOption) error {
 		response, err := c.kubelet.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{}, from)
 		if err == nil {
-			rows = newAllocatable(response, c.options.Devices)
+			rows = newAllocatable(response, &c.options)
 		}
 		return err
 	})
@@ -183,7 +183,7 @@ func (c *Client) getPod(ctx context.Context, name podName) error {
 		request := &api.GetPodResourcesRequest{PodName: name.pod, PodNamespace: name.namespace}
 		response, err := c.kubelet.Get(ctx, request, from)
 		if err == nil {
-			l, err = newListing([]*api.PodResources{response.GetPodResources()}, c.options.Devices)
+			l, err = newListing([]*api.PodResources{response.GetPodResources()}, &c.options)
 		}
 		return err
 	})

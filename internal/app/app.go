@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/internal/web/status"
@@ -29,7 +30,7 @@ type app struct {
 
 	registry      *prometheus.Registry
 	selfMetrics   *exporter.SelfMetrics
-	inventory     *device.Inventory
+	node          *node.State
 	configWatcher *config.Watcher
 	readers       *device.Readers
 	podResources  *podresources.Client
@@ -54,23 +55,25 @@ type component interface {
 
 // newApp assembles the components. Components with mutual dependencies get the app, and read the app's fields once they run.
 func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
-	a = &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry(), inventory: &device.Inventory{}}
+	a = &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry(), node: &node.State{IsPlugin: o.devicePlugin}}
 	a.registrations.byResource = map[string]status.PluginResource{}
 	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, m.Simulated)
 	a.readiness = readiness{
 		checks:  map[string]func() error{"driver": a.checkDriver, "devices": a.checkDevices},
 		timeout: o.health.notReadyAfter, log: log, failingSince: map[string]time.Time{}, logged: map[string]bool{},
 	}
-	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Reload: o.reload, Log: log.With("component", "config")})
+	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Settings: &a.node.Settings, Reload: o.reload, Log: log.With("component", "config")})
 	a.readers = device.NewReaders(m.Backend) // without the wrapper: the backend may have more methods than device.Backend
 	if a.podResources, err = podresources.New(filepath.Join(m.KubeletDir, "pod-resources", "kubelet.sock"), podresources.Options{
 		Log: log.With("component", "podresources"), CheckpointPath: filepath.Join(m.DevicePluginDir, podresources.CheckpointFile),
-		OwnPod: o.ownPod, OwnerRetention: o.health.ownersMaxAge, Devices: exportedNode{a}, OnCall: a.selfMetrics.ObserveKubeletCall,
+		OwnPod: o.ownPod, OwnerRetention: o.health.ownersMaxAge, OnCall: a.selfMetrics.ObserveKubeletCall,
+		Allocations: &a.node.Allocations, Devices: &a.node.Devices, ClaimedDevice: a.claimedDevice,
 	}); err != nil {
 		return nil, err
 	}
 	if a.pods, err = pods.New(filepath.Join(m.KubeletDir, "pods-api", "pods-api.sock"), pods.Options{
-		Labels: o.metrics.labelsAllowlist, Log: log.With("component", "pods"), Observer: exportedNode{a},
+		Labels: o.metrics.labelsAllowlist, Pods: &a.node.Pods, Log: log.With("component", "pods"),
+		Observer:  podObserver{a.node, a.podResources},
 		APIServer: o.kubernetes.podFollower(),
 	}); err != nil {
 		return nil, err
@@ -78,9 +81,12 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	history := a.addHealth()
 	processes := m.Processes
 	if processes == nil {
-		processes = cgroup.New(cgroup.Options{Proc: m.ProcDir, Pods: o.podLogsDir, ResolveOwner: a.containerOwner, Log: log.With("component", "containers")})
+		processes = cgroup.New(cgroup.Options{Proc: m.ProcDir, Pods: o.podLogsDir, ResolveOwner: a.node.ContainerOwner, Log: log.With("component", "containers")})
 	}
-	a.metrics = exporter.New(exporter.Sources{Metrics: m.Metrics(), Node: exportedNode{a}, Readers: a.readers, Processes: processes}, o.metrics.Options)
+	a.metrics = exporter.New(exporter.Sources{
+		Metrics: m.Metrics(), State: a.node, Readers: a.readers, Processes: processes,
+		ListAllocations: a.podResources.ListAllocations, PluginResources: a.pluginResources,
+	}, o.metrics.Options)
 	if m.Library != nil {
 		a.selfMetrics.ExportUnsupportedFamilies(m.Library.MissingFamilies)
 		a.tasks = append(a.tasks, a.logMissingFamilies)
@@ -106,13 +112,13 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 
 // addDevicePlugin adds the device plugin, the plugin's rules and the CDI specs.
 func (a *app) addDevicePlugin() {
-	specs := &cdiSpecs{settings: a.configWatcher, inventory: a.inventory, dir: a.machine.CDIDir, log: a.log.With("component", "cdi")}
+	specs := &cdiSpecs{settings: &a.node.Settings, inventory: &a.node.Devices, dir: a.machine.CDIDir, log: a.log.With("component", "cdi")}
 	a.selfMetrics.ExportCDISpecs(specs.Written)
-	a.rules = newRulesWatcher(a.configWatcher, specs, a.log.With("component", "plugin"))
+	a.rules = newRulesWatcher(&a.node.Settings, specs, a.log.With("component", "plugin"))
 	a.tasks = append(a.tasks, a.rules.Run)
 	a.components["cdi"] = specs
 	a.components["plugin"] = gatedPlugin{rules: a.rules, Plugin: plugin.New(plugin.Options{
-		Dir: a.machine.DevicePluginDir, DeviceSource: pluginSource{exportedNode{a}}, Hooks: pluginHooks{a}, Log: a.log.With("component", "plugin"),
+		Dir: a.machine.DevicePluginDir, DeviceSource: pluginSource{a}, Hooks: pluginHooks{a}, Log: a.log.With("component", "plugin"),
 		TakeOver: a.o.takeOver,
 	})}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/podresources"
@@ -175,29 +176,14 @@ func (n benchNode) startProcesses(tb testing.TB, m *sim.Machine, log *slog.Logge
 	return cgroup.New(cgroup.Options{Proc: p.root, Pods: tb.TempDir(), Logs: logs, Log: log})
 }
 
-// scrapedNode is a node of which only the devices and the kubelet are known.
-type scrapedNode struct {
-	*scriptedNode
-	board   *device.Inventory
-	kubelet *podresources.Client
-}
-
-func (n scrapedNode) Statuses() ([]device.Status, <-chan struct{})       { return n.board.Get() }
-func (n scrapedNode) Allocations() (device.Allocations, <-chan struct{}) { return n.kubelet.Snapshot() }
-
-func (n scrapedNode) Driver() device.Driver { return device.Driver{State: device.DriverUp} }
-
-func (n scrapedNode) ListAllocations(ctx context.Context) device.Allocations {
-	return n.kubelet.ListAllocations(ctx)
-}
-
 // newBenchClient builds the exporter from the program's components, with real sockets on both sides.
 func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
 	tb.Helper()
 	n.startKubelet(tb)
 	log := slog.New(slog.DiscardHandler)
 	machine := n.machine()
-	board := &device.Inventory{}
+	state := &node.State{}
+	state.Driver.Set(device.Driver{State: device.DriverUp})
 	readers := device.NewReaders(machine)
 	devices, err := machine.Devices(tb.Context())
 	if err != nil {
@@ -207,7 +193,7 @@ func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
 	for _, d := range devices {
 		statuses = append(statuses, device.Status{Device: d, Healthy: true, Since: time.Now()})
 	}
-	board.Set(statuses)
+	state.Devices.Set(statuses)
 	set := cmp.Or(n.Set, "full")
 	if n.Include != nil {
 		set = "none"
@@ -223,14 +209,15 @@ func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
 	registry := prometheus.NewRegistry()
 	selfMetrics := exporter.NewSelfMetrics(registry, version, true)
 	selfMetrics.InitResource(gpuResource)
-	podResources, err := podresources.New(n.Socket, podresources.Options{Log: log, OnCall: selfMetrics.ObserveKubeletCall})
+	podResources, err := podresources.New(n.Socket, podresources.Options{Log: log, OnCall: selfMetrics.ObserveKubeletCall, Allocations: &state.Allocations})
 	if err != nil {
 		tb.Fatal(err)
 	}
 	e := exporter.New(exporter.Sources{
-		Metrics: machine.Metrics(), Node: scrapedNode{new(scriptedNode), board, podResources}, Readers: readers, Processes: n.startProcesses(tb, machine, log),
+		Metrics: machine.Metrics(), State: state, Readers: readers, Processes: n.startProcesses(tb, machine, log),
+		ListAllocations: podResources.ListAllocations,
 	}, exporter.Options{Filter: filter})
-	server := &http.Server{Handler: uncachedHandler(e, board, statuses, exporter.HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: log})}
+	server := &http.Server{Handler: uncachedHandler(e, &state.Devices, statuses, exporter.HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: log})}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)

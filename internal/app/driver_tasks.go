@@ -12,7 +12,7 @@ import (
 
 // logMissingFamilies logs the metric families missing in an old driver library, once after the first health check.
 func (a *app) logMissingFamilies(ctx context.Context) error {
-	for statuses, changed := a.inventory.Get(); statuses == nil; statuses, changed = a.inventory.Get() {
+	for statuses, changed := a.node.Devices.Get(); statuses == nil; statuses, changed = a.node.Devices.Get() {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -27,7 +27,7 @@ func (a *app) logMissingFamilies(ctx context.Context) error {
 
 // checkDriver returns the driver's error on a node with known GPUs. A driver that was released on purpose is no error.
 func (a *app) checkDriver() error {
-	statuses, _ := a.inventory.Get()
+	statuses := a.node.Statuses()
 	switch d := a.monitor.Driver(); d.State {
 	case device.DriverAbsent, device.DriverFailing, device.DriverNotResponding:
 		if len(statuses) > 0 || a.checkDevices() != nil {
@@ -40,8 +40,8 @@ func (a *app) checkDriver() error {
 
 // checkDevices returns an error if the driver does not list all known and expected GPUs. Excluded GPUs and retired GPUs are not missing.
 func (a *app) checkDevices() error {
-	settings, _ := a.configWatcher.Get()
-	statuses, _ := a.inventory.Get()
+	settings, _ := a.node.Settings.Get()
+	statuses := a.node.Statuses()
 	known := slices.DeleteFunc(slices.Clone(a.monitor.Missing()), func(d device.Device) bool { return !settings.DeviceFilter.Allows(d) })
 	names := make([]string, len(known))
 	for i, d := range known {

@@ -61,37 +61,25 @@ func (o *healthOptions) check() error {
 func (a *app) addHealth() (history device.HealthHistory) {
 	o := a.o.health
 	monitorOptions := device.MonitorOptions{
-		Log: a.log.With("component", "monitor"), UnhealthyTimeout: o.unhealthyAfter, RestartAfter: o.restartAfter, IsAllocated: a.isAllocated, Policy: a.xidPolicy,
-		ExpectedGPUs: exportedNode{a}.ExpectedGPUs,
+		Log: a.log.With("component", "monitor"), UnhealthyTimeout: o.unhealthyAfter, RestartAfter: o.restartAfter,
+		Driver: &a.node.Driver, IsAllocated: a.node.IsAllocated, Policy: a.node.XidPolicy, ExpectedGPUs: a.node.ExpectedGPUs,
 	}
 	incidentOptions := incident.Options{
-		MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
-		Sources: exportedNode{a}, Log: a.log.With("component", "incidents"),
+		Devices: &a.node.Devices, Allocations: &a.node.Allocations, Terminations: a.node.Terminations,
+		Incidents: &a.node.Incidents, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount, Log: a.log.With("component", "incidents"),
 	}
 	if o.stateDir == "" {
 		a.log.Info("no --state-dir, health and incidents are lost at a restart")
 	} else {
 		log := a.log.With("component", "state")
-		a.state, history, incidentOptions.Stored = state.Open(o.stateDir, state.BootIDPath, log)
+		a.state, history, incidentOptions.Stored = state.Open(o.stateDir, state.BootIDPath, &a.node.StateFile, log)
 		monitorOptions.Store, incidentOptions.Store = a.state, a.state
 		a.tasks = append(a.tasks, a.state.Run, a.serveSocket)
 	}
 	a.incidents = incident.New(incidentOptions)
 	monitorOptions.History, monitorOptions.OnHealthEvent = history, a.incidents.Record
-	a.monitor = device.NewMonitor(a.machine.Backend, a.readers, a.inventory, monitorOptions)
+	a.monitor = device.NewMonitor(a.machine.Backend, a.readers, &a.node.Devices, monitorOptions)
 	return history
-}
-
-// isAllocated reports whether a container has the device.
-func (a *app) isAllocated(id device.ID) bool {
-	allocations, _ := a.podResources.Snapshot()
-	return len(allocations.ForDevice(id)) > 0
-}
-
-// xidPolicy returns the configured policy for an Xid.
-func (a *app) xidPolicy(xid uint64) device.Policy {
-	settings, _ := a.configWatcher.Get()
-	return settings.Health.Policy(xid)
 }
 
 // addKernelLog adds the kernel log as a second source of Xids, unless the devices are simulated.

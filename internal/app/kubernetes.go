@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/kubestatus"
 	"github.com/podgauge/podgauge/internal/nodelabel"
@@ -97,7 +96,7 @@ func (o *kubernetesOptions) podFollower() pods.PodFollower {
 func (a *app) addKubernetes() {
 	o := a.o.kubernetes
 	options := func(component string) kubestatus.Options {
-		return kubestatus.Options{APIServer: o.client, NodeName: o.nodeName, Sources: exportedNode{a}, Log: a.log.With("component", component)}
+		return kubestatus.Options{APIServer: o.client, NodeName: o.nodeName, State: a.node, Log: a.log.With("component", component)}
 	}
 	if o.client != nil {
 		a.selfMetrics.ExportKubernetesRequests(o.client.Requests)
@@ -117,8 +116,4 @@ func (a *app) addKubernetes() {
 		o.label.Log = a.log.With("component", "config")
 		a.components["label"] = o.label
 	}
-}
-
-func (a exportedNode) IncidentSnapshot() (incident.Snapshot, <-chan struct{}) {
-	return a.incidents.Get()
 }

@@ -108,7 +108,7 @@ func (r *commandRequest) check() error {
 func (a *app) serveSocket(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+operatorPath, a.handleOperator)
-	mux.Handle(api.Root, api.Handler(a.o.hostname, exportedNode{a}))
+	mux.Handle(api.Root, a.metrics.APIHandler())
 	path := filepath.Join(a.o.health.stateDir, socketName)
 	logged := ""
 	for ctx.Err() == nil {
@@ -180,7 +180,7 @@ func (a *app) handleOperator(w http.ResponseWriter, r *http.Request) {
 
 // overruleHealth retires, trusts or forgets a device.
 func (a *app) overruleHealth(ctx context.Context, r commandRequest) (commandResponse, error) {
-	statuses, _ := a.inventory.Get()
+	statuses := a.node.Statuses()
 	for _, d := range a.monitor.Missing() {
 		if !slices.ContainsFunc(statuses, func(s device.Status) bool { return s.ID == d.ID }) {
 			statuses = append(slices.Clip(statuses), device.Status{Device: d, Gone: true})
@@ -250,7 +250,7 @@ func deviceNames(statuses []device.Status) string {
 
 // notHealthy returns the unhealthy devices among a device and, for a GPU, its MIG devices.
 func (a *app) notHealthy(id device.ID) (unhealthy []device.Status) {
-	statuses, _ := a.inventory.Get()
+	statuses := a.node.Statuses()
 	for _, s := range statuses {
 		if !s.Healthy && (s.ID == id || s.GPU == device.GPU(id)) {
 			unhealthy = append(unhealthy, s)
@@ -261,7 +261,7 @@ func (a *app) notHealthy(id device.ID) (unhealthy []device.Status) {
 
 // ownerLines returns a line if containers have the device, or a MIG device of the GPU.
 func (a *app) ownerLines(id device.ID) []string {
-	allocations, _ := a.podResources.Snapshot()
+	allocations, _ := a.node.Allocations.Get()
 	var owners []string
 	for _, s := range a.notHealthy(id) { // the device is retired
 		for _, r := range allocations.ForDevice(s.ID) {

@@ -13,14 +13,18 @@ import (
 )
 
 // pluginSource implements plugin.DeviceSource.
-type pluginSource struct{ exportedNode }
+type pluginSource struct{ *app }
 
 // Statuses hides devices until containers can start, so the plugin registers nothing before.
 func (s pluginSource) Statuses() ([]device.Status, <-chan struct{}) {
 	if !pubsub.IsClosed(s.rules.canStart) {
 		return nil, s.rules.canStart
 	}
-	return s.inventory.Get()
+	return s.node.Devices.Get()
+}
+
+func (s pluginSource) Allocations() (device.Allocations, <-chan struct{}) {
+	return s.node.Allocations.Get()
 }
 
 func (s pluginSource) Rules() (plugin.Rules, <-chan struct{}) { return s.rules.Get() }

@@ -12,7 +12,8 @@ import (
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
-	"github.com/podgauge/podgauge/internal/web/status"
+	"github.com/podgauge/podgauge/internal/node"
+	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -26,7 +27,7 @@ func (s *scriptedNode) serve(t *testing.T, paths ...string) (bodies map[string]s
 	bodies = map[string]string{}
 	bubble.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(scriptedTime))
-		e := exporter.New(exporter.Sources{Node: s, Readers: s, Processes: s}, exporter.Options{Hostname: "node-a"})
+		e := exporter.New(s.sources(), exporter.Options{Hostname: "node-a"})
 		h := e.Handler(exporter.HandlerOptions{TelemetryPath: "/metrics", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 		for _, path := range paths {
 			w := httptest.NewRecorder()
@@ -49,23 +50,25 @@ type scriptedNode struct {
 	incidents   incident.Snapshot
 }
 
-// never is never closed: no changes.
-var never = make(chan struct{})
-
-func (s *scriptedNode) Statuses() ([]device.Status, <-chan struct{}) { return s.statuses, never }
-func (s *scriptedNode) Allocations() (device.Allocations, <-chan struct{}) {
-	return s.allocations, never
+func (s *scriptedNode) sources() exporter.Sources {
+	return exporter.Sources{State: s.state(), Readers: s, Processes: s, ListAllocations: s.listAllocations}
 }
-func (s *scriptedNode) ListAllocations(context.Context) device.Allocations { return s.allocations }
-func (s *scriptedNode) Driver() device.Driver                              { return s.driver }
-func (s *scriptedNode) Incidents() incident.Snapshot                       { return s.incidents }
-func (s *scriptedNode) ExpectedGPUs() int                                  { return 0 }
-func (s *scriptedNode) Excluded(device.Device) bool                        { return false }
-func (s *scriptedNode) HealthStore() (used bool, err error)                { return true, nil }
-func (s *scriptedNode) PodMeta(string, string) device.PodMeta              { return device.PodMeta{} }
-func (s *scriptedNode) PluginResources() []status.PluginResource           { return nil }
-func (s *scriptedNode) PodsAPI() (synced bool, err error)                  { return false, nil }
-func (s *scriptedNode) Stalled(device.GPU) bool                            { return false }
+
+func (s *scriptedNode) state() *node.State {
+	n := &node.State{}
+	if s.statuses != nil {
+		n.Devices.Set(s.statuses)
+	}
+	n.Driver.Set(s.driver)
+	n.Allocations.Set(s.allocations)
+	n.Incidents.Set(s.incidents)
+	n.StateFile.Set(state.Status{Used: true, Err: s.incidents.Err})
+	return n
+}
+
+func (s *scriptedNode) listAllocations(context.Context) device.Allocations { return s.allocations }
+
+func (s *scriptedNode) Stalled(device.GPU) bool { return false }
 func (s *scriptedNode) ReadOne(_ context.Context, gpu device.GPU) device.Reading {
 	return device.Reading{GPU: gpu}
 }
@@ -102,7 +105,7 @@ func newOwner(namespace, pod, name string) device.Owner {
 func newScriptedNode() *scriptedNode {
 	return &scriptedNode{
 		statuses: scriptedStatuses(), allocations: scriptedAllocations(), driver: device.Driver{State: device.DriverUp},
-		incidents: incident.Snapshot{Incidents: scriptedIncidents(), Devices: scriptedCounts(), Affected: scriptedAffected(), Persisted: true},
+		incidents: incident.Snapshot{Incidents: scriptedIncidents(), Devices: scriptedCounts(), Affected: scriptedAffected()},
 	}
 }
 

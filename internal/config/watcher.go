@@ -25,26 +25,23 @@ type Watcher struct {
 	lastHandled rawConfig // the last content that was accepted or rejected
 	lastSeen    rawConfig
 
-	settings    pubsub.Value[Settings]
 	unknownKeys atomic.Int64 // of the accepted file
 }
 
-// WatcherOptions are the trigger and log of a Watcher.
+// WatcherOptions are the trigger, output and log of a Watcher.
 type WatcherOptions struct {
-	Reload <-chan os.Signal // forces a read (SIGHUP); nil: never
-	Log    *slog.Logger
+	Settings *pubsub.Value[Settings]
+	Reload   <-chan os.Signal // forces a read (SIGHUP); nil: never
+	Log      *slog.Logger
 }
 
 // NewWatcher returns a Watcher of the loaded settings.
 func NewWatcher(b *Builder, first Loaded, o WatcherOptions) *Watcher {
 	w := &Watcher{builder: b, location: first.location, o: o, lastHandled: first.raw}
-	w.settings.Set(first.Settings)
+	o.Settings.Set(first.Settings)
 	w.unknownKeys.Store(int64(len(first.UnknownKeys)))
 	return w
 }
-
-// Get returns the Settings and a channel, closed at the next change.
-func (w *Watcher) Get() (Settings, <-chan struct{}) { return w.settings.Get() }
 
 // UnknownKeys returns the number of unknown keys in the accepted file.
 func (w *Watcher) UnknownKeys() int { return int(w.unknownKeys.Load()) }
@@ -91,8 +88,8 @@ func (w *Watcher) poll(force bool) {
 		return
 	}
 	w.unknownKeys.Store(int64(len(l.UnknownKeys)))
-	if settings, _ := w.Get(); !reflect.DeepEqual(settings, l.Settings) {
-		w.settings.Set(l.Settings)
+	if settings, _ := w.o.Settings.Get(); !reflect.DeepEqual(settings, l.Settings) {
+		w.o.Settings.Set(l.Settings)
 		w.o.Log.Info("config changed", "config", l.Config)
 	}
 	l.Report(w.o.Log)
@@ -103,7 +100,7 @@ func (w *Watcher) poll(force bool) {
 // to a different driver.
 func (w *Watcher) checkRestart(l Loaded) error {
 	roots := func(s Settings) [2]string { return [2]string{s.DriverRoot, s.ContainerDriverRoot} }
-	settings, _ := w.Get()
+	settings, _ := w.o.Settings.Get()
 	before, after := roots(settings), roots(l.Settings)
 	if before == after {
 		return nil

@@ -14,14 +14,16 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // testWatcher is a Watcher that the test polls.
 type testWatcher struct {
 	*Watcher
-	t   *testing.T
-	log *lockedBuffer
+	t        *testing.T
+	settings pubsub.Value[Settings]
+	log      *lockedBuffer
 }
 
 func newTestWatcher(t *testing.T, reload <-chan os.Signal, env map[string]string, args ...string) *testWatcher {
@@ -32,7 +34,7 @@ func newTestWatcher(t *testing.T, reload <-chan os.Signal, env map[string]string
 		t.Fatal(err)
 	}
 	w := &testWatcher{t: t, log: &lockedBuffer{}}
-	w.Watcher = NewWatcher(b, first, WatcherOptions{Reload: reload, Log: slog.New(slog.NewTextHandler(w.log, nil))})
+	w.Watcher = NewWatcher(b, first, WatcherOptions{Settings: &w.settings, Reload: reload, Log: slog.New(slog.NewTextHandler(w.log, nil))})
 	return w
 }
 
@@ -46,7 +48,7 @@ func (w *testWatcher) pollTimes(n int) {
 // check.
 func (w *testWatcher) check(what, mig string, logged ...string) {
 	w.t.Helper()
-	if s, _ := w.Get(); s.MIGStrategy != mig {
+	if s, _ := w.settings.Get(); s.MIGStrategy != mig {
 		w.t.Errorf("%s: got MIG strategy %s, want %s", what, s.MIGStrategy, mig)
 	}
 	got := w.log.take()
@@ -92,13 +94,13 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 	w.pollTimes(1)
 	w.check("without a change", MIGSingle)
 
-	_, changed := w.Get()
+	_, changed := w.settings.Get()
 	updateConfigMap(t, dir, "config", migConfig("mixed"))
 	w.pollTimes(2)
 	<-changed
 	w.check("changed", MIGMixed, "config changed")
 
-	_, changed = w.Get()
+	_, changed = w.settings.Get()
 	updateConfigMap(t, dir, "config", "# a comment\n"+migConfig("mixed"))
 	w.pollTimes(2)
 	w.check("changed comment", MIGMixed)
@@ -157,7 +159,7 @@ func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
 		updateConfigMap(t, dir, "config", c.text)
 		w.pollTimes(3)
 		w.check(c.what, c.mig, c.wantLog)
-		if s, _ := w.Get(); s.DriverRoot != "/run/nvidia/driver" || s.DevRoot != "/run/nvidia/driver" {
+		if s, _ := w.settings.Get(); s.DriverRoot != "/run/nvidia/driver" || s.DevRoot != "/run/nvidia/driver" {
 			t.Errorf("%s: got driver root %s and dev root %s, want the first ones", c.what, s.DriverRoot, s.DevRoot)
 		}
 	}
@@ -260,7 +262,7 @@ func TestWatchKeepsFlags(t *testing.T) {
 		"useNodeFeatureAPI: true}\n"), 0o644)
 	w.pollTimes(2)
 	w.check("changed", MIGSingle, "config changed", "useNodeFeatureAPI")
-	if s, _ := w.Get(); !s.GDS || !s.MOFED {
+	if s, _ := w.settings.Get(); !s.GDS || !s.MOFED {
 		t.Errorf("got %+v, want GDS and MOFED from the flags", s)
 	}
 }
@@ -295,7 +297,7 @@ func TestWatchPolicies(t *testing.T) {
 		}
 		w.pollTimes(2)
 		w.check(step.file, MIGNone, step.logged)
-		s, _ := w.Get()
+		s, _ := w.settings.Get()
 		if got, listed := s.Health.Policy(31), s.Health.Policy(48); got != step.want || listed != device.PolicyWarn {
 			t.Errorf("%s: got %v, want %v; and %v for the variable's Xid", step.file, got, step.want, listed)
 		}

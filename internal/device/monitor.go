@@ -25,7 +25,7 @@ type Monitor struct {
 	readers      *Readers
 	options      MonitorOptions
 	inventory    *Inventory
-	driver       pubsub.Value[Driver]
+	driver       *pubsub.Value[Driver]
 	missing      pubsub.Value[[]Device]
 	links        pubsub.Value[[]Link] // nil: not read yet
 	interrupted  atomic.Bool
@@ -45,6 +45,7 @@ func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *
 	return &Monitor{
 		backend: b, readers: r, options: o, inventory: inventory, firstListing: make(chan struct{}),
 		events: make(chan event), reports: make(chan event), ended: make(chan struct{}),
+		driver: cmp.Or(o.Driver, new(pubsub.Value[Driver])),
 		engine: newEngine(o, hasLinks),
 	}
 }

@@ -3,6 +3,8 @@ package device
 import (
 	"log/slog"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 // HistoryStore keeps the health of devices across processes.
@@ -17,7 +19,8 @@ type HistoryStore interface {
 
 // MonitorOptions configure a Monitor. All functions must return quickly.
 type MonitorOptions struct {
-	Log *slog.Logger
+	Log    *slog.Logger
+	Driver *pubsub.Value[Driver] // receives the state of the driver; nil: none does
 	// UnhealthyTimeout is how long a call about a GPU may run before the GPU is
 	// unhealthy; 0 is 30 seconds.
 	UnhealthyTimeout time.Duration

@@ -111,7 +111,7 @@ func TestNextPodOfSameName(t *testing.T) {
 		if len(got) != 1 || got[0].Count != 2 || affectedPods(got[0]) != "(A)" || !got[0].Affected[0].Since.After(got[0].First) {
 			t.Errorf("got incidents %+v, want one with the second pod A", got)
 		}
-		if known, _ := s.Get(); len(known.Affected) != 1 || known.Affected[0].Count != 2 {
+		if known, _ := s.published.Get(); len(known.Affected) != 1 || known.Affected[0].Count != 2 {
 			t.Errorf("counts of containers: got %+v, want one with 2 events", known.Affected)
 		}
 	})
@@ -132,7 +132,7 @@ func TestStormWithUnnamedOwner(t *testing.T) {
 		if len(got) != 1 || affectedPods(got[0]) != "A" || got[0].Count != 100 {
 			t.Errorf("got incidents %+v, want one of A with 100 events", got)
 		}
-		if known, _ := s.Get(); len(known.Affected) != 1 || known.Affected[0].Count != 100 {
+		if known, _ := s.published.Get(); len(known.Affected) != 1 || known.Affected[0].Count != 100 {
 			t.Errorf("counts of containers: got %+v, want one with 100 events", known.Affected)
 		}
 	})
@@ -177,7 +177,7 @@ func TestOwnerNamedLate(t *testing.T) {
 				if got := s.incidents(); len(got) != 1 || affectedPods(got[0]) != c.want || got[0].AffectedUnknown != (c.want == "") {
 					t.Errorf("got incidents %+v, want %q", got, c.want)
 				}
-				if known, _ := s.Get(); c.want != "" && len(known.Affected) != 1 {
+				if known, _ := s.published.Get(); c.want != "" && len(known.Affected) != 1 {
 					t.Errorf("counts of containers: got %+v, want one", known.Affected)
 				}
 			})
@@ -279,14 +279,14 @@ func TestHistoricalEvent(t *testing.T) {
 		if got := s.incidents(); len(got) != 2 || len(got[1].Affected) != 0 || !got[1].AffectedUnknown || !got[1].Historical || len(got[0].Affected) != 1 {
 			t.Errorf("got incidents %+v, want a historical one without containers and one with a container", got)
 		}
-		if known, _ := s.Get(); len(known.Devices) != 1 || known.Devices[0].Count != 1 {
+		if known, _ := s.published.Get(); len(known.Devices) != 1 || known.Devices[0].Count != 1 {
 			t.Errorf("counts: got %+v, want one event", known.Devices)
 		}
 		past = xidEvent(94, gpuDevice("a"))
 		past.Historical = true
 		s.Record(past)
 		s.incidents()
-		if known, _ := s.Get(); len(known.Incidents) != 3 || len(known.Devices) != 1 {
+		if known, _ := s.published.Get(); len(known.Incidents) != 3 || len(known.Devices) != 1 {
 			t.Errorf("counts after another historical event: got %+v, want no change", known.Devices)
 		}
 	})

@@ -21,13 +21,8 @@ type node struct {
 	allocations  pubsub.Value[device.Allocations]
 	statuses     device.Inventory
 	terminations pubsub.Value[incident.TerminationLookup]
+	published    pubsub.Value[incident.Snapshot]
 	records      map[device.ID]device.AllocationRecord
-}
-
-func (n *node) Allocations() (device.Allocations, <-chan struct{}) { return n.allocations.Get() }
-func (n *node) Statuses() ([]device.Status, <-chan struct{})       { return n.statuses.Get() }
-func (n *node) Terminations() (incident.TerminationLookup, <-chan struct{}) {
-	return n.terminations.Get()
 }
 
 // runNode runs a test with a Log.
@@ -35,7 +30,8 @@ func runNode(t *testing.T, o incident.Options, test func(t *testing.T, n *node))
 	bubble.Test(t, func(t *testing.T) {
 		n := &node{records: map[device.ID]device.AllocationRecord{}}
 		n.allocate("", device.Owner{})
-		o.Sources, o.Log = n, slog.New(slog.DiscardHandler)
+		o.Devices, o.Allocations, o.Terminations, o.Incidents = &n.statuses, &n.allocations, n.terminations.Get, &n.published
+		o.Log = slog.New(slog.DiscardHandler)
 		n.Log = incident.New(o)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
@@ -75,7 +71,7 @@ func (n *node) report(gpu device.ID, xid uint64, class string, markedUnhealthy b
 
 func (n *node) incidents() []incident.Incident {
 	time.Sleep(time.Second)
-	snapshot, _ := n.Get()
+	snapshot, _ := n.published.Get()
 	return snapshot.Incidents
 }
 

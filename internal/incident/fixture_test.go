@@ -30,21 +30,12 @@ type fakeSources struct {
 	allocations  *fakeAllocations
 	statuses     device.Inventory
 	terminations pubsub.Value[incident.TerminationLookup]
+	published    pubsub.Value[incident.Snapshot]
 }
 
-func (s *fakeSources) Allocations() (device.Allocations, <-chan struct{}) { return s.allocations.Get() }
-
-func (s *fakeSources) Statuses() ([]device.Status, <-chan struct{}) { return s.statuses.Get() }
-
-func (s *fakeSources) Terminations() (incident.TerminationLookup, <-chan struct{}) {
-	return s.terminations.Get()
-}
-
-// newLog returns a Log. Sources and Log may be nil.
-func newLog(o incident.Options) *incident.Log {
-	if o.Sources == nil {
-		o.Sources = &fakeSources{allocations: newFakeAllocations()}
-	}
+// newLog returns a Log of the sources.
+func (s *fakeSources) newLog(o incident.Options) *incident.Log {
+	o.Devices, o.Allocations, o.Terminations, o.Incidents = &s.statuses, &s.allocations.Value, s.terminations.Get, &s.published
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -167,10 +158,9 @@ func runFixture(t *testing.T, o incident.Options, test func(t *testing.T, s *fix
 
 func startFixture(o incident.Options, allocations *fakeAllocations) *fixture {
 	s := &fixture{fakeSources: fakeSources{allocations: allocations}, ended: make(chan struct{})}
-	o.Sources = &s.fakeSources
 	o.Store = &s.store
 	o.Log = slog.New(slog.NewTextHandler(&s.log, nil))
-	s.Log = newLog(o)
+	s.Log = s.newLog(o)
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	go func() {
@@ -192,7 +182,7 @@ func (s *fixture) settle() { time.Sleep(300 * time.Millisecond) }
 // incidents waits until everything is published, and returns the incidents.
 func (s *fixture) incidents() []incident.Incident {
 	s.settle()
-	known, _ := s.Get()
+	known, _ := s.published.Get()
 	return known.Incidents
 }
 

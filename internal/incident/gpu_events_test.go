@@ -36,7 +36,7 @@ func TestGPUFaultIsOneIncident(t *testing.T) {
 		s.Record(xidEvent(79, affected...))
 		s.Record(xidEvent(31, affected[6])) // of one MIG device
 		s.settle()
-		known, _ := s.Get()
+		known, _ := s.published.Get()
 		requireIncidents := func(when string, want ...string) {
 			t.Helper()
 			var got []string
@@ -140,7 +140,7 @@ func TestRetirement(t *testing.T) {
 		retired.Note = "slow"
 		s.Record(retired)
 		got := s.incidents()
-		known, _ := s.Get()
+		known, _ := s.published.Get()
 		if len(got) != 2 || got[0].Note != "slow" || got[1].Note != "fan" || affectedPods(got[1]) != "A" || len(counts(known)) != 0 {
 			t.Errorf("got incidents %+v and counts %v, want two retirements and no counts", got, counts(known))
 		}

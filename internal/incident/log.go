@@ -20,15 +20,6 @@ const (
 	heartbeatInterval = 10 * time.Second
 )
 
-// StateSource has the input of incidents. The channels are closed when the
-// state changes.
-type StateSource interface {
-	Allocations() (device.Allocations, <-chan struct{})
-	Statuses() ([]device.Status, <-chan struct{})
-	// Terminations returns nil while terminations are unknown.
-	Terminations() (TerminationLookup, <-chan struct{})
-}
-
 // SnapshotStore keeps incidents for the next process.
 type SnapshotStore interface {
 	// SaveIncidents stores all incidents in the background, newest first; at
@@ -38,11 +29,16 @@ type SnapshotStore interface {
 
 // Options of a Log.
 type Options struct {
-	Sources      StateSource
-	Stored       []Incident    // by earlier processes, newest first
-	Store        SnapshotStore // nil: incidents are lost at the end of the process
-	MaxIncidents int           // 0: 1000
-	MaxAge       time.Duration // 0: 30 days
+	Devices     *device.Inventory
+	Allocations *pubsub.Value[device.Allocations]
+	// Terminations returns nil while terminations are unknown. The channel is
+	// closed by the next change.
+	Terminations func() (TerminationLookup, <-chan struct{})
+	Incidents    *pubsub.Value[Snapshot] // receives the snapshots
+	Stored       []Incident              // by earlier processes, newest first
+	Store        SnapshotStore           // nil: incidents are lost at the end of the process
+	MaxIncidents int                     // 0: 1000
+	MaxAge       time.Duration           // 0: 30 days
 	Log          *slog.Logger
 }
 
@@ -51,8 +47,7 @@ type Log struct {
 	device.Heartbeat
 	opts Options
 
-	wake     chan struct{} // has room for one: starts a turn of Run
-	snapshot pubsub.Value[Snapshot]
+	wake chan struct{} // has room for one: starts a turn of Run
 
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -74,7 +69,7 @@ func New(o Options) *Log {
 // Record records a health event with the current allocations, without waiting:
 // a storm of events must not delay the Monitor.
 func (l *Log) Record(o device.HealthEvent) {
-	allocations, _ := l.opts.Sources.Allocations()
+	allocations, _ := l.opts.Allocations.Get()
 	now := time.Now()
 	l.mu.Lock()
 	l.tracker.record(&o, &allocations, now)
@@ -84,9 +79,6 @@ func (l *Log) Record(o device.HealthEvent) {
 
 // Flush publishes and saves what was recorded.
 func (l *Log) Flush() { l.update(time.Now()) }
-
-// Get returns the snapshot, and a channel that the next snapshot closes.
-func (l *Log) Get() (Snapshot, <-chan struct{}) { return l.snapshot.Get() }
 
 // Run publishes and follows incidents until ctx is done. The last snapshot is
 // saved before Run returns.
@@ -111,9 +103,9 @@ func (l *Log) Run(ctx context.Context) error {
 // update applies the state of the sources and publishes changes. The results
 // are the channels to wait for.
 func (l *Log) update(now time.Time) (statusesChanged, allocationsChanged, terminationsChanged <-chan struct{}) {
-	statuses, statusesChanged := l.opts.Sources.Statuses()
-	allocations, allocationsChanged := l.opts.Sources.Allocations()
-	lookup, terminationsChanged := l.opts.Sources.Terminations()
+	statuses, statusesChanged := l.opts.Devices.Get()
+	allocations, allocationsChanged := l.opts.Allocations.Get()
+	lookup, terminationsChanged := l.opts.Terminations()
 	l.mu.Lock()
 	t := l.tracker
 	if now.Sub(l.prunedAt) >= pruneInterval {
@@ -139,7 +131,7 @@ func (l *Log) publish() (added []Incident) {
 		return nil
 	}
 	s := t.snapshot()
-	l.snapshot.Set(s)
+	l.opts.Incidents.Set(s)
 	if l.opts.Store != nil {
 		l.opts.Store.SaveIncidents(s.Incidents, t.urgent)
 	}

@@ -33,7 +33,7 @@ func TestIncidentFields(t *testing.T) {
 		if fmt.Sprint(got[0]) != fmt.Sprint(want) {
 			t.Errorf("got incident\n%+v\nwant\n%+v", got[0], want)
 		}
-		known, _ := s.Get()
+		known, _ := s.published.Get()
 		if want := []incident.EventCount{{"a", "GPU-1", 3, device.Owner{}, "xid_79", 1, at}}; !slices.Equal(known.Devices, want) {
 			t.Errorf("got counts %v, want %v", known.Devices, want)
 		}
@@ -131,7 +131,7 @@ func TestRepeatedEvents(t *testing.T) {
 		if !slices.IsSortedFunc(ids, func(a, b uint64) int { return int(int64(b) - int64(a)) }) {
 			t.Errorf("ids: got %v, want them descending", ids)
 		}
-		known, _ := s.Get()
+		known, _ := s.published.Get()
 		if got := known.Devices; len(got) != 3 || got[0].Count != 5 {
 			t.Errorf("counts: got %v", got)
 		}
@@ -150,7 +150,7 @@ func TestStorm(t *testing.T) {
 		stop := make(chan struct{})
 		go func() {
 			for n := 0; ; n++ {
-				_, changed := s.Get()
+				_, changed := s.published.Get()
 				select {
 				case <-changed:
 				case <-stop:
@@ -171,7 +171,7 @@ func TestStorm(t *testing.T) {
 		if len(got) != 1 || got[0].Count != 10_000 {
 			t.Errorf("got incidents %v, want one with 10000 events", got)
 		}
-		if known, _ := s.Get(); known.Devices[0].Count != 10_000 || known.Affected[0].Count != 10_000 {
+		if known, _ := s.published.Get(); known.Devices[0].Count != 10_000 || known.Affected[0].Count != 10_000 {
 			t.Errorf("counts: got %v, %v, want 10000", known.Devices, known.Affected)
 		}
 	})
@@ -201,7 +201,7 @@ func TestBounds(t *testing.T) {
 		if got := s.incidents(); len(got) != 0 {
 			t.Errorf("after an hour: got %d incidents, want 0", len(got))
 		}
-		if known, _ := s.Get(); len(known.Devices) != 0 || len(known.Affected) != 0 {
+		if known, _ := s.published.Get(); len(known.Devices) != 0 || len(known.Affected) != 0 {
 			t.Errorf("counts after an hour: got %v, %v", known.Devices, known.Affected)
 		}
 	})

@@ -61,13 +61,13 @@ func TestRestart(t *testing.T) {
 		time.Sleep(time.Second)
 		s.Record(xidEvent(31, gpuDevice("a")))
 		before := s.incidents()
-		was, _ := s.Get()
+		was, _ := s.published.Get()
 		if s.store.urgent != 1 {
 			t.Errorf("urgent saves: got %d, want 1 for xid_79", s.store.urgent)
 		}
 		s = s.restart(incident.Options{})
 		defer s.stop()
-		after, _ := s.Get() // before the kubelet reports the end of A
+		after, _ := s.published.Get() // before the kubelet reports the end of A
 		if n := len(after.Incidents); n != 2 || after.Incidents[0].Count != 2 || after.Incidents[0].ID != before[0].ID {
 			t.Errorf("incidents after a restart: got\n%v\nwant\n%v", after.Incidents, before)
 		}
@@ -82,7 +82,7 @@ func TestRestart(t *testing.T) {
 		if got := s.incidents(); len(got) != 2 || got[0].ID <= before[0].ID || got[0].Count != 3 || !got[0].First.Equal(before[0].First) {
 			t.Errorf("repeated incident: got %+v, want a new id and three events", got)
 		}
-		if known, _ := s.Get(); known.Devices[0].Count != 1 || known.Affected[0].Count != 1 {
+		if known, _ := s.published.Get(); known.Devices[0].Count != 1 || known.Affected[0].Count != 1 {
 			t.Errorf("counts: got %v, %v, want 1", known.Devices, known.Affected)
 		}
 		if n := s.log.count("msg=incident"); n != 1 {
@@ -182,11 +182,11 @@ func TestClockAhead(t *testing.T) {
 		s = s.restart(incident.Options{})
 		defer s.stop()
 		time.Sleep(23 * time.Hour)
-		if known, _ := s.Get(); len(known.Incidents) != 1 || len(known.Devices) != 1 || len(known.Affected) != 1 {
+		if known, _ := s.published.Get(); len(known.Incidents) != 1 || len(known.Devices) != 1 || len(known.Affected) != 1 {
 			t.Errorf("after a month of wall-clock time: got %+v, want one incident", known)
 		}
 		time.Sleep(2 * time.Hour)
-		if known, _ := s.Get(); len(known.Incidents) != 0 || len(known.Devices) != 0 || len(known.Affected) != 0 {
+		if known, _ := s.published.Get(); len(known.Incidents) != 0 || len(known.Devices) != 0 || len(known.Affected) != 0 {
 			t.Errorf("after a day of runtime: got %+v, want no incidents", known)
 		}
 	})
@@ -206,7 +206,8 @@ func FuzzStored(f *testing.F) {
 		}
 		for i := range saved {
 			var store fakeStore
-			newLog(incident.Options{Stored: stored, Store: &store, MaxIncidents: 10})
+			sources := &fakeSources{allocations: newFakeAllocations()}
+			sources.newLog(incident.Options{Stored: stored, Store: &store, MaxIncidents: 10})
 			stored = store.read()
 			if err := incident.Validate(stored); err != nil {
 				t.Fatalf("saved incidents: %v", err)

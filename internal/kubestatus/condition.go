@@ -56,7 +56,7 @@ func NewCondition(o Options) *Condition {
 func (r *Condition) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		r.Beat()
-		statuses, changed := r.o.Sources.Statuses()
+		statuses, changed := r.o.State.Devices.Get()
 		if statuses == nil { // nothing is known yet
 			select {
 			case <-ctx.Done():
@@ -65,7 +65,9 @@ func (r *Condition) Run(ctx context.Context) error {
 			}
 			continue
 		}
-		if err := r.update(ctx, conditionOf(statuses, r.o.Sources.Driver(), r.o.Sources.ExpectedGPUs())); err != nil && ctx.Err() == nil {
+		driver, _ := r.o.State.Driver.Get()
+		err := r.update(ctx, conditionOf(statuses, driver, r.o.State.ExpectedGPUs()))
+		if err != nil && ctx.Err() == nil {
 			r.Beat()
 			_ = retry.Sleep(ctx, r.requests.failed(err))
 			continue

@@ -22,6 +22,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/kubeapi"
+	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
@@ -47,21 +48,11 @@ type APIServer interface {
 	Do(ctx context.Context, method, path, contentType string, body []byte) ([]byte, error)
 }
 
-// StateSources have the state to report. The channels are closed when the state changes.
-type StateSources interface {
-	IncidentSnapshot() (incident.Snapshot, <-chan struct{})
-	Statuses() ([]device.Status, <-chan struct{})
-	Driver() device.Driver
-	ExpectedGPUs() int // 0: any number
-	// PodMeta returns the UID of a pod; empty if unknown.
-	PodMeta(namespace, pod string) device.PodMeta
-}
-
 // Options of Events and Condition.
 type Options struct {
 	APIServer APIServer
 	NodeName  string
-	Sources   StateSources
+	State     *node.State
 	Log       *slog.Logger
 }
 
@@ -108,7 +99,7 @@ func NewEvents(o Options) *Events {
 func (r *Events) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		r.Beat()
-		snapshot, changed := r.o.Sources.IncidentSnapshot()
+		snapshot, changed := r.o.State.Incidents.Get()
 		delay := r.report(ctx, snapshot.Incidents)
 		select {
 		case <-ctx.Done():
@@ -329,7 +320,7 @@ func (r *Events) event(ctx context.Context, i *incident.Incident, key eventKey, 
 func (r *Events) podUID(ctx context.Context, i *incident.Incident, key eventKey) (string, error) {
 	k := slices.IndexFunc(i.Affected, func(c incident.AffectedContainer) bool { return c.Namespace == key.namespace && c.Pod == key.name })
 	affected := i.Affected[k]
-	if uid := cmp.Or(affected.UID, r.o.Sources.PodMeta(key.namespace, key.name).UID); uid != "" {
+	if uid := cmp.Or(affected.UID, r.o.State.PodMeta(key.namespace, key.name).UID); uid != "" {
 		return uid, nil
 	}
 	body, err := r.o.APIServer.Do(ctx, http.MethodGet, "/api/v1/namespaces/"+url.PathEscape(key.namespace)+"/pods/"+url.PathEscape(key.name), "", nil)

@@ -17,7 +17,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/kubeapi"
-	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/node"
+	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/test/apiserver"
 )
 
@@ -26,44 +27,23 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	// testTimeout is the maximum wait for an event that takes milliseconds.
 	testTimeout = 20 * time.Second
-	node        = "node-a"
+	nodeName    = "node-a"
 	gpu         = "GPU-0000"
 )
 
-// fixture has sources with values of a test.
+// fixture is an API server, and a node with values of a test.
 type fixture struct {
 	*apiserver.Server
-	t         *testing.T
-	incidents pubsub.Value[incident.Snapshot]
-	statuses  device.Inventory
-	driver    pubsub.Value[device.Driver]
-	expected  int
-	podUIDs   sync.Map // by namespace and name
-	log       logBuffer
+	t     *testing.T
+	state node.State
+	log   logBuffer
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{Server: apiserver.Start(t), t: t}
-	f.driver.Set(device.Driver{State: device.DriverUp})
+	f.state.Driver.Set(device.Driver{State: device.DriverUp})
 	return f
-}
-
-func (f *fixture) IncidentSnapshot() (incident.Snapshot, <-chan struct{}) { return f.incidents.Get() }
-
-func (f *fixture) Statuses() ([]device.Status, <-chan struct{}) { return f.statuses.Get() }
-
-func (f *fixture) Driver() device.Driver {
-	d, _ := f.driver.Get()
-	return d
-}
-
-func (f *fixture) ExpectedGPUs() int { return f.expected }
-
-func (f *fixture) PodMeta(namespace, pod string) device.PodMeta {
-	uid, _ := f.podUIDs.Load(namespace + "/" + pod)
-	s, _ := uid.(string)
-	return device.PodMeta{UID: s}
 }
 
 // run runs a component until the returned function or the end of the test.
@@ -82,11 +62,11 @@ func (f *fixture) run(c interface{ Run(context.Context) error }) (stop func()) {
 }
 
 func (f *fixture) options() Options {
-	return Options{APIServer: f.Client(), NodeName: node, Sources: f, Log: slog.New(slog.NewTextHandler(&f.log, nil))}
+	return Options{APIServer: f.Client(), NodeName: nodeName, State: &f.state, Log: slog.New(slog.NewTextHandler(&f.log, nil))}
 }
 
 func (f *fixture) set(incidents ...incident.Incident) {
-	f.incidents.Set(incident.Snapshot{Incidents: incidents})
+	f.state.Incidents.Set(incident.Snapshot{Incidents: incidents})
 }
 
 // wait waits until a condition returns no error.
@@ -169,7 +149,7 @@ func TestEvents(t *testing.T) {
 	for key, e := range f.Events() {
 		object := e["involvedObject"].(map[string]any)
 		wantUID := map[any]string{"node-a": "node-a", "trainer": "uid-trainer", "side": "uid-side"}[object["name"]]
-		if object["uid"] != wantUID || e["source"].(map[string]any)["host"] != node {
+		if object["uid"] != wantUID || e["source"].(map[string]any)["host"] != nodeName {
 			t.Errorf("%s: %v", key, e)
 		}
 	}
@@ -212,14 +192,14 @@ func TestPodUID(t *testing.T) {
 		name, known, response, want string
 	}{
 		{"known", "known-uid", "", "known-uid"},
-		{"read", "", pod("read-uid", node, since.Add(-time.Hour), ""), "read-uid"},
-		{"static pod", "", pod("mirror-uid", node, time.Now(), `"kubernetes.io/config.mirror":"static-uid"`), "static-uid"},
-		{"later pod", "", pod("later-uid", node, time.Now(), ""), ""},
+		{"read", "", pod("read-uid", nodeName, since.Add(-time.Hour), ""), "read-uid"},
+		{"static pod", "", pod("mirror-uid", nodeName, time.Now(), `"kubernetes.io/config.mirror":"static-uid"`), "static-uid"},
+		{"later pod", "", pod("later-uid", nodeName, time.Now(), ""), ""},
 		{"other node", "", pod("other-uid", "node-b", since.Add(-time.Hour), ""), ""},
 		{"deleted", "", "", ""},
 	} {
 		f := newFixture(t)
-		f.podUIDs.Store("team/trainer", test.known)
+		f.state.Pods.Set(pods.NewPods(&pods.Pod{Namespace: "team", Name: "trainer", UID: test.known}))
 		f.SetJSON("/api/v1/namespaces/team/pods/trainer", test.response)
 		i := xid79(1, "trainer")
 		i.Affected[0].UID, i.Affected[0].Since = "", since
@@ -284,7 +264,7 @@ func TestOutage(t *testing.T) {
 	f.run(NewEvents(f.options()))
 	f.run(NewCondition(f.options()))
 	f.Stop()
-	f.statuses.Set([]device.Status{{Device: device.Device{ID: gpu, GPU: gpu, Index: 3}, Reason: "xid_79", Action: "reboot"}})
+	f.state.Devices.Set([]device.Status{{Device: device.Device{ID: gpu, GPU: gpu, Index: 3}, Reason: "xid_79", Action: "reboot"}})
 	f.set(xid79(1, "trainer"))
 	f.wait(func() error {
 		if strings.Count(f.log.String(), "cannot report") < 2 {
@@ -445,7 +425,7 @@ func TestCondition(t *testing.T) {
 	f.SetCondition(map[string]any{"type": ConditionType, "status": "False", "lastHeartbeatTime": before, "lastTransitionTime": before})
 	stop := f.run(NewCondition(f.options()))
 	healthy := device.Status{Device: device.Device{ID: gpu, GPU: gpu, Index: 3}, Healthy: true}
-	f.statuses.Set([]device.Status{healthy})
+	f.state.Devices.Set([]device.Status{healthy})
 	c := f.waitCondition("False GPUsHealthy 1 GPU healthy.")
 	if c["lastHeartbeatTime"] == before || c["lastTransitionTime"] != before {
 		t.Errorf("after a restart: got %v, want a new heartbeat and no transition", c)
@@ -456,15 +436,15 @@ func TestCondition(t *testing.T) {
 	mig.ID, mig.Profile = "MIG-1", "1g.10gb"
 	own := mig
 	own.ID, own.Reason = "MIG-2", "not_responding"
-	f.statuses.Set([]device.Status{unhealthy, mig, own})
+	f.state.Devices.Set([]device.Status{unhealthy, mig, own})
 	const fallen = "GPU 3 (GPU-0000): Xid 79, GPU has fallen off the bus. Reboot the node."
 	c = f.waitCondition("True GPUsUnhealthy " + fallen + " MIG device 1g.10gb (MIG-2) of GPU 3: A call to the GPU hangs. Reboot the node.")
 	if c["lastTransitionTime"] == before {
 		t.Errorf("got no transition: %v", c)
 	}
 	stop()
-	f.driver.Set(device.Driver{State: device.DriverAbsent})
-	f.statuses.Set(nil)
+	f.state.Driver.Set(device.Driver{State: device.DriverAbsent})
+	f.state.Devices.Set(nil)
 	f.run(NewCondition(f.options()))
 	f.waitCondition("Unknown DriverNotReady The driver is not ready.")
 }

@@ -45,7 +45,8 @@ type PodFollower interface {
 
 // Options configure a Client. The zero Options keep no labels, log nothing, notify no Observer and use only the kubelet.
 type Options struct {
-	Labels   []string // names of labels to keep; a trailing * makes a prefix
+	Labels   []string            // names of labels to keep; a trailing * makes a prefix
+	Pods     *pubsub.Value[Pods] // receives the pods; nil: none does
 	Log      *slog.Logger
 	Observer Observer
 	// APIServer is the source while the kubelet has no Pods API. Nil: there is no such source.
@@ -62,7 +63,7 @@ type Client struct {
 	log       *slog.Logger
 	observer  Observer
 	createdAt time.Time
-	published pubsub.Value[Pods]
+	published *pubsub.Value[Pods]
 
 	// All below belong to Run's goroutine.
 	cache        podCache
@@ -86,7 +87,8 @@ func newClient(socket string, o Options, dial func(ctx context.Context) (net.Con
 		return nil, err
 	}
 	return &Client{
-		socket: socket, dial: dial, apiServer: o.APIServer, observer: o.Observer, createdAt: time.Now(), log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
+		published: cmp.Or(o.Pods, new(pubsub.Value[Pods])),
+		socket:    socket, dial: dial, apiServer: o.APIServer, observer: o.Observer, createdAt: time.Now(), log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
 		event: watchEvent{allowlist: labels}, backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff},
 	}, nil
 }
@@ -101,16 +103,6 @@ func (c *Client) Ready() error {
 
 // Snapshot returns the pods and a channel that the next change closes.
 func (c *Client) Snapshot() (Pods, <-chan struct{}) { return c.published.Get() }
-
-// TerminationLookup returns Pods.Termination of the newest pods, and a channel that the next change closes. It returns nil while the
-// pods are not Synced: the name of a pod may belong to a newer pod.
-func (c *Client) TerminationLookup() (func(device.Assignment) (device.Termination, bool), <-chan struct{}) {
-	ps, changed := c.Snapshot()
-	if !ps.Synced {
-		return nil, changed
-	}
-	return ps.Termination, changed
-}
 
 // recordFailure publishes that the pods are not synced. The last known pods stay.
 func (c *Client) recordFailure(err error) {

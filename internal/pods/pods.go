@@ -28,6 +28,11 @@ type deletedPod struct {
 	deletedAt time.Time
 }
 
+// NewPods returns synced pods.
+func NewPods(all ...*Pod) Pods {
+	return Pods{Synced: true, list: slices.SortedFunc(slices.Values(all), compareNames)}
+}
+
 // Len returns the number of pods.
 func (ps *Pods) Len() int { return len(ps.list) }
 

@@ -151,19 +151,3 @@ func TestTerminationAfterOutage(t *testing.T) {
 		t.Errorf("termination: got %q, want an end without an exit code", got)
 	}
 }
-
-func TestTerminationLookupNeedsSync(t *testing.T) {
-	c, err := New("unused", Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if lookup, changed := c.TerminationLookup(); lookup != nil || changed == nil {
-		t.Error("lookup without synced pods: want nil")
-	}
-	c.cache.startSync()
-	c.cache.apply(newPodEvent(complete, Pod{}))
-	c.publish(true)
-	if lookup, _ := c.TerminationLookup(); lookup == nil {
-		t.Error("lookup with synced pods: got nil")
-	}
-}

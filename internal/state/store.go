@@ -47,22 +47,25 @@ type Store struct {
 	// All below are guarded by mu.
 	newest content
 	saves  uint64 // of newest
-	status pubsub.Value[status]
+	status *pubsub.Value[Status]
 }
 
-// status is the result of the newest write.
-type status struct {
+// Status is the result of the newest write.
+type Status struct {
+	Used    bool   // there is a file
+	Err     error  // nil if the state is on disk, or will be within a second
 	written uint64 // saves on disk
-	err     error
 }
 
 // Open reads the state of an earlier process. A file that cannot be read is
 // set aside with a log line, and the health is lost. Without a file at
-// bootIDPath, no reboot is detected.
-func Open(folder, bootIDPath string, log *slog.Logger) (*Store, device.HealthHistory, []incident.Incident) {
+// bootIDPath, no reboot is detected. The result of each write is published.
+func Open(
+	folder, bootIDPath string, published *pubsub.Value[Status], log *slog.Logger,
+) (*Store, device.HealthHistory, []incident.Incident) {
 	boot, _ := os.ReadFile(bootIDPath) // empty: unknown
 	s := &Store{
-		path: filepath.Join(folder, FileName), bootID: strings.TrimSpace(string(boot)), log: log,
+		path: filepath.Join(folder, FileName), bootID: strings.TrimSpace(string(boot)), log: log, status: published,
 		saved: make(chan struct{}, 1), fault: make(chan struct{}, 1),
 	}
 	var err error
@@ -71,7 +74,7 @@ func Open(folder, bootIDPath string, log *slog.Logger) (*Store, device.HealthHis
 		log.Warn("state of an earlier process unreadable, checking devices before publication", "err", err)
 	}
 	s.newest.Version = version
-	s.status.Set(status{err: s.readOnly})
+	s.status.Set(Status{Used: true, Err: s.readOnly})
 	s.save(func() {}, false) // a write shows whether the folder is usable
 	health := s.newest.Health
 	health.Rebooted = s.newest.BootID != "" && s.bootID != "" && s.newest.BootID != s.bootID
@@ -124,13 +127,6 @@ func (s *Store) save(change func(), urgent bool) {
 	}
 }
 
-// Err returns the error of the newest write; nil if the state is on disk, or
-// will be within a second.
-func (s *Store) Err() error {
-	result, _ := s.status.Get()
-	return result.err
-}
-
 // Stored reports whether the disk has all that was saved.
 func (s *Store) Stored() bool {
 	s.mu.Lock()
@@ -153,8 +149,8 @@ func (s *Store) Wait(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			if result.err != nil {
-				return result.err
+			if result.Err != nil {
+				return result.Err
 			}
 			return errHung
 		}
@@ -240,13 +236,13 @@ func (s *Store) setStatus(saves uint64, err error) {
 	defer s.mu.Unlock()
 	before, _ := s.status.Get()
 	switch {
-	case err != nil && before.err == nil:
+	case err != nil && before.Err == nil:
 		s.log.Warn("cannot store state, keeping it in memory", "err", err)
-	case err == nil && before.err != nil:
+	case err == nil && before.Err != nil:
 		s.log.Info("state storage recovered")
 	}
 	if err != nil {
 		saves = before.written
 	}
-	s.status.Set(status{saves, err})
+	s.status.Set(Status{Used: true, Err: err, written: saves})
 }

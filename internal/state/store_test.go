@@ -17,6 +17,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/test/bubble"
 )
@@ -25,6 +26,7 @@ import (
 type fixture struct {
 	*testing.T
 	dir, boot string
+	status    *pubsub.Value[state.Status] // of the newest process
 	log       bytes.Buffer
 }
 
@@ -44,7 +46,14 @@ func (s *fixture) write(path, content string) {
 }
 
 func (s *fixture) open() (*state.Store, device.HealthHistory, []incident.Incident) {
-	return state.Open(s.dir, s.boot, slog.New(slog.NewTextHandler(&s.log, nil)))
+	s.status = &pubsub.Value[state.Status]{}
+	return state.Open(s.dir, s.boot, s.status, slog.New(slog.NewTextHandler(&s.log, nil)))
+}
+
+// err is the error of the newest write.
+func (s *fixture) err() error {
+	status, _ := s.status.Get()
+	return status.Err
 }
 
 // saveAndEnd is a process that saves and ends.
@@ -54,7 +63,7 @@ func (s *fixture) saveAndEnd(h device.HealthHistory, all []incident.Incident) {
 	store.SaveHealth(h, false)
 	store.SaveIncidents(all, false)
 	store.End()
-	if err := store.Err(); err != nil || !store.Stored() {
+	if err := s.err(); err != nil || !store.Stored() {
 		s.Fatalf("got error %v, stored %v", err, store.Stored())
 	}
 }
@@ -255,8 +264,8 @@ func TestFileOfNewerVersion(t *testing.T) {
 	store, h, _ := s.open()
 	store.SaveHealth(fullHistory(), true)
 	store.End()
-	if !h.Lost || store.Err() == nil || store.Stored() || s.newLogLines() != 1 {
-		t.Errorf("got %+v, error %v and log %q, want Lost, an error and one line", h, store.Err(), s.log.String())
+	if !h.Lost || s.err() == nil || store.Stored() || s.newLogLines() != 1 {
+		t.Errorf("got %+v, error %v and log %q, want Lost, an error and one line", h, s.err(), s.log.String())
 	}
 	if got, err := os.ReadFile(s.file()); err != nil || string(got) != newer {
 		t.Errorf("got %q, %v, want an unchanged file", got, err)
@@ -300,8 +309,8 @@ func TestUnusableFolder(t *testing.T) {
 		time.Sleep(time.Minute)
 		store.SaveHealth(fullHistory(), true)
 		time.Sleep(time.Minute)
-		if store.Err() == nil || store.Stored() || s.newLogLines() != 1 {
-			t.Errorf("got error %v, stored %v and log %q, want an error and one line", store.Err(), store.Stored(), s.log.String())
+		if s.err() == nil || store.Stored() || s.newLogLines() != 1 {
+			t.Errorf("got error %v, stored %v and log %q, want an error and one line", s.err(), store.Stored(), s.log.String())
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -311,8 +320,8 @@ func TestUnusableFolder(t *testing.T) {
 		if err := os.Remove(s.dir); err != nil {
 			t.Fatal(err)
 		}
-		if err := store.Wait(t.Context()); err != nil || store.Err() != nil || s.newLogLines() != 1 {
-			t.Errorf("after the repair: got %v, %v and log %q, want no error and one line", err, store.Err(), s.log.String())
+		if err := store.Wait(t.Context()); err != nil || s.err() != nil || s.newLogLines() != 1 {
+			t.Errorf("after the repair: got %v, %v and log %q, want no error and one line", err, s.err(), s.log.String())
 		}
 	})
 	if _, h, _ := s.open(); len(h.Records) != 2 {
@@ -377,8 +386,8 @@ func TestHungDisk(t *testing.T) {
 	store, h, _ := s.open()
 	store.SaveHealth(fullHistory(), true)
 	store.End()
-	if !h.Lost || store.Err() == nil || s.newLogLines() != 1 {
-		t.Errorf("got %+v, error %v and log %q, want Lost, an error and one line", h, store.Err(), s.log.String())
+	if !h.Lost || s.err() == nil || s.newLogLines() != 1 {
+		t.Errorf("got %+v, error %v and log %q, want Lost, an error and one line", h, s.err(), s.log.String())
 	}
 	if info, err := os.Stat(s.file()); err != nil || info.Mode().Type() != os.ModeNamedPipe {
 		t.Errorf("got %v, %v, want an unchanged file", info, err)
@@ -404,7 +413,7 @@ func FuzzOpen(f *testing.F) {
 		s.write(s.file(), string(content))
 		store, h, all := s.open()
 		store.End()
-		if store.Err() != nil {
+		if s.err() != nil {
 			return // of a newer version
 		}
 		if _, again, allAgain := s.open(); again.Lost != h.Lost || len(again.Records) != len(h.Records) || len(allAgain) != len(all) {

@@ -41,14 +41,13 @@ type ResourceIDJSON struct {
 	ID       device.AdvertisedID `json:"id"`
 }
 
-func (n node) handleAllocations(q Query, now time.Time) any {
-	statuses, _ := n.Statuses()
-	allocations, _ := n.Allocations()
+func (n *Node) handleAllocations(q Query, now time.Time) any {
+	allocations := n.Allocations
 	response := AllocationsResponse{
-		At: now, Node: n.name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete,
+		At: now, Node: n.Name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete,
 		Allocations: []AllocationJSON{},
 	}
-	for _, row := range allocationCandidates(statuses, allocations) {
+	for _, row := range allocationCandidates(n.Statuses, allocations) {
 		if !q.matchesDevice(row.Device, row.GPU) {
 			continue
 		}

@@ -31,16 +31,15 @@ type ErrorResponse struct {
 // route is a path with its parameters.
 type route struct {
 	params []string
-	handle func(q Query, now time.Time) any
+	handle func(n *Node, q Query, now time.Time) any
 }
 
-// Handler serves the paths below Root.
-func Handler(name string, state NodeState) http.Handler {
-	n := node{state, name}
+// Handler serves the paths below Root with the state that newest returns.
+func Handler(newest func() Node) http.Handler {
 	endpoints := map[string]route{
-		DevicesPath:     {[]string{"device"}, func(q Query, now time.Time) any { return n.devices(q, now) }},
-		AllocationsPath: {[]string{"device", "namespace", "pod"}, n.handleAllocations},
-		IncidentsPath:   {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, n.handleIncidents},
+		DevicesPath:     {[]string{"device"}, (*Node).handleDevices},
+		AllocationsPath: {[]string{"device", "namespace", "pod"}, (*Node).handleAllocations},
+		IncidentsPath:   {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, (*Node).handleIncidents},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e, ok := endpoints[r.URL.Path]
@@ -60,8 +59,8 @@ func Handler(name string, state NodeState) http.Handler {
 			WriteError(w, http.StatusBadRequest, err)
 			return
 		}
-		statuses, _ := state.Statuses()
-		writeJSON(w, http.StatusOK, e.handle(q.resolveIndex(statuses), now))
+		n := newest()
+		writeJSON(w, http.StatusOK, e.handle(&n, q.resolveIndex(n.Statuses), now))
 	})
 }
 

@@ -18,26 +18,14 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// apiFixture implements NodeState with values of a test.
-type apiFixture struct {
-	statuses    []device.Status
-	allocations device.Allocations
-	driver      device.Driver
-	incidents   incident.Snapshot
-	expected    int
-}
-
-func (s *apiFixture) Statuses() ([]device.Status, <-chan struct{})       { return s.statuses, nil }
-func (s *apiFixture) Allocations() (device.Allocations, <-chan struct{}) { return s.allocations, nil }
-func (s *apiFixture) Driver() device.Driver                              { return s.driver }
-func (s *apiFixture) Incidents() incident.Snapshot                       { return s.incidents }
-func (s *apiFixture) ExpectedGPUs() int                                  { return s.expected }
+// apiFixture is a node with values of a test.
+type apiFixture api.Node
 
 // request sends a request and checks the headers common to all responses.
 func (s *apiFixture) request(t *testing.T, method, url string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
-	api.Handler("node-a", s).ServeHTTP(w, httptest.NewRequest(method, url, http.NoBody))
+	api.Handler(func() api.Node { return api.Node(*s) }).ServeHTTP(w, httptest.NewRequest(method, url, http.NoBody))
 	for name, want := range map[string]string{
 		"Content-Type": "application/json", "Cache-Control": "no-store", "Content-Length": fmt.Sprint(w.Body.Len()),
 	} {
@@ -107,8 +95,9 @@ func newAPIFixture(now time.Time) *apiFixture {
 	}
 	recovered := ago(time.Minute)
 	s := &apiFixture{
-		driver: device.Driver{State: device.DriverUp},
-		statuses: []device.Status{
+		Name:   "node-a",
+		Driver: device.Driver{State: device.DriverUp},
+		Statuses: []device.Status{
 			healthy(wholeGPU(0)), healthy(partitioned), healthy(migDevice("GPU-1", 1, 0)), healthy(migDevice("GPU-1", 1, 1)),
 			{
 				Device: wholeGPU(2), Health: device.Unhealthy, Reason: "xid_79", Action: "reset_gpu",
@@ -116,7 +105,7 @@ func newAPIFixture(now time.Time) *apiFixture {
 				Xids: []device.Xid{{Code: 79, Count: 1, Last: ago(time.Minute)}},
 			},
 		},
-		allocations: device.Allocations{
+		Allocations: device.Allocations{
 			At: now, Complete: true,
 			All: []device.Allocation{
 				{Resource: "nvidia.com/gpu", DeviceID: "GPU-0", Owner: train},
@@ -132,7 +121,7 @@ func newAPIFixture(now time.Time) *apiFixture {
 				{Device: "GPU-7", Owner: past, FirstSeen: ago(time.Hour), LastSeen: ago(time.Minute)},
 			},
 		},
-		incidents: incident.Snapshot{Persisted: true, Incidents: []incident.Incident{
+		Incidents: incident.Snapshot{Persisted: true, Incidents: []incident.Incident{
 			newIncident(5, wholeGPU(2), "xid_79", ago(time.Minute)),
 			newIncident(4, migDevice("GPU-1", 1, 0), "xid_94", ago(time.Hour), train, embed),
 			newIncident(3, wholeGPU(0), "xid_31", ago(2*time.Hour), past),
@@ -140,7 +129,7 @@ func newAPIFixture(now time.Time) *apiFixture {
 			newIncident(1, wholeGPU(0), "xid_31", ago(4*time.Hour), past),
 		}},
 	}
-	s.incidents.Incidents[1].RecoveredAt = &recovered
+	s.Incidents.Incidents[1].RecoveredAt = &recovered
 	return s
 }
 
@@ -199,8 +188,9 @@ func podNames(owners []api.OwnerJSON) string {
 // TestUnknownState checks that unknown state is no error and that no list is null.
 func TestUnknownState(t *testing.T) {
 	s := &apiFixture{
-		driver:      device.Driver{Err: errors.New("no\nlibrary")},
-		allocations: device.Allocations{Err: errors.New("connection refused")},
+		Name:        "node-a",
+		Driver:      device.Driver{Err: errors.New("no\nlibrary")},
+		Allocations: device.Allocations{Err: errors.New("connection refused")},
 	}
 	d := getJSON[api.DevicesResponse](t, s, api.DevicesPath)
 	kubelet := api.KubeletJSON{Error: "connection refused"}
@@ -210,7 +200,7 @@ func TestUnknownState(t *testing.T) {
 	if h := getJSON[api.AllocationsResponse](t, s, api.AllocationsPath); h.Complete || h.Allocations == nil {
 		t.Errorf("got %+v", h)
 	}
-	s.incidents.Err = errors.New("disk full")
+	s.Incidents.Err = errors.New("disk full")
 	i := getJSON[api.IncidentsResponse](t, s, api.IncidentsPath)
 	if i.Persisted || i.Error != "disk full" || i.Incidents == nil {
 		t.Errorf("got %+v", i)
@@ -252,7 +242,7 @@ func TestIncidents(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		now := time.Now()
 		s := newAPIFixture(now)
-		s.incidents.Incidents[4].Index = 1 // GPU 0 had a different index then
+		s.Incidents.Incidents[4].Index = 1 // GPU 0 had a different index then
 		for _, c := range []struct {
 			query string
 			want  string
@@ -330,7 +320,7 @@ func TestInvalidRequests(t *testing.T) {
 }
 
 func TestHead(t *testing.T) {
-	server := httptest.NewServer(api.Handler("node-a", newAPIFixture(time.Now())))
+	server := httptest.NewServer(api.Handler(func() api.Node { return api.Node(*newAPIFixture(time.Now())) }))
 	defer server.Close()
 	defer http.DefaultClient.CloseIdleConnections()
 	response, err := http.Head(server.URL + api.IncidentsPath)
@@ -348,10 +338,10 @@ func TestHostileNames(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		hostile := "a\"b\n\x1b[31m<script>\u2028\xff"
 		s := newAPIFixture(time.Now())
-		s.statuses[0].Model = hostile
-		s.statuses[0].InfoLabels = []device.Label{{Name: hostile, Value: hostile}}
-		s.allocations.All[0].Owner.Pod = hostile
-		s.incidents.Incidents[0].Reason = hostile
+		s.Statuses[0].Model = hostile
+		s.Statuses[0].InfoLabels = []device.Label{{Name: hostile, Value: hostile}}
+		s.Allocations.All[0].Owner.Pod = hostile
+		s.Incidents.Incidents[0].Reason = hostile
 		read := strings.ReplaceAll(hostile, "\xff", "\uFFFD")
 		d := getJSON[api.DevicesResponse](t, s, api.DevicesPath)
 		if d.Devices[0].Model != read || d.Devices[0].InfoLabels[read] != read || d.Devices[0].Owners[0].Pod != read {
@@ -368,7 +358,7 @@ func TestHostileNames(t *testing.T) {
 // TestEncodingFails checks that a failed encoding is an error instead of a partial response.
 func TestEncodingFails(t *testing.T) {
 	s := newAPIFixture(time.Now())
-	s.incidents.Incidents[0].Last = time.Date(12345, 1, 1, 0, 0, 0, 0, time.UTC)
+	s.Incidents.Incidents[0].Last = time.Date(12345, 1, 1, 0, 0, 0, 0, time.UTC)
 	w := s.request(t, http.MethodGet, api.IncidentsPath)
 	if w.Code != http.StatusInternalServerError || !strings.HasPrefix(w.Body.String(), `{"error":"encode response: `) {
 		t.Errorf("got status %d, %s", w.Code, w.Body)
@@ -410,7 +400,7 @@ func FuzzParseQuery(f *testing.F) {
 func TestIncidentOfPartitionedGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := newAPIFixture(time.Now())
-		s.incidents.Incidents[0] = incident.Incident{
+		s.Incidents.Incidents[0] = incident.Incident{
 			ID: 5, Device: "GPU-1", GPU: "GPU-1", Index: 1, Reason: "xid_79", Last: time.Now(),
 			MIGDevices: []incident.AffectedMIGDevice{{Device: "MIG-1-1", Profile: "1g.10gb"}},
 		}
@@ -433,12 +423,12 @@ func TestIncidentOfPartitionedGPU(t *testing.T) {
 
 func TestRetiredAndMissing(t *testing.T) {
 	s := newAPIFixture(time.Now())
-	s.statuses[4].Reason, s.statuses[4].Note, s.expected = "retired", "fan", 8
+	s.Statuses[4].Reason, s.Statuses[4].Note, s.ExpectedGPUs = "retired", "fan", 8
 	d := getJSON[api.DevicesResponse](t, s, api.DevicesPath)
 	if d.Devices[4].Note != "fan" || d.ExpectedGPUs != 8 || d.MissingGPUs != 5 {
 		t.Errorf("got %+v", d)
 	}
-	if s.statuses = nil; getJSON[api.DevicesResponse](t, s, api.DevicesPath).MissingGPUs != 0 {
+	if s.Statuses = nil; getJSON[api.DevicesResponse](t, s, api.DevicesPath).MissingGPUs != 0 {
 		t.Error("GPUs are missing before the first listing")
 	}
 }

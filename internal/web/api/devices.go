@@ -87,25 +87,22 @@ var allocationStateNames = [...]string{
 	device.AllocatedOwnerUnknown: "unnamed",
 }
 
-// Devices returns the response for all devices of a node.
-func Devices(name string, state NodeState, now time.Time) DevicesResponse {
-	return node{state, name}.devices(Query{}, now)
-}
+func (n *Node) handleDevices(q Query, now time.Time) any { return n.devices(q, now) }
 
-func (n node) devices(q Query, now time.Time) DevicesResponse {
-	statuses, _ := n.Statuses()
-	allocations, _ := n.Allocations()
-	incidents, driver := n.Incidents().Incidents, n.Driver()
+// Devices returns the response for all devices of a node.
+func (n *Node) Devices(now time.Time) DevicesResponse { return n.devices(Query{}, now) }
+
+func (n *Node) devices(q Query, now time.Time) DevicesResponse {
 	d := DevicesResponse{
-		At: now, Node: n.name, Driver: DriverJSON{driverStateNames[driver.State], errorText(driver.Err)},
-		Kubelet: newKubeletJSON(allocations), Devices: []DeviceJSON{}, ExpectedGPUs: n.ExpectedGPUs(),
+		At: now, Node: n.Name, Driver: DriverJSON{driverStateNames[n.Driver.State], errorText(n.Driver.Err)},
+		Kubelet: newKubeletJSON(n.Allocations), Devices: []DeviceJSON{}, ExpectedGPUs: n.ExpectedGPUs,
 	}
-	if statuses != nil {
-		d.MissingGPUs = device.MissingGPUs(statuses, d.ExpectedGPUs)
+	if n.Statuses != nil {
+		d.MissingGPUs = device.MissingGPUs(n.Statuses, d.ExpectedGPUs)
 	}
-	for _, status := range statuses {
+	for _, status := range n.Statuses {
 		if q.matchesDevice(status.ID, status.GPU) {
-			d.Devices = append(d.Devices, deviceJSON(status, statuses, allocations, incidents))
+			d.Devices = append(d.Devices, deviceJSON(status, n.Statuses, n.Allocations, n.Incidents.Incidents))
 		}
 	}
 	return d

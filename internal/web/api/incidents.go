@@ -16,10 +16,10 @@ type IncidentsResponse struct {
 	Incidents []incident.Incident `json:"incidents"` // the newest of them up to the limit, newest first
 }
 
-func (n node) handleIncidents(q Query, now time.Time) any {
-	snapshot := n.Incidents()
+func (n *Node) handleIncidents(q Query, now time.Time) any {
+	snapshot := n.Incidents
 	response := IncidentsResponse{
-		At: now, Node: n.name, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err),
+		At: now, Node: n.Name, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err),
 		Incidents: []incident.Incident{},
 	}
 	for i := range snapshot.Incidents {

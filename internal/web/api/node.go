@@ -8,21 +8,14 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// NodeState returns the published state of a node. Its methods call neither the
-// driver nor the kubelet.
-type NodeState interface {
-	Statuses() ([]device.Status, <-chan struct{})
-	Allocations() (device.Allocations, <-chan struct{})
-	Driver() device.Driver
-	Incidents() incident.Snapshot
-	// ExpectedGPUs returns the expected number of GPUs; 0: any number.
-	ExpectedGPUs() int
-}
-
-// node answers queries about a node. No list is null.
-type node struct {
-	NodeState
-	name string
+// Node is the state of a node at one time.
+type Node struct {
+	Name         string
+	Statuses     []device.Status
+	Allocations  device.Allocations
+	Driver       device.Driver
+	Incidents    incident.Snapshot
+	ExpectedGPUs int // 0: any number
 }
 
 // KubeletJSON is the result of the latest request for allocations.

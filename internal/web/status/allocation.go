@@ -32,9 +32,9 @@ type replicaBox struct {
 // replicas returns listed replicas, and allocated replicas no longer listed; nil
 // for a device without replicas.
 func (d *nodeData) replicas(id device.ID) *replicaList {
-	list := replicaList{Complete: d.allocations.Complete}
+	list := replicaList{Complete: d.Allocations.Complete}
 	isAllocated := map[string]bool{} // by number
-	for _, resource := range d.resources {
+	for _, resource := range d.Resources {
 		if resource.Sharing == "" {
 			continue
 		}
@@ -45,7 +45,7 @@ func (d *nodeData) replicas(id device.ID) *replicaList {
 			}
 		}
 	}
-	for _, row := range d.allocations.ForDevice(id) {
+	for _, row := range d.Allocations.ForDevice(id) {
 		if n := replicaNumber(row.DeviceID); n != "" {
 			isAllocated[n] = true
 		}

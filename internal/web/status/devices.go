@@ -69,7 +69,7 @@ func (d *nodeData) deviceCard(of *api.DeviceJSON) *deviceCard {
 	if card.Replicas != nil {
 		card.Owners = limit(of.Owners, maxReplicas)
 	}
-	if card.Replicas == nil || !d.allocations.Complete {
+	if card.Replicas == nil || !d.Allocations.Complete {
 		card.Allocation = allocationText(of)
 	}
 	bars := d.usageBars(of.ID, card.Name)

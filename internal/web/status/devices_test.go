@@ -34,7 +34,7 @@ func TestUnhealthyIsNotUnallocated(t *testing.T) {
 	}
 	for _, h := range []device.Health{device.Unhealthy, device.Recovering} {
 		n := newH100Fixture()
-		n.statuses[7].Healthy, n.statuses[7].Health = false, h
+		n.Statuses[7].Healthy, n.Statuses[7].Health = false, h
 		page := n.page(t)
 		failed, healthy := page.byID(t, "gpu-7").text(), page.byID(t, "gpu-6").text()
 		if strings.Contains(failed, "unallocated") || !strings.Contains(healthy, "unallocated") {
@@ -67,7 +67,7 @@ func TestUnknownIsNotUnallocated(t *testing.T) {
 			t.Errorf("got %s allocated, want unknown", count)
 		}
 	}
-	n.allocations.Complete = true
+	n.Allocations.Complete = true
 	if got := n.page(t).cells("resources", "Allocated"); got[0] != "1" {
 		t.Errorf("with complete allocations: got %v", got)
 	}
@@ -80,7 +80,7 @@ func TestReplicasAreNotDevices(t *testing.T) {
 	if text := page.text(); strings.Contains(text, "128 GPUs") || strings.Contains(text, "128 devices") {
 		t.Error("replicas are called devices")
 	}
-	n.allocations.Complete = false
+	n.Allocations.Complete = false
 	if got := n.page(t).pairs("stats")["Replicas allocated"]; got != "– not known yet" {
 		t.Errorf("while allocations are unknown: got %s", got)
 	}
@@ -156,7 +156,7 @@ func TestLastFault(t *testing.T) {
 			if i.GPU = s.GPU; i.Device == "GPU-other" {
 				i.GPU = "GPU-other"
 			}
-			n.incidents.Incidents = append(n.incidents.Incidents, i)
+			n.Incidents.Incidents = append(n.Incidents.Incidents, i)
 		}
 		got := ""
 		last := n.page(t).byID(t, "gpu-0").first("last-fault")

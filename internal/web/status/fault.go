@@ -15,8 +15,8 @@ type lastFault struct {
 // incident; nil without incidents.
 func (d *nodeData) lastFault(of *api.DeviceJSON) *lastFault {
 	var found []*incident.Incident
-	for n := range d.incidents.Incidents {
-		i := &d.incidents.Incidents[n]
+	for n := range d.Incidents.Incidents {
+		i := &d.Incidents.Incidents[n]
 		isOpen := i.MarkedUnhealthy && i.RecoveredAt == nil && i.Reason == of.Reason
 		if isOpen && i.GPU == of.GPU && (!of.IsMIGDevice() || i.Concerns(of.ID)) {
 			found = append(found, i)

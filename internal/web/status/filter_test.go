@@ -99,7 +99,7 @@ func TestPodLink(t *testing.T) {
 		for range 2 {
 			n.addGPU("NVIDIA L4", 24, "8.9")
 		}
-		n.allocate(gpuResource, n.statuses[1].ID.Advertised(), 0, "lab/"+pod+"/main")
+		n.allocate(gpuResource, n.Statuses[1].ID.Advertised(), 0, "lab/"+pod+"/main")
 		href := n.page(t).first("pod").attribute("href")
 		if page := n.filteredPage(t, href); page.shownDevices() != "1" {
 			t.Errorf("%s: got devices %q at %s", pod, page.shownDevices(), href)
@@ -125,7 +125,7 @@ func TestIncidentsOfPod(t *testing.T) {
 // TestViewersWithFilters checks that viewers with different filters get different pages.
 func TestViewersWithFilters(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		h := status.New(newFailedFixture(), pageOptions)
+		h := status.New(newFailedFixture().newest, pageOptions)
 		for range 2 {
 			for path, gpus := range map[string]int{
 				"/": 8, "/?state=unhealthy": 2, "/?pod=llama-pretrain-0": 4, "/?pod=none": 0,
@@ -145,7 +145,7 @@ func TestInvalidFilter(t *testing.T) {
 		"state=%1B%5B31m":            `state "\x1b[31m": ` + states,
 		"device=0":                   `unknown parameter "device": expected pod, state`,
 	} {
-		w := get(t, status.New(newEmptyFixture(), pageOptions), "/?"+query)
+		w := get(t, status.New(newEmptyFixture().newest, pageOptions), "/?"+query)
 		if w.Code != http.StatusBadRequest || w.Body.String() != want+"\n" {
 			t.Errorf("%s: got status %d, %q, want %s", query, w.Code, w.Body, want)
 		}
@@ -160,7 +160,7 @@ func FuzzFilter(f *testing.F) {
 	} {
 		f.Add(seed)
 	}
-	h := status.New(newFailedFixture(), pageOptions)
+	h := status.New(newFailedFixture().newest, pageOptions)
 	f.Fuzz(func(t *testing.T, query string) {
 		if _, err := url.Parse("/?" + query); err != nil {
 			return

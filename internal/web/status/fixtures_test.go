@@ -21,42 +21,24 @@ var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func beforeNow(d time.Duration) time.Time { return now.Add(-d) }
 
-// pageFixture implements PageState with values of a test.
+// pageFixture is a node with values of a test.
 type pageFixture struct {
-	statuses        []device.Status
-	allocations     device.Allocations
-	driver          device.Driver
-	incidents       incident.Snapshot
-	expected        int
-	readings        status.Readings
-	pluginResources []status.PluginResource
-	podsAPISynced   bool
-	podsAPIErr      error
-	stalled         map[device.GPU]bool
-	reads           int
+	status.Node
+	stalled map[device.GPU]bool
+	reads   int
 }
 
-func (f *pageFixture) Statuses() ([]device.Status, <-chan struct{}) { return f.statuses, nil }
-
-func (f *pageFixture) Allocations() (device.Allocations, <-chan struct{}) {
-	slices.SortFunc(f.allocations.All, device.CompareAllocations)
-	return f.allocations, nil
-}
-
-func (f *pageFixture) Driver() device.Driver                    { return f.driver }
-func (f *pageFixture) Incidents() incident.Snapshot             { return f.incidents }
-func (f *pageFixture) ExpectedGPUs() int                        { return f.expected }
-func (f *pageFixture) Stalled(g device.GPU) bool                { return f.stalled[g] }
-func (f *pageFixture) PluginResources() []status.PluginResource { return f.pluginResources }
-
-func (f *pageFixture) PodsAPI() (synced bool, err error) { return f.podsAPISynced, f.podsAPIErr }
-
-func (f *pageFixture) Readings(ctx context.Context) status.Readings {
+// newest is the state of the node for a page.
+func (f *pageFixture) newest(ctx context.Context) status.Node {
+	n := f.Node
+	n.Allocations.All = slices.SortedFunc(slices.Values(n.Allocations.All), device.CompareAllocations)
+	n.Stalled = func(gpu device.GPU) bool { return f.stalled[gpu] }
 	if ctx.Err() != nil {
-		return status.Readings{}
+		n.Readings = status.Readings{}
+	} else {
+		f.reads++
 	}
-	f.reads++
-	return f.readings
+	return n
 }
 
 var pageOptions = status.PageOptions{
@@ -66,13 +48,13 @@ var pageOptions = status.PageOptions{
 
 // addHistory adds readings of the last half hour up to the current ones, with a gap.
 func (f *pageFixture) addHistory() {
-	f.readings.History = &status.ReadingHistory{}
+	f.Readings.History = &status.ReadingHistory{}
 	for slot := range 60 { // of half a minute
 		if slot >= 20 && slot < 27 {
 			continue
 		}
 		past := map[device.ID]status.DeviceReading{}
-		for id, reading := range f.readings.Devices {
+		for id, reading := range f.Readings.Devices {
 			wave := []float64{1, 0.98, 0.9, 0.95, 0.97, 0.7, 0.2, 0.25}[(slot+int(id[len(id)-1]))%8]
 			if slot == 59 {
 				wave = 1
@@ -84,29 +66,29 @@ func (f *pageFixture) addHistory() {
 				}
 			}
 		}
-		f.readings.History.Record(beforeNow(time.Duration(59-slot)*30*time.Second), past)
+		f.Readings.History.Record(beforeNow(time.Duration(59-slot)*30*time.Second), past)
 	}
 }
 
 // newEmptyFixture returns a healthy node without a GPU.
 func newEmptyFixture() *pageFixture {
-	return &pageFixture{
-		driver: device.Driver{State: device.DriverUp}, podsAPISynced: true, pluginResources: []status.PluginResource{},
-		allocations: device.Allocations{At: beforeNow(2 * time.Second), Complete: true},
-		readings:    status.Readings{At: beforeNow(300 * time.Millisecond), Devices: map[device.ID]status.DeviceReading{}},
-	}
+	f := &pageFixture{}
+	f.Name, f.Driver, f.PodsSynced, f.IsPlugin = "node-a", device.Driver{State: device.DriverUp}, true, true
+	f.Allocations = device.Allocations{At: beforeNow(2 * time.Second), Complete: true}
+	f.Readings = status.Readings{At: beforeNow(300 * time.Millisecond), Devices: map[device.ID]status.DeviceReading{}}
+	return f
 }
 
 // addGPU adds a GPU.
 func (f *pageFixture) addGPU(model string, memory float64, capability string) *device.Status {
-	i := len(f.statuses)
-	for _, s := range f.statuses {
+	i := len(f.Statuses)
+	for _, s := range f.Statuses {
 		if !s.WholeGPU() {
 			i--
 		}
 	}
 	id := fmt.Sprintf("GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d%02x", 0x50+i)
-	f.statuses = append(f.statuses, device.Status{Healthy: true, Since: beforeNow(50 * time.Hour), Device: device.Device{
+	f.Statuses = append(f.Statuses, device.Status{Healthy: true, Since: beforeNow(50 * time.Hour), Device: device.Device{
 		ID: device.ID(id), GPU: device.GPU(id), Index: i, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: i, Model: model,
 		PCI: fmt.Sprintf("0000:%02x:00.0", 0x1b+0x10*i), NUMANode: i / 4, MemoryBytes: uint64(memory * gib),
 		InfoLabels: []device.Label{
@@ -117,7 +99,7 @@ func (f *pageFixture) addGPU(model string, memory float64, capability string) *d
 			{Name: "compute_capability", Value: capability},
 		},
 	}})
-	return &f.statuses[len(f.statuses)-1]
+	return &f.Statuses[len(f.Statuses)-1]
 }
 
 // addReading adds a reading in ratios, GiB, watts and °C; negative values are unknown.
@@ -131,7 +113,7 @@ func (f *pageFixture) addReading(id device.ID, utilization, used, total, power, 
 			r[q] = v
 		}
 	}
-	f.readings.Devices[id] = r
+	f.Readings.Devices[id] = r
 }
 
 // allocate allocates an id to containers ("namespace/pod/container").
@@ -139,9 +121,9 @@ func (f *pageFixture) allocate(resource string, id device.AdvertisedID, since ti
 	for _, o := range owners {
 		parts := strings.SplitN(o, "/", 3)
 		owner := device.Owner{Namespace: parts[0], Pod: parts[1], Container: parts[2]}
-		f.allocations.All = append(f.allocations.All, device.Allocation{Resource: resource, DeviceID: id, Owner: owner})
+		f.Allocations.All = append(f.Allocations.All, device.Allocation{Resource: resource, DeviceID: id, Owner: owner})
 		record := device.AllocationRecord{Device: id.Device(), Owner: owner, FirstSeen: beforeNow(since), LastSeen: now}
-		f.allocations.Recent = append(f.allocations.Recent, record)
+		f.Allocations.Recent = append(f.Allocations.Recent, record)
 	}
 }
 
@@ -170,7 +152,7 @@ func newH100Fixture() *pageFixture {
 			n.allocate(gpuResource, id, 12*time.Minute, "research/notebook-ada/jupyter")
 		}
 	}
-	n.pluginResources = []status.PluginResource{{Resource: gpuResource, IDs: ids, Registered: true, Healthy: 8}}
+	n.Resources = []status.PluginResource{{Resource: gpuResource, IDs: ids, Registered: true, Healthy: 8}}
 	n.addHistory()
 	return n
 }
@@ -183,20 +165,20 @@ func fail(s *device.Status, reason, action string, since time.Duration) {
 // newFailedFixture returns the H100 node with GPUs in all health states.
 func newFailedFixture() *pageFixture {
 	n := newH100Fixture()
-	fail(&n.statuses[2], "xid_79", "reboot", 3*time.Minute)
-	n.statuses[5].Health, n.statuses[5].Since = device.Suspect, beforeNow(12*time.Hour)
-	fail(&n.statuses[6], "xid_48", "", time.Hour)
-	n.statuses[6].Health, n.statuses[6].Flaps = device.Recovering, 3
-	fail(&n.statuses[7], "not_responding", "", 40*time.Second)
-	delete(n.readings.Devices, n.statuses[2].ID)
-	delete(n.readings.Devices, n.statuses[7].ID)
-	n.stalled = map[device.GPU]bool{n.statuses[7].GPU: true}
-	n.pluginResources[0].Healthy = 5
+	fail(&n.Statuses[2], "xid_79", "reboot", 3*time.Minute)
+	n.Statuses[5].Health, n.Statuses[5].Since = device.Suspect, beforeNow(12*time.Hour)
+	fail(&n.Statuses[6], "xid_48", "", time.Hour)
+	n.Statuses[6].Health, n.Statuses[6].Flaps = device.Recovering, 3
+	fail(&n.Statuses[7], "not_responding", "", 40*time.Second)
+	delete(n.Readings.Devices, n.Statuses[2].ID)
+	delete(n.Readings.Devices, n.Statuses[7].ID)
+	n.stalled = map[device.GPU]bool{n.Statuses[7].GPU: true}
+	n.Resources[0].Healthy = 5
 	exit, recovered := int32(139), beforeNow(58*time.Minute)
 	newIncident := func(
 		id uint64, i int, reason, action string, ago time.Duration, count uint64, to ...incident.AffectedContainer,
 	) incident.Incident {
-		s := &n.statuses[i]
+		s := &n.Statuses[i]
 		return incident.Incident{
 			ID: id, First: beforeNow(ago), Last: beforeNow(ago), Count: count, Device: s.ID, GPU: s.GPU, Index: s.Index,
 			Reason: reason, Action: action, Affected: to,
@@ -209,7 +191,7 @@ func newFailedFixture() *pageFixture {
 	}
 	failed := &incident.PodTermination{At: now, Phase: "Failed", Reason: "Error", ExitCode: &exit}
 	restarted := &incident.PodTermination{At: now, Phase: "Failed", ExitCode: &exit, Restarts: 2}
-	n.incidents = incident.Snapshot{Persisted: true, Incidents: []incident.Incident{
+	n.Incidents = incident.Snapshot{Persisted: true, Incidents: []incident.Incident{
 		newIncident(6, 7, "not_responding", "", 40*time.Second, 1),
 		newIncident(5, 2, "xid_79", "reboot", 3*time.Minute, 1,
 			newAffected("research/llama-pretrain-0/trainer", failed)),
@@ -219,34 +201,34 @@ func newFailedFixture() *pageFixture {
 		newIncident(2, 4, "xid_94", "restart_app", 20*time.Hour, 1),
 		newIncident(1, 0, "xid_13", "restart_app", 75*time.Hour, 2),
 	}}
-	n.incidents.Incidents[0].MarkedUnhealthy, n.incidents.Incidents[1].MarkedUnhealthy = true, true
-	n.incidents.Incidents[3].MarkedUnhealthy, n.incidents.Incidents[3].RecoveredAt = true, &recovered
-	n.incidents.Incidents[4].OwnersIncomplete, n.incidents.Incidents[5].AffectedUnknown = true, true
+	n.Incidents.Incidents[0].MarkedUnhealthy, n.Incidents.Incidents[1].MarkedUnhealthy = true, true
+	n.Incidents.Incidents[3].MarkedUnhealthy, n.Incidents.Incidents[3].RecoveredAt = true, &recovered
+	n.Incidents.Incidents[4].OwnersIncomplete, n.Incidents.Incidents[5].AffectedUnknown = true, true
 	return n
 }
 
 // addMIGDevice adds a MIG device to the last GPU.
 func (f *pageFixture) addMIGDevice(profile string, gi, ci int, memory float64, at device.Placement) *device.Status {
 	gpu := 0
-	for i := range f.statuses {
-		if f.statuses[i].WholeGPU() {
+	for i := range f.Statuses {
+		if f.Statuses[i].WholeGPU() {
 			gpu = i
 		}
 	}
-	s := f.statuses[gpu]
-	s.MIGDeviceIndex = len(f.statuses) - gpu - 1
+	s := f.Statuses[gpu]
+	s.MIGDeviceIndex = len(f.Statuses) - gpu - 1
 	s.ID = device.ID(fmt.Sprintf("MIG-6f1d7f52-5b0e-5f0c-8c39-5d1c0e8f%02x%02x", s.Index, s.MIGDeviceIndex))
 	s.MIGEnabled, s.GI, s.CI, s.Profile, s.Placement = false, gi, ci, profile, at
 	s.MemoryBytes, s.InfoLabels = uint64(memory*gib), nil
-	f.statuses = append(f.statuses, s)
-	return &f.statuses[len(f.statuses)-1]
+	f.Statuses = append(f.Statuses, s)
+	return &f.Statuses[len(f.Statuses)-1]
 }
 
 // addEngineReading adds a reading of a MIG device.
 func (f *pageFixture) addEngineReading(id device.ID, active, used, total float64) {
 	f.addReading(id, -1, used, total, -1, -1, -1)
 	if active >= 0 {
-		f.readings.Devices[id][status.EngineActive] = active
+		f.Readings.Devices[id][status.EngineActive] = active
 	}
 }
 
@@ -272,7 +254,7 @@ func newMIGFixture() *pageFixture {
 			n.allocate(migResource, id.Advertised(), time.Duration(i+1)*19*time.Minute, owner)
 		}
 	}
-	fail(&n.statuses[len(n.statuses)-2], "xid_95", "reset_gpu", 8*time.Minute)
+	fail(&n.Statuses[len(n.Statuses)-2], "xid_95", "reset_gpu", 8*time.Minute)
 
 	g = n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
 	g.MIGEnabled = true
@@ -305,7 +287,7 @@ func newMIGFixture() *pageFixture {
 		if resource == migResource {
 			healthy--
 		}
-		n.pluginResources = append(n.pluginResources, status.PluginResource{
+		n.Resources = append(n.Resources, status.PluginResource{
 			Resource: resource, IDs: ids[resource], Registered: true, Healthy: healthy,
 		})
 	}
@@ -329,7 +311,7 @@ func newFullMIGFixture() *pageFixture {
 			}
 		}
 	}
-	n.pluginResources = []status.PluginResource{{Resource: migResource, IDs: ids, Registered: true, Healthy: 56}}
+	n.Resources = []status.PluginResource{{Resource: migResource, IDs: ids, Registered: true, Healthy: 56}}
 	n.addHistory()
 	return n
 }
@@ -337,25 +319,25 @@ func newFullMIGFixture() *pageFixture {
 // newFailedMIGFixture returns the MIG node with a failed GPU and a separately failed MIG device.
 func newFailedMIGFixture() *pageFixture {
 	n := newFullMIGFixture()
-	for i := range n.statuses {
-		s := &n.statuses[i]
+	for i := range n.Statuses {
+		s := &n.Statuses[i]
 		if own := s.Index == 5 && s.MIGDeviceIndex == 4; s.Index == 3 || own {
 			fail(s, "xid_79", "reboot", 3*time.Minute)
 			if own {
 				s.Reason, s.Action = "xid_95", "reset_gpu"
 			}
-			delete(n.readings.Devices, s.ID)
-			n.incidents.Incidents = append(n.incidents.Incidents, incident.Incident{
+			delete(n.Readings.Devices, s.ID)
+			n.Incidents.Incidents = append(n.Incidents.Incidents, incident.Incident{
 				ID: uint64(100 - i), First: s.Since, Last: s.Since, Count: 1, Device: s.ID, GPU: s.GPU, Index: s.Index,
 				Profile: s.Profile, Reason: s.Reason, Action: s.Action, MarkedUnhealthy: true,
 			})
-			for _, a := range n.allocations.ForDevice(s.ID) {
-				last := &n.incidents.Incidents[len(n.incidents.Incidents)-1]
+			for _, a := range n.Allocations.ForDevice(s.ID) {
+				last := &n.Incidents.Incidents[len(n.Incidents.Incidents)-1]
 				last.Affected = append(last.Affected, incident.AffectedContainer{Owner: a.Owner, Since: beforeNow(time.Hour)})
 			}
 		}
 	}
-	n.pluginResources[0].Healthy = 48
+	n.Resources[0].Healthy = 48
 	return n
 }
 
@@ -380,7 +362,7 @@ func newReplicasFixture() *pageFixture {
 			o.Healthy += replicas
 		}
 	}
-	n.pluginResources = []status.PluginResource{o}
+	n.Resources = []status.PluginResource{o}
 	n.addHistory()
 	return n
 }
@@ -395,7 +377,7 @@ func newSharedFixture() *pageFixture {
 		for i := range replicas {
 			o.IDs = append(o.IDs, s.ID.Replica(i))
 		}
-		n.pluginResources = append(n.pluginResources, o)
+		n.Resources = append(n.Resources, o)
 		return s
 	}
 	s := addShared("nvidia.com/gpu.shared", "time-slicing", 10)
@@ -416,9 +398,9 @@ func newUnsettledFixture() *pageFixture {
 	for i := range 4 {
 		o.IDs = append(o.IDs, s.ID.Replica(i))
 	}
-	n.pluginResources = append(n.pluginResources, o)
+	n.Resources = append(n.Resources, o)
 	n.allocate(o.Resource, s.ID.Replica(1), time.Hour, "lab/notebook-ada/jupyter")
-	n.allocations.Complete = false
+	n.Allocations.Complete = false
 	return n
 }
 
@@ -431,7 +413,7 @@ var fixtures = map[string]func() *pageFixture{
 		s := n.addGPU("NVIDIA L4", 22.5, "8.9")
 		n.addReading(s.ID, 0.33, 7.1, 22.5, 41, 72, 52)
 		n.allocate(gpuResource, s.ID.Advertised(), 4*24*time.Hour, "default/whisper/main")
-		n.pluginResources = []status.PluginResource{
+		n.Resources = []status.PluginResource{
 			{Resource: gpuResource, IDs: []device.AdvertisedID{s.ID.Advertised()}, Registered: true, Healthy: 1},
 		}
 		return n
@@ -440,33 +422,33 @@ var fixtures = map[string]func() *pageFixture{
 	// A GPU was removed, and its replacement has the same index.
 	"replaced": func() *pageFixture {
 		n := newH100Fixture()
-		removed := n.statuses[1]
+		removed := n.Statuses[1]
 		removed.ID, removed.GPU = "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51", "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51"
 		fail(&removed, "gone", "", time.Minute)
 		removed.Gone = true
-		n.statuses = slices.Insert(n.statuses, 2, removed)
+		n.Statuses = slices.Insert(n.Statuses, 2, removed)
 		return n
 	},
 	"no_driver": func() *pageFixture {
 		n := newEmptyFixture()
 		err := errors.New("load libnvidia-ml.so.1: no such file in /usr/lib64, /usr/lib/x86_64-linux-gnu")
-		n.driver = device.Driver{State: device.DriverAbsent, Err: err}
-		n.podsAPISynced, n.podsAPIErr = false, errors.New("the kubelet has no Pods API: connect: no such file or directory")
+		n.Driver = device.Driver{State: device.DriverAbsent, Err: err}
+		n.PodsSynced, n.PodsErr = false, errors.New("the kubelet has no Pods API: connect: no such file or directory")
 		return n
 	},
 	"starting": func() *pageFixture { return &pageFixture{} },
 	"kubelet_away": func() *pageFixture {
 		n := newH100Fixture()
-		n.allocations.At, n.allocations.Err = beforeNow(4*time.Minute), errors.New("connect: connection refused")
-		n.podsAPISynced, n.podsAPIErr = false, errors.New("connect: connection refused")
-		n.pluginResources[0].Registered, n.pluginResources[0].Err = false, "register nvidia.com/gpu: connection refused"
-		n.readings.At = beforeNow(7 * time.Second)
+		n.Allocations.At, n.Allocations.Err = beforeNow(4*time.Minute), errors.New("connect: connection refused")
+		n.PodsSynced, n.PodsErr = false, errors.New("connect: connection refused")
+		n.Resources[0].Registered, n.Resources[0].Err = false, "register nvidia.com/gpu: connection refused"
+		n.Readings.At = beforeNow(7 * time.Second)
 		return n
 	},
 	"measuring_only": func() *pageFixture {
 		n := newH100Fixture()
-		n.pluginResources = nil
-		n.allocations.Complete, n.allocations.All, n.allocations.Recent, n.allocations.At = false, nil, nil, time.Time{}
+		n.Resources, n.IsPlugin = nil, false
+		n.Allocations.Complete, n.Allocations.All, n.Allocations.Recent, n.Allocations.At = false, nil, nil, time.Time{}
 		return n
 	},
 	"unsettled": newUnsettledFixture, "hostile": newHostileFixture,
@@ -486,14 +468,14 @@ func newHostileFixture() *pageFixture {
 	}
 	owner := device.Owner{Namespace: hostileText, Pod: hostileText, Container: hostileText}
 	replica := s.ID.Advertised() + "::" + device.AdvertisedID(hostileText)
-	n.allocations.All = []device.Allocation{{Resource: hostileText, DeviceID: replica, Owner: owner}}
-	n.allocations.Err = errors.New(hostileText)
-	n.driver.Err = errors.New(hostileText)
-	n.podsAPISynced, n.podsAPIErr = false, errors.New(hostileText)
-	n.pluginResources = []status.PluginResource{
+	n.Allocations.All = []device.Allocation{{Resource: hostileText, DeviceID: replica, Owner: owner}}
+	n.Allocations.Err = errors.New(hostileText)
+	n.Driver.Err = errors.New(hostileText)
+	n.PodsSynced, n.PodsErr = false, errors.New(hostileText)
+	n.Resources = []status.PluginResource{
 		{Resource: hostileText, IDs: []device.AdvertisedID{replica}, Err: hostileText},
 	}
-	n.incidents = incident.Snapshot{Err: errors.New(hostileText), Incidents: []incident.Incident{{
+	n.Incidents = incident.Snapshot{Err: errors.New(hostileText), Incidents: []incident.Incident{{
 		Last: now, Device: s.ID, GPU: s.GPU, Reason: hostileText, Action: hostileText, Profile: hostileText,
 		Affected: []incident.AffectedContainer{{
 			Owner:       owner,

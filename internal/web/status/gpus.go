@@ -20,8 +20,8 @@ type gpuCard struct {
 // gpuCards returns the GPUs with their MIG devices, the most urgent first.
 func (d *nodeData) gpuCards() (gpus []*gpuCard) {
 	anchors := map[string]int{}
-	for i := range d.node.Devices {
-		of := &d.node.Devices[i]
+	for i := range d.api.Devices {
+		of := &d.api.Devices[i]
 		card := d.deviceCard(of)
 		anchors[card.Anchor]++
 		if n := anchors[card.Anchor]; n > 1 { // a replacement has the index of a removed GPU
@@ -43,11 +43,11 @@ func (d *nodeData) gpuCards() (gpus []*gpuCard) {
 
 func (d *nodeData) gpuCard(card *deviceCard) *gpuCard {
 	of := card.Device
-	reading, isRead := d.readings.Devices[of.ID]
+	reading, isRead := d.Readings.Devices[of.ID]
 	g := &gpuCard{
 		deviceCard: card,
 		Model:      of.Model,
-		Stalled:    d.state.Stalled(of.GPU),
+		Stalled:    d.Stalled(of.GPU),
 		NoReading:  !isRead && !of.Gone,
 	}
 	if t, ok := reading[Temperature]; ok {

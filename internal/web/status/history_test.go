@@ -24,7 +24,7 @@ func (f *pageFixture) lines(t *testing.T) string {
 // newHistoryFixture returns a node of a GPU with an empty history.
 func newHistoryFixture() (*pageFixture, device.ID) {
 	n := newEmptyFixture()
-	n.readings.History = &status.ReadingHistory{}
+	n.Readings.History = &status.ReadingHistory{}
 	return n, n.addGPU("NVIDIA L4", 24, "8.9").ID
 }
 
@@ -48,7 +48,7 @@ func TestHistoryLines(t *testing.T) {
 			for slot := range 60 {
 				if value, ok := c.points[slot]; ok {
 					at := beforeNow(time.Duration(59-slot) * 30 * time.Second)
-					n.readings.History.Record(at, map[device.ID]status.DeviceReading{id: {status.Utilization: value}})
+					n.Readings.History.Record(at, map[device.ID]status.DeviceReading{id: {status.Utilization: value}})
 				}
 			}
 			want := c.want
@@ -67,7 +67,7 @@ func TestHistorySlots(t *testing.T) {
 	runAtNow(t, func(t *testing.T) {
 		n, id := newHistoryFixture()
 		record := func(id device.ID, after time.Duration, value float64) {
-			n.readings.History.Record(now.Add(after), map[device.ID]status.DeviceReading{id: {status.Utilization: value}})
+			n.Readings.History.Record(now.Add(after), map[device.ID]status.DeviceReading{id: {status.Utilization: value}})
 		}
 		check := func(after time.Duration, want string) {
 			t.Helper()
@@ -99,8 +99,8 @@ func TestHistoryIsBounded(t *testing.T) {
 	for i := range 5000 {
 		many[device.ID(fmt.Sprint(i))] = status.DeviceReading{status.Utilization: 0.5}
 	}
-	n.readings.History.Record(time.Now(), many)
-	n.readings.History.Record(time.Now(), map[device.ID]status.DeviceReading{id: {status.Utilization: 0.5}})
+	n.Readings.History.Record(time.Now(), many)
+	n.Readings.History.Record(time.Now(), map[device.ID]status.DeviceReading{id: {status.Utilization: 0.5}})
 	if got := n.lines(t); got != "" {
 		t.Errorf("got %s", got)
 	}

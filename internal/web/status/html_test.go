@@ -45,7 +45,7 @@ func get(t *testing.T, h http.Handler, path string) *httptest.ResponseRecorder {
 // html returns the page for a query, and checks it.
 func (f *pageFixture) html(t *testing.T, query string) string {
 	t.Helper()
-	w := get(t, status.New(f, pageOptions), "/"+query)
+	w := get(t, status.New(f.newest, pageOptions), "/"+query)
 	if w.Code != http.StatusOK {
 		t.Fatalf("%s: got status %d, %s", query, w.Code, w.Body)
 	}

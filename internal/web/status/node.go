@@ -55,7 +55,7 @@ type resourceRow struct {
 }
 
 func (d *nodeData) resourceRows() (rows []resourceRow) {
-	for _, resource := range d.resources {
+	for _, resource := range d.Resources {
 		devices := map[device.ID]bool{}
 		for _, id := range resource.IDs {
 			devices[id.Device()] = true
@@ -67,8 +67,8 @@ func (d *nodeData) resourceRows() (rows []resourceRow) {
 			row.Devices = text.Plural(len(devices), row.Noun)
 			row.Noun = "replica"
 		}
-		if d.allocations.Complete {
-			ids := d.allocations.DeviceIDs(resource.Resource)
+		if d.Allocations.Complete {
+			ids := d.Allocations.DeviceIDs(resource.Resource)
 			slices.Sort(ids)
 			row.Allocated = strconv.Itoa(len(slices.Compact(ids)))
 		}
@@ -80,8 +80,8 @@ func (d *nodeData) resourceRows() (rows []resourceRow) {
 // deviceNoun names the devices that can be allocated, of those listed.
 func (d *nodeData) deviceNoun(isListed func(device.ID) bool) string {
 	gpus, migDevices := false, false
-	for i := range d.node.Devices {
-		switch o := &d.node.Devices[i]; {
+	for i := range d.api.Devices {
+		switch o := &d.api.Devices[i]; {
 		case !isListed(o.ID):
 		case o.IsMIGDevice():
 			migDevices = true
@@ -112,7 +112,7 @@ func (d *nodeData) stats(gpus []*gpuCard) (stats []nodeStat) {
 		}
 		stats = append(stats, nodeStat{name, value, note})
 	}
-	n := d.node.Counts()
+	n := d.api.Counts()
 	of := "of " + text.Plural(n.Devices, d.deviceNoun(func(device.ID) bool { return true }))
 	add(true, "Healthy", strconv.Itoa(n.Healthy), of)
 	add(n.Unknown == 0 && n.Devices > 0, "Allocated", strconv.Itoa(n.Allocated), of)
@@ -126,7 +126,7 @@ func (d *nodeData) stats(gpus []*gpuCard) (stats []nodeStat) {
 		}
 	}
 	if replicas > 0 {
-		add(d.allocations.Complete, "Replicas allocated", strconv.Itoa(allocated), "of "+strconv.Itoa(replicas))
+		add(d.Allocations.Complete, "Replicas allocated", strconv.Itoa(allocated), "of "+strconv.Itoa(replicas))
 	}
 	if m := d.sumOf(gpus, MemoryUsed, MemoryTotal); m.limit > 0 {
 		add(true, "Memory", formatPercent(m.value/m.limit)+" %", m.note(fmt.Sprintf("of %.0f GiB", m.limit/gib)))
@@ -149,7 +149,7 @@ func (d *nodeData) sumOf(gpus []*gpuCard, value, limit Quantity) (s sum) {
 		if !g.Device.Gone {
 			s.present++
 		}
-		r := d.readings.Devices[g.Device.ID]
+		r := d.Readings.Devices[g.Device.ID]
 		v, ok := r[value]
 		if !ok {
 			continue

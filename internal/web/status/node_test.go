@@ -26,13 +26,13 @@ func TestSums(t *testing.T) {
 		{5, 20, 40, -1, "Memory 38 % of 40 GiB, 2 of 3 GPUs; Power 80 W 2 of 3 GPUs"},
 		{15, 20, -1, 72, "Memory 50 % of 60 GiB; Power 80 W 2 of 3 GPUs"},
 	} {
-		n.addReading(n.statuses[i].ID, -1, c.used, c.total, c.power, c.limit, -1)
+		n.addReading(n.Statuses[i].ID, -1, c.used, c.total, c.power, c.limit, -1)
 		if got := sums(n); got != c.want {
 			t.Errorf("%d GPUs read: got %q, want %q", i+1, got, c.want)
 		}
 	}
-	n.statuses[2].Gone = true
-	delete(n.readings.Devices, n.statuses[2].ID)
+	n.Statuses[2].Gone = true
+	delete(n.Readings.Devices, n.Statuses[2].ID)
 	if got, want := sums(n), "Memory 38 % of 40 GiB; Power 80 W"; got != want {
 		t.Errorf("one GPU removed: got %q, want %q", got, want)
 	}
@@ -47,7 +47,7 @@ func TestMissingGPUs(t *testing.T) {
 		2: "headline well: All 2 devices are healthy.",
 		3: "headline warning: All 2 devices are healthy. Missing: 1 of 3 expected GPUs.",
 	} {
-		n.expected = expected
+		n.ExpectedGPUs = expected
 		headline := n.page(t).first("headline")
 		if got := headline.attribute("class") + ": " + headline.text(); got != want {
 			t.Errorf("%d expected: got %s, want %s", expected, got, want)
@@ -59,7 +59,7 @@ func TestRetiredDevice(t *testing.T) {
 	n := newEmptyFixture()
 	s := n.addGPU("NVIDIA L4", 20, "8.9")
 	s.Healthy, s.Health, s.Reason, s.Note = false, device.Unhealthy, "retired", "fan is <noisy>"
-	n.incidents.Incidents = []incident.Incident{
+	n.Incidents.Incidents = []incident.Incident{
 		{Reason: "retired", Note: s.Note, MarkedUnhealthy: true, Action: "replace"},
 	}
 	page := n.page(t)
@@ -76,7 +76,7 @@ func TestRetiredDevice(t *testing.T) {
 
 func TestIncidentDevice(t *testing.T) {
 	n := newEmptyFixture()
-	n.incidents.Incidents = []incident.Incident{
+	n.Incidents.Incidents = []incident.Incident{
 		{Index: 3}, {Index: 3, Profile: "1g.10gb"}, {Index: 3, MIGDevices: make([]incident.AffectedMIGDevice, 2)},
 	}
 	got := strings.Join(n.page(t).cells("incidents", "Device"), "; ")

@@ -1,28 +1,25 @@
 package status
 
 import (
-	"context"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// PageState returns the state of a node shown on the page.
-type PageState interface {
-	api.NodeState
-	// Readings returns the readings of the newest collection, or of a new one
-	// until ctx is done.
-	Readings(ctx context.Context) Readings
+// Node is the state of a node at one time.
+type Node struct {
+	api.Node
+	Readings Readings
 	// Stalled reports whether a call to the GPU hangs.
-	Stalled(gpu device.GPU) bool
-	// PluginResources returns the resources of the device plugin; nil if
-	// another device plugin serves the node.
-	PluginResources() []PluginResource
-	// PodsAPI reports whether the kubelet's Pods API is followed. Without both
-	// results there was no attempt yet.
-	PodsAPI() (synced bool, err error)
+	Stalled func(device.GPU) bool
+	// IsPlugin is set if this process is the device plugin.
+	IsPlugin  bool
+	Resources []PluginResource
+	// PodsSynced reports whether the kubelet's Pods API is followed. Without an
+	// error as well, there was no attempt yet.
+	PodsSynced bool
+	PodsErr    error
 }
 
 // PluginResource is a resource of the device plugin.
@@ -45,24 +42,11 @@ type Readings struct {
 // nodeData is the state of a node at one time. All parts of a page are built
 // from it.
 type nodeData struct {
-	state       PageState
-	now         time.Time
-	node        api.DevicesResponse
-	allocations device.Allocations
-	incidents   incident.Snapshot
-	resources   []PluginResource
-	readings    Readings
+	*Node
+	now time.Time
+	api api.DevicesResponse
 }
 
-func newNodeData(state PageState, name string, readings Readings, now time.Time) *nodeData {
-	allocations, _ := state.Allocations()
-	return &nodeData{
-		state:       state,
-		now:         now,
-		node:        api.Devices(name, state, now),
-		allocations: allocations,
-		incidents:   state.Incidents(),
-		resources:   state.PluginResources(),
-		readings:    readings,
-	}
+func newNodeData(n *Node, now time.Time) *nodeData {
+	return &nodeData{Node: n, now: now, api: n.Devices(now)}
 }

@@ -30,7 +30,7 @@ var templateFiles embed.FS
 
 // Page is the status page. It implements http.Handler.
 type Page struct {
-	state    PageState
+	newest   func(ctx context.Context) Node
 	options  PageOptions
 	template *template.Template
 
@@ -40,9 +40,10 @@ type Page struct {
 	renderedAt time.Time
 }
 
-// New returns a page. Nothing is read before the first request.
-func New(state PageState, o PageOptions) *Page {
-	p := &Page{state: state, options: o}
+// New returns a page of the state that newest returns. Nothing is read before
+// the first request.
+func New(newest func(ctx context.Context) Node, o PageOptions) *Page {
+	p := &Page{newest: newest, options: o}
 	functions := template.FuncMap{
 		"action":     xid.Action,
 		"ago":        func(at time.Time) *displayTime { return formatTime(p.renderedAt, at, "%s ago") },
@@ -88,9 +89,9 @@ func (p *Page) current(ctx context.Context, f filter) (string, error) {
 	}
 	var page strings.Builder
 	page.Grow(len(p.body)) // about as long
-	readings := p.state.Readings(ctx)
+	n := p.newest(ctx)
 	p.body, p.filter, p.renderedAt = "", f, time.Now()
-	view := newPageView(newNodeData(p.state, p.options.Node, readings, p.renderedAt), p.options, f)
+	view := newPageView(newNodeData(&n, p.renderedAt), p.options, f)
 	if err := p.template.ExecuteTemplate(&page, "page.html", view); err != nil {
 		return "", fmt.Errorf("render page: %w", err)
 	}

@@ -94,7 +94,7 @@ func TestAssets(t *testing.T) {
 func TestViewersShareAPage(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newH100Fixture()
-		p := status.New(n, pageOptions)
+		p := status.New(n.newest, pageOptions)
 		for range 100 {
 			get(t, p, "/")
 			time.Sleep(50 * time.Millisecond)
@@ -102,7 +102,7 @@ func TestViewersShareAPage(t *testing.T) {
 		if n.reads != 10 {
 			t.Errorf("got %d rendered pages in five seconds, want 10", n.reads)
 		}
-		n.statuses[3].Healthy, n.statuses[3].Health, n.statuses[3].Reason = false, device.Unhealthy, "xid_79"
+		n.Statuses[3].Healthy, n.Statuses[3].Health, n.Statuses[3].Reason = false, device.Unhealthy, "xid_79"
 		time.Sleep(500 * time.Millisecond)
 		if page := get(t, p, "/").Body.String(); !strings.Contains(page, "Unhealthy: 1 of 8 devices.") {
 			t.Error("the page lacks the change")
@@ -116,7 +116,7 @@ func TestPageOfDisconnectedClient(t *testing.T) {
 	cancel()
 	w := httptest.NewRecorder()
 	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/", http.NoBody)
-	status.New(newH100Fixture(), pageOptions).ServeHTTP(w, r)
+	status.New(newH100Fixture().newest, pageOptions).ServeHTTP(w, r)
 	if !strings.Contains(w.Body.String(), "98 %") {
 		t.Errorf("got status %d, %s", w.Code, w.Body)
 	}
@@ -125,7 +125,7 @@ func TestPageOfDisconnectedClient(t *testing.T) {
 // BenchmarkPage renders pages. Viewers share a page with the same filter, so the filter alternates.
 func BenchmarkPage(b *testing.B) {
 	for _, name := range []string{"h100", "mig_full", "replicas"} {
-		p := status.New(fixtures[name](), pageOptions)
+		p := status.New(fixtures[name]().newest, pageOptions)
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {

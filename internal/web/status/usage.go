@@ -21,8 +21,8 @@ type usageBar struct {
 // usageBars returns the bars of a device by measure; nil without a current or
 // past value.
 func (d *nodeData) usageBars(id device.ID, name string) (bars [measureCount]*usageBar) {
-	reading := d.readings.Devices[id]
-	past := d.readings.History.points(id, d.now)
+	reading := d.Readings.Devices[id]
+	past := d.Readings.History.points(id, d.now)
 	for measure, bar := range [...]usageBar{
 		useMeasure:    {Name: "Utilization", Class: "use"},
 		memoryMeasure: {Name: "Memory", Class: "memory"},

@@ -62,23 +62,24 @@ func newPageView(d *nodeData, o PageOptions, f filter) *pageView {
 	v := &pageView{
 		PageOptions:    o,
 		Node:           cmp.Or(o.Node, "this node"),
-		Response:       &d.node,
+		Response:       &d.api,
 		Model:          moveModel(gpus),
 		Filter:         f,
 		FilterLinks:    filterLinks(gpus, f),
 		AllGPUs:        len(gpus),
-		IncidentsError: d.incidents.Err,
-		Driver:         driverStates[d.node.Driver.State],
-		Kubelet:        kubeletState(d.node.Kubelet),
+		IncidentsError: d.Incidents.Err,
+		Driver:         driverStates[d.api.Driver.State],
+		Kubelet:        kubeletState(d.api.Kubelet),
 		Stats:          d.stats(gpus),
 		Resources:      d.resourceRows(),
-		IsPlugin:       d.resources != nil,
+		IsPlugin:       d.IsPlugin,
+		PodsAPIUp:      d.PodsSynced,
+		PodsAPIError:   d.PodsErr,
 	}
-	v.PodsAPIUp, v.PodsAPIError = d.state.PodsAPI()
-	if d.now.Sub(d.readings.At) >= maxReadingsAge {
-		v.ReadAt = d.readings.At
+	if d.now.Sub(d.Readings.At) >= maxReadingsAge {
+		v.ReadAt = d.Readings.At
 	}
-	for _, i := range d.incidents.Incidents {
+	for _, i := range d.Incidents.Incidents {
 		if f.Pod == "" || f.affects(i.Affected) {
 			v.Incidents = append(v.Incidents, i)
 		}

@@ -1,0 +1,89 @@
+// Package node has the published state of the node, which the parts of the
+// process read.
+package node
+
+import (
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/state"
+)
+
+// State has the published values, each with one writer. The zero State is
+// ready for use: each value is the zero value until its writer runs.
+type State struct {
+	Settings    pubsub.Value[config.Settings]    // by config.Watcher
+	Devices     device.Inventory                 // by device.Monitor
+	Driver      pubsub.Value[device.Driver]      // by device.Monitor
+	Allocations pubsub.Value[device.Allocations] // by podresources.Client
+	Pods        pubsub.Value[pods.Pods]          // by pods.Client
+	Incidents   pubsub.Value[incident.Snapshot]  // by incident.Log
+	StateFile   pubsub.Value[state.Status]       // by state.Store
+	// IsPlugin reports whether this process is the node's device plugin. It does
+	// not change.
+	IsPlugin bool
+}
+
+// newest returns the newest value.
+func newest[T any](v *pubsub.Value[T]) T {
+	value, _ := v.Get()
+	return value
+}
+
+// Statuses returns the status of all devices; nil before the first listing.
+func (s *State) Statuses() []device.Status { return newest(&s.Devices.Value) }
+
+// ExpectedGPUs returns the expected number of GPUs; 0: any number.
+func (s *State) ExpectedGPUs() int { return newest(&s.Settings).ExpectedGPUs }
+
+// XidPolicy returns the operator's policy for an Xid.
+func (s *State) XidPolicy(xid uint64) device.Policy {
+	settings := newest(&s.Settings)
+	return settings.Health.Policy(xid)
+}
+
+// IsAllocated reports whether a container has the device.
+func (s *State) IsAllocated(id device.ID) bool {
+	return len(newest(&s.Allocations).ForDevice(id)) > 0
+}
+
+// Excluded reports whether the settings exclude the device from allocation.
+// Without the device plugin, the device filter has no meaning.
+func (s *State) Excluded(d device.Device) bool {
+	return s.IsPlugin && !newest(&s.Settings).DeviceFilter.Allows(d)
+}
+
+// PodMeta returns the metadata of a pod as far as known.
+func (s *State) PodMeta(namespace, pod string) device.PodMeta {
+	known := newest(&s.Pods)
+	return known.Meta(namespace, pod)
+}
+
+// ContainerOwner returns the owner of a container by the kubelet's Pods API. The
+// container's id decides, because the UID in the cgroup of a static pod is not
+// the UID of the pod.
+func (s *State) ContainerOwner(_, containerID string) (device.Owner, bool) {
+	known := newest(&s.Pods)
+	pod, container, ok := known.ByContainer(containerID)
+	return device.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
+}
+
+// Terminations returns the lookup of terminations, and a channel that the next
+// change closes. The lookup is nil while the pods are not synced: the name of a
+// pod may belong to a newer pod.
+func (s *State) Terminations() (incident.TerminationLookup, <-chan struct{}) {
+	known, changed := s.Pods.Get()
+	if !known.Synced {
+		return nil, changed
+	}
+	return known.Termination, changed
+}
+
+// StoredIncidents returns the incidents, and whether they are on disk.
+func (s *State) StoredIncidents() incident.Snapshot {
+	snapshot, file := newest(&s.Incidents), newest(&s.StateFile)
+	snapshot.Err, snapshot.Persisted = file.Err, file.Used && file.Err == nil
+	return snapshot
+}
