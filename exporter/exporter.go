@@ -35,7 +35,7 @@ type Exporter struct {
 	// collections counts the goroutines of collections and of readings for Allocates; all end within collectionTimeout.
 	collections sync.WaitGroup
 	renderer    *renderer    // used by the running collection
-	attribution *attribution // used by the running collection, and by OnAllocated
+	attribution *attribution // used by the running collection, and by BeginAllocate
 	history     status.ReadingHistory
 	// readsProcesses is set if a family of processes is exported.
 	readsProcesses bool
@@ -68,16 +68,16 @@ func New(s Sources, o Options) *Exporter {
 	return e
 }
 
-// OnAllocated reads the counters of devices for an Allocate, in the background. record publishes the allocation: a collection begins
-// before both or sees the allocation.
-func (e *Exporter) OnAllocated(record func(), devices ...device.ID) {
+// BeginAllocate reads the counters of devices for an Allocate, in the
+// background. The caller publishes the allocation and then calls done: no
+// collection begins in between, so a collection begins before both or sees the
+// allocation.
+func (e *Exporter) BeginAllocate(devices ...device.ID) (done func()) {
 	if e.options.StableSeries { // counters are the driver's own
-		record()
-		return
+		return func() {}
 	}
 	statuses := e.sources.State.Statuses()
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	for gpu := range byGPU(statuses) {
 		var ids []device.ID
 		for _, s := range gpu {
@@ -95,7 +95,7 @@ func (e *Exporter) OnAllocated(record func(), devices ...device.ID) {
 			e.attribution.addAllocateReading(event, ids, e.sources.Readers.ReadOne(ctx, gpu[0].GPU))
 		})
 	}
-	record()
+	return e.mu.Unlock
 }
 
 // Drain waits for the running collection and readings.
@@ -197,8 +197,6 @@ func (e *Exporter) pageNode(ctx context.Context) status.Node {
 	}
 	pods, _ := e.sources.State.Pods.Get()
 	n.Node, n.PodsSynced, n.PodsErr = e.node(), pods.Synced, pods.Err
-	if e.sources.PluginResources != nil {
-		n.Resources = e.sources.PluginResources()
-	}
+	n.Resources = e.sources.State.PluginResources()
 	return n
 }

@@ -88,6 +88,14 @@ func newScrapeFixture(n int) *scrapeFixture {
 	return d
 }
 
+func noFailures() map[string]error { return nil }
+
+// onAllocated is an Allocate of devices, which record publishes.
+func onAllocated(e *Exporter, record func(), devices ...device.ID) {
+	defer e.BeginAllocate(devices...)()
+	record()
+}
+
 // expireCollection makes the next scrape start a new collection.
 func (d *scrapeFixture) expireCollection() { time.Sleep(maxCollectionAge) }
 
@@ -196,7 +204,10 @@ func (d *scrapeFixture) addEnergy(id device.ID, joules float64) {
 
 // newHandler returns the exporter's handler with an empty registry.
 func newHandler(e *Exporter) http.Handler {
-	return e.Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+	return e.Handler(HandlerOptions{
+		TelemetryPath: "/metrics", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
+		Alive: noFailures, Ready: noFailures,
+	})
 }
 
 func scrape(t *testing.T, h http.Handler, header ...string) string {
@@ -597,7 +608,7 @@ func TestEnergyIsDividedAtAllocate(t *testing.T) {
 				var slow sync.WaitGroup
 				slow.Go(func() { scrape(t, h) }) // reads at 10 s
 				at(10*time.Second + 100*time.Millisecond)
-				e.OnAllocated(func() { d.allocate("GPU-0=") }, "GPU-0")
+				onAllocated(e, func() { d.allocate("GPU-0=") }, "GPU-0")
 
 				at(20 * time.Second)
 				d.allocate("GPU-0=n/b/c")
@@ -632,8 +643,8 @@ func TestEnergyIsDividedIfOwnerIsKnownEarly(t *testing.T) {
 		early := make(chan string, 1)
 		go func() { early <- scrape(t, h) }()
 		time.Sleep(100 * time.Millisecond)
-		e.OnAllocated(func() { d.allocate("GPU-0=n/b/c") }, "GPU-0") // at 1.1 s
-		assertSeries(t, <-early, name+b+" 0")                        // at 1.5 s, from a reading at 1 s
+		onAllocated(e, func() { d.allocate("GPU-0=n/b/c") }, "GPU-0") // at 1.1 s
+		assertSeries(t, <-early, name+b+" 0")                         // at 1.5 s, from a reading at 1 s
 		list = 0
 		time.Sleep(1500 * time.Millisecond)
 		assertSeries(t, scrape(t, h), name+b+" 1900")
@@ -652,7 +663,7 @@ func TestAllocateReadsOneGPU(t *testing.T) {
 			d.onReadOne = func(gpu device.GPU) { readGPUs = append(readGPUs, gpu) }
 			e := New(d.sources(), Options{StableSeries: stable})
 			recorded := false
-			e.OnAllocated(func() { recorded = true }, "GPU-3", "GPU-3", "GPU-unknown")
+			onAllocated(e, func() { recorded = true }, "GPU-3", "GPU-3", "GPU-unknown")
 			e.Drain()
 			if want := map[bool]int{false: 1, true: 0}[stable]; !recorded || len(readGPUs) != want || d.readCalls != 0 || d.listCalls != 0 {
 				t.Errorf("stable %v: got reads %v, %d collections and %d List calls", stable, readGPUs, d.readCalls, d.listCalls)
@@ -670,7 +681,7 @@ func TestEnergyOfUnlistedOwnerIsUnattributed(t *testing.T) {
 		const name = "nvidia_gpu_energy_joules_total"
 		scrape(t, h)
 		for range 2 {
-			e.OnAllocated(func() { d.allocate("GPU-0=") }, "GPU-0")
+			onAllocated(e, func() { d.allocate("GPU-0=") }, "GPU-0")
 			synctest.Wait()
 			d.addEnergy("GPU-0", 500)
 		}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/plugin"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -62,9 +64,10 @@ func (m *SelfMetrics) calls(prefix string) callMetrics {
 	return callMetrics{durations, m.counter(prefix + "_errors_total")}
 }
 
-// InitResource makes the series of a resource, and of the reasons to reject a container, before the first event: increase() misses
-// the first event of a new counter.
-func (m *SelfMetrics) InitResource(resource string, rejectReasons ...string) {
+// OnResourceAdded makes the series of a resource, and of the reasons to reject a
+// container, before the first event: increase() misses the first event of a new
+// counter. This method and the next ones implement plugin.EndpointHooks.
+func (m *SelfMetrics) OnResourceAdded(resource string) {
 	m.registrations.WithLabelValues(resource, "success")
 	m.registrations.WithLabelValues(resource, "error")
 	m.streams.WithLabelValues(resource)
@@ -73,25 +76,25 @@ func (m *SelfMetrics) InitResource(resource string, rejectReasons ...string) {
 		m.pluginCalls.duration.WithLabelValues(method)
 		m.pluginCalls.errors.WithLabelValues(method)
 	}
-	for _, reason := range rejectReasons {
-		m.rejections.WithLabelValues(resource, reason)
+	for _, reason := range plugin.RejectReasons() {
+		m.rejections.WithLabelValues(resource, string(reason))
 	}
 }
 
-// DeleteResource removes the series of a resource that is no longer served.
-func (m *SelfMetrics) DeleteResource(resource string) {
+// OnResourceReleased removes the series of a resource that is no longer served.
+func (m *SelfMetrics) OnResourceReleased(resource string) {
 	m.streams.DeleteLabelValues(resource)
 	m.waiting.DeleteLabelValues(resource)
 	m.devices.DeletePartialMatch(prometheus.Labels{"resource": resource})
 }
 
-// CountRejection counts a container whose request was rejected.
-func (m *SelfMetrics) CountRejection(resource, reason string) {
-	m.rejections.WithLabelValues(resource, reason).Inc()
+// OnRejected counts a container whose request was rejected.
+func (m *SelfMetrics) OnRejected(resource string, _ []device.AdvertisedID, reason plugin.RejectReason, _ error) {
+	m.rejections.WithLabelValues(resource, string(reason)).Inc()
 }
 
-// CountRegistration counts a registration.
-func (m *SelfMetrics) CountRegistration(resource string, err error) {
+// OnRegistered counts a registration.
+func (m *SelfMetrics) OnRegistered(resource string, err error) {
 	result := "success"
 	if err != nil {
 		result = "error"
@@ -99,24 +102,24 @@ func (m *SelfMetrics) CountRegistration(resource string, err error) {
 	m.registrations.WithLabelValues(resource, result).Inc()
 }
 
-// SetStreams sets the number of live streams.
-func (m *SelfMetrics) SetStreams(resource string, n int) {
+// OnStreamCount sets the number of live streams.
+func (m *SelfMetrics) OnStreamCount(resource string, n int) {
 	m.streams.WithLabelValues(resource).Set(float64(n))
 }
 
-// SetWaiting sets whether the first registration waits for another plugin.
-func (m *SelfMetrics) SetWaiting(resource string, waiting bool) {
+// OnOtherPlugin sets whether the first registration waits for another plugin.
+func (m *SelfMetrics) OnOtherPlugin(resource string, waiting bool) {
 	m.waiting.WithLabelValues(resource).Set(boolValue(waiting))
 }
 
-// SetDevices sets the number of devices in the latest device list.
-func (m *SelfMetrics) SetDevices(resource string, devices, healthy int) {
+// OnListSent sets the number of devices in the latest device list.
+func (m *SelfMetrics) OnListSent(resource string, devices, healthy int) {
 	m.devices.WithLabelValues(resource, "healthy").Set(float64(healthy))
 	m.devices.WithLabelValues(resource, "unhealthy").Set(float64(devices - healthy))
 }
 
-// ObservePluginCall records a request of the kubelet.
-func (m *SelfMetrics) ObservePluginCall(method string, elapsed time.Duration, err error) {
+// OnCallServed records a request of the kubelet.
+func (m *SelfMetrics) OnCallServed(method string, elapsed time.Duration, err error) {
 	m.pluginCalls.observe(method, elapsed, err)
 }
 

@@ -17,8 +17,6 @@ type Sources struct {
 	Processes ProcessResolver
 	// ListAllocations asks the kubelet for the allocations, until ctx is done.
 	ListAllocations func(ctx context.Context) device.Allocations
-	// PluginResources are shown on the page; nil: none.
-	PluginResources func() []status.PluginResource
 }
 
 // GPUReaders reads GPUs. *device.Readers implements it.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 // Options are the parts of a Plugin.
@@ -14,6 +15,8 @@ type Options struct {
 	DeviceSource
 	Log   *slog.Logger
 	Hooks EndpointHooks
+	// Resources receives the state of the registrations; nil: none does.
+	Resources *pubsub.Value[[]Resource]
 	// TakeOver registers a resource at once. Otherwise the first registration
 	// waits while a foreign plugin serves the resource.
 	TakeOver bool
@@ -39,6 +42,32 @@ type DeviceSource interface {
 	// CheckUsable returns the reason why a container cannot start on a device.
 	// The check ends with ctx.
 	CheckUsable(ctx context.Context, c UsabilityCheck) error
+}
+
+// Source is the DeviceSource of published values, and of calls to the driver.
+type Source struct {
+	Devices        *device.Inventory
+	PublishedRules *pubsub.Value[Rules]
+	Allocated      *pubsub.Value[device.Allocations]
+	NewestLinks    func() []device.Link
+	Check          func(ctx context.Context, d device.Device, exclusive bool) error
+}
+
+// Statuses implements DeviceSource.
+func (s Source) Statuses() ([]device.Status, <-chan struct{}) { return s.Devices.Get() }
+
+// Rules implements DeviceSource.
+func (s Source) Rules() (Rules, <-chan struct{}) { return s.PublishedRules.Get() }
+
+// Links implements DeviceSource.
+func (s Source) Links() []device.Link { return s.NewestLinks() }
+
+// Allocations implements DeviceSource.
+func (s Source) Allocations() (device.Allocations, <-chan struct{}) { return s.Allocated.Get() }
+
+// CheckUsable implements DeviceSource.
+func (s Source) CheckUsable(ctx context.Context, c UsabilityCheck) error {
+	return s.Check(ctx, c.Device, c.Exclusive)
 }
 
 // UsabilityCheck asks whether a container can start on a device.

@@ -43,6 +43,9 @@ type Plugin struct {
 
 // New returns a plugin.
 func New(o Options) *Plugin {
+	if o.Resources != nil {
+		o.Hooks = &registrations{EndpointHooks: o.Hooks, published: o.Resources}
+	}
 	return &Plugin{Options: o, newWatcher: fsnotify.NewWatcher, endpoints: map[string]*endpoint{}}
 }
 
@@ -51,6 +54,9 @@ func New(o Options) *Plugin {
 // for a migration would stop the rollout.
 func (p *Plugin) Ready() error {
 	statuses, _ := p.Statuses()
+	if rules, _ := p.Rules(); len(statuses) > 0 && rules.NotReady != nil {
+		return rules.NotReady
+	}
 	p.mu.Lock()
 	listed := p.listed
 	p.mu.Unlock()
@@ -89,7 +95,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		allocations, allocationsChanged := p.Allocations()
 		due := !p.nextUpdate.IsZero() && !time.Now().Before(p.nextUpdate)
 		input := updateInput{statuses, rulesChanged, allocations}
-		if statuses != nil && (due || !input.equal(p.lastInput)) {
+		if statuses != nil && rules.NotReady == nil && (due || !input.equal(p.lastInput)) {
 			p.nextUpdate = p.update(ctx, group, rules, statuses, allocations)
 			p.lastInput = input
 		}

@@ -41,6 +41,9 @@ type Rules struct {
 	ReserveClaimed bool
 	// PreStartCheck checks a container's devices before each start.
 	PreStartCheck bool
+	// NotReady is why containers cannot start by the rules yet. Until then,
+	// nothing is registered.
+	NotReady error
 }
 
 // conflicts returns the allocations of a device by different ids or resources.

@@ -15,7 +15,6 @@ import (
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/internal/state"
-	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,8 +38,6 @@ type app struct {
 	incidents     *incident.Log
 	monitor       *device.Monitor
 	metrics       *exporter.Exporter
-	rules         *rulesWatcher // nil with --device-plugin=false
-	registrations registrationTracker
 	readiness     readiness
 
 	components map[string]component
@@ -56,7 +53,6 @@ type component interface {
 // newApp assembles the components. Components with mutual dependencies get the app, and read the app's fields once they run.
 func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	a = &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry(), node: &node.State{IsPlugin: o.devicePlugin}}
-	a.registrations.byResource = map[string]status.PluginResource{}
 	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, m.Simulated)
 	a.readiness = readiness{
 		checks:  map[string]func() error{"driver": a.checkDriver, "devices": a.checkDevices},
@@ -85,7 +81,7 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	}
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: m.Metrics(), State: a.node, Readers: a.readers, Processes: processes,
-		ListAllocations: a.podResources.ListAllocations, PluginResources: a.pluginResources,
+		ListAllocations: a.podResources.ListAllocations,
 	}, o.metrics.Options)
 	if m.Library != nil {
 		a.selfMetrics.ExportUnsupportedFamilies(m.Library.MissingFamilies)
@@ -114,13 +110,17 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 func (a *app) addDevicePlugin() {
 	specs := &cdiSpecs{settings: &a.node.Settings, inventory: &a.node.Devices, dir: a.machine.CDIDir, log: a.log.With("component", "cdi")}
 	a.selfMetrics.ExportCDISpecs(specs.Written)
-	a.rules = newRulesWatcher(&a.node.Settings, specs, a.log.With("component", "plugin"))
-	a.tasks = append(a.tasks, a.rules.Run)
+	rules := newRulesWatcher(&a.node.Settings, specs, &a.node.Rules, a.log.With("component", "plugin"))
+	a.tasks = append(a.tasks, rules.Run)
 	a.components["cdi"] = specs
-	a.components["plugin"] = gatedPlugin{rules: a.rules, Plugin: plugin.New(plugin.Options{
-		Dir: a.machine.DevicePluginDir, DeviceSource: pluginSource{a}, Hooks: pluginHooks{a}, Log: a.log.With("component", "plugin"),
-		TakeOver: a.o.takeOver,
-	})}
+	a.components["plugin"] = plugin.New(plugin.Options{
+		Dir: a.machine.DevicePluginDir, TakeOver: a.o.takeOver, Log: a.log.With("component", "plugin"),
+		DeviceSource: plugin.Source{
+			Devices: &a.node.Devices, PublishedRules: &a.node.Rules, Allocated: &a.node.Allocations,
+			NewestLinks: a.monitor.Links, Check: a.readers.CheckUsable,
+		},
+		Hooks: pluginHooks{a.selfMetrics, a.podResources, a.metrics}, Resources: &a.node.Resources,
+	})
 }
 
 // run runs all tasks until ctx is done or a task fails, and shuts down.
@@ -136,7 +136,8 @@ func (a *app) run(ctx context.Context, l listeners) error {
 	}
 	a.selfMetrics.ExportReadiness(a.readiness.values)
 	handler := exporter.HandlerOptions{
-		TelemetryPath: a.o.web.telemetryPath, Pprof: a.o.web.pprof, Registry: a.registry, Alive: alive, Ready: a.readiness.probes(), Notes: a.registrations.notes,
+		TelemetryPath: a.o.web.telemetryPath, Pprof: a.o.web.pprof, Registry: a.registry, Notes: a.notes,
+		Alive: func() map[string]error { return runChecks(alive) }, Ready: a.readiness.failures,
 		Log: a.log.With("component", "exporter"), Version: version, Simulated: a.machine.Simulated,
 	}
 	for _, task := range append(append(a.tasks, a.readiness.Run), a.o.web.serveTasks(a.metrics, handler, l, a.log)...) {

@@ -208,7 +208,7 @@ func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
 	}
 	registry := prometheus.NewRegistry()
 	selfMetrics := exporter.NewSelfMetrics(registry, version, true)
-	selfMetrics.InitResource(gpuResource)
+	selfMetrics.OnResourceAdded(gpuResource)
 	podResources, err := podresources.New(n.Socket, podresources.Options{Log: log, OnCall: selfMetrics.ObserveKubeletCall, Allocations: &state.Allocations})
 	if err != nil {
 		tb.Fatal(err)

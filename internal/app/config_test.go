@@ -20,6 +20,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/plugin/response"
 	"github.com/podgauge/podgauge/test/bubble"
 )
@@ -209,7 +210,8 @@ func TestLateDeviceNodes(t *testing.T) {
 	board.Set([]device.Status{})
 	dir := t.TempDir()
 	s := &cdiSpecs{dir: dir, inventory: board, log: slog.New(slog.DiscardHandler), settings: published}
-	watcher := newRulesWatcher(published, s, slog.New(slog.DiscardHandler))
+	newest := &pubsub.Value[plugin.Rules]{}
+	watcher := newRulesWatcher(published, s, newest, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() { ended <- s.Run(ctx) }()
@@ -225,7 +227,7 @@ func TestLateDeviceNodes(t *testing.T) {
 		return bytes.Contains(spec, []byte(`"hostPath":"/run/nvidia/driver/dev/nvidia-caps-imex-channels/channel0"`))
 	})
 	waitUntil(t, "containers get the channel", func() bool {
-		rules, _ := watcher.Get()
+		rules, _ := newest.Get()
 		return len(rules.Response.IMEXChannels) == 1
 	})
 	cancel()

@@ -106,7 +106,7 @@ func (a *app) addKubernetes() {
 		a.selfMetrics.ExportDroppedEvents(events.Dropped)
 		a.components["events"] = events
 		a.tasks = append(a.tasks, func(ctx context.Context) error {
-			return kubestatus.ReportWaiting(ctx, options("events"), &a.registrations.waiting)
+			return kubestatus.ReportWaiting(ctx, options("events"))
 		})
 	}
 	if o.nodeCondition {

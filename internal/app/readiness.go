@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/plugin"
 )
 
 // notReadyLogDelay hides the checks that fail while a process starts.
@@ -33,13 +34,13 @@ func (r *readiness) Run(ctx context.Context) error {
 	return nil
 }
 
-// probes returns the checks of /readyz.
-func (r *readiness) probes() map[string]func() error {
-	probes := map[string]func() error{}
-	for name := range r.checks {
-		probes[name] = func() error { return r.failures()[name] }
+// notes returns a line for each resource that waits for another plugin.
+func (a *app) notes() (lines []string) {
+	names, _ := a.node.WaitingResources()
+	for _, name := range names {
+		lines = append(lines, name+": "+plugin.OtherPluginReason)
 	}
-	return probes
+	return lines
 }
 
 // values returns 1 for each check that passes, and 0 for the others.
@@ -55,9 +56,10 @@ func (r *readiness) values() map[string]float64 {
 	return values
 }
 
-func (r *readiness) runChecks() map[string]error {
+// runChecks returns the errors of the checks that fail.
+func runChecks(checks map[string]func() error) map[string]error {
 	failures := map[string]error{}
-	for name, check := range r.checks {
+	for name, check := range checks {
 		if err := check(); err != nil {
 			failures[name] = err
 		}
@@ -69,9 +71,9 @@ func (r *readiness) runChecks() map[string]error {
 func (r *readiness) failures() map[string]error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	failures, now := r.runChecks(), time.Now()
+	failures, now := runChecks(r.checks), time.Now()
 	if !r.wasReady && len(failures) == 0 { // the first listing may have come between two checks
-		failures = r.runChecks()
+		failures = runChecks(r.checks)
 	}
 	r.wasReady = r.wasReady || len(failures) == 0
 	for name := range r.checks {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/config"
@@ -30,14 +29,13 @@ const (
 type rulesWatcher struct {
 	settings published[config.Settings]
 	specs    *cdiSpecs
+	rules    *pubsub.Value[plugin.Rules]
 	log      *slog.Logger
 
-	pubsub.Value[plugin.Rules]
-	canStart chan struct{} // closed once containers can start by the rules
-
 	// Fields of Run.
-	active config.Settings // of the published rules
-	node   daemonState     // likewise
+	started bool            // containers can start by the rules
+	active  config.Settings // of the published rules
+	node    daemonState     // likewise
 }
 
 // daemonState is the part of the rules that is read from the node: MPS control daemons and IMEX channels.
@@ -47,8 +45,10 @@ type daemonState struct {
 	imexError    string // a later file may require a missing channel
 }
 
-func newRulesWatcher(settings published[config.Settings], specs *cdiSpecs, log *slog.Logger) *rulesWatcher {
-	w := &rulesWatcher{settings: settings, specs: specs, log: log, canStart: make(chan struct{})}
+func newRulesWatcher(
+	settings published[config.Settings], specs *cdiSpecs, rules *pubsub.Value[plugin.Rules], log *slog.Logger,
+) *rulesWatcher {
+	w := &rulesWatcher{settings: settings, specs: specs, rules: rules, log: log}
 	w.update()
 	return w
 }
@@ -76,10 +76,10 @@ func (w *rulesWatcher) Run(ctx context.Context) error {
 func (w *rulesWatcher) update() (changed, written <-chan struct{}) {
 	s, changed := w.settings.Get()
 	written, missing := w.specs.Missing(s)
-	complete, started := missing == nil, pubsub.IsClosed(w.canStart)
-	if complete || !started {
+	if missing == nil || !w.started {
 		w.active = s
 	}
+	w.started = w.started || missing == nil
 	before := w.node
 	w.node = readDaemonState(w.active)
 	if !maps.Equal(w.node.mpsErrors, before.mpsErrors) {
@@ -88,35 +88,13 @@ func (w *rulesWatcher) update() (changed, written <-chan struct{}) {
 	if w.node.imexError != "" && w.node.imexError != before.imexError {
 		w.log.Error("cannot find IMEX channels", "err", w.node.imexError)
 	}
-	w.Set(pluginRules(w.active, w.specs.HasSpec, w.node))
-	if complete && !started {
-		close(w.canStart)
+	rules := pluginRules(w.active, w.specs.HasSpec, w.node)
+	if !w.started {
+		rules.NotReady = fmt.Errorf("registration waits for the CDI spec of the GPUs: %w", missing)
 	}
+	w.rules.Set(rules)
 	return changed, written
 }
-
-// Ready returns the reason why no device is registered, if registration waits for CDI specs. A node without devices is ready.
-func (w *rulesWatcher) Ready() error {
-	if pubsub.IsClosed(w.canStart) {
-		return nil
-	}
-	if statuses, _ := w.specs.inventory.Get(); len(statuses) == 0 {
-		return nil
-	}
-	s, _ := w.settings.Get()
-	if _, missing := w.specs.Missing(s); missing != nil {
-		return fmt.Errorf("registration waits for the CDI spec of the GPUs: %w", missing)
-	}
-	return nil
-}
-
-// gatedPlugin is ready if registration does not wait.
-type gatedPlugin struct {
-	*plugin.Plugin
-	rules *rulesWatcher
-}
-
-func (g gatedPlugin) Ready() error { return cmp.Or(g.rules.Ready(), g.Plugin.Ready()) }
 
 // readDaemonState checks the control daemons, and finds the channels.
 func readDaemonState(s config.Settings) daemonState {
@@ -154,11 +132,4 @@ func pluginRules(s config.Settings, hasSpec func(class string) bool, node daemon
 		Policy:        s.AllocationPolicy,
 		PreStartCheck: s.PreStartCheck, ReserveClaimed: s.Claims.ReserveDevices,
 	}
-}
-
-// usesMPS reports whether a resource is shared through MPS.
-func usesMPS(s config.SharingConfig, resource string) bool {
-	return slices.ContainsFunc(s.MPS.Resources, func(r config.SharedResource) bool {
-		return resource == r.Rename || r.Rename == "" && resource == r.Name
-	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/plugin"
 )
 
 // TestRulesFollowTheMPSDaemon checks that devices shared by MPS are usable only while the daemon responds.
@@ -22,14 +23,15 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	}
 	published := &pubsub.Value[config.Settings]{}
 	published.Set(settings)
-	w := newRulesWatcher(published, &cdiSpecs{}, slog.New(slog.DiscardHandler))
+	newest := &pubsub.Value[plugin.Rules]{}
+	w := newRulesWatcher(published, &cdiSpecs{}, newest, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- w.Run(ctx) }()
 	down := func(want bool) {
 		t.Helper()
 		waitUntil(t, fmt.Sprintf("the resource has an MPS error: %t", want), func() bool {
-			rules, _ := w.Get()
+			rules, _ := newest.Get()
 			return (rules.MPSErrors[gpuResource] != "") == want
 		})
 	}
@@ -48,7 +50,7 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	down(false)
 	daemon.Close() //nolint:errcheck // end of the test daemon
 	down(true)
-	rules, _ := w.Get()
+	rules, _ := newest.Get()
 	if lists, _ := rules.Preview(parseStatuses("T4")); len(lists) != 1 || len(lists[0].IDs) != 2 {
 		t.Errorf("device lists: got %v", lists)
 	}

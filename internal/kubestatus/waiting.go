@@ -10,16 +10,16 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/kubeapi"
-	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 // ReportWaiting reports, as an event of the node, each resource whose registration waits for another device plugin, until ctx is done.
 // While the event of an earlier process exists, no event is added.
-func ReportWaiting(ctx context.Context, o Options, waiting *pubsub.Value[[]string]) error {
+func ReportWaiting(ctx context.Context, o Options) error {
 	var reported []string
 	requests := newRequestState(o.Log)
 	for ctx.Err() == nil {
-		resources, changed := waiting.Get()
+		resources, changed := o.State.WaitingResources()
 		delay := time.Hour
 		for _, resource := range resources {
 			if slices.Contains(reported, resource) {
@@ -35,7 +35,9 @@ func ReportWaiting(ctx context.Context, o Options, waiting *pubsub.Value[[]strin
 		select {
 		case <-ctx.Done():
 		case <-changed:
-			reported = slices.DeleteFunc(reported, func(resource string) bool { return !slices.Contains(resources, resource) })
+			_ = retry.Sleep(ctx, minBackoff/5) // collects changes, and limits the rate after a failure
+			waiting, _ := o.State.WaitingResources()
+			reported = slices.DeleteFunc(reported, func(resource string) bool { return !slices.Contains(waiting, resource) })
 		case <-time.After(delay):
 			reported = nil // the API server deletes events after an hour
 		}

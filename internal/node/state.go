@@ -9,6 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/plugin"
 )
 
 // State has the published values, each with one writer. The zero State is
@@ -21,6 +22,8 @@ type State struct {
 	Pods        pubsub.Value[pods.Pods]          // by pods.Client
 	Incidents   pubsub.Value[incident.Snapshot]  // by incident.Log
 	StateFile   pubsub.Value[state.Status]       // by state.Store
+	Rules       pubsub.Value[plugin.Rules]       // of the device plugin
+	Resources   pubsub.Value[[]plugin.Resource]  // by plugin.Plugin
 	// IsPlugin reports whether this process is the node's device plugin. It does
 	// not change.
 	IsPlugin bool
@@ -53,6 +56,27 @@ func (s *State) IsAllocated(id device.ID) bool {
 // Without the device plugin, the device filter has no meaning.
 func (s *State) Excluded(d device.Device) bool {
 	return s.IsPlugin && !newest(&s.Settings).DeviceFilter.Allows(d)
+}
+
+// PluginResources returns the resources by the newest rules; none if another
+// process is the device plugin.
+func (s *State) PluginResources() []plugin.Resource {
+	if !s.IsPlugin {
+		return nil
+	}
+	return newest(&s.Rules).WithRegistrations(s.Statuses(), newest(&s.Resources))
+}
+
+// WaitingResources returns the resources whose first registration waits for
+// another plugin, and a channel that the next change closes.
+func (s *State) WaitingResources() (names []string, changed <-chan struct{}) {
+	resources, changed := s.Resources.Get()
+	for _, r := range resources {
+		if r.Waiting {
+			names = append(names, r.Name)
+		}
+	}
+	return names, changed
 }
 
 // PodMeta returns the metadata of a pod as far as known.

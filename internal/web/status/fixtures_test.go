@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/status"
+	"github.com/podgauge/podgauge/plugin"
 )
 
 const gib = 1 << 30
@@ -152,7 +153,7 @@ func newH100Fixture() *pageFixture {
 			n.allocate(gpuResource, id, 12*time.Minute, "research/notebook-ada/jupyter")
 		}
 	}
-	n.Resources = []status.PluginResource{{Resource: gpuResource, IDs: ids, Registered: true, Healthy: 8}}
+	n.Resources = []plugin.Resource{{Name: gpuResource, IDs: ids, Registered: true, Healthy: 8}}
 	n.addHistory()
 	return n
 }
@@ -287,8 +288,8 @@ func newMIGFixture() *pageFixture {
 		if resource == migResource {
 			healthy--
 		}
-		n.Resources = append(n.Resources, status.PluginResource{
-			Resource: resource, IDs: ids[resource], Registered: true, Healthy: healthy,
+		n.Resources = append(n.Resources, plugin.Resource{
+			Name: resource, IDs: ids[resource], Registered: true, Healthy: healthy,
 		})
 	}
 	return n
@@ -311,7 +312,7 @@ func newFullMIGFixture() *pageFixture {
 			}
 		}
 	}
-	n.Resources = []status.PluginResource{{Resource: migResource, IDs: ids, Registered: true, Healthy: 56}}
+	n.Resources = []plugin.Resource{{Name: migResource, IDs: ids, Registered: true, Healthy: 56}}
 	n.addHistory()
 	return n
 }
@@ -344,7 +345,7 @@ func newFailedMIGFixture() *pageFixture {
 // newReplicasFixture returns a node of 128 replicas, 64 of them of one GPU, and a failed GPU.
 func newReplicasFixture() *pageFixture {
 	n := newEmptyFixture()
-	o := status.PluginResource{Resource: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true}
+	o := plugin.Resource{Name: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true}
 	for gpu, replicas := range []int{16, 16, 16, 64, 16} {
 		s := n.addGPU("NVIDIA A10", 24, "8.6")
 		if gpu == 2 {
@@ -355,14 +356,14 @@ func newReplicasFixture() *pageFixture {
 		for i := range replicas {
 			o.IDs = append(o.IDs, s.ID.Replica(i))
 			if (gpu+i)%4 > 0 {
-				n.allocate(o.Resource, s.ID.Replica(i), time.Hour, fmt.Sprintf("lab/notebook-%d-%d/jupyter", gpu, i))
+				n.allocate(o.Name, s.ID.Replica(i), time.Hour, fmt.Sprintf("lab/notebook-%d-%d/jupyter", gpu, i))
 			}
 		}
 		if s.Healthy {
 			o.Healthy += replicas
 		}
 	}
-	n.Resources = []status.PluginResource{o}
+	n.Resources = []plugin.Resource{o}
 	n.addHistory()
 	return n
 }
@@ -373,7 +374,7 @@ func newSharedFixture() *pageFixture {
 	addShared := func(resource, sharing string, replicas int) *device.Status {
 		s := n.addGPU("Tesla T4", 15, "7.5")
 		n.addReading(s.ID, 0.55, 9.3, 15, 52, 70, 58)
-		o := status.PluginResource{Resource: resource, Sharing: sharing, Registered: true, Healthy: replicas}
+		o := plugin.Resource{Name: resource, Sharing: sharing, Registered: true, Healthy: replicas}
 		for i := range replicas {
 			o.IDs = append(o.IDs, s.ID.Replica(i))
 		}
@@ -394,12 +395,12 @@ func newSharedFixture() *pageFixture {
 func newUnsettledFixture() *pageFixture {
 	n := newMIGFixture()
 	s := n.addGPU("Tesla T4", 15, "7.5")
-	o := status.PluginResource{Resource: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true, Healthy: 4}
+	o := plugin.Resource{Name: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true, Healthy: 4}
 	for i := range 4 {
 		o.IDs = append(o.IDs, s.ID.Replica(i))
 	}
 	n.Resources = append(n.Resources, o)
-	n.allocate(o.Resource, s.ID.Replica(1), time.Hour, "lab/notebook-ada/jupyter")
+	n.allocate(o.Name, s.ID.Replica(1), time.Hour, "lab/notebook-ada/jupyter")
 	n.Allocations.Complete = false
 	return n
 }
@@ -413,8 +414,8 @@ var fixtures = map[string]func() *pageFixture{
 		s := n.addGPU("NVIDIA L4", 22.5, "8.9")
 		n.addReading(s.ID, 0.33, 7.1, 22.5, 41, 72, 52)
 		n.allocate(gpuResource, s.ID.Advertised(), 4*24*time.Hour, "default/whisper/main")
-		n.Resources = []status.PluginResource{
-			{Resource: gpuResource, IDs: []device.AdvertisedID{s.ID.Advertised()}, Registered: true, Healthy: 1},
+		n.Resources = []plugin.Resource{
+			{Name: gpuResource, IDs: []device.AdvertisedID{s.ID.Advertised()}, Registered: true, Healthy: 1},
 		}
 		return n
 	},
@@ -472,8 +473,8 @@ func newHostileFixture() *pageFixture {
 	n.Allocations.Err = errors.New(hostileText)
 	n.Driver.Err = errors.New(hostileText)
 	n.PodsSynced, n.PodsErr = false, errors.New(hostileText)
-	n.Resources = []status.PluginResource{
-		{Resource: hostileText, IDs: []device.AdvertisedID{replica}, Err: hostileText},
+	n.Resources = []plugin.Resource{
+		{Name: hostileText, IDs: []device.AdvertisedID{replica}, Err: hostileText},
 	}
 	n.Incidents = incident.Snapshot{Err: errors.New(hostileText), Incidents: []incident.Incident{{
 		Last: now, Device: s.ID, GPU: s.GPU, Reason: hostileText, Action: hostileText, Profile: hostileText,

@@ -9,6 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/plugin"
 )
 
 // The grades of a node and its parts: classes of the style.
@@ -48,7 +49,7 @@ func kubeletState(k api.KubeletJSON) dependency {
 
 // resourceRow is a resource of the device plugin.
 type resourceRow struct {
-	PluginResource
+	plugin.Resource
 	Noun      string // of the ids: "GPU", "MIG device", "device" or "replica"
 	Devices   string // of the replicas: "8 GPUs"
 	Allocated string // number, "–" if unknown
@@ -60,7 +61,7 @@ func (d *nodeData) resourceRows() (rows []resourceRow) {
 		for _, id := range resource.IDs {
 			devices[id.Device()] = true
 		}
-		row := resourceRow{PluginResource: resource, Allocated: "–"}
+		row := resourceRow{Resource: resource, Allocated: "–"}
 		row.Noun = d.deviceNoun(func(id device.ID) bool { return devices[id] })
 		isReplica := func(id device.AdvertisedID) bool { return id != id.Device().Advertised() }
 		if slices.ContainsFunc(resource.IDs, isReplica) {
@@ -68,7 +69,7 @@ func (d *nodeData) resourceRows() (rows []resourceRow) {
 			row.Noun = "replica"
 		}
 		if d.Allocations.Complete {
-			ids := d.Allocations.DeviceIDs(resource.Resource)
+			ids := d.Allocations.DeviceIDs(resource.Name)
 			slices.Sort(ids)
 			row.Allocated = strconv.Itoa(len(slices.Compact(ids)))
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/plugin"
 )
 
 // Node is the state of a node at one time.
@@ -15,21 +16,11 @@ type Node struct {
 	Stalled func(device.GPU) bool
 	// IsPlugin is set if this process is the device plugin.
 	IsPlugin  bool
-	Resources []PluginResource
+	Resources []plugin.Resource
 	// PodsSynced reports whether the kubelet's Pods API is followed. Without an
 	// error as well, there was no attempt yet.
 	PodsSynced bool
 	PodsErr    error
-}
-
-// PluginResource is a resource of the device plugin.
-type PluginResource struct {
-	Resource   string
-	IDs        []device.AdvertisedID
-	Sharing    string // "time-slicing" or "MPS"; empty without replicas
-	Registered bool   // the kubelet reads the device list
-	Healthy    int    // devices in the latest device list
-	Err        string // of the latest registration
 }
 
 // Readings are the readings of one collection.

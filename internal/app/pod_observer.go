@@ -4,31 +4,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/pods"
-	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/podgauge/podgauge/podresources"
 )
-
-// pluginResources returns the device lists by the current rules, and the registrations.
-func (a *app) pluginResources() []status.PluginResource {
-	if a.rules == nil {
-		return nil
-	}
-	rules, _ := a.rules.Get()
-	settings, _ := a.node.Settings.Get()
-	lists, _ := rules.Preview(a.node.Statuses())
-	all := make([]status.PluginResource, len(lists))
-	for i, list := range lists {
-		all[i] = a.registrations.get(list.Resource)
-		all[i].Resource, all[i].IDs = list.Resource, list.IDs
-		switch {
-		case usesMPS(settings.Sharing, list.Resource):
-			all[i].Sharing = "MPS"
-		case len(list.IDs) > 0 && list.IDs[0] != list.IDs[0].Device().Advertised():
-			all[i].Sharing = "time-slicing"
-		}
-	}
-	return all
-}
 
 // claimedDevice returns the device of a claim. Ignored claims allocate no device.
 func (a *app) claimedDevice(c device.Claim) (device.ID, bool) {
