@@ -41,9 +41,10 @@ type HandlerOptions struct {
 	TelemetryPath string               // "/metrics"
 	Pprof         bool                 // serve /debug/pprof/
 	Registry      *prometheus.Registry // podgauge's own metrics
-	// Alive and Ready have a check for each part of the process. Alive must not depend on the driver or the kubelet: a restart
-	// repairs neither, and ends the device plugin.
-	Alive, Ready map[string]func() error
+	// Alive and Ready return the errors of the parts of the process. Alive must
+	// not depend on the driver or the kubelet: a restart repairs neither, and ends
+	// the device plugin.
+	Alive, Ready func() map[string]error
 	Notes        func() []string // lines of a ready process; nil: none
 	Log          *slog.Logger
 	Version      string // shown on the page, as Simulated is
@@ -90,14 +91,13 @@ func (o HandlerOptions) handleProbes(mux *http.ServeMux) {
 	mux.Handle("GET /readyz", probeHandler(o.Ready, o.Notes))
 }
 
-// probeHandler answers 200 with notes, or 503 with a line for each failed check.
-func probeHandler(checks map[string]func() error, notes func() []string) http.HandlerFunc {
+// probeHandler answers 200 with notes, or 503 with a line for each error.
+func probeHandler(check func() map[string]error, notes func() []string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		var lines []string
-		for _, name := range slices.Sorted(maps.Keys(checks)) {
-			if err := checks[name](); err != nil {
-				lines = append(lines, name+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
-			}
+		failures := check()
+		for _, name := range slices.Sorted(maps.Keys(failures)) {
+			lines = append(lines, name+": "+strings.ReplaceAll(failures[name].Error(), "\n", "; "))
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		switch {

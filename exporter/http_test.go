@@ -82,7 +82,10 @@ func assertStatus(t *testing.T, h http.Handler, status int, paths ...string) {
 
 // TestSecurityHeaders checks the headers of all responses except scrapes, errors included.
 func TestSecurityHeaders(t *testing.T) {
-	s := HandlerOptions{TelemetryPath: "/metrics", Pprof: true, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}
+	s := HandlerOptions{
+		TelemetryPath: "/metrics", Pprof: true, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
+		Alive: noFailures, Ready: noFailures,
+	}
 	all, probes := New(newScrapeFixture(1).sources(), Options{}).Handler(s), s.Probes()
 	for _, c := range []struct {
 		of     http.Handler

@@ -201,7 +201,7 @@ func TestReadinessTimes(t *testing.T) {
 		} {
 			time.Sleep(s.after)
 			err = s.err
-			got, lines := r.probes()["devices"](), strings.Count(log.String(), "\n")
+			got, lines := r.failures()["devices"], strings.Count(log.String(), "\n")
 			if (got == nil) != s.ready || lines != s.lines {
 				t.Errorf("step %d: got %v and %d log lines, want ready %t and %d lines\n%s", i, got, lines, s.ready, s.lines, log.String())
 			}
