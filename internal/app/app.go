@@ -14,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/internal/rules"
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
@@ -108,10 +109,10 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 
 // addDevicePlugin adds the device plugin, the plugin's rules and the CDI specs.
 func (a *app) addDevicePlugin() {
-	specs := &cdiSpecs{settings: &a.node.Settings, inventory: &a.node.Devices, dir: a.machine.CDIDir, log: a.log.With("component", "cdi")}
+	specs := rules.NewCDISpecs(&a.node.Settings, &a.node.Devices, a.machine.CDIDir, a.log.With("component", "cdi"))
 	a.selfMetrics.ExportCDISpecs(specs.Written)
-	rules := newRulesWatcher(&a.node.Settings, specs, &a.node.Rules, a.log.With("component", "plugin"))
-	a.tasks = append(a.tasks, rules.Run)
+	watcher := rules.NewWatcher(&a.node.Settings, specs, &a.node.Rules, a.log.With("component", "plugin"))
+	a.tasks = append(a.tasks, watcher.Run)
 	a.components["cdi"] = specs
 	a.components["plugin"] = plugin.New(plugin.Options{
 		Dir: a.machine.DevicePluginDir, TakeOver: a.o.takeOver, Log: a.log.With("component", "plugin"),

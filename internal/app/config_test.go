@@ -15,13 +15,9 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
-	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"github.com/podgauge/podgauge/plugin"
-	"github.com/podgauge/podgauge/plugin/response"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
@@ -195,45 +191,6 @@ func TestValidateWithHungDriver(t *testing.T) {
 			t.Errorf("got error %v", err)
 		}
 	})
-}
-
-// TestLateDeviceNodes checks that the device nodes of a driver that is mounted later are found.
-func TestLateDeviceNodes(t *testing.T) {
-	root := t.TempDir()
-	settings := config.Settings{
-		DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: root, MIGStrategy: config.MIGNone,
-		DeviceListStrategy: []response.DeviceListStrategy{response.CDICRI}, IMEX: config.IMEX{ChannelIDs: []int{0}},
-	}
-	published := &pubsub.Value[config.Settings]{}
-	published.Set(settings)
-	board := &device.Inventory{}
-	board.Set([]device.Status{})
-	dir := t.TempDir()
-	s := &cdiSpecs{dir: dir, inventory: board, log: slog.New(slog.DiscardHandler), settings: published}
-	newest := &pubsub.Value[plugin.Rules]{}
-	watcher := newRulesWatcher(published, s, newest, slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 2)
-	go func() { ended <- s.Run(ctx) }()
-	go func() { ended <- watcher.Run(ctx) }()
-	// A test cannot create character devices, but links to one.
-	dev := filepath.Join(root, "dev", "nvidia-caps-imex-channels")
-	if err := errors.Join(os.MkdirAll(dev, 0o755), os.Symlink(os.DevNull, filepath.Join(dev, "channel0")), os.Symlink(os.DevNull, filepath.Join(root, "dev", "nvidiactl"))); err != nil {
-		t.Fatal(err)
-	}
-	board.Set(parseStatuses("T4"))
-	waitUntil(t, "the spec has the channel's device node", func() bool {
-		spec, _ := os.ReadFile(filepath.Join(dir, "k8s.device-plugin.nvidia.com-imex-channel.json"))
-		return bytes.Contains(spec, []byte(`"hostPath":"/run/nvidia/driver/dev/nvidia-caps-imex-channels/channel0"`))
-	})
-	waitUntil(t, "containers get the channel", func() bool {
-		rules, _ := newest.Get()
-		return len(rules.Response.IMEXChannels) == 1
-	})
-	cancel()
-	if err := errors.Join(<-ended, <-ended); err != nil {
-		t.Error(err)
-	}
 }
 
 // fixedBackend is hardware with a constant listing.

@@ -14,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/rules"
 	"github.com/podgauge/podgauge/internal/text"
 )
 
@@ -51,7 +52,7 @@ func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 	source, _ := o.builder.Location() // checked by loadConfig
 	opts := doctor.Options{
 		Config: source.File, ConfigErr: o.configErr,
-		DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s),
+		DevRoot: rules.DevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || rules.UsesCDI(s),
 		HostRoots: []string{s.ContainerDriverRoot, "/"}, DeviceListStrategies: s.DeviceListStrategy,
 		KubeletDir: o.kubeletDir, DevicePluginDir: o.devicePluginDir, DevicePlugin: o.devicePlugin,
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
@@ -62,7 +63,7 @@ func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 	for _, key := range o.loaded.UnknownKeys {
 		opts.UnknownKeys = append(opts.UnknownKeys, key.String())
 	}
-	if usesCDI(s) {
+	if rules.UsesCDI(s) {
 		opts.CDIDir = cdi.DefaultDir
 	}
 	return opts

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
+	"github.com/podgauge/podgauge/internal/rules"
 )
 
 const (
@@ -51,7 +52,7 @@ func runDaemon(ctx context.Context, o options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if _, err := imexChannels(o.loaded.Settings); err != nil {
+	if _, err := rules.IMEXChannels(o.loaded.Settings); err != nil {
 		return err
 	}
 	m, err := o.openPlatform(log)

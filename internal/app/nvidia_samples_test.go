@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/rules"
 )
 
 // parseStatuses parses a node from words: "A100" is a GPU, "A100/1g.5gb*7" a GPU with MIG devices.
@@ -58,7 +59,7 @@ func TestNvidiaSamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			lists, warnings := pluginRules(o.loaded.Settings, nil, daemonState{}).Preview(parseStatuses(c.node))
+			lists, warnings := rules.Preview(o.loaded.Settings, nil).Preview(parseStatuses(c.node))
 			var got []string
 			for _, list := range lists {
 				got = append(got, fmt.Sprintf("%s=%d", list.Resource, len(list.IDs)))

@@ -13,6 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/internal/rules"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/spf13/pflag"
 )
@@ -90,11 +91,11 @@ func (o *options) preview(ctx context.Context, m *Hardware, stdout io.Writer) er
 	for i, d := range devices {
 		statuses[i] = device.Status{Device: d, Healthy: true}
 	}
-	channels, err := imexChannels(o.loaded.Settings)
+	channels, err := rules.IMEXChannels(o.loaded.Settings)
 	if err != nil {
 		fmt.Fprintln(stdout, "note:", err)
 	}
-	lists, notes := pluginRules(o.loaded.Settings, nil, daemonState{imexChannels: channels}).Preview(statuses)
+	lists, notes := rules.Preview(o.loaded.Settings, channels).Preview(statuses)
 	for _, note := range notes {
 		fmt.Fprintln(stdout, "note:", note)
 	}

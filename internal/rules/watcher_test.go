@@ -1,4 +1,4 @@
-package app
+package rules
 
 import (
 	"context"
@@ -19,12 +19,12 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	root := t.TempDir()
 	settings := config.Settings{
 		MPSRoot: root, MIGStrategy: config.MIGNone,
-		Sharing: config.SharingConfig{MPS: config.SharingMethod{Resources: []config.SharedResource{{Name: gpuResource, Devices: config.DeviceSelection{All: true}, Replicas: 2}}}},
+		Sharing: config.SharingConfig{MPS: config.SharingMethod{Resources: []config.SharedResource{{Name: config.GPUResource, Devices: config.DeviceSelection{All: true}, Replicas: 2}}}},
 	}
 	published := &pubsub.Value[config.Settings]{}
 	published.Set(settings)
 	newest := &pubsub.Value[plugin.Rules]{}
-	w := newRulesWatcher(published, &cdiSpecs{}, newest, slog.New(slog.DiscardHandler))
+	w := NewWatcher(published, &CDISpecs{}, newest, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- w.Run(ctx) }()
@@ -32,11 +32,11 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 		t.Helper()
 		waitUntil(t, fmt.Sprintf("the resource has an MPS error: %t", want), func() bool {
 			rules, _ := newest.Get()
-			return (rules.MPSErrors[gpuResource] != "") == want
+			return (rules.MPSErrors[config.GPUResource] != "") == want
 		})
 	}
 	down(true)
-	pipes := filepath.Join(root, gpuResource, "pipe")
+	pipes := filepath.Join(root, config.GPUResource, "pipe")
 	if err := os.MkdirAll(pipes, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	daemon.Close() //nolint:errcheck // end of the test daemon
 	down(true)
 	rules, _ := newest.Get()
-	if lists, _ := rules.Preview(parseStatuses("T4")); len(lists) != 1 || len(lists[0].IDs) != 2 {
+	if lists, _ := rules.Preview(oneGPU()); len(lists) != 1 || len(lists[0].IDs) != 2 {
 		t.Errorf("device lists: got %v", lists)
 	}
 	if o := rules.Response; o.MPSRoot != root {

@@ -1,4 +1,6 @@
-package app
+// Package rules derives the rules of the device plugin from the settings, the
+// MPS control daemons, the IMEX channels and the CDI specs, which it writes.
+package rules
 
 import (
 	"cmp"
@@ -25,36 +27,37 @@ const (
 	mpsMountedRoot = "/mps"
 )
 
-// rulesWatcher publishes the plugin's Rules, made of the settings, the MPS control daemons and the IMEX channels.
-type rulesWatcher struct {
-	settings published[config.Settings]
-	specs    *cdiSpecs
+// Watcher publishes the plugin's Rules, made of the settings, the MPS control daemons and the IMEX channels.
+type Watcher struct {
+	settings *pubsub.Value[config.Settings]
+	specs    *CDISpecs
 	rules    *pubsub.Value[plugin.Rules]
 	log      *slog.Logger
 
 	// Fields of Run.
 	started bool            // containers can start by the rules
 	active  config.Settings // of the published rules
-	node    daemonState     // likewise
+	node    nodeState       // likewise
 }
 
-// daemonState is the part of the rules that is read from the node: MPS control daemons and IMEX channels.
-type daemonState struct {
+// nodeState is the part of the rules that is read from the node: MPS control daemons and IMEX channels.
+type nodeState struct {
 	mpsErrors    map[string]string // by resource
 	imexChannels []int
 	imexError    string // a later file may require a missing channel
 }
 
-func newRulesWatcher(
-	settings published[config.Settings], specs *cdiSpecs, rules *pubsub.Value[plugin.Rules], log *slog.Logger,
-) *rulesWatcher {
-	w := &rulesWatcher{settings: settings, specs: specs, rules: rules, log: log}
+// NewWatcher returns a Watcher that has published the first rules.
+func NewWatcher(
+	settings *pubsub.Value[config.Settings], specs *CDISpecs, rules *pubsub.Value[plugin.Rules], log *slog.Logger,
+) *Watcher {
+	w := &Watcher{settings: settings, specs: specs, rules: rules, log: log}
 	w.update()
 	return w
 }
 
 // Run follows the settings, the daemons and the channels until ctx is done.
-func (w *rulesWatcher) Run(ctx context.Context) error {
+func (w *Watcher) Run(ctx context.Context) error {
 	changed, written := w.update()
 	for {
 		select {
@@ -63,7 +66,7 @@ func (w *rulesWatcher) Run(ctx context.Context) error {
 		case <-changed:
 		case <-written:
 		case <-time.After(retry.Aligned(mpsInterval)):
-			if reflect.DeepEqual(w.node, readDaemonState(w.active)) {
+			if reflect.DeepEqual(w.node, readNodeState(w.active)) {
 				continue
 			}
 		}
@@ -73,7 +76,7 @@ func (w *rulesWatcher) Run(ctx context.Context) error {
 
 // update publishes the rules of the newest settings. Rules stay as they are while the CDI specs of newer settings are missing: the
 // kubelet keeps a response to Allocate as long as the pod runs.
-func (w *rulesWatcher) update() (changed, written <-chan struct{}) {
+func (w *Watcher) update() (changed, written <-chan struct{}) {
 	s, changed := w.settings.Get()
 	written, missing := w.specs.Missing(s)
 	if missing == nil || !w.started {
@@ -81,7 +84,7 @@ func (w *rulesWatcher) update() (changed, written <-chan struct{}) {
 	}
 	w.started = w.started || missing == nil
 	before := w.node
-	w.node = readDaemonState(w.active)
+	w.node = readNodeState(w.active)
 	if !maps.Equal(w.node.mpsErrors, before.mpsErrors) {
 		w.log.Warn("MPS control daemons changed", "down", w.node.mpsErrors)
 	}
@@ -96,13 +99,13 @@ func (w *rulesWatcher) update() (changed, written <-chan struct{}) {
 	return changed, written
 }
 
-// readDaemonState checks the control daemons, and finds the channels.
-func readDaemonState(s config.Settings) daemonState {
+// readNodeState checks the control daemons, and finds the channels.
+func readNodeState(s config.Settings) nodeState {
 	root := s.MPSRoot
 	if _, err := os.Stat(mpsMountedRoot); err == nil {
 		root = mpsMountedRoot
 	}
-	n := daemonState{mpsErrors: map[string]string{}}
+	n := nodeState{mpsErrors: map[string]string{}}
 	for _, r := range s.Sharing.MPS.Resources {
 		resource := cmp.Or(r.Rename, r.Name)
 		if err := plugin.CheckMPSDaemon(filepath.Join(root, resource, "pipe")); err != nil {
@@ -110,14 +113,20 @@ func readDaemonState(s config.Settings) daemonState {
 		}
 	}
 	var err error
-	if n.imexChannels, err = imexChannels(s); err != nil {
+	if n.imexChannels, err = IMEXChannels(s); err != nil {
 		n.imexError = err.Error()
 	}
 	return n
 }
 
+// Preview returns the Rules of the settings for a node with IMEX channels, on
+// which MPS control daemons answer and no CDI spec is written.
+func Preview(s config.Settings, imexChannels []int) plugin.Rules {
+	return pluginRules(s, nil, nodeState{imexChannels: imexChannels})
+}
+
 // pluginRules returns the Rules of the settings. hasSpec reports whether a CDI class has a spec.
-func pluginRules(s config.Settings, hasSpec func(class string) bool, node daemonState) plugin.Rules {
+func pluginRules(s config.Settings, hasSpec func(class string) bool, node nodeState) plugin.Rules {
 	options := response.Options{
 		Strategies: s.DeviceListStrategy, IDStrategy: s.DeviceIDStrategy,
 		DeviceSpecs: s.PassDeviceSpecs, DevRoot: s.DevRoot, HasCDISpec: hasSpec,

@@ -1,4 +1,4 @@
-package app
+package rules
 
 import (
 	"fmt"
@@ -18,8 +18,8 @@ func resolveDriverRoot(s config.Settings) string {
 	return s.DriverRoot
 }
 
-// resolveDevRoot returns the parent folder of dev/ in this container: a driver root with device nodes, or /.
-func resolveDevRoot(s config.Settings) string {
+// DevRoot returns the parent folder of dev/ in this container: a driver root with device nodes, or /.
+func DevRoot(s config.Settings) string {
 	if root := resolveDriverRoot(s); hasDeviceNodes(root) {
 		return root
 	}
@@ -32,17 +32,17 @@ func hasDeviceNodes(root string) bool {
 	return err == nil
 }
 
-// imexChannels returns the channels for containers. A missing channel is an error if channels are required.
-func imexChannels(s config.Settings) ([]int, error) {
-	found, missing := cdi.FindIMEXChannels(resolveDevRoot(s), s.IMEX.ChannelIDs)
+// IMEXChannels returns the channels for containers. A missing channel is an error if channels are required.
+func IMEXChannels(s config.Settings) ([]int, error) {
+	found, missing := cdi.FindIMEXChannels(DevRoot(s), s.IMEX.ChannelIDs)
 	if len(missing) > 0 && s.IMEX.Required {
 		return found, fmt.Errorf("required IMEX channels missing: %v", missing)
 	}
 	return found, nil
 }
 
-// usesCDI reports whether containers get CDI device names.
-func usesCDI(s config.Settings) bool {
+// UsesCDI reports whether containers get CDI device names.
+func UsesCDI(s config.Settings) bool {
 	return slices.Contains(s.DeviceListStrategy, response.CDIAnnotations) ||
 		slices.Contains(s.DeviceListStrategy, response.CDICRI)
 }

@@ -1,4 +1,4 @@
-package app
+package rules
 
 import (
 	"cmp"
@@ -21,17 +21,10 @@ import (
 // the driver's device nodes. A driver may start late.
 const cdiInterval = time.Second
 
-// published is a published value: a *device.Inventory, a *config.Watcher or a
-// *pubsub.Value.
-type published[T any] interface {
-	// Get returns the value and a channel, closed at the next change.
-	Get() (T, <-chan struct{})
-}
-
-// cdiSpecs writes CDI specs while the settings ask for CDI.
-type cdiSpecs struct {
-	settings  published[config.Settings]
-	inventory published[[]device.Status]
+// CDISpecs writes CDI specs while the settings ask for CDI.
+type CDISpecs struct {
+	settings  *pubsub.Value[config.Settings]
+	inventory *device.Inventory
 	dir       string
 	log       *slog.Logger
 	device.Heartbeat
@@ -44,6 +37,13 @@ type cdiSpecs struct {
 	options cdi.Options     // likewise, from active
 }
 
+// NewCDISpecs returns the specs in a folder.
+func NewCDISpecs(
+	settings *pubsub.Value[config.Settings], devices *device.Inventory, dir string, log *slog.Logger,
+) *CDISpecs {
+	return &CDISpecs{settings: settings, inventory: devices, dir: dir, log: log}
+}
+
 // writtenSpecs is the state of the specs for some settings.
 type writtenSpecs struct {
 	settings config.Settings
@@ -51,7 +51,7 @@ type writtenSpecs struct {
 }
 
 // HasSpec reports whether there is a spec of a class.
-func (s *cdiSpecs) HasSpec(class string) bool {
+func (s *CDISpecs) HasSpec(class string) bool {
 	written, _ := s.written.Get()
 	return slices.Contains(written.state.Classes, class)
 }
@@ -63,10 +63,10 @@ var errNotWritten = errors.New("not written yet")
 // if any, and a channel for changes. If CDI is the only strategy, the spec of
 // the GPUs must be written. Otherwise an attempt is enough: Allocate omits
 // devices without a spec.
-func (s *cdiSpecs) Missing(want config.Settings) (changed <-chan struct{}, missing error) {
+func (s *CDISpecs) Missing(want config.Settings) (changed <-chan struct{}, missing error) {
 	written, changed := s.written.Get()
 	switch {
-	case !usesCDI(want):
+	case !UsesCDI(want):
 		return changed, nil
 	case !sameSpecs(written.settings, want):
 		return changed, errNotWritten
@@ -80,8 +80,8 @@ func (s *cdiSpecs) Missing(want config.Settings) (changed <-chan struct{}, missi
 
 // Written returns 1 for each class with a spec, and 0 for GPUs without a
 // required spec.
-func (s *cdiSpecs) Written() map[string]float64 {
-	if settings, _ := s.settings.Get(); !usesCDI(settings) {
+func (s *CDISpecs) Written() map[string]float64 {
+	if settings, _ := s.settings.Get(); !UsesCDI(settings) {
 		return nil
 	}
 	specs, _ := s.written.Get()
@@ -95,8 +95,8 @@ func (s *cdiSpecs) Written() map[string]float64 {
 // Run keeps the specs up to date until ctx is done. The files stay, because
 // containers restart by them. Run removes the files of an earlier process if
 // the settings do not use CDI.
-func (s *cdiSpecs) Run(ctx context.Context) error {
-	if settings, _ := s.settings.Get(); !usesCDI(settings) {
+func (s *CDISpecs) Run(ctx context.Context) error {
+	if settings, _ := s.settings.Get(); !UsesCDI(settings) {
 		if err := cdi.RemoveSpecs(s.dir); err != nil {
 			s.log.Warn("cannot remove CDI specs of an earlier process", "err", err)
 		}
@@ -121,13 +121,13 @@ func (s *cdiSpecs) Run(ctx context.Context) error {
 
 // replaceWriter replaces the writer if the settings need different specs.
 // Without a driver, the written specs stay.
-func (s *cdiSpecs) replaceWriter(settings config.Settings) {
-	if !usesCDI(settings) {
+func (s *CDISpecs) replaceWriter(settings config.Settings) {
+	if !UsesCDI(settings) {
 		s.writer = nil
 		return
 	}
 	options := cdiOptions(settings)
-	same := reflect.DeepEqual(options, s.options) || !hasDeviceNodes(resolveDevRoot(settings))
+	same := reflect.DeepEqual(options, s.options) || !hasDeviceNodes(DevRoot(settings))
 	if s.writer != nil && same && sameSpecs(settings, s.active) {
 		return
 	}
@@ -139,16 +139,16 @@ func (s *cdiSpecs) replaceWriter(settings config.Settings) {
 
 // sameSpecs reports whether two settings need the same specs.
 func sameSpecs(a, b config.Settings) bool {
-	return usesCDI(a) == usesCDI(b) && reflect.DeepEqual(cdiOptions(a), cdiOptions(b))
+	return UsesCDI(a) == UsesCDI(b) && reflect.DeepEqual(cdiOptions(a), cdiOptions(b))
 }
 
 // cdiOptions returns the options in the settings.
 func cdiOptions(s config.Settings) cdi.Options {
-	channels, _ := cdi.FindIMEXChannels(resolveDevRoot(s), s.IMEX.ChannelIDs)
+	channels, _ := cdi.FindIMEXChannels(DevRoot(s), s.IMEX.ChannelIDs)
 	return cdi.Options{
 		DeviceIDStrategy: s.DeviceIDStrategy,
-		DriverRoot:       resolveDriverRoot(s),
-		DevRoot:          resolveDevRoot(s),
+		DriverRoot:       DriverRoot(s),
+		DevRoot:          DevRoot(s),
 		TargetDriverRoot: s.DriverRoot,
 		TargetDevRoot:    s.DevRoot,
 		HookPath:         s.CDIHookPath,

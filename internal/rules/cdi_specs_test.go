@@ -1,0 +1,103 @@
+package rules
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/plugin/response"
+)
+
+// waitUntil waits for a condition without notification.
+func waitUntil(t *testing.T, event string, done func() bool) {
+	t.Helper()
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	for end := time.Now().Add(time.Minute); !done(); <-poll.C {
+		if time.Now().After(end) {
+			t.Fatalf("timeout: %s", event)
+		}
+	}
+}
+
+func oneGPU() []device.Status {
+	return []device.Status{{Healthy: true, Device: device.Device{ID: "GPU-0", GPU: "GPU-0", MIGDeviceIndex: -1, GI: -1, CI: -1}}}
+}
+
+// TestSpecsFollowTheSettings checks that a writer for the current strategy runs as long as the settings need specs.
+func TestSpecsFollowTheSettings(t *testing.T) {
+	dir, root := t.TempDir(), t.TempDir()
+	settings := &pubsub.Value[config.Settings]{}
+	set := func(strategies ...response.DeviceListStrategy) {
+		settings.Set(config.Settings{DeviceListStrategy: strategies, DriverRoot: root, ContainerDriverRoot: root, DevRoot: root})
+	}
+	set(response.EnvVar)
+	board := &device.Inventory{}
+	board.Set([]device.Status{})
+	s := NewCDISpecs(settings, board, dir, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.Run(ctx) }()
+	if s.HasSpec("gpu") || s.Ready() != nil || s.Alive() != nil {
+		t.Error("without CDI: not ready or a spec exists")
+	}
+	set(response.CDICRI)
+	first := s.writer.Load()
+	set(response.CDICRI, response.EnvVar)
+	set(response.EnvVar)
+	waitUntil(t, "the writer has ended", func() bool { return s.writer.Load() == nil })
+	set(response.CDIAnnotations)
+	waitUntil(t, "another writer is started", func() bool { w := s.writer.Load(); return w != nil && w != first })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Run: got error %v", err)
+	}
+}
+
+// TestLateDeviceNodes checks that the device nodes of a driver that is mounted later are found.
+func TestLateDeviceNodes(t *testing.T) {
+	root := t.TempDir()
+	settings := config.Settings{
+		DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: root, MIGStrategy: config.MIGNone,
+		DeviceListStrategy: []response.DeviceListStrategy{response.CDICRI}, IMEX: config.IMEX{ChannelIDs: []int{0}},
+	}
+	published := &pubsub.Value[config.Settings]{}
+	published.Set(settings)
+	board := &device.Inventory{}
+	board.Set([]device.Status{})
+	dir := t.TempDir()
+	s := NewCDISpecs(published, board, dir, slog.New(slog.DiscardHandler))
+	newest := &pubsub.Value[plugin.Rules]{}
+	watcher := NewWatcher(published, s, newest, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	go func() { ended <- s.Run(ctx) }()
+	go func() { ended <- watcher.Run(ctx) }()
+	// A test cannot create character devices, but links to one.
+	dev := filepath.Join(root, "dev", "nvidia-caps-imex-channels")
+	if err := errors.Join(os.MkdirAll(dev, 0o755), os.Symlink(os.DevNull, filepath.Join(dev, "channel0")), os.Symlink(os.DevNull, filepath.Join(root, "dev", "nvidiactl"))); err != nil {
+		t.Fatal(err)
+	}
+	board.Set(oneGPU())
+	waitUntil(t, "the spec has the channel's device node", func() bool {
+		spec, _ := os.ReadFile(filepath.Join(dir, "k8s.device-plugin.nvidia.com-imex-channel.json"))
+		return bytes.Contains(spec, []byte(`"hostPath":"/run/nvidia/driver/dev/nvidia-caps-imex-channels/channel0"`))
+	})
+	waitUntil(t, "containers get the channel", func() bool {
+		rules, _ := newest.Get()
+		return len(rules.Response.IMEXChannels) == 1
+	})
+	cancel()
+	if err := errors.Join(<-ended, <-ended); err != nil {
+		t.Error(err)
+	}
+}
