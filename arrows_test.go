@@ -19,7 +19,7 @@ const module = "github.com/podgauge/podgauge/"
 var allowedImports = map[string][]string{
 	"cmd/podgauge":          {"internal/app", "internal/doctor", "internal/nvml"},
 	"cmd/podgauge-sim":      {"internal/app", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim"},
-	"internal/app":          {"internal/node", "internal/rules", "internal/config", "internal/cdi", "internal/cgroup", "internal/cli", "internal/device", "internal/doctor", "internal/kmsg", "internal/kubeapi", "internal/kubestatus", "internal/nodelabel", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state"},
+	"internal/app":          {"internal/node", "internal/operator", "internal/rules", "internal/config", "internal/cdi", "internal/cgroup", "internal/cli", "internal/device", "internal/doctor", "internal/kmsg", "internal/kubeapi", "internal/kubestatus", "internal/nodelabel", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state"},
 	"cmd/demo":              {},
 	"internal/cli":          {"internal/incident", "internal/web/api"},
 	"internal/config":       {"internal/device", "plugin/preferred", "plugin/response"},
@@ -43,6 +43,7 @@ var allowedImports = map[string][]string{
 	"internal/kubeapi":      {},
 	"internal/kubestatus":   {"internal/node", "internal/device", "internal/xid", "internal/incident", "internal/kubeapi"},
 	"internal/node":         {"internal/config", "internal/device", "internal/incident", "internal/pods", "internal/state", "plugin"},
+	"internal/operator":     {"internal/device", "internal/node", "internal/web/api"},
 	"internal/rules":        {"internal/cdi", "internal/config", "internal/device", "plugin", "plugin/response"},
 	"internal/nodelabel":    {"internal/device", "internal/kubeapi"},
 	"test/apiserver":        {"internal/kubeapi"},

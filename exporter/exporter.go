@@ -55,7 +55,7 @@ type scrapeCollection struct {
 	readings status.Readings
 }
 
-// New returns an exporter. It reads nothing before the first scrape.
+// New returns an exporter. Nothing is read before the first scrape.
 func New(s Sources, o Options) *Exporter {
 	if o.SeriesLimit == 0 {
 		o.SeriesLimit = DefaultSeriesLimit
@@ -69,9 +69,9 @@ func New(s Sources, o Options) *Exporter {
 }
 
 // BeginAllocate reads the counters of devices for an Allocate, in the
-// background. The caller publishes the allocation and then calls done: no
-// collection begins in between, so a collection begins before both or sees the
-// allocation.
+// background. The caller publishes the allocation and then calls done. No
+// collection begins between the two calls: a collection begins before both or
+// sees the allocation.
 func (e *Exporter) BeginAllocate(devices ...device.ID) (done func()) {
 	if e.options.StableSeries { // counters are the driver's own
 		return func() {}
@@ -189,8 +189,8 @@ func (e *Exporter) node() api.Node {
 
 // pageNode returns the published state, and the readings of the newest
 // collection, or of a new one until ctx is done.
-func (e *Exporter) pageNode(ctx context.Context) status.Node {
-	n := status.Node{Stalled: e.sources.Readers.Stalled, IsPlugin: e.sources.State.IsPlugin}
+func (e *Exporter) pageNode(ctx context.Context) status.PageState {
+	n := status.PageState{Stalled: e.sources.Readers.Stalled, IsPlugin: e.sources.State.IsPlugin}
 	reusable := func(c *scrapeCollection, now time.Time) bool { return now.Sub(c.begin) < maxPageReadingsAge }
 	if e.waitForCollection(ctx, reusable) {
 		n.Readings = e.finished.Load().readings

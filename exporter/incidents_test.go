@@ -71,7 +71,7 @@ func TestIncidents(t *testing.T) {
 			},
 		}
 		d.node.Incidents.Set(known)
-		d.node.StateFile.Set(state.Status{Used: true})
+		d.node.StateFile.Set(state.WriteStatus{Used: true})
 		e := New(d.sources(), Options{})
 		text := scrape(t, newHandler(e))
 		removed := `{container="%s",gpu="3",mig_uuid="MIG-9",namespace="%s",pod="%s",reason="xid_94",uuid="GPU-9"} 1`
@@ -95,7 +95,7 @@ func TestIncidents(t *testing.T) {
 			{Device: "GPU-0", GPU: "GPU-0", Owner: owner, Reason: "xid_63", Count: 1, Last: then},
 		}
 
-		d.node.StateFile.Set(state.Status{Used: true, Err: errors.New("disk full")})
+		d.node.StateFile.Set(state.WriteStatus{Used: true, Err: errors.New("disk full")})
 		known.Devices = []incident.EventCount{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
 		d.node.Incidents.Set(known)
 		d.expireCollection()
@@ -114,7 +114,7 @@ func TestIncidents(t *testing.T) {
 		assertAbsent(t, text, "nvidia_gpu_allocation_device_failures_total"+withReason(seriesLabels("GPU-0", "0", "team", "train", `m\"ain`), "xid_31"))
 
 		// Without a store.
-		d.node.StateFile.Set(state.Status{})
+		d.node.StateFile.Set(state.WriteStatus{})
 		d.expireCollection()
 		assertAbsent(t, scrape(t, newHandler(e)), "podgauge_incident_store_up")
 	})

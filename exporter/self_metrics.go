@@ -16,8 +16,8 @@ import (
 // callBuckets fit calls on a unix socket: most take less than a millisecond; hanging calls end at a deadline of some seconds.
 var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5}
 
-// SelfMetrics are podgauge's metrics about itself. Callers of the other packages feed it from their hooks, so that only this package
-// knows Prometheus.
+// SelfMetrics are the metrics of podgauge itself. They implement
+// plugin.EndpointHooks: only this package knows Prometheus.
 type SelfMetrics struct {
 	registry                  *prometheus.Registry
 	registrations, rejections *prometheus.CounterVec
@@ -66,7 +66,7 @@ func (m *SelfMetrics) calls(prefix string) callMetrics {
 
 // OnResourceAdded makes the series of a resource, and of the reasons to reject a
 // container, before the first event: increase() misses the first event of a new
-// counter. This method and the next ones implement plugin.EndpointHooks.
+// counter.
 func (m *SelfMetrics) OnResourceAdded(resource string) {
 	m.registrations.WithLabelValues(resource, "success")
 	m.registrations.WithLabelValues(resource, "error")
@@ -81,7 +81,7 @@ func (m *SelfMetrics) OnResourceAdded(resource string) {
 	}
 }
 
-// OnResourceReleased removes the series of a resource that is no longer served.
+// OnResourceReleased removes the series of a resource without a server.
 func (m *SelfMetrics) OnResourceReleased(resource string) {
 	m.streams.DeleteLabelValues(resource)
 	m.waiting.DeleteLabelValues(resource)
@@ -178,7 +178,7 @@ func (m *SelfMetrics) ExportKubernetesRequests(requests func() map[string]float6
 	m.export("podgauge_kubernetes_requests_total", requests)
 }
 
-// ExportDroppedEvents exports the number of Kubernetes events that were not reported.
+// ExportDroppedEvents exports the number of Kubernetes events without a report.
 func (m *SelfMetrics) ExportDroppedEvents(dropped func() uint64) {
 	m.exportOne("podgauge_kubernetes_events_dropped_total", func() float64 { return float64(dropped()) })
 }

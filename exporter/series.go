@@ -19,7 +19,7 @@ type nodeSnapshot struct {
 	begin, end time.Time
 	readings   []device.Reading
 	stalled    func(device.GPU) bool
-	stateFile  state.Status
+	stateFile  state.WriteStatus
 }
 
 // snapshotSeries are the families with the series of a snapshot. A registry would

@@ -111,7 +111,7 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 func (a *app) addDevicePlugin() {
 	specs := rules.NewCDISpecs(&a.node.Settings, &a.node.Devices, a.machine.CDIDir, a.log.With("component", "cdi"))
 	a.selfMetrics.ExportCDISpecs(specs.Written)
-	watcher := rules.NewWatcher(&a.node.Settings, specs, &a.node.Rules, a.log.With("component", "plugin"))
+	watcher := rules.NewRulesWatcher(&a.node.Settings, specs, &a.node.Rules, a.log.With("component", "plugin"))
 	a.tasks = append(a.tasks, watcher.Run)
 	a.components["cdi"] = specs
 	a.components["plugin"] = plugin.New(plugin.Options{

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/operator"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/spf13/cobra"
@@ -21,7 +22,7 @@ import (
 
 // operatorCommand is a command of `podgauge device` or `podgauge driver`.
 type operatorCommand struct {
-	commandRequest
+	operator.Request
 	stateDir string
 }
 
@@ -47,9 +48,9 @@ func newDeviceCommand() *cobra.Command {
 				"or podgauge device forget DEVICE")
 		},
 	}
-	addOperatorCommand(parent, actionRetire, actionRetire+" DEVICE", "Take a device out of service")
-	addOperatorCommand(parent, actionTrust, actionTrust+" DEVICE", "Return a device to service")
-	addOperatorCommand(parent, actionForget, actionForget+" DEVICE", "Forget a GPU that was removed")
+	addOperatorCommand(parent, operator.Retire, operator.Retire+" DEVICE", "Take a device out of service")
+	addOperatorCommand(parent, operator.Trust, operator.Trust+" DEVICE", "Return a device to service")
+	addOperatorCommand(parent, operator.Forget, operator.Forget+" DEVICE", "Forget a GPU that was removed")
 	return parent
 }
 
@@ -62,15 +63,15 @@ func newDriverCommand() *cobra.Command {
 			return errors.New("expected podgauge driver release or podgauge driver resume")
 		},
 	}
-	addOperatorCommand(parent, actionRelease, actionRelease, "Release the driver")
-	addOperatorCommand(parent, actionResume, actionResume, "Use the driver again")
+	addOperatorCommand(parent, operator.Release, operator.Release, "Release the driver")
+	addOperatorCommand(parent, operator.Resume, operator.Resume, "Use the driver again")
 	return parent
 }
 
 func addOperatorCommand(parent *cobra.Command, action, use, short string) {
-	request := operatorCommand{commandRequest: commandRequest{Action: action}}
+	request := operatorCommand{Request: operator.Request{Action: action}}
 	c := &cobra.Command{Use: use, Short: short, Long: parent.Long, Example: parent.Example}
-	if action == actionRetire {
+	if action == operator.Retire {
 		c.Flags().StringVar(&request.Reason, "reason", "", "why the device is retired, in one `line`; required")
 	}
 	addStateDirFlag(c.Flags(), &request.stateDir)
@@ -85,7 +86,7 @@ func addOperatorCommand(parent *cobra.Command, action, use, short string) {
 
 // complete checks the arguments.
 func (c *operatorCommand) complete(args []string, proc string) error {
-	switch needsDevice := c.Action != actionRelease && c.Action != actionResume; {
+	switch needsDevice := c.Action != operator.Release && c.Action != operator.Resume; {
 	case needsDevice && len(args) != 1:
 		return errors.New("expected one device")
 	case needsDevice:
@@ -94,7 +95,7 @@ func (c *operatorCommand) complete(args []string, proc string) error {
 		return fmt.Errorf("unexpected argument %q", args[0])
 	}
 	c.stateDir = cmp.Or(c.stateDir, flagValue(daemonFlags(proc), "state-dir"), defaultStateDir)
-	return c.check()
+	return c.Check()
 }
 
 // run sends the request and prints the response. A trusted device that is not healthy is a failure, too.
@@ -113,10 +114,10 @@ func (c *operatorCommand) run(ctx context.Context, stdout io.Writer) error {
 }
 
 // send sends the request to the daemon.
-func (c *operatorCommand) send(ctx context.Context) (r commandResponse, err error) {
+func (c *operatorCommand) send(ctx context.Context) (r operator.Response, err error) {
 	path := filepath.Join(c.stateDir, socketName)
-	body, _ := json.Marshal(c.commandRequest) // all fields can be encoded
-	ctx, cancel := context.WithTimeout(ctx, operatorTimeout+requestTimeout)
+	body, _ := json.Marshal(c.Request) // all fields can be encoded
+	ctx, cancel := context.WithTimeout(ctx, operator.Timeout+requestTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://podgauge"+operatorPath, bytes.NewReader(body))
 	if err != nil {
@@ -135,7 +136,7 @@ func (c *operatorCommand) send(ctx context.Context) (r commandResponse, err erro
 	}
 	defer resp.Body.Close() //nolint:errcheck // opened for reading
 	var response struct {
-		commandResponse
+		operator.Response
 		api.ErrorResponse
 	}
 	if err := json.NewDecoder(resp.Body).Decode(&response); err != nil {
@@ -144,5 +145,5 @@ func (c *operatorCommand) send(ctx context.Context) (r commandResponse, err erro
 	if response.Error != "" {
 		return r, errors.New(response.Error)
 	}
-	return response.commandResponse, nil
+	return response.Response, nil
 }

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/cli"
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/operator"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/internal/state"
@@ -321,41 +321,9 @@ func TestDaemonsStateDir(t *testing.T) {
 	proc := newFakeProc(t, fakeProcess{"self", "podgauge", "mnt:[1]", argv}, fakeProcess{"7", "podgauge", "mnt:[1]", argv},
 		fakeProcess{"1", "podgauge", "mnt:[1]", []string{"podgauge", "--state-dir=/state"}})
 	for _, c := range []struct{ proc, flag, want string }{{proc, "", "/state"}, {proc, "/mine", "/mine"}, {t.TempDir(), "", defaultStateDir}} {
-		command := operatorCommand{commandRequest: commandRequest{Action: actionTrust}, stateDir: c.flag}
+		command := operatorCommand{Request: operator.Request{Action: operator.Trust}, stateDir: c.flag}
 		if err := command.complete([]string{"0"}, c.proc); err != nil || command.stateDir != c.want {
 			t.Errorf("%q, %v, want %q", command.stateDir, err, c.want)
 		}
 	}
-}
-
-// FuzzParseCommandRequest checks that an accepted request has an action, a
-// name, and a reason that can be printed and stored.
-func FuzzParseCommandRequest(f *testing.F) {
-	for _, seed := range []string{
-		`{"action":"retire","device":"0","reason":"fan"}`, `{"action":"trust","device":"GPU-1"}`, `{"action":"release"}`,
-		`{"action":"trust","device":"\ud800"}`, "{", "null", "[1]",
-	} {
-		f.Add([]byte(seed))
-	}
-	f.Fuzz(func(t *testing.T, content []byte) {
-		r, err := parseCommandRequest(bytes.NewReader(content))
-		if err != nil {
-			if strings.ContainsAny(err.Error(), "\n\r\x1b") {
-				t.Errorf("error with control characters: got %q", err)
-			}
-			return
-		}
-		if r.Action == actionRelease || r.Action == actionResume {
-			return
-		}
-		hasReason := r.Reason != ""
-		if r.Device == "" || len(r.Device) > maxDeviceName || len(r.Reason) > maxReason || (r.Action == actionRetire) != hasReason {
-			t.Errorf("got %+v", r)
-		}
-		encoded, err := json.Marshal(device.Retirement{Note: r.Reason})
-		var stored device.Retirement
-		if err != nil || json.Unmarshal(encoded, &stored) != nil || stored.Note != r.Reason {
-			t.Errorf("stored reason: got %[2]q, want %[1]q", r.Reason, stored.Note)
-		}
-	})
 }

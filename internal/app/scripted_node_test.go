@@ -62,7 +62,7 @@ func (s *scriptedNode) state() *node.State {
 	n.Driver.Set(s.driver)
 	n.Allocations.Set(s.allocations)
 	n.Incidents.Set(s.incidents)
-	n.StateFile.Set(state.Status{Used: true, Err: s.incidents.Err})
+	n.StateFile.Set(state.WriteStatus{Used: true, Err: s.incidents.Err})
 	return n
 }
 

@@ -1,5 +1,4 @@
-// Package node has the published state of the node, which the parts of the
-// process read.
+// Package node has the published state of the node.
 package node
 
 import (
@@ -21,11 +20,10 @@ type State struct {
 	Allocations pubsub.Value[device.Allocations] // by podresources.Client
 	Pods        pubsub.Value[pods.Pods]          // by pods.Client
 	Incidents   pubsub.Value[incident.Snapshot]  // by incident.Log
-	StateFile   pubsub.Value[state.Status]       // by state.Store
+	StateFile   pubsub.Value[state.WriteStatus]  // by state.Store
 	Rules       pubsub.Value[plugin.Rules]       // of the device plugin
 	Resources   pubsub.Value[[]plugin.Resource]  // by plugin.Plugin
-	// IsPlugin reports whether this process is the node's device plugin. It does
-	// not change.
+	// IsPlugin reports whether this process is the device plugin; constant.
 	IsPlugin bool
 }
 
@@ -67,8 +65,8 @@ func (s *State) PluginResources() []plugin.Resource {
 	return newest(&s.Rules).WithRegistrations(s.Statuses(), newest(&s.Resources))
 }
 
-// WaitingResources returns the resources whose first registration waits for
-// another plugin, and a channel that the next change closes.
+// WaitingResources returns the resources with a first registration that waits
+// for another plugin, and a channel closed by the next change.
 func (s *State) WaitingResources() (names []string, changed <-chan struct{}) {
 	resources, changed := s.Resources.Get()
 	for _, r := range resources {
@@ -86,16 +84,16 @@ func (s *State) PodMeta(namespace, pod string) device.PodMeta {
 }
 
 // ContainerOwner returns the owner of a container by the kubelet's Pods API. The
-// container's id decides, because the UID in the cgroup of a static pod is not
-// the UID of the pod.
+// container's id decides: the UID in the cgroup of a static pod is not the UID
+// of the pod.
 func (s *State) ContainerOwner(_, containerID string) (device.Owner, bool) {
 	known := newest(&s.Pods)
 	pod, container, ok := known.ByContainer(containerID)
 	return device.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
 }
 
-// Terminations returns the lookup of terminations, and a channel that the next
-// change closes. The lookup is nil while the pods are not synced: the name of a
+// Terminations returns the lookup of terminations, and a channel closed by the
+// next change. The lookup is nil while the pods are not synced: the name of a
 // pod may belong to a newer pod.
 func (s *State) Terminations() (incident.TerminationLookup, <-chan struct{}) {
 	known, changed := s.Pods.Get()

@@ -29,12 +29,12 @@ func TestStoredIncidents(t *testing.T) {
 	var s node.State
 	s.Incidents.Set(incident.Snapshot{Incidents: make([]incident.Incident, 1)})
 	for _, row := range []struct {
-		file      state.Status
+		file      state.WriteStatus
 		persisted bool
 	}{
-		{state.Status{}, false},
-		{state.Status{Used: true}, true},
-		{state.Status{Used: true, Err: errors.New("disk full")}, false},
+		{state.WriteStatus{}, false},
+		{state.WriteStatus{Used: true}, true},
+		{state.WriteStatus{Used: true, Err: errors.New("disk full")}, false},
 	} {
 		s.StateFile.Set(row.file)
 		got := s.StoredIncidents()

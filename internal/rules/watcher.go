@@ -27,8 +27,8 @@ const (
 	mpsMountedRoot = "/mps"
 )
 
-// Watcher publishes the plugin's Rules, made of the settings, the MPS control daemons and the IMEX channels.
-type Watcher struct {
+// RulesWatcher publishes the plugin's Rules, made of the settings, the MPS control daemons and the IMEX channels.
+type RulesWatcher struct {
 	settings *pubsub.Value[config.Settings]
 	specs    *CDISpecs
 	rules    *pubsub.Value[plugin.Rules]
@@ -37,27 +37,27 @@ type Watcher struct {
 	// Fields of Run.
 	started bool            // containers can start by the rules
 	active  config.Settings // of the published rules
-	node    nodeState       // likewise
+	node    polledState     // likewise
 }
 
-// nodeState is the part of the rules that is read from the node: MPS control daemons and IMEX channels.
-type nodeState struct {
+// polledState is the part of the rules that is read from the node: MPS control daemons and IMEX channels.
+type polledState struct {
 	mpsErrors    map[string]string // by resource
 	imexChannels []int
 	imexError    string // a later file may require a missing channel
 }
 
-// NewWatcher returns a Watcher that has published the first rules.
-func NewWatcher(
+// NewRulesWatcher returns a RulesWatcher that has published the first rules.
+func NewRulesWatcher(
 	settings *pubsub.Value[config.Settings], specs *CDISpecs, rules *pubsub.Value[plugin.Rules], log *slog.Logger,
-) *Watcher {
-	w := &Watcher{settings: settings, specs: specs, rules: rules, log: log}
+) *RulesWatcher {
+	w := &RulesWatcher{settings: settings, specs: specs, rules: rules, log: log}
 	w.update()
 	return w
 }
 
 // Run follows the settings, the daemons and the channels until ctx is done.
-func (w *Watcher) Run(ctx context.Context) error {
+func (w *RulesWatcher) Run(ctx context.Context) error {
 	changed, written := w.update()
 	for {
 		select {
@@ -66,7 +66,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-changed:
 		case <-written:
 		case <-time.After(retry.Aligned(mpsInterval)):
-			if reflect.DeepEqual(w.node, readNodeState(w.active)) {
+			if reflect.DeepEqual(w.node, poll(w.active)) {
 				continue
 			}
 		}
@@ -76,7 +76,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 
 // update publishes the rules of the newest settings. Rules stay as they are while the CDI specs of newer settings are missing: the
 // kubelet keeps a response to Allocate as long as the pod runs.
-func (w *Watcher) update() (changed, written <-chan struct{}) {
+func (w *RulesWatcher) update() (changed, written <-chan struct{}) {
 	s, changed := w.settings.Get()
 	written, missing := w.specs.Missing(s)
 	if missing == nil || !w.started {
@@ -84,7 +84,7 @@ func (w *Watcher) update() (changed, written <-chan struct{}) {
 	}
 	w.started = w.started || missing == nil
 	before := w.node
-	w.node = readNodeState(w.active)
+	w.node = poll(w.active)
 	if !maps.Equal(w.node.mpsErrors, before.mpsErrors) {
 		w.log.Warn("MPS control daemons changed", "down", w.node.mpsErrors)
 	}
@@ -99,13 +99,13 @@ func (w *Watcher) update() (changed, written <-chan struct{}) {
 	return changed, written
 }
 
-// readNodeState checks the control daemons, and finds the channels.
-func readNodeState(s config.Settings) nodeState {
+// poll checks the control daemons, and finds the channels.
+func poll(s config.Settings) polledState {
 	root := s.MPSRoot
 	if _, err := os.Stat(mpsMountedRoot); err == nil {
 		root = mpsMountedRoot
 	}
-	n := nodeState{mpsErrors: map[string]string{}}
+	n := polledState{mpsErrors: map[string]string{}}
 	for _, r := range s.Sharing.MPS.Resources {
 		resource := cmp.Or(r.Rename, r.Name)
 		if err := plugin.CheckMPSDaemon(filepath.Join(root, resource, "pipe")); err != nil {
@@ -122,11 +122,11 @@ func readNodeState(s config.Settings) nodeState {
 // Preview returns the Rules of the settings for a node with IMEX channels, on
 // which MPS control daemons answer and no CDI spec is written.
 func Preview(s config.Settings, imexChannels []int) plugin.Rules {
-	return pluginRules(s, nil, nodeState{imexChannels: imexChannels})
+	return pluginRules(s, nil, polledState{imexChannels: imexChannels})
 }
 
 // pluginRules returns the Rules of the settings. hasSpec reports whether a CDI class has a spec.
-func pluginRules(s config.Settings, hasSpec func(class string) bool, node nodeState) plugin.Rules {
+func pluginRules(s config.Settings, hasSpec func(class string) bool, node polledState) plugin.Rules {
 	options := response.Options{
 		Strategies: s.DeviceListStrategy, IDStrategy: s.DeviceIDStrategy,
 		DeviceSpecs: s.PassDeviceSpecs, DevRoot: s.DevRoot, HasCDISpec: hasSpec,

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 // writeUntilKilled saves faults, and prints the number of each that is on disk.
 func writeUntilKilled(dir string) {
-	store, h, _ := state.Open(dir, "", &pubsub.Value[state.Status]{}, slog.New(slog.DiscardHandler))
+	store, h, _ := state.Open(dir, "", &pubsub.Value[state.WriteStatus]{}, slog.New(slog.DiscardHandler))
 	go store.Run(context.Background())
 	for h.DriverRestarts++; ; h.DriverRestarts++ {
 		store.SaveHealth(device.HealthHistory{DriverRestarts: h.DriverRestarts}, true)
@@ -58,7 +58,7 @@ func TestKilled(t *testing.T) {
 			}
 		}
 		c.Wait()
-		if _, h, _ := state.Open(dir, "", &pubsub.Value[state.Status]{}, slog.New(slog.DiscardHandler)); h.Lost || h.DriverRestarts < written {
+		if _, h, _ := state.Open(dir, "", &pubsub.Value[state.WriteStatus]{}, slog.New(slog.DiscardHandler)); h.Lost || h.DriverRestarts < written {
 			t.Fatalf("got %+v, want at least %d", h, written)
 		}
 	}

@@ -47,11 +47,11 @@ type Store struct {
 	// All below are guarded by mu.
 	newest content
 	saves  uint64 // of newest
-	status *pubsub.Value[Status]
+	status *pubsub.Value[WriteStatus]
 }
 
-// Status is the result of the newest write.
-type Status struct {
+// WriteStatus is the result of the newest write.
+type WriteStatus struct {
 	Used    bool   // there is a file
 	Err     error  // nil if the state is on disk, or will be within a second
 	written uint64 // saves on disk
@@ -61,7 +61,7 @@ type Status struct {
 // set aside with a log line, and the health is lost. Without a file at
 // bootIDPath, no reboot is detected. The result of each write is published.
 func Open(
-	folder, bootIDPath string, published *pubsub.Value[Status], log *slog.Logger,
+	folder, bootIDPath string, published *pubsub.Value[WriteStatus], log *slog.Logger,
 ) (*Store, device.HealthHistory, []incident.Incident) {
 	boot, _ := os.ReadFile(bootIDPath) // empty: unknown
 	s := &Store{
@@ -74,7 +74,7 @@ func Open(
 		log.Warn("state of an earlier process unreadable, checking devices before publication", "err", err)
 	}
 	s.newest.Version = version
-	s.status.Set(Status{Used: true, Err: s.readOnly})
+	s.status.Set(WriteStatus{Used: true, Err: s.readOnly})
 	s.save(func() {}, false) // a write shows whether the folder is usable
 	health := s.newest.Health
 	health.Rebooted = s.newest.BootID != "" && s.bootID != "" && s.newest.BootID != s.bootID
@@ -244,5 +244,5 @@ func (s *Store) setStatus(saves uint64, err error) {
 	if err != nil {
 		saves = before.written
 	}
-	s.status.Set(Status{Used: true, Err: err, written: saves})
+	s.status.Set(WriteStatus{Used: true, Err: err, written: saves})
 }

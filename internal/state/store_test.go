@@ -26,7 +26,7 @@ import (
 type fixture struct {
 	*testing.T
 	dir, boot string
-	status    *pubsub.Value[state.Status] // of the newest process
+	status    *pubsub.Value[state.WriteStatus] // of the newest process
 	log       bytes.Buffer
 }
 
@@ -46,7 +46,7 @@ func (s *fixture) write(path, content string) {
 }
 
 func (s *fixture) open() (*state.Store, device.HealthHistory, []incident.Incident) {
-	s.status = &pubsub.Value[state.Status]{}
+	s.status = &pubsub.Value[state.WriteStatus]{}
 	return state.Open(s.dir, s.boot, s.status, slog.New(slog.NewTextHandler(&s.log, nil)))
 }
 

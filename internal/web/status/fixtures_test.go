@@ -24,14 +24,14 @@ func beforeNow(d time.Duration) time.Time { return now.Add(-d) }
 
 // pageFixture is a node with values of a test.
 type pageFixture struct {
-	status.Node
+	status.PageState
 	stalled map[device.GPU]bool
 	reads   int
 }
 
 // newest is the state of the node for a page.
-func (f *pageFixture) newest(ctx context.Context) status.Node {
-	n := f.Node
+func (f *pageFixture) newest(ctx context.Context) status.PageState {
+	n := f.PageState
 	n.Allocations.All = slices.SortedFunc(slices.Values(n.Allocations.All), device.CompareAllocations)
 	n.Stalled = func(gpu device.GPU) bool { return f.stalled[gpu] }
 	if ctx.Err() != nil {

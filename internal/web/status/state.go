@@ -8,8 +8,8 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// Node is the state of a node at one time.
-type Node struct {
+// PageState is the state of a node at one time.
+type PageState struct {
 	api.Node
 	Readings Readings
 	// Stalled reports whether a call to the GPU hangs.
@@ -33,11 +33,11 @@ type Readings struct {
 // nodeData is the state of a node at one time. All parts of a page are built
 // from it.
 type nodeData struct {
-	*Node
+	*PageState
 	now time.Time
 	api api.DevicesResponse
 }
 
-func newNodeData(n *Node, now time.Time) *nodeData {
-	return &nodeData{Node: n, now: now, api: n.Devices(now)}
+func newNodeData(n *PageState, now time.Time) *nodeData {
+	return &nodeData{PageState: n, now: now, api: n.Devices(now)}
 }

@@ -30,7 +30,7 @@ var templateFiles embed.FS
 
 // Page is the status page. It implements http.Handler.
 type Page struct {
-	newest   func(ctx context.Context) Node
+	newest   func(ctx context.Context) PageState
 	options  PageOptions
 	template *template.Template
 
@@ -42,7 +42,7 @@ type Page struct {
 
 // New returns a page of the state that newest returns. Nothing is read before
 // the first request.
-func New(newest func(ctx context.Context) Node, o PageOptions) *Page {
+func New(newest func(ctx context.Context) PageState, o PageOptions) *Page {
 	p := &Page{newest: newest, options: o}
 	functions := template.FuncMap{
 		"action":     xid.Action,
