@@ -1,7 +1,8 @@
 // Package exporter exports readings, health and allocations over HTTP.
 //
-// A scrape shows one collection: all GPUs and the kubelet are read at the same time, within a fixed timeout, and joined on
-// device.ID. Concurrent scrapes share a collection.
+// A scrape shows one collection: all GPUs and the kubelet are read at the same
+// time, within a fixed timeout, and joined on device.ID. Concurrent scrapes
+// share a collection.
 package exporter
 
 import (
@@ -21,10 +22,13 @@ import (
 const (
 	// collectionTimeout bounds a collection; late GPUs are left out.
 	collectionTimeout = time.Second
-	// maxCollectionAge bounds the age of a collection shared with a later scrape, provided that allocations and health stay the same.
+	// maxCollectionAge bounds the age of a collection shared with a later
+	// scrape, provided that allocations and health stay the same.
 	maxCollectionAge = time.Second
-	// maxPageReadingsAge bounds the age of a collection shown on the status page, regardless of changes since: health and allocations on
-	// the page do not come from it. So all viewers together cause one collection per interval.
+	// maxPageReadingsAge bounds the age of a collection shown on the status
+	// page, regardless of changes since: health and allocations on the page do
+	// not come from it. So all viewers together cause one collection per
+	// interval.
 	maxPageReadingsAge = 2 * time.Second
 )
 
@@ -32,7 +36,8 @@ const (
 type Exporter struct {
 	sources Sources
 	options Options
-	// collections counts the goroutines of collections and of readings for Allocates; all end within collectionTimeout.
+	// collections counts the goroutines of collections and of readings for
+	// Allocates; all end within collectionTimeout.
 	collections sync.WaitGroup
 	renderer    *renderer    // used by the running collection
 	attribution *attribution // used by the running collection, and by BeginAllocate
@@ -101,7 +106,8 @@ func (e *Exporter) BeginAllocate(devices ...device.ID) (done func()) {
 // Drain waits for the running collection and readings.
 func (e *Exporter) Drain() { e.collections.Wait() }
 
-// waitForCollection reports whether a collection, or a later one, is finished before ctx is done. It goes on in any case.
+// waitForCollection reports whether a collection, or a later one, is finished
+// before ctx is done. It goes on in any case.
 func (e *Exporter) waitForCollection(ctx context.Context, reusable func(*scrapeCollection, time.Time) bool) bool {
 	select {
 	case <-e.collection(time.Now(), reusable).done:
@@ -127,15 +133,17 @@ func (e *Exporter) collection(now time.Time, reusable func(*scrapeCollection, ti
 	return c
 }
 
-// isReusable reports whether a scrape can show a finished collection. A storm of Xids changes counts hundreds of times a second, so
-// they may be as old as readings.
+// isReusable reports whether a scrape can show a finished collection. A storm
+// of Xids changes counts hundreds of times a second, so they may be as old as
+// readings.
 func (e *Exporter) isReusable(c *scrapeCollection, now time.Time) bool {
 	statuses := e.sources.State.Statuses()
 	return !pubsub.IsClosed(c.stale) && now.Sub(c.begin) < maxCollectionAge &&
 		slices.EqualFunc(c.statuses, statuses, device.Status.EqualExceptXids)
 }
 
-// collect runs a collection. Collections do not overlap, so each has the readers' buffers to itself.
+// collect runs a collection. Collections do not overlap, so each has the
+// readers' buffers to itself.
 func (e *Exporter) collect(c *scrapeCollection) {
 	defer close(c.done)
 	ctx, cancel := context.WithDeadline(context.Background(), c.begin.Add(collectionTimeout))
@@ -180,7 +188,8 @@ func (e *Exporter) pageReadings(s *nodeSnapshot) status.Readings {
 func (e *Exporter) node() api.Node {
 	state := e.sources.State
 	n := api.Node{
-		Name: e.options.Hostname, Statuses: state.Statuses(), Incidents: state.StoredIncidents(), ExpectedGPUs: state.ExpectedGPUs(),
+		Name: e.options.Hostname, Statuses: state.Statuses(), Incidents: state.StoredIncidents(),
+		ExpectedGPUs: state.ExpectedGPUs(),
 	}
 	n.Allocations, _ = state.Allocations.Get()
 	n.Driver, _ = state.Driver.Get()

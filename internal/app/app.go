@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// app is the process: components and shared state.
+// app is the process: components and the published state.
 type app struct {
 	o       options
 	machine *Hardware
@@ -45,25 +45,33 @@ type app struct {
 	tasks      []func(context.Context) error // tasks without health checks
 }
 
-// component is a task with a liveness check. A component with a Ready method has a readiness check as well.
+// component is a task with a liveness check. A component with a Ready method
+// has a readiness check as well.
 type component interface {
 	Run(ctx context.Context) error
 	Alive() error
 }
 
-// newApp assembles the components. Components with mutual dependencies get the app, and read the app's fields once they run.
+// newApp assembles the components. Each gets the values that it reads and
+// writes in its constructor.
 func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
-	a = &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry(), node: &node.State{IsPlugin: o.devicePlugin}}
+	a = &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry()}
+	a.node = &node.State{IsPlugin: o.devicePlugin}
 	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, m.Simulated)
 	a.readiness = readiness{
 		checks:  map[string]func() error{"driver": a.checkDriver, "devices": a.checkDevices},
 		timeout: o.health.notReadyAfter, log: log, failingSince: map[string]time.Time{}, logged: map[string]bool{},
 	}
-	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Settings: &a.node.Settings, Reload: o.reload, Log: log.With("component", "config")})
-	a.readers = device.NewReaders(m.Backend) // without the wrapper: the backend may have more methods than device.Backend
-	if a.podResources, err = podresources.New(filepath.Join(m.KubeletDir, "pod-resources", "kubelet.sock"), podresources.Options{
-		Log: log.With("component", "podresources"), CheckpointPath: filepath.Join(m.DevicePluginDir, podresources.CheckpointFile),
-		OwnPod: o.ownPod, OwnerRetention: o.health.ownersMaxAge, OnCall: a.selfMetrics.ObserveKubeletCall,
+	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{
+		Settings: &a.node.Settings, Reload: o.reload, Log: log.With("component", "config"),
+	})
+	// Without the wrapper: the backend may have more methods than device.Backend.
+	a.readers = device.NewReaders(m.Backend)
+	socket := filepath.Join(m.KubeletDir, "pod-resources", "kubelet.sock")
+	if a.podResources, err = podresources.New(socket, podresources.Options{
+		Log:            log.With("component", "podresources"),
+		CheckpointPath: filepath.Join(m.DevicePluginDir, podresources.CheckpointFile),
+		OwnPod:         o.ownPod, OwnerRetention: o.health.ownersMaxAge, OnCall: a.selfMetrics.ObserveKubeletCall,
 		Allocations: &a.node.Allocations, Devices: &a.node.Devices, ClaimedDevice: a.claimedDevice,
 	}); err != nil {
 		return nil, err
@@ -78,7 +86,10 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	history := a.addHealth()
 	processes := m.Processes
 	if processes == nil {
-		processes = cgroup.New(cgroup.Options{Proc: m.ProcDir, Pods: o.podLogsDir, ResolveOwner: a.node.ContainerOwner, Log: log.With("component", "containers")})
+		processes = cgroup.New(cgroup.Options{
+			Proc: m.ProcDir, Pods: o.podLogsDir, ResolveOwner: a.node.ContainerOwner,
+			Log: log.With("component", "containers"),
+		})
 	}
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: m.Metrics(), State: a.node, Readers: a.readers, Processes: processes,
@@ -91,7 +102,9 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	a.selfMetrics.ExportUnknownConfigKeys(a.configWatcher.UnknownKeys)
 	a.selfMetrics.ExportEventsUp(func() bool { return !a.monitor.EventsInterrupted() })
 
-	a.components = map[string]component{"monitor": a.monitor, "podresources": a.podResources, "pods": a.pods, "incidents": a.incidents}
+	a.components = map[string]component{
+		"monitor": a.monitor, "podresources": a.podResources, "pods": a.pods, "incidents": a.incidents,
+	}
 	a.tasks = append(a.tasks, a.configWatcher.Run)
 	if m.Node != nil {
 		a.tasks = append(a.tasks, m.Node.Run)

@@ -10,7 +10,8 @@ import (
 	"github.com/podgauge/podgauge/internal/text"
 )
 
-// logMissingFamilies logs the metric families missing in an old driver library, once after the first health check.
+// logMissingFamilies logs the metric families missing in an old driver library,
+// once after the first health check.
 func (a *app) logMissingFamilies(ctx context.Context) error {
 	for statuses, changed := a.node.Devices.Get(); statuses == nil; statuses, changed = a.node.Devices.Get() {
 		select {
@@ -25,7 +26,8 @@ func (a *app) logMissingFamilies(ctx context.Context) error {
 	return nil
 }
 
-// checkDriver returns the driver's error on a node with known GPUs. A driver that was released on purpose is no error.
+// checkDriver returns the driver's error on a node with known GPUs. A driver
+// that was released on purpose is no error.
 func (a *app) checkDriver() error {
 	statuses := a.node.Statuses()
 	switch d := a.monitor.Driver(); d.State {
@@ -38,11 +40,14 @@ func (a *app) checkDriver() error {
 	return nil
 }
 
-// checkDevices returns an error if the driver does not list all known and expected GPUs. Excluded GPUs and retired GPUs are not missing.
+// checkDevices returns an error if the driver does not list all known and
+// expected GPUs. Excluded GPUs and retired GPUs are not missing.
 func (a *app) checkDevices() error {
 	settings, _ := a.node.Settings.Get()
 	statuses := a.node.Statuses()
-	known := slices.DeleteFunc(slices.Clone(a.monitor.Missing()), func(d device.Device) bool { return !settings.DeviceFilter.Allows(d) })
+	known := slices.DeleteFunc(slices.Clone(a.monitor.Missing()), func(d device.Device) bool {
+		return !settings.DeviceFilter.Allows(d)
+	})
 	names := make([]string, len(known))
 	for i, d := range known {
 		names[i] = fmt.Sprintf("GPU %d (%s)", d.Index, d.ID)
@@ -63,8 +68,9 @@ func (a *app) checkDevices() error {
 	return fmt.Errorf("%s missing: %s", text.Plural(len(names), "known GPU"), text.JoinFirst(names))
 }
 
-// requireDriver fails if the first listing finds no usable driver. Probes are served while a driver initializes. A listing with
-// devices and an error omits a device.
+// requireDriver fails if the first listing finds no usable driver. Probes are
+// served while a driver initializes. A listing with devices and an error omits
+// a device.
 func requireDriver(ctx context.Context, monitor *device.Monitor) error {
 	select {
 	case <-ctx.Done():

@@ -62,11 +62,13 @@ func (a *app) addHealth() (history device.HealthHistory) {
 	o := a.o.health
 	monitorOptions := device.MonitorOptions{
 		Log: a.log.With("component", "monitor"), UnhealthyTimeout: o.unhealthyAfter, RestartAfter: o.restartAfter,
-		Driver: &a.node.Driver, IsAllocated: a.node.IsAllocated, Policy: a.node.XidPolicy, ExpectedGPUs: a.node.ExpectedGPUs,
+		Driver: &a.node.Driver, IsAllocated: a.node.IsAllocated, Policy: a.node.XidPolicy,
+		ExpectedGPUs: a.node.ExpectedGPUs,
 	}
 	incidentOptions := incident.Options{
 		Devices: &a.node.Devices, Allocations: &a.node.Allocations, Terminations: a.node.Terminations,
-		Incidents: &a.node.Incidents, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount, Log: a.log.With("component", "incidents"),
+		Incidents: &a.node.Incidents, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
+		Log: a.log.With("component", "incidents"),
 	}
 	if o.stateDir == "" {
 		a.log.Info("no --state-dir, health and incidents are lost at a restart")

@@ -96,7 +96,9 @@ func (o *kubernetesOptions) podFollower() pods.PodFollower {
 func (a *app) addKubernetes() {
 	o := a.o.kubernetes
 	options := func(component string) kubestatus.Options {
-		return kubestatus.Options{APIServer: o.client, NodeName: o.nodeName, State: a.node, Log: a.log.With("component", component)}
+		return kubestatus.Options{
+			APIServer: o.client, NodeName: o.nodeName, State: a.node, Log: a.log.With("component", component),
+		}
 	}
 	if o.client != nil {
 		a.selfMetrics.ExportKubernetesRequests(o.client.Requests)

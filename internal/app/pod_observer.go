@@ -7,7 +7,8 @@ import (
 	"github.com/podgauge/podgauge/podresources"
 )
 
-// claimedDevice returns the device of a claim. Ignored claims allocate no device.
+// claimedDevice returns the device of a claim. Ignored claims allocate no
+// device.
 func (a *app) claimedDevice(c device.Claim) (device.ID, bool) {
 	settings, _ := a.node.Settings.Get()
 	if settings.Claims.Ignores(c.ClaimNamespace, c.ClaimName, c.Driver) {
@@ -22,7 +23,8 @@ type podObserver struct {
 	*podresources.Client
 }
 
-// OnPodEnded reports the end of a pod, unless a new pod with the same name runs.
+// OnPodEnded reports the end of a pod, unless a new pod with the same name
+// runs.
 func (o podObserver) OnPodEnded(p pods.Pod) {
 	known, _ := o.Pods.Get()
 	if other, found := known.ByName(p.Namespace, p.Name); found && other.UID != p.UID && !other.Ended() {

@@ -13,8 +13,10 @@ import (
 // notReadyLogDelay hides the checks that fail while a process starts.
 const notReadyLogDelay = 10 * time.Second
 
-// readiness decides whether the process is ready. A new process is ready once all checks pass at the same time; from then on, a check
-// counts if it fails for the timeout, so that a kubelet or driver that restarts does not stop a rollout.
+// readiness decides whether the process is ready. A new process is ready once
+// all checks pass at the same time; from then on, a check counts if it fails
+// for the timeout, so that a kubelet or driver that restarts does not stop a
+// rollout.
 type readiness struct {
 	checks  map[string]func() error
 	timeout time.Duration
@@ -67,7 +69,8 @@ func runChecks(checks map[string]func() error) map[string]error {
 	return failures
 }
 
-// failures runs all checks, and returns the errors that make the process not ready.
+// failures runs all checks, and returns the errors that make the process not
+// ready.
 func (r *readiness) failures() map[string]error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,8 +13,9 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// ReportWaiting reports, as an event of the node, each resource whose registration waits for another device plugin, until ctx is done.
-// While the event of an earlier process exists, no event is added.
+// ReportWaiting reports, as an event of the node, each resource whose
+// registration waits for another device plugin, until ctx is done. While the
+// event of an earlier process exists, no event is added.
 func ReportWaiting(ctx context.Context, o Options) error {
 	var reported []string
 	requests := newRequestState(o.Log)
@@ -37,7 +38,9 @@ func ReportWaiting(ctx context.Context, o Options) error {
 		case <-changed:
 			_ = retry.Sleep(ctx, minBackoff/5) // collects changes, and limits the rate after a failure
 			waiting, _ := o.State.WaitingResources()
-			reported = slices.DeleteFunc(reported, func(resource string) bool { return !slices.Contains(waiting, resource) })
+			reported = slices.DeleteFunc(reported, func(resource string) bool {
+				return !slices.Contains(waiting, resource)
+			})
 		case <-time.After(delay):
 			reported = nil // the API server deletes events after an hour
 		}

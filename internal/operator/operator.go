@@ -223,7 +223,8 @@ func (h *CommandHandler) ownerLines(id device.ID) []string {
 	var owners []string
 	for _, s := range h.notHealthy(id) { // the device is retired
 		for _, r := range allocations.ForDevice(s.ID) {
-			if name := r.Owner.Namespace + "/" + r.Owner.Pod; r.Owner != (device.Owner{}) && !slices.Contains(owners, name) {
+			name := r.Owner.Namespace + "/" + r.Owner.Pod
+			if r.Owner != (device.Owner{}) && !slices.Contains(owners, name) {
 				owners = append(owners, name)
 			}
 		}

@@ -147,7 +147,7 @@ func cdiOptions(s config.Settings) cdi.Options {
 	channels, _ := cdi.FindIMEXChannels(DevRoot(s), s.IMEX.ChannelIDs)
 	return cdi.Options{
 		DeviceIDStrategy: s.DeviceIDStrategy,
-		DriverRoot:       DriverRoot(s),
+		DriverRoot:       resolveDriverRoot(s),
 		DevRoot:          DevRoot(s),
 		TargetDriverRoot: s.DriverRoot,
 		TargetDevRoot:    s.DevRoot,

@@ -33,7 +33,8 @@ func oneGPU() []device.Status {
 	return []device.Status{{Healthy: true, Device: device.Device{ID: "GPU-0", GPU: "GPU-0", MIGDeviceIndex: -1, GI: -1, CI: -1}}}
 }
 
-// TestSpecsFollowTheSettings checks that a writer for the current strategy runs as long as the settings need specs.
+// TestSpecsFollowTheSettings checks that a writer for the current strategy runs
+// as long as the settings need specs.
 func TestSpecsFollowTheSettings(t *testing.T) {
 	dir, root := t.TempDir(), t.TempDir()
 	settings := &pubsub.Value[config.Settings]{}
@@ -63,7 +64,8 @@ func TestSpecsFollowTheSettings(t *testing.T) {
 	}
 }
 
-// TestLateDeviceNodes checks that the device nodes of a driver that is mounted later are found.
+// TestLateDeviceNodes checks that the device nodes of a driver that is mounted
+// later are found.
 func TestLateDeviceNodes(t *testing.T) {
 	root := t.TempDir()
 	settings := config.Settings{

@@ -10,7 +10,8 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// resolveDriverRoot returns the driver root in this container: the mount or, without a mount, the host's path.
+// resolveDriverRoot returns the driver root in this container: the mount or,
+// without a mount, the host's path.
 func resolveDriverRoot(s config.Settings) string {
 	if _, err := os.Stat(s.ContainerDriverRoot); err == nil {
 		return s.ContainerDriverRoot
@@ -18,7 +19,8 @@ func resolveDriverRoot(s config.Settings) string {
 	return s.DriverRoot
 }
 
-// DevRoot returns the parent folder of dev/ in this container: a driver root with device nodes, or /.
+// DevRoot returns the parent folder of dev/ in this container: a driver root
+// with device nodes, or /.
 func DevRoot(s config.Settings) string {
 	if root := resolveDriverRoot(s); hasDeviceNodes(root) {
 		return root
@@ -32,7 +34,8 @@ func hasDeviceNodes(root string) bool {
 	return err == nil
 }
 
-// IMEXChannels returns the channels for containers. A missing channel is an error if channels are required.
+// IMEXChannels returns the channels for containers. A missing channel is an
+// error if channels are required.
 func IMEXChannels(s config.Settings) ([]int, error) {
 	found, missing := cdi.FindIMEXChannels(DevRoot(s), s.IMEX.ChannelIDs)
 	if len(missing) > 0 && s.IMEX.Required {

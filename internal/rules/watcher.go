@@ -21,13 +21,16 @@ import (
 )
 
 const (
-	// mpsInterval is the interval between checks of MPS control daemons and IMEX channels.
+	// mpsInterval is the interval between checks of MPS control daemons and
+	// IMEX channels.
 	mpsInterval = 2 * time.Second
-	// mpsMountedRoot is the mount of the daemons' folder in the pod of NVIDIA's plugin.
+	// mpsMountedRoot is the mount of the daemons' folder in the pod of NVIDIA's
+	// plugin.
 	mpsMountedRoot = "/mps"
 )
 
-// RulesWatcher publishes the plugin's Rules, made of the settings, the MPS control daemons and the IMEX channels.
+// RulesWatcher publishes the plugin's Rules, made of the settings, the MPS
+// control daemons and the IMEX channels.
 type RulesWatcher struct {
 	settings *pubsub.Value[config.Settings]
 	specs    *CDISpecs
@@ -40,7 +43,8 @@ type RulesWatcher struct {
 	node    polledState     // likewise
 }
 
-// polledState is the part of the rules that is read from the node: MPS control daemons and IMEX channels.
+// polledState is the part of the rules that is read from the node: MPS control
+// daemons and IMEX channels.
 type polledState struct {
 	mpsErrors    map[string]string // by resource
 	imexChannels []int
@@ -74,8 +78,9 @@ func (w *RulesWatcher) Run(ctx context.Context) error {
 	}
 }
 
-// update publishes the rules of the newest settings. Rules stay as they are while the CDI specs of newer settings are missing: the
-// kubelet keeps a response to Allocate as long as the pod runs.
+// update publishes the rules of the newest settings. Rules stay as they are
+// while the CDI specs of newer settings are missing: the kubelet keeps a
+// response to Allocate as long as the pod runs.
 func (w *RulesWatcher) update() (changed, written <-chan struct{}) {
 	s, changed := w.settings.Get()
 	written, missing := w.specs.Missing(s)
@@ -125,12 +130,14 @@ func Preview(s config.Settings, imexChannels []int) plugin.Rules {
 	return pluginRules(s, nil, polledState{imexChannels: imexChannels})
 }
 
-// pluginRules returns the Rules of the settings. hasSpec reports whether a CDI class has a spec.
+// pluginRules returns the Rules of the settings. hasSpec reports whether a CDI
+// class has a spec.
 func pluginRules(s config.Settings, hasSpec func(class string) bool, node polledState) plugin.Rules {
 	options := response.Options{
 		Strategies: s.DeviceListStrategy, IDStrategy: s.DeviceIDStrategy,
 		DeviceSpecs: s.PassDeviceSpecs, DevRoot: s.DevRoot, HasCDISpec: hasSpec,
-		AnnotationPrefix: s.CDIAnnotationPrefix, GDRCopy: s.GDRCopy, GDS: s.GDS, MOFED: s.MOFED, IMEXChannels: node.imexChannels,
+		AnnotationPrefix: s.CDIAnnotationPrefix, GDRCopy: s.GDRCopy, GDS: s.GDS, MOFED: s.MOFED,
+		IMEXChannels: node.imexChannels,
 	}
 	if len(s.Sharing.MPS.Resources) > 0 { // so all replicas are shared through MPS
 		options.MPSRoot = s.MPSRoot

@@ -14,7 +14,8 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// TestRulesFollowTheMPSDaemon checks that devices shared by MPS are usable only while the daemon responds.
+// TestRulesFollowTheMPSDaemon checks that devices shared by MPS are usable only
+// while the daemon responds.
 func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	root := t.TempDir()
 	settings := config.Settings{
