@@ -54,8 +54,8 @@ type component interface {
 
 // newApp assembles the components. Each gets the values that it reads and
 // writes in its constructor.
-func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
-	a = &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry()}
+func newApp(o options, m *Hardware, log *slog.Logger) (*app, error) {
+	a := &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry()}
 	a.node = &node.State{IsPlugin: o.devicePlugin}
 	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, m.Simulated)
 	a.readiness = readiness{
@@ -67,20 +67,7 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	})
 	// Without the wrapper: the backend may have more methods than device.Backend.
 	a.readers = device.NewReaders(m.Backend)
-	socket := filepath.Join(m.KubeletDir, "pod-resources", "kubelet.sock")
-	if a.podResources, err = podresources.New(socket, podresources.Options{
-		Log:            log.With("component", "podresources"),
-		CheckpointPath: filepath.Join(m.DevicePluginDir, podresources.CheckpointFile),
-		OwnPod:         o.ownPod, OwnerRetention: o.health.ownersMaxAge, OnCall: a.selfMetrics.ObserveKubeletCall,
-		Allocations: &a.node.Allocations, Devices: &a.node.Devices, ClaimedDevice: a.claimedDevice,
-	}); err != nil {
-		return nil, err
-	}
-	if a.pods, err = pods.New(filepath.Join(m.KubeletDir, "pods-api", "pods-api.sock"), pods.Options{
-		Labels: o.metrics.labelsAllowlist, Pods: &a.node.Pods, Log: log.With("component", "pods"),
-		Observer:  podObserver{a.node, a.podResources},
-		APIServer: o.kubernetes.podFollower(),
-	}); err != nil {
+	if err := a.addAllocations(); err != nil {
 		return nil, err
 	}
 	history := a.addHealth()
@@ -120,11 +107,33 @@ func newApp(o options, m *Hardware, log *slog.Logger) (a *app, err error) {
 	return a, nil
 }
 
+// addAllocations adds the clients of the kubelet's APIs.
+func (a *app) addAllocations() (err error) {
+	o, m, log := a.o, a.machine, a.log
+	socket := filepath.Join(m.KubeletDir, "pod-resources", "kubelet.sock")
+	if a.podResources, err = podresources.New(socket, podresources.Options{
+		Log:            log.With("component", "podresources"),
+		CheckpointPath: filepath.Join(m.DevicePluginDir, podresources.CheckpointFile),
+		OwnPod:         o.ownPod, OwnerRetention: o.health.ownersMaxAge, OnCall: a.selfMetrics.ObserveKubeletCall,
+		Allocations: &a.node.Allocations, Devices: &a.node.Devices, ClaimedDevice: a.claimedDevice,
+	}); err != nil {
+		return err
+	}
+	if a.pods, err = pods.New(filepath.Join(m.KubeletDir, "pods-api", "pods-api.sock"), pods.Options{
+		Labels: o.metrics.labelsAllowlist, Pods: &a.node.Pods, Log: log.With("component", "pods"),
+		Observer:  podObserver{a.node, a.podResources},
+		APIServer: o.kubernetes.podFollower(),
+	}); err != nil {
+		return err
+	}
+	return nil
+}
+
 // addDevicePlugin adds the device plugin, the plugin's rules and the CDI specs.
 func (a *app) addDevicePlugin() {
 	specs := rules.NewCDISpecs(&a.node.Settings, &a.node.Devices, a.machine.CDIDir, a.log.With("component", "cdi"))
 	a.selfMetrics.ExportCDISpecs(specs.Written)
-	watcher := rules.NewRulesWatcher(&a.node.Settings, specs, &a.node.Rules, a.log.With("component", "plugin"))
+	watcher := rules.NewPublisher(&a.node.Settings, specs, &a.node.Rules, a.log.With("component", "plugin"))
 	a.tasks = append(a.tasks, watcher.Run)
 	a.components["cdi"] = specs
 	a.components["plugin"] = plugin.New(plugin.Options{

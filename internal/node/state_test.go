@@ -38,7 +38,7 @@ func TestStoredIncidents(t *testing.T) {
 	} {
 		s.StateFile.Set(row.file)
 		got := s.StoredIncidents()
-		if got.Persisted != row.persisted || got.Err != row.file.Err || len(got.Incidents) != 1 {
+		if got.Persisted != row.persisted || !errors.Is(got.Err, row.file.Err) || len(got.Incidents) != 1 {
 			t.Errorf("%+v: got %+v", row.file, got)
 		}
 	}

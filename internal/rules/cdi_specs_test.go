@@ -79,7 +79,7 @@ func TestLateDeviceNodes(t *testing.T) {
 	dir := t.TempDir()
 	s := NewCDISpecs(published, board, dir, slog.New(slog.DiscardHandler))
 	newest := &pubsub.Value[plugin.Rules]{}
-	watcher := NewRulesWatcher(published, s, newest, slog.New(slog.DiscardHandler))
+	watcher := NewPublisher(published, s, newest, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() { ended <- s.Run(ctx) }()

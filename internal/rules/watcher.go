@@ -29,9 +29,9 @@ const (
 	mpsMountedRoot = "/mps"
 )
 
-// RulesWatcher publishes the plugin's Rules, made of the settings, the MPS
+// Publisher publishes the plugin's Rules, made of the settings, the MPS
 // control daemons and the IMEX channels.
-type RulesWatcher struct {
+type Publisher struct {
 	settings *pubsub.Value[config.Settings]
 	specs    *CDISpecs
 	rules    *pubsub.Value[plugin.Rules]
@@ -51,17 +51,17 @@ type polledState struct {
 	imexError    string // a later file may require a missing channel
 }
 
-// NewRulesWatcher returns a RulesWatcher that has published the first rules.
-func NewRulesWatcher(
+// NewPublisher returns a Publisher that has published the first rules.
+func NewPublisher(
 	settings *pubsub.Value[config.Settings], specs *CDISpecs, rules *pubsub.Value[plugin.Rules], log *slog.Logger,
-) *RulesWatcher {
-	w := &RulesWatcher{settings: settings, specs: specs, rules: rules, log: log}
+) *Publisher {
+	w := &Publisher{settings: settings, specs: specs, rules: rules, log: log}
 	w.update()
 	return w
 }
 
 // Run follows the settings, the daemons and the channels until ctx is done.
-func (w *RulesWatcher) Run(ctx context.Context) error {
+func (w *Publisher) Run(ctx context.Context) error {
 	changed, written := w.update()
 	for {
 		select {
@@ -81,7 +81,7 @@ func (w *RulesWatcher) Run(ctx context.Context) error {
 // update publishes the rules of the newest settings. Rules stay as they are
 // while the CDI specs of newer settings are missing: the kubelet keeps a
 // response to Allocate as long as the pod runs.
-func (w *RulesWatcher) update() (changed, written <-chan struct{}) {
+func (w *Publisher) update() (changed, written <-chan struct{}) {
 	s, changed := w.settings.Get()
 	written, missing := w.specs.Missing(s)
 	if missing == nil || !w.started {

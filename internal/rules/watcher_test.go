@@ -25,7 +25,7 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	published := &pubsub.Value[config.Settings]{}
 	published.Set(settings)
 	newest := &pubsub.Value[plugin.Rules]{}
-	w := NewRulesWatcher(published, &CDISpecs{}, newest, slog.New(slog.DiscardHandler))
+	w := NewPublisher(published, &CDISpecs{}, newest, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- w.Run(ctx) }()
