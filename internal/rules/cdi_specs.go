@@ -92,6 +92,19 @@ func (s *CDISpecs) Written() map[string]float64 {
 	return written
 }
 
+// Ready returns an error until the first attempt to write specs, if the
+// settings ask for specs. A node without devices is ready.
+func (s *CDISpecs) Ready() error {
+	settings, _ := s.settings.Get()
+	statuses, _ := s.inventory.Get()
+	written, _ := s.written.Get()
+	attempted := sameSpecs(written.settings, settings) && written.state.Attempted()
+	if UsesCDI(settings) && len(statuses) > 0 && !attempted {
+		return errors.New("CDI specs not written yet")
+	}
+	return nil
+}
+
 // Run keeps the specs up to date until ctx is done. The files stay, because
 // containers restart by them. Run removes the files of an earlier process if
 // the settings do not use CDI.
