@@ -1,22 +1,11 @@
 package main
 
 import (
-	"slices"
 	"testing"
 )
 
-func TestWords(t *testing.T) {
-	var w words
-	w.count("The holder of docs/holders.md tells whose device it is, no more. See [Device].")
-	if want := []string{"no more", "tells", "holder"}; !slices.Equal(w.banned, want) {
-		t.Errorf("banned words %q, want %q", w.banned, want)
-	}
-	if w.pronouns != 2 || w.all != 12 {
-		t.Errorf("%d pronouns of %d words, want 2 of 12", w.pronouns, w.all)
-	}
-}
-
-// graph returns files in the order of names. Each edge is a pair of names: the first uses the second.
+// graph returns files in the order of names. Each edge is a pair of names: the
+// first uses the second.
 func graph(names string, edges ...string) []*file {
 	byName := map[byte]*file{}
 	var files []*file
@@ -47,32 +36,36 @@ func TestUpward(t *testing.T) {
 	}
 }
 
-func TestDuplicates(t *testing.T) {
-	files := []*file{
-		{dir: "a", types: []string{"T", "U"}},
-		{dir: "b", types: []string{"T"}},
-		{dir: "b", types: []string{"T", "V"}},
-		{dir: "c", types: []string{"V"}, kind: test},
-	}
-	got := duplicates(files)
-	if len(got) != 1 || !slices.Equal(got["T"], []string{"a", "b"}) {
-		t.Errorf("duplicates %v, want T in a and b", got)
+func TestCodeLines(t *testing.T) {
+	src := "// Package a.\npackage a\n\n/* b\n*/\nvar c = `d\n\n` // e\n\nfunc f() {\n\t// g\n}\n"
+	if got := codeLines([]byte(src)); got != 6 {
+		t.Errorf("got %d lines of code, want 6", got)
 	}
 }
 
-// TestBannedWords checks that comments of tests are checked, and strings of tests are not.
-func TestBannedWords(t *testing.T) {
-	l := limits{Production: 1, NonTest: 1}
+func TestLimits(t *testing.T) {
+	l := limits{Production: 10, Tests: 20, Upward: map[string]int{"a": 1}}
+	circle := graph("ab", "ab", "ba")
+	for _, f := range circle {
+		f.dir = "a"
+	}
+	other := graph("ab", "ab", "ba")
+	for _, f := range other {
+		f.dir = "b"
+	}
 	for _, c := range []struct {
-		file file
-		ok   bool
+		name  string
+		files []*file
+		ok    bool
 	}{
-		{file{kind: test, strings: words{banned: []string{"anew"}}}, true},
-		{file{kind: test, comments: words{banned: []string{"anew"}}}, false},
-		{file{kind: helper, strings: words{banned: []string{"anew"}}}, false},
+		{"at the limits", append(circle, &file{code: 10}, &file{kind: test, lines: 20}), true},
+		{"production", []*file{{code: 6}, {code: 5}}, false},
+		{"other code", []*file{{code: 11, kind: simulator}, {code: 11, kind: helper}}, true},
+		{"tests", []*file{{kind: test, lines: 21}}, false},
+		{"upward", other, false},
 	} {
-		if err := l.check([]*file{&c.file}); (err == nil) != c.ok {
-			t.Errorf("%+v: error %v, want ok %t", c.file, err, c.ok)
+		if err := l.check(c.files); (err == nil) != c.ok {
+			t.Errorf("%s: error %v, want ok %t", c.name, err, c.ok)
 		}
 	}
 }
