@@ -1,4 +1,4 @@
-package podgauge_test
+package repo
 
 import (
 	"go/parser"
@@ -70,6 +70,7 @@ var allowedImports = map[string][]string{
 	"test/peers":            {},
 	"test/program":          {},
 	"test/release":          {},
+	"test/repo":             {},
 	"test/tutorial":         {},
 }
 

@@ -1,4 +1,4 @@
-package podgauge_test
+package repo
 
 import (
 	"io/fs"
