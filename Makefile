@@ -55,22 +55,22 @@ golden: ## regenerate golden files
 
 dashboards-check: build ## dashboard queries in a real Prometheus, and dashboards against Grafana's schema
 	which prometheus promtool npm >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus npm; }
-	cd test/dashboards/schema && npm ci --ignore-scripts --no-audit --no-fund
-	PODGAUGE_DASHBOARDS=1 go test -count=1 -timeout 20m -v ./test/dashboards
+	cd test/observability/dashboards/schema && npm ci --ignore-scripts --no-audit --no-fund
+	PODGAUGE_DASHBOARDS=1 go test -count=1 -timeout 20m -v ./test/observability/dashboards
 
 FLEET ?= $(HOME)/.cache/podgauge-fleet
 
 fleet-check: build ## dashboards over six hours of 500 nodes, in a real Prometheus and a Thanos cluster; writes docs/explanation/scale.md; FLEET is the folder of Thanos and data; needs 10 GB of memory
 	which prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
-	test/dashboards/build-thanos $(FLEET)
-	PODGAUGE_FLEET=$(FLEET) go test -count=1 -timeout 2h -v -run 'TestFleet$$' ./test/dashboards -write
+	test/observability/dashboards/build-thanos $(FLEET)
+	PODGAUGE_FLEET=$(FLEET) go test -count=1 -timeout 2h -v -run 'TestFleet$$' ./test/observability/dashboards -write
 
 page-check: build ## status page in a real Chromium: content, timing, accessibility; writes docs/img
-	test/page/setup && cd test/page && node check.mjs
+	test/observability/page/setup && cd test/observability/page && node check.mjs
 
 pictures: build kubectl-podgauge ## docs/img: page, commands and dashboards of three simulated nodes, drawn after twenty minutes
 	which prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
-	test/page/setup && cd test/page/pictures && npm ci --silent && node pictures.mjs
+	test/observability/page/setup && cd test/observability/page/pictures && npm ci --silent && node pictures.mjs
 
 release: ## files, images and chart of a release in bin/release, under the chart's version; BASES=local as for image
 	VERSION=$(RELEASE) deploy/release/build.sh
@@ -133,11 +133,11 @@ RELEASE ?= $(shell sed -n 's/^appVersion: //p' deploy/helm/podgauge/Chart.yaml)
 PEERS ?= $(HOME)/.cache/podgauge-peers
 
 bench-peers: build ## podgauge and its peers in one run, alternating; HOUR=1 adds memory after an hour; PEERS is the folder of the peers' sources; as root
-	test/peers/build $(PEERS)
-	PODGAUGE_PEERS=$(PEERS) go test -count=1 -timeout 4h -v -run 'TestPeers$$' ./test/peers -write $(if $(HOUR),-hour)
+	test/observability/peers/build $(PEERS)
+	PODGAUGE_PEERS=$(PEERS) go test -count=1 -timeout 4h -v -run 'TestPeers$$' ./test/observability/peers -write $(if $(HOUR),-hour)
 
 bench-idle: build ## wakeups of an idle process; with strace, by system call
-	PODGAUGE_IDLE=default go test -count=1 -v -run TestIdleMinute ./test/peers
+	PODGAUGE_IDLE=default go test -count=1 -v -run TestIdleMinute ./test/observability/peers
 
 gpu: build ## tests on a machine with an NVIDIA GPU (docs/contributing/hardware.md)
 	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./internal/nvml/...

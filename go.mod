@@ -3,7 +3,7 @@ module github.com/podgauge/podgauge
 go 1.26.0
 
 // npm packages may contain Go files.
-ignore ./test/dashboards/schema/node_modules
+ignore ./test/observability/dashboards/schema/node_modules
 
 require (
 	github.com/KimMachineGun/automemlimit v1.0.1

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/test/program"
+	"github.com/podgauge/podgauge/test/helpers/program"
 )
 
 // runCommand runs podgauge in a separate process.

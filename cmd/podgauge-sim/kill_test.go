@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/test/program"
+	"github.com/podgauge/podgauge/test/helpers/program"
 )
 
 // TestStateAfterSIGKILL kills a process in a storm of Xids. The next process

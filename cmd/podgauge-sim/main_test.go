@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/app"
-	"github.com/podgauge/podgauge/test/program"
+	"github.com/podgauge/podgauge/test/helpers/program"
 )
 
 func TestMain(m *testing.M) { program.Main(m, main) }

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/test/program"
+	"github.com/podgauge/podgauge/test/helpers/program"
 )
 
 // TestTimesAreInUTC checks the JSON of a process in another time zone: docs/reference/api.md promises UTC.

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/test/helpers/program"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
-	"github.com/podgauge/podgauge/test/program"
 )
 
 // TestLostAccessToDriver takes the access to all GPUs from a running podgauge, as `systemctl daemon-reload` can. That is no fault of a GPU. The

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/test/helpers/program"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
-	"github.com/podgauge/podgauge/test/program"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 )
 

@@ -15,7 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"github.com/podgauge/podgauge/test/churn"
+	"github.com/podgauge/podgauge/test/kubelet/churn"
 )
 
 // TestChurn adds and deletes several pods a second on the simulated node, restarts the kubelet, and compares each scrape with the kubelet's

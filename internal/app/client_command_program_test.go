@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/web/api"
-	"github.com/podgauge/podgauge/test/program"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	"golang.org/x/sys/unix"
 )
 

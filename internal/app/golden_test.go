@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim"
-	"github.com/podgauge/podgauge/test/program"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/goleak"
 )

@@ -19,7 +19,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nodelabel"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"github.com/podgauge/podgauge/test/apiserver"
+	"github.com/podgauge/podgauge/test/helpers/apiserver"
 )
 
 // TestKubernetes runs all features with an API server, on a node whose kubelet has no Pods API.

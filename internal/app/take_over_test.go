@@ -10,7 +10,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"github.com/podgauge/podgauge/test/apiserver"
+	"github.com/podgauge/podgauge/test/helpers/apiserver"
 )
 
 // ownRegistrations returns the number of podgauge's registrations.

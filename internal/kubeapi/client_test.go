@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/kubeapi"
-	"github.com/podgauge/podgauge/test/apiserver"
+	"github.com/podgauge/podgauge/test/helpers/apiserver"
 )
 
 // otherCA has signed no certificate of the tests.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/kubeapi"
-	"github.com/podgauge/podgauge/test/apiserver"
+	"github.com/podgauge/podgauge/test/helpers/apiserver"
 )
 
 // testTimeout is the maximum wait for an event that takes milliseconds.

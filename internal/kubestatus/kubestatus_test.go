@@ -19,7 +19,7 @@ import (
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/pods"
-	"github.com/podgauge/podgauge/test/apiserver"
+	"github.com/podgauge/podgauge/test/helpers/apiserver"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

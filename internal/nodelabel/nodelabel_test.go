@@ -13,7 +13,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/nodelabel"
-	"github.com/podgauge/podgauge/test/apiserver"
+	"github.com/podgauge/podgauge/test/helpers/apiserver"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -3,7 +3,7 @@ package nvml
 import (
 	"testing"
 
-	"github.com/podgauge/podgauge/test/devicetest"
+	"github.com/podgauge/podgauge/test/helpers/devicetest"
 )
 
 func TestBackendConforms(t *testing.T) { devicetest.TestBackend(t, newFixture(t, Options{}).Backend) }

@@ -17,7 +17,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"github.com/podgauge/podgauge/test/apiserver"
+	"github.com/podgauge/podgauge/test/helpers/apiserver"
 )
 
 // Tests with both sources have a subtest for each source.

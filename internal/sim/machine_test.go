@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/bubble"
-	"github.com/podgauge/podgauge/test/devicetest"
+	"github.com/podgauge/podgauge/test/helpers/devicetest"
 	"go.uber.org/goleak"
 )
 

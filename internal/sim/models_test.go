@@ -10,7 +10,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
-	"github.com/podgauge/podgauge/test/devicetest"
+	"github.com/podgauge/podgauge/test/helpers/devicetest"
 )
 
 // parseMetric parses the name of a row in the text format:

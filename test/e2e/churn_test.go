@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"github.com/podgauge/podgauge/test/churn"
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/kubelet/churn"
 )
 
 // TestChurn starts and deletes several pods a second, restarts the kubelet in between, and checks each scrape against the kubelet's List.

@@ -17,7 +17,7 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestConformance runs the cases of test/conformance with a real kubelet. If a case fails, internal/sim/kubelet is wrong.
+// TestConformance runs the cases of test/kubelet/conformance with a real kubelet. If a case fails, internal/sim/kubelet is wrong.
 // PODGAUGE_CASE selects cases as -run does.
 func TestConformance(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -38,7 +38,7 @@ func TestConformance(t *testing.T) {
 			server.ServeConn(conn)
 		}
 	}()
-	cases := exec.CommandContext(ctx, "go", "test", "-count=1", "-v", "-run=TestRealKubelet/"+os.Getenv("PODGAUGE_CASE"), "./test/conformance")
+	cases := exec.CommandContext(ctx, "go", "test", "-count=1", "-v", "-run=TestRealKubelet/"+os.Getenv("PODGAUGE_CASE"), "./test/kubelet/conformance")
 	cases.Dir, cases.Env = "../..", append(os.Environ(), "PODGAUGE_KUBELET="+listener.Addr().String())
 	out, err := cases.CombinedOutput()
 	t.Logf("%s", out)
@@ -53,7 +53,7 @@ type servedKubelet struct {
 	n   *node.RealNode
 }
 
-// KubeletRequest is realKubeletRequest in test/conformance. The package net/rpc requires an exported type.
+// KubeletRequest is realKubeletRequest in test/kubelet/conformance. The package net/rpc requires an exported type.
 type KubeletRequest struct {
 	Pod       kubelet.PodSpec
 	Container string

@@ -98,7 +98,7 @@ func startNode(t *testing.T, cluster, name string, args ...string) *simNode {
 	t.Helper()
 	file := filepath.Join("testdata", name+".script")
 	n := &simNode{name: name, cluster: cluster, script: readScript(t, file), address: freeAddress(t)}
-	n.testProgram = startProgram(t, name, "../../bin/podgauge-sim", append([]string{"--simulate=script:" + file, "--web.listen-address=" + n.address}, args...)...)
+	n.testProgram = startProgram(t, name, "../../../bin/podgauge-sim", append([]string{"--simulate=script:" + file, "--web.listen-address=" + n.address}, args...)...)
 	return n
 }
 

@@ -135,7 +135,7 @@ func scrapeNode(t *testing.T) (n nodeScrapes) {
 		t.Fatal(err)
 	}
 	node := &simNode{name: "node", address: freeAddress(t)}
-	node.testProgram = startProgram(t, node.name, "../../bin/podgauge-sim", "--simulate=script:"+file, "--mig-strategy=mixed",
+	node.testProgram = startProgram(t, node.name, "../../../bin/podgauge-sim", "--simulate=script:"+file, "--mig-strategy=mixed",
 		"--state-dir="+filepath.Join(dir, "state"), "--web.listen-address="+node.address)
 	waitUntil(t, "the node has its pods and incidents", func() bool {
 		n.first = fetch("http://" + node.address + "/metrics")

@@ -156,7 +156,7 @@ func (c *fleetRun) report() {
 	if !*writeFleet || c.Failed() || c.fleetModel == nil { // a run with reused data lacks the write statistics
 		return
 	}
-	const page, begin, end = "../../docs/explanation/scale.md", "<!-- fleet -->\n", "<!-- /fleet -->"
+	const page, begin, end = "../../../docs/explanation/scale.md", "<!-- fleet -->\n", "<!-- /fleet -->"
 	text, err := os.ReadFile(page)
 	if err != nil {
 		c.Fatal(err)

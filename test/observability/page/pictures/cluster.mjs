@@ -89,7 +89,7 @@ export async function start(root) {
     servers.push(server);
     return address;
   };
-  const scripts = names.map((name) => readFileSync(join(root, "test/page/pictures/nodes", `${name}.script`), "utf8")), shared = join(dir, "shared.yaml");
+  const scripts = names.map((name) => readFileSync(join(root, "test/observability/page/pictures/nodes", `${name}.script`), "utf8")), shared = join(dir, "shared.yaml");
   writeFileSync(shared, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n");
   const flags = { "gpu-node-1": ["--mig-strategy=mixed"], "gpu-node-2": [`--config-file=${shared}`], "gpu-node-3": [] };
   for (const [i, name] of names.entries()) {

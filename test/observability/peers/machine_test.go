@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
-	"github.com/podgauge/podgauge/test/program"
 )
 
 const (

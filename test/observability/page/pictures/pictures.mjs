@@ -10,7 +10,7 @@ import { close, launch, open, save } from "../browser.mjs";
 import { start } from "./cluster.mjs";
 import { read } from "./dashboards.mjs";
 
-const here = dirname(fileURLToPath(import.meta.url)), root = join(here, "../../..");
+const here = dirname(fileURLToPath(import.meta.url)), root = join(here, "../../../..");
 const minute = 60 * 1000;
 const require = createRequire(import.meta.url);
 

@@ -26,7 +26,7 @@ var (
 	hour  = flag.Bool("hour", false, "also read memory after an hour; takes two more hours")
 )
 
-const page = "../../docs/contributing/benchmarks.md"
+const page = "../../../docs/contributing/benchmarks.md"
 
 // dcgmFamilies have 25 series per GPU, like dcgm-exporter's default set.
 var dcgmFamilies = []string{
@@ -96,7 +96,7 @@ func newComparison(t *testing.T, dir string) *comparison {
 	t.Helper()
 	unpacked := t.TempDir()
 	nvidia := copyAsUnpacked(t, filepath.Join(dir, "nvidia-device-plugin"), unpacked)
-	podgauge := copyAsUnpacked(t, "../../bin/podgauge", unpacked)
+	podgauge := copyAsUnpacked(t, "../../../bin/podgauge", unpacked)
 	c := &comparison{dir: dir, library: nvmlLibrary(t), rounds: 50, idle: time.Minute, loaded: []time.Duration{2 * time.Minute}, podgauge: podgauge}
 	if testing.Short() {
 		c.rounds, c.idle, c.loaded = 3, 5*time.Second, []time.Duration{10 * time.Second}

@@ -7,7 +7,7 @@ import { close, keyboardFaults, launch, open, overflow, save, violations } from 
 import { start, viewer } from "./podgauge.mjs";
 import { serve } from "./states.mjs";
 
-const root = join(dirname(fileURLToPath(import.meta.url)), "../..");
+const root = join(dirname(fileURLToPath(import.meta.url)), "../../..");
 const images = join(root, "docs/img");
 // parts are the pictures of golden pages: name and selector.
 const parts = { mig_failed: ["mig", "#devices"], replicas: ["replicas", "#devices"], failed: ["incidents", "[aria-labelledby=incidents-title]"] };

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	dashboardDir   = "../../dashboards"
-	rulesFile      = "../../deploy/rules/podgauge.rules.yaml"
-	recordingsFile = "../../deploy/rules/podgauge.recording.yaml"
+	dashboardDir   = "../../../dashboards"
+	rulesFile      = "../../../deploy/rules/podgauge.rules.yaml"
+	recordingsFile = "../../../deploy/rules/podgauge.recording.yaml"
 )
 
 // dashboardFile has the queries and variables of a dashboard's file.

@@ -23,7 +23,7 @@ const renamed = "exported_"
 func (c *dashboardRun) startOverriding(nodes []*simNode, exporters map[string]string) prometheus.API {
 	c.Helper()
 	dir := c.TempDir()
-	rules := []string{"../../deploy/rules/podgauge.owner-labels.yaml"}
+	rules := []string{"../../../deploy/rules/podgauge.owner-labels.yaml"}
 	for _, file := range []string{rulesFile, recordingsFile} {
 		text, err := os.ReadFile(file)
 		if err == nil {

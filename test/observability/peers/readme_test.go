@@ -8,7 +8,7 @@ import (
 
 // TestReadmeFigures checks that make bench-peers wrote each figure of README.md's table to docs/contributing/benchmarks.md.
 func TestReadmeFigures(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
+	readme, err := os.ReadFile("../../../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}

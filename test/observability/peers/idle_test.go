@@ -34,7 +34,7 @@ func TestIdleMinute(t *testing.T) {
 	if flags == "" {
 		t.Skip("PODGAUGE_IDLE is not set: make bench-idle")
 	}
-	c := &comparison{podgauge: copyAsUnpacked(t, "../../bin/podgauge", t.TempDir()), library: nvmlLibrary(t), idle: time.Minute}
+	c := &comparison{podgauge: copyAsUnpacked(t, "../../../bin/podgauge", t.TempDir()), library: nvmlLibrary(t), idle: time.Minute}
 	if testing.Short() {
 		c.idle = 20 * time.Second
 	}

@@ -1,4 +1,4 @@
-// Package peers measures dcgm-exporter's mapping and rendering. test/peers/build copies this file into dcgm-exporter's tree, whose internal
+// Package peers measures dcgm-exporter's mapping and rendering. test/observability/peers/build copies this file into dcgm-exporter's tree, whose internal
 // packages are only importable there.
 package peers
 
