@@ -1,5 +1,5 @@
 # The container image of podgauge, for amd64 and arm64: `make image`. The binary is the one of `make build`;
-# test/image compares both.
+# test/e2e/image compares both.
 
 # Base images are pinned to the digests of their multi-arch indexes; .github/dependabot.yml updates them.
 

@@ -10,6 +10,8 @@ export CGO_CFLAGS = -g -O2 -Wno-deprecated-declarations
 
 ARCH ?= amd64 arm64
 PROGRAM ?= podgauge
+# Packages of test/e2e that need no root.
+ROOTLESS = ./chart ./image ./openmetrics ./podsfixture ./release ./tutorial
 IMAGES = $(ARCH:%=$(CURDIR)/bin/$(PROGRAM)-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
@@ -24,10 +26,10 @@ kubectl-podgauge: ## bin/kubectl-podgauge, the kubectl plugin; GOOS=darwin GOARC
 
 image: ## OCI archives in bin; ARCH=amd64 for one architecture; PROGRAM=podgauge-sim; BASES=local (as root) without a registry
 	VERSION=$(VERSION) PROGRAM=$(PROGRAM) deploy/image/build.sh $(ARCH)
-	PODGAUGE_IMAGES="$(IMAGES)" go test -count=1 -v -run 'TestImages$$' ./test/image
+	cd test/e2e && PODGAUGE_IMAGES="$(IMAGES)" go test -count=1 -v -run 'TestImages$$' ./image
 
 image-check: ## run podgauge from these archives, without capabilities; as root
-	PODGAUGE_IMAGES="$(IMAGES)" go test -count=1 -v -run TestImages ./test/image
+	cd test/e2e && PODGAUGE_IMAGES="$(IMAGES)" go test -count=1 -v -run TestImages ./image
 
 demo: build ## a simulated node in this terminal
 	go build -o bin/demo ./cmd/demo && exec bin/demo bin
@@ -35,7 +37,7 @@ demo: build ## a simulated node in this terminal
 test: build ## all tests without root; tests of allocations and call counts run without the race detector
 	go test -race ./...
 	go test -run 'Allocations|Calls' ./...
-	cd test/external && go test -count=1 ./...
+	cd test/e2e && go test -count=1 $(ROOTLESS)
 	cd cmd/kubectl-podgauge && go test -race ./...
 	go -C tools test ./...
 
@@ -45,13 +47,13 @@ stress: build ## the tests of make test 20 times with -race beside four busy loo
 rules: ## alert rules in the installed promtool; make test evaluates them without it
 	promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml
 	promtool test rules deploy/rules/*_test.yaml
-	cd test/external && PODGAUGE_PROMTOOL=1 go test -count=1 -run TestHealthyFleet ./openmetrics
+	cd test/e2e && PODGAUGE_PROMTOOL=1 go test -count=1 -run TestHealthyFleet ./openmetrics
 
 golden: ## regenerate golden files
 	go test ./internal/app ./internal/config ./dashboards ./internal/web/status -update
-	cd test/external && go test ./podsfixture -run Fixtures -update
+	cd test/e2e && go test ./podsfixture -run Fixtures -update
 	cd cmd/kubectl-podgauge && go test -update .
-	cd test/external/chart && go test -run Copies -update . && go test -run "Golden|Manifest|Readme" -update .
+	cd test/e2e/chart && go test -run Copies -update . && go test -run "Golden|Manifest|Readme" -update .
 
 dashboards-check: build ## dashboard queries in a real Prometheus, and dashboards against Grafana's schema
 	which prometheus promtool npm >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus npm; }
@@ -84,7 +86,6 @@ lint:
 	@unreachable="$$($(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }
 	go -C tools run ./codestats -check $(CURDIR)
 	cd test/e2e && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml --build-tags cluster ./...
-	cd test/external && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 	cd cmd/kubectl-podgauge && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 	@cd cmd/kubectl-podgauge && unreachable="$$($(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }
 
@@ -94,11 +95,11 @@ vulncheck: ## known vulnerabilities in code that podgauge calls, of modules and 
 	cd cmd/kubectl-podgauge && $(TOOL) govulncheck ./...
 
 e2e: build ## end-to-end tests with a real kubelet, containerd and Prometheus; as root
-	cd test/e2e && go run ./cmd/e2e setup && go test -p 1 -count=1 -timeout 30m ./...
+	cd test/e2e && go run ./cmd/e2e setup && go test -p 1 -count=1 -timeout 30m . ./attack ./node ./testcmd
 
 e2e-all: build ## end-to-end tests with each kubelet version; as root
 	cd test/e2e && go run ./cmd/e2e setup all
-	cd test/e2e && for v in v1.37.1 v1.36.3; do PODGAUGE_STRICT=1 KUBELET_VERSION=$$v go test -p 1 -count=1 -timeout 30m ./... || exit 1; done
+	cd test/e2e && for v in v1.37.1 v1.36.3; do PODGAUGE_STRICT=1 KUBELET_VERSION=$$v go test -p 1 -count=1 -timeout 30m . ./attack ./node ./testcmd || exit 1; done
 
 # Builds the image with local base images, without a registry.
 here = $(MAKE) image ARCH=$(shell go env GOARCH) BASES=local
@@ -112,7 +113,7 @@ cluster: ## a one-node cluster with simulated GPUs in this terminal; as root
 	cd test/e2e && go run ./cmd/e2e setup cluster && go run ./cmd/e2e cluster
 
 tutorial-check: ## the commands of docs/getting-started/tutorial.md as they stand, and their output; as root
-	PODGAUGE_TUTORIAL=1 go test -count=1 -timeout 90m -v -run 'TestTutorial$$' ./test/tutorial
+	cd test/e2e && PODGAUGE_TUTORIAL=1 go test -count=1 -timeout 90m -v -run 'TestTutorial$$' ./tutorial
 
 soak: build ## memory over an hour of scrapes with all features, and ten minutes with the defaults; as root
 	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_SOAK=10m go test -count=1 -timeout 30m -v -run 'TestMemory$$' .

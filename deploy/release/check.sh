@@ -66,5 +66,5 @@ grep -q "image: \"ghcr.io/podgauge/podgauge:$VERSION@${image#*@}\"" "$files/podg
 
 images=
 for arch in ${ARCH:-amd64 arm64}; do images="$images $PWD/bin/podgauge-image-$arch.tar $PWD/bin/podgauge-sim-image-$arch.tar"; done
-PODGAUGE_IMAGES=$images go test -count=1 -run 'TestImages$' ./test/image
-PODGAUGE_RELEASE=$PWD/bin/release VERSION=$VERSION go test -count=1 -v -run 'TestRelease$' ./test/release
+PODGAUGE_IMAGES=$images go test -C test/e2e -count=1 -run 'TestImages$' ./image
+PODGAUGE_RELEASE=$PWD/bin/release VERSION=$VERSION go test -C test/e2e -count=1 -v -run 'TestRelease$' ./release

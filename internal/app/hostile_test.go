@@ -139,7 +139,7 @@ func TestHostileLabels(t *testing.T) {
 	w.checkOpenMetrics(text)
 }
 
-// checkOpenMetrics checks that gauges have the same names and labels in OpenMetrics. test/external/openmetrics runs Prometheus' own parser.
+// checkOpenMetrics checks that gauges have the same names and labels in OpenMetrics. test/e2e/openmetrics runs Prometheus' own parser.
 func (w *testApp) checkOpenMetrics(text string) {
 	w.t.Helper()
 	open := w.scrape("application/openmetrics-text;version=1.0.0")

@@ -125,7 +125,7 @@ var selectorPattern = strings.Join([]string{
 
 // configSchema returns the schema of a config. TestChartSchema compares the
 // parts that are written here with the parser, and TestVerdicts of
-// test/external/chart compares all of it.
+// test/e2e/chart compares all of it.
 func configSchema() *jsonSchema {
 	word, boolean := &jsonSchema{Type: []string{"string"}}, &jsonSchema{Type: []string{"boolean"}}
 	name := &jsonSchema{Type: []string{"string"}, Format: "resource-name"}

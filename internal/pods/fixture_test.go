@@ -83,7 +83,7 @@ func orZero(t *time.Time) time.Time {
 	return t.Local() // like time.Unix
 }
 
-// fixture returns a pod in Kubernetes' protobuf and JSON (test/external/podsfixture).
+// fixture returns a pod in Kubernetes' protobuf and JSON (test/e2e/podsfixture).
 func fixture(t testing.TB, name string) (wire []byte, same referencePod) {
 	t.Helper()
 	wire, err := os.ReadFile(filepath.Join("testdata", name+".pb"))

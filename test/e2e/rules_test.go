@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestRules checks the alerts with the installed promtool. test/external/openmetrics uses the current engine of Prometheus.
+// TestRules checks the alerts with the installed promtool. test/e2e/openmetrics uses the current engine of Prometheus.
 func TestRules(t *testing.T) {
 	for _, args := range [][]string{{"check", "rules", "podgauge.rules.yaml"}, {"test", "rules", "podgauge_test.yaml"}} {
 		promtool := exec.CommandContext(t.Context(), "promtool", args...)

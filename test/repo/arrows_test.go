@@ -64,14 +64,11 @@ var allowedImports = map[string][]string{
 	"test/bubble":                   {},
 	"test/kubelet/churn":            {},
 	"test/observability/dashboards": {"dashboards", "internal/sim"},
-	"test/image":                    {},
 	"test/nvml":                     {},
 	"test/nvml/build":               {"test/nvml"},
 	"test/observability/peers":      {},
 	"test/helpers/program":          {},
-	"test/release":                  {},
 	"test/repo":                     {},
-	"test/tutorial":                 {},
 }
 
 // leafPackages may be imported by any package.

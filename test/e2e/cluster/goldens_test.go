@@ -15,7 +15,7 @@ import (
 // checkGoldens applies each golden file of the chart, and the manifest without helm, as a server-side dry run.
 // The API server rejects unknown fields and invalid values.
 func checkGoldens(ctx context.Context, t *testing.T, s *clusterFixture) {
-	cases, err := filepath.Glob(repoRoot + "/test/external/chart/testdata/*.yaml")
+	cases, err := filepath.Glob(repoRoot + "/test/e2e/chart/testdata/*.yaml")
 	if err != nil || len(cases) == 0 {
 		t.Fatalf("no golden cases: %v", err)
 	}

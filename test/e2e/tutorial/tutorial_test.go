@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	repoRoot = "../.."
+	repoRoot = "../../.."
 	pagePath = repoRoot + "/docs/getting-started/tutorial.md"
 )
 

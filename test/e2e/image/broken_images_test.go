@@ -56,7 +56,7 @@ func goodImage(t *testing.T) *ociImage {
 			img.files[dir] = &imageFile{mode: fs.ModeDir | 0o755}
 		}
 	}
-	add(programPath, "../../bin/podgauge")
+	add(programPath, "../../../bin/podgauge")
 	img.config.Architecture, img.config.OS = runtime.GOARCH, "linux"
 	libraries := img.libraryDir()
 	for _, library := range []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2"} {

@@ -14,7 +14,7 @@ import (
 // read returns the content of a file of the repository.
 func read(t *testing.T, name string) string {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join("..", "..", name))
+	content, err := os.ReadFile(filepath.Join("..", "..", "..", name))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 // Package podsfixture writes the pods for the tests of internal/pods: NAME.pb as marshaled by the kubelet's Pods API, and NAME.json as
 // marshaled by Kubernetes, for comparison with the decoded pod.
 //
-// The module test/external keeps k8s.io/api out of the daemon.
+// The module test/e2e keeps k8s.io/api out of the daemon.
 package podsfixture
 
 import (

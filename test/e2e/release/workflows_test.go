@@ -29,7 +29,7 @@ func TestPinned(t *testing.T) {
 			}
 		}
 	}
-	bases := baseLine.FindAllString(readFile(t, "../../Dockerfile"), -1)
+	bases := baseLine.FindAllString(readFile(t, "../../../Dockerfile"), -1)
 	for _, line := range bases {
 		if !hasDigest.MatchString(line) {
 			t.Errorf("Dockerfile: %s, want a digest", line)
@@ -52,7 +52,7 @@ func TestPermissions(t *testing.T) {
 // TestMakeVerbs checks that workflows run targets of the Makefile, including test, lint, e2e-all, release-check and vulncheck.
 func TestMakeVerbs(t *testing.T) {
 	var targets, used []string
-	for _, match := range makeTarget.FindAllStringSubmatch(readFile(t, "../../Makefile"), -1) {
+	for _, match := range makeTarget.FindAllStringSubmatch(readFile(t, "../../../Makefile"), -1) {
 		targets = append(targets, match[1])
 	}
 	for name, text := range workflows(t) {
@@ -75,7 +75,7 @@ func TestMakeVerbs(t *testing.T) {
 // workflows returns the text of each workflow by file name.
 func workflows(t *testing.T) map[string]string {
 	t.Helper()
-	paths, err := filepath.Glob("../../.github/workflows/*.yaml")
+	paths, err := filepath.Glob("../../../.github/workflows/*.yaml")
 	if err != nil || len(paths) < 3 {
 		t.Fatalf("%d workflows: %v", len(paths), err)
 	}
