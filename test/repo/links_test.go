@@ -202,7 +202,11 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
-// TestMakeTargets checks that CONTRIBUTING.md documents all targets of the Makefile.
+// makeList matches the lists of suites and of their short names in the Makefile.
+var makeList = regexp.MustCompile(`(?m)^(SUITES|SHORT) = (.*)$`)
+
+// TestMakeTargets checks that CONTRIBUTING.md documents all targets and suites
+// of the Makefile.
 func TestMakeTargets(t *testing.T) {
 	makefile, err := os.ReadFile("Makefile")
 	if err != nil {
@@ -212,13 +216,28 @@ func TestMakeTargets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	verbs := regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`).FindAllStringSubmatch(string(makefile), -1)
-	if len(verbs) < 10 {
-		t.Errorf("got %d targets, want at least 10", len(verbs))
+	want := func(name string) {
+		if !strings.Contains(string(page), "`"+name+"`") {
+			t.Errorf("CONTRIBUTING.md lacks %s", name)
+		}
 	}
-	for _, verb := range verbs {
-		if !strings.Contains(string(page), "`make "+verb[1]+"`") {
-			t.Errorf("CONTRIBUTING.md lacks make %s", verb[1])
+	targets := regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`).FindAllStringSubmatch(string(makefile), -1)
+	if len(targets) < 10 || len(targets) > 14 {
+		t.Errorf("got %d targets, want 10 to 14", len(targets))
+	}
+	for _, target := range targets {
+		want("make " + target[1])
+	}
+	for _, list := range makeList.FindAllStringSubmatch(string(makefile), -1) {
+		for name := range strings.FieldsSeq(list[2]) {
+			if list[1] == "SHORT" {
+				want("make " + name)
+				continue
+			}
+			want(name)
+			if !strings.Contains(string(makefile), "\n## "+name+": ") || !strings.Contains(string(makefile), "\ndefine suite-"+name+"\n") {
+				t.Errorf("the Makefile lacks the suite %s or its description", name)
+			}
 		}
 	}
 }

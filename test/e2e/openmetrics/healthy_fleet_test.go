@@ -29,7 +29,7 @@ const fleetSteps = int(fleetDuration/fleetInterval) + 1
 
 // TestHealthyFleetRaisesNoAlert checks that no alert fires for a busy healthy fleet. GPUs are at full load: power-capped, with
 // preallocated memory, or with warm inference models. Pods run for 20 minutes, applications cause Xids, and links have single errors. A
-// rollout of podgauge restarts one pod after another. With make rules, promtool evaluates the same series.
+// rollout of podgauge restarts one pod after another. With make dashboards-check, promtool evaluates the same series.
 func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 	fleet := healthyFleet(t)
 	promQL := parser.NewParser(parser.Options{})
@@ -68,7 +68,7 @@ func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 		}
 	}
 	if os.Getenv("PODGAUGE_PROMTOOL") == "" {
-		t.Log("not evaluated with promtool: run make rules")
+		t.Log("not evaluated with promtool: run make dashboards-check")
 		return
 	}
 	promtool := exec.CommandContext(t.Context(), "promtool", "test", "rules", writeFleetRuleTest(t, fleet))

@@ -53,7 +53,7 @@ type ruleAlertTest struct {
 	} `yaml:"exp_alerts"`
 }
 
-// TestRules evaluates the rule tests with Prometheus' engine, so that no promtool is needed. promtool (`make rules`) also compares the
+// TestRules evaluates the rule tests with Prometheus' engine, so that no promtool is needed. promtool (`make dashboards-check`) also compares the
 // annotations.
 func TestRules(t *testing.T) {
 	promQL := parser.NewParser(parser.Options{})
