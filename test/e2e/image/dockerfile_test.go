@@ -67,7 +67,7 @@ func TestBuildImage(t *testing.T) {
 // TestBuildContext checks that the build context includes each file of each package.
 func TestBuildContext(t *testing.T) {
 	list := exec.Command("go", "list", "-deps", "-json=Dir,Module,GoFiles,CgoFiles,CFiles,HFiles,EmbedFiles", "./cmd/podgauge", "./cmd/podgauge-sim")
-	list.Dir = filepath.Join("..", "..")
+	list.Dir = filepath.Join("..", "..", "..")
 	out, err := list.Output()
 	if err != nil {
 		t.Fatal(err)
