@@ -1,3 +1,4 @@
+// Package repo tests the repository: imports, links and files that pages name.
 package repo
 
 import (
@@ -13,7 +14,10 @@ import (
 	"testing"
 )
 
-const module = "github.com/podgauge/podgauge/"
+const (
+	root   = "../.."
+	module = "github.com/podgauge/podgauge/"
+)
 
 // allowedImports lists the packages of this module that each package may import. Tests may also import testImports.
 var allowedImports = map[string][]string{
@@ -95,6 +99,7 @@ var bannedModules = map[string][]string{
 }
 
 func TestAllowedImports(t *testing.T) {
+	t.Chdir(root)
 	seen := map[string]bool{}
 	err := filepath.WalkDir(".", func(file string, entry fs.DirEntry, err error) error {
 		if err != nil {

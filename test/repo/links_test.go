@@ -21,6 +21,7 @@ var code = regexp.MustCompile("(?ms)^ *(?:```|~~~).*?^ *(?:```|~~~) *$|`[^`\n]+`
 
 // TestLinks checks that all link targets within the repository exist, headings included.
 func TestLinks(t *testing.T) {
+	t.Chdir(root)
 	pages := pages(t, ".")
 	if len(pages) < 50 {
 		t.Errorf("got %d pages, want at least 50", len(pages))
@@ -41,6 +42,7 @@ func TestLinks(t *testing.T) {
 
 // TestCheckLink checks that checkLink finds broken links.
 func TestCheckLink(t *testing.T) {
+	t.Chdir(root)
 	pages := map[string]string{
 		"README.md": "# Top\n## Who's *here*? `--a_b`\n## Twice\n## Twice\n```\n# no heading\n[a](no-link.md)\n```\n<a id=\"mark\"></a>\n`[b](no-link.md)`\n",
 		"docs/a.md": "# A\n",
@@ -62,22 +64,22 @@ func TestCheckLink(t *testing.T) {
 }
 
 // pages returns the Markdown files below a folder.
-func pages(t *testing.T, root string) map[string]string {
+func pages(t *testing.T, folder string) map[string]string {
 	t.Helper()
-	return texts(t, root, func(name string) bool { return path.Ext(name) == ".md" })
+	return texts(t, folder, func(name string) bool { return path.Ext(name) == ".md" })
 }
 
 // texts returns the files below a folder by path, without hidden folders (except .github) and test data.
-func texts(t *testing.T, root string, match func(name string) bool) map[string]string {
+func texts(t *testing.T, folder string, match func(name string) bool) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(folder, func(file string, entry fs.DirEntry, err error) error {
 		name := entry.Name()
 		hidden := strings.HasPrefix(name, ".") && name != ".github"
 		switch {
 		case err != nil:
 			return err
-		case entry.IsDir() && name != root && (hidden || name == "testdata" || name == "node_modules" || name == "bin"):
+		case entry.IsDir() && name != folder && (hidden || name == "testdata" || name == "node_modules" || name == "bin"):
 			return fs.SkipDir
 		case entry.IsDir() || !match(name):
 			return nil
@@ -97,6 +99,7 @@ var pagePath = regexp.MustCompile(`\bdocs/[\w/.-]+\.md(?:#[\w-]+)?`)
 
 // TestPagePaths checks that the pages named in comments, messages, values and templates exist.
 func TestPagePaths(t *testing.T) {
+	t.Chdir(root)
 	pages := pages(t, ".")
 	files := texts(t, ".", func(name string) bool {
 		switch path.Ext(name) {
@@ -208,6 +211,7 @@ var makeList = regexp.MustCompile(`(?m)^(SUITES|SHORT) = (.*)$`)
 // TestMakeTargets checks that CONTRIBUTING.md documents all targets and suites
 // of the Makefile.
 func TestMakeTargets(t *testing.T) {
+	t.Chdir(root)
 	makefile, err := os.ReadFile("Makefile")
 	if err != nil {
 		t.Fatal(err)
@@ -247,6 +251,7 @@ var goFile = regexp.MustCompile("`([a-z0-9_]+(?:/[a-z0-9_]+)*\\.go)`")
 
 // TestGoFiles checks that the Go files named in pages for contributors exist.
 func TestGoFiles(t *testing.T) {
+	t.Chdir(root)
 	for page, least := range map[string]int{"docs/explanation/architecture.md": 25, "CONTRIBUTING.md": 5} {
 		text, err := os.ReadFile(page)
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 
 // TestStartsNothing checks that code to start processes or to call the API server by client-go is not even linked.
 func TestStartsNothing(t *testing.T) {
+	t.Chdir(root)
 	list, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/podgauge").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -33,6 +34,7 @@ var fuzzTarget = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
 
 // TestFuzzTargets checks that docs/explanation/security.md lists exactly the existing fuzz targets.
 func TestFuzzTargets(t *testing.T) {
+	t.Chdir(root)
 	page, err := os.ReadFile("docs/explanation/security.md")
 	if err != nil {
 		t.Fatal(err)
