@@ -23,7 +23,8 @@ var sources embed.FS
 // Files returns the dashboards by file name, with a prefix before the owner labels as Rules has.
 func Files(ownerLabelPrefix string) (map[string][]byte, error) {
 	toJSON := func(v any) (string, error) { text, err := json.Marshal(v); return string(text), err }
-	grafana, err := template.New("grafana.tmpl").Funcs(template.FuncMap{"json": toJSON}).ParseFS(sources, "grafana.tmpl")
+	functions := template.FuncMap{"json": toJSON}
+	grafana, err := template.New("grafana.tmpl").Funcs(functions).ParseFS(sources, "grafana.tmpl")
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +82,8 @@ func generateBoard(grafana *template.Template, name, ownerLabelPrefix string) ([
 	}
 	b.ownerLabelPrefix = ownerLabelPrefix
 	for i, a := range b.Annotations {
-		b.Annotations[i].Title, b.Annotations[i].Text = prefixText(a.Title, ownerLabelPrefix), prefixText(a.Text, ownerLabelPrefix)
+		b.Annotations[i].Title = prefixText(a.Title, ownerLabelPrefix)
+		b.Annotations[i].Text = prefixText(a.Text, ownerLabelPrefix)
 	}
 	for _, row := range b.Rows {
 		b.Panels = append(b.Panels, panel{Type: "row", Title: row.Title})
@@ -147,6 +149,8 @@ func (b board) Expand(expr string) string {
 	cluster := matcher("cluster", "cluster")
 	node := cluster + "," + matcher("node", "node")
 	gpu := node + "," + matcher("uuid", "gpu")
-	pod := gpu + "," + matcher("namespace", "namespace") + "," + matcher("pod", "pod") + "," + matcher("container", "container")
-	return prefixExpr(strings.NewReplacer("CLUSTER", cluster, "NODE", node, "GPU", gpu, "POD", pod).Replace(expr), b.ownerLabelPrefix)
+	pod := gpu + "," + matcher("namespace", "namespace") + "," + matcher("pod", "pod") + "," +
+		matcher("container", "container")
+	return prefixExpr(strings.NewReplacer("CLUSTER", cluster, "NODE", node, "GPU", gpu, "POD", pod).Replace(expr),
+		b.ownerLabelPrefix)
 }

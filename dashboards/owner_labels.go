@@ -24,7 +24,8 @@ func prefixExpr(expr, prefix string) string {
 		return expr // series of other objects keep the label names of kube-state-metrics
 	}
 	expr = ownerLabel.ReplaceAllStringFunc(expr, func(name string) string {
-		if strings.HasPrefix(name, "$") || strings.HasSuffix(name, ":") { // a variable, or the name of a recorded series
+		// a variable, or the name of a recorded series
+		if strings.HasPrefix(name, "$") || strings.HasSuffix(name, ":") {
 			return name
 		}
 		return prefix + name

@@ -92,7 +92,13 @@ func (p panel) Organize() any {
 
 const gridWidth = 24
 
-var defaultSizes = map[string][2]int{"row": {gridWidth, 1}, "stat": {4, 4}, "timeseries": {12, 8}, "state-timeline": {gridWidth, 7}, "table": {gridWidth, 8}}
+var defaultSizes = map[string][2]int{
+	"row":            {gridWidth, 1},
+	"stat":           {4, 4},
+	"timeseries":     {12, 8},
+	"state-timeline": {gridWidth, 7},
+	"table":          {gridWidth, 8},
+}
 
 // layout numbers the panels and places them from left to right.
 func layout(panels []panel) {

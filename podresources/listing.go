@@ -170,7 +170,8 @@ func normalize(rows *device.ResourceSet, own ownIDs) {
 	devices := rows.Devices[:0]
 	for _, d := range rows.Devices {
 		last := len(devices) - 1
-		if last >= 0 && devices[last].Owner == d.Owner && devices[last].Resource == d.Resource && devices[last].ID == d.ID {
+		if last >= 0 && devices[last].Owner == d.Owner && devices[last].Resource == d.Resource &&
+			devices[last].ID == d.ID {
 			devices[last].NUMANodes = sortedSet(slices.Concat(devices[last].NUMANodes, d.NUMANodes))
 		} else {
 			devices = append(devices, d)

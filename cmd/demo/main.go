@@ -34,7 +34,8 @@ func main() {
 
 // demo runs the programs in a folder until ctx is done.
 func demo(ctx context.Context, dir string) error {
-	podgauge := exec.CommandContext(ctx, filepath.Join(dir, "podgauge-sim"), "--web.listen-address="+address, "--log.level=error")
+	podgauge := exec.CommandContext(ctx, filepath.Join(dir, "podgauge-sim"), "--web.listen-address="+address,
+		"--log.level=error")
 	podgauge.Stderr = os.Stderr
 	podgauge.Cancel = func() error { return podgauge.Process.Signal(syscall.SIGTERM) }
 	podgauge.WaitDelay = shutdownTimeout
@@ -43,7 +44,8 @@ func demo(ctx context.Context, dir string) error {
 		return err
 	}
 	fmt.Printf("A simulated node with 8 GPUs and a kubelet: pods come and go, one GPU fails, is reset and recovers.\n"+
-		"Status page: http://%s/   metrics: curl %s/metrics   incidents: %s/podgauge incidents   stop: Ctrl-C\n", address, address, dir)
+		"Status page: http://%s/   metrics: curl %s/metrics   incidents: %s/podgauge incidents   stop: Ctrl-C\n",
+		address, address, dir)
 	go func() { // ends with the process
 		for tick := time.NewTicker(refreshInterval); ; <-tick.C {
 			show(ctx, filepath.Join(dir, "podgauge"))

@@ -70,7 +70,9 @@ func (c *client) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.port, "port", "", "`port` of podgauge (default the container's port metrics, or "+defaultPort+")")
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "`time` to wait for each node; doctor waits 1m unless set")
 	f.IntVar(&c.parallel, "parallel", 64, "`number` of nodes to query at a time")
-	f.BoolVar(&c.exec, "exec", false, "run podgauge in its pods (pods/exec) instead of using the API server's proxy; needed if podgauge requires a password or serves only metrics")
+	f.BoolVar(&c.exec, "exec", false,
+		"run podgauge in its pods (pods/exec) instead of using the API server's proxy; "+
+			"needed if podgauge requires a password or serves only metrics")
 }
 
 // connect reads the kubeconfig.
@@ -104,7 +106,8 @@ type answer[T any] struct {
 }
 
 // askNodes returns the answers of all nodes, by node.
-func askNodes[T any](ctx context.Context, c *client, ask func(context.Context, *corev1.Pod) (*T, error)) ([]answer[T], error) {
+func askNodes[T any](ctx context.Context, c *client,
+	ask func(context.Context, *corev1.Pod) (*T, error)) ([]answer[T], error) {
 	pods, err := c.pods(ctx)
 	if err != nil {
 		return nil, err
@@ -157,7 +160,9 @@ func (c *client) pods(ctx context.Context) ([]corev1.Pod, error) {
 			running[p.Spec.NodeName] = true
 		}
 	}
-	pods := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning && running[p.Spec.NodeName] })
+	pods := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
+		return p.Status.Phase != corev1.PodRunning && running[p.Spec.NodeName]
+	})
 	slices.SortFunc(pods, func(a, b corev1.Pod) int {
 		return cmp.Or(cmp.Compare(a.Spec.NodeName, b.Spec.NodeName), cmp.Compare(a.Name, b.Name))
 	})
@@ -221,7 +226,8 @@ func container(p *corev1.Pod) *corev1.Container {
 // proxy asks through the API server, first without TLS.
 func (c *client) proxy(ctx context.Context, p *corev1.Pod, command string, query url.Values) ([]byte, error) {
 	status, body, err := c.proxyRequest(ctx, "", p, command, query)
-	if err == nil && status == http.StatusBadRequest && bytes.Contains(body, []byte("HTTP request to an HTTPS server")) {
+	if err == nil && status == http.StatusBadRequest &&
+		bytes.Contains(body, []byte("HTTP request to an HTTPS server")) {
 		status, body, err = c.proxyRequest(ctx, "https", p, command, query)
 	}
 	switch {
@@ -241,10 +247,12 @@ func (c *client) proxy(ctx context.Context, p *corev1.Pod, command string, query
 	}
 	_ = json.Unmarshal(body, &reason)
 	start := strings.Join(strings.Fields(string(body[:min(len(body), maxErrorBytes)])), " ")
-	return nil, errors.New(cmp.Or(reason.Error, reason.Message, fmt.Sprintf("%d %s: %s", status, http.StatusText(status), start)))
+	return nil, errors.New(cmp.Or(reason.Error, reason.Message,
+		fmt.Sprintf("%d %s: %s", status, http.StatusText(status), start)))
 }
 
-func (c *client) proxyRequest(ctx context.Context, scheme string, p *corev1.Pod, command string, query url.Values) (status int, body []byte, err error) {
+func (c *client) proxyRequest(ctx context.Context, scheme string, p *corev1.Pod, command string,
+	query url.Values) (status int, body []byte, err error) {
 	port := c.port
 	for _, declared := range container(p).Ports {
 		if declared.Name == "metrics" {
@@ -253,7 +261,8 @@ func (c *client) proxyRequest(ctx context.Context, scheme string, p *corev1.Pod,
 	}
 	name := utilnet.JoinSchemeNamePort(scheme, p.Name, cmp.Or(port, defaultPort))
 	apiPath := map[string]string{"status": api.DevicesPath, "incidents": api.IncidentsPath}[command]
-	u := c.kube.CoreV1().RESTClient().Get().Namespace(p.Namespace).Resource("pods").Name(name).SubResource("proxy").Suffix(apiPath).URL()
+	u := c.kube.CoreV1().RESTClient().Get().Namespace(p.Namespace).Resource("pods").Name(name).
+		SubResource("proxy").Suffix(apiPath).URL()
 	u.RawQuery = query.Encode()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
 	if err != nil {

@@ -39,18 +39,19 @@ func (doctorReport) run(ctx context.Context, c *client) (result, error) {
 		}
 		return r, nil
 	})
-	res := result{document: nodeList[doctor.Report]{answers}, failed: failedNodes(answers), table: func(wide bool) [][]string {
-		rows := [][]string{{"NODE", "CHECK", "STATUS", "MESSAGE"}}
-		if wide {
-			rows[0] = append(rows[0], "IMPACT", "FIX")
-		}
-		for _, a := range answers {
-			if a.Response != nil {
-				rows = append(rows, findingRows(a.Node, a.Response, wide)...)
+	res := result{document: nodeList[doctor.Report]{answers}, failed: failedNodes(answers),
+		table: func(wide bool) [][]string {
+			rows := [][]string{{"NODE", "CHECK", "STATUS", "MESSAGE"}}
+			if wide {
+				rows[0] = append(rows[0], "IMPACT", "FIX")
 			}
-		}
-		return rows
-	}}
+			for _, a := range answers {
+				if a.Response != nil {
+					rows = append(rows, findingRows(a.Node, a.Response, wide)...)
+				}
+			}
+			return rows
+		}}
 	for _, a := range answers {
 		res.problems = res.problems || a.Response != nil && a.Response.Failures > 0
 	}

@@ -46,11 +46,13 @@ func newRootCommand(c *client) *cobra.Command {
 	c.addFlags(root.PersistentFlags())
 	root.AddCommand(
 		c.command("status", "Show the devices of all nodes", "  kubectl podgauge status -o wide", newStatusReport()),
-		c.command("incidents", "Show the faults of all nodes' devices, newest first", "  kubectl podgauge incidents -n serving --since 24h", newIncidentsReport()),
+		c.command("incidents", "Show the faults of all nodes' devices, newest first",
+			"  kubectl podgauge incidents -n serving --since 24h", newIncidentsReport()),
 		c.command("nodes", "Show a line for each node, worst first", "  kubectl podgauge nodes -w", newNodesReport()),
 		c.command("pod NAME", "Show the devices of a pod, and the faults that affected the pod, also after its end",
 			"  kubectl podgauge pod llm-0 -n serving --prometheus=http://prometheus:9090", newPodReport()),
-		c.command("doctor", "Examine all nodes with podgauge doctor, and show the problems", "  kubectl podgauge doctor -o wide", newDoctorReport()),
+		c.command("doctor", "Examine all nodes with podgauge doctor, and show the problems",
+			"  kubectl podgauge doctor -o wide", newDoctorReport()),
 		&cobra.Command{
 			Use: "version", Short: "Print the version", Args: cobra.NoArgs, Run: func(c *cobra.Command, _ []string) {
 				fmt.Fprintln(c.OutOrStdout(), "kubectl-podgauge", version)
@@ -63,7 +65,8 @@ func newRootCommand(c *client) *cobra.Command {
 // command returns a command that prints a report.
 func (c *client) command(use, short, example string, r clusterReport) *cobra.Command {
 	var out cli.Output
-	command := &cobra.Command{Use: use, Short: short, Long: short + ".", Example: example, Args: cobra.ExactArgs(r.args())}
+	command := &cobra.Command{Use: use, Short: short, Long: short + ".", Example: example,
+		Args: cobra.ExactArgs(r.args())}
 	out.AddFlags(command.Flags())
 	out.AddWatchFlag(command.Flags())
 	r.addFlags(command.Flags())
@@ -81,7 +84,9 @@ func (c *client) command(use, short, example string, r clusterReport) *cobra.Com
 		}
 		out.Terminal = c.isTerminal(c.streams.Out)
 		c.progress = c.isTerminal(c.streams.ErrOut) && (!out.Watch || !out.Terminal)
-		return cli.Failed(out.Print(command.Context(), c.streams.Out, func(ctx context.Context) (string, error) { return c.render(ctx, r, out) }))
+		return cli.Failed(out.Print(command.Context(), c.streams.Out, func(ctx context.Context) (string, error) {
+			return c.render(ctx, r, out)
+		}))
 	}
 	return command
 }

@@ -27,13 +27,14 @@ type podRecord struct {
 	HealthNow string `json:"health_now"` // a device.Health, or "unknown"
 	ReasonNow string `json:"reason_now,omitempty"`
 
-	Fault      string     `json:"fault,omitempty"` // the reason: "xid_79"
-	FaultAt    *time.Time `json:"fault_at,omitempty"`
-	HealthThen string     `json:"health_then,omitempty"` // effect of the fault: "unhealthy", "no change", "recovered 3 min ago"
-	Xid        uint64     `json:"xid,omitempty"`
-	Action     string     `json:"action,omitempty"`
-	Ended      string     `json:"ended,omitempty"` // the container and the pod: "Failed, Error, exit 139"
-	Source     string     `json:"source"`          // "podgauge" or "prometheus"
+	Fault   string     `json:"fault,omitempty"` // the reason: "xid_79"
+	FaultAt *time.Time `json:"fault_at,omitempty"`
+	// effect of the fault: "unhealthy", "no change", "recovered 3 min ago"
+	HealthThen string `json:"health_then,omitempty"`
+	Xid        uint64 `json:"xid,omitempty"`
+	Action     string `json:"action,omitempty"`
+	Ended      string `json:"ended,omitempty"` // the container and the pod: "Failed, Error, exit 139"
+	Source     string `json:"source"`          // "podgauge" or "prometheus"
 }
 
 // unknownHealth is the health of a device that no source has.
@@ -102,9 +103,11 @@ func (r *podReport) run(ctx context.Context, c *client) (result, error) {
 	}
 	slices.SortStableFunc(records, func(a, b podRecord) int { return b.faultTime().Compare(a.faultTime()) })
 	if len(records) == 0 {
-		res.failed = append(res.failed, r.namespace+"/"+r.name+": no node reports a device of this pod"+r.prometheus.hint())
+		res.failed = append(res.failed,
+			r.namespace+"/"+r.name+": no node reports a device of this pod"+r.prometheus.hint())
 	}
-	res.document, res.table = map[string]any{"namespace": r.namespace, "pod": r.name, "devices": records}, func(wide bool) [][]string { return podTable(records, wide) }
+	res.document = map[string]any{"namespace": r.namespace, "pod": r.name, "devices": records}
+	res.table = func(wide bool) [][]string { return podTable(records, wide) }
 	return res, nil
 }
 
@@ -130,9 +133,18 @@ func (r *podReport) recordsOf(node string, a *podAnswer) (records []podRecord) {
 			faulted[key{id, affected.Container}] = true
 			ended[affected.Container] = cmp.Or(ended[affected.Container], api.TerminationText(affected.Termination))
 			record := podRecord{
-				Node: node, Device: id, GPU: strings.TrimSpace(strconv.Itoa(inc.Index) + " " + profile), Container: affected.Container,
-				Fault: inc.Reason, FaultAt: new(inc.LastOf(affected)), HealthThen: cli.OutcomeText(a.incidents.At, inc), Xid: inc.Xid, Action: inc.PendingAction(),
-				Ended: api.TerminationText(affected.Termination), HealthNow: "gone", Source: "podgauge",
+				Node:       node,
+				Device:     id,
+				GPU:        strings.TrimSpace(strconv.Itoa(inc.Index) + " " + profile),
+				Container:  affected.Container,
+				Fault:      inc.Reason,
+				FaultAt:    new(inc.LastOf(affected)),
+				HealthThen: cli.OutcomeText(a.incidents.At, inc),
+				Xid:        inc.Xid,
+				Action:     inc.PendingAction(),
+				Ended:      api.TerminationText(affected.Termination),
+				HealthNow:  "gone",
+				Source:     "podgauge",
 			}
 			record.setNow(a.devices, r)
 			records = append(records, record)
@@ -142,7 +154,8 @@ func (r *podReport) recordsOf(node string, a *podAnswer) (records []podRecord) {
 		d := &a.devices.Devices[i]
 		for _, o := range slices.Concat(d.Owners, d.PastOwners) {
 			if o.Namespace == r.namespace && o.Pod == r.name && !faulted[key{d.ID, o.Container}] {
-				record := podRecord{Node: node, Device: d.ID, GPU: cli.DeviceNumber(d), Container: o.Container, Source: "podgauge"}
+				record := podRecord{Node: node, Device: d.ID, GPU: cli.DeviceNumber(d), Container: o.Container,
+					Source: "podgauge"}
 				record.setNow(a.devices, r)
 				if !record.Allocated { // otherwise a fault affected an earlier container
 					record.Ended = ended[o.Container]
@@ -195,7 +208,8 @@ func mergeRecords(records, past []podRecord) []podRecord {
 }
 
 func podTable(records []podRecord, wide bool) [][]string {
-	rows := [][]string{{"NODE", "GPU", "CONTAINER", "ALLOCATED", "HEALTH NOW", "FAULT", "WHEN", "HEALTH THEN", "XID", "ACTION", "ENDED"}}
+	rows := [][]string{{"NODE", "GPU", "CONTAINER", "ALLOCATED", "HEALTH NOW", "FAULT", "WHEN", "HEALTH THEN", "XID",
+		"ACTION", "ENDED"}}
 	if wide {
 		rows[0] = append(rows[0], "REASON", "UUID", "SOURCE")
 	}
@@ -209,7 +223,8 @@ func podTable(records []podRecord, wide bool) [][]string {
 		if p.Xid > 0 {
 			xid = strconv.FormatUint(p.Xid, 10)
 		}
-		row := []string{p.Node, p.GPU, p.Container, allocated, p.HealthNow, p.Fault, cli.Ago(now, p.faultTime()), p.HealthThen, xid, p.Action, p.Ended}
+		row := []string{p.Node, p.GPU, p.Container, allocated, p.HealthNow, p.Fault, cli.Ago(now, p.faultTime()),
+			p.HealthThen, xid, p.Action, p.Ended}
 		if wide {
 			row = append(row, p.ReasonNow, string(p.Device), p.Source)
 		}

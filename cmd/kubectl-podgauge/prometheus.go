@@ -27,8 +27,10 @@ type promSource struct {
 }
 
 func (s *promSource) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&s.address, "prometheus", "", "`URL` of a Prometheus with podgauge's metrics, for deleted pods and nodes")
-	f.StringVar(&s.configFile, "prometheus-config", "", "`file` with password and TLS settings for Prometheus, in promtool's format")
+	f.StringVar(&s.address, "prometheus", "",
+		"`URL` of a Prometheus with podgauge's metrics, for deleted pods and nodes")
+	f.StringVar(&s.configFile, "prometheus-config", "",
+		"`file` with password and TLS settings for Prometheus, in promtool's format")
 	f.DurationVar(&s.since, "prometheus-since", 7*24*time.Hour, "query Prometheus for this `duration` before now")
 }
 
@@ -67,14 +69,16 @@ func (s *promSource) connect() error {
 }
 
 // records returns the faults and allocations of a pod. Nodes that answered have the current health.
-func (s *promSource) records(ctx context.Context, timeout time.Duration, namespace, pod string, answers []answer[podAnswer]) ([]podRecord, error) {
+func (s *promSource) records(ctx context.Context, timeout time.Duration, namespace, pod string,
+	answers []answer[podAnswer]) ([]podRecord, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
 	owner := fmt.Sprintf("namespace=%q,pod=%q", namespace, pod)
 	window := model.Duration(s.since).String()
-	faults := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%[1]s}[%[2]s]) or "+
-		"last_over_time(nvidia_gpu_allocation_application_error_last_timestamp_seconds{%[1]s}[%[2]s])", owner, window)
+	faults := q.vector(q.now,
+		"last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%[1]s}[%[2]s]) or "+
+			"last_over_time(nvidia_gpu_allocation_application_error_last_timestamp_seconds{%[1]s}[%[2]s])", owner, window)
 	allocations := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_info{%s}[%s])", owner, window)
 	current := q.vector(q.now, "nvidia_gpu_allocation_info{%s}", owner)
 	endings := q.endings(owner, window)
@@ -111,8 +115,12 @@ func (s *promSource) records(ctx context.Context, timeout time.Duration, namespa
 // newPromRecord returns a record with the device and container of a series.
 func newPromRecord(labels model.Metric) podRecord {
 	return podRecord{
-		Node: string(cmp.Or(labels["node"], labels["instance"])), Device: device.ID(cmp.Or(labels["mig_uuid"], labels["uuid"])),
-		GPU: string(labels["gpu"]), Container: string(labels["container"]), HealthNow: unknownHealth, Source: "prometheus",
+		Node:      string(cmp.Or(labels["node"], labels["instance"])),
+		Device:    device.ID(cmp.Or(labels["mig_uuid"], labels["uuid"])),
+		GPU:       string(labels["gpu"]),
+		Container: string(labels["container"]),
+		HealthNow: unknownHealth,
+		Source:    "prometheus",
 	}
 }
 
@@ -157,8 +165,12 @@ func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action 
 // setNow sets the current health of a device. A device without series is gone, unless the node's podgauge failed to answer.
 func (q *promQuery) setNow(p *podRecord, answers []answer[podAnswer]) {
 	id := strconv.Quote(string(p.Device))
-	for _, sample := range q.vector(q.now, "max by (uuid) (nvidia_gpu_healthy{mig_uuid=%s} or nvidia_gpu_healthy{uuid=%s,mig_uuid=\"\"})", id, id) {
-		p.HealthNow = map[bool]string{true: device.Healthy.String(), false: device.Unhealthy.String()}[sample.Value == 1]
+	for _, sample := range q.vector(q.now,
+		"max by (uuid) (nvidia_gpu_healthy{mig_uuid=%s} or nvidia_gpu_healthy{uuid=%s,mig_uuid=\"\"})", id, id) {
+		p.HealthNow = device.Unhealthy.String()
+		if sample.Value == 1 {
+			p.HealthNow = device.Healthy.String()
+		}
 	}
 	failed := func(a answer[podAnswer]) bool { return a.Node == p.Node && a.Response == nil }
 	if p.HealthNow == unknownHealth && len(answers) > 0 && !slices.ContainsFunc(answers, failed) {
@@ -169,7 +181,8 @@ func (q *promQuery) setNow(p *podRecord, answers []answer[podAnswer]) {
 // endings returns how containers ended, by name, from kube-state-metrics. The empty name has the phase of the pod.
 func (q *promQuery) endings(owner, window string) map[string]string {
 	endings, phase := map[string]string{}, ""
-	for _, sample := range q.vector(q.now, "last_over_time(kube_pod_status_phase{%s,phase=~\"Failed|Succeeded\"}[%s]) > 0", owner, window) {
+	for _, sample := range q.vector(q.now,
+		"last_over_time(kube_pod_status_phase{%s,phase=~\"Failed|Succeeded\"}[%s]) > 0", owner, window) {
 		phase = string(sample.Metric["phase"])
 	}
 	endings[""] = phase
@@ -179,14 +192,19 @@ func (q *promQuery) endings(owner, window string) map[string]string {
 		}
 		endings[container] = strings.TrimPrefix(endings[container]+", "+text, ", ")
 	}
-	for _, family := range []string{"kube_pod_container_status_terminated_reason", "kube_pod_container_status_last_terminated_reason"} {
+	for _, family := range []string{
+		"kube_pod_container_status_terminated_reason",
+		"kube_pod_container_status_last_terminated_reason",
+	} {
 		for _, sample := range q.vector(q.now, "last_over_time(%s{%s}[%s]) > 0", family, owner, window) {
-			if name := string(sample.Metric["container"]); !strings.Contains(endings[name], string(sample.Metric["reason"])) {
+			name, reason := string(sample.Metric["container"]), string(sample.Metric["reason"])
+			if !strings.Contains(endings[name], reason) {
 				add(name, string(sample.Metric["reason"]))
 			}
 		}
 	}
-	for _, sample := range q.vector(q.now, "last_over_time(kube_pod_container_status_last_terminated_exitcode{%s}[%s])", owner, window) {
+	for _, sample := range q.vector(q.now, "last_over_time(kube_pod_container_status_last_terminated_exitcode{%s}[%s])",
+		owner, window) {
 		add(string(sample.Metric["container"]), "exit "+sample.Value.String())
 	}
 	return endings

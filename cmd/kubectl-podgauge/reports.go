@@ -41,18 +41,19 @@ func askDevices(ctx context.Context, c *client) ([]answer[api.DevicesResponse], 
 
 func (statusReport) run(ctx context.Context, c *client) (result, error) {
 	answers, err := askDevices(ctx, c)
-	return result{document: nodeList[api.DevicesResponse]{answers}, failed: failedNodes(answers), table: func(wide bool) [][]string {
-		rows := [][]string{append([]string{"NODE"}, cli.DeviceTable(&api.DevicesResponse{}, wide)[0]...)}
-		for _, a := range answers {
-			if a.Response == nil {
-				continue
+	return result{document: nodeList[api.DevicesResponse]{answers}, failed: failedNodes(answers),
+		table: func(wide bool) [][]string {
+			rows := [][]string{append([]string{"NODE"}, cli.DeviceTable(&api.DevicesResponse{}, wide)[0]...)}
+			for _, a := range answers {
+				if a.Response == nil {
+					continue
+				}
+				for _, row := range cli.DeviceTable(a.Response, wide)[1:] {
+					rows = append(rows, append([]string{a.Node}, row...))
+				}
 			}
-			for _, row := range cli.DeviceTable(a.Response, wide)[1:] {
-				rows = append(rows, append([]string{a.Node}, row...))
-			}
-		}
-		return rows
-	}}, err
+			return rows
+		}}, err
 }
 
 // incidentsReport has the incidents of all nodes.
@@ -81,27 +82,28 @@ func (r *incidentsReport) run(ctx context.Context, c *client) (result, error) {
 			}
 		}
 	}
-	return result{document: nodeList[api.IncidentsResponse]{answers}, notes: notes, failed: failedNodes(answers), table: func(wide bool) [][]string {
-		type entry struct {
-			last time.Time
-			row  []string
-		}
-		var entries []entry
-		for _, a := range answers {
-			if a.Response == nil {
-				continue
+	return result{document: nodeList[api.IncidentsResponse]{answers}, notes: notes, failed: failedNodes(answers),
+		table: func(wide bool) [][]string {
+			type entry struct {
+				last time.Time
+				row  []string
 			}
-			for i, row := range cli.IncidentTable(a.Response, wide)[1:] {
-				entries = append(entries, entry{a.Response.Incidents[i].Last, append([]string{a.Node}, row...)})
+			var entries []entry
+			for _, a := range answers {
+				if a.Response == nil {
+					continue
+				}
+				for i, row := range cli.IncidentTable(a.Response, wide)[1:] {
+					entries = append(entries, entry{a.Response.Incidents[i].Last, append([]string{a.Node}, row...)})
+				}
 			}
-		}
-		slices.SortStableFunc(entries, func(a, b entry) int { return b.last.Compare(a.last) })
-		rows := [][]string{append([]string{"NODE"}, cli.IncidentTable(&api.IncidentsResponse{}, wide)[0]...)}
-		for _, e := range entries {
-			rows = append(rows, e.row)
-		}
-		return rows
-	}}, err
+			slices.SortStableFunc(entries, func(a, b entry) int { return b.last.Compare(a.last) })
+			rows := [][]string{append([]string{"NODE"}, cli.IncidentTable(&api.IncidentsResponse{}, wide)[0]...)}
+			for _, e := range entries {
+				rows = append(rows, e.row)
+			}
+			return rows
+		}}, err
 }
 
 func askIncidents(ctx context.Context, c *client, query url.Values) ([]answer[api.IncidentsResponse], error) {
@@ -142,13 +144,15 @@ func (nodesReport) run(ctx context.Context, c *client) (result, error) {
 	}
 	slices.SortStableFunc(nodes, func(a, b nodeSummary) int { return slices.Compare(b.badness(), a.badness()) })
 	return result{problems: problems, document: map[string]any{"nodes": nodes}, table: func(wide bool) [][]string {
-		rows := [][]string{{"NODE", "DEVICES", "UNHEALTHY", "SUSPECT", "ALLOCATED", "DRIVER", "KUBELET", "WORST", "LAST INCIDENT"}}
+		rows := [][]string{{"NODE", "DEVICES", "UNHEALTHY", "SUSPECT", "ALLOCATED", "DRIVER", "KUBELET", "WORST",
+			"LAST INCIDENT"}}
 		if wide {
 			rows[0] = append(rows[0], "PODGAUGE")
 		}
 		for _, n := range nodes {
 			row := []string{
-				n.Node, strconv.Itoa(n.Devices), strconv.Itoa(n.Unhealthy), strconv.Itoa(n.Suspect), strconv.Itoa(n.Allocated),
+				n.Node, strconv.Itoa(n.Devices), strconv.Itoa(n.Unhealthy), strconv.Itoa(n.Suspect),
+				strconv.Itoa(n.Allocated),
 				n.Driver, n.Kubelet, cmp.Or(n.Worst, "-"), cmp.Or(n.lastIncidentAge, "-"),
 			}
 			if n.Error != "" {
@@ -169,7 +173,10 @@ func summarize(a answer[api.DevicesResponse]) nodeSummary {
 		return n
 	}
 	counts := a.Response.Counts()
-	n.Devices, n.Unhealthy, n.Suspect, n.Allocated = counts.Devices, counts.Devices-counts.Healthy, counts.Suspect, counts.Allocated
+	n.Devices = counts.Devices
+	n.Unhealthy = counts.Devices - counts.Healthy
+	n.Suspect = counts.Suspect
+	n.Allocated = counts.Allocated
 	n.Driver, n.Kubelet = cli.DriverText(a.Response), cli.KubeletText(a.Response)
 	for i := range a.Response.Devices {
 		d := &a.Response.Devices[i]

@@ -45,7 +45,8 @@ type simulatedPlatform struct {
 
 func (p *simulatedPlatform) AddFlags(f *pflag.FlagSet) {
 	p.mode = modeNode
-	f.Func("simulate", "simulated `machine`: node (the default: with kubelet and pods), hardware (for a real kubelet) or script:FILE (a node with the events of a file)", p.setMode)
+	f.Func("simulate", "simulated `machine`: node (the default: with kubelet and pods), hardware (for a real kubelet) "+
+		"or script:FILE (a node with the events of a file)", p.setMode)
 }
 
 // setMode checks the value of --simulate, and reads the script.

@@ -27,5 +27,11 @@ type driverLibrary struct{ *nvml.Backend }
 
 func (d driverLibrary) Library() doctor.Library {
 	info := d.LibraryInfo()
-	return doctor.Library{Path: info.Library, Version: info.Version, MissingFunctions: info.MissingFunctions, MissingFamilies: d.MissingFamilies(), NotReady: info.NotReady}
+	return doctor.Library{
+		Path:             info.Library,
+		Version:          info.Version,
+		MissingFunctions: info.MissingFunctions,
+		MissingFamilies:  d.MissingFamilies(),
+		NotReady:         info.NotReady,
+	}
 }

@@ -53,7 +53,8 @@ func InCluster(lookupEnv func(string) (string, bool)) (Options, error) {
 	host, _ := lookupEnv("KUBERNETES_SERVICE_HOST")
 	port, _ := lookupEnv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
-		return Options{}, errors.New("find API server: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set, as in a pod")
+		return Options{}, errors.New("find API server: " +
+			"KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set, as in a pod")
 	}
 	return Options{
 		Server:    "https://" + net.JoinHostPort(host, port),
@@ -76,7 +77,8 @@ type Client struct {
 
 // New returns a client. Nothing is connected or read yet.
 func New(o Options) (*Client, error) {
-	if u, err := url.Parse(o.Server); err != nil || u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
+	if u, err := url.Parse(o.Server); err != nil || u.Scheme != "https" || u.Host == "" ||
+		strings.Trim(u.Path, "/") != "" {
 		return nil, fmt.Errorf("address of the API server %q: expected https://host:port", o.Server)
 	}
 	o.Server = strings.TrimSuffix(o.Server, "/")
@@ -90,7 +92,9 @@ func New(o Options) (*Client, error) {
 			MaxIdleConnsPerHost:   1,
 			DisableCompression:    true, // the network to the API server is faster than gzip
 		},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("the API server sent a redirect") },
+		CheckRedirect: func(*http.Request, []*http.Request) error {
+			return errors.New("the API server sent a redirect")
+		},
 	}
 	return c, nil
 }
@@ -107,8 +111,13 @@ func (c *Client) dialTLS(ctx context.Context, network, address string) (net.Conn
 	}
 	dialer := tls.Dialer{
 		NetDialer: &net.Dialer{
-			Timeout:         connectTimeout,
-			KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
+			Timeout: connectTimeout,
+			KeepAliveConfig: net.KeepAliveConfig{
+				Enable:   true,
+				Idle:     15 * time.Second,
+				Interval: 5 * time.Second,
+				Count:    3,
+			},
 		},
 		Config: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12},
 	}
@@ -166,7 +175,8 @@ func (c *Client) Requests() map[string]float64 {
 }
 
 // send sends a request and returns the response of a success, with an open body.
-func (c *Client) send(ctx context.Context, method, path, contentType string, body []byte) (response *http.Response, err error) {
+func (c *Client) send(ctx context.Context, method, path, contentType string,
+	body []byte) (response *http.Response, err error) {
 	defer func() { c.count(response, err) }()
 	request, err := http.NewRequestWithContext(ctx, method, c.options.Server+path, bytes.NewReader(body))
 	if err != nil {

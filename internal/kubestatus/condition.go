@@ -140,7 +140,8 @@ func (r *Condition) patch(ctx context.Context, v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.o.APIServer.Do(ctx, http.MethodPatch, "/api/v1/nodes/"+url.PathEscape(r.o.NodeName)+"/status", "application/strategic-merge-patch+json", body)
+	return r.o.APIServer.Do(ctx, http.MethodPatch, "/api/v1/nodes/"+url.PathEscape(r.o.NodeName)+"/status",
+		"application/strategic-merge-patch+json", body)
 }
 
 // conditionOf returns the condition of the devices, without times.

@@ -92,7 +92,12 @@ type reportState struct {
 
 // NewEvents returns an Events.
 func NewEvents(o Options) *Events {
-	return &Events{o: o, reported: map[eventKey]*reportState{}, limiters: map[string]*rate.Limiter{}, requests: newRequestState(o.Log)}
+	return &Events{
+		o:        o,
+		reported: map[eventKey]*reportState{},
+		limiters: map[string]*rate.Limiter{},
+		requests: newRequestState(o.Log),
+	}
 }
 
 // Run reports incidents until ctx is done.
@@ -269,7 +274,8 @@ func (r *Events) send(ctx context.Context, key eventKey, state *reportState) err
 	if err != nil {
 		return err
 	}
-	_, err = r.o.APIServer.Do(ctx, http.MethodPatch, path+"/"+url.PathEscape(eventName(i.ID, key)), "application/merge-patch+json", body)
+	_, err = r.o.APIServer.Do(ctx, http.MethodPatch, path+"/"+url.PathEscape(eventName(i.ID, key)),
+		"application/merge-patch+json", body)
 	if kubeapi.IsCode(err, http.StatusNotFound) && state.count > 0 { // expired
 		state.count = 0
 		return nil
@@ -283,13 +289,20 @@ func (r *Events) send(ctx context.Context, key eventKey, state *reportState) err
 // event returns the event of a key.
 func (r *Events) event(ctx context.Context, i *incident.Incident, key eventKey, count uint64) (kubernetesEvent, error) {
 	e := kubernetesEvent{
-		APIVersion: "v1", Kind: "Event",
-		Metadata:       map[string]string{"name": eventName(i.ID, key), "namespace": cmp.Or(key.namespace, "default")},
-		InvolvedObject: map[string]string{"apiVersion": "v1", "kind": "Node", "name": key.name, "uid": key.name}, // as the kubelet's
-		Reason:         "GPUError", Type: "Warning", Message: incidentMessage(i),
-		Source:         map[string]string{"component": component, "host": r.o.NodeName},
-		FirstTimestamp: i.First.UTC().Truncate(time.Second), LastTimestamp: i.Last.UTC().Truncate(time.Second), Count: count,
-		ReportingComponent: component, ReportingInstance: r.o.NodeName,
+		APIVersion: "v1",
+		Kind:       "Event",
+		Metadata:   map[string]string{"name": eventName(i.ID, key), "namespace": cmp.Or(key.namespace, "default")},
+		// as the kubelet's
+		InvolvedObject:     map[string]string{"apiVersion": "v1", "kind": "Node", "name": key.name, "uid": key.name},
+		Reason:             "GPUError",
+		Type:               "Warning",
+		Message:            incidentMessage(i),
+		Source:             map[string]string{"component": component, "host": r.o.NodeName},
+		FirstTimestamp:     i.First.UTC().Truncate(time.Second),
+		LastTimestamp:      i.Last.UTC().Truncate(time.Second),
+		Count:              count,
+		ReportingComponent: component,
+		ReportingInstance:  r.o.NodeName,
 	}
 	switch {
 	case key.recovered:
@@ -309,7 +322,8 @@ func (r *Events) event(ctx context.Context, i *incident.Incident, key eventKey, 
 	if err != nil {
 		return e, err
 	}
-	e.InvolvedObject = map[string]string{"apiVersion": "v1", "kind": "Pod", "namespace": key.namespace, "name": key.name}
+	e.InvolvedObject = map[string]string{"apiVersion": "v1", "kind": "Pod", "namespace": key.namespace,
+		"name": key.name}
 	if uid != "" {
 		e.InvolvedObject["uid"] = uid
 	}
@@ -318,12 +332,15 @@ func (r *Events) event(ctx context.Context, i *incident.Incident, key eventKey, 
 
 // podUID returns the UID of an affected pod, without which kubectl describe does not show the event. It is empty if the pod was deleted.
 func (r *Events) podUID(ctx context.Context, i *incident.Incident, key eventKey) (string, error) {
-	k := slices.IndexFunc(i.Affected, func(c incident.AffectedContainer) bool { return c.Namespace == key.namespace && c.Pod == key.name })
+	k := slices.IndexFunc(i.Affected, func(c incident.AffectedContainer) bool {
+		return c.Namespace == key.namespace && c.Pod == key.name
+	})
 	affected := i.Affected[k]
 	if uid := cmp.Or(affected.UID, r.o.State.PodMeta(key.namespace, key.name).UID); uid != "" {
 		return uid, nil
 	}
-	body, err := r.o.APIServer.Do(ctx, http.MethodGet, "/api/v1/namespaces/"+url.PathEscape(key.namespace)+"/pods/"+url.PathEscape(key.name), "", nil)
+	body, err := r.o.APIServer.Do(ctx, http.MethodGet,
+		"/api/v1/namespaces/"+url.PathEscape(key.namespace)+"/pods/"+url.PathEscape(key.name), "", nil)
 	if kubeapi.IsCode(err, http.StatusNotFound) {
 		return "", nil
 	}
@@ -341,8 +358,10 @@ func (r *Events) podUID(ctx context.Context, i *incident.Incident, key eventKey)
 	if err := json.Unmarshal(body, &pod); err != nil {
 		return "", fmt.Errorf("decode pod %s/%s: %w", key.namespace, key.name, err)
 	}
-	mirrored := pod.Metadata.Annotations["kubernetes.io/config.mirror"] // kubectl describe uses the UID of the static pod
-	if mirrored == "" && (pod.Spec.NodeName != r.o.NodeName || pod.Metadata.CreationTimestamp.After(affected.Since.Add(maxClockSkew))) {
+	// kubectl describe uses the UID of the static pod
+	mirrored := pod.Metadata.Annotations["kubernetes.io/config.mirror"]
+	if mirrored == "" && (pod.Spec.NodeName != r.o.NodeName ||
+		pod.Metadata.CreationTimestamp.After(affected.Since.Add(maxClockSkew))) {
 		return "", nil // a later pod of the same name
 	}
 	return cmp.Or(mirrored, pod.Metadata.UID), nil

@@ -33,7 +33,8 @@ func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] + "." }
 // incidentMessage returns the message of the event of an incident.
 func incidentMessage(i *incident.Incident) string {
 	if i.Reason == device.ReasonRetired {
-		return text.Printable(deviceName(i.Device, i.GPU, i.Index, i.Profile) + " was retired by an operator: " + i.Note)
+		name := deviceName(i.Device, i.GPU, i.Index, i.Profile)
+		return text.Printable(name + " was retired by an operator: " + i.Note)
 	}
 	verb := " reported: "
 	if i.MarkedUnhealthy {

@@ -53,13 +53,24 @@ func (o Options) createWaitingEvent(ctx context.Context, resource string) error 
 	defer cancel()
 	now := time.Now().UTC().Truncate(time.Second)
 	body, err := json.Marshal(kubernetesEvent{
-		APIVersion: "v1", Kind: "Event",
-		Metadata:       map[string]string{"name": fmt.Sprintf("%.230s.waiting-%08x", o.NodeName, crc32.ChecksumIEEE([]byte(resource))), "namespace": "default"},
-		InvolvedObject: map[string]string{"apiVersion": "v1", "kind": "Node", "name": o.NodeName, "uid": o.NodeName}, // as the kubelet's
-		Reason:         "GPUPluginWaiting", Type: "Warning",
-		Message: "podgauge waits: another device plugin serves " + resource + ". Remove the other plugin, or start podgauge with --take-over.",
-		Source:  map[string]string{"component": component, "host": o.NodeName}, FirstTimestamp: now, LastTimestamp: now, Count: 1,
-		ReportingComponent: component, ReportingInstance: o.NodeName,
+		APIVersion: "v1",
+		Kind:       "Event",
+		Metadata: map[string]string{
+			"name":      fmt.Sprintf("%.230s.waiting-%08x", o.NodeName, crc32.ChecksumIEEE([]byte(resource))),
+			"namespace": "default",
+		},
+		// as the kubelet's
+		InvolvedObject: map[string]string{"apiVersion": "v1", "kind": "Node", "name": o.NodeName, "uid": o.NodeName},
+		Reason:         "GPUPluginWaiting",
+		Type:           "Warning",
+		Message: "podgauge waits: another device plugin serves " + resource +
+			". Remove the other plugin, or start podgauge with --take-over.",
+		Source:             map[string]string{"component": component, "host": o.NodeName},
+		FirstTimestamp:     now,
+		LastTimestamp:      now,
+		Count:              1,
+		ReportingComponent: component,
+		ReportingInstance:  o.NodeName,
 	})
 	if err != nil {
 		return err

@@ -76,7 +76,8 @@ func (w *LabelWatcher) Run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 		case err == nil:
-			_ = retry.Sleep(ctx, time.Until(begin.Add(maxBackoff/5))) // a watch that ends at once must not be renewed without a pause
+			// a watch that ends at once must not be renewed without a pause
+			_ = retry.Sleep(ctx, time.Until(begin.Add(maxBackoff/5)))
 		default:
 			if time.Since(begin) > maxBackoff {
 				backoff.Reset()

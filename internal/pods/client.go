@@ -88,8 +88,14 @@ func newClient(socket string, o Options, dial func(ctx context.Context) (net.Con
 	}
 	return &Client{
 		published: cmp.Or(o.Pods, new(pubsub.Value[Pods])),
-		socket:    socket, dial: dial, apiServer: o.APIServer, observer: o.Observer, createdAt: time.Now(), log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
-		event: watchEvent{allowlist: labels}, backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff},
+		socket:    socket,
+		dial:      dial,
+		apiServer: o.APIServer,
+		observer:  o.Observer,
+		createdAt: time.Now(),
+		log:       cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
+		event:     watchEvent{allowlist: labels},
+		backoff:   retry.Backoff{Min: minBackoff, Max: maxBackoff},
 	}, nil
 }
 
@@ -127,7 +133,8 @@ func (c *Client) applyEvent() error {
 	c.publish(changed)
 	c.notify()
 	if c.event.cut && !c.loggedCut {
-		c.log.Warn("containers and labels of pods left out above a limit", "namespace", c.event.pod.Namespace, "pod", c.event.pod.Name)
+		c.log.Warn("containers and labels of pods left out above a limit", "namespace", c.event.pod.Namespace, "pod",
+			c.event.pod.Name)
 		c.loggedCut = true
 	}
 	if c.cache.pods.Synced && !c.loggedSynced {

@@ -111,7 +111,8 @@ func (e *watchEvent) setPod(p *podpb.Pod) error {
 	switch {
 	case e.pod.UID == "" || e.pod.Name == "" || e.pod.Namespace == "":
 		return errors.New("name, namespace or UID is empty")
-	case max(len(m.GetNamespace()), len(m.GetName()), len(m.GetUid())) > maxNameBytes: // part of a name could equal another
+	// part of a name could equal another
+	case max(len(m.GetNamespace()), len(m.GetName()), len(m.GetUid())) > maxNameBytes:
 		return fmt.Errorf("name, namespace or UID longer than %d bytes", maxNameBytes)
 	}
 	if uid := m.GetAnnotations()[mirrorAnnotation]; uid != "" { // the mirror pod is younger than the static pod
@@ -122,7 +123,8 @@ func (e *watchEvent) setPod(p *podpb.Pod) error {
 			e.pod.Labels = append(e.pod.Labels, device.Label{Name: clean(name), Value: clean(m.GetLabels()[name])})
 		}
 	}
-	all := slices.Concat(status.GetContainerStatuses(), status.GetInitContainerStatuses(), status.GetEphemeralContainerStatuses())
+	all := slices.Concat(status.GetContainerStatuses(), status.GetInitContainerStatuses(),
+		status.GetEphemeralContainerStatuses())
 	for _, c := range all[:min(len(all), maxContainers)] {
 		id := clean(c.GetContainerId())
 		if _, after, ok := strings.Cut(id, "://"); ok { // containerd://…, cri-o://…

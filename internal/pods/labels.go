@@ -35,5 +35,7 @@ func newAllowlist(patterns []string) (labelAllowlist, error) {
 
 // has reports whether to keep a label.
 func (a labelAllowlist) has(name string) bool {
-	return slices.ContainsFunc(a, func(p labelPattern) bool { return name == p.text || p.isPrefix && strings.HasPrefix(name, p.text) })
+	return slices.ContainsFunc(a, func(p labelPattern) bool {
+		return name == p.text || p.isPrefix && strings.HasPrefix(name, p.text)
+	})
 }

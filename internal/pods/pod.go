@@ -62,8 +62,9 @@ func (p *Pod) Ended() bool {
 
 // equal reports whether two versions of a pod are the same as far as kept.
 func (p *Pod) equal(other *Pod) bool {
-	return p.Namespace == other.Namespace && p.Name == other.Name && p.UID == other.UID && p.Created.Equal(other.Created) &&
-		p.Phase == other.Phase && p.Reason == other.Reason && slices.Equal(p.Labels, other.Labels) && slices.Equal(p.Containers, other.Containers)
+	return p.Namespace == other.Namespace && p.Name == other.Name && p.UID == other.UID &&
+		p.Created.Equal(other.Created) && p.Phase == other.Phase && p.Reason == other.Reason &&
+		slices.Equal(p.Labels, other.Labels) && slices.Equal(p.Containers, other.Containers)
 }
 
 // bytes returns the approximate memory of a pod.

@@ -175,5 +175,7 @@ func (c *podCache) trimEnded() {
 		c.pods.recordDeleted(p)
 	}
 	oldest := ended[len(ended)-maxEndedPods].Created
-	c.pods.list = slices.DeleteFunc(slices.Clone(c.pods.list), func(p *Pod) bool { return p.Ended() && p.Created.Before(oldest) })
+	c.pods.list = slices.DeleteFunc(slices.Clone(c.pods.list), func(p *Pod) bool {
+		return p.Ended() && p.Created.Before(oldest)
+	})
 }

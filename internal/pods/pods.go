@@ -40,7 +40,8 @@ func (ps *Pods) Len() int { return len(ps.list) }
 // report a recreated pod before the end of the previous pod.
 func (ps *Pods) ByName(namespace, name string) (p Pod, ok bool) {
 	for _, other := range ps.withName(namespace, name) {
-		if !ok || p.Terminal() && !other.Terminal() || p.Terminal() == other.Terminal() && other.Created.After(p.Created) {
+		newer := p.Terminal() == other.Terminal() && other.Created.After(p.Created)
+		if !ok || p.Terminal() && !other.Terminal() || newer {
 			p, ok = *other, true
 		}
 	}
@@ -50,7 +51,8 @@ func (ps *Pods) ByName(namespace, name string) (p Pod, ok bool) {
 // withName returns the pods with a name.
 func (ps *Pods) withName(namespace, name string) []*Pod {
 	first, _ := slices.BinarySearchFunc(ps.list, name, func(p *Pod, name string) int {
-		return cmp.Or(strings.Compare(p.Namespace, namespace), strings.Compare(p.Name, name), 1) // before the first of the name
+		// before the first of the name
+		return cmp.Or(strings.Compare(p.Namespace, namespace), strings.Compare(p.Name, name), 1)
 	})
 	end := first
 	for end < len(ps.list) && ps.list[end].Namespace == namespace && ps.list[end].Name == name {
@@ -93,7 +95,8 @@ func (ps *Pods) find(uid string) *Pod {
 }
 
 func compareNames(a, b *Pod) int {
-	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.UID, b.UID))
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name),
+		strings.Compare(a.UID, b.UID))
 }
 
 // upsert replaces the pod with p's UID by p, or adds p. The list may be published, so changes go to a copy.

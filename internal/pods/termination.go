@@ -21,7 +21,9 @@ const (
 
 // recordDeleted adds p to the deleted pods. Published slices stay unchanged.
 func (ps *Pods) recordDeleted(p *Pod) {
-	deleted := slices.DeleteFunc(slices.Clone(ps.deleted), func(d deletedPod) bool { return ps.updatedAt.Sub(d.deletedAt) > deletedRetention })
+	deleted := slices.DeleteFunc(slices.Clone(ps.deleted), func(d deletedPod) bool {
+		return ps.updatedAt.Sub(d.deletedAt) > deletedRetention
+	})
 	if len(deleted) == maxDeletedPods {
 		deleted = slices.Delete(deleted, 0, 1)
 	}

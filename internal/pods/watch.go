@@ -41,7 +41,8 @@ func (c *Client) followKubelet(ctx context.Context) error {
 	defer conn.Close() //nolint:errcheck // the next stream makes a new connection
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	renewTimer := time.AfterFunc(renewInterval, func() { end(errRenew) }) // a deadline would also end the stream at the kubelet, perhaps first
+	// a deadline would also end the stream at the kubelet, perhaps first
+	renewTimer := time.AfterFunc(renewInterval, func() { end(errRenew) })
 	defer renewTimer.Stop()
 	c.cache.startSync()
 	syncTimer := time.AfterFunc(syncTimeout, func() { end(errSyncTimeout) })

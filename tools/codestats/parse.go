@@ -46,7 +46,8 @@ func kindOf(path string) kind {
 		return test
 	case strings.HasPrefix(dir, "internal/sim/"), dir == "cmd/podgauge-sim/":
 		return simulator
-	case strings.HasPrefix(dir, "test/"), strings.HasPrefix(dir, "tools/"), dir == "cmd/demo/", strings.HasSuffix(dir, "test/"):
+	case strings.HasPrefix(dir, "test/"), strings.HasPrefix(dir, "tools/"), dir == "cmd/demo/",
+		strings.HasSuffix(dir, "test/"):
 		return helper
 	default:
 		return production
@@ -123,8 +124,11 @@ func resolve(root string, files []*file) error {
 	for m := range modules {
 		fset := token.NewFileSet()
 		pkgs, err := packages.Load(&packages.Config{
-			Mode: packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo | packages.NeedImports,
-			Dir:  m, Fset: fset, BuildFlags: []string{"-tags=cluster"},
+			Mode: packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes |
+				packages.NeedTypesInfo | packages.NeedImports,
+			Dir:        m,
+			Fset:       fset,
+			BuildFlags: []string{"-tags=cluster"},
 		}, "./...")
 		if err != nil {
 			return fmt.Errorf("load %s: %w", m, err)
