@@ -17,8 +17,9 @@ var (
 	ruleAnnotations = []string{"summary", "description"}
 )
 
-// prefixExpr adds a prefix to the owner labels of a query, and to the names of kube-state-metrics' series of pods.
-// deploy/rules/podgauge.owner-labels.yaml records the series with prefixed names and labels.
+// prefixExpr adds a prefix to the owner labels of a query, and to the names of
+// kube-state-metrics' series of pods. deploy/rules/podgauge.owner-labels.yaml
+// records the series with prefixed names and labels.
 func prefixExpr(expr, prefix string) string {
 	if !hasOwnerLabels.MatchString(expr) {
 		return expr // series of other objects keep the label names of kube-state-metrics
@@ -33,14 +34,16 @@ func prefixExpr(expr, prefix string) string {
 	return podSeries.ReplaceAllString(expr, prefix+"$0")
 }
 
-// prefixText adds a prefix to the owner labels in templates of alerts and legends, and in the templates' queries.
+// prefixText adds a prefix to the owner labels in templates of alerts and
+// legends, and in the templates' queries.
 func prefixText(text, prefix string) string {
 	text = ownerField.ReplaceAllString(text, "${1}"+prefix+"$2")
 	return ownerQuery.ReplaceAllStringFunc(text, func(query string) string { return prefixExpr(query, prefix) })
 }
 
-// Rules returns a file of Prometheus rules with a prefix before the owner labels namespace, pod and container.
-// A Prometheus without honor_labels prefixes these labels by "exported_".
+// Rules returns a file of Prometheus rules with a prefix before the owner
+// labels namespace, pod and container. A Prometheus without honor_labels
+// prefixes these labels by "exported_".
 func Rules(file []byte, prefix string) ([]byte, error) {
 	var content yaml.Node
 	if err := yaml.Unmarshal(file, &content); err != nil {

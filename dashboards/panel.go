@@ -29,7 +29,8 @@ type threshold struct {
 // mappedValue replaces a value; a value without text is shown as a number.
 type mappedValue struct{ Text, Color string }
 
-// query is a query with the legend of its series; the query of a table has no legend.
+// query is a query with the legend of its series; the query of a table has no
+// legend.
 type query struct {
 	Expr, Legend string
 	Share        bool // a percentage beside a number, which alone has the thresholds' colors
@@ -69,7 +70,8 @@ type column struct {
 	Hidden           bool   // a query that only selects the rows
 }
 
-// Organize returns the options of the transformation that names and orders the columns.
+// Organize returns the options of the transformation that names and orders the
+// columns.
 func (p panel) Organize() any {
 	order, names, hidden := map[string]int{}, map[string]string{}, map[string]bool{"Time": true}
 	for i, c := range p.Columns {

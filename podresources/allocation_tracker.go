@@ -9,11 +9,12 @@ import (
 )
 
 const (
-	// ownPodDelay is the time from the first List with podgauge's own pod until List
-	// has all pods: a kubelet admits the pods of the API server one after the other.
+	// ownPodDelay is the time from the first List with podgauge's own pod until
+	// List has all pods: a kubelet admits the pods of the API server one after
+	// the other.
 	ownPodDelay = 10 * time.Second
-	// restartTimeout is the time after its start within which a kubelet may omit
-	// pods, if no own pod shows the end of the restart.
+	// restartTimeout is the time after its start within which a kubelet may
+	// omit pods, if no own pod shows the end of the restart.
 	restartTimeout = 60 * time.Second
 	// ownerLookupTimeout is how long after Allocate an owner is looked up.
 	ownerLookupTimeout = 10 * time.Second
@@ -27,9 +28,9 @@ const (
 //
 // A restarted kubelet lists no pods, then static pods, then the pods of the API
 // server. The restart is over when List has podgauge's own pod, and ownPodDelay
-// has passed. Until then an unlisted pod keeps its devices, if the checkpoint has
-// them. Afterwards, a device without an owner in List is not allocated, unless
-// Allocate returned it a moment ago.
+// has passed. Until then an unlisted pod keeps its devices, if the checkpoint
+// has them. Afterwards, a device without an owner in List is not allocated,
+// unless Allocate returned it a moment ago.
 type allocationTracker struct {
 	ownPod string // a pod of the API server; "" without any
 
@@ -99,8 +100,8 @@ func (t *allocationTracker) merge(
 	return changed
 }
 
-// isRestartOver reports whether List has all pods. A kubelet that was running for
-// long at the first List has had the time to admit its pods.
+// isRestartOver reports whether List has all pods. A kubelet that was running
+// for long at the first List has had the time to admit its pods.
 func (t *allocationTracker) isRestartOver(pods []podName, isFirst bool, requestedAt time.Time) bool {
 	isOld := requestedAt.Sub(t.epoch.startedAt) >= restartTimeout
 	if t.ownPod == "" {
@@ -130,8 +131,8 @@ func (t *allocationTracker) recordPods(pods []podName, requestedAt time.Time) {
 	t.pods = listed
 }
 
-// recordOwners returns the allocations of a List, and their ids. Allocations that
-// are younger than the request are left out.
+// recordOwners returns the allocations of a List, and their ids. Allocations
+// that are younger than the request are left out.
 func (t *allocationTracker) recordOwners(
 	rows []device.Allocation, requestedAt time.Time,
 ) (allocations []device.Allocation, named map[allocationKey]bool) {
@@ -159,8 +160,9 @@ func (t *allocationTracker) recordOwners(
 // name its owner.
 func (t *allocationTracker) outlasts(a device.Allocation, now time.Time, checkpoint *kubeletCheckpoint) bool {
 	if allocatedAt, isPending := t.pending[keyOf(a)]; isPending {
-		// Otherwise the pod was rejected after Allocate, or ended before a List; or an
-		// init container alone uses the device, which List never names.
+		// Otherwise the pod was rejected after Allocate, or ended before a
+		// List; or an init container alone uses the device, which List never
+		// names.
 		return !t.restartOver || now.Sub(allocatedAt) < ownerLookupTimeout ||
 			checkpoint.has(keyOf(a)) && t.mayHaveOwner(allocatedAt)
 	}
@@ -170,9 +172,10 @@ func (t *allocationTracker) outlasts(a device.Allocation, now time.Time, checkpo
 // isUnlisted reports whether no List over this connection has the owner's pod.
 func (t *allocationTracker) isUnlisted(o device.Owner) bool { return t.pods[podOf(o)].epoch != t.epoch }
 
-// mayHaveOwner reports whether a listed pod can be the owner of an allocation: the
-// pod is listed from before the admission until the end, and then its devices are
-// free, while the checkpoint keeps the entries until the next write.
+// mayHaveOwner reports whether a listed pod can be the owner of an allocation:
+// the pod is listed from before the admission until the end, and then its
+// devices are free, while the checkpoint keeps the entries until the next
+// write.
 func (t *allocationTracker) mayHaveOwner(allocatedAt time.Time) bool {
 	for _, presence := range t.pods {
 		if presence.since.After(allocatedAt.Add(-maxAdmissionDelay)) {
@@ -201,8 +204,8 @@ func (t *allocationTracker) commit(next []device.Allocation, now time.Time) bool
 	return true
 }
 
-// mergeResources replaces the resources. Until the restart is over, unlisted pods
-// keep theirs.
+// mergeResources replaces the resources. Until the restart is over, unlisted
+// pods keep theirs.
 func (t *allocationTracker) mergeResources(latest device.ResourceSet) {
 	for _, d := range latest.Devices {
 		t.numaNodes[allocationKey{d.Resource, device.AdvertisedID(d.ID)}] = d.NUMANodes
@@ -259,10 +262,10 @@ func (t *allocationTracker) recordAllocate(resource string, ids []device.Adverti
 	return t.commit(next, now)
 }
 
-// addUnseen adds allocations that only the checkpoint has: the kubelet made them
-// after the newest List, and stopped. They end earlier allocations of the devices.
-// Entries from before that List do not count, since a kubelet frees devices without
-// a write. The result reports whether allocations changed.
+// addUnseen adds allocations that only the checkpoint has: the kubelet made
+// them after the newest List, and stopped. They end earlier allocations of the
+// devices. Entries from before that List do not count, since a kubelet frees
+// devices without a write. The result reports whether allocations changed.
 func (t *allocationTracker) addUnseen(checkpoint *kubeletCheckpoint, now time.Time) bool {
 	if t.before == nil || checkpoint == nil {
 		return false
@@ -284,8 +287,8 @@ func (t *allocationTracker) addUnseen(checkpoint *kubeletCheckpoint, now time.Ti
 }
 
 // mergeGet merges a Get, which only adds the owners of pending allocations, and
-// reports whether there were any. The first response over a connection must be a
-// List.
+// reports whether there were any. The first response over a connection must be
+// a List.
 func (t *allocationTracker) mergeGet(l *listing, epoch *kubeletEpoch, requestedAt time.Time) bool {
 	if epoch != t.epoch {
 		return false

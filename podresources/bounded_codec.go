@@ -28,9 +28,9 @@ func memoryLimit() int { return int(min(debug.SetMemoryLimit(-1), maxMemory)) }
 // gRPC's default of 4 MiB was too small in the field (dcgm-exporter#509).
 func maxResponseBytes() int { return memoryLimit() / 8 }
 
-// boundedCodec is gRPC's codec for responses that fit into the memory.
-// Messages take several times their encoded size: an empty pod has two bytes, and
-// takes 160.
+// boundedCodec is gRPC's codec for responses that fit into the memory. Messages
+// take several times their encoded size: an empty pod has two bytes, and takes
+// 160.
 type boundedCodec struct {
 	encoding.CodecV2
 	maxDecodedBytes int
@@ -60,9 +60,10 @@ func (c boundedCodec) Unmarshal(data mem.BufferSlice, target any) error {
 	return nil
 }
 
-// prepare estimates the memory that a message takes, with the sizes of structs and
-// strings rounded up, and replaces invalid UTF-8: a kubelet before 1.35 passes on
-// any id of a device plugin, and a generated type rejects the message.
+// prepare estimates the memory that a message takes, with the sizes of structs
+// and strings rounded up, and replaces invalid UTF-8: a kubelet before 1.35
+// passes on any id of a device plugin, and a generated type rejects the
+// message.
 func prepare(b []byte, of protoreflect.MessageDescriptor) (size int, err error) {
 	const structBytes, fieldBytes, stringBytes, numberBytes = 64, 20, 24, 8
 	size = structBytes + fieldBytes*of.Fields().Len()

@@ -11,7 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// CheckpointFile is the name of the kubelet's checkpoint in the device-plugins folder.
+// CheckpointFile is the name of the kubelet's checkpoint in the device-plugins
+// folder.
 const CheckpointFile = "kubelet_internal_checkpoint"
 
 type allocationKey struct {
@@ -22,15 +23,15 @@ type allocationKey struct {
 func keyOf(a device.Allocation) allocationKey { return allocationKey{a.Resource, a.DeviceID} }
 
 // kubeletCheckpoint has the allocations in the kubelet's checkpoint, with the
-// allocations of init containers, which List never names. An entry does not prove
-// an allocation: the kubelet frees the devices of an ended pod without a write
-// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go).
+// allocations of init containers, which List never names. An entry does not
+// prove an allocation: the kubelet frees the devices of an ended pod without a
+// write (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go).
 type kubeletCheckpoint struct {
 	allocated map[allocationKey]string // the UID of the pod; "" if there are several
 }
 
-// has reports whether the checkpoint has a device. An unreadable checkpoint, nil,
-// may have each.
+// has reports whether the checkpoint has a device. An unreadable checkpoint,
+// nil, may have each.
 func (c *kubeletCheckpoint) has(key allocationKey) bool {
 	if c == nil {
 		return true
@@ -81,8 +82,8 @@ func readLimited(path string) ([]byte, error) {
 
 // parseCheckpoint returns the allocations of a checkpoint of the known form
 // (checkpoint/checkpoint.go in pkg/kubelet/cm/devicemanager). The file has no
-// version, so any unknown form is an error: a missed entry would free an allocated
-// device.
+// version, so any unknown form is an error: a missed entry would free an
+// allocated device.
 func parseCheckpoint(content []byte) (*kubeletCheckpoint, error) {
 	var file struct {
 		Data struct {

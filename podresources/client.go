@@ -2,8 +2,8 @@
 // PodResourcesLister service (v1).
 //
 // List is incomplete after each kubelet restart, and between Allocate and the
-// kubelet's own record of the allocation. At such moments a device missing in List
-// does not count as unallocated
+// kubelet's own record of the allocation. At such moments a device missing in
+// List does not count as unallocated
 // (docs/contributing/adr/0021-end-of-a-kubelet-restart.md).
 package podresources
 
@@ -26,14 +26,14 @@ import (
 )
 
 const (
-	// allocateRecordDelay is the pause of calls after Allocate. The kubelet records
-	// an allocation after Allocate returns. A List before the record lacks the owner;
-	// and if the List finds an ended pod, the kubelet drops the new allocation and
-	// later allocates the device twice (UpdateAllocatedDevices in
-	// pkg/kubelet/cm/devicemanager/manager.go).
+	// allocateRecordDelay is the pause of calls after Allocate. The kubelet
+	// records an allocation after Allocate returns. A List before the record
+	// lacks the owner; and if the List finds an ended pod, the kubelet drops
+	// the new allocation and later allocates the device twice
+	// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go).
 	allocateRecordDelay = 20 * time.Millisecond
-	// maxGetPods limits the calls of Get in place of a List: a List is a single call
-	// of the kubelet's limit.
+	// maxGetPods limits the calls of Get in place of a List: a List is a single
+	// call of the kubelet's limit.
 	maxGetPods = 3
 	// defaultRetention is how long past owners are reported.
 	defaultRetention = time.Hour
@@ -42,12 +42,12 @@ const (
 // Options configure a Client. The zero value of each is valid.
 type Options struct {
 	Log *slog.Logger // nil discards messages
-	// CheckpointPath is the path of the kubelet's checkpoint (CheckpointFile), for
-	// allocations without a name in List. The file may be missing.
+	// CheckpointPath is the path of the kubelet's checkpoint (CheckpointFile),
+	// for allocations without a name in List. The file may be missing.
 	CheckpointPath string
-	// OwnPod is the name of podgauge's pod, if it is a pod of the API server. Once
-	// a restarted kubelet lists the pod, it lists all pods ten seconds later.
-	// Without OwnPod, podgauge waits for a minute.
+	// OwnPod is the name of podgauge's pod, if it is a pod of the API server.
+	// Once a restarted kubelet lists the pod, it lists all pods ten seconds
+	// later. Without OwnPod, podgauge waits for a minute.
 	OwnPod string
 	// OwnerRetention is how long past owners are reported; 0 is an hour.
 	OwnerRetention time.Duration
@@ -122,9 +122,9 @@ func newClient(socket string, dial dialFunc, options Options) (*Client, error) {
 	}, nil
 }
 
-// Ready returns an error until the kubelet has answered once: with a wrong folder
-// or a socket without access, all owner labels are missing. A later outage is no
-// error, since the last response stands.
+// Ready returns an error until the kubelet has answered once: with a wrong
+// folder or a socket without access, all owner labels are missing. A later
+// outage is no error, since the last response stands.
 func (c *Client) Ready() error {
 	switch allocations, _ := c.Snapshot(); {
 	case !allocations.At.IsZero():
@@ -136,8 +136,8 @@ func (c *Client) Ready() error {
 	}
 }
 
-// Snapshot returns the newest allocations and a channel closed by the next change,
-// without a call.
+// Snapshot returns the newest allocations and a channel closed by the next
+// change, without a call.
 func (c *Client) Snapshot() (device.Allocations, <-chan struct{}) { return c.published.Get() }
 
 // publish publishes the state of the tracker, and wakes readers if allocations
@@ -163,8 +163,8 @@ func (c *Client) publish(changed bool) device.Allocations {
 	return a
 }
 
-// OnAllocated records the return of Allocate for ids. The kubelet names the owner a
-// moment later.
+// OnAllocated records the return of Allocate for ids. The kubelet names the
+// owner a moment later.
 func (c *Client) OnAllocated(resource string, ids []device.AdvertisedID) {
 	now := time.Now()
 	c.mu.Lock()
@@ -182,8 +182,8 @@ func (c *Client) OnListSent() {
 	pubsub.Notify(c.refreshRequested)
 }
 
-// OnRegistered records a registration: the kubelet may be new. A List soon confirms
-// allocations before their end.
+// OnRegistered records a registration: the kubelet may be new. A List soon
+// confirms allocations before their end.
 func (c *Client) OnRegistered() { pubsub.Notify(c.refreshRequested) }
 
 // OnPodAdded records a new pod on the node: the possible owner of a pending
@@ -196,7 +196,8 @@ func (c *Client) OnPodAdded(namespace, pod string) {
 	}
 }
 
-// OnPodEnded records the end of a pod. The next List ends the pod's allocations.
+// OnPodEnded records the end of a pod. The next List ends the pod's
+// allocations.
 func (c *Client) OnPodEnded(namespace, pod string) {
 	allocations, _ := c.Snapshot()
 	if slices.ContainsFunc(allocations.All, func(a device.Allocation) bool {
@@ -206,8 +207,9 @@ func (c *Client) OnPodEnded(namespace, pod string) {
 	}
 }
 
-// ListAllocations calls List and returns the allocations. If the kubelet does not
-// answer before ctx is done, the allocations are unchanged and Err has the reason.
+// ListAllocations calls List and returns the allocations. If the kubelet does
+// not answer before ctx is done, the allocations are unchanged and Err has the
+// reason.
 func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
 	if err := c.lockCalls(ctx); err != nil {
 		return c.recordFailure(err, nil)
@@ -253,8 +255,8 @@ func (c *Client) lockCalls(ctx context.Context) error {
 
 func (c *Client) unlockCalls() { <-c.callLock }
 
-// waitAfterAllocate waits until the kubelet has recorded the last allocation, or
-// ctx is done.
+// waitAfterAllocate waits until the kubelet has recorded the last allocation,
+// or ctx is done.
 func (c *Client) waitAfterAllocate(ctx context.Context) {
 	c.mu.Lock()
 	wait := time.Until(c.lastAllocateAt.Add(allocateRecordDelay))
@@ -264,8 +266,8 @@ func (c *Client) waitAfterAllocate(ctx context.Context) {
 	}
 }
 
-// recordFailure publishes the error, and the allocations that only the checkpoint
-// has.
+// recordFailure publishes the error, and the allocations that only the
+// checkpoint has.
 func (c *Client) recordFailure(err error, checkpoint *kubeletCheckpoint) device.Allocations {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -26,8 +26,8 @@ const (
 	allocatableMethod = "GetAllocatableResources"
 	// callTimeout limits calls without an earlier deadline.
 	callTimeout = 5 * time.Second
-	// connectTimeout is the wait for a new connection after a failure. A running
-	// kubelet accepts a connection within a millisecond.
+	// connectTimeout is the wait for a new connection after a failure. A
+	// running kubelet accepts a connection within a millisecond.
 	connectTimeout = 50 * time.Millisecond
 	// outageInterval is the interval of List while the kubelet does not answer.
 	outageInterval = time.Second
@@ -56,7 +56,8 @@ type epochConn struct {
 
 func (c epochConn) LocalAddr() net.Addr { return c.epoch }
 
-// dialFunc connects to the kubelet, and returns when the kubelet began to listen.
+// dialFunc connects to the kubelet, and returns when the kubelet began to
+// listen.
 type dialFunc func(ctx context.Context) (net.Conn, time.Time, error)
 
 // dialSocket returns a dialFunc for a socket. A kubelet creates the socket when

@@ -13,11 +13,12 @@ import (
 )
 
 const (
-	// maxRows limits the devices and claims of List: each has series and an owner.
+	// maxRows limits the devices and claims of List: each has series and an
+	// owner.
 	maxRows = 16384
 	// maxForeignIDs is the limit of ids of a resource, apart from this node's
-	// devices. Some plugins advertise each MiB of memory as a device, 65,000 and
-	// more per node.
+	// devices. Some plugins advertise each MiB of memory as a device, 65,000
+	// and more per node.
 	maxForeignIDs = 4096
 )
 
@@ -138,8 +139,8 @@ func sortedSet[T cmp.Ordered](values []T) []T {
 	return slices.Compact(values)
 }
 
-// addClaim adds a row for each device of a claim. The kubelet accumulates the CDI
-// names of a driver's devices, so each device begins with the names of the
+// addClaim adds a row for each device of a claim. The kubelet accumulates the
+// CDI names of a driver's devices, so each device begins with the names of the
 // devices before (GetDynamicResources in
 // pkg/kubelet/cm/container_manager_linux.go). A row has only the device's own.
 func addClaim(rows *device.ResourceSet, owner device.Owner, claim *api.DynamicResource) {
@@ -161,9 +162,9 @@ func addClaim(rows *device.ResourceSet, owner device.Owner, claim *api.DynamicRe
 	}
 }
 
-// normalize sorts the rows and drops duplicates: two requests of a claim may have
-// the same device, and a pod and its replacement of the same name are listed
-// together for a moment. The kubelet lists a device once per NUMA node.
+// normalize sorts the rows and drops duplicates: two requests of a claim may
+// have the same device, and a pod and its replacement of the same name are
+// listed together for a moment. The kubelet lists a device once per NUMA node.
 func normalize(rows *device.ResourceSet, own ownIDs) {
 	dropForeign(rows, own)
 	slices.SortFunc(rows.Devices, device.ResourceDevice.Compare)

@@ -16,7 +16,8 @@ type ownerHistory struct {
 	retention time.Duration             // after the end of an allocation
 }
 
-// recordOwner records an owner named by a response. A new owner has had the device since first.
+// recordOwner records an owner named by a response. A new owner has had the
+// device since first.
 func (h *ownerHistory) recordOwner(a device.Allocation, first, now time.Time) {
 	record := device.AllocationRecord{Device: a.DeviceID.Device(), Owner: a.Owner, FirstSeen: first, LastSeen: now}
 	i, found := slices.BinarySearchFunc(h.all, record, func(r, s device.AllocationRecord) int {
@@ -32,8 +33,8 @@ func (h *ownerHistory) recordOwner(a device.Allocation, first, now time.Time) {
 	}
 }
 
-// markEnded records the end of the owners without an allocation. The allocations
-// are in the order of device.Allocations.All.
+// markEnded records the end of the owners without an allocation. The
+// allocations are in the order of device.Allocations.All.
 func (h *ownerHistory) markEnded(allocations []device.Allocation, now time.Time) {
 	current := device.Allocations{All: allocations}
 	for i := range h.all {

@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	// idleInterval is the interval of List without scrapes: the greatest delay until
-	// the end of an allocation is known.
+	// idleInterval is the interval of List without scrapes: the greatest delay
+	// until the end of an allocation is known.
 	idleInterval = 10 * time.Second
 	// allocatableInterval is the least interval of GetAllocatableResources.
 	allocatableInterval = time.Second
-	// minRefreshDelay and maxRefreshDelay limit the delay of List after Allocate, and
-	// after a kubelet restart. The delay doubles with each List.
+	// minRefreshDelay and maxRefreshDelay limit the delay of List after
+	// Allocate, and after a kubelet restart. The delay doubles with each List.
 	minRefreshDelay, maxRefreshDelay = 50 * time.Millisecond, 2 * time.Second
 )
 
-// Run keeps the allocations fresh between scrapes, and looks up the owners of new
-// allocations, until ctx is done.
+// Run keeps the allocations fresh between scrapes, and looks up the owners of
+// new allocations, until ctx is done.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.kubelet.conn.Close() //nolint:errcheck // no more calls follow
 	due, refresh := time.Now(), retry.Backoff{Min: minRefreshDelay, Max: maxRefreshDelay}
@@ -32,8 +32,8 @@ func (c *Client) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-c.refreshRequested:
-			// An earlier List stays due: otherwise a burst of allocations would postpone
-			// List.
+			// An earlier List stays due: otherwise a burst of allocations would
+			// postpone List.
 			refresh.Reset()
 			if soon := time.Now().Add(refresh.Next()); soon.Before(due) {
 				due = soon
@@ -53,8 +53,8 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// refreshDelay returns the delay of the next List, and whether the next List may
-// change allocations. Calls by scrapes count.
+// refreshDelay returns the delay of the next List, and whether the next List
+// may change allocations. Calls by scrapes count.
 func (c *Client) refreshDelay(now time.Time) (delay time.Duration, expectsUpdate bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,8 +112,8 @@ func (c *Client) logCheckpoint() {
 }
 
 // fetchAllocatable calls GetAllocatableResources: healthy devices, allocated or
-// not, CPUs and memory. After an error the resources are unknown, as with a kubelet
-// before 1.23: old values would look like current values.
+// not, CPUs and memory. After an error the resources are unknown, as with a
+// kubelet before 1.23: old values would look like current values.
 func (c *Client) fetchAllocatable(ctx context.Context) {
 	c.mu.Lock()
 	c.allocatableStale = false
@@ -145,8 +145,8 @@ func (c *Client) getAllocatable(ctx context.Context) (rows *device.ResourceSet, 
 }
 
 // getRecentPods calls Get for the newest pods, the possible owners of a pending
-// allocation, and reports whether all owners are known. If so, List can wait: Get
-// returns a single pod, and a List may disturb another allocation
+// allocation, and reports whether all owners are known. If so, List can wait:
+// Get returns a single pod, and a List may disturb another allocation
 // (allocateRecordDelay).
 func (c *Client) getRecentPods(ctx context.Context) bool {
 	now := time.Now()

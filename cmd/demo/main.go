@@ -1,4 +1,5 @@
-// Command demo runs podgauge on a simulated node, and shows status and a metric family in the terminal while pods start and end and a GPU fails.
+// Command demo runs podgauge on a simulated node, and shows status and a metric
+// family in the terminal while pods start and end and a GPU fails.
 package main
 
 import (

@@ -52,7 +52,8 @@ type client struct {
 	config *rest.Config
 	kube   kubernetes.Interface
 	http   *http.Client
-	// runInPod runs a command in a pod and returns stdout, also after an exit status of 1. Tests replace runInPod.
+	// runInPod runs a command in a pod and returns stdout, also after an exit
+	// status of 1. Tests replace runInPod.
 	runInPod   func(ctx context.Context, p *corev1.Pod, command []string) ([]byte, error)
 	isTerminal func(io.Writer) bool
 }
@@ -88,7 +89,8 @@ func (c *client) connect() (err error) {
 	if err != nil {
 		return err
 	}
-	// A redirect would carry the user's credentials to an address that a pod chooses.
+	// A redirect would carry the user's credentials to an address that a pod
+	// chooses.
 	c.http = &http.Client{
 		Transport: shared.Transport, Timeout: shared.Timeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -143,7 +145,8 @@ func askNodes[T any](ctx context.Context, c *client,
 	return answers, nil
 }
 
-// pods returns podgauge's pods by node. Ended pods stand for nodes without another pod.
+// pods returns podgauge's pods by node. Ended pods stand for nodes without
+// another pod.
 func (c *client) pods(ctx context.Context) ([]corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -169,7 +172,8 @@ func (c *client) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return pods, nil
 }
 
-// startProgress redraws a line on stderr until stop is called, which removes the line.
+// startProgress redraws a line on stderr until stop is called, which removes
+// the line.
 func (c *client) startProgress(finished *atomic.Int64, total int) (stop func()) {
 	if !c.progress {
 		return func() {}
@@ -190,7 +194,8 @@ func (c *client) startProgress(finished *atomic.Int64, total int) (stop func()) 
 	return func() { close(done); <-ended }
 }
 
-// get returns a response of podgauge's API to the client command status or incidents.
+// get returns a response of podgauge's API to the client command status or
+// incidents.
 func get[T any](ctx context.Context, c *client, p *corev1.Pod, command string, query url.Values) (*T, error) {
 	body, err := []byte(nil), error(nil)
 	if c.exec {
@@ -208,7 +213,8 @@ func get[T any](ctx context.Context, c *client, p *corev1.Pod, command string, q
 	return response, nil
 }
 
-// clientCommand returns the command line that asks a podgauge from inside the container, at its socket.
+// clientCommand returns the command line that asks a podgauge from inside the
+// container, at its socket.
 func clientCommand(command string, query url.Values) []string {
 	args := []string{"podgauge", command, "--output=json"}
 	for name := range query {
@@ -306,7 +312,8 @@ type result struct {
 	problems bool                       // exit status 1 without a failed node
 }
 
-// render returns the text of a report, and writes failed nodes to stderr. A watch has failed nodes in its text.
+// render returns the text of a report, and writes failed nodes to stderr. A
+// watch has failed nodes in its text.
 func (c *client) render(ctx context.Context, r clusterReport, out cli.Output) (string, error) {
 	res, err := r.run(ctx, c)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// doctorTimeout is the default time for each node. Doctor waits ten seconds for each query that hangs.
+// doctorTimeout is the default time for each node. Doctor waits ten seconds for
+// each query that hangs.
 const doctorTimeout = time.Minute
 
 // doctorReport has the findings of podgauge doctor in each pod.

@@ -16,7 +16,8 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// execInPod runs a command in podgauge's container, through a WebSocket or, on older API servers, SPDY.
+// execInPod runs a command in podgauge's container, through a WebSocket or, on
+// older API servers, SPDY.
 func (c *client) execInPod(ctx context.Context, p *corev1.Pod, command []string) ([]byte, error) {
 	u := c.kube.CoreV1().RESTClient().Post().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container(p).Name, Command: command, Stdout: true,
@@ -40,7 +41,8 @@ func (c *client) execInPod(ctx context.Context, p *corev1.Pod, command []string)
 	return execOutput(err, &stdout, &stderr)
 }
 
-// execOutput returns stdout of a command that began: an exit status of 1 with output is a finding of podgauge doctor.
+// execOutput returns stdout of a command that began: an exit status of 1 with
+// output is a finding of podgauge doctor.
 func execOutput(err error, stdout, stderr *limitedBuffer) ([]byte, error) {
 	exit, ended := errors.AsType[utilexec.ExitError](err)
 	switch {

@@ -1,6 +1,8 @@
-// Command kubectl-podgauge shows the devices of a whole cluster: kubectl podgauge.
+// Command kubectl-podgauge shows the devices of a whole cluster: kubectl
+// podgauge.
 //
-// The command asks podgauge on each node through the API server, in parallel, with a deadline for each node.
+// The command asks podgauge on each node through the API server, in parallel,
+// with a deadline for each node.
 package main
 
 import (
@@ -25,7 +27,8 @@ func main() {
 	os.Exit(status)
 }
 
-// run runs a command line, and returns the exit status: 1 also if a node failed.
+// run runs a command line, and returns the exit status: 1 also if a node
+// failed.
 func run(ctx context.Context, c *client, args []string) int {
 	root := newRootCommand(c)
 	root.SetArgs(append([]string{}, args...))

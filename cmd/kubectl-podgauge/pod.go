@@ -16,7 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// podRecord is a device that a container of the pod has or had, with a fault that affected the container, if any.
+// podRecord is a device that a container of the pod has or had, with a fault
+// that affected the container, if any.
 type podRecord struct {
 	Node      string    `json:"node"`
 	Device    device.ID `json:"device"`
@@ -111,7 +112,8 @@ func (r *podReport) run(ctx context.Context, c *client) (result, error) {
 	return res, nil
 }
 
-// recordsOf returns the records of a node: a record for each fault, and for each device without a fault.
+// recordsOf returns the records of a node: a record for each fault, and for
+// each device without a fault.
 func (r *podReport) recordsOf(node string, a *podAnswer) (records []podRecord) {
 	type key struct {
 		id        device.ID
@@ -192,7 +194,8 @@ func (p *podRecord) faultTime() time.Time {
 	return *p.FaultAt
 }
 
-// mergeRecords adds the past records of Prometheus that no node has. A record of Prometheus may add the end of a container.
+// mergeRecords adds the past records of Prometheus that no node has. A record
+// of Prometheus may add the end of a container.
 func mergeRecords(records, past []podRecord) []podRecord {
 	for _, p := range past {
 		i := slices.IndexFunc(records, func(r podRecord) bool {

@@ -19,7 +19,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// promSource reads the past of a pod from Prometheus, also after the end of pod and node.
+// promSource reads the past of a pod from Prometheus, also after the end of pod
+// and node.
 type promSource struct {
 	address, configFile string
 	since               time.Duration
@@ -68,7 +69,8 @@ func (s *promSource) connect() error {
 	return err
 }
 
-// records returns the faults and allocations of a pod. Nodes that answered have the current health.
+// records returns the faults and allocations of a pod. Nodes that answered have
+// the current health.
 func (s *promSource) records(ctx context.Context, timeout time.Duration, namespace, pod string,
 	answers []answer[podAnswer]) ([]podRecord, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -147,7 +149,8 @@ func deviceSelector(labels model.Metric) string {
 	return fmt.Sprintf("uuid=%q,mig_uuid=%q", string(labels["uuid"]), string(labels["mig_uuid"]))
 }
 
-// healthAt returns the effect of a fault and the action, from the two minutes after the fault.
+// healthAt returns the effect of a fault and the action, from the two minutes
+// after the fault.
 func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action string) {
 	const delay = 2 * time.Minute
 	end := at.Add(delay)
@@ -162,7 +165,8 @@ func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action 
 	return "no change", ""
 }
 
-// setNow sets the current health of a device. A device without series is gone, unless the node's podgauge failed to answer.
+// setNow sets the current health of a device. A device without series is gone,
+// unless the node's podgauge failed to answer.
 func (q *promQuery) setNow(p *podRecord, answers []answer[podAnswer]) {
 	id := strconv.Quote(string(p.Device))
 	for _, sample := range q.vector(q.now,
@@ -178,7 +182,8 @@ func (q *promQuery) setNow(p *podRecord, answers []answer[podAnswer]) {
 	}
 }
 
-// endings returns how containers ended, by name, from kube-state-metrics. The empty name has the phase of the pod.
+// endings returns how containers ended, by name, from kube-state-metrics. The
+// empty name has the phase of the pod.
 func (q *promQuery) endings(owner, window string) map[string]string {
 	endings, phase := map[string]string{}, ""
 	for _, sample := range q.vector(q.now,

@@ -190,7 +190,8 @@ func summarize(a answer[api.DevicesResponse]) nodeSummary {
 	return n
 }
 
-// badness orders nodes: without an answer, without devices or a driver, with unhealthy devices, without a kubelet, with suspect devices.
+// badness orders nodes: without an answer, without devices or a driver, with
+// unhealthy devices, without a kubelet, with suspect devices.
 func (n *nodeSummary) badness() []int {
 	number := func(bad bool) int {
 		if bad {

@@ -1,4 +1,5 @@
-// Command podgauge-sim is podgauge on a simulated machine: for demonstrations and tests without a GPU.
+// Command podgauge-sim is podgauge on a simulated machine: for demonstrations
+// and tests without a GPU.
 package main
 
 import (
@@ -16,7 +17,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// main runs podgauge, or an action of a script on a running podgauge-sim --simulate=hardware: `podgauge simulate xid 0 79`.
+// main runs podgauge, or an action of a script on a running podgauge-sim
+// --simulate=hardware: `podgauge simulate xid 0 79`.
 func main() {
 	if len(os.Args) < 2 || os.Args[1] != "simulate" {
 		os.Exit(app.Main(&simulatedPlatform{}))

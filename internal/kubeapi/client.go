@@ -1,8 +1,11 @@
-// Package kubeapi is a small client of the Kubernetes API server: single requests, and lists followed by a watch.
+// Package kubeapi is a small client of the Kubernetes API server: single
+// requests, and lists followed by a watch.
 //
-// client-go would double the size of the program (docs/contributing/adr/0017-api-server-client.md). The client keeps a single object in
-// memory, reads the service account's token before each request and the CA before each connection, because both rotate, and leaves
-// backoff to the caller.
+// client-go would double the size of the program
+// (docs/contributing/adr/0017-api-server-client.md). The client keeps a single
+// object in memory, reads the service account's token before each request and
+// the CA before each connection, because both rotate, and leaves backoff to the
+// caller.
 package kubeapi
 
 import (
@@ -82,7 +85,8 @@ func New(o Options) (*Client, error) {
 		return nil, fmt.Errorf("address of the API server %q: expected https://host:port", o.Server)
 	}
 	o.Server = strings.TrimSuffix(o.Server, "/")
-	// The first success, missing permission and outage are visible to increase().
+	// The first success, missing permission and outage are visible to
+	// increase().
 	c := &Client{options: o, requests: map[string]float64{"200": 0, "403": 0, NoResponse: 0}}
 	c.http = &http.Client{
 		Transport: &http.Transport{
@@ -142,7 +146,8 @@ func IsCode(err error, code int) bool {
 	return ok && e.Code == code
 }
 
-// RetryAfter returns the delay that the API server asks for with an error; 0 if none.
+// RetryAfter returns the delay that the API server asks for with an error; 0 if
+// none.
 func RetryAfter(err error) time.Duration {
 	if e, ok := errors.AsType[*StatusError](err); ok {
 		return e.Delay
@@ -150,7 +155,8 @@ func RetryAfter(err error) time.Duration {
 	return 0
 }
 
-// Do sends a request with a JSON body, or none, and returns the body of the response.
+// Do sends a request with a JSON body, or none, and returns the body of the
+// response.
 func (c *Client) Do(ctx context.Context, method, path, contentType string, body []byte) ([]byte, error) {
 	response, err := c.send(ctx, method, path, contentType, body)
 	if err != nil {
@@ -167,14 +173,16 @@ func (c *Client) Do(ctx context.Context, method, path, contentType string, body 
 	return data, nil
 }
 
-// Requests returns the number of requests so far, by HTTP status code; NoResponse: by none.
+// Requests returns the number of requests so far, by HTTP status code;
+// NoResponse: by none.
 func (c *Client) Requests() map[string]float64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.requests)
 }
 
-// send sends a request and returns the response of a success, with an open body.
+// send sends a request and returns the response of a success, with an open
+// body.
 func (c *Client) send(ctx context.Context, method, path, contentType string,
 	body []byte) (response *http.Response, err error) {
 	defer func() { c.count(response, err) }()

@@ -18,7 +18,8 @@ func newDecoder(r io.Reader) decoder {
 	return decoder{json.NewDecoder(limit), limit}
 }
 
-// decode reads the next value, of at most maxObjectBytes. The error is io.EOF only at the end of the response.
+// decode reads the next value, of at most maxObjectBytes. The error is io.EOF
+// only at the end of the response.
 func (d decoder) decode(value any) error {
 	err := d.Decode(value)
 	if err != nil && d.limit.N == 0 {
@@ -31,7 +32,8 @@ func (d decoder) decode(value any) error {
 // metadata is that of a list or of an object.
 type metadata struct{ ResourceVersion, Continue string }
 
-// readList passes the objects of a list to the handler, one after the other, and stores the list's resource version.
+// readList passes the objects of a list to the handler, one after the other,
+// and stores the list's resource version.
 func (f *Follower) readList(d decoder, handle func(WatchEvent) error) error {
 	f.resourceVersion = ""
 	token, err := d.Token()

@@ -15,9 +15,11 @@ import (
 
 const (
 	listTimeout = 60 * time.Second
-	// minWatch is the minimum lifetime of a watch, as requested from the API server. The maximum is twice as long, as in client-go.
+	// minWatch is the minimum lifetime of a watch, as requested from the API
+	// server. The maximum is twice as long, as in client-go.
 	minWatch = 5 * time.Minute
-	// silenceTimeout ends a watch without any message: the API server sends a bookmark each minute.
+	// silenceTimeout ends a watch without any message: the API server sends a
+	// bookmark each minute.
 	silenceTimeout = 150 * time.Second
 	// maxObjectBytes limits an object. etcd stores at most 1.5 MB.
 	maxObjectBytes = 4 << 20
@@ -28,8 +30,9 @@ var errSilence = fmt.Errorf("watch: no message within %s", silenceTimeout)
 // EventType is the type of a WatchEvent.
 type EventType string
 
-// The types of a WatchEvent. ListStarted, an Added for each object and ListEnded make a new list, which replaces all known objects. Resumed
-// reports that no event was lost since the previous Follow.
+// The types of a WatchEvent. ListStarted, an Added for each object and
+// ListEnded make a new list, which replaces all known objects. Resumed reports
+// that no event was lost since the previous Follow.
 const (
 	ListStarted EventType = "list started"
 	ListEnded   EventType = "list ended"
@@ -55,9 +58,12 @@ type Follower struct {
 	resourceVersion string // newest known; empty: list first
 }
 
-// Follow lists the objects, and passes changes to the handler until the watch ends. A nil error means that the API server ended the
-// watch as usual: the next Follow continues without a list and without a gap. It also continues after an error, if the API server still
-// has the events. An error of the handler ends Follow, is returned, and makes the next Follow begin with a list.
+// Follow lists the objects, and passes changes to the handler until the watch
+// ends. A nil error means that the API server ended the watch as usual: the
+// next Follow continues without a list and without a gap. It also continues
+// after an error, if the API server still has the events. An error of the
+// handler ends Follow, is returned, and makes the next Follow begin with a
+// list.
 func (f *Follower) Follow(ctx context.Context, handle func(WatchEvent) error) error {
 	report := func(e WatchEvent) error {
 		err := handle(e)
@@ -90,7 +96,8 @@ func (f *Follower) path(query url.Values) string {
 	return f.Path + "?" + query.Encode()
 }
 
-// list lists the objects of the API server's cache: a list of all nodes at once must not reach etcd.
+// list lists the objects of the API server's cache: a list of all nodes at once
+// must not reach etcd.
 func (f *Follower) list(ctx context.Context, handle func(WatchEvent) error) error {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()

@@ -16,9 +16,11 @@ import (
 )
 
 const (
-	// ConditionType is the type of the node condition. As with node-problem-detector's conditions, "True" is the problem.
+	// ConditionType is the type of the node condition. As with
+	// node-problem-detector's conditions, "True" is the problem.
 	ConditionType = "GPUUnhealthy"
-	// conditionInterval is the interval of updates without a change, as node-problem-detector's.
+	// conditionInterval is the interval of updates without a change, as
+	// node-problem-detector's.
 	conditionInterval = 5 * time.Minute
 	// minConditionInterval limits updates of a health state that flaps.
 	minConditionInterval = 2 * time.Second
@@ -115,7 +117,8 @@ func (r *Condition) update(ctx context.Context, c nodeCondition) error {
 	return nil
 }
 
-// read returns the node's condition of an earlier process. An empty patch returns the node, without the permission to read nodes.
+// read returns the node's condition of an earlier process. An empty patch
+// returns the node, without the permission to read nodes.
 func (r *Condition) read(ctx context.Context) (nodeCondition, error) {
 	body, err := r.patch(ctx, struct{}{})
 	if err != nil {

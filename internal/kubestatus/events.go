@@ -1,7 +1,9 @@
-// Package kubestatus reports health to the Kubernetes API server: incidents as events of pods and of the node, and the health of the
-// GPUs as a condition of the node.
+// Package kubestatus reports health to the Kubernetes API server: incidents as
+// events of pods and of the node, and the health of the GPUs as a condition of
+// the node.
 //
-// Both are derived from published state, so an API server that is away, slow or rejecting requests costs only a delay.
+// Both are derived from published state, so an API server that is away, slow or
+// rejecting requests costs only a delay.
 package kubestatus
 
 import (
@@ -27,23 +29,27 @@ import (
 )
 
 const (
-	// eventWindow is the age after which an incident or recovery is not reported any more. Kubernetes keeps events for an hour.
+	// eventWindow is the age after which an incident or recovery is not
+	// reported any more. Kubernetes keeps events for an hour.
 	eventWindow = 10 * time.Minute
-	// eventBurst and eventInterval are the rate of events of an object, as in client-go's event recorder.
+	// eventBurst and eventInterval are the rate of events of an object, as in
+	// client-go's event recorder.
 	eventBurst        = 25
 	eventInterval     = 5 * time.Minute
 	requestTimeout    = 10 * time.Second
 	heartbeatInterval = 20 * time.Second
 	// maxEventName is the maximum length of an object's name.
 	maxEventName = 253
-	// maxClockSkew is the allowed lead of the API server's clock over the node's clock.
+	// maxClockSkew is the allowed lead of the API server's clock over the
+	// node's clock.
 	maxClockSkew = 10 * time.Second
 )
 
 // component is the component of the events and the manager of the condition.
 const component = "podgauge"
 
-// APIServer sends a request with a JSON body and returns the body of the response: kubeapi.Client.
+// APIServer sends a request with a JSON body and returns the body of the
+// response: kubeapi.Client.
 type APIServer interface {
 	Do(ctx context.Context, method, path, contentType string, body []byte) ([]byte, error)
 }
@@ -56,9 +62,11 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// Events reports each incident as an event of the affected pods and, if a device turned unhealthy or recovered, of the node.
+// Events reports each incident as an event of the affected pods and, if a
+// device turned unhealthy or recovered, of the node.
 //
-// The name of an event follows from the incident, so a restart repeats no event. Repetitions of an incident update the count.
+// The name of an event follows from the incident, so a restart repeats no
+// event. Repetitions of an incident update the count.
 type Events struct {
 	device.Heartbeat
 	o Options
@@ -116,7 +124,8 @@ func (r *Events) Run(ctx context.Context) error {
 	return nil
 }
 
-// report sends what is due, and returns the delay until the next attempt. A failure that is not about the event ends the attempt.
+// report sends what is due, and returns the delay until the next attempt. A
+// failure that is not about the event ends the attempt.
 func (r *Events) report(ctx context.Context, incidents []incident.Incident) time.Duration {
 	now := time.Now()
 	for _, key := range r.update(incidents, now) {
@@ -140,7 +149,8 @@ func (r *Events) report(ctx context.Context, incidents []incident.Incident) time
 	return heartbeatInterval
 }
 
-// update returns the events of recent incidents, newest first, and removes the state of old events and unused limiters.
+// update returns the events of recent incidents, newest first, and removes the
+// state of old events and unused limiters.
 func (r *Events) update(incidents []incident.Incident, now time.Time) (recent []eventKey) {
 	for n := range incidents {
 		i := &incidents[n]
@@ -173,10 +183,12 @@ func (r *Events) update(incidents []incident.Incident, now time.Time) (recent []
 	return recent
 }
 
-// Dropped returns the number of events that became too old before the API server had them. It is safe for concurrent use.
+// Dropped returns the number of events that became too old before the API
+// server had them. It is safe for concurrent use.
 func (r *Events) Dropped() uint64 { return r.dropped.Load() }
 
-// keysOf returns the events of an incident that are not too old. The recovery may come hours after the incident.
+// keysOf returns the events of an incident that are not too old. The recovery
+// may come hours after the incident.
 func keysOf(i *incident.Incident, node string, now time.Time) (keys []eventKey) {
 	if i.Historical || !i.MarkedUnhealthy && i.Action == "" {
 		return nil
@@ -207,7 +219,8 @@ func (r *Events) limiter(key eventKey) *rate.Limiter {
 	return r.limiters[object]
 }
 
-// handleFailure logs a failed request, and waits unless the API server rejected the request: others are tried.
+// handleFailure logs a failed request, and waits unless the API server rejected
+// the request: others are tried.
 func (r *Events) handleFailure(ctx context.Context, err error, state *reportState) {
 	now := time.Now()
 	switch {
@@ -330,7 +343,8 @@ func (r *Events) event(ctx context.Context, i *incident.Incident, key eventKey, 
 	return e, nil
 }
 
-// podUID returns the UID of an affected pod, without which kubectl describe does not show the event. It is empty if the pod was deleted.
+// podUID returns the UID of an affected pod, without which kubectl describe
+// does not show the event. It is empty if the pod was deleted.
 func (r *Events) podUID(ctx context.Context, i *incident.Incident, key eventKey) (string, error) {
 	k := slices.IndexFunc(i.Affected, func(c incident.AffectedContainer) bool {
 		return c.Namespace == key.namespace && c.Pod == key.name
@@ -367,7 +381,8 @@ func (r *Events) podUID(ctx context.Context, i *incident.Incident, key eventKey)
 	return cmp.Or(mirrored, pod.Metadata.UID), nil
 }
 
-// eventName returns the name of an event: the object's name and the incident's ID.
+// eventName returns the name of an event: the object's name and the incident's
+// ID.
 func eventName(id uint64, key eventKey) string {
 	suffix := fmt.Sprintf(".%016x", id)
 	if key.recovered {

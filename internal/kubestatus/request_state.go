@@ -17,7 +17,8 @@ const (
 	rejectedDelay = 30 * time.Second
 )
 
-// requestState logs begin and end of an outage of the API server, and delays the requests between.
+// requestState logs begin and end of an outage of the API server, and delays
+// the requests between.
 type requestState struct {
 	log     *slog.Logger
 	backoff retry.Backoff
@@ -48,8 +49,9 @@ func (s *requestState) succeeded() {
 	}
 }
 
-// isRejected reports whether the API server rejects a request as such: a repetition soon will not help. Admission webhooks choose the
-// status of a rejection.
+// isRejected reports whether the API server rejects a request as such: a
+// repetition soon will not help. Admission webhooks choose the status of a
+// rejection.
 func isRejected(err error) bool {
 	temporary := []int{http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict,
 		http.StatusTooManyRequests}

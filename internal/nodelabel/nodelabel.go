@@ -1,6 +1,8 @@
-// Package nodelabel copies the value of a label of the node to a file, which selects the node's configuration.
+// Package nodelabel copies the value of a label of the node to a file, which
+// selects the node's configuration.
 //
-// The file keeps the last known value while the API server is away, also over a restart.
+// The file keeps the last known value while the API server is away, also over a
+// restart.
 package nodelabel
 
 import (
@@ -45,7 +47,8 @@ type LabelWatcher struct {
 	loggedAt time.Time
 }
 
-// Load copies the current value. After an error, the file has the last known value, or the Default.
+// Load copies the current value. After an error, the file has the last known
+// value, or the Default.
 func (w *LabelWatcher) Load(ctx context.Context) error {
 	err := w.Node.Follow(ctx, func(e kubeapi.WatchEvent) error {
 		if err := w.handle(e); err != nil {

@@ -11,7 +11,8 @@ import (
 
 var errNotListed = errors.New("the API server has not listed the pods yet")
 
-// followAPIServer follows the pods until the watch ends. A nil error means that the next call continues without a gap.
+// followAPIServer follows the pods until the watch ends. A nil error means that
+// the next call continues without a gap.
 func (c *Client) followAPIServer(ctx context.Context) error {
 	if ps := &c.cache.pods; !ps.Synced && ps.Err == nil { // the API server may hang, and Ready must not wait
 		c.publish(c.cache.setErr(errNotListed))
@@ -29,7 +30,8 @@ func (c *Client) followAPIServer(ctx context.Context) error {
 	return nil
 }
 
-// handleAPIServerEvent applies an event of the API server like an event of the kubelet.
+// handleAPIServerEvent applies an event of the API server like an event of the
+// kubelet.
 func (c *Client) handleAPIServerEvent(e kubeapi.WatchEvent) (err error) {
 	switch e.Type {
 	case kubeapi.ListStarted:

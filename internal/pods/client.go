@@ -1,8 +1,10 @@
-// Package pods follows the pods of the node over the kubelet's Pods API (v1alpha1.Pods, from Kubernetes 1.37 on), or over a watch at
-// the API server if the kubelet has no Pods API.
+// Package pods follows the pods of the node over the kubelet's Pods API
+// (v1alpha1.Pods, from Kubernetes 1.37 on), or over a watch at the API server
+// if the kubelet has no Pods API.
 //
-// Both sources send all pods and then every change, as whole objects. The client keeps a subset of each pod: identity, selected labels
-// and container states. Without a source, only the features based on that subset are missing.
+// Both sources send all pods and then every change, as whole objects. The
+// client keeps a subset of each pod: identity, selected labels and container
+// states. Without a source, only the features based on that subset are missing.
 package pods
 
 import (
@@ -22,34 +24,43 @@ import (
 const (
 	// minBackoff and maxBackoff limit the delay after a failed stream.
 	minBackoff, maxBackoff = 100 * time.Millisecond, 2 * time.Second
-	// startupGracePeriod is the time after the start within which an unavailable kubelet is not worth a log message.
+	// startupGracePeriod is the time after the start within which an
+	// unavailable kubelet is not worth a log message.
 	startupGracePeriod = 10 * time.Second
 )
 
-// ErrNoPodsAPI is the error if the kubelet has no Pods API: older than 1.37, or with the feature gate PodsAPI off.
+// ErrNoPodsAPI is the error if the kubelet has no Pods API: older than 1.37, or
+// with the feature gate PodsAPI off.
 var ErrNoPodsAPI = errors.New("the kubelet has no Pods API")
 
-// Observer receives notifications of pods after Snapshot returns the change. Calls are made on Run's goroutine and must be quick: the
-// kubelet drops a watcher that is 100 events behind. If a pod replaces an ended pod of the same name, OnPodEnded comes first.
+// Observer receives notifications of pods after Snapshot returns the change.
+// Calls are made on Run's goroutine and must be quick: the kubelet drops a
+// watcher that is 100 events behind. If a pod replaces an ended pod of the same
+// name, OnPodEnded comes first.
 type Observer interface {
-	// OnPodAdded is called for a new pod that is not Ended; also for each such pod of the first stream.
+	// OnPodAdded is called for a new pod that is not Ended; also for each such
+	// pod of the first stream.
 	OnPodAdded(namespace, name string)
-	// OnPodEnded is called for a pod that Ended or was deleted, in the last known version; twice if a later stream lists a deleted pod.
+	// OnPodEnded is called for a pod that Ended or was deleted, in the last
+	// known version; twice if a later stream lists a deleted pod.
 	OnPodEnded(Pod)
 }
 
-// PodFollower follows the pods of the node at the API server: a kubeapi.Follower of /api/v1/pods.
+// PodFollower follows the pods of the node at the API server: a
+// kubeapi.Follower of /api/v1/pods.
 type PodFollower interface {
 	Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error
 }
 
-// Options configure a Client. The zero Options keep no labels, log nothing, notify no Observer and use only the kubelet.
+// Options configure a Client. The zero Options keep no labels, log nothing,
+// notify no Observer and use only the kubelet.
 type Options struct {
 	Labels   []string            // names of labels to keep; a trailing * makes a prefix
 	Pods     *pubsub.Value[Pods] // receives the pods; nil: none does
 	Log      *slog.Logger
 	Observer Observer
-	// APIServer is the source while the kubelet has no Pods API. Nil: there is no such source.
+	// APIServer is the source while the kubelet has no Pods API. Nil: there is
+	// no such source.
 	APIServer PodFollower
 }
 
@@ -74,7 +85,8 @@ type Client struct {
 	loggedCut    bool // at least once
 }
 
-// New returns a client for the kubelet on a socket, which need not exist. It fails if a label is neither a name nor a prefix.
+// New returns a client for the kubelet on a socket, which need not exist. It
+// fails if a label is neither a name nor a prefix.
 func New(socket string, o Options) (*Client, error) {
 	return newClient(socket, o, func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -99,7 +111,8 @@ func newClient(socket string, o Options, dial func(ctx context.Context) (net.Con
 	}, nil
 }
 
-// Ready returns an error before the first attempt to list pods. Readiness does not depend on the result.
+// Ready returns an error before the first attempt to list pods. Readiness does
+// not depend on the result.
 func (c *Client) Ready() error {
 	if pods, _ := c.Snapshot(); !pods.Synced && pods.Err == nil {
 		return errors.New("pods not listed yet")

@@ -26,7 +26,8 @@ const (
 	maxStatusFields = 4 * maxContainers
 )
 
-// mirrorAnnotation has the UID of the static pod of a mirror pod (MirrorPodAnnotationKey in core/v1 in k8s.io/api).
+// mirrorAnnotation has the UID of the static pod of a mirror pod
+// (MirrorPodAnnotationKey in core/v1 in k8s.io/api).
 const mirrorAnnotation = "kubernetes.io/config.mirror"
 
 // watchEvent is an event with the kept subset of its pod.
@@ -75,7 +76,8 @@ func (e *watchEvent) limitStatus(pod []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(kept, 3, protowire.BytesType), status)
 }
 
-// walkFields calls visit for each field of a message, up to the first invalid one.
+// walkFields calls visit for each field of a message, up to the first invalid
+// one.
 func walkFields(b []byte, visit func(number protowire.Number, field []byte)) {
 	for {
 		number, _, n := protowire.ConsumeField(b)

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// labelAllowlist selects the labels to keep. Labels may hold private data, so there is no default.
+// labelAllowlist selects the labels to keep. Labels may hold private data, so
+// there is no default.
 type labelAllowlist []labelPattern
 
 // labelPattern is the name of a label, or a prefix of names.

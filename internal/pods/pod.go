@@ -7,34 +7,41 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Pod is the subset of a pod that podgauge keeps. Callers must not change its slices.
+// Pod is the subset of a pod that podgauge keeps. Callers must not change its
+// slices.
 type Pod struct {
 	Namespace, Name string
-	// UID is the UID of cgroups and log folders. For a static pod: the hash of the manifest, 32 digits without dashes, and the
-	// same for each new pod of that manifest.
+	// UID is the UID of cgroups and log folders. For a static pod: the hash of
+	// the manifest, 32 digits without dashes, and the same for each new pod of
+	// that manifest.
 	UID     string
 	Created time.Time      // by the API server; zero for a static pod
 	Labels  []device.Label // on the allowlist, by name
-	// Phase is "Pending", "Running", "Succeeded", "Failed" or "Unknown". An evicted pod is "Failed" while containers still run.
+	// Phase is "Pending", "Running", "Succeeded", "Failed" or "Unknown". An
+	// evicted pod is "Failed" while containers still run.
 	Phase string
-	// Reason is the kubelet's reason for a failure beyond the containers: "Evicted", "UnexpectedAdmissionError".
+	// Reason is the kubelet's reason for a failure beyond the containers:
+	// "Evicted", "UnexpectedAdmissionError".
 	Reason string
-	// Containers are the init, sidecar, regular and ephemeral containers with a status.
+	// Containers are the init, sidecar, regular and ephemeral containers with a
+	// status.
 	Containers []Container
 }
 
 // Container is one container of a pod.
 type Container struct {
 	Name string
-	// ID is the runtime's id of the newest run, without the runtime's name: with containerd and CRI-O 64 hexadecimal digits.
-	// Empty before the first run.
+	// ID is the runtime's id of the newest run, without the runtime's name:
+	// with containerd and CRI-O 64 hexadecimal digits. Empty before the first
+	// run.
 	ID        string
 	State     ContainerState
 	LastState ContainerState // Terminated: the end of the run before State
 	Restarts  int32          // runs after the first, as counted by the kubelet
 }
 
-// ContainerState is the state of a container, comparable by ==. Reason, ExitCode and Finished belong to Terminated.
+// ContainerState is the state of a container, comparable by ==. Reason,
+// ExitCode and Finished belong to Terminated.
 type ContainerState struct {
 	Type     ContainerStateType
 	Reason   string    // "OOMKilled", "Error", "Completed"
@@ -55,7 +62,8 @@ const (
 // Terminal reports whether the phase is final.
 func (p *Pod) Terminal() bool { return p.Phase == "Succeeded" || p.Phase == "Failed" }
 
-// Ended reports whether the pod is Terminal and no container runs. An evicted pod is Terminal before the runtime kills the containers.
+// Ended reports whether the pod is Terminal and no container runs. An evicted
+// pod is Terminal before the runtime kills the containers.
 func (p *Pod) Ended() bool {
 	return p.Terminal() && !slices.ContainsFunc(p.Containers, func(c Container) bool { return c.State.Type == Running })
 }

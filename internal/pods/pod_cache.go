@@ -9,44 +9,52 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// Limits of the cache. A node has a few hundred pods, but rejected pods stay in the API server by the thousand, and each new stream
-// begins with them.
+// Limits of the cache. A node has a few hundred pods, but rejected pods stay in
+// the API server by the thousand, and each new stream begins with them.
 const (
 	maxPods      = 16384
 	maxPodsBytes = 8 << 20
 	maxEndedPods = 512 // among them; the oldest are dropped
 )
 
-// resumed is the type of an event that no kubelet sends: the API server continues without a gap.
+// resumed is the type of an event that no kubelet sends: the API server
+// continues without a gap.
 const resumed = api.EventType(-1)
 
 var errTooManyPods = fmt.Errorf("more than %d pods", maxPods)
 
-// podCache applies the kubelet's events to the pods. Run's goroutine owns the cache.
+// podCache applies the kubelet's events to the pods. Run's goroutine owns the
+// cache.
 //
-// The kubelet may send events out of order: sending follows the release of the lock that the change was made under, and events during
-// the initial list arrive again after the list (sendNotification in pkg/kubelet/status/status_manager.go). But a terminal phase never
-// changes (generateAPIPodStatus in pkg/kubelet/kubelet_pods.go), and DELETED is the last event of a pod, except for a static pod
-// (updateStatusInternal).
+// The kubelet may send events out of order: sending follows the release of the
+// lock that the change was made under, and events during the initial list
+// arrive again after the list (sendNotification in
+// pkg/kubelet/status/status_manager.go). But a terminal phase never changes
+// (generateAPIPodStatus in pkg/kubelet/kubelet_pods.go), and DELETED is the
+// last event of a pod, except for a static pod (updateStatusInternal).
 //
 //	                 while the stream lists pods      after INITIAL_SYNC_COMPLETE
 //	ADDED, MODIFIED  add to the new list              replace the pod, unless the event is late
 //	DELETED          remove from the new list         end the pod, move it to the deleted pods
 //	SYNC_COMPLETE    replace all pods by the list     –
 //
-// The API server sends events in order. After an interruption, its events continue, or a new list comes first.
+// The API server sends events in order. After an interruption, its events
+// continue, or a new list comes first.
 type podCache struct {
 	pods    Pods            // the newest, as published
 	syncing map[string]*Pod // the new stream's list by UID; nil after INITIAL_SYNC_COMPLETE
 	bytes   int             // added to the list
-	// added and ended wait for the publication of pods, then go to the Observer.
+	// added and ended wait for the publication of pods, then go to the
+	// Observer.
 	added, ended []*Pod
 }
 
-// startSync begins a new stream. All known pods stay until the stream has listed its pods.
+// startSync begins a new stream. All known pods stay until the stream has
+// listed its pods.
 func (c *podCache) startSync() { c.syncing, c.bytes = map[string]*Pod{}, 0 }
 
-// apply applies one event and reports whether pods changed. An error ends the stream.
+// apply applies one event and reports whether pods changed. An error ends the
+// stream.
 func (c *podCache) apply(e *watchEvent) (changed bool, err error) {
 	switch {
 	case e.kind == api.EventType_INITIAL_SYNC_COMPLETE:
@@ -116,8 +124,8 @@ func (c *podCache) completeSync() (changed bool) {
 	return true
 }
 
-// applyUpdate applies a pod's new version. Only a static pod can return from Terminal, as a new pod of the same manifest: any other
-// such event is late.
+// applyUpdate applies a pod's new version. Only a static pod can return from
+// Terminal, as a new pod of the same manifest: any other such event is late.
 func (c *podCache) applyUpdate(p *Pod, added bool) (changed bool) {
 	old := c.pods.find(p.UID)
 	mayBeLate := !added && strings.Contains(p.UID, "-") // a static pod's UID has no dash
@@ -154,7 +162,8 @@ func (c *podCache) end(p *Pod) {
 	}
 }
 
-// queueSeen queues the notification about p. old is the previous version, or nil.
+// queueSeen queues the notification about p. old is the previous version, or
+// nil.
 func (c *podCache) queueSeen(old, p *Pod) {
 	switch wasEnded := old != nil && old.Ended(); {
 	case p.Ended() && !wasEnded:
@@ -164,7 +173,8 @@ func (c *podCache) queueSeen(old, p *Pod) {
 	}
 }
 
-// trimEnded moves the oldest ended pods above maxEndedPods to the deleted pods: the end of an old pod may be new.
+// trimEnded moves the oldest ended pods above maxEndedPods to the deleted pods:
+// the end of an old pod may be new.
 func (c *podCache) trimEnded() {
 	ended := slices.DeleteFunc(slices.Clone(c.pods.list), func(p *Pod) bool { return !p.Ended() })
 	if len(ended) <= maxEndedPods {

@@ -11,10 +11,12 @@ import (
 
 // Pods are the pods of the node at one moment. A published value never changes.
 type Pods struct {
-	// Synced is true while the client follows the kubelet's pods without a gap. Otherwise the last known pods stay: lookups by UID or
-	// container id still hold, but the name of a pod may belong to a newer pod.
+	// Synced is true while the client follows the kubelet's pods without a gap.
+	// Otherwise the last known pods stay: lookups by UID or container id still
+	// hold, but the name of a pod may belong to a newer pod.
 	Synced bool
-	// Err is the reason if Synced is false: ErrNoPodsAPI if the kubelet has no Pods API; nil before the first attempt.
+	// Err is the reason if Synced is false: ErrNoPodsAPI if the kubelet has no
+	// Pods API; nil before the first attempt.
 	Err error
 
 	updatedAt time.Time    // of the newest event
@@ -36,8 +38,9 @@ func NewPods(all ...*Pod) Pods {
 // Len returns the number of pods.
 func (ps *Pods) Len() int { return len(ps.list) }
 
-// ByName returns the pod with a name. Of several pods, a pod that is not Terminal takes precedence, then the youngest: the kubelet may
-// report a recreated pod before the end of the previous pod.
+// ByName returns the pod with a name. Of several pods, a pod that is not
+// Terminal takes precedence, then the youngest: the kubelet may report a
+// recreated pod before the end of the previous pod.
 func (ps *Pods) ByName(namespace, name string) (p Pod, ok bool) {
 	for _, other := range ps.withName(namespace, name) {
 		newer := p.Terminal() == other.Terminal() && other.Created.After(p.Created)
@@ -61,8 +64,10 @@ func (ps *Pods) withName(namespace, name string) []*Pod {
 	return ps.list[first:end]
 }
 
-// Meta returns UID and labels of the pod with a name. It returns the zero PodMeta unless Synced, and for a pod that has Ended: the
-// kubelet allocates to the next pod of that name before the Pods API reports the next pod, or the deletion of the previous one.
+// Meta returns UID and labels of the pod with a name. It returns the zero
+// PodMeta unless Synced, and for a pod that has Ended: the kubelet allocates to
+// the next pod of that name before the Pods API reports the next pod, or the
+// deletion of the previous one.
 func (ps *Pods) Meta(namespace, name string) device.PodMeta {
 	p, ok := ps.ByName(namespace, name)
 	if !ok || !ps.Synced || p.Ended() {
@@ -71,7 +76,8 @@ func (ps *Pods) Meta(namespace, name string) device.PodMeta {
 	return device.PodMeta{UID: p.UID, Labels: p.Labels}
 }
 
-// ByContainer returns the pod and the name of the container with a runtime's id.
+// ByContainer returns the pod and the name of the container with a runtime's
+// id.
 func (ps *Pods) ByContainer(id string) (p Pod, container string, ok bool) {
 	if id == "" {
 		return Pod{}, "", false
@@ -99,7 +105,8 @@ func compareNames(a, b *Pod) int {
 		strings.Compare(a.UID, b.UID))
 }
 
-// upsert replaces the pod with p's UID by p, or adds p. The list may be published, so changes go to a copy.
+// upsert replaces the pod with p's UID by p, or adds p. The list may be
+// published, so changes go to a copy.
 func (ps *Pods) upsert(p *Pod) {
 	ps.remove(p.UID)
 	i, _ := slices.BinarySearchFunc(ps.list, p, compareNames)

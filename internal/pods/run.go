@@ -11,10 +11,11 @@ import (
 )
 
 const (
-	// socketPollInterval is the interval between checks for the socket, if the kubelet has no Pods API. A check costs one stat.
+	// socketPollInterval is the interval between checks for the socket, if the
+	// kubelet has no Pods API. A check costs one stat.
 	socketPollInterval = 2 * time.Second
-	// maxAPIServerBackoff limits the delay after a failed list or watch: all nodes of
-	// a cluster return to the API server at once.
+	// maxAPIServerBackoff limits the delay after a failed list or watch: all
+	// nodes of a cluster return to the API server at once.
 	maxAPIServerBackoff = 10 * time.Second
 )
 
@@ -27,8 +28,8 @@ func (c *Client) Run(ctx context.Context) error {
 	return nil
 }
 
-// runStream follows one stream of the kubelet, or of the API server if the kubelet has no Pods API, and returns the delay before the
-// next stream.
+// runStream follows one stream of the kubelet, or of the API server if the
+// kubelet has no Pods API, and returns the delay before the next stream.
 func (c *Client) runStream(ctx context.Context) (delay time.Duration) {
 	follow := c.followKubelet
 	c.backoff.Max = maxBackoff

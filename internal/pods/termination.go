@@ -9,13 +9,16 @@ import (
 )
 
 const (
-	// deletedRetention is the time for which the end of a deleted pod stays known: an incident may look up the end late.
+	// deletedRetention is the time for which the end of a deleted pod stays
+	// known: an incident may look up the end late.
 	deletedRetention = 10 * time.Minute
 	maxDeletedPods   = 256
-	// maxClockSkew is the allowed lead of the API server's clock, the source of Pod.Created, over the node's clock.
+	// maxClockSkew is the allowed lead of the API server's clock, the source of
+	// Pod.Created, over the node's clock.
 	maxClockSkew = 10 * time.Second
-	// maxDetectionDelay is the allowed time from a container's end to the fault that caused the end: health checks find a fault some
-	// seconds late, and the kubelet's times have whole seconds.
+	// maxDetectionDelay is the allowed time from a container's end to the fault
+	// that caused the end: health checks find a fault some seconds late, and
+	// the kubelet's times have whole seconds.
 	maxDetectionDelay = 6 * time.Second
 )
 
@@ -36,7 +39,8 @@ func (ps *Pods) findDeleted(uid string) int {
 	return slices.IndexFunc(ps.deleted, func(d deletedPod) bool { return d.pod.UID == uid })
 }
 
-// Termination returns how an assignment's container ended, if the pod is known or was deleted within the last ten minutes.
+// Termination returns how an assignment's container ended, if the pod is known
+// or was deleted within the last ten minutes.
 func (ps *Pods) Termination(a device.Assignment) (device.Termination, bool) {
 	d, ok := ps.findAssigned(a)
 	if !ok {
@@ -58,7 +62,8 @@ func (ps *Pods) Termination(a device.Assignment) (device.Termination, bool) {
 	return t, true
 }
 
-// terminationAfter returns the end of the run in progress at a time; of an ended pod, the end of the last run.
+// terminationAfter returns the end of the run in progress at a time; of an
+// ended pod, the end of the last run.
 func (c *Container) terminationAfter(at time.Time, podEnded bool) (end ContainerState, ended bool) {
 	switch {
 	case c.State.Type == Terminated:
@@ -72,8 +77,10 @@ func (c *Container) terminationAfter(at time.Time, podEnded bool) (end Container
 	}
 }
 
-// findAssigned returns the pod of an assignment: by UID if known, otherwise the youngest pod of the name that was created before the
-// assignment and not deleted by then. A pod created within maxClockSkew after the assignment is the second choice.
+// findAssigned returns the pod of an assignment: by UID if known, otherwise the
+// youngest pod of the name that was created before the assignment and not
+// deleted by then. A pod created within maxClockSkew after the assignment is
+// the second choice.
 func (ps *Pods) findAssigned(a device.Assignment) (best deletedPod, ok bool) {
 	if a.PodUID != "" {
 		if p := ps.find(a.PodUID); p != nil {

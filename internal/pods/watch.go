@@ -13,13 +13,14 @@ import (
 )
 
 const (
-	// syncTimeout is the maximum time from the start of a stream to INITIAL_SYNC_COMPLETE.
+	// syncTimeout is the maximum time from the start of a stream to
+	// INITIAL_SYNC_COMPLETE.
 	syncTimeout = 30 * time.Second
-	// windowBytes holds a burst of events: the kubelet drops a watcher with unread
-	// events.
+	// windowBytes holds a burst of events: the kubelet drops a watcher with
+	// unread events.
 	windowBytes = 1 << 20
-	// renewInterval is the lifetime of a stream: an overloaded kubelet drops events without notice (Broadcast in
-	// pkg/kubelet/apis/pods/server.go).
+	// renewInterval is the lifetime of a stream: an overloaded kubelet drops
+	// events without notice (Broadcast in pkg/kubelet/apis/pods/server.go).
 	renewInterval = 30 * time.Minute
 )
 
@@ -28,9 +29,11 @@ var (
 	errSyncTimeout = fmt.Errorf("follow pods: no complete list within %s", syncTimeout)
 )
 
-// followKubelet runs one connection with one stream, and returns the reason for its end, never nil.
+// followKubelet runs one connection with one stream, and returns the reason for
+// its end, never nil.
 func (c *Client) followKubelet(ctx context.Context) error {
-	// An event has at most 4 MiB, gRPC's default: more than a pod in etcd can have.
+	// An event has at most 4 MiB, gRPC's default: more than a pod in etcd can
+	// have.
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) }),

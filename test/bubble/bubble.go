@@ -1,4 +1,5 @@
-// Package bubble runs tests in the bubbles of testing/synctest, also beside the race detector.
+// Package bubble runs tests in the bubbles of testing/synctest, also beside the
+// race detector.
 package bubble
 
 import (
@@ -15,8 +16,10 @@ var bubbles struct {
 	processors int // GOMAXPROCS without a running bubble
 }
 
-// Test is synctest.Test on one processor. On several processors, threads run the timers of a bubble concurrently in one context of the race
-// detector, and the process ends with "ThreadSanitizer: CHECK failed" (golang/go#78156, open in Go 1.26).
+// Test is synctest.Test on one processor. On several processors, threads run
+// the timers of a bubble concurrently in one context of the race detector, and
+// the process ends with "ThreadSanitizer: CHECK failed" (golang/go#78156, open
+// in Go 1.26).
 func Test(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	enter()

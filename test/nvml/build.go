@@ -19,8 +19,9 @@ const libraryName = "libnvidia-ml.so.1"
 //go:embed standin
 var sources embed.FS
 
-// Build builds the stand-in in dir without the hidden functions, as in an older driver, and returns the library's path.
-// Build needs gcc, and the go command in a module that requires go-nvml, for NVML's header.
+// Build builds the stand-in in dir without the hidden functions, as in an older
+// driver, and returns the library's path. Build needs gcc, and the go command
+// in a module that requires go-nvml, for NVML's header.
 func Build(dir string, hidden ...string) (lib string, err error) {
 	o, err := compileOnce()
 	if err != nil {
@@ -31,7 +32,8 @@ func Build(dir string, hidden ...string) (lib string, err error) {
 			return "", fmt.Errorf("hide %s: NVML has no such function", name)
 		}
 	}
-	// A rename, so that programs that have loaded the old library keep the old file.
+	// A rename, so that programs that have loaded the old library keep the old
+	// file.
 	work, err := os.MkdirTemp(dir, "standin-")
 	if err != nil {
 		return "", fmt.Errorf("create link folder: %w", err)
@@ -44,11 +46,13 @@ func Build(dir string, hidden ...string) (lib string, err error) {
 	return lib, os.Rename(filepath.Join(work, libraryName), lib)
 }
 
-// LargeMaxGPUs is the largest number of GPUs in a scenario of BuildLarge's library.
+// LargeMaxGPUs is the largest number of GPUs in a scenario of BuildLarge's
+// library.
 const LargeMaxGPUs = 64
 
-// BuildLarge builds the stand-in for up to LargeMaxGPUs GPUs in dir, and returns the library's path. The library takes more memory than
-// Build's. ReadCalls cannot read the library's counts.
+// BuildLarge builds the stand-in for up to LargeMaxGPUs GPUs in dir, and
+// returns the library's path. The library takes more memory than Build's.
+// ReadCalls cannot read the library's counts.
 func BuildLarge(dir string) (lib string, err error) {
 	o, err := compileStandin(fmt.Sprintf("-DMAX_GPUS=%d", LargeMaxGPUs))
 	if err != nil {
@@ -57,13 +61,15 @@ func BuildLarge(dir string) (lib string, err error) {
 	return filepath.Join(dir, libraryName), o.link(dir, nil)
 }
 
-// compiledObject is the compiled stand-in. Libraries differ only in what they export.
+// compiledObject is the compiled stand-in. Libraries differ only in what they
+// export.
 type compiledObject struct {
 	functions []nvmlFunction
 	code      []byte // a relocatable object file
 }
 
-// compileOnce compiles the stand-in once per process, because tests build a dozen libraries and compiling takes 2 s of CPU.
+// compileOnce compiles the stand-in once per process, because tests build a
+// dozen libraries and compiling takes 2 s of CPU.
 var compileOnce = sync.OnceValues(func() (compiledObject, error) { return compileStandin() })
 
 func compileStandin(flags ...string) (o compiledObject, err error) {
@@ -90,8 +96,8 @@ func compileStandin(flags ...string) (o compiledObject, err error) {
 	return o, nil
 }
 
-// nvmlHeaderDir returns the folder of go-nvml's nvml.h.
-// With this header the stand-in has the functions and structs of the compiled program.
+// nvmlHeaderDir returns the folder of go-nvml's nvml.h. With this header the
+// stand-in has the functions and structs of the compiled program.
 func nvmlHeaderDir() (string, error) {
 	out, err := command("", "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml")
 	if err != nil {
@@ -124,8 +130,9 @@ func writeSources(dir string, functions []nvmlFunction) error {
 	return nil
 }
 
-// compile returns the stand-in as an object file.
-// Unversioned names stay functions of the library, as in go-nvml, and are not mapped to the newest version.
+// compile returns the stand-in as an object file. Unversioned names stay
+// functions of the library, as in go-nvml, and are not mapped to the newest
+// version.
 func compile(dir, include string, flags []string) ([]byte, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.c"))
 	if err != nil {
@@ -155,7 +162,8 @@ func (o compiledObject) link(dir string, hidden []string) error {
 	return err
 }
 
-// command runs a command and returns the standard output. The error includes the standard error output.
+// command runs a command and returns the standard output. The error includes
+// the standard error output.
 func command(dir, name string, args ...string) (string, error) {
 	var stderr bytes.Buffer
 	cmd := exec.Command(name, args...)

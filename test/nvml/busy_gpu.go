@@ -11,12 +11,14 @@ import (
 //go:embed busy
 var busyFiles embed.FS
 
-// Lines of two scenarios and their series. A test requires a series for each metric.
+// Lines of two scenarios and their series. A test requires a series for each
+// metric.
 var (
 	// BusyGPU has all readings of a GPU, each with a different value.
 	BusyGPU    = busyLines("busy.scenario")
 	BusyValues = busySeries("busy.prom")
-	// OldMemoryScenario replaces the SRAM status by the counters of GPUs before Ampere, and adds the fans of a board.
+	// OldMemoryScenario replaces the SRAM status by the counters of GPUs before
+	// Ampere, and adds the fans of a board.
 	OldMemoryScenario = busyLines("old_memory.scenario")
 	OldDriverValues   = busySeries("old_memory.prom") // additional to BusyValues
 )

@@ -10,14 +10,16 @@ import (
 // NoGPU replaces a GPU's index for calls without a GPU.
 const NoGPU = MaxGPUs
 
-// CallCounts has the number of calls of each function since the load of the library.
+// CallCounts has the number of calls of each function since the load of the
+// library.
 type CallCounts struct {
 	records  callRecords
 	baseline callRecords // subtracted from the functions' counts; may be empty
 }
 
-// callRecords is the content of the file, an array of struct record of standin/counter.c.
-// Records are decoded on access, because tests read the file thousands of times with the race detector.
+// callRecords is the content of the file, an array of struct record of
+// standin/counter.c. Records are decoded on access, because tests read the file
+// thousands of times with the race detector.
 type callRecords []byte
 
 const (
@@ -61,7 +63,8 @@ func ReadCalls(path string) (CallCounts, error) {
 	return c, nil
 }
 
-// Count returns the number of calls of a function on a GPU, or on NoGPU, and panics for an unknown function.
+// Count returns the number of calls of a function on a GPU, or on NoGPU, and
+// panics for an unknown function.
 func (c CallCounts) Count(function string, gpu int) uint64 {
 	for i := gaugeCount; i < c.records.len(); i++ {
 		if c.records.name(i) == function {
@@ -93,7 +96,8 @@ func (c CallCounts) MaxInFlight(gpu int) uint64 { return c.records.count(maxInFl
 // GPMSamples returns the number of allocated GPM samples.
 func (c CallCounts) GPMSamples() uint64 { return c.records.count(gpmSamples, NoGPU) }
 
-// Since returns the calls after the earlier count. Gauges such as InFlight and GPMSamples are not changed.
+// Since returns the calls after the earlier count. Gauges such as InFlight and
+// GPMSamples are not changed.
 func (c CallCounts) Since(earlier CallCounts) CallCounts {
 	return CallCounts{c.records, earlier.records}
 }

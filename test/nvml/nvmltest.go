@@ -1,7 +1,9 @@
-// Package nvmltest builds a stand-in for libnvidia-ml.so.1, for tests of the real program through the real dlopen. A text file
-// describes the GPUs of the simulated machine.
+// Package nvmltest builds a stand-in for libnvidia-ml.so.1, for tests of the
+// real program through the real dlopen. A text file describes the GPUs of the
+// simulated machine.
 //
-// Build compiles the library, a Scenario writes the file, and ReadCalls returns the number of calls:
+// Build compiles the library, a Scenario writes the file, and ReadCalls returns
+// the number of calls:
 //
 //	lib, err := nvmltest.Build(dir)
 //	machine := nvmltest.NewScenario(path)
@@ -11,12 +13,14 @@
 //	err = machine.Set("hang * gpu 5")
 //	err = machine.Clear("hang")
 //
-// Without NVML_STANDIN, or without the file, the node has no driver. The file may change at any time and is read again before
-// the next call. An invalid file changes nothing and causes a single message on standard error.
+// Without NVML_STANDIN, or without the file, the node has no driver. The file
+// may change at any time and is read again before the next call. An invalid
+// file changes nothing and causes a single message on standard error.
 //
-// A scenario has a directive per line, words separated by blanks, and comments after #. <sel> is a GPU's index or *, and in
-// fail, slow and hang also -, for calls without a GPU. A later line replaces an earlier line with the same subject. The
-// defaults are in standin/default.scenario.
+// A scenario has a directive per line, words separated by blanks, and comments
+// after #. <sel> is a GPU's index or *, and in fail, slow and hang also -, for
+// calls without a GPU. A later line replaces an earlier line with the same
+// subject. The defaults are in standin/default.scenario.
 //
 //	gpus <n>                                number of GPUs, at most 16
 //	driver <version>
@@ -45,7 +49,8 @@
 // A value is a number, "none", "<base>+<slope>/s" or "<low>~<high>/<period>s".
 package nvmltest
 
-// Environment variables with the paths of the stand-in's files, read in the process that loads the library. EnvCalls is optional.
+// Environment variables with the paths of the stand-in's files, read in the
+// process that loads the library. EnvCalls is optional.
 const (
 	EnvScenario = "NVML_STANDIN"
 	EnvCalls    = "NVML_STANDIN_CALLS"

@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// Scenario writes the scenario file of the stand-in. Each change is a rename, so that programs see whole changes only.
-// Before the first change the node has no driver.
+// Scenario writes the scenario file of the stand-in. Each change is a rename,
+// so that programs see whole changes only. Before the first change the node has
+// no driver.
 type Scenario struct {
 	path string
 
@@ -23,7 +24,8 @@ type Scenario struct {
 // NewScenario returns a scenario that writes to path, in an existing folder.
 func NewScenario(path string) *Scenario { return &Scenario{path: path} }
 
-// Set adds lines. A line replaces the earlier line with the same subject: "gpu 3 power 200000" replaces "gpu 3 power 100000".
+// Set adds lines. A line replaces the earlier line with the same subject: "gpu
+// 3 power 200000" replaces "gpu 3 power 100000".
 func (s *Scenario) Set(lines ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,7 +38,8 @@ func (s *Scenario) Set(lines ...string) error {
 	return s.write()
 }
 
-// Clear removes the lines that begin with the words, as in Clear("gpu 3 lost") and Clear("hang"). Clear("") removes all lines.
+// Clear removes the lines that begin with the words, as in Clear("gpu 3 lost")
+// and Clear("hang"). Clear("") removes all lines.
 func (s *Scenario) Clear(words string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,8 +50,9 @@ func (s *Scenario) Clear(words string) error {
 // maxOccurrences of an event have serials before the next event's.
 const maxOccurrences = 1e6
 
-// Event adds an event of a GPU: "xid 79", "xid 43 gi 1 ci 0", "type fatal_poison", "xid 31 x 10000".
-// Event sets with a registration receive each occurrence once.
+// Event adds an event of a GPU: "xid 79", "xid 43 gi 1 ci 0", "type
+// fatal_poison", "xid 31 x 10000". Event sets with a registration receive each
+// occurrence once.
 func (s *Scenario) Event(gpu int, description string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,8 +61,8 @@ func (s *Scenario) Event(gpu int, description string) error {
 	return s.write()
 }
 
-// Reset resets a GPU, as nvidia-smi or a boot does: the GPU is present, without recovery action and pending repairs, and the
-// energy counter restarts at 0.
+// Reset resets a GPU, as nvidia-smi or a boot does: the GPU is present, without
+// recovery action and pending repairs, and the energy counter restarts at 0.
 func (s *Scenario) Reset(gpu int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,8 +85,9 @@ func (s *Scenario) write() error {
 	if err := os.WriteFile(fresh, []byte(text), 0o644); err != nil {
 		return fmt.Errorf("write scenario: %w", err)
 	}
-	// The kernel's clock for files has a resolution of milliseconds. Without the addition, two versions of the same length
-	// within a step look the same.
+	// The kernel's clock for files has a resolution of milliseconds. Without
+	// the addition, two versions of the same length within a step look the
+	// same.
 	writtenAt := time.Now()
 	if old, err := os.Stat(s.path); err == nil && !writtenAt.After(old.ModTime()) { // the clock of a bubble begins in the past
 		writtenAt = old.ModTime().Add(1)
@@ -93,13 +98,15 @@ func (s *Scenario) write() error {
 	return os.Rename(fresh, s.path)
 }
 
-// subjectWords is the number of words that form a line's subject; the value follows.
+// subjectWords is the number of words that form a line's subject; the value
+// follows.
 var subjectWords = map[string]int{
 	"gpus": 1, "driver": 1, "epoch": 1, "lock": 2, "gpu": 3,
 	"event": 2, "fail": 4, "slow": 4, "hang": 4, "reuse": 2, "add": 2, "short": 2, "ancestor": 3, "confidential": 1,
 }
 
-// lineSubject returns the words that identify a line; Set replaces the earlier line with the same words.
+// lineSubject returns the words that identify a line; Set replaces the earlier
+// line with the same words.
 func lineSubject(line string) []string {
 	words := strings.Fields(line)
 	if len(words) == 0 {

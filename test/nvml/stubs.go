@@ -22,7 +22,8 @@ var (
 	commentPattern     = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
 	declarationPattern = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\)\s+)?([\w ]+?)\s+DECLDIR\s+([\w *]*?)(nvml\w+)\s*\(([^)]*)\)\s*;`)
 	devicePattern      = regexp.MustCompile(`^nvmlDevice_t (\w+)`)
-	// numberPattern matches the parameters of a function that returns a number of a GPU or GPU part.
+	// numberPattern matches the parameters of a function that returns a number
+	// of a GPU or GPU part.
 	numberPattern = regexp.MustCompile(`^nvmlDevice_t (\w+), (?:unsigned int (\w+), )?((?:unsigned )?(?:int|long long)) ?\* ?(\w+)$`)
 )
 
@@ -51,8 +52,9 @@ func functionsHeader(functions []nvmlFunction) string {
 	return b.String()
 }
 
-// stubSource returns a body for each function, with a number of the scenario or NOT_SUPPORTED.
-// The bodies are weak, so that the linker prefers the functions of standin.
+// stubSource returns a body for each function, with a number of the scenario or
+// NOT_SUPPORTED. The bodies are weak, so that the linker prefers the functions
+// of standin.
 func stubSource(functions []nvmlFunction) string {
 	var b strings.Builder
 	b.WriteString("#include \"call.h\"\n\n#pragma GCC diagnostic ignored \"-Wunused-parameter\"\n")
@@ -84,7 +86,8 @@ __attribute__((weak)) nvmlReturn_t %s(%s)
 	return b.String()
 }
 
-// defaultHeader returns the default scenario and the models as C strings, with an X macro of all models.
+// defaultHeader returns the default scenario and the models as C strings, with
+// an X macro of all models.
 func defaultHeader(standin fs.FS) (string, error) {
 	defaults, err := fs.ReadFile(standin, "default.scenario")
 	if err != nil {
@@ -116,7 +119,8 @@ func quoteC(text string) string {
 	return b.String()
 }
 
-// versionScript returns a version script for the linker that exports NVML's functions except the hidden functions.
+// versionScript returns a version script for the linker that exports NVML's
+// functions except the hidden functions.
 func versionScript(hidden []string) string {
 	local := append(slices.Clone(hidden), "*")
 	return "{ global: nvml*; local: " + strings.Join(local, "; ") + "; };\n"

@@ -2,9 +2,11 @@ package main
 
 import "slices"
 
-// upward returns the references between the files of a package against the best order found, and the number of all references.
+// upward returns the references between the files of a package against the best
+// order found, and the number of all references.
 //
-// The least number is the minimum feedback arc set of the graph; a local search from the order of degrees finds a close bound.
+// The least number is the minimum feedback arc set of the graph; a local search
+// from the order of degrees finds a close bound.
 func upward(files []*file) (up []string, all int) {
 	users := map[*file]int{}
 	for _, f := range files {

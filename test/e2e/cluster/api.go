@@ -23,7 +23,8 @@ func (c *Cluster) Get(ctx context.Context, path string, v any) error {
 	return nil
 }
 
-// Read returns a response of the API server, also as proxy of a pod: /api/v1/namespaces/<ns>/pods/<pod>:<port>/proxy/<path>.
+// Read returns a response of the API server, also as proxy of a pod:
+// /api/v1/namespaces/<ns>/pods/<pod>:<port>/proxy/<path>.
 func (c *Cluster) Read(ctx context.Context, path string) ([]byte, error) {
 	return c.api.Get().RequestURI(path).Do(ctx).Raw()
 }

@@ -1,9 +1,11 @@
-// Package cluster is a Kubernetes cluster with a single node for tests: unmodified etcd, kube-apiserver, kube-controller-manager,
-// kube-scheduler and kubelet, in the private namespaces of a node of package node.
+// Package cluster is a Kubernetes cluster with a single node for tests:
+// unmodified etcd, kube-apiserver, kube-controller-manager, kube-scheduler and
+// kubelet, in the private namespaces of a node of package node.
 //
-// RBAC, the Node authorizer and all default admission plugins and controllers are enabled: pods have service accounts, garbage
-// collection works, and unlabeled namespaces reject privileged pods. DNS and kube-proxy are missing: pods reach the service of
-// the API server only.
+// RBAC, the Node authorizer and all default admission plugins and controllers
+// are enabled: pods have service accounts, garbage collection works, and
+// unlabeled namespaces reject privileged pods. DNS and kube-proxy are missing:
+// pods reach the service of the API server only.
 package cluster
 
 import (
@@ -34,7 +36,8 @@ const (
 type Cluster struct {
 	// Node is the cluster's only node.
 	Node *node.RealNode
-	// Kubeconfig is the administrator's kubeconfig, for programs on the machine or in the node.
+	// Kubeconfig is the administrator's kubeconfig, for programs on the machine
+	// or in the node.
 	Kubeconfig string
 
 	identities clusterIdentities
@@ -49,16 +52,19 @@ func Options() node.Options {
 		KubeletVersion: programs.ClusterVersion,
 		Containerd2:    true,
 		KubeletConfig: map[string]any{
-			// Update the node's status within a second instead of ten, to show short changes during a rollout.
+			// Update the node's status within a second instead of ten, to show
+			// short changes during a rollout.
 			"nodeStatusUpdateFrequency": "1s",
 		},
 	}
 }
 
-// PodSecurity is the Pod Security level of unlabeled namespaces: privileged (Kubernetes' default), baseline or restricted.
+// PodSecurity is the Pod Security level of unlabeled namespaces: privileged
+// (Kubernetes' default), baseline or restricted.
 type PodSecurity string
 
-// Up starts the control plane and the kubelet in a running node and waits until the node is ready.
+// Up starts the control plane and the kubelet in a running node and waits until
+// the node is ready.
 func Up(ctx context.Context, n *node.RealNode, level PodSecurity) (*Cluster, error) {
 	ids, err := newIdentities(n.Path("pki"), net.ParseIP(n.IP()), net.ParseIP(serviceIP))
 	if err != nil {
@@ -96,7 +102,8 @@ func newClient(kubeconfig string) (rest.Interface, error) {
 	return client.RESTClient(), nil
 }
 
-// StartKubelet starts the kubelet and waits until pods can be scheduled: the node is ready, without taint.
+// StartKubelet starts the kubelet and waits until pods can be scheduled: the
+// node is ready, without taint.
 func (c *Cluster) StartKubelet(ctx context.Context) error {
 	if _, err := c.Node.StartKubelet(ctx, "--kubeconfig="+c.identities.kubeconfig("system:node:"+node.Name)); err != nil {
 		return err
@@ -118,7 +125,8 @@ func isReady(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Statu
 // Etcd is Debian's etcd. The package also starts an etcd on the machine.
 var Etcd = node.RequiredTool{File: "etcd", Package: "etcd-server"}
 
-// CheckRequirements returns an error with the remedy if this machine cannot run a cluster with the programs.
+// CheckRequirements returns an error with the remedy if this machine cannot run
+// a cluster with the programs.
 func CheckRequirements(all []programs.BuildSpec) error {
 	errs := []error{node.CheckRequirements(Options())}
 	if missing := node.MissingTools(Etcd); len(missing) > 0 {
@@ -131,7 +139,8 @@ func CheckRequirements(all []programs.BuildSpec) error {
 	return errors.Join(errs...)
 }
 
-// Archive returns the path of `make image`'s archive for this machine, relative to the repository's root.
+// Archive returns the path of `make image`'s archive for this machine, relative
+// to the repository's root.
 func Archive(root, program string) string {
 	return fmt.Sprintf("%s/bin/%s-image-%s.tar", root, program, runtime.GOARCH)
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
-// startEtcd starts Debian's etcd without fsync, because the data ends with the node.
+// startEtcd starts Debian's etcd without fsync, because the data ends with the
+// node.
 func (c *Cluster) startEtcd(ctx context.Context) error {
 	client := fmt.Sprintf("http://%s:2379", c.Node.IP())
 	_, err := c.Node.Start(ctx, "etcd", []string{
@@ -20,7 +21,8 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	return err
 }
 
-// podSecurity is the configuration of Pod Security admission, with the level as a parameter.
+// podSecurity is the configuration of Pod Security admission, with the level as
+// a parameter.
 const podSecurity = `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration", "plugins": [{
   "name": "PodSecurity",
   "configuration": {
@@ -36,7 +38,8 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Pods reach the API server at the address of the service, without kube-proxy.
+	// Pods reach the API server at the address of the service, without
+	// kube-proxy.
 	redirect := fmt.Sprintf("-d %s/32 -p tcp --dport 443 -j DNAT --to-destination %s:%d", serviceIP, c.Node.IP(), apiPort)
 	if c.apiServer == nil {
 		if _, err := c.Node.Shell(ctx, fmt.Sprintf("iptables -t nat -A PREROUTING %s\niptables -t nat -A OUTPUT %s", redirect, redirect)); err != nil {
@@ -69,7 +72,8 @@ func (c *Cluster) StopAPIServer(ctx context.Context) error {
 	return err
 }
 
-// startControllers starts the controller manager and the scheduler. Their health checks need no token.
+// startControllers starts the controller manager and the scheduler. Their
+// health checks need no token.
 func (c *Cluster) startControllers(ctx context.Context) error {
 	manager, err := programs.ControlPlane.Binary("kube-controller-manager")
 	if err != nil {
@@ -91,7 +95,8 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 	if _, err := c.Node.Exec("kube-scheduler", append([]string{scheduler}, common("system:kube-scheduler")...)); err != nil {
 		return err
 	}
-	// The controller manager creates service accounts; the scheduler is checked by the first pod.
+	// The controller manager creates service accounts; the scheduler is checked
+	// by the first pod.
 	return node.Until(ctx, "the controllers work", func(ctx context.Context) error {
 		return c.Get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", nil)
 	})

@@ -11,10 +11,12 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// clusterIdentities is the folder of the cluster's credentials: a certificate for the API server, and tokens for all clients.
+// clusterIdentities is the folder of the cluster's credentials: a certificate
+// for the API server, and tokens for all clients.
 type clusterIdentities string
 
-// userGroups returns the users of the API server with the groups of Kubernetes' default RBAC rules.
+// userGroups returns the users of the API server with the groups of Kubernetes'
+// default RBAC rules.
 // https://kubernetes.io/docs/reference/access-authn-authz/rbac/#core-component-roles
 func userGroups(node string) map[string]string {
 	return map[string]string{
@@ -27,7 +29,8 @@ func userGroups(node string) map[string]string {
 
 func (i clusterIdentities) file(name string) string { return filepath.Join(string(i), name) }
 
-// newIdentities writes server.crt, which includes the certificate's CA, server.key and service-accounts.key.
+// newIdentities writes server.crt, which includes the certificate's CA,
+// server.key and service-accounts.key.
 func newIdentities(dir string, node, service net.IP) (clusterIdentities, error) {
 	i := clusterIdentities(dir)
 	certificate, key, err := cert.GenerateSelfSignedCertKey(node.String(), []net.IP{service}, nil)
@@ -49,7 +52,8 @@ func newIdentities(dir string, node, service net.IP) (clusterIdentities, error) 
 	return i, nil
 }
 
-// addUsers creates a token per user and writes tokens.csv for the API server and <name>.kubeconfig for each user.
+// addUsers creates a token per user and writes tokens.csv for the API server
+// and <name>.kubeconfig for each user.
 func (i clusterIdentities) addUsers(server string, users map[string]string) error {
 	list := []byte{}
 	for user, group := range users {

@@ -14,8 +14,9 @@ import (
 	"syscall"
 )
 
-// nodeCgroups are the node's cgroups, one per hierarchy of the machine.
-// The cgroups contain exactly the processes of the node, so no file of process ids is necessary.
+// nodeCgroups are the node's cgroups, one per hierarchy of the machine. The
+// cgroups contain exactly the processes of the node, so no file of process ids
+// is necessary.
 type nodeCgroups []nodeCgroup
 
 type nodeCgroup struct {
@@ -25,8 +26,9 @@ type nodeCgroup struct {
 }
 
 // newNodeCgroups returns the cgroups of a node in the hierarchies of cgroup v1.
-// Machines with cgroup v2 only are not supported: the node's first process would have to leave the root of its cgroup namespace
-// before the kubelet starts, and single threads cannot be moved.
+// Machines with cgroup v2 only are not supported: the node's first process
+// would have to leave the root of its cgroup namespace before the kubelet
+// starts, and single threads cannot be moved.
 func newNodeCgroups(number Number) (nodeCgroups, error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -34,7 +36,8 @@ func newNodeCgroups(number Number) (nodeCgroups, error) {
 	}
 	var all nodeCgroups
 	for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
-		// https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html: the mount point is the fifth field, type and options are at the end.
+		// https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html: the
+		// mount point is the fifth field, type and options are at the end.
 		mount, kind, found := strings.Cut(lines.Text(), " - cgroup ")
 		if fields := strings.Fields(mount); found && len(fields) > 4 {
 			all = append(all, nodeCgroup{hierarchy: fields[4], options: hierarchyOptions(kind), name: number.name()})
@@ -61,7 +64,8 @@ func hierarchyOptions(kind string) string {
 
 func (c nodeCgroup) dir() string { return filepath.Join(c.hierarchy, c.name) }
 
-// mounts returns the hierarchies as folder=options, for the script that mounts the hierarchies in the node.
+// mounts returns the hierarchies as folder=options, for the script that mounts
+// the hierarchies in the node.
 func (c nodeCgroups) mounts() string {
 	var all []string
 	for _, c := range c {
@@ -75,7 +79,8 @@ func (c nodeCgroups) create() error {
 		if err := os.MkdirAll(c.dir(), 0o755); err != nil {
 			return fmt.Errorf("create cgroup: %w", err)
 		}
-		// A new cpuset accepts no processes before processors and memory are set.
+		// A new cpuset accepts no processes before processors and memory are
+		// set.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			whole, err := os.ReadFile(filepath.Join(c.hierarchy, file))
 			if errors.Is(err, fs.ErrNotExist) {
@@ -92,7 +97,8 @@ func (c nodeCgroups) create() error {
 	return nil
 }
 
-// addThread moves the calling thread into the cgroups. Processes that the thread starts later are in the cgroups as well.
+// addThread moves the calling thread into the cgroups. Processes that the
+// thread starts later are in the cgroups as well.
 func (c nodeCgroups) addThread() error {
 	for _, c := range c {
 		if err := os.WriteFile(filepath.Join(c.dir(), "tasks"), []byte(strconv.Itoa(syscall.Gettid())), 0o644); err != nil {
@@ -115,7 +121,8 @@ func (c nodeCgroups) remove() error {
 	return nil
 }
 
-// pids returns the processes in the cgroups except this process: its nsenter thread is in the cgroups.
+// pids returns the processes in the cgroups except this process: its nsenter
+// thread is in the cgroups.
 func (c nodeCgroups) pids() []int {
 	var all []int
 	for _, c := range c {
@@ -135,7 +142,8 @@ func (c nodeCgroups) existingDirs() []string {
 	return dirs
 }
 
-// find returns the node's first cgroup with the name. A container's cgroup is named after the container id.
+// find returns the node's first cgroup with the name. A container's cgroup is
+// named after the container id.
 func (c nodeCgroups) find(name string) (dir string, found bool) {
 	for _, dir := range c.existingDirs() {
 		if filepath.Base(dir) == name {
@@ -157,7 +165,8 @@ func pidsIn(dir string) []int {
 	return pids
 }
 
-// subdirs returns a folder and all folders below, outermost first. Folders that vanish during the walk are skipped.
+// subdirs returns a folder and all folders below, outermost first. Folders that
+// vanish during the walk are skipped.
 func subdirs(dir string) []string {
 	var dirs []string
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

@@ -10,7 +10,8 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
-// CheckRequirements returns an error with the remedy if this machine cannot run a node.
+// CheckRequirements returns an error with the remedy if this machine cannot run
+// a node.
 func CheckRequirements(o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("end-to-end tests create namespaces, mounts and cgroups: run as root")
@@ -38,7 +39,8 @@ func CheckRequirements(o Options) error {
 // RequiredTool is a program of the tests and its Debian package.
 type RequiredTool struct{ File, Package string }
 
-// MissingTools returns the missing tools of this machine, among these tools and the tools of a node.
+// MissingTools returns the missing tools of this machine, among these tools and
+// the tools of a node.
 func MissingTools(more ...RequiredTool) []RequiredTool {
 	var missing []RequiredTool
 	for _, tool := range append(more, []RequiredTool{

@@ -13,15 +13,17 @@ import (
 	"time"
 )
 
-// LockRun waits until no test run on this machine uses a node with the environment's number; Close releases the lock.
-// Without the lock two runs would alternate node by node, and waiting would count as test time.
+// LockRun waits until no test run on this machine uses a node with the
+// environment's number; Close releases the lock. Without the lock two runs
+// would alternate node by node, and waiting would count as test time.
 func LockRun(ctx context.Context, logf func(string, ...any)) (io.Closer, error) {
 	return acquireLock(ctx, "@"+Options{}.withDefaults().Number.name()+"-run", "waiting for a running test run on this machine", logf)
 }
 
-// lockNode waits until no node with the number is up on this machine; Close releases the lock.
-// The lock is an abstract socket, without a file, and the kernel releases the lock at the end of the process. Resources found
-// under the lock are therefore leftovers.
+// lockNode waits until no node with the number is up on this machine; Close
+// releases the lock. The lock is an abstract socket, without a file, and the
+// kernel releases the lock at the end of the process. Resources found under the
+// lock are therefore leftovers.
 func lockNode(ctx context.Context, options Options) (net.Listener, error) {
 	return acquireLock(ctx, "@"+options.Number.name(), "waiting for a running node on this machine", options.Logf)
 }
@@ -43,7 +45,8 @@ func acquireLock(ctx context.Context, lock, waiting string, logf func(string, ..
 	}
 }
 
-// CleanUp waits for the end of a running node and removes all leftovers, including logs.
+// CleanUp waits for the end of a running node and removes all leftovers,
+// including logs.
 func CleanUp(ctx context.Context, o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("clean up requires root")
@@ -57,7 +60,8 @@ func CleanUp(ctx context.Context, o Options) error {
 	return errors.Join(removeLeftovers(ctx, o), os.RemoveAll(o.Dir))
 }
 
-// Leftovers waits for the end of a running node and returns all leftovers except logs: none after Down or CleanUp.
+// Leftovers waits for the end of a running node and returns all leftovers
+// except logs: none after Down or CleanUp.
 func Leftovers(ctx context.Context, o Options) ([]string, error) {
 	o = o.withDefaults()
 	lock, err := lockNode(ctx, o)
@@ -68,7 +72,8 @@ func Leftovers(ctx context.Context, o Options) ([]string, error) {
 	return nodeResources(o)
 }
 
-// Resources returns the node's processes, cgroups, network link, folder and mounts on this machine.
+// Resources returns the node's processes, cgroups, network link, folder and
+// mounts on this machine.
 func (n *RealNode) Resources() ([]string, error) { return nodeResources(n.options) }
 
 func nodeResources(o Options) ([]string, error) {
@@ -100,8 +105,9 @@ func nodeResources(o Options) ([]string, error) {
 	return found, err
 }
 
-// removeLeftovers ends all processes and removes all resources of a node; the caller has the lock.
-// The kernel removes mounts, network and cgroup members shortly after the processes, so the removal is repeated.
+// removeLeftovers ends all processes and removes all resources of a node; the
+// caller has the lock. The kernel removes mounts, network and cgroup members
+// shortly after the processes, so the removal is repeated.
 func removeLeftovers(ctx context.Context, o Options) error {
 	all, err := newNodeCgroups(o.Number)
 	if err != nil {

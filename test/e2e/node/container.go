@@ -15,7 +15,8 @@ func (n *RealNode) ContainerPID(ctx context.Context, p StaticPod, container stri
 	return pids[0], nil
 }
 
-// ContainerPIDs returns the machine's ids of a running container's processes, sorted; never empty without an error.
+// ContainerPIDs returns the machine's ids of a running container's processes,
+// sorted; never empty without an error.
 func (n *RealNode) ContainerPIDs(ctx context.Context, p StaticPod, container string) ([]int, error) {
 	pod, err := n.Pod(ctx, p)
 	if err != nil {

@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// ForTest starts a node and stops it at the end of the test. The logs of a failed test are kept, and their folder is logged.
-// Subtests may share the node. ctx limits the start only.
+// ForTest starts a node and stops it at the end of the test. The logs of a
+// failed test are kept, and their folder is logged. Subtests may share the
+// node. ctx limits the start only.
 func ForTest(ctx context.Context, t testing.TB, o Options) *RealNode {
 	t.Helper()
 	o.LogName = cmp.Or(o.LogName, t.Name())

@@ -17,8 +17,9 @@ import (
 // TestImage is the image of all containers, including pod sandboxes.
 const TestImage = "local.test/box:1"
 
-// LoadProgram imports an image of one static program into containerd, so that the tests need no registry and no image builder.
-// Path is the program's path in the image.
+// LoadProgram imports an image of one static program into containerd, so that
+// the tests need no registry and no image builder. Path is the program's path
+// in the image.
 func (n *RealNode) LoadProgram(ctx context.Context, name, program, path string, args ...string) error {
 	content, err := os.ReadFile(program)
 	if err != nil {
@@ -39,7 +40,8 @@ func (n *RealNode) LoadProgram(ctx context.Context, name, program, path string, 
 // importedName matches the name of an image in ctr's output.
 var importedName = regexp.MustCompile(`(?m)^unpacking (\S+) `)
 
-// LoadImage imports an archive with one image into containerd, and returns the image's name.
+// LoadImage imports an archive with one image into containerd, and returns the
+// image's name.
 func (n *RealNode) LoadImage(ctx context.Context, archive string) (name string, err error) {
 	archive, err = filepath.Abs(archive) // the node has a different working folder
 	if err != nil {
@@ -62,7 +64,8 @@ func (n *RealNode) TagImage(ctx context.Context, image, name string) error {
 	return err
 }
 
-// dockerArchive returns an image with a program and the mount points of a runtime, in the format of `docker save`.
+// dockerArchive returns an image with a program and the mount points of a
+// runtime, in the format of `docker save`.
 func dockerArchive(name string, program []byte, path string, args []string) ([]byte, error) {
 	layer, err := tarOf([]tarFile{
 		{name: "bin/"}, {name: "dev/"}, {name: "etc/"}, {name: "proc/"}, {name: "sys/"}, {name: "tmp/"}, {path[1:], program},

@@ -25,23 +25,28 @@ const (
 // KubeletDir returns the machine's path of the node's /var/lib/kubelet.
 func (n *RealNode) KubeletDir() string { return n.path("root") }
 
-// DevicePluginSocket returns the machine's path of the kubelet's registration socket.
+// DevicePluginSocket returns the machine's path of the kubelet's registration
+// socket.
 func (n *RealNode) DevicePluginSocket() string {
 	return n.path("root", "device-plugins", "kubelet.sock")
 }
 
-// PodResourcesSocket returns the machine's path of the kubelet's pod-resources socket.
+// PodResourcesSocket returns the machine's path of the kubelet's pod-resources
+// socket.
 func (n *RealNode) PodResourcesSocket() string {
 	return n.path("root", "pod-resources", "kubelet.sock")
 }
 
-// PodLogs returns the folder of the pods' logs, the same inside and outside the node.
+// PodLogs returns the folder of the pods' logs, the same inside and outside the
+// node.
 func (n *RealNode) PodLogs() string { return filepath.Join(n.Logs, "pods") }
 
-// Kubelet returns the kubelet's process; nil before the first start and after a stop.
+// Kubelet returns the kubelet's process; nil before the first start and after a
+// stop.
 func (n *RealNode) Kubelet() *Process { return n.kubelet }
 
-// StartKubelet starts the kubelet with additional arguments, waits until all sockets respond, and returns the start time.
+// StartKubelet starts the kubelet with additional arguments, waits until all
+// sockets respond, and returns the start time.
 func (n *RealNode) StartKubelet(ctx context.Context, args ...string) (time.Time, error) {
 	if n.kubelet != nil && n.kubelet.Alive() == nil {
 		return time.Time{}, errors.New("kubelet is already running")
@@ -66,7 +71,8 @@ func (n *RealNode) StartKubelet(ctx context.Context, args ...string) (time.Time,
 	return start, err
 }
 
-// StopKubelet stops the kubelet with SIGTERM or SIGKILL. Pods keep running, and the kubelet's sockets still exist.
+// StopKubelet stops the kubelet with SIGTERM or SIGKILL. Pods keep running, and
+// the kubelet's sockets still exist.
 func (n *RealNode) StopKubelet(ctx context.Context, signal syscall.Signal) error {
 	if n.kubelet == nil {
 		return errors.New("kubelet is not running")
@@ -78,8 +84,9 @@ func (n *RealNode) StopKubelet(ctx context.Context, signal syscall.Signal) error
 	return err
 }
 
-// KubeletSocketTime returns the creation time of the registration socket, by the file system's clock.
-// This clock lags time.Now by a few milliseconds. Inode numbers do not distinguish sockets, because a new socket often reuses
+// KubeletSocketTime returns the creation time of the registration socket, by
+// the file system's clock. This clock lags time.Now by a few milliseconds.
+// Inode numbers do not distinguish sockets, because a new socket often reuses
 // the old number.
 func (n *RealNode) KubeletSocketTime() (time.Time, error) {
 	info, err := os.Lstat(n.DevicePluginSocket())
@@ -106,7 +113,8 @@ func (n *RealNode) writeKubeletConfig() (path string, err error) {
 	return path, os.WriteFile(path, b, 0o644)
 }
 
-// mergeMaps returns base with the keys of override: maps are merged, all other values replaced.
+// mergeMaps returns base with the keys of override: maps are merged, all other
+// values replaced.
 func mergeMaps(base, override map[string]any) map[string]any {
 	merged := maps.Clone(base)
 	for key, value := range override {

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// makeFolders creates the folders and empties the log folder of an earlier run with the same name.
+// makeFolders creates the folders and empties the log folder of an earlier run
+// with the same name.
 func (n *RealNode) makeFolders(context.Context) error {
 	const longest, limit = "containerd/containerd.sock", 107
 	if len(filepath.Join(n.work, longest)) > limit {
@@ -29,7 +30,8 @@ func (n *RealNode) makeFolders(context.Context) error {
 	return nil
 }
 
-// enterNamespaces creates the node's namespaces with testcmd as the first process.
+// enterNamespaces creates the node's namespaces with testcmd as the first
+// process.
 func (n *RealNode) enterNamespaces(ctx context.Context) error {
 	testcmd := n.path("testcmd")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", testcmd, "github.com/podgauge/podgauge/test/e2e/testcmd")
@@ -48,7 +50,8 @@ func (n *RealNode) enterNamespaces(ctx context.Context) error {
 	return err
 }
 
-// setUpNetwork connects machine and node by a veth pair, so that tests reach the ports of node and pods with HTTP clients.
+// setUpNetwork connects machine and node by a veth pair, so that tests reach
+// the ports of node and pods with HTTP clients.
 func (n *RealNode) setUpNetwork(ctx context.Context) error {
 	number := n.options.Number
 	for _, command := range []string{
@@ -68,8 +71,9 @@ func (n *RealNode) setUpNetwork(ctx context.Context) error {
 //go:embed inside.sh
 var systemSetupScript string
 
-// setUpSystem mounts the node's file systems and configures the node's network interface.
-// A shell script suits the list of mount and ip commands, and only a process in the PID namespace can mount /proc.
+// setUpSystem mounts the node's file systems and configures the node's network
+// interface. A shell script suits the list of mount and ip commands, and only a
+// process in the PID namespace can mount /proc.
 func (n *RealNode) setUpSystem(ctx context.Context) error {
 	_, err := n.Shell(ctx, systemSetupScript, "NODE="+Name, "WORK="+n.work, "CGROUPS="+n.cgroups.mounts(), "IP="+n.IP(),
 		"MACHINE_IP="+n.options.Number.machineIP())

@@ -1,11 +1,14 @@
-// Package node is a Kubernetes node for tests: a real kubelet, containerd and runc in private namespaces of one machine.
+// Package node is a Kubernetes node for tests: a real kubelet, containerd and
+// runc in private namespaces of one machine.
 //
-// A node starts in one or two seconds and ends with the process that started the node, even if that process is killed: the node's
-// first process ends with its parent, and all other processes with the first. The next Up, or CleanUp, removes cgroups and
-// folders, which the kernel does not remove. A machine has a single node per number at a time; Up waits for the lock.
+// A node starts in one or two seconds and ends with the process that started
+// the node, even if that process is killed: the node's first process ends with
+// its parent, and all other processes with the first. The next Up, or CleanUp,
+// removes cgroups and folders, which the kernel does not remove. A machine has
+// a single node per number at a time; Up waits for the lock.
 //
-// The node shares the machine's file system except /dev, /proc, /run, /sys, /var/lib and /var/log. All other paths are the same
-// inside and outside.
+// The node shares the machine's file system except /dev, /proc, /run, /sys,
+// /var/lib and /var/log. All other paths are the same inside and outside.
 package node
 
 import (
@@ -30,19 +33,25 @@ const Name = "node-a"
 
 // Options of a node; the zero value is a node with the default kubelet.
 type Options struct {
-	// KubeletVersion is by default the environment's KUBELET_VERSION or the first of programs.KubeletVersions.
+	// KubeletVersion is by default the environment's KUBELET_VERSION or the
+	// first of programs.KubeletVersions.
 	KubeletVersion string
 	// KubeletConfig is merged into the node's KubeletConfiguration.
 	KubeletConfig map[string]any
-	// Containerd2 runs containerd 2, which supports CDI, instead of Debian's version.
+	// Containerd2 runs containerd 2, which supports CDI, instead of Debian's
+	// version.
 	Containerd2 bool
-	// Number distinguishes concurrent nodes of a machine, by default the environment's PODGAUGE_E2E_NODE or 0.
+	// Number distinguishes concurrent nodes of a machine, by default the
+	// environment's PODGAUGE_E2E_NODE or 0.
 	Number Number
-	// Dir contains the node's folder and the logs. The path must be short, because unix socket paths have at most 108 bytes, and
-	// outside the private folders of the node. Each number needs a separate Dir. The default is the environment's
-	// PODGAUGE_E2E_DIR or /var/tmp/podgauge-e2e, with the number if not 0.
+	// Dir contains the node's folder and the logs. The path must be short,
+	// because unix socket paths have at most 108 bytes, and outside the private
+	// folders of the node. Each number needs a separate Dir. The default is the
+	// environment's PODGAUGE_E2E_DIR or /var/tmp/podgauge-e2e, with the number
+	// if not 0.
 	Dir string
-	// LogName is the folder of the node's logs below Dir/logs, by default "node".
+	// LogName is the folder of the node's logs below Dir/logs, by default
+	// "node".
 	LogName string
 	// Logf logs a line before long waits. Nil disables the log.
 	Logf func(format string, args ...any)
@@ -63,9 +72,11 @@ func (o Options) withDefaults() Options {
 
 func (o Options) work() string { return filepath.Join(o.Dir, "node") }
 
-// RealNode is a running node. All methods are safe for concurrent use, except start and stop of the kubelet.
+// RealNode is a running node. All methods are safe for concurrent use, except
+// start and stop of the kubelet.
 type RealNode struct {
-	// Logs is the folder with a file for each process and with pods/ for the containers. Down keeps the folder.
+	// Logs is the folder with a file for each process and with pods/ for the
+	// containers. Down keeps the folder.
 	Logs string
 	// KubeletVersion is the version under test.
 	KubeletVersion string
@@ -86,8 +97,8 @@ type RealNode struct {
 	shell sync.Mutex // locked while a script runs, because all scripts share an output file
 }
 
-// Up starts a node without kubelet: namespaces, network, containerd and the test image.
-// After an error only the logs remain.
+// Up starts a node without kubelet: namespaces, network, containerd and the
+// test image. After an error only the logs remain.
 func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
 	if err := CheckRequirements(o); err != nil {
 		return nil, err
@@ -119,7 +130,8 @@ func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
 	return n, nil
 }
 
-// Down ends all processes of the node and removes all files except the logs. Further calls have no effect.
+// Down ends all processes of the node and removes all files except the logs.
+// Further calls have no effect.
 func (n *RealNode) Down(ctx context.Context) error {
 	if n.lock == nil {
 		return nil
@@ -154,7 +166,8 @@ func (n *RealNode) RemoveLogs() error {
 	return err
 }
 
-// Path returns a path in the node's folder, the same inside and outside. Down removes the folder.
+// Path returns a path in the node's folder, the same inside and outside. Down
+// removes the folder.
 func (n *RealNode) Path(elem ...string) string { return n.path(elem...) }
 
 func (n *RealNode) path(elem ...string) string {

@@ -10,15 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nsenterThread is a thread of this process in the node's cgroups and namespaces.
-// Programs that the thread starts run inside the node and are children of this process, with known id and exit status.
+// nsenterThread is a thread of this process in the node's cgroups and
+// namespaces. Programs that the thread starts run inside the node and are
+// children of this process, with known id and exit status.
 type nsenterThread struct {
 	init   *exec.Cmd     // the first process of the namespaces; written by the thread before newNsenterThread returns
 	funcs  chan func()   // work of the thread; closed to end the thread
 	closed chan struct{} // closed at the thread's end
 }
 
-// newNsenterThread creates the namespaces with init as the first process, and a thread inside.
+// newNsenterThread creates the namespaces with init as the first process, and a
+// thread inside.
 func newNsenterThread(in nodeCgroups, init *exec.Cmd) (*nsenterThread, error) {
 	t := &nsenterThread{init: init, funcs: make(chan func()), closed: make(chan struct{})}
 	go t.run()
@@ -29,11 +31,13 @@ func newNsenterThread(in nodeCgroups, init *exec.Cmd) (*nsenterThread, error) {
 	return t, nil
 }
 
-// run keeps the thread locked: a thread cannot leave the namespaces, so the thread must end with the goroutine.
+// run keeps the thread locked: a thread cannot leave the namespaces, so the
+// thread must end with the goroutine.
 func (t *nsenterThread) run() {
 	runtime.LockOSThread()
 	if syscall.Gettid() == os.Getpid() {
-		// The main thread does not end with its goroutine. While this goroutine has the main thread, a new goroutine gets a different thread.
+		// The main thread does not end with its goroutine. While this goroutine
+		// has the main thread, a new goroutine gets a different thread.
 		go t.run()
 		<-t.closed
 		runtime.UnlockOSThread()
@@ -46,20 +50,23 @@ func (t *nsenterThread) run() {
 }
 
 func (t *nsenterThread) enter(in nodeCgroups) error {
-	// Cgroups first: the root of a cgroup namespace is the cgroup of its creator.
+	// Cgroups first: the root of a cgroup namespace is the cgroup of its
+	// creator.
 	if err := in.addThread(); err != nil {
 		return err
 	}
 	t.init.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
 		Setsid:     true,
-		// The kernel kills init at the end of this thread, and all processes of the PID namespace with init.
+		// The kernel kills init at the end of this thread, and all processes of
+		// the PID namespace with init.
 		Pdeathsig: syscall.SIGKILL,
 	}
 	if err := t.init.Start(); err != nil {
 		return fmt.Errorf("create namespaces: %w", err)
 	}
-	// A thread that shares root and working folder with other threads cannot join a mount namespace.
+	// A thread that shares root and working folder with other threads cannot
+	// join a mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unshare file system: %w", err)
 	}
@@ -90,7 +97,8 @@ func (t *nsenterThread) call(f func() error) error {
 	return <-result
 }
 
-// close ends all processes of the node and the thread. Callers must reap their child processes, at the latest during close.
+// close ends all processes of the node and the thread. Callers must reap their
+// child processes, at the latest during close.
 func (t *nsenterThread) close() {
 	if t.init.Process != nil {
 		_ = t.init.Process.Kill()

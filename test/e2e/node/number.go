@@ -5,7 +5,8 @@ import (
 	"strconv"
 )
 
-// Number distinguishes up to ten nodes on a machine, 0 to 9. The names of the node's resources include the number.
+// Number distinguishes up to ten nodes on a machine, 0 to 9. The names of the
+// node's resources include the number.
 type Number int
 
 // parseNumber parses the number of the environment; empty means 0.
@@ -20,7 +21,8 @@ func parseNumber(s string) (Number, error) {
 	return Number(n), nil
 }
 
-// name returns the name of the machine's network link, with at most 15 bytes, of the node's cgroups, and of the locks.
+// name returns the name of the machine's network link, with at most 15 bytes,
+// of the node's cgroups, and of the locks.
 func (n Number) name() string {
 	if n == 0 {
 		return "podgauge-e2e"

@@ -10,7 +10,8 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// OwnerKey identifies the container of an allocation, as in the pod-resources API.
+// OwnerKey identifies the container of an allocation, as in the pod-resources
+// API.
 type OwnerKey struct{ Namespace, Pod, Container string }
 
 // ListPodResources returns the kubelet's allocations of all pods.
@@ -21,7 +22,8 @@ func (n *RealNode) ListPodResources(ctx context.Context) ([]*podresources.PodRes
 	})
 }
 
-// Allocatable returns the ids of the resource's healthy devices from the kubelet, sorted.
+// Allocatable returns the ids of the resource's healthy devices from the
+// kubelet, sorted.
 func (n *RealNode) Allocatable(ctx context.Context, resource string) ([]string, error) {
 	all, err := n.AllAllocatable(ctx)
 	if all[resource] == nil {
@@ -30,7 +32,8 @@ func (n *RealNode) Allocatable(ctx context.Context, resource string) ([]string, 
 	return all[resource], err
 }
 
-// AllAllocatable returns the sorted ids of healthy devices by resource, without resources that have no healthy device.
+// AllAllocatable returns the sorted ids of healthy devices by resource, without
+// resources that have no healthy device.
 func (n *RealNode) AllAllocatable(ctx context.Context) (map[string][]string, error) {
 	response, err := n.AllocatableResources(ctx)
 	all := map[string][]string{}
@@ -51,7 +54,8 @@ func (n *RealNode) AllocatableResources(ctx context.Context) (*podresources.Allo
 	})
 }
 
-// Owners returns the container of each allocated device of a resource, from List. Entries of an id for several NUMA nodes are merged.
+// Owners returns the container of each allocated device of a resource, from
+// List. Entries of an id for several NUMA nodes are merged.
 func (n *RealNode) Owners(ctx context.Context, resource string) (map[string]OwnerKey, error) {
 	pods, err := n.ListPodResources(ctx)
 	if err != nil {
@@ -72,7 +76,8 @@ func (n *RealNode) Owners(ctx context.Context, resource string) (map[string]Owne
 	return owners, nil
 }
 
-// callPodResources makes a call on a new connection, because a kept connection retries only a second after a kubelet restart.
+// callPodResources makes a call on a new connection, because a kept connection
+// retries only a second after a kubelet restart.
 func callPodResources[R any](
 	ctx context.Context, n *RealNode, call func(context.Context, podresources.PodResourcesListerClient) (R, error),
 ) (response R, err error) {

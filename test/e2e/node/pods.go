@@ -25,22 +25,25 @@ type StaticPod struct {
 	InitContainers, Containers []StaticContainer
 	// RestartPolicy is Always if empty, as in Kubernetes.
 	RestartPolicy string
-	// Grace is the time between SIGTERM and SIGKILL in whole seconds, by default one second.
+	// Grace is the time between SIGTERM and SIGKILL in whole seconds, by
+	// default one second.
 	Grace time.Duration
 	// HostNetwork puts the pod into the node's network namespace.
 	HostNetwork bool
-	// HostPID puts the containers into the node's pid namespace, ShareProcesses into a namespace of the pod. The default is a
-	// namespace per container.
+	// HostPID puts the containers into the node's pid namespace, ShareProcesses
+	// into a namespace of the pod. The default is a namespace per container.
 	HostPID, ShareProcesses bool
 	Labels                  map[string]string
-	// HostPaths are folders of the node, mounted into the regular containers at the same path.
+	// HostPaths are folders of the node, mounted into the regular containers at
+	// the same path.
 	HostPaths []string
 }
 
 // StaticContainer is a container of a StaticPod.
 type StaticContainer struct {
 	Name string
-	// Command is a program in a folder of HostPaths that replaces testcmd, the program of the test image.
+	// Command is a program in a folder of HostPaths that replaces testcmd, the
+	// program of the test image.
 	Command []string
 	// Args are the arguments of testcmd, by default "pause".
 	Args []string
@@ -51,13 +54,15 @@ type StaticContainer struct {
 	Env           map[string]string
 }
 
-// FullName returns the kubelet's name of the pod, with the node's name as suffix.
+// FullName returns the kubelet's name of the pod, with the node's name as
+// suffix.
 func (p StaticPod) FullName() string { return p.Name + "-" + Name }
 
 func (p StaticPod) namespace() string { return cmp.Or(p.Namespace, "default") }
 
-// manifest returns the pod's manifest with a new uid.
-// Without a uid the kubelet derives the same uid from the same manifest, and does not distinguish a recreated pod from the earlier pod.
+// manifest returns the pod's manifest with a new uid. Without a uid the kubelet
+// derives the same uid from the same manifest, and does not distinguish a
+// recreated pod from the earlier pod.
 func (p StaticPod) manifest(uid string) ([]byte, error) {
 	pod := v1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -103,14 +108,16 @@ func (c StaticContainer) manifest(mounts []v1.VolumeMount) v1.Container {
 	return m
 }
 
-// CreatePod writes a pod's manifest for the kubelet and returns the pod's uid at once.
+// CreatePod writes a pod's manifest for the kubelet and returns the pod's uid
+// at once.
 func (n *RealNode) CreatePod(p StaticPod) (uid string, err error) {
 	uid = string(uuid.NewUUID())
 	manifest, err := p.manifest(uid)
 	if err != nil {
 		return "", fmt.Errorf("encode pod %s: %w", p.Name, err)
 	}
-	// The kubelet ignores names that start with a dot, and reads the renamed file as a whole.
+	// The kubelet ignores names that start with a dot, and reads the renamed
+	// file as a whole.
 	file := n.manifestFile(p)
 	hidden := filepath.Join(filepath.Dir(file), "."+filepath.Base(file))
 	if err := os.WriteFile(hidden, manifest, 0o644); err != nil {
@@ -119,14 +126,16 @@ func (n *RealNode) CreatePod(p StaticPod) (uid string, err error) {
 	return uid, os.Rename(hidden, file)
 }
 
-// DeletePod removes a pod's manifest and returns at once. The kubelet removes the pod from all lists while the containers end.
+// DeletePod removes a pod's manifest and returns at once. The kubelet removes
+// the pod from all lists while the containers end.
 func (n *RealNode) DeletePod(p StaticPod) error { return os.Remove(n.manifestFile(p)) }
 
 func (n *RealNode) manifestFile(p StaticPod) string {
 	return n.path("manifests", p.namespace()+"_"+p.Name+".json")
 }
 
-// RunPod creates a pod, waits until all containers have started or the pod has failed, and returns the status.
+// RunPod creates a pod, waits until all containers have started or the pod has
+// failed, and returns the status.
 func (n *RealNode) RunPod(ctx context.Context, p StaticPod) (StaticPodStatus, error) {
 	uid, err := n.CreatePod(p)
 	if err != nil {

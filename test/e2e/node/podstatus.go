@@ -24,7 +24,8 @@ type StaticContainerStatus struct {
 	Name string
 	// ID is the runtime's container id without scheme; empty before creation.
 	ID string
-	// State is waiting, running or terminated, with a one-word Reason. Message is only set for waiting containers.
+	// State is waiting, running or terminated, with a one-word Reason. Message
+	// is only set for waiting containers.
 	State, Reason, Message string
 	Restarts               int
 	// ExitCode and Finished are only set for terminated containers.
@@ -37,7 +38,8 @@ type StaticContainerStatus struct {
 // DeviceHealth is the kubelet's health of a container's device.
 type DeviceHealth struct{ Resource, ID, Health string }
 
-// hasStarted reports whether all containers have started once, or the pod has ended.
+// hasStarted reports whether all containers have started once, or the pod has
+// ended.
 func (s StaticPodStatus) hasStarted(p StaticPod) bool {
 	if s.Phase == "Failed" || s.Phase == "Succeeded" {
 		return true

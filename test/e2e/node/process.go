@@ -17,7 +17,8 @@ type Process struct {
 	Name string
 	// PID is the process id on the machine.
 	PID int
-	// Log is the file of stdout and stderr, shared by processes with the same name.
+	// Log is the file of stdout and stderr, shared by processes with the same
+	// name.
 	Log string
 
 	cmd   *exec.Cmd
@@ -25,8 +26,9 @@ type Process struct {
 	done  chan struct{} // closed at the end of the process, after cmd.ProcessState is set
 }
 
-// Exec starts a program in the node, with env and a PATH as environment. Down kills the program.
-// Paths in argv must be absolute, and are the same inside except below the node's private folders.
+// Exec starts a program in the node, with env and a PATH as environment. Down
+// kills the program. Paths in argv must be absolute, and are the same inside
+// except below the node's private folders.
 func (n *RealNode) Exec(name string, argv []string, env ...string) (*Process, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}, env...)
@@ -55,7 +57,8 @@ func (n *RealNode) Exec(name string, argv []string, env ...string) (*Process, er
 	return p, nil
 }
 
-// Start starts a program as Exec does, and returns when ready returns nil. After an error the process may still run.
+// Start starts a program as Exec does, and returns when ready returns nil.
+// After an error the process may still run.
 func (n *RealNode) Start(ctx context.Context, name string, argv []string, ready func(context.Context) error) (*Process, error) {
 	p, err := n.Exec(name, argv)
 	if err != nil {
@@ -69,7 +72,8 @@ func (n *RealNode) Start(ctx context.Context, name string, argv []string, ready 
 	})
 }
 
-// Shell runs a shell script in the node until the first failed command, and returns the output.
+// Shell runs a shell script in the node until the first failed command, and
+// returns the output.
 func (n *RealNode) Shell(ctx context.Context, script string, env ...string) (string, error) {
 	n.shell.Lock()
 	defer n.shell.Unlock()
@@ -88,7 +92,8 @@ func (n *RealNode) Shell(ctx context.Context, script string, env ...string) (str
 	return out, err
 }
 
-// Signal sends a signal; the error is os.ErrProcessDone if the process has ended.
+// Signal sends a signal; the error is os.ErrProcessDone if the process has
+// ended.
 func (p *Process) Signal(signal syscall.Signal) error { return p.cmd.Process.Signal(signal) }
 
 // Done returns a channel that is closed at the end of the process.
@@ -138,7 +143,8 @@ func (p *Process) count(dir string) (int, error) {
 	return len(entries), err
 }
 
-// Alive returns an error with the last lines of output if the process has ended.
+// Alive returns an error with the last lines of output if the process has
+// ended.
 func (p *Process) Alive() error {
 	select {
 	case <-p.done:

@@ -24,7 +24,8 @@ func ConnectPrometheus(url string) (*PrometheusServer, error) {
 	return &PrometheusServer{api: prometheus.NewAPI(client)}, nil
 }
 
-// Query evaluates PromQL now. The result must be a vector, not a range such as up[1m].
+// Query evaluates PromQL now. The result must be a vector, not a range such as
+// up[1m].
 func (p *PrometheusServer) Query(ctx context.Context, promql string) (model.Vector, error) {
 	return resultAs[model.Vector](promql)(p.api.Query(ctx, promql, time.Time{}))
 }

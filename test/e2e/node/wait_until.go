@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Until calls try every 20 ms until try returns nil. After the end of ctx the error includes the condition and the last error of try.
+// Until calls try every 20 ms until try returns nil. After the end of ctx the
+// error includes the condition and the last error of try.
 func Until(ctx context.Context, condition string, try func(context.Context) error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

@@ -30,7 +30,8 @@ type BuildSpec struct {
 	Cache         string // folder of the binaries within the cache folder
 }
 
-// dir returns the folder of the binaries, in PODGAUGE_E2E_CACHE or in the user's cache folder.
+// dir returns the folder of the binaries, in PODGAUGE_E2E_CACHE or in the
+// user's cache folder.
 func (p BuildSpec) dir() (string, error) {
 	if cache := os.Getenv("PODGAUGE_E2E_CACHE"); cache != "" {
 		return filepath.Join(cache, p.Cache), nil
@@ -39,7 +40,8 @@ func (p BuildSpec) dir() (string, error) {
 	return filepath.Join(cache, "podgauge-e2e", p.Cache), err
 }
 
-// BuiltDir returns the folder of the binaries, or an error with the build command if the binaries of p are missing or outdated.
+// BuiltDir returns the folder of the binaries, or an error with the build
+// command if the binaries of p are missing or outdated.
 func (p BuildSpec) BuiltDir() (string, error) {
 	dir, err := p.dir()
 	if err != nil {
@@ -51,14 +53,16 @@ func (p BuildSpec) BuiltDir() (string, error) {
 	return dir, nil
 }
 
-// Binary returns the path of a built binary, or an error with the build command.
+// Binary returns the path of a built binary, or an error with the build
+// command.
 func (p BuildSpec) Binary(name string) (string, error) {
 	dir, err := p.BuiltDir()
 	return filepath.Join(dir, name), err
 }
 
-// Build builds missing binaries and writes the output of the compiler and the duration to log. A cold build of a program of Kubernetes
-// needs some minutes, 1.5 GB of memory and 2 GB of Go's build cache.
+// Build builds missing binaries and writes the output of the compiler and the
+// duration to log. A cold build of a program of Kubernetes needs some minutes,
+// 1.5 GB of memory and 2 GB of Go's build cache.
 func (p BuildSpec) Build(ctx context.Context, log io.Writer) error {
 	begin := time.Now()
 	dir, err := p.dir()
@@ -100,7 +104,8 @@ func (p BuildSpec) Source(ctx context.Context) (dir string, err error) {
 // module returns the module's path and version.
 func (p BuildSpec) module() string { return p.Module + "@" + cmp.Or(p.ModuleVersion, p.Version) }
 
-// download downloads the module and decodes the output of `go mod download -json` into v.
+// download downloads the module and decodes the output of `go mod download
+// -json` into v.
 func (p BuildSpec) download(ctx context.Context, v any) error {
 	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", p.module())
 	download.Dir, download.Env = os.TempDir(), goEnv()
@@ -117,10 +122,12 @@ func (p BuildSpec) download(ctx context.Context, v any) error {
 // localReplace matches a replace directive with a folder of the module.
 var localReplace = regexp.MustCompile(`(?m)^\s*(?:replace )?(\S+) => \./`)
 
-// prepareModule writes a module with a requirement of p.Module, and returns its folder.
+// prepareModule writes a module with a requirement of p.Module, and returns its
+// folder.
 //
-// Go ignores replace directives of a requirement. Modules replaced by a folder of p.Module are required as published: with the same version,
-// and for k8s.io with v0 in place of v1.
+// Go ignores replace directives of a requirement. Modules replaced by a folder
+// of p.Module are required as published: with the same version, and for k8s.io
+// with v0 in place of v1.
 func (p BuildSpec) prepareModule(ctx context.Context, dir string) (string, error) {
 	var upstream struct{ GoMod string }
 	if err := p.download(ctx, &upstream); err != nil {

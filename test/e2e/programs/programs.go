@@ -1,7 +1,9 @@
-// Package programs builds the programs of the tests and stores the binaries in a cache folder.
+// Package programs builds the programs of the tests and stores the binaries in
+// a cache folder.
 //
-// The Go module of each build is written beside the binaries: all dependencies have the versions of the program's release. Go verifies the
-// sources against the checksum database.
+// The Go module of each build is written beside the binaries: all dependencies
+// have the versions of the program's release. Go verifies the sources against
+// the checksum database.
 package programs
 
 import (
@@ -15,7 +17,8 @@ const ClusterVersion = "v1.37.1"
 // OlderVersion is a Kubernetes version without the kubelet's Pods API.
 const OlderVersion = "v1.36.3"
 
-// KubeletVersions returns the versions under test. The first is the default without KUBELET_VERSION.
+// KubeletVersions returns the versions under test. The first is the default
+// without KUBELET_VERSION.
 func KubeletVersions() []string { return []string{ClusterVersion, OlderVersion} }
 
 // Kubelet returns the kubelet of a version.
@@ -36,8 +39,9 @@ func kubernetesFlags(version string) string {
 const containerdModule = "github.com/containerd/containerd/v2"
 
 var (
-	// Containerd supports CDI, unlike Debian's containerd 1.6. The build excludes snapshotters with C libraries. Each containerd needs the
-	// shim of the same version.
+	// Containerd supports CDI, unlike Debian's containerd 1.6. The build
+	// excludes snapshotters with C libraries. Each containerd needs the shim of
+	// the same version.
 	Containerd = BuildSpec{
 		Name: "containerd", Version: "v2.4.2", Module: containerdModule, Cache: "containerd-v2.4.2",
 		Packages:    []string{"cmd/containerd", "cmd/containerd-shim-runc-v2"},
@@ -78,16 +82,19 @@ var (
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=3.13.1",
 		Tags:        "remove_all_sd,enable_kubernetes_sd",
 	}
-	// OpenShift is the module of OpenShift's API, with the custom resource definitions.
+	// OpenShift is the module of OpenShift's API, with the custom resource
+	// definitions.
 	OpenShift = BuildSpec{Name: "openshift", Module: "github.com/openshift/api", Version: "v0.0.0-20251015095338-264e80a2b6e7"}
 )
 
-// OfCluster returns the programs of a cluster. Their cold build takes about ten minutes on two cores.
+// OfCluster returns the programs of a cluster. Their cold build takes about ten
+// minutes on two cores.
 func OfCluster() []BuildSpec {
 	return []BuildSpec{Kubelet(ClusterVersion), Containerd, ControlPlane, Helm}
 }
 
-// OfMonitoredCluster returns OfCluster and the programs that the tests run in the cluster.
+// OfMonitoredCluster returns OfCluster and the programs that the tests run in
+// the cluster.
 func OfMonitoredCluster() []BuildSpec {
 	return append(OfCluster(), Kubelet(OlderVersion), KubeStateMetrics, PrometheusOperator, Prometheus)
 }

@@ -1,5 +1,5 @@
-// Command testcmd is the program /box of the test image, and the first process of the node's PID namespace. The arguments select the action
-// of a container.
+// Command testcmd is the program /box of the test image, and the first process
+// of the node's PID namespace. The arguments select the action of a container.
 package main
 
 import (
@@ -23,7 +23,8 @@ box exit <status>      at once
 box env                prints its environment, sorted
 `
 
-// readyName is the name of the process after it handles SIGTERM. EndPod in test/e2e waits for this name.
+// readyName is the name of the process after it handles SIGTERM. EndPod in
+// test/e2e waits for this name.
 const readyName = "box-ready"
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -80,7 +81,8 @@ func runCommand(args []string, terminated <-chan os.Signal, stdout io.Writer) (s
 	return 0, errors.New("unknown arguments")
 }
 
-// startChildren starts processes with the command pause. A container ends with its first process.
+// startChildren starts processes with the command pause. A container ends with
+// its first process.
 func startChildren(children int) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -94,7 +96,8 @@ func startChildren(children int) error {
 	return nil
 }
 
-// reapOrphans waits for orphans, such as containerd's shims. The first process of a PID namespace is their parent.
+// reapOrphans waits for orphans, such as containerd's shims. The first process
+// of a PID namespace is their parent.
 func reapOrphans() {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)

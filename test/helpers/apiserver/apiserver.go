@@ -1,5 +1,5 @@
-// Package apiserver simulates the API server for tests: HTTPS with a token, lists and watches of pods and nodes, events and the status
-// of nodes.
+// Package apiserver simulates the API server for tests: HTTPS with a token,
+// lists and watches of pods and nodes, events and the status of nodes.
 package apiserver
 
 import (
@@ -47,7 +47,8 @@ type Server struct {
 	reject     func(method, path string) int
 }
 
-// change is a version of an object. A deletion has the last version of the object.
+// change is a version of an object. A deletion has the last version of the
+// object.
 type change struct {
 	resource, key string
 	kind          string // "ADDED", "MODIFIED", "DELETED"
@@ -137,14 +138,16 @@ func (s *Server) Resume() {
 	s.write("ca.crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 }
 
-// Reject makes the server answer requests with a status; nil or status 0: handle the request. Status -1: never answer.
+// Reject makes the server answer requests with a status; nil or status 0:
+// handle the request. Status -1: never answer.
 func (s *Server) Reject(status func(method, path string) int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reject = status
 }
 
-// Set adds or replaces an object of "pods" or "nodes", whose JSON has no resource version.
+// Set adds or replaces an object of "pods" or "nodes", whose JSON has no
+// resource version.
 func (s *Server) Set(resource, key, text string) {
 	s.t.Helper()
 	var object map[string]any
@@ -181,7 +184,8 @@ func (s *Server) SetJSON(path, response string) {
 	s.json[path] = response
 }
 
-// Compact makes all versions until now expire, as etcd's compaction or a restart does, and ends all watches.
+// Compact makes all versions until now expire, as etcd's compaction or a
+// restart does, and ends all watches.
 func (s *Server) Compact() {
 	s.mu.Lock()
 	s.version++

@@ -1,4 +1,5 @@
-// Package devicetest tests that a device.Backend meets the contract of the interface.
+// Package devicetest tests that a device.Backend meets the contract of the
+// interface.
 package devicetest
 
 import (
@@ -15,7 +16,8 @@ import (
 // maxWait is longer than any Wait, even on a busy machine.
 const maxWait = 10 * time.Second
 
-// TestBackend tests a backend with at least one GPU. All GPUs must be healthy, and must not change during the test.
+// TestBackend tests a backend with at least one GPU. All GPUs must be healthy,
+// and must not change during the test.
 func TestBackend(t *testing.T, b device.Backend) {
 	t.Helper()
 	devices, err := b.Devices(t.Context())
@@ -76,7 +78,8 @@ func testDevices(t *testing.T, b device.Backend, devices []device.Device) {
 	}
 }
 
-// testMIGDevice tests that a MIG device belongs to a MIG-enabled GPU, and that no other device has its instances.
+// testMIGDevice tests that a MIG device belongs to a MIG-enabled GPU, and that
+// no other device has its instances.
 func testMIGDevice(t *testing.T, d device.Device, devices []device.Device) {
 	if d.WholeGPU() {
 		if d.MIGDeviceIndex != -1 || d.GI != -1 || d.CI != -1 || d.Profile != "" {

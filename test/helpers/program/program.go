@@ -40,7 +40,8 @@ type RunningProgram struct {
 	stderr       bytes.Buffer  // after the address; complete once stderrClosed is closed
 }
 
-// Start runs the program on a free port until the test ends. The caller sets the flags of folders.
+// Start runs the program on a free port until the test ends. The caller sets
+// the flags of folders.
 func Start(t *testing.T, env []string, args ...string) *RunningProgram {
 	t.Helper()
 	command := exec.Command(os.Args[0], append(args, "--web.listen-address=127.0.0.1:0")...)
@@ -78,7 +79,8 @@ func (p *RunningProgram) Kill() {
 	p.command.Wait()
 }
 
-// WaitForExit waits until the program ends, and returns the exit status and the log.
+// WaitForExit waits until the program ends, and returns the exit status and the
+// log.
 func (p *RunningProgram) WaitForExit(t *testing.T) (status int, log string) {
 	t.Helper()
 	select {

@@ -8,12 +8,14 @@ import (
 // KubeletListing is the kubelet's list of allocations at one moment of Span.
 type KubeletListing struct {
 	Span // from the request to the response
-	// Allocated are the devices with their containers. The kubelet sometimes allocates a device to two pods: a List call
-	// during an allocation releases the devices of ended pods, and the allocation in progress with them
+	// Allocated are the devices with their containers. The kubelet sometimes
+	// allocates a device to two pods: a List call during an allocation releases
+	// the devices of ended pods, and the allocation in progress with them
 	// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go).
 	Allocated []DeviceOwner
-	// Complete is true if each device outside Allocated is unallocated. False after a failed call, and for a kubelet that
-	// has just started, because its first lists are empty.
+	// Complete is true if each device outside Allocated is unallocated. False
+	// after a failed call, and for a kubelet that has just started, because its
+	// first lists are empty.
 	Complete bool
 }
 

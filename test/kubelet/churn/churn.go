@@ -1,14 +1,17 @@
-// Package churn compares the container labels of /metrics with the kubelet's allocations while pods start and end and the
-// kubelet restarts.
+// Package churn compares the container labels of /metrics with the kubelet's
+// allocations while pods start and end and the kubelet restarts.
 //
-// Run creates and deletes pods on a NodeUnderTest, lists the kubelet's allocations and scrapes podgauge. AllocationLog converts the
-// lists to AllocationPeriods. Start and end of a period are known within limits, because a list shows a single moment. Verify
-// compares each MetricsSnapshot, over the time of its collection, with all periods.
+// Run creates and deletes pods on a NodeUnderTest, lists the kubelet's
+// allocations and scrapes podgauge. AllocationLog converts the lists to
+// AllocationPeriods. Start and end of a period are known within limits, because
+// a list shows a single moment. Verify compares each MetricsSnapshot, over the
+// time of its collection, with all periods.
 package churn
 
 import "time"
 
-// ContainerKey identifies a container as the kubelet does. The zero key means no container.
+// ContainerKey identifies a container as the kubelet does. The zero key means
+// no container.
 type ContainerKey struct{ Namespace, Pod, Container string }
 
 // podKey returns the key of the container's pod.
@@ -31,7 +34,8 @@ type AllocationPeriod struct {
 	Container ContainerKey
 	// Start and End are the limits of the period's first and last moment.
 	Start, End Span
-	// Created is the creation time of the pod, and the earliest time of the allocation.
+	// Created is the creation time of the pod, and the earliest time of the
+	// allocation.
 	Created time.Time
 }
 
@@ -45,11 +49,13 @@ func (p AllocationPeriod) certainlyDuring(s Span) bool {
 	return p.Start.To.Before(s.From) && p.End.From.After(s.To)
 }
 
-// allocatedSpan returns the longest possible time of the allocation.
-// The kubelet lists a container only after Allocate has returned and the checkpoint is written.
+// allocatedSpan returns the longest possible time of the allocation. The
+// kubelet lists a container only after Allocate has returned and the checkpoint
+// is written.
 func (p AllocationPeriod) allocatedSpan() Span { return Span{p.Created, p.End.To} }
 
-// overlaps reports whether two containers certainly had the same device at the same time.
+// overlaps reports whether two containers certainly had the same device at the
+// same time.
 func (p AllocationPeriod) overlaps(o AllocationPeriod) bool {
 	return p.Device == o.Device && p.Container != o.Container && p.Start.To.Before(o.End.From) && o.Start.To.Before(p.End.From)
 }

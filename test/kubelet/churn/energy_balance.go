@@ -5,25 +5,31 @@ import (
 	"slices"
 )
 
-// EnergyBalance compares a device's energy counter with the attributed energy of containers and idle time, in joules.
+// EnergyBalance compares a device's energy counter with the attributed energy
+// of containers and idle time, in joules.
 type EnergyBalance struct {
 	Device string
-	// Measured is the increase of the counter from the start of the first snapshot to the end of the last.
+	// Measured is the increase of the counter from the start of the first
+	// snapshot to the end of the last.
 	Measured float64
-	// Attributed is the increase of all owner counters; an owner that ended counts with the last exported value.
+	// Attributed is the increase of all owner counters; an owner that ended
+	// counts with the last exported value.
 	Attributed float64
-	// MaxUnseen limits the energy attributed to owners after their last snapshot. The energy between a pod's last snapshot
-	// and the next belongs to that pod (docs/contributing/adr/0003-owner-counters.md).
+	// MaxUnseen limits the energy attributed to owners after their last
+	// snapshot. The energy between a pod's last snapshot and the next belongs
+	// to that pod (docs/contributing/adr/0003-owner-counters.md).
 	MaxUnseen float64
-	// Uncertainty is the energy during the first and the last snapshot. A collection reads the counter at an unknown moment.
+	// Uncertainty is the energy during the first and the last snapshot. A
+	// collection reads the counter at an unknown moment.
 	Uncertainty float64
 }
 
-// counterResolution is the error of a counter's value, in joules.
-// NVML counts millijoules, and a float64 of Unix seconds has a resolution of 0.25 µs.
+// counterResolution is the error of a counter's value, in joules. NVML counts
+// millijoules, and a float64 of Unix seconds has a resolution of 0.25 µs.
 const counterResolution = 0.01
 
-// Deviation returns the difference between measured and attributed energy beyond the unseen energy; 0 if both are consistent.
+// Deviation returns the difference between measured and attributed energy
+// beyond the unseen energy; 0 if both are consistent.
 func (b EnergyBalance) Deviation() float64 {
 	switch {
 	case b.Attributed > b.Measured+counterResolution:
@@ -45,7 +51,8 @@ func (v *verifier) checkBalance(device string, snapshots []MetricsSnapshot) Ener
 	if len(known) == 0 {
 		return b
 	}
-	// The counter of the idle time may include energy from before the first snapshot.
+	// The counter of the idle time may include energy from before the first
+	// snapshot.
 	first, last := known[0], known[len(known)-1]
 	b.Attributed = -first.Devices[device].AttributedJoules
 	byOwner := map[ContainerKey]*attributedEnergy{}
@@ -63,7 +70,8 @@ func (v *verifier) checkBalance(device string, snapshots []MetricsSnapshot) Ener
 		v.checkAttribution(device, owner, *a, known)
 	}
 	for i := range known[1:] {
-		// Energy between two snapshots is attributed to the owner in the first, or to a container between both.
+		// Energy between two snapshots is attributed to the owner in the first,
+		// or to a container between both.
 		between := Span{known[i].From, known[i+1].To}
 		unseen := func(o ContainerKey) bool { return byOwner[o] == nil || byOwner[o].lastSnapshot <= i }
 		if unseen(known[i].Devices[device].EnergyOwner) || slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool {
@@ -77,7 +85,8 @@ func (v *verifier) checkBalance(device string, snapshots []MetricsSnapshot) Ener
 	return b
 }
 
-// attributedEnergy is the energy of a device that the snapshots attribute to a container.
+// attributedEnergy is the energy of a device that the snapshots attribute to a
+// container.
 type attributedEnergy struct {
 	firstSnapshot, lastSnapshot int // indexes
 	joules                      float64
@@ -88,10 +97,13 @@ func (v *verifier) consumed(device string, s Span) float64 {
 	return v.EnergyAt(device, s.To) - v.EnergyAt(device, s.From)
 }
 
-// checkAttribution checks the energy of a pod. It must include all energy between the first and the last collection during the
-// allocation, and no energy from before the pod's creation. Collections read counters and owners at different moments. The pod's
-// energy may therefore start one collection before its creation, and collections at start and end of the allocation do not count.
-// Pods that had the device twice, or together with a second pod, are not checked.
+// checkAttribution checks the energy of a pod. It must include all energy
+// between the first and the last collection during the allocation, and no
+// energy from before the pod's creation. Collections read counters and owners
+// at different moments. The pod's energy may therefore start one collection
+// before its creation, and collections at start and end of the allocation do
+// not count. Pods that had the device twice, or together with a second pod, are
+// not checked.
 func (v *verifier) checkAttribution(device string, owner ContainerKey, a attributedEnergy, snapshots []MetricsSnapshot) {
 	var periods []AllocationPeriod
 	for _, p := range v.allocationsByDevice[device] {

@@ -15,23 +15,30 @@ type VerifyResult struct {
 	Restarts       int
 	Snapshots      int // each collection once
 	DuringRestarts int // snapshots that overlap a restart
-	// DoubleAllocated counts allocations of a device that another running pod had.
+	// DoubleAllocated counts allocations of a device that another running pod
+	// had.
 	DoubleAllocated int
-	// Wrong are snapshots with a container that had no allocation of the device during the collection, with an allocated
-	// device as idle, or with contradictory series.
+	// Wrong are snapshots with a container that had no allocation of the device
+	// during the collection, with an allocated device as idle, or with
+	// contradictory series.
 	Wrong []string
-	// StaleAllowed counts devices labeled with the last owner before a restart, if podgauge could not notice the owner's end (ADR 4).
+	// StaleAllowed counts devices labeled with the last owner before a restart,
+	// if podgauge could not notice the owner's end (ADR 4).
 	StaleAllowed int
-	// UnnamedAllowed counts devices allocated without an owner, of pods that a restart interrupted (ADR 4).
+	// UnnamedAllowed counts devices allocated without an owner, of pods that a
+	// restart interrupted (ADR 4).
 	UnnamedAllowed int
-	// LongAllocations counts allocations of a second or more. Labelled counts their labels in snapshots, and Lateness is
-	// the delay of each label after the kubelet's list.
+	// LongAllocations counts allocations of a second or more. Labelled counts
+	// their labels in snapshots, and Lateness is the delay of each label after
+	// the kubelet's list.
 	LongAllocations, Labelled int
 	Unlabelled                []string
 	Lateness                  []time.Duration
-	// Unknown are snapshots outside restarts that lack an owner, or an idle state, in the kubelet's list.
+	// Unknown are snapshots outside restarts that lack an owner, or an idle
+	// state, in the kubelet's list.
 	Unknown []string
-	// EnergyBalances has an entry per device; Misattributed are wrong owner counters.
+	// EnergyBalances has an entry per device; Misattributed are wrong owner
+	// counters.
 	EnergyBalances []EnergyBalance
 	Misattributed  []string
 }

@@ -26,14 +26,17 @@ const (
 type NodeUnderTest interface {
 	// PodName returns the kubelet's name of a pod.
 	PodName(name string) string
-	// CreatePod creates a pod with one container and the given number of GPUs, and may return before the kubelet reads the pod. An
-	// error means that the pod was rejected.
+	// CreatePod creates a pod with one container and the given number of GPUs,
+	// and may return before the kubelet reads the pod. An error means that the
+	// pod was rejected.
 	CreatePod(ctx context.Context, name string, gpus int) error
 	// DeletePod deletes a pod. The pod may still run when the call returns.
 	DeletePod(name string) error
-	// RestartKubelet stops the kubelet, waits, starts a new kubelet and waits until its sockets respond. Restarts may differ by n.
+	// RestartKubelet stops the kubelet, waits, starts a new kubelet and waits
+	// until its sockets respond. Restarts may differ by n.
 	RestartKubelet(ctx context.Context, n int, wait time.Duration) error
-	// ListAllocations returns the kubelet's list, or an incomplete list if the kubelet does not respond.
+	// ListAllocations returns the kubelet's list, or an incomplete list if the
+	// kubelet does not respond.
 	ListAllocations(ctx context.Context) (KubeletListing, error)
 	// Scrape returns podgauge's metrics.
 	Scrape(ctx context.Context) (MetricsSnapshot, error)
@@ -45,7 +48,8 @@ type Plan struct {
 	Transitions int
 	// KubeletRestarts are spread over the transitions.
 	KubeletRestarts int
-	// ListInterval is the pause between lists of the kubelet, ScrapeInterval between scrapes of podgauge.
+	// ListInterval is the pause between lists of the kubelet, ScrapeInterval
+	// between scrapes of podgauge.
 	ListInterval, ScrapeInterval time.Duration
 	// GPUsPerPod has the number of GPUs of each concurrent pod.
 	GPUsPerPod []int
@@ -53,9 +57,11 @@ type Plan struct {
 }
 
 const (
-	// waitTimeout limits waits for a state that a correct node reaches within milliseconds.
+	// waitTimeout limits waits for a state that a correct node reaches within
+	// milliseconds.
 	waitTimeout = 30 * time.Second
-	// admissionTimeout is the time after which a pod without devices counts as rejected: a restarted kubelet may lack the plugin.
+	// admissionTimeout is the time after which a pod without devices counts as
+	// rejected: a restarted kubelet may lack the plugin.
 	admissionTimeout = 10 * time.Second
 	// maxPause is the longest pause between a pod and its successor.
 	maxPause = 300 * time.Millisecond
@@ -63,8 +69,9 @@ const (
 	noTimeout = 24 * time.Hour
 )
 
-// Run creates and deletes pods and returns the lists of the kubelet and the snapshots of podgauge.
-// All devices must be idle before, and are idle afterwards.
+// Run creates and deletes pods and returns the lists of the kubelet and the
+// snapshots of podgauge. All devices must be idle before, and are idle
+// afterwards.
 func Run(ctx context.Context, node NodeUnderTest, plan Plan) (*AllocationLog, []MetricsSnapshot, error) {
 	r := &churnRun{node: node, plan: plan, allocations: NewAllocationLog(time.Now()), kubelet: semaphore.NewWeighted(int64(len(plan.GPUsPerPod)))}
 	watching, cancel := context.WithCancel(ctx)
@@ -85,8 +92,9 @@ type churnRun struct {
 	node NodeUnderTest
 	plan Plan
 
-	// kubelet has one unit for each deletion of a pod; a restart acquires all units. A pod that is deleted during a restart is
-	// listed until the new kubelet has stopped the containers. Pods may be created during a restart.
+	// kubelet has one unit for each deletion of a pod; a restart acquires all
+	// units. A pod that is deleted during a restart is listed until the new
+	// kubelet has stopped the containers. Pods may be created during a restart.
 	kubelet *semaphore.Weighted
 	// updated changes with each list.
 	updated pubsub.Value[struct{}]
@@ -143,7 +151,8 @@ func (r *churnRun) scrape(ctx context.Context) error {
 	return nil
 }
 
-// waitUntil evaluates cond with mu locked, initially and after each list of the kubelet, until cond returns true.
+// waitUntil evaluates cond with mu locked, initially and after each list of the
+// kubelet, until cond returns true.
 func (r *churnRun) waitUntil(ctx context.Context, timeout time.Duration, description string, cond func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -264,8 +273,9 @@ func podLifetime(random *rand.Rand) time.Duration {
 	return time.Second + time.Duration(random.Int64N(int64(2*time.Second)))
 }
 
-// waitUntilIdle waits for a snapshot with all devices idle, which completes the energy of all owners.
-// The last owner before a restart may be exported for maxStaleOwner.
+// waitUntilIdle waits for a snapshot with all devices idle, which completes the
+// energy of all owners. The last owner before a restart may be exported for
+// maxStaleOwner.
 func (r *churnRun) waitUntilIdle(ctx context.Context) error {
 	var busy []string
 	err := r.waitUntil(ctx, maxStaleOwner+waitTimeout, "all devices are idle", func() bool {

@@ -42,15 +42,18 @@ func (s OwnerState) String() string {
 type ShownDevice struct {
 	State OwnerState
 	Owner ContainerKey // if StateNamed
-	// Owners are the containers in the labels of all series of the device, each once.
+	// Owners are the containers in the labels of all series of the device, each
+	// once.
 	Owners []ContainerKey
-	// AttributedJoules is the energy counter of EnergyOwner; only valid if HasEnergy.
+	// AttributedJoules is the energy counter of EnergyOwner; only valid if
+	// HasEnergy.
 	AttributedJoules float64
 	EnergyOwner      ContainerKey
 	HasEnergy        bool
 }
 
-// isShared reports whether the device has several containers, and therefore no single owner.
+// isShared reports whether the device has several containers, and therefore no
+// single owner.
 func (s ShownDevice) isShared() bool { return s.State == StateUnnamed && len(s.Owners) > 1 }
 
 // Metric families that Parse reads by name.
@@ -118,7 +121,8 @@ func (s *MetricsSnapshot) add(sample *model.Sample) {
 	s.Devices[id] = d
 }
 
-// deviceAndOwner returns the device of a series, empty for other series, and the container in its labels.
+// deviceAndOwner returns the device of a series, empty for other series, and
+// the container in its labels.
 func deviceAndOwner(m model.Metric) (id string, owner ContainerKey) {
 	id, _, _ = strings.Cut(string(cmp.Or(m["mig_uuid"], m["uuid"], m["device_id"])), "::") // replica number
 	return id, ContainerKey{string(m["namespace"]), string(m["pod"]), string(m["container"])}

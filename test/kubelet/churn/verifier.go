@@ -18,20 +18,27 @@ type GroundTruth struct {
 }
 
 const (
-	// minLabelledDuration is the shortest allocation that must have a label in snapshots.
+	// minLabelledDuration is the shortest allocation that must have a label in
+	// snapshots.
 	minLabelledDuration = time.Second
-	// minScrapes is the minimum number of whole scrapes within such an allocation. On a loaded machine a scrape may take a
-	// second, and may return a collection from before the allocation.
+	// minScrapes is the minimum number of whole scrapes within such an
+	// allocation. On a loaded machine a scrape may take a second, and may
+	// return a collection from before the allocation.
 	minScrapes = 2
-	// maxStaleOwner is the longest time after a kubelet restart for an owner that the kubelet does not list
-	// (docs/contributing/adr/0004-unknown-owners.md): a minute from the connection, which podgauge makes within a second.
+	// maxStaleOwner is the longest time after a kubelet restart for an owner
+	// that the kubelet does not list
+	// (docs/contributing/adr/0004-unknown-owners.md): a minute from the
+	// connection, which podgauge makes within a second.
 	maxStaleOwner = time.Minute + time.Second
-	// maxUnnamed is the longest time after a restart for an unallocated device that podgauge reports as allocated without an
-	// owner. The restart interrupted the pod's admission. Podgauge waits ten seconds for the pod (ADR 4).
+	// maxUnnamed is the longest time after a restart for an unallocated device
+	// that podgauge reports as allocated without an owner. The restart
+	// interrupted the pod's admission. Podgauge waits ten seconds for the pod
+	// (ADR 4).
 	maxUnnamed = 11 * time.Second
 )
 
-// Verify compares snapshots, in the order of their collections, with the ground truth.
+// Verify compares snapshots, in the order of their collections, with the ground
+// truth.
 func Verify(t GroundTruth, snapshots []MetricsSnapshot) VerifyResult {
 	v := verifier{GroundTruth: t, longestCollection: time.Second / 10, allocationsByDevice: map[string][]AllocationPeriod{}, ownerSeen: map[DeviceOwner][]time.Time{}}
 	pods := map[ContainerKey]bool{}
@@ -71,18 +78,21 @@ type verifier struct {
 	GroundTruth
 	VerifyResult
 	allocationsByDevice map[string][]AllocationPeriod
-	// longestCollection is the duration of the longest collection, at least 100 ms.
+	// longestCollection is the duration of the longest collection, at least 100
+	// ms.
 	longestCollection time.Duration
-	// kubeletUnseen has for each outage the time without a connection between podgauge and the kubelet.
+	// kubeletUnseen has for each outage the time without a connection between
+	// podgauge and the kubelet.
 	kubeletUnseen []Span
 	// ownerSeen has the ends of the collections with an owner.
 	ownerSeen map[DeviceOwner][]time.Time
 	scrapes   []Span
 }
 
-// unseenSpan returns the time around an outage in which podgauge cannot notice the end of an allocation.
-// The span lasts from the start of the last collection before the outage to the end of the first collection after it with a
-// response of the kubelet.
+// unseenSpan returns the time around an outage in which podgauge cannot notice
+// the end of an allocation. The span lasts from the start of the last
+// collection before the outage to the end of the first collection after it with
+// a response of the kubelet.
 func unseenSpan(o Span, snapshots []MetricsSnapshot) Span {
 	u := Span{To: o.To}
 	for _, s := range snapshots {
@@ -123,7 +133,8 @@ func (v *verifier) checkSnapshot(s *MetricsSnapshot) {
 	}
 }
 
-// checkDevice checks a device in a snapshot. It returns a description if the snapshot lacks a state that the kubelet listed.
+// checkDevice checks a device in a snapshot. It returns a description if the
+// snapshot lacks a state that the kubelet listed.
 func (v *verifier) checkDevice(s *MetricsSnapshot, device string) (unknown string) {
 	shown := s.Devices[device]
 	for _, owner := range shown.Owners {
@@ -160,8 +171,9 @@ func (v *verifier) checkOwner(s *MetricsSnapshot, l DeviceOwner) {
 	}
 }
 
-// isUnknownAllowed reports whether the snapshot may lack an owner.
-// Between Allocate and the kubelet's checkpoint the owner is unknown, and a restart can interrupt that allocation.
+// isUnknownAllowed reports whether the snapshot may lack an owner. Between
+// Allocate and the kubelet's checkpoint the owner is unknown, and a restart can
+// interrupt that allocation.
 func (v *verifier) isUnknownAllowed(s *MetricsSnapshot, device string, state OwnerState) bool {
 	if slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool { return p.allocatedSpan().overlaps(s.Span) }) {
 		return true
@@ -179,9 +191,10 @@ func (v *verifier) reportWrong(s *MetricsSnapshot, device, format string, args .
 	v.Wrong = append(v.Wrong, fmt.Sprintf("%s: %s %s; kubelet: %s", s.Span, device, fmt.Sprintf(format, args...), v.describeAllocations(device, s.Span)))
 }
 
-// isStaleAllowed reports whether a label may belong to the last owner before a kubelet restart.
-// An owner that ended without a connection between podgauge and the kubelet may be exported for maxStaleOwner, unless the kubelet
-// lists a different owner (docs/contributing/adr/0004-unknown-owners.md).
+// isStaleAllowed reports whether a label may belong to the last owner before a
+// kubelet restart. An owner that ended without a connection between podgauge
+// and the kubelet may be exported for maxStaleOwner, unless the kubelet lists a
+// different owner (docs/contributing/adr/0004-unknown-owners.md).
 func (v *verifier) isStaleAllowed(s *MetricsSnapshot, l DeviceOwner) bool {
 	for i, o := range v.Outages {
 		if s.To.Before(o.From) || s.From.After(o.To.Add(maxStaleOwner)) {
@@ -196,14 +209,16 @@ func (v *verifier) isStaleAllowed(s *MetricsSnapshot, l DeviceOwner) bool {
 	return false
 }
 
-// wasReplaced reports whether the kubelet listed a new owner of the device before the collection.
+// wasReplaced reports whether the kubelet listed a new owner of the device
+// before the collection.
 func (v *verifier) wasReplaced(p AllocationPeriod, collected time.Time) bool {
 	return slices.ContainsFunc(v.allocationsByDevice[p.Device], func(other AllocationPeriod) bool {
 		return other.Container != p.Container && other.Start.To.After(p.End.From) && !other.Start.To.After(collected)
 	})
 }
 
-// checkAllocation checks that snapshots have the label of an allocation of minLabelledDuration outside restarts.
+// checkAllocation checks that snapshots have the label of an allocation of
+// minLabelledDuration outside restarts.
 func (v *verifier) checkAllocation(p AllocationPeriod) {
 	duration := p.End.From.Sub(p.Start.To)
 	for _, o := range v.Outages {
@@ -237,7 +252,8 @@ func earlier(a, b time.Time) time.Time { return slices.MinFunc([]time.Time{a, b}
 
 func later(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b}, time.Time.Compare) }
 
-// describeAllocations describes the allocations of a device within three seconds of s.
+// describeAllocations describes the allocations of a device within three
+// seconds of s.
 func (v *verifier) describeAllocations(device string, s Span) string {
 	around := Span{s.From.Add(-3 * time.Second), s.To.Add(3 * time.Second)}
 	var descriptions []string

@@ -1,4 +1,5 @@
-// Command build compiles the stand-in for libnvidia-ml.so.1 into a folder and prints the library's path.
+// Command build compiles the stand-in for libnvidia-ml.so.1 into a folder and
+// prints the library's path.
 package main
 
 import (

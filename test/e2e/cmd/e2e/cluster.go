@@ -17,7 +17,8 @@ import (
 // repoRoot is the repository root, relative to test/e2e.
 const repoRoot = "../.."
 
-// runCluster runs a cluster until ctx is done. Its node has the image of podgauge-sim under the tag of the chart.
+// runCluster runs a cluster until ctx is done. Its node has the image of
+// podgauge-sim under the tag of the chart.
 func runCluster(ctx context.Context, out io.Writer) (err error) {
 	if err := cluster.CheckRequirements(programs.OfCluster()); err != nil {
 		return err
@@ -71,7 +72,8 @@ func runCluster(ctx context.Context, out io.Writer) (err error) {
 // imagePattern matches the image in the chart's manifest.
 var imagePattern = regexp.MustCompile(`(?m)^ +image: "?([^"\n]+)"?$`)
 
-// pauseImage is the image of deploy/pod.yaml. The test image replaces it, so that no registry is needed.
+// pauseImage is the image of deploy/pod.yaml. The test image replaces it, so
+// that no registry is needed.
 const pauseImage = "registry.k8s.io/pause:3.10"
 
 const instructions = `%s is ready: Kubernetes %s, with the image %s. Ctrl-C removes the cluster. In another terminal, as root:

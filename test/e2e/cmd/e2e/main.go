@@ -76,7 +76,8 @@ func setup(ctx context.Context, versions []string, out io.Writer) error {
 	return nil
 }
 
-// installPackages installs the Debian packages of missing tools. A prepared machine needs no network.
+// installPackages installs the Debian packages of missing tools. A prepared
+// machine needs no network.
 func installPackages(ctx context.Context, missing []node.RequiredTool, out io.Writer) error {
 	if len(missing) == 0 {
 		return nil
