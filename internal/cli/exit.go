@@ -20,7 +20,8 @@ type failure struct{ error }
 
 func (f failure) Unwrap() error { return f.error }
 
-// Failed marks the error of a command that began: exit status 1. All other errors are of the command line: exit status 2.
+// Failed marks the error of a command that began: exit status 1. All other
+// errors are of the command line: exit status 2.
 func Failed(err error) error {
 	if err == nil {
 		return nil

@@ -9,7 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// AddIncidentFilters declares the filters of incidents, which have the names of the API.
+// AddIncidentFilters declares the filters of incidents, which have the names of
+// the API.
 func AddIncidentFilters(f *pflag.FlagSet) map[string]*string {
 	filters := map[string]*string{}
 	filter := func(name, short, usage string) { filters[name] = f.StringP(name, short, "", usage) }
@@ -18,11 +19,13 @@ func AddIncidentFilters(f *pflag.FlagSet) map[string]*string {
 	filter("pod", "p", "only incidents affecting a pod with this `name`")
 	filter("reason", "", "only incidents with this `reason`: xid_79")
 	filter("since", "", "only incidents since this `time`, or within this duration: 2006-01-02T15:04:05Z, 90m, 24h")
-	filter("limit", "", fmt.Sprintf("at most this `number` of incidents of a node, newest first, up to %d (default %d)", api.MaxLimit, api.DefaultLimit))
+	filter("limit", "", fmt.Sprintf("at most this `number` of incidents of a node, newest first, up to %d (default %d)",
+		api.MaxLimit, api.DefaultLimit))
 	return filters
 }
 
-// IncidentQuery returns the parameters of the given filters, checked as by the daemon.
+// IncidentQuery returns the parameters of the given filters, checked as by the
+// daemon.
 func IncidentQuery(f *pflag.FlagSet, filters map[string]*string) (url.Values, error) {
 	query := url.Values{}
 	var allowed []string

@@ -1,4 +1,5 @@
-// Package cli has the output of commands: tables, JSON and YAML, printed once or redrawn on a terminal.
+// Package cli has the output of commands: tables, JSON and YAML, printed once
+// or redrawn on a terminal.
 package cli
 
 import (
@@ -55,7 +56,8 @@ func (o *Output) Wide() bool { return o.Format == "wide" }
 // IsTable reports whether the output is a table, and not a document.
 func (o *Output) IsTable() bool { return o.Format == "table" || o.Wide() }
 
-// Table returns untrusted lines and a table, whose first row is the headers. Without headers, the lines are left out too.
+// Table returns untrusted lines and a table, whose first row is the headers.
+// Without headers, the lines are left out too.
 func (o *Output) Table(lines []string, rows [][]string) string {
 	if o.NoHeaders {
 		return FormatTable(rows[min(1, len(rows)):])
@@ -67,7 +69,8 @@ func (o *Output) Table(lines []string, rows [][]string) string {
 	return page.String() + FormatTable(rows)
 }
 
-// Document returns a JSON document in the format of the output. JSON for a program is unchanged.
+// Document returns a JSON document in the format of the output. JSON for a
+// program is unchanged.
 func (o *Output) Document(body []byte) (string, error) {
 	switch {
 	case o.Format == "yaml":
@@ -78,7 +81,8 @@ func (o *Output) Document(body []byte) (string, error) {
 	return string(body), nil
 }
 
-// toYAML returns JSON as YAML, with the fields in the same order. JSON is YAML, except for control characters.
+// toYAML returns JSON as YAML, with the fields in the same order. JSON is YAML,
+// except for control characters.
 func toYAML(body []byte) (string, error) {
 	if !json.Valid(body) {
 		return "", errors.New("invalid JSON")
@@ -95,7 +99,8 @@ func toYAML(body []byte) (string, error) {
 	return encoded.String(), err
 }
 
-// setBlockStyle quotes only the strings that YAML 1.1 or 1.2 would read as another type.
+// setBlockStyle quotes only the strings that YAML 1.1 or 1.2 would read as
+// another type.
 func setBlockStyle(n *yaml.Node) {
 	if n.Tag == "!!str" {
 		var encoded yaml.Node
@@ -109,7 +114,8 @@ func setBlockStyle(n *yaml.Node) {
 	}
 }
 
-// Print writes the rendered text or, in a watch on a terminal, repeated texts until ctx is done. A text beside an error is written.
+// Print writes the rendered text or, in a watch on a terminal, repeated texts
+// until ctx is done. A text beside an error is written.
 func (o *Output) Print(ctx context.Context, w io.Writer, render func(context.Context) (string, error)) error {
 	if o.Watch && o.Terminal {
 		return watchScreen(ctx, w, redrawInterval, render)

@@ -28,14 +28,16 @@ func DeviceTable(d *api.DevicesResponse, wide bool) [][]string {
 			last = dev.LastIncident.Reason + " " + Ago(d.At, dev.LastIncident.Last)
 		}
 		row := []string{
-			DeviceNumber(dev), cmp.Or(dev.Profile, dev.Model, emptyCell), dev.Health, cmp.Or(ReasonText(dev), emptyCell), Ago(d.At, dev.Since), ownersText(dev), last, string(dev.ID),
+			DeviceNumber(dev), cmp.Or(dev.Profile, dev.Model, emptyCell), dev.Health,
+			cmp.Or(ReasonText(dev), emptyCell), Ago(d.At, dev.Since), ownersText(dev), last, string(dev.ID),
 		}
 		if wide {
 			numa := emptyCell
 			if dev.NUMANode != nil {
 				numa = strconv.Itoa(*dev.NUMANode)
 			}
-			row = append(row, cmp.Or(dev.PCI, emptyCell), numa, fmt.Sprintf("%.1f GiB", float64(dev.MemoryBytes)/(1<<30)), strconv.FormatUint(dev.Flaps, 10))
+			row = append(row, cmp.Or(dev.PCI, emptyCell), numa,
+				fmt.Sprintf("%.1f GiB", float64(dev.MemoryBytes)/(1<<30)), strconv.FormatUint(dev.Flaps, 10))
 		}
 		rows = append(rows, row)
 	}
@@ -113,11 +115,14 @@ func IncidentTable(all *api.IncidentsResponse, wide bool) [][]string {
 	for i := range all.Incidents {
 		inc := &all.Incidents[i]
 		row := []string{
-			strconv.FormatUint(inc.ID, 10), Ago(all.At, inc.Last), strconv.FormatUint(inc.Count, 10), strings.TrimSpace(strconv.Itoa(inc.Index) + " " + inc.Profile),
-			inc.Reason, OutcomeText(all.At, inc), cmp.Or(inc.PendingAction(), inc.Note, emptyCell), affectedText(inc), string(inc.Device),
+			strconv.FormatUint(inc.ID, 10), Ago(all.At, inc.Last), strconv.FormatUint(inc.Count, 10),
+			strings.TrimSpace(strconv.Itoa(inc.Index) + " " + inc.Profile),
+			inc.Reason, OutcomeText(all.At, inc), cmp.Or(inc.PendingAction(), inc.Note, emptyCell), affectedText(inc),
+			string(inc.Device),
 		}
 		if wide {
-			row = append(row, Ago(all.At, inc.First), cmp.Or(inc.Model, emptyCell), cmp.Or(inc.PCI, emptyCell), cmp.Or(inc.Source, emptyCell))
+			row = append(row, Ago(all.At, inc.First), cmp.Or(inc.Model, emptyCell), cmp.Or(inc.PCI, emptyCell),
+				cmp.Or(inc.Source, emptyCell))
 		}
 		rows = append(rows, row)
 	}
@@ -135,7 +140,8 @@ func IncidentNotes(all *api.IncidentsResponse) (notes []string) {
 	return notes
 }
 
-// OutcomeText returns the effect of an incident on the device. An earlier incident may have made the device unhealthy.
+// OutcomeText returns the effect of an incident on the device. An earlier
+// incident may have made the device unhealthy.
 func OutcomeText(now time.Time, i *incident.Incident) string {
 	switch {
 	case i.RecoveredAt != nil:

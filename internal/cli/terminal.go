@@ -11,7 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/text"
 )
 
-// Control sequences of a terminal (ECMA-48). A watch overwrites the screen, because clearing flickers.
+// Control sequences of a terminal (ECMA-48). A watch overwrites the screen,
+// because clearing flickers.
 const (
 	clearScreen    = "\x1b[2J"
 	cursorHome     = "\x1b[H"
@@ -19,8 +20,10 @@ const (
 	eraseBelow     = "\x1b[J"
 )
 
-// watchScreen writes pages to a terminal until ctx is done. An error of render is a page.
-func watchScreen(ctx context.Context, w io.Writer, interval time.Duration, render func(context.Context) (string, error)) error {
+// watchScreen writes pages to a terminal until ctx is done. An error of render
+// is a page.
+func watchScreen(ctx context.Context, w io.Writer, interval time.Duration,
+	render func(context.Context) (string, error)) error {
 	before := clearScreen
 	for {
 		page, err := render(ctx)

@@ -30,20 +30,23 @@ func row(name string, run func(context.Context, *examination) Finding, impact, f
 var checks = [...]check{
 	row("ready", checkReady,
 		"A rollout stops at this node.",
-		"Follow the fixes of the other checks. For a GPU that was removed on purpose, run podgauge device forget UUID."),
+		"Follow the fixes of the other checks. For a GPU that was removed on purpose, run podgauge device forget "+
+			"UUID."),
 	row("config", checkConfig,
-		"podgauge does not start with this file; a running podgauge keeps its settings. The other checks use flags and "+
-			"environment only.",
+		"podgauge does not start with this file; a running podgauge keeps its settings. The other checks use flags "+
+			"and environment only.",
 		"Correct the file, and check it with podgauge validate FILE."),
 	row("driver", checkDriver,
 		"No GPU is registered, and no GPU has metrics.",
-		"Run nvidia-smi on the node. If it fails, load the kernel module (modprobe nvidia) and read dmesg. Otherwise, give "+
-			"this container access to the device nodes, or delete the pod if systemctl daemon-reload took them."),
+		"Run nvidia-smi on the node. If it fails, load the kernel module (modprobe nvidia) and read dmesg. "+
+			"Otherwise, give this container access to the device nodes, or delete the pod if systemctl daemon-reload "+
+			"took them."),
 	row("device nodes", checkDeviceNodes,
-		"Containers need these device nodes. CDI specs and device lists contain only the nodes that this process can see.",
+		"Containers need these device nodes. CDI specs and device lists contain only the nodes that this process can "+
+			"see.",
 		"On the node, run nvidia-modprobe -u -c=0. In a container, either use NVIDIA's runtime (nvidia-uvm requires "+
-			"NVIDIA_DRIVER_CAPABILITIES=compute,utility), or run privileged and mount the host's /dev. To use another folder, "+
-			"set --dev-root."),
+			"NVIDIA_DRIVER_CAPABILITIES=compute,utility), or run privileged and mount the host's /dev. To use "+
+			"another folder, set --dev-root."),
 	row("runtime", checkRuntime,
 		"A container with NVIDIA_VISIBLE_DEVICES=all uses all GPUs of the node. Usage and energy are charged to the "+
 			"containers that have the GPUs.",
@@ -55,8 +58,8 @@ var checks = [...]check{
 	row("other plugins", checkOtherPlugins,
 		"Two plugins for the same resource overwrite each other's device list. With different resources, two pods can "+
 			"receive the same GPU.",
-		"Run only one plugin on this node: remove NVIDIA's DaemonSet (GPU operator: devicePlugin.enabled=false), or set "+
-			"--device-plugin=false for podgauge."),
+		"Run only one plugin on this node: remove NVIDIA's DaemonSet (GPU operator: devicePlugin.enabled=false), or "+
+			"set --device-plugin=false for podgauge."),
 	row("pod resources", checkPodResources,
 		"Metrics have no pod labels: podgauge reads the allocations from the kubelet.",
 		kubeletLogFix),
@@ -64,13 +67,13 @@ var checks = [...]check{
 		"Incidents do not record how pods ended. Labels and UIDs of pods are absent.",
 		"Read the kubelet's log. If the socket denies access, run as uid 0."),
 	row("processes", checkProcesses,
-		"Without the folder names, podgauge cannot attribute processes to containers (nvidia_gpu_container_*), unless the "+
-			"kubelet has the Pods API.",
+		"Without the folder names, podgauge cannot attribute processes to containers (nvidia_gpu_container_*), "+
+			"unless the kubelet has the Pods API.",
 		"Set --pod-logs-dir to the podLogsDir of the kubelet."),
 	row("kernel log", checkKernelLog,
 		"podgauge misses Xids that NVML does not report.",
-		"Run as uid 0 with access to the device. With kernel.dmesg_restrict=1, add the capability SYSLOG. To disable this "+
-			"source, set --kernel-log=."),
+		"Run as uid 0 with access to the device. With kernel.dmesg_restrict=1, add the capability SYSLOG. To disable "+
+			"this source, set --kernel-log=."),
 	row("state", checkState,
 		"A restart of podgauge loses health and incidents.",
 		folderFix),

@@ -33,16 +33,16 @@ func checkDriver(_ context.Context, e *examination) Finding {
 	case d.library.Path == "" && d.err != nil:
 		return failure("%v", d.err).
 			fixedBy("Install the driver. In a container, either use NVIDIA's runtime (runtimeClassName: nvidia, " +
-				"NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility), or mount the folder of the driver and " +
-				"set --driver-root-ctr-path to the mount point.")
+				"NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility), or mount the folder of the driver " +
+				"and set --driver-root-ctr-path to the mount point.")
 	case !d.inTime || errors.Is(d.err, context.DeadlineExceeded):
 		return e.timedOut().because("Calls to the driver hang, also in containers. No GPU is registered.")
 	case errors.Is(d.err, device.ErrDriverReplaced),
 		d.err != nil && strings.Contains(d.err.Error(), "LIB_RM_VERSION_MISMATCH"):
 		return failure("%v", d.err).
 			because("The library and the kernel module have different versions: all calls fail.").
-			fixedBy("Reboot the node, or reload the kernel module. In a container, recreate the pod: the container keeps " +
-				"the injected library.")
+			fixedBy("Reboot the node, or reload the kernel module. In a container, recreate the pod: the container " +
+				"keeps the injected library.")
 	case d.err != nil && d.devices == nil:
 		return failure("%v", d.err)
 	case d.library.NotReady:

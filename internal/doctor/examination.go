@@ -29,7 +29,8 @@ type DriverProbe interface {
 type NodeFiles interface {
 	// Open opens and closes a device node.
 	Open(path string, flags int) error
-	// CheckWritable returns an error if this process may not create files in a folder.
+	// CheckWritable returns an error if this process may not create files in a
+	// folder.
 	CheckWritable(dir string) error
 }
 

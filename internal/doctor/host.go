@@ -133,7 +133,8 @@ func (hostFiles) CheckWritable(dir string) error {
 // mountinfoUnescaper decodes the octal escapes of mountinfo.
 var mountinfoUnescaper = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// readMounts returns the mount points of this process from mountinfo (proc_pid_mountinfo(5)). An unreadable file returns nil.
+// readMounts returns the mount points of this process from mountinfo
+// (proc_pid_mountinfo(5)). An unreadable file returns nil.
 func readMounts(proc string) (points []string) {
 	text, err := os.ReadFile(filepath.Join(proc, "self", "mountinfo"))
 	if err != nil {
@@ -147,21 +148,26 @@ func readMounts(proc string) (points []string) {
 	return points
 }
 
-// inContainer reports whether this process runs in a container: the kubelet mounts a termination log, other engines set a variable.
+// inContainer reports whether this process runs in a container: the kubelet
+// mounts a termination log, other engines set a variable.
 func (e *examination) inContainer() bool {
 	kubernetes, _ := e.LookupEnv("KUBERNETES_SERVICE_HOST")
 	engine, _ := e.LookupEnv("container")
 	return slices.Contains(e.mounts, "/dev/termination-log") || kubernetes != "" || engine != ""
 }
 
-// isContainerDir reports whether a folder belongs to the container: only the container's root is mounted above it.
+// isContainerDir reports whether a folder belongs to the container: only the
+// container's root is mounted above it.
 func (e *examination) isContainerDir(path string) bool {
 	path = resolveExisting(path) + "/"
-	mounted := slices.ContainsFunc(e.mounts, func(point string) bool { return point != "/" && strings.HasPrefix(path, point+"/") })
+	mounted := slices.ContainsFunc(e.mounts, func(point string) bool {
+		return point != "/" && strings.HasPrefix(path, point+"/")
+	})
 	return e.inContainer() && slices.Contains(e.mounts, "/") && !mounted
 }
 
-// resolveExisting returns the path or the nearest existing parent, without links.
+// resolveExisting returns the path or the nearest existing parent, without
+// links.
 func resolveExisting(path string) string {
 	for {
 		resolved, err := filepath.EvalSymlinks(path)

@@ -21,19 +21,23 @@ import (
 )
 
 const (
-	// maxResponseBytes suits nodes with many pods. The daemon beside needs the container's memory.
+	// maxResponseBytes suits nodes with many pods. The daemon beside needs the
+	// container's memory.
 	maxResponseBytes = 8 << 20
 	// socketPrefix starts the names of podgauge's sockets.
 	socketPrefix = "podgauge-"
 
 	kubeletLogFix = "Read the kubelet's log (journalctl -u kubelet)."
 
-	kubeletDirHint = "set --kubelet-dir to its folder (k0s: /var/lib/k0s/kubelet, microk8s: /var/snap/microk8s/common/var/lib/kubelet)."
+	kubeletDirHint = "set --kubelet-dir to its folder (k0s: /var/lib/k0s/kubelet, microk8s: " +
+		"/var/snap/microk8s/common/var/lib/kubelet)."
 	// The folder of device plugins does not follow the kubelet's --root-dir.
-	pluginDirHint = "set --device-plugin-dir to its folder (/var/lib/kubelet/device-plugins for all values of --root-dir)."
+	pluginDirHint = "set --device-plugin-dir to its folder (/var/lib/kubelet/device-plugins for all values of " +
+		"--root-dir)."
 )
 
-// checkRegistration checks the folder of device-plugin sockets and the kubelet's socket.
+// checkRegistration checks the folder of device-plugin sockets and the
+// kubelet's socket.
 func checkRegistration(ctx context.Context, e *examination) Finding {
 	if !e.DevicePlugin {
 		return skipped("not registered (--device-plugin=false)")
@@ -62,7 +66,8 @@ func checkOtherPlugins(ctx context.Context, e *examination) Finding {
 			continue
 		}
 		others++
-		nvidia := strings.HasPrefix(name, "nvidia-") || strings.HasPrefix(name, "nvidiaGPU-") // of NVIDIA's and GKE's plugins
+		// of NVIDIA's and GKE's plugins
+		nvidia := strings.HasPrefix(name, "nvidia-") || strings.HasPrefix(name, "nvidiaGPU-")
 		if nvidia && e.dialSocket(ctx, filepath.Join(e.DevicePluginDir, name)) == nil {
 			live = append(live, name)
 		}
@@ -89,8 +94,8 @@ func checkPodResources(ctx context.Context, e *examination) Finding {
 		return e.timedOut()
 	case codes.ResourceExhausted:
 		return failure("%v", err).
-			fixedBy("The kubelet limits all clients on the node to 100 requests per second. Find the client that exceeds " +
-				"the limit.")
+			fixedBy("The kubelet limits all clients on the node to 100 requests per second. Find the client that " +
+				"exceeds the limit.")
 	default:
 		return failure("list pod resources at %s: %v", socket, err)
 	}
@@ -109,7 +114,8 @@ func checkPodsAPI(ctx context.Context, e *examination) Finding {
 
 // listPods returns the number of pods that the kubelet lists at a socket.
 func listPods(ctx context.Context, socket string) (pods int, err error) {
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableServiceConfig(),
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxResponseBytes)))
 	if err != nil {
 		return 0, err
@@ -145,11 +151,13 @@ func (e *examination) socketFailure(socket, hint string, err error) Finding {
 	case errors.Is(err, fs.ErrNotExist):
 		return f.fixedBy("Start the kubelet, or " + hint)
 	case errors.Is(err, fs.ErrPermission):
-		return f.fixedBy("Run as uid 0; no capability is needed. On SELinux, use a container type that may connect (spc_t).")
+		return f.fixedBy("Run as uid 0; no capability is needed. On SELinux, use a container type that may connect " +
+			"(spc_t).")
 	case errors.Is(err, syscall.ECONNREFUSED) && slices.Contains(e.mounts, socket):
 		return f.fixedBy("Mount the folder, not the socket itself: each kubelet start creates a new socket.")
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return f.fixedBy("The kubelet that created this socket is not running. Start the kubelet (systemctl status kubelet).")
+		return f.fixedBy("The kubelet that created this socket is not running. Start the kubelet (systemctl status " +
+			"kubelet).")
 	}
 	return f
 }

@@ -9,14 +9,17 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// runtimeConfigs are the files of NVIDIA's container runtime on the node: of the GPU operator, which replaces the node's, and of the node.
+// runtimeConfigs are the files of NVIDIA's container runtime on the node: of
+// the GPU operator, which replaces the node's, and of the node.
 var runtimeConfigs = []string{
 	"usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
 	"etc/nvidia-container-runtime/config.toml",
 }
 
-// checkRuntime checks which containers NVIDIA's container runtime gives GPUs that the kubelet did not allocate, and whether it accepts
-// the device list strategies (https://github.com/NVIDIA/nvidia-container-toolkit, api/config/v1).
+// checkRuntime checks which containers NVIDIA's container runtime gives GPUs
+// that the kubelet did not allocate, and whether it accepts the device list
+// strategies (https://github.com/NVIDIA/nvidia-container-toolkit,
+// api/config/v1).
 func checkRuntime(_ context.Context, e *examination) Finding {
 	path, settings := e.readRuntimeConfig()
 	byEnvironment := settings["accept-nvidia-visible-devices-envvar-when-unprivileged"] != "false"
@@ -47,7 +50,8 @@ func checkRuntime(_ context.Context, e *examination) Finding {
 	return ok("%s: containers cannot choose GPUs by NVIDIA_VISIBLE_DEVICES", path)
 }
 
-// readRuntimeConfig returns the first file that this process sees, with the settings before the first TOML table; empty: none.
+// readRuntimeConfig returns the first file that this process sees, with the
+// settings before the first TOML table; empty: none.
 func (e *examination) readRuntimeConfig() (path string, settings map[string]string) {
 	for _, root := range e.HostRoots {
 		for _, name := range runtimeConfigs {

@@ -21,7 +21,8 @@ func New[K comparable](interval time.Duration) *Limiter[K] {
 	return &Limiter[K]{interval: interval, last: map[K]time.Time{}}
 }
 
-// Allow reports whether to log a message of key at now, and counts the message as logged if so.
+// Allow reports whether to log a message of key at now, and counts the message
+// as logged if so.
 func (l *Limiter[K]) Allow(key K, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,17 +1,20 @@
-// Package pubsub publishes values: readers get the newest value and wait for changes.
+// Package pubsub publishes values: readers get the newest value and wait for
+// changes.
 package pubsub
 
 import "sync"
 
-// Value is a published value. State is published, never queued: a slow reader sees the newest state, and no reader blocks the
-// writer. The zero Value holds the zero T and is ready for use.
+// Value is a published value. State is published, never queued: a slow reader
+// sees the newest state, and no reader blocks the writer. The zero Value holds
+// the zero T and is ready for use.
 type Value[T any] struct {
 	mu      sync.Mutex
 	value   T             // guarded by mu
 	changed chan struct{} // guarded by mu; nil until a reader asks
 }
 
-// Get returns the value and a channel that the next Set closes. The value is read-only.
+// Get returns the value and a channel that the next Set closes. The value is
+// read-only.
 func (v *Value[T]) Get() (T, <-chan struct{}) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -21,7 +24,8 @@ func (v *Value[T]) Get() (T, <-chan struct{}) {
 	return v.value, v.changed
 }
 
-// Set replaces the value and wakes all readers. The caller must not change the value afterwards.
+// Set replaces the value and wakes all readers. The caller must not change the
+// value afterwards.
 func (v *Value[T]) Set(value T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -32,14 +36,16 @@ func (v *Value[T]) Set(value T) {
 	}
 }
 
-// Replace replaces the value without waking readers, for changes that need no reaction.
+// Replace replaces the value without waking readers, for changes that need no
+// reaction.
 func (v *Value[T]) Replace(value T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.value = value
 }
 
-// Notify leaves a request in a channel with room for one. A request that is already there covers the new one.
+// Notify leaves a request in a channel with room for one. A request that is
+// already there covers the new one.
 func Notify(requests chan<- struct{}) {
 	select {
 	case requests <- struct{}{}:

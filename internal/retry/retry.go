@@ -16,13 +16,15 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// Spread returns a random delay around d, so that the nodes of a cluster do not return to a server at once.
+// Spread returns a random delay around d, so that the nodes of a cluster do not
+// return to a server at once.
 func Spread(d time.Duration) time.Duration {
 	return d/2 + rand.N(max(d, 1)) //nolint:gosec // no secret
 }
 
-// Aligned returns the time until the last whole second of the wall clock within d, or until 0.1 s after d. All components look at the
-// world on whole seconds, so that the process wakes once.
+// Aligned returns the time until the last whole second of the wall clock within
+// d, or until 0.1 s after d. All components look at the world on whole seconds,
+// so that the process wakes once.
 func Aligned(d time.Duration) time.Duration {
 	now := time.Now()
 	return now.Add(d + 100*time.Millisecond).Truncate(time.Second).Sub(now)

@@ -43,8 +43,9 @@ func Duration(d time.Duration) string {
 	return fmt.Sprintf("%d days", d/day)
 }
 
-// Printable replaces characters without a glyph by U+FFFD. An escape sequence must not move a terminal's cursor, and a change of
-// direction must not disguise a name.
+// Printable replaces characters without a glyph by U+FFFD. An escape sequence
+// must not move a terminal's cursor, and a change of direction must not
+// disguise a name.
 func Printable(s string) string { return strings.Map(printable, s) }
 
 // PrintableLines is Printable for a text of several lines.
@@ -66,11 +67,13 @@ func printable(r rune) rune {
 
 var (
 	keyName = regexp.MustCompile(`^[-\w./\[\]]{1,253}$`)
-	// yamlContent matches the parts of a YAML library's errors that have content of the file: keys, and the beginnings of values.
+	// yamlContent matches the parts of a YAML library's errors that have
+	// content of the file: keys, and the beginnings of values.
 	yamlContent = regexp.MustCompile("(?s)(field |key \"|cannot unmarshal !!\\w+ `)(.*?)( not found|\" already|` into)")
 )
 
-// OfName returns a name of a file, and a placeholder for other content, which may be a secret: the file may be of another program.
+// OfName returns a name of a file, and a placeholder for other content, which
+// may be a secret: the file may be of another program.
 func OfName(s string) string {
 	if keyName.MatchString(s) {
 		return s
@@ -78,7 +81,8 @@ func OfName(s string) string {
 	return "(not a name)"
 }
 
-// YAMLError returns the message of a YAML library's error without content of the file, except for names.
+// YAMLError returns the message of a YAML library's error without content of
+// the file, except for names.
 func YAMLError(err error) string {
 	return yamlContent.ReplaceAllStringFunc(err.Error(), func(found string) string {
 		part := yamlContent.FindStringSubmatch(found)
@@ -89,7 +93,8 @@ func YAMLError(err error) string {
 // maxSocketPath is the length of sun_path in unix(7), without the NUL.
 const maxSocketPath = 107
 
-// CheckSocketPath returns an error if a path is too long for a socket: the kernel's error does not mention the length.
+// CheckSocketPath returns an error if a path is too long for a socket: the
+// kernel's error does not mention the length.
 func CheckSocketPath(path string) error {
 	if len(path) > maxSocketPath {
 		return fmt.Errorf("%s: %d bytes, at most %d for a socket", path, len(path), maxSocketPath)

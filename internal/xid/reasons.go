@@ -69,7 +69,8 @@ func Reason(reason string) string {
 	return cmp.Or(reasonTexts[reason], strings.ReplaceAll(reason, "_", " "))
 }
 
-// Action returns an action in words, in lower case: "reboot the node". No action is empty.
+// Action returns an action in words, in lower case: "reboot the node". No
+// action is empty.
 func Action(action string) string {
 	return cmp.Or(actionTexts[action], strings.ReplaceAll(action, "_", " "))
 }

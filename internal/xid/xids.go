@@ -14,8 +14,9 @@ const (
 	ActionInspect    = "inspect"
 )
 
-// Event returns the event of an Xid, and whether it concerns only the MIG device of the report. If the meaning depends on the GPU, the
-// event is the worst case.
+// Event returns the event of an Xid, and whether it concerns only the MIG
+// device of the report. If the meaning depends on the GPU, the event is the
+// worst case.
 func Event(xid uint64) (e device.Event, singleDevice bool) {
 	c := ClassOf(xid)
 	e = c.Event()
@@ -23,7 +24,8 @@ func Event(xid uint64) (e device.Event, singleDevice bool) {
 	return e, !c.WholeGPU()
 }
 
-// SeverityOf returns the severity of an Xid in the driver's report. NVLink 5 errors have a severity in the kernel log.
+// SeverityOf returns the severity of an Xid in the driver's report. NVLink 5
+// errors have a severity in the kernel log.
 func SeverityOf(xid uint64) device.Severity {
 	if xid >= 144 && xid <= 150 {
 		return device.SeverityUndecided
@@ -36,7 +38,8 @@ type Class uint8
 
 // The classes of reports.
 const (
-	// Unknown Xids have no row. Only checks, with the driver's recovery action, mark the GPU unhealthy.
+	// Unknown Xids have no row. Only checks, with the driver's recovery action,
+	// mark the GPU unhealthy.
 	Unknown Class = iota
 	// Application errors leave the next program unaffected.
 	Application
@@ -44,13 +47,15 @@ const (
 	Information
 	// Contained hardware errors affect only the running program.
 	Contained
-	// Undecided reports have their meaning in the driver's recovery action, which Check reads.
+	// Undecided reports have their meaning in the driver's recovery action,
+	// which Check reads.
 	Undecided
 	// Memory errors are Undecided, or Broken without a recovery action.
 	Memory
 	// Broken GPUs need a reset.
 	Broken
-	// Fallen GPUs are off the bus: only a reboot or a power cycle of the node helps.
+	// Fallen GPUs are off the bus: only a reboot or a power cycle of the node
+	// helps.
 	Fallen
 	// Locked GPUs need a restart of the virtual machine.
 	Locked
@@ -58,7 +63,8 @@ const (
 	Unpowered
 )
 
-// classes have the action and recovery of each class. Hardware classes concern all MIG devices of a GPU.
+// classes have the action and recovery of each class. Hardware classes concern
+// all MIG devices of a GPU.
 var classes = [...]struct {
 	name, action string
 	recovery     device.Recovery
@@ -71,13 +77,18 @@ var classes = [...]struct {
 	},
 	Application: {"application", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy"},
 	Information: {"information", "", device.RecoveryNone, false, "counted; the device stays healthy"},
-	Contained:   {"contained", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy, the affected application needs a restart"},
-	Undecided:   {"undecided", "", device.RecoveryChecksPass, true, "the driver's recovery action decides"},
-	Memory:      {"memory", ActionResetGPU, device.RecoveryAfterReset, true, "the driver's recovery action decides; without one, unhealthy until a reset"},
-	Broken:      {"broken", ActionResetGPU, device.RecoveryAfterReset, true, "unhealthy until a reset"},
-	Fallen:      {"fallen", ActionReboot, device.RecoveryAfterReset, true, "unhealthy until the GPU responds after a reboot or power cycle of the node"},
-	Locked:      {"locked", ActionRestartVM, device.RecoveryAfterReset, true, "unhealthy until a restart of the virtual machine"},
-	Unpowered:   {"unpowered", ActionInspect, device.RecoveryAfterReset, true, "unhealthy until a reset; inspect the machine"},
+	Contained: {"contained", ActionRestartApp, device.RecoveryNone, false,
+		"counted; the device stays healthy, the affected application needs a restart"},
+	Undecided: {"undecided", "", device.RecoveryChecksPass, true, "the driver's recovery action decides"},
+	Memory: {"memory", ActionResetGPU, device.RecoveryAfterReset, true,
+		"the driver's recovery action decides; without one, unhealthy until a reset"},
+	Broken: {"broken", ActionResetGPU, device.RecoveryAfterReset, true, "unhealthy until a reset"},
+	Fallen: {"fallen", ActionReboot, device.RecoveryAfterReset, true,
+		"unhealthy until the GPU responds after a reboot or power cycle of the node"},
+	Locked: {"locked", ActionRestartVM, device.RecoveryAfterReset, true,
+		"unhealthy until a restart of the virtual machine"},
+	Unpowered: {"unpowered", ActionInspect, device.RecoveryAfterReset, true,
+		"unhealthy until a reset; inspect the machine"},
 }
 
 // ClassOf returns the class of an Xid.
@@ -88,7 +99,8 @@ func (c Class) Event() device.Event {
 	return device.Event{Class: classes[c].name, Recovery: classes[c].recovery, Action: classes[c].action}
 }
 
-// WholeGPU reports whether the class concerns the whole GPU, even if the driver names a MIG device.
+// WholeGPU reports whether the class concerns the whole GPU, even if the driver
+// names a MIG device.
 func (c Class) WholeGPU() bool { return classes[c].wholeGPU }
 
 // Effect returns the effect of the class in podgauge, in a sentence.
