@@ -109,7 +109,8 @@ type answer[T any] struct {
 
 // askNodes returns the answers of all nodes, by node.
 func askNodes[T any](ctx context.Context, c *client,
-	ask func(context.Context, *corev1.Pod) (*T, error)) ([]answer[T], error) {
+	ask func(context.Context, *corev1.Pod) (*T, error),
+) ([]answer[T], error) {
 	pods, err := c.pods(ctx)
 	if err != nil {
 		return nil, err
@@ -258,7 +259,8 @@ func (c *client) proxy(ctx context.Context, p *corev1.Pod, command string, query
 }
 
 func (c *client) proxyRequest(ctx context.Context, scheme string, p *corev1.Pod, command string,
-	query url.Values) (status int, body []byte, err error) {
+	query url.Values,
+) (status int, body []byte, err error) {
 	port := c.port
 	for _, declared := range container(p).Ports {
 		if declared.Name == "metrics" {

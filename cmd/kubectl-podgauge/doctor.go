@@ -40,7 +40,8 @@ func (doctorReport) run(ctx context.Context, c *client) (result, error) {
 		}
 		return r, nil
 	})
-	res := result{document: nodeList[doctor.Report]{answers}, failed: failedNodes(answers),
+	res := result{
+		document: nodeList[doctor.Report]{answers}, failed: failedNodes(answers),
 		table: func(wide bool) [][]string {
 			rows := [][]string{{"NODE", "CHECK", "STATUS", "MESSAGE"}}
 			if wide {
@@ -52,7 +53,8 @@ func (doctorReport) run(ctx context.Context, c *client) (result, error) {
 				}
 			}
 			return rows
-		}}
+		},
+	}
 	for _, a := range answers {
 		res.problems = res.problems || a.Response != nil && a.Response.Failures > 0
 	}

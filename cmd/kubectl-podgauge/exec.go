@@ -20,8 +20,10 @@ import (
 // older API servers, SPDY.
 func (c *client) execInPod(ctx context.Context, p *corev1.Pod, command []string) ([]byte, error) {
 	u := c.kube.CoreV1().RESTClient().Post().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: container(p).Name, Command: command, Stdout: true,
-			Stderr: true}, scheme.ParameterCodec).URL()
+		VersionedParams(&corev1.PodExecOptions{
+			Container: container(p).Name, Command: command, Stdout: true,
+			Stderr: true,
+		}, scheme.ParameterCodec).URL()
 	ws, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
 	if err != nil {
 		return nil, err

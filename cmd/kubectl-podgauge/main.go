@@ -68,8 +68,10 @@ func newRootCommand(c *client) *cobra.Command {
 // command returns a command that prints a report.
 func (c *client) command(use, short, example string, r clusterReport) *cobra.Command {
 	var out cli.Output
-	command := &cobra.Command{Use: use, Short: short, Long: short + ".", Example: example,
-		Args: cobra.ExactArgs(r.args())}
+	command := &cobra.Command{
+		Use: use, Short: short, Long: short + ".", Example: example,
+		Args: cobra.ExactArgs(r.args()),
+	}
 	out.AddFlags(command.Flags())
 	out.AddWatchFlag(command.Flags())
 	r.addFlags(command.Flags())

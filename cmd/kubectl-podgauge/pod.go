@@ -156,8 +156,10 @@ func (r *podReport) recordsOf(node string, a *podAnswer) (records []podRecord) {
 		d := &a.devices.Devices[i]
 		for _, o := range slices.Concat(d.Owners, d.PastOwners) {
 			if o.Namespace == r.namespace && o.Pod == r.name && !faulted[key{d.ID, o.Container}] {
-				record := podRecord{Node: node, Device: d.ID, GPU: cli.DeviceNumber(d), Container: o.Container,
-					Source: "podgauge"}
+				record := podRecord{
+					Node: node, Device: d.ID, GPU: cli.DeviceNumber(d), Container: o.Container,
+					Source: "podgauge",
+				}
 				record.setNow(a.devices, r)
 				if !record.Allocated { // otherwise a fault affected an earlier container
 					record.Ended = ended[o.Container]
@@ -211,8 +213,10 @@ func mergeRecords(records, past []podRecord) []podRecord {
 }
 
 func podTable(records []podRecord, wide bool) [][]string {
-	rows := [][]string{{"NODE", "GPU", "CONTAINER", "ALLOCATED", "HEALTH NOW", "FAULT", "WHEN", "HEALTH THEN", "XID",
-		"ACTION", "ENDED"}}
+	rows := [][]string{{
+		"NODE", "GPU", "CONTAINER", "ALLOCATED", "HEALTH NOW", "FAULT", "WHEN", "HEALTH THEN", "XID",
+		"ACTION", "ENDED",
+	}}
 	if wide {
 		rows[0] = append(rows[0], "REASON", "UUID", "SOURCE")
 	}
@@ -226,8 +230,10 @@ func podTable(records []podRecord, wide bool) [][]string {
 		if p.Xid > 0 {
 			xid = strconv.FormatUint(p.Xid, 10)
 		}
-		row := []string{p.Node, p.GPU, p.Container, allocated, p.HealthNow, p.Fault, cli.Ago(now, p.faultTime()),
-			p.HealthThen, xid, p.Action, p.Ended}
+		row := []string{
+			p.Node, p.GPU, p.Container, allocated, p.HealthNow, p.Fault, cli.Ago(now, p.faultTime()),
+			p.HealthThen, xid, p.Action, p.Ended,
+		}
 		if wide {
 			row = append(row, p.ReasonNow, string(p.Device), p.Source)
 		}

@@ -72,7 +72,8 @@ func (s *promSource) connect() error {
 // records returns the faults and allocations of a pod. Nodes that answered have
 // the current health.
 func (s *promSource) records(ctx context.Context, timeout time.Duration, namespace, pod string,
-	answers []answer[podAnswer]) ([]podRecord, error) {
+	answers []answer[podAnswer],
+) ([]podRecord, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
@@ -80,7 +81,8 @@ func (s *promSource) records(ctx context.Context, timeout time.Duration, namespa
 	window := model.Duration(s.since).String()
 	faults := q.vector(q.now,
 		"last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%[1]s}[%[2]s]) or "+
-			"last_over_time(nvidia_gpu_allocation_application_error_last_timestamp_seconds{%[1]s}[%[2]s])", owner, window)
+			"last_over_time(nvidia_gpu_allocation_application_error_last_timestamp_seconds{%[1]s}[%[2]s])",
+		owner, window)
 	allocations := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_info{%s}[%s])", owner, window)
 	current := q.vector(q.now, "nvidia_gpu_allocation_info{%s}", owner)
 	endings := q.endings(owner, window)

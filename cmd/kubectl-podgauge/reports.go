@@ -41,7 +41,8 @@ func askDevices(ctx context.Context, c *client) ([]answer[api.DevicesResponse], 
 
 func (statusReport) run(ctx context.Context, c *client) (result, error) {
 	answers, err := askDevices(ctx, c)
-	return result{document: nodeList[api.DevicesResponse]{answers}, failed: failedNodes(answers),
+	return result{
+		document: nodeList[api.DevicesResponse]{answers}, failed: failedNodes(answers),
 		table: func(wide bool) [][]string {
 			rows := [][]string{append([]string{"NODE"}, cli.DeviceTable(&api.DevicesResponse{}, wide)[0]...)}
 			for _, a := range answers {
@@ -53,7 +54,8 @@ func (statusReport) run(ctx context.Context, c *client) (result, error) {
 				}
 			}
 			return rows
-		}}, err
+		},
+	}, err
 }
 
 // incidentsReport has the incidents of all nodes.
@@ -82,7 +84,8 @@ func (r *incidentsReport) run(ctx context.Context, c *client) (result, error) {
 			}
 		}
 	}
-	return result{document: nodeList[api.IncidentsResponse]{answers}, notes: notes, failed: failedNodes(answers),
+	return result{
+		document: nodeList[api.IncidentsResponse]{answers}, notes: notes, failed: failedNodes(answers),
 		table: func(wide bool) [][]string {
 			type entry struct {
 				last time.Time
@@ -103,7 +106,8 @@ func (r *incidentsReport) run(ctx context.Context, c *client) (result, error) {
 				rows = append(rows, e.row)
 			}
 			return rows
-		}}, err
+		},
+	}, err
 }
 
 func askIncidents(ctx context.Context, c *client, query url.Values) ([]answer[api.IncidentsResponse], error) {
@@ -144,8 +148,10 @@ func (nodesReport) run(ctx context.Context, c *client) (result, error) {
 	}
 	slices.SortStableFunc(nodes, func(a, b nodeSummary) int { return slices.Compare(b.badness(), a.badness()) })
 	return result{problems: problems, document: map[string]any{"nodes": nodes}, table: func(wide bool) [][]string {
-		rows := [][]string{{"NODE", "DEVICES", "UNHEALTHY", "SUSPECT", "ALLOCATED", "DRIVER", "KUBELET", "WORST",
-			"LAST INCIDENT"}}
+		rows := [][]string{{
+			"NODE", "DEVICES", "UNHEALTHY", "SUSPECT", "ALLOCATED", "DRIVER", "KUBELET", "WORST",
+			"LAST INCIDENT",
+		}}
 		if wide {
 			rows[0] = append(rows[0], "PODGAUGE")
 		}

@@ -23,7 +23,8 @@ const (
 // watchScreen writes pages to a terminal until ctx is done. An error of render
 // is a page.
 func watchScreen(ctx context.Context, w io.Writer, interval time.Duration,
-	render func(context.Context) (string, error)) error {
+	render func(context.Context) (string, error),
+) error {
 	before := clearScreen
 	for {
 		page, err := render(ctx)

@@ -184,7 +184,8 @@ func (c *Client) Requests() map[string]float64 {
 // send sends a request and returns the response of a success, with an open
 // body.
 func (c *Client) send(ctx context.Context, method, path, contentType string,
-	body []byte) (response *http.Response, err error) {
+	body []byte,
+) (response *http.Response, err error) {
 	defer func() { c.count(response, err) }()
 	request, err := http.NewRequestWithContext(ctx, method, c.options.Server+path, bytes.NewReader(body))
 	if err != nil {

@@ -335,8 +335,10 @@ func (r *Events) event(ctx context.Context, i *incident.Incident, key eventKey, 
 	if err != nil {
 		return e, err
 	}
-	e.InvolvedObject = map[string]string{"apiVersion": "v1", "kind": "Pod", "namespace": key.namespace,
-		"name": key.name}
+	e.InvolvedObject = map[string]string{
+		"apiVersion": "v1", "kind": "Pod", "namespace": key.namespace,
+		"name": key.name,
+	}
 	if uid != "" {
 		e.InvolvedObject["uid"] = uid
 	}

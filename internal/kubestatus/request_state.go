@@ -53,8 +53,10 @@ func (s *requestState) succeeded() {
 // repetition soon will not help. Admission webhooks choose the status of a
 // rejection.
 func isRejected(err error) bool {
-	temporary := []int{http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict,
-		http.StatusTooManyRequests}
+	temporary := []int{
+		http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict,
+		http.StatusTooManyRequests,
+	}
 	e, ok := errors.AsType[*kubeapi.StatusError](err)
 	return ok && e.Code/100 == 4 && !slices.Contains(temporary, e.Code)
 }

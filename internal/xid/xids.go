@@ -77,18 +77,28 @@ var classes = [...]struct {
 	},
 	Application: {"application", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy"},
 	Information: {"information", "", device.RecoveryNone, false, "counted; the device stays healthy"},
-	Contained: {"contained", ActionRestartApp, device.RecoveryNone, false,
-		"counted; the device stays healthy, the affected application needs a restart"},
+	Contained: {
+		"contained", ActionRestartApp, device.RecoveryNone, false,
+		"counted; the device stays healthy, the affected application needs a restart",
+	},
 	Undecided: {"undecided", "", device.RecoveryChecksPass, true, "the driver's recovery action decides"},
-	Memory: {"memory", ActionResetGPU, device.RecoveryAfterReset, true,
-		"the driver's recovery action decides; without one, unhealthy until a reset"},
+	Memory: {
+		"memory", ActionResetGPU, device.RecoveryAfterReset, true,
+		"the driver's recovery action decides; without one, unhealthy until a reset",
+	},
 	Broken: {"broken", ActionResetGPU, device.RecoveryAfterReset, true, "unhealthy until a reset"},
-	Fallen: {"fallen", ActionReboot, device.RecoveryAfterReset, true,
-		"unhealthy until the GPU responds after a reboot or power cycle of the node"},
-	Locked: {"locked", ActionRestartVM, device.RecoveryAfterReset, true,
-		"unhealthy until a restart of the virtual machine"},
-	Unpowered: {"unpowered", ActionInspect, device.RecoveryAfterReset, true,
-		"unhealthy until a reset; inspect the machine"},
+	Fallen: {
+		"fallen", ActionReboot, device.RecoveryAfterReset, true,
+		"unhealthy until the GPU responds after a reboot or power cycle of the node",
+	},
+	Locked: {
+		"locked", ActionRestartVM, device.RecoveryAfterReset, true,
+		"unhealthy until a restart of the virtual machine",
+	},
+	Unpowered: {
+		"unpowered", ActionInspect, device.RecoveryAfterReset, true,
+		"unhealthy until a reset; inspect the machine",
+	},
 }
 
 // ClassOf returns the class of an Xid.

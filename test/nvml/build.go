@@ -158,7 +158,8 @@ func (o compiledObject) link(dir string, hidden []string) error {
 	if err := os.WriteFile(filepath.Join(dir, visible), []byte(versionScript(hidden)), 0o600); err != nil {
 		return err
 	}
-	_, err := command(dir, "gcc", "-shared", "-pthread", "-Wl,-soname,"+libraryName, "-Wl,--version-script="+visible, "-o", libraryName, code)
+	_, err := command(dir, "gcc", "-shared", "-pthread", "-Wl,-soname,"+libraryName, "-Wl,--version-script="+visible,
+		"-o", libraryName, code)
 	return err
 }
 

@@ -89,7 +89,8 @@ func (s *Scenario) write() error {
 	// the addition, two versions of the same length within a step look the
 	// same.
 	writtenAt := time.Now()
-	if old, err := os.Stat(s.path); err == nil && !writtenAt.After(old.ModTime()) { // the clock of a bubble begins in the past
+	// the clock of a bubble begins in the past
+	if old, err := os.Stat(s.path); err == nil && !writtenAt.After(old.ModTime()) {
 		writtenAt = old.ModTime().Add(1)
 	}
 	if err := os.Chtimes(fresh, writtenAt, writtenAt); err != nil {
@@ -116,7 +117,8 @@ func lineSubject(line string) []string {
 	switch {
 	case !known:
 		n = len(words)
-	case words[0] == "gpu" && len(words) > 3 && slices.Contains([]string{"field", "metric", "call", "process", "slice", "link"}, words[2]):
+	case words[0] == "gpu" && len(words) > 3 &&
+		slices.Contains([]string{"field", "metric", "call", "process", "slice", "link"}, words[2]):
 		n = 4
 	}
 	return words[:min(n, len(words))]

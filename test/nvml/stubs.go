@@ -20,11 +20,13 @@ type nvmlFunction struct {
 
 var (
 	commentPattern     = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
-	declarationPattern = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\)\s+)?([\w ]+?)\s+DECLDIR\s+([\w *]*?)(nvml\w+)\s*\(([^)]*)\)\s*;`)
-	devicePattern      = regexp.MustCompile(`^nvmlDevice_t (\w+)`)
+	declarationPattern = regexp.MustCompile(
+		`(?m)^(?:DEPRECATED\([\d.]+\)\s+)?([\w ]+?)\s+DECLDIR\s+([\w *]*?)(nvml\w+)\s*\(([^)]*)\)\s*;`)
+	devicePattern = regexp.MustCompile(`^nvmlDevice_t (\w+)`)
 	// numberPattern matches the parameters of a function that returns a number
 	// of a GPU or GPU part.
-	numberPattern = regexp.MustCompile(`^nvmlDevice_t (\w+), (?:unsigned int (\w+), )?((?:unsigned )?(?:int|long long)) ?\* ?(\w+)$`)
+	numberPattern = regexp.MustCompile(
+		`^nvmlDevice_t (\w+), (?:unsigned int (\w+), )?((?:unsigned )?(?:int|long long)) ?\* ?(\w+)$`)
 )
 
 // parseHeader returns the functions of the header, ordered by name.

@@ -36,7 +36,8 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 
 // Apply applies objects in YAML or JSON.
 func (c *Cluster) Apply(ctx context.Context, objects string, args ...string) (string, error) {
-	return c.command(ctx, objects, programs.ControlPlane, "kubectl", append([]string{"apply", "--filename=-"}, args...)...)
+	return c.command(ctx, objects, programs.ControlPlane, "kubectl",
+		append([]string{"apply", "--filename=-"}, args...)...)
 }
 
 // Helm runs helm as the administrator and returns the output.
@@ -45,7 +46,9 @@ func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
 }
 
 // command runs helm or kubectl with caches in the node's folder.
-func (c *Cluster) command(ctx context.Context, stdin string, of programs.BuildSpec, name string, args ...string) (string, error) {
+func (c *Cluster) command(ctx context.Context, stdin string, of programs.BuildSpec, name string,
+	args ...string,
+) (string, error) {
 	binary, err := of.Binary(name)
 	if err != nil {
 		return "", err
@@ -56,7 +59,8 @@ func (c *Cluster) command(ctx context.Context, stdin string, of programs.BuildSp
 	var stdout, stderr strings.Builder
 	command.Stdout, command.Stderr = &stdout, &stderr
 	if err := command.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("%s: %w\n%s%s", strings.Join(command.Args, " "), err, stdout.String(), stderr.String())
+		return stdout.String(), fmt.Errorf("%s: %w\n%s%s", strings.Join(command.Args, " "), err, stdout.String(),
+			stderr.String())
 	}
 	return stdout.String(), nil
 }

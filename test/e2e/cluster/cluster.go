@@ -105,7 +105,8 @@ func newClient(kubeconfig string) (rest.Interface, error) {
 // StartKubelet starts the kubelet and waits until pods can be scheduled: the
 // node is ready, without taint.
 func (c *Cluster) StartKubelet(ctx context.Context) error {
-	if _, err := c.Node.StartKubelet(ctx, "--kubeconfig="+c.identities.kubeconfig("system:node:"+node.Name)); err != nil {
+	if _, err := c.Node.StartKubelet(ctx,
+		"--kubeconfig="+c.identities.kubeconfig("system:node:"+node.Name)); err != nil {
 		return err
 	}
 	return node.Until(ctx, "the node is ready", func(ctx context.Context) error {

@@ -16,7 +16,8 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	client := fmt.Sprintf("http://%s:2379", c.Node.IP())
 	_, err := c.Node.Start(ctx, "etcd", []string{
 		"etcd", "--data-dir=" + c.Node.Path("etcd"), "--unsafe-no-fsync", "--logger=zap",
-		"--listen-client-urls=" + client, "--advertise-client-urls=" + client, "--listen-peer-urls=http://127.0.0.1:2380",
+		"--listen-client-urls=" + client, "--advertise-client-urls=" + client,
+		"--listen-peer-urls=http://127.0.0.1:2380",
 	}, func(ctx context.Context) error { return node.GetJSON(ctx, client+"/health", nil) })
 	return err
 }
@@ -40,9 +41,11 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	}
 	// Pods reach the API server at the address of the service, without
 	// kube-proxy.
-	redirect := fmt.Sprintf("-d %s/32 -p tcp --dport 443 -j DNAT --to-destination %s:%d", serviceIP, c.Node.IP(), apiPort)
+	redirect := fmt.Sprintf("-d %s/32 -p tcp --dport 443 -j DNAT --to-destination %s:%d", serviceIP, c.Node.IP(),
+		apiPort)
 	if c.apiServer == nil {
-		if _, err := c.Node.Shell(ctx, fmt.Sprintf("iptables -t nat -A PREROUTING %s\niptables -t nat -A OUTPUT %s", redirect, redirect)); err != nil {
+		if _, err := c.Node.Shell(ctx, fmt.Sprintf("iptables -t nat -A PREROUTING %s\niptables -t nat -A OUTPUT %s",
+			redirect, redirect)); err != nil {
 			return err
 		}
 	}
@@ -54,8 +57,10 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	c.apiServer, err = c.Node.Start(ctx, "kube-apiserver", []string{
 		binary,
 		fmt.Sprintf("--etcd-servers=http://%s:2379", c.Node.IP()),
-		"--bind-address=" + c.Node.IP(), fmt.Sprintf("--secure-port=%d", apiPort), "--service-cluster-ip-range=" + serviceSubnet,
-		"--tls-cert-file=" + c.identities.file("server.crt"), "--tls-private-key-file=" + c.identities.file("server.key"),
+		"--bind-address=" + c.Node.IP(), fmt.Sprintf("--secure-port=%d", apiPort), "--service-cluster-ip-range=" +
+			serviceSubnet,
+		"--tls-cert-file=" + c.identities.file("server.crt"), "--tls-private-key-file=" +
+			c.identities.file("server.key"),
 		"--token-auth-file=" + c.identities.file("tokens.csv"), "--authorization-mode=Node,RBAC", "--allow-privileged",
 		"--enable-admission-plugins=NodeRestriction", // as in kubeadm, in addition to the defaults
 		"--admission-control-config-file=" + admission,
@@ -84,7 +89,10 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 		return err
 	}
 	common := func(user string) []string {
-		return []string{"--kubeconfig=" + c.identities.kubeconfig(user), "--leader-elect=false", "--bind-address=127.0.0.1"}
+		return []string{
+			"--kubeconfig=" + c.identities.kubeconfig(user), "--leader-elect=false",
+			"--bind-address=127.0.0.1",
+		}
 	}
 	if _, err := c.Node.Exec("kube-controller-manager", append([]string{
 		manager, "--use-service-account-credentials", "--root-ca-file=" + c.identities.file("server.crt"),
@@ -92,7 +100,8 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 	}, common("system:kube-controller-manager")...)); err != nil {
 		return err
 	}
-	if _, err := c.Node.Exec("kube-scheduler", append([]string{scheduler}, common("system:kube-scheduler")...)); err != nil {
+	if _, err := c.Node.Exec("kube-scheduler",
+		append([]string{scheduler}, common("system:kube-scheduler")...)); err != nil {
 		return err
 	}
 	// The controller manager creates service accounts; the scheduler is checked

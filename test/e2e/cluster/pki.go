@@ -44,7 +44,10 @@ func newIdentities(dir string, node, service net.IP) (clusterIdentities, error) 
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return i, err
 	}
-	for name, content := range map[string][]byte{"server.crt": certificate, "server.key": key, "service-accounts.key": accounts} {
+	for name, content := range map[string][]byte{
+		"server.crt": certificate, "server.key": key,
+		"service-accounts.key": accounts,
+	} {
 		if err := os.WriteFile(i.file(name), content, 0o600); err != nil {
 			return i, err
 		}

@@ -44,7 +44,8 @@ func newNodeCgroups(number Number) (nodeCgroups, error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, errors.New("this machine has no cgroup v1 hierarchies: boot with systemd.unified_cgroup_hierarchy=0")
+		return nil, errors.New("this machine has no cgroup v1 hierarchies: boot with " +
+			"systemd.unified_cgroup_hierarchy=0")
 	}
 	return all, nil
 }
@@ -101,7 +102,8 @@ func (c nodeCgroups) create() error {
 // thread starts later are in the cgroups as well.
 func (c nodeCgroups) addThread() error {
 	for _, c := range c {
-		if err := os.WriteFile(filepath.Join(c.dir(), "tasks"), []byte(strconv.Itoa(syscall.Gettid())), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(c.dir(), "tasks"), []byte(strconv.Itoa(syscall.Gettid())),
+			0o644); err != nil {
 			return fmt.Errorf("join cgroup: %w", err)
 		}
 	}

@@ -17,7 +17,8 @@ import (
 // environment's number; Close releases the lock. Without the lock two runs
 // would alternate node by node, and waiting would count as test time.
 func LockRun(ctx context.Context, logf func(string, ...any)) (io.Closer, error) {
-	return acquireLock(ctx, "@"+Options{}.withDefaults().Number.name()+"-run", "waiting for a running test run on this machine", logf)
+	return acquireLock(ctx, "@"+Options{}.withDefaults().Number.name()+"-run",
+		"waiting for a running test run on this machine", logf)
 }
 
 // lockNode waits until no node with the number is up on this machine; Close

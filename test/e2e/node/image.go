@@ -68,7 +68,13 @@ func (n *RealNode) TagImage(ctx context.Context, image, name string) error {
 // runtime, in the format of `docker save`.
 func dockerArchive(name string, program []byte, path string, args []string) ([]byte, error) {
 	layer, err := tarOf([]tarFile{
-		{name: "bin/"}, {name: "dev/"}, {name: "etc/"}, {name: "proc/"}, {name: "sys/"}, {name: "tmp/"}, {path[1:], program},
+		{name: "bin/"},
+		{name: "dev/"},
+		{name: "etc/"},
+		{name: "proc/"},
+		{name: "sys/"},
+		{name: "tmp/"},
+		{path[1:], program},
 	})
 	if err != nil {
 		return nil, err
@@ -77,9 +83,15 @@ func dockerArchive(name string, program []byte, path string, args []string) ([]b
 		"architecture": runtime.GOARCH,
 		"os":           "linux",
 		"config":       map[string]any{"Entrypoint": []string{path}, "Cmd": args, "Env": []string{"PATH=/"}},
-		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
+		"rootfs": map[string]any{
+			"type":     "layers",
+			"diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))},
+		},
 	})
-	manifest, manifestErr := json.Marshal([]any{map[string]any{"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"}}})
+	manifest, manifestErr := json.Marshal([]any{map[string]any{
+		"Config": "config.json", "RepoTags": []string{name},
+		"Layers": []string{"layer.tar"},
+	}})
 	if err := errors.Join(configErr, manifestErr); err != nil {
 		return nil, err
 	}

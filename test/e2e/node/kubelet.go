@@ -60,7 +60,8 @@ func (n *RealNode) StartKubelet(ctx context.Context, args ...string) (time.Time,
 		return time.Time{}, err
 	}
 	start := time.Now()
-	argv := append([]string{n.binary, "--config=" + config, "--hostname-override=" + Name, "--node-ip=" + n.IP()}, args...)
+	argv := append([]string{n.binary, "--config=" + config, "--hostname-override=" + Name, "--node-ip=" + n.IP()},
+		args...)
 	n.kubelet, err = n.Start(ctx, "kubelet", argv, func(ctx context.Context) error {
 		if now, err := n.KubeletSocketTime(); err != nil || now.Equal(before) {
 			return errors.Join(errors.New("no new device-plugin socket"), err)

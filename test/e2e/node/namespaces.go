@@ -34,7 +34,8 @@ func (n *RealNode) makeFolders(context.Context) error {
 // process.
 func (n *RealNode) enterNamespaces(ctx context.Context) error {
 	testcmd := n.path("testcmd")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", testcmd, "github.com/podgauge/podgauge/test/e2e/testcmd")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", testcmd,
+		"github.com/podgauge/podgauge/test/e2e/testcmd")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build testcmd: %w\n%s", err, out)

@@ -104,7 +104,10 @@ func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
 		return nil, err
 	}
 	o = o.withDefaults()
-	n := &RealNode{Logs: filepath.Join(o.Dir, "logs", o.LogName), KubeletVersion: o.KubeletVersion, options: o, work: o.work()}
+	n := &RealNode{
+		Logs: filepath.Join(o.Dir, "logs", o.LogName), KubeletVersion: o.KubeletVersion, options: o,
+		work: o.work(),
+	}
 	if n.binary, err = programs.Kubelet(n.KubeletVersion).Binary("kubelet"); err != nil {
 		return nil, err
 	}
@@ -113,7 +116,8 @@ func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("start node (logs in %s): %w", n.Logs, err), n.Down(context.WithoutCancel(ctx)))
+			err = errors.Join(fmt.Errorf("start node (logs in %s): %w", n.Logs, err),
+				n.Down(context.WithoutCancel(ctx)))
 		}
 	}()
 	for _, step := range []func(context.Context) error{

@@ -56,8 +56,9 @@ func (t *nsenterThread) enter(in nodeCgroups) error {
 		return err
 	}
 	t.init.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
-		Setsid:     true,
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID |
+			unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
+		Setsid: true,
 		// The kernel kills init at the end of this thread, and all processes of
 		// the PID namespace with init.
 		Pdeathsig: syscall.SIGKILL,
@@ -70,7 +71,8 @@ func (t *nsenterThread) enter(in nodeCgroups) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unshare file system: %w", err)
 	}
-	for _, kind := range []string{"cgroup", "ipc", "uts", "net", "pid", "mnt"} { // mounts last, because /proc changes with the mounts
+	// mounts last, because /proc changes with the mounts
+	for _, kind := range []string{"cgroup", "ipc", "uts", "net", "pid", "mnt"} {
 		if err := joinNamespace(fmt.Sprintf("/proc/%d/ns/%s", t.init.Process.Pid, kind)); err != nil {
 			return err
 		}

@@ -16,10 +16,11 @@ type OwnerKey struct{ Namespace, Pod, Container string }
 
 // ListPodResources returns the kubelet's allocations of all pods.
 func (n *RealNode) ListPodResources(ctx context.Context) ([]*podresources.PodResources, error) {
-	return callPodResources(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) ([]*podresources.PodResources, error) {
-		response, err := c.List(ctx, &podresources.ListPodResourcesRequest{})
-		return response.GetPodResources(), err
-	})
+	return callPodResources(ctx, n,
+		func(ctx context.Context, c podresources.PodResourcesListerClient) ([]*podresources.PodResources, error) {
+			response, err := c.List(ctx, &podresources.ListPodResourcesRequest{})
+			return response.GetPodResources(), err
+		})
 }
 
 // Allocatable returns the ids of the resource's healthy devices from the
@@ -49,9 +50,12 @@ func (n *RealNode) AllAllocatable(ctx context.Context) (map[string][]string, err
 
 // AllocatableResources returns the kubelet's allocatable resources.
 func (n *RealNode) AllocatableResources(ctx context.Context) (*podresources.AllocatableResourcesResponse, error) {
-	return callPodResources(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.AllocatableResourcesResponse, error) {
-		return c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
-	})
+	return callPodResources(ctx, n,
+		func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.AllocatableResourcesResponse,
+			error,
+		) {
+			return c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+		})
 }
 
 // Owners returns the container of each allocated device of a resource, from
@@ -81,7 +85,8 @@ func (n *RealNode) Owners(ctx context.Context, resource string) (map[string]Owne
 func callPodResources[R any](
 	ctx context.Context, n *RealNode, call func(context.Context, podresources.PodResourcesListerClient) (R, error),
 ) (response R, err error) {
-	conn, err := grpc.NewClient("unix:"+n.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+n.PodResourcesSocket(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return response, err
 	}

@@ -93,8 +93,13 @@ func (p StaticPod) manifest(uid string) ([]byte, error) {
 
 func (c StaticContainer) manifest(mounts []v1.VolumeMount) v1.Container {
 	m := v1.Container{
-		Name: c.Name, Image: TestImage, ImagePullPolicy: v1.PullNever, Command: c.Command, Args: c.Args, VolumeMounts: mounts,
-		Resources: v1.ResourceRequirements{Limits: v1.ResourceList{}},
+		Name:            c.Name,
+		Image:           TestImage,
+		ImagePullPolicy: v1.PullNever,
+		Command:         c.Command,
+		Args:            c.Args,
+		VolumeMounts:    mounts,
+		Resources:       v1.ResourceRequirements{Limits: v1.ResourceList{}},
 	}
 	for name, value := range c.Env {
 		m.Env = append(m.Env, v1.EnvVar{Name: name, Value: value})

@@ -44,9 +44,10 @@ func (s StaticPodStatus) hasStarted(p StaticPod) bool {
 	if s.Phase == "Failed" || s.Phase == "Succeeded" {
 		return true
 	}
-	return len(s.Containers) == len(p.Containers) && !slices.ContainsFunc(s.Containers, func(c StaticContainerStatus) bool {
-		return c.State == "waiting" && c.Restarts == 0
-	})
+	return len(s.Containers) == len(p.Containers) &&
+		!slices.ContainsFunc(s.Containers, func(c StaticContainerStatus) bool {
+			return c.State == "waiting" && c.Restarts == 0
+		})
 }
 
 // Container returns the status of a container or init container.
@@ -117,7 +118,10 @@ func containerStatus(c v1.ContainerStatus) StaticContainerStatus {
 	}
 	for _, resource := range c.AllocatedResourcesStatus {
 		for _, device := range resource.Resources {
-			s.Devices = append(s.Devices, DeviceHealth{string(resource.Name), string(device.ResourceID), string(device.Health)})
+			s.Devices = append(s.Devices, DeviceHealth{
+				string(resource.Name), string(device.ResourceID),
+				string(device.Health),
+			})
 		}
 	}
 	return s

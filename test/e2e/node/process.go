@@ -31,7 +31,8 @@ type Process struct {
 // except below the node's private folders.
 func (n *RealNode) Exec(name string, argv []string, env ...string) (*Process, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}, env...)
+	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"},
+		env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C ends the test, not the kubelet
 	p := &Process{Name: name, Log: filepath.Join(n.Logs, name+".log"), cmd: cmd, done: make(chan struct{})}
 	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -59,7 +60,9 @@ func (n *RealNode) Exec(name string, argv []string, env ...string) (*Process, er
 
 // Start starts a program as Exec does, and returns when ready returns nil.
 // After an error the process may still run.
-func (n *RealNode) Start(ctx context.Context, name string, argv []string, ready func(context.Context) error) (*Process, error) {
+func (n *RealNode) Start(ctx context.Context, name string, argv []string,
+	ready func(context.Context) error,
+) (*Process, error) {
 	p, err := n.Exec(name, argv)
 	if err != nil {
 		return nil, err
@@ -150,7 +153,8 @@ func (p *Process) Alive() error {
 	case <-p.done:
 		out, _ := p.Output()
 		lines := strings.Split(strings.TrimSpace(out), "\n")
-		return fmt.Errorf("%s ended (%s), log in %s:\n%s", p.Name, p.cmd.ProcessState, p.Log, strings.Join(lines[max(0, len(lines)-10):], "\n"))
+		return fmt.Errorf("%s ended (%s), log in %s:\n%s", p.Name, p.cmd.ProcessState, p.Log,
+			strings.Join(lines[max(0, len(lines)-10):], "\n"))
 	default:
 		return nil
 	}

@@ -31,8 +31,11 @@ func (p *PrometheusServer) Query(ctx context.Context, promql string) (model.Vect
 }
 
 // QueryRange evaluates PromQL at every step from one time to another.
-func (p *PrometheusServer) QueryRange(ctx context.Context, promql string, from, to time.Time, step time.Duration) (model.Matrix, error) {
-	return resultAs[model.Matrix](promql)(p.api.QueryRange(ctx, promql, prometheus.Range{Start: from, End: to, Step: step}))
+func (p *PrometheusServer) QueryRange(ctx context.Context, promql string, from, to time.Time,
+	step time.Duration,
+) (model.Matrix, error) {
+	return resultAs[model.Matrix](promql)(p.api.QueryRange(ctx, promql,
+		prometheus.Range{Start: from, End: to, Step: step}))
 }
 
 type queryReturn[T any] = func(model.Value, prometheus.Warnings, prometheus.Infos, error) (T, error)

@@ -28,16 +28,18 @@ func (n *RealNode) startContainerd(ctx context.Context) error {
 		}
 		program, config = filepath.Join(dir, "containerd"), containerd2Config
 	}
-	fill := strings.NewReplacer("@WORK@", n.work, "@IMAGE@", TestImage, "@CONTAINERD@", dir, "@PODS@", n.options.Number.podSubnet())
+	fill := strings.NewReplacer("@WORK@", n.work, "@IMAGE@", TestImage, "@CONTAINERD@", dir, "@PODS@",
+		n.options.Number.podSubnet())
 	for file, content := range map[string]string{"containerd.toml": config, "cni/10-ptp.conflist": networkConfig} {
 		content = fill.Replace(content)
 		if err := os.WriteFile(n.path("conf", file), []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
-	_, err := n.Start(ctx, "containerd", []string{program, "--config", n.path("conf", "containerd.toml")}, func(ctx context.Context) error {
-		return dial(ctx, "unix", n.RuntimeSocket())
-	})
+	_, err := n.Start(ctx, "containerd", []string{program, "--config", n.path("conf", "containerd.toml")},
+		func(ctx context.Context) error {
+			return dial(ctx, "unix", n.RuntimeSocket())
+		})
 	return err
 }
 

@@ -48,7 +48,8 @@ func (p BuildSpec) BuiltDir() (string, error) {
 		return "", err
 	}
 	if got, err := os.ReadFile(p.stampFile(dir)); err != nil || string(got) != p.stamp() {
-		return "", fmt.Errorf("%s %s is not built: run `go run ./cmd/e2e setup` in test/e2e (`setup all` for all versions, `setup monitoring` for a cluster)", p.Name, p.Version)
+		return "", fmt.Errorf("%s %s is not built: run `go run ./cmd/e2e setup` in test/e2e (`setup all` for all "+
+			"versions, `setup monitoring` for a cluster)", p.Name, p.Version)
 	}
 	return dir, nil
 }
@@ -84,7 +85,10 @@ func (p BuildSpec) buildIn(ctx context.Context, dir string, log io.Writer) error
 		return err
 	}
 	// -trimpath keeps the paths of the machine out of the binary.
-	args := []string{"build", "-C", module, "-trimpath", "-buildvcs=false", "-tags", p.Tags, "-ldflags", p.LinkerFlags, "-o", dir + "/"}
+	args := []string{
+		"build", "-C", module, "-trimpath", "-buildvcs=false", "-tags", p.Tags, "-ldflags", p.LinkerFlags,
+		"-o", dir + "/",
+	}
 	build := exec.CommandContext(ctx, "go", append(args, p.packagePaths()...)...)
 	build.Env = goEnv("CGO_ENABLED=0")
 	build.Stdout, build.Stderr = log, log
@@ -142,7 +146,8 @@ func (p BuildSpec) prepareModule(ctx context.Context, dir string) (string, error
 		published = "v0." + strings.TrimPrefix(p.Version, "v1.")
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "module build\n\ngo %s\n\nrequire %s\n", strings.TrimPrefix(runtime.Version(), "go"), strings.Replace(p.module(), "@", " ", 1))
+	fmt.Fprintf(&text, "module build\n\ngo %s\n\nrequire %s\n", strings.TrimPrefix(runtime.Version(), "go"),
+		strings.Replace(p.module(), "@", " ", 1))
 	for _, r := range p.Requires {
 		fmt.Fprintf(&text, "require %s\n", r)
 	}

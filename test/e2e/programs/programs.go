@@ -33,7 +33,8 @@ func Kubelet(version string) BuildSpec {
 func kubernetesFlags(version string) string {
 	const pkg = "k8s.io/component-base/version."
 	numbers := strings.Split(strings.TrimPrefix(version, "v"), ".")
-	return fmt.Sprintf("-s -w -X %sgitVersion=%s -X %sgitMajor=%s -X %sgitMinor=%s", pkg, version, pkg, numbers[0], pkg, numbers[1])
+	return fmt.Sprintf("-s -w -X %sgitVersion=%s -X %sgitMajor=%s -X %sgitMinor=%s", pkg, version, pkg, numbers[0], pkg,
+		numbers[1])
 }
 
 const containerdModule = "github.com/containerd/containerd/v2"
@@ -64,27 +65,41 @@ var (
 	}
 	// KubeStateMetrics exports the pod phases for alerts.
 	KubeStateMetrics = BuildSpec{
-		Name: "kube-state-metrics", Version: "v2.20.0", Module: "k8s.io/kube-state-metrics/v2", Cache: "kube-state-metrics-v2.20.0",
+		Name:        "kube-state-metrics",
+		Version:     "v2.20.0",
+		Module:      "k8s.io/kube-state-metrics/v2",
+		Cache:       "kube-state-metrics-v2.20.0",
 		Packages:    []string{"."},
 		LinkerFlags: "-s -w",
 	}
 	// PrometheusOperator reads the chart's monitors and rules.
 	PrometheusOperator = BuildSpec{
-		Name: "prometheus-operator", Version: "v0.93.1", Module: "github.com/prometheus-operator/prometheus-operator", Cache: "prometheus-operator-v0.93.1",
-		Packages:    []string{"cmd/operator", "cmd/prometheus-config-reloader"},
-		Requires:    []string{"cloud.google.com/go v0.112.0"}, // older versions have a package that moved to a different module
+		Name:     "prometheus-operator",
+		Version:  "v0.93.1",
+		Module:   "github.com/prometheus-operator/prometheus-operator",
+		Cache:    "prometheus-operator-v0.93.1",
+		Packages: []string{"cmd/operator", "cmd/prometheus-config-reloader"},
+		// older versions have a package that moved to a different module
+		Requires:    []string{"cloud.google.com/go v0.112.0"},
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=0.93.1",
 	}
 	// Prometheus supports Kubernetes service discovery, unlike Debian's build.
 	Prometheus = BuildSpec{
-		Name: "prometheus", Version: "v3.13.1", Module: "github.com/prometheus/prometheus", ModuleVersion: "v0.313.1", Cache: "prometheus-v3.13.1",
-		Packages:    []string{"cmd/prometheus"},
-		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=3.13.1",
-		Tags:        "remove_all_sd,enable_kubernetes_sd",
+		Name:          "prometheus",
+		Version:       "v3.13.1",
+		Module:        "github.com/prometheus/prometheus",
+		ModuleVersion: "v0.313.1",
+		Cache:         "prometheus-v3.13.1",
+		Packages:      []string{"cmd/prometheus"},
+		LinkerFlags:   "-s -w -X github.com/prometheus/common/version.Version=3.13.1",
+		Tags:          "remove_all_sd,enable_kubernetes_sd",
 	}
 	// OpenShift is the module of OpenShift's API, with the custom resource
 	// definitions.
-	OpenShift = BuildSpec{Name: "openshift", Module: "github.com/openshift/api", Version: "v0.0.0-20251015095338-264e80a2b6e7"}
+	OpenShift = BuildSpec{
+		Name: "openshift", Module: "github.com/openshift/api",
+		Version: "v0.0.0-20251015095338-264e80a2b6e7",
+	}
 )
 
 // OfCluster returns the programs of a cluster. Their cold build takes about ten

@@ -71,7 +71,10 @@ func Start(t testing.TB) *Server {
 
 // Options are the client's options.
 func (s *Server) Options() kubeapi.Options {
-	return kubeapi.Options{Server: "https://" + s.address, TokenFile: filepath.Join(s.dir, "token"), CAFile: filepath.Join(s.dir, "ca.crt")}
+	return kubeapi.Options{
+		Server: "https://" + s.address, TokenFile: filepath.Join(s.dir, "token"),
+		CAFile: filepath.Join(s.dir, "ca.crt"),
+	}
 }
 
 // Client returns a client.
@@ -302,7 +305,8 @@ func fail(w http.ResponseWriter, code int, reason string) {
 }
 
 func status(code int, reason string) map[string]any {
-	return map[string]any{"kind": "Status", "code": code, "reason": reason, "message": reason + " by the simulated API server"}
+	return map[string]any{"kind": "Status", "code": code, "reason": reason, "message": reason +
+		" by the simulated API server"}
 }
 
 func (s *Server) list(w http.ResponseWriter, resource string) {
@@ -408,7 +412,8 @@ func (s *Server) patchNode(w http.ResponseWriter, r *http.Request) {
 	var patch struct {
 		Status struct{ Conditions []map[string]any }
 	}
-	if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || r.Header.Get("Content-Type") != "application/strategic-merge-patch+json" {
+	if err := json.NewDecoder(r.Body).Decode(&patch); err != nil ||
+		r.Header.Get("Content-Type") != "application/strategic-merge-patch+json" {
 		fail(w, http.StatusBadRequest, "BadRequest")
 		return
 	}

@@ -100,7 +100,8 @@ func testMIGDevice(t *testing.T, d device.Device, devices []device.Device) {
 		t.Errorf("%s has no MIG-enabled GPU", d.ID)
 		return
 	}
-	if o := devices[i]; o.Index != d.Index || o.Minor != d.Minor || o.Model != d.Model || o.PCI != d.PCI || o.NUMANode != d.NUMANode {
+	if o := devices[i]; o.Index != d.Index || o.Minor != d.Minor || o.Model != d.Model || o.PCI != d.PCI ||
+		o.NUMANode != d.NUMANode {
 		t.Errorf("%s and %s belong to one GPU, but differ in fields of the GPU", d.ID, o.ID)
 	}
 }

@@ -38,7 +38,10 @@ type DeviceOwner struct {
 
 // NewAllocationLog returns a log that starts at a time without allocations.
 func NewAllocationLog(start time.Time) *AllocationLog {
-	return &AllocationLog{openAllocations: map[DeviceOwner]int{}, lastComplete: start, created: map[ContainerKey]time.Time{}}
+	return &AllocationLog{
+		openAllocations: map[DeviceOwner]int{}, lastComplete: start,
+		created: map[ContainerKey]time.Time{},
+	}
 }
 
 // PodCreated records the creation time of a pod, before the node gets the pod.
@@ -54,7 +57,10 @@ func (l *AllocationLog) Add(list KubeletListing) {
 			i = len(l.allocations)
 			l.openAllocations[o] = i
 			l.allocations = append(l.allocations, AllocationPeriod{
-				Device: o.Device, Container: o.Owner, Start: Span{l.lastComplete, list.To}, Created: l.created[o.Owner.podKey()],
+				Device:    o.Device,
+				Container: o.Owner,
+				Start:     Span{l.lastComplete, list.To},
+				Created:   l.created[o.Owner.podKey()],
 			})
 		}
 		l.allocations[i].End.From = list.From

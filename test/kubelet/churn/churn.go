@@ -57,5 +57,6 @@ func (p AllocationPeriod) allocatedSpan() Span { return Span{p.Created, p.End.To
 // overlaps reports whether two containers certainly had the same device at the
 // same time.
 func (p AllocationPeriod) overlaps(o AllocationPeriod) bool {
-	return p.Device == o.Device && p.Container != o.Container && p.Start.To.Before(o.End.From) && o.Start.To.Before(p.End.From)
+	return p.Device == o.Device && p.Container != o.Container && p.Start.To.Before(o.End.From) &&
+		o.Start.To.Before(p.End.From)
 }

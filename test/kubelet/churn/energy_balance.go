@@ -74,9 +74,10 @@ func (v *verifier) checkBalance(device string, snapshots []MetricsSnapshot) Ener
 		// or to a container between both.
 		between := Span{known[i].From, known[i+1].To}
 		unseen := func(o ContainerKey) bool { return byOwner[o] == nil || byOwner[o].lastSnapshot <= i }
-		if unseen(known[i].Devices[device].EnergyOwner) || slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool {
-			return p.possiblyDuring(between) && unseen(p.Container)
-		}) {
+		if unseen(known[i].Devices[device].EnergyOwner) ||
+			slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool {
+				return p.possiblyDuring(between) && unseen(p.Container)
+			}) {
 			b.MaxUnseen += v.consumed(device, between)
 		}
 	}
@@ -104,7 +105,9 @@ func (v *verifier) consumed(device string, s Span) float64 {
 // before its creation, and collections at start and end of the allocation do
 // not count. Pods that had the device twice, or together with a second pod, are
 // not checked.
-func (v *verifier) checkAttribution(device string, owner ContainerKey, a attributedEnergy, snapshots []MetricsSnapshot) {
+func (v *verifier) checkAttribution(device string, owner ContainerKey, a attributedEnergy,
+	snapshots []MetricsSnapshot,
+) {
 	var periods []AllocationPeriod
 	for _, p := range v.allocationsByDevice[device] {
 		if p.Container == owner {
@@ -115,9 +118,8 @@ func (v *verifier) checkAttribution(device string, owner ContainerKey, a attribu
 		return
 	}
 	first, last := snapshots[a.firstSnapshot].Span, snapshots[a.lastSnapshot].Span
-	during := slices.DeleteFunc(slices.Clone(snapshots[a.firstSnapshot:a.lastSnapshot+1]), func(s MetricsSnapshot) bool {
-		return !periods[0].certainlyDuring(s.Span)
-	})
+	during := slices.Clone(snapshots[a.firstSnapshot : a.lastSnapshot+1])
+	during = slices.DeleteFunc(during, func(s MetricsSnapshot) bool { return !periods[0].certainlyDuring(s.Span) })
 	var minJoules float64
 	if len(during) > 1 {
 		minJoules = v.consumed(device, Span{during[0].To, during[len(during)-1].From})
@@ -125,7 +127,9 @@ func (v *verifier) checkAttribution(device string, owner ContainerKey, a attribu
 	maxJoules := v.consumed(device, Span{periods[0].Created.Add(-v.longestCollection), last.To})
 	if a.joules < minJoules-counterResolution || a.joules > maxJoules+counterResolution {
 		v.Misattributed = append(v.Misattributed, fmt.Sprintf(
-			"%s: %.3f J are attributed to %v, want %.3f to %.3f J; created at %s, allocated from %s to %s, first snapshot %s, last %s",
-			device, a.joules, owner, minJoules, maxJoules, periods[0].Created.Format("15:04:05.000"), periods[0].Start, periods[0].End, first, last))
+			"%s: %.3f J are attributed to %v, want %.3f to %.3f J; created at %s, allocated from %s to %s, first "+
+				"snapshot %s, last %s",
+			device, a.joules, owner, minJoules, maxJoules, periods[0].Created.Format("15:04:05.000"), periods[0].Start,
+			periods[0].End, first, last))
 	}
 }

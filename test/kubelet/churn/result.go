@@ -66,12 +66,22 @@ func (v VerifyResult) Measurements() []Measurement {
 		measured, attributed, deviation = measured+b.Measured, attributed+b.Attributed, max(deviation, b.Deviation())
 	}
 	return []Measurement{
-		{"pod transitions", fmt.Sprintf("%d, with %d kubelet restarts; the kubelet allocated a device twice %d times", v.Transitions, v.Restarts, v.DoubleAllocated)},
+		{"pod transitions", fmt.Sprintf("%d, with %d kubelet restarts; the kubelet allocated a device twice %d times",
+			v.Transitions, v.Restarts, v.DoubleAllocated)},
 		{"snapshots", fmt.Sprintf("%d, including %d during restarts", v.Snapshots, v.DuringRestarts)},
 		{"wrong owners", fmt.Sprintf("%d; %d stale owners after restarts", len(v.Wrong), v.StaleAllowed)},
-		{"labeled allocations of a second or more", fmt.Sprintf("%d of %d; after p50 %s, p99 %s, max %s", v.Labelled, v.LongAllocations, late(.5), late(.99), late(1))},
-		{"snapshots outside restarts with an unknown owner", fmt.Sprintf("%d of %d; %d devices without an owner, of pods that a restart interrupted", len(v.Unknown), v.Snapshots-v.DuringRestarts, v.UnnamedAllowed)},
-		{"energy of all owners and of idle time", fmt.Sprintf("%.0f J attributed of %.0f J measured; the rest was used after the last snapshots of pods; largest deviation of a device %.3f J", attributed, measured, deviation)},
+		{"labeled allocations of a second or more", fmt.Sprintf("%d of %d; after p50 %s, p99 %s, max %s", v.Labelled,
+			v.LongAllocations, late(.5), late(.99), late(1))},
+		{
+			"snapshots outside restarts with an unknown owner",
+			fmt.Sprintf("%d of %d; %d devices without an owner, of pods that a restart interrupted", len(v.Unknown),
+				v.Snapshots-v.DuringRestarts, v.UnnamedAllowed),
+		},
+		{
+			"energy of all owners and of idle time",
+			fmt.Sprintf("%.0f J attributed of %.0f J measured; the rest was used after the last snapshots of pods; "+
+				"largest deviation of a device %.3f J", attributed, measured, deviation),
+		},
 	}
 }
 
@@ -79,7 +89,8 @@ func (v VerifyResult) Measurements() []Measurement {
 func (v VerifyResult) Err() error {
 	var errs []error
 	fail := func(found []string, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%s\n%s", fmt.Sprintf(format, args...), strings.Join(found[:min(5, len(found))], "\n")))
+		errs = append(errs, fmt.Errorf("%s\n%s", fmt.Sprintf(format, args...),
+			strings.Join(found[:min(5, len(found))], "\n")))
 	}
 	if len(v.Wrong) > 0 {
 		fail(v.Wrong, "%d wrong owners in snapshots:", len(v.Wrong))
@@ -88,7 +99,8 @@ func (v VerifyResult) Err() error {
 		fail(v.Unlabelled, "%d of %d allocations of a second or more are labeled:", v.Labelled, v.LongAllocations)
 	}
 	// Rounded up, to allow a single snapshot of fewer than a hundred.
-	if outside := v.Snapshots - v.DuringRestarts; outside == 0 || float64(len(v.Unknown)) > math.Ceil(maxUnknownRatio*float64(outside)) {
+	if outside := v.Snapshots - v.DuringRestarts; outside == 0 ||
+		float64(len(v.Unknown)) > math.Ceil(maxUnknownRatio*float64(outside)) {
 		fail(v.Unknown, "%d of %d snapshots outside restarts have an unknown owner:", len(v.Unknown), outside)
 	}
 	if len(v.Misattributed) > 0 {
@@ -99,7 +111,8 @@ func (v VerifyResult) Err() error {
 	}
 	for _, b := range v.EnergyBalances {
 		if b.Deviation() != 0 || b.Attributed <= 0 {
-			errs = append(errs, fmt.Errorf("%s used %.3f J (±%.3f J); %.3f J are attributed and at most %.3f J unseen", b.Device, b.Measured, b.Uncertainty, b.Attributed, b.MaxUnseen))
+			errs = append(errs, fmt.Errorf("%s used %.3f J (±%.3f J); %.3f J are attributed and at most %.3f J unseen",
+				b.Device, b.Measured, b.Uncertainty, b.Attributed, b.MaxUnseen))
 		}
 	}
 	return errors.Join(errs...)

@@ -73,7 +73,10 @@ const (
 // snapshots of podgauge. All devices must be idle before, and are idle
 // afterwards.
 func Run(ctx context.Context, node NodeUnderTest, plan Plan) (*AllocationLog, []MetricsSnapshot, error) {
-	r := &churnRun{node: node, plan: plan, allocations: NewAllocationLog(time.Now()), kubelet: semaphore.NewWeighted(int64(len(plan.GPUsPerPod)))}
+	r := &churnRun{
+		node: node, plan: plan, allocations: NewAllocationLog(time.Now()),
+		kubelet: semaphore.NewWeighted(int64(len(plan.GPUsPerPod))),
+	}
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	watch, watching := errgroup.WithContext(watching)
@@ -206,7 +209,9 @@ func (r *churnRun) restartKubelets(ctx context.Context) error {
 	random := rand.New(rand.NewPCG(r.plan.Seed, 1<<32))
 	for n := range r.plan.KubeletRestarts {
 		due := (2*n + 1) * r.plan.Transitions / (2 * r.plan.KubeletRestarts)
-		err := r.waitUntil(ctx, noTimeout, fmt.Sprintf("%d transitions are done", due), func() bool { return r.transitions >= due })
+		err := r.waitUntil(ctx, noTimeout, fmt.Sprintf("%d transitions are done", due), func() bool {
+			return r.transitions >= due
+		})
 		if err == nil {
 			err = r.restartKubelet(ctx, n, time.Duration(random.Int64N(int64(time.Second))))
 		}
@@ -227,7 +232,9 @@ func (r *churnRun) restartKubelet(ctx context.Context, n int, wait time.Duration
 		return fmt.Errorf("restart the kubelet: %w", err)
 	}
 	restarted := time.Now()
-	return r.waitUntil(ctx, waitTimeout, "the restarted kubelet lists all allocations", func() bool { return r.allocations.LastComplete().After(restarted) })
+	return r.waitUntil(ctx, waitTimeout, "the restarted kubelet lists all allocations", func() bool {
+		return r.allocations.LastComplete().After(restarted)
+	})
 }
 
 // runPod creates a pod, waits for a random lifetime and deletes the pod.
@@ -242,7 +249,8 @@ func (r *churnRun) runPod(ctx context.Context, random *rand.Rand, gpus int) erro
 		return func() bool { return r.allocations.DeviceCount(PodNamespace, full) == n }
 	}
 
-	if r.node.CreatePod(ctx, name, gpus) == nil && r.waitUntil(ctx, admissionTimeout, name+" is listed", hasDevices(gpus)) == nil {
+	if r.node.CreatePod(ctx, name, gpus) == nil &&
+		r.waitUntil(ctx, admissionTimeout, name+" is listed", hasDevices(gpus)) == nil {
 		r.countTransition()
 		defer r.countTransition()
 		if err := retry.Sleep(ctx, podLifetime(random)); err != nil {

@@ -40,7 +40,10 @@ const (
 // Verify compares snapshots, in the order of their collections, with the ground
 // truth.
 func Verify(t GroundTruth, snapshots []MetricsSnapshot) VerifyResult {
-	v := verifier{GroundTruth: t, longestCollection: time.Second / 10, allocationsByDevice: map[string][]AllocationPeriod{}, ownerSeen: map[DeviceOwner][]time.Time{}}
+	v := verifier{
+		GroundTruth: t, longestCollection: time.Second / 10,
+		allocationsByDevice: map[string][]AllocationPeriod{}, ownerSeen: map[DeviceOwner][]time.Time{},
+	}
 	pods := map[ContainerKey]bool{}
 	for _, p := range t.Allocations {
 		v.allocationsByDevice[p.Device] = append(v.allocationsByDevice[p.Device], p)
@@ -146,7 +149,9 @@ func (v *verifier) checkDevice(s *MetricsSnapshot, device string) (unknown strin
 	if shown.HasEnergy && shown.EnergyOwner != shown.Owner {
 		v.reportWrong(s, device, "has owner %v, but energy of %v", shown.Owner, shown.EnergyOwner)
 	}
-	allocated := slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool { return p.certainlyDuring(s.Span) })
+	allocated := slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool {
+		return p.certainlyDuring(s.Span)
+	})
 	switch {
 	case allocated && shown.State == StateIdle:
 		v.reportWrong(s, device, "is reported idle")
@@ -162,7 +167,9 @@ func (v *verifier) checkDevice(s *MetricsSnapshot, device string) (unknown strin
 // checkOwner checks the container labels of a device.
 func (v *verifier) checkOwner(s *MetricsSnapshot, l DeviceOwner) {
 	switch {
-	case slices.ContainsFunc(v.allocationsByDevice[l.Device], func(p AllocationPeriod) bool { return p.Container == l.Owner && p.possiblyDuring(s.Span) }):
+	case slices.ContainsFunc(v.allocationsByDevice[l.Device], func(p AllocationPeriod) bool {
+		return p.Container == l.Owner && p.possiblyDuring(s.Span)
+	}):
 		v.ownerSeen[l] = append(v.ownerSeen[l], s.To)
 	case v.isStaleAllowed(s, l):
 		v.StaleAllowed++
@@ -175,7 +182,9 @@ func (v *verifier) checkOwner(s *MetricsSnapshot, l DeviceOwner) {
 // Allocate and the kubelet's checkpoint the owner is unknown, and a restart can
 // interrupt that allocation.
 func (v *verifier) isUnknownAllowed(s *MetricsSnapshot, device string, state OwnerState) bool {
-	if slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool { return p.allocatedSpan().overlaps(s.Span) }) {
+	if slices.ContainsFunc(v.allocationsByDevice[device], func(p AllocationPeriod) bool {
+		return p.allocatedSpan().overlaps(s.Span)
+	}) {
 		return true
 	}
 	interrupted := state == StateUnnamed && slices.ContainsFunc(v.Outages, func(o Span) bool {
@@ -188,7 +197,8 @@ func (v *verifier) isUnknownAllowed(s *MetricsSnapshot, device string, state Own
 }
 
 func (v *verifier) reportWrong(s *MetricsSnapshot, device, format string, args ...any) {
-	v.Wrong = append(v.Wrong, fmt.Sprintf("%s: %s %s; kubelet: %s", s.Span, device, fmt.Sprintf(format, args...), v.describeAllocations(device, s.Span)))
+	v.Wrong = append(v.Wrong, fmt.Sprintf("%s: %s %s; kubelet: %s", s.Span, device, fmt.Sprintf(format, args...),
+		v.describeAllocations(device, s.Span)))
 }
 
 // isStaleAllowed reports whether a label may belong to the last owner before a
@@ -259,7 +269,8 @@ func (v *verifier) describeAllocations(device string, s Span) string {
 	var descriptions []string
 	for _, p := range v.allocationsByDevice[device] {
 		if p.possiblyDuring(around) {
-			descriptions = append(descriptions, fmt.Sprintf("allocated to %v from %s to %s", p.Container, p.Start, p.End))
+			descriptions = append(descriptions, fmt.Sprintf("allocated to %v from %s to %s", p.Container, p.Start,
+				p.End))
 		}
 	}
 	for _, o := range v.Outages {

@@ -76,7 +76,8 @@ var imagePattern = regexp.MustCompile(`(?m)^ +image: "?([^"\n]+)"?$`)
 // that no registry is needed.
 const pauseImage = "registry.k8s.io/pause:3.10"
 
-const instructions = `%s is ready: Kubernetes %s, with the image %s. Ctrl-C removes the cluster. In another terminal, as root:
+const instructions = `%s is ready: Kubernetes %s, with the image %s. Ctrl-C removes the cluster. ` +
+	`In another terminal, as root:
 
   export KUBECONFIG=%s PATH=%s:$PATH
 and continue with "Install podgauge" in docs/getting-started/tutorial.md.

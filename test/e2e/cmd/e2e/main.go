@@ -18,10 +18,11 @@ import (
 )
 
 const usage = `usage, in test/e2e and as root:
-  go run ./cmd/e2e setup [version ...|all]   installs missing packages, builds containerd and missing kubelets (default ` + programs.ClusterVersion + `)
-  go run ./cmd/e2e setup cluster|monitoring  also builds the control plane of a cluster; monitoring also builds Prometheus
+  go run ./cmd/e2e setup [version ...|all]   installs packages, builds containerd and missing kubelets (default ` +
+	programs.ClusterVersion + `)
+  go run ./cmd/e2e setup cluster|monitoring  also builds a control plane, and with monitoring Prometheus
   go run ./cmd/e2e cluster                   runs a cluster of one node until Ctrl-C, with the image of make image
-  go run ./cmd/e2e clean                     removes leftovers of a run: processes, cgroups, network link, folders with the logs
+  go run ./cmd/e2e clean                     removes leftovers of a run: processes, cgroups, network, logs
 `
 
 func main() {
