@@ -27,7 +27,7 @@ SUITE ?= default
 .PHONY: help build kubectl-podgauge demo cluster test lint golden image release e2e $(SHORT) bench gpu
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1: \2/p; s/^## \(.*\)/make e2e SUITE=\1/p' Makefile
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1: \2/p; s/^## \(.*\)/make e2e SUITE=\1/p' Makefile
 	@echo "short names of suites: $(SHORT)"
 
 build: ## bin/podgauge, and bin/podgauge-sim for a simulated machine
