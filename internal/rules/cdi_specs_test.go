@@ -33,37 +33,6 @@ func oneGPU() []device.Status {
 	return []device.Status{{Healthy: true, Device: device.Device{ID: "GPU-0", GPU: "GPU-0", MIGDeviceIndex: -1, GI: -1, CI: -1}}}
 }
 
-// TestSpecsFollowTheSettings checks that a writer for the current strategy runs
-// as long as the settings need specs.
-func TestSpecsFollowTheSettings(t *testing.T) {
-	dir, root := t.TempDir(), t.TempDir()
-	settings := &pubsub.Value[config.Settings]{}
-	set := func(strategies ...response.DeviceListStrategy) {
-		settings.Set(config.Settings{DeviceListStrategy: strategies, DriverRoot: root, ContainerDriverRoot: root, DevRoot: root})
-	}
-	set(response.EnvVar)
-	board := &device.Inventory{}
-	board.Set([]device.Status{})
-	s := NewCDISpecs(settings, board, dir, slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- s.Run(ctx) }()
-	if s.HasSpec("gpu") || s.Ready() != nil || s.Alive() != nil {
-		t.Error("without CDI: not ready or a spec exists")
-	}
-	set(response.CDICRI)
-	first := s.writer.Load()
-	set(response.CDICRI, response.EnvVar)
-	set(response.EnvVar)
-	waitUntil(t, "the writer has ended", func() bool { return s.writer.Load() == nil })
-	set(response.CDIAnnotations)
-	waitUntil(t, "another writer is started", func() bool { w := s.writer.Load(); return w != nil && w != first })
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Run: got error %v", err)
-	}
-}
-
 // TestLateDeviceNodes checks that the device nodes of a driver that is mounted
 // later are found.
 func TestLateDeviceNodes(t *testing.T) {
