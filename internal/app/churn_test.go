@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/kubelet/churn"
 )
 
@@ -82,6 +83,10 @@ func newChurnTarget(t *testing.T) *churnTarget {
 	if err := n.kubelet.RunPod(t.Context(), own); err != nil {
 		t.Fatal(err)
 	}
+	waitUntil(t, "the kubelet's start is over", func() bool { // without a collection, which would count energy
+		_, allocations := n.getPath(api.AllocationsPath)
+		return strings.Contains(allocations, `"complete":true`)
+	})
 	return n
 }
 

@@ -493,9 +493,11 @@ func TestXidStorm(t *testing.T) {
 				_, changed = w.inventory.Get()
 			}
 		}
-		if n := checks.Load(); n < 10 || n > 250 || publications < 10 || publications > 50 || s.saves > 50 {
-			t.Errorf("got %d checks, %d publications and %d saves, want at most 250, 50 and 50", n, publications,
-				s.saves)
+		s.mu.Lock()
+		saves := s.saves
+		s.mu.Unlock()
+		if n := checks.Load(); n < 10 || n > 250 || publications < 10 || publications > 50 || saves > 50 {
+			t.Errorf("got %d checks, %d publications and %d saves, want at most 250, 50 and 50", n, publications, saves)
 		}
 		if n := w.log.count("driver event"); n < 2 || n > 4 {
 			t.Errorf("got %d log lines about events, want 2 to 4", n)
