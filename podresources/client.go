@@ -39,31 +39,6 @@ const (
 	defaultRetention = time.Hour
 )
 
-// Options configure a Client. The zero value of each is valid.
-type Options struct {
-	Log *slog.Logger // nil discards messages
-	// CheckpointPath is the path of the kubelet's checkpoint (CheckpointFile),
-	// for allocations without a name in List. The file may be missing.
-	CheckpointPath string
-	// OwnPod is the name of podgauge's pod, if it is a pod of the API server.
-	// Once a restarted kubelet lists the pod, it lists all pods ten seconds
-	// later. Without OwnPod, podgauge waits for a minute.
-	OwnPod string
-	// OwnerRetention is how long past owners are reported; 0 is an hour.
-	OwnerRetention time.Duration
-	// Allocations receives the allocations; nil: none does.
-	Allocations *pubsub.Value[device.Allocations]
-	// Devices are the devices of this node. If nil, all ids are devices of this
-	// node.
-	Devices *device.Inventory
-	// ClaimedDevice returns the device allocated by a claim, if the node has the
-	// device. If nil, claims are no allocations.
-	ClaimedDevice func(device.Claim) (device.ID, bool)
-	// OnCall observes each call of the kubelet, on the caller's goroutine; may be
-	// nil.
-	OnCall func(method string, took time.Duration, err error)
-}
-
 // Client calls a kubelet and tracks allocations.
 type Client struct {
 	device.Heartbeat
