@@ -83,7 +83,7 @@ bench: ## Go benchmarks (docs/contributing/benchmarks.md)
 	go test -run '^$$' -bench . -benchmem ./...
 
 gpu: build ## tests on a machine with an NVIDIA GPU (docs/contributing/hardware.md)
-	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./internal/nvml/...
+	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./internal/nvml/... ./internal/cdi
 
 e2e: build ## a suite with real programs, by default with kubelet, containerd and Prometheus, as root
 	$(if $(filter $(SUITE),$(SUITES)),$(suite-$(SUITE)),$(error SUITE=$(SUITE) is none of: $(SUITES)))
