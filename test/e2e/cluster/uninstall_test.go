@@ -18,9 +18,10 @@ func (s *clusterFixture) objects(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool {
-		return kind == "events" || kind == "events.events.k8s.io" || kind == "leases.coordination.k8s.io"
-	})
+	// After an outage of the kubelet, the test's DRA driver publishes its slices
+	// under new names.
+	changing := []string{"events", "events.events.k8s.io", "leases.coordination.k8s.io", "resourceslices.resource.k8s.io"}
+	names := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool { return slices.Contains(changing, kind) })
 	out, err := s.Kubectl(ctx, "get", strings.Join(names, ","), "--all-namespaces", "--ignore-not-found",
 		`--output=go-template={{range .items}}{{.apiVersion}} {{.kind}} {{.metadata.namespace}} {{.metadata.name}}{{"\n"}}{{end}}`)
 	if err != nil {
