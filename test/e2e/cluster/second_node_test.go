@@ -5,6 +5,7 @@ package cluster_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -111,25 +112,15 @@ func brokenImage(ctx context.Context, t *testing.T, s *clusterFixture) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if kept := samePods(before, after); kept != 1 {
-		t.Errorf("%d of two pods remain after %v became %v, want 1", kept, before, after)
+	kept := slices.DeleteFunc(after, func(p podObject) bool {
+		return !slices.ContainsFunc(before, func(b podObject) bool { return b.Metadata.UID == p.Metadata.UID })
+	})
+	if len(kept) != 1 {
+		t.Errorf("%d pods remain of %v, want 1", len(kept), before)
 	}
 	s.helm(ctx, t, "rollback", releaseName, "--namespace="+releaseNamespace)
 	await(ctx, t, "both nodes have podgauge after the rollback", s.daemonSetOn(2))
 	remove()
 	await(ctx, t, "the DaemonSet is ready on the remaining node", s.daemonSet)
 	await(ctx, t, "the node has all GPUs", s.hasAllocatable(gpuCount))
-}
-
-func samePods(a, b []podObject) (n int) {
-	uids := map[string]bool{}
-	for _, p := range a {
-		uids[p.Metadata.UID] = true
-	}
-	for _, p := range b {
-		if uids[p.Metadata.UID] {
-			n++
-		}
-	}
-	return n
 }
