@@ -147,11 +147,10 @@ func (t *allocationTracker) recordOwners(
 		if !t.own.has(a.DeviceID.Device()) {
 			continue
 		}
-		if isPending {
-			t.history.recordOwner(a, allocatedAt, requestedAt)
-		} else {
-			t.history.recordOwner(a, requestedAt, requestedAt)
+		if !isPending {
+			allocatedAt = requestedAt
 		}
+		t.history.recordOwner(a, allocatedAt, requestedAt)
 	}
 	return allocations, named
 }
@@ -211,26 +210,23 @@ func (t *allocationTracker) mergeResources(latest device.ResourceSet) {
 		t.numaNodes[allocationKey{d.Resource, device.AdvertisedID(d.ID)}] = d.NUMANodes
 	}
 	if !t.restartOver {
-		for _, c := range t.resources.CPUs {
-			if t.isUnlisted(c.Owner) {
-				latest.CPUs = append(latest.CPUs, c)
-			}
-		}
-		for _, m := range t.resources.Memory {
-			if t.isUnlisted(m.Owner) {
-				latest.Memory = append(latest.Memory, m)
-			}
-		}
-		for _, c := range t.resources.Claims {
-			if t.isUnlisted(c.Owner) {
-				latest.Claims = append(latest.Claims, c)
-			}
-		}
+		latest.CPUs = appendIf(latest.CPUs, t.resources.CPUs, func(c device.ExclusiveCPUs) bool { return t.isUnlisted(c.Owner) })
+		latest.Memory = appendIf(latest.Memory, t.resources.Memory, func(m device.ReservedMemory) bool { return t.isUnlisted(m.Owner) })
+		latest.Claims = appendIf(latest.Claims, t.resources.Claims, func(c device.Claim) bool { return t.isUnlisted(c.Owner) })
 		slices.SortFunc(latest.CPUs, device.ExclusiveCPUs.Compare)
 		slices.SortFunc(latest.Memory, device.ReservedMemory.Compare)
 		slices.SortFunc(latest.Claims, device.Claim.Compare)
 	}
 	t.resources = latest
+}
+
+func appendIf[T any](to, from []T, kept func(T) bool) []T {
+	for _, v := range from {
+		if kept(v) {
+			to = append(to, v)
+		}
+	}
+	return to
 }
 
 // allocatedResources returns the resources, with the devices of the allocations
@@ -309,20 +305,20 @@ func (t *allocationTracker) mergeGet(l *listing, epoch *kubeletEpoch, requestedA
 // isLookingUp reports whether an allocation is pending for less than
 // ownerLookupTimeout.
 func (t *allocationTracker) isLookingUp(now time.Time) bool {
-	for _, allocatedAt := range t.pending {
-		if now.Sub(allocatedAt) < ownerLookupTimeout {
-			return true
-		}
-	}
-	return false
+	return t.hasPending(func(at time.Time) bool { return now.Sub(at) < ownerLookupTimeout })
 }
 
 // needsCheckpoint reports whether an allocation depends on the checkpoint.
 func (t *allocationTracker) needsCheckpoint(now time.Time) bool {
-	for _, allocatedAt := range t.pending {
-		if now.Sub(allocatedAt) >= ownerLookupTimeout {
-			return true
-		}
-	}
-	return false
+	return t.hasPending(func(at time.Time) bool { return now.Sub(at) >= ownerLookupTimeout })
+}
+
+func (t *allocationTracker) hasPending(matches func(allocatedAt time.Time) bool) bool {
+	return slices.ContainsFunc(slices.Collect(maps.Values(t.pending)), matches)
+}
+
+// isOwnPodMissing reports whether List has never named the own pod although the
+// kubelet has had the time to admit its pods.
+func (t *allocationTracker) isOwnPodMissing(now time.Time) bool {
+	return t.ownPod != "" && !t.complete && t.ownListedAt.IsZero() && now.Sub(t.epoch.startedAt) >= restartTimeout
 }

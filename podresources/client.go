@@ -98,17 +98,21 @@ func newClient(socket string, dial dialFunc, options Options) (*Client, error) {
 }
 
 // Ready returns an error until the kubelet has answered once: with a wrong
-// folder or a socket without access, all owner labels are missing. A later
-// outage is no error, since the last response stands.
+// folder or a socket without access, all owner labels are missing. So are those of
+// unallocated devices if List never names the own pod. A later outage is no error,
+// since the last response stands.
 func (c *Client) Ready() error {
-	switch allocations, _ := c.Snapshot(); {
-	case !allocations.At.IsZero():
-		return nil
-	case allocations.Err == nil:
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.respondedAt.IsZero() && c.lastErr == nil:
 		return errors.New("no request to the kubelet yet")
-	default:
-		return fmt.Errorf("owners of devices are unknown, no response from the kubelet yet: %w", allocations.Err)
+	case c.respondedAt.IsZero():
+		return fmt.Errorf("owners of devices are unknown, no response from the kubelet yet: %w", c.lastErr)
+	case c.tracker.isOwnPodMissing(time.Now()):
+		return fmt.Errorf("the kubelet does not list podgauge's own pod %q: set POD_NAME to metadata.name", c.tracker.ownPod)
 	}
+	return nil
 }
 
 // Snapshot returns the newest allocations and a channel closed by the next

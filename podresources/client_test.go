@@ -67,6 +67,16 @@ func TestNoListDuringAllocate(t *testing.T) {
 	})
 }
 
+// TestOwnPodIsNotListed is not ready if POD_NAME is no pod of the node.
+func TestOwnPodIsNotListed(t *testing.T) {
+	inBubble(t, longAgo, own, func(k *scriptedKubelet) {
+		k.list()
+		if err := k.client.Ready(); err == nil || !strings.Contains(err.Error(), ownPod) {
+			t.Errorf("without the own pod: got %v, want its name", err)
+		}
+	})
+}
+
 // TestBurstOfAllocations allocates as fast as a kubelet admits pods: List is neither
 // postponed nor called for each.
 func TestBurstOfAllocations(t *testing.T) {

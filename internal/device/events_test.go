@@ -474,10 +474,7 @@ func TestXidStorm(t *testing.T) {
 		var s monitorRecorder
 		var checks atomic.Int64
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend {
-			return countingChecks{
-				b,
-				&checks,
-			}
+			return countingChecks{b, &checks}
 		}, s.attach)
 		defer w.stop()
 		id := w.AllocatableIDs()[0]

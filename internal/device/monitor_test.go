@@ -329,10 +329,7 @@ func TestFailedListings(t *testing.T) {
 		var failing atomic.Bool
 		failing.Store(true)
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend {
-			return noDriverBackend{
-				b,
-				&failing,
-			}
+			return noDriverBackend{b, &failing}
 		})
 		defer w.stop()
 		fails := func(lines int) {
