@@ -7,16 +7,20 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// maxOwners bounds the owners of a device with counts, as podresources bounds recent allocations. The count without owner is extra.
+// maxOwners bounds the owners of a device with counts, as podresources bounds
+// recent allocations. The count without owner is extra.
 const maxOwners = 8
 
-// attribution attributes the increase of a device's counters to the owner at that time (docs/contributing/adr/0003-owner-counters.md). The
-// counts of all owners of a device sum up to the increase since its first reading.
+// attribution attributes the increase of a device's counters to the owner at
+// that time (docs/contributing/adr/0003-owner-counters.md). The counts of all
+// owners of a device sum up to the increase since its first reading.
 //
-// The increase between two readings belongs to the owner at the first one. Each Allocate triggers a reading, which ends the
-// share of the previous owner even if a running collection has read the device before. If that reading is late, the reading of
-// a collection that began after the Allocate replaces it. The increase after an Allocate is pending until the allocation has
-// an owner. If the device is allocated again before that, the increase belongs to no owner.
+// The increase between two readings belongs to the owner at the first one. Each
+// Allocate triggers a reading, which ends the share of the previous owner even
+// if a running collection has read the device before. If that reading is late,
+// the reading of a collection that began after the Allocate replaces it. The
+// increase after an Allocate is pending until the allocation has an owner. If
+// the device is allocated again before that, the increase belongs to no owner.
 type attribution struct {
 	index    []int // of each row of Sources.Metrics among the attributed rows; -1: not attributed
 	rowCount int   // attributed rows
@@ -32,8 +36,8 @@ type deviceCounters struct {
 	counters     []attributedCounter
 	unattributed *ownerCounters   // without an owner, or with several
 	owners       []*ownerCounters // the most recent one first
-	// lastAllocate is the latest Allocate among the events, or the arrival of its reading. Readings of earlier Allocates and
-	// collections may be older.
+	// lastAllocate is the latest Allocate among the events, or the arrival of
+	// its reading. Readings of earlier Allocates and collections may be older.
 	lastAllocate uint64
 	// lastCollection is the latest collection with a reading.
 	lastCollection uint64
@@ -90,8 +94,9 @@ func (a *attribution) beginAllocate(ids []device.ID) (event uint64) {
 	return a.events
 }
 
-// addAllocateReading ends the shares of the devices' previous owners, unless a later Allocate or collection does. If the reading failed,
-// the next one ends them.
+// addAllocateReading ends the shares of the devices' previous owners, unless a
+// later Allocate or collection does. If the reading failed, the next one ends
+// them.
 func (a *attribution) addAllocateReading(event uint64, ids []device.ID, r device.Reading) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -110,8 +115,9 @@ func (a *attribution) addAllocateReading(event uint64, ids []device.ID, r device
 	}
 }
 
-// add adds a collection's reading and returns the owner's count. While the owner is unknown, the increase belongs to no owner, also
-// after the owner is known again.
+// add adds a collection's reading and returns the owner's count. While the
+// owner is unknown, the increase belongs to no owner, also after the owner is
+// known again.
 func (a *attribution) add(id device.ID, row int, raw float64, state device.AllocationState, owner device.Owner) float64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -133,8 +139,8 @@ func (a *attribution) countersOf(id device.ID) *deviceCounters {
 	return d
 }
 
-// forOwner returns the counters of an owner, from 0 for a new one. At the limit it drops the least recent owner, whose series has
-// ended and restarts at 0.
+// forOwner returns the counters of an owner, from 0 for a new one. At the limit
+// it drops the least recent owner, whose series has ended and restarts at 0.
 func (d *deviceCounters) forOwner(owner device.Owner) *ownerCounters {
 	if owner == (device.Owner{}) {
 		return d.unattributed

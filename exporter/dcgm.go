@@ -82,7 +82,8 @@ func (c *dcgmSeries) sum(id device.ID, samples []device.Sample) {
 	}
 }
 
-// isFirstOfInstance reports whether a MIG device is the first one of its GPU instance. A device that is gone has no instance.
+// isFirstOfInstance reports whether a MIG device is the first one of its GPU
+// instance. A device that is gone has no instance.
 func isFirstOfInstance(d device.Status, gpu []device.Status) bool {
 	for _, other := range gpu {
 		if other.ID == d.ID {
@@ -116,10 +117,11 @@ func dcgmXidText(number uint64) string {
 }
 
 const (
-	// harmlessXidAge is how long the Xid of a GPU that stays healthy counts, as of a program: long enough for two scrapes.
+	// harmlessXidAge is how long the Xid of a GPU that stays healthy counts, as
+	// of a program: long enough for two scrapes.
 	harmlessXidAge = 2 * time.Minute
-	// minRateWindow is the shortest window of a rate. Within the window the previous rate stands, so a frequent reader shortens
-	// no window.
+	// minRateWindow is the shortest window of a rate. Within the window the
+	// previous rate stands, so a frequent reader shortens no window.
 	minRateWindow = 10 * time.Second
 	// maxRateAge is how long a rate outlives its last update.
 	maxRateAge = time.Hour
@@ -142,8 +144,9 @@ type rateWindow struct {
 	known bool
 }
 
-// update returns a counter's increase per second in the last window; false if no window has ended since the device got this
-// owner, or if the counter restarted.
+// update returns a counter's increase per second in the last window; false if
+// no window has ended since the device got this owner, or if the counter
+// restarted.
 func (t rateTracker) update(key rateKey, owner device.Owner, value float64, now time.Time) (float64, bool) {
 	last, ok := t[key]
 	if ok && last.owner != owner {

@@ -26,8 +26,9 @@ func newDeviceRendering(r *snapshotSeries, status device.Status, gpu []device.St
 	allocations := r.snapshot.Allocations
 	d := deviceRendering{snapshotSeries: r, status: status, gpu: gpu}
 	d.state, d.owner = allocations.State(status.ID)
-	// A partitioned GPU is shared by the owners of its MIG devices, regardless of the kubelet's answer. If MIG devices are not
-	// advertised, the GPU can be allocated as a whole.
+	// A partitioned GPU is shared by the owners of its MIG devices, regardless
+	// of the kubelet's answer. If MIG devices are not advertised, the GPU can
+	// be allocated as a whole.
 	if status.MIGEnabled && len(allocations.ForDevice(status.ID)) == 0 {
 		d.state, d.owner = device.AllocatedShared, device.Owner{}
 	}
@@ -46,8 +47,9 @@ func newDeviceRendering(r *snapshotSeries, status device.Status, gpu []device.St
 	return d
 }
 
-// sameGPUInstance reports whether two MIG devices are compute instances of one GPU instance and so share readings. A device
-// that is gone shares nothing: the driver reuses the number of its instance.
+// sameGPUInstance reports whether two MIG devices are compute instances of one
+// GPU instance and so share readings. A device that is gone shares nothing: the
+// driver reuses the number of its instance.
 func sameGPUInstance(a, b device.Status) bool {
 	return !a.WholeGPU() && !b.WholeGPU() && !a.Gone && !b.Gone && a.GPU == b.GPU && a.GI >= 0 && a.GI == b.GI
 }
@@ -107,8 +109,9 @@ func (d *deviceRendering) infoLabels() []device.Label {
 	return slices.DeleteFunc(labels, func(l device.Label) bool { return l.Value == "" })
 }
 
-// renderHealth renders the health state, without an owner, so that the series outlive pods. Each state has a series, as each
-// phase of a pod has in kube-state-metrics: the time in a state can be summed.
+// renderHealth renders the health state, without an owner, so that the series
+// outlive pods. Each state has a series, as each phase of a pod has in
+// kube-state-metrics: the time in a state can be summed.
 func (d *deviceRendering) renderHealth() {
 	for _, state := range device.AllHealth {
 		d.deviceSeries.set("nvidia_gpu_health_state", boolValue(d.status.Health == state), state.String())

@@ -27,12 +27,14 @@ const (
 	scrapeTimeoutMargin = 50 * time.Millisecond
 	// scrapeWriteTimeout bounds the collections that slow readers keep in memory.
 	scrapeWriteTimeout = 10 * time.Second
-	// maxConcurrentScrapes is the limit of connections: 200 slow readers must not reject a scrape. A compressor has 800 kB, but
-	// only a response above the socket's buffer keeps one for a slow reader.
+	// maxConcurrentScrapes is the limit of connections: 200 slow readers must
+	// not reject a scrape. A compressor has 800 kB, but only a response above
+	// the socket's buffer keeps one for a slow reader.
 	maxConcurrentScrapes = 256
-	// maxConcurrentRequests bounds the JSON responses, and separately the pages, in progress. A viewer of the page may wait for a
-	// collection while the driver hangs, and must not block programs. A response stays in memory until read, which may take a
-	// minute; the longest is a megabyte.
+	// maxConcurrentRequests bounds the JSON responses, and separately the
+	// pages, in progress. A viewer of the page may wait for a collection while
+	// the driver hangs, and must not block programs. A response stays in memory
+	// until read, which may take a minute; the longest is a megabyte.
 	maxConcurrentRequests = 8
 )
 
@@ -124,9 +126,11 @@ func (o HandlerOptions) linkPaths() []string {
 	return paths
 }
 
-// metricsHandler serves scrapes. A scrape whose timeout is too short for the collection gets podgauge's own metrics,
-// never values of an earlier collection. promhttp's timeout would keep a copy of each response for slow readers, and its
-// log would have a line per family for a client that disconnects.
+// metricsHandler serves scrapes. A scrape whose timeout is too short for the
+// collection gets podgauge's own metrics, never values of an earlier
+// collection. promhttp's timeout would keep a copy of each response for slow
+// readers, and its log would have a line per family for a client that
+// disconnects.
 func (e *Exporter) metricsHandler(o HandlerOptions) http.Handler {
 	filter := e.options.Filter
 	own := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
@@ -157,8 +161,10 @@ func (e *Exporter) metricsHandler(o HandlerOptions) http.Handler {
 	})
 }
 
-// scrapeContext returns a context for the scrape's wait, which ends within the client's timeout and the collection's fixed budget. It
-// outlives the request's context: net/http cancels that if the client closes its sending half, as nc -N does.
+// scrapeContext returns a context for the scrape's wait, which ends within the
+// client's timeout and the collection's fixed budget. It outlives the request's
+// context: net/http cancels that if the client closes its sending half, as nc
+// -N does.
 func scrapeContext(r *http.Request) (context.Context, context.CancelFunc) {
 	timeout, err := strconv.ParseFloat(r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds"), 64)
 	if err != nil || !(timeout > 0 && timeout < time.Hour.Seconds()) {
@@ -189,8 +195,9 @@ var errBusy = errors.New("too many requests at a time")
 
 func writeError(w http.ResponseWriter, status int, err error) { http.Error(w, err.Error(), status) }
 
-// withSecurityHeaders prevents browsers from guessing a type, caching, sending referrers and running content, except for metrics. The
-// page has a policy of its own.
+// withSecurityHeaders prevents browsers from guessing a type, caching, sending
+// referrers and running content, except for metrics. The page has a policy of
+// its own.
 func withSecurityHeaders(next http.Handler, metricsPath string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != metricsPath {

@@ -8,8 +8,9 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// maxShownFailures bounds the containers with device failures, and those with application errors, the newest first. The series outlive their
-// pods, and a GPU that fails for days affects many containers.
+// maxShownFailures bounds the containers with device failures, and those with
+// application errors, the newest first. The series outlive their pods, and a
+// GPU that fails for days affects many containers.
 const maxShownFailures = 500
 
 // renderIncidents renders incidents, also of removed devices.

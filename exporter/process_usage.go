@@ -18,9 +18,10 @@ const (
 	usageKinds
 )
 
-// processUsage attributes the use of shared devices to containers. The series of such a device have no owner. Each container's
-// part comes from its processes, and the rest has families of its own, so that the sum is the device's use
-// (docs/contributing/adr/0010-processes-to-containers.md).
+// processUsage attributes the use of shared devices to containers. The series
+// of such a device have no owner. Each container's part comes from its
+// processes, and the rest has families of its own, so that the sum is the
+// device's use (docs/contributing/adr/0010-processes-to-containers.md).
 type processUsage struct {
 	resolver ProcessResolver
 	// Buffers. The first sums are unattributed; the others are of owners, in order.
@@ -45,8 +46,8 @@ func newUsageFamily(name string) usageFamily {
 	return usageFamily{"nvidia_gpu_container_" + name, "nvidia_gpu_unattributed_" + name}
 }
 
-// render renders the use of a device by each owner, and the rest. If processes cannot be looked up it renders nothing: the
-// values would be guesses.
+// render renders the use of a device by each owner, and the rest. If processes
+// cannot be looked up it renders nothing: the values would be guesses.
 func (p *processUsage) render(d *deviceRendering, r *device.Reading) {
 	if !r.ProcessUsageKnown || !p.resolver.Visible() || d.state == device.AllocationUnknown || d.status.Gone {
 		return
@@ -74,8 +75,9 @@ func (p *processUsage) render(d *deviceRendering, r *device.Reading) {
 	}
 }
 
-// sumByOwner sums the use of the device by owner, and returns the kinds that the driver reports for the device. An owner without
-// processes has a sum of 0. Without processes the driver reports memory and number.
+// sumByOwner sums the use of the device by owner, and returns the kinds that
+// the driver reports for the device. An owner without processes has a sum of 0.
+// Without processes the driver reports memory and number.
 func (p *processUsage) sumByOwner(d *deviceRendering, uses []device.ProcessUsage) (reported [usageKinds]bool) {
 	p.owners, p.sums = p.owners[:0], append(p.sums[:0], [usageKinds]float64{})
 	for _, row := range d.snapshot.Allocations.ForDevice(d.status.ID) {
@@ -106,8 +108,9 @@ func (p *processUsage) sumByOwner(d *deviceRendering, uses []device.ProcessUsage
 	return reported
 }
 
-// unattributedMemory returns the device's memory in use minus that of containers; false if the memory in use is unknown. The
-// memory in use of MIG devices that share a GPU instance is read from the first one, for all.
+// unattributedMemory returns the device's memory in use minus that of
+// containers; false if the memory in use is unknown. The memory in use of MIG
+// devices that share a GPU instance is read from the first one, for all.
 func (p *processUsage) unattributedMemory(d *deviceRendering, r *device.Reading) (float64, bool) {
 	i := slices.IndexFunc(r.Samples, func(s device.Sample) bool {
 		return s.Device == d.status.ID && d.rows[s.Metric].quantity == status.MemoryUsed

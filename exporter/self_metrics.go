@@ -13,7 +13,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// callBuckets fit calls on a unix socket: most take less than a millisecond; hanging calls end at a deadline of some seconds.
+// callBuckets fit calls on a unix socket: most take less than a millisecond;
+// hanging calls end at a deadline of some seconds.
 var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5}
 
 // SelfMetrics are the metrics of podgauge itself. They implement

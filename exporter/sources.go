@@ -45,7 +45,8 @@ const DefaultSeriesLimit = 20000
 // Options select the exported families, series and labels.
 type Options struct {
 	Filter FamilyFilter
-	// StableSeries leaves owner labels off all series but nvidia_gpu_allocation_info, so that no series ends or begins with a pod.
+	// StableSeries leaves owner labels off all series but
+	// nvidia_gpu_allocation_info, so that no series ends or begins with a pod.
 	// Counters then are the driver's own.
 	StableSeries bool
 	// PodUID adds the pod's UID to nvidia_gpu_allocation_info.

@@ -171,8 +171,10 @@ func (c *clientCommand) fetch(ctx context.Context) ([]byte, error) {
 	return body, nil
 }
 
-// checkBelow returns an error unless a file is a regular file below a folder, in which links may lead to the file, as in a Secret. A
-// user with pods/exec could otherwise send any file of the container to an address of choice, as a password.
+// checkBelow returns an error unless a file is a regular file below a folder,
+// in which links may lead to the file, as in a Secret. A user with pods/exec
+// could otherwise send any file of the container to an address of choice, as a
+// password.
 func checkBelow(folder, file string) error {
 	root, err := os.OpenRoot(folder)
 	if err != nil {

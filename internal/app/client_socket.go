@@ -43,8 +43,10 @@ func socketTransport(stateDir string) *http.Transport {
 	}}
 }
 
-// localTransport returns a transport to the daemon's socket, which needs neither password nor certificate, and to the network if the
-// socket cannot be reached: only root can connect, and a daemon without --state-dir has no socket.
+// localTransport returns a transport to the daemon's socket, which needs
+// neither password nor certificate, and to the network if the socket cannot be
+// reached: only root can connect, and a daemon without --state-dir has no
+// socket.
 func localTransport(stateDir string) http.RoundTripper {
 	t, network := socketTransport(stateDir), net.Dialer{}
 	socket := t.DialContext

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// withDaemonFlags puts the flags of the daemon in the same container before doctor's own flags, which take precedence. doctor then
-// examines the daemon's folders.
+// withDaemonFlags puts the flags of the daemon in the same container before
+// doctor's own flags, which take precedence. doctor then examines the daemon's
+// folders.
 func withDaemonFlags(proc string, args []string) (all []string, note string) {
 	if len(args) == 0 || args[0] != "doctor" {
 		return args, ""
@@ -21,8 +22,9 @@ func withDaemonFlags(proc string, args []string) (all []string, note string) {
 	return slices.Concat(args[:1], flags, args[1:]), "with the flags of the daemon: " + strings.Join(flags, " ")
 }
 
-// daemonFlags returns the flags of the daemon in this process's container: the same program in the same mount namespace. The first
-// argument of other commands is their name.
+// daemonFlags returns the flags of the daemon in this process's container: the
+// same program in the same mount namespace. The first argument of other
+// commands is their name.
 func daemonFlags(proc string) []string {
 	identity := func(process string) string { // empty: ended, or of another user
 		exe, exeErr := os.Readlink(filepath.Join(process, "exe"))

@@ -47,7 +47,8 @@ func newOptions(p Platform, lookupEnv envLookup) *options {
 	return &options{platform: p, builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv), ownPod: ownPod(lookupEnv)}
 }
 
-// complete reads environment and config file after the flags are parsed. The error is a single line with the correction.
+// complete reads environment and config file after the flags are parsed. The
+// error is a single line with the correction.
 func (o *options) complete() error {
 	if err := o.loadConfig(); err != nil {
 		return err
@@ -82,8 +83,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
 }
 
-// hostname returns the node's name as dcgm-exporter does: NODE_NAME, set by a DaemonSet, or the machine's name. In a pod, the
-// latter is the pod's name.
+// hostname returns the node's name as dcgm-exporter does: NODE_NAME, set by a
+// DaemonSet, or the machine's name. In a pod, the latter is the pod's name.
 func hostname(lookupEnv envLookup) string {
 	name, _ := lookupEnv("NODE_NAME")
 	machine, _ := os.Hostname() // empty after an error
@@ -100,7 +101,8 @@ func ownPod(lookupEnv envLookup) string {
 	return pod
 }
 
-// normalizeDashes adds a dash to flags with a single dash. NVIDIA's plugin accepts such flags; pflag reads single letters.
+// normalizeDashes adds a dash to flags with a single dash. NVIDIA's plugin
+// accepts such flags; pflag reads single letters.
 func normalizeDashes(f *pflag.FlagSet, args []string) []string {
 	normalized := slices.Clone(args)
 	for i, arg := range normalized {
@@ -130,9 +132,11 @@ func flagError(err error) error {
 	return fmt.Errorf("--%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
 }
 
-// chooseByLabel makes the value of the node's label the name of the config; --config-name is the name for a node without the label. Only
-// the daemon reads the label, other commands use what the daemon stored. A stored value with a config is used at once, so that a start
-// does not wait for the API server; the daemon follows the label afterwards.
+// chooseByLabel makes the value of the node's label the name of the config;
+// --config-name is the name for a node without the label. Only the daemon reads
+// the label, other commands use what the daemon stored. A stored value with a
+// config is used at once, so that a start does not wait for the API server; the
+// daemon follows the label afterwards.
 func (o *options) chooseByLabel(ctx context.Context, f *pflag.FlagSet, stderr io.Writer) error {
 	if o.kubernetes.configLabel == "" {
 		return nil
@@ -182,7 +186,8 @@ func (o *options) loadConfig() error {
 	return err
 }
 
-// applyKubeletSocket derives the device-plugin folder from NVIDIA's flag, if given. An empty flag disables the device plugin.
+// applyKubeletSocket derives the device-plugin folder from NVIDIA's flag, if
+// given. An empty flag disables the device plugin.
 func (o *options) applyKubeletSocket() error {
 	origin, socket := o.loaded.Origins["kubelet-socket"], o.loaded.Settings.KubeletSocket
 	switch {

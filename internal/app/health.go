@@ -13,7 +13,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Limits of --incidents.max-count: each change writes the whole file of incidents, and a quarter of them has a quota of its own.
+// Limits of --incidents.max-count: each change writes the whole file of
+// incidents, and a quarter of them has a quota of its own.
 const minIncidentCount, maxIncidentCount = 4, 10_000
 
 // healthOptions are the flags of device health and incidents.

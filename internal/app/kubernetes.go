@@ -18,13 +18,15 @@ import (
 )
 
 const (
-	// labelTimeout is the time for the API server at a start without a stored value. Afterwards the default config is used.
+	// labelTimeout is the time for the API server at a start without a stored
+	// value. Afterwards the default config is used.
 	labelTimeout = 10 * time.Second
 	// labelFile holds the value of the label of --kubernetes.config-label in the state folder.
 	labelFile = "config-name"
 )
 
-// kubernetesOptions are the flags of features that use the API server. Without them, nothing connects to the API server.
+// kubernetesOptions are the flags of features that use the API server. Without
+// them, nothing connects to the API server.
 type kubernetesOptions struct {
 	events, nodeCondition, pods bool
 	configLabel                 string
@@ -59,7 +61,8 @@ func (o *kubernetesOptions) connect(lookupEnv envLookup) error {
 	return nil
 }
 
-// followLabel prepares the copy of the node's label and returns the file with the value: the default name, if the node lacks the label.
+// followLabel prepares the copy of the node's label and returns the file with
+// the value: the default name, if the node lacks the label.
 func (o *kubernetesOptions) followLabel(stateDir, defaultName string) (file string, err error) {
 	if stateDir == "" {
 		if stateDir, err = os.MkdirTemp("", "podgauge"); err != nil {

@@ -17,17 +17,19 @@ import (
 )
 
 const (
-	// memoryLimitRatio is Go's share of the cgroup's memory limit. The rest is for the driver's library, sockets and the binary.
+	// memoryLimitRatio is Go's share of the cgroup's memory limit. The rest is
+	// for the driver's library, sockets and the binary.
 	memoryLimitRatio = 0.75
 	gcPercent        = 75 // saves 2 MB, and costs a scrape of 64 GPUs 2 ms
 	maxProcs         = 2
 )
 
-// Main runs the command line of the process, and returns the exit status. GOGC, GOMAXPROCS and GOMEMLIMIT in the environment
-// take precedence.
+// Main runs the command line of the process, and returns the exit status. GOGC,
+// GOMAXPROCS and GOMEMLIMIT in the environment take precedence.
 //
-// A call into the driver keeps its processor for up to 10 ms: with one processor, scrapes with a slow driver take twice as long. More than
-// two gain nothing, and cost context switches (docs/contributing/benchmarks.md).
+// A call into the driver keeps its processor for up to 10 ms: with one
+// processor, scrapes with a slow driver take twice as long. More than two gain
+// nothing, and cost context switches (docs/contributing/benchmarks.md).
 func Main(p Platform) int {
 	time.Local = time.UTC // of logs, JSON and files
 	if os.Getenv("GOMAXPROCS") == "" {

@@ -58,8 +58,9 @@ type DriverLibrary interface {
 	Library() doctor.Library
 	// MissingFamilies returns the metric families missing in an old library.
 	MissingFamilies() []string
-	// XidEventAt returns the event of an Xid in the kernel log, for the GPU at a PCI address and its GPU instance and compute
-	// instance; false: no such GPU is known.
+	// XidEventAt returns the event of an Xid in the kernel log, for the GPU at
+	// a PCI address and its GPU instance and compute instance; false: no such
+	// GPU is known.
 	XidEventAt(pci string, xid uint64, gi, ci uint32) (device.Event, bool)
 	// Close unloads the library. No other call may be in progress.
 	Close()

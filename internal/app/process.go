@@ -5,7 +5,8 @@ import "time"
 // version is set by the Makefile.
 var version = "dev"
 
-// shutdownTimeout limits the end of the process. A longer call hangs in the driver: a wait for events takes two seconds.
+// shutdownTimeout limits the end of the process. A longer call hangs in the
+// driver: a wait for events takes two seconds.
 const shutdownTimeout = 3 * time.Second
 
 // envLookup finds an environment variable, as os.LookupEnv does.

@@ -38,8 +38,9 @@ func (o *options) setConfigFile(f *pflag.FlagSet, args []string) error {
 	return err
 }
 
-// validate prints the settings of a config, and the device lists on this node. Unknown keys, ignored by the daemon, are rejected:
-// before a rollout the operator can still correct the file.
+// validate prints the settings of a config, and the device lists on this node.
+// Unknown keys, ignored by the daemon, are rejected: before a rollout the
+// operator can still correct the file.
 func (o *options) validate(ctx context.Context, stdout io.Writer) error {
 	if unknown := o.loaded.UnknownKeys; len(unknown) > 0 {
 		lines := make([]string, len(unknown))

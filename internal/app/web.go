@@ -22,8 +22,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxConnections limits the connections of a listener; the kernel queues more. 200 slow clients leave room for scrapes and probes, and
-// ReadHeaderTimeout soon makes more room. With 16 kB of headers and their buffers, all connections fit into the chart's 96 Mi.
+// maxConnections limits the connections of a listener; the kernel queues more.
+// 200 slow clients leave room for scrapes and probes, and ReadHeaderTimeout
+// soon makes more room. With 16 kB of headers and their buffers, all
+// connections fit into the chart's 96 Mi.
 const (
 	maxConnections = 256
 	sendBuffer     = 64 << 10
@@ -123,8 +125,9 @@ type listeners struct {
 	probes net.Listener // nil: without --web.probe-address
 }
 
-// listenTCP listens with a limit of connections. The kernel keeps at most twice sendBuffer unsent for a slow reader, and resets the
-// connection after sendTimeout. Its defaults are megabytes and minutes, in podgauge's memory.
+// listenTCP listens with a limit of connections. The kernel keeps at most twice
+// sendBuffer unsent for a slow reader, and resets the connection after
+// sendTimeout. Its defaults are megabytes and minutes, in podgauge's memory.
 func listenTCP(address string) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
 		return socket.Control(func(fd uintptr) {
@@ -168,8 +171,8 @@ func (o *webOptions) serveTasks(metrics *exporter.Exporter, s exporter.HandlerOp
 	})
 }
 
-// newHTTPServer returns an HTTP/1 server with timeouts. HTTP/2 allows 250 requests on a connection, and releases waiting requests
-// late.
+// newHTTPServer returns an HTTP/1 server with timeouts. HTTP/2 allows 250
+// requests on a connection, and releases waiting requests late.
 func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	http1 := new(http.Protocols)
 	http1.SetHTTP1(true)
@@ -186,8 +189,9 @@ func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// serve serves with the TLS and passwords of --web.config.file. The toolkit reads the file for each request and handshake: an invalid
-// file costs the request, or the connection, and a line in the log.
+// serve serves with the TLS and passwords of --web.config.file. The toolkit
+// reads the file for each request and handshake: an invalid file costs the
+// request, or the connection, and a line in the log.
 func (o *webOptions) serve(server *http.Server, l net.Listener, log *slog.Logger) error {
 	if o.configFile == "" {
 		return server.Serve(l)

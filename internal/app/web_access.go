@@ -33,8 +33,9 @@ func (o *accessOptions) check() error {
 	return nil
 }
 
-// restrict hides all but metrics and probes with --web.metrics-only, and rejects foreign hosts: a web page whose own DNS name leads to
-// podgauge (DNS rebinding) could read everything. Probes have nothing to read.
+// restrict hides all but metrics and probes with --web.metrics-only, and
+// rejects foreign hosts: a web page whose own DNS name leads to podgauge (DNS
+// rebinding) could read everything. Probes have nothing to read.
 func (o *accessOptions) restrict(next http.Handler, metricsPath string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch path := r.URL.Path; {
@@ -50,10 +51,12 @@ func (o *accessOptions) restrict(next http.Handler, metricsPath string) http.Han
 	})
 }
 
-// allowsHost reports whether the Host of a request is an address, the node's name, a name of --web.allowed-hosts, or a name that no web
-// page can have, because its last label is no public domain: localhost, podgauge.gpus, podgauge.gpus.svc.cluster.local.
-// kubectl podgauge sends Sec-Fetch-Site, because the API server's proxy keeps the API server's name as Host; scripts of a page cannot
-// send this header.
+// allowsHost reports whether the Host of a request is an address, the node's
+// name, a name of --web.allowed-hosts, or a name that no web page can have,
+// because its last label is no public domain: localhost, podgauge.gpus,
+// podgauge.gpus.svc.cluster.local. kubectl podgauge sends Sec-Fetch-Site,
+// because the API server's proxy keeps the API server's name as Host; scripts
+// of a page cannot send this header.
 func (o *accessOptions) allowsHost(r *http.Request) bool {
 	host, _, err := net.SplitHostPort(r.Host)
 	if err != nil { // without a port

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Allocation is a device-plugin id that a container has. An empty Owner is an allocation that the kubelet does not name, as for
-// init containers.
+// Allocation is a device-plugin id that a container has. An empty Owner is an
+// allocation that the kubelet does not name, as for init containers.
 type Allocation struct {
 	// Resource is the device plugin's resource, "nvidia.com/gpu", or the DRA driver of a claim, "gpu.nvidia.com".
 	Resource string
@@ -16,8 +16,9 @@ type Allocation struct {
 	Owner    Owner
 }
 
-// Claimed reports whether the device was allocated by Dynamic Resource Allocation. Names of DRA drivers are DNS names, and names of
-// resources have a slash (IsExtendedResourceName in pkg/apis/core/v1/helper/helpers.go).
+// Claimed reports whether the device was allocated by Dynamic Resource
+// Allocation. Names of DRA drivers are DNS names, and names of resources have a
+// slash (IsExtendedResourceName in pkg/apis/core/v1/helper/helpers.go).
 func (a Allocation) Claimed() bool { return !strings.Contains(a.Resource, "/") }
 
 // CompareAllocations orders Allocations.All.
@@ -30,7 +31,8 @@ func CompareAllocations(a, b Allocation) int {
 type AllocationRecord struct {
 	Device ID
 	Owner  Owner
-	// FirstSeen is the time of the allocation if known, otherwise of the first answer with the Owner. LastSeen is the time of the newest.
+	// FirstSeen is the time of the allocation if known, otherwise of the first
+	// answer with the Owner. LastSeen is the time of the newest.
 	FirstSeen, LastSeen time.Time
 	EndedAt             time.Time // of the first answer without the allocation; zero: not ended
 }
@@ -47,7 +49,8 @@ type Allocations struct {
 	Complete bool
 	// Recent are the newest owners of each device, including the current ones.
 	Recent []AllocationRecord
-	// Resources is from the same answer, except allocatable resources, which are read less often. An unchanged slice keeps its identity.
+	// Resources is from the same answer, except allocatable resources, which
+	// are read less often. An unchanged slice keeps its identity.
 	Resources NodeResources
 }
 
@@ -63,10 +66,12 @@ const (
 	AllocatedOwnerUnknown                        // the kubelet names no owner
 )
 
-// State returns the state of a device and its owner. The owner of a shared device is the containers' common pod, or empty.
+// State returns the state of a device and its owner. The owner of a shared
+// device is the containers' common pod, or empty.
 //
-// Claims count only without allocations by a device plugin: the PodResources API does not show whether a claim has admin access, as
-// for a monitoring pod on all GPUs.
+// Claims count only without allocations by a device plugin: the PodResources
+// API does not show whether a claim has admin access, as for a monitoring pod
+// on all GPUs.
 func (a Allocations) State(id ID) (AllocationState, Owner) {
 	rows := a.ForDevice(id)
 	state, owner := AllocationUnknown, Owner{}

@@ -9,7 +9,8 @@ import (
 var (
 	// ErrNoDriver means that the driver or its library is missing, or refuses to start. Both may appear later.
 	ErrNoDriver = errors.New("no driver")
-	// ErrDriverReplaced accompanies ErrNoDriver if the loaded library does not match the new driver: only a new process can load the new library.
+	// ErrDriverReplaced accompanies ErrNoDriver if the loaded library does not
+	// match the new driver: only a new process can load the new library.
 	ErrDriverReplaced = errors.New("the driver was replaced: restart podgauge to load the new library")
 	// ErrDriverFault means that driver or container fail, and not the GPU of the call.
 	ErrDriverFault = errors.New("the driver fails")
@@ -25,8 +26,10 @@ var (
 type Backend interface {
 	// Metrics returns the rows that Read fills, indexed by Sample.Metric. They never change.
 	Metrics() []Metric
-	// Devices lists all GPUs and MIG devices. Devices loads the driver's library if needed; ErrNoDriver means that there is no usable one. A device
-	// that cannot be described is left out: then the list comes with an error. If the driver fails, the list is nil.
+	// Devices lists all GPUs and MIG devices. Devices loads the driver's
+	// library if needed; ErrNoDriver means that there is no usable one. A
+	// device that cannot be described is left out: then the list comes with an
+	// error. If the driver fails, the list is nil.
 	Devices(ctx context.Context) ([]Device, error)
 	// Read returns the values of a GPU and its devices. Unsupported values are
 	// left out. The error is about the whole GPU: ErrLost, or the error of a GPU
@@ -48,7 +51,8 @@ type ProcessUsageReader interface {
 
 // ProcessLister is implemented by a Backend that knows which processes use a device.
 type ProcessLister interface {
-	// Processes returns the host PIDs of processes with memory on the device. It is a call about the device's GPU, like Read.
+	// Processes returns the host PIDs of processes with memory on the device.
+	// It is a call about the device's GPU, like Read.
 	Processes(d Device) ([]uint32, error)
 }
 
@@ -85,8 +89,9 @@ type Event struct {
 	PartitionChanged bool
 	// Source names the second source of the report; empty: the driver. A report by both sources is about one event.
 	Source string
-	// Historical is set if the event happened before podgauge listened. It is not counted and marks no device unhealthy, and the
-	// GPU may have had another owner.
+	// Historical is set if the event happened before podgauge listened. It is
+	// not counted and marks no device unhealthy, and the GPU may have had
+	// another owner.
 	Historical bool
 }
 

@@ -1,7 +1,10 @@
-// Package device models GPUs and MIG devices, their health and their allocations.
+// Package device models GPUs and MIG devices, their health and their
+// allocations.
 //
-// The package knows no vendor, no kubelet and no Prometheus. A Backend reads the hardware, and Readers isolate calls that hang. A
-// Monitor merges driver events, checks and listings into the health of each device, and publishes the result in an Inventory.
+// The package knows no vendor, no kubelet and no Prometheus. A Backend reads
+// the hardware, and Readers isolate calls that hang. A Monitor merges driver
+// events, checks and listings into the health of each device, and publishes the
+// result in an Inventory.
 package device
 
 import (
@@ -11,7 +14,8 @@ import (
 	"strings"
 )
 
-// The three identities are distinct types, so the compiler keeps them apart (docs/contributing/adr/0001-three-identities.md).
+// The three identities are distinct types, so the compiler keeps them apart
+// (docs/contributing/adr/0001-three-identities.md).
 type (
 	// GPU is the UUID of a physical GPU ("GPU-…"). Driver calls, faults and stalls are per GPU.
 	GPU string
@@ -38,16 +42,19 @@ func (a AdvertisedID) Device() ID {
 	return ID(id)
 }
 
-// Device describes a GPU or a MIG device. The description changes only with the driver or the MIG layout. A partitioned GPU and
-// its MIG devices are devices of their own, with the same GPU, Index, Minor, Model, PCI and NUMANode.
+// Device describes a GPU or a MIG device. The description changes only with the
+// driver or the MIG layout. A partitioned GPU and its MIG devices are devices
+// of their own, with the same GPU, Index, Minor, Model, PCI and NUMANode.
 type Device struct {
 	ID    ID  `json:"id"`
 	GPU   GPU `json:"gpu"`
 	Index int `json:"index"` // the GPU's index in the driver's order
 	// MIGEnabled is set on a whole GPU in MIG mode. Only its MIG devices can be allocated, if there are any.
 	MIGEnabled bool `json:"mig,omitempty"`
-	// MIGDeviceIndex is the index of a MIG device under its GPU, GI and CI are the ids of its instances, and Profile is NVIDIA's
-	// name of its size: "1g.10gb", "1c.3g.40gb", "1g.10gb+me". On a whole GPU, and where unknown: -1 and empty.
+	// MIGDeviceIndex is the index of a MIG device under its GPU, GI and CI are
+	// the ids of its instances, and Profile is NVIDIA's name of its size:
+	// "1g.10gb", "1c.3g.40gb", "1g.10gb+me". On a whole GPU, and where unknown:
+	// -1 and empty.
 	MIGDeviceIndex int       `json:"mig_device_index"`
 	GI             int       `json:"gi"`
 	CI             int       `json:"ci"`
@@ -59,7 +66,8 @@ type Device struct {
 	NUMANode       int       `json:"numa_node"`              // -1 when unknown
 	MemoryBytes    uint64    `json:"memory_bytes,omitempty"` // 0 when unknown
 	DeviceNodes    []string  `json:"-"`
-	// InfoLabels are further labels of the device's info series: each name once, and the same names on all devices of a Backend.
+	// InfoLabels are further labels of the device's info series: each name
+	// once, and the same names on all devices of a Backend.
 	InfoLabels []Label `json:"-"`
 }
 

@@ -11,7 +11,8 @@ const heartbeatTimeout = time.Minute
 
 // Heartbeat reports whether a loop is alive.
 type Heartbeat struct {
-	// last is the time of the newest iteration; nil: before the first iteration, or at Rest. A time.Time carries the monotonic clock.
+	// last is the time of the newest iteration; nil: before the first
+	// iteration, or at Rest. A time.Time carries the monotonic clock.
 	last atomic.Pointer[time.Time]
 }
 

@@ -6,7 +6,8 @@ type Kind uint8
 const (
 	// Gauge is a current value. It carries the device's owner.
 	Gauge Kind = iota
-	// OwnerCounter only rises, and is accumulated per owner of the device (docs/contributing/adr/0003-owner-counters.md).
+	// OwnerCounter only rises, and is accumulated per owner of the device
+	// (docs/contributing/adr/0003-owner-counters.md).
 	OwnerCounter
 	// FaultCounter only rises and belongs to the device: it carries no owner.
 	FaultCounter

@@ -49,7 +49,8 @@ type Termination struct {
 	PodPhase string // the last known phase
 	Restarts int32  // starts of the container after the first
 
-	// Ended is set if the run of the container at Assignment.ObservedAt has ended. Otherwise, and if unknown, the fields below are zero.
+	// Ended is set if the run of the container at Assignment.ObservedAt has
+	// ended. Otherwise, and if unknown, the fields below are zero.
 	Ended    bool
 	EndedAt  time.Time
 	Reason   string // "OOMKilled", "Evicted"

@@ -5,16 +5,20 @@ import (
 	"slices"
 )
 
-// NodeResources are the devices, CPUs, memory and claims of all device plugins and drivers on the node, as in the kubelet's
-// PodResourcesLister. A published NodeResources is immutable.
+// NodeResources are the devices, CPUs, memory and claims of all device plugins
+// and drivers on the node, as in the kubelet's PodResourcesLister. A published
+// NodeResources is immutable.
 type NodeResources struct {
 	// AllocatableKnown is set if the kubelet answered GetAllocatableResources. Otherwise Allocatable is empty.
 	AllocatableKnown bool
-	// Allocatable are the healthy devices, and the CPUs and memory for exclusive use, allocated or not. The rows have no owner. Only the
-	// static policies of the CPU manager and the memory manager have CPUs and memory.
+	// Allocatable are the healthy devices, and the CPUs and memory for
+	// exclusive use, allocated or not. The rows have no owner. Only the static
+	// policies of the CPU manager and the memory manager have CPUs and memory.
 	Allocatable ResourceSet
-	// Allocated are the resources of containers. An owner without a container is a pod with resources of its own (feature gate
-	// PodLevelResourceManagers); its containers may be listed with their shares as well.
+	// Allocated are the resources of containers. An owner without a container
+	// is a pod with resources of its own (feature gate
+	// PodLevelResourceManagers); its containers may be listed with their shares
+	// as well.
 	Allocated ResourceSet
 }
 
@@ -59,7 +63,8 @@ type ReservedMemory struct {
 type Claim struct {
 	Owner
 	ClaimNamespace, ClaimName string
-	// Pool and Device are the driver's names. ShareID distinguishes the allocations of a shared device, and may be empty.
+	// Pool and Device are the driver's names. ShareID distinguishes the
+	// allocations of a shared device, and may be empty.
 	Driver, Pool, Device, ShareID string
 	CDI                           []string // the device's names in the container runtime
 }

@@ -11,7 +11,8 @@ import (
 // Inventory publishes the status of all devices. The zero Inventory holds nil: no device is known yet.
 type Inventory struct{ pubsub.Value[[]Status] }
 
-// Set replaces the statuses. The caller hands over the slice and all that it refers to; nil is published as an empty list.
+// Set replaces the statuses. The caller hands over the slice and all that it
+// refers to; nil is published as an empty list.
 func (inv *Inventory) Set(statuses []Status) {
 	if statuses == nil {
 		statuses = []Status{}
@@ -93,7 +94,8 @@ type Xid struct {
 	Code  uint64    `json:"code"`
 	Count uint64    `json:"-"`             // in this process
 	Last  time.Time `json:"last,omitzero"` // of the newest counted Xid; zero: none
-	// LastHistorical is the time of the newest Xid from before podgauge listened; such Xids are not counted. Zero: none.
+	// LastHistorical is the time of the newest Xid from before podgauge
+	// listened; such Xids are not counted. Zero: none.
 	LastHistorical time.Time `json:"last_historical,omitzero"`
 	// Nonfatal is set if the Xid at Last was nonfatal. LastFatal then is the time of the newest other one; zero: none.
 	Nonfatal  bool      `json:"nonfatal,omitempty"`
