@@ -210,9 +210,13 @@ func (t *allocationTracker) mergeResources(latest device.ResourceSet) {
 		t.numaNodes[allocationKey{d.Resource, device.AdvertisedID(d.ID)}] = d.NUMANodes
 	}
 	if !t.restartOver {
-		latest.CPUs = appendIf(latest.CPUs, t.resources.CPUs, func(c device.ExclusiveCPUs) bool { return t.isUnlisted(c.Owner) })
-		latest.Memory = appendIf(latest.Memory, t.resources.Memory, func(m device.ReservedMemory) bool { return t.isUnlisted(m.Owner) })
-		latest.Claims = appendIf(latest.Claims, t.resources.Claims, func(c device.Claim) bool { return t.isUnlisted(c.Owner) })
+		old := t.resources
+		latest.CPUs = appendUnlisted(t, latest.CPUs, old.CPUs,
+			func(c device.ExclusiveCPUs) device.Owner { return c.Owner })
+		latest.Memory = appendUnlisted(t, latest.Memory, old.Memory,
+			func(m device.ReservedMemory) device.Owner { return m.Owner })
+		latest.Claims = appendUnlisted(t, latest.Claims, old.Claims,
+			func(c device.Claim) device.Owner { return c.Owner })
 		slices.SortFunc(latest.CPUs, device.ExclusiveCPUs.Compare)
 		slices.SortFunc(latest.Memory, device.ReservedMemory.Compare)
 		slices.SortFunc(latest.Claims, device.Claim.Compare)
@@ -220,10 +224,12 @@ func (t *allocationTracker) mergeResources(latest device.ResourceSet) {
 	t.resources = latest
 }
 
-func appendIf[T any](to, from []T, kept func(T) bool) []T {
-	for _, v := range from {
-		if kept(v) {
-			to = append(to, v)
+// appendUnlisted appends the rows of owners whose pods no List over this
+// connection has.
+func appendUnlisted[T any](t *allocationTracker, to, from []T, owner func(T) device.Owner) []T {
+	for _, row := range from {
+		if t.isUnlisted(owner(row)) {
+			to = append(to, row)
 		}
 	}
 	return to

@@ -110,7 +110,7 @@ func (c *Client) Ready() error {
 	case c.respondedAt.IsZero():
 		return fmt.Errorf("owners of devices are unknown, no response from the kubelet yet: %w", c.lastErr)
 	case c.tracker.isOwnPodMissing(time.Now()):
-		return fmt.Errorf("the kubelet does not list podgauge's own pod %q: set POD_NAME to metadata.name", c.tracker.ownPod)
+		return fmt.Errorf("the kubelet does not list pod %q: set POD_NAME to metadata.name", c.tracker.ownPod)
 	}
 	return nil
 }
